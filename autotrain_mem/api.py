@@ -27,6 +27,13 @@ from autotrain_mem.engine.predict.sweep import check_size, combinations, estimat
 from autotrain_mem.engine.probe.confirm import Ways, confirmed, is_probed
 from autotrain_mem.engine.recover.supervised import SupervisedRun
 from autotrain_mem.engine.rehearsals import OnCounting, Rehearsals, example_dataset, reads_dataset, row_length
+from autotrain_mem.engine.report_file import (
+    check_report_place,
+    report_path,
+    write_report,
+    write_run_report,
+)
+from autotrain_mem.engine.report_material import keep_for_report, material_of
 from autotrain_mem.engine.request import PlanHints, rehearsals_for, resumed, with_plan
 from autotrain_mem.engine.reuse.follow_plan import check_subject, follow_plan
 from autotrain_mem.engine.wish import Wish, check_launch
@@ -37,6 +44,7 @@ from autotrain_mem.machine.choose import choose, several, training_device
 from autotrain_mem.machine.detect import VISIBLE, detect
 from autotrain_mem.machine.fault_syntax import check_mishaps
 from autotrain_mem.planner.ladder import check_forbid
+from autotrain_mem.report.content.build import page_of
 from autotrain_mem.report.snapshot import write_snapshot
 from autotrain_mem.spec import Candidate, Estimate, Hardware, Plan, Report
 from autotrain_mem.spec.autofit import AutoFit
@@ -45,6 +53,8 @@ from autotrain_mem.spec.gpu_comparison import Cards
 from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY
 from autotrain_mem.spec.job import MOST, RESTARTS
 from autotrain_mem.spec.most import Frontier
+from autotrain_mem.spec.page import Page
+from autotrain_mem.store import Store, cache_folder
 from autotrain_mem.training.environment import environment_setting, process_environment
 from autotrain_mem.training.run_folder import RunFolder, hold_folder
 from autotrain_mem.worker.client import Worker
@@ -64,6 +74,7 @@ __all__ += [
     "choose",
 ]
 __all__ += ["combinations", "estimate_all", "example_dataset", "opened", "output_dir", "plan_as_given", "reads_dataset"]
+__all__ += ["check_report_place", "report_page", "report_path", "write_report"]
 __all__ += ["compared", "detect", "frontier", "rehearsals_for", "resumed", "with_accelerate", "with_plan"]
 
 OnAttempt = Callable[[Candidate], None]
@@ -110,20 +121,24 @@ def train(rehearsals: Rehearsals, chosen: Plan, wish: Wish, on_event: OnEvent = 
     """Confirm a plan by a probe, unless the wish is otherwise, and train with it. Raises as both do.
 
     ``on_event`` hears of the events of :func:`fit`, of those of ``engine.probe.confirm.confirmed``, and of
-    ``moved_aside`` with the ``path`` of another run.
+    ``moved_aside`` with the ``path`` of another run. Last it hears ``report`` with the ``path`` of the run's report,
+    which is written however the training ended.
     """
     with _folder(rehearsals, on_event, overwrite=wish.overwrite_output_dir) as folder:
         if wish.probe:
             chosen = _confirmed(rehearsals, chosen, wish, folder, on_event)
-        return fit(
-            rehearsals,
-            chosen,
-            simulate=wish.simulate,
-            guarded=wish.autofit.guard,
-            max_restarts=wish.max_restarts,
-            on_event=on_event,
-            folder=folder,
-        )
+        try:
+            return fit(
+                rehearsals,
+                chosen,
+                simulate=wish.simulate,
+                guarded=wish.autofit.guard,
+                max_restarts=wish.max_restarts,
+                on_event=on_event,
+                folder=folder,
+            )
+        finally:
+            write_run_report(folder.path, rehearsals.store, on_event)
 
 
 # -- the verbs -------------------------------------------------------------------------------------------------------
@@ -200,6 +215,8 @@ def plan(
         best = searched(rehearsals, facts, lengths, on_attempt)
         chosen = make_plan(rehearsals, best, facts, lengths, seconds=time.perf_counter() - started)
     warnings = check_room(checked, chosen.estimate, chosen.optimizer_steps)
+    if to_train:
+        keep_for_report(rehearsals, chosen, lengths)
     return replace(chosen, warnings=(*map(str, warnings), *chosen.warnings))
 
 
@@ -297,6 +314,19 @@ def _folder(
 
 def _training_device(rehearsals: Rehearsals, *, simulate: bool) -> Hardware:
     return training_device(rehearsals.hardware, simulate=simulate, environment=rehearsals.job.environment)
+
+
+def report_page(path: str | pathlib.Path, on_progress: Callable[[str], None] = lambda what: None) -> Page:
+    """The page of a plan's file or of an output folder; the plan is rehearsed where nothing was kept of it.
+
+    Args:
+        on_progress: Hears what is done that takes seconds.
+
+    Raises:
+        PlanFileError: no plan is there, or it cannot be read.
+    """
+    store = Store(cache_folder())
+    return page_of(material_of(path, store, workers=lambda: Workers(1), on_progress=on_progress))
 
 
 def training_environment(rehearsals: Rehearsals, chosen: Plan, *, simulate: bool) -> dict[str, str]:

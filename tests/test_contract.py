@@ -120,7 +120,7 @@ LAYERS = {
         "data errors files host methods.facts methods.table processes spec units",
         "huggingface_hub peft torch transformers",
     ),
-    "api": part(10, "engine errors estimator machine methods.table planner report spec training worker"),
+    "api": part(10, "engine errors estimator machine methods.table planner report spec store training worker"),
     "cli": part(
         11,
         "__init__ api ending_signals engine errands errors exports files methods.table printable quickstart "

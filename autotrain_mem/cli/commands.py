@@ -147,14 +147,15 @@ def train(workers: api.Workers, wish: api.Wish, output: flags.Output) -> int:
         return _print_plan(chosen, as_json=output.json)
     console = lasting_console(stderr=output.json)
     console.print(plan_view(chosen))
-    with progress_bar(console, rehearsals) as on_event:
+    pages: list[str] = []
+    with progress_bar(console, rehearsals, pages) as on_event:
         report = api.train(rehearsals, chosen, wish, on_event)
     if output.out is not None:
         plan_files.refresh(output.out, report.output_dir)
     if output.json:
         kept = Plan.load(report.output_dir)  # with what the run taught
         return _print_json({"schema": "autofit.fit/1", "plan": codec.to_json(kept), "run": codec.to_json(report)})
-    console.print(report_view(report))
+    console.print(report_view(report, page=pages[-1] if pages else None))
     return 0
 
 
@@ -192,8 +193,14 @@ def _print_plan(chosen: Plan, *, as_json: bool) -> int:
 
 
 @contextmanager
-def progress_bar(console: Console, rehearsals: api.Rehearsals) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Draws the events of a run as a progress bar; yields what takes them."""
+def progress_bar(
+    console: Console, rehearsals: api.Rehearsals, pages: list[str] | None = None
+) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Draws the events of a run as a progress bar; yields what takes them.
+
+    Args:
+        pages: Gets the paths of reports that were written; None to say them as they come.
+    """
     started = time.monotonic()
     loss: float | None = None
     reward: float | None = None
@@ -214,6 +221,8 @@ def progress_bar(console: Console, rehearsals: api.Rehearsals) -> Iterator[Calla
                 peak = None if event["memory"] is None else event["memory"]["peak_reserved_bytes"]
                 progress.advance(event["step"], loss, peak, seconds, reward)
                 loss = reward = None
+            elif event["event"] == "report" and pages is not None:
+                pages.append(event["path"])
             elif event["event"] == "moved_aside":
                 console.print(Text(f"The run that was there is now in {event['path']}."), soft_wrap=True)
             elif line := event_line(event):

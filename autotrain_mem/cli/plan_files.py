@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from autotrain_mem import api
 from autotrain_mem.cli.flags import Output
 from autotrain_mem.errors import OutputFolderError, PlanFileError, UsageError
+from autotrain_mem.report.command_line import command_line
 from autotrain_mem.report.terminal import Console
 from autotrain_mem.spec import Job, Plan
 from autotrain_mem.spec.autofit import AutoFit
 from autotrain_mem.spec.job import MAX_SLOWDOWN
-from autotrain_mem.spec.knobs import LAUNCH_KNOBS, OWN_SWITCHES
+from autotrain_mem.spec.knobs import LAUNCH_KNOBS
 from autotrain_mem.spec.plan import save_plan
 from autotrain_mem.spec.plan_file import STDIN, check_place
 
@@ -105,14 +103,4 @@ def command(job: Job, autofit: AutoFit, *, out: str) -> str:
         unsaid += LAUNCH_KNOBS
     given = {name: value for name, value in ours.items() if value is not None}
     trls = {name: value for name, value in job.arguments.items() if name not in unsaid}
-    return shlex.join(["autofit", "plan", job.method, *_flags(given | trls | {"out": out})])
-
-
-def _flags(settings: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in settings.items():
-        if name in OWN_SWITCHES:  # TRL's take true or false
-            yield from [f"--{name}"] * bool(value)
-            continue
-        yield f"--{name}"
-        for each in value if isinstance(value, list) else [value]:
-            yield each if isinstance(each, str) else "none" if each is None else json.dumps(each)
+    return command_line(["plan", job.method], given | trls | {"out": out})

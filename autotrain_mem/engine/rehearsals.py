@@ -68,12 +68,19 @@ class Rehearsals:
     """What cards are rented for."""
     correction: Correction = field(default_factory=Correction)
     """By what probes measured; what is kept is as it was rehearsed."""
+    traces: dict[Any, Trace] = field(default_factory=dict, compare=False)
+    """Of the last rehearsals, by :meth:`trace_key`, for what is asked of a plan once it is chosen."""
 
     def on(self, hardware: Hardware) -> Rehearsals:
         """Returns the same job on other devices. Raises UsageError as :func:`for_processes`."""
         alone = replace(self.defaults, processes=1, sharding=None, dp_replicate_size=None)
         defaults = for_processes(alone, hardware.topology, self.job.arguments)
         return replace(self, hardware=hardware, defaults=defaults)
+
+    def trace_key(self, knobs: Knobs, tokens: int) -> Any:
+        """Names the rehearsal of rows of so many tokens among those that were just made."""
+        kernels = kernel_class(self.compute_capability)
+        return self.job.method, kernels, replace(knobs, expandable_segments=False, learning_rate=None), tokens
 
     @property
     def price(self) -> Price | None:

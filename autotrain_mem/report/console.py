@@ -59,8 +59,8 @@ SHORT_RUN_ERROR = 0.02
 """A run that draws its longest rows is predicted closer than this; a peak further below has not met them."""
 
 
-def report_view(report: Report) -> RenderableType:
-    """Shows what a finished run did, and how good its prediction was."""
+def report_view(report: Report, page: str | None = None) -> RenderableType:
+    """Shows what a finished run did, how good its prediction was, and where its ``page`` for a browser is."""
     grid = table("", "", show_header=False)
     if not report.has_trained:
         add(grid, "output folder", report.output_dir)
@@ -83,6 +83,8 @@ def report_view(report: Report) -> RenderableType:
     if incidents or restarts:
         add(grid, "survived", ", ".join(filter(None, [incidents, restarts])))
     add(grid, "output folder", report.output_dir)
+    if page is not None:
+        add(grid, "report", f"{page} (open it in a browser)")
     steps = formatting.counted(report.steps - report.began_at, "step")
     since = f", from step {report.began_at} to {report.steps}" if report.began_at else ""
     headline = f"trained {steps} in {formatting.duration(report.seconds)}{since}"

@@ -57,6 +57,8 @@ def event_line(event: Mapping[str, Any]) -> str:
             return f"the longest rows went through first: {rows} {tokens}, in {formatting.duration(event['seconds'])}"
         case "not_finite":
             return _not_finite(event)
+        case "report":
+            return f"report  {event['path']}: open it in a browser"
         case "sign" | "torn" | "note":
             return str(event["message"])
     return ""

@@ -10,7 +10,7 @@ from typing import Any
 
 from autotrain_mem.files import read_start
 from autotrain_mem.report.events import event_line
-from autotrain_mem.spec import Phase, codec
+from autotrain_mem.spec import Phase, PhasePeak, codec
 from autotrain_mem.spec.history import EVENTS_NAME, RECORD_NAME, Happening, Moment, RunHistory
 from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.units import MIB
@@ -58,6 +58,7 @@ def read_history(folder: str | Path) -> RunHistory | None:
         total_steps=_last(starts, "total_steps"),
         total_bytes=_last(starts, "total_bytes"),
         predicted_bytes={Phase(phase): size for phase, size in (_last(starts, "predicted_bytes") or {}).items()},
+        phases=_phases([event for each in records[:1] for event in each]),
         ranks=ranks,
         happenings=tuple(_happenings(events, began)),
         ending=_ending(events),
@@ -150,6 +151,11 @@ def _ending(events: list[_Event]) -> str:
         if event["event"] == "start":
             return ""
     return ""
+
+
+def _phases(records: list[_Event]) -> dict[Phase, PhasePeak]:
+    last = _last(records, "phases") or {}
+    return {Phase(phase): codec.from_json(PhasePeak, peak) for phase, peak in last.items()}
 
 
 def _last(events: list[_Event], name: str) -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from rich.console import Console
 from rich.live import Live
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
 from rich.status import Status
@@ -200,3 +202,19 @@ def _outcome(attempt: Candidate) -> str:
 def say(console: Console, line: str) -> None:
     """Print a line whole: one that is wrapped at 80 columns cannot be searched for in a log."""
     console.print(Text(line), soft_wrap=True)
+
+
+@contextlib.contextmanager
+def waiting(console: Console, what: str) -> Iterator[Callable[[str], None]]:
+    """Shows on a terminal what is being done, with the seconds that it has taken; says nothing anywhere else.
+
+    Yields:
+        What takes the next thing that is being done.
+    """
+    if not is_live(console):
+        yield lambda doing: None
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(what)
+        yield lambda doing: progress.update(task, description=doing)

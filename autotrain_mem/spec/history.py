@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from autotrain_mem.spec.experience import PhasePeak
 from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.spec.work import Phase
 
@@ -57,6 +58,8 @@ class RunHistory:
     """Of the device."""
     predicted_bytes: Mapping[Phase, int]
     """Peak of what is allocated in each phase."""
+    phases: Mapping[Phase, PhasePeak]
+    """Peaks of each phase so far, measured in the first process."""
     ranks: tuple[tuple[Moment, ...], ...]
     """Of each process, the first one's at least; in the order of time."""
     happenings: tuple[Happening, ...]

@@ -68,6 +68,33 @@ def test_a_plan_is_tried_once_before_it_trains(autofit_once: Autofit, files: Pat
     assert {name: told[name] for name in same} == {name: before[name] for name in same}
 
 
+def test_a_training_leaves_a_report_with_its_rehearsed_step_and_what_it_measured(
+    autofit_once: Autofit, files: Path
+) -> None:
+    assert (files / "tried" / "report.html").read_text().count("<html") == 1
+    told = autofit_once("report", "tried", "--json")
+    assert told.code == 0, told.err
+    page, plan = json.loads(told.out), Plan.load(files / "tried")
+    (timeline,) = page["timelines"]
+    peak = sum(column[timeline["peak"]] for column in timeline["owners"].values())
+    assert peak == plan.estimate.memory.peak_allocated_bytes
+    assert max(timeline["reserved_bytes"]) <= plan.estimate.reserved_bytes
+    assert {"memory", "lengths"} <= {chart["key"] for chart in page["charts"]}
+    assert page["not_shown"] == []
+
+
+def test_a_report_is_written_over_a_report_and_over_nothing_else(autofit_once: Autofit, files: Path) -> None:
+    first, again = (autofit_once("report", "tried.json", "--out", "mine.html") for _ in range(2))
+    assert (first.code, again.code) == (0, 0), again.err
+    assert "mine.html" in again.out
+    (files / "notes.html").write_text("<p>mine</p>")
+    refused = autofit_once("report", "tried.json", "--out", "notes.html")
+    assert refused.code != 0
+    assert (files / "notes.html").read_text() == "<p>mine</p>"
+    assert autofit_once("report", "nothing-here").code != 0
+    assert autofit_once("report").code == 2
+
+
 def test_ctrl_c_ends_after_the_step_leaves_no_process_behind_and_the_run_can_be_gone_on_with(
     stopped: Path, autofit_once: Autofit
 ) -> None:

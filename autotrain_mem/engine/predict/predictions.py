@@ -58,7 +58,7 @@ class Predictions:
         self._unclear: set[Any] = set()
         self._begun: dict[Any, Future[Trace]] = {}
         """Rehearsals of the whole model that were foreseen and not asked for yet."""
-        self._traces: dict[Any, Trace] = {}
+        self._traces = rehearsals.traces
         self._kernels = kernel_class(rehearsals.compute_capability)
 
     def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> list[Estimate]:
@@ -146,7 +146,7 @@ class Predictions:
 
     def _trace_at(self, knobs: Knobs, tokens: int) -> Trace:
         """Gives a trace of rows of so many tokens: one that was just made, or of few layers where these will do."""
-        key = (replace(knobs, expandable_segments=False), tokens)
+        key = self._rehearsals.trace_key(knobs, tokens)
         if key not in self._traces:
             depths = self._depths(knobs)
 
@@ -164,7 +164,7 @@ class Predictions:
 
     def remember(self, knobs: Knobs, tokens: int, trace: Trace) -> None:
         """Keeps a rehearsal of rows of so many tokens, so that none like it is made again; the oldest goes."""
-        key = (replace(knobs, expandable_segments=False), tokens)
+        key = self._rehearsals.trace_key(knobs, tokens)
         self._traces.pop(key, None)
         self._traces[key] = trace
         for oldest in list(self._traces)[:-TRACES_KEPT]:
