@@ -56,7 +56,7 @@ from autotrain_mem.spec.most import Frontier
 from autotrain_mem.spec.page import Page
 from autotrain_mem.store import Store, cache_folder
 from autotrain_mem.training.environment import environment_setting, process_environment
-from autotrain_mem.training.run_folder import RunFolder, hold_folder
+from autotrain_mem.training.run_folder import RunFolder, hold_folder, is_under_way
 from autotrain_mem.worker.client import Worker
 from autotrain_mem.worker.pool import Workers
 
@@ -74,7 +74,7 @@ __all__ += [
     "choose",
 ]
 __all__ += ["combinations", "estimate_all", "example_dataset", "opened", "output_dir", "plan_as_given", "reads_dataset"]
-__all__ += ["check_report_place", "report_page", "report_path", "write_report"]
+__all__ += ["check_report_place", "is_under_way", "report_page", "report_path", "write_report"]
 __all__ += ["compared", "detect", "frontier", "rehearsals_for", "resumed", "with_accelerate", "with_plan"]
 
 OnAttempt = Callable[[Candidate], None]

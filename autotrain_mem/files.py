@@ -9,9 +9,9 @@ import math
 import os
 import secrets
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from autotrain_mem.errors import OutputFolderError
 
@@ -103,7 +103,14 @@ class JsonLines:
 
 
 def read_start(path: Path, most_bytes: int) -> bytes:
-    """An ordinary file's first bytes. A device may give bytes without end, and a pipe waits for somebody to write.
+    """An ordinary file's first bytes. Raises OSError as :func:`open_ordinary`."""
+    with open_ordinary(path) as file:
+        return file.read(most_bytes)
+
+
+@contextlib.contextmanager
+def open_ordinary(path: Path) -> Iterator[BinaryIO]:
+    """Opens an ordinary file to read. A device may give bytes without end, and a pipe waits for somebody to write.
 
     Raises:
         OSError: it cannot be read, or is a folder, a device, a pipe or a socket.
@@ -115,7 +122,7 @@ def read_start(path: Path, most_bytes: int) -> bytes:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not stat.S_ISREG(mode):
             raise OSError(errno.EINVAL, NOT_ORDINARY)
-        return file.read(most_bytes)
+        yield file
 
 
 def refusal(path: Path, error: OSError, place: str) -> OutputFolderError:

@@ -36,6 +36,7 @@ Finds the best TRL configuration that fits the GPU, before anything is loaded, a
   autofit estimate METHOD ... --sweep NAME=A,B,...   the same for many settings, as a table
   autofit explain PLAN                               what a plan was made of, from its file or output folder
   autofit report PLAN                                the same as a page for a browser; of a run, what it measured too
+  autofit watch RUN                                  a run while it trains, from its files: also of another terminal
   autofit METHOD --recipe NAME                       plan and train with settings that come along
   autofit recipes [NAME]                             the recipes that come along with their cards, or the text of one
   autofit gpus                                       the cards known by name
@@ -55,7 +56,7 @@ underscores. A flag that you give is kept; what you do not give may be tuned; wh
 
 
 _WITHOUT_METHOD = {
-    **{name: name for name in ("init", "explain", "report", "recipes", "quickstart", "chat", "merge", "push")},
+    **{name: name for name in ("init", "explain", "report", "watch", "recipes", "quickstart", "chat", "merge", "push")},
     "gpus": "commands",
 }
 """Commands that take no method -> the modules that have functions of their names, and are imported when they run."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotrain_mem.files import read_start
+from autotrain_mem.files import open_ordinary
 from autotrain_mem.report.events import event_line
 from autotrain_mem.spec import Phase, PhasePeak, codec
 from autotrain_mem.spec.history import EVENTS_NAME, RECORD_NAME, Happening, Moment, RunHistory
@@ -35,34 +35,71 @@ _Event = Mapping[str, Any]
 def read_history(folder: str | Path) -> RunHistory | None:
     """Reads what the files of an output folder tell of its run; None where there are none.
 
-    What is no whole line of JSON is passed over: the last one may be on its way, and a kill may have cut another short.
-
     Raises:
         OSError: a file cannot be read.
     """
-    folder = Path(folder)
-    events = _lines(folder / EVENTS_NAME)
-    records = [_lines(path) for path in _record_files(folder)]
-    times = [float(event["time"]) for each in (events, *records) for event in each]
-    if not times:
-        return None
-    began = min(times)
-    samples = [[event for event in each if event["event"] == "sample"] for each in records]
-    logs = [event for event in events if event["event"] == "log"]
-    first, *others = samples or [[]]
-    ranks = (_moments(first, logs, began), *(_moments(each, [], began) for each in others))
-    starts = [event for each in (events, *records[:1]) for event in each if event["event"] == "start"]
-    return RunHistory(
-        began=began,
-        last=max(times),
-        total_steps=_last(starts, "total_steps"),
-        total_bytes=_last(starts, "total_bytes"),
-        predicted_bytes={Phase(phase): size for phase, size in (_last(starts, "predicted_bytes") or {}).items()},
-        phases=_phases([event for each in records[:1] for event in each]),
-        ranks=ranks,
-        happenings=tuple(_happenings(events, began)),
-        ending=_ending(events),
-    )
+    return HistoryReader(folder).read()
+
+
+class HistoryReader:
+    """Reads the history of a run again and again while it is written: of each file only what is new.
+
+    What is no whole line of JSON is passed over: the last one may be on its way, and a kill may have cut another short.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = Path(folder)
+        self._files: dict[Path, _Tail] = {}
+
+    def read(self) -> RunHistory | None:
+        """Returns the history until now; None while there is nothing of it. Raises OSError."""
+        events = self._lines(self._folder / EVENTS_NAME)
+        records = [self._lines(path) for path in _record_files(self._folder)]
+        times = [float(event["time"]) for each in (events, *records) for event in each]
+        if not times:
+            return None
+        began = min(times)
+        first, *others = [[event for event in each if event["event"] == "sample"] for each in records]
+        starts = [event for each in (events, records[0]) for event in each if event["event"] == "start"]
+        return RunHistory(
+            began=began,
+            last=max(times),
+            total_steps=_last(starts, "total_steps"),
+            total_bytes=_last(starts, "total_bytes"),
+            predicted_bytes={Phase(phase): size for phase, size in (_last(starts, "predicted_bytes") or {}).items()},
+            phases=_phases(records[0]),
+            ranks=(_moments(first, events, began), *(_moments(each, [], began) for each in others)),
+            happenings=tuple(_happenings(events, began)),
+            ending=_ending(events),
+        )
+
+    def _lines(self, path: Path) -> list[_Event]:
+        return self._files.setdefault(path, _Tail(path)).read()
+
+
+class _Tail:
+    """Keeps the events of a file, and how far it was read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read_bytes = 0
+        self._events: list[_Event] = []
+
+    def read(self) -> list[_Event]:
+        """Returns all events, with those that were written since the last time; none where there is no file."""
+        try:
+            with open_ordinary(self._path) as file:
+                if file.seek(0, 2) < self._read_bytes:  # another run's: it begins anew
+                    self._read_bytes, self._events = 0, []
+                file.seek(self._read_bytes)
+                new = file.read(LARGEST_BYTES)
+        except FileNotFoundError:
+            return []
+        whole = new[: new.rfind(b"\n") + 1]
+        self._read_bytes += len(whole)
+        lines = whole.decode("utf-8", errors="replace").splitlines()
+        self._events += [event for line in lines if (event := _event(line)) is not None]
+        return self._events
 
 
 def _record_files(folder: Path) -> list[Path]:
@@ -71,15 +108,6 @@ def _record_files(folder: Path) -> list[Path]:
     ranked = re.compile(rf"{re.escape(stem)}\.rank(\d+)\.{re.escape(suffix)}")
     others = [(int(match[1]), path) for path in folder.iterdir() if (match := ranked.fullmatch(path.name))]
     return [folder / RECORD_NAME, *(path for _, path in sorted(others))]
-
-
-def _lines(path: Path) -> list[_Event]:
-    """Reads the objects of a file that have a kind and a time; none where it is not there."""
-    try:
-        text = read_start(path, LARGEST_BYTES).decode("utf-8", errors="replace")
-    except FileNotFoundError:
-        return []
-    return [event for line in text.splitlines() if (event := _event(line)) is not None]
 
 
 def _event(line: str) -> _Event | None:
@@ -92,17 +120,19 @@ def _event(line: str) -> _Event | None:
     return None
 
 
-def _moments(samples: list[_Event], logs: list[_Event], began: float) -> tuple[Moment, ...]:
+def _moments(samples: list[_Event], events: list[_Event], began: float) -> tuple[Moment, ...]:
     """Joins what was measured and what was logged at the same step; of a step that was trained twice the latter ones
     come later, as they did."""
     waiting: dict[Any, list[_Event]] = {}
-    for log in logs:
-        waiting.setdefault(log.get("step"), []).append(log)
+    for event in events:
+        if event["event"] == "log":
+            waiting.setdefault(event.get("step"), []).append(event)
     moments = []
     for sample in samples:
         of_step = waiting.get(sample.get("step")) or [{}]
         moments.append(_moment(sample, of_step.pop(0), began))
     moments += [_moment({}, log, began) for left in waiting.values() for log in left if log]
+    moments += [_moment({**event, "device": event["memory"]}, {}, began) for event in events if event.get("memory")]
     return tuple(sorted(moments, key=lambda moment: moment.seconds))
 
 

@@ -238,6 +238,27 @@ def _check_holds_nothing(folder: Path) -> None:
         )
 
 
+def is_under_way(folder: Path) -> bool | None:
+    """Tells whether a process holds the folder of a run; None where that cannot be told. Changes nothing."""
+    if sys.platform == "win32":
+        return None
+    try:
+        file = os.open(folder / LOCK_NAME, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(file)
+    return False
+
+
 # -- the lock --------------------------------------------------------------------------------------------------------
 
 

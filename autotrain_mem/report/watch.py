@@ -1,0 +1,214 @@
+"""Shows a run while it trains, from its files: steps, memory against the budget, loss, speed, and what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from autotrain_mem.report import formatting
+from autotrain_mem.report.layout import BAD, GOOD, QUIET, hanging
+from autotrain_mem.spec import Plan
+from autotrain_mem.spec.history import Happening, Moment, RunHistory
+from autotrain_mem.spec.report import REWARD_NAMES, MemoryReading
+from autotrain_mem.units import format_bytes
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+ASCII_BLOCKS = "_.-=+*#%"
+SPARKS = 24
+"""Blocks of a line that shows how a figure moved."""
+SHOWN_HAPPENINGS = 6
+PACE_SECONDS = 120.0
+"""How far back the pace is taken from that tells the time left."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Watched:
+    """Holds a run as it is at one moment."""
+
+    name: str
+    """Of its folder."""
+    plan: Plan | None
+    history: RunHistory | None
+    alive: bool | None
+    """Whether a process is at it; None where that cannot be told."""
+    now: float
+    """Seconds since the epoch."""
+
+    @property
+    def is_over(self) -> bool:
+        """Tells whether nothing more will be written."""
+        ended = self.history is not None and bool(self.history.ending)
+        return self.alive is not True and (ended or self.alive is False)
+
+    @property
+    def step(self) -> int:
+        if self.history is None:
+            return 0
+        return max((moment.step for moment in self.history.moments), default=0)
+
+    @property
+    def state(self) -> str:
+        """Says in a word or two how the run is."""
+        if self.history is None:
+            return "starting" if self.alive else "not begun"
+        if self.history.ending and self.alive is not True:
+            return self.history.ending
+        return "stopped without saying why" if self.alive is False else "running"
+
+    @property
+    def seconds(self) -> float:
+        """Counts the time that it has taken so far."""
+        if self.history is None:
+            return 0.0
+        return (self.history.last if self.is_over else self.now) - self.history.began
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Computes the time to the last step at the pace of the last minutes; None where that is not known."""
+        history = self.history
+        if history is None or history.total_steps is None or self.is_over:
+            return None
+        moments = [moment for moment in history.moments if moment.step]
+        recent = [moment for moment in moments if moment.seconds >= moments[-1].seconds - PACE_SECONDS]
+        if len(recent) < 2 or recent[-1].step <= recent[0].step:
+            return None
+        pace = (recent[-1].seconds - recent[0].seconds) / (recent[-1].step - recent[0].step)
+        return max(0.0, pace * (history.total_steps - self.step))
+
+
+def watch_view(watched: Watched, *, ascii_only: bool = False) -> RenderableType:
+    """Draws a run on a terminal."""
+    blocks = ASCII_BLOCKS if ascii_only else BLOCKS
+    parts: list[RenderableType] = [_headline(watched)]
+    history = watched.history
+    if history is None:
+        parts.append(Text("nothing of it has been written yet", style=QUIET))
+        return Group(*parts)
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style=QUIET, no_wrap=True)
+    grid.add_column(width=SPARKS, no_wrap=True)
+    grid.add_column(overflow="fold")
+    _step_row(grid, watched)
+    _memory_rows(grid, watched)
+    for name, logged in (("loss", ("loss",)), ("reward", REWARD_NAMES)):
+        if values := [moment.logs[key] for moment in history.moments for key in logged if key in moment.logs]:
+            grid.add_row(name, spark(values, blocks), f"{values[-1]:#.4g}, from {values[0]:#.4g}")
+    if speeds := [moment.tokens_per_second for moment in history.moments if moment.tokens_per_second]:
+        grid.add_row("speed", spark(speeds, blocks), f"{formatting.rate(speeds[-1])} tokens/s{_predicted(watched)}")
+    parts.append(grid)
+    if noted := [each for each in history.happenings if each.kind not in ("start", "end")]:
+        parts += [Text(), *(hanging(_line(each)) for each in noted[-SHOWN_HAPPENINGS:])]
+        if len(noted) > SHOWN_HAPPENINGS:
+            parts.append(Text(f"and {len(noted) - SHOWN_HAPPENINGS} before", style=QUIET))
+    return Group(*parts)
+
+
+def watch_line(watched: Watched) -> str:
+    """Says in one line how far a run is: ``step 312/1403  loss 1.842  peak 10.8 of 11.2 GiB  41 min 03 s left``."""
+    history = watched.history
+    if history is None:
+        return watched.state
+    total = "" if history.total_steps is None else f"/{history.total_steps}"
+    parts = [f"step {watched.step}{total}"]
+    if losses := [moment.logs["loss"] for moment in history.moments if "loss" in moment.logs]:
+        parts.append(f"loss {losses[-1]:#.4g}")
+    if (reading := _last_reading(history.moments)) is not None:
+        parts.append(f"peak {_of(reading.peak_reserved_bytes, _budget_bytes(watched))}")
+    if watched.is_over:
+        parts.append(watched.state)
+    elif watched.seconds_left is not None:
+        parts.append(f"{formatting.duration(watched.seconds_left)} left")
+    return "  ".join(parts)
+
+
+def happening_lines(happenings: Iterable[Happening]) -> list[str]:
+    """Lists what happened, a line each; beginnings and ends are said otherwise."""
+    return [_line(each) for each in happenings if each.kind not in ("start", "end")]
+
+
+def spark(values: Sequence[float], blocks: str = BLOCKS) -> str:
+    """Draws how a figure moved: the mean of each stretch, from the lowest to the highest."""
+    finite = [value for value in values if value == value and abs(value) != float("inf")]
+    if not finite:
+        return ""
+    places = min(SPARKS, len(finite))
+    stretches = [finite[at * len(finite) // places : (at + 1) * len(finite) // places] for at in range(places)]
+    means = [sum(stretch) / len(stretch) for stretch in stretches]
+    low, high = min(means), max(means)
+    span = (high - low) or 1.0
+    return "".join(blocks[min(len(blocks) - 1, int((mean - low) / span * len(blocks)))] for mean in means)
+
+
+def _headline(watched: Watched) -> Text:
+    plan, state = watched.plan, watched.state
+    good = GOOD if state in ("running", "finished", "starting") else BAD
+    what = "" if plan is None else f"  {plan.method}, {plan.model} on {formatting.cards(plan.estimate.hardware)}"
+    taken = f" for {formatting.duration(watched.seconds)}" if state == "running" else ""
+    after = f" after {formatting.duration(watched.seconds)}" if watched.is_over and watched.history else ""
+    return Text.assemble((watched.name, "bold"), what, "  ", (f"{state}{taken}{after}", good))
+
+
+def _step_row(grid: Table, watched: Watched) -> None:
+    assert watched.history is not None
+    total, left = watched.history.total_steps, watched.seconds_left
+    if total is None:
+        grid.add_row("step", "", str(watched.step))
+        return
+    text = f"{watched.step:,} of {total:,}"
+    if left is not None:
+        text += f", {formatting.duration(left)} left"
+    grid.add_row("step", ProgressBar(total=max(total, 1), completed=watched.step, width=SPARKS), text)
+
+
+def _memory_rows(grid: Table, watched: Watched) -> None:
+    """Shows each rank's memory; the first one's alone where there is one."""
+    assert watched.history is not None
+    budget = _budget_bytes(watched)
+    for number, rank in enumerate(watched.history.ranks):
+        reading = _last_reading(rank)
+        if reading is None:
+            continue
+        name = "memory" if len(watched.history.ranks) == 1 else f"rank {number}"
+        peak = f"peak {_of(reading.peak_reserved_bytes, budget)} reserved{_predicted_peak(watched)}"
+        now = f"{format_bytes(reading.reserved_bytes)} now"
+        bar = "" if budget is None else ProgressBar(total=budget, completed=reading.peak_reserved_bytes, width=SPARKS)
+        grid.add_row(name, bar, f"{peak}; {now}" if reading.reserved_bytes != reading.peak_reserved_bytes else peak)
+
+
+def _last_reading(moments: Sequence[Moment]) -> MemoryReading | None:
+    return next((moment.device for moment in reversed(moments) if moment.device is not None), None)
+
+
+def _budget_bytes(watched: Watched) -> int | None:
+    if watched.plan is not None:
+        return max(0, watched.plan.estimate.budget_bytes - watched.plan.estimate.outside_bytes)
+    return None if watched.history is None else watched.history.total_bytes
+
+
+def _predicted_peak(watched: Watched) -> str:
+    return "" if watched.plan is None else f", predicted {format_bytes(watched.plan.estimate.reserved_bytes)}"
+
+
+def _predicted(watched: Watched) -> str:
+    if watched.plan is None or not formatting.has_speed(watched.plan.estimate.time):
+        return ""
+    return f", predicted {formatting.rate(watched.plan.estimate.time.tokens_per_second)}"
+
+
+def _of(size_bytes: int, budget_bytes: int | None) -> str:
+    """``10.8 of 11.2 GiB``; ``98.0 MiB`` where nothing limits it."""
+    if budget_bytes is None:
+        return format_bytes(size_bytes)
+    size, budget = format_bytes(size_bytes), format_bytes(budget_bytes)
+    number, unit = size.split()
+    return f"{number if budget.endswith(f' {unit}') else size} of {budget}"
+
+
+def _line(happening: Happening) -> str:
+    step = f"step {happening.step}"
+    return happening.text if step in happening.text else f"{step}  {happening.text}"
