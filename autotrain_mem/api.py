@@ -44,6 +44,7 @@ from autotrain_mem.machine.choose import choose, several, training_device
 from autotrain_mem.machine.detect import VISIBLE, detect
 from autotrain_mem.machine.fault_syntax import check_mishaps
 from autotrain_mem.planner.ladder import check_forbid
+from autotrain_mem.planner.levers import LEVERS
 from autotrain_mem.report.content.build import page_of
 from autotrain_mem.report.snapshot import write_snapshot
 from autotrain_mem.spec import Candidate, Estimate, Hardware, Plan, Report
@@ -62,6 +63,7 @@ from autotrain_mem.worker.pool import Workers
 
 __all__ = ["begin", "cards", "estimate", "fit", "plan", "train", "training_environment"]
 __all__ += [
+    "LEVERS",
     "RESTARTS",
     "PlanHints",
     "Rehearsals",
@@ -74,7 +76,7 @@ __all__ += [
     "choose",
 ]
 __all__ += ["combinations", "estimate_all", "example_dataset", "opened", "output_dir", "plan_as_given", "reads_dataset"]
-__all__ += ["check_report_place", "is_under_way", "report_page", "report_path", "write_report"]
+__all__ += ["check_report_place", "is_under_way", "report_page", "report_path", "write_report", "write_run_report"]
 __all__ += ["compared", "detect", "frontier", "rehearsals_for", "resumed", "with_accelerate", "with_plan"]
 
 OnAttempt = Callable[[Candidate], None]

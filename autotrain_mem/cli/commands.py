@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from autotrain_mem.report.attempts import attempts_view
 from autotrain_mem.report.console import gpus_view, report_view
 from autotrain_mem.report.estimate import estimate_view
 from autotrain_mem.report.events import event_line
+from autotrain_mem.report.first_screen import estimate_screen, first_screen
 from autotrain_mem.report.frontier import frontier_view
 from autotrain_mem.report.gpu_comparison import CardsProgress, cards_view
 from autotrain_mem.report.plan import plan_view
@@ -52,7 +54,7 @@ def estimate(workers: api.Workers, wish: api.Wish, output: flags.Output) -> int:
     elif axes:
         whole_lines().print(sweep_view(points))
     else:
-        Console().print(estimate_view(estimated))
+        Console().print(estimate_view(estimated) if output.verbose else estimate_screen(estimated))
     if snapshot is not None:
         whole_lines(stderr=True).print(snapshot_view(snapshot, estimated))
     return 0
@@ -69,7 +71,7 @@ def plan(workers: api.Workers, wish: api.Wish, output: flags.Output) -> int:
     chosen = _decide(rehearsals, wish, output, to_train=False)
     if output.stops:
         return export.write(rehearsals, chosen, wish, output)
-    return _print_plan(chosen, as_json=output.json)
+    return _print_plan(chosen, wish, output)
 
 
 def _checked(wish: api.Wish, output: flags.Output, *, to_train: bool) -> api.Wish:
@@ -144,9 +146,9 @@ def train(workers: api.Workers, wish: api.Wish, output: flags.Output) -> int:
         if output.stops:
             return export.write(rehearsals, chosen, wish, output)
     if wish.plan_only:
-        return _print_plan(chosen, as_json=output.json)
+        return _print_plan(chosen, wish, output)
     console = lasting_console(stderr=output.json)
-    console.print(plan_view(chosen))
+    console.print(plan_view(chosen) if output.verbose else first_screen(chosen))
     pages: list[str] = []
     with progress_bar(console, rehearsals, pages) as on_event:
         report = api.train(rehearsals, chosen, wish, on_event)
@@ -182,14 +184,42 @@ def _say_example(console: Console, rehearsals: api.Rehearsals, *, to_train: bool
         console.print(f"No --dataset is given: planned for rows as those of TRL's example, {example}.")
 
 
-def _print_plan(chosen: Plan, *, as_json: bool) -> int:
-    if as_json:
+def _print_plan(chosen: Plan, wish: api.Wish, output: flags.Output) -> int:
+    if output.json:
         return _print_json(codec.to_json(chosen))
     console = Console()
+    if not output.verbose:
+        console.print(first_screen(chosen, _to_train(chosen, wish, output)))
+        return 0
     console.print(plan_view(chosen))
     console.print()
     console.print(attempts_view(chosen))
     return 0
+
+
+def _to_train(chosen: Plan, wish: api.Wish, output: flags.Output) -> str:
+    """The command that trains with a plan: with its file, or with the words that the user gave."""
+    data = "" if chosen.job.names_data else " --dataset DATA"
+    if output.out is not None:
+        return f"autofit {chosen.method} --plan {shlex.quote(output.out)}{data}"
+    words = [word for word in output.typed if word != "--plan_only"]
+    if not wish.simulate:
+        words = _without_card(words)
+    return f"{shlex.join(['autofit', chosen.method, *words])}{data}"
+
+
+def _without_card(words: Sequence[str]) -> list[str]:
+    """The words without --gpu NAME: a training takes the card that is there."""
+    kept: list[str] = []
+    skips = False
+    for word in words:
+        if skips or word.startswith("--gpu="):
+            skips = False
+        elif word == "--gpu":
+            skips = True
+        else:
+            kept.append(word)
+    return kept
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from autotrain_mem.errors import UsageError
 from autotrain_mem.exports.case import case_of
 from autotrain_mem.exports.dry_run import dry_run
 from autotrain_mem.exports.tools import check_method, export
-from autotrain_mem.report.plan import plan_view
+from autotrain_mem.report.first_screen import first_screen
 from autotrain_mem.report.terminal import Console
 from autotrain_mem.spec import Job, Plan, codec
 from autotrain_mem.spec.plan import as_recorded
@@ -47,7 +47,7 @@ def check(wish: api.Wish, output: Output) -> None:
 
 def write(rehearsals: api.Rehearsals, chosen: Plan, wish: api.Wish, output: Output) -> int:
     """Print the file, with the plan beside it on stderr."""
-    Console(stderr=True).print(plan_view(chosen))
+    Console(stderr=True).print(first_screen(chosen))
     job = _spelled_out(rehearsals, chosen)
     if output.export is not None:
         sys.stdout.write(export(output.export, chosen, job))

@@ -26,6 +26,8 @@ class Output:
     typed: tuple[str, ...] = field(default=(), compare=False)
     """Every word after the method."""
     help: bool = False
+    verbose: bool = False
+    """Everything that is known, in place of a screen of it."""
     json: bool = False
     csv: bool = False
     snapshot: str | None = None
@@ -119,6 +121,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         output.add_argument(
             "--csv", action="store_true", help="a line for each point on stdout, and nothing else there"
         )
+    output.add_argument("--verbose", "-v", action="store_true", help="everything that is known, not the first screen")
     output.add_argument("--json", action="store_true", help="one JSON object on stdout and nothing else there")
     output.add_argument("--debug", action="store_true", help="a traceback with an error")
     output.add_argument("--help", "-h", action="store_true", help="this text and TRL's own flags")
@@ -137,6 +140,12 @@ def _counts(text: str) -> int | tuple[int, ...]:
 def own_names(prog: str = "autofit") -> tuple[str, ...]:
     """Names of our own flags, for did-you-mean."""
     return tuple(action.dest for action in make_parser(prog)._actions)
+
+
+def choices(prog: str, name: str) -> tuple[str, ...]:
+    """The values that one of our own flags takes; empty where it takes anything."""
+    found = next((action for action in make_parser(prog)._actions if action.dest == name), None)
+    return tuple(map(str, found.choices)) if found is not None and found.choices else ()
 
 
 def read_one(prog: str, name: str, text: str) -> Any:

@@ -56,10 +56,29 @@ underscores. A flag that you give is kept; what you do not give may be tuned; wh
 
 
 _WITHOUT_METHOD = {
-    **{name: name for name in ("init", "explain", "report", "watch", "recipes", "quickstart", "chat", "merge", "push")},
+    **{
+        name: name
+        for name in (
+            "init",
+            "explain",
+            "report",
+            "watch",
+            "completion",
+            "recipes",
+            "quickstart",
+            "chat",
+            "merge",
+            "push",
+        )
+    },
     "gpus": "commands",
 }
 """Commands that take no method -> the modules that have functions of their names, and are imported when they run."""
+
+
+def commands_without_method() -> tuple[str, ...]:
+    """Names the commands that take no method."""
+    return (*_WITHOUT_METHOD,)
 
 
 def main() -> None:

@@ -22,11 +22,11 @@ from autotrain_mem.cli.flags import own_names
 from autotrain_mem.errors import AutofitError, GpuOutOfMemoryError, OutputFolderError, UsageError
 from autotrain_mem.quickstart import data, model
 from autotrain_mem.report.console import report_view
-from autotrain_mem.report.estimate import estimate_view
-from autotrain_mem.report.plan import plan_view
+from autotrain_mem.report.first_screen import estimate_screen, first_screen
 from autotrain_mem.report.progress import SearchProgress
 from autotrain_mem.report.terminal import Console
 from autotrain_mem.spec import Job
+from autotrain_mem.store import Store, cache_folder
 
 CARD = "104MiB"
 ROWS = 600
@@ -55,17 +55,20 @@ def quickstart(argv: Sequence[str]) -> int:
         given, defaults = workers.first.parse("sft", argv, {}, {}, own_names())
         job = Job(method="sft", model=str(folder / "model"), dataset=str(folder / "data.jsonl"), arguments=given)
         card = api.choose(CARD, use_cpu=False)
-        rehearsals = api.Rehearsals(workers=workers, job=job, defaults=defaults, hardware=card)
+        store = Store(cache_folder())
+        rehearsals = api.Rehearsals(workers=workers, job=job, defaults=defaults, hardware=card, store=store)
         _chapter(console, f"2. TRL's defaults on a card of {CARD}, simulated")
         _run_out_of_memory(console, rehearsals, folder)
         _chapter(console, "3. What fits: the real trainer, rehearsed on fake tensors")
         with SearchProgress(Console(stderr=True)) as progress:
             chosen = api.plan(rehearsals, progress.tried, progress.counting, to_train=True, simulate=True)
-    console.print(plan_view(chosen))
+    console.print(first_screen(chosen))
     _chapter(console, f"4. {STEPS} real steps with that plan, on the same card")
     with progress_bar(console, rehearsals) as on_event:
         report = api.fit(rehearsals, chosen, simulate=True, on_event=on_event)
-    console.print(report_view(report))
+        pages: list[str] = []
+        api.write_run_report(folder / "run", store, lambda event: pages.append(str(event.get("path", ""))))
+    console.print(report_view(report, page="".join(pages) or None))
     console.print(f"\nAll of it took {time.monotonic() - started:.0f} s. With your own model and data:\n")
     for line in NEXT_COMMANDS:
         console.print(line, soft_wrap=True)  # a command that is wrapped cannot be copied
@@ -108,7 +111,7 @@ def _make(folder: pathlib.Path) -> None:
 def _run_out_of_memory(console: Console, rehearsals: api.Rehearsals, folder: pathlib.Path) -> None:
     """Predict that TRL's defaults do not fit, then let them run until they do not."""
     predicted = api.estimate(rehearsals)
-    console.print(estimate_view(predicted))
+    console.print(estimate_screen(predicted))
     console.print("\nTo see it happen, they train until the card is full:")
     arguments = {**rehearsals.job.arguments, "output_dir": str(folder / "trl-defaults")}
     trial = replace(rehearsals, job=replace(rehearsals.job, arguments=arguments))

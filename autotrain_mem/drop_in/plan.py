@@ -30,7 +30,7 @@ from autotrain_mem.rehearsal.python_call import capture
 from autotrain_mem.rehearsal.python_call.capture import Call
 from autotrain_mem.rehearsal.python_call.keywords import quantization_of
 from autotrain_mem.rehearsal.python_call.supported_models import check_loading, check_model_object
-from autotrain_mem.report.plan import plan_view
+from autotrain_mem.report.first_screen import first_screen
 from autotrain_mem.report.progress import SearchProgress
 from autotrain_mem.report.terminal import Console
 from autotrain_mem.spec import Job, Plan
@@ -94,7 +94,7 @@ def make_plan(asked: Asked) -> Plan:
     hardware = ranks.smallest(lambda: device_of(config, autofit.gpu, asked.models, store), autofit.link)
     plan = ranks.agreed(lambda: _planned(asked, launched, hardware, store, earlier))
     if asked.autofit.show and ranks.is_first():
-        Console(stderr=True).print(plan_view(plan))
+        Console(stderr=True).print(first_screen(plan))
     return plan
 
 

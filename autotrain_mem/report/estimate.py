@@ -41,7 +41,7 @@ def estimate_view(estimate: Estimate) -> RenderableType:
     memory, shown = estimate.memory, sum_of(estimate)
     parts: list[RenderableType] = [
         verdict(estimate),
-        *_why_not(estimate),
+        *(hanging(f"  {reason}") for reason in why_not(estimate)),
         hanging(f"settings  {formatting.settings(estimate.knobs)}"),
         hanging(f"trains    {formatting.trains(estimate.knobs, memory.trained)}"),
         hanging(f"schedule  {formatting.schedule(estimate.knobs, step_tokens=estimate.time.tokens)}"),
@@ -49,7 +49,7 @@ def estimate_view(estimate: Estimate) -> RenderableType:
         *([hanging(f"base      {estimate.unquantized}")] if estimate.unquantized else []),
         *_on_host(estimate),
         Text(),
-        _sum_table(estimate, shown),
+        sum_table(estimate, shown),
         *reserved_modes(estimate, shown),
         *over_steps(estimate),
         *at_the_peak(estimate, shown),
@@ -93,7 +93,7 @@ def _on_host(estimate: Estimate) -> list[RenderableType]:
     return [hanging(f"host      {format_bytes(pinned_bytes)} {words}{each}")] if pinned_bytes else []
 
 
-def _why_not(estimate: Estimate) -> list[RenderableType]:
+def why_not(estimate: Estimate) -> list[str]:
     """Says what is in the way where all that is allocated would fit: the allocator's cache; what would need less."""
     if estimate.fits or estimate.memory.peak_allocated_bytes + estimate.outside_bytes > estimate.budget_bytes:
         return []
@@ -109,7 +109,7 @@ def _why_not(estimate: Estimate) -> list[RenderableType]:
     if other.required_bytes < estimate.required_bytes:
         fits = "which fits" if other.fits else "which does not fit either"
         reason += f"; expandable segments would need {format_bytes(other.required_bytes)}, {fits}"
-    return [hanging(f"  {reason}")]
+    return [reason]
 
 
 def sum_of(estimate: Estimate) -> Sum:
@@ -134,7 +134,7 @@ def sum_of(estimate: Estimate) -> Sum:
     )
 
 
-def _sum_table(estimate: Estimate, shown: Sum) -> Table:
+def sum_table(estimate: Estimate, shown: Sum) -> Table:
     """Each total is the sum of the figures shown above it."""
     peak_phase = formatting.PHASES[estimate.memory.peak_phase]
     rows = [("+", name, steps, "") for name, steps in shown.owned]

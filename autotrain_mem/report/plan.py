@@ -39,12 +39,13 @@ def searched(plan: Plan) -> str:
 def decision(plan: Plan) -> list[RenderableType]:
     """Whether it fits and with how many changes; and what a user must not overlook: it trains something else."""
     changed = formatting.counted(len(plan.levers), "change")
-    loud = [Text(sentence, style=LOUD) for lever in plan.levers if (sentence := _loud(lever))]
+    sentences = [Text(sentence, style=LOUD) for lever in plan.levers if (sentence := loud(lever))]
     asked = [Text(f"a question: {each.why}; {each.flags} takes it", style=LOUD) for each in plan.questions]
-    return [verdict(plan.estimate, f" with {changed}" if plan.levers else " as asked for"), *loud, *asked]
+    return [verdict(plan.estimate, f" with {changed}" if plan.levers else " as asked for"), *sentences, *asked]
 
 
-def _loud(lever: Lever) -> str:
+def loud(lever: Lever) -> str:
+    """Says what a user must not overlook of a lever that was pulled; empty where there is nothing of the kind."""
     return WARNINGS.get(lever.name, "") if lever.after is True else ""
 
 
@@ -55,23 +56,23 @@ def facts(plan: Plan) -> Table:
     """A line for each thing to know before the details: harm, speed, batch, data, and what was found wrong."""
     grid = table("", "", show_header=False)
     means = formatting.LEVELS.get(plan.level, "not known here")  # which a loud line says, where there is one
-    add(grid, "level", plan.level if any(map(_loud, plan.levers)) else f"{plan.level}: {means}")
+    add(grid, "level", plan.level if any(map(loud, plan.levers)) else f"{plan.level}: {means}")
     if plan.most is not None:
         add(grid, "most", most_sentence(plan.most, plan.estimate.budget_bytes, plan.level))
     add(grid, "trains", formatting.trains(plan.knobs, plan.estimate.memory.trained))
     add(grid, "schedule", _schedule(plan))
-    add(grid, "speed", _speed(plan))
+    add(grid, "speed", speed(plan))
     if hours := over_hours(plan.estimate):
         add(grid, "hours", hours)
     if plan.price is not None and plan.cost is not None:
-        add(grid, "cost", _cost(plan.cost, plan.price))
+        add(grid, "cost", cost(plan.cost, plan.price))
     device, several = "CPU" if plan.estimate.hardware.origin == "cpu" else "GPU", plan.knobs.processes > 1
     count = f"{device}s" if several else f"x 1 {device}"
     parts = f"{plan.knobs.effective_batch_size} = {formatting.batch(plan.knobs)} {count}"
     add(grid, "batch", f"{parts}  ({plan.job.method_facts.row_noun} at once x accumulation x devices)")
     if several:
         add(grid, "GPUs", devices(plan.knobs))
-    add(grid, "data", _data(plan))
+    add(grid, "data", data(plan))
     if share := plan.estimate.vllm_share_bytes:
         add(grid, "vLLM", f"takes {format_bytes(share)} of the card: --vllm_gpu_memory_utilization says how much")
     variables = [f"{name}={value}" for name, value in plan.job.environment.items()]
@@ -104,7 +105,8 @@ def over_hours(estimate: Estimate) -> str:
     return f"rows of every length reserve up to {first} in {STEPS[-1]:,} steps, the longest first{otherwise}"
 
 
-def _speed(plan: Plan) -> Text:
+def speed(plan: Plan) -> Text:
+    """``1,330 tokens/s, 12.3 s a step; 1,403 steps in about 4 h 47 min``; or why that is not known."""
     time, steps = plan.estimate.time, plan.optimizer_steps
     sentence = formatting.speed(time)
     if not formatting.has_speed(time):
@@ -122,14 +124,14 @@ def most_sentence(most: Most, budget_bytes: int, level: str) -> str:
     return f"{most.name} {most.value}, at the level {level}; {most.next_value} does not fit: it needs {needs}"
 
 
-def _cost(cost: float, price: Price) -> str:
+def cost(cost: float, price: Price) -> str:
     """``4.14 USD, at 0.34 an hour for a card (RunPod Community, seen 2026-03-10)``."""
     seen = ", ".join(filter(None, [price.provider, f"seen {price.seen}" if price.seen else ""]))
     at = f"{formatting.money(cost, price.currency)}, at {formatting.amount(price.per_hour)} an hour for a card"
     return f"{at} ({seen})" if seen else at
 
 
-def _data(plan: Plan) -> Text:
+def data(plan: Plan) -> Text:
     """Shows how long the rows are, how much of the computing is padding, and what is cut."""
     if plan.data is None:
         return Text(f"not read{_why_not_read(plan)}: {_assumed(plan)}")
@@ -197,8 +199,8 @@ def _lines(lever: Lever) -> list[RenderableType]:
     moved = f"{lever.name}  {formatting.value(lever.before)} -> {formatting.value(lever.after)}"
     style = LOUD if lever.harm >= Harm.WHAT_IS_TRAINED else QUIET
     lines: list[RenderableType] = [Text.assemble((moved, "bold"), "  ", (formatting.HARMS[lever.harm], style))]
-    if loud := _loud(lever):
-        lines.append(Block(Text(loud, style=style), 2))
+    if sentence := loud(lever):
+        lines.append(Block(Text(sentence, style=style), 2))
     return [*lines, Block(Text(lever.why), 2)]
 
 

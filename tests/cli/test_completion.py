@@ -1,0 +1,53 @@
+"""A tab press gives what may stand there, without TRL; the scripts work in the shells that are here."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotrain_mem.cli import completion, main
+
+
+@pytest.mark.parametrize(
+    ("words", "some", "none"),
+    [
+        ([""], {"sft", "plan", "report", "completion"}, {"rtx3060"}),
+        (["plan", ""], {"sft", "ppo"}, {"plan", "report"}),
+        (["sft", "--gpu", "rtx306"], {"rtx3060", "rtx3060ti"}, {"l4"}),
+        (["plan", "sft", "--fit", ""], {"all", "rounding", "lossless"}, {"--fit"}),
+        (["sft", "--forbid", ""], {"lora", "4bit_base"}, {"sft"}),
+        (["sft", "--recipe", "sft-q"], {"sft-qwen2.5-0.5b"}, {"ppo-qwen2.5-0.5b"}),
+        (["estimate", "sft", "--sw"], {"--sweep"}, {"--export"}),
+        (["explain", "--"], {"--debug"}, {"--gpu"}),
+        (["sft", "--model", ""], set(), {"sft"}),
+        (["nonsense", ""], set(), {"sft"}),
+    ],
+)
+def test_the_last_word_becomes_what_may_stand_there(words: list[str], some: set[str], none: set[str]) -> None:
+    found = set(completion.completed(words))
+    assert some <= found
+    assert not none & found
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_completes_with_the_script(tmp_path: Path) -> None:
+    command = tmp_path / "autofit"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m autotrain_mem.cli.main "$@"\n')
+    command.chmod(0o755)
+    script = (
+        'eval "$(autofit completion bash)"; COMP_WORDS=(autofit plan s); COMP_CWORD=2; _autofit; echo "${COMPREPLY[@]}"'
+    )
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["sft"]
+
+
+def test_each_shell_has_a_script_and_others_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for shell in completion.SCRIPTS:
+        assert main.run(["completion", shell]) == 0
+    assert "compdef" in capsys.readouterr().out
+    assert main.run(["completion", "powershell"]) == 2
+    assert main.run(["completion"]) == 0
