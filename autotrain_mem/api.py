@@ -42,6 +42,8 @@ from autotrain_mem.estimator.snapshot import make_snapshot
 from autotrain_mem.machine.catalog import catalog
 from autotrain_mem.machine.choose import choose, several, training_device
 from autotrain_mem.machine.detect import VISIBLE, detect
+from autotrain_mem.machine.doctor.findings import health_of
+from autotrain_mem.machine.doctor.gather import gather
 from autotrain_mem.machine.fault_syntax import check_mishaps
 from autotrain_mem.planner.ladder import check_forbid
 from autotrain_mem.planner.levers import LEVERS
@@ -52,12 +54,14 @@ from autotrain_mem.spec.autofit import AutoFit
 from autotrain_mem.spec.experience import Experience
 from autotrain_mem.spec.gpu_comparison import Cards
 from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY
+from autotrain_mem.spec.health import Health
 from autotrain_mem.spec.job import MOST, RESTARTS
 from autotrain_mem.spec.most import Frontier
 from autotrain_mem.spec.page import Page
 from autotrain_mem.store import Store, cache_folder
 from autotrain_mem.training.environment import environment_setting, process_environment
 from autotrain_mem.training.run_folder import RunFolder, hold_folder, is_under_way
+from autotrain_mem.versions import versions_key
 from autotrain_mem.worker.client import Worker
 from autotrain_mem.worker.pool import Workers
 
@@ -77,6 +81,7 @@ __all__ += [
 ]
 __all__ += ["combinations", "estimate_all", "example_dataset", "opened", "output_dir", "plan_as_given", "reads_dataset"]
 __all__ += ["check_report_place", "is_under_way", "report_page", "report_path", "write_report", "write_run_report"]
+__all__ += ["health", "versions_key"]
 __all__ += ["compared", "detect", "frontier", "rehearsals_for", "resumed", "with_accelerate", "with_plan"]
 
 OnAttempt = Callable[[Candidate], None]
@@ -329,6 +334,15 @@ def report_page(path: str | pathlib.Path, on_progress: Callable[[str], None] = l
     """
     store = Store(cache_folder())
     return page_of(material_of(path, store, workers=lambda: Workers(1), on_progress=on_progress))
+
+
+def health(on_progress: Callable[[str], None] = lambda what: None) -> Health:
+    """Examines this machine: what works, what is missing, and what mends it. Takes as long as importing torch does.
+
+    Args:
+        on_progress: Hears what is being done.
+    """
+    return health_of(gather(on_progress))
 
 
 def training_environment(rehearsals: Rehearsals, chosen: Plan, *, simulate: bool) -> dict[str, str]:

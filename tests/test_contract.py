@@ -74,7 +74,11 @@ LAYERS = {
     "estimator": part(3, "allocator spec"),
     "parallel": part(3, "errors spec"),
     "exports": part(4, "errors methods.facts methods.table parallel printable spec units", "yaml"),
-    "machine": part(3, "allocator errors files host processes spec store units versions", "bitsandbytes pynvml torch"),
+    "machine": part(
+        3,
+        "allocator errors files host processes spec store units versions",
+        "bitsandbytes huggingface_hub pynvml requests torch",
+    ),
     "planner": part(3, "errors methods.table spec units"),
     "report": part(4, "errors files lossy_stream planner printable recipe_files spec units", "jinja2 rich"),
     "trainers": part(3, "errors spec", "accelerate peft torch transformers trl"),
@@ -120,7 +124,7 @@ LAYERS = {
         "data errors files host methods.facts methods.table processes spec units",
         "huggingface_hub peft torch transformers",
     ),
-    "api": part(10, "engine errors estimator machine methods.table planner report spec store training worker"),
+    "api": part(10, "engine errors estimator machine methods.table planner report spec store training versions worker"),
     "cli": part(
         11,
         "__init__ api ending_signals engine errands errors exports files methods.table printable quickstart "

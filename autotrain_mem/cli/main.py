@@ -44,6 +44,8 @@ Finds the best TRL configuration that fits the GPU, before anything is loaded, a
   autofit chat RUN                                   a few words with the model that a run trained
   autofit merge RUN                                  its adapter, written into the base model, as a new folder
   autofit push RUN --to ORG/NAME                     uploads the model with its card to the Hugging Face Hub
+  autofit doctor                                     what of this machine works, and what mends the rest
+  autofit completion SHELL                           what makes bash, zsh or fish complete all of this
   autofit quickstart                                 a first run on a simulated card: no GPU, no network, about a minute
 
 METHOD is {", ".join([*METHODS][:-1])} or {[*METHODS][-1]}.
@@ -55,22 +57,12 @@ underscores. A flag that you give is kept; what you do not give may be tuned; wh
 """
 
 
+_OWN_MODULES = (
+    *("init", "doctor", "explain", "report", "watch", "completion", "recipes", "quickstart"),
+    *("chat", "merge", "push"),
+)
 _WITHOUT_METHOD = {
-    **{
-        name: name
-        for name in (
-            "init",
-            "explain",
-            "report",
-            "watch",
-            "completion",
-            "recipes",
-            "quickstart",
-            "chat",
-            "merge",
-            "push",
-        )
-    },
+    **{name: name for name in _OWN_MODULES},
     "gpus": "commands",
 }
 """Commands that take no method -> the modules that have functions of their names, and are imported when they run."""

@@ -73,14 +73,14 @@ def _cure() -> str:
     if built_for is None:
         lines = [
             f"{name} is built without CUDA. Install a build for this driver:",
-            _install(newest_cuda or max(WHEELS)),
+            install_torch(newest_cuda or max(WHEELS)),
         ]
     elif newest_cuda is not None and newest_cuda < (needed := int(built_for.partition(".")[0])):
         oldest = OLDEST_DRIVERS.get(needed, driver)
         lines = [
             f"{name} is built for CUDA {built_for}: it needs driver {oldest} or newer, and {driver} is installed.",
             "Update the driver (https://www.nvidia.com/drivers), or install a torch for the one that is here:",
-            _install(newest_cuda),
+            install_torch(newest_cuda),
         ]
     elif not _has_libcuda():
         lines = [
@@ -93,7 +93,7 @@ def _cure() -> str:
         and built_for != "12.6"
     ):
         kernels = f"{name} for CUDA {built_for} has no kernels for cards before Turing, which the build for 12.6 has:"
-        lines = [kernels, _install(min(WHEELS))]
+        lines = [kernels, install_torch(min(WHEELS))]
     else:
         lines = [
             "Where the driver was updated, a reboot may be due. This command shows the same:",
@@ -102,7 +102,7 @@ def _cure() -> str:
     return "\n".join((*lines, _OTHERWISE))
 
 
-def _install(cuda: int) -> str:
+def install_torch(cuda: int) -> str:
     """Gives the command that installs a build for a driver that can do this major version of CUDA."""
     if cuda < min(WHEELS):
         return f"(there is none for a driver so old: update it to {OLDEST_DRIVERS[min(WHEELS)]} or newer)"

@@ -1,0 +1,191 @@
+"""Gathers the facts of this machine, in parallel where that takes seconds, and never for longer than a limit."""
+
+from __future__ import annotations
+
+import json
+import locale
+import os
+import pathlib
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from autotrain_mem.errors import AutofitError
+from autotrain_mem.host import host_memory
+from autotrain_mem.machine.catalog import recognise
+from autotrain_mem.machine.detect import detect, nvml_session
+from autotrain_mem.machine.doctor.facts import Facts, Folder, Hub, Library
+from autotrain_mem.machine.other_processes import others_on
+from autotrain_mem.spec import Hardware
+from autotrain_mem.store import cache_folder
+from autotrain_mem.versions import installed_versions
+
+IMPORT_SECONDS = 40.0
+"""After which an import counts as one that never ends: torch takes 5 s from a warm disk."""
+HUB_SECONDS = 3.0
+IMPORTED = {
+    "torch": "torch",
+    "bitsandbytes": "bitsandbytes",
+    "flash-attn": "flash_attn",
+    "liger-kernel": "liger_kernel",
+    "triton": "triton",
+    "deepspeed": "deepspeed",
+}
+"""Packages with code of their own for a GPU -> what is imported of each."""
+VERSIONED = ("transformers", "trl", "peft", "accelerate", "datasets", "vllm", "uplot-python")
+"""Packages whose version is enough: plain Python, or too slow to import for this."""
+VARIABLES = (
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
+    *("PYTORCH_NO_CUDA_MEMORY_CACHING", "CUDA_LAUNCH_BLOCKING", "NVIDIA_VISIBLE_DEVICES", "LD_LIBRARY_PATH"),
+    *("HF_HUB_OFFLINE", "HF_ENDPOINT", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"),
+)
+
+
+def gather(on_progress: Callable[[str], None] = lambda what: None) -> Facts:
+    """Observes this machine.
+
+    Args:
+        on_progress: Hears what is being done.
+    """
+    on_progress("importing torch and what uses the GPU")
+    installed = installed_versions((*IMPORTED, *VERSIONED))
+    with ThreadPoolExecutor() as threads:
+        imports = {name: threads.submit(_library, name, installed[name]) for name in IMPORTED}
+        hub = threads.submit(_hub)
+        driver, driver_cuda, nvml_error = _driver()
+        cards = _cards()
+        memory = host_memory()
+        libraries = {name: Library(version=installed[name]) for name in VERSIONED}
+        libraries |= {name: future.result() for name, future in imports.items()}
+        return Facts(
+            system=platform.system(),
+            python=platform.python_version(),
+            is_wsl="microsoft" in platform.release().lower(),
+            in_container=_in_container(),
+            has_device_files=any(pathlib.Path(path).exists() for path in ("/dev/nvidia0", "/dev/dxg")),
+            nvml_error=nvml_error,
+            driver=driver,
+            driver_cuda=driver_cuda,
+            cards=cards,
+            others_bytes={card.uuid or "": sum(each.used_bytes for each in others_on(card)) for card in cards},
+            unknown_cards=tuple(card.name for card in cards if recognise(card.name, card.total_bytes) is None),
+            libraries=libraries,
+            variables={name: os.environ[name] for name in VARIABLES if name in os.environ},
+            hub=hub.result(),
+            folders=tuple(_folders()),
+            shared_memory_bytes=_shared_memory(),
+            host_total_bytes=memory.total_bytes,
+            host_available_bytes=memory.available_bytes,
+            host_is_limited="container" in memory.source,
+            encoding=locale.getpreferredencoding(False),
+            compiler=shutil.which("gcc") or shutil.which("cc") or shutil.which("clang") or "",
+            has_python_headers=pathlib.Path(sysconfig.get_path("include"), "Python.h").exists(),
+            open_files=_open_files(),
+        )
+
+
+def _library(name: str, version: str | None) -> Library:
+    if version is None:
+        return Library()
+    command = [sys.executable, "-m", "autotrain_mem.machine.doctor.child", IMPORTED[name]]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_SECONDS, errors="replace")
+    except subprocess.TimeoutExpired:
+        return Library(version=version, error=f"its import did not end within {IMPORT_SECONDS:.0f} s")
+    last = done.stdout.strip().rpartition("\n")[2]
+    try:
+        found = json.loads(last)
+    except ValueError:
+        how = f"signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
+        return Library(version=version, error=f"its import ended the process with {how}")
+    details = {key: str(value) for key, value in found.items() if key not in ("error", "problem")}
+    return Library(version=version, error=found.get("error") or found.get("problem") or "", details=details)
+
+
+def _driver() -> tuple[str, int | None, str]:
+    with nvml_session() as nvml:
+        if isinstance(nvml, str):
+            return "", None, nvml
+        try:
+            return (
+                str(nvml.nvmlSystemGetDriverVersion()),
+                int(nvml.nvmlSystemGetCudaDriverVersion()) // 1000,
+                "",
+            )
+        except nvml.NVMLError as error:
+            return "", None, str(error)
+
+
+def _cards() -> tuple[Hardware, ...]:
+    try:
+        return detect()
+    except AutofitError:
+        return ()
+
+
+def _hub() -> Hub:
+    """Asks the hub who the token's user is, or whether it is there at all, within :data:`HUB_SECONDS`."""
+    from huggingface_hub import constants, get_token
+
+    token = get_token()
+    if constants.HF_HUB_OFFLINE:
+        return Hub(asked=False, has_token=token is not None)
+    import requests
+
+    headers = {} if token is None else {"authorization": f"Bearer {token}"}
+    path = "whoami-v2" if token else "models?limit=1"
+    try:
+        answer = requests.get(f"{constants.ENDPOINT}/api/{path}", headers=headers, timeout=HUB_SECONDS)
+    except requests.RequestException as error:
+        return Hub(asked=True, error=type(error).__name__, has_token=token is not None)
+    refused = f"status {answer.status_code}" if token and answer.status_code in (401, 403) else ""
+    error_text = "" if refused or answer.ok else f"status {answer.status_code}"
+    return Hub(asked=True, error=error_text, has_token=token is not None, token_error=refused)
+
+
+def _folders() -> list[Folder]:
+    from huggingface_hub import constants
+
+    named: Mapping[str, str | None] = {
+        "HF_HOME": constants.HF_HOME,
+        "AUTOFIT_CACHE": None if (cache := cache_folder()) is None else str(cache),
+        "this folder": os.getcwd(),
+        "TMPDIR": tempfile.gettempdir(),
+    }
+    return [_folder(purpose, path) for purpose, path in named.items() if path]
+
+
+def _folder(purpose: str, path: str) -> Folder:
+    nearest = pathlib.Path(path)
+    while not nearest.exists() and nearest != nearest.parent:
+        nearest = nearest.parent
+    try:
+        free_bytes = shutil.disk_usage(nearest).free
+    except OSError:
+        free_bytes = None
+    return Folder(purpose=purpose, path=path, free_bytes=free_bytes, writable=os.access(nearest, os.W_OK | os.X_OK))
+
+
+def _shared_memory() -> int | None:
+    try:
+        return shutil.disk_usage("/dev/shm").total
+    except OSError:
+        return None
+
+
+def _in_container() -> bool:
+    marks = ("/.dockerenv", "/run/.containerenv")
+    return any(pathlib.Path(mark).exists() for mark in marks) or "KUBERNETES_SERVICE_HOST" in os.environ
+
+
+def _open_files() -> int | None:
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -1,0 +1,171 @@
+"""Every bad machine is told what is wrong with it, with the command that mends it; a good one is left in peace."""
+
+import json
+import re
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotrain_mem import api
+from autotrain_mem.cli import main
+from autotrain_mem.machine.catalog import named
+from autotrain_mem.machine.doctor import gather as gathering
+from autotrain_mem.machine.doctor.facts import Facts, Folder, Hub, Library
+from autotrain_mem.machine.doctor.findings import NEEDED, health_of, version_of
+from autotrain_mem.report.doctor import private_free, summary
+from autotrain_mem.spec.health import Finding, State
+from autotrain_mem.units import GIB, MIB
+
+ROOT = Path(__file__).parent.parent.parent
+CARD = replace(named("rtx4090"), origin="detected", uuid="GPU-1")
+TORCH = Library(version="2.13.0+cu130", details={"cuda": "13.0", "archs": "sm_75 sm_80 sm_86 sm_90", "nccl": "2.28"})
+LIBRARIES = {name: Library(version=".".join(map(str, least))) for name, least in NEEDED.items()} | {"torch": TORCH}
+GOOD = Facts(
+    has_device_files=True,
+    driver="580.65.06",
+    driver_cuda=13,
+    cards=(CARD,),
+    libraries=LIBRARIES,
+    hub=Hub(asked=True, has_token=True),
+    folders=(Folder(purpose="HF_HOME", path="/data", free_bytes=500 * GIB, writable=True),),
+    shared_memory_bytes=8 * GIB,
+    host_total_bytes=64 * GIB,
+    host_available_bytes=60 * GIB,
+    compiler="/usr/bin/gcc",
+    has_python_headers=True,
+    open_files=65536,
+)
+
+
+def with_library(name: str, library: Library) -> dict[str, object]:
+    return {"libraries": LIBRARIES | {name: library}}
+
+
+def only(facts: Facts) -> list[Finding]:
+    return [finding for finding in health_of(facts).findings if finding.state is not State.OK]
+
+
+def test_a_good_machine_has_nothing_broken() -> None:
+    health = health_of(GOOD)
+    assert health.trains
+    assert {finding.name for finding in only(GOOD)} == {"flash-attn", "liger-kernel", "vllm"}
+    assert summary(health).startswith("Everything works")
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "says", "fix"),
+    [
+        ({"driver": "", "cards": (), "nvml_error": "driver mismatch"}, "driver", "driver mismatch", "Reboot"),
+        ({"driver": "", "cards": (), "is_wsl": True, "has_device_files": False}, "driver", "WSL", "wsl --update"),
+        ({"cards": (), "variables": {"CUDA_VISIBLE_DEVICES": ""}}, "cards", "hides", "unset CUDA_VISIBLE_DEVICES"),
+        ({"cards": ()}, "cards", "lists no card", "nvidia-smi"),
+        (with_library("torch", Library(version="2.13.0+cpu")), "torch", "without CUDA", "pip install"),
+        (with_library("torch", Library()), "torch", "not installed", "pip install torch"),
+        (
+            {**with_library("torch", replace(TORCH, error="no kernel image")), "driver_cuda": 12},
+            "torch",
+            "no kernel image",
+            "driver 580",
+        ),
+        (
+            with_library("torch", replace(TORCH, details=TORCH.details | {"archs": "sm_100"})),
+            "kernels",
+            "8.9",
+            "pip install --upgrade torch",
+        ),
+        (
+            with_library("bitsandbytes", Library(version="0.50.2", error="signal 11")),
+            "bitsandbytes",
+            "signal 11",
+            "pip",
+        ),
+        (with_library("trl", Library(version="1.9.2")), "trl", "older than 1.12", "trl>=1.12"),
+        (with_library("flash-attn", Library(version="2.8", error="undefined symbol")), "flash-attn", "symbol", "pip"),
+        ({"hub": Hub(asked=True, has_token=True, token_error="status 401")}, "token", "401", "hf auth login"),
+        (
+            {"folders": (Folder(purpose="HF_HOME", path="/ro", free_bytes=1, writable=False),)},
+            "HF_HOME",
+            "may not be written",
+            "export HF_HOME",
+        ),
+        ({"encoding": "ANSI_X3.4-1968"}, "locale", "not UTF-8", "LANG=C.UTF-8"),
+        ({"variables": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}}, "allocator", "many times slower", "unset"),
+    ],
+)
+def test_what_is_broken_is_said_with_its_cure(changes: dict[str, object], name: str, says: str, fix: str) -> None:
+    health = health_of(replace(GOOD, **changes))  # type: ignore[arg-type]
+    (broken,) = (finding for finding in health.findings if finding.state is State.BROKEN)
+    assert (broken.name, says in broken.text, fix in broken.fix) == (name, True, True), broken
+    assert not health.trains
+    assert "1 thing does not work" in summary(health)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"hub": Hub(asked=True)}, "Hugging Face Hub"),
+        ({"hub": Hub(asked=True, error="ConnectTimeout")}, "Hugging Face Hub"),
+        ({"hub": Hub(asked=False), "variables": {"HF_HUB_OFFLINE": "1"}}, "Hugging Face Hub"),
+        ({"shared_memory_bytes": 64 * MIB}, "/dev/shm"),
+        ({"is_wsl": True}, "WSL"),
+        ({"compiler": ""}, "compiler"),
+        ({"has_python_headers": False}, "compiler"),
+        ({"open_files": 256}, "open files"),
+        ({"unknown_cards": ("rtx4090",)}, "rtx4090"),
+        ({"variables": {"PYTORCH_ALLOC_CONF": "", "PYTORCH_CUDA_ALLOC_CONF": ""}}, "allocator"),
+        ({"variables": {"LD_LIBRARY_PATH": "/usr/local/cuda-12.4/lib64"}}, "CUDA"),
+        ({"folders": (Folder(purpose="HF_HOME", path="/d", free_bytes=1 * GIB, writable=True),)}, "HF_HOME"),
+        ({"system": "Windows"}, "Windows"),
+    ],
+)
+def test_what_is_odd_is_noted_and_breaks_nothing(changes: dict[str, object], name: str) -> None:
+    facts = replace(GOOD, **changes)  # type: ignore[arg-type]
+    assert name in {finding.name for finding in only(facts)}
+    assert health_of(facts).trains
+
+
+def test_a_machine_without_a_gpu_is_told_what_works_there() -> None:
+    health = health_of(replace(GOOD, driver="", driver_cuda=None, cards=(), has_device_files=False, in_container=True))
+    assert (health.broken, health.trains) == (0, False)
+    assert "--simulate" in summary(health)
+
+
+def test_its_oldest_versions_are_those_that_the_project_declares() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = {
+        match[1]: match[2] for line in project["dependencies"] if (match := re.match(r"([\w-]+)>=([\d.]+)", line))
+    }
+    assert {name: version_of(declared[name]) for name in NEEDED} == NEEDED
+
+
+def test_an_import_that_crashes_or_never_ends_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = {"crash": "import os; os.kill(os.getpid(), 11)", "sleep": "import time; time.sleep(60)"}
+    run = gathering.subprocess.run
+    for name, program in code.items():
+        monkeypatch.setattr(
+            gathering.subprocess,
+            "run",
+            lambda command, program=program, **more: run([command[0], "-c", program], **more | {"timeout": 0.5}),
+        )
+        assert {"crash": "signal 11", "sleep": "did not end"}[name] in gathering._library("torch", "2.13").error
+
+
+def test_the_command_ends_with_1_where_something_is_broken_and_a_paste_holds_no_names(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = Folder(purpose="HF_HOME", path=f"{tmp_path}/cache", free_bytes=500 * GIB, writable=True)
+    for facts, code in ((replace(GOOD, folders=(folder,)), 0), (replace(GOOD, encoding="latin-1"), 1)):
+        monkeypatch.setattr(api, "gather", lambda say, facts=facts: facts)
+        assert main.run(["doctor", "--json"]) == code
+        assert json.loads(capsys.readouterr().out)["broken"] == code
+        assert main.run(["doctor"]) == code
+        assert "rtx4090" in capsys.readouterr().out
+    monkeypatch.setattr(api, "gather", lambda say: replace(GOOD, folders=(folder,)))
+    assert main.run(["doctor", "--issue"]) == 0
+    shown = capsys.readouterr().out
+    assert "~/cache" in shown
+    assert str(tmp_path) not in shown
+    assert private_free(f"{tmp_path}/x") == "~/x"
