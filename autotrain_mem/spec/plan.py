@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from autotrain_mem.errors import PlanFileError
 from autotrain_mem.files import write_json
+from autotrain_mem.methods.table import METHODS
 from autotrain_mem.spec import codec, plan_file
 from autotrain_mem.spec.codec import Form
 from autotrain_mem.spec.data import PERCENTILES, DataSummary
@@ -226,6 +227,8 @@ def read_plan(content: bytes, name: str) -> Plan:
         plan = codec.from_json(Plan, values)
     except codec.CodecError as error:
         raise plan_file.damaged(name, str(error), values) from error
+    if plan.method not in METHODS:
+        raise plan_file.damaged(name, f"job.method is {plan.method!r}", values)
     if wrong := plan_file.differing(values, codec.to_json(plan)) or _wrong_sums(plan):
         raise plan_file.damaged(name, wrong, values)
     return plan

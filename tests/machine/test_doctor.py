@@ -140,16 +140,22 @@ def test_its_oldest_versions_are_those_that_the_project_declares() -> None:
     assert {name: version_of(declared[name]) for name in NEEDED} == NEEDED
 
 
-def test_an_import_that_crashes_or_never_ends_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    code = {"crash": "import os; os.kill(os.getpid(), 11)", "sleep": "import time; time.sleep(60)"}
-    run = gathering.subprocess.run
-    for name, program in code.items():
-        monkeypatch.setattr(
-            gathering.subprocess,
-            "run",
-            lambda command, program=program, **more: run([command[0], "-c", program], **more | {"timeout": 0.5}),
-        )
-        assert {"crash": "signal 11", "sleep": "did not end"}[name] in gathering._library("torch", "2.13").error
+@pytest.mark.parametrize(
+    ("module", "says"), [("dies", "signal 11"), ("sleeps", "did not end"), ("fails", "ValueError")]
+)
+def test_an_import_that_crashes_or_never_ends_is_reported(
+    module: str, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    programs = {
+        "dies": "import os; os.kill(os.getpid(), 11)",
+        "sleeps": "import time; time.sleep(60)",
+        "fails": "raise ValueError(3)",
+    }
+    (tmp_path / f"{module}.py").write_text(programs[module])
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    monkeypatch.setitem(gathering.IMPORTED, "torch", module)
+    monkeypatch.setattr(gathering, "IMPORT_SECONDS", 1.0 if module == "sleeps" else 20.0)
+    assert says in gathering._library("torch", "2.13").error
 
 
 def test_the_command_ends_with_1_where_something_is_broken_and_a_paste_holds_no_names(

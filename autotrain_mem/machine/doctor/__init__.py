@@ -1,1 +1,1 @@
-"""Examines a machine: gathers facts in the parent and in children that may die, and judges them (pure)."""
+"""Examines a machine, and judges what was found (pure). Runs in the parent, and in children for what may crash."""

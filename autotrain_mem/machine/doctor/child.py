@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import json
-import sys
 from typing import Any
+
+from autotrain_mem.processes import Channel
 
 
 def examine(package: str) -> dict[str, Any]:
@@ -50,12 +50,13 @@ def _bitsandbytes(package: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Prints one JSON object as the last line of standard output."""
+    """Receives the name of a package, and answers what became of its import."""
+    channel = Channel(ignore_interrupt=True)
     try:
-        found = examine(sys.argv[1])
+        found = examine(str((channel.receive() or {})["package"]))
     except BaseException as error:
         found = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
-    print("\n" + json.dumps(found), flush=True)
+    channel.send(found)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import locale
 import os
 import pathlib
 import platform
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -21,10 +19,12 @@ from autotrain_mem.machine.catalog import recognise
 from autotrain_mem.machine.detect import detect, nvml_session
 from autotrain_mem.machine.doctor.facts import Facts, Folder, Hub, Library
 from autotrain_mem.machine.other_processes import others_on
+from autotrain_mem.processes import Child, ChildDied, ChildTimeout
 from autotrain_mem.spec import Hardware
 from autotrain_mem.store import cache_folder
 from autotrain_mem.versions import installed_versions
 
+CHILD_MODULE = "autotrain_mem.machine.doctor.child"
 IMPORT_SECONDS = 40.0
 """After which an import counts as one that never ends: torch takes 5 s from a warm disk."""
 HUB_SECONDS = 3.0
@@ -92,17 +92,18 @@ def gather(on_progress: Callable[[str], None] = lambda what: None) -> Facts:
 def _library(name: str, version: str | None) -> Library:
     if version is None:
         return Library()
-    command = [sys.executable, "-m", "autotrain_mem.machine.doctor.child", IMPORTED[name]]
+    child = Child(CHILD_MODULE, {})
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_SECONDS, errors="replace")
-    except subprocess.TimeoutExpired:
+        child.send({"package": IMPORTED[name]})
+        found = child.receive(IMPORT_SECONDS)
+    except ChildTimeout:
         return Library(version=version, error=f"its import did not end within {IMPORT_SECONDS:.0f} s")
-    last = done.stdout.strip().rpartition("\n")[2]
-    try:
-        found = json.loads(last)
-    except ValueError:
-        how = f"signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
+    except ChildDied as death:
+        how = f"signal {-death.code}" if death.code is not None and death.code < 0 else f"status {death.code}"
         return Library(version=version, error=f"its import ended the process with {how}")
+    finally:
+        child.kill()  # it holds nothing that needs saving
+        child.stop()
     details = {key: str(value) for key, value in found.items() if key not in ("error", "problem")}
     return Library(version=version, error=found.get("error") or found.get("problem") or "", details=details)
 
