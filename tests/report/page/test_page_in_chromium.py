@@ -212,6 +212,8 @@ def test_hostile_names_inject_nothing(browser: Browser, files: dict[str, pathlib
     assert browser.title != "injected"
     assert browser.execute_script("return document.images.length + document.scripts.length") == 2
     assert page_examples.HOSTILE.split("\u2028")[0].strip() in text_of(browser, "h1")
+    shown = browser.execute_script("return document.getElementById('command').textContent")
+    assert shown == page_examples.hostile_page().command
     hover(browser, 0.5)
     press(browser, "ArrowRight")
     assert "</script>" in text_of(browser, "#aloud")

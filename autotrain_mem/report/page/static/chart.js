@@ -10,7 +10,7 @@ function chartModel(data) {
   const {x, series, unit} = data, limits = Object.entries(data.limits), verticals = Object.entries(data.verticals || {});
   const known = series.flatMap((each) => each.values.filter((value) => value != null));
   const held = series.map((each) => lastKnown(each.values));
-  const marksAt = marksByPoint(data.marks, x);
+  const pointOfMark = data.marks.map((mark) => nearest(x, mark.seconds));
   const isFromZero = (unit === 'bytes' || data.steps) && known.every((value) => value >= 0);
   return {
     x, xTitle: isClock(data.x_title) ? 'time' : data.x_title, yTitle: data.y_title, unit, height: 300, headroom: 24,
@@ -29,12 +29,15 @@ function chartModel(data) {
       for (const mark of data.marks) drawMark(pen, mark);
       drawText(pen, data.y_title, pen.box.left, pen.box.top - 13 * pen.look.scale, {colour: 'soft', rim: false});
     },
-    reading: (point) => ({
+    // Keys come to a mark at the point next to it; a mouse also when it is as near as `reach`.
+    reading: (point, reach = 0) => ({
       where: isClock(data.x_title) ? formatClock(x[point]) : formatValue(x[point], ''),
       place: isClock(data.x_title) ? 'since the start' : data.x_title,
       values: [...held.map((values) => formatValue(values[point], unit)), ...limits.map(([, value]) => formatValue(value, unit))],
       holders: [],
-      marked: (marksAt.get(point) || []).map(({kind, step, text}) => `${signOf(kind)[0]} ${kind}, step ${formatCount(step)}: ${text}`),
+      marked: data.marks
+        .filter(({seconds}, index) => pointOfMark[index] === point || Math.abs(seconds - x[point]) <= reach)
+        .map(({kind, step, text}) => `${signOf(kind)[0]} ${kind}, step ${formatCount(step)}: ${text}`),
     }),
   };
 }
@@ -51,15 +54,6 @@ function chartRange(low, high, known, isFromZero, limits) {
 function lastKnown(values) {
   let last = null;
   return values.map((value) => (last = value ?? last));
-}
-
-function marksByPoint(marks, x) {
-  const byPoint = new Map();
-  for (const mark of marks) {
-    const point = nearest(x, mark.seconds);
-    byPoint.set(point, [...(byPoint.get(point) || []), mark]);
-  }
-  return byPoint;
 }
 
 function nearest(ascending, value) {

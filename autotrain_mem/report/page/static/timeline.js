@@ -25,7 +25,7 @@ function timelineModel(data) {
   const parts = owners.map(({name, colour}) => ({name, colour, isArea: true})).reverse();
   parts.push({name: 'reserved by torch', colour: 'ink', dash: []});
   return {
-    x: event, xTitle: 'events of the rehearsal', unit: 'bytes', height: 420, headroom: STRIP + 8, home: data.peak,
+    x: event, xTitle: 'events of the rehearsal', unit: 'bytes', height: 460, headroom: STRIP + 8, home: data.peak,
     parts,
     rows: [...owners.map((_, part) => ({part})), {sum: 'allocated'}, {part: owners.length}, {sum: 'budget'}],
     formatX: formatCount,

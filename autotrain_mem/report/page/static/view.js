@@ -2,6 +2,7 @@
 
 const KEYS_HELP = '← → move, Shift or PgUp PgDn further, + − zoom, Esc all';
 const PRINTED_WIDTH = 660;
+const REACH = 6; // pixels within which a mouse meets a mark
 
 class View {
   constructor(frame, data, pageTitle) {
@@ -96,19 +97,20 @@ class View {
 
   onCursor() {
     if (this.isMoving) return;
-    const point = this.plot.cursor.idx;
     if (this.isDue) return;
     // A mouse reports more often than a screen shows.
     this.isDue = true;
     requestAnimationFrame(() => {
       this.isDue = false;
-      this.show(this.plot.cursor.left < 0 ? this.model.home : (this.plot.cursor.idx ?? point ?? this.model.home));
+      const {left, idx} = this.plot.cursor;
+      if (left < 0 || idx == null) this.show(this.model.home);
+      else this.show(idx, this.plot.posToVal(REACH, 'x') - this.plot.posToVal(0, 'x'));
     });
   }
 
-  show(point) {
+  show(point, reach = 0) {
     this.point = point;
-    this.panel.show(this.model.reading(point));
+    this.panel.show(this.model.reading(point, reach));
   }
 
   // Moves the cursor line to a point; null takes it away.
