@@ -78,11 +78,11 @@ def _data(page: Page, figures: tuple[Figure, ...]) -> dict[str, Any]:
 
 
 def figures_of(page: Page) -> tuple[Figure, ...]:
-    """Makes the figures of a page, in their order, each with a key of its own."""
+    """Makes the figures of a page, in their order, each with a key of its own; one without a value is none."""
     figures = [
         *map(timeline_figure, page.timelines),
-        *map(chart_figure, page.charts),
-        *map(bars_figure, page.bars),
+        *(chart_figure(each) for each in page.charts if each.x and each.series),
+        *(bars_figure(each) for each in page.bars if each.rows and each.series),
     ]
     keys = unique([each.key for each in figures])
     return tuple(replace(each, key=key) for each, key in zip(figures, keys, strict=True))

@@ -100,6 +100,12 @@ def test_a_table_stands_in_the_place_of_each_figure() -> None:
         assert figure.summary.endswith(".")
 
 
+def test_a_figure_without_a_value_is_not_shown() -> None:
+    page = page_examples.page()
+    bare = replace(page.charts[0], x=(), series=(replace(page.charts[0].series[0], values=()),), marks=())
+    assert len(figures_of(replace(page, charts=(bare,), bars=(replace(page.bars[0], rows=()),)))) == 1
+
+
 def test_the_table_of_a_timeline_holds_its_peak() -> None:
     (timeline,) = page_examples.page().timelines
     figure = figures_of(page_examples.page())[0]

@@ -33,13 +33,20 @@ function formatClock(seconds) {
   return `${Math.floor(whole / 3600)}:${two(Math.floor(whole / 60) % 60)}:${two(whole % 60)}`;
 }
 
-// Ticks of bytes stand at 1, 2 or 5 times a power of ten of one unit, never at 0.93 GiB.
-const BYTE_STEPS = [KIB, MIB, GIB].flatMap((unit) => [1, 2, 5, 10, 20, 50, 100, 200, 500].map((times) => times * unit));
 const CLOCK_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 43200, 86400, 172800];
 
-function formatByteTicks(ticks) {
-  const known = ticks.filter((each) => each != null), most = Math.max(...known.map(Math.abs), 1);
-  const [unit, name] = most >= GIB ? [GIB, 'GiB'] : most >= MIB ? [MIB, 'MiB'] : [KIB, 'KiB'];
+// Ticks of bytes stand at 1, 2 or 5 times a power of ten of the unit in which they are written, never at 0.4883 GiB.
+function byteSteps(most) {
+  const [unit] = unitOf(most);
+  return [0.01, 0.1, 1, 10, 100, 1000].flatMap((power) => [1, 2, 5].map((times) => times * power * unit));
+}
+
+function unitOf(bytes) {
+  return bytes >= GIB ? [GIB, 'GiB'] : bytes >= MIB ? [MIB, 'MiB'] : [KIB, 'KiB'];
+}
+
+function formatByteTicks(ticks, most) {
+  const [unit, name] = unitOf(most);
   return ticks.map((each) => (each == null ? null : each === 0 ? '0' : `${FOUR_DIGITS.format(each / unit)} ${name}`));
 }
 

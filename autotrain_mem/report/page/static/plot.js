@@ -7,7 +7,7 @@
 function plotOptions(model, look, {width, height, hidden, hooks = {}}) {
   return {
     width, height,
-    padding: [model.headroom * look.scale, 12 * look.scale, 0, 0],
+    padding: [model.headroom * look.scale, 26 * look.scale, 0, 0],
     legend: {show: false, live: false},
     cursor: {y: false, points: {show: false}, drag: {x: !model.rowNames, y: false, dist: 4}},
     focus: {alpha: 1},
@@ -68,7 +68,7 @@ function yAxis(model, look) {
   return {
     ...axisLook(look), space: 44 * look.scale,
     size: (_, labels) => Math.max(40, 12 + 6.8 * Math.max(...(labels || ['']).map((label) => (label || '').length))) * look.scale,
-    values: (_, ticks) => (isBytes ? formatByteTicks(ticks) : ticks.map((tick) => (tick == null ? null : formatValue(tick, '')))),
-    ...(isBytes ? {incrs: BYTE_STEPS} : {}),
+    values: (plot, ticks) => (isBytes ? formatByteTicks(ticks, plot.scales.y.max) : ticks.map((tick) => (tick == null ? null : formatValue(tick, '')))),
+    ...(isBytes ? {incrs: (_, axis, low, high) => byteSteps(high)} : {}),
   };
 }
