@@ -16,7 +16,7 @@ from docs_pages.figures import figure  # noqa: E402  # its folder is on the path
 from docs_pages.tables import TABLES  # noqa: E402
 
 PLACE = re.compile(r"^\{\{ (\w+)(?: ([\w-]+))? \}\}$", re.MULTILINE)
-"""A line of its own: ``{{ levers }}``, or ``{{ figure pipeline }}``."""
+"""A line of its own: ``{{ levers }}``, ``{{ figure pipeline }}``, ``{{ transcript plan }}``."""
 
 TAKEN_IN = {"contributing/architecture.md": "ARCHITECTURE.md", "contributing/contributing.md": "CONTRIBUTING.md"}
 """Page -> the file at the root that it shows, whose links to the other are the page's."""
@@ -26,7 +26,16 @@ LINKS = {"ARCHITECTURE.md": "architecture.md", "CONTRIBUTING.md": "contributing.
 
 def filled(markdown: str) -> str:
     """Returns the page with what its places stand for. Raises KeyError for a name that is not known."""
-    return PLACE.sub(lambda place: figure(place[2]) if place[1] == "figure" else TABLES[place[1]](), markdown)
+    return PLACE.sub(lambda place: _shown(place[1], place[2]), markdown)
+
+
+def _shown(kind: str, name: str) -> str:
+    if kind == "figure":
+        return figure(name)
+    if kind == "transcript":
+        text = (ROOT / "docs" / "transcripts" / f"{name}.txt").read_text(encoding="utf-8")
+        return f"```text\n{text}```"
+    return TABLES[kind]()
 
 
 def on_files(files: Any, config: Any) -> Any:

@@ -1,0 +1,92 @@
+"""Every block of code in README and docs is run by a test that its mark names, or read by the parser that would run it:
+flags by the command's own parsers and TRL's, Python by its compiler and the names it imports, YAML by its reader."""
+
+import ast
+import importlib
+import shlex
+from collections.abc import Callable
+
+import pytest
+import yaml
+
+from autotrain_mem.cli import flags, main
+from autotrain_mem.methods.table import METHODS
+from tests.docs.pages import DOCS, ROOT, Block, blocks, commands
+from tests.place import Autofit, SharedWorkers
+
+EVERY = list(blocks())
+WORDS = {"MODEL": "tiny", "DATA": "data.jsonl"}
+"""What stands for the user's own."""
+
+OTHER_PROGRAMS = ("scripts/", "source ", "pip ", "python ", "accelerate launch", "AUTOFIT_", "sudo ", "uv")
+
+
+def of_language(*names: str) -> list[Block]:
+    return [block for block in EVERY if block.language in names]
+
+
+def test_every_block_says_its_language_and_every_mark_is_known() -> None:
+    unknown = [block for block in EVERY if block.language not in ("sh", "python", "yaml", "text", "")]
+    assert unknown == []
+    for block in EVERY:
+        kind, _, name = block.mark.partition(": ")
+        assert kind in ("", "run", "transcript"), block
+        if kind == "run" and name:
+            assert (ROOT / name).is_file(), f"{block} is run by no test"
+        if kind == "transcript":
+            assert (DOCS / "transcripts" / f"{name}.txt").is_file(), block
+
+
+@pytest.mark.parametrize("block", of_language("sh"), ids=str)
+def test_every_command_is_one_with_flags_that_it_takes(
+    block: Block, autofit: Autofit, workers: SharedWorkers, trl_names: Callable[[str], set[str]]
+) -> None:
+    for command in commands(block.text):
+        if command.startswith(OTHER_PROGRAMS):
+            _script_is_there(command)
+            continue
+        name, *words = shlex.split(command.split(" > ")[0])
+        assert name == "autofit", command
+        verb, *rest = words
+        if verb in main._WITHOUT_METHOD:
+            said = autofit(verb, "--help").out
+            assert all(word.split("=")[0] in said for word in rest if word.startswith("--")), f"{command}\n{said}"
+            continue
+        method = rest.pop(0) if verb in ("plan", "estimate") else verb
+        assert method in METHODS, command
+        prog = "autofit" + (f" {verb}" if verb in ("plan", "estimate") else "")
+        _, others = flags.make_parser(f"{prog} {method}").parse_known_args([WORDS.get(word, word) for word in rest])
+        unknown = {word for word in others if word.startswith("--")} - trl_names(method)
+        assert unknown == set(), command
+
+
+@pytest.fixture(scope="module")
+def trl_names(workers: SharedWorkers) -> Callable[[str], set[str]]:
+    known = workers.first.flags()
+
+    def names(method: str) -> set[str]:
+        return {name for flag in known[method].flags for name in flag.names}
+
+    return names
+
+
+def _script_is_there(command: str) -> None:
+    if command.startswith("scripts/"):
+        assert (ROOT / command.split()[0]).is_file(), command
+
+
+@pytest.mark.parametrize("block", of_language("python"), ids=str)
+def test_every_piece_of_python_compiles_and_imports_names_that_exist(block: Block) -> None:
+    for node in ast.walk(ast.parse(block.text)):
+        if isinstance(node, ast.ImportFrom) and node.module == "autotrain_mem":
+            package = importlib.import_module(node.module)
+            assert {name.name for name in node.names} <= set(package.__all__)
+
+
+@pytest.mark.parametrize("block", of_language("yaml"), ids=str)
+def test_every_piece_of_yaml_is_read_by_the_command(block: Block, tmp_path, workers: SharedWorkers) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(block.text)
+    assert yaml.safe_load(block.text)
+    wish, _ = flags.read("autofit sft", ["--config", str(file)])
+    workers.first.parse("sft", wish.argv, wish.config, wish.environment, flags.own_names())
