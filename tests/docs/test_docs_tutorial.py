@@ -21,9 +21,6 @@ pytestmark = pytest.mark.slow
 
 TUTORIAL = DOCS / "tutorial.md"
 TRANSCRIPTS = DOCS / "transcripts"
-SHOWN_LINES = 24
-"""The README shows the first screen of a plan."""
-
 SECONDS = re.compile(r"\b\d+(\.\d+)? s\b")
 
 
@@ -34,7 +31,9 @@ def printed(place: Path, workers: SharedWorkers, forge: Forge) -> Iterator[dict[
     with a_user_in(place, workers, forge):
         Path("quickstart-run").mkdir()
         quickstart._make(Path("quickstart-run"))
-        yield dict(_ran())
+        texts = dict(_ran())
+        assert (place / "my-run" / "report.html").is_file()
+        yield texts
     for path in set(place.iterdir()) - before:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
@@ -69,7 +68,7 @@ def test_the_plan_is_as_the_tutorial_and_the_readme_show_it(printed: dict[str, s
     plan = of(printed, "plan")
     assert plan.startswith("fits 104MiB")
     assert_kept("plan", plan)
-    shown = "".join((TRANSCRIPTS / "plan.txt").read_text(encoding="utf-8").splitlines(keepends=True)[:SHOWN_LINES])
+    shown = (TRANSCRIPTS / "plan.txt").read_text(encoding="utf-8")
     readme = README.read_text(encoding="utf-8")
     before, mark, after = readme.partition("<!-- transcript: plan -->\n```text\n")
     wanted = before + mark + shown + after[after.index("```\n") :]
@@ -82,6 +81,10 @@ def test_the_training_ends_as_the_tutorial_shows_it(printed: dict[str, str]) -> 
     end = trained[trained.index("trained 4 steps") :]
     assert "error +0.0 %" in end
     assert_kept("train", end)
+
+
+def test_the_run_can_be_watched_after_its_end(printed: dict[str, str]) -> None:
+    assert "4 of 4" in of(printed, "watch", "my-run")
 
 
 def test_the_run_can_be_explained_with_the_plan_that_it_followed(printed: dict[str, str]) -> None:
