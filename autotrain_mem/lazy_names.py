@@ -19,3 +19,9 @@ def lazily_imported(package: str, names: Mapping[str, str], name: str) -> object
         if name in offered.split():
             return getattr(importlib.import_module(f"{package}.{module}"), name)
     raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+
+def html_of(shown: object) -> str:
+    """Returns what a notebook shows of a result; the module that knows how is imported when one is shown."""
+    html = lazily_imported(__name__.partition(".")[0], {"report.notebook": "html_of"}, "html_of")
+    return str(html(shown))  # type: ignore[operator]

@@ -13,6 +13,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 from autotrain_mem import api
@@ -250,6 +251,28 @@ _HINTS = api.PlanHints(
     other_method='Give "{made_for}", or make a new plan without it.',
     objects="Follow it with the trainer that it was made for, or name dataset=... here.",
 )
+
+
+def report(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
+    """Writes what a plan says, or what a run did, as one HTML file that opens without a network.
+
+    Args:
+        path: A plan's file (``Plan.save``), or the output folder of a training.
+        out: The file to write, over an earlier report and over nothing else; None for one beside the plan, or
+            ``report.html`` in the folder.
+
+    Returns:
+        The file.
+
+    Raises:
+        PlanFileError: no plan is there, or it cannot be read.
+        OutputFolderError: the file cannot be written, or is no report.
+    """
+    place = "report() an out="
+    file = api.report_path(Path(path)) if out is None else Path(out)
+    api.check_report_place(file, place)
+    api.write_report(file, api.report_page(Path(path)), place)
+    return file
 
 
 def _wish(

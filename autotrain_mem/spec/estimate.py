@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from autotrain_mem.lazy_names import html_of
 from autotrain_mem.spec.codec import Form
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.spec.knobs import Knobs
@@ -159,6 +160,10 @@ class Estimate:
     vllm_share_bytes: int = 0
     """What a vLLM engine on the same card takes for itself: weights and KV cache in a pool of its own, from its start
     to its end."""
+
+    def _repr_html_(self) -> str:
+        """Shows itself in a notebook."""
+        return html_of(self)
 
     @property
     def outside_bytes(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from autotrain_mem.lazy_names import html_of
 from autotrain_mem.spec.codec import Form
 from autotrain_mem.spec.estimate import Estimate
 from autotrain_mem.spec.hardware import Hardware
@@ -110,6 +111,10 @@ class Cards:
     )
 
     verdicts: tuple[CardVerdict, ...]
+
+    def _repr_html_(self) -> str:
+        """Shows itself in a notebook."""
+        return html_of(self)
 
     @property
     def priced(self) -> tuple[CardVerdict, ...]:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from autotrain_mem.errors import PlanFileError
 from autotrain_mem.files import write_json
+from autotrain_mem.lazy_names import html_of
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.spec import codec, plan_file
 from autotrain_mem.spec.codec import Form
@@ -20,6 +21,7 @@ from autotrain_mem.spec.job import Job
 from autotrain_mem.spec.knobs import Knobs, Lever
 from autotrain_mem.spec.most import Most
 from autotrain_mem.spec.price import Price
+from autotrain_mem.units import format_bytes
 
 _SECRET_ARGUMENTS = ("hub_token", "push_to_hub_token")
 RECORDED_VARIABLES = frozenset(
@@ -129,6 +131,16 @@ class Plan:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "job", as_recorded(self.job))
+
+    def __repr__(self) -> str:
+        estimate = self.estimate
+        needs = f"{format_bytes(estimate.required_bytes)} of {format_bytes(estimate.budget_bytes)}"
+        fits = "fits" if estimate.fits else "does not fit"
+        return f"<Plan of {self.method}, {self.model}: {fits} {estimate.hardware.name}, {needs}, {self.level}>"
+
+    def _repr_html_(self) -> str:
+        """Shows itself in a notebook."""
+        return html_of(self)
 
     @property
     def method(self) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from autotrain_mem.lazy_names import html_of
 from autotrain_mem.spec.codec import Form
 from autotrain_mem.spec.knobs import Knobs
 from autotrain_mem.spec.trace import Trained
@@ -116,6 +117,10 @@ class Report:
     started_at: str = ""
     """When the first of its processes was started, in ISO 8601 and UTC."""
     ended_at: str = ""
+
+    def _repr_html_(self) -> str:
+        """Shows itself in a notebook."""
+        return html_of(self)
 
     @property
     def has_trained(self) -> bool:

@@ -41,6 +41,10 @@ class Request:
     """What runs before this one taught its guard."""
     predicted: Mapping[Phase, int] = field(default_factory=dict)
     """Peak allocated bytes of each phase, by the plan."""
+    predicted_reserved_bytes: int | None = None
+    """Peak that is reserved, by the plan."""
+    budget_bytes: int | None = None
+    """What torch's allocator may take of the device, by the plan."""
     level: str = ""
     """Of harm, by the plan; empty where there is none."""
     levers: tuple[Lever, ...] = ()

@@ -63,8 +63,9 @@ def test_a_good_machine_has_nothing_broken() -> None:
         ({"cards": ()}, "cards", "lists no card", "nvidia-smi"),
         (with_library("torch", Library(version="2.13.0+cpu")), "torch", "without CUDA", "pip install"),
         (with_library("torch", Library()), "torch", "not installed", "pip install torch"),
+        (with_library("torch", replace(TORCH, error="no libcudart")), "torch", "no libcudart", "--force-reinstall"),
         (
-            {**with_library("torch", replace(TORCH, error="no kernel image")), "driver_cuda": 12},
+            {**with_library("torch", replace(TORCH, problem="no kernel image")), "driver_cuda": 12},
             "torch",
             "no kernel image",
             "driver 580",
@@ -127,7 +128,9 @@ def test_what_is_odd_is_noted_and_breaks_nothing(changes: dict[str, object], nam
 
 
 def test_a_machine_without_a_gpu_is_told_what_works_there() -> None:
-    health = health_of(replace(GOOD, driver="", driver_cuda=None, cards=(), has_device_files=False, in_container=True))
+    libraries = LIBRARIES | {"torch": replace(TORCH, problem="Found no NVIDIA driver")}
+    bare = replace(GOOD, driver="", driver_cuda=None, cards=(), has_device_files=False, libraries=libraries)
+    health = health_of(replace(bare, in_container=True))
     assert (health.broken, health.trains) == (0, False)
     assert "--simulate" in summary(health)
 

@@ -15,7 +15,9 @@ class Library:
     version: str | None = None
     """None where it is not installed."""
     error: str = ""
-    """Why it cannot be imported or used, in one line; empty where it can."""
+    """Why it cannot be imported, in one line; empty where it can."""
+    problem: str = ""
+    """Why it cannot use the GPU, in one line; empty where it can, or was not asked to."""
     details: Mapping[str, str] = field(default_factory=dict)
     """``cuda``, ``archs``, ``nccl`` of torch; what the child found beside."""
 

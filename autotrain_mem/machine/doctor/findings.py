@@ -47,7 +47,8 @@ Check = Callable[[Facts], Iterator[Finding]]
 def health_of(facts: Facts) -> Health:
     """Returns every finding, in the order in which they are read."""
     findings = tuple(finding for check in CHECKS for finding in check(facts))
-    return Health(findings=findings, has_gpu=bool(facts.cards) and not _torch(facts).error)
+    torch = _torch(facts)
+    return Health(findings=findings, has_gpu=bool(facts.cards) and not (torch.error or torch.problem))
 
 
 def _driver(facts: Facts) -> Iterator[Finding]:
@@ -104,14 +105,17 @@ def _torch_build(facts: Facts) -> Iterator[Finding]:
     if torch.details.get("hip"):
         yield _note("torch", "torch", f"{torch.version} is built for AMD GPUs, which autofit does not know")
     elif torch.error:
-        yield _broken("torch", "torch", f"{torch.version}: {torch.error}", _torch_cure(facts))
+        yield _broken("torch", "torch", f"{torch.version}: {torch.error}", "pip install --force-reinstall torch")
+    elif torch.problem and facts.driver:
+        yield _broken("torch", "torch", f"{torch.version}: {torch.problem}", _torch_cure(facts))
     elif not cuda and facts.driver:
         text = f"{torch.version} is built without CUDA, and a GPU is here"
         yield _broken("torch", "torch", text, install_torch(facts.driver_cuda or max(OLDEST_DRIVERS)))
     elif not cuda:
         yield _ok("torch", "torch", f"{torch.version}, for the CPU: enough to plan and to simulate")
     else:
-        yield _ok("torch", "torch", f"{torch.version}, for CUDA {cuda}")
+        waits = "" if facts.driver else ", which waits for a GPU: enough to plan and to simulate"
+        yield _ok("torch", "torch", f"{torch.version}, for CUDA {cuda}{waits}")
     yield from _kernels(facts, torch)
     if nccl := torch.details.get("nccl"):
         yield _ok("torch", "NCCL", nccl)
@@ -123,8 +127,6 @@ def _torch_cure(facts: Facts) -> str:
     if built_for is not None and facts.driver_cuda is not None and facts.driver_cuda < built_for:
         oldest = OLDEST_DRIVERS.get(built_for, "a newer one")
         return f"It needs driver {oldest} or newer: update the driver, or {install_torch(facts.driver_cuda)}"
-    if not facts.driver:
-        return "pip install --force-reinstall torch"
     return "python -c 'import torch; torch.ones(1, device=0)'  shows the same; after a driver update, reboot"
 
 
@@ -152,9 +154,9 @@ def _packages(facts: Facts) -> Iterator[Finding]:
         wanted = ".".join(map(str, least))
         if library.version is None:
             yield _broken("packages", name, "not installed", f"pip install '{name}>={wanted}'")
-        elif library.error:
+        elif problem := library.error or library.problem:
             fix = f"pip install --force-reinstall '{name}>={wanted}'"
-            yield _broken("packages", name, f"{library.version}: {library.error}", fix)
+            yield _broken("packages", name, f"{library.version}: {problem}", fix)
         elif version_of(library.version) < least:
             text = f"{library.version} is older than {wanted}, the oldest that was tested"
             yield _broken("packages", name, text, f"pip install --upgrade '{name}>={wanted}'")

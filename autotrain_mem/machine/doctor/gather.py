@@ -105,7 +105,7 @@ def _library(name: str, version: str | None) -> Library:
         child.kill()  # it holds nothing that needs saving
         child.stop()
     details = {key: str(value) for key, value in found.items() if key not in ("error", "problem")}
-    return Library(version=version, error=found.get("error") or found.get("problem") or "", details=details)
+    return Library(version=version, error=found.get("error", ""), problem=found.get("problem", ""), details=details)
 
 
 def _driver() -> tuple[str, int | None, str]:

@@ -117,6 +117,7 @@ class Safeguards:
             read=device.read,
             phases=device.phase_peaks,
             predicted=request.predicted,
+            planned={"predicted_peak_reserved": request.predicted_reserved_bytes, "budget": request.budget_bytes},
             total_bytes=request.hardware.total_bytes,
             on_sign=lambda sign: send({"event": "sign", "kind": sign.kind, "step": sign.step, "message": sign.message}),
         )

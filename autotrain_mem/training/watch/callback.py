@@ -63,6 +63,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
     Args:
         read: Reads the device's allocator; None where nothing measures. By default, CUDA's current device.
         predicted: Peak of what is allocated in each phase, in bytes, as a plan's ``estimate.memory.phases`` has it.
+        planned: What else is to be logged, in bytes: ``memory/NAME_gib`` for each that is known.
         total_bytes: Of the device; by default, of CUDA's current device.
         phases: Tells the measured peak of each phase so far, where somebody measures them (``training.process.build``
             does, by resetting the peaks; ``read`` must then be of the same).
@@ -77,6 +78,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         *,
         read: Callable[[], MemoryReading | None] | None = None,
         predicted: Mapping[Phase, int] | None = None,
+        planned: Mapping[str, int | None] | None = None,
         total_bytes: int | None = None,
         phases: Callable[[], Mapping[Phase, PhasePeak]] | None = None,
         file: str | pathlib.Path = RECORD_NAME,
@@ -85,6 +87,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
     ) -> None:
         self._read = read or cuda_reading
         self._predicted = predicted or {}
+        self._planned = planned or {}
         self._total_bytes = total_bytes
         self._phases = phases or dict
         self._file = file
@@ -189,6 +192,9 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
             yield "memory/retries", device.num_alloc_retries
         if device is not None and self._predicted:
             yield "memory/predicted_peak_gib", _gib(max(self._predicted.values()))
+        for name, size_bytes in self._planned.items() if device is not None else ():
+            if size_bytes is not None:
+                yield f"memory/{name}_gib", _gib(size_bytes)
         for phase, peak in peaks.items():
             yield f"memory/{phase}_gib", _gib(peak.allocated_bytes)
             if phase in self._predicted:

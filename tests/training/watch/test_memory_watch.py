@@ -99,7 +99,8 @@ def test_given_as_any_callback_its_figures_reach_trackers_history_and_record(
     forward = PhasePeak(allocated_bytes=GIB, reserved_bytes=2 * GIB)
     save = PhasePeak(allocated_bytes=GIB // 2, reserved_bytes=2 * GIB)
     predicted, peaks = {Phase.BACKWARD: 3 * GIB, Phase.FORWARD: 2 * GIB}, {Phase.FORWARD: forward, Phase.SAVE: save}
-    callback = watch(predicted=predicted, phases=lambda: peaks)
+    planned = {"budget": 5 * GIB, "predicted_peak_reserved": None}
+    callback = watch(predicted=predicted, phases=lambda: peaks, planned=planned)
     evaluates = {"eval_dataset": tiny_trainers.rows("sft"), "eval_strategy": "steps", "eval_steps": 2}
     trainer = tiny_trainers.trainer(
         "sft", gpt2, tmp_path, build={"callbacks": [callback]}, gradient_accumulation_steps=2, **evaluates
@@ -119,6 +120,7 @@ def test_given_as_any_callback_its_figures_reach_trackers_history_and_record(
         "memory/slack_share": 0.25,
         "memory/retries": 1,
         "memory/predicted_peak_gib": 3.0,
+        "memory/budget_gib": 5.0,
         "memory/forward_gib": 1.0,
         "memory/forward_predicted_gib": 2.0,
         "memory/save_gib": 0.5,
