@@ -17,9 +17,10 @@ The verbs, which need no GPU::
     plan.save("plan.json")
 
 ``estimate`` says what one configuration needs, ``plan`` finds the best that fits, ``fit`` trains with it, ``cards``
-compares cards, ``gpus`` lists those that are known, ``report`` writes a plan or a run as a page for a browser. The command is ``autofit`` (``autotrain_mem.cli``). Errors are
-those of ``autotrain_mem.errors``. ``MemoryWatch`` is a callback for any Trainer of transformers. Importing this package
-loads no torch; a trainer's class loads TRL when it is first named.
+compares cards, ``gpus`` lists those that are known, and ``write_report`` makes a page for a browser of a plan or a run.
+The command is ``autofit`` (``autotrain_mem.cli``). Errors are those of ``autotrain_mem.errors``. ``MemoryWatch`` is a
+callback for any Trainer of transformers. Importing this package loads no torch; a trainer's class loads TRL when it is
+first named.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 __all__ = ["DPOTrainer", "GRPOTrainer", "KTOTrainer", "PPOTrainer", "RLOOTrainer", "RewardTrainer", "SFTTrainer"]
-__all__ += ["AutoFit", "__version__", "cards", "estimate", "fit", "gpus", "plan", "report"]
+__all__ += ["AutoFit", "__version__", "cards", "estimate", "fit", "gpus", "plan", "write_report"]
 __all__ += ["AutofitError", "DoesNotFitError", "UsageError"]
 __all__ += ["CardVerdict", "Cards", "MemoryReading", "MemoryWatch", "Sign"]
 __all__ += ["Candidate", "DataSummary", "Estimate", "Experience", "Hardware", "Harm", "Incident", "Job", "Knobs"]
@@ -76,7 +77,7 @@ _NAMES = {
     "spec.report": "MemoryReading",
     "training.watch.callback": "MemoryWatch",
     "training.watch.diagnose": "Sign",
-    "verbs": "cards estimate fit gpus plan report",
+    "verbs": "cards estimate fit gpus plan write_report",
 }
 """Module -> the public names that it has; it is imported when one of them is first asked for."""
 
@@ -130,7 +131,7 @@ if TYPE_CHECKING:
     from autotrain_mem.spec.report import MemoryReading
     from autotrain_mem.training.watch.callback import MemoryWatch
     from autotrain_mem.training.watch.diagnose import Sign
-    from autotrain_mem.verbs import cards, estimate, fit, gpus, plan, report
+    from autotrain_mem.verbs import cards, estimate, fit, gpus, plan, write_report
 else:  # hidden from type checkers, to whom it would say that there is every name
     from autotrain_mem.lazy_names import lazily_imported
 

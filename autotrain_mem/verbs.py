@@ -253,8 +253,13 @@ _HINTS = api.PlanHints(
 )
 
 
-def report(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
+def write_report(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
     """Writes what a plan says, or what a run did, as one HTML file that opens without a network.
+
+    >>> from autotrain_mem import AutoFit, plan, write_report
+    >>> plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512).save("plan.json")
+    >>> write_report("plan.json").name
+    'report.html'
 
     Args:
         path: A plan's file (``Plan.save``), or the output folder of a training.
@@ -268,7 +273,7 @@ def report(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = No
         PlanFileError: no plan is there, or it cannot be read.
         OutputFolderError: the file cannot be written, or is no report.
     """
-    place = "report() an out="
+    place = "write_report() an out="
     file = api.report_path(Path(path)) if out is None else Path(out)
     api.check_report_place(file, place)
     api.write_report(file, api.report_page(Path(path)), place)

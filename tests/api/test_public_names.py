@@ -38,7 +38,7 @@ def test_every_name_is_of_the_module_that_the_package_names() -> None:
     checked = next(node for node in ast.parse(inspect.getsource(autotrain_mem)).body if isinstance(node, ast.If))
     typed = [alias.name for node in checked.body if isinstance(node, ast.ImportFrom) for alias in node.names]
     assert sorted([*typed, "__version__"]) == dir(autotrain_mem), "type checkers see them all"
-    assert {"plan", "estimate", "fit", "gpus", "cards"} == set(VERBS)
+    assert {"plan", "estimate", "fit", "gpus", "cards", "write_report"} == set(VERBS)
     assert all(public(name).__name__ == name for name in COLD)
     with pytest.raises(AttributeError, match="has no attribute 'plann'"):
         public("plann")
