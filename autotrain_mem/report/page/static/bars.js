@@ -5,7 +5,7 @@ function barsModel(data) {
   const known = series.flatMap((each) => each.values.filter((value) => value != null));
   const low = Math.min(0, ...known), top = ceilingOf(Math.max(0, ...known), data.limits);
   return {
-    x: rows.map((_, row) => row), xTitle: '', unit, height: 300, headroom: 12, home: 0, holderSlots: 0, rowNames: rows,
+    x: rows.map((_, row) => row), ends: [-0.5, rows.length - 0.5], xTitle: '', unit, height: 300, headroom: 12, home: highestRow(series), holderSlots: 0, rowNames: rows,
     parts: series.map(({name}, index) => ({name, colour: seriesColour(index), isArea: true})),
     rows: [...series.map((_, part) => ({part})), ...limits.map(([name]) => ({sum: name}))],
     formatX: (row) => rows[row] ?? '',
@@ -14,7 +14,7 @@ function barsModel(data) {
     paths: () => () => null, // the bars are painted below, beside one another
     paint: (pen, hidden) => {
       drawBars(pen, series, hidden);
-      for (const [name, value] of limits) drawLimit(pen, name, value, unit);
+      drawLimits(pen, limits, unit);
     },
     reading: (row) => ({
       where: rows[row], place: '',
@@ -22,6 +22,11 @@ function barsModel(data) {
       holders: [], marked: [],
     }),
   };
+}
+
+function highestRow(series) {
+  const values = series[0].values.map((value) => value ?? -Infinity);
+  return values.indexOf(Math.max(...values));
 }
 
 function drawBars(pen, series, hidden) {

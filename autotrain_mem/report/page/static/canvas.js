@@ -56,15 +56,26 @@ function textWidth({ctx, look}, text, weight = 400) {
   return ctx.measureText(text).width;
 }
 
-// A horizontal line with its name; one that lies above the figure is named at the upper edge, with an arrow.
-function drawLimit(pen, name, value, unit) {
-  const {box, look} = pen, height = pen.y(value), isAbove = height < box.top - 1;
-  const text = `${name} ${formatValue(value, unit)}${isAbove ? ' ↑' : ''}`;
-  const colour = name === 'budget' ? 'bad' : 'soft';
-  if (!isAbove) drawLine(pen, [box.left, height], [box.right, height], colour, {dash: [6, 4], width: 1.5});
-  const room = 9 * look.scale, above = height - room;
-  const place = isAbove ? box.top + room : above < box.top ? height + room : above;
-  drawText(pen, text, box.right - 4, place, {colour, align: 'right', weight: 600});
+// Horizontal lines with their names. One that lies above the figure is named at the upper edge, with an arrow; where
+// two names would lie on one another, the lower goes below its line, or to the left of the other.
+function drawLimits(pen, limits, unit) {
+  const taken = [];
+  for (const [name, value] of [...limits].sort(([, one], [, other]) => other - one)) {
+    const {box} = pen, height = pen.y(value), isAbove = height < box.top - 1, colour = name === 'budget' ? 'bad' : 'soft';
+    if (!isAbove) drawLine(pen, [box.left, height], [box.right, height], colour, {dash: [6, 4], width: 1.5});
+    const text = `${name} ${formatValue(value, unit)}${isAbove ? ' ↑' : ''}`;
+    const {right, middle} = freePlace(pen, isAbove ? box.top : height, textWidth(pen, text, 600), taken);
+    drawText(pen, text, right, middle, {colour, align: 'right', weight: 600});
+  }
+}
+
+function freePlace({box, look}, height, width, taken) {
+  const room = 9 * look.scale, places = [height - room, height + room].filter((middle) => middle > box.top);
+  const meets = (middle) => taken.filter((each) => Math.abs(each.middle - middle) < 1.7 * room);
+  const middle = places.find((each) => !meets(each).length) ?? places[0];
+  const right = Math.min(box.right - 4, ...meets(middle).map((each) => each.left - room));
+  taken.push({middle, left: right - width});
+  return {right, middle};
 }
 
 function drawVertical(pen, name, value) {

@@ -13,7 +13,7 @@ function chartModel(data) {
   const pointOfMark = data.marks.map((mark) => nearest(x, mark.seconds));
   const isFromZero = (unit === 'bytes' || data.steps) && known.every((value) => value >= 0);
   return {
-    x, xTitle: isClock(data.x_title) ? 'time' : data.x_title, yTitle: data.y_title, unit, height: 300, headroom: 24,
+    x, ends: endsOf(x, data.marks), xTitle: isClock(data.x_title) ? 'time' : data.x_title, yTitle: data.y_title, unit, height: 300, headroom: 24,
     home: Math.max(x.length - 1, 0), holderSlots: 0, isClock: isClock(data.x_title),
     hasMarks: data.marks.length > 0,
     parts: series.map(({name}, index) => ({name, colour: seriesColour(index), dash: seriesDash(index)})),
@@ -24,9 +24,10 @@ function chartModel(data) {
     paths: () => (data.steps ? uPlot.paths.stepped({align: 1}) : uPlot.paths.linear()),
     hasDots: (part) => series[part].values.filter((value) => value != null).length <= 40,
     paint: (pen) => {
-      for (const [name, value] of limits) drawLimit(pen, name, value, unit);
+      drawLimits(pen, limits, unit);
       for (const [name, value] of verticals) drawVertical(pen, name, value);
       for (const mark of data.marks) drawMark(pen, mark);
+      if (data.y_title.toLowerCase() === data.title.toLowerCase()) return; // which stands above it
       drawText(pen, data.y_title, pen.box.left, pen.box.top - 13 * pen.look.scale, {colour: 'soft', rim: false});
     },
     // Keys come to a mark at the point next to it; a mouse also when it is as near as `reach`.
@@ -48,6 +49,12 @@ function chartRange(low, high, known, isFromZero, limits) {
   const near = Object.values(limits), bottom = Math.min(low ?? 0, ...near), top = Math.max(high ?? 1, ...near);
   const rim = (top - bottom || Math.abs(top) || 1) * 0.08;
   return [bottom - rim, top + rim];
+}
+
+// A run starts before its first value, and ends after its last: what is marked there is in sight too.
+function endsOf(x, marks) {
+  const seconds = marks.map((mark) => mark.seconds);
+  return [Math.min(x[0], ...seconds), Math.max(x[x.length - 1], ...seconds)];
 }
 
 // Where nothing was measured a line still holds what was measured last.

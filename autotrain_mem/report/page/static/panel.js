@@ -81,7 +81,9 @@ function holderSlots(count) {
 
 // The end of a module's name tells it from others.
 function shortened(name) {
-  return name.length <= LONGEST_MODULE ? name : `…${name.slice(1 - LONGEST_MODULE)}`;
+  if (name.length <= LONGEST_MODULE) return name;
+  const end = name.slice(1 - LONGEST_MODULE), dot = end.indexOf('.');
+  return `…${dot > 0 ? end.slice(dot) : end}`;
 }
 
 function spoken(model, reading) {

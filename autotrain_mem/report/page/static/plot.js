@@ -12,7 +12,7 @@ function plotOptions(model, look, {width, height, hidden, hooks = {}}) {
     cursor: {y: false, points: {show: false}, drag: {x: !model.rowNames, y: false, dist: 4}},
     focus: {alpha: 1},
     scales: {
-      x: {time: false, range: (_, low, high) => (model.rowNames ? [-0.5, model.x.length - 0.5] : widened(low, high))},
+      x: {time: false, range: (_, low, high) => xRange(model, low, high)},
       y: {range: (_, low, high) => model.range(low, high)},
     },
     axes: [xAxis(model, look), yAxis(model, look)],
@@ -21,9 +21,10 @@ function plotOptions(model, look, {width, height, hidden, hooks = {}}) {
   };
 }
 
-// A run with one moment has an axis too.
-function widened(low, high) {
-  return low === high ? [low - 0.5, high + 0.5] : [low, high];
+// All of it, or what was zoomed into. A run with one moment has an axis too.
+function xRange({x, ends, rowNames}, low, high) {
+  const isWhole = rowNames || (low <= x[0] && high >= x[x.length - 1]), [first, last] = isWhole ? ends : [low, high];
+  return first === last ? [first - 0.5, last + 0.5] : [first, last];
 }
 
 function seriesOptions(model, part, index, look, hidden) {

@@ -25,7 +25,7 @@ function timelineModel(data) {
   const parts = owners.map(({name, colour}) => ({name, colour, isArea: true})).reverse();
   parts.push({name: 'reserved by torch', colour: 'ink', dash: []});
   return {
-    x: event, xTitle: 'events of the rehearsal', unit: 'bytes', height: 460, headroom: STRIP + 8, home: data.peak,
+    x: event, ends: [event[0], event[event.length - 1]], xTitle: 'events of the rehearsal', unit: 'bytes', height: 500, headroom: STRIP + 8, home: data.peak,
     parts,
     rows: [...owners.map((_, part) => ({part})), {sum: 'allocated'}, {part: owners.length}, {sum: 'budget'}],
     formatX: formatCount,
@@ -34,7 +34,7 @@ function timelineModel(data) {
     paths: () => uPlot.paths.stepped({align: 1}),
     paint: (pen) => {
       drawPhases(pen, phases);
-      drawLimit(pen, 'budget', data.budget, 'bytes');
+      drawLimits(pen, [['budget', data.budget]], 'bytes');
       drawPeak(pen, event[data.peak], totals[data.peak]);
     },
     reading: (point) => ({

@@ -153,14 +153,14 @@ class View {
   }
 
   zoom(range) {
-    const x = this.model.x, [first, last] = [x[0], x[x.length - 1]];
+    const [first, last] = this.model.ends;
     const [min, max] = range ? [Math.max(range[0], first), Math.min(range[1], last)] : [first, last];
     if (this.plot && !this.model.rowNames && min < max) this.plot.batch(() => this.plot.setScale('x', {min, max}));
   }
 
   isZoomed() {
-    const {min, max} = this.plot.scales.x, x = this.model.x;
-    return !this.model.rowNames && (min > x[0] || max < x[x.length - 1]);
+    const {min, max} = this.plot.scales.x, [first, last] = this.model.ends;
+    return !this.model.rowNames && (min > first || max < last);
   }
 
   onZoom() {
