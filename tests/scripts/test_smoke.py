@@ -48,7 +48,7 @@ from tests.tiny import tiny_config, tiny_folder
 pytestmark = pytest.mark.slow
 
 ROOT = SCRIPTS.parent
-OF_BASH = ("browser", "environment", "newest", "quickstart", "test")
+OF_BASH = ("browser", "docs", "environment", "newest", "quickstart", "test")
 INSTRUMENTS = sorted(path.name for path in SCRIPTS.iterdir() if path.is_file() and not path.suffix)
 
 Load = Callable[[str], Script]
