@@ -25,6 +25,7 @@ os.environ.update(
 from tests.forked import Forge
 
 if TYPE_CHECKING:
+    from tests.browser import Browser
     from tests.place import Autofit, SharedWorkers
 
 
@@ -71,6 +72,15 @@ def workers(place: pathlib.Path, forge: Forge) -> Iterator[SharedWorkers]:
 
     with started_in(place, forge) as shared:
         yield shared
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """Headless Chromium, started once (:mod:`tests.browser`)."""
+    from tests.browser import started
+
+    with started() as driver:
+        yield driver
 
 
 @pytest.fixture

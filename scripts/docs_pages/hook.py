@@ -53,3 +53,12 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Fills a page before it is rendered."""
     return filled(markdown)
+
+
+LABELLED = 'data-md-component="search" role="dialog"'
+"""What the theme leaves without a name for a screen reader."""
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Completes a page after it is rendered."""
+    return output.replace(LABELLED, f'{LABELLED} aria-label="Search"')

@@ -65,7 +65,7 @@ def _listed(names: Iterable[str]) -> str:
 def levels() -> str:
     rows = [(str(number), step.name, _level(step.own, step.offloads)) for number, step in enumerate(LEVELS, 1)]
     rows.append((str(len(rows) + 1), SHORTER_ROWS, sentence(LEVERS["max_length"].reason)))
-    return table(("", "level", "what may be given up there"), rows)
+    return table(("no.", "level", "what may be given up there"), rows)
 
 
 def _level(own: tuple[str, ...], offloads: tuple[str, ...]) -> str:

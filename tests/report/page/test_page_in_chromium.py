@@ -4,46 +4,17 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import pathlib
-import shutil
 import time
-from collections.abc import Iterator
-from importlib import metadata
 from typing import Any
 
 import page_examples
 import pytest
 
 from autotrain_mem.report.page.render import page_html
+from tests.browser import Browser, axe, in_chromium
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-ABSENT = (
-    "Chromium is not here: scripts/browser installs it where apt-get may; elsewhere install chromium and its driver"
-)
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not (CHROMIUM and DRIVER) and "CI" not in os.environ, reason=ABSENT),
-]
-
-Browser = Any  # selenium ships no types for its remote calls
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    assert CHROMIUM, ABSENT
-    assert DRIVER, ABSENT
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    yield driver
-    driver.quit()
+pytestmark = in_chromium
 
 
 @pytest.fixture(scope="module")
@@ -218,14 +189,6 @@ def test_hostile_names_inject_nothing(browser: Browser, files: dict[str, pathlib
     press(browser, "ArrowRight")
     assert "</script>" in text_of(browser, "#aloud")
     assert_silent(browser, files["hostile"])
-
-
-def axe(browser: Browser) -> list[str]:
-    """The violations that axe-core finds; the package is not imported, since it wants Playwright's browsers."""
-    located = metadata.distribution("axe-playwright-python").locate_file("axe_playwright_python/axe.min.js")
-    browser.execute_script(pathlib.Path(str(located)).read_text(encoding="utf-8"))
-    found = browser.execute_async_script("axe.run().then((result) => arguments[0](result.violations))")
-    return [f"{each['id']}: {node['html'][:120]}" for each in found for node in each["nodes"]]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
