@@ -10,13 +10,25 @@ import os
 import pathlib
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 PACKAGES = (
     *("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes", "datasets", "tokenizers"),
     *("liger-kernel", "flash-attn", "kernels", "vllm"),
 )
 """Whose code a rehearsal runs or stands in for, and which are looked for to choose what runs."""
+TESTED = {
+    "torch": ((2, 13), (2, 15)),
+    "transformers": ((5, 23), (5, 23)),
+    "trl": ((1, 12), (1, 16)),
+    "peft": ((0, 21), (0, 21)),
+    "accelerate": ((1, 15), (1, 15)),
+    "datasets": ((5, 2), (5, 2)),
+    "bitsandbytes": ((0, 50), (0, 50)),
+}
+"""Packages whose private names are used -> the oldest and the newest minor version that was run. The suite runs on
+those of scripts/constraints.txt, its core on trl 1.16 (scripts/newest) and on torch 2.14.1; of torch 2.15 plans alone
+were made."""
 OFTEN_EDITED = ("trl",)
 """Patched in place by those who try things out, and small enough to read each file: 13 ms, and the same digest wherever
 it is installed, so that a plan can be carried to another machine."""
@@ -86,6 +98,32 @@ def _version(package: str, named: str | None) -> str | None:
 def installed_version(package: str) -> str | None:
     """None where it is not installed."""
     return installed_versions([package])[package]
+
+
+def untested(installed: Mapping[str, str | None]) -> list[str]:
+    """Says of each package that is older or newer than what was tested what to do; nothing of one that is missing.
+
+    >>> untested({"torch": "2.99.0", "trl": "1.12.0", "peft": None})
+    ['torch 2.99.0 is newer than 2.15, the newest that autofit was tested with: plans may fail or be off']
+    """
+    sentences = []
+    for package, (oldest, newest) in TESTED.items():
+        version = installed.get(package)
+        numbers = version_of(version or "")[:2]
+        if numbers and numbers < oldest:
+            wanted = ".".join(map(str, oldest))
+            sentences.append(f"{package} {version} is older than {wanted}: pip install --upgrade '{package}>={wanted}'")
+        elif numbers > newest:
+            limit = ".".join(map(str, newest))
+            so = "the newest that autofit was tested with: plans may fail or be off"
+            sentences.append(f"{package} {version} is newer than {limit}, {so}")
+    return sentences
+
+
+def version_of(text: str) -> tuple[int, ...]:
+    """Reads the numbers that a version begins with: ``version_of("2.13.0+cu130") == (2, 13, 0)``."""
+    match = re.match(r"\d+(?:\.\d+)*", text)
+    return tuple(map(int, match[0].split("."))) if match else ()
 
 
 def content_digest(folder: pathlib.Path) -> str:

@@ -128,7 +128,7 @@ LAYERS = {
     "cli": part(
         11,
         "__init__ api ending_signals engine errands errors exports files methods.table printable quickstart "
-        "recipe_files report spec store units worker yaml_files",
+        "recipe_files report spec store units versions worker yaml_files",
         "rich",
     ),
     "drop_in": part(

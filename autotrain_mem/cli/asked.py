@@ -9,9 +9,15 @@ from autotrain_mem.cli import flags
 from autotrain_mem.engine.wish import Wish
 from autotrain_mem.methods.table import REWARD_MODEL_ARGUMENTS
 from autotrain_mem.store import Store, cache_folder
+from autotrain_mem.versions import TESTED, installed_versions, untested
 
 _WORDS = {"plan": "plan ", "estimate": "estimate ", "train": ""}
 """Functions of ``cli.commands`` -> what stands before the method."""
+_EXAMPLES = {
+    "train": ("--dataset data.jsonl", "--dataset data.jsonl --max_length p99 --effective_batch_size 64"),
+    "plan": ("--gpu rtx4090 --max_length 2048", "--gpu all", "--gpu l4 --max_length max --out plan.json"),
+    "estimate": ("--gpu rtx4090 --max_length 2048", "--gpu rtx4090 --sweep max_length=512,1024,2048 --csv"),
+}
 _DEVICE_AND_MODEL = (
     *("model", "model_name_or_path", *REWARD_MODEL_ARGUMENTS),
     *("gpu", "gpus", "nodes", "link", "use_cpu"),
@@ -25,6 +31,8 @@ def run(command: str, method: str, argv: Sequence[str]) -> int:
     wish, output = flags.read(prog, argv)
     if output.help:
         return _help(method, prog)
+    for sentence in untested(installed_versions(TESTED)):
+        sys.stderr.write(f"note: {sentence}\n")
     from autotrain_mem.engine.early import opened  # a typo in a flag of ours is told before it is imported
 
     to_train = command == "train" and not (wish.plan_only or output.stops)
@@ -67,6 +75,8 @@ def _help(method: str, prog: str) -> int:
         with Workers(1) as workers:
             workers.first.parse(method, (), {}, {}, ())  # raises where the installed TRL has no such method
             table = workers.first.flags()[method]
+    command = prog.split()[1] if len(prog.split()) > 2 else "train"
+    examples = "".join(f"  {prog} --model Qwen/Qwen2.5-0.5B {flags_given}\n" for flags_given in _EXAMPLES[command])
     trls = "TRL's own flags; what cannot be rehearsed is refused, with what to do instead:"
-    sys.stdout.write(f"{flags.make_parser(prog).format_help()}\n{trls}\n\n{table.help}")
+    sys.stdout.write(f"{flags.make_parser(prog).format_help()}\nexamples:\n{examples}\n{trls}\n\n{table.help}")
     return 0

@@ -21,36 +21,55 @@ from autotrain_mem.printable import printable
 HELP = f"""\
 usage: autofit COMMAND [FLAGS]
 
-Finds the best TRL configuration that fits the GPU, before anything is loaded, and trains with it.
+Finds the best TRL configuration that fits your GPU, before anything is loaded,
+and trains with it.
 
-  autofit METHOD --model MODEL --dataset DATA        plan and train
-  autofit plan METHOD --model MODEL --gpu NAME       the plan, without training; no GPU needed
-  autofit plan METHOD ... --out FILE                 the same, written to a file;
-  autofit METHOD --plan FILE                         trains with it, here or on another machine
-  autofit plan METHOD ... --export TOOL              the plan in the keys of trl, accelerate, axolotl or llamafactory
-  autofit plan METHOD --model MODEL --gpu all        what each known card can do; a list such as l4,rtx4090 works too
-  autofit plan METHOD ... --max_length max           as much as fits, and the plan with it
-  autofit plan METHOD ... --frontier max_length      how much fits at each level of harm, and how fast
-  autofit plan METHOD ... --within 8h --budget 20    the gentlest plan that is done by then, or costs no more
-  autofit estimate METHOD --model MODEL --gpu NAME   what one configuration needs, exactly as given
-  autofit estimate METHOD ... --sweep NAME=A,B,...   the same for many settings, as a table
-  autofit explain PLAN                               what a plan was made of, from its file or output folder
-  autofit report PLAN                                the same as a page for a browser; of a run, what it measured too
-  autofit watch RUN                                  a run while it trains, from its files: also of another terminal
-  autofit METHOD --recipe NAME                       plan and train with settings that come along
-  autofit recipes [NAME]                             the recipes that come along with their cards, or the text of one
-  autofit gpus                                       the cards known by name
-  autofit init                                       writes a config of ten lines: looks at data and card, or asks
-  autofit chat RUN                                   a few words with the model that a run trained
-  autofit merge RUN                                  its adapter, written into the base model, as a new folder
-  autofit push RUN --to ORG/NAME                     uploads the model with its card to the Hugging Face Hub
-  autofit doctor                                     what of this machine works, and what mends the rest
-  autofit completion SHELL                           what makes bash, zsh or fish complete all of this
-  autofit quickstart                                 a first run on a simulated card: no GPU, no network, about a minute
+Train
+  autofit METHOD --model MODEL --dataset DATA      plan, and train here
+  autofit METHOD --recipe NAME                     with settings that come along
+  autofit METHOD --plan FILE                       with a plan made before
+  autofit init                                     write a config of ten lines
 
-METHOD is {", ".join([*METHODS][:-1])} or {[*METHODS][-1]}.
-Every flag and YAML key (--config FILE) of `trl METHOD` is taken, for ppo those of TRL's PPOConfig, with dashes or
-underscores. A flag that you give is kept; what you do not give may be tuned; what cannot be rehearsed is refused.
+    autofit sft --model Qwen/Qwen2.5-0.5B --dataset data.jsonl
+
+Plan, without training and without a GPU
+  autofit plan METHOD --model MODEL --gpu NAME     what fits that GPU best
+  autofit plan METHOD ... --out FILE               write the plan to a file
+  autofit plan METHOD ... --max_length max         as much as fits
+  autofit plan METHOD ... --within 8h --budget 20  done in time, and paid for
+  autofit plan METHOD ... --export TOOL            settings for another tool
+  autofit estimate METHOD --model MODEL --gpu NAME what one configuration needs
+
+    autofit plan sft --model meta-llama/Llama-3.1-8B --gpu rtx4090
+
+Compare
+  autofit plan METHOD --model MODEL --gpu all      which GPU: fit and price
+  autofit plan METHOD ... --frontier max_length    how much fits at each level
+  autofit estimate METHOD ... --sweep NAME=A,B     many, as a table
+
+    autofit plan sft --model meta-llama/Llama-3.1-8B --gpu rtx4090,l40s
+
+Look
+  autofit report PLAN|RUN                          a page for the browser
+  autofit watch RUN                                a run while it trains
+  autofit explain PLAN|RUN                         all that a plan holds
+
+    autofit watch Qwen2.5-0.5B-SFT
+
+Use the trained model
+  autofit chat RUN                                 talk to it
+  autofit merge RUN                                adapter and base as one model
+  autofit push RUN --to ORG/NAME                   upload it to the Hub
+
+This machine
+  autofit doctor                                   what works, how to mend it
+  autofit gpus                                     GPUs known by name
+  autofit recipes [NAME]                           recipes that come along
+  autofit quickstart                               a first run, without a GPU
+  autofit completion bash|zsh|fish                 tab completion
+
+METHOD is {", ".join([*METHODS][:-1])} or {[*METHODS][-1]}. Every flag and YAML key of
+`trl METHOD` works too. A flag that you give is never changed.
 
   autofit METHOD --help      all flags
   autofit --version
@@ -128,6 +147,8 @@ def _from(cause: BaseException, error: AutofitError) -> AutofitError:
 
 
 def _command(argv: Sequence[str]) -> Callable[[], int]:
+    if argv[:1] == ["help"] and argv[1:]:
+        return _command([*argv[1:], "--help"])
     if not argv or argv[0] in ("--help", "-h", "help"):
         return lambda: _say(HELP)
     if argv[0] == "--version":

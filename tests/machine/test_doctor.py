@@ -13,15 +13,16 @@ from autotrain_mem.cli import main
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.machine.doctor import gather as gathering
 from autotrain_mem.machine.doctor.facts import Facts, Folder, Hub, Library
-from autotrain_mem.machine.doctor.findings import NEEDED, health_of, version_of
+from autotrain_mem.machine.doctor.findings import health_of
 from autotrain_mem.report.doctor import private_free, summary
 from autotrain_mem.spec.health import Finding, State
 from autotrain_mem.units import GIB, MIB
+from autotrain_mem.versions import TESTED, untested, version_of
 
 ROOT = Path(__file__).parent.parent.parent
 CARD = replace(named("rtx4090"), origin="detected", uuid="GPU-1")
 TORCH = Library(version="2.13.0+cu130", details={"cuda": "13.0", "archs": "sm_75 sm_80 sm_86 sm_90", "nccl": "2.28"})
-LIBRARIES = {name: Library(version=".".join(map(str, least))) for name, least in NEEDED.items()} | {"torch": TORCH}
+LIBRARIES = {name: Library(version=".".join(map(str, least))) for name, (least, _) in TESTED.items()} | {"torch": TORCH}
 GOOD = Facts(
     has_device_files=True,
     driver="580.65.06",
@@ -135,12 +136,28 @@ def test_a_machine_without_a_gpu_is_told_what_works_there() -> None:
     assert "--simulate" in summary(health)
 
 
-def test_its_oldest_versions_are_those_that_the_project_declares() -> None:
+def test_what_was_tested_is_what_the_project_declares_and_its_suite_installs() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    declared = {
-        match[1]: match[2] for line in project["dependencies"] if (match := re.match(r"([\w-]+)>=([\d.]+)", line))
-    }
-    assert {name: version_of(declared[name]) for name in NEEDED} == NEEDED
+    bounds = (re.match(r"([\w-]+)>=([\d.]+),<([\d.]+)", line) for line in project["dependencies"])
+    declared = {match[1]: (version_of(match[2]), version_of(match[3])) for match in bounds if match}
+    lines = (ROOT / "scripts" / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = dict(line.split("==") for line in lines if "==" in line)
+    newest_trl = (ROOT / "scripts" / "newest-trl.txt").read_text(encoding="utf-8").split("==")[1]
+    for name, (oldest, newest) in TESTED.items():
+        assert declared[name][0] == oldest
+        assert newest < declared[name][1]
+        assert oldest <= version_of(pinned[name])[:2] <= newest
+    assert version_of(newest_trl)[:2] == TESTED["trl"][1]
+
+
+def test_other_versions_than_the_tested_are_said_and_missing_ones_are_not() -> None:
+    assert untested({name: ".".join(map(str, newest)) for name, (_, newest) in TESTED.items()}) == []
+    (newer,) = untested({"torch": "3.0.1+cu140", "trl": None})
+    assert newer.startswith("torch 3.0.1+cu140 is newer than ")
+    (older,) = untested({"trl": "1.9.2"})
+    assert "--upgrade 'trl>=1.12'" in older
+    facts = replace(GOOD, libraries=LIBRARIES | {"peft": Library(version="9.0")})
+    assert any("newer than" in finding.text for finding in only(facts))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from autotrain_mem.machine.usable import OLDEST_DRIVERS, TURING, install_torch
 from autotrain_mem.spec import Hardware
 from autotrain_mem.spec.health import Finding, Health, State
 from autotrain_mem.units import GIB, MIB, format_bytes
+from autotrain_mem.versions import TESTED, version_of
 
 LEAST_SHARED_BYTES = 1 * GIB
 """Of /dev/shm: data loader workers pass batches through it, and NCCL needs 33 MB a GPU at least (NCCL User Guide,
@@ -25,11 +26,6 @@ WRITTEN = {
 }
 """Folders -> what is written there, and how much should be free."""
 LEAST_OPEN_FILES = 1024
-NEEDED = {"torch": (2, 13), "transformers": (5, 23), "trl": (1, 12), "peft": (0, 21), "accelerate": (1, 15)} | {
-    "datasets": (5, 2),
-    "bitsandbytes": (0, 50),
-}
-"""Lowest versions that were run; as pyproject.toml has them (a test holds both together)."""
 OPTIONAL = {
     "flash-attn": "faster attention; without it torch's own is used",
     "liger-kernel": "fused kernels, --use_liger_kernel",
@@ -147,7 +143,7 @@ def _kernels(facts: Facts, torch: Library) -> Iterator[Finding]:
 
 
 def _packages(facts: Facts) -> Iterator[Finding]:
-    for name, least in NEEDED.items():
+    for name, (least, newest) in TESTED.items():
         library = facts.libraries.get(name, Library())
         if name == "torch":
             continue
@@ -160,6 +156,9 @@ def _packages(facts: Facts) -> Iterator[Finding]:
         elif version_of(library.version) < least:
             text = f"{library.version} is older than {wanted}, the oldest that was tested"
             yield _broken("packages", name, text, f"pip install --upgrade '{name}>={wanted}'")
+        elif version_of(library.version)[:2] > newest:
+            text = f"{library.version} is newer than {'.'.join(map(str, newest))}, the newest that was tested"
+            yield _note("packages", name, text, f"pip install '{name}<{newest[0]}.{newest[1] + 1}'")
         else:
             works = "; 4-bit quantization runs on the GPU" if library.details.get("works") else ""
             yield _ok("packages", name, f"{library.version}{works}")
@@ -270,12 +269,6 @@ CHECKS: tuple[Check, ...] = (
     _variables,
 )
 """In the order in which they are read."""
-
-
-def version_of(text: str) -> tuple[int, ...]:
-    """Reads the numbers that a version begins with: ``version_of("2.13.0+cu130") == (2, 13, 0)``."""
-    match = re.match(r"\d+(?:\.\d+)*", text)
-    return tuple(map(int, match[0].split("."))) if match else ()
 
 
 def _torch(facts: Facts) -> Library:
