@@ -135,7 +135,7 @@ def _with_autofit(case: Case, card: str, place: pathlib.Path) -> Row:
 
 
 def table(rows: Mapping[str, Row]) -> list[str]:
-    """In Markdown, for the README."""
+    """In Markdown, for docs/understand/survival.md."""
     columns = (
         *("", "card", "ended", "restarts", "steps in vain", "rows trained twice", "rows a step"),
         *("steps", "first good step", "in all"),

@@ -52,7 +52,7 @@ def test_every_lever_and_every_error_class_has_its_row(site: Path) -> None:
 
 def test_the_python_page_holds_every_verb_with_its_arguments(site: Path) -> None:
     page = (site / "reference" / "python.html").read_text(encoding="utf-8")
-    for verb in ("estimate", "plan", "fit", "cards", "gpus"):
+    for verb in ("estimate", "plan", "fit", "cards", "gpus", "write_report"):
         assert f'id="autotrain_mem.verbs.{verb}"' in page
 
 

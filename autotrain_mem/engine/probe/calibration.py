@@ -38,7 +38,7 @@ from autotrain_mem.spec.experience import Probe
 from autotrain_mem.units import parse_bytes
 
 SCALES = (0.5, 2.0)
-"""Of predictions against public runs, none was off by more than 15 % (README, "How good it is"); cut far outside."""
+"""Of predictions against public runs, none was off by more than 15 % (docs/understand/accuracy.md); cut far outside."""
 LEAST_DISTANCE = 0.05
 """Two points whose predictions are closer than this share tell no slope: what is measured moves in segments of 2 MiB,
 and in 20 MiB where the allocator takes them (``c10/core/AllocatorConfig.h: kLargeBuffer``)."""

@@ -29,7 +29,7 @@ MOST_PROBES = 3
 """The design's figure. A probe takes about as long as the start of the training."""
 ROOM_WORTH_A_MOVE = 0.10
 """Share of what was predicted that must turn out not to be needed before a plan is moved up. Public runs were predicted
-within 5 % mostly (README, "How good it is"), which is no reason to plan again."""
+within 5 % mostly (docs/understand/accuracy.md), which is no reason to plan again."""
 
 OnEvent = Callable[[Mapping[str, Any]], None]
 
