@@ -26,7 +26,7 @@ from autotrain_mem.report.first_screen import estimate_screen, first_screen
 from autotrain_mem.report.frontier import frontier_view
 from autotrain_mem.report.gpu_comparison import CardsProgress, cards_view
 from autotrain_mem.report.plan import plan_view
-from autotrain_mem.report.progress import SearchProgress, TrainingProgress
+from autotrain_mem.report.progress import SearchProgress, TrainingProgress, waiting
 from autotrain_mem.report.snapshot import check_snapshot, snapshot_view
 from autotrain_mem.report.sweep import sweep_csv, sweep_view
 from autotrain_mem.report.terminal import Console, lasting_console, whole_lines
@@ -45,7 +45,10 @@ def estimate(workers: api.Workers, wish: api.Wish, output: flags.Output) -> int:
     if axes:
         points = sweep.run(workers, wish, axes, lambda point: api.rehearsals_for(workers, point, warn))
     else:
-        estimated = api.estimate(api.rehearsals_for(workers, wish, warn), snapshot)
+        with _waiting("importing TRL") as (say, note):
+            rehearsals = api.rehearsals_for(workers, wish, note)
+            say("rehearsing")
+            estimated = api.estimate(rehearsals, snapshot)
         points = Sweep(axes=(), points=(SweepPoint(settings=(), outcome=estimated),))
     if output.json:
         _print_json(codec.to_json(points if axes else estimated))
@@ -67,7 +70,8 @@ def plan(workers: api.Workers, wish: api.Wish, output: flags.Output) -> int:
         return _frontier(workers, wish, output, output.frontier)
     if cards := api.compared(wish.autofit):
         return _compare(workers, wish, output, cards)
-    rehearsals = api.begin(workers, wish, warn, to_train=False)
+    with _waiting("importing TRL, looking at the model") as (_, note):
+        rehearsals = api.begin(workers, wish, note, to_train=False)
     chosen = _decide(rehearsals, wish, output, to_train=False)
     if output.stops:
         return export.write(rehearsals, chosen, wish, output)
@@ -100,7 +104,8 @@ def _decide(rehearsals: api.Rehearsals, wish: api.Wish, output: flags.Output, *,
 def _compare(workers: api.Workers, wish: api.Wish, output: flags.Output, cards: Sequence[Hardware]) -> int:
     """``autofit plan METHOD --gpu all``: what each card can do."""
     first = replace(wish, autofit=replace(wish.autofit, gpu=cards[0].name, gpus=cards[0].topology.devices))
-    rehearsals = api.rehearsals_for(workers, first, warn)
+    with _waiting("importing TRL, looking at the model") as (_, note):
+        rehearsals = api.rehearsals_for(workers, first, note)
     console = Console(stderr=True)
     _say_example(console, rehearsals, to_train=False)
     with CardsProgress(console, len(cards)) as progress:
@@ -124,7 +129,9 @@ def _frontier(workers: api.Workers, wish: api.Wish, output: flags.Output, name: 
             "--frontier makes no plan, and follows none.",
             hint=f"Remove it, and give --{name} {MOST} for the plan with as much as fits.",
         )
-    rehearsals = api.begin(workers, replace(wish, argv=(*wish.argv, f"--{name}={MOST}")), warn, to_train=False)
+    with _waiting("importing TRL, looking at the model") as (_, note):
+        asked = replace(wish, argv=(*wish.argv, f"--{name}={MOST}"))
+        rehearsals = api.begin(workers, asked, note, to_train=False)
     console = Console(stderr=True)
     _say_example(console, rehearsals, to_train=False)
     with SearchProgress(console) as progress:
@@ -141,7 +148,8 @@ def train(workers: api.Workers, wish: api.Wish, output: flags.Output) -> int:
     to_train = not (wish.plan_only or output.stops)
     wish = _checked(wish, output, to_train=to_train)
     with workers:  # they end before the training begins
-        rehearsals = api.begin(workers, wish, warn, to_train=to_train)
+        with _waiting("importing TRL, looking at model and data") as (_, note):
+            rehearsals = api.begin(workers, wish, note, to_train=to_train)
         chosen = _decide(rehearsals, wish, output, to_train=to_train)
         if output.stops:
             return export.write(rehearsals, chosen, wish, output)
@@ -176,6 +184,18 @@ def gpus(argv: Sequence[str]) -> int:
 def warn(message: str) -> None:
     """Something that the user should know, and that stops nothing."""
     Console(stderr=True).print(f"note: {message}", style="dim", highlight=False)
+
+
+@contextmanager
+def _waiting(what: str) -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
+    """Shows what is waited for; yields what takes the next thing, and what takes notes, which are said afterwards."""
+    notes: list[str] = []
+    try:
+        with waiting(Console(stderr=True), what) as say:
+            yield say, notes.append
+    finally:
+        for note in notes:
+            warn(note)
 
 
 def _say_example(console: Console, rehearsals: api.Rehearsals, *, to_train: bool) -> None:

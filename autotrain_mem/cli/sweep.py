@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from autotrain_mem import api
 from autotrain_mem.cli.flags import Output, own_names, read_one
 from autotrain_mem.errors import AutofitError, UsageError
+from autotrain_mem.report.progress import waiting
 from autotrain_mem.report.sweep import SweepProgress
 from autotrain_mem.report.terminal import Console
 from autotrain_mem.spec.knobs import OWN_SWITCHES
@@ -65,7 +66,8 @@ def run(workers: api.Workers, wish: api.Wish, written: Sequence[WrittenAxis], re
         UsageError: a name that nobody knows, values that their flags refuse; all of them in one message.
         AutofitError: every point was refused; the error is the first one's.
     """
-    axes = _typed_axes(workers.first, wish.method, written)
+    with waiting(Console(stderr=True), "importing TRL"):
+        axes = _typed_axes(workers.first, wish.method, written)
     asked = [_asked(wish, axes, settings, rehearsals_of) for settings in api.combinations(axes)]
     with SweepProgress(Console(stderr=True), axes) as progress:
         return api.estimate_all(workers, axes, asked, lambda point: api.estimate(point, checks=False), progress.done)

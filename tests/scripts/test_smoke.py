@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -439,6 +439,25 @@ def test_page_speed(script: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ran.code == 1
     above = [line.split()[0] for line in ran.out.splitlines() if "ABOVE ITS BAR" in line]
     assert above == ["file"], ran.out
+
+
+def test_install_check(script: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    """Its commands in their order, without an installation; one that fails makes the exit status."""
+    install_check = script("install_check")
+    wheel, ran = tmp_path / "autotrain_mem-0-py3-none-any.whl", list[str]()
+    wheel.write_bytes(b"")
+
+    def run(command: Sequence[str], folder: pathlib.Path) -> tuple[int, str]:
+        ran.append(" ".join(command))
+        return (1, "no such card") if command[-1] == "gpus" else (0, "3.12.1")
+
+    monkeypatch.setattr(install_check.names, "build", lambda work: wheel)
+    monkeypatch.setattr(install_check.names, "run", run)
+    done = install_check.run("--work", tmp_path, "--python", "python3.12")
+    assert done.code == 1
+    assert "no such card" in done.out
+    assert next(line for line in done.out.splitlines() if "quickstart" in line).split()[:5][-1] == "ok"
+    assert sum(str(wheel) in command for command in ran) == 1
 
 
 def test_quickstart(tmp_path: pathlib.Path) -> None:
