@@ -28,8 +28,8 @@ _REASONS = {
     errno.EACCES: ("writing there is not permitted", _WRITABLE),
     errno.EPERM: ("writing there is not permitted", _WRITABLE),
     errno.EROFS: ("the disk is read-only", _WRITABLE),
-    errno.ENOENT: ("its folder is not there or is a file", _THERE),
-    errno.ENOTDIR: ("its folder is not there or is a file", _THERE),
+    errno.ENOENT: ("its folder does not exist, or is a file", _THERE),
+    errno.ENOTDIR: ("its folder does not exist, or is a file", _THERE),
     errno.EISDIR: ("a folder of that name is in the way", "Move it away, or give {place} elsewhere."),
     errno.ENAMETOOLONG: ("its name is too long", "Give {place} with a shorter name."),
 }

@@ -69,7 +69,7 @@ def test_what_json_cannot_hold_is_refused_before_anything_is_written(written: Pa
     ("path", "reason"),
     [
         ("missing/run.json", "its folder is not there"),
-        ("file/run.json", "its folder is not there or is a file"),
+        ("file/run.json", "its folder does not exist, or is a file"),
         ("folder", "in the way"),
     ],
 )

@@ -144,7 +144,7 @@ def _frontier(workers: api.Workers, wish: api.Wish, output: flags.Output, name: 
 
 def train(workers: api.Workers, wish: api.Wish, output: flags.Output) -> int:
     """``autofit METHOD``: plan, and train with the plan."""
-    wish = api.resumed(wish, warn, lambda folder: warn(f"going on with the run in {folder}, with its plan"))
+    wish = api.resumed(wish, warn, lambda folder: warn(f"continuing the run in {folder}, with its plan"))
     to_train = not (wish.plan_only or output.stops)
     wish = _checked(wish, output, to_train=to_train)
     with workers:  # they end before the training begins

@@ -84,7 +84,7 @@ def _asker(missing: object) -> Ask:
 
     def refuse(question: str, default: str) -> str:
         raise UsageError(
-            f"autofit init has nobody to ask here, and needs {' and '.join(needed)}.",
+            f"autofit init cannot ask questions here, and needs {' and '.join(needed)}.",
             hint="autofit init --model MODEL --dataset DATA [--method METHOD] [--gpu NAME]",
         )
 

@@ -92,7 +92,7 @@ def _wrong(axis: WrittenAxis, axes: Sequence[WrittenAxis], argv: Sequence[str]) 
         written = f"--sweep {name}={','.join(axis.texts)}"
         wrong.append(UsageError(f"{written}: {'a value is empty' if name else 'the name is missing'}.", hint=_FORM))
     if sum(_canonical(each.name) == _canonical(name) for each in axes) > 1:
-        wrong.append(UsageError(f"--sweep {name} stands there twice.", hint="Write all its values into one --sweep."))
+        wrong.append(UsageError(f"--sweep {name} is given twice.", hint="Write all its values into one --sweep."))
     # A key of the YAML file is no contradiction: flags win over it, swept or not.
     typed = [token.partition("=")[0] for token in argv if token.startswith("--")]
     flags = {_canonical(flag[2:].replace("-", "_").removeprefix("no_")): flag for flag in typed}

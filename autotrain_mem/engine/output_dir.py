@@ -48,7 +48,7 @@ def check_output(job: Job, *, overwrite: bool) -> None:
     folder = output_dir(job)
     if overwrite and resumes_in_folder(job):
         raise UsageError(
-            f"--overwrite_output_dir moves a run away, and --{RESUME} goes on with it.", hint="Remove one of them."
+            f"--overwrite_output_dir moves a run away, and --{RESUME} continues it.", hint="Remove one of them."
         )
     check_apart(folder, [job.model, *map(job.arguments.get, REWARD_MODEL_ARGUMENTS)], _datasets(job))
     if overwrite:

@@ -58,7 +58,7 @@ def resumed(wish: Wish, warn: Callable[[str], None], on_folder: Callable[[str], 
         Plan.load(str(folder))
     except PlanFileError as error:  # another version wrote it, or somebody changed it
         if Path(str(folder), PLAN_NAME).exists():
-            warn(f"the run in {folder} is gone on with, and another plan made for it: {error.message}")
+            warn(f"the run in {folder} continues with a new plan: {error.message}")
         return wish
     on_folder(str(folder))
     return replace(wish, autofit=replace(wish.autofit, plan=str(folder)))

@@ -88,7 +88,7 @@ def _unfinished(folder: Path, method: str) -> OutputFolderError:
     checkpoints = [path for path in folder.glob("checkpoint-*") if path.is_dir()]
     steps = _read(folder / RUN_NAME).get("steps")
     came = f" It ended after step {steps}." if steps else ""
-    go_on = f"autofit {method} --output_dir {folder} --resume_from_checkpoint  goes on with it."
+    go_on = f"autofit {method} --output_dir {folder} --resume_from_checkpoint  continues it."
     again = f"autofit {method} --plan {folder}  trains with its plan again."
     return OutputFolderError(
         f"The run in {folder} is not finished: it holds no trained model yet.{came}",

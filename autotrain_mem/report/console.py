@@ -76,7 +76,7 @@ def report_view(report: Report, page: str | None = None) -> RenderableType:
         predicted, measured = report.predicted_peak_reserved_bytes, report.measured.peak_reserved_bytes
         add(grid, "", _peaks("reserved", predicted, measured, report.reserved_prediction_error))
         if retries := report.measured.num_alloc_retries:
-            stops = "the allocator gave its cache back to go on, which stops the GPU: more --headroom avoids that"
+            stops = "the allocator freed its cache and retried, which stalls the GPU: more --headroom avoids that"
             add(grid, "retries", f"{formatting.counted(retries, 'time')} {stops}")
     incidents = f"{formatting.counted(report.incidents, 'time')} out of memory" if report.incidents else ""
     restarts = formatting.counted(report.restarts, "restart") if report.restarts else ""
@@ -100,7 +100,7 @@ def _loss(report: Report) -> RenderableType:
     if (step := report.not_finite_step) is None:
         return _moved(report.first_loss, report.last_loss)
     first = "" if report.first_loss is None else f"{report.first_loss:#.4g} -> "
-    return Text(f"{first}not a number from step {step} on: the trained weights are of no use", style=BAD)
+    return Text(f"{first}not a number from step {step} on: the trained weights are unusable", style=BAD)
 
 
 def _moved(first: float | None, last: float | None) -> str:

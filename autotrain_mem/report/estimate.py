@@ -102,7 +102,7 @@ def why_not(estimate: Estimate) -> list[str]:
         reason = f"the largest request that fails: {format_bytes(reserved.largest_refused_bytes)}"
     elif reserved.num_alloc_retries:
         times = formatting.counted(reserved.num_alloc_retries, "time")
-        reason = f"it would get by only by giving its cache back {times}, each of which stops the GPU"
+        reason = f"it would run only by freeing its cache {times}, and each stalls the GPU"
     else:
         reason = "what is allocated would fit, what is cached beside it does not"
     other = estimate.with_expandable_segments()  # which are on, or need no less, where nothing is said of them

@@ -17,7 +17,7 @@ def event_line(event: Mapping[str, Any]) -> str:
     An event that needs no line, such as a step, gives an empty text.
 
     >>> event_line({"event": "save_failed", "step": 20, "path": "run/checkpoint-20", "message": "disk full"})
-    'checkpoint of step 20 could not be written, training goes on: disk full'
+    'checkpoint of step 20 could not be written, training continues: disk full'
     """
     match event["event"]:
         case "room":
@@ -37,7 +37,7 @@ def event_line(event: Mapping[str, Any]) -> str:
         case "restart":
             restart = event["restart"]
             step, resumed_at = formatting.counted(restart["step"], "step"), restart["resumed_at"]
-            start = f"goes on from step {resumed_at}" if resumed_at else "begins anew"
+            start = f"continues from step {resumed_at}" if resumed_at else "starts over"
             change = f" with {restart['change']}" if restart["change"] else ""
             why = f"({restart['cause']}: {restart['why']})"
             return f"the training process ended after {step} {why}; another {start}{change}"
@@ -45,7 +45,7 @@ def event_line(event: Mapping[str, Any]) -> str:
             incident, phase = event["incident"], event["incident"]["phase"].replace("_", " ")
             return f"out of memory in {phase} after step {incident['step']}: {incident['remedy']}"
         case "save_failed":
-            return f"checkpoint of step {event['step']} could not be written, training goes on: {event['message']}"
+            return f"checkpoint of step {event['step']} could not be written, training continues: {event['message']}"
         case "checkpoint" if "message" in event:
             whole = f"checkpoint of step {event['step']} is whole, but its manifest could not be written"
             return f"{whole}; it is kept, as are all older ones: {event['message']}"
@@ -69,11 +69,11 @@ def _not_finite(event: Mapping[str, Any]) -> str:
     figures = f"warning: step {event['step']}: loss {event['loss']}, norm of the gradient {event['gradient']}"
     if not event["spoils"]:
         return (
-            f"{figures}: the gradient is sound, and training goes on. A micro-batch in which no token counts has no "
+            f"{figures}: the gradient is sound, and training continues. A micro-batch in which no token counts has no "
             "mean: look for rows whose completion --max_length cuts off."
         )
     return (
-        f"{figures}: the weights are of no use from here on, whatever loss is logged (transformers leaves such values "
+        f"{figures}: the weights are unusable from here on, whatever loss is logged (transformers leaves such values "
         "out, --logging_nan_inf_filter), and no checkpoint is written that would take a sound one's place. Lower "
         "--learning_rate, compute in bf16 rather than fp16, keep --max_grad_norm at 1, and look at the rows of that "
         "step and at the weights that it began with."
@@ -96,7 +96,7 @@ def outcome(probe: Probe, predicted_bytes: int, budget_bytes: int) -> str:
     else:
         parts.append(f"2 steps and a save in {formatting.duration(probe.seconds)}")
     if times and not probe.refused:
-        parts.append(f"the cache was given back {formatting.counted(times, 'time')} to go on")
+        parts.append(f"the cache was freed {formatting.counted(times, 'time')} to continue")
     return f"{rows}: {'; '.join(parts)}: {end}"
 
 

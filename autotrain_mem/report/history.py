@@ -89,7 +89,7 @@ class _Tail:
         """Returns all events, with those that were written since the last time; none where there is no file."""
         try:
             with open_ordinary(self._path) as file:
-                if file.seek(0, 2) < self._read_bytes:  # another run's: it begins anew
+                if file.seek(0, 2) < self._read_bytes:  # another run's: it starts over
                     self._read_bytes, self._events = 0, []
                 file.seek(self._read_bytes)
                 new = file.read(LARGEST_BYTES)

@@ -107,7 +107,7 @@ def _rows(shortage: Shortage, plan: Plan) -> list[_Row]:
 
 
 def _owner_rows(shortage: Shortage, expected: Mapping[Owner, int]) -> list[_Row]:
-    """Those that could not be told apart stand together, and so does what was predicted for them."""
+    """Those that are not known apart stand together, and so does what was predicted for them."""
     measured, rest_bytes = shortage.measured, shortage.rest_bytes
     apart = [owner for owner in Owner if owner in measured or not rest_bytes]
     held = [_Row("+", formatting.OWNERS[owner], expected.get(owner, 0), measured.get(owner, 0)) for owner in apart]

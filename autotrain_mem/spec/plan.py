@@ -121,7 +121,7 @@ class Plan:
     """What the environment said to torch's allocator, as PYTORCH_ALLOC_CONF has it."""
     objects: str | None = None
     """Digest of what a Python script handed over beside rows and config, which no file holds: a model, an adapter's
-    config, a loss; empty where that could not be told. None for a job in flags."""
+    config, a loss; empty where that is not known. None for a job in flags."""
     most: Most | None = None
     """Where as much as fits of one thing was asked for: how much that is, and what stops it."""
     price: Price | None = None

@@ -47,7 +47,7 @@ class Shortage:
 
     @property
     def rest_bytes(self) -> int:
-        """Computes what was allocated and could not be told apart: activations, temporaries, KV cache, the batch."""
+        """Computes what was allocated and is not known apart: activations, temporaries, KV cache, the batch."""
         return max(0, self.allocated_bytes - sum(self.measured.values()))
 
     @property

@@ -252,7 +252,7 @@ def _died_early(what: str, death: ChildDied, log: pathlib.Path, advice: str = ""
         status = f"it was killed by signal {-death.code}"
     likely = "Signal 9 is often the host running out of memory.\n" if death.code == -signal.SIGKILL else ""
     words = death.log_tail[-LAST_WORDS_CHARACTERS:].strip()
-    where = f"Its last words are below; all of them are in {log}." if words else f"Its log, {log}, is empty."
+    where = f"Its last output is below; all of it is in {log}." if words else f"Its log, {log}, is empty."
     hint = "\n".join(filter(None, [f"{likely}{where}{advice}", words]))
     return TrainingError(f"{what} ended before its time: {status}.", hint=hint)
 

@@ -230,7 +230,7 @@ def _check_holds_nothing(folder: Path) -> None:
     if names := _holds(folder):
         checkpoints = [name for name in names if name.startswith("checkpoint-")]
         what = "a run" if checkpoints or RUN_NAME in names else "weights"
-        go_on = "\nTo go on with it, add --resume_from_checkpoint." if checkpoints else ""
+        go_on = "\nTo continue it, add --resume_from_checkpoint." if checkpoints else ""
         raise OutputFolderError(
             f"The output folder {folder} already holds {what} ({', '.join(names[:3])}).",
             hint="Give another --output_dir, or add --overwrite_output_dir: "

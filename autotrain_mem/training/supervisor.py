@@ -157,4 +157,4 @@ def _given_up(cause: Cause, error: AutofitError, reason: str, newest: Checkpoint
 def _go_on(newest: Checkpoint | None) -> str:
     if newest is None:
         return ""
-    return f"Its last whole checkpoint is {newest.path}; --resume_from_checkpoint goes on from there."
+    return f"Its last whole checkpoint is {newest.path}; --resume_from_checkpoint continues from there."

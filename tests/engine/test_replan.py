@@ -126,7 +126,7 @@ def test_a_full_disk_ends_no_run_and_is_said_once(tmp_path: Path, monkeypatch: p
         for _ in range(2):
             run.record({"event": "restart", "restart": codec.to_json(RESTART)})
     assert [event["event"] for event in run.events] == ["note", "restart", "restart"]
-    assert "plan.json: the disk is full. The run goes on without it." in run.events[0]["message"]
+    assert "plan.json: the disk is full. The run continues without it." in run.events[0]["message"]
     run.record({"event": "restart", "restart": codec.to_json(RESTART)})
     assert Plan.load(tmp_path).experience.restarts == (RESTART,) * 3
 

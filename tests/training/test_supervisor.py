@@ -165,5 +165,5 @@ def test_the_users_own_error_is_told_in_its_own_words_and_with_the_checkpoint() 
     error = RewardFunctionError("reward raised.", hint="Mend it.")
     with pytest.raises(AutofitError) as caught:
         Script([(Ending(error=error, step=7), 5)]).run()
-    said = "Its last whole checkpoint is run/checkpoint-5; --resume_from_checkpoint goes on from there."
+    said = "Its last whole checkpoint is run/checkpoint-5; --resume_from_checkpoint continues from there."
     assert caught.value.hint.splitlines() == ["Mend it.[explained]", said]

@@ -221,7 +221,7 @@ class SupervisedRun:
         try:
             write_json(self.folder / name, content)
         except OutputFolderError as error:
-            self.record({"event": "note", "message": f"{error.message} The run goes on without it."})
+            self.record({"event": "note", "message": f"{error.message} The run continues without it."})
 
     # -- what there is to go on from ----------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ class OwnLoss:
     heeds_count: bool
     """It divides by ``num_items_in_batch`` where it is given."""
     basis: Basis | None
-    """What it is a mean over without that count; None where that could not be told."""
+    """What it is a mean over without that count; None where that is not known."""
 
 
 UNKNOWN = OwnLoss(heeds_count=False, basis=None)

@@ -119,7 +119,7 @@ def _is_online(trainer: Any) -> bool:
 def _why_not(trainer: Any) -> str:
     dataset, optimizer = trainer.train_dataset, str(getattr(trainer.args.optim, "value", trainer.args.optim))
     if not all(hasattr(dataset, name) for name in ("select_columns", "with_format", "__len__")):
-        return "the training data are a stream, whose longest rows nobody knows"
+        return "the training data are a stream, whose longest rows are not known"
     if not len(dataset):
         return "the training data have no rows"
     if row_lengths(dataset) is None and not (_is_online(trainer) and "prompt" in dataset.column_names):

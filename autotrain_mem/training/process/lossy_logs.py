@@ -31,7 +31,7 @@ def drop_logs_without_room(trainer: Any, send: SendEvent) -> None:
                 if what not in notes:
                     notes.append(what)
                     reason = " ".join(str(error).split())
-                    send({"event": "note", "message": f"{what} could not be written, training goes on: {reason}"})
+                    send({"event": "note", "message": f"{what} could not be written, training continues: {reason}"})
                 return None
 
         return run

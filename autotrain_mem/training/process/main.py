@@ -22,7 +22,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `autofit ... &` has it ignored
 
     def on_loss(error: OSError) -> None:
-        message = f"the log cannot be written ({error.strerror}): what the trainer prints is dropped, training goes on"
+        message = f"the log cannot be written ({error.strerror}): training continues without it"
         channel.send({"event": "note", "message": message})
 
     channel = Channel(ignore_interrupt=False, on_loss=on_loss)

@@ -1,4 +1,4 @@
-"""On a simulated card that is full when a real one would be, a guarded training goes on, and frees what it should."""
+"""On a simulated card that is full when a real one would be, a guarded training continues, and frees what it should."""
 
 from pathlib import Path
 from typing import Any

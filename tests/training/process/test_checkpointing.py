@@ -257,7 +257,7 @@ def test_logs_for_which_the_disk_has_no_room_end_no_training(gpt2: Path, tmp_pat
     made.train()
     assert made.state.global_step == 2
     assert len(seen) == 3, "two steps and the end"
-    no_room = "could not be written, training goes on: [Errno 28] No space left on device"
+    no_room = "could not be written, training continues: [Errno 28] No space left on device"
     assert [event["message"] for event in told] == [
         f"what {who} {no_room}" for who in ("Tracker logs", "the trainer logs")
     ]
