@@ -68,7 +68,7 @@ def test_what_json_cannot_hold_is_refused_before_anything_is_written(written: Pa
 @pytest.mark.parametrize(
     ("path", "reason"),
     [
-        ("missing/run.json", "its folder is not there"),
+        ("missing/run.json", "its folder does not exist"),
         ("file/run.json", "its folder does not exist, or is a file"),
         ("folder", "in the way"),
     ],

@@ -6,7 +6,6 @@ long row in a hundred, and die. Then the plan that fits, and the same training t
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import pathlib
 import textwrap
@@ -19,6 +18,7 @@ from rich.rule import Rule
 from autotrain_mem import api
 from autotrain_mem.cli.commands import progress_bar
 from autotrain_mem.cli.flags import own_names
+from autotrain_mem.cli.run_flags import flag_parser, parsed
 from autotrain_mem.errors import AutofitError, GpuOutOfMemoryError, OutputFolderError, UsageError
 from autotrain_mem.quickstart import data, model
 from autotrain_mem.report.console import report_view
@@ -28,6 +28,10 @@ from autotrain_mem.report.terminal import Console
 from autotrain_mem.spec import Job
 from autotrain_mem.store import Store, cache_folder
 
+ABOUT = """\
+Shows the whole product in about a minute, without a GPU: a tiny model is trained with TRL's defaults on a simulated
+card until that is full; then with the plan that fits, to its end.
+"""
 CARD = "104MiB"
 ROWS = 600
 STEPS = 60
@@ -41,7 +45,12 @@ NEXT_COMMANDS = (
 
 def quickstart(argv: Sequence[str]) -> int:
     """Make model and data, see TRL's defaults run out of memory, plan, and train."""
-    folder = _folder(argv)
+    parser = flag_parser("quickstart", ABOUT)
+    parser.add_argument("--folder", metavar="FOLDER", help="a new folder for model, data and run")
+    parser.add_argument("--debug", action="store_true", help="a traceback with an error")
+    if (options := parsed(parser, argv)) is None:
+        return 0
+    folder = _folder(options.folder)
     console = Console()
     api.check_launch()
     started = time.monotonic()
@@ -80,21 +89,12 @@ def _chapter(console: Console, title: str) -> None:
     console.print(Rule(title, align="left", style="dim"))
 
 
-def _folder(argv: Sequence[str]) -> pathlib.Path:
+def _folder(named: str | None) -> pathlib.Path:
     """The folder that is asked for, or the first free one: an earlier quickstart is never written over."""
-    parser = argparse.ArgumentParser(prog="autofit quickstart", allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--folder", type=pathlib.Path, help="a new folder for model, data and run")
-    parser.add_argument("--debug", action="store_true", help="a traceback with an error")
-    try:
-        options, unknown = parser.parse_known_args(list(argv))
-    except argparse.ArgumentError as error:
-        raise UsageError(f"{error}.", hint="autofit quickstart [--folder FOLDER]") from error
-    if unknown:
-        raise UsageError(f"Unknown flag: {unknown[0]}.", hint="autofit quickstart [--folder FOLDER]")
-    if options.folder is not None and options.folder.exists():
-        raise UsageError(f"{options.folder} exists already.", hint="Give --folder a new folder.")
+    if named is not None and pathlib.Path(named).exists():
+        raise UsageError(f"{named} exists already.", hint="Give --folder a new folder.")
     names = itertools.chain(["quickstart-run"], (f"quickstart-run-{number}" for number in itertools.count(2)))
-    return options.folder or next(path for path in map(pathlib.Path, names) if not path.exists())
+    return pathlib.Path(named) if named else next(path for path in map(pathlib.Path, names) if not path.exists())
 
 
 def _make(folder: pathlib.Path) -> None:

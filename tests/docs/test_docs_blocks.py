@@ -18,7 +18,18 @@ EVERY = list(blocks())
 WORDS = {"MODEL": "tiny", "DATA": "data.jsonl"}
 """What stands for the user's own."""
 
-OTHER_PROGRAMS = ("scripts/", "source ", "docker ", "pip ", "pipx ", "python ", "accelerate launch", "AUTOFIT_", "sudo ", "uv")
+OTHER_PROGRAMS = (
+    "scripts/",
+    "source ",
+    "docker ",
+    "pip ",
+    "pipx ",
+    "python ",
+    "accelerate launch",
+    "AUTOFIT_",
+    "sudo ",
+    "uv",
+)
 
 
 def of_language(*names: str) -> list[Block]:

@@ -78,5 +78,5 @@ def test_a_run_whose_plan_cannot_be_followed_is_gone_on_with_and_says_so(tmp_pat
     assert not notes, "there is no plan"
     (tmp_path / "plan.json").write_text('{"schema": "autofit.plan/1"}')
     assert api.resumed(wish, notes.append) is wish
-    assert "another plan made for it" in notes[0]
+    assert "continues with a new plan" in notes[0]
     assert "autofit.plan/1" in notes[0]

@@ -24,7 +24,7 @@ def test_a_file_of_that_name_is_overwritten_and_a_link_stays_a_link(tmp_path: Pa
     ("name", "reason"),
     [
         ("folder", "a folder of that name is in the way"),
-        ("missing/run.pickle", "its folder is not there"),
+        ("missing/run.pickle", "its folder does not exist"),
         ("file/run.pickle", "its folder does not exist, or is a file"),
         ("fifo", "it is no file"),
         ("x" * 300, "its name is too long"),

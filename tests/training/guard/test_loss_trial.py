@@ -90,7 +90,7 @@ def test_a_loss_that_cannot_be_told_is_not_split_and_weighs_each_micro_batch_ali
     assert not repeated.told.notices
     added_up, meant = steps("neither", folders, 2, 4, guarded=False), steps("neither", folders, 2, 4)
     assert meant.loss == pytest.approx(added_up.loss / 4)
-    assert ["is not known by trying" in notice for notice in meant.told.notices] == [True]
+    assert ["could not be found out by trying" in notice for notice in meant.told.notices] == [True]
 
 
 def test_the_trial_says_which_mean_it_is_and_leaves_no_trace(gpt2: Path, folders: dict[str, Path]) -> None:
