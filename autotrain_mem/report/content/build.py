@@ -11,6 +11,8 @@ from autotrain_mem.spec import Plan, Report
 from autotrain_mem.spec.page import Page
 from autotrain_mem.units import format_bytes
 
+DIGITS = 12
+"""Of our own version, which is a digest: enough to tell it from others."""
 _HOW_TO_READ = (
     "The first figure is one rehearsed training step on the worst batch: what is allocated, stacked by what it is for, "
     "the memory reserved for it, and the budget that neither may pass.",
@@ -31,7 +33,7 @@ def page_of(material: Material) -> Page:
         fits=plan.estimate.fits,
         command=material.command,
         made=material.made,
-        versions={name: version for name, version in plan.versions.items() if version and " " not in name},
+        versions=_versions(plan),
         how_to_read=(*_HOW_TO_READ, _OF_A_RUN if is_run else _OF_A_PLAN),
         key_figures=tuple(_key_figures(plan, material.report)),
         timelines=material.timelines,
@@ -40,6 +42,12 @@ def page_of(material: Material) -> Page:
         grids=tuple(grids(material)),
         not_shown=material.not_shown,
     )
+
+
+def _versions(plan: Plan) -> dict[str, str]:
+    """Returns what was installed; digests of files, which only a cache needs, are left out."""
+    installed = {name: version for name, version in plan.versions.items() if version and " " not in name}
+    return installed | {"autotrain_mem": installed.get("autotrain_mem", "")[:DIGITS]}
 
 
 def _changes(plan: Plan) -> str:
