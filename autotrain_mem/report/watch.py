@@ -22,6 +22,8 @@ ASCII_BLOCKS = "_.-=+*#%"
 SPARKS = 24
 """Blocks of a line that shows how a figure moved."""
 SHOWN_HAPPENINGS = 6
+SILENT_SECONDS = 60.0
+"""After which a run that holds no lock and has written nothing counts as one that has died."""
 PACE_SECONDS = 120.0
 """How far back the pace is taken from that tells the time left."""
 
@@ -41,15 +43,18 @@ class Watched:
 
     @property
     def is_over(self) -> bool:
-        """Tells whether nothing more will be written."""
-        ended = self.history is not None and bool(self.history.ending)
-        return self.alive is not True and (ended or self.alive is False)
+        """Tells whether nothing more will be written; a run that has not begun is waited for."""
+        if self.history is None or self.alive:
+            return False
+        # A lock may not reach from one machine to another: what was written just now is a sign of life, too.
+        is_silent = self.now - self.history.last > SILENT_SECONDS
+        return bool(self.history.ending) or (self.alive is False and is_silent)
 
     @property
     def step(self) -> int:
         if self.history is None:
             return 0
-        return max((moment.step for moment in self.history.moments), default=0)
+        return self.history.moments[-1].step if self.history.moments else 0  # a restart goes back to a checkpoint
 
     @property
     def state(self) -> str:
@@ -58,7 +63,7 @@ class Watched:
             return "starting" if self.alive else "not begun"
         if self.history.ending and self.alive is not True:
             return self.history.ending
-        return "stopped without saying why" if self.alive is False else "running"
+        return "stopped without saying why" if self.is_over else "running"
 
     @property
     def seconds(self) -> float:

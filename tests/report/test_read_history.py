@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from autotrain_mem.engine.recover.event_log import EventLog
 from autotrain_mem.report.history import read_history
 from autotrain_mem.spec import Phase
@@ -75,6 +77,12 @@ def test_a_run_has_ended_until_another_process_begins(tmp_path: Path) -> None:
     again = read_history(tmp_path)
     assert again is not None
     assert again.ending == ""
+
+
+def test_what_is_no_number_is_not_written(tmp_path: Path) -> None:
+    EventLog(tmp_path).see({"event": "log", "step": 1, "logs": {"loss": float("nan"), "reward": 1.0, "memory/x": 2.0}})
+    (line,) = (tmp_path / EVENTS_NAME).read_text().splitlines()
+    assert json.loads(line, parse_constant=lambda constant: pytest.fail(constant))["logs"] == {"reward": 1.0}
 
 
 def test_steps_that_come_fast_are_written_a_second_apart(tmp_path: Path) -> None:

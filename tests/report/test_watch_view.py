@@ -20,8 +20,8 @@ from autotrain_mem.training.run_folder import lock_folder
 RUNNING = replace(history(*(moment(step, loss=10.0 - step) for step in range(1, 8))), ending="")
 
 
-def watched(found: RunHistory | None = RUNNING, *, alive: bool | None = True) -> Watched:
-    return Watched(name="run", plan=PLAN, history=found, alive=alive, now=20.0)
+def watched(found: RunHistory | None = RUNNING, *, alive: bool | None = True, now: float = 20.0) -> Watched:
+    return Watched(name="run", plan=PLAN, history=found, alive=alive, now=now)
 
 
 def text(each: Watched, columns: int = 100) -> str:
@@ -48,7 +48,9 @@ def test_a_run_says_how_far_it_is_and_when_it_will_be_done() -> None:
     [
         (None, True, "starting", False),
         (None, None, "not begun", False),
+        (None, False, "not begun", False),
         (RUNNING, False, "stopped without saying why", True),
+        (replace(RUNNING, last=190.0), False, "running", False),  # its lock does not reach here, and it writes
         (RUNNING, None, "running", False),
         (replace(RUNNING, ending="finished"), False, "finished", True),
         (replace(RUNNING, ending="failed"), True, "running", False),  # another process goes on with it
@@ -57,9 +59,14 @@ def test_a_run_says_how_far_it_is_and_when_it_will_be_done() -> None:
 def test_a_run_is_over_once_it_says_so_or_nobody_is_at_it(
     found: RunHistory | None, alive: bool | None, state: str, is_over: bool
 ) -> None:
-    now = watched(found, alive=alive)
+    now = watched(found, alive=alive, now=200.0)
     assert (now.state, now.is_over) == (state, is_over)
     assert state in text(now)
+
+
+def test_a_restart_goes_back_to_the_step_of_its_checkpoint() -> None:
+    moments = [*RUNNING.moments, moment(4)]
+    assert watched(replace(RUNNING, ranks=(tuple(moments),))).step == 4
 
 
 def test_a_line_of_blocks_goes_from_the_lowest_to_the_highest() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,10 +43,19 @@ class EventLog:
                 return
             self._step_written = now
         try:
-            JsonLines(self.folder / EVENTS_NAME).write({**event, "time": round(now, 3)})
+            JsonLines(self.folder / EVENTS_NAME).write({**event, **_logged(event), "time": round(now, 3)})
         except OSError:
             self._is_broken = True
 
     def end(self, ending: str, step: int | None = None) -> None:
         """Says how the run ended: ``finished``, ``interrupted`` or ``failed``."""
         self.see({"event": "end", "ending": ending, **({} if step is None else {"step": step})})
+
+
+def _logged(event: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a trainer logged, without what JSON has no number for, and without the watch's own figures, which
+    are in its record."""
+    if event["event"] != "log":
+        return {}
+    logs = event["logs"].items()
+    return {"logs": {name: each for name, each in logs if math.isfinite(each) and not name.startswith("memory/")}}
