@@ -14,6 +14,8 @@ from autotrain_mem.errands.of_run import errand_of, quantized_note
 from autotrain_mem.errands.trained_run import find_run
 from autotrain_mem.errors import UsageError
 from autotrain_mem.printable import printable
+from autotrain_mem.report.progress import waiting
+from autotrain_mem.report.terminal import Console
 
 MAX_NEW_TOKENS = 256
 
@@ -49,7 +51,8 @@ def chat(argv: Sequence[str]) -> int:
     if note := quantized_note(errand):
         warn(note)
     with started(errand) as process:
-        device = process.receive()["device"]
+        with waiting(Console(stderr=True), "loading the model"):
+            device = process.receive()["device"]
         if prompt is not None:
             _once(process, errand, prompt, options.answer)
         else:

@@ -10,6 +10,8 @@ from autotrain_mem.cli.run_flags import model_flags, parsed, run_parser
 from autotrain_mem.errands.child import finish
 from autotrain_mem.errands.of_run import errand_of, merge_errand, quantized_note
 from autotrain_mem.errands.trained_run import find_run
+from autotrain_mem.report.progress import waiting
+from autotrain_mem.report.terminal import Console
 from autotrain_mem.units import format_bytes
 
 ABOUT = """\
@@ -36,6 +38,7 @@ def merge(argv: Sequence[str]) -> int:
     )
     if note := quantized_note(errand):
         warn(note)
-    end = finish(errand, lambda event: warn(event["message"]))
+    with waiting(Console(stderr=True), "merging the adapter into its base"):
+        end = finish(errand, lambda event: warn(event["message"]))
     sys.stdout.write(f"{end['path']}: {format_bytes(end['bytes'])} in {end['dtype']}\n")
     return 0

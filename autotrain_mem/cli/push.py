@@ -13,6 +13,8 @@ from autotrain_mem.errands.errand import Errand
 from autotrain_mem.errands.of_run import check_repository
 from autotrain_mem.errands.trained_run import find_run
 from autotrain_mem.errors import UsageError
+from autotrain_mem.report.progress import waiting
+from autotrain_mem.report.terminal import Console
 
 ABOUT = """\
 Uploads weights, configs, tokenizer and the model card, and nothing else: no checkpoints, no logs, no plan.json,
@@ -36,6 +38,7 @@ def push(argv: Sequence[str]) -> int:
     if run.is_adapter and Path(run.base).expanduser().is_dir():
         warn(f"the adapter names its base by a folder of this machine, {run.base}: others cannot load it from there")
     errand = Errand(task="push", folder=str(run.folder), to=options.to, public=options.public, update=options.update)
-    end = finish(errand, lambda event: warn(event["message"]))
+    with waiting(Console(stderr=True), f"uploading to {options.to}"):
+        end = finish(errand, lambda event: warn(event["message"]))
     sys.stdout.write(f"{end['url']}\n")
     return 0
