@@ -147,7 +147,7 @@ def _from(cause: BaseException, error: AutofitError) -> AutofitError:
 
 
 def _command(argv: Sequence[str]) -> Callable[[], int]:
-    if argv[:1] == ["help"] and argv[1:]:
+    if len(argv) > 1 and argv[0] == "help":
         return _command([*argv[1:], "--help"])
     if not argv or argv[0] in ("--help", "-h", "help"):
         return lambda: _say(HELP)
@@ -165,11 +165,24 @@ def _command(argv: Sequence[str]) -> Callable[[], int]:
         from autotrain_mem.cli.asked import run as run_asked
 
         if rest and rest[0] in ("--help", "-h"):
-            return lambda: _say(HELP)
+            return lambda: _say(_help_of(name))
         method = _method(name, rest)
         return lambda: run_asked(name, method, rest[1:])
     meant = _meant("autofit", name, (*METHODS, "plan", "estimate", *_WITHOUT_METHOD))
     raise UsageError(f"Unknown command {name!r}.", hint=f"{meant}See autofit --help.")
+
+
+def _help_of(command: str) -> str:
+    """The lines of the help that are about one command, below their headings, with how to see its flags."""
+    lines: list[str] = []
+    heading = ""
+    for line in HELP.splitlines():
+        if line and not line.startswith((" ", "usage")):
+            heading = line
+        elif f"autofit {command} METHOD" in line or line.startswith(f"    autofit {command} "):
+            lines += [*([] if heading in lines else ["", heading]), line]
+    flags = f"METHOD is one of {', '.join(METHODS)}.\n\n  autofit {command} METHOD --help      all flags"
+    return "\n".join([f"usage: autofit {command} METHOD [FLAGS]", *lines, "", flags, ""])
 
 
 def _method(command: str, rest: Sequence[str]) -> str:

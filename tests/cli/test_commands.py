@@ -118,6 +118,16 @@ def test_help_lists_our_flags_and_trls(command: str, autofit: Autofit) -> None:
     assert {"--gpu", "--simulate", "--forbid", "--learning_rate", "--lora_r", OF_THE_METHOD[command]} <= said
 
 
+def test_help_fits_a_terminal_and_plan_and_estimate_have_their_own(autofit: Autofit) -> None:
+    every, plan, estimate = (autofit(*argv).out for argv in (("--help",), ("plan", "--help"), ("help", "estimate")))
+    assert all(len(line) <= 80 for text in (every, plan, estimate) for line in text.splitlines())
+    assert "--frontier" in plan
+    assert "--sweep" not in plan
+    assert "--sweep" in estimate
+    assert "autofit chat" in every
+    assert "autofit chat" not in plan + estimate
+
+
 @pytest.mark.parametrize("argv", [(), ("--help",), ("plan", "--help"), ("explain", "--help"), ("--version",)])
 def test_short_help_is_there_at_once(argv: tuple[str, ...], autofit: Autofit) -> None:
     ran = autofit(*argv)
