@@ -5,13 +5,15 @@ Only what was rehearsed is planned with; this says what is worth a rehearsal.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from autotrain_mem.spec import Estimate, Knobs, Owner, Phase, Topology, Work, Workload
 from autotrain_mem.spec.work import Kind
 
 COLLECTIVES = (Kind.COLLECTIVE, Kind.NETWORK_COLLECTIVE)
+HALF = ("bfloat16", "float16")
 GATHERED_IN = 32
 """Parts that all weights are gathered in, of which one is waited for: 24 to 32 layers are usual up to 8B, 80 at 70B."""
 
@@ -23,6 +25,7 @@ def shared_work(work: Workload, known: Estimate, knobs: Knobs) -> Workload:
     """
     before, topology = known.knobs, known.hardware.topology
     kept = [each for each in work.work if each.kind not in COLLECTIVES]
+    kept = kept if knobs.is_sharded else _under_autocast(kept)
     share = before.shards / knobs.shards
     updated = [
         replace(each, fixed_bytes=round(each.fixed_bytes * share)) if each.phase is Phase.OPTIMIZER_STEP else each
@@ -31,6 +34,23 @@ def shared_work(work: Workload, known: Estimate, knobs: Knobs) -> Workload:
     weights = known.memory.owners_at_peak.get(Owner.WEIGHTS, 0) * before.shards
     sent = [each for each in _sent(work, knobs, topology, weights) if each.fixed_bytes]
     return replace(work, work=(*updated, *sent))
+
+
+def _under_autocast(work: Sequence[Work]) -> list[Work]:
+    """Lets all matrix products be computed in the dtype of most, if that is a half one.
+
+    accelerate wraps the forward pass of a model in autocast, but for FSDP2 (``accelerator.py: prepare_model,
+    _prepare_fsdp2``), where products of what was cast to float32 stay as they are: those of TRL's loss in chunks
+    (``trl/trainer/sft_trainer.py: _chunk``), which take half of a step on an A100.
+    """
+    flops: defaultdict[str, float] = defaultdict(float)
+    for each in work:
+        if each.kind is Kind.MATMUL:
+            flops[each.dtype] += each.flops * each.count
+    most = max(flops, key=flops.__getitem__, default="")
+    if most not in HALF:
+        return [*work]
+    return [replace(each, dtype=most) if each.kind is Kind.MATMUL else each for each in work]
 
 
 def _sent(work: Workload, knobs: Knobs, topology: Topology, weights: int) -> Iterator[Work]:

@@ -108,3 +108,16 @@ def test_an_adapter_is_gathered_with_its_base_and_reduced_with_next_to_nothing()
     work = shared_work(REHEARSED, before, replace(SHARDED, **lora))
     assert sent(work) == {(Phase.FORWARD, WITHIN): 56, (Phase.BACKWARD, WITHIN): 56}
     assert {each.count for each in work.work if each.kind is WITHIN} == {2.0 * GATHERED_IN}
+
+
+@pytest.mark.parametrize(("of_layers", "under_ddp"), [("bfloat16", "bfloat16"), ("float32", "float32")])
+def test_a_loss_in_float32_under_fsdp2_is_one_in_half_precision_under_ddps_autocast(
+    of_layers: str, under_ddp: str
+) -> None:
+    layers = replace(UPDATE, phase=Phase.FORWARD, kind=Kind.MATMUL, dtype=of_layers, flops=900)
+    loss = replace(layers, dtype="float32", flops=100, of_chunk=True)
+    rehearsed = replace(REHEARSED, work=(*REHEARSED.work, layers, loss))
+    work = shared_work(rehearsed, known(SHARDED), replace(SHARDED, sharding="ddp"))
+    assert [each.dtype for each in work.work if each.kind is Kind.MATMUL] == [of_layers, under_ddp]
+    still = shared_work(rehearsed, known(SHARDED), replace(SHARDED, sharding="fsdp2-no-reshard"))
+    assert [each.dtype for each in still.work if each.kind is Kind.MATMUL] == [of_layers, "float32"]
