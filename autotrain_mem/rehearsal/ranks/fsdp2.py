@@ -60,6 +60,9 @@ def fsdp2_rules(recorder: RankRecorder, shards: int) -> Iterator[None]:
         stack.enter_context(patch.object(FSDPParam, "reset_sharded_param", _unless_same(FSDPParam.reset_sharded_param)))
         stack.enter_context(patch.object(FSDPParam, "alloc_all_gather_outputs", _marked_outputs(recorder)))
         stack.enter_context(patch.object(_fsdp_param_group, "foreach_all_gather", _marked_gather(recorder)))
+        for name in ("foreach_all_gather_copy_out", "foreach_reduce"):
+            apart = _of_weights(recorder, getattr(_fsdp_param_group, name))
+            stack.enter_context(patch.object(_fsdp_param_group, name, apart))
         stack.enter_context(_quantized_stay_plain())
         yield
 
@@ -148,11 +151,22 @@ def _marked_outputs(recorder: RankRecorder) -> Callable[[Any], None]:
     return allocated
 
 
+def _of_weights(recorder: RankRecorder, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Flat buffers and slices of them do not have the shape of any weight."""
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        with recorder.work.of_weights():
+            return function(*args, **kwargs)
+
+    return counted
+
+
 def _marked_gather(recorder: RankRecorder) -> Callable[..., Any]:
     gather = _fsdp_param_group.foreach_all_gather
 
     def gathered(*args: Any, **kwargs: Any) -> Any:
-        result = gather(*args, **kwargs)
+        with recorder.work.of_weights():
+            result = gather(*args, **kwargs)
         if result is not None:
             recorder.mark(result.all_gather_output, Owner.GATHERED_WEIGHTS, "all_gather")
         return result

@@ -53,6 +53,7 @@ class WorkCounter:
         self._costs: dict[Key, Cost] = {}
         self._free: dict[Any, bool] = {}
         self._weights: set[tuple[int, ...]] = set()
+        self._is_of_weights = False
         self._period = self._whole = _Period()
         self._counts: dict[Key, float] | None = None
         self._of_chunks: dict[Key, float] = {}
@@ -81,6 +82,15 @@ class WorkCounter:
         for shape in (tuple(weight.shape), tuple(getattr(state, "shape", None) or ())):
             self._weights |= {shape, (*shape[:-2], *shape[:-3:-1])} if len(shape) > 1 else set()
 
+    @contextmanager
+    def of_weights(self) -> Iterator[None]:
+        """Inside, nothing grows with the tokens, whatever its shape: shards are gathered, or gradients reduced."""
+        before, self._is_of_weights = self._is_of_weights, True
+        try:
+            yield
+        finally:
+            self._is_of_weights = before
+
     def see(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """One operator has run."""
         counts = self._counts
@@ -91,12 +101,19 @@ class WorkCounter:
             free = self._free[operator] = is_free(operator)
         if free:
             return
-        key = (operator, *_shapes(args), *_shapes((out,)), *(_shapes(kwargs.values()) if kwargs else ()))
+        key = (
+            operator,
+            self._is_of_weights,
+            *_shapes(args),
+            *_shapes((out,)),
+            *(_shapes(kwargs.values()) if kwargs else ()),
+        )
         known = counts.get(key)
         if known is None:
             known = 0.0
             if key not in self._costs:
-                self._costs[key] = cost_of(operator, args, kwargs, out, self._weights)
+                cost = cost_of(operator, args, kwargs, out, self._weights)
+                self._costs[key] = cost.fixed() if self._is_of_weights else cost
         counts[key] = known + 1.0
 
     def note(self, cost: Cost) -> None:

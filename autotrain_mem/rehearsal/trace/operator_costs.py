@@ -35,6 +35,10 @@ class Cost:
         """The same on so many of its tokens."""
         return replace(self, flops=round(self.flops * share), bytes=round(self.bytes * share))
 
+    def fixed(self) -> Cost:
+        """The same of bytes that do not grow with the tokens."""
+        return replace(self, bytes=0, fixed_bytes=self.bytes + self.fixed_bytes)
+
     def work(self, phase: Phase) -> Work:
         """Once, in a phase; not counted yet."""
         facts = {name: getattr(self, name) for name in Cost.__slots__ if name != "shape"}

@@ -54,6 +54,16 @@ def test_a_linear_layer_reads_weights_that_do_not_grow_and_tokens_that_do() -> N
     assert (product.kind, product.dtype, product.launches) == (Kind.MATMUL, "float32", 1)
 
 
+def test_what_is_told_to_be_of_weights_does_not_grow_whatever_its_shape() -> None:
+    flat = torch.ones(TOKENS)
+    with recorded() as recorder:
+        flat.clone()
+        with recorder.work.of_weights():
+            flat.clone()
+        sizes = [(work.bytes, work.fixed_bytes) for work in found(recorder)]
+    assert sorted(sizes) == [(0, 2 * TOKENS * FLOAT), (2 * TOKENS * FLOAT, 0)]
+
+
 def test_flops_are_those_of_torchs_own_counter() -> None:
     model = torch.nn.Sequential(linear(), torch.nn.GELU(), torch.nn.Linear(OUTPUTS, INPUTS))
     rows = torch.ones(3, TOKENS, INPUTS)
