@@ -1,5 +1,5 @@
 # autofit on NVIDIA's CUDA: build with  docker build -t autofit .   and run with
-#   docker run --gpus all --shm-size 8g -v "$PWD:/work" -v autofit-models:/models autofit sft --model MODEL --dataset DATA
+#   docker run --gpus all --shm-size 8g -v "$PWD:/workspace" -v autofit-models:/models autofit sft --model MODEL --dataset DATA
 # The image has gcc and Python's headers, since Triton compiles a launcher for each kernel (triton/runtime/build.py).
 FROM nvidia/cuda:13.0.2-base-ubuntu24.04
 
@@ -9,7 +9,7 @@ RUN --mount=type=cache,target=/var/cache/apt,sharing=locked \
     && rm -rf /var/lib/apt/lists/*
 
 # A user of its own: what a training writes to a mounted folder is then not root's.
-RUN useradd --create-home --uid 10001 autofit && mkdir /models /work && chown autofit /models /work
+RUN useradd --create-home --uid 10001 autofit && mkdir /models /workspace && chown autofit /models /workspace
 ENV PATH=/opt/autofit/bin:$PATH HF_HOME=/models PYTHONUTF8=1
 RUN python3 -m venv /opt/autofit
 
@@ -25,6 +25,6 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     pip install -c /tmp/constraints.txt /tmp/source && rm -rf /tmp/source
 
 USER 10001
-WORKDIR /work
+WORKDIR /workspace
 ENTRYPOINT ["autofit"]
 CMD ["doctor"]
