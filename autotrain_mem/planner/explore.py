@@ -10,11 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from autotrain_mem.planner.guess import LEEWAY, Sight, between, may_fit, promise, sights
+from autotrain_mem.planner.guess import LEEWAY, Sight, between, may_fit, may_fit_at_once, promise, sights
 from autotrain_mem.planner.levels import Level, levels
 from autotrain_mem.planner.levers import LADDER, taken_back
 from autotrain_mem.planner.memo import Memo
-from autotrain_mem.planner.points import Line, at, eased, least_demanding, length_line, lines, most_demanding
+from autotrain_mem.planner.points import (
+    Line,
+    at,
+    eased,
+    least_demanding,
+    length_line,
+    lines,
+    most_demanding,
+    unaccumulated,
+)
 from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Estimate, Knobs, Owner
 
@@ -94,8 +103,7 @@ def adapter_bytes(estimate: Estimate) -> int:
     trained = estimate.memory.trained
     if trained is None:
         return 0
-    item_bytes = 4 if trained.dtype == "float32" else 2
-    return 2 * item_bytes * trained.parameters + estimate.memory.owners_at_peak.get(Owner.OPTIMIZER_STATE, 0)
+    return 2 * trained.bytes + estimate.memory.owners_at_peak.get(Owner.OPTIMIZER_STATE, 0)
 
 
 def _simpler(space: Space, level: Level, memo: Memo, knobs: Knobs) -> list[Knobs]:
@@ -129,7 +137,7 @@ def _may_hold(space: Space, level: Level, memo: Memo, *, confirmed: bool) -> boo
 
     The last alone is asked first where that is likely to settle it: the level before tells what one that offloads needs
     at most, and once weights were beyond the card, others may be as well. Once a run's mixed lengths were looked at, it
-    may be the last that does not fit, and another point that does.
+    may be the last that does not fit, and another point that does; and so may the one that accumulates no gradients.
     """
     most, least = most_demanding(space, level), least_demanding(space, level)
     likely_too_large = memo.any_weights_exceed if confirmed else memo.weights_exceed(most)
@@ -139,7 +147,10 @@ def _may_hold(space: Space, level: Level, memo: Memo, *, confirmed: bool) -> boo
         memo.ask([most, least])
         if memo(most).fits:
             return True
-    return surely_fits(memo, least) or _any_fits(space, level, memo)
+    if surely_fits(memo, least) or _any_fits(space, level, memo):
+        return True
+    at_once = unaccumulated(space, level)
+    return may_fit_at_once(space, memo(least), at_once) and surely_fits(memo, at_once)
 
 
 def _any_fits(space: Space, level: Level, memo: Memo) -> bool:

@@ -25,7 +25,6 @@ STATIC = (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE)
 GROWING = (Phase.FORWARD, Phase.BACKWARD, Phase.GENERATE, Phase.SCORE, Phase.EVALUATE)
 """Phases whose peaks do."""
 
-
 HALF_BITS = 16
 """Of a weight of a base that is not quantized: half precision, or more."""
 NESTED = "use_bnb_nested_quant"
@@ -62,13 +61,15 @@ class Sight:
     heavier: Sequence[Sequence[Estimate]]
     """What is known of each line with the same adapter on a base of more bits, which needs no less beside it."""
 
-    @property
-    def failed_rows(self) -> float:
-        """The fewest rows that were seen not to fit, here or, by more than bytes stray, on a line that needs less."""
-        failed = [_rows(each.knobs) for each in self.known if not each.fits]
+    def is_ruled_out(self, knobs: Knobs) -> bool:
+        """Whether no more rows were seen not to fit, here or, by more than bytes stray, on a line that needs less."""
+        failed = [each for each in self.known if not each.fits]
         harder = [each for known in self.harder for each in known]
-        failed += [_rows(each.knobs) for each in harder if each.required_bytes > each.budget_bytes * LEEWAY]
-        return min(failed, default=float("inf"))
+        failed += [each for each in harder if each.required_bytes > each.budget_bytes * LEEWAY]
+        return any(
+            _rows(each.knobs) <= _rows(knobs) and each.required_bytes + _accumulated(each, knobs) > each.budget_bytes
+            for each in failed
+        )
 
 
 def sights(memo: Memo, lines: Sequence[Line], among: Sequence[Line]) -> list[Sight]:
@@ -176,7 +177,8 @@ def _at_best(memo: Memo, known: Sequence[Estimate], knobs: Knobs) -> float:
     """More rows are as fast as the work says; fewer are no faster than more, but for two things that work is blind to.
 
     One row has no padding, and so no mask to compute with; and a loss in chunks writes a gradient of all tokens for
-    each of them. Once fewer rows were seen to be slower, still fewer are slower too: all but a single one.
+    each of them. Once fewer rows were seen to be slower, still fewer are slower too: all but a single one. Without a
+    mask keys and values are not repeated for each head either, and so not copied to the host as often.
     """
     nearest = _nearest(known, knobs)
     by_work = memo.speed(nearest, knobs)
@@ -186,13 +188,19 @@ def _at_best(memo: Memo, known: Sequence[Estimate], knobs: Knobs) -> float:
     larger = [each.tokens_per_second for each in known if _rows(each.knobs) > _rows(nearest.knobs)]
     if _rows(knobs) > 1 and max(larger, default=0.0) > nearest.tokens_per_second:
         return same
-    return min(max(by_work, same), same * FEWER_ROWS_FASTER)
+    is_unmasked = _rows(knobs) == 1 and knobs.activation_offloading
+    return same * FEWER_ROWS_FASTER if is_unmasked else min(max(by_work, same), same * FEWER_ROWS_FASTER)
 
 
 def may_fit(memo: Memo, space: Space, line: Line, among: Sequence[Line], knobs: Knobs) -> bool:
     """Whether a point of a line was not rehearsed, and nothing that is known rules it out."""
     (sight,) = sights(memo, (line,), among)
     return knobs in _may_fit(space, sight)
+
+
+def may_fit_at_once(space: Space, least: Estimate, knobs: Knobs) -> bool:
+    """Whether a point that does not accumulate may fit where one of the same setting with fewer rows does not."""
+    return _with_activations(space, least, knobs) <= least.budget_bytes * LEEWAY_OF_ONE
 
 
 def promise(memo: Memo, space: Space, sight: Sight, beyond: float) -> Speed | None:
@@ -208,11 +216,13 @@ def promise(memo: Memo, space: Space, sight: Sight, beyond: float) -> Speed | No
 
 def _may_fit(space: Space, sight: Sight) -> list[Knobs]:
     """The points of a line that were not rehearsed and that nothing known rules out, smallest first."""
-    limit, rehearsed = sight.failed_rows, {_rows(each.knobs) for each in sight.known}
-    points = [knobs for knobs in sight.line if _rows(knobs) < limit and _rows(knobs) not in rehearsed]
+    rehearsed = {_rows(each.knobs) for each in sight.known}
+    points = [knobs for knobs in sight.line if _rows(knobs) not in rehearsed and not sight.is_ruled_out(knobs)]
+    if len(sight.known) == 1:
+        (one,) = sight.known
+        return [each for each in points if _with_activations(space, one, each) <= one.budget_bytes * LEEWAY_OF_ONE]
     if known := sight.known:
-        most = known[0].budget_bytes * (LEEWAY_OF_ONE if len(known) == 1 else LEEWAY)
-        return [each for each in points if required_bytes(space, known, each) <= most]
+        return [each for each in points if required_bytes(space, known, each) <= known[0].budget_bytes * LEEWAY]
     points = [each for each in points if all(_leaves_room(space, known, each) for known in sight.heavier)]
     if not sight.gentler and not sight.shared_harder:
         return points[-1:]
@@ -233,7 +243,10 @@ def _leaves_room(space: Space, known: Sequence[Estimate], knobs: Knobs) -> bool:
 def _may_be_within(space: Space, known: Sequence[Estimate], knobs: Knobs) -> bool:
     is_one = len(known) == 1 and _saving(known[0].knobs) == _saving(knobs)
     most = known[0].budget_bytes * (LEEWAY_OF_ONE if is_one else LEEWAY)
-    return _with_levers(space, known, knobs, attrgetter("at_best")) <= most
+    nearest = _nearest(known, knobs)
+    fewer = with_rows(knobs, min(_rows(knobs), _rows(nearest.knobs)))
+    least = _with_levers(space, known, fewer, attrgetter("at_best")) + min(0.0, _accumulated(nearest, knobs))
+    return least <= most
 
 
 def _should_fit(space: Space, sight: Sight, knobs: Knobs) -> bool:
@@ -261,7 +274,20 @@ def _with_levers(
 def _at_least(space: Space, known: Sequence[Estimate], knobs: Knobs) -> float:
     """Guesses from points with more levers: activations are no fewer with fewer of them, or with more rows."""
     nearest = _nearest(known, knobs)
-    return _scaled(space, nearest, with_rows(knobs, min(_rows(knobs), _rows(nearest.knobs))))
+    fewer = _scaled(space, nearest, with_rows(knobs, min(_rows(knobs), _rows(nearest.knobs))))
+    return fewer + min(0.0, _accumulated(nearest, knobs))
+
+
+def _with_activations(space: Space, one: Estimate, knobs: Knobs) -> float:
+    """Guesses from one point of a line: with more rows activations grow, and not always what is beside them.
+
+    Temporary bytes are those of a chunk of the loss, whatever the rows, or of all logits.
+    """
+    if _rows(knobs) <= _rows(one.knobs) or one.memory.peak_phase not in GROWING:
+        return _scaled(space, one, knobs)
+    more = space.micro_batch_tokens(knobs) / space.micro_batch_tokens(one.knobs) - 1
+    grown = more * one.memory.owners_at_peak.get(Owner.ACTIVATIONS, 0)
+    return max(one.required_bytes + grown + _accumulated(one, knobs), _static(one) + one.outside_bytes)
 
 
 def required_bytes(space: Space, known: Sequence[Estimate], knobs: Knobs) -> float:
@@ -277,18 +303,34 @@ def between(space: Space, knobs: Knobs, small: Estimate, large: Estimate) -> flo
     """
     start, end = space.micro_batch_tokens(small.knobs), space.micro_batch_tokens(large.knobs)
     share = (space.micro_batch_tokens(knobs) - start) / (end - start) if end > start else 0.0
-    return _largest(_peaks(small, large, share), small, knobs) + _beside(small, large, share)
+    return _largest(_peaks(small, large, share, knobs), small, knobs) + _beside(small, large, share)
 
 
 def linear(small: Estimate, large: Estimate, share: float) -> float:
     """Bytes that a point needs which lies that share of the way from one rehearsed point to another of its line."""
-    return max(_peaks(small, large, share).values()) + _beside(small, large, share)
+    return max(_peaks(small, large, share, small.knobs).values()) + _beside(small, large, share)
 
 
-def _peaks(small: Estimate, large: Estimate, share: float) -> dict[Phase, float]:
-    phases = small.memory.phases.keys() & large.memory.phases.keys()
-    through = {phase: (small.memory.phases[phase], large.memory.phases[phase]) for phase in phases}
-    return {phase: first + share * (last - first) for phase, (first, last) in through.items()}
+def _peaks(small: Estimate, large: Estimate, share: float, knobs: Knobs) -> dict[Phase, float]:
+    first, last = (
+        {phase: held + _accumulated(known, knobs, phase) for phase, held in known.memory.phases.items()}
+        for known in (small, large)
+    )
+    return {phase: first[phase] + share * (last[phase] - first[phase]) for phase in first.keys() & last.keys()}
+
+
+def _accumulated(known: Estimate, knobs: Knobs, phase: Phase = Phase.FORWARD) -> float:
+    """Bytes of gradients that a phase finds with these knobs and did not find at a rehearsed point; below 0 the other
+    way round.
+
+    They are let go of after an optimizer step (``torch/optim/optimizer.py: zero_grad``), so that only the later ones of
+    several micro-steps find any.
+    """
+    trained = known.memory.trained
+    accumulates = (known.knobs.gradient_accumulation_steps > 1, knobs.gradient_accumulation_steps > 1)
+    if trained is None or accumulates[0] == accumulates[1] or phase not in (Phase.FORWARD, Phase.BACKWARD):
+        return 0.0
+    return (1 if accumulates[1] else -1) * trained.bytes / knobs.shards
 
 
 def _beside(small: Estimate, large: Estimate, share: float) -> float:
@@ -316,7 +358,8 @@ def _scaled(
     beyond |= {phase: held for phase, held in growing.items() if phase in GROWING}
     if Phase.OPTIMIZER_STEP in beyond:
         beyond[Phase.OPTIMIZER_STEP] *= step
-    peak = _largest({phase: static - taken + held for phase, held in beyond.items()}, known, knobs, taken=taken)
+    peaks = {phase: static - taken + held + _accumulated(known, knobs, phase) for phase, held in beyond.items()}
+    peak = _largest(peaks, known, knobs, taken=taken)
     return peak * known.reserved.peak_reserved_bytes / known.memory.peak_allocated_bytes + known.outside_bytes
 
 

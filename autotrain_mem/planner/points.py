@@ -15,7 +15,8 @@ from autotrain_mem.spec import Knobs
 
 Line = tuple[Knobs, ...]
 """One setting, shared in one way, with or without checkpointing, at every micro-batch allowed, smallest first: what it
-needs grows along the line."""
+needs grows along the line, but for its end, where the whole batch is one micro-batch. Nothing is accumulated there, and
+no gradients are held when a forward pass begins."""
 
 
 def checkpointing_choices(space: Space) -> tuple[bool, ...]:
@@ -73,10 +74,20 @@ def eased(space: Space, point: Knobs) -> tuple[Knobs, ...]:
 
 
 def least_demanding(space: Space, level: Level) -> Knobs:
-    """The point of a level that needs least; if that does not fit, nothing on the level does."""
-    setting = least_shared(space, level.strongest)
-    smallest = line(space, setting, checkpointing=checkpointing_choices(space)[-1])[0]
+    """The point of a level that needs least; if that does not fit, nothing on the level does, unless it be
+    :func:`unaccumulated`."""
+    smallest = _least_line(space, level)[0]
     return replace(smallest, max_length=level.lengths[0]) if level.lengths else smallest
+
+
+def unaccumulated(space: Space, level: Level) -> Knobs:
+    """The same in one micro-batch: it holds more activations and, until its backward pass makes them, no gradients."""
+    return _least_line(space, level)[-1]
+
+
+def _least_line(space: Space, level: Level) -> Line:
+    setting = least_shared(space, level.strongest)
+    return line(space, setting, checkpointing=checkpointing_choices(space)[-1])
 
 
 def most_demanding(space: Space, level: Level) -> Knobs:

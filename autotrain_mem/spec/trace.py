@@ -75,6 +75,11 @@ class Trained:
         """Returns the share of all parameters that is trained."""
         return self.parameters / max(self.of_parameters, 1)
 
+    @property
+    def bytes(self) -> int:
+        """Returns those of the parameters that are trained, and so of their gradients."""
+        return self.parameters * (4 if self.dtype == "float32" else 2)
+
     @staticmethod
     def extrapolated(short: Trained | None, long: Trained | None, copies: int, all_copies: int) -> Trained | None:
         """Counts those of the whole model, by two copies of few layers: exact, since each layer adds as many.

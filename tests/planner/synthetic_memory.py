@@ -25,6 +25,7 @@ from autotrain_mem.spec import (
     ReservedByMode,
     ReservedEstimate,
     StepTime,
+    Trained,
 )
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.units import GIB, MIB
@@ -81,6 +82,8 @@ class LinearMemory:
     amiss: float = 0.0
     """The share by which what is expanded from such a copy falls short of the whole model's bytes, at most; negative
     where it is too much. Differs by point like ``noise``, and is never less than half of that."""
+    frees_gradients: bool = True
+    """Whether gradients come as activations go, where none are accumulated."""
     longest: int | None = None
     slowed: Mapping[str, float] = field(default_factory=SLOWED.copy)
     """By which factor each lever of time stretches a step."""
@@ -167,6 +170,10 @@ class LinearMemory:
         static = sum(owners[owner] for owner in (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE))
         foreach = 0 if knobs.optimizer_offload else owners[Owner.GRADIENTS]
         backward = static + sum(owners[owner] for owner in GROWING)
+        if self.frees_gradients and knobs.gradient_accumulation_steps == 1:
+            begun = backward - owners[Owner.GRADIENTS]
+            owners |= {Owner.GRADIENTS: 0} if begun > static + foreach else {}
+            backward = max(begun, static)
         peaks = {Phase.GENERATE: static + (knobs.local_rollout_forward_batch_size or 0) * self.rollout_bytes}
         peaks |= {Phase.BACKWARD: backward, Phase.OPTIMIZER_STEP: static + foreach}
         evaluated = (knobs.per_device_eval_batch_size or 0) * self._length(knobs) * self.evaluated_bytes
@@ -183,6 +190,11 @@ class LinearMemory:
             reserved=self._reserved(peaks[peak_phase], knobs),
             not_counted=(),
             rehearsal_seconds=1.0,
+            trained=Trained(
+                parameters=self.parameters // (100 if knobs.use_peft else 1),
+                of_parameters=self.parameters,
+                dtype="bfloat16" if knobs.dtype == "bfloat16" else "float32",
+            ),
         )
 
     def _reserved(self, peak_bytes: int, knobs: Knobs) -> ReservedByMode:

@@ -51,16 +51,20 @@ def is_border(asked: Question, level: str, model: LinearMemory, most: Most) -> b
 @pytest.mark.parametrize(
     ("name", "values"), [("max_length", LENGTHS), ("per_device_train_batch_size", ROWS)], ids=["length", "rows"]
 )
-def test_the_border_of_each_level_is_found_in_few_rehearsals(budget: int, name: str, values: Sequence[int]) -> None:
+@pytest.mark.parametrize(("frees_gradients", "rehearsals"), [(False, 8), (True, 11)], ids=["straight", "bent"])
+def test_the_border_of_each_level_is_found_in_few_rehearsals(
+    budget: int, name: str, values: Sequence[int], frees_gradients: bool, rehearsals: int
+) -> None:
+    """Without accumulation few rows peak where all gradients are there, and many where none are yet."""
     asked = question(name, values, **({} if name == "max_length" else {"max_length": 512}))
-    model = LinearMemory(int(budget * GIB), evaluated_bytes=0)
+    model = LinearMemory(int(budget * GIB), evaluated_bytes=0, frees_gradients=frees_gradients)
     for level in answering(asked):
         memo = make_memo(asked.space(values[0]), model, lambda attempt: None)
         border = find_border(asked, level.name, memo)
         assert (border is not None) == fits(asked, level.name, model, values[0]), level.name
         if border is not None:
             assert is_border(asked, level.name, model, border.most(asked)), level.name
-            assert len(memo.attempts) <= 8, level.name
+            assert len(memo.attempts) <= rehearsals, level.name
 
 
 def test_what_the_whole_model_overturns_is_looked_for_again() -> None:

@@ -30,7 +30,7 @@ def refused(model: LinearMemory, **words: object) -> DoesNotFitError:
 
 
 def error_of(budget_gib: float, **words: object) -> DoesNotFitError:
-    return refused(LinearMemory(budget_bytes=int(budget_gib * GIB)), **words)
+    return refused(LinearMemory(budget_bytes=int(budget_gib * GIB), frees_gradients=False), **words)
 
 
 GOLDEN = """\
@@ -105,7 +105,7 @@ def test_weights_that_exceed_the_card_end_the_error_in_few_rehearsals() -> None:
 
 
 def test_the_nearest_that_is_suggested_was_rehearsed_on_the_whole_model() -> None:
-    model = LinearMemory(budget_bytes=int(10.32 * GIB), copied_layers=3, amiss=0.02)
+    model = LinearMemory(budget_bytes=int(10.32 * GIB), copied_layers=3, amiss=0.02, frees_gradients=False)
     error = refused(model, fit="lossless", per_device_train_batch_size=8, **ON_THE_DEVICE)
     assert model.expanded(model.whole_calls[0]).fits
     assert not model.estimate(model.whole_calls[0]).fits

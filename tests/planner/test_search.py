@@ -158,7 +158,7 @@ def test_one_rounding_lever_is_enough_where_one_is_enough() -> None:
 def crawling(by: float = 8.0, budget_gib: float = 11) -> LinearMemory:
     """Full fine-tuning in float32 fits with the optimizer on the host alone, which takes so many times as long."""
     slowed = {"gradient_checkpointing": 1.2, "activation_offloading": 1.2, "optimizer_offload": by}
-    return LinearMemory(budget_bytes=int(budget_gib * GIB), slowed=slowed)
+    return LinearMemory(budget_bytes=int(budget_gib * GIB), slowed=slowed, frees_gradients=False)
 
 
 PASSED_OVER = {"lossless": False, "lossless, offloading": True, "LoRA": True}
@@ -167,7 +167,7 @@ PASSED_OVER = {"lossless": False, "lossless, offloading": True, "LoRA": True}
 @pytest.mark.parametrize(
     ("words", "model", "level", "around"),
     [
-        ({}, LinearMemory(21 * GIB), "lossless", {"rounding": True}),
+        ({}, LinearMemory(21 * GIB, frees_gradients=False), "lossless", {"rounding": True}),
         # A level that offloads has nothing to offer to a plan that fits without it.
         ({"effective_batch_size": 64}, LinearMemory(24 * GIB), "lossless", {"rounding": True}),
         ({}, LinearMemory(11 * GIB), "lossless, offloading", {"lossless": False, "rounding": True}),
