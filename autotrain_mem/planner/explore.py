@@ -25,7 +25,7 @@ from autotrain_mem.planner.points import (
     unaccumulated,
 )
 from autotrain_mem.planner.space import Space
-from autotrain_mem.spec import Estimate, Knobs, Owner
+from autotrain_mem.spec import Estimate, Knobs, Owner, Phase
 
 TIE = 0.005
 """Speeds closer than this share are the same: the prediction knows no better, and more headroom is worth more."""
@@ -128,7 +128,27 @@ def _best(space: Space, level: Level, memo: Memo, *, confirmed: bool) -> Estimat
     if level.lengths:
         return most_that_fits(space, length_line(space, level), memo, turns=LENGTH_TURNS)
     found = _fastest(space, level, memo, TIE if confirmed else ROUGHLY)
-    return None if found is None else most_that_fits(space, eased(space, found.knobs), memo, turns=EASING_TURNS)
+    return None if found is None else _eased(space, level, memo, found)
+
+
+def _eased(space: Space, level: Level, memo: Memo, found: Estimate) -> Estimate | None:
+    """The fastest with as many rows generated at once as fit: of a small micro-batch few are until then, which says
+    nothing of its training. To generate as many takes each setting as long."""
+    best = most_that_fits(space, eased(space, found.knobs), memo, turns=EASING_TURNS)
+    if best is None or best.knobs == found.knobs:
+        return best
+    for other in (each for line in lines(space, level) for each in memo.known(line) if each.fits):
+        seconds = _seconds(other, training=True) + _seconds(best, training=False)
+        if other.time.tokens / seconds > best.tokens_per_second * (1 + TIE):
+            rival = most_that_fits(space, eased(space, other.knobs), memo, turns=EASING_TURNS)
+            best = best if rival is None else max(best, rival, key=lambda each: each.tokens_per_second)
+    return best
+
+
+def _seconds(estimate: Estimate, *, training: bool) -> float:
+    """Of a step, those in which completions are trained on, or those in which they are made and judged."""
+    phases = estimate.time.phases.items()
+    return sum(seconds for phase, seconds in phases if (phase not in (Phase.GENERATE, Phase.SCORE)) is training)
 
 
 def _may_hold(space: Space, level: Level, memo: Memo, *, confirmed: bool) -> bool:

@@ -324,13 +324,18 @@ def _accumulated(known: Estimate, knobs: Knobs, phase: Phase = Phase.FORWARD) ->
     way round.
 
     They are let go of after an optimizer step (``torch/optim/optimizer.py: zero_grad``), so that only the later ones of
-    several micro-steps find any.
+    several micro-steps find any. Where none are accumulated the peak may come before there are any, or once there are.
     """
-    trained = known.memory.trained
+    memory, training = known.memory, (Phase.FORWARD, Phase.BACKWARD)
     accumulates = (known.knobs.gradient_accumulation_steps > 1, knobs.gradient_accumulation_steps > 1)
-    if trained is None or accumulates[0] == accumulates[1] or phase not in (Phase.FORWARD, Phase.BACKWARD):
+    if memory.trained is None or accumulates[0] == accumulates[1] or phase not in training:
         return 0.0
-    return (1 if accumulates[1] else -1) * trained.bytes / knobs.shards
+    if not accumulates[1]:
+        return -memory.trained.bytes / knobs.shards
+    if memory.peak_phase not in training:
+        return 0.0
+    there = memory.owners_at_peak.get(Owner.GRADIENTS, 0) * known.knobs.shards
+    return max(0.0, memory.trained.bytes - there) / knobs.shards
 
 
 def _beside(small: Estimate, large: Estimate, share: float) -> float:
