@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from autotrain_mem.planner.guess import LEEWAY, Sight, between, may_fit, may_fit_at_once, promise, sights
+from autotrain_mem.planner.guess import LEEWAY, between, may_fit, may_fit_at_once, promise
 from autotrain_mem.planner.levels import Level, levels
 from autotrain_mem.planner.levers import LADDER, taken_back
 from autotrain_mem.planner.memo import Memo
@@ -24,6 +24,7 @@ from autotrain_mem.planner.points import (
     most_demanding,
     unaccumulated,
 )
+from autotrain_mem.planner.sights import Sight, sights
 from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Estimate, Knobs, Owner, Phase
 

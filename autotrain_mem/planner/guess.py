@@ -6,28 +6,23 @@ Guesses only steer the search: what is taken is always rehearsed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from operator import attrgetter
 
-from autotrain_mem.planner.levers import EIGHT_BIT, LEVERS, OFFLOADING, SLOWING, LeverRow, Savings
+from autotrain_mem.planner.levers import LEVERS, OFFLOADING, LeverRow, Savings
 from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.points import Line
-from autotrain_mem.planner.shardings import SAVES
+from autotrain_mem.planner.sights import Sight, saving_levers, shares_alike, sights
 from autotrain_mem.planner.space import Space, with_rows
 from autotrain_mem.spec import Estimate, Knobs, Owner, Phase
-from autotrain_mem.spec.knobs import BASE_BITS
 
 STATIC = (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE)
 """Owners whose bytes do not grow with the rows of a micro-batch."""
 GROWING = (Phase.FORWARD, Phase.BACKWARD, Phase.GENERATE, Phase.SCORE, Phase.EVALUATE)
 """Phases whose peaks do."""
 
-HALF_BITS = 16
-"""Of a weight of a base that is not quantized: half precision, or more."""
-NESTED = "use_bnb_nested_quant"
 LEAST_SLOWER = 1.02
 """How much longer at least: what is copied to the host is read from the memory that the kernels are waiting for."""
 FEWER_ROWS_FASTER = 1.06
@@ -39,106 +34,6 @@ LEEWAY_OF_ONE = 1.1
 LEEWAY = 1.02
 """A guess from one point alone, or from two and more, may be that far above the budget and the point still be worth a
 rehearsal: reserved bytes are not strictly monotone, and stray by 1 to 2 % from a line."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sight:
-    """A line, and what was rehearsed of it and of those that differ from it in levers that save bytes alone.
-
-    Example: of the line with recomputation, ``gentler`` is what is known of the same setting without, and ``harder``
-    what is known of it with activations offloaded too.
-    """
-
-    line: Line
-    known: Sequence[Estimate]
-    gentler: Sequence[Sequence[Estimate]]
-    """What is known of each line with fewer such levers, which needs more and is faster; and of each that has no more
-    of them and shares the model among processes in another way. What is most like this line comes last."""
-    harder: Sequence[Sequence[Estimate]]
-    """The same of each line with more of them, which needs less."""
-    shared_harder: Sequence[Sequence[Estimate]]
-    """The same of each line with more of them that shares the model in another way."""
-    heavier: Sequence[Sequence[Estimate]]
-    """What is known of each line with the same adapter on a base of more bits, which needs no less beside it."""
-
-    def is_ruled_out(self, knobs: Knobs) -> bool:
-        """Whether no more rows were seen not to fit, here or, by more than bytes stray, on a line that needs less."""
-        failed = [each for each in self.known if not each.fits]
-        harder = [each for known in self.harder for each in known]
-        failed += [each for each in harder if each.required_bytes > each.budget_bytes * LEEWAY]
-        return any(
-            _rows(each.knobs) <= _rows(knobs) and each.required_bytes + _accumulated(each, knobs) > each.budget_bytes
-            for each in failed
-        )
-
-
-def sights(memo: Memo, lines: Sequence[Line], among: Sequence[Line]) -> list[Sight]:
-    """Returns what is known for each of the lines, from these and from all others that were looked at."""
-    rehearsed = [(other[0], known) for other in among if (known := memo.known(other))]
-    return [
-        Sight(
-            line=line,
-            known=memo.known(line),
-            gentler=_likest_last(line[0], [(other, known) for other, known in rehearsed if _is_akin(other, line[0])]),
-            harder=[known for other, known in rehearsed if _is_below(line[0], other)],
-            shared_harder=[
-                known for other, known in rehearsed if _is_akin(line[0], other) and not _is_akin(other, line[0])
-            ],
-            heavier=[known for other, known in rehearsed if _is_heavier(other, line[0])],
-        )
-        for line in lines
-    ]
-
-
-def _likest_last(line: Knobs, akin: list[tuple[Knobs, list[Estimate]]]) -> list[list[Estimate]]:
-    return [known for _, known in sorted(akin, key=lambda pair: (_shares_alike(pair[0], line), len(_saving(pair[0]))))]
-
-
-@lru_cache(maxsize=65536)  # pairs of lines, each of which is compared again in every turn of a search
-def _is_below(one: Knobs, other: Knobs) -> bool:
-    """Whether two lines differ in levers that save bytes alone, of which the first has fewer, and no smaller shards."""
-    shards = SAVES.get(one.sharding, frozenset()), SAVES.get(other.sharding, frozenset())
-    levers = _saving(one), _saving(other)
-    return levers[0] <= levers[1] and shards[0] <= shards[1] and _differs(one, other)
-
-
-@lru_cache(maxsize=65536)
-def _is_akin(one: Knobs, other: Knobs) -> bool:
-    """Whether two lines differ in levers that save bytes alone, of which the first has fewer, or in sharding.
-
-    What shards leave of a device and cost of time is computed both ways.
-    """
-    return _saving(one) <= _saving(other) and _differs(one, other)
-
-
-@lru_cache(maxsize=65536)
-def _is_heavier(one: Knobs, other: Knobs) -> bool:
-    """Whether two lines differ in the base of an adapter alone, of which the first has more bits a weight."""
-    if not one.use_peft or other.base_bits is None or (one.base_bits or HALF_BITS) <= other.base_bits:
-        return False
-    return replace(one, **{name: getattr(other, name) for name in ("dtype", *BASE_BITS, NESTED)}) == other
-
-
-def _differs(one: Knobs, other: Knobs) -> bool:
-    """In such levers or in sharding, and in nothing else."""
-    is_other = _saving(one) != _saving(other) or not _shares_alike(one, other)
-    return is_other and _otherwise(one) == _otherwise(other)
-
-
-def _shares_alike(one: Knobs, other: Knobs) -> bool:
-    return one.sharding == other.sharding
-
-
-def _otherwise(knobs: Knobs) -> tuple[object, ...]:
-    row = LEVERS[EIGHT_BIT]
-    optim = row.to if knobs.optim in row.moves_from else knobs.optim
-    return optim, knobs.use_peft, knobs.lora_r, knobs.dtype, knobs.base_bits
-
-
-def _saving(knobs: Knobs) -> frozenset[str]:
-    """The levers of a point that take bytes away and make no step faster."""
-    rounded = {EIGHT_BIT} if knobs.optim == LEVERS[EIGHT_BIT].to else set()
-    return frozenset(name for name in SLOWING if getattr(knobs, name)) | rounded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,10 +60,10 @@ def speed(memo: Memo, sight: Sight, knobs: Knobs) -> Speed:
 
 def _slowed(memo: Memo, known: Sequence[Estimate], knobs: Knobs) -> Speed:
     nearest = _nearest(known, knobs)
-    offloads = (_saving(knobs) - _saving(nearest.knobs)) & frozenset(OFFLOADING)
+    offloads = (saving_levers(knobs) - saving_levers(nearest.knobs)) & frozenset(OFFLOADING)
     least = prod(LEAST_SLOWER for _ in offloads)
     usually = prod(LEVERS[name].usual.slower for name in offloads)
-    least /= 1.0 if _shares_alike(nearest.knobs, knobs) else SHARED_FASTER
+    least /= 1.0 if shares_alike(nearest.knobs, knobs) else SHARED_FASTER
     at_best = _at_best(memo, known, knobs) / least
     return Speed(knobs=knobs, at_best=at_best, expected=min(at_best, memo.speed(nearest, knobs) / usually))
 
@@ -217,7 +112,7 @@ def promise(memo: Memo, space: Space, sight: Sight, beyond: float) -> Speed | No
 def _may_fit(space: Space, sight: Sight) -> list[Knobs]:
     """The points of a line that were not rehearsed and that nothing known rules out, smallest first."""
     rehearsed = {_rows(each.knobs) for each in sight.known}
-    points = [knobs for knobs in sight.line if _rows(knobs) not in rehearsed and not sight.is_ruled_out(knobs)]
+    points = [knobs for knobs in sight.line if _rows(knobs) not in rehearsed and not is_ruled_out(sight, knobs)]
     if len(sight.known) == 1:
         (one,) = sight.known
         return [each for each in points if _with_activations(space, one, each) <= one.budget_bytes * LEEWAY_OF_ONE]
@@ -234,6 +129,17 @@ def _may_fit(space: Space, sight: Sight) -> list[Knobs]:
     ]
 
 
+def is_ruled_out(sight: Sight, knobs: Knobs) -> bool:
+    """Whether no more rows were seen not to fit, here or, by more than bytes stray, on a line that needs less."""
+    failed = [each for each in sight.known if not each.fits]
+    harder = [each for known in sight.harder for each in known]
+    failed += [each for each in harder if each.required_bytes > each.budget_bytes * LEEWAY]
+    return any(
+        _rows(each.knobs) <= _rows(knobs) and each.required_bytes + _accumulated(each, knobs) > each.budget_bytes
+        for each in failed
+    )
+
+
 def _leaves_room(space: Space, known: Sequence[Estimate], knobs: Knobs) -> bool:
     """Whether what points on a heavier base need beside its weights is within the budget."""
     weights = _nearest(known, knobs).memory.owners_at_peak.get(Owner.WEIGHTS, 0)
@@ -241,7 +147,7 @@ def _leaves_room(space: Space, known: Sequence[Estimate], knobs: Knobs) -> bool:
 
 
 def _may_be_within(space: Space, known: Sequence[Estimate], knobs: Knobs) -> bool:
-    is_one = len(known) == 1 and _saving(known[0].knobs) == _saving(knobs)
+    is_one = len(known) == 1 and saving_levers(known[0].knobs) == saving_levers(knobs)
     most = known[0].budget_bytes * (LEEWAY_OF_ONE if is_one else LEEWAY)
     nearest = _nearest(known, knobs)
     fewer = with_rows(knobs, min(_rows(knobs), _rows(nearest.knobs)))
@@ -261,7 +167,7 @@ def _with_levers(
 ) -> float:
     """Guesses from points with fewer levers, by what such levers leave, and by what other shards do."""
     nearest = _nearest(known, knobs)
-    pulled = [LEVERS[name] for name in _saving(knobs) - _saving(nearest.knobs)]
+    pulled = [LEVERS[name] for name in saving_levers(knobs) - saving_levers(nearest.knobs)]
     if not pulled:
         return required_bytes(space, known, knobs)
     kept = prod(savings(row).kept for row in pulled)
@@ -373,7 +279,7 @@ def _largest(peaks: Mapping[Phase, float], known: Estimate, knobs: Knobs, *, tak
     static, gathered = _static(known) - taken, known.memory.owners_at_peak.get(Owner.GATHERED_WEIGHTS, 0)
     if not peaks:
         return static
-    if _shares_alike(known.knobs, knobs) and known.knobs.fsdp_offload_params == knobs.fsdp_offload_params:
+    if shares_alike(known.knobs, knobs) and known.knobs.fsdp_offload_params == knobs.fsdp_offload_params:
         return max(peaks.values())
     held = static * (0.0 if knobs.fsdp_offload_params else known.knobs.shards / knobs.shards)
     more = {phase: _gathered(known, knobs) - gathered if phase in GROWING else 0.0 for phase in peaks}
