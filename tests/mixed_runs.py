@@ -14,7 +14,8 @@ def sizes_of_step(tokens: int) -> list[int]:
     return [8 * tokens * tokens, *(22 * KIB * tokens + 3 * MIB for _ in range(LAYERS)), 90 * KIB * (tokens - 1)]
 
 
-def rehearsed(tokens: int) -> Rehearsed:
+def rehearsed(tokens: int, micro_batches: int = 1) -> Rehearsed:
+    """Two steps of so many micro-batches each: the first one's gradients stay, and those of the others join them."""
     blocks: list[Block] = []
     events: list[int] = []
     starts: list[tuple[int, Phase]] = [(0, Phase.LOAD)]
@@ -24,9 +25,7 @@ def rehearsed(tokens: int) -> Rehearsed:
         events.append(len(blocks))
         return len(blocks)
 
-    for layer in range(LAYERS):
-        birth(40 * MIB, Owner.WEIGHTS, f"layers.{layer}")
-    for step in range(2):
+    def micro_batch(*, is_first: bool) -> list[int]:
         starts.append((len(events), Phase.FORWARD))
         sizes = sizes_of_step(tokens)
         kept = [birth(sizes[0], Owner.ACTIVATIONS, "mask")]
@@ -35,10 +34,21 @@ def rehearsed(tokens: int) -> Rehearsed:
         starts.append((len(events), Phase.BACKWARD))
         gradients = []
         for layer in reversed(range(LAYERS)):
-            gradients.append(birth(40 * MIB, Owner.GRADIENTS, f"layers.{layer}"))
+            gradients.append(birth(40 * MIB, Owner.GRADIENTS if is_first else Owner.TEMPORARY, f"layers.{layer}"))
             events.append(-kept.pop())
-        events += [-number for number in kept]
+            if not is_first:
+                events.append(-gradients.pop())
+        events.extend(-number for number in kept)
         starts.append((len(events), Phase.OPTIMIZER_STEP))
+        return gradients
+
+    for layer in range(LAYERS):
+        birth(40 * MIB, Owner.WEIGHTS, f"layers.{layer}")
+    for step in range(2):
+        gradients = micro_batch(is_first=True)
+        for _ in range(micro_batches - 1):
+            events.append(-birth(1, Owner.TEMPORARY, ""))  # whether it is time for the optimizer
+            micro_batch(is_first=False)
         if step == 0:
             for layer in range(LAYERS):
                 birth(80 * MIB, Owner.OPTIMIZER_STATE, f"layers.{layer}")

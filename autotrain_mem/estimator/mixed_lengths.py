@@ -8,9 +8,9 @@ is played once.
 Example: Qwen2.5-0.5B, LoRA without checkpointing, 8 rows of up to 1,024 tokens, segments of fixed size: 11.6 GiB by its
 worst batch alone, 15.6 GiB after 300 steps in any order, 11.6 GiB where the longest rows run first.
 
-Known limits: a step's micro-batches are played as steps of their own; of batches more than :data:`CLASSES` lengths are
-told apart no further; blocks of up to 1 MiB, which have segments of their own, count with the most that any length
-makes of them.
+Known limits: each of a step's micro-batches is played as a step of its own, of two that are alike, and in a step with
+others for small blocks alone; of batches more than :data:`CLASSES` lengths are told apart no further; blocks of up to
+1 MiB, which have segments of their own, count with the most that any length makes of them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from autotrain_mem.allocator.rounding import SMALL_BYTES
 from autotrain_mem.allocator.settings import AllocatorSettings
@@ -82,7 +83,7 @@ def mixed_lengths(
     Raises:
         UnclearError: the steps of these rehearsals cannot be told apart, or use more streams than one.
     """
-    templates = _templates(longest, shorter)
+    templates = _templates(longest, shorter, accumulates=batches.each_step > 1)
 
     def by_order(*, expandable: bool) -> ReservedByOrder:
         segments = replace(settings, expandable_segments=expandable)
@@ -103,13 +104,19 @@ def mixed_lengths(
 
 
 def reserved_after(
-    longest: Rehearsed, shorter: Rehearsed, tokens: Sequence[int], settings: AllocatorSettings, *, longest_first: bool
+    longest: Rehearsed,
+    shorter: Rehearsed,
+    tokens: Sequence[int],
+    settings: AllocatorSettings,
+    *,
+    longest_first: bool,
+    accumulates: bool = False,
 ) -> list[int]:
     """Returns what is reserved after each batch of these lengths, on a device without an end.
 
     Nothing is rounded, so that it can be compared with a real run of the same rows. Raises UnclearError.
     """
-    templates = _templates(longest, shorter)
+    templates = _templates(longest, shorter, accumulates=accumulates)
     large, small = (
         Run(templates, settings, None, longest_first=longest_first, is_small=each) for each in (False, True)
     )
@@ -129,19 +136,20 @@ def _looked_at(run: Run, batches: Batches) -> tuple[tuple[int, ...], tuple[int, 
 
 
 def _small_bytes(templates: Templates, batches: Batches, settings: AllocatorSettings) -> int:
-    """Returns what small blocks reserve once all lengths have run."""
+    """Returns what small blocks reserve once all lengths have run, each beside every other in a step's micro-batches:
+    gradients of a short one lie elsewhere than those of the longest."""
     run = Run(templates, settings, None, longest_first=True, is_small=True)
     every = sorted({*batches.tokens})
-    spread = every[:: max(1, -(-len(every) // SMALL_CLASSES))]
-    return max(run.step(tokens) for tokens in (*spread, every[-1]))
+    spread = sorted({*every[:: max(1, -(-len(every) // SMALL_CLASSES))], every[-1]})
+    return max(run.step(*tokens) for tokens in product(spread, repeat=run.micro_batches))
 
 
 class Template:
     """Holds a rehearsal in its parts, at any length."""
 
-    def __init__(self, rehearsed: Rehearsed, other: Rehearsed) -> None:
+    def __init__(self, rehearsed: Rehearsed, other: Rehearsed, *, accumulates: bool) -> None:
         self.tokens = rehearsed.tokens
-        self.parts = step_parts(rehearsed.trace)
+        self.parts = step_parts(rehearsed.trace, accumulates=accumulates)
         self._sizes = BlockSizes(rehearsed, other)
         self._compiled: dict[tuple[int, int, bool], tuple[list[int], list[int]]] = {}
 
@@ -163,8 +171,8 @@ Templates = tuple[Template, Template]
 """Of the longest rows, and of shorter ones."""
 
 
-def _templates(longest: Rehearsed, shorter: Rehearsed) -> Templates:
-    return Template(longest, shorter), Template(shorter, longest)
+def _templates(longest: Rehearsed, shorter: Rehearsed, *, accumulates: bool) -> Templates:
+    return Template(longest, shorter, accumulates=accumulates), Template(shorter, longest, accumulates=accumulates)
 
 
 class Run:
@@ -190,38 +198,46 @@ class Run:
         self.allocator = CachingAllocator(capacity_bytes, settings)
         self.allocator.count_reserved_only()
         self._templates, self._is_small = templates, is_small
+        self.micro_batches = len(templates[0].parts.later)
+        """Of a step, as far as they were rehearsed: of more, those between are like the last."""
         self._begun = False
         self._carried: dict[Kind, list[int]] = {}
-        self._still: set[tuple[int, int]] = set()
-        """(part, tokens) that leave the allocator as it is now."""
+        self._still: set[tuple[int, ...]] = set()
+        """Tokens of steps that leave the allocator as it is now."""
         template = templates[0]
         self._play(template, template.parts.load, template.tokens)
         if longest_first:
             self._try(template)
 
-    def step(self, tokens: int) -> int:
-        """Plays a step whose rows have so many tokens, unless it would change nothing; returns what is reserved."""
-        longest, shorter = self._templates
-        # The nearer one, by the ratio of the lengths, has the loops of the loss more like it.
-        template = longest if tokens * tokens >= longest.tokens * shorter.tokens else shorter
-        part = template.parts.later if self._begun else template.parts.first
-        key = (id(part), tokens)
-        if key not in self._still:
+    def step(self, *tokens: int) -> int:
+        """Plays a step unless it would change nothing; returns what is reserved.
+
+        Args:
+            tokens: Of each micro-batch, or of all.
+        """
+        if tokens not in self._still:
             before = self._state()
-            self._play(template, part, tokens)
+            for number in range(self.micro_batches):
+                self._micro_batch(number, tokens[min(number, len(tokens) - 1)])
             self._end_carried()
             if self._begun and self._state() == before:
-                self._still.add(key)
+                self._still.add(tokens)
             else:
                 self._still.clear()
             self._begun = True
         return self.allocator.peak_reserved_bytes
 
+    def _micro_batch(self, number: int, tokens: int) -> None:
+        longest, shorter = self._templates
+        # The nearer one, by the ratio of the lengths, has the loops of the loss more like it.
+        template = longest if tokens * tokens >= longest.tokens * shorter.tokens else shorter
+        self._play(template, (template.parts.later if self._begun else template.parts.first)[number], tokens)
+
     def _try(self, template: Template) -> None:
-        """Runs the longest rows beside what stands in for the optimizer's state (``longest_batch.restore``)."""
+        """Runs the longest rows beside what stands in for what later steps hold (``longest_batch.restore``)."""
         _, sizes = template.compiled(template.parts.load, template.tokens, is_small=self._is_small)
-        state = [sizes[number - 1] for number in template.parts.optimizer_state]
-        held = [self._malloc(size) for size in state if (size <= SMALL_BYTES) is self._is_small]
+        standing_in = [sizes[number - 1] for number in template.parts.beside_trial]
+        held = [self._malloc(size) for size in standing_in if (size <= SMALL_BYTES) is self._is_small]
         self._play(template, template.parts.trial, template.tokens)
         for address in held:
             self.allocator.free(address)

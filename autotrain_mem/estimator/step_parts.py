@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from autotrain_mem.spec import Block, Owner, Phase, Trace
 from autotrain_mem.spec.trace import CACHE_EMPTIED
@@ -38,34 +39,49 @@ class StepParts:
 
     load: Part
     trial: Part
-    """The first step without its optimizer's."""
-    first: Part
-    later: Part
+    """The last micro-batch of the first step, without its optimizer's."""
+    beside_trial: tuple[int, ...]
+    """Blocks that stand in beside it: the optimizer's state, and what a micro-batch before made: gradients, and
+    workspaces that last."""
+    first: tuple[Part, ...]
+    """The first step: a part for each of its micro-batches, the last of them with the optimizer's step."""
+    later: tuple[Part, ...]
     """The second step, whose like all others are."""
-    optimizer_state: tuple[int, ...]
-    """Blocks that the first optimizer step makes and keeps."""
 
 
-def step_parts(trace: Trace) -> StepParts:
-    """Cuts a rehearsal where its steps begin, and where an evaluation follows. Raises UnclearError."""
-    starts = trace.phase_starts
+def step_parts(trace: Trace, *, accumulates: bool = False) -> StepParts:
+    """Cuts a rehearsal where its steps begin, and where an evaluation follows. Raises UnclearError.
+
+    Args:
+        accumulates: Each step has two micro-batches. The optimizer's phase begins after either, since nobody knows then
+            whether it will step (``rehearsal.trace.phases``).
+    """
+    starts, count = trace.phase_starts, 2 if accumulates else 1
     begins, phase = next(((index, each) for index, each in starts if each is not Phase.LOAD), (0, Phase.LOAD))
-    stepped = _first(trace, Phase.OPTIMIZER_STEP, begins)
-    second = _first(trace, phase, stepped + 1)
+    micro_batches, stepped = [begins], list[int]()
+    for _ in range(2 * count - 1):
+        stepped.append(_first(trace, Phase.OPTIMIZER_STEP, micro_batches[-1]))
+        micro_batches.append(_first(trace, phase, stepped[-1] + 1))
     if trace.stream_uses or any(block.stream for block in trace.blocks):
         raise UnclearError
-    ends = [index for index, each in starts if each in (Phase.EVALUATE, Phase.SAVE) and index > second]
-    end = min(ends, default=len(trace.events))
-    alive = _alive_at_end(trace)
-    first = _part(trace, begins, second, alive)
-    state = (number for number in first.lasting if trace.blocks[number - 1].owner is Owner.OPTIMIZER_STATE)
+    ends = [index for index, each in starts if each in (Phase.EVALUATE, Phase.SAVE) and index > micro_batches[-1]]
+    alive, end = _alive_at_end(trace), min(ends, default=len(trace.events))
+    borders = list(pairwise([*micro_batches, end]))
+    first = tuple(_part(trace, start, stop, alive) for start, stop in borders[:count])
     return StepParts(
         load=_part(trace, 0, begins, alive),
-        trial=_part(trace, begins, stepped, frozenset()),
+        trial=_part(trace, micro_batches[count - 1], stepped[count - 1], frozenset()),
+        beside_trial=tuple(_beside_trial(trace, first)),
         first=first,
-        later=_part(trace, second, end, frozenset()),
-        optimizer_state=tuple(sorted(state)),
+        later=tuple(_part(trace, start, stop, frozenset()) for start, stop in borders[count:]),
     )
+
+
+def _beside_trial(trace: Trace, first: Sequence[Part]) -> Iterator[int]:
+    yield from sorted(n for n in first[-1].lasting if trace.blocks[n - 1].owner is Owner.OPTIMIZER_STATE)
+    for before in first[:-1]:
+        yield from sorted(n for n in before.kept if trace.blocks[n - 1].owner is Owner.GRADIENTS)
+        yield from sorted(before.lasting)
 
 
 def _first(trace: Trace, phase: Phase, start: int) -> int:

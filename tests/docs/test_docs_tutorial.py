@@ -78,13 +78,13 @@ def test_the_plan_is_as_the_tutorial_and_the_readme_show_it(printed: dict[str, s
 
 def test_the_training_ends_as_the_tutorial_shows_it(printed: dict[str, str]) -> None:
     trained = of(printed, "sft", "--simulate")
-    end = trained[trained.index("trained 4 steps") :]
+    end = trained[trained.index("trained 20 steps") :]
     assert "error +0.0 %" in end
     assert_kept("train", end)
 
 
 def test_the_run_can_be_watched_after_its_end(printed: dict[str, str]) -> None:
-    assert "4 of 4" in of(printed, "watch", "my-run")
+    assert "20 of 20" in of(printed, "watch", "my-run")
 
 
 def test_the_run_can_be_explained_with_the_plan_that_it_followed(printed: dict[str, str]) -> None:

@@ -1,13 +1,14 @@
 """What a report says of several processes, of none that trained, and of numbers that are none."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autotrain_mem.engine.recover.run_figures import RunFigures
-from autotrain_mem.spec import Report, codec
+from autotrain_mem.spec import MixedLengths, Report, ReservedByOrder, ReservedOverSteps, codec
 from tests.report.report_examples import PLAN
 
 END = {"event": "end", "interrupted": False, "losses": [], "rewards": [], "seconds": 2.0}
@@ -49,6 +50,15 @@ def reported(*events: Mapping[str, Any], steps: int, peak: int | None = None, re
         figures.see(event)
     ended = END | {"steps": steps, "memory": None if peak is None else memory(peak, retries)} | end
     return figures.report(ended, PLAN, "out")
+
+
+def test_what_is_reserved_is_compared_with_what_the_plan_says_of_rows_of_every_length() -> None:
+    more = ReservedOverSteps(reserved_bytes=(PLAN.estimate.reserved_bytes + 1,), num_alloc_retries=(0,))
+    by_order = ReservedByOrder(any_order=more, longest_first=more)
+    memory = replace(PLAN.estimate.memory, mixed_lengths=MixedLengths(native=by_order, expandable_segments=by_order))
+    plan = replace(PLAN, estimate=replace(PLAN.estimate, memory=memory))
+    report = RunFigures().report(END | {"steps": 1, "memory": None}, plan, "out")
+    assert report.predicted_peak_reserved_bytes == plan.estimate.reserved_bytes == more.last_bytes
 
 
 @given(st.integers(1, 200), st.integers(1, 200))

@@ -1,5 +1,6 @@
 """Steps of rows of every length, replayed from two rehearsals of a toy trainer whose memory is known at any length."""
 
+import itertools
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -18,12 +19,12 @@ from autotrain_mem.units import MIB
 SETTINGS = AllocatorSettings()
 
 
-def played_in_full(tokens: Sequence[int], settings: AllocatorSettings) -> list[int]:
+def played_in_full(tokens: Sequence[int], settings: AllocatorSettings, micro_batches: int) -> list[int]:
     """The same run as one sequence of calls, each step with its own sizes."""
     allocator, alive, reserved = CachingAllocator(None, settings), dict[int, int](), []
     for number, each in enumerate(tokens):
-        trace = rehearsed(each).trace
-        cuts = [index for index, phase in trace.phase_starts if phase is Phase.FORWARD]
+        trace = rehearsed(each, micro_batches).trace
+        cuts = [index for index, phase in trace.phase_starts if phase is Phase.FORWARD][::micro_batches]
         begin, end = (0, cuts[1]) if number == 0 else (cuts[1], len(trace.events))
         for event in trace.events[begin:end]:
             if event > 0:
@@ -34,12 +35,23 @@ def played_in_full(tokens: Sequence[int], settings: AllocatorSettings) -> list[i
     return reserved
 
 
+@pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.parametrize("expandable", [False, True])
-def test_a_replay_from_two_lengths_is_that_of_a_run_whose_steps_were_all_rehearsed(expandable: bool) -> None:
+def test_a_replay_from_two_lengths_is_that_of_a_run_whose_steps_were_all_rehearsed(
+    expandable: bool, micro_batches: int
+) -> None:
     tokens = [210, 640, 333, 900, 150, 640, 511, 977, 210, 333, 960, 420, 1000, 640]
     settings = AllocatorSettings(expandable_segments=expandable)
-    pair = rehearsed(LONGEST), rehearsed(SHORTER)
-    assert reserved_after(*pair, tokens, settings, longest_first=False) == played_in_full(tokens, settings)
+    pair = rehearsed(LONGEST, micro_batches), rehearsed(SHORTER, micro_batches)
+    replayed = reserved_after(*pair, tokens, settings, longest_first=False, accumulates=micro_batches > 1)
+    assert replayed == played_in_full(tokens, settings, micro_batches)
+
+
+def test_the_longest_rows_run_first_beside_the_gradients_that_later_ones_are_added_to() -> None:
+    pair = rehearsed(LONGEST, 2), rehearsed(SHORTER, 2)
+    held = itertools.accumulate(sign * block.size_bytes for _, sign, block in pair[0].trace.walk())
+    (reserved,) = reserved_after(*pair, [SHORTER], SETTINGS, longest_first=True, accumulates=True)
+    assert reserved >= max(held)
 
 
 def test_a_size_goes_with_the_tokens_their_square_or_not_at_all() -> None:

@@ -65,7 +65,7 @@ def replayed(
     shorter, settings = shorter_tokens(batches, longest), rehearsals.endless_room.settings
     long = Rehearsed(tokens=longest, trace=trace_of(longest))
     try:
-        step_parts(long.trace)  # else no other is rehearsed
+        step_parts(long.trace, accumulates=batches.each_step > 1)  # else no other is rehearsed
         short = Rehearsed(tokens=shorter, trace=trace_of(shorter))
         mixed = mixed_lengths(long, short, batches, settings, capacity_bytes=capacity_bytes)
     except UnclearError:

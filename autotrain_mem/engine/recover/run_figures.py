@@ -78,7 +78,7 @@ class RunFigures:
             first_reward=rewards[0] if rewards else None,
             last_reward=rewards[-1] if rewards else None,
             predicted_peak_bytes=estimate.reserved.peak_allocated_bytes,
-            predicted_peak_reserved_bytes=estimate.reserved.peak_reserved_bytes,
+            predicted_peak_reserved_bytes=estimate.reserved_bytes,
             measured=_together(self._before, self._reading) if has_trained else None,
             longest_rows_first=self._longest_rows_first,
             seconds=round(seconds, 3),
