@@ -104,6 +104,7 @@ class Report:
     predicted_peak_bytes: int
     """Allocated; what follows says what is reserved."""
     predicted_peak_reserved_bytes: int
+    """As the plan says: over steps of rows of every length, where that is known (:attr:`Estimate.reserved_bytes`)."""
     measured: MemoryReading | None
     """The peaks of all its processes with the plan's settings, and the rest as training ended; None where nothing
     measures (plain CPU training)."""
