@@ -47,10 +47,13 @@ REFUSED = (
         reason="transformers writes checkpoints of shards with the optimizer's state, or none",
         cure="Remove --save_only_model, or give --save_strategy no: the trained model is written whole at the end.",
     ),
+    # trl/generation/vllm_generation.py: _iter_fsdp1_params: its first summon_full_params makes a root of a unit, and
+    # torch/distributed/fsdp/_runtime_utils.py: _share_state_and_init_handle_attrs refuses another root.
     Refused(
         name="use_vllm",
-        reason="how vLLM is given weights that are gathered from shards is not rehearsed yet",
-        cure="Remove --use_vllm, or give --sharding ddp.",
+        shardings=("fsdp1",),
+        reason="TRL gathers weights for vLLM before a first forward, and FSDP1 then refuses the forward",
+        cure="Give --sharding fsdp2, or ddp; or remove --use_vllm.",
     ),
 )
 """Each with the place in the installed libraries that its reason is from."""

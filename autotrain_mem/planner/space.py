@@ -32,7 +32,7 @@ UNKNOWN_ROW_TOKENS = 1024
 only ranks plans and guides the search; what fits is always rehearsed."""
 
 
-WHOLE_ONLY = ("use_vllm", "save_only_model")
+WHOLE_ONLY = ("save_only_model",)
 """Arguments that do not go with shards (``checks.sharding: REFUSED``), beside those that are knobs."""
 
 

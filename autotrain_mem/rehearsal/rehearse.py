@@ -180,6 +180,9 @@ def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
         "vLLM's sleep mode, which frees its share of the card while the trainer trains: it is kept in full": (
             given.get("use_vllm") and given.get("vllm_enable_sleep_mode")
         ),
+        "one weight's shard at a time, which is copied from host memory when vLLM is given the weights": (
+            given.get("use_vllm") and knobs.fsdp_offload_params
+        ),
         "the scaler of fp16's gradients: a few scalars": knobs.fp16,
     }
     return tuple(fact for fact, applies in facts.items() if applies)

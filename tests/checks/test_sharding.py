@@ -28,7 +28,6 @@ def problems(method: str = "sft", **given: Any) -> list[str]:
         {"optimizer_offload": True},
         {"save_only_model": True},
         {"activation_offloading": True},
-        {"use_vllm": True},
     ],
     ids=str,
 )
@@ -44,6 +43,8 @@ def test_what_can_be_sharded_is_taken(kind: str) -> None:
     assert problems(optim="adamw_torch_fused", use_peft=True, load_in_4bit=True, sharding=kind) == []
     assert problems("grpo", sharding=kind) == []
     assert bool(problems(optim="adamw_8bit", sharding=kind)) == (kind != "fsdp1"), "whose parameters are plain tensors"
+    refused = problems("grpo", use_vllm=True, sharding=kind)
+    assert bool(refused) == (kind == "fsdp1"), "whose units cannot be gathered before a first forward"
     (message,) = problems("ppo", sharding=kind)
     assert "does not work with PPO" in message
 

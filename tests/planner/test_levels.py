@@ -203,7 +203,7 @@ PLAIN = [("ddp", None), ("fsdp2-no-reshard", None), ("fsdp2", None)]
         ("lossless", {"nodes": 2}, [*PLAIN, ("hsdp", 2)]),
         ("lossless", {"forbid": frozenset({"sharding"})}, PLAIN[:1]),
         ("lossless", {"sharding": "hsdp", "nodes": 4}, [("hsdp", 4)]),
-        ("lossless", {"use_vllm": True}, PLAIN[:1]),
+        ("lossless", {"use_vllm": True}, PLAIN),
         ("lossless", {"optim": "paged_adamw_32bit"}, PLAIN[:1]),
         ("lossless", {"sharding": "fsdp1"}, [("fsdp1", None)]),
         ("lossless", {"method": "ppo", "defaults": replace(PPO, processes=8, sharding="ddp")}, PLAIN[:1]),

@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -48,6 +49,11 @@ class RankRecorder(Recorder):
     def see(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator as any other."""
         return super().__torch_dispatch__(func, (), args, kwargs)
+
+    def see_result(self, out: Any) -> None:
+        """Look at what a collective made, if it made anything: functional ones make what they gather into."""
+        if isinstance(out, torch.Tensor):
+            self._see(out)
 
     @contextmanager
     def unseen(self) -> Iterator[None]:
@@ -110,8 +116,10 @@ class RankRecorder(Recorder):
 
 
 def local(tensor: Any) -> Any:
-    """Return what of a tensor this process holds."""
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    """Return what of a tensor this process holds, also where nobody waited yet for what others send of it."""
+    if isinstance(tensor, DTensor):
+        tensor = tensor._local_tensor
+    return tensor.elem if isinstance(tensor, AsyncCollectiveTensor) else tensor
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
