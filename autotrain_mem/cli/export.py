@@ -13,7 +13,7 @@ from autotrain_mem.cli.plan_files import check_one_card
 from autotrain_mem.errors import UsageError
 from autotrain_mem.exports.case import case_of
 from autotrain_mem.exports.dry_run import dry_run
-from autotrain_mem.exports.tools import check_method, export
+from autotrain_mem.exports.tools import OF_MACHINES, check_method, export
 from autotrain_mem.report.first_screen import first_screen
 from autotrain_mem.report.terminal import Console
 from autotrain_mem.spec import Job, Plan, codec
@@ -43,6 +43,24 @@ def check(wish: api.Wish, output: Output) -> None:
             hint="--dry_run --json prints TRL's config, the command and the environment as one object.",
         )
     check_method(output.export, wish.method)
+    if output.export in OF_MACHINES:
+        _check_flags_say_all(asked, wish)
+
+
+def _check_flags_say_all(asked: str, wish: api.Wish) -> None:
+    """Refuses what no flag can say, where flags are all that a machine is told."""
+    if wish.autofit.accelerate_config is not None:
+        raise UsageError(
+            f"{asked} writes commands of autofit's own, and --accelerate_config is a file of yours.",
+            hint="Give --gpus, --nodes and --sharding in its place;\n"
+            "or --export trl and --export accelerate write what accelerate launch takes.",
+        )
+    if "datasets" in wish.config:
+        raise UsageError(
+            f"{asked} writes flags, and a mixture of datasets stands in a YAML file only.",
+            hint="Mix the rows into one dataset and name that;\n"
+            "or --export trl writes a file that autofit METHOD --config takes.",
+        )
 
 
 def write(rehearsals: api.Rehearsals, chosen: Plan, wish: api.Wish, output: Output) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ class Tool:
     """What runs the file: ``axolotl train FILE``."""
     trains_with_trl: bool
     """Whether the predicted peak is this tool's own."""
+    notes_head: str = ""
+    """What the notes are, where they are not what the tool cannot say."""
 
 
 def renamed(case: Case, names: Mapping[str, str]) -> Part:
@@ -59,12 +62,41 @@ def document(case: Case, tool: Tool, parts: Sequence[Part], environment: Mapping
     keys: dict[str, Any] = {}
     for part in parts:
         keys |= part.keys
-    notes = [*(note for part in parts for note in part.notes), *unsaid(case, tool, parts)]
-    comments = "".join(f"# {one_line(line)}\n" for line in _head(case, tool, notes, environment))
-    text = yaml.safe_dump(keys, sort_keys=False, allow_unicode=True, width=10_000)
+    comments = heading(case, tool, parts, environment)
+
+    def dump(*, allow_unicode: bool) -> str:
+        return str(yaml.dump(keys, Dumper=_dumper(), sort_keys=False, allow_unicode=allow_unicode, width=10_000))
+
+    text = dump(allow_unicode=True)
     if printable(text) != text:  # such as what turns the direction of writing, which YAML can spell out as well
-        text = yaml.safe_dump(keys, sort_keys=False, width=10_000)
+        text = dump(allow_unicode=False)
     return comments + text
+
+
+_NUMBER = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?")
+"""What YAML 1.2 reads as a number: also ``2e-05``, which is text by YAML 1.1, and so to PyYAML."""
+
+
+def _dumper() -> Any:
+    """Makes the class that writes texts which every reader of YAML takes for texts, and lines as lines."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    def represent(dumper: Any, text: str) -> Any:
+        style = "|" if text.endswith("\n") and printable(text) == text else None
+        style = "'" if _NUMBER.fullmatch(text) else style
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+    Dumper.add_representer(str, represent)
+    return Dumper
+
+
+def heading(case: Case, tool: Tool, parts: Sequence[Part], environment: Mapping[str, str]) -> str:
+    """The comments that a file begins with."""
+    notes = [*(note for part in parts for note in part.notes), *unsaid(case, tool, parts)]
+    return "".join(f"# {one_line(line)}\n" for line in _head(case, tool, notes, environment))
 
 
 def _head(case: Case, tool: Tool, notes: Sequence[str], environment: Mapping[str, str]) -> Iterable[str]:
@@ -80,7 +112,7 @@ def _head(case: Case, tool: Tool, notes: Sequence[str], environment: Mapping[str
     variables = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
     yield f"Run: {' '.join([*variables, tool.command])}"
     if notes:
-        yield f"What {tool.name} cannot say of this plan, or does otherwise:"
+        yield tool.notes_head or f"What {tool.name} cannot say of this plan, or does otherwise:"
     yield from (f"- {note}" for note in notes)
 
 

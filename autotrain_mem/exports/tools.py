@@ -44,7 +44,14 @@ EXPORTERS = {
         write="autotrain_mem.exports.llamafactory:llamafactory",
         lacks="No file for LLaMA-Factory is written yet for",
     ),
+    "slurm": Exporter(methods=METHODS, write="autotrain_mem.exports.slurm:slurm", lacks=""),
+    "kubernetes": Exporter(methods=METHODS, write="autotrain_mem.exports.kubernetes:kubernetes", lacks=""),
+    "skypilot": Exporter(methods=METHODS, write="autotrain_mem.exports.skypilot:skypilot", lacks=""),
+    "commands": Exporter(methods=METHODS, write="autotrain_mem.exports.machines:commands", lacks=""),
 }
+
+OF_MACHINES = ("slurm", "kubernetes", "skypilot", "commands")
+"""Say what each machine runs, in flags of ours."""
 
 
 def check_method(name: str, method: str) -> None:

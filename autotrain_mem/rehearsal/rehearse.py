@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,10 @@ from autotrain_mem.spec import Job, Knobs, Trace
 
 EVALUATED_BATCHES = 2
 """Batches of a rehearsed evaluation: the second meets what the first left behind."""
+
+PROCESSES_WITH_ROWS = 8
+"""Rows are made, tokenized and cut for so many processes at most; those of more are the same again. All rows are alike,
+and TRL takes a millisecond for each of 2,048 tokens."""
 
 
 def rehearse(
@@ -64,16 +69,31 @@ def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: i
     # Enough for every micro-step of every process; where a generation makes the batch, for every generation.
     rows_of_a_step = knobs.per_device_train_batch_size * REHEARSED_ACCUMULATION * knobs.processes
     rows_of_a_step = knobs.effective_batch_size if knobs.completion_length else rows_of_a_step
-    rows = method.worst_rows(filled, length, rows_of_a_step * REHEARSED_STEPS)
-    evaluated = method.worst_rows(filled, length, _evaluated_rows(filled, knobs)) if filled.is_evaluated else None
+    rows, evaluated = (
+        None if count is None else method.worst_rows(filled, length, math.ceil(count / _repeats(knobs)))
+        for count in (
+            rows_of_a_step * REHEARSED_STEPS,
+            _evaluated_rows(filled, knobs) if filled.is_evaluated else None,
+        )
+    )
     tokenizer = stub_tokenizer("left" if job.is_online else "right")
+    draws_early = job.method_facts.has_value_model  # PPO's trainer makes its dataloaders as it is built
+    if draws_early:
+        rows, evaluated = repeated(rows, knobs), repeated(evaluated, knobs)
 
-    def build() -> Any:
+    def build_from(rows: Any, evaluated: Any) -> Any:
         if job.python_call is None:
             with method.without_precomputing():
                 return build_trainer(job, knobs, filled, rows, evaluated, tokenizer)
         trainer = finished(call_again(job, knobs, filled, rows, evaluated, tokenizer, layers), knobs)
         return _keeping_cache(trainer)
+
+    def build() -> Any:
+        trainer = build_from(rows, evaluated)
+        if not draws_early:
+            trainer.train_dataset = repeated(trainer.train_dataset, knobs)
+            trainer.eval_dataset = repeated(trainer.eval_dataset, knobs)
+        return trainer
 
     return TrainerSpec(
         build=build,
@@ -83,6 +103,19 @@ def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: i
         micro_steps_per_generation=_micro_steps_per_generation(job, knobs, filled),
         saves=job.python_call is None or str(job.arguments.get("save_strategy", "steps")) != "no",
     )
+
+
+def _repeats(knobs: Knobs) -> int:
+    """Counts how often the rows that are made are there, so that there are enough for all processes."""
+    return math.ceil(knobs.processes / PROCESSES_WITH_ROWS)
+
+
+def repeated(rows: Any, knobs: Knobs) -> Any:
+    """Gives a dataset of prepared rows as often as the processes need them, by their numbers."""
+    repeats = _repeats(knobs)
+    if rows is None or repeats == 1:
+        return rows
+    return rows.select([*range(len(rows))] * repeats)
 
 
 def _passes(job: Job, filled: Configs) -> int:

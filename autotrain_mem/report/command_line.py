@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotrain_mem.spec import Plan
+from autotrain_mem.spec.flag_words import flag_words
 from autotrain_mem.spec.job import MAX_SLOWDOWN
-from autotrain_mem.spec.knobs import OWN_SWITCHES
 
 
 def command_line(words: Sequence[str], settings: Mapping[str, Any]) -> str:
@@ -18,7 +17,7 @@ def command_line(words: Sequence[str], settings: Mapping[str, Any]) -> str:
     >>> command_line(["plan", "sft"], {"model": "my model", "optimizer_offload": True, "report_to": ["none"]})
     "autofit plan sft --model 'my model' --optimizer_offload --report_to none"
     """
-    return shlex.join(["autofit", *words, *_flags(settings)])
+    return shlex.join(["autofit", *words, *flag_words(settings)])
 
 
 def command_of(plan: Plan, *, trains: bool) -> str:
@@ -39,13 +38,3 @@ def command_of(plan: Plan, *, trains: bool) -> str:
     given = {name: value for name, value in ours.items() if value is not None}
     trls = {name: value for name, value in job.arguments.items() if name != "model_name_or_path"}
     return command_line([job.method] if trains else ["plan", job.method], given | trls)
-
-
-def _flags(settings: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in settings.items():
-        if name in OWN_SWITCHES:  # TRL's take true or false
-            yield from [f"--{name}"] * bool(value)
-            continue
-        yield f"--{name}"
-        for each in value if isinstance(value, list) else [value]:
-            yield each if isinstance(each, str) else "none" if each is None else json.dumps(each)

@@ -14,7 +14,7 @@ import yaml
 from export_examples import FOUR, FSDP2, FULL, HOST, HSDP, QLORA, TWO_MACHINES, job, plan
 
 from autotrain_mem.exports.dry_run import dry_run
-from autotrain_mem.exports.tools import EXPORTERS, export
+from autotrain_mem.exports.tools import EXPORTERS, OF_MACHINES, export
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.parallel.environment import launch_environment
 from autotrain_mem.parallel.user_config import read_launch
@@ -26,6 +26,7 @@ GOLDEN = Path(__file__).parent / "golden"
 KEYS = {
     tool: set(keys) for tool, keys in yaml.safe_load((Path(__file__).parent / "allowed_keys.yaml").read_text()).items()
 }
+IN_YAML = [name for name in EXPORTERS if name not in ("slurm", "commands")]
 PAIRS = [(name, method) for name, exporter in EXPORTERS.items() for method in exporter.methods]
 EVERYTHING_ON = dataclasses.replace(
     QLORA, packing=True, activation_offloading=True, optimizer_offload=True, max_length=None, dtype="float32"
@@ -57,6 +58,7 @@ TEXTS = {
     "llamafactory_dpo": functools.partial(written, "llamafactory", job("dpo", dataset="pairs.jsonl"), FULL),
     "dry_run_sft": lambda: dry_run(plan(job()), job(), {"CUDA_VISIBLE_DEVICES": "0"}).to_text(),
     "accelerate_hsdp": functools.partial(written, "accelerate", job(), HSDP, card=TWO_MACHINES),
+    **{f"{name}_hsdp": functools.partial(written, name, job(), HSDP, card=TWO_MACHINES) for name in OF_MACHINES},
     "axolotl_hsdp": functools.partial(written, "axolotl", job(), HSDP, card=TWO_MACHINES),
     "llamafactory_fsdp2": functools.partial(written, "llamafactory", job(), FSDP2, card=FOUR),
     "dry_run_fsdp2": lambda: dry_run(plan(job(), FSDP2, FOUR), job(), {}).to_text(),
@@ -67,7 +69,8 @@ TEXTS = {
 @pytest.mark.parametrize("name", TEXTS)
 def test_text_is_the_golden_one(name: str) -> None:
     text = TEXTS[name]()
-    assert text == kept(GOLDEN / f"{name}.yaml", text)
+    suffix = "yaml" if name.partition("_")[0] not in ("slurm", "commands") else "sh"
+    assert text == kept(GOLDEN / f"{name}.{suffix}", text)
 
 
 @functools.cache
@@ -168,7 +171,8 @@ def test_a_plan_without_data_exports_none_and_says_so() -> None:
     for name in EXPORTERS:
         text = written(name, without)
         assert "Capybara" not in text
-        assert not {"dataset", "datasets", "dataset_name"} & keys(name, without).keys()
+        assert "--dataset" not in text
+        assert name not in IN_YAML or not {"dataset", "datasets", "dataset_name"} & keys(name, without).keys()
         assert ("# - data: the plan was made without any" in text) is (name != "accelerate")
 
 

@@ -8,11 +8,15 @@ from collections.abc import Callable
 from unittest.mock import patch
 
 import pytest
+import torch
 from accelerate import accelerator
 from rank_run import moves_in_order, trained_by_ranks
 from real_run import Case, case, peaks, rehearsed
+from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty
 
 from autotrain_mem.errors import RehearsalError
+from autotrain_mem.rehearsal import rehearse
+from autotrain_mem.rehearsal.ranks.fsdp2 import Chunks
 from autotrain_mem.spec import Owner
 from autotrain_mem.spec.work import Kind
 
@@ -51,6 +55,27 @@ def test_a_shard_is_its_part_of_weights_and_state(model_folder: Callable[[str], 
     assert any(block.owner is Owner.GATHERED_WEIGHTS for block in of_four.blocks)
     assert {work.kind for work in of_four.work.work} >= {Kind.COLLECTIVE}
     assert Kind.COLLECTIVE not in {work.kind for work in alone.work.work}
+
+
+@pytest.mark.parametrize("method", ["sft", "grpo"])
+def test_rows_made_for_one_process_and_repeated_are_those_made_for_all(
+    method: str, model_folder: Callable[[str], pathlib.Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = ranked(method, model_folder("qwen2"), processes=3, sharding="ddp")
+    made = rehearsed(one)
+    monkeypatch.setattr(rehearse, "PROCESSES_WITH_ROWS", 1)
+    repeated = rehearsed(one)
+    assert moves_in_order(repeated, 0) == moves_in_order(made, 0)
+    assert repeated.work == made.work
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 7, 8, 17])
+def test_parts_made_when_asked_for_are_those_of_torch(rows: int) -> None:
+    tensor, count = torch.arange(2 * rows).view(rows, 2), 8
+    ours, theirs = Chunks(tensor, count, 0), _chunk_with_empty(tensor, count, 0)
+    for at, part in enumerate(theirs):
+        assert ours[at].tolist() == part.tolist()
+        assert ours[at].shape == part.shape
 
 
 SETS = ((1, None), (4, "fsdp2"))

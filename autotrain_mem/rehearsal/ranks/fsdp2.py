@@ -6,6 +6,7 @@ come out by themselves, once births are on their streams (``torch/distributed/fs
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
@@ -63,8 +64,28 @@ def fsdp2_rules(recorder: RankRecorder, shards: int) -> Iterator[None]:
         for name in ("foreach_all_gather_copy_out", "foreach_reduce"):
             apart = _of_weights(recorder, getattr(_fsdp_param_group, name))
             stack.enter_context(patch.object(_fsdp_param_group, name, apart))
+        stack.enter_context(patch.object(_fsdp_param, "_chunk_with_empty", Chunks))
         stack.enter_context(_quantized_stay_plain())
         yield
+
+
+class Chunks:
+    """A tensor in parts, of which only those are made that are asked for.
+
+    A process asks for its own and the first; torch makes those of all processes
+    (``torch/distributed/fsdp/_fully_shard/_fsdp_common.py: _chunk_with_empty``).
+    """
+
+    def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
+        self._tensor, self._count, self._dim = tensor, num_chunks, dim
+        self._size = math.ceil(tensor.size(dim) / num_chunks)
+
+    def __getitem__(self, at: int) -> torch.Tensor:
+        start = range(self._count)[at] * self._size
+        left = self._tensor.size(self._dim) - start
+        if left <= 0 < start:
+            return self._tensor.new_empty(0)
+        return self._tensor.narrow(self._dim, start, min(self._size, left))
 
 
 class Params4bit(FakeTensor):  # type: ignore[misc]  # torch is untyped to mypy here

@@ -1,0 +1,86 @@
+"""A PyTorchJob for Kubernetes with Kubeflow's training operator: a master and workers, each a machine's GPUs.
+
+Fields are those of ``kubeflow.org/v1`` (training-operator, ``manifests/base/crds/kubeflow.org_pytorchjobs.yaml``). The
+operator tells each pod its rank and the master's address (``pkg/controller.v1/pytorch/envvar.go: setPodEnv``), and
+Kubernetes writes a variable's value wherever a command says ``$(NAME)``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotrain_mem.exports.case import Case, case_of
+from autotrain_mem.exports.machines import NOTES_HEAD, machine_words, rendezvous, shared_files
+from autotrain_mem.exports.part import Part, Tool, document
+from autotrain_mem.spec import Job, Plan
+
+IMAGE = "IMAGE"
+"""Stands for a registry's name of an image that nobody here knows; no image can be called so."""
+CLAIM = "autofit-workspace"
+WORKSPACE = "/workspace"
+"""Where the project's Dockerfile has its working folder."""
+
+
+def kubernetes(plan: Plan, job: Job) -> str:
+    """The manifest for ``kubectl apply -f FILE``."""
+    case = case_of(plan, job)
+    tool = Tool(name="Kubernetes", command="kubectl apply -f FILE", trains_with_trl=True, notes_head=NOTES_HEAD)
+    notes = (
+        f"write your image in place of {IMAGE}: the project's Dockerfile makes one",
+        f"make a volume claim {CLAIM} that many may write (ReadWriteMany): it is mounted at {WORKSPACE}",
+        "Kubeflow's training operator is installed (kubeflow.org/v1 PyTorchJob)",
+    )
+    return document(case, tool, [Part(keys=_manifest(case)), shared_files(case, notes)], {})
+
+
+def _manifest(case: Case) -> dict[str, Any]:
+    workers = {"Worker": _replicas(case, case.nodes - 1)} if case.nodes > 1 else {}
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": f"autofit-{case.job.method}"},
+        "spec": {
+            "nprocPerNode": str(_devices(case)),
+            "pytorchReplicaSpecs": {"Master": _replicas(case, 1), **workers},
+        },
+    }
+
+
+def _replicas(case: Case, count: int) -> dict[str, Any]:
+    mounts = {"shm": "/dev/shm", "workspace": WORKSPACE}
+    container = {
+        "name": "pytorch",  # the operator looks for a container of this name
+        "image": IMAGE,
+        "workingDir": WORKSPACE,
+        "command": [*(_escaped(word) for word in machine_words(case)), *_place(case)],
+        "env": [{"name": name, "value": _escaped(value)} for name, value in case.job.environment.items()],
+        "resources": {"limits": {_resource(case): _devices(case)}},
+        "volumeMounts": [{"name": name, "mountPath": path} for name, path in mounts.items()],
+    }
+    volumes = [
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},  # NCCL's and a dataloader's; a container has 64 MiB
+        {"name": "workspace", "persistentVolumeClaim": {"claimName": CLAIM}},
+    ]
+    shown = {name: value for name, value in container.items() if value != []}
+    pod = {"spec": {"containers": [shown], "volumes": volumes}}
+    return {"replicas": count, "restartPolicy": "Never", "template": pod}
+
+
+def _place(case: Case) -> list[str]:
+    """``RANK`` is the pod's own, among pods, not among processes."""
+    return rendezvous(case, "$(RANK)", "$(MASTER_ADDR)", "$(MASTER_PORT)")
+
+
+def _escaped(word: str) -> str:
+    """Writes a word in which Kubernetes finds no variable."""
+    return word.replace("$(", "$$(")
+
+
+def _devices(case: Case) -> int:
+    return case.knobs.processes // case.nodes
+
+
+def _resource(case: Case) -> str:
+    """Names what device plugins offer: AMD's cards are called Instinct MI."""
+    name = case.plan.estimate.hardware.name.lower()
+    return "amd.com/gpu" if name.startswith("mi") else "nvidia.com/gpu"

@@ -1,0 +1,90 @@
+"""What every machine of a cluster runs: autofit itself, with the plan's settings, one command on each.
+
+autofit starts that machine's processes. Which machine it is, and where the first one listens, are the only words that
+differ: ``--machine_rank``, ``--main_process_ip`` and ``--main_process_port``, as ``accelerate launch`` calls them.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from autotrain_mem.exports.accelerate import FIRST_MACHINE, PORT
+from autotrain_mem.exports.case import Case, case_of
+from autotrain_mem.exports.part import Part, Tool, heading
+from autotrain_mem.spec import Job, Knobs, Plan
+from autotrain_mem.spec.flag_words import flag_words
+from autotrain_mem.spec.knobs import LAUNCH_KNOBS, OWN_KNOBS
+
+NOTES_HEAD = "Before it runs:"
+
+
+def machine_words(case: Case) -> list[str]:
+    """Lists the words that every machine's command has in common, not quoted: ``autofit sft --model ...``."""
+    job, devices = case.job, case.knobs.processes // case.nodes
+    ours = {
+        "model": job.model,
+        "dataset": job.dataset,
+        "prompt_length": job.prompt_length,
+        "fit": None if job.fit == "all" else job.fit,
+        "forbid": ",".join(sorted(job.forbid)) or None,
+        "gpus": devices,
+        "nodes": case.nodes if case.nodes > 1 else None,
+        **_launch(case.knobs),
+        **{name: True for name in OWN_KNOBS if getattr(case.knobs, name)},
+    }
+    given = {name: value for name, value in ours.items() if value is not None}
+    settings = {name: value for name, value in case.settings.items() if name != "model_name_or_path"}
+    return ["autofit", job.method, *flag_words(given | settings)]
+
+
+def _launch(knobs: Knobs) -> dict[str, Any]:
+    """How processes share the model, where that is not as a single one has it; HSDP has a group on each machine."""
+    single = {name: Knobs.__dataclass_fields__[name].default for name in LAUNCH_KNOBS}
+    said = {name: getattr(knobs, name) for name in LAUNCH_KNOBS if name not in ("processes", "dp_replicate_size")}
+    return {name: value for name, value in said.items() if value != single[name]}
+
+
+def rendezvous(case: Case, rank: str, host: str, port: str) -> list[str]:
+    """Lists the words by which machines find each other; none where there is one."""
+    if case.nodes == 1:
+        return []
+    return ["--machine_rank", rank, "--main_process_ip", host, "--main_process_port", port]
+
+
+def shared_files(case: Case, extra: Sequence[str] = ()) -> Part:
+    """Says what must be in place on every machine; all settings stand in the command."""
+    machines = "the machine" if case.nodes == 1 else "every machine"
+    same = "" if case.nodes == 1 else ", and output_dir on a file system that all machines share"
+    files = f"autofit, the model and the data are found by these names on {machines}{same}"
+    return Part(answered=frozenset(case.settings), notes=(files, *extra, *case.no_data()))
+
+
+def shell_line(words: Sequence[str]) -> str:
+    """Quotes words for bash, and spells out what would steer a terminal.
+
+    >>> print(shell_line(["echo", "a b", "c\\x1b[2J"]))
+    echo 'a b' $'c\\U0000001b[2J'
+    """
+    return " ".join(shlex.quote(word) if word.isprintable() else f"$'{_spelled_out(word)}'" for word in words)
+
+
+def _spelled_out(word: str) -> str:
+    plain = word.replace("\\", "\\\\").replace("'", "\\'")
+    return "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in plain)
+
+
+def commands(plan: Plan, job: Job) -> str:
+    """One command for each machine, for whoever starts them by hand or by a launcher of their own."""
+    case = case_of(plan, job)
+    first = f"write the address of the first machine in place of {FIRST_MACHINE}, in every command"
+    notes = (first, "start all of them: each waits for the others") if case.nodes > 1 else ()
+    tool = Tool(name="a shell", command="each command on its machine", trains_with_trl=True, notes_head=NOTES_HEAD)
+    text = heading(case, tool, [shared_files(case, notes)], {})
+    variables = [f"{name}={value}" for name, value in case.job.environment.items()]
+    for rank in range(case.nodes):
+        place = rendezvous(case, str(rank), FIRST_MACHINE, str(PORT))
+        text += f"\n# machine {rank} of {case.nodes}\n"
+        text += shell_line([*(["env", *variables] if variables else []), *machine_words(case), *place]) + "\n"
+    return text

@@ -1,0 +1,69 @@
+"""A task for SkyPilot, which rents the machines: ``sky launch`` runs its command on each.
+
+Fields are those of SkyPilot's ``sky/utils/schemas.py: get_task_schema``, variables of ``sky/skylet/constants.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotrain_mem.exports.accelerate import PORT
+from autotrain_mem.exports.case import Case, case_of
+from autotrain_mem.exports.machines import NOTES_HEAD, machine_words, rendezvous, shared_files, shell_line
+from autotrain_mem.exports.part import Part, Tool, document
+from autotrain_mem.spec import Job, Plan
+
+CARD = "CARD"
+"""Stands for a card whose name at SkyPilot is not known here."""
+CARDS = {
+    **{
+        "a10": "A10",
+        "a10g": "A10G",
+        "a100-40gb": "A100",
+        "a100-80gb": "A100-80GB",
+        "b200": "B200",
+        "h100-80gb": "H100",
+    },
+    **{"h200": "H200", "l4": "L4", "l40s": "L40S", "rtx3090": "RTX3090", "rtx4090": "RTX4090", "rtx5090": "RTX5090"},
+    **{"t4": "T4", "v100-16gb": "V100", "v100-32gb": "V100-32GB", "mi300x": "MI300X"},
+}
+"""SkyPilot's names of cards (its catalog, ``sky gpus list``), by ours."""
+
+
+def skypilot(plan: Plan, job: Job) -> str:
+    """The task for ``sky launch FILE``."""
+    case = case_of(plan, job)
+    tool = Tool(name="SkyPilot", command="sky launch FILE", trains_with_trl=True, notes_head=NOTES_HEAD)
+    unknown = (
+        f"write SkyPilot's name of {case.plan.estimate.hardware.name} in place of {CARD}: sky gpus list shows them"
+    )
+    notes = (
+        *(() if _card(case) != CARD else (unknown,)),
+        "workdir is a clone of autotrain_mem with your data in it, which setup installs",
+        "a machine's disk goes with it: mount a bucket (file_mounts) and let output_dir lie there",
+    )
+    return document(case, tool, [Part(keys=_task(case)), shared_files(case, notes)], {})
+
+
+def _task(case: Case) -> dict[str, Any]:
+    return {
+        "name": f"autofit-{case.job.method}",
+        "num_nodes": case.nodes,
+        "resources": {"accelerators": f"{_card(case)}:{case.knobs.processes // case.nodes}"},
+        "workdir": ".",
+        **({"envs": dict(case.job.environment)} if case.job.environment else {}),
+        "setup": "pip install -c scripts/constraints.txt .\n",
+        "run": _run(case),
+    }
+
+
+def _run(case: Case) -> str:
+    command = shell_line(machine_words(case))
+    if case.nodes == 1:
+        return f"{command}\n"
+    place = " ".join(rendezvous(case, '"$SKYPILOT_NODE_RANK"', '"$HOST"', str(PORT)))
+    return f"HOST=${{SKYPILOT_NODE_IPS%%$'\\n'*}}  # the first one's address\n{command} {place}\n"
+
+
+def _card(case: Case) -> str:
+    return CARDS.get(case.plan.estimate.hardware.name, CARD)

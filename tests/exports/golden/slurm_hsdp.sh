@@ -1,0 +1,24 @@
+#!/bin/bash
+# Made by autofit for Slurm: sft of Qwen/Qwen3-8B.
+# Planned for 4 x rtx4090 on each of 2 machines, level of harm: lossless.
+# Predicted peak: 18.2 GiB of a budget of 23.0 GiB on each.
+# Run: sbatch FILE
+# Before it runs:
+# - autofit, the model and the data are found by these names on every machine, and output_dir on a file system that all machines share
+# - partition, account and time limit: #SBATCH lines of your cluster, or flags of sbatch
+#SBATCH --job-name=autofit-sft
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=4
+#SBATCH --exclusive
+#SBATCH --output=%x-%j.log
+
+set -euo pipefail
+HOSTS=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+HOST=${HOSTS%%$'\n'*}  # the first one's name
+PORT=$((20000 + SLURM_JOB_ID % 10000))
+export HOST PORT
+
+COMMAND=(autofit sft --model Qwen/Qwen3-8B --dataset org/data --gpus 4 --nodes 2 --sharding hsdp --fsdp_offload_params --lora_target_modules q_proj v_proj --output_dir run --per_device_train_batch_size 8 --gradient_accumulation_steps 2 --gradient_checkpointing true --use_peft false --dtype float32 --optim adamw_torch_fused --learning_rate 2e-05 --max_length 1024 --packing false)
+# shellcheck disable=SC2016  # each node has a number of its own, which only its task knows
+srun --nodes=2 --ntasks-per-node=1 --kill-on-bad-exit=1 bash -c 'exec "$@" --machine_rank "$SLURM_NODEID" --main_process_ip "$HOST" --main_process_port "$PORT"' autofit "${COMMAND[@]}"
