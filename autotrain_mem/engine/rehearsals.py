@@ -215,9 +215,10 @@ class Rehearsals:
             asked_length=wished,
             tokens=None if profile is None else profile.kept_tokens(None),
             rows=None if profile is None else profile.rows,
+            nodes=self.hardware.topology.nodes,
         )
         base = precise_for(space.base, self.job.arguments, self.compute_capability)
-        space = replace(space, base=base, nodes=self.hardware.topology.nodes)
+        space = replace(space, base=base)
         if "expandable_segments" not in environment_setting(self.job.environment):
             return space
         expands = space.base.expandable_segments or self.settings.expandable_segments

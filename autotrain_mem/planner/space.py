@@ -120,6 +120,7 @@ def make_space(
     asked_length: int | None = None,
     tokens: int | None = None,
     rows: int | None = None,
+    nodes: int = 1,
 ) -> Space:
     """The space of one job.
 
@@ -133,6 +134,7 @@ def make_space(
             longest row.
         tokens: Of all rows together; None when the dataset was not read.
         rows: How many there are.
+        nodes: Machines that the processes run on.
 
     Raises:
         UsageError: a number that is not a positive whole one; all of them in one message.
@@ -144,7 +146,9 @@ def make_space(
     _check_numbers(given, job.effective_batch_size)
     overlaid = replace(_applying(defaults, job), **given)
     if job.effective_batch_size is not None:
-        overlaid = with_rows(overlaid, _base_rows(defaults, job.effective_batch_size, given), job.effective_batch_size)
+        overlaid = with_rows(
+            overlaid, _base_rows(defaults, job.effective_batch_size, given, nodes), job.effective_batch_size
+        )
     if "max_length" in given:
         _check_context(given["max_length"], context_length)
     elif not job.is_online:
@@ -168,6 +172,7 @@ def make_space(
         shortest=shortest if job.method_facts.drops_long_rows else None,
         rows_allowed=allowed,
         max_slowdown=job.max_slowdown,
+        nodes=nodes,
         may_shard=not any(job.arguments.get(name) for name in WHOLE_ONLY),
         method=job.method,
         model=job.model,
@@ -238,14 +243,14 @@ def _check_completion(knobs: Knobs, prompt: int | None, context_length: int | No
     )
 
 
-def _base_rows(defaults: Knobs, effective: int, given: dict[str, Any]) -> int:
+def _base_rows(defaults: Knobs, effective: int, given: dict[str, Any], nodes: int) -> int:
     """Take what the user's words and TRL's defaults make of the effective batch before any tuning."""
     rows, steps, processes = given.get(ROWS), given.get(STEPS), defaults.processes
     if effective % processes:
         raise BatchSplitError(
             f"{processes} GPUs do not divide the effective batch size {effective}: each has as many rows of it",
             hint=f"use --effective_batch_size {either(multiples(processes, effective))}, "
-            f"or --gpus {either(nearest(divisors(effective), processes))}",
+            f"or {_dividing(effective, processes, nodes)}",
         )
     if rows and steps and rows * steps * processes != effective:
         product, of_all = rows * steps * processes, f" times {processes} GPUs" if processes > 1 else ""
@@ -263,6 +268,17 @@ def _base_rows(defaults: Knobs, effective: int, given: dict[str, Any]) -> int:
         return share // int(steps)
     # TRL's micro-batch where it divides the effective batch, else the next smaller one that does
     return max(rows for rows in divisors(share) if rows <= defaults.per_device_train_batch_size)
+
+
+def _dividing(effective: int, processes: int, nodes: int) -> str:
+    """Says how many GPUs divide an effective batch, the nearest to those that do not."""
+    if nodes == 1:
+        return f"--gpus {either(nearest(divisors(effective), processes))}"
+    devices = processes // nodes
+    counts = [each for each in divisors(effective) if each % devices == 0]
+    if not counts:
+        return f"another number of GPUs in all: {either(nearest(divisors(effective), processes))}"
+    return f"--gpus {devices} --nodes {either([each // devices for each in nearest(counts, processes)])}"
 
 
 def _does_not_divide(name: str, value: int, effective: int, processes: int) -> BatchSplitError:

@@ -1,12 +1,13 @@
 """What a job leaves to the search, and the precision of its card."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from synthetic_memory import TRL, space_of
 
-from autotrain_mem.errors import ContextLengthError, UsageError
+from autotrain_mem.errors import BatchSplitError, ContextLengthError, UsageError
 from autotrain_mem.planner.precision import can_scale, half_of, lacks_bf16, precise_for, why_fp16
 from autotrain_mem.planner.space import Space, make_space, micro_batches, with_rows
 from autotrain_mem.spec import Job
@@ -61,6 +62,20 @@ def test_the_effective_batch_is_that_of_all_processes_and_each_divides_its_share
     assert (space.effective_batch_size, rows_of(space)) == (effective, splits)
     assert (space.base.per_device_train_batch_size, space.base.gradient_accumulation_steps) == base
     assert with_rows(space.base, splits[-1]).effective_batch_size == effective
+
+
+@pytest.mark.parametrize(
+    ("machines", "effective", "hint"),
+    [(1, 12, "--gpus 1, 2, 3, 4, 6 or 12$"), (128, 64, "8 --nodes 1, 2, 4 or 8$"), (3, 20, "GPUs in all: 1, 2, 4, 5, 10 or 20$")],
+)
+def test_gpus_that_do_not_divide_the_effective_batch_are_told_how_many_would(
+    machines: int, effective: int, hint: str
+) -> None:
+    job = Job(method="sft", model="toy-1B", dataset=None, effective_batch_size=effective)
+    facts, defaults = ModelFacts(context_length=None, is_quantized=False), replace(TRL, processes=8 * machines)
+    with pytest.raises(BatchSplitError) as refused:
+        make_space(defaults, job, facts, longest=None, nodes=machines)
+    assert re.search(hint, str(refused.value.hint))
 
 
 def test_sizes_below_one_are_all_named_at_once() -> None:

@@ -374,6 +374,17 @@ def test_speed(script: Load, models: pathlib.Path, forge: Forge, monkeypatch: py
     assert "an unknown card" in ran.out
 
 
+def test_scale(script: Load, models: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
+    scale = script("scale")
+    monkeypatch.setattr(scale.names, "FREE", ["--max_length", "64", "--fit", "lossless"])
+    monkeypatch.setattr(scale.names, "BAR", math.inf)
+    with forge.commands(scale.names):
+        ran = scale.run("--runs", 1, "--models", models, "--nodes", 2)
+    assert ran.code == 0
+    assert "2 x 8 h100-80gb" in ran.out
+    assert "ratio " in ran.out
+
+
 def test_drop_in_cost(script: Load, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
     drop_in_cost = script("drop_in_cost")
     monkeypatch.setattr(drop_in_cost.names, "SIZES", (replace(drop_in_cost.names.SIZES[0], steps=2),))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from autotrain_mem.engine.predict.limits import limits_of
+from autotrain_mem.engine.predict.machines import machine_warnings
 from autotrain_mem.engine.predict.most import question_of
 from autotrain_mem.engine.predict.predictions import Predictions
 from autotrain_mem.engine.predict.steps import optimizer_steps
@@ -88,7 +89,10 @@ def make_plan(
         alternatives=best.alternatives,
         data=None if profile is None else summary(profile, max_length=limit, rows=rows, pads=not knobs.packing),
         proposals=() if profile is None else proposals(profile, knobs, job, flash_attention=flash_attention),
-        warnings=tuple(filter(None, (cut, lengths.why_not, best.estimate.unquantized))),
+        warnings=(
+            *filter(None, (cut, lengths.why_not, best.estimate.unquantized)),
+            *machine_warnings(job, knobs, rehearsals.hardware.topology),
+        ),
         questions=questions(best.level, best.estimate.knobs, best.alternatives),
         advice=advice(job, knobs, rehearsals.defaults, facts),
         optimizer_steps=optimizer_steps(job, knobs, lengths),
