@@ -66,7 +66,11 @@ def test_the_effective_batch_is_that_of_all_processes_and_each_divides_its_share
 
 @pytest.mark.parametrize(
     ("machines", "effective", "hint"),
-    [(1, 12, "--gpus 1, 2, 3, 4, 6 or 12$"), (128, 64, "8 --nodes 1, 2, 4 or 8$"), (3, 20, "GPUs in all: 1, 2, 4, 5, 10 or 20$")],
+    [
+        (1, 12, "--gpus 1, 2, 3, 4, 6 or 12$"),
+        (128, 64, "8 --nodes 1, 2, 4 or 8$"),
+        (3, 20, "GPUs in all: 1, 2, 4, 5, 10 or 20$"),
+    ],
 )
 def test_gpus_that_do_not_divide_the_effective_batch_are_told_how_many_would(
     machines: int, effective: int, hint: str

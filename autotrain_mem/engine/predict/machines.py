@@ -8,8 +8,8 @@ from autotrain_mem.planner.division import ROWS, STEPS
 from autotrain_mem.spec import Job, Knobs, Topology
 
 NOT_MODELLED = (
-    "not modelled: a machine that is slower than the others, for which all wait in every step, and a network that "
-    "others use too or that has less between its switches: both weigh more the more machines there are"
+    "not modelled: a machine that is slower than the others, for which all wait in every step; a network that others "
+    "use too; and how the latency of collectives grows: each weighs more the more machines there are"
 )
 
 
