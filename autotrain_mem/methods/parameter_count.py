@@ -1,4 +1,4 @@
-"""Counts a model's parameters from its config alone."""
+"""Counts a model's parameters, and what a token takes of its KV cache, from its config alone."""
 
 from __future__ import annotations
 
@@ -33,3 +33,21 @@ def parameters(config: Mapping[str, Any]) -> int | None:
     extra = {_BIASED: projections, _NORMED: 2 * head}.get(kind, 0)
     layer = hidden * (projections + head * heads) + extra + 3 * hidden * inner + 2 * hidden
     return words * hidden * (1 if ties else 2) + layers * layer + hidden
+
+
+def kv_cache(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Counts the heads of keys and values, and the elements of a token for each of them in all layers.
+
+    None where layers keep something else: latents (``kv_lora_rank``), or states of linear attention.
+
+    Example: 2 heads and 2 * 24 * 64 elements for Qwen2.5-0.5B, so that a token takes 12 KiB in half precision.
+    """
+    try:
+        heads, layers = int(config["num_attention_heads"]), int(config["num_hidden_layers"])
+        head = int(config.get("head_dim") or int(config["hidden_size"]) // heads)
+    except (KeyError, TypeError, ValueError):
+        return None
+    kinds = {str(kind) for kind in config.get("layer_types") or ()}
+    if config.get("kv_lora_rank") or any("attention" not in kind or "linear" in kind for kind in kinds):
+        return None
+    return int(config.get("num_key_value_heads") or heads), 2 * layers * head

@@ -15,7 +15,7 @@ from rich.text import Text
 from autotrain_mem.report import formatting
 from autotrain_mem.report.estimate import sum_of, sum_table, verdict, why_not
 from autotrain_mem.report.layout import LOUD, QUIET, Block
-from autotrain_mem.report.plan import cost, data, loud, most_sentence, searched, speed
+from autotrain_mem.report.plan import cost, data, loud, most_sentence, searched, speed, vllm_server
 from autotrain_mem.report.sharing import devices
 from autotrain_mem.spec import Estimate, Harm, Plan
 from autotrain_mem.units import format_bytes
@@ -177,6 +177,8 @@ def _facts(plan: Plan) -> Iterator[_Part]:
         yield _Part(line, "  " if number else "  data", 60 - number)
     if share := estimate.vllm_share_bytes:
         yield _Part(Text(f"takes {format_bytes(share)} of the card"), "  vLLM", 40)
+    for number, sentence in enumerate(vllm_server(plan)):
+        yield _Part(Text(sentence), "  " if number else "  vLLM", 60)
 
 
 def _levers(plan: Plan) -> Iterator[_Part]:

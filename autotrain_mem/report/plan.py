@@ -75,6 +75,8 @@ def facts(plan: Plan) -> Table:
     add(grid, "data", data(plan))
     if share := plan.estimate.vllm_share_bytes:
         add(grid, "vLLM", f"takes {format_bytes(share)} of the card: --vllm_gpu_memory_utilization says how much")
+    for number, line in enumerate(vllm_server(plan)):
+        add(grid, "" if number else "vLLM", line)
     variables = [f"{name}={value}" for name, value in plan.job.environment.items()]
     if variables := [*variables, *(f"{name}=..." for name in plan.job.unrecorded or ())]:
         add(grid, "env", " ".join(variables))
@@ -83,6 +85,19 @@ def facts(plan: Plan) -> Table:
     for warning in plan.warnings:
         add(grid, Text("warning", style=LOUD), warning)
     return grid
+
+
+def vllm_server(plan: Plan) -> tuple[str, ...]:
+    """Says what generates on GPUs of its own, and the command that starts it; nothing without a server."""
+    server = plan.vllm_server
+    if server is None:
+        return ()
+    where = "another machine" if server.first_gpu is None else f"GPU{'s' * (server.gpus > 1)} {server.devices}"
+    beside = "" if server.first_gpu is None else f", while 0 to {server.first_gpu - 1} train"
+    beside = ", while 0 trains" if server.first_gpu == 1 else beside
+    weights = "" if server.weights_bytes is None else f"; {format_bytes(server.weights_bytes)} of weights each"
+    at_once = "" if server.at_once is None else f", about {server.at_once} of {server.completions} completions at once"
+    return f"a server on {where}{beside}{weights}{at_once}", f"start it first: {server.command}"
 
 
 def _schedule(plan: Plan) -> str:

@@ -113,6 +113,11 @@ class ModelFacts:
     checkpoint_dtype: str | None = None
     """The dtype that the weights are saved in: ``bfloat16``; None where the config does not say."""
 
+    kv_heads: int | None = None
+    """Heads of keys and values; None where the config does not say, or where not all layers keep them."""
+    kv_head_elements: int | None = None
+    """Elements that a token takes of the KV cache for each of these heads, in all layers."""
+
     def depths_for(self, knobs: Knobs) -> Depths | None:
         """Chooses what to rehearse in the place of the whole model; None where the whole is to be rehearsed.
 

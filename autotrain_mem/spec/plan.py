@@ -21,6 +21,7 @@ from autotrain_mem.spec.job import Job
 from autotrain_mem.spec.knobs import Knobs, Lever
 from autotrain_mem.spec.most import Most
 from autotrain_mem.spec.price import Price
+from autotrain_mem.spec.vllm import VllmServer
 from autotrain_mem.units import format_bytes
 
 _SECRET_ARGUMENTS = ("hub_token", "push_to_hub_token")
@@ -82,7 +83,7 @@ class Plan:
             "prompt_length": "prompt_length",
             "lr_scheduler_type": "schedule",
         },
-        optional=("most", "price"),
+        optional=("most", "price", "vllm_server"),
     )
 
     job: Job
@@ -126,6 +127,8 @@ class Plan:
     """Where as much as fits of one thing was asked for: how much that is, and what stops it."""
     price: Price | None = None
     """What one such card is rented for, where a budget was to be kept."""
+    vllm_server: VllmServer | None = None
+    """The server that generates, where one does on GPUs of its own."""
     experience: Experience = field(default_factory=Experience)
     """What probes and runs with these settings taught so far; empty for a plan that nothing has tried."""
 

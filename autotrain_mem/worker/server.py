@@ -47,13 +47,13 @@ def describe(job: Job, compute_capability: tuple[int, int]) -> ModelFacts:
     from autotrain_mem.checks.model import ModelOnCard, config_digest, read_config
     from autotrain_mem.methods.adapter_targets import adapter_width, checkpoint_dtype, planned_targets
     from autotrain_mem.methods.configs import default_targets
-    from autotrain_mem.methods.parameter_count import parameters
+    from autotrain_mem.methods.parameter_count import kv_cache, parameters
     from autotrain_mem.rehearsal.model.quantized import checkpoint_quantization
     from autotrain_mem.rehearsal.model.truncated_depth import pattern_of
 
     config = read_config(job)
     refuse(table.MODEL, ModelOnCard(job=job, config=config, compute_capability=compute_capability))
-    targets = default_targets(config)
+    targets, kept = default_targets(config), kv_cache(config.get_text_config().to_dict())
     return ModelFacts(
         context_length=getattr(config.get_text_config(), "max_position_embeddings", None),
         is_quantized=bool(checkpoint_quantization(config)),
@@ -66,6 +66,8 @@ def describe(job: Job, compute_capability: tuple[int, int]) -> ModelFacts:
         adapter_width=adapter_width(config),
         parameters=parameters(config.to_dict()),
         checkpoint_dtype=checkpoint_dtype(config),
+        kv_heads=None if kept is None else kept[0],
+        kv_head_elements=None if kept is None else kept[1],
     )
 
 

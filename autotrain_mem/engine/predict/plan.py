@@ -12,6 +12,7 @@ from autotrain_mem.engine.predict.most import question_of
 from autotrain_mem.engine.predict.predictions import Predictions
 from autotrain_mem.engine.predict.steps import optimizer_steps
 from autotrain_mem.engine.predict.suggestions import with_other_methods
+from autotrain_mem.engine.predict.vllm_server import vllm_server
 from autotrain_mem.engine.rehearsals import Lengths, Rehearsals, row_length
 from autotrain_mem.errors import DoesNotFitError
 from autotrain_mem.planner.advice import advice, questions
@@ -104,6 +105,7 @@ def make_plan(
         most=best.most,
         objects=None if job.python_call is None else job.python_call.digest,
         price=None if job.budget is None else rehearsals.price,
+        vllm_server=vllm_server(job, knobs, rehearsals.hardware, facts, longest_prompt=lengths.longest),
     )
 
 

@@ -1,0 +1,94 @@
+"""Budgets the GPUs of a vLLM server that generates for those that train."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+
+from autotrain_mem.errors import DoesNotFitError
+from autotrain_mem.estimator.memory import VLLM_MODE
+from autotrain_mem.spec import Hardware, Job, Knobs
+from autotrain_mem.spec.model import ModelFacts
+from autotrain_mem.spec.vllm import SERVER_PORT, SERVER_UTILIZATION, VllmServer
+from autotrain_mem.units import format_bytes
+
+_HERE = ("0.0.0.0", "127.0.0.1", "localhost")  # TRL's default for a server on this machine
+_HALF_BYTES = 2
+"""``dtype auto`` serves a float32 checkpoint in half precision, too (``vllm/config/model.py``)."""
+_MOST_GPUS = 8
+
+
+def vllm_server(
+    job: Job, knobs: Knobs, hardware: Hardware, facts: ModelFacts, *, longest_prompt: int | None
+) -> VllmServer | None:
+    """The server of ``--vllm_mode server``, on cards like those that train; None without one.
+
+    TRL leaves ``vllm_tensor_parallel_size`` and ``vllm_gpu_memory_utilization`` to the server's own command there
+    (``trl/trainer/grpo_config.py``): what is given of them is what that command says.
+
+    Raises:
+        DoesNotFitError: the weights and one completion are more than the server may take of its cards.
+    """
+    given = job.arguments
+    if not given.get("use_vllm") or given.get("vllm_mode", VLLM_MODE) != "server":
+        return None
+    host, port = _address(given)
+    is_here = host in _HERE and hardware.topology.nodes == 1
+    length = None if longest_prompt is None else longest_prompt + knobs.completion_length
+    server = VllmServer(
+        model=job.model,
+        gpus=1,
+        first_gpu=hardware.topology.devices if is_here else None,
+        port=port,
+        gpu_memory_utilization=float(given.get("vllm_gpu_memory_utilization", SERVER_UTILIZATION)),
+        max_model_len=given.get("vllm_max_model_length") or length,
+        total_bytes=hardware.total_bytes,
+        weights_bytes=None,
+        token_bytes=None,
+        completions=_completions(given, knobs),
+    )
+    server = _on(server, facts, int(given.get("vllm_tensor_parallel_size", 1)))
+    if not server.fits:
+        raise _does_not_fit(server, facts)
+    return server
+
+
+def _address(given: Mapping[str, Any]) -> tuple[str, int]:
+    """Where the trainer looks for it (``trl/generation/vllm_generation.py: _init_vllm``)."""
+    if url := given.get("vllm_server_base_url"):
+        parts = urlsplit(str(url))
+        return parts.hostname or "", parts.port or SERVER_PORT
+    return str(given.get("vllm_server_host", _HERE[0])), int(given.get("vllm_server_port", SERVER_PORT))
+
+
+def _completions(given: Mapping[str, Any], knobs: Knobs) -> int:
+    """Of all processes, since the first sends the prompts of all (``vllm_generation.py: generate``)."""
+    if given.get("generation_batch_size"):
+        return int(given["generation_batch_size"])
+    steps = given.get("steps_per_generation") or knobs.gradient_accumulation_steps
+    return int(steps) * knobs.per_device_train_batch_size * knobs.processes
+
+
+def _on(server: VllmServer, facts: ModelFacts, gpus: int) -> VllmServer:
+    """On so many GPUs: each holds its part of the weights, and whole heads of keys and values, one at least."""
+    weights = None if facts.parameters is None or facts.is_quantized else facts.parameters * _HALF_BYTES // gpus
+    token = None
+    if facts.kv_heads is not None and facts.kv_head_elements is not None:
+        token = max(1, facts.kv_heads // gpus) * facts.kv_head_elements * _HALF_BYTES
+    return replace(server, gpus=gpus, weights_bytes=weights, token_bytes=token)
+
+
+def _does_not_fit(server: VllmServer, facts: ModelFacts) -> DoesNotFitError:
+    more = (_on(server, facts, gpus) for gpus in (2, 4, _MOST_GPUS) if gpus > server.gpus)
+    nearest = next((each for each in more if each.fits), None)
+    cure = "Generate with a smaller model, or on larger cards"
+    if nearest is not None:
+        held = format_bytes(nearest.weights_bytes or 0)
+        cure = f"Give --vllm_tensor_parallel_size {nearest.gpus}: {nearest.gpus} GPUs hold {held} of weights each"
+    parts = (
+        f"{format_bytes(server.weights_bytes or 0)} of weights and {format_bytes(server.completion_bytes or 0)} of KV"
+    )
+    cards = f"a card of the vLLM server, which takes {format_bytes(server.share_bytes)} of it"
+    return DoesNotFitError(f"{parts} cache for one completion do not fit {cards}.", hint=f"{cure}.")

@@ -1,0 +1,94 @@
+"""VllmServer holds what the GPUs of a vLLM server, beside those that train, are taken by, and how it is started."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import ClassVar
+
+from autotrain_mem.spec.codec import Form
+from autotrain_mem.units import GIB
+
+OVERHEAD_BYTES = 3 * GIB
+"""What a server holds of each card beside weights and KV cache: activations of its profile run, CUDA graphs, NCCL. Its
+own log says so (``vllm/v1/worker/gpu_worker.py: determine_available_memory``, ``Actual usage is``): 1.5 GiB for a
+model of 0.9 GiB on 16 GB, 2.1 GiB for Qwen3-8B on 24 GB, 3.05 GiB for Llama-3-8B on an H100
+(https://github.com/vllm-project/vllm/pull/10511). Mixtures of experts take more, up to 7 GiB: it only says how many
+completions run at once, and refuses nothing."""
+
+SEQUENCES, SEQUENCES_OF_LARGE_CARDS, LARGE_CARD_BYTES = 256, 1024, 70 * GIB
+"""``max_num_seqs`` of a server where nothing is given (``vllm/engine/arg_utils.py: get_batch_defaults``)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VllmServer:
+    """Describes the server of ``--vllm_mode server``. All bytes are of one of its GPUs.
+
+    Example: Qwen2.5-7B on one A100 with 40 GiB holds 14.2 GiB of weights; a token of its KV cache takes 56 KiB.
+    """
+
+    json_form: ClassVar = Form(derived={"command": "command", "at_once": "at_once"})
+
+    model: str
+    gpus: int
+    """``tensor_parallel_size``."""
+    first_gpu: int | None
+    """The GPUs before it train; None where the server runs on another machine."""
+    port: int
+    gpu_memory_utilization: float
+    max_model_len: int | None
+    """Tokens of the longest prompt with its completion; None where no prompt was counted."""
+    total_bytes: int
+    weights_bytes: int | None
+    """None where the model's config does not tell."""
+    token_bytes: int | None
+    """What a token of a sequence takes of the KV cache; None where the config does not tell."""
+    completions: int
+    """Of one generation, of all processes that train."""
+
+    @property
+    def share_bytes(self) -> int:
+        """Computes what vLLM takes of the card (``vllm/v1/worker/utils.py: request_memory``)."""
+        return int(self.total_bytes * self.gpu_memory_utilization)
+
+    @property
+    def completion_bytes(self) -> int | None:
+        """Computes the KV cache of a prompt with its completion."""
+        if self.token_bytes is None or self.max_model_len is None:
+            return None
+        return self.token_bytes * self.max_model_len
+
+    @property
+    def fits(self) -> bool:
+        """Tells whether weights and one completion fit; what else vLLM takes comes on top."""
+        return (self.weights_bytes or 0) + (self.completion_bytes or 0) <= self.share_bytes
+
+    @property
+    def at_once(self) -> int | None:
+        """Counts the completions that are generated at once, about; None where that is not known."""
+        if self.weights_bytes is None or not self.completion_bytes:
+            return None
+        cache_bytes = self.share_bytes - self.weights_bytes - OVERHEAD_BYTES
+        most = SEQUENCES_OF_LARGE_CARDS if self.total_bytes >= LARGE_CARD_BYTES else SEQUENCES
+        return max(0, min(self.completions, most, cache_bytes // self.completion_bytes))
+
+    @property
+    def command(self) -> str:
+        """Writes the command that starts it (``trl/scripts/vllm_serve.py: ScriptArguments``)."""
+        visible = () if self.first_gpu is None else (f"CUDA_VISIBLE_DEVICES={self.devices}",)
+        length = () if self.max_model_len is None else ("--max_model_len", str(self.max_model_len))
+        port = () if self.port == SERVER_PORT else ("--port", str(self.port))
+        words = ("trl", "vllm-serve", "--model", self.model, "--tensor_parallel_size", str(self.gpus), *length)
+        words = (*visible, *words, "--gpu_memory_utilization", str(self.gpu_memory_utilization), *port)
+        return " ".join(map(shlex.quote, words))
+
+    @property
+    def devices(self) -> str:
+        """Lists its GPUs on the machine that trains, as ``6,7``."""
+        first = self.first_gpu or 0
+        return ",".join(str(first + number) for number in range(self.gpus))
+
+
+SERVER_PORT = 8000
+SERVER_UTILIZATION = 0.9
+"""Of ``trl vllm-serve`` (trl/scripts/vllm_serve.py: ScriptArguments) and of the trainer that looks for it."""

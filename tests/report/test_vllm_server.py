@@ -1,0 +1,147 @@
+"""The GPUs of a vLLM server are budgeted beside those that train, and its command is written."""
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_examples import GRPO_KNOBS, GRPO_PLAN
+
+from autotrain_mem.engine.predict.vllm_server import vllm_server
+from autotrain_mem.errors import DoesNotFitError
+from autotrain_mem.machine.catalog import named
+from autotrain_mem.methods.parameter_count import kv_cache
+from autotrain_mem.report.plan import vllm_server as shown
+from autotrain_mem.spec import Job, Plan, Topology
+from autotrain_mem.spec.model import ModelFacts
+from autotrain_mem.spec.vllm import OVERHEAD_BYTES, VllmServer
+from autotrain_mem.units import GIB
+
+QWEN_7B = ModelFacts(
+    context_length=32768, is_quantized=False, parameters=7_615_616_512, kv_heads=4, kv_head_elements=2 * 28 * 128
+)
+KNOBS = replace(
+    GRPO_KNOBS,
+    per_device_train_batch_size=8,
+    gradient_accumulation_steps=4,
+    processes=6,
+    max_completion_length=512,
+    num_generations=8,
+)
+
+
+def server(card: str = "a100-40gb", facts: ModelFacts = QWEN_7B, nodes: int = 1, **given: Any) -> VllmServer | None:
+    job = Job(method="grpo", model="Qwen/Qwen2.5-7B", dataset=None, arguments={"use_vllm": True, **given})
+    hardware = replace(named(card), topology=Topology(nodes=nodes, devices=6))
+    return vllm_server(job, KNOBS, hardware, facts, longest_prompt=256)
+
+
+def test_only_server_mode_has_a_server() -> None:
+    assert server() is None
+    assert server(vllm_mode="colocate") is None
+    assert server(vllm_mode="server", use_vllm=False) is None
+
+
+def test_it_takes_the_gpus_after_those_that_train_and_says_how_many_completions_run_at_once() -> None:
+    found = server(vllm_mode="server", vllm_tensor_parallel_size=2)
+    assert found is not None
+    assert found.command == (
+        "CUDA_VISIBLE_DEVICES=6,7 trl vllm-serve --model Qwen/Qwen2.5-7B --tensor_parallel_size 2 --max_model_len 768 "
+        "--gpu_memory_utilization 0.9"
+    )
+    assert found.weights_bytes == 7_615_616_512  # in half precision, and a half on each
+    assert found.token_bytes == 2 * (2 * 28 * 128) * 2  # two of the four heads
+    assert found.completions == 8 * 4 * 6
+    assert found.completion_bytes == 768 * 28672
+    room = int(0.9 * named("a100-40gb").total_bytes) - 7_615_616_512 - OVERHEAD_BYTES
+    assert found.at_once == min(192, room // (768 * 28672)) == 192
+    few = replace(found, total_bytes=12 * GIB)
+    assert few.at_once == (few.share_bytes - 7_615_616_512 - OVERHEAD_BYTES) // (768 * 28672) < 192
+
+
+def test_a_head_is_never_cut_so_that_more_gpus_than_heads_hold_a_head_each() -> None:
+    four, eight = (server(vllm_mode="server", vllm_tensor_parallel_size=gpus) for gpus in (4, 8))
+    assert four is not None
+    assert eight is not None
+    assert four.token_bytes == eight.token_bytes
+
+
+@pytest.mark.parametrize(
+    "given", [{"vllm_server_host": "10.0.0.7"}, {"vllm_server_base_url": "http://10.0.0.7:8000"}, {"nodes": 2}]
+)
+def test_a_server_on_another_machine_is_told_no_gpus_of_this_one(given: dict[str, Any]) -> None:
+    found = server(vllm_mode="server", **given)
+    assert found is not None
+    assert found.first_gpu is None
+    assert found.command.startswith("trl vllm-serve ")
+
+
+def test_what_is_given_of_the_server_stands_in_its_command() -> None:
+    found = server(
+        vllm_mode="server", vllm_server_port=8123, vllm_gpu_memory_utilization=0.8, vllm_max_model_length=2048
+    )
+    assert found is not None
+    assert found.command.endswith("--max_model_len 2048 --gpu_memory_utilization 0.8 --port 8123")
+
+
+def test_weights_that_no_card_holds_are_refused_with_the_number_of_gpus_that_do() -> None:
+    with pytest.raises(DoesNotFitError) as caught:
+        server("rtx3060", vllm_mode="server")
+    assert caught.value.message.startswith("14.2 GiB of weights and 42.0 MiB of KV cache for one completion do not fit")
+    assert caught.value.hint.startswith("Give --vllm_tensor_parallel_size 2: 2 GPUs hold 7.09 GiB of weights each")
+    assert server("rtx3060", vllm_mode="server", vllm_tensor_parallel_size=2) is not None
+
+
+def test_a_model_of_unknown_size_is_served_without_a_budget() -> None:
+    found = server(facts=ModelFacts(context_length=None, is_quantized=False), vllm_mode="server")
+    assert found is not None
+    assert found.fits
+    assert found.at_once is None
+
+
+def test_trls_own_parser_takes_the_command() -> None:
+    from trl.scripts.vllm_serve import make_parser
+
+    found = server(vllm_mode="server", vllm_server_port=8123)
+    assert found is not None
+    words = shlex.split(found.command)
+    (arguments,) = make_parser().parse_args_and_config(args=words[words.index("vllm-serve") + 1 :])
+    assert (arguments.model, arguments.tensor_parallel_size) == ("Qwen/Qwen2.5-7B", 1)
+    assert (arguments.max_model_len, arguments.port, arguments.gpu_memory_utilization) == (768, 8123, 0.9)
+
+
+def test_a_plan_shows_the_server_and_keeps_it(tmp_path: Path) -> None:
+    found = server(vllm_mode="server", vllm_tensor_parallel_size=2)
+    assert found is not None
+    plan = replace(GRPO_PLAN, vllm_server=found)
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json").vllm_server == found
+    assert json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))["vllm_server"]["command"] == found.command
+    first, second = shown(plan)
+    assert first == (
+        "a server on GPUs 6,7, while 0 to 5 train; 7.09 GiB of weights each, about 192 of 192 completions at once"
+    )
+    assert second == f"start it first: {found.command}"
+    assert shown(GRPO_PLAN) == ()
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, (2, 2 * 24 * 64)),
+        ({"num_key_value_heads": None}, (14, 2 * 24 * 64)),
+        ({"head_dim": 128}, (2, 2 * 24 * 128)),
+        ({"layer_types": ["sliding_attention", "full_attention"]}, (2, 2 * 24 * 64)),
+        ({"layer_types": ["linear_attention", "full_attention"]}, None),
+        ({"kv_lora_rank": 512}, None),
+        ({"num_hidden_layers": None}, None),
+    ],
+    ids=str,
+)
+def test_the_kv_cache_of_a_token_is_counted_where_all_layers_keep_keys_and_values(
+    changed: dict[str, Any], expected: tuple[int, int] | None
+) -> None:
+    config = {"hidden_size": 896, "num_attention_heads": 14, "num_hidden_layers": 24, "num_key_value_heads": 2}
+    assert kv_cache({**config, **changed}) == expected
