@@ -59,6 +59,7 @@ __all__ += [
     "StepTime",
     "Topology",
     "Trained",
+    "VllmServer",
 ]
 
 _NAMES = {
@@ -68,7 +69,7 @@ _NAMES = {
     "spec": (
         "Candidate DataSummary Estimate Experience Hardware Harm Incident Job Knobs Learned Lever "
         "MemoryEstimate MixedLengths OtherProcess Owner Phase PhasePeak Plan Probe Proposal Report ReservedByMode "
-        "ReservedByOrder ReservedEstimate ReservedOverSteps Restart StepTime Topology Trained"
+        "ReservedByOrder ReservedEstimate ReservedOverSteps Restart StepTime Topology Trained VllmServer"
     ),
     "spec.autofit": "AutoFit",
     "spec.gpu_comparison": "CardVerdict Cards",
@@ -123,6 +124,7 @@ if TYPE_CHECKING:
         StepTime,
         Topology,
         Trained,
+        VllmServer,
     )
     from autotrain_mem.spec.autofit import AutoFit
     from autotrain_mem.spec.gpu_comparison import Cards, CardVerdict

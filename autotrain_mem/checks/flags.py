@@ -211,7 +211,6 @@ def vllm(flags: Flags) -> Problems:
 _NOT_SAMPLED = "generation is rehearsed as transformers' own loop: remove it"
 _SHARDING = "--sharding fsdp2 divides a model among GPUs"
 REFUSED = {
-    "deepspeed": f"{_SHARDING} as ZeRO-3 does, --fsdp_offload_params to the host",
     "fsdp": f"{_SHARDING}; a config of your own goes to --accelerate_config",
     "fsdp_config": f"{_SHARDING}; a config of your own goes to --accelerate_config",
     "parallelism_config": f"{_SHARDING}, --sharding hsdp among machines",

@@ -1,4 +1,4 @@
-"""Checks what is asked for beside shards of the model (FSDP): what the libraries refuse, and what is not rehearsed.
+"""Checks what is asked for beside shards of the model (FSDP, ZeRO): what libraries refuse, and what is not rehearsed.
 
 The search combines none of these either; why a lever does not go with shards stands in its row (``planner.levers``).
 """
@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from autotrain_mem.checks.collect import Problems
 from autotrain_mem.checks.flags import Flags
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.levers import LADDER
+from autotrain_mem.spec.knobs import BASE_BITS
 
 FSDP2 = ("fsdp2-no-reshard", "fsdp2", "hsdp")
 FSDP = (*FSDP2, "fsdp1")
+ZERO = ("zero1", "zero2", "zero3")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +50,44 @@ REFUSED = (
         reason="transformers writes checkpoints of shards with the optimizer's state, or none",
         cure="Remove --save_only_model, or give --save_strategy no: the trained model is written whole at the end.",
     ),
+    *(
+        Refused(
+            name=row.knobs[0],
+            shardings=ZERO,
+            reason="it is not rehearsed beside DeepSpeed's own offload",
+            cure="--offload_optimizer_device cpu has DeepSpeed keep the optimizer's state on the host.",
+        )
+        for row in LADDER
+        if row.not_sharded
+    ),
+    *(
+        Refused(
+            name=name,
+            shardings=ZERO,
+            reason="quantized weights under DeepSpeed are not rehearsed yet",
+            cure="--sharding fsdp2 divides a base of 4 bits; or remove it.",
+        )
+        for name in BASE_BITS
+    ),
+    Refused(
+        name="optim",
+        values=r".*(8bit|bnb|paged|ademamix|lion|adafactor).*",
+        shardings=ZERO,
+        reason="what it keeps of a flat part of the weights is not rehearsed yet",
+        cure="--optim adamw_torch_fused keeps a share of its state on each GPU.",
+    ),
+    Refused(
+        name="fp16",
+        shardings=ZERO,
+        reason="DeepSpeed's scaler of the loss is not rehearsed yet",
+        cure="--bf16 trains in half precision without one; or --sharding fsdp2.",
+    ),
+    Refused(
+        name="use_vllm",
+        shardings=ZERO,
+        reason="how vLLM is given weights by DeepSpeed is not rehearsed yet",
+        cure="Remove --use_vllm, or give --sharding fsdp2 or ddp.",
+    ),
     # trl/generation/vllm_generation.py: _iter_fsdp1_params: its first summon_full_params makes a root of a unit, and
     # torch/distributed/fsdp/_runtime_utils.py: _share_state_and_init_handle_attrs refuses another root.
     Refused(
@@ -70,12 +111,22 @@ def arguments(flags: Flags) -> Problems:
             yield f"{asked} does not go with --sharding {sharding}: {row.reason}.", row.cure
 
 
+def installed(flags: Flags) -> Problems:
+    """DeepSpeed comes with an extra."""
+    sharding = flags.given.get("sharding")
+    if sharding in ZERO and find_spec("deepspeed") is None:
+        yield (
+            f"--sharding {sharding} is DeepSpeed's, which is not installed.",
+            'pip install "autotrain_mem[deepspeed]" installs it; or give --sharding fsdp2.',
+        )
+
+
 def method(flags: Flags) -> Problems:
     """PPO calls the policy inside of what FSDP would wrap (``ppo_trainer.py: train``, ``unwrapped_model``)."""
     facts, sharding = METHODS[flags.method], flags.given.get("sharding")
-    if facts.has_value_model and sharding in FSDP:
+    if facts.has_value_model and sharding in (*FSDP, *ZERO):
         yield (
             f"--sharding {sharding} does not work with {facts.title}: its trainer calls the policy and the value model "
-            "by themselves, where FSDP gathers no weights.",
+            "by themselves, where no weights are gathered.",
             "Give --sharding ddp: each GPU then holds all models. LoRA needs less: --use_peft.",
         )

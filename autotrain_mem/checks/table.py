@@ -22,6 +22,7 @@ FLAGS: tuple[Check[Flags], ...] = (
     flags.offloaded_optimizer,
     flags.vllm,
     sharding.arguments,
+    sharding.installed,
     sharding.method,
     flags.padding_free,
     flags.rows,

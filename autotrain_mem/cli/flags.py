@@ -67,6 +67,8 @@ _LINK = "what joins the GPUs, and machines: nvlink4, pcie4, nvlink4,ndr (default
 _ACCELERATE = "a config of accelerate launch: processes, machines and sharding are as it says"
 _SHARDING = "how several GPUs share the model: not at all (ddp), or in shards; default: what fits and is fastest"
 _FSDP_OFFLOAD = "shards wait in host memory, where the optimizer steps too (FSDP)"
+_ZERO_OPTIMIZER = "the optimizer's state lies in host memory, where it steps too (ZeRO); NVMe: --deepspeed FILE"
+_ZERO_PARAM = "shards of weights wait in host memory (ZeRO-3); NVMe: --deepspeed FILE"
 _NO_PROBE = "train at once, without two real steps on the longest rows before, in a process of their own"
 _EXPORT = "plan, print the settings in this tool's own keys, and stop: --export axolotl > axolotl.yaml"
 
@@ -103,6 +105,8 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     search.add_argument("--expandable_segments", action="store_true", help="PYTORCH_ALLOC_CONF for the training")
     search.add_argument("--sharding", choices=SHARDINGS, help=_SHARDING)
     search.add_argument("--fsdp_offload_params", action="store_true", help=_FSDP_OFFLOAD)
+    search.add_argument("--offload_optimizer_device", choices=("cpu",), help=_ZERO_OPTIMIZER)
+    search.add_argument("--offload_param_device", choices=("cpu",), help=_ZERO_PARAM)
     output = parser.add_argument_group("what to do and print")
     output.add_argument("--plan_only", action="store_true", help="plan and stop")
     if not estimates:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autotrain_mem.engine.deepspeed_file import with_deepspeed
 from autotrain_mem.errors import UsageError
 from autotrain_mem.yaml_files import read_yaml
 
@@ -27,6 +28,7 @@ def with_accelerate(wish: Wish) -> Wish:
     Raises:
         UsageError: the config cannot be read or planned with, or contradicts flags; all that does.
     """
+    wish = with_deepspeed(wish)
     content, name = _content(wish)
     if content is None:
         return wish

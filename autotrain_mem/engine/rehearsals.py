@@ -19,6 +19,7 @@ from autotrain_mem.planner.space import Space, make_space
 from autotrain_mem.spec import Counting, DataProfile, Hardware, Job, Knobs, StepTime, Trace, Workload, codec
 from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY, kernel_class
 from autotrain_mem.spec.job import MAX_LENGTH, is_wish, wished_share
+from autotrain_mem.spec.knobs import ZERO_KNOBS
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.spec.plan import as_recorded
 from autotrain_mem.spec.price import Price
@@ -261,11 +262,18 @@ def for_processes(defaults: Knobs, topology: Topology, given: Mapping[str, Any])
             "--sharding hsdp holds a whole set of shards on each of several machines, and this is for one.",
             hint="Give --nodes 2 or more, or --sharding fsdp2.",
         )
-    if given.get("fsdp_offload_params") and sharding in (None, "ddp"):
+    if given.get("fsdp_offload_params") and sharding in (None, "ddp", "zero1", "zero2", "zero3"):
         raise UsageError(
             "--fsdp_offload_params keeps the shards of FSDP in host memory, and nothing says that there are any.",
             hint="Give --sharding fsdp2 with it (and --gpus 2 or more), or remove it.",
         )
+    zero = {name: given[name] for name in ZERO_KNOBS if given.get(name)}
+    if zero and (
+        sharding not in ("zero1", "zero2", "zero3") or ("offload_param_device" in zero and sharding != "zero3")
+    ):
+        flag = "offload_param_device" if "offload_param_device" in zero else "offload_optimizer_device"
+        takes = "--sharding zero3" if flag == "offload_param_device" else "--sharding zero1, zero2 or zero3"
+        raise UsageError(f"--{flag} is DeepSpeed's: it takes {takes}.", hint=f"Give {takes}, or remove --{flag}.")
     if processes == 1:
         return defaults
     dp_replicate_size = groups if sharding == "hsdp" else None

@@ -61,6 +61,7 @@ class SimulatedGpu:
         address = self._addresses.pop(block, None)
         if address is not None:
             self._allocator.free(address)
+            self._allocator.complete_events()  # other streams keep up, as in a prediction (``estimator.replay``)
 
     def record_stream(self, block: int, stream: int) -> None:
         """Another stream uses a block."""

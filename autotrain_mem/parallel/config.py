@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from autotrain_mem.parallel.deepspeed_config import deepspeed_config
 from autotrain_mem.spec import Knobs
 
 RESHARDS = {"fsdp2-no-reshard": False, "fsdp2": True, "hsdp": True}
@@ -25,12 +26,12 @@ def accelerate_config(
     """
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "FSDP" if knobs.is_sharded else "MULTI_GPU" if knobs.processes > 1 else "NO",
+        "distributed_type": _distributed_type(knobs),
         "mixed_precision": mixed_precision,
         "num_machines": nodes,
         "num_processes": knobs.processes,
     }
-    if knobs.is_sharded:
+    if config["distributed_type"] == "FSDP":
         config["fsdp_config"] = _fsdp(knobs) | (
             {"fsdp_transformer_layer_cls_to_wrap": ",".join(wrapped)} if wrapped else {}
         )
@@ -40,6 +41,12 @@ def accelerate_config(
             "parallelism_config_dp_shard_size": knobs.shards,
         }
     return config
+
+
+def _distributed_type(knobs: Knobs) -> str:
+    if knobs.zero_stage:
+        return "DEEPSPEED"
+    return "FSDP" if knobs.is_sharded else "MULTI_GPU" if knobs.processes > 1 else "NO"
 
 
 def _fsdp(knobs: Knobs) -> dict[str, Any]:
@@ -80,6 +87,8 @@ def sharding_arguments(knobs: Knobs) -> dict[str, Any]:
     reduces its gradients, each process holds whole ones until the last (``accelerate/accelerator.py: no_sync``): more
     than its shards of all else, and more with fewer rows at once.
     """
+    if knobs.zero_stage:
+        return {"deepspeed": deepspeed_config(knobs)}
     if not knobs.is_sharded:
         return {}
     reduced = {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}}

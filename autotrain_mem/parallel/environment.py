@@ -57,6 +57,8 @@ def launch_environment(config: Mapping[str, Any]) -> dict[str, str]:
         environment |= {variable: str(value) for variable, value in values.items() if value is not None}
         switches = {variable: given.get(key, default) for variable, (key, default) in _FSDP_SWITCHES.items()}
         environment |= {variable: str(value).lower() for variable, value in switches.items()}
+    if config.get("distributed_type") == "DEEPSPEED":
+        environment["ACCELERATE_USE_DEEPSPEED"] = "true"
     if sizes := config.get("parallelism_config"):
         environment["ACCELERATE_USE_PARALLELISM_CONFIG"] = "true"
         for name, default in _PARALLELISM.items():

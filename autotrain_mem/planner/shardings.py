@@ -11,10 +11,12 @@ from autotrain_mem.spec import Knobs
 from autotrain_mem.spec.knobs import Sharding
 
 FASTEST_FIRST: tuple[Sharding, ...] = ("ddp", "fsdp2-no-reshard", "fsdp2", "hsdp")
-"""What a search tries, in the order in which of equals the first is taken. FSDP's first version is the user's to ask
-for."""
+"""What a search tries, in the order in which of equals the first is taken. FSDP's first version and DeepSpeed are
+the user's to ask for."""
 
-LEAST_FIRST: tuple[Sharding | None, ...] = ("fsdp2", "fsdp1", "hsdp", "fsdp2-no-reshard", "ddp", None)
+LEAST_FIRST: tuple[Sharding | None, ...] = (
+    *("fsdp2", "fsdp1", "zero3", "hsdp", "fsdp2-no-reshard", "zero2", "zero1", "ddp", None),
+)
 """By what a process holds."""
 
 SAVES: dict[Sharding | None, frozenset[str]] = {
@@ -64,7 +66,8 @@ def _goes_together(space: Space, knobs: Knobs) -> bool:
     float32 again (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model`` and, for FSDP1, ``accelerator.py:
     prepare_model``).
     """
-    if knobs.is_sharded and not knobs.use_peft and knobs.dtype != space.base.dtype:
+    is_cast = knobs.is_sharded and not knobs.zero_stage
+    if is_cast and not knobs.use_peft and knobs.dtype != space.base.dtype:
         return False
     if knobs.is_sharded and _WHOLE_OPTIMIZERS.search(knobs.optim):
         return False

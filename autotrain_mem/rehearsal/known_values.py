@@ -139,7 +139,7 @@ class KnownValues:
             if not isinstance(tensor, FakeTensor):  # made of Python numbers, on the host and unseen: it is its value
                 tensor.__dict__.setdefault("known", Known(tensor, [True]))
             known = tensor.__dict__.get("known")
-            if known is None or not known.valid[0]:
+            if known is None or not known.valid[0] or known.value.shape != tensor.shape:
                 return False
             found = True
         return found or (operator.namespace == "aten" and operator._schema.name not in _NO_VALUE)

@@ -30,6 +30,10 @@ def rehearse_saving(trainer: Any, recorder: Recorder) -> None:
     recorder.enter_phase(Phase.SAVE)
     recorder.saved_model_bytes = _model_bytes(trainer.model)
     recorder.saved_state_bytes = _state_bytes(trainer.optimizer)
+    if getattr(trainer, "is_deepspeed_enabled", False):
+        recorder.saved_state_bytes *= trainer.accelerator.num_processes
+        _gather_modules(trainer.deepspeed, recorder)
+        return
     if getattr(trainer, "is_fsdp_enabled", False):
         _gather(trainer, recorder)
         return
@@ -57,7 +61,7 @@ def _state_bytes(optimizer: Any) -> int:
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Sums up tensors; of shards all of them together."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return sum(getattr(tensor, "ds_numel", tensor.numel()) * tensor.element_size() for tensor in tensors)
 
 
 def _as_checkpoints_have_it(model: Any) -> None:
@@ -94,6 +98,16 @@ def _gather(trainer: Any, recorder: Recorder) -> None:
         for size_bytes in sizes:
             with recorder.taken(size_bytes, Owner.GATHERED_WEIGHTS, ""):
                 pass
+
+
+def _gather_modules(engine: Any, recorder: Recorder) -> None:
+    """ZeRO-3 gathers what one module holds itself after the other (``deepspeed/runtime/engine.py:
+    _zero3_consolidated_16bit_state_dict``); the other stages have whole weights."""
+    if not engine.zero_optimization_partition_weights():
+        return
+    for module in engine.module.modules():
+        with recorder.taken(_bytes(module.parameters(recurse=False)), Owner.GATHERED_WEIGHTS, ""):
+            pass
 
 
 def _unit_bytes(unit: Any) -> int:

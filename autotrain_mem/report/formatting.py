@@ -64,6 +64,9 @@ SHARINGS = {
     "fsdp2": "FSDP2, full shard",
     "hsdp": "HSDP",
     "fsdp1": "FSDP1",
+    "zero1": "ZeRO-1",
+    "zero2": "ZeRO-2",
+    "zero3": "ZeRO-3",
 }
 """How several processes share a model."""
 

@@ -21,6 +21,19 @@ from autotrain_mem.units import format_bytes
 DIVIDED = (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE)
 """What shards divide among the processes."""
 
+_ZERO = {
+    1: "ZeRO-1 divides the optimizer's state, with the weights in float32 that it steps on; each GPU holds all weights "
+    "and gradients in half precision.",
+    2: "ZeRO-2 divides the optimizer's state, with the weights in float32 that it steps on, and gradients; each GPU "
+    "holds all weights in half precision.",
+    3: "ZeRO-3 divides weights, gradients and the optimizer's state, with the weights in float32 that it steps on; "
+    "weights are gathered ahead of the layer that needs them.",
+}
+_BUCKETS = (
+    "Gradients are reduced in buckets, of which two exist (overlap_comm): 64 MiB each where no --deepspeed FILE says "
+    "otherwise, for DeepSpeed's 0.93 GiB."
+)
+
 
 def devices(knobs: Knobs) -> str:
     """``4 GPUs (FSDP2, full shard): each needs what is said here``."""
@@ -55,8 +68,8 @@ def _ways(knobs: Knobs) -> Iterator[tuple[Sharding, bool]]:
         if sharding != "hsdp" or knobs.sharding == "hsdp":
             yield sharding, False
     yield "fsdp2", True
-    if knobs.sharding == "fsdp1":
-        yield "fsdp1", knobs.fsdp_offload_params
+    if knobs.sharding == "fsdp1" or knobs.zero_stage:
+        yield knobs.sharding or "fsdp1", knobs.fsdp_offload_params
 
 
 def _held(estimate: Estimate, owner: Owner, sharding: Sharding, *, offloads: bool) -> int:
@@ -102,6 +115,10 @@ def _sentences(plan: Plan) -> Iterator[str]:
             "DDP divides nothing: each GPU holds all weights, gradients and optimizer state, with a second copy of the "
             "gradients in the buckets that are reduced (gradient_as_bucket_view is off)."
         )
+        return
+    if knobs.zero_stage:
+        yield _ZERO[knobs.zero_stage]
+        yield _BUCKETS
         return
     yield (
         f"Divided by {knobs.shards}: weights, gradients and optimizer state. Not divided: activations, logits, what a "

@@ -20,6 +20,7 @@ _NAMES = {
     "report": "Report",
     "topology": "Topology",
     "trace": "Block Owner Trace Trained",
+    "vllm": "VllmServer",
     "work": "Phase StepTime Work Workload",
 }
 """Module -> the nouns of it that this package offers."""
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from autotrain_mem.spec.report import Report
     from autotrain_mem.spec.topology import Topology
     from autotrain_mem.spec.trace import Block, Owner, Trace, Trained
+    from autotrain_mem.spec.vllm import VllmServer
     from autotrain_mem.spec.work import Phase, StepTime, Work, Workload
 else:  # hidden from type checkers, to whom it would say that there is every name
     from autotrain_mem.lazy_names import lazily_imported
@@ -88,6 +90,7 @@ __all__ = [
     "Topology",
     "Trace",
     "Trained",
+    "VllmServer",
     "Work",
     "Workload",
 ]

@@ -17,7 +17,7 @@ from typing import Any
 from autotrain_mem import spec
 from autotrain_mem.errors import AutofitError, RehearsalError, TrainingError, UsageError
 from autotrain_mem.spec.job import FITS, MAX_SLOWDOWN, Fit
-from autotrain_mem.spec.knobs import BASE_BITS, OWN_SWITCHES, SHARDINGS, Sharding
+from autotrain_mem.spec.knobs import BASE_BITS, OWN_SWITCHES, SHARDINGS, ZERO_KNOBS, OffloadDevice, Sharding
 from autotrain_mem.units import format_bytes, parse_bytes
 
 _PLAN = "a Plan or the path of its file"
@@ -36,6 +36,8 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "optimizer_offload": ((bool,), "True or False"),
     "expandable_segments": ((bool,), "True or False"),
     "fsdp_offload_params": ((bool,), "True or False"),
+    "offload_optimizer_device": ((str,), "'cpu'"),
+    "offload_param_device": ((str,), "'cpu'"),
     "accelerate_config": ((str, Path, Mapping), "the path of a file, or its keys"),
     "plan": ((str, Path), _PLAN),
     "guard": ((bool,), "True or False"),
@@ -101,6 +103,10 @@ class AutoFit:
     """How processes divide the model: ``ddp`` not at all, ``fsdp2`` into shards; None: as fits and is fastest."""
     fsdp_offload_params: bool = False
     """Shards of parameters, gradients and optimizer state wait in host memory (FSDP)."""
+    offload_optimizer_device: OffloadDevice | None = None
+    """``cpu``: the optimizer's state lies in host memory, where it steps too (ZeRO)."""
+    offload_param_device: OffloadDevice | None = None
+    """``cpu``: shards of weights wait in host memory (ZeRO-3)."""
     accelerate_config: str | Path | Mapping[str, Any] | None = None
     """A config of ``accelerate launch``, by path or content: processes, machines and sharding are as it says."""
     plan: spec.Plan | str | Path | None = None
@@ -146,6 +152,9 @@ class AutoFit:
                 yield f"--{name} {count} is no number of {_COUNTED[name]}", f"--{name} takes 1 or more."
         if self.sharding is not None and self.sharding not in SHARDINGS:
             yield f"--sharding takes no {self.sharding!r}", f"--sharding takes {', '.join(SHARDINGS)}."
+        for name in ZERO_KNOBS:
+            if getattr(self, name) not in (None, "cpu", "nvme"):
+                yield f"--{name} takes no {getattr(self, name)!r}", f"--{name} takes cpu."
         if self.fit not in FITS:
             yield f"fit takes no {self.fit!r}", f"fit takes {', '.join(FITS)}."
         if not self.max_slowdown >= 1:  # NaN is not either
@@ -201,13 +210,16 @@ class AutoFit:
             expandable_segments=self.expandable_segments or bool(job.arguments.get("expandable_segments")),
             sharding=self.sharding or job.arguments.get("sharding"),
             fsdp_offload_params=self.fsdp_offload_params or bool(job.arguments.get("fsdp_offload_params")),
+            offload_optimizer_device=self.offload_optimizer_device or job.arguments.get("offload_optimizer_device"),
+            offload_param_device=self.offload_param_device or job.arguments.get("offload_param_device"),
         )
 
     @property
     def pins(self) -> dict[str, Any]:
         """Returns the knobs that TRL does not have and that are given here."""
         given: dict[str, Any] = {name: True for name in OWN_SWITCHES if getattr(self, name)}
-        return given if self.sharding is None else given | {"sharding": self.sharding}
+        named = {name: getattr(self, name) for name in ("sharding", *ZERO_KNOBS)}
+        return given | {name: value for name, value in named.items() if value is not None}
 
     @property
     def gpu_counts(self) -> tuple[int, ...]:

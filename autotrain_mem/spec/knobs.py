@@ -9,10 +9,14 @@ from typing import Any, ClassVar, Literal, get_args
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.spec.codec import Form
 
-Sharding = Literal["ddp", "fsdp2-no-reshard", "fsdp2", "hsdp", "fsdp1"]
+Sharding = Literal["ddp", "fsdp2-no-reshard", "fsdp2", "hsdp", "fsdp1", "zero1", "zero2", "zero3"]
 """How several processes divide a model: none of it (DDP), or each parameter, gradient and optimizer state into shards
 (FSDP). ``fsdp2-no-reshard`` keeps gathered weights from a layer's forward to its backward, ``hsdp`` has a whole set of
-shards on each of several groups of processes, ``fsdp1`` is FSDP's first version."""
+shards on each of several groups of processes, ``fsdp1`` is FSDP's first version. DeepSpeed's stages divide the
+optimizer's state (``zero1``), gradients too (``zero2``), and weights too (``zero3``)."""
+
+OffloadDevice = Literal["cpu", "nvme"]
+"""Where DeepSpeed keeps what it offloads, in its own words."""
 
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 
@@ -42,7 +46,7 @@ class Knobs:
         optional=(
             *("max_completion_length", "response_length", "num_generations"),
             *("local_rollout_forward_batch_size", "per_device_eval_batch_size", "sharding", "dp_replicate_size"),
-            *("lora_target_modules", "learning_rate"),
+            *("lora_target_modules", "learning_rate", "offload_optimizer_device", "offload_param_device"),
         )
     )
     """The JSON is also laid over TRL's arguments: what does not apply is left out, and so stays TRL's."""
@@ -99,6 +103,10 @@ class Knobs:
     """Groups of processes that hold a whole set of shards each (HSDP); None where there is one group."""
     fsdp_offload_params: bool = False
     """Shards of parameters, gradients and optimizer state wait in host memory, where the optimizer steps too (FSDP)."""
+    offload_optimizer_device: OffloadDevice | None = None
+    """Where the optimizer's state lies and steps (ZeRO); None for the GPU."""
+    offload_param_device: OffloadDevice | None = None
+    """Where shards of weights wait (ZeRO-3); None for the GPU."""
 
     @property
     def effective_batch_size(self) -> int:
@@ -109,6 +117,11 @@ class Knobs:
     def is_sharded(self) -> bool:
         """Tells whether a process holds a part of the model only."""
         return self.sharding is not None and self.sharding != "ddp"
+
+    @property
+    def zero_stage(self) -> int:
+        """Returns the stage of DeepSpeed's ZeRO; 0 where the model is shared in another way."""
+        return {"zero1": 1, "zero2": 2, "zero3": 3}.get(str(self.sharding), 0)
 
     @property
     def shards(self) -> int:
@@ -146,7 +159,9 @@ OWN_KNOBS = ("optimizer_offload", "expandable_segments")
 """Knobs that TRL does not have; autofit applies them itself."""
 OWN_SWITCHES = (*OWN_KNOBS, "fsdp_offload_params")
 """Knobs of ours whose flag needs no value."""
-LAUNCH_KNOBS = ("processes", "sharding", "dp_replicate_size", "fsdp_offload_params")
+ZERO_KNOBS = ("offload_optimizer_device", "offload_param_device")
+"""Knobs of DeepSpeed's config."""
+LAUNCH_KNOBS = ("processes", "sharding", "dp_replicate_size", "fsdp_offload_params", *ZERO_KNOBS)
 """Knobs that are no arguments of TRL's: how processes are launched says them (``parallel``)."""
 
 

@@ -25,6 +25,12 @@ class VllmServer:
     """Describes the server of ``--vllm_mode server``. All bytes are of one of its GPUs.
 
     Example: Qwen2.5-7B on one A100 with 40 GiB holds 14.2 GiB of weights; a token of its KV cache takes 56 KiB.
+
+    >>> from autotrain_mem import VllmServer
+    >>> taken = {"total_bytes": 40 * 2**30, "weights_bytes": None, "token_bytes": 57344, "completions": 8}
+    >>> where = {"gpus": 1, "first_gpu": 1, "port": 8000, "gpu_memory_utilization": 0.9, "max_model_len": 1024}
+    >>> VllmServer(model="Qwen/Qwen2.5-7B", **where, **taken).completion_bytes
+    58720256
     """
 
     json_form: ClassVar = Form(derived={"command": "command", "at_once": "at_once"})

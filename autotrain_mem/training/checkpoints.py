@@ -192,6 +192,12 @@ def is_in_shards(checkpoint: Path) -> bool:
     return any(path.is_dir() for path in checkpoint.glob("pytorch_model_fsdp*"))
 
 
+def is_deepspeeds(checkpoint: Path) -> bool:
+    """Whether DeepSpeed wrote it, each rank its part, beside what transformers writes (``deepspeed/runtime/engine.py:
+    save_checkpoint``)."""
+    return any(path.is_dir() for path in checkpoint.glob("global_step*"))
+
+
 def processes_of(checkpoint: Path) -> int:
     """Count the processes that wrote it, each its own random state (``transformers/trainer.py: _save_rng_state``)."""
     return max(1, len(list(checkpoint.glob("rng_state_*.pth"))))
@@ -222,7 +228,8 @@ def _checkpoints(output_dir: Path) -> Iterator[Checkpoint]:
 
 
 def _has_state(checkpoint: Path) -> bool:
-    return any(checkpoint.glob("optimizer*")) and (checkpoint / "scheduler.pt").is_file()
+    has_optimizer = any(checkpoint.glob("optimizer*")) or is_deepspeeds(checkpoint)
+    return has_optimizer and (checkpoint / "scheduler.pt").is_file()
 
 
 def _first_of(problems: Callable[[Path], Iterator[str]], checkpoint: Path) -> str:

@@ -81,7 +81,7 @@ def process_environment(
     if simulate or device.uuid is None:
         ours = {"OMP_WAIT_POLICY": "PASSIVE"} | ({} if simulate else {MMAP_VARIABLE: str(MMAP_FROM_BYTES)})
         without_card = {name: os.environ.get(name, setting) for name, setting in ours.items()}
-        return {**without_card, **environment, "CUDA_VISIBLE_DEVICES": ""}
+        return {**without_card, **environment, "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
     setting = environment_setting(environment, expandable_segments=knobs.expandable_segments)
     variable = variable_that_counts({**os.environ, **environment})
     allocator = {variable: setting} if knobs.expandable_segments else {}

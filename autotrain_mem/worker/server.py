@@ -218,6 +218,7 @@ def main() -> None:
     leave_group()
     warnings.filterwarnings("ignore")
     os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"  # nobody watches; they would fill the log's last lines
+    os.environ |= {"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"}  # DeepSpeed, where it is there, tells what it found
     import torch
 
     torch.set_num_threads(1)  # fake tensors compute nothing; threads would only get in each other's way

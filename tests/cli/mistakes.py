@@ -50,9 +50,8 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "effective_batch_zero": (2, f"{DATA} --effective_batch_size 0", "--effective_batch_size 0 1"),
     "not_rehearsed_yet": (
         2,
-        f"{ESTIMATE} --model tiny --load_in_4bit --padding_free --deepspeed ds.json --fsdp full_shard "
-        "--auto_find_batch_size",
-        "--use_peft --packing --deepspeed --fsdp --auto_find_batch_size",
+        f"{ESTIMATE} --model tiny --load_in_4bit --padding_free --fsdp full_shard --auto_find_batch_size",
+        "--use_peft --packing --fsdp --auto_find_batch_size",
     ),
     "tracker_not_installed": (
         3,
@@ -89,7 +88,14 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "gpus_on_the_cpu": (2, "sft --model tiny --use_cpu --gpus 2", "--use_cpu --gpus '--gpu NAME --gpus N --simulate'"),
     "nodes_to_train_on": (2, f"{SIMULATED} --nodes 2", "'--nodes 2' '--export accelerate' 'accelerate launch'"),
     "link_unknown": (2, f"{PLAN} --gpus 2 --link nvlink", "nvlink nvlink4 ndr"),
-    "sharding_unknown": (2, f"{PLAN} --gpus 2 --sharding zero3", "zero3 ddp fsdp2 hsdp"),
+    "sharding_unknown": (2, f"{PLAN} --gpus 2 --sharding zero4", "zero4 ddp fsdp2 hsdp zero3"),
+    "deepspeed_not_there": (2, f"{PLAN} --gpus 2 --deepspeed ds.json", "ds.json 'No such file' JSON"),
+    "offload_of_no_zero": (2, f"{PLAN} --gpus 2 --offload_optimizer_device cpu", "--offload_optimizer_device zero2"),
+    "zero_in_4_bits": (
+        2,
+        f"{PLAN} --gpus 2 --sharding zero3 --load_in_4bit --use_peft",
+        "'--load_in_4bit does not go with --sharding zero3' fsdp2",
+    ),
     "sharding_of_one": (2, f"{PLAN} --sharding fsdp2", "'--sharding fsdp2' '--gpus 2'"),
     "shards_of_8_bits": (
         2,

@@ -55,7 +55,7 @@ def test_its_room_is_what_is_free_less_what_lies_outside_the_allocator() -> None
         full.allocate(1, 1)
 
 
-def test_a_block_that_was_refused_or_is_unknown_may_be_freed_and_one_in_use_on_another_stream_waits() -> None:
+def test_a_block_that_was_refused_or_is_unknown_may_be_freed_and_other_streams_keep_up() -> None:
     gpu = SimulatedGpu(CARD)
     with pytest.raises(torch.OutOfMemoryError):
         gpu.allocate(1, 101 * MIB)
@@ -65,4 +65,4 @@ def test_a_block_that_was_refused_or_is_unknown_may_be_freed_and_one_in_use_on_a
         gpu.free(number)
     assert gpu.reading().allocated_bytes == 0
     gpu.allocate(4, 30 * MIB)
-    assert gpu.reading().reserved_bytes == 60 * MIB
+    assert gpu.reading().reserved_bytes == 30 * MIB

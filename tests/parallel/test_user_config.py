@@ -22,6 +22,10 @@ def sizes(**values: int) -> dict[str, Any]:
     return {"parallelism_config": {f"parallelism_config_{name}": value for name, value in values.items()}}
 
 
+ZERO = ("zero1", "zero2", "zero3")
+"""DeepSpeed reads a file of its own."""
+
+
 def launch(config: dict[str, Any]) -> Launch:
     return read_launch(config, "a.yaml")
 
@@ -29,7 +33,7 @@ def launch(config: dict[str, Any]) -> Launch:
 @pytest.mark.parametrize("sharding", SHARDINGS)
 @pytest.mark.parametrize("offload", [False, True])
 def test_a_file_that_we_write_is_read_as_what_it_was_written_for(sharding: Any, offload: bool) -> None:
-    if sharding == "ddp" and offload:
+    if sharding in ("ddp", *ZERO) and (offload or sharding in ZERO):
         return
     knobs = dataclasses.replace(
         TRL_DEFAULTS,

@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from math import prod
 from typing import Any
 
@@ -27,6 +27,7 @@ from autotrain_mem.spec import (
     StepTime,
     Trained,
 )
+from autotrain_mem.spec.knobs import ZERO_KNOBS
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.units import GIB, MIB
 
@@ -241,9 +242,10 @@ class LinearMemory:
         )
 
     def _stray(self, knobs: Knobs) -> float:
-        """The same for both kinds of segments."""
+        """The same for both kinds of segments, and for DeepSpeed's knobs, which no search moves."""
         knobs = replace(knobs, expandable_segments=False)
-        return zlib.crc32(repr(knobs).encode()) / 2**32
+        said = [f"{each.name}={getattr(knobs, each.name)!r}" for each in fields(knobs) if each.name not in ZERO_KNOBS]
+        return zlib.crc32(f"Knobs({', '.join(said)})".encode()) / 2**32
 
 
 def found_or_none(space: Space, model: LinearMemory) -> Found | None:

@@ -27,6 +27,9 @@ RANKS = [
     ("sft", {"sharding": "ddp", "use_peft": True}),
     ("sft", {"sharding": "fsdp2", "fsdp_offload_params": True}),
     ("sft", {"sharding": "fsdp2", "use_peft": True, "load_in_4bit": True, "dtype": "bfloat16"}),
+    ("sft", {"sharding": "zero2"}),
+    ("sft", {"sharding": "zero3"}),
+    ("sft", {"sharding": "zero2", "offload_optimizer_device": "cpu"}),
 ]
 
 
@@ -55,6 +58,25 @@ def test_a_shard_is_its_part_of_weights_and_state(model_folder: Callable[[str], 
     assert any(block.owner is Owner.GATHERED_WEIGHTS for block in of_four.blocks)
     assert {work.kind for work in of_four.work.work} >= {Kind.COLLECTIVE}
     assert Kind.COLLECTIVE not in {work.kind for work in alone.work.work}
+
+
+def test_a_stage_of_zero_divides_what_it_says(model_folder: Callable[[str], pathlib.Path]) -> None:
+    folder = model_folder("qwen2")
+    stages = {stage: rehearsed(ranked("sft", folder, sharding=f"zero{stage}")) for stage in (1, 2, 3)}
+    state = {stage: max(peaks(trace, Owner.OPTIMIZER_STATE).values()) for stage, trace in stages.items()}
+    weights = {stage: trace.trained.parameters for stage, trace in stages.items() if trace.trained}
+    for stage in stages:  # AdamW's two moments and the weights that it steps on, in float32, of half of the model
+        assert state[stage] == pytest.approx(weights[stage] * 12 / 2, rel=0.02)
+    held = {stage: max(peaks(trace, Owner.WEIGHTS).values()) for stage, trace in stages.items()}
+    assert held[1] == held[2]
+    assert held[3] < 0.6 * held[2]
+
+
+def test_what_zero_offloads_is_not_on_the_device(model_folder: Callable[[str], pathlib.Path]) -> None:
+    offloaded = {"offload_optimizer_device": "cpu", "offload_param_device": "cpu"}
+    trace = rehearsed(ranked("sft", model_folder("qwen2"), sharding="zero3", **offloaded))
+    assert not [block for block in trace.blocks if block.owner is Owner.OPTIMIZER_STATE and block.size_bytes > SMALL]
+    assert trace.pinned_bytes > 0
 
 
 @pytest.mark.parametrize("method", ["sft", "grpo"])

@@ -7,6 +7,7 @@ import csv
 import json
 import math
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -385,6 +386,17 @@ def test_scale(script: Load, models: pathlib.Path, forge: Forge, monkeypatch: py
     assert "ratio " in ran.out
 
 
+def test_zero(script: Load, models: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
+    zero = script("zero")
+    monkeypatch.setattr(zero.names, "LENGTH", 64)
+    monkeypatch.setattr(zero.names, "STAGES", ((2, True),))
+    monkeypatch.setattr(zero.names, "BUCKET_BAR", 0.0)
+    with forge.commands(zero.names):
+        ran = zero.run("--models", models, "--gpus", 2)
+    assert ran.code == 0
+    assert re.search(r"^buckets  zero2\+offload_optimizer .* less, speed x 1\.", ran.out, re.MULTILINE)
+
+
 def test_drop_in_cost(script: Load, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
     drop_in_cost = script("drop_in_cost")
     monkeypatch.setattr(drop_in_cost.names, "SIZES", (replace(drop_in_cost.names.SIZES[0], steps=2),))
@@ -492,7 +504,7 @@ def test_quickstart(tmp_path: pathlib.Path) -> None:
         for _ in range(2)
     )
     assert first[-1:] == second == ["autofit quickstart --steps 3"]
-    assert [line.split()[:4] for line in first[1:-1]] == [["python", "-m", "pip", "install"]] * 2
+    assert [line.split()[:4] for line in first[1:-1]] == [["python", "-m", "pip", "install"]] * 4
 
 
 def test_hours(script: Load, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from autotrain_mem.training import launch
 from autotrain_mem.training.checkpoints import (
     Checkpoint,
     discard,
+    is_deepspeeds,
     is_in_shards,
     newest_start,
     processes_of,
@@ -252,6 +253,9 @@ class SupervisedRun:
             OutputFolderError: it is in shards and the training is not, or the other way round.
         """
         knobs, before = self.plan.knobs, processes_of(checkpoint)
+        if is_deepspeeds(checkpoint) or knobs.zero_stage:
+            self._check_deepspeed(checkpoint, before)
+            return
         if is_in_shards(checkpoint) != knobs.is_sharded:
             was, asked = ("in shards", "fsdp2") if is_in_shards(checkpoint) else ("not in shards", "ddp")
             raise OutputFolderError(
@@ -265,6 +269,23 @@ class SupervisedRun:
                 "numbers are others; the rows of each step are the same where the effective batch is"
             )
             self.record({"event": "note", "message": message})
+
+    def _check_deepspeed(self, checkpoint: Path, before: int) -> None:
+        """DeepSpeed goes on with its own checkpoints only, and with as many ranks as wrote them
+        (``deepspeed/runtime/engine.py: _get_all_zero_checkpoints``).
+
+        Raises:
+            OutputFolderError: it is another's, or of another number of ranks.
+        """
+        knobs = self.plan.knobs
+        if is_deepspeeds(checkpoint) and knobs.zero_stage and before == knobs.processes:
+            return
+        was = f"DeepSpeed's, of {counted(before, 'rank')}" if is_deepspeeds(checkpoint) else "not DeepSpeed's"
+        raise OutputFolderError(
+            f"Cannot go on with {checkpoint}: it is {was}, and {counted(knobs.processes, 'rank')} with --sharding "
+            f"{knobs.sharding or 'none'} would read another.",
+            hint=f"Go on as it was begun: --gpus {before} with the same --sharding.",
+        )
 
     def _last_start(self) -> Checkpoint | None:
         """Find where the run that was in the folder last has got to, and go on as that run.

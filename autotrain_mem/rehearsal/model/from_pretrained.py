@@ -98,6 +98,8 @@ def _no_checkpoint() -> Iterator[None]:
         for name, function in instead.items():
             stack.enter_context(patch.object(modeling_utils, name, partial(function, getattr(modeling_utils, name))))
         stack.enter_context(patch.object(PreTrainedModel, "_finalize_model_loading", staticmethod(_tie)))
+        # A model that is made whole is cut by DeepSpeed's engine (``ranks/zero.py``), to the same shards.
+        stack.enter_context(patch.object(modeling_utils, "is_deepspeed_zero3_enabled", lambda: False))
         yield
 
 

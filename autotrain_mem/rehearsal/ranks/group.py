@@ -125,8 +125,18 @@ def on_gpus() -> Iterator[None]:
     def set_device(state: Any) -> None:
         state.device = torch.device("cpu")
 
+    start = PartialState.__init__
+
+    def init(state: Any, cpu: bool = False, **options: Any) -> None:
+        start(state, **options)  # told of a CPU it would not look for DeepSpeed
+
     with ExitStack() as stack:
         stack.enter_context(_environment(_WITHOUT_DEVICE_IDS))
+        if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+            from autotrain_mem.rehearsal.ranks.zero import fresh_deepspeed  # DeepSpeed takes seconds to import
+
+            stack.enter_context(patch.object(PartialState, "__init__", init))
+            stack.enter_context(fresh_deepspeed())
         stack.enter_context(patch.object(PartialState, "_prepare_backend", backend))
         stack.enter_context(patch.object(PartialState, "set_device", set_device))
         stack.callback(AcceleratorState._reset_state, reset_partial_state=True)

@@ -44,12 +44,30 @@ def trained_in_full(trainer: Any) -> Iterator[None]:
     if not used or trainer.state.global_step == 0:
         raise _broken("no step was made, or nothing was trained")
     optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    if getattr(trainer, "is_deepspeed_enabled", False):
+        _check_flat(optimizer, model, trainer.deepspeed)
+        return
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if missing := [name for name, parameter in used.items() if id(parameter) not in held]:
         raise _broken(f"the optimizer does not hold {_some(missing)}")
     with_state = {id(parameter) for parameter, state in optimizer.state.items() if state}
     if with_state and (missing := [name for name, each in used.items() if id(each) not in with_state]):
         raise _broken(f"the optimizer made no step on {_some(missing)}")
+
+
+def _check_flat(optimizer: Any, model: torch.nn.Module, engine: Any) -> None:
+    """DeepSpeed's optimizer holds one flat part of all that is trained, of which it must have made every step."""
+    elements = sum(getattr(each, "ds_numel", each.numel()) for each in model.parameters() if each.requires_grad)
+    inner = optimizer.optimizer
+    flat = [parameter for group in inner.param_groups for parameter in group["params"]]
+    held = getattr(optimizer, "fp32_partitioned_groups_flat", None) or flat
+    count = sum(parameter.numel() for parameter in held) * engine.dp_world_size
+    if not elements * (1 - LARGEST_PADDING) <= count <= elements * (1 + LARGEST_PADDING) + engine.dp_world_size * 1024:
+        raise _broken(f"the optimizer holds {count} of {elements} parameters")
+    if engine.skipped_steps or not engine.global_steps:
+        raise _broken(f"{engine.skipped_steps} steps were skipped, and {engine.global_steps} made")
+    if not all(inner.state.get(parameter) for parameter in flat):
+        raise _broken("the optimizer made no step on a part of its parameters")
 
 
 def check_shards(before: dict[str, int], model: torch.nn.Module, shards: int) -> None:

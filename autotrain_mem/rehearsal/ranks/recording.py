@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
@@ -15,6 +15,9 @@ from autotrain_mem.rehearsal.ranks.collectives import Collectives
 from autotrain_mem.rehearsal.trace.operator_costs import Cost, host_step
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.spec import Owner
+
+if TYPE_CHECKING:
+    from autotrain_mem.rehearsal.ranks.zero_offload import HostTensors
 
 
 class RankRecorder(Recorder):
@@ -29,6 +32,8 @@ class RankRecorder(Recorder):
     """Whether models to train lie on the host until they are cut into shards."""
     offloads = False
     """Whether shards stay there."""
+    host: HostTensors | None = None
+    """Knows what lies on the host, where DeepSpeed offloads."""
     is_on_host = False
     """Whether what is computed now is the host's."""
     _unseen = False
@@ -42,6 +47,8 @@ class RankRecorder(Recorder):
             return NotImplemented
         if self._unseen or self.is_on_host:
             return self._execute(func, args, kwargs or {})
+        if self.host is not None and self.host.meets(args, kwargs or {}):
+            return self.host.run(func, args, kwargs or {}, self._execute)
         if self.collectives is not None and func.namespace in Collectives.NAMESPACES:
             return self.collectives.run(self, func, args, kwargs or {})
         return super().__torch_dispatch__(func, types, args, kwargs)

@@ -77,7 +77,11 @@ def real_rank(recorder: Recorder, knobs: Knobs) -> Iterator[None]:
 def _sharding(recorder: RankRecorder, knobs: Knobs, *, is_fake: bool) -> Iterator[None]:
     recorder.shards, recorder.offloads = knobs.is_sharded, knobs.fsdp_offload_params
     with ExitStack() as stack:
-        if not knobs.is_sharded:
+        if knobs.zero_stage:
+            from autotrain_mem.rehearsal.ranks.zero import zero_rules  # DeepSpeed takes seconds to import
+
+            stack.enter_context(zero_rules(recorder, knobs, is_fake=is_fake))
+        elif not knobs.is_sharded:
             stack.enter_context(ddp_rules(recorder, is_fake=is_fake))
         elif knobs.sharding == "fsdp1":
             stack.enter_context(fsdp1_rules(recorder))

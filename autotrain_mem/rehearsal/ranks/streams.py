@@ -19,6 +19,9 @@ class _Event:
 
     def wait(self, *_: Any) -> None: ...
 
+    def query(self) -> bool:
+        return True
+
     def synchronize(self) -> None: ...
 
 
@@ -46,7 +49,8 @@ class Streams:
     Event = _Event
 
     def __init__(self, recorder: Recorder) -> None:
-        self._recorder, self._streams, self._now = recorder, 0, _Stream(0)
+        self._recorder, self._streams = recorder, 0
+        self._now = self.default = _Stream(0)
 
     def Stream(self, *_: Any, **__: Any) -> _Stream:  # torch's own name
         """Make a stream, numbered from 1 as they are made."""

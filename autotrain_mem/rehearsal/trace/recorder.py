@@ -213,7 +213,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
             if self.ledger.sizes[watched.block] == size:
                 return watched.block
             self._die(watched)
-        if size == 0:
+        if size == 0 or tensor.device.type == "meta":
             return None
         return self._be_born(storage, key, size)
 

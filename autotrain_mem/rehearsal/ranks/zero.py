@@ -1,0 +1,197 @@
+"""DeepSpeed's engine on CPU tensors that stand for a GPU's: its streams, its flat buffers, and what lies on the device.
+
+DeepSpeed asks an accelerator of its own for devices and streams (``deepspeed/accelerator/``), of which this module has
+one that says what CUDA's says, on CPU tensors.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+os.environ["DS_ACCELERATOR"] = "cpu"
+os.environ["DS_BUILD_OPS"] = "0"
+
+import torch
+from deepspeed.accelerator import real_accelerator
+from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+from deepspeed.comm import comm
+from deepspeed.comm.torch import TorchBackend
+from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.runtime.zero import partition_parameters
+from deepspeed.runtime.zero import utils as zero_utils
+from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
+from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+from deepspeed.utils import groups
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+from autotrain_mem.rehearsal.ranks.recording import RankRecorder
+from autotrain_mem.rehearsal.ranks.streams import Streams
+from autotrain_mem.rehearsal.ranks.zero_offload import DeviceName, HostTensors, zero_offload
+from autotrain_mem.rehearsal.trace.operator_costs import host_step
+from autotrain_mem.rehearsal.trace.recorder import Recorder
+from autotrain_mem.spec import Knobs, Owner
+from autotrain_mem.spec.knobs import ZERO_KNOBS
+
+_ROOM_BYTES = sys.maxsize
+"""What is free on the device, as far as DeepSpeed asks: it flattens on the host what has no room for a copy."""
+
+
+class _Accelerator(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed is untyped
+    """CUDA's accelerator, but for the name of its devices."""
+
+    def __init__(self, recorder: RankRecorder, host: HostTensors | None) -> None:
+        super().__init__()
+        self._recorder, self._streams, self._host = recorder, Streams(recorder), host
+
+    def is_synchronized_device(self) -> bool:
+        return False
+
+    def device_name(self, device_index: Any = None) -> str:
+        return DeviceName("cpu")
+
+    def current_device_name(self) -> str:
+        return DeviceName("cpu")
+
+    def pin_memory(self, tensor: Any, align_bytes: int = 1) -> Any:
+        return tensor if self._host is None else self._host.pin(tensor)
+
+    def available_memory(self, device_index: Any = None) -> int:
+        return _ROOM_BYTES
+
+    def empty_cache(self) -> None:
+        self._recorder.empty_cache()
+
+    def is_fp16_supported(self) -> bool:
+        return True
+
+    @property
+    def Stream(self) -> Any:  # CUDA's own name
+        return self._streams.Stream
+
+    @property
+    def Event(self) -> Any:
+        return self._streams.Event
+
+    def stream(self, stream: Any) -> Any:
+        return self._streams.stream(stream)
+
+    def current_stream(self, device_index: Any = None) -> Any:
+        return self._streams.current_stream()
+
+    def default_stream(self, device_index: Any = None) -> Any:
+        return self._streams.default
+
+
+@contextmanager
+def fresh_deepspeed() -> Iterator[None]:
+    """Inside, DeepSpeed knows of no group and no model of before; it keeps them in globals."""
+    with ExitStack() as stack:
+        for module in (comm, groups, partition_parameters):
+            stack.enter_context(patch.dict(vars(module)))
+        # It would compile what CPUs reduce with, and reduce with it.
+        stack.enter_context(patch("deepspeed.comm.torch.build_shm_op", lambda: None))
+        stack.callback(unset_hf_deepspeed_config)
+        yield
+
+
+@contextmanager
+def zero_rules(recorder: RankRecorder, knobs: Knobs, *, is_fake: bool) -> Iterator[None]:
+    """Inside, DeepSpeed trains as on GPUs.
+
+    Args:
+        is_fake: The group is not there, and values are not known.
+    """
+    with ExitStack() as stack:
+        offloads = any(getattr(knobs, name) for name in ZERO_KNOBS)
+        host = stack.enter_context(zero_offload(recorder)) if offloads else None
+        accelerator = _Accelerator(recorder, host)
+        stack.enter_context(patch.object(real_accelerator, "ds_accelerator", accelerator))
+        basic = DeepSpeedEngine._configure_optimizer
+        stack.enter_context(patch.object(DeepSpeedEngine, basic.__name__, _owned(recorder, basic)))
+        configure = DeepSpeedEngine._configure_distributed_model
+        stack.enter_context(patch.object(DeepSpeedEngine, configure.__name__, _placed(recorder, configure)))
+        cut = DeepSpeedZeRoOffload._convert_to_zero_parameters
+        stack.enter_context(patch.object(DeepSpeedZeRoOffload, cut.__name__, _cut(recorder, cut)))
+        if is_fake:  # nobody is there to disagree with
+            alone = SimpleNamespace(get_rank=lambda: 0, broadcast=zero_utils.dist.broadcast)
+            stack.enter_context(patch.object(zero_utils, "dist", alone))
+            for kind in (DeepSpeedZeroOptimizer, DeepSpeedZeroOptimizer_Stage3):
+                stack.enter_context(patch.object(kind, "has_overflow", _never(kind.has_overflow)))
+        else:  # gloo reduces and scatters in a copy of its own, NCCL in what it is given
+            scatter = TorchBackend.reduce_scatter_tensor
+            stack.enter_context(patch.object(TorchBackend, "reduce_scatter_tensor", recorder.hides(scatter)))
+        yield
+
+
+def _placed(recorder: RankRecorder, configure: Callable[..., None]) -> Callable[..., None]:
+    """The engine casts a model on the host and then moves it."""
+
+    def placed(engine: Any, model: Any) -> None:
+        for parameter in model.parameters():
+            recorder.work.know_weight(parameter)
+        with recorder.unseen():
+            configure(engine, model)
+        if not engine.zero_optimization_partition_weights():
+            Recorder.adopt_model(recorder, engine.module)
+
+    return placed
+
+
+def _cut(recorder: RankRecorder, cut: Callable[..., None]) -> Callable[..., None]:
+    """ZeRO-3 leaves shards of a model's parameters on the device, cut as each was made (``zero.Init``)."""
+
+    def converted(offload: Any, config: Any, module: Any, mpu: Any) -> None:
+        with recorder.unseen():
+            cut(offload, config, module, mpu)
+        recorder.name_modules(module)
+        for name, parameter in module.named_parameters():
+            if recorder.host is None or parameter.ds_tensor not in recorder.host:
+                recorder.mark(parameter.ds_tensor, Owner.WEIGHTS, name)
+        for name, buffer in module.named_buffers():
+            recorder.mark(buffer, Owner.WEIGHTS, name)
+
+    return converted
+
+
+def _owned(recorder: RankRecorder, configure: Callable[..., None]) -> Callable[..., None]:
+    """The optimizer's flat part of the weights is its state: a copy in float32 that it steps on."""
+
+    def configured(engine: Any, *args: Any) -> None:
+        configure(engine, *args)
+        for group in getattr(engine.optimizer, "bit16_groups_flat", ()):
+            recorder.mark(group, Owner.WEIGHTS, "flat_weights")
+        if (shards := getattr(engine.optimizer, "lp_param_buffer", None)) is not None:
+            recorder.mark(shards, Owner.WEIGHTS, "flat_weights")
+        inner = engine.optimizer.optimizer
+        flat = getattr(engine.optimizer, "fp32_partitioned_groups_flat", None)
+        flat = [*flat] if flat else [each for group in inner.param_groups for each in group["params"]]
+        if recorder.host is not None and flat[0] in recorder.host:
+            inner.register_step_post_hook(lambda *_: _stepped_on_host(recorder, inner))
+        else:
+            for tensor in flat:
+                recorder.mark(tensor, Owner.OPTIMIZER_STATE, "master_weights")
+
+    return configured
+
+
+def _stepped_on_host(recorder: RankRecorder, optimizer: torch.optim.Optimizer) -> None:
+    """ZeRO-3 steps on some of its flat parts at a time, which are then all that the optimizer has."""
+    stepped = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+    recorder.optimizer_stepped(host_step(stepped, fused=True)[1:])  # the copies are counted as they are made
+
+
+def _never(check: Callable[..., Any]) -> Callable[..., bool]:
+    """An unknown value reads as one that overflowed, and the step would be skipped: the check runs, and finds none."""
+
+    def has_overflow(*args: Any, **kwargs: Any) -> bool:
+        check(*args, **kwargs)
+        return False
+
+    return has_overflow

@@ -1,0 +1,60 @@
+"""A user's own config of DeepSpeed: what is read of it, what is refused, and what ours says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from nouns import TRL_DEFAULTS
+
+from autotrain_mem.errors import UsageError
+from autotrain_mem.parallel.config import accelerate_config, sharding_arguments
+from autotrain_mem.parallel.deepspeed_config import BUCKET_ELEMENTS, read_deepspeed, with_auto
+from autotrain_mem.parallel.environment import launch_environment
+
+
+def zero(stage: int = 2, **more: Any) -> dict[str, Any]:
+    return {"zero_optimization": {"stage": stage, **more}}
+
+
+def test_a_stage_and_its_offload_are_read() -> None:
+    found = read_deepspeed(zero(3, offload_optimizer={"device": "cpu"}, offload_param={"device": "none"}), "ds.json")
+    assert (found.sharding, found.offload_optimizer_device, found.offload_param_device) == ("zero3", "cpu", None)
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({}, "stage is not 1, 2 or 3"),
+        (zero(0), "stage is not 1, 2 or 3"),
+        (zero() | {"optimizer": {"type": "AdamW"}}, "--optim makes the optimizer"),
+        (zero(3, zero_quantized_weights=True), "ZeRO"),
+        (zero(2, offload_optimizer={"device": "nvme"}), "NVMe"),
+        (zero() | {"fp16": {"enabled": True}}, "fp16"),
+        (zero() | {"tensor_parallel": {"autotp_size": 2}}, "tensor parallelism"),
+    ],
+)
+def test_what_is_not_rehearsed_is_refused_by_name(config: dict[str, Any], why: str) -> None:
+    with pytest.raises(UsageError, match=f"^ds.json cannot be planned with: .*{why}"):
+        read_deepspeed(config, "ds.json")
+
+
+def test_numbers_that_are_trls_arguments_too_become_these() -> None:
+    config = zero() | {"train_micro_batch_size_per_gpu": 4, "gradient_clipping": "auto", "train_batch_size": 64}
+    left, said = with_auto(config)
+    assert said == {"per_device_train_batch_size": 4}
+    assert left["train_micro_batch_size_per_gpu"] == left["train_batch_size"] == "auto"
+
+
+def test_buckets_are_a_fifteenth_of_deepspeeds_own() -> None:
+    for stage in (1, 2, 3):
+        knobs = replace(TRL_DEFAULTS, processes=2, sharding=f"zero{stage}")
+        ours = sharding_arguments(knobs)["deepspeed"]["zero_optimization"]
+        assert ours["reduce_bucket_size"] == BUCKET_ELEMENTS < 5e8 / 14
+
+
+def test_processes_are_told_that_deepspeed_shares_the_model() -> None:
+    config = accelerate_config(replace(TRL_DEFAULTS, processes=2, sharding="zero2"))
+    assert config["distributed_type"] == "DEEPSPEED"
+    assert launch_environment(config)["ACCELERATE_USE_DEEPSPEED"] == "true"
