@@ -26,8 +26,9 @@ def deepspeed_config(knobs: Knobs) -> dict[str, Any]:
         "stage": knobs.zero_stage,
         "overlap_comm": True,
         "contiguous_gradients": True,
-        "reduce_bucket_size": BUCKET_ELEMENTS,
     }
+    if knobs.zero_stage > 1:  # the first stage reduces what is larger than a bucket by itself, in float32, and keeps it
+        zero["reduce_bucket_size"] = BUCKET_ELEMENTS
     if knobs.zero_stage == 3:
         zero |= {
             "stage3_prefetch_bucket_size": BUCKET_ELEMENTS,

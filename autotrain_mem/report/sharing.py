@@ -30,8 +30,8 @@ _ZERO = {
     "weights are gathered ahead of the layer that needs them.",
 }
 _BUCKETS = (
-    "Gradients are reduced in buckets, of which two exist (overlap_comm): 64 MiB each where no --deepspeed FILE says "
-    "otherwise, for DeepSpeed's 0.93 GiB."
+    "Gradients are reduced in buckets: in stages 2 and 3 of 64 MiB where no --deepspeed FILE says otherwise, for "
+    "DeepSpeed's 0.93 GiB."
 )
 
 

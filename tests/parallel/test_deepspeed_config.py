@@ -48,7 +48,7 @@ def test_numbers_that_are_trls_arguments_too_become_these() -> None:
 
 
 def test_buckets_are_a_fifteenth_of_deepspeeds_own() -> None:
-    for stage in (1, 2, 3):
+    for stage in (2, 3):
         knobs = replace(TRL_DEFAULTS, processes=2, sharding=f"zero{stage}")
         ours = sharding_arguments(knobs)["deepspeed"]["zero_optimization"]
         assert ours["reduce_bucket_size"] == BUCKET_ELEMENTS < 5e8 / 14
