@@ -13,7 +13,7 @@ from autotrain_mem.cli.plan_files import check_one_card
 from autotrain_mem.errors import UsageError
 from autotrain_mem.exports.case import case_of
 from autotrain_mem.exports.dry_run import dry_run
-from autotrain_mem.exports.tools import OF_MACHINES, check_method, export
+from autotrain_mem.exports.tools import OF_MACHINES, check_method, check_sharding, export
 from autotrain_mem.report.first_screen import first_screen
 from autotrain_mem.report.terminal import Console
 from autotrain_mem.spec import Job, Plan, codec
@@ -43,6 +43,7 @@ def check(wish: api.Wish, output: Output) -> None:
             hint="--dry_run --json prints TRL's config, the command and the environment as one object.",
         )
     check_method(output.export, wish.method)
+    check_sharding(output.export, is_zero=str(wish.autofit.sharding).startswith("zero"))
     if output.export in OF_MACHINES:
         _check_flags_say_all(asked, wish)
 

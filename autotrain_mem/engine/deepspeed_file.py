@@ -31,7 +31,8 @@ def with_deepspeed(wish: Wish) -> Wish:
     from autotrain_mem.parallel.deepspeed_config import read_deepspeed, with_auto  # most have no such config
 
     content = given if isinstance(given, Mapping) else _read(str(given))
-    zero = read_deepspeed(content, f"--{_FLAG}" if isinstance(given, Mapping) else str(given))
+    is_file = isinstance(given, str) and not given.startswith("{")
+    zero = read_deepspeed(content, str(given) if is_file else f"--{_FLAG}")
     if problems := [*_contradictions(wish, zero)]:
         reasons, cures = zip(*problems, strict=True)
         raise UsageError(f"{'; '.join(reasons)}.", hint="\n".join(dict.fromkeys(cures)))
@@ -62,8 +63,9 @@ def _contradictions(wish: Wish, zero: Zero) -> Iterator[tuple[str, str]]:
 
 
 def _read(path: str) -> Mapping[str, Any]:
+    """Reads a file, or the content itself, which TRL's parser takes too."""
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = json.loads(path if path.startswith("{") else Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"--{_FLAG} {path} cannot be read: {error.strerror}.", hint="Give a JSON file.") from error
     except ValueError as error:

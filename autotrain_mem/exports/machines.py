@@ -1,4 +1,4 @@
-"""What every machine of a cluster runs: autofit itself, with the plan's settings, one command on each.
+"""Writes what every machine of a cluster runs: autofit itself, with the plan's settings, one command on each.
 
 autofit starts that machine's processes. Which machine it is, and where the first one listens, are the only words that
 differ: ``--machine_rank``, ``--main_process_ip`` and ``--main_process_port``, as ``accelerate launch`` calls them.

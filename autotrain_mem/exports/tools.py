@@ -72,6 +72,23 @@ def check_method(name: str, method: str) -> None:
     )
 
 
+_WITHOUT_ZERO = ("accelerate", "axolotl", "llamafactory")
+"""Say how a model is shared in keys of their own, and not yet in DeepSpeed's."""
+
+
+def check_sharding(name: str, *, is_zero: bool) -> None:
+    """Ask as :func:`check_method` does, of a plan with DeepSpeed's ZeRO.
+
+    Raises:
+        UsageError: the file would train without it.
+    """
+    if is_zero and name in _WITHOUT_ZERO:
+        raise UsageError(
+            f"--export {name} does not write DeepSpeed's ZeRO yet.",
+            hint=f"--export trl writes DeepSpeed's config with the rest; --sharding fsdp2 is written for {name}.",
+        )
+
+
 def export(name: str, plan: Plan, job: Job) -> str:
     """The text of the file for a tool.
 
@@ -82,7 +99,8 @@ def export(name: str, plan: Plan, job: Job) -> str:
         plan: Of the job.
 
     Raises:
-        UsageError: the tool has no such method.
+        UsageError: the tool has no such method, or cannot be told how the model is shared.
     """
     check_method(name, job.method)
+    check_sharding(name, is_zero=plan.knobs.zero_stage > 0)
     return str(resolve_name(EXPORTERS[name].write)(plan, job))

@@ -147,7 +147,7 @@ def _eased(space: Space, level: Level, memo: Memo, found: Estimate) -> Estimate 
 
 
 def _seconds(estimate: Estimate, *, training: bool) -> float:
-    """Of a step, those in which completions are trained on, or those in which they are made and judged."""
+    """Sums up the seconds of a step in which completions are trained on, or those in which they are made and judged."""
     phases = estimate.time.phases.items()
     return sum(seconds for phase, seconds in phases if (phase not in (Phase.GENERATE, Phase.SCORE)) is training)
 

@@ -83,7 +83,8 @@ def _at_best(memo: Memo, known: Sequence[Estimate], knobs: Knobs) -> float:
     larger = [each.tokens_per_second for each in known if _rows(each.knobs) > _rows(nearest.knobs)]
     if _rows(knobs) > 1 and max(larger, default=0.0) > nearest.tokens_per_second:
         return same
-    is_unmasked = _rows(knobs) == 1 and knobs.activation_offloading
+    offloads = any(LEVERS[name].offloads and not LEVERS[name].steps_on_host for name in saving_levers(knobs))
+    is_unmasked = _rows(knobs) == 1 and offloads
     return same * FEWER_ROWS_FASTER if is_unmasked else min(max(by_work, same), same * FEWER_ROWS_FASTER)
 
 

@@ -195,6 +195,11 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "flash_attention_on_cpu": (2, f"{TRAIN} --use_cpu {FLASH}", "flash_attention_2 --use_cpu sdpa"),
     "flash_attention_on_t4": (2, f"{SHORT} --gpu t4 {FLASH}", "flash_attention_2 8.0 7.5 sdpa"),
     "liger_unknown_model": (2, f"{SHORT} --model mamba --use_liger_kernel", "mamba qwen2 llama --use_liger_kernel"),
+    "zero_offload_simulated": (
+        2,
+        f"{SIMULATED} --gpus 2 --sharding zero2 --offload_optimizer_device cpu",
+        "--offload_optimizer_device --plan_only",
+    ),
     "liger_simulated": (2, f"{SIMULATED} --use_liger_kernel", "--use_liger_kernel --plan_only"),
     "vllm_simulated": (2, f"{GRPO[5:]} --simulate --use_vllm", "--use_vllm --plan_only"),
     "simulated_and_not_trained": (2, f"{SIMULATED} --plan_only", "--simulate --plan_only"),
@@ -257,6 +262,11 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "snapshot_is_a_folder": (62, "estimate sft --model not-there --snapshot tiny", "--snapshot"),
     "snapshot_of_a_cpu": (2, "estimate sft --model tiny --max_length 64 --use_cpu --snapshot x", "--gpu"),
     "snapshot_of_a_plan": (2, f"{PLAN} --snapshot=run.pickle", "'autofit estimate METHOD ... --snapshot FILE'"),
+    "export_of_zero": (
+        2,
+        "plan sft --model none --gpus 2 --sharding zero2 --export axolotl",
+        "'does not write DeepSpeed' '--export trl' fsdp2",
+    ),
     "export_of_ppo": (2, "plan ppo --model none --export axolotl", "'No file for Axolotl is written yet for PPO'"),
     "export_as_json": (2, "plan sft --model none --export trl --json", "'--export trl' --json"),
     "export_and_dry_run": (2, "plan sft --model none --export trl --dry_run", "'--export trl' --dry_run"),

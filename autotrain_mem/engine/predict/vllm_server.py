@@ -56,7 +56,7 @@ def vllm_server(
 
 
 def _address(given: Mapping[str, Any]) -> tuple[str, int]:
-    """Where the trainer looks for it (``trl/generation/vllm_generation.py: _init_vllm``)."""
+    """Returns host and port where the trainer looks for it (``trl/generation/vllm_generation.py: _init_vllm``)."""
     if url := given.get("vllm_server_base_url"):
         parts = urlsplit(str(url))
         return parts.hostname or "", parts.port or SERVER_PORT
@@ -64,7 +64,7 @@ def _address(given: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def _completions(given: Mapping[str, Any], knobs: Knobs) -> int:
-    """Of all processes, since the first sends the prompts of all (``vllm_generation.py: generate``)."""
+    """Counts those of all processes, as the first sends the prompts of all (``vllm_generation.py: generate``)."""
     if given.get("generation_batch_size"):
         return int(given["generation_batch_size"])
     steps = given.get("steps_per_generation") or knobs.gradient_accumulation_steps
@@ -72,7 +72,7 @@ def _completions(given: Mapping[str, Any], knobs: Knobs) -> int:
 
 
 def _on(server: VllmServer, facts: ModelFacts, gpus: int) -> VllmServer:
-    """On so many GPUs: each holds its part of the weights, and whole heads of keys and values, one at least."""
+    """Divides it among so many GPUs: each holds its part of the weights, and whole heads of keys and values."""
     weights = None if facts.parameters is None or facts.is_quantized else facts.parameters * _HALF_BYTES // gpus
     token = None
     if facts.kv_heads is not None and facts.kv_head_elements is not None:

@@ -34,7 +34,7 @@ class DeviceName(str):
 
 
 class _Host(str):
-    """Where a tensor on the host says that it lies."""
+    """A tensor on the host says that it lies here."""
 
     type = "cpu"
 
@@ -144,7 +144,7 @@ def _is_host(place: Any) -> bool:
 
 
 def _place(args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
-    """What ``to`` is given of a device: a text, or a torch.device, which only a tensor on the device has."""
+    """Finds what ``to`` is given of a device: a text, or a torch.device, which only a tensor on the device has."""
     given = [*args, kwargs.get("device")]
     return next((each for each in given if isinstance(each, (str, torch.device))), None)
 

@@ -1,0 +1,33 @@
+"""A user's own config of DeepSpeed goes into a wish: by path, or as its text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autotrain_mem.engine.accelerate_config import with_accelerate
+from autotrain_mem.engine.wish import Wish
+from autotrain_mem.errors import UsageError
+from autotrain_mem.spec.autofit import AutoFit
+
+CONFIG = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_what_it_says_is_said_by_flags(is_file: bool, tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    given = str(tmp_path / "ds.json") if is_file else json.dumps(CONFIG)
+    wish = with_accelerate(Wish(method="sft", model="m", argv=("--deepspeed", given, "--max_length", "64")))
+    assert wish.argv == ("--max_length", "64")
+    assert (wish.autofit.sharding, wish.autofit.offload_param_device) == ("zero3", "cpu")
+    assert wish.config["per_device_train_batch_size"] == 4
+    assert wish.config["deepspeed"]["train_micro_batch_size_per_gpu"] == "auto"
+    assert with_accelerate(wish) == wish
+
+
+def test_a_flag_that_says_otherwise_contradicts_it() -> None:
+    wish = Wish(method="sft", model="m", argv=("--deepspeed", json.dumps(CONFIG)), autofit=AutoFit(sharding="zero2"))
+    with pytest.raises(UsageError, match="--sharding zero2 and the zero3 of --deepspeed contradict"):
+        with_accelerate(wish)
