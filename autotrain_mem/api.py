@@ -15,6 +15,7 @@ from typing import Any
 
 from autotrain_mem.engine.accelerate_config import with_accelerate
 from autotrain_mem.engine.early import check_to_train, opened
+from autotrain_mem.engine.machines import leading
 from autotrain_mem.engine.output_dir import output_dir, resumes, resumes_in_folder
 from autotrain_mem.engine.predict.compare_gpus import compare_cards
 from autotrain_mem.engine.predict.frontier import frontier_of
@@ -60,6 +61,7 @@ from autotrain_mem.spec.most import Frontier
 from autotrain_mem.spec.page import Page
 from autotrain_mem.store import Store, cache_folder
 from autotrain_mem.training.environment import environment_setting, process_environment
+from autotrain_mem.training.machines.lead import Machines
 from autotrain_mem.training.run_folder import RunFolder, hold_folder, is_under_way
 from autotrain_mem.versions import versions_key
 from autotrain_mem.worker.client import Worker
@@ -82,7 +84,7 @@ __all__ += [
 __all__ += ["combinations", "estimate_all", "example_dataset", "opened", "output_dir", "plan_as_given", "reads_dataset"]
 __all__ += ["check_report_place", "is_under_way", "report_page", "report_path", "write_report", "write_run_report"]
 __all__ += ["health", "versions_key"]
-__all__ += ["compared", "detect", "frontier", "rehearsals_for", "resumed", "with_accelerate", "with_plan"]
+__all__ += ["compared", "detect", "frontier", "leading", "rehearsals_for", "resumed", "with_accelerate", "with_plan"]
 
 OnAttempt = Callable[[Candidate], None]
 OnEvent = Callable[[Mapping[str, Any]], None]
@@ -91,27 +93,32 @@ OnEvent = Callable[[Mapping[str, Any]], None]
 # -- what every face does --------------------------------------------------------------------------------------------
 
 
-def begin(workers: Workers, wish: Wish, warn: Callable[[str], None], *, to_train: bool) -> Rehearsals:
+def begin(
+    workers: Workers, wish: Wish, warn: Callable[[str], None], *, to_train: bool, machines: Machines | None = None
+) -> Rehearsals:
     """The job that is wished for on its device (:func:`rehearsals_for`).
 
     What would keep it from training is refused now, not after minutes: is there a device, are there weights, and a
-    folder to write to?
+    folder to write to? Last the other machines are waited for.
+
+    Args:
+        machines: Those that train along, as :func:`leading` yields them.
 
     Raises:
+        TrainingError: another machine did not come.
         UsageError: also no data are named; what the method needs beside its arguments is not given, such as a reward; a
             run cannot be resumed and be moved aside; the mishaps of a simulated card cannot be read.
         NoGpuError, UnknownGpuError, UnreadableGpuError, ModelNotFoundError, OutputFolderError.
     """
-    if to_train and (wish.autofit.nodes or 1) > 1:
+    if to_train and (wish.autofit.nodes or 1) > 1 and machines is None:
         raise UsageError(
-            f"--nodes {wish.autofit.nodes}: autofit starts processes on this machine only.",
-            hint="Add --export accelerate > accelerate.yaml, and start on each machine:\n"
-            "accelerate launch --config_file accelerate.yaml --machine_rank N --main_process_ip ADDRESS ...",
+            f"--nodes {wish.autofit.nodes} in Python: the command trains on several machines.",
+            hint="Start autofit on each of them, or a script with a trainer of autotrain_mem by accelerate launch.",
         )
     rehearsals = rehearsals_for(workers, wish, warn)
     if to_train:
         job = rehearsals.job
-        _training_device(rehearsals, simulate=wish.simulate)
+        device = _training_device(rehearsals, simulate=wish.simulate)
         if wish.simulate:
             check_mishaps(job.environment)
             if workers_given := job.arguments.get("dataloader_num_workers"):
@@ -121,7 +128,17 @@ def begin(workers: Workers, wish: Wish, warn: Callable[[str], None], *, to_train
                 )
         workers.first.check_can_train(job)
         check_to_train(job, wish)
+        if machines is not None:
+            return _together(rehearsals, machines, device)
     return rehearsals
+
+
+def _together(rehearsals: Rehearsals, machines: Machines, device: Hardware) -> Rehearsals:
+    """The same job with the machines that have come: the least that is free on any of them counts."""
+    there, planned_for = machines.gather(device), rehearsals.hardware
+    free_bytes = min(planned_for.free_bytes, there.free_bytes)
+    topology = replace(planned_for.topology, nodes=there.topology.nodes)
+    return replace(rehearsals.on(replace(planned_for, free_bytes=free_bytes, topology=topology)), machines=machines)
 
 
 def train(rehearsals: Rehearsals, chosen: Plan, wish: Wish, on_event: OnEvent = lambda event: None) -> Report:

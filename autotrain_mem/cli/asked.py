@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from autotrain_mem.cli import flags
 from autotrain_mem.engine.wish import Wish
 from autotrain_mem.methods.table import REWARD_MODEL_ARGUMENTS
+from autotrain_mem.printable import printable
 from autotrain_mem.store import Store, cache_folder
 from autotrain_mem.versions import TESTED, installed_versions, untested
 
@@ -33,9 +34,17 @@ def run(command: str, method: str, argv: Sequence[str]) -> int:
         return _help(method, prog)
     for sentence in untested(installed_versions(TESTED)):
         sys.stderr.write(f"note: {sentence}\n")
-    from autotrain_mem.engine.early import opened  # a typo in a flag of ours is told before it is imported
+    from autotrain_mem.engine.early import opened, refuse_to_follow  # a typo in a flag of ours is told before that
 
     to_train = command == "train" and not (wish.plan_only or output.stops)
+    if to_train:
+        from autotrain_mem.engine import machines
+
+        wish = machines.again(machines.placed(wish), _say)
+        if machines.follows(wish):
+            refuse_to_follow(wish)
+            machines.follow_first(wish, _say)
+            return 0
     count = 1 if command == "estimate" and not output.sweep else None
     with opened(
         wish, to_train=to_train, reads_data=command != "estimate", is_one=_is_one(wish, output), count=count
@@ -56,6 +65,10 @@ def _is_one(wish: Wish, output: flags.Output) -> bool:
         return False
     swept = {axis.partition("=")[0].strip().lstrip("-").replace("-", "_") for axis in output.sweep}
     return swept.isdisjoint(_DEVICE_AND_MODEL)
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{printable(line)}\n")
 
 
 def _say_coarse(wish: Wish) -> None:

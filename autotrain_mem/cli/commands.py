@@ -147,14 +147,19 @@ def train(workers: api.Workers, wish: api.Wish, output: flags.Output) -> int:
     wish = api.resumed(wish, warn, lambda folder: warn(f"continuing the run in {folder}, with its plan"))
     to_train = not (wish.plan_only or output.stops)
     wish = _checked(wish, output, to_train=to_train)
-    with workers:  # they end before the training begins
-        with _waiting("importing TRL, looking at model and data") as (_, note):
-            rehearsals = api.begin(workers, wish, note, to_train=to_train)
-        chosen = _decide(rehearsals, wish, output, to_train=to_train)
-        if output.stops:
-            return export.write(rehearsals, chosen, wish, output)
-    if wish.plan_only:
-        return _print_plan(chosen, wish, output)
+    with api.leading(wish, _say_line) as machines:
+        with workers:  # they end before the training begins
+            with _waiting("importing TRL, looking at model and data") as (_, note):
+                rehearsals = api.begin(workers, wish, note, to_train=to_train, machines=machines)
+            chosen = _decide(rehearsals, wish, output, to_train=to_train)
+            if output.stops:
+                return export.write(rehearsals, chosen, wish, output)
+        if wish.plan_only:
+            return _print_plan(chosen, wish, output)
+        return _trained(rehearsals, chosen, wish, output)
+
+
+def _trained(rehearsals: api.Rehearsals, chosen: Plan, wish: api.Wish, output: flags.Output) -> int:
     console = lasting_console(stderr=output.json)
     console.print(plan_view(chosen) if output.verbose else first_screen(chosen))
     pages: list[str] = []
@@ -184,6 +189,10 @@ def gpus(argv: Sequence[str]) -> int:
 def warn(message: str) -> None:
     """Something that the user should know, and that stops nothing."""
     Console(stderr=True).print(f"note: {message}", style="dim", highlight=False)
+
+
+def _say_line(line: str) -> None:
+    Console(stderr=True).print(Text(line), soft_wrap=True)
 
 
 @contextmanager

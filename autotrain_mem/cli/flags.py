@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
 from autotrain_mem.engine.accelerate_config import with_accelerate
+from autotrain_mem.engine.machines import common_words
 from autotrain_mem.engine.wish import Wish
 from autotrain_mem.errors import UsageError
 from autotrain_mem.exports.tools import EXPORTERS
@@ -62,7 +63,11 @@ _DRY_RUN = "plan, print TRL's config, the command and the environment that would
 _OVERWRITE = "where --output_dir holds another run, rename that to NAME.previous-1; nothing is deleted"
 _RESTARTS = f"go on N times in a row where the training process dies (default {RESTARTS}), 0 for never"
 _GPUS = "how many of them train together (default all that are here, one of a name); --gpu all --gpus 1,2,4 compares"
-_NODES = "plan for N machines with so many GPUs each; training starts on one machine only"
+_NODES = "machines with so many GPUs each; a training is started on all of them, by the same command"
+_MACHINE_RANK = "which of --nodes machines this one is, from 0 (default: as Slurm, torchrun or SkyPilot says)"
+_MAIN_IP = "address of machine 0, which plans and leads"
+_MAIN_PORT = "where machine 0 listens for the others (default 29500)"
+_MIN_NODES = "go on with N machines or more where one is lost and does not come back (default: all)"
 _LINK = "what joins the GPUs, and machines: nvlink4, pcie4, nvlink4,ndr (default: found here, or usual for the card)"
 _ACCELERATE = "a config of accelerate launch: processes, machines and sharding are as it says"
 _SHARDING = "how several GPUs share the model: not at all (ddp), or in shards; default: what fits and is fastest"
@@ -87,6 +92,11 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     device.add_argument("--gpu", metavar="NAME", help="a card by name (autofit gpus), or a size such as 6GiB")
     device.add_argument("--gpus", type=_counts, metavar="N", help=_GPUS)
     device.add_argument("--nodes", type=int, metavar="N", help=_NODES)
+    if not prog.startswith(("autofit plan", "autofit estimate")):
+        device.add_argument("--machine_rank", type=int, metavar="N", help=_MACHINE_RANK)
+        device.add_argument("--main_process_ip", metavar="HOST", help=_MAIN_IP)
+        device.add_argument("--main_process_port", type=int, metavar="N", help=_MAIN_PORT)
+        device.add_argument("--min_nodes", type=int, metavar="N", help=_MIN_NODES)
     device.add_argument("--link", metavar="NAME", help=_LINK)
     device.add_argument("--accelerate_config", metavar="FILE", help=_ACCELERATE)
     device.add_argument("--simulate", action="store_true", help="train on the CPU, with a simulated card of that name")
@@ -211,6 +221,7 @@ def read(prog: str, argv: Sequence[str]) -> tuple[Wish, Output]:
         argv=tuple(rest),
         config=config,
         environment=environment,
+        command=common_words(argv),
         also_known=own_names(),
         probe="no_probe" not in ours,
     )

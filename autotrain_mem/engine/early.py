@@ -44,7 +44,7 @@ def opened(
     Raises:
         AutofitError: what is wrong with the wish by itself (:func:`refuse`).
     """
-    check_launch()
+    check_launch(is_placed=wish.place is not None)
     refuse_flags(wish)
     _check_prices(wish)
     if is_one:
@@ -118,6 +118,17 @@ def refuse(wish: Wish, *, to_train: bool, reads_data: bool = True) -> None:
         _check_written(job, wish)
 
 
+def refuse_to_follow(wish: Wish) -> None:
+    """Refuses on another machine than the first what would keep it from taking part.
+
+    Raises:
+        AutofitError: as :func:`opened`.
+    """
+    check_launch(is_placed=True)
+    refuse_flags(wish)
+    refuse(wish, to_train=True)
+
+
 def no_model() -> UsageError:
     """Returns what is said where nothing names a model."""
     return UsageError("No model is given.", hint="Give --model MODEL, a hub id such as Qwen/Qwen2.5-0.5B or a folder.")
@@ -141,7 +152,8 @@ def check_to_train(job: Job, wish: Wish) -> None:
 def _check_written(job: Job, wish: Wish) -> None:
     for name in filter(None, (job.model, *map(job.arguments.get, REWARD_MODEL_ARGUMENTS))):
         check_weights(pathlib.Path(name))
-    check_output(job, overwrite=wish.overwrite_output_dir)
+    if wish.place is None or not wish.place.rank:  # the first machine's run holds the folder of all
+        check_output(job, overwrite=wish.overwrite_output_dir)
 
 
 def _check_prices(wish: Wish) -> None:

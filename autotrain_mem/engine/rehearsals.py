@@ -26,6 +26,7 @@ from autotrain_mem.spec.price import Price
 from autotrain_mem.spec.topology import Topology
 from autotrain_mem.store import Store
 from autotrain_mem.training.environment import environment_setting, environment_settings
+from autotrain_mem.training.machines.lead import Machines
 from autotrain_mem.versions import versions_key
 from autotrain_mem.worker.pool import Workers
 
@@ -71,6 +72,9 @@ class Rehearsals:
     """By what probes measured; what is kept is as it was rehearsed."""
     traces: dict[Any, Trace] = field(default_factory=dict, compare=False)
     """Of the last rehearsals, by :meth:`trace_key`, for what is asked of a plan once it is chosen."""
+
+    machines: Machines | None = field(default=None, compare=False)
+    """The others that will train along, once they have come; None where one machine trains."""
 
     def on(self, hardware: Hardware) -> Rehearsals:
         """Returns the same job on other devices. Raises UsageError as :func:`for_processes`."""

@@ -146,7 +146,7 @@ def rehearsals_for(workers: Workers, wish: Wish, warn: Callable[[str], None]) ->
             headroom that leaves nothing; torchrun started this process.
         NoGpuError, UnknownGpuError: there is no such device.
     """
-    check_launch()
+    check_launch(is_placed=wish.place is not None)
     wish = with_accelerate(wish)
     for message in launch_warnings(wish):
         warn(message)

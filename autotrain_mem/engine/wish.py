@@ -13,6 +13,7 @@ from autotrain_mem.spec.autofit import AutoFit
 from autotrain_mem.spec.job import RESTARTS, PythonCall
 
 if TYPE_CHECKING:
+    from autotrain_mem.parallel.place import Place
     from autotrain_mem.spec import Plan
 
 
@@ -51,6 +52,17 @@ class Wish:
     """Move another run's folder aside."""
     probe: bool = True
     """Try the plan before it trains."""
+    machine_rank: int | None = None
+    """Which of several machines this is."""
+    main_process_ip: str | None = None
+    """Address of the first of them."""
+    main_process_port: int | None = None
+    min_nodes: int | None = None
+    """With how many of them the training may go on where others are lost."""
+    place: Place | None = None
+    """This machine's, as ``engine.machines.placed`` found it; None where there is one."""
+    command: tuple[str, ...] = ()
+    """The words that all machines have in common."""
     plan: Plan | None = None
     """The plan that is followed, as ``engine.request.with_plan`` read it; None where one is to be made."""
 
@@ -121,16 +133,20 @@ _SHARDS = (
 """What accelerate says to the processes that it starts (``accelerate/utils/launch.py``)."""
 
 
-def check_launch() -> None:
+def check_launch(*, is_placed: bool = False) -> None:
     """Refuse to be one of several processes: each would begin a run of its own, whose training waits for the others.
 
     ``LOCAL_RANK`` alone has accelerate wait for them (``accelerate/state.py: PartialState.__init__``).
+
+    Args:
+        is_placed: This machine knows its place among several, of which each has one such process.
 
     Raises:
         UsageError: torchrun, accelerate or MPI started this process, or it has what they say.
     """
     sizes = [os.environ.get(name, "") for name in _WORLD_SIZES]
-    if "LOCAL_RANK" in os.environ or any(size.isdigit() and int(size) > 1 for size in sizes):
+    is_one_of_several = any(size.isdigit() and int(size) > 1 for size in sizes) and not is_placed
+    if "LOCAL_RANK" in os.environ or is_one_of_several:
         raise UsageError(
             "autofit was started by torchrun, accelerate launch or mpirun: it starts a process for each GPU itself.",
             hint="Start it without them: --gpus N and --sharding, or --accelerate_config FILE, say how many and how.\n"

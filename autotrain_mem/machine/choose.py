@@ -199,6 +199,22 @@ def several(names: str, counts: Sequence[int] = (), *, nodes: int = 1, link: str
     )
 
 
+def devices_here(
+    name: str | None, *, gpus: int | None, simulate: bool, environment: Mapping[str, str] = _NOTHING
+) -> Hardware:
+    """The devices that this machine has for a training that another one plans: nothing is measured.
+
+    Raises:
+        NoGpuError, UnknownGpuError, UnreadableGpuError, UsageError: as :func:`choose`.
+    """
+    if name is None:
+        used = _detected(gpus, environment)
+        return _together(least(used), used, nodes=1, link=None)
+    card = _named(name)
+    card = replace(card, topology=topology(card, devices=gpus or 1, nodes=1, asked=None))
+    return training_device(card, simulate=simulate, environment=environment)
+
+
 def training_device(named: Hardware, *, simulate: bool, environment: Mapping[str, str] = _NOTHING) -> Hardware:
     """Returns the device to train on: the planned one itself, or a detected card that holds a plan for a named one.
 
@@ -210,7 +226,7 @@ def training_device(named: Hardware, *, simulate: bool, environment: Mapping[str
     devices = named.topology.devices
     large = [card for card in detect(environment) if card.total_bytes >= named.total_bytes][:devices]
     if len(large) == devices:
-        return _together(least(large), large, nodes=1, link=None)
+        return _together(least(large), large, nodes=named.topology.nodes, link=named.topology.links)
     what = f"{devices} x {named.name}, but not so many such GPUs are" if large else f"{named.name}, but no such GPU is"
     raise NoGpuError(
         f"The plan is for {what} here to train on.",

@@ -103,7 +103,14 @@ def config_of_environment(environment: Mapping[str, str], processes: int) -> dic
     return config
 
 
-def rank_environment(rank: int, processes: int, *, address: str, port: int) -> dict[str, str]:
-    """Lists what one process of a single node finds of its place among the others."""
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+def rank_environment(
+    rank: int, processes: int, *, address: str, port: int, local_processes: int | None = None
+) -> dict[str, str]:
+    """Lists what one process finds of its place among the others.
+
+    Args:
+        local_processes: Of each machine; None where there is one.
+    """
+    local = local_processes or processes
+    place = {"RANK": rank, "LOCAL_RANK": rank % local, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": local}
     return {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": address, "MASTER_PORT": str(port)}

@@ -76,7 +76,8 @@ def process_environment(
         environment: What the job's ``env:`` block sets, over this process's own environment.
     """
     if knobs.processes > 1:
-        threads = os.environ.get(THREADS, str(max(1, (os.cpu_count() or 1) // knobs.processes)))
+        here = min(knobs.processes, max(1, device.topology.devices))
+        threads = os.environ.get(THREADS, str(max(1, (os.cpu_count() or 1) // here)))
         environment = {THREADS: threads, **environment}
     if simulate or device.uuid is None:
         ours = {"OMP_WAIT_POLICY": "PASSIVE"} | ({} if simulate else {MMAP_VARIABLE: str(MMAP_FROM_BYTES)})
@@ -99,25 +100,36 @@ def _devices(device: Hardware, knobs: Knobs) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Meeting:
-    """Names where the ranks of a training find each other, on this machine."""
+    """Names where the ranks of a training find each other: at a port of this machine, the first."""
 
     port: int
     is_ours: bool
     """Else the user named it."""
+    address: str = ADDRESS
+    """As all of them can reach it."""
 
     @classmethod
     def of(
-        cls, processes: int, environment: Mapping[str, str], accelerate: Mapping[str, Any] | None = None
+        cls,
+        processes: int,
+        environment: Mapping[str, str],
+        accelerate: Mapping[str, Any] | None = None,
+        address: str | None = None,
     ) -> Iterator[Meeting]:
         """Yield one after the other: a port that was free may be taken by the time the first rank listens there.
 
         Args:
             accelerate: The user's own config, which may name a port.
+            address: Of this machine, where there are several. They meet at the port that is named, so that it is not
+                for the ranks.
 
         Raises:
             UsageError: the port that the user named is taken, or is none.
         """
         named = str((accelerate or {}).get("main_process_port") or "")
+        if address is not None:
+            yield from (cls(port=_free_port(), is_ours=True, address=address) for _ in range(PORTS))
+            return
         given = {**os.environ, **environment}.get(PORT, named) or None if processes > 1 else None
         if given is not None:
             yield cls(port=_checked(given), is_ours=False)
@@ -139,8 +151,10 @@ def rank_environments(request: Request, environment: Mapping[str, str], meeting:
     precision = "fp16" if settings["fp16"] else "no" if settings.get("bf16") is False else "bf16"
     config = job.accelerate or accelerate_config(knobs, mixed_precision=precision)
     common = {**environment, **launch_environment(config)}
+    local = request.processes_here
     return [
-        common | rank_environment(rank, knobs.processes, address=ADDRESS, port=meeting.port)
+        common
+        | rank_environment(rank, knobs.processes, address=meeting.address, port=meeting.port, local_processes=local)
         for rank in range(knobs.processes)
     ]
 

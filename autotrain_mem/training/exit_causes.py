@@ -42,6 +42,8 @@ class Remedy(StrEnum):
     LESS_DEVICE_MEMORY = "less device memory"
     LESS_HOST_MEMORY = "less host memory"
     """Less of it where the plan can do with less; else the same once more: it may have been somebody else's."""
+    MACHINES = "machines"
+    """The same once more when the lost machine is back; else with those that are left, where that was asked for."""
     NONE = "none"
     """The user's to mend."""
 
@@ -52,6 +54,7 @@ CAUSES: Mapping[str, Remedy] = {
     "CUDA error": Remedy.UNLESS_REPEATED,
     "NCCL error": Remedy.UNLESS_REPEATED,
     "hang": Remedy.UNLESS_REPEATED,
+    "machine lost": Remedy.MACHINES,
     "killed": Remedy.AGAIN,
     "crashed": Remedy.UNLESS_REPEATED,
     "ended": Remedy.UNLESS_REPEATED,
@@ -116,6 +119,8 @@ class Ending:
     """The one of several processes that ended first, or is waited for; None for a single one."""
     waited_for: str = ""
     """How it showed that the others wait for it; empty where nothing hangs."""
+    machine_lost: str = ""
+    """Which machine is gone, and how that showed; empty where all are there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,6 +143,8 @@ def cause_of(ending: Ending) -> Cause:
     >>> cause_of(Ending(error=TrainingError("It ended."), code=-9, host_kills=1))
     Cause(name='host out of memory', why="the kernel's OOM killer ended it (signal 9)")
     """
+    if ending.machine_lost:
+        return Cause(name="machine lost", why=ending.machine_lost.rstrip("."))
     if ending.waited_for:
         cause = Cause(name="hang", why=ending.waited_for)
     else:
@@ -151,7 +158,7 @@ def blames_others(text: str) -> bool:
 
 
 def _of_error(ending: Ending) -> Cause:
-    error, words = ending.error, ending.error.message.removeprefix(f"Rank {ending.rank}: ")
+    error, words = ending.error, re.sub(rf"^Rank {ending.rank}\b[^:]*: ", "", ending.error.message)
     why = textwrap.shorten(words, WHY_CHARACTERS, placeholder=" ...")
     if isinstance(error, GpuOutOfMemoryError):
         # "Out of memory during forward, after step 0: CUDA out of memory. Tried to allocate 2 MiB. ..." says it thrice.

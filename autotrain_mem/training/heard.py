@@ -39,10 +39,12 @@ class Heard:
 
     Args:
         silent_seconds: How long nothing may move before the rank is named that is waited for.
+        names: What each rank is called; None for its number alone.
     """
 
-    def __init__(self, ranks: Ranks, count: int, silent_seconds: float) -> None:
+    def __init__(self, ranks: Ranks, count: int, silent_seconds: float, names: Sequence[str] | None = None) -> None:
         self.ranks, self.ranks_count = ranks, count
+        self.names = names or [f"rank {rank}" for rank in range(count)]
         self._pulses = Pulses(count, silent_seconds)
         self._seen: set[str] = set()
         self._readings: dict[int, MemoryReading] = {}
@@ -121,7 +123,7 @@ class Heard:
         self._seen.add(key)
         if not rank:
             return event
-        named = {**incident, "message": f"rank {rank}: {incident['message']}"}
+        named = {**incident, "message": f"{self.names[rank]}: {incident['message']}"}
         return {**event, "incident": named} if "incident" in event else named
 
     # -- whose fault it is ---------------------------------------------------------------------------------------------

@@ -13,14 +13,15 @@ from typing import Any
 
 from autotrain_mem import errors
 from autotrain_mem.errors import AutofitError, InterruptedByUser, RewardFunctionError, TrainingError
-from autotrain_mem.host import host_memory, oom_kills
 from autotrain_mem.processes import ChildDied, ChildTimeout
 from autotrain_mem.spec import codec
 from autotrain_mem.spec.experience import PhasePeak, Probe
 from autotrain_mem.training.environment import Meeting, rank_environments
 from autotrain_mem.training.exit_causes import Ending
 from autotrain_mem.training.heard import Heard, WaitedFor, most_read
+from autotrain_mem.training.machines.lead import Machines, capitalized
 from autotrain_mem.training.out_of_memory import HOST, kind_of_text
+from autotrain_mem.training.progress import Progress
 from autotrain_mem.training.ranks import RankDied, Ranks
 from autotrain_mem.training.request import Request, interrupted_before_training
 from autotrain_mem.training.run_folder import unwritable
@@ -40,57 +41,7 @@ LAST_WORDS_CHARACTERS = 800
 INTERRUPT_SECONDS = 1.0
 """How long a process that is to end may say nothing before it is asked again."""
 
-HOST_SECONDS = 1.0
-"""How often the host's memory is looked at while a run tells of its steps: reading it takes 0.1 ms."""
-
 Event = dict[str, Any]
-
-
-class _Progress:
-    """Follows a process's events, to say how far it came where it ends without an ``end`` event."""
-
-    def __init__(self, on_event: Callable[[Event], None]) -> None:
-        self._on_event = on_event
-        self._kills = oom_kills()
-        self._looked = 0.0
-        self._host_left_share = 1.0
-        self._began_at = self._step = 0
-        self._saving = ""
-        self._peak_reserved_bytes: int | None = None
-
-    def follow(self, event: Event) -> None:
-        """Take the next event, and pass it on."""
-        match event["event"]:
-            case "start":
-                self._began_at = self._step = event["step"]
-            case "step":
-                self._step = event["step"]
-                self._peak_reserved_bytes = event["memory"] and event["memory"]["peak_reserved_bytes"]
-            case "saving":
-                self._saving = event["path"]
-            case "checkpoint" | "save_failed":
-                self._saving = ""
-        if time.monotonic() - self._looked >= HOST_SECONDS:
-            self._looked, memory = time.monotonic(), host_memory()
-            self._host_left_share = min(self._host_left_share, memory.available_bytes / memory.total_bytes)
-        self._on_event(event)
-
-    def ending(self, error: AutofitError, **more: Any) -> Ending:
-        """Say how far the training came.
-
-        Args:
-            more: What else an ending has.
-        """
-        return Ending(
-            error=error,
-            step=self._step,
-            began_at=self._began_at,
-            saving=self._saving,
-            host_kills=oom_kills() - self._kills,
-            host_left_share=self._host_left_share,
-            peak_reserved_bytes=self._peak_reserved_bytes,
-            **more,
-        )
 
 
 def train(
@@ -100,6 +51,7 @@ def train(
     on_event: Callable[[Event], None],
     *,
     lock: int | None = None,
+    machines: Machines | None = None,
 ) -> Event | Ending:
     """Run the processes of one training to their end; returns the first one's ``end`` event, or how it ended without.
 
@@ -109,15 +61,17 @@ def train(
     Args:
         log: Where everything goes that the trainer and its libraries print; ``train.rank1.log`` beside it is rank 1's.
         on_event: Is called with every event on the way.
-        lock: The open file that the lock on the output folder is of: every process holds it too.
+        lock: The open file that the lock on the output folder is of: every process of this machine holds it too.
+        machines: The others that train along; None where there are none.
 
     Raises:
         InterruptedByUser: Ctrl-C before the first step, or twice. After a single one all ranks end after the same
             step, and so does this function.
     """
-    progress, keeps_open = _Progress(on_event), () if lock is None else (lock,)
-    for meeting in Meeting.of(request.knobs.processes, environment, request.job.accelerate):
-        ended = _train(request, rank_environments(request, environment, meeting), log, progress, keeps_open)
+    progress, keeps_open = Progress(on_event), () if lock is None else (lock,)
+    for meeting in _meetings(request, environment, machines):
+        environments = rank_environments(request, environment, meeting)
+        ended = _train(request, environments, log, progress, keeps_open, machines)
         if not isinstance(ended, Ending) or not meeting.is_lost(ended.error.message):
             break
     return ended
@@ -127,11 +81,12 @@ def _train(
     request: Request,
     environments: Sequence[Mapping[str, str]],
     log: pathlib.Path,
-    progress: _Progress,
+    progress: Progress,
     keeps_open: Sequence[int],
+    machines: Machines | None,
 ) -> Event | Ending:
-    ranks = _started(request, environments, log, keeps_open)
-    heard = Heard(ranks, len(environments), request.silent_seconds)
+    ranks = _started(request, environments, log, keeps_open, machines)
+    heard = Heard(ranks, len(environments), request.silent_seconds, _names(request, machines))
     try:
         ranks.send(_requests(request))
         return _listen(heard, heard.events(), log, progress)
@@ -143,11 +98,29 @@ def _train(
         ranks.stop()
 
 
+def _meetings(request: Request, environment: Mapping[str, str], machines: Machines | None) -> Iterator[Meeting]:
+    address = None if machines is None else machines.place.address
+    return Meeting.of(request.knobs.processes, environment, request.job.accelerate, address)
+
+
 def _started(
-    request: Request, environments: Sequence[Mapping[str, str]], log: pathlib.Path, keeps_open: Sequence[int] = ()
+    request: Request,
+    environments: Sequence[Mapping[str, str]],
+    log: pathlib.Path,
+    keeps_open: Sequence[int] = (),
+    machines: Machines | None = None,
 ) -> Ranks:
     logs = [_log_of(log, rank) for rank in range(request.knobs.processes)]
-    return Ranks(RUN_PROCESS, environments, logs, keeps_open=keeps_open)
+    elsewhere = None if machines is None else machines.begin_stint(request.processes_here)
+    return Ranks(RUN_PROCESS, environments, logs, keeps_open=keeps_open, elsewhere=elsewhere)
+
+
+def _names(request: Request, machines: Machines | None) -> list[str]:
+    """What each rank is called where one must be named."""
+    ranks = range(request.knobs.processes)
+    if machines is None:
+        return [f"rank {rank}" for rank in ranks]
+    return [f"rank {rank} on {machines.name_of(rank, request.processes_here)}" for rank in ranks]
 
 
 def _requests(request: Request) -> list[Event]:
@@ -159,11 +132,11 @@ def _log_of(log: pathlib.Path, rank: int) -> pathlib.Path:
     return log.with_name(f"{log.stem}.rank{rank}{log.suffix}") if rank else log
 
 
-def _listen(heard: Heard, messages: Iterable[Event], log: pathlib.Path, progress: _Progress) -> Event | Ending:
+def _listen(heard: Heard, messages: Iterable[Event], log: pathlib.Path, progress: Progress) -> Event | Ending:
     for message in messages:
         if "error" in message:
             rank = message.get("rank")
-            error = _error_of(message, log)
+            error = _error_of(message, log, heard.names)
             if isinstance(error, InterruptedByUser):
                 raise error
             return progress.ending(error, rank=rank)
@@ -174,7 +147,7 @@ def _listen(heard: Heard, messages: Iterable[Event], log: pathlib.Path, progress
     raise InterruptedByUser("The training process ended before its first step.", hint=f"What it printed is in {log}.")
 
 
-def _end_after_step(heard: Heard, log: pathlib.Path, progress: _Progress) -> Event:
+def _end_after_step(heard: Heard, log: pathlib.Path, progress: Progress) -> Event:
     """Ctrl-C: let the ranks end their step and write what they must. A second Ctrl-C does not wait."""
     ended: Event | Ending
     try:
@@ -216,28 +189,32 @@ def _until_it_ends(heard: Heard) -> Iterator[Event]:
             raise
 
 
-def _error_of(message: Event, log: pathlib.Path) -> AutofitError:
+def _error_of(message: Event, log: pathlib.Path, names: Sequence[str]) -> AutofitError:
     """The error that a rank sent, which is named where there are others; one of the trainer's own names the log."""
     error, rank = errors.from_json(message), message.get("rank")
     if isinstance(error, (TrainingError, RewardFunctionError)):
         error.hint = f"{error.hint}\nAll that the trainer printed is in {_log_of(log, rank or 0)}.".strip()
     if rank is not None and not isinstance(error, InterruptedByUser):
-        error.message = f"Rank {rank}: {error.message}"
+        error.message = f"{capitalized(names[rank])}: {error.message}"
     return error
 
 
-def _ending_by(failure: RankDied | WaitedFor, heard: Heard, log: pathlib.Path, progress: _Progress) -> Ending:
+def _ending_by(failure: RankDied | WaitedFor, heard: Heard, log: pathlib.Path, progress: Progress) -> Ending:
     """Say which rank died, or is waited for."""
     rank = failure.rank if heard.are_several else None
-    log = _log_of(log, failure.rank)
+    log, name = _log_of(log, failure.rank), heard.names[failure.rank]
     if isinstance(failure, WaitedFor):
         heard.ranks.kill()  # what is stopped hears nothing
-        message = f"The other ranks wait for rank {failure.rank}: {failure.why}."
+        message = f"The other ranks wait for {name}: {failure.why}."
         error = TrainingError(
             message, hint=f"What it printed is in {log}. --ddp_timeout SECONDS is how long they wait."
         )
         return progress.ending(error, rank=rank, waited_for=failure.why)
-    error = _died_early("The training process" if rank is None else f"Rank {rank} of the training", failure, log)
+    if failure.gone is not None:
+        lost = f"{capitalized(failure.gone.machine)} is gone, and its ranks with it: {failure.gone.why}."
+        error = TrainingError(lost, hint="The run goes on when its command is started there again.")
+        return progress.ending(error, machine_lost=lost)
+    error = _died_early("The training process" if rank is None else f"{capitalized(name)}", failure, log)
     return progress.ending(error, rank=rank, code=failure.code, log_tail=failure.log_tail)
 
 
@@ -260,13 +237,16 @@ def _died_early(what: str, death: ChildDied, log: pathlib.Path, advice: str = ""
 # -- a probe -------------------------------------------------------------------------------------------------------
 
 
-def run_probe(request: Request, environment: Mapping[str, str], folder: pathlib.Path) -> Probe:
+def run_probe(
+    request: Request, environment: Mapping[str, str], folder: pathlib.Path, machines: Machines | None = None
+) -> Probe:
     """Try settings in processes of their own; ``seconds`` of what comes back are of all of it.
 
     Of several ranks it is the most that any of them needed, and what any was refused.
 
     Args:
         folder: The output folder, which exists; ``probe.log`` in it gets all that the trainer prints.
+        machines: As of :func:`train`.
 
     Raises:
         OutputFolderError: the disk is full, or cannot be written.
@@ -275,10 +255,10 @@ def run_probe(request: Request, environment: Mapping[str, str], folder: pathlib.
     """
     started = time.monotonic()
     log = folder / PROBE_LOG_NAME
-    for meeting in Meeting.of(request.knobs.processes, environment, request.job.accelerate):
+    for meeting in _meetings(request, environment, machines):
         with _scratch(folder) as scratch:
             tried = replace(request, output_dir=str(scratch))
-            probe = _probed(tried, rank_environments(request, environment, meeting), log)
+            probe = _probed(tried, rank_environments(request, environment, meeting), log, machines)
         if isinstance(probe, Probe) or not meeting.is_lost(probe.message):
             break
     if isinstance(probe, Probe):
@@ -286,19 +266,22 @@ def run_probe(request: Request, environment: Mapping[str, str], folder: pathlib.
     raise probe
 
 
-def _probed(request: Request, environments: Sequence[Mapping[str, str]], log: pathlib.Path) -> Probe | AutofitError:
-    ranks = _started(request, environments, log)
-    heard = Heard(ranks, len(environments), request.silent_seconds)
+def _probed(
+    request: Request, environments: Sequence[Mapping[str, str]], log: pathlib.Path, machines: Machines | None
+) -> Probe | AutofitError:
+    ranks = _started(request, environments, log, machines=machines)
+    heard = Heard(ranks, len(environments), request.silent_seconds, _names(request, machines))
     try:
         ranks.send(_requests(request))
         return _probe_answers(heard, log)
     except KeyboardInterrupt as interrupt:
         raise interrupted_before_training() from interrupt
     except WaitedFor as waited:
-        why = f"In the probe before the training the other ranks waited for rank {waited.rank}: {waited.why}."
+        name = heard.names[waited.rank]
+        why = f"In the probe before the training the other ranks waited for {name}: {waited.why}."
         return TrainingError(why, hint=f"What it printed is in {_log_of(log, waited.rank)}.")
     except RankDied as death:
-        return _probe_of_death(request, death, log)
+        return _probe_of_death(request, death, log, heard.names)
     finally:
         ranks.kill()  # they have told all that they had to tell, and their cards are wanted
         ranks.stop()
@@ -310,12 +293,12 @@ def _probe_answers(heard: Heard, log: pathlib.Path) -> Probe | AutofitError:
     while True:
         message = heard.receive()
         if "error" in message:
-            return _error_of(message, log)
+            return _error_of(message, log, heard.names)
         if message["event"] == "probe":
             probe, rank = codec.from_json(Probe, message["probe"]), message.get("rank", 0)
             answers[rank] = probe
             if probe.refused and heard.are_several:
-                answers[rank] = replace(probe, refused=f"rank {rank}: {probe.refused}")
+                answers[rank] = replace(probe, refused=f"{heard.names[rank]}: {probe.refused}")
             if probe.refused or len(answers) == heard.ranks_count:
                 return most_of(list(answers.values()))
 
@@ -349,13 +332,16 @@ def _most(figures: Iterable[Any]) -> Any:
     return max((figure for figure in figures if figure is not None), default=None)
 
 
-def _probe_of_death(request: Request, death: RankDied, log: pathlib.Path) -> Probe | AutofitError:
+def _probe_of_death(request: Request, death: RankDied, log: pathlib.Path, names: Sequence[str]) -> Probe | AutofitError:
     """Answer that the settings do not fit, where a library ended the process since the device was full."""
+    if death.gone is not None:
+        lost = f"{capitalized(death.gone.machine)} is gone in the probe before the training: {death.gone.why}."
+        return TrainingError(lost, hint="Start the command on all machines again.")
     lines = [line for line in death.log_tail.splitlines() if kind_of_text(line) not in (None, HOST)]
     if lines:
         return Probe(knobs=request.knobs, fits=False, measured=None, phases={}, refused=lines[-1].strip())
     advice = " --no_probe trains without a probe."
-    rank = f" (rank {death.rank})" if request.knobs.processes > 1 else ""
+    rank = f" ({names[death.rank]})" if request.knobs.processes > 1 else ""
     return _died_early(f"The probe before the training{rank}", death, _log_of(log, death.rank), advice)
 
 

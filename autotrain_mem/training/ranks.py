@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from autotrain_mem.processes import GRACE_SECONDS, Child, ChildDied, ChildTimeout
+from autotrain_mem.training.machines.lead import Elsewhere
+from autotrain_mem.training.machines.remote import MachineGone, RemoteChild
 
 LOOK_SECONDS = 0.5
 """A signal handler of Python's runs only between two waits."""
@@ -27,7 +29,8 @@ class Ranks:
         module: Run as ``python -m module`` by each.
         environments: Of each rank, over this process's own.
         logs: Where each rank's stderr goes.
-        keeps_open: Open files that all of them inherit.
+        keeps_open: Open files that all of this machine's inherit.
+        elsewhere: Starts those of other machines; None where there are none.
     """
 
     def __init__(
@@ -37,14 +40,17 @@ class Ranks:
         logs: Sequence[Path],
         *,
         keeps_open: Sequence[int] = (),
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self._lines: queue.Queue[tuple[int, str | None]] = queue.Queue()
-        self._children: list[Child] = []
+        self._children: list[Child | RemoteChild] = []
         try:
             for rank, (environment, log) in enumerate(zip(environments, logs, strict=True)):
                 on_line = partial(self._put, rank)
-                child = Child(module, environment, log, has_children=True, keeps_open=keeps_open, on_line=on_line)
-                self._children.append(child)
+                remote = None if elsewhere is None else elsewhere(rank, environment, log, on_line)
+                self._children.append(
+                    remote or Child(module, environment, log, has_children=True, keeps_open=keeps_open, on_line=on_line)
+                )
         except BaseException:
             self.stop()
             raise
@@ -113,3 +119,5 @@ class RankDied(ChildDied):
     def __init__(self, rank: int, death: ChildDied) -> None:
         super().__init__(death.code, death.log_tail)
         self.rank = rank
+        self.gone = death if isinstance(death, MachineGone) else None
+        """Its machine, where that is gone with it."""

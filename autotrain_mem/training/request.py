@@ -51,6 +51,13 @@ class Request:
     """What the plan changed."""
     guarded: bool = True
     """Else it trains as TRL does by itself, and ends when the device is full."""
+    rank: int = 0
+    """Of the process that is asked, among all."""
+
+    @property
+    def processes_here(self) -> int:
+        """How many of its processes each machine has."""
+        return min(self.knobs.processes, max(1, self.hardware.topology.devices))
 
     @property
     def silent_seconds(self) -> float:
@@ -58,8 +65,8 @@ class Request:
         return float(self.job.arguments.get("ddp_timeout") or SILENT_SECONDS)
 
     def of_rank(self, rank: int) -> Request:
-        """The same for one of several processes, whose device is another."""
+        """The same for one of several processes, whose device is another; another machine's names its own."""
         uuids = self.hardware.topology.uuids
         if self.knobs.processes == 1 or rank >= len(uuids):
-            return self
-        return replace(self, hardware=replace(self.hardware, uuid=uuids[rank]))
+            return replace(self, rank=rank)
+        return replace(self, rank=rank, hardware=replace(self.hardware, uuid=uuids[rank]))

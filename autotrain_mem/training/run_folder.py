@@ -17,7 +17,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,8 @@ class LastRun:
     """Its id, which its checkpoints carry."""
     start: Path | None
     """The checkpoint that it went on from; None for a run from the beginning."""
+    command: tuple[str, ...] = ()
+    """The words that all machines of the run were started with; none where there is one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,9 +84,24 @@ class RunFolder:
         """
         start = None if run.start is None else str(run.start.resolve())
         try:
-            _write_record(self.lock, {**_read_record(self.lock), "run": run.number, "start": start})
+            record = {**_read_record(self.lock), "run": run.number, "start": start, "command": run.command}
+            _write_record(self.lock, record | {"has_ended": False})
         except OSError as error:
             raise unwritable(self.path, str(error.strerror)) from error
+
+    def end(self) -> None:
+        """Say that the run here has come to its end, and is not to be gone on with."""
+        with contextlib.suppress(OSError):  # the model is written, which counts
+            _write_record(self.lock, {**_read_record(self.lock), "has_ended": True})
+
+
+def is_left_by(output_dir: str, command: Sequence[str]) -> bool:
+    """Whether the run in a folder was begun on several machines by these words, has checkpoints, and has not ended."""
+    with contextlib.suppress(OSError), open(Path(output_dir) / LOCK_NAME, "rb") as file:
+        record = _read_record(file.fileno())
+        is_same = record.get("command") == list(command) and not record.get("has_ended", True)
+        return is_same and any(Path(output_dir).glob("checkpoint-*"))
+    return False
 
 
 @contextlib.contextmanager
@@ -199,6 +216,21 @@ def check_in_place(output_dir: str, identity: str) -> None:
                 hint="What was written before is where the folder was moved to: go on there, with "
                 "--output_dir THERE --resume_from_checkpoint.",
             )
+
+
+def identity_of(folder: Path) -> str:
+    """Tells the lock's file in a folder from any other, as this machine sees it; empty where there is none."""
+    with contextlib.suppress(OSError):
+        return _identity(os.stat(folder / LOCK_NAME))
+    return ""
+
+
+def is_held_by(folder: Path, pid: int, host: str) -> bool:
+    """Whether that process of that machine has locked the folder last, by what stands in the lock's file."""
+    with contextlib.suppress(OSError), open(folder / LOCK_NAME, "rb") as file:
+        record = _read_record(file.fileno())
+        return (record.get("pid"), record.get("host")) == (pid, host)
+    return False
 
 
 def unwritable(folder: str | Path, reason: str) -> OutputFolderError:

@@ -60,7 +60,11 @@ class Ways(Protocol):
         """The last whole checkpoint of the run, after what was torn has been put aside."""
 
     def changed(self, cause: Cause, ending: Ending, knobs: Knobs) -> Change | None:
-        """A plan that takes less; None where there is none."""
+        """A plan that takes less, or is for the machines that are left; None for the same plan again.
+
+        Raises:
+            AutofitError: too few machines are left.
+        """
 
     def explained(self, ending: Ending) -> AutofitError:
         """The error that tells best how the process ended: its own, or one that says more."""
@@ -96,8 +100,8 @@ def supervise(first: Stint, ways: Ways, *, restarts: int, on_event: Callable[[Ev
             newest = ways.newest(ended)
             spent = 0 if newest is not None and newest.step > stint.began_at else spent
             refusal = _why_not(cause, ended, newest, is_repeated=is_repeated) or _why_no_more(spent, restarts)
-            takes_less = cause.remedy in (Remedy.LESS_DEVICE_MEMORY, Remedy.LESS_HOST_MEMORY)
-            change = ways.changed(cause, ended, stint.knobs) if takes_less and not refusal else None
+            takes_other = cause.remedy in (Remedy.LESS_DEVICE_MEMORY, Remedy.LESS_HOST_MEMORY, Remedy.MACHINES)
+            change = ways.changed(cause, ended, stint.knobs) if takes_other and not refusal else None
             # A device that was full once, because of others, has room again; one that is full at the first step not.
             is_hopeless = is_repeated or ended.step == ended.began_at
             if change is None and cause.remedy is Remedy.LESS_DEVICE_MEMORY and is_hopeless:

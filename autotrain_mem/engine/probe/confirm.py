@@ -87,7 +87,7 @@ class Ways:
             output_dir=str(self.folder),
         )
         environment = process_environment(device, plan.knobs, job.environment, simulate=self.simulate)
-        return replace(run_probe(request, environment, self.folder), others=others)
+        return replace(run_probe(request, environment, self.folder, self.rehearsals.machines), others=others)
 
     def planned(self, correction: Correction, hardware: Hardware) -> Replanned:
         """Search again, by the same words; what was rehearsed for it is mostly kept. Raises DoesNotFitError."""

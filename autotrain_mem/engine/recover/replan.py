@@ -7,13 +7,14 @@ on the host writes the checkpoint of one on the device, ``trainers.host_optimize
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 from autotrain_mem.engine.predict.predictions import Predictions
 from autotrain_mem.engine.rehearsals import Rehearsals
-from autotrain_mem.errors import AutofitError
+from autotrain_mem.errors import AutofitError, TrainingError
 from autotrain_mem.machine.detect import free_bytes
 from autotrain_mem.planner.division import EVALUATED_ROWS, ROWS, STEPS
 from autotrain_mem.planner.ladder import allowed
@@ -24,6 +25,7 @@ from autotrain_mem.planner.search import find
 from autotrain_mem.spec import Estimate, Knobs, Lever, Plan
 from autotrain_mem.spec.knobs import OWN_SWITCHES
 from autotrain_mem.spec.shortage import Shortage
+from autotrain_mem.spec.topology import Topology
 
 MOVABLE = frozenset({ROWS, STEPS, EVALUATED_ROWS, EXPANDABLE, "gradient_checkpointing", *OFFLOADING})
 
@@ -53,6 +55,42 @@ def with_less_on_host(rehearsals: Rehearsals, chosen: Plan) -> Plan | None:
     asked = rehearsals.job.arguments
     moved = [name for name in OFFLOADING if getattr(chosen.knobs, name) and not asked.get(name)]
     return _searched(rehearsals, chosen, moved) if moved else None
+
+
+def on_machines(rehearsals: Rehearsals, chosen: Plan, topology: Topology) -> Plan:
+    """The same training on other machines: as many rows in each step, as the same settings divide the model.
+
+    Raises:
+        TrainingError: the rows cannot be divided among so many processes, or what each of them takes does not fit.
+    """
+    knobs, processes = chosen.knobs, topology.processes
+    rows = knobs.effective_batch_size
+    each, rest = divmod(rows, processes)
+    sharding = knobs.sharding
+    if sharding == "hsdp" and topology.nodes == 1:
+        sharding = "fsdp2"
+    told = f"The training cannot go on with {processes} processes in place of {knobs.processes}"
+    if rest:
+        raise TrainingError(
+            f"{told}: a step's {rows} rows are no multiple of them.",
+            hint=f"Start it again on a number of machines that divides {rows}, with --resume_from_checkpoint.",
+        )
+    at_once = math.gcd(knobs.per_device_train_batch_size, each)
+    base = replace(
+        knobs,
+        processes=processes,
+        sharding=sharding,
+        dp_replicate_size=topology.nodes if sharding == "hsdp" else None,
+        per_device_train_batch_size=at_once,
+        gradient_accumulation_steps=each // at_once,
+    )
+    others = rehearsals.on(replace(rehearsals.hardware, topology=topology))
+    plan = _searched(others, replace(chosen, estimate=replace(chosen.estimate, knobs=base)), is_other=True)
+    if plan is None:
+        raise TrainingError(
+            f"{told}: it does not fit them.", hint="Start the lost machine again, and then the command on all of them."
+        )
+    return plan
 
 
 def flags_of(before: Knobs, after: Knobs) -> str:
@@ -85,8 +123,15 @@ def _limit_bytes(rehearsals: Rehearsals, chosen: Plan, peak_reserved_bytes: int 
     return int((1 - LESS_SHARE) * most_bytes / too_low)
 
 
-def _searched(rehearsals: Rehearsals, chosen: Plan, without: Sequence[str] = ()) -> Plan | None:
-    """Args: ``without`` names levers that are let go."""
+def _searched(
+    rehearsals: Rehearsals, chosen: Plan, without: Sequence[str] = (), *, is_other: bool = False
+) -> Plan | None:
+    """Search around the settings of a plan; None where nothing fits, or they alone do.
+
+    Args:
+        without: Levers that are let go.
+        is_other: The plan's settings are new themselves.
+    """
     facts, lengths = rehearsals.describe(), rehearsals.lengths()
     space = rehearsals.space(facts, lengths)
     let_go: dict[str, Any] = dict.fromkeys(without, False)
@@ -101,7 +146,7 @@ def _searched(rehearsals: Rehearsals, chosen: Plan, without: Sequence[str] = ())
         forbid=space.forbid | frozenset(without),
     )
     best = find(space, Predictions(rehearsals, facts, lengths))
-    if best is None or best.estimate.knobs == chosen.knobs:
+    if best is None or (best.estimate.knobs == chosen.knobs and not is_other):
         return None
     return replace(
         chosen,

@@ -10,7 +10,13 @@ from typing import Any
 
 from autotrain_mem.engine.output_dir import RESUME, how_to_resume, resumes
 from autotrain_mem.engine.recover.event_log import EventLog
-from autotrain_mem.engine.recover.replan import flags_of, smallest_change, with_less_on_device, with_less_on_host
+from autotrain_mem.engine.recover.replan import (
+    flags_of,
+    on_machines,
+    smallest_change,
+    with_less_on_device,
+    with_less_on_host,
+)
 from autotrain_mem.engine.recover.run_figures import RunFigures
 from autotrain_mem.engine.rehearsals import Rehearsals
 from autotrain_mem.errors import AutofitError, GpuOutOfMemoryError, InterruptedByUser, OutputFolderError
@@ -92,7 +98,10 @@ class SupervisedRun:
         checkpoint = self.first_checkpoint()
         if checkpoint is not None:
             self._check_processes(checkpoint.path)
-        self.output.begin(LastRun(number=self._number, start=None if checkpoint is None else checkpoint.path))
+        machines = self.rehearsals.machines
+        command = () if machines is None else machines.command
+        start = None if checkpoint is None else checkpoint.path
+        self.output.begin(LastRun(number=self._number, start=start, command=command))
         self.plan = as_begun(self.plan)
         write_json(self.folder / PLAN_NAME, codec.to_json(self.plan))
         first = Stint(knobs=self.plan.knobs, learned=self.plan.experience.learned, checkpoint=checkpoint)
@@ -105,6 +114,7 @@ class SupervisedRun:
         if end["interrupted"]:
             message = f"Interrupted after step {report.steps}; what was written is whole."
             raise InterruptedByUser(message, hint=how_to_resume(self.folder))
+        self.output.end()
         return report
 
     def _supervised(self, first: Stint, restarts: int) -> Event:
@@ -143,7 +153,8 @@ class SupervisedRun:
         environment = process_environment(self.device, stint.knobs, job.environment, simulate=self.simulate)
         environment |= one_tracked_run(self._tracked, job.environment)
         log = self.folder / launch.LOG_NAME
-        return launch.train(request, environment, log, on_event, lock=self.output.lock)
+        machines = self.rehearsals.machines
+        return launch.train(request, environment, log, on_event, lock=self.output.lock, machines=machines)
 
     def newest(self, ending: Ending) -> Checkpoint | None:
         if ending.saving and why_torn(Path(ending.saving)):
@@ -154,6 +165,8 @@ class SupervisedRun:
         return newest
 
     def changed(self, cause: Cause, ending: Ending, knobs: Knobs) -> Change | None:
+        if cause.remedy is Remedy.MACHINES:
+            return self._with_machines_that_are_there(knobs)
         with Workers() as workers:
             rehearsals = replace(self.rehearsals, workers=workers)
             try:
@@ -167,6 +180,24 @@ class SupervisedRun:
                 return None  # the user reads what ended the training, not what came of the search for a way out
         if plan is None:
             return None
+        self._keep(plan)
+        return Change(knobs=plan.knobs, flags=flags_of(knobs, plan.knobs))
+
+    def _with_machines_that_are_there(self, knobs: Knobs) -> Change | None:
+        """Waits for the machine that was lost; where it does not come, plans for those that are left.
+
+        Raises:
+            TrainingError: they are too few, or the same training does not fit them.
+        """
+        machines = self.rehearsals.machines
+        assert machines is not None
+        device = machines.gather(self.device)
+        if device.topology.processes == knobs.processes:
+            return None
+        with Workers() as workers:
+            plan = on_machines(replace(self.rehearsals, workers=workers), self.plan, device.topology)
+        self.device = device
+        self.rehearsals = self.rehearsals.on(replace(self.rehearsals.hardware, topology=device.topology))
         self._keep(plan)
         return Change(knobs=plan.knobs, flags=flags_of(knobs, plan.knobs))
 

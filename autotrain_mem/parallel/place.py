@@ -1,0 +1,168 @@
+"""Says which of several machines this is, by flags or by what a launcher has put into the environment.
+
+Names are those of the launchers: of ``accelerate launch`` (``--machine_rank``, ``--main_process_ip``,
+``--main_process_port``), of torchrun, whose flags may stand in the environment as ``PET_...``
+(``torch/distributed/argparse_util.py: env``; Kubeflow's operators set them), of Slurm (srun(1), "OUTPUT ENVIRONMENT
+VARIABLES"), of SkyPilot (its guide to distributed jobs), of Kubeflow's PyTorchJob, and of MPI.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotrain_mem.errors import UsageError
+
+PORT = 29500
+"""Where nothing names one (``accelerate/commands/launch.py: main_process_port``; torchrun's too)."""
+FIRST_PORT, PORTS = 20000, 10000
+"""Of Slurm's jobs, by the last digits of their numbers: below 32768, from which Linux hands ports out to whoever
+connects (``ip_local_port_range``)."""
+FLAGS = ("machine_rank", "main_process_ip", "main_process_port")
+
+_HOW = (
+    "Start the same command on every machine, with --machine_rank N (0 to {last}) and --main_process_ip ADDRESS of "
+    "machine 0;\n--export slurm, kubernetes, skypilot or commands writes what each of them runs."
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Names one of several machines that train together."""
+
+    rank: int
+    """From 0, which is the first: it plans and leads."""
+    machines: int
+    address: str
+    """Of the first, as all can reach it."""
+    port: int
+    """At which the first listens."""
+
+
+def place_of(
+    nodes: int | None, given: Mapping[str, Any], environment: Mapping[str, str], *, to_train: bool = True
+) -> Place | None:
+    """Returns this machine's place; None where one machine trains, or where nothing says which one this is.
+
+    >>> place_of(2, {"machine_rank": 1, "main_process_ip": "10.0.0.1"}, {})
+    Place(rank=1, machines=2, address='10.0.0.1', port=29500)
+    >>> place_of(None, {}, {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "a", "PET_MASTER_PORT": "4711"})
+    Place(rank=0, machines=2, address='a', port=4711)
+
+    Args:
+        nodes: As ``--nodes`` says; None where it does not, and a launcher's environment may.
+        given: The values of ``FLAGS`` that are given.
+        to_train: Else the environment is not asked: a plan is made wherever one likes.
+
+    Raises:
+        UsageError: flags and environment contradict each other or themselves, or are no numbers.
+    """
+    said = {name: value for name, value in given.items() if value is not None}
+    if said:
+        return _by_flags(nodes, said)
+    if not to_train or nodes == 1:
+        return None
+    found = next(filter(None, (reader(environment) for reader in _LAUNCHERS)), None)
+    if found is None and nodes is not None:
+        found = next(filter(None, (reader(environment) for reader in _PROCESS_LAUNCHERS)), None)
+    if found is None:
+        return None
+    name, place = found
+    if nodes is not None and nodes != place.machines:
+        raise UsageError(
+            f"--nodes {nodes} and {name}, which started {place.machines} machines, contradict each other.",
+            hint=f"Remove --nodes, or start it on {nodes}.",
+        )
+    return place if place.machines > 1 else None
+
+
+def how_to_start(nodes: int) -> str:
+    """Says what to type where nothing says which machine this is."""
+    return _HOW.format(last=nodes - 1)
+
+
+def _by_flags(nodes: int | None, said: Mapping[str, Any]) -> Place | None:
+    if (nodes or 1) == 1:
+        names = ", ".join(f"--{name}" for name in said)
+        raise UsageError(f"{names}: there is one machine.", hint="Add --nodes N, or remove them.")
+    if "main_process_ip" not in said or "machine_rank" not in said:
+        lacking = "machine_rank" if "machine_rank" not in said else "main_process_ip"
+        raise UsageError(f"--nodes {nodes} needs --{lacking} too.", hint=how_to_start(nodes or 2))
+    return _checked("--machine_rank", nodes or 1, said["machine_rank"], said["main_process_ip"], said)
+
+
+def _checked(name: str, machines: int, rank: Any, address: Any, more: Mapping[str, Any]) -> Place:
+    port = more.get("main_process_port") or PORT
+    try:
+        place = Place(rank=int(rank), machines=int(machines), address=str(address), port=int(port))
+    except ValueError as error:
+        raise UsageError(f"{name} says {rank!r} of {machines!r} machines and port {port!r}.", hint=_HOW) from error
+    if not 0 <= place.rank < place.machines:
+        raise UsageError(f"{name} {place.rank} is none of {place.machines} machines.", hint=how_to_start(machines))
+    if not 0 < place.port < 65536:
+        raise UsageError(f"--main_process_port {place.port} is no port.", hint="It takes 1 to 65535.")
+    return place
+
+
+# -- what launchers say ----------------------------------------------------------------------------------------------
+
+Found = tuple[str, Place]
+
+
+def _slurm(environment: Mapping[str, str]) -> Found | None:
+    """Of a step that ``srun`` started; a batch script itself runs on its first node alone, and has no step's nodes."""
+    machines = environment.get("SLURM_STEP_NUM_NODES", "1")
+    if not machines.isdigit() or int(machines) < 2:
+        return None
+    if environment.get("SLURM_STEP_NUM_TASKS", machines) != machines:
+        raise UsageError(
+            f"Slurm started {environment['SLURM_STEP_NUM_TASKS']} tasks on {machines} nodes.",
+            hint="Start one on each: srun --ntasks-per-node=1. autofit starts a process for each GPU itself.",
+        )
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
+    port = FIRST_PORT + int(environment.get("SLURM_JOB_ID", "0")) % PORTS
+    found = {"main_process_port": port}
+    return "Slurm", _checked("SLURM_NODEID", int(machines), environment.get("SLURM_NODEID"), first_host(nodes), found)
+
+
+def first_host(nodes: str) -> str:
+    """Returns the first of a list of hosts as Slurm writes it.
+
+    >>> first_host("gpu[07-09,12],cpu1"), first_host("rack[1-2]n[3-4]"), first_host("a,b")
+    ('gpu07', 'rack1n3', 'a')
+    """
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0] if first else "")
+
+
+def _named(name: str, machines: str, rank: str, address: str, port: str) -> Callable[[Mapping[str, str]], Found | None]:
+    def read(environment: Mapping[str, str]) -> Found | None:
+        count = environment.get(machines, "").rpartition(":")[2]  # torchrun's 1:4 is of so many at most
+        if not count.isdigit() or int(count) < 2 or rank not in environment:
+            return None
+        if address not in environment:
+            raise UsageError(
+                f"{machines} says that {count} machines train, and nothing says where the first is.",
+                hint=f"Set {address} to its address on all of them, or give --main_process_ip and --machine_rank.",
+            )
+        first = environment[address].split()[0]
+        found = {"main_process_port": environment.get(port)}
+        return name, _checked(rank, int(count), environment[rank], first, found)
+
+    return read
+
+
+_LAUNCHERS = (
+    _slurm,
+    _named("torchrun", "PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
+    _named("SkyPilot", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS", ""),
+)
+"""Those that count machines."""
+_PROCESS_LAUNCHERS = (
+    _named("the launcher", "WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"),
+    _named("MPI", "PMI_SIZE", "PMI_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    _named("MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "MASTER_ADDR", "MASTER_PORT"),
+)
+"""Those that count processes, of which each machine has one only where ``--nodes`` says as many."""

@@ -1,0 +1,237 @@
+"""Follows the first machine: starts the processes that it asks for here, and passes on what they say.
+
+It plans nothing, and decides nothing. Where the first is lost its processes end, since they would wait for it for ever,
+and it waits for the first to come back: a scheduler starts that machine's command again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from autotrain_mem import errors
+from autotrain_mem.errors import AutofitError, InterruptedByUser, OutputFolderError, TrainingError
+from autotrain_mem.parallel.place import Place
+from autotrain_mem.processes import GRACE_SECONDS, Child, ChildDied
+from autotrain_mem.spec import Hardware, codec
+from autotrain_mem.training.launch import RUN_PROCESS
+from autotrain_mem.training.machines.lead import Hello, capitalized, how_to_reach, join_seconds
+from autotrain_mem.training.machines.link import Link, Message
+from autotrain_mem.training.request import Request
+from autotrain_mem.training.run_folder import LOCK_NAME, identity_of, is_held_by
+
+TRY_SECONDS = 1.0
+"""Between two attempts to reach the first machine."""
+SHARED_SECONDS = 30.0
+"""How long a file of the first machine may take to be seen here: NFS keeps what it knows of a folder for up to 30 or
+60 s (nfs(5), ``acdirmin``, ``acdirmax``), but asks anew for a name that is opened."""
+FORWARD_SECONDS = 1.0
+"""How long after Ctrl-C here the first machine is told, unless it has asked to end meanwhile: a scheduler sends its
+signals to all machines at once, and a second one would end the training in the middle of a step."""
+LOOK_SECONDS = 0.2
+
+Say = Callable[[str], None]
+_LOST = "lost"
+
+
+def follow(place: Place, command: Sequence[str], hardware: Hardware, *, real: bool, say: Say) -> None:
+    """Take part in a training until the first machine says that it has ended.
+
+    Args:
+        hardware: This machine's devices.
+        real: They are there; else they are simulated.
+        say: Takes a line for the user.
+
+    Raises:
+        AutofitError: what ended the training, as the first machine told it.
+        TrainingError: the first machine cannot be reached, or was lost and has not come back.
+        InterruptedByUser: Ctrl-C before it began, or twice.
+    """
+    hello = Hello.of(place, command, hardware)
+    why = ""
+    while True:
+        connection = _reached(place, why, say)
+        following = _Following(connection, hello, hardware, real=real, say=say)
+        try:
+            ended = following.serve()
+        finally:
+            following.stop()
+        if ended is None:
+            say("The training has ended well; its report is on machine 0")
+            return
+        if isinstance(ended, AutofitError):
+            raise ended
+        why = ended
+        say(f"Machine 0 ({place.address}) is gone: {why}. Its ranks here have ended; waiting for it to come back")
+
+
+def _reached(place: Place, lost: str, say: Say) -> Connection:
+    deadline = time.monotonic() + join_seconds()
+    if not lost:
+        say(f"Machine {place.rank} of {place.machines} looks for machine 0 at {place.address}:{place.port}")
+    while True:
+        try:
+            reached = socket.create_connection((place.address, place.port), timeout=10 * TRY_SECONDS)
+            reached.setblocking(True)
+            return Connection(reached.detach())
+        except OSError as error:
+            if time.monotonic() > deadline:
+                what = "was lost, and has not come back" if lost else "cannot be reached"
+                raise TrainingError(
+                    f"Machine 0 {what} within {join_seconds():.0f} s: {error.strerror or error}.",
+                    hint=how_to_reach(place),
+                ) from error
+        try:
+            time.sleep(TRY_SECONDS)
+        except KeyboardInterrupt as interrupt:
+            raise InterruptedByUser(
+                "Interrupted while it waited for machine 0.", hint="Run the command again when you like."
+            ) from interrupt
+
+
+class _Following:
+    """One connection to the first machine, and the processes that it has started here."""
+
+    def __init__(self, connection: Connection, hello: Hello, hardware: Hardware, *, real: bool, say: Say) -> None:
+        self._hardware, self._real, self._say, self._name = hardware, real, say, hello.name
+        self._messages: queue.Queue[Message] = queue.Queue()
+        self._children: dict[tuple[int, int], Child] = {}
+        self._interrupted_at: float | None = None
+        self._is_asked_to_end = False
+        self._link = Link(connection, self._messages.put, lambda why: self._messages.put({"do": _LOST, "why": why}))
+        self._link.send(asdict(hello))
+
+    def serve(self) -> AutofitError | str | None:
+        """Do what is asked; returns the error of a training that failed, or why the first machine is gone."""
+        while True:
+            try:
+                self._forward()
+                message = self._messages.get(timeout=LOOK_SECONDS)
+            except queue.Empty:
+                continue
+            except KeyboardInterrupt as interrupt:
+                self._interrupt(interrupt)
+                continue
+            match message["do"]:
+                case "finish":
+                    return None if message["error"] is None else errors.from_json(message["error"])
+                case "welcome":
+                    self._say("Machine 0 has been reached; it plans, and says here when it has ended")
+                case "lost":
+                    return str(message["why"])
+                case _:
+                    self._obey(message)
+
+    def stop(self) -> None:
+        """End all that was started, and hang up."""
+        deadline = time.monotonic() + GRACE_SECONDS
+        for child in self._children.values():
+            child.kill()
+        for child in self._children.values():
+            child.stop(max(0.0, deadline - time.monotonic()))
+        self._link.close()
+
+    # -- orders --------------------------------------------------------------------------------------------------------
+
+    def _obey(self, message: Message) -> None:
+        key = message["stint"], message["rank"]
+        if message["do"] == "start":
+            self._start(key, message)
+            return
+        child = self._children.get(key)
+        if child is None:
+            return
+        match message["do"]:
+            case "send":
+                with contextlib.suppress(ChildDied):  # its end is told by itself
+                    child.send(self._own(message["message"], Path(message["message"]["output_dir"])))
+            case "interrupt":
+                self._is_asked_to_end = True
+                child.interrupt()
+            case "close":
+                child.close_input()
+            case "kill":
+                child.kill()
+            case "ended":
+                self._end(key, child)
+
+    def _start(self, key: tuple[int, int], order: Message) -> None:
+        log = Path(order["log"])
+        if not self._is_shared(log.parent, order["holder"]):
+            error = OutputFolderError(
+                f"{capitalized(self._name)} does not see the output folder {log.parent} of machine 0.",
+                hint="Give an --output_dir that lies on a file system that all machines share.",
+            )
+            self._tell(key, line=json.dumps(error.to_json()))
+            return
+        for stint, rank in [each for each in self._children if each[0] != key[0]]:
+            self._children.pop((stint, rank)).stop(0)
+        self._is_asked_to_end, self._interrupted_at = False, None
+        environment = {**order["environment"], **self._sees()}
+        try:
+            child = Child(RUN_PROCESS, environment, log, has_children=True, on_line=partial(self._on_line, key))
+        except OSError as error:
+            self._tell(key, code=1, tail=f"{log}: {error.strerror}")
+            return
+        self._children[key] = child
+
+    def _on_line(self, key: tuple[int, int], line: str | None) -> None:
+        if line is not None:
+            self._tell(key, line=line)
+        else:
+            self._messages.put({"do": "ended", "stint": key[0], "rank": key[1]})
+
+    def _end(self, key: tuple[int, int], child: Child) -> None:
+        death = child.death()
+        self._tell(key, code=death.code, tail=death.log_tail)
+
+    def _tell(self, key: tuple[int, int], **what: Any) -> None:
+        self._link.send({"stint": key[0], "rank": key[1], **what})
+
+    # -- what is this machine's own ------------------------------------------------------------------------------------
+
+    def _sees(self) -> Mapping[str, str]:
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self._hardware.topology.uuids)} if self._real else {}
+
+    def _own(self, message: Message, folder: Path) -> Message:
+        """The request with this machine's device, and the output folder as it is seen from here."""
+        request = codec.from_json(Request, message)
+        uuids = self._hardware.topology.uuids
+        local = request.rank % max(1, request.hardware.topology.devices)
+        device = replace(request.hardware, uuid=uuids[local] if uuids else None) if self._real else request.hardware
+        identity = identity_of(folder) if request.folder else ""
+        return dict(codec.to_json(replace(request, hardware=device, folder=identity)))
+
+    def _is_shared(self, folder: Path, holder: Sequence[Any]) -> bool:
+        deadline = time.monotonic() + SHARED_SECONDS
+        while not is_held_by(folder, *holder):
+            if time.monotonic() > deadline or not (folder / LOCK_NAME).exists():
+                return False
+            time.sleep(LOOK_SECONDS)
+        return True
+
+    # -- Ctrl-C here ---------------------------------------------------------------------------------------------------
+
+    def _interrupt(self, interrupt: KeyboardInterrupt) -> None:
+        if self._interrupted_at is not None:
+            raise InterruptedByUser(
+                "Interrupted twice, in the middle of a step.",
+                hint="Checkpoints that were complete before stay valid.",
+            ) from interrupt
+        self._say("Interrupted: machine 0 is asked to end the training after this step; Ctrl-C again ends it here now")
+        self._interrupted_at = time.monotonic()
+
+    def _forward(self) -> None:
+        at = self._interrupted_at
+        if at is not None and not self._is_asked_to_end and time.monotonic() - at >= FORWARD_SECONDS:
+            self._is_asked_to_end = True
+            self._link.send({"do": "interrupt"})

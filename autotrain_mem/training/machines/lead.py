@@ -1,0 +1,353 @@
+"""Leads from the first machine: waits for the others, has processes started on them, and tells them how it ended."""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from autotrain_mem.errors import AutofitError, InterruptedByUser, TrainingError, UsageError
+from autotrain_mem.parallel.place import Place
+from autotrain_mem.spec import Hardware
+from autotrain_mem.training.machines.link import Link, Message
+from autotrain_mem.training.machines.remote import MachineGone, OnLine, RemoteChild
+from autotrain_mem.units import format_bytes
+
+JOIN_SECONDS = 600.0
+"""How long the others are waited for, at the beginning and when one is lost: torchrun's ``join_timeout``
+(``torch/distributed/elastic/rendezvous/dynamic_rendezvous.py: RendezvousTimeout``)."""
+JOIN_VARIABLE = "AUTOFIT_JOIN_SECONDS"
+FAREWELL_SECONDS = 5.0
+"""How long the others are given to hear how it ended."""
+
+Say = Callable[[str], None]
+Elsewhere = Callable[[int, Mapping[str, str], Path, OnLine], RemoteChild | None]
+"""Starts a rank on the machine that it belongs to, with its environment and log; gives None for one of this machine."""
+
+
+def join_seconds() -> float:
+    """Returns how long machines wait for each other.
+
+    Raises:
+        UsageError: the variable that says so is no number.
+    """
+    text = os.environ.get(JOIN_VARIABLE, str(JOIN_SECONDS))
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{JOIN_VARIABLE}={text} is no number of seconds.", hint="Unset it, or write 600.") from None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hello:
+    """What a machine says when it comes."""
+
+    rank: int
+    machines: int
+    host: str
+    command: tuple[str, ...]
+    """The words that all machines have in common."""
+    card: str
+    devices: int
+    free_bytes: int
+    total_bytes: int
+
+    @classmethod
+    def of(cls, place: Place, command: Sequence[str], hardware: Hardware) -> Hello:
+        return cls(
+            rank=place.rank,
+            machines=place.machines,
+            host=socket.gethostname(),
+            command=tuple(command),
+            card=hardware.name,
+            devices=hardware.topology.devices,
+            free_bytes=hardware.free_bytes,
+            total_bytes=hardware.total_bytes,
+        )
+
+    @property
+    def name(self) -> str:
+        return f"machine {self.rank} ({self.host})"
+
+
+@dataclass(slots=True)
+class _Member:
+    hello: Hello
+    link: Link | None = None
+    children: dict[tuple[int, int], RemoteChild] = field(default_factory=dict)
+    gone: str = ""
+    """Why it is."""
+
+    def hear(self, message: Message) -> None:
+        if message.get("do") == "interrupt":
+            _thread.interrupt_main()
+            return
+        child = self.children.get((message["stint"], message["rank"]))
+        if child is not None:
+            child.hear(message)
+
+    def end(self, why: str) -> None:
+        self.gone = why
+        for child in list(self.children.values()):
+            child.end(MachineGone(self.hello.name, why))
+
+
+class Machines:
+    """The other machines of a training, as the first one knows them.
+
+    Args:
+        place: This one's, the first.
+        command: The words that all have in common.
+        min_nodes: With how many it may go on where one is lost and does not come back.
+        say: Takes a line for the user.
+
+    Raises:
+        UsageError: the port cannot be listened at.
+    """
+
+    def __init__(self, place: Place, command: Sequence[str], *, min_nodes: int | None = None, say: Say) -> None:
+        self.place, self.command = place, tuple(command)
+        self.min_nodes = place.machines if min_nodes is None else min_nodes
+        self._say, self._mine = say, Hello.of(place, command, _NOTHING)
+        self._members: dict[int, _Member] = {}
+        self._changed = threading.Condition()
+        self._stint = 0
+        self.present: tuple[int, ...] = (0,)
+        """Machines that train, in the order of their processes."""
+        try:
+            self._socket = socket.create_server(("", place.port), backlog=place.machines)
+        except (OSError, OverflowError) as error:
+            raise UsageError(
+                f"The other machines cannot be waited for at port {place.port}: {error}.",
+                hint="Give all of them another --main_process_port.",
+            ) from error
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    # -- who is there --------------------------------------------------------------------------------------------------
+
+    def gather(self, hardware: Hardware) -> Hardware:
+        """Wait for the others; returns the devices of one machine with what is free on the least of all.
+
+        Raises:
+            TrainingError: fewer than ``min_nodes`` came in time.
+            UsageError: another machine's GPUs are others, or fewer.
+        """
+        self._wait()
+        for member in self._there():
+            _check_alike(member.hello, hardware)
+        free_bytes = min([hardware.free_bytes, *(each.hello.free_bytes for each in self._there())])
+        return _of_so_many(hardware, len(self.present), free_bytes)
+
+    def _wait(self) -> None:
+        deadline, said = time.monotonic() + join_seconds(), ""
+        with self._changed:
+            while missing := self._missing():
+                words = f"Waiting for machine{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of "
+                words += f"{self.place.machines} at {self.place.address}:{self.place.port}"
+                if words != said:
+                    said = words
+                    self._say(words)
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(min(left, 0.5))  # an interrupt is heard between two waits
+            self.present = (0, *sorted(each.hello.rank for each in self._there()))
+        if len(self.present) < self.min_nodes:
+            raise TrainingError(
+                f"Machine{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of {self.place.machines} did not "
+                f"come within {join_seconds():.0f} s.",
+                hint=f"{how_to_reach(self.place)}\n--min_nodes {len(self.present)} goes on with those that are there.",
+            )
+        if missing:
+            self._say(f"Going on with {len(self.present)} of {self.place.machines} machines (--min_nodes)")
+
+    def _missing(self) -> list[int]:
+        there = {each.hello.rank for each in self._there()}
+        return [rank for rank in range(1, self.place.machines) if rank not in there]
+
+    def _there(self) -> list[_Member]:
+        return [each for each in self._members.values() if each.link is not None and each.link.is_open]
+
+    def name_of(self, rank: int, devices: int) -> str:
+        """Names the machine that a process of the training is on: ``machine 1 (node-b)``."""
+        machine = self.present[rank // devices]
+        return self._mine.name if not machine else self._members[machine].hello.name
+
+    # -- processes -----------------------------------------------------------------------------------------------------
+
+    def begin_stint(self, devices: int) -> Elsewhere:
+        """Returns what starts the processes that begin now, so many on each machine.
+
+        What is heard of earlier ones from now on is not theirs.
+        """
+        self._stint += 1
+
+        def start(rank: int, environment: Mapping[str, str], log: Path, on_line: OnLine) -> RemoteChild | None:
+            return self._start(rank, devices, environment, log, on_line)
+
+        return start
+
+    def _start(
+        self, rank: int, devices: int, environment: Mapping[str, str], log: Path, on_line: OnLine
+    ) -> RemoteChild | None:
+        machine = self.present[rank // devices]
+        if not machine:
+            return None
+        member, key = self._members[machine], {"stint": self._stint, "rank": rank}
+        assert member.link is not None
+        child = RemoteChild(member.link, key, on_line)
+        member.children = {name: each for name, each in member.children.items() if name[0] == self._stint}
+        member.children[self._stint, rank] = child
+        order = {"do": "start", **key, "environment": dict(environment), "log": str(log)}
+        order["holder"] = [os.getpid(), socket.gethostname()]
+        if member.gone or not member.link.send(order):
+            child.end(MachineGone(member.hello.name, member.gone or "it cannot be reached"))
+        return child
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def close(self, error: AutofitError | None) -> None:
+        """Tell the others how it ended, and hang up."""
+        with contextlib.suppress(OSError):
+            self._socket.close()
+        there = self._there()
+        for member in there:
+            assert member.link is not None
+            member.link.send({"do": "finish", "error": None if error is None else error.to_json()})
+        deadline = time.monotonic() + FAREWELL_SECONDS
+        while any(each.link is not None and each.link.is_open for each in there) and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    # -- those that come -----------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                came, _ = self._socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._welcome, args=(came,), daemon=True).start()
+
+    def _welcome(self, came: socket.socket) -> None:
+        came.setblocking(True)
+        connection = Connection(came.detach())
+        member: _Member | None = None
+
+        def hear(message: Message) -> None:
+            nonlocal member
+            if member is not None:
+                member.hear(message)
+                return
+            try:
+                hello = Hello(**{**message, "command": tuple(message["command"])})
+            except (TypeError, KeyError):
+                link.close()
+                return
+            member = _Member(hello)
+            self._join(member, link)
+
+        def end(why: str) -> None:
+            if member is not None:
+                member.end(why)
+                with self._changed:
+                    self._changed.notify_all()
+
+        started = threading.Event()
+        link: Link
+
+        def hear_when_started(message: Message) -> None:
+            started.wait()
+            hear(message)
+
+        link = Link(connection, hear_when_started, end)
+        started.set()
+
+    def _join(self, member: _Member, link: Link) -> None:
+        member.link = link
+        if (refusal := self._why_not(member.hello)) is not None:
+            link.send({"do": "finish", "error": refusal.to_json()})
+            return
+        with self._changed:
+            before = self._members.get(member.hello.rank)
+            self._members[member.hello.rank] = member
+            self._changed.notify_all()
+        if before is not None and before.link is not None:
+            before.link.close()  # the same machine, started again
+        link.send({"do": "welcome"})
+        self._say(f"{capitalized(member.hello.name)} has joined")
+
+    def _why_not(self, hello: Hello) -> UsageError | None:
+        if not 0 < hello.rank < self.place.machines or hello.machines != self.place.machines:
+            return UsageError(
+                f"Machine {hello.rank} of {hello.machines} ({hello.host}) came to a training of {self.place.machines}.",
+                hint="Give all machines the same --nodes, and each a --machine_rank of its own.",
+            )
+        if hello.command == self.command:
+            return None
+        theirs, ours = ({*words} for words in (hello.command, self.command))
+        differ = " ".join(word for word in (*hello.command, *self.command) if word in theirs ^ ours)
+        return UsageError(
+            f"{capitalized(hello.name)} was started with other words than machine 0: {differ}.",
+            hint="Start the same command on all machines, but for --machine_rank.",
+        )
+
+
+_NOTHING = Hardware(name="", origin="cpu", total_bytes=0, free_bytes=0, non_torch_bytes=0)
+
+
+@contextlib.contextmanager
+def leading(place: Place, command: Sequence[str], *, min_nodes: int | None, say: Say) -> Iterator[Machines]:
+    """Lead the other machines inside; however the block ends, they are told."""
+    machines = Machines(place, command, min_nodes=min_nodes, say=say)
+    try:
+        yield machines
+    except AutofitError as error:
+        machines.close(error)
+        raise
+    except BaseException as error:
+        reason = "It was interrupted." if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
+        machines.close(InterruptedByUser(reason) if isinstance(error, KeyboardInterrupt) else TrainingError(reason))
+        raise
+    machines.close(None)
+
+
+def capitalized(text: str) -> str:
+    """Begins a sentence with words that are no name."""
+    return text[:1].upper() + text[1:]
+
+
+def how_to_reach(place: Place) -> str:
+    """Says what to look at where machines do not find each other."""
+    return (
+        f"Each needs the same command with a --machine_rank of its own, and must reach {place.address}:{place.port}: "
+        f"firewall, address, port? {JOIN_VARIABLE} says how long they wait."
+    )
+
+
+def _check_alike(hello: Hello, hardware: Hardware) -> None:
+    """Refuse a machine whose GPUs the plan is not for.
+
+    Raises:
+        UsageError: they are others, or fewer.
+    """
+    wanted, there = hardware.topology.devices, hello.devices
+    if hello.card != hardware.name or there < wanted:
+        raise UsageError(
+            f"{capitalized(hello.name)} has {there} x {hello.card} of {format_bytes(hello.total_bytes)}, "
+            f"machine 0 {wanted} x {hardware.name} of {format_bytes(hardware.total_bytes)}.",
+            hint="Train on machines that are alike; --gpus N takes N of the GPUs of each.",
+        )
+
+
+def _of_so_many(hardware: Hardware, machines: int, free_bytes: int) -> Hardware:
+    topology = replace(hardware.topology, nodes=machines)
+    if machines == 1:
+        topology = replace(topology, network="", network_bytes_per_second=None)
+    return replace(hardware, free_bytes=free_bytes, topology=topology)

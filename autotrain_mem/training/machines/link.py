@@ -1,0 +1,94 @@
+"""Carries JSON objects between two machines, with a sign of life each way every second.
+
+Objects travel as messages of ``multiprocessing.connection``, which knows where each ends; none is unpickled. As with
+torch's own store and NCCL nobody is asked who he is: the network must be one that is trusted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+BEAT_SECONDS = 1.0
+LOST_SECONDS = 30.0
+"""A machine that has given no sign of life for so long is gone. One whose process dies is known to be at once, since
+its system closes the connection; one that lost its power or network says nothing."""
+MOST_BYTES = 64 << 20
+"""Of one object: a request is some KiB."""
+
+Message = dict[str, Any]
+
+
+class Link:
+    """One end of a connection. Both callbacks run in a thread of the link's.
+
+    Args:
+        on_message: Takes each object.
+        on_end: Is told once why there will be no more.
+    """
+
+    def __init__(
+        self, connection: Connection, on_message: Callable[[Message], None], on_end: Callable[[str], None]
+    ) -> None:
+        self._connection, self._on_message, self._on_end = connection, on_message, on_end
+        self._sending, self._closed = threading.Lock(), threading.Event()
+        self._heard = time.monotonic()
+        for work in (self._read, self._beat):
+            threading.Thread(target=work, daemon=True).start()
+
+    @property
+    def is_open(self) -> bool:
+        return not self._closed.is_set()
+
+    def send(self, message: Mapping[str, Any]) -> bool:
+        """Send one object; whether it could be."""
+        try:
+            with self._sending:
+                self._connection.send_bytes(json.dumps(message).encode())
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def close(self) -> None:
+        """Hang up. The other end is told by its system."""
+        self._closed.set()
+
+    def _beat(self) -> None:
+        while not self._closed.wait(BEAT_SECONDS):
+            self.send({})
+
+    def _read(self) -> None:
+        why = "this machine ended the connection"
+        while not self._closed.is_set():
+            try:
+                message = self._next()
+            except (EOFError, OSError, ValueError) as error:
+                why = "its process has ended, or its network" if isinstance(error, (EOFError, OSError)) else str(error)
+                break
+            if message:
+                self._on_message(message)
+            if time.monotonic() - self._heard > LOST_SECONDS:
+                why = f"it has given no sign of life for {LOST_SECONDS:.0f} s"
+                break
+        self._closed.set()
+        with contextlib.suppress(OSError), self._sending:
+            self._connection.close()
+        self._on_end(why)
+
+    def _next(self) -> Message:
+        """Returns the next object; empty for a sign of life, and where none came in time."""
+        before = time.monotonic()
+        if not self._connection.poll(BEAT_SECONDS):
+            if time.monotonic() - before > LOST_SECONDS:  # this process itself was stopped
+                self._heard = time.monotonic()
+            return {}
+        message = json.loads(self._connection.recv_bytes(MOST_BYTES))
+        self._heard = time.monotonic()
+        if not isinstance(message, dict):
+            raise ValueError("it sends what is no object")
+        return message
