@@ -63,7 +63,7 @@ def _replicas(case: Case, count: int) -> dict[str, Any]:
     ]
     shown = {name: value for name, value in container.items() if value != []}
     pod = {"spec": {"containers": [shown], "volumes": volumes}}
-    return {"replicas": count, "restartPolicy": "Never", "template": pod}
+    return {"replicas": count, "restartPolicy": "OnFailure", "template": pod}
 
 
 def _place(case: Case) -> list[str]:

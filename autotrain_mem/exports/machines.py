@@ -18,11 +18,6 @@ from autotrain_mem.spec.flag_words import flag_words
 from autotrain_mem.spec.knobs import LAUNCH_KNOBS, OWN_KNOBS
 
 NOTES_HEAD = "Before it runs:"
-NOT_YET = (
-    "this version of autofit trains on one machine only, and refuses --machine_rank: --export accelerate writes what "
-    "accelerate launch trains with on several"
-)
-"""To be removed with ``api.begin``'s refusal of several machines."""
 
 
 def machine_words(case: Case) -> list[str]:
@@ -63,7 +58,7 @@ def shared_files(case: Case, extra: Sequence[str] = ()) -> Part:
     machines = "the machine" if case.nodes == 1 else "every machine"
     same = "" if case.nodes == 1 else ", and output_dir on a file system that all machines share"
     files = f"autofit, the model and the data are found by these names on {machines}{same}"
-    notes = (files, *((NOT_YET,) if case.nodes > 1 else ()), *extra, *case.no_data())
+    notes = (files, *extra, *case.no_data())
     return Part(answered=frozenset(case.settings), notes=notes)
 
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 from autotrain_mem.exports.case import Case, case_of
 from autotrain_mem.exports.machines import NOTES_HEAD, machine_words, rendezvous, shared_files, shell_line
 from autotrain_mem.exports.part import Tool, heading
+from autotrain_mem.parallel.place import FIRST_PORT, PORTS
 from autotrain_mem.spec import Job, Plan
-
-FIRST_PORT, PORTS = 20000, 10000
-"""Ports of jobs, by the last digits of their numbers: below 32768, from which Linux hands them out to whoever connects
-(``ip_local_port_range``)."""
 
 
 def slurm(plan: Plan, job: Job) -> str:
@@ -28,6 +25,7 @@ def _directives(case: Case) -> list[str]:
         "ntasks-per-node": 1,
         "gpus-per-node": case.knobs.processes // case.nodes,
         "exclusive": None,
+        "requeue": None,  # after a node has failed: the same command goes on with its run
         "output": "%x-%j.log",
     }
     return [f"#SBATCH --{name}" + ("" if value is None else f"={value}") for name, value in asked.items()]

@@ -94,6 +94,8 @@ def test_each_machine_runs_the_same_command_and_knows_its_number_and_the_first_o
         assert place[::2] == [*RENDEZVOUS]
         assert place[1:4:2] == [str(rank), host]
         assert 1024 < int(place[5]) < 32768
+        own, _ = flags.make_parser("autofit sft").parse_known_args(words)
+        assert (own.machine_rank, own.main_process_ip, own.main_process_port) == (rank, host, int(place[5]))
         assert variable == "a b$(c)"
     assert first[0][at + 5] == second[0][at + 5]
     assert common[common.index("--run_name") + 1] == "it's $HOME $(hostname) \\n"

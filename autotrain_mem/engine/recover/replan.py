@@ -57,24 +57,22 @@ def with_less_on_host(rehearsals: Rehearsals, chosen: Plan) -> Plan | None:
     return _searched(rehearsals, chosen, moved) if moved else None
 
 
-def on_machines(rehearsals: Rehearsals, chosen: Plan, topology: Topology) -> Plan:
-    """The same training on other machines: as many rows in each step, as the same settings divide the model.
+def on_machines(rehearsals: Rehearsals, chosen: Plan, topology: Topology) -> tuple[Rehearsals, Plan]:
+    """The same training on other machines, and its plan: as many rows in each step, the model divided as before.
 
     Raises:
-        TrainingError: the rows cannot be divided among so many processes, or what each of them takes does not fit.
+        TrainingError: the rows cannot be divided among so many processes, one process would read shards, or what each
+            of them takes does not fit.
     """
     knobs, processes = chosen.knobs, topology.processes
-    rows = knobs.effective_batch_size
-    each, rest = divmod(rows, processes)
-    sharding = knobs.sharding
-    if sharding == "hsdp" and topology.nodes == 1:
-        sharding = "fsdp2"
-    told = f"The training cannot go on with {processes} processes in place of {knobs.processes}"
-    if rest:
-        raise TrainingError(
-            f"{told}: a step's {rows} rows are no multiple of them.",
-            hint=f"Start it again on a number of machines that divides {rows}, with --resume_from_checkpoint.",
-        )
+    each, rest = divmod(knobs.effective_batch_size, processes)
+    why = f"a step's {knobs.effective_batch_size} rows are no multiple of them" if rest else ""
+    if processes == 1 and knobs.is_sharded:
+        why = "one process reads no shards"
+    if why:
+        raise _cannot_go_on(chosen, processes, why)
+    sharding = "fsdp2" if knobs.sharding == "hsdp" and topology.nodes == 1 else knobs.sharding
+    sharding = None if processes == 1 else sharding
     at_once = math.gcd(knobs.per_device_train_batch_size, each)
     base = replace(
         knobs,
@@ -84,13 +82,22 @@ def on_machines(rehearsals: Rehearsals, chosen: Plan, topology: Topology) -> Pla
         per_device_train_batch_size=at_once,
         gradient_accumulation_steps=each // at_once,
     )
-    others = rehearsals.on(replace(rehearsals.hardware, topology=topology))
+    arguments = {name: value for name, value in rehearsals.job.arguments.items() if name != "sharding"}
+    asked = {"sharding": sharding} if sharding and "sharding" in rehearsals.job.arguments else {}
+    job = replace(rehearsals.job, arguments=arguments | asked)
+    others = replace(rehearsals, job=job).on(replace(rehearsals.hardware, topology=topology))
     plan = _searched(others, replace(chosen, estimate=replace(chosen.estimate, knobs=base)), is_other=True)
     if plan is None:
-        raise TrainingError(
-            f"{told}: it does not fit them.", hint="Start the lost machine again, and then the command on all of them."
-        )
-    return plan
+        raise _cannot_go_on(chosen, processes, "it does not fit them")
+    return others, plan
+
+
+def _cannot_go_on(chosen: Plan, processes: int, why: str) -> TrainingError:
+    count = f"{processes} process{'es' * (processes > 1)}"
+    return TrainingError(
+        f"The training cannot go on with {count} in place of {chosen.knobs.processes}: {why}.",
+        hint="Start the lost machine's command again, and where the others have ended theirs too.",
+    )
 
 
 def flags_of(before: Knobs, after: Knobs) -> str:

@@ -195,9 +195,9 @@ class SupervisedRun:
         if device.topology.processes == knobs.processes:
             return None
         with Workers() as workers:
-            plan = on_machines(replace(self.rehearsals, workers=workers), self.plan, device.topology)
+            rehearsals = replace(self.rehearsals, workers=workers)
+            self.rehearsals, plan = on_machines(rehearsals, self.plan, device.topology)
         self.device = device
-        self.rehearsals = self.rehearsals.on(replace(self.rehearsals.hardware, topology=device.topology))
         self._keep(plan)
         return Change(knobs=plan.knobs, flags=flags_of(knobs, plan.knobs))
 

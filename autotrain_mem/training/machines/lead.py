@@ -24,6 +24,8 @@ JOIN_SECONDS = 600.0
 """How long the others are waited for, at the beginning and when one is lost: torchrun's ``join_timeout``
 (``torch/distributed/elastic/rendezvous/dynamic_rendezvous.py: RendezvousTimeout``)."""
 JOIN_VARIABLE = "AUTOFIT_JOIN_SECONDS"
+LIVELY_SECONDS = 5.0
+"""One that has given a sign of life since is there; one that lost its power and was started again is not."""
 FAREWELL_SECONDS = 5.0
 """How long the others are given to hear how it ended."""
 
@@ -80,10 +82,14 @@ class Hello:
 @dataclass(slots=True)
 class _Member:
     hello: Hello
-    link: Link | None = None
+    link: Link
     children: dict[tuple[int, int], RemoteChild] = field(default_factory=dict)
     gone: str = ""
     """Why it is."""
+
+    @property
+    def is_there(self) -> bool:
+        return self.link.is_open
 
     def hear(self, message: Message) -> None:
         if message.get("do") == "interrupt":
@@ -173,7 +179,7 @@ class Machines:
         return [rank for rank in range(1, self.place.machines) if rank not in there]
 
     def _there(self) -> list[_Member]:
-        return [each for each in self._members.values() if each.link is not None and each.link.is_open]
+        return [each for each in self._members.values() if each.is_there]
 
     def name_of(self, rank: int, devices: int) -> str:
         """Names the machine that a process of the training is on: ``machine 1 (node-b)``."""
@@ -201,7 +207,6 @@ class Machines:
         if not machine:
             return None
         member, key = self._members[machine], {"stint": self._stint, "rank": rank}
-        assert member.link is not None
         child = RemoteChild(member.link, key, on_line)
         member.children = {name: each for name, each in member.children.items() if name[0] == self._stint}
         member.children[self._stint, rank] = child
@@ -215,15 +220,19 @@ class Machines:
 
     def close(self, error: AutofitError | None) -> None:
         """Tell the others how it ended, and hang up."""
-        with contextlib.suppress(OSError):
-            self._socket.close()
+        self.stop_listening()
         there = self._there()
         for member in there:
-            assert member.link is not None
             member.link.send({"do": "finish", "error": None if error is None else error.to_json()})
         deadline = time.monotonic() + FAREWELL_SECONDS
-        while any(each.link is not None and each.link.is_open for each in there) and time.monotonic() < deadline:
+        while any(each.is_there for each in there) and time.monotonic() < deadline:
             time.sleep(0.05)
+
+    def stop_listening(self) -> None:
+        """Let no more machines come. A socket that is only closed listens on, as long as a thread waits at it."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
 
     # -- those that come -----------------------------------------------------------------------------------------------
 
@@ -250,8 +259,8 @@ class Machines:
             except (TypeError, KeyError):
                 link.close()
                 return
-            member = _Member(hello)
-            self._join(member, link)
+            member = _Member(hello, link)
+            self._join(member)
 
         def end(why: str) -> None:
             if member is not None:
@@ -269,18 +278,17 @@ class Machines:
         link = Link(connection, hear_when_started, end)
         started.set()
 
-    def _join(self, member: _Member, link: Link) -> None:
-        member.link = link
+    def _join(self, member: _Member) -> None:
         if (refusal := self._why_not(member.hello)) is not None:
-            link.send({"do": "finish", "error": refusal.to_json()})
+            member.link.send({"do": "finish", "error": refusal.to_json()})
             return
         with self._changed:
             before = self._members.get(member.hello.rank)
             self._members[member.hello.rank] = member
             self._changed.notify_all()
-        if before is not None and before.link is not None:
+        if before is not None:
             before.link.close()  # the same machine, started again
-        link.send({"do": "welcome"})
+        member.link.send({"do": "welcome"})
         self._say(f"{capitalized(member.hello.name)} has joined")
 
     def _why_not(self, hello: Hello) -> UsageError | None:
@@ -288,6 +296,12 @@ class Machines:
             return UsageError(
                 f"Machine {hello.rank} of {hello.machines} ({hello.host}) came to a training of {self.place.machines}.",
                 hint="Give all machines the same --nodes, and each a --machine_rank of its own.",
+            )
+        before = self._members.get(hello.rank)
+        if before is not None and before.is_there and before.link.silent_seconds < LIVELY_SECONDS:
+            return UsageError(
+                f"{capitalized(hello.name)} came, and machine {hello.rank} is there already ({before.hello.host}).",
+                hint="Give each machine a --machine_rank of its own.",
             )
         if hello.command == self.command:
             return None

@@ -45,6 +45,11 @@ class Link:
     def is_open(self) -> bool:
         return not self._closed.is_set()
 
+    @property
+    def silent_seconds(self) -> float:
+        """How long nothing has been heard of the other end."""
+        return time.monotonic() - self._heard
+
     def send(self, message: Mapping[str, Any]) -> bool:
         """Send one object; whether it could be."""
         try:
@@ -72,7 +77,7 @@ class Link:
                 break
             if message:
                 self._on_message(message)
-            if time.monotonic() - self._heard > LOST_SECONDS:
+            if self.silent_seconds > LOST_SECONDS:
                 why = f"it has given no sign of life for {LOST_SECONDS:.0f} s"
                 break
         self._closed.set()

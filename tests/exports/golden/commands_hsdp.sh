@@ -4,7 +4,6 @@
 # Run: each command on its machine
 # Before it runs:
 # - autofit, the model and the data are found by these names on every machine, and output_dir on a file system that all machines share
-# - this version of autofit trains on one machine only, and refuses --machine_rank: --export accelerate writes what accelerate launch trains with on several
 # - write the address of the first machine in place of FIRST_MACHINE, in every command
 # - start all of them: each waits for the others
 

@@ -5,7 +5,6 @@
 # Run: sbatch FILE
 # Before it runs:
 # - autofit, the model and the data are found by these names on every machine, and output_dir on a file system that all machines share
-# - this version of autofit trains on one machine only, and refuses --machine_rank: --export accelerate writes what accelerate launch trains with on several
 # - partition, account and time limit: #SBATCH lines of your cluster, or flags of sbatch
 #SBATCH --job-name=autofit-sft
 #SBATCH --nodes=2

@@ -1,0 +1,219 @@
+"""Two machines of one simulated card each, on this host, of which one is killed at a random moment and started again.
+
+Both run the same command, as a scheduler would start it. All processes of the machine are killed at once; then its
+command is started as it was. Under DDP and FSDP2 in turn, the first machine and the second in turn.
+
+Losses are held against those of the undisturbed run, as in ``survival_cases/faults.py``. Nothing may be left behind:
+each run's processes carry its name in their environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+import psutil
+
+from autotrain_mem import api
+from survival_cases import command, faults
+from survival_cases.command import Ended, Running, autofit, surroundings
+from survival_cases.kept import Kept, Row
+from survival_cases.sizes import filled_card
+
+RUNS = 20
+FAULT = "node"
+SHARDINGS = ("ddp", "fsdp2")
+AWAY_SECONDS = 0.5
+"""How long a machine is away."""
+BOUND_SECONDS = 240.0
+"""Of a whole run, whose commands import, plan and load twice."""
+FAREWELL_SECONDS = 20.0
+"""How long the second machine may take to end after the first."""
+MARK = "AUTOFIT_SURVIVAL_RUN"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One run, the machine that is killed, and when."""
+
+    number: int
+    sharding: str
+    machine: int
+    moment: float
+    """A share of what the undisturbed run takes."""
+
+    def __str__(self) -> str:
+        return f"{FAULT} {self.number:02} {self.sharding} {self.machine}"
+
+
+def flags(sharding: str) -> list[str]:
+    """Of a short run: 36 steps of 8 rows, a checkpoint every 4."""
+    kind = f"--dataset short_text --effective_batch_size 8 --bf16 false --num_train_epochs 3 --sharding {sharding}"
+    return f"{faults.SHARED} {kind} --gpus 1".split()
+
+
+def undisturbed(
+    workers: api.Workers, place: pathlib.Path, kept: Kept, shardings: Iterable[str] = SHARDINGS
+) -> dict[str, Row]:
+    """By sharding: the card, the losses, and how long it took."""
+
+    def trained(sharding: str) -> Row:
+        card = filled_card(workers, "sft", [*flags(sharding), "--gpus", "2"], faults.SHARE)
+        ended, second = _run(_words(sharding, card), place, f"nodes-{sharding}")
+        if not ended.finished or second:
+            raise RuntimeError(f"the undisturbed run of {sharding} failed: {ended.error or ended.code} {second}")
+        losses = {str(step): loss for step, loss in ended.losses().items()}
+        return {"card": card, "losses": losses, "seconds": ended.seconds, "outcome": "undisturbed"}
+
+    return dict(kept.fill(shardings, trained, processes=1))
+
+
+def cases() -> list[Case]:
+    """20; moments are drawn from the whole of the undisturbed run, planning included."""
+    random = Random(0)
+    return [
+        Case(
+            number=number,
+            sharding=SHARDINGS[number % 2],
+            machine=number // 2 % 2,
+            moment=round(random.uniform(0.02, 0.98), 3),
+        )
+        for number in range(RUNS)
+    ]
+
+
+def run(case: Case, quiet: Mapping[str, Row], place: pathlib.Path) -> Row:
+    """One case; judged as a fault's."""
+    still, name = quiet[case.sharding], f"nodes-{case.number:02}"
+    at = round(case.moment * still["seconds"], 2)
+    ended, second = _run(_words(case.sharding, still["card"]), place, name, (case.machine, at))
+    losses = {int(step): loss for step, loss in still["losses"].items()}
+    row = faults.judged(ended, came=True, losses=losses)
+    if left := _left_behind(name):
+        row["outcome"] = f"left behind: {left}"
+    elif second:
+        row["outcome"] = f"machine 1: {second[-300:]}"
+    elif ended.seconds > BOUND_SECONDS:
+        row["outcome"] = "too late"
+    return {"moment": at, "seconds": round(ended.seconds, 1), **row}
+
+
+# -- two machines ------------------------------------------------------------------------------------------------------
+
+
+def _words(sharding: str, card: str) -> list[str]:
+    port = _free_port()
+    place = ["--nodes", "2", "--main_process_ip", "127.0.0.1", "--main_process_port", str(port)]
+    return ["sft", *flags(sharding), "--gpu", card, "--simulate", "--no_probe", *place]
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("", 0))
+        return int(free.getsockname()[1])
+
+
+def _run(
+    words: Sequence[str], place: pathlib.Path, run: str, killed: tuple[int, float] | None = None
+) -> tuple[Ended, str]:
+    """Returns how the first machine ended, and what the second said if it did not end well.
+
+    Args:
+        killed: A machine, and after how many seconds.
+    """
+    machine, at = killed or (None, 0.0)
+    folder, mark = place / "runs" / run, {MARK: run}
+    shutil.rmtree(folder, ignore_errors=True)
+    with _second(words, place, folder, mark) as second:
+
+        def kill_one(running: Running) -> None:
+            if machine is None:
+                return
+            _sleep(running, at)
+            _kill(second.process if machine else running.process)
+            time.sleep(AWAY_SECONDS)
+            if machine:
+                second.start()
+
+        argv = [*words, "--machine_rank", "0"]
+        ended = autofit(argv, place, run, mark, folder=folder, meanwhile=kill_one)
+        if machine == 0 and not ended.finished:
+            rest = autofit(argv, place, run, mark, folder=folder, meanwhile=lambda running: None)
+            ended = replace(rest, seconds=ended.seconds + rest.seconds)
+        return ended, second.wait()
+
+
+@dataclass(slots=True)
+class _Second:
+    """The second machine's command."""
+
+    argv: Sequence[str]
+    place: pathlib.Path
+    log: pathlib.Path
+    environment: Mapping[str, str]
+    process: subprocess.Popen[bytes]
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            around = surroundings(self.place, self.environment)
+            argv = [sys.executable, "-m", command.AUTOFIT, *self.argv]
+            self.process = subprocess.Popen(argv, cwd=self.place, stdout=log, stderr=log, env=around)
+
+    def wait(self) -> str:
+        """Returns the end of its log where it did not end well; empty where it did."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if self.process.wait(FAREWELL_SECONDS) == 0:
+                return ""
+        return self.log.read_text(errors="replace")[-1000:] or f"status {self.process.returncode}"
+
+
+@contextlib.contextmanager
+def _second(
+    words: Sequence[str], place: pathlib.Path, folder: pathlib.Path, mark: Mapping[str, str]
+) -> Iterator[_Second]:
+    argv = [*words, "--machine_rank", "1", "--output_dir", str(folder), "--json"]
+    log = folder.with_name(f"{folder.name}-second.txt")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.unlink(missing_ok=True)
+    second = _Second(argv, place, log, mark, process=None)  # type: ignore[arg-type]
+    second.start()
+    try:
+        yield second
+    finally:
+        _kill(second.process)
+
+
+def _sleep(running: Running, seconds: float) -> None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        running.process.wait(seconds)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """As a machine that loses its power: all processes at once."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        own = psutil.Process(process.pid)
+        every = [own, *own.children(recursive=True)]
+        for each in every:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.suspend()
+        for each in every:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+    process.wait()
+
+
+def _left_behind(run: str) -> list[str]:
+    left = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(MARK) == run and process.status() != psutil.STATUS_ZOMBIE:
+                left.append(" ".join(process.cmdline())[:200])
+    return left

@@ -1,0 +1,277 @@
+"""Machines of one training: they find each other over real sockets; processes are stood in for."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nouns import TRL_DEFAULTS
+
+from autotrain_mem.errors import AutofitError, OutputFolderError, TrainingError, UsageError
+from autotrain_mem.machine.catalog import named
+from autotrain_mem.parallel.place import Place
+from autotrain_mem.processes import ChildDied
+from autotrain_mem.spec import Hardware, Job, Topology, codec
+from autotrain_mem.training.machines import follow as following
+from autotrain_mem.training.machines import lead, link
+from autotrain_mem.training.machines.lead import JOIN_VARIABLE, Machines, leading
+from autotrain_mem.training.ranks import RankDied, Ranks
+from autotrain_mem.training.request import Request
+from autotrain_mem.training.run_folder import hold_folder
+
+WORDS = ("--nodes", "2")
+CARD = replace(named("rtx3060"), topology=Topology(devices=1, nodes=2))
+SOON = 10.0
+
+
+class FakeChild:
+    """A process that says back what it is told, and ends when its stdin closes."""
+
+    started: list[FakeChild]
+
+    def __init__(
+        self, module: str, environment: Mapping[str, str], log: Path, *, on_line: Callable[[str | None], None], **_: Any
+    ) -> None:
+        self.environment, self.on_line, self.told = environment, on_line, list[str]()
+        self._code: int | None = None
+        self.started.append(self)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        self.on_line(json.dumps({"event": "echo", **message}))
+
+    def interrupt(self) -> None:
+        self.told.append("interrupt")
+
+    def end(self, code: int) -> None:
+        if self._code is None:
+            self._code = code
+            self.on_line(None)
+
+    def close_input(self) -> None:
+        self.end(0)
+
+    def kill(self) -> None:
+        self.end(-9)
+
+    def stop(self, grace_seconds: float = 0.0) -> None:
+        self.end(0)
+
+    def death(self) -> ChildDied:
+        return ChildDied(self._code, "its last words")
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeChild.started = []
+    monkeypatch.setattr(following, "Child", FakeChild)
+    monkeypatch.setattr(following, "TRY_SECONDS", 0.05)
+    monkeypatch.setattr(link, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(following, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(following, "SHARED_SECONDS", 0.1)
+    monkeypatch.setattr(lead, "FAREWELL_SECONDS", 1.0)
+    monkeypatch.setenv(JOIN_VARIABLE, str(SOON))
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as free:
+        free.bind(("", 0))
+        return int(free.getsockname()[1])
+
+
+def place(rank: int, port: int) -> Place:
+    return Place(rank=rank, machines=2, address="127.0.0.1", port=port)
+
+
+class Second:
+    """The second machine's command, in a thread."""
+
+    def __init__(self, port: int, words: tuple[str, ...] = WORDS, card: Hardware = CARD) -> None:
+        self.error: AutofitError | None = None
+        self.said: list[str] = []
+        self.is_dead = False
+        self._thread = threading.Thread(target=self._run, args=(port, words, card), daemon=True)
+        self._thread.start()
+
+    def _run(self, port: int, words: tuple[str, ...], card: Hardware) -> None:
+        try:
+            following.follow(place(1, port), words, card, real=False, say=self._say)
+        except AutofitError as error:
+            self.error = error
+        except SystemExit:
+            pass
+
+    def _say(self, line: str) -> None:
+        self.said.append(line)
+        if self.is_dead:
+            raise SystemExit
+
+    def end(self) -> AutofitError | None:
+        self._thread.join(SOON)
+        assert not self._thread.is_alive()
+        return self.error
+
+
+@contextlib.contextmanager
+def together(port: int, **more: Any) -> Iterator[tuple[Machines, Second]]:
+    said: list[str] = []
+    with leading(place(0, port), WORDS, min_nodes=more.pop("min_nodes", None), say=said.append) as machines:
+        second = Second(port, **more)
+        yield machines, second
+
+
+def ranks_on(machines: Machines, folder: Path) -> Ranks:
+    """The second machine's rank alone: the first one's would be a real process."""
+    start = machines.begin_stint(1)
+
+    def elsewhere(rank: int, *rest: Any) -> Any:
+        return start(1, *rest)
+
+    return Ranks("module", [{"RANK": "1"}], [folder / "train.log"], elsewhere=elsewhere)
+
+
+def asked(folder: Path) -> Mapping[str, Any]:
+    knobs = replace(TRL_DEFAULTS, processes=2, sharding="ddp")
+    job = Job(method="sft", model="m", dataset=None, arguments={})
+    request = Request(
+        task="train", job=job, knobs=knobs, hardware=CARD, simulate=True, output_dir=str(folder), folder="first's"
+    )
+    return dict(codec.to_json(request.of_rank(1)))
+
+
+def test_a_rank_of_another_machine_answers_as_one_of_this_and_its_end_is_told(port: int, tmp_path: Path) -> None:
+    with together(port) as (machines, second), hold_folder(str(tmp_path), resuming=False):
+        free = machines.gather(replace(CARD, free_bytes=CARD.free_bytes + 1))
+        assert (free.free_bytes, free.topology.nodes) == (CARD.free_bytes, 2)
+        assert machines.name_of(1, 1) == f"machine 1 ({socket.gethostname()})"
+        ranks = ranks_on(machines, tmp_path)
+        ranks.send([asked(tmp_path)])
+        _, echo = ranks.receive(SOON)
+        assert echo["folder"] not in ("", "first's")  # as the second machine sees it
+        (child,) = FakeChild.started
+        assert child.environment["RANK"] == "1"
+        ranks.interrupt()
+        child.end(3)
+        with pytest.raises(RankDied) as death:
+            ranks.receive(SOON)
+        assert (death.value.code, death.value.log_tail, death.value.gone) == (3, "its last words", None)
+        assert child.told == ["interrupt"]
+        ranks.stop()
+    assert second.end() is None
+
+
+def test_the_folder_must_be_the_first_ones(port: int, tmp_path: Path) -> None:
+    with together(port) as (machines, _):
+        machines.gather(CARD)
+        ranks = ranks_on(machines, tmp_path)  # which nobody holds
+        _, told = ranks.receive(SOON)
+        assert told["error"] == OutputFolderError.__name__
+        assert "file system that all machines share" in told["hint"]
+
+
+def test_a_lost_machine_is_named_and_may_come_again(port: int, tmp_path: Path) -> None:
+    with together(port) as (machines, second), hold_folder(str(tmp_path), resuming=False):
+        machines.gather(CARD)
+        ranks = ranks_on(machines, tmp_path)
+        second.is_dead = True
+        machines._members[1].link.close()  # as its system does when it dies
+        with pytest.raises(RankDied) as death:
+            ranks.receive(SOON)
+        assert death.value.gone is not None
+        assert death.value.gone.machine.startswith("machine 1 (")
+        ranks.stop()
+        third = Second(port)
+        machines.gather(CARD)
+        again = ranks_on(machines, tmp_path)
+        again.send([asked(tmp_path)])
+        assert again.receive(SOON)[1]["event"] == "echo"
+        again.stop()
+        double = Second(port).end()
+        assert isinstance(double, UsageError)
+        assert "machine 1 is there already" in double.message
+    assert third.end() is None
+
+
+def test_without_it_the_run_ends_or_goes_on_with_those_that_are_left(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(JOIN_VARIABLE, "0.2")
+    with (
+        pytest.raises(TrainingError, match="Machine 1 of 2 did not come within 0 s"),
+        leading(place(0, port), WORDS, min_nodes=None, say=lambda line: None) as machines,
+    ):
+        machines.gather(CARD)
+    said: list[str] = []
+    with leading(place(0, port), WORDS, min_nodes=1, say=said.append) as machines:
+        assert machines.gather(CARD).topology.nodes == 1
+        assert machines.present == (0,)
+    assert said[-1] == "Going on with 1 of 2 machines (--min_nodes)"
+
+
+def test_the_others_learn_what_ended_it(port: int) -> None:
+    full = OutputFolderError("The disk is full.", hint="Free some space.")
+    with contextlib.suppress(OutputFolderError), together(port) as (machines, second):
+        machines.gather(CARD)
+        raise full
+    error = second.end()
+    assert isinstance(error, OutputFolderError)
+    assert (error.message, error.hint) == ("The disk is full.", "Free some space.")
+
+
+def test_a_lost_first_machine_ends_the_ranks_here_and_is_waited_for(port: int, tmp_path: Path) -> None:
+    first = Machines(place(0, port), WORDS, say=lambda line: None)
+    second = Second(port)
+    with hold_folder(str(tmp_path), resuming=False):
+        first.gather(CARD)
+        ranks = ranks_on(first, tmp_path)
+        ranks.send([asked(tmp_path)])
+        ranks.receive(SOON)
+        first.stop_listening()
+        first._members[1].link.close()  # as its system does when it dies
+        with leading(place(0, port), WORDS, min_nodes=None, say=lambda line: None) as machines:
+            machines.gather(CARD)
+            assert FakeChild.started[0].death().code == -9
+    assert second.end() is None
+    assert any("is gone" in line for line in second.said)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"words": (*WORDS, "--bf16")}, "other words than machine 0: --bf16"),
+        ({"card": replace(CARD, name="a100-80gb")}, "1 x a100-80gb"),
+        ({"card": replace(CARD, topology=Topology(devices=0))}, "has 0 x"),
+    ],
+)
+def test_unlike_machines_are_refused(port: int, more: dict[str, Any], words: str, monkeypatch: Any) -> None:
+    monkeypatch.setenv(JOIN_VARIABLE, "1")
+    errors: list[AutofitError] = []
+    try:
+        with together(port, **more) as (machines, second):
+            machines.gather(CARD)
+    except AutofitError as error:
+        errors.append(error)
+    told = second.end()
+    assert isinstance(told, UsageError)
+    assert words in told.message
+    assert errors
+
+
+def test_a_taken_port_is_refused_and_a_stranger_is_hung_up_on(port: int) -> None:
+    with leading(place(0, port), WORDS, min_nodes=None, say=lambda line: None):
+        with pytest.raises(UsageError, match=f"at port {port}"):
+            Machines(place(0, port), WORDS, say=lambda line: None)
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.settimeout(SOON)
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            with contextlib.suppress(ConnectionResetError):
+                while stranger.recv(100):  # signs of life, until it is known not to be one of us
+                    time.sleep(0.01)
