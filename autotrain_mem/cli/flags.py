@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
 from autotrain_mem.engine.accelerate_config import with_accelerate
-from autotrain_mem.engine.machines import common_words
+from autotrain_mem.engine.machines import shared_words
 from autotrain_mem.engine.wish import Wish
 from autotrain_mem.errors import UsageError
 from autotrain_mem.exports.tools import EXPORTERS
@@ -221,7 +221,7 @@ def read(prog: str, argv: Sequence[str]) -> tuple[Wish, Output]:
         argv=tuple(rest),
         config=config,
         environment=environment,
-        command=common_words(argv),
+        command=shared_words(argv),
         also_known=own_names(),
         probe="no_probe" not in ours,
     )

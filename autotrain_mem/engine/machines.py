@@ -47,15 +47,15 @@ def placed(wish: Wish, environment: Mapping[str, str] = os.environ) -> Wish:
     return replace(wish, place=place, autofit=replace(wish.autofit, nodes=place.machines))
 
 
-def common_words(words: Sequence[str]) -> tuple[str, ...]:
+def shared_words(argv: Sequence[str]) -> tuple[str, ...]:
     """Leaves out what differs from machine to machine.
 
-    >>> common_words(["--nodes", "2", "--machine-rank", "1", "--main_process_ip=10.0.0.1", "--bf16"])
+    >>> shared_words(["--nodes", "2", "--machine-rank", "1", "--main_process_ip=10.0.0.1", "--bf16"])
     ('--nodes', '2', '--bf16')
     """
     kept: list[str] = []
     skips = False
-    for word in words:
+    for word in argv:
         name, equals, _ = word.partition("=")
         if skips:
             skips = False
@@ -116,7 +116,7 @@ def again(wish: Wish, say: Say) -> Wish:
 
     Whoever starts machines, such as Slurm and Kubernetes, starts the same command again where one was lost.
     """
-    if wish.place is None or wish.argument(RESUME) or wish.overwrite_output_dir:
+    if wish.place is None or wish.place.rank or wish.argument(RESUME) or wish.overwrite_output_dir:
         return wish
     from autotrain_mem.training.run_folder import is_left_by
 

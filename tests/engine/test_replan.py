@@ -20,6 +20,7 @@ from autotrain_mem.engine.recover.replan import (
     MOVABLE,
     flags_of,
     lowered_budget_bytes,
+    on_machines,
     smallest_change,
     with_less_on_device,
     with_less_on_host,
@@ -27,7 +28,7 @@ from autotrain_mem.engine.recover.replan import (
 from autotrain_mem.engine.recover.supervised import SupervisedRun, as_begun
 from autotrain_mem.engine.rehearsals import Rehearsals
 from autotrain_mem.errors import OutputFolderError, TrainingError
-from autotrain_mem.spec import Estimate, Incident, Job, Knobs, Learned, Phase, Plan, codec
+from autotrain_mem.spec import Estimate, Incident, Job, Knobs, Learned, Phase, Plan, Topology, codec
 from autotrain_mem.spec.experience import Restart
 from autotrain_mem.spec.shortage import Shortage
 from autotrain_mem.training.checkpoints import reach_disk, write_manifest
@@ -61,6 +62,43 @@ def test_a_plan_that_ran_out_of_memory_is_followed_by_the_same_training_in_clear
     assert "per_device_train_batch_size" in _moved(PLAN.knobs, less.knobs)
     whole = _less(dataloader_drop_last=True)
     assert whole is None or "per_device_train_batch_size" not in _moved(PLAN.knobs, whole.knobs)
+
+
+def on_machines_of(nodes: int, devices: int = 2, **knobs: Any) -> tuple[Rehearsals, Plan]:
+    """A plan of 16 rows a step on four such machines, gone on with on fewer."""
+    before = replace(PLAN.knobs, processes=4 * devices, per_device_train_batch_size=1, **knobs)
+    before = replace(before, gradient_accumulation_steps=16 // (4 * devices))
+    plan = replace(PLAN, estimate=replace(PLAN.estimate, knobs=before))
+    job = replace(plan.job, arguments=plan.job.arguments | {"sharding": before.sharding})
+    asked = rehearsals(counting(), job)
+    asked = replace(asked, hardware=replace(asked.hardware, topology=Topology(nodes=4, devices=devices)))
+    return on_machines(asked, plan, Topology(nodes=nodes, devices=devices))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "before", "after"),
+    [
+        (2, {"sharding": "fsdp2"}, ("fsdp2", None)),
+        (2, {"sharding": "hsdp", "dp_replicate_size": 4}, ("hsdp", 2)),
+        (1, {"sharding": "hsdp", "dp_replicate_size": 4}, ("fsdp2", None)),
+    ],
+)
+def test_on_fewer_machines_a_step_has_as_many_rows(nodes: int, before: dict[str, Any], after: Any) -> None:
+    asked, plan = on_machines_of(nodes, **before)
+    assert plan.knobs.processes == 2 * nodes
+    assert plan.knobs.effective_batch_size == 16
+    assert (plan.knobs.sharding, plan.knobs.dp_replicate_size) == after
+    assert asked.job.arguments["sharding"] == after[0]
+    assert asked.hardware.topology.nodes == nodes
+
+
+@pytest.mark.parametrize(
+    ("nodes", "devices", "sharding", "why"),
+    [(3, 1, "ddp", "16 rows are no multiple"), (1, 1, "fsdp2", "one process reads no shards")],
+)
+def test_machines_that_cannot_go_on_say_why(nodes: int, devices: int, sharding: str, why: str) -> None:
+    with pytest.raises(TrainingError, match=why):
+        on_machines_of(nodes, devices, sharding=sharding)
 
 
 def test_what_the_user_gave_is_not_moved() -> None:

@@ -36,7 +36,7 @@ from hollow_cuda.build import Hollow
 from hollow_cuda.cases import small_cases
 from recorded_run import Cuda, a_record
 from script_runner import SCRIPTS, Script
-from survival_cases import against, command, faults, jobs, material, together
+from survival_cases import against, command, faults, jobs, material, nodes, together
 
 from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.estimator.mixed_lengths import reserved_after
@@ -422,6 +422,7 @@ def test_watch_cost(script: Load, monkeypatch: pytest.MonkeyPatch) -> None:
         ("faults", "rot:save", "survived"),
         ("against", "sft, from the start, TRL", "OutOfMemoryError"),
         ("together", "sft LoRA fsdp2", "finished"),
+        ("nodes", "node 02 ddp", "survived"),
     ],
 )
 def test_survival(
@@ -444,7 +445,8 @@ def test_survival(
     monkeypatch.setattr(faults, "MOMENTS", 1)
     monkeypatch.setattr(faults, "SHARED", faults.SHARED.replace("--save_steps 4", "--save_steps 1"))
     monkeypatch.setattr(faults, "filled_card", lambda *_: "64MiB")
-    with forge.commands(command, against):
+    monkeypatch.setattr(nodes, "filled_card", lambda *_: "64MiB")
+    with forge.commands(command, against, nodes):
         ran = script("survival").run(f"--{section}", "--work", tmp_path, "--only", only, "--processes", 1)
     assert ran.code == 0, ran.out
     (row,) = json.loads((tmp_path / f"{section}.json").read_text()).values()

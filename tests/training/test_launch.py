@@ -66,7 +66,7 @@ class FakeRanks:
 
     says: list[Mapping[str, Any] | BaseException]
 
-    def __init__(self, module: str, environments: Any, logs: list[Path], *, keeps_open: Any) -> None:
+    def __init__(self, module: str, environments: Any, logs: list[Path], *, keeps_open: Any, elsewhere: None) -> None:
         self.calls: list[str] = []
         (self.log,) = logs
         FakeRanks.last = self

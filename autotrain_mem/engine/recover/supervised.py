@@ -199,7 +199,7 @@ class SupervisedRun:
             self.rehearsals, plan = on_machines(rehearsals, self.plan, device.topology)
         self.device = device
         self._keep(plan)
-        return Change(knobs=plan.knobs, flags=flags_of(knobs, plan.knobs))
+        return Change(knobs=plan.knobs, flags=f"--nodes {device.topology.nodes} {_division(plan.knobs)}")
 
     def explained(self, ending: Ending) -> AutofitError:
         error = ending.error
@@ -337,6 +337,11 @@ class SupervisedRun:
             self.on_event({"event": "torn", "message": message})
 
         return newest_start(self.folder, run, on_torn)
+
+
+def _division(knobs: Knobs) -> str:
+    names = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    return " ".join(f"--{name} {getattr(knobs, name)}" for name in names)
 
 
 _HOST = "--dataloader_num_workers 0 and settings without offloading take less of the host's memory."

@@ -1,1 +1,1 @@
-"""Several machines that train together: the first leads, and the others start what it asks for. All in the parents."""
+"""Several machines that train together: one leads, the others start what it asks for; runs in the parent of each."""

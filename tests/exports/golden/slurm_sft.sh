@@ -11,6 +11,7 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=1
 #SBATCH --exclusive
+#SBATCH --requeue
 #SBATCH --output=%x-%j.log
 
 set -euo pipefail
