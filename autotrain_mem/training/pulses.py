@@ -3,15 +3,15 @@
 Ranks wait for each other at every collective, so that one that stops stops all, and none of them says why. A thread in
 each process sends a pulse every second: how often its trainer has moved (a micro-step, a step, a batch of evaluation),
 and where its main thread is. A process that is stopped, or swapped out, sends none; one whose main thread hangs sends
-where.
+where; and where it has not moved for seconds, in which collective it waits, by torch's flight recorder.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 PULSE_SECONDS = 1.0
@@ -37,6 +37,8 @@ class _Rank:
     has_pulse: bool = False
     moves: int = 0
     place: str = ""
+    collectives: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """As ``training.process.collectives`` reads them; none while it moves."""
 
 
 class Pulses:
@@ -64,6 +66,7 @@ class Pulses:
             return
         self._moved_at = now if message["moves"] != this.moves else self._moved_at
         this.has_pulse, this.moves, this.place = True, message["moves"], message["place"]
+        this.collectives = message.get("collectives", {})
 
     def overdue(self) -> tuple[int, str] | None:
         """Return the rank that is waited for, and why it is thought to be that one; None while all is well."""
@@ -81,7 +84,10 @@ class Pulses:
         return None
 
     def behind(self) -> tuple[int, str] | None:
-        """Return the rank that has moved least, or is elsewhere than the others, and how that shows; None for none."""
+        """Return the rank that is missing in a collective, has moved least, or is elsewhere than the others, and how
+        that shows; None for none."""
+        if (missing := self._missing()) is not None:
+            return missing
         numbers, places = Counter(rank.moves for rank in self._ranks), Counter(rank.place for rank in self._ranks)
         least, most = min(numbers), max(numbers)
         if least < most:
@@ -90,6 +96,21 @@ class Pulses:
         (common, _), *_ = places.most_common()
         odd = next((number for number, each in enumerate(self._ranks) if each.place != common), None)
         return None if odd is None else (odd, f"it is {self._ranks[odd].place}, where others are {common}")
+
+    def _missing(self) -> tuple[int, str] | None:
+        """The rank that has not come to a collective in which another of the same group waits."""
+        for group in dict.fromkeys(name for rank in self._ranks for name in rank.collectives):
+            numbers = {
+                each: rank.collectives[group][0] for each, rank in enumerate(self._ranks) if group in rank.collectives
+            }
+            last, late = max(numbers, key=lambda each: numbers[each]), min(numbers, key=lambda each: numbers[each])
+            name = self._ranks[last].collectives[group][1]
+            if numbers[late] < numbers[last] and name:
+                waiting = sum(number == numbers[last] for number in numbers.values())
+                others = f"{waiting} ranks wait" if waiting > 1 else f"rank {last} waits"
+                where = self._ranks[late].place
+                return late, f"it has not come to {name} {numbers[last]}, in which {others}, and is {where}"
+        return None
 
     def mute(self, seconds: float) -> set[int]:
         """Return the ranks that have sent nothing for so long."""

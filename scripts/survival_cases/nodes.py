@@ -55,8 +55,8 @@ class Case:
 
 
 def flags(sharding: str) -> list[str]:
-    """Of a short run: 36 steps of 8 rows, a checkpoint every 4."""
-    kind = f"--dataset short_text --effective_batch_size 8 --bf16 false --num_train_epochs 3 --sharding {sharding}"
+    """Of a run of 108 steps of 8 rows, a checkpoint every 4."""
+    kind = f"--dataset short_text --effective_batch_size 8 --bf16 false --num_train_epochs 9 --sharding {sharding}"
     return f"{faults.SHARED} {kind} --gpus 1".split()
 
 

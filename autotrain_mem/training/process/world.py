@@ -19,12 +19,16 @@ from typing import Any
 import torch.distributed as dist
 from transformers import TrainerCallback
 
+from autotrain_mem.training.process.collectives import last_collectives
 from autotrain_mem.training.pulses import PULSE_SECONDS
 from autotrain_mem.training.request import SendEvent
 
 OLDER_DRIVERS = ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE")
 """What ``accelerate launch`` switches off for cards of the RTX 40 series under older drivers, without which accelerate
 refuses to start (``accelerate/commands/launch.py: multi_gpu_launcher``, ``accelerate/state.py: PartialState``)."""
+
+STILL_PULSES = 5
+"""A process that has not moved for so many is asked what it waits in; reading that takes 0.1 ms."""
 
 
 class World:
@@ -85,15 +89,21 @@ class Moves(TrainerCallback):  # type: ignore[misc]  # transformers is untyped t
 def beating(send: SendEvent) -> Iterator[None]:
     """Inside, a thread sends a ``pulse`` every second: how often the trainer has moved, and where the caller is.
 
-    Nothing is sent, nor waited for, by the thread that trains.
+    Where it has not moved for a while, the collectives that it has come to are sent too. Nothing is sent, nor waited
+    for, by the thread that trains.
     """
     ended, main = threading.Event(), threading.get_ident()
 
     def beat() -> None:
+        moves = still = 0
         while not ended.wait(PULSE_SECONDS):
-            place = _place(sys._current_frames().get(main))
+            still = still + 1 if Moves.count == moves else 0
+            moves = Moves.count
+            pulse = {"event": "pulse", "moves": moves, "place": _place(sys._current_frames().get(main))}
+            if moves and still >= STILL_PULSES:
+                pulse["collectives"] = last_collectives()
             try:
-                send({"event": "pulse", "moves": Moves.count, "place": place})
+                send(pulse)
             except OSError:  # the parent has gone, and this process is about to
                 return
 
