@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from report_examples import GRPO_KNOBS, GRPO_PLAN
 
-from autotrain_mem.engine.predict.vllm_server import vllm_server
+from autotrain_mem.engine.predict.vllm_server import check_colocated, vllm_server
 from autotrain_mem.errors import DoesNotFitError
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.methods.parameter_count import kv_cache
@@ -145,3 +145,34 @@ def test_the_kv_cache_of_a_token_is_counted_where_all_layers_keep_keys_and_value
 ) -> None:
     config = {"hidden_size": 896, "num_attention_heads": 14, "num_hidden_layers": 24, "num_key_value_heads": 2}
     assert kv_cache({**config, **changed}) == expected
+
+
+def colocated(card: str = "a100-80gb", devices: int = 1, **given: Any) -> None:
+    job = Job(method="grpo", model="Qwen/Qwen2.5-7B", dataset=None, arguments={"use_vllm": True, **given})
+    hardware = replace(named(card), topology=Topology(devices=devices))
+    check_colocated(job, KNOBS, hardware, QWEN_7B, longest_prompt=256)
+
+
+def test_a_share_that_holds_weights_and_a_completion_is_enough_and_a_server_has_none() -> None:
+    colocated()
+    colocated("rtx4090", vllm_mode="server")
+    colocated("rtx4090", use_vllm=False)
+    colocated("rtx4090", devices=4, vllm_tensor_parallel_size=4)
+    colocated("rtx4090", vllm_gpu_memory_utilization=0.9)
+
+
+@pytest.mark.parametrize(
+    ("card", "devices", "cures"),
+    [
+        ("rtx4090", 4, ("--vllm_gpu_memory_utilization 0.74", "--vllm_tensor_parallel_size 4", "--vllm_mode server")),
+        ("rtx3060", 1, ("--vllm_mode server",)),
+    ],
+)
+def test_a_share_that_does_not_hold_the_weights_is_refused_before_they_are_loaded(
+    card: str, devices: int, cures: tuple[str, ...]
+) -> None:
+    with pytest.raises(DoesNotFitError) as caught:
+        colocated(card, devices)
+    assert "14.2 GiB of weights and 42.0 MiB of KV cache" in caught.value.message
+    assert [cure.split(" ")[0] for cure in caught.value.hint.split("; ")] == [cure.split(" ")[0] for cure in cures]
+    assert all(cure in caught.value.hint for cure in cures)

@@ -12,7 +12,7 @@ from autotrain_mem.engine.predict.most import question_of
 from autotrain_mem.engine.predict.predictions import Predictions
 from autotrain_mem.engine.predict.steps import optimizer_steps
 from autotrain_mem.engine.predict.suggestions import with_other_methods
-from autotrain_mem.engine.predict.vllm_server import vllm_server
+from autotrain_mem.engine.predict.vllm_server import check_colocated, vllm_server
 from autotrain_mem.engine.rehearsals import Lengths, Rehearsals, row_length
 from autotrain_mem.errors import DoesNotFitError
 from autotrain_mem.planner.advice import advice, questions
@@ -48,6 +48,7 @@ def searched(
     name = rehearsals.job.maximized
     question = None if name is None else question_of(rehearsals, facts, lengths, name)
     space = rehearsals.space(facts, lengths) if question is None else question.space(question.values[0])
+    check_colocated(rehearsals.job, space.base, rehearsals.hardware, facts, longest_prompt=lengths.longest)
     limits = limits_of(rehearsals, space.base, lengths)
     predictions = Predictions(rehearsals, facts, lengths, footprints)
 

@@ -1,23 +1,26 @@
-"""Budgets the GPUs of a vLLM server that generates for those that train."""
+"""Budgets what vLLM takes: the GPUs of a server that generates for those that train, or its share of these."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
 from autotrain_mem.errors import DoesNotFitError
-from autotrain_mem.estimator.memory import VLLM_MODE
+from autotrain_mem.estimator.memory import VLLM_MODE, VLLM_SHARE, vllm_share_bytes
 from autotrain_mem.spec import Hardware, Job, Knobs
 from autotrain_mem.spec.model import ModelFacts
-from autotrain_mem.spec.vllm import SERVER_PORT, SERVER_UTILIZATION, VllmServer
+from autotrain_mem.spec.vllm import OVERHEAD_BYTES, SERVER_PORT, SERVER_UTILIZATION, VllmServer
 from autotrain_mem.units import format_bytes
 
 _HERE = ("0.0.0.0", "127.0.0.1", "localhost")  # TRL's default for a server on this machine
 _HALF_BYTES = 2
 """``dtype auto`` serves a float32 checkpoint in half precision, too (``vllm/config/model.py``)."""
 _MOST_GPUS = 8
+_MOST_PERCENT = 95
+"""Of a card, with what must be left for the trainer: more is no advice."""
 
 
 def vllm_server(
@@ -36,23 +39,60 @@ def vllm_server(
         return None
     host, port = _address(given)
     is_here = host in _HERE and hardware.topology.nodes == 1
+    first_gpu = hardware.topology.devices if is_here else None
+    server = _engine(job, knobs, hardware, facts, longest_prompt, utilization=SERVER_UTILIZATION)
+    server = replace(server, first_gpu=first_gpu, port=port)
+    if not server.fits:
+        raise _does_not_fit(server, facts)
+    return server
+
+
+def check_colocated(
+    job: Job, knobs: Knobs, hardware: Hardware, facts: ModelFacts, *, longest_prompt: int | None
+) -> None:
+    """Refuses an engine in the processes that train whose share of their cards does not hold what it needs.
+
+    vLLM itself says so minutes later, when all weights are loaded ("No available memory for the cache blocks",
+    ``vllm/v1/core/kv_cache_utils.py: check_enough_kv_cache_memory``).
+
+    Raises:
+        DoesNotFitError: its weights and the cache of one completion are more than its share.
+    """
+    if not vllm_share_bytes(job, hardware):
+        return
+    engine = _engine(job, knobs, hardware, facts, longest_prompt, utilization=VLLM_SHARE)
+    if engine.fits:
+        return
+    held_bytes = (engine.weights_bytes or 0) + (engine.completion_bytes or 0)
+    share = math.ceil(100 * (held_bytes + OVERHEAD_BYTES) / hardware.total_bytes)
+    cures = [f"--vllm_gpu_memory_utilization {share / 100:.2f} gives it as much"] if share < _MOST_PERCENT else []
+    if (gpus := hardware.topology.devices) > engine.gpus:
+        cures.append(f"--vllm_tensor_parallel_size {gpus} divides it among {gpus} of the GPUs")
+    cures.append("--vllm_mode server generates on GPUs of its own")
+    raise DoesNotFitError(
+        f"{_needs(engine)} do not fit vLLM's share of a card, {format_bytes(engine.share_bytes)}.",
+        hint=f"{'; '.join(cures)}.",
+    )
+
+
+def _engine(
+    job: Job, knobs: Knobs, hardware: Hardware, facts: ModelFacts, longest_prompt: int | None, *, utilization: float
+) -> VllmServer:
+    given = job.arguments
     length = None if longest_prompt is None else longest_prompt + knobs.completion_length
-    server = VllmServer(
+    engine = VllmServer(
         model=job.model,
         gpus=1,
-        first_gpu=hardware.topology.devices if is_here else None,
-        port=port,
-        gpu_memory_utilization=float(given.get("vllm_gpu_memory_utilization", SERVER_UTILIZATION)),
+        first_gpu=None,
+        port=SERVER_PORT,
+        gpu_memory_utilization=float(given.get("vllm_gpu_memory_utilization", utilization)),
         max_model_len=given.get("vllm_max_model_length") or length,
         total_bytes=hardware.total_bytes,
         weights_bytes=None,
         token_bytes=None,
         completions=_completions(given, knobs),
     )
-    server = _on(server, facts, int(given.get("vllm_tensor_parallel_size", 1)))
-    if not server.fits:
-        raise _does_not_fit(server, facts)
-    return server
+    return _on(engine, facts, int(given.get("vllm_tensor_parallel_size", 1)))
 
 
 def _address(given: Mapping[str, Any]) -> tuple[str, int]:
@@ -87,8 +127,10 @@ def _does_not_fit(server: VllmServer, facts: ModelFacts) -> DoesNotFitError:
     if nearest is not None:
         held = format_bytes(nearest.weights_bytes or 0)
         cure = f"Give --vllm_tensor_parallel_size {nearest.gpus}: {nearest.gpus} GPUs hold {held} of weights each"
-    parts = (
-        f"{format_bytes(server.weights_bytes or 0)} of weights and {format_bytes(server.completion_bytes or 0)} of KV"
-    )
     cards = f"a card of the vLLM server, which takes {format_bytes(server.share_bytes)} of it"
-    return DoesNotFitError(f"{parts} cache for one completion do not fit {cards}.", hint=f"{cure}.")
+    return DoesNotFitError(f"{_needs(server)} do not fit {cards}.", hint=f"{cure}.")
+
+
+def _needs(engine: VllmServer) -> str:
+    weights, cache = format_bytes(engine.weights_bytes or 0), format_bytes(engine.completion_bytes or 0)
+    return f"{weights} of weights and {cache} of KV cache for one completion"
