@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotrain_mem.engine.deepspeed_file import with_deepspeed
 from autotrain_mem.errors import UsageError
+from autotrain_mem.spec.knobs import ZERO_KNOBS
 from autotrain_mem.yaml_files import read_yaml
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from autotrain_mem.parallel.user_config import Launch
 
 FLAG = "--accelerate_config"
+_NUMBERS = {"gradient_accumulation_steps": "gradient_accumulation_steps", "gradient_clipping": "max_grad_norm"}
+"""Keys of ``deepspeed_config`` that are TRL's arguments too, under their names."""
 _RECOMPUTES = ("gradient_checkpointing", "activation_checkpointing")
 """Two names of one argument (``transformers/training_args.py``)."""
 
@@ -41,6 +44,8 @@ def with_accelerate(wish: Wish) -> Wish:
     autofit = wish.autofit
     gpus = launch.processes // launch.nodes if launch.processes else autofit.gpus
     processes = launch.processes or autofit.gpu_counts[0] * launch.nodes
+    if str(content.get("distributed_type")) == "DEEPSPEED":
+        return _with_zero(wish, content, launch, gpus=gpus)
     sharding = launch.sharding if processes > 1 else None
     return replace(
         wish,
@@ -49,6 +54,23 @@ def with_accelerate(wish: Wish) -> Wish:
         pins=_pins(launch) if sharding else {},
         config={**wish.config, **_trl_arguments(wish, launch)},
     )
+
+
+def _with_zero(wish: Wish, content: Mapping[str, Any], launch: Launch, *, gpus: Any) -> Wish:
+    """The wish with what a config says of DeepSpeed, as flags and DeepSpeed's own file say it: no config is left."""
+    from autotrain_mem.parallel.user_config import zero_settings
+
+    given = zero_settings(content)
+    file = given.get("deepspeed_config_file")
+    autofit = replace(wish.autofit, gpus=gpus, nodes=launch.nodes, accelerate_config=None)
+    config = {**_trl_arguments(wish, launch), **wish.config}
+    if file is not None:
+        placed = replace(wish, autofit=autofit, accelerate=None, config=config | {"deepspeed": str(file)})
+        return with_deepspeed(placed)
+    numbers = {ours: given[key] for key, ours in _NUMBERS.items() if isinstance(given.get(key), int | float)}
+    offload = {name: given[name] for name in ZERO_KNOBS if given.get(name) not in (None, "none")}
+    autofit = replace(autofit, sharding=launch.sharding, **offload)
+    return replace(wish, autofit=autofit, accelerate=None, config=numbers | config)
 
 
 def launch_warnings(wish: Wish) -> tuple[str, ...]:
@@ -99,7 +121,7 @@ def _contradictions(wish: Wish, launch: Launch, name: str) -> Iterator[tuple[str
     if autofit.nodes not in (None, launch.nodes):
         cure = f"Remove --nodes, or write num_machines: {autofit.nodes}."
         yield f"--nodes {autofit.nodes} and num_machines {launch.nodes} in {name} contradict each other", cure
-    if autofit.sharding not in (None, launch.sharding):
+    if autofit.sharding not in (None, launch.sharding) and (launch.sharding or launch.processes == 1):
         asked = launch.sharding or "a single process"
         yield f"--sharding {autofit.sharding} and {name}, which asks for {asked}, contradict each other", "Remove one."
     if autofit.fsdp_offload_params and not launch.fsdp_offload_params:

@@ -44,6 +44,10 @@ _OTHER_TYPES = {
     "XLA": ("TPUs are not rehearsed", "distributed_type: MULTI_GPU trains on GPUs."),
     "MULTI_CPU": ("training on several CPUs is not planned for", "distributed_type: NO, and --use_cpu, takes one."),
 }
+_TAKES = "distributed_type takes NO, MULTI_GPU, FSDP or DEEPSPEED here."
+_STAGE = 2
+"""Where nothing is said (``accelerate/utils/dataclasses.py: DeepSpeedPlugin.__post_init__``)."""
+_ZEROS: Mapping[str, Sharding] = {"1": "zero1", "2": "zero2", "3": "zero3"}
 _OTHER_PARALLELISM = {
     "tp_size": "tensor parallelism is not rehearsed",
     "cp_size": "context parallelism is not rehearsed",
@@ -62,7 +66,7 @@ class Launch:
     """None where the config leaves them open, as it may: ``num_processes: -1``."""
     nodes: int
     sharding: Sharding | None
-    """None for a single process."""
+    """None for a single process, and where a file of DeepSpeed's says it."""
     dp_replicate_size: int | None
     fsdp_offload_params: bool
     mixed_precision: str
@@ -149,6 +153,9 @@ def _sharding(config: Mapping[str, Any], settings: Mapping[str, Any], replicas: 
         return None
     if _type(config) == "MULTI_GPU":
         return "ddp"
+    if _type(config) == "DEEPSPEED":
+        given = zero_settings(config)
+        return None if "deepspeed_config_file" in given else _ZEROS[str(given.get("zero_stage", _STAGE))]
     if _version(settings) == 1:
         return "fsdp1"
     if replicas > 1:
@@ -187,7 +194,7 @@ def _unread(settings: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _blocks(config: Mapping[str, Any]) -> Iterator[Problem]:
-    for name in ("fsdp_config", "parallelism_config", "dynamo_config"):
+    for name in ("fsdp_config", "parallelism_config", "dynamo_config", "deepspeed_config"):
         if not isinstance(config.get(name) or {}, Mapping):
             yield f"{name} holds no keys", f"Write {name}: and indented keys below."
 
@@ -210,14 +217,14 @@ def _kind(config: Mapping[str, Any]) -> Iterator[Problem]:
         yield f"{where}, whose devices are not known", "compute_environment: LOCAL_MACHINE."
     kind = _type(config)
     if kind == "DEEPSPEED":
-        yield "distributed_type DEEPSPEED: its ZeRO is not rehearsed", _instead_of_zero(config)
+        yield from _zero(config)
     elif kind in _OTHER_TYPES:
         why, cure = _OTHER_TYPES[kind]
         yield f"distributed_type {kind}: {why}", cure
     elif "distributed_type" not in config:
         yield "distributed_type is not given", "distributed_type: MULTI_GPU is DDP, FSDP shards."
     elif kind not in ("NO", "MULTI_GPU", "FSDP"):
-        yield f"distributed_type {kind} is not planned for", "distributed_type takes NO, MULTI_GPU or FSDP here."
+        yield f"distributed_type {kind} is not planned for", _TAKES
     if _is_true(config.get("use_cpu", False)):
         yield "use_cpu true: plans of several processes are for GPUs", "Remove it; --use_cpu trains on the CPU."
     dynamo = config.get("dynamo_config") or config
@@ -231,12 +238,28 @@ def _kind(config: Mapping[str, Any]) -> Iterator[Problem]:
         yield "fp8 is not rehearsed", "mixed_precision: bf16 is the nearest; remove fp8_config."
 
 
-def _instead_of_zero(config: Mapping[str, Any]) -> str:
-    """Says what comes nearest: stages 1 and 2 hold weights whole, which FSDP2 does from forward to backward alone."""
-    given = config.get("deepspeed_config") or {}
-    stage = str(given.get("zero_stage", 2)) if isinstance(given, Mapping) else "2"
-    reshard = "as stage 3 does" if stage == "3" else f"with fsdp_reshard_after_forward: false nearest to stage {stage}"
-    return f"{_FSDP2}, {reshard}; fsdp_offload_params: true offloads."
+def _zero(config: Mapping[str, Any]) -> Iterator[Problem]:
+    """Keys of ``accelerate/utils/dataclasses.py: DeepSpeedPlugin``; a file of DeepSpeed's is read for itself."""
+    given = zero_settings(config)
+    if "deepspeed_config_file" in given:
+        return
+    if str(given.get("zero_stage", _STAGE)) not in ("1", "2", "3"):
+        yield (
+            f"zero_stage {given['zero_stage']} divides nothing",
+            "distributed_type: MULTI_GPU is DDP; or zero_stage: 3.",
+        )
+    for part in ("optimizer", "param"):
+        device = str(given.get(f"offload_{part}_device") or "none")
+        if device not in ("none", "cpu"):
+            yield f"offload_{part}_device {device} is not rehearsed", f"offload_{part}_device: cpu."
+    if given.get("deepspeed_moe_layer_cls_names"):
+        yield "deepspeed_moe_layer_cls_names is not rehearsed", "Remove it."
+
+
+def zero_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns ``deepspeed_config``, where it holds keys."""
+    given = config.get("deepspeed_config")
+    return dict(given) if isinstance(given, Mapping) else {}
 
 
 def _precision(config: Mapping[str, Any]) -> Iterator[Problem]:
@@ -259,9 +282,9 @@ def _counts(config: Mapping[str, Any]) -> Iterator[Problem]:
     if processes > 0 and processes % nodes:
         cure = f"num_processes counts those of all machines: {processes * nodes} are {processes} on each of {nodes}."
         yield f"num_processes {processes} does not divide into {nodes} machines", cure
-    if _type(config) == "FSDP" and processes == 1:
+    if _type(config) in ("FSDP", "DEEPSPEED") and processes == 1:
         cure = "distributed_type: NO, or num_processes: 2 or more."
-        yield "distributed_type FSDP with one process has nothing to divide", cure
+        yield f"distributed_type {_type(config)} with one process has nothing to divide", cure
     ids = str(config.get("gpu_ids") or "all")
     if ids != "all" and ids.split(",") != [str(index) for index in range(max(1, processes // nodes))]:
         yield (

@@ -285,8 +285,8 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "dry_run_for_all_cards": (2, "plan sft --model none --dry_run --gpu all", "'--gpu all'"),
     "accelerate_deepspeed": (
         2,
-        f"{PLAN} --accelerate_config deepspeed.yaml",
-        "deepspeed.yaml DEEPSPEED 'fsdp_version: 2'",
+        f"{PLAN} --accelerate_config deepspeed.yaml --sharding zero3",
+        "deepspeed.yaml '--sharding zero3' zero2",
     ),
     "accelerate_and_flags": (
         2,

@@ -31,3 +31,24 @@ def test_a_flag_that_says_otherwise_contradicts_it() -> None:
     wish = Wish(method="sft", model="m", argv=("--deepspeed", json.dumps(CONFIG)), autofit=AutoFit(sharding="zero2"))
     with pytest.raises(UsageError, match="--sharding zero2 and the zero3 of --deepspeed contradict"):
         with_accelerate(wish)
+
+
+def launched(deepspeed: dict[str, object], **given: object) -> Wish:
+    content = {"distributed_type": "DEEPSPEED", "num_processes": 4, "mixed_precision": "bf16"}
+    autofit = AutoFit(accelerate_config={**content, "deepspeed_config": deepspeed}, **given)  # type: ignore[arg-type]
+    return with_accelerate(Wish(method="sft", model="m", autofit=autofit))
+
+
+def test_a_config_of_accelerates_says_it_by_flags_too(tmp_path: Path) -> None:
+    wish = launched({"zero_stage": 3, "offload_optimizer_device": "cpu", "offload_param_device": "none"})
+    assert (wish.autofit.gpus, wish.autofit.sharding) == (4, "zero3")
+    assert (wish.autofit.offload_optimizer_device, wish.autofit.offload_param_device) == ("cpu", None)
+    assert (wish.accelerate, wish.autofit.accelerate_config, wish.config) == (None, None, {"bf16": True})
+    assert with_accelerate(wish) == wish
+    assert launched({"gradient_accumulation_steps": 4}).config["gradient_accumulation_steps"] == 4
+    assert launched({"gradient_accumulation_steps": "auto"}).autofit.sharding == "zero2"
+    (tmp_path / "ds.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    wish = launched({"deepspeed_config_file": str(tmp_path / "ds.json")}, sharding="zero3")
+    assert (wish.autofit.gpus, wish.autofit.sharding, wish.autofit.offload_param_device) == (4, "zero3", "cpu")
+    with pytest.raises(UsageError, match="--sharding zero2"):
+        launched({"zero_stage": 3}, sharding="zero2")

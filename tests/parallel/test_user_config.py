@@ -90,11 +90,12 @@ def test_that_accelerate_takes_no_notice_is_said() -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "DeepSpeed": ({"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 3}}, "fsdp_version: 2"),
-    "ZeRO-1": ({"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 1}}, "nearest to stage 1"),
+    "ZeRO-0": ({"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 0}}, "MULTI_GPU is DDP"),
+    "NVMe": ({"distributed_type": "DEEPSPEED", "deepspeed_config": {"offload_param_device": "nvme"}}, "cpu"),
+    "one process of ZeRO": ({"distributed_type": "DEEPSPEED", "num_processes": 1}, "2 or more"),
     "Megatron": ({"distributed_type": "MEGATRON_LM"}, "fsdp_version: 2"),
     "TPU": ({"distributed_type": "XLA"}, "MULTI_GPU"),
-    "another kind": ({"distributed_type": "MULTI_XPU"}, "NO, MULTI_GPU or FSDP"),
+    "another kind": ({"distributed_type": "MULTI_XPU"}, "NO, MULTI_GPU, FSDP or DEEPSPEED"),
     "no kind": ({"num_processes": 2}, "distributed_type: MULTI_GPU"),
     "cloud": ({"distributed_type": "NO", "compute_environment": "AMAZON_SAGEMAKER"}, "LOCAL_MACHINE"),
     "fp8": ({"distributed_type": "NO", "mixed_precision": "fp8"}, "mixed_precision: bf16"),
