@@ -31,11 +31,10 @@ from autotrain_mem.spec.plan_file import PLAN_NAME
 from autotrain_mem.spec.report import RUN_NAME
 from autotrain_mem.spec.shortage import Shortage
 from autotrain_mem.training import launch
+from autotrain_mem.training.checkpoint_kinds import Resumer, as_it_was_begun, is_of_another_form, why_not
 from autotrain_mem.training.checkpoints import (
     Checkpoint,
     discard,
-    is_deepspeeds,
-    is_in_shards,
     newest_start,
     processes_of,
     step_of,
@@ -278,45 +277,25 @@ class SupervisedRun:
         return self._first
 
     def _check_processes(self, checkpoint: Path) -> None:
-        """Say what becomes of a checkpoint that another number of processes wrote.
+        """Say what becomes of a checkpoint that another number of processes wrote, or another way of sharing a model.
 
         Raises:
-            OutputFolderError: it is in shards and the training is not, or the other way round.
+            OutputFolderError: the training cannot go on with it.
         """
-        knobs, before = self.plan.knobs, processes_of(checkpoint)
-        if is_deepspeeds(checkpoint) or knobs.zero_stage:
-            self._check_deepspeed(checkpoint, before)
-            return
-        if is_in_shards(checkpoint) != knobs.is_sharded:
-            was, asked = ("in shards", "fsdp2") if is_in_shards(checkpoint) else ("not in shards", "ddp")
-            raise OutputFolderError(
-                f"Cannot go on with {checkpoint}: its model is {was}, and --sharding {knobs.sharding or 'none'} would "
-                "read one that is otherwise.",
-                hint=f"Go on as it was begun: --gpus {before}" + (f" --sharding {asked}." if before > 1 else "."),
-            )
-        if before != knobs.processes:
+        resumer, before = Resumer.of(self.plan.knobs), processes_of(checkpoint)
+        if why := why_not(checkpoint, resumer):
+            raise OutputFolderError(f"Cannot go on with {checkpoint}: {why}.", hint=as_it_was_begun(checkpoint))
+        changes = []
+        if before != resumer.processes:
+            changes.append(f"is of {counted(before, 'rank')}, and {resumer.processes} go on with it")
+        if is_of_another_form(checkpoint, resumer):
+            changes.append(f"is shared otherwise than by --sharding {resumer.sharding or 'none'}, and is divided anew")
+        if changes:
             message = (
-                f"{checkpoint.name} is of {counted(before, 'rank')}, and {knobs.processes} go on with it: random "
-                "numbers are others; the rows of each step are the same where the effective batch is"
+                f"{checkpoint.name} {'; it '.join(changes)}: random numbers are others; the rows of each step are the "
+                "same where the effective batch is"
             )
             self.record({"event": "note", "message": message})
-
-    def _check_deepspeed(self, checkpoint: Path, before: int) -> None:
-        """DeepSpeed goes on with its own checkpoints only, and with as many ranks as wrote them
-        (``deepspeed/runtime/engine.py: _get_all_zero_checkpoints``).
-
-        Raises:
-            OutputFolderError: it is another's, or of another number of ranks.
-        """
-        knobs = self.plan.knobs
-        if is_deepspeeds(checkpoint) and knobs.zero_stage and before == knobs.processes:
-            return
-        was = f"DeepSpeed's, of {counted(before, 'rank')}" if is_deepspeeds(checkpoint) else "not DeepSpeed's"
-        raise OutputFolderError(
-            f"Cannot go on with {checkpoint}: it is {was}, and {counted(knobs.processes, 'rank')} with --sharding "
-            f"{knobs.sharding or 'none'} would read another.",
-            hint=f"Go on as it was begun: --gpus {before} with the same --sharding.",
-        )
 
     def _last_start(self) -> Checkpoint | None:
         """Find where the run that was in the folder last has got to, and go on as that run.

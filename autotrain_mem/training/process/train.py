@@ -29,6 +29,7 @@ from autotrain_mem.training.process.finite_values import FiniteValues
 from autotrain_mem.training.process.lossy_logs import drop_logs_without_room
 from autotrain_mem.training.process.model_card import complete_cards, write_last_card
 from autotrain_mem.training.process.oom_report import phase_of, shortage_of
+from autotrain_mem.training.process.resharding.resume import reading_other_forms
 from autotrain_mem.training.process.world import Moves, World
 from autotrain_mem.training.request import Request, SendEvent
 from autotrain_mem.training.run_folder import check_in_place
@@ -76,7 +77,8 @@ def _run(trainer: Any, device: Device, request: Request, send: SendEvent, world:
     trainer.add_callback(FiniteValues(trainer, send, world))  # outermost: the longest rows' loss is none of the run's
     resume = request.job.arguments.get("resume_from_checkpoint")
     try:
-        device.train(trainer, resume_from_checkpoint=resume)
+        with reading_other_forms(trainer, resume, request.knobs, send):
+            device.train(trainer, resume_from_checkpoint=resume)
     except Exception as error:
         if kind_of(error) in (None, HOST):
             raise

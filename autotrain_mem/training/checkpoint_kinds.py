@@ -1,0 +1,113 @@
+"""Tells in which form a checkpoint holds model and optimizer, and which trainings can go on with it.
+
+A training goes on with a checkpoint of its own form as the libraries do. What it reads of another form is in
+``training.process.resharding``; what it cannot is refused here, before anything starts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from autotrain_mem.spec import Knobs
+from autotrain_mem.training.checkpoints import is_deepspeeds, is_in_shards, processes_of
+
+Form = Literal["whole", "shards", "zero", "zero3"]
+"""``whole``: files with all of the model and the optimizer (one process, DDP); ``shards``: those of
+``torch.distributed.checkpoint`` (FSDP); ``zero`` and ``zero3``: DeepSpeed's, each rank's part in a file."""
+
+_NAMES = {
+    "whole": "whole (of one process, or of DDP)",
+    "shards": "in FSDP's shards",
+    "zero": "DeepSpeed's ZeRO-1 or 2",
+    "zero3": "DeepSpeed's ZeRO-3",
+}
+_FAMILIES = {"zero1": "zero", "zero2": "zero", "zero3": "zero3"}
+PARAMETER_SHAPED = ("adamw_torch", "adamw_torch_fused", "adagrad", "rmsprop", "sgd")
+"""Optimizers whose state is a number, or as large as the parameter (``torch/optim``): what belongs to a shard can be
+cut out of it. Blocks of 8 bits and factors cannot."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resumer:
+    """Says how the training is shared that is to go on with a checkpoint."""
+
+    sharding: str | None
+    processes: int
+    optim: str | None = None
+    """None where it is not known yet."""
+    uses_nvme: bool = False
+
+    @classmethod
+    def of(cls, knobs: Knobs) -> Resumer:
+        """The one that these settings make."""
+        devices = (knobs.offload_optimizer_device, knobs.offload_param_device)
+        return cls(
+            sharding=knobs.sharding, processes=knobs.processes, optim=knobs.optim, uses_nvme="nvme" in devices
+        )
+
+    @property
+    def form(self) -> Form:
+        """The form of the checkpoints that it writes.
+
+        >>> Resumer(sharding="hsdp", processes=8).form
+        'shards'
+        """
+        if self.sharding in (None, "ddp") or self.processes == 1:
+            return "whole"
+        return _FAMILIES.get(str(self.sharding), "shards")  # type: ignore[return-value]
+
+
+def form_of(checkpoint: Path) -> Form:
+    """The form that its files have (``deepspeed/runtime/engine.py: _get_ckpt_name`` names those of ZeRO-3)."""
+    if is_deepspeeds(checkpoint):
+        return "zero3" if any(checkpoint.glob("global_step*/zero_pp_rank_*_model_states.pt")) else "zero"
+    return "shards" if is_in_shards(checkpoint) else "whole"
+
+
+def is_of_another_form(checkpoint: Path, resumer: Resumer) -> bool:
+    """Whether the libraries would not go on with it by themselves."""
+    return form_of(checkpoint) != resumer.form
+
+
+def why_not(checkpoint: Path, resumer: Resumer) -> str:
+    """Say what keeps a training from going on with a checkpoint; empty for nothing.
+
+    DeepSpeed's own are read by as many ranks as wrote them, and by nobody else: their universal form lacks what
+    transformers adds (``deepspeed/runtime/engine.py: _load_zero_checkpoint``, ``deepspeed/checkpoint/ds_to_universal.py:
+    _check_for_required_state``).
+    """
+    form, before = form_of(checkpoint), processes_of(checkpoint)
+    if form in ("zero", "zero3"):
+        if form == resumer.form and before == resumer.processes:
+            return ""
+        asked = f"{_ranks(resumer.processes)} with --sharding {resumer.sharding or 'none'}"
+        return f"it is {_NAMES[form]} of {_ranks(before)}, and {asked} cannot read it"
+    if form == resumer.form:
+        return ""
+    if resumer.sharding == "fsdp1":
+        return f"it is {_NAMES[form]}, which FSDP1 does not read"
+    if resumer.uses_nvme:
+        return f"it is {_NAMES[form]}, and DeepSpeed keeps on NVMe what would be written over"
+    if resumer.optim is not None and resumer.optim not in PARAMETER_SHAPED:
+        return f"it is {_NAMES[form]}, and the state of {resumer.optim} cannot be divided otherwise"
+    return ""
+
+
+def as_it_was_begun(checkpoint: Path) -> str:
+    """The flags that go on with it as it was written, and what else there is to do."""
+    form, before = form_of(checkpoint), processes_of(checkpoint)
+    if form == "whole":
+        return f"Go on as it was begun: --gpus {before}" + (" --sharding ddp." if before > 1 else ".")
+    if form == "shards":
+        return "Go on as it was begun, with any number of GPUs: --sharding fsdp2."
+    stage = "zero3" if form == "zero3" else "zero1 or zero2"
+    return (
+        f"Go on as it was begun: --gpus {before} --sharding {stage}.\n"
+        "For another number of GPUs train with --sharding fsdp2, whose checkpoints any number reads."
+    )
+
+
+def _ranks(number: int) -> str:
+    return "1 rank" if number == 1 else f"{number} ranks"
