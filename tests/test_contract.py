@@ -106,7 +106,7 @@ LAYERS = {
         7,
         "allocator columns data errors files host machine methods methods.table parallel processes rehearsal spec "
         "units",
-        "accelerate torch transformers trl",
+        "accelerate deepspeed peft safetensors torch transformers trl",
     ),
     "worker": part(
         8,
@@ -250,7 +250,7 @@ def test_every_third_party_import_is_a_declared_dependency() -> None:
     called = {"nvidia-ml-py": "pynvml", "pyyaml": "yaml"}
     names = {re.split(r"[\s<>=!;\[]", line)[0] for line in project["dependencies"]}
     of_extras = {"deepspeed"}  # what asks for it says so (``checks.sharding: installed``)
-    of_transformers = {"tokenizers", "huggingface_hub", "packaging"}
+    of_transformers = {"tokenizers", "huggingface_hub", "packaging", "safetensors"}
     declared = {called.get(name, name) for name in names} | of_transformers | of_extras
     used = {name.split(".")[0] for module in MODULES for _, name in imports(TREES[module], module) if not is_ours(name)}
     assert sorted(used - set(sys.stdlib_module_names) - declared) == []

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autotrain_mem.engine.output_dir import RESUME, check_output, check_weights
+from autotrain_mem.engine.resuming import check_checkpoint
 from autotrain_mem.engine.wish import Wish, check_launch
 from autotrain_mem.errors import AutofitError, UsageError
 from autotrain_mem.local_files import check_data_path, check_model_folder
@@ -100,6 +101,8 @@ def refuse(wish: Wish, *, to_train: bool, reads_data: bool = True) -> None:
         UsageError, NoGpuError, UnknownGpuError, UnreadableGpuError, ModelNotFoundError, ModelConfigError,
             DatasetError, OutputFolderError.
     """
+    if to_train and wish.argument(RESUME):
+        check_checkpoint(wish)
     if wish.autofit.plan is not None or wish.argument(RESUME):
         return
     if wish.simulate and wish.autofit.gpu is None:  # words that contradict each other are told with all that do

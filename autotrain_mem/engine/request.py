@@ -12,6 +12,7 @@ from autotrain_mem.engine.early import no_model
 from autotrain_mem.engine.kept_answers import parsed
 from autotrain_mem.engine.output_dir import RESUME, default_dir
 from autotrain_mem.engine.rehearsals import Rehearsals, for_processes
+from autotrain_mem.engine.reuse.other_processes import arguments_of, autofit_of, is_shared_otherwise
 from autotrain_mem.engine.wish import Wish, check_launch
 from autotrain_mem.errors import PlanFileError, UsageError
 from autotrain_mem.machine.choose import choose
@@ -102,13 +103,17 @@ def with_plan(wish: Wish, hints: PlanHints, warn: Callable[[str], None], *, to_t
     job = plan.job
     for message in _taken(job, wish):
         warn(message)
+    autofit, arguments = wish.autofit.over(plan, here=to_train and not wish.simulate), job.trl_arguments
+    if is_shared_otherwise(wish.autofit, plan):
+        autofit = autofit_of(wish.autofit, autofit, plan)
+        arguments = arguments_of(plan, sum(autofit.gpu_counts[:1]) * (autofit.nodes or 1))
     return replace(
         wish,
         plan=plan,
-        autofit=wish.autofit.over(plan, here=to_train and not wish.simulate),
+        autofit=autofit,
         model=wish.model if names_model else job.model,
         dataset=wish.dataset if names_dataset else job.dataset,
-        config={**job.trl_arguments, **wish.config},
+        config={**arguments, **wish.config},
         accelerate=job.accelerate if wish.accelerate is None else wish.accelerate,
         environment={**job.environment, **wish.environment},
     )

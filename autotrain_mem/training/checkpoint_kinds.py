@@ -43,9 +43,7 @@ class Resumer:
     def of(cls, knobs: Knobs) -> Resumer:
         """The one that these settings make."""
         devices = (knobs.offload_optimizer_device, knobs.offload_param_device)
-        return cls(
-            sharding=knobs.sharding, processes=knobs.processes, optim=knobs.optim, uses_nvme="nvme" in devices
-        )
+        return cls(sharding=knobs.sharding, processes=knobs.processes, optim=knobs.optim, uses_nvme="nvme" in devices)
 
     @property
     def form(self) -> Form:

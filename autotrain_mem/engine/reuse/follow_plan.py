@@ -14,6 +14,7 @@ from typing import Any
 from autotrain_mem.engine.predict.plan import make_plan
 from autotrain_mem.engine.predict.predictions import Predictions
 from autotrain_mem.engine.rehearsals import UNSEEN, Lengths, Rehearsals, row_length
+from autotrain_mem.engine.reuse.other_processes import ROWS, STEPS, changes, ways_to_share
 from autotrain_mem.errors import DoesNotFitError, UsageError
 from autotrain_mem.machine.catalog import recognise
 from autotrain_mem.machine.detect import CHOOSE_CARDS
@@ -74,6 +75,9 @@ def follow_plan(
     if rehearsals.headroom_bytes is None and _card_name(before.hardware) == _card_name(rehearsals.hardware):
         rehearsals = replace(rehearsals, headroom_bytes=before.hardware.free_bytes - before.budget_bytes)
     space = rehearsals.space(facts, lengths)
+    ways = list(ways_to_share(plan, space, again))
+    differing = tuple(changes(plan.knobs, ways[0]))
+    plan = replace(plan, estimate=replace(before, knobs=ways[0]))
     if wrong := [*_contradictions(plan, space, rehearsals.job)]:
         raise UsageError(
             f"The plan decides otherwise: {'; '.join(wrong)}.",
@@ -81,7 +85,7 @@ def follow_plan(
         )
     given = _given_anew(plan, space)
     knobs = precise_for(replace(plan.knobs, **given), rehearsals.job.arguments, rehearsals.compute_capability)
-    reasons = _changed(plan, knobs, rehearsals, facts, lengths)
+    reasons = (*differing, *_changed(plan, knobs, rehearsals, facts, lengths))
     if not reasons and any(probe.fits and probe.knobs == plan.knobs for probe in plan.experience.probes):
         rehearsals = _as_probed(rehearsals, before)
     estimate = replace(  # the same bytes against what is free here
@@ -96,14 +100,19 @@ def follow_plan(
         return replace(followed, alternatives=plan.alternatives, experience=plan.experience)
     reasons = reasons or _less_room(before, estimate)
     predictions = Predictions(rehearsals, facts, lengths)
-    (estimate,) = predictions.rehearse([knobs], whole=True)
-    estimate = predictions.over_steps(estimate) if estimate.fits else estimate
-    attempt = candidate(estimate)
-    on_attempt(attempt)
+    attempts = []
+    for way in ways:  # one, but where other processes share it
+        split = {name: getattr(way, name) for name in (ROWS, STEPS)}
+        (estimate,) = predictions.rehearse([replace(knobs, **split)], whole=True)
+        estimate = predictions.over_steps(estimate) if estimate.fits else estimate
+        attempts.append(candidate(estimate))
+        on_attempt(attempts[-1])
+        if estimate.fits:
+            break
     if not estimate.fits:
         raise _does_not_fit(plan, estimate, reasons, again)
     seconds = time.perf_counter() - started
-    followed = _planned(plan, estimate, rehearsals, facts, lengths, attempts=(attempt,), seconds=seconds)
+    followed = _planned(plan, estimate, rehearsals, facts, lengths, attempts=tuple(attempts), seconds=seconds)
     experience = replace(plan.experience, learned=Learned(), probes=())  # what was measured was measured elsewhere
     warning = f"The plan was made before and rehearsed once more, since this has changed: {', '.join(reasons)}."
     return replace(followed, warnings=(*followed.warnings, warning), experience=experience)

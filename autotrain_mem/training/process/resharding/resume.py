@@ -24,6 +24,7 @@ from autotrain_mem.training.process.resharding.saved import Saved, opened
 from autotrain_mem.training.process.resharding.zero_parts import ZeroParts
 from autotrain_mem.training.request import SendEvent
 
+
 class Parts(Protocol):
     """Where a training has its weights and optimizer state."""
 
@@ -72,7 +73,9 @@ def reading_other_forms(trainer: Any, checkpoint: str | None, knobs: Knobs, send
 
 
 def _load(trainer: Any, checkpoint: Path, knobs: Knobs, order: OptimizerOrder, send: SendEvent) -> None:
-    parts: Parts = ZeroParts(trainer) if knobs.zero_stage else TorchParts(trainer, state_on_host=knobs.optimizer_offload)
+    parts: Parts = (
+        ZeroParts(trainer) if knobs.zero_stage else TorchParts(trainer, state_on_host=knobs.optimizer_offload)
+    )
     with opened(checkpoint, form_of(checkpoint)) as saved:
         weights = weights_of(trainer.model, saved)
         _check_trained(trainer.model, weights)
@@ -101,11 +104,11 @@ def _check(weights: list[Weight], order: OptimizerOrder, saved: Saved, parts: Pa
     Raises:
         TrainingError: it is not the same.
     """
-    steps = {
-        float(state["step"]) for _, state in states_of(saved, numbered(order, saved)) if "step" in state
-    }
+    steps = {float(state["step"]) for _, state in states_of(saved, numbered(order, saved)) if "step" in state}
     now = {*parts.steps()}
-    problems = [f"{weight.name} is not as it was saved" for weight in _sample(weights) if _differs(weight, saved, parts)]
+    problems = [
+        f"{weight.name} is not as it was saved" for weight in _sample(weights) if _differs(weight, saved, parts)
+    ]
     if saved.states() and parts.states() != len(order.names):
         problems.append(f"{parts.states()} of {len(order.names)} parameters have optimizer state")
     if len(steps) > 1 or now - steps:

@@ -130,7 +130,9 @@ class _Reader:
 
     def objects(self, start: str) -> dict[str, Any]:
         entries = self._index.state_dict_metadata.items()
-        names = [name for name, each in entries if name.startswith(start) and not isinstance(each, TensorStorageMetadata)]
+        names = [
+            name for name, each in entries if name.startswith(start) and not isinstance(each, TensorStorageMetadata)
+        ]
         wanted: dict[str, Any] = dict.fromkeys(names)
         self._load(wanted)
         return {name.removeprefix(start): value for name, value in wanted.items()} | {

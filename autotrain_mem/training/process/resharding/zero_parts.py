@@ -64,7 +64,9 @@ class ZeroParts:
                     if key not in state:
                         state[key] = torch.zeros_like(flat)
                     state[key].narrow(0, start, part.numel()).copy_(part)
-        steps = {float(value) for _, whole in states_of(saved, numbers) for key, value in whole.items() if key == "step"}
+        steps = {
+            float(value) for _, whole in states_of(saved, numbers) for key, value in whole.items() if key == "step"
+        }
         for flat in self._flats():
             if steps and base.state[flat]:
                 base.state[flat]["step"] = self._step(max(steps), flat)
