@@ -453,6 +453,21 @@ def test_survival(
     assert row["outcome"].partition(":")[0] == outcome
 
 
+def test_resume_matrix(script: Load, tmp_path: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pair that goes on in another way, and figures that differ are told."""
+    resume_matrix = script("resume_matrix")
+    monkeypatch.setattr(resume_matrix.names, "STEPS", 3)
+    monkeypatch.setattr(resume_matrix.names, "SAVED", 1)
+    monkeypatch.setattr(resume_matrix.names, "ROWS", 24)
+    with forge.commands(command):
+        ran = resume_matrix.run("--smoke", "--work", tmp_path)
+    assert ran.code == 0, ran.out
+    (row,) = json.loads((tmp_path / "matrix.json").read_text()).values()
+    assert (row["outcome"], row["rows"], row["steps"], row["tokens"]) == ("the same", True, True, True)
+    quiet = json.loads((tmp_path / "quiet.json").read_text())["full ddp 2"]
+    assert resume_matrix.names.judged({**quiet, "tokens": {}}, quiet)["outcome"] == "changed"
+
+
 @pytest.mark.skipif(not (shutil.which("chromium") and shutil.which("chromedriver")), reason="Chromium is not here")
 def test_page_speed(script: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     """One opening, whatever it takes: a bar that is passed makes the exit status."""

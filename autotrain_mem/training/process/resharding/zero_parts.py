@@ -40,7 +40,7 @@ class ZeroParts:
             whole = saved.weight(weight.saved_as)
         tensor = weight.tensor
         if self._is_third and hasattr(tensor, "ds_id"):
-            from deepspeed.zero import GatheredParameters
+            from deepspeed.runtime.zero.partition_parameters import GatheredParameters
 
             with GatheredParameters([tensor], modifier_rank=0), torch.no_grad():
                 if dist.get_rank() == 0:
