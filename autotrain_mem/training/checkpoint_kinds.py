@@ -72,9 +72,8 @@ def is_of_another_form(checkpoint: Path, resumer: Resumer) -> bool:
 def why_not(checkpoint: Path, resumer: Resumer) -> str:
     """Say what keeps a training from going on with a checkpoint; empty for nothing.
 
-    DeepSpeed's own are read by as many ranks as wrote them, and by nobody else: their universal form lacks what
-    transformers adds (``deepspeed/runtime/engine.py: _load_zero_checkpoint``, ``deepspeed/checkpoint/ds_to_universal.py:
-    _check_for_required_state``).
+    DeepSpeed's own are read by as many ranks as wrote them (``deepspeed/runtime/engine.py: _load_zero_checkpoint``),
+    and by nobody else.
     """
     form, before = form_of(checkpoint), processes_of(checkpoint)
     if form in ("zero", "zero3"):

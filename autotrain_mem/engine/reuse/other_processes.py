@@ -1,7 +1,7 @@
 """Follows a plan on another number of GPUs, or with the model shared otherwise: all else stays as it was planned.
 
-The effective batch stays, and so do the number of optimizer steps, the schedule and the rows of each step: only how many
-rows a process has at once, and how often it accumulates, is another split of the same.
+The effective batch stays, and so do the number of optimizer steps, the schedule and the rows of each step: only how
+many rows a process has at once, and how often it accumulates, is another split of the same.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def is_shared_otherwise(asked: AutoFit, plan: Plan) -> bool:
 
 
 def autofit_of(asked: AutoFit, filled: AutoFit, plan: Plan) -> AutoFit:
-    """What is asked for, filled from the plan, where the model is shared otherwise: how it was shared is not taken over.
+    """Fills what is asked for from the plan, but for how the model was shared where that is asked otherwise.
 
     Args:
         filled: As ``AutoFit.over`` fills it.

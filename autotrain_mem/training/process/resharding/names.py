@@ -1,4 +1,4 @@
-"""Finds what of a model a checkpoint holds, and under which name; and in which order an optimizer has its parameters."""
+"""Finds what a checkpoint holds of a model, under which name, and in which order an optimizer has its parameters."""
 
 from __future__ import annotations
 
