@@ -6,12 +6,12 @@ many rows a process has at once, and how often it accumulates, is another split 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from autotrain_mem.errors import UsageError
-from autotrain_mem.planner.ladder import LADDER
+from autotrain_mem.planner.levers import LADDER
 from autotrain_mem.planner.space import Space, micro_batches, with_rows
 from autotrain_mem.spec import Knobs, Plan
 from autotrain_mem.spec.autofit import AutoFit
@@ -46,7 +46,7 @@ def autofit_of(asked: AutoFit, filled: AutoFit, plan: Plan) -> AutoFit:
     )
 
 
-def arguments_of(plan: Plan, processes: int) -> Mapping[str, Any]:
+def arguments_of(plan: Plan, processes: int) -> dict[str, Any]:
     """The plan's arguments of TRL's without the split of the batch: the rows at once stay where they divide it."""
     arguments = dict(plan.job.trl_arguments)
     arguments.pop(STEPS, None)

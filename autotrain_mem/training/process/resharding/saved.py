@@ -145,7 +145,7 @@ class _Reader:
     def _load(self, wanted: dict[str, Any]) -> None:
         """Each rank reads for itself: none waits for another, and nothing passes between them."""
         reader = dcp.FileSystemReader(self._folder)
-        reader.read_metadata = lambda *args, **options: self._index  # type: ignore[method-assign]
+        reader.read_metadata = lambda *args, **options: self._index
         if wanted:
             dcp.load(wanted, storage_reader=reader, no_dist=True)
 
