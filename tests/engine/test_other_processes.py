@@ -11,8 +11,8 @@ from test_compare_gpus import LARGE
 from autotrain_mem import api
 from autotrain_mem.engine.request import with_plan
 from autotrain_mem.engine.reuse import other_processes
-from autotrain_mem.errors import UsageError
-from autotrain_mem.spec import Hardware, Job, Knobs, Plan, Topology
+from autotrain_mem.errors import BatchSplitError, UsageError
+from autotrain_mem.spec import Job, Knobs, Plan, Topology
 from autotrain_mem.spec.autofit import AutoFit
 
 JOB = Job(
@@ -24,20 +24,20 @@ JOB = Job(
 HINTS: Any = api.PlanHints(other_method="", objects="")
 
 
-def card(gpus: int) -> Hardware:
-    return replace(LARGE, topology=Topology(devices=gpus))
+def on_cards(job: Job, gpus: int) -> api.Rehearsals:
+    card = replace(LARGE, topology=Topology(devices=gpus))
+    return fake_worker.rehearsals(FakeWorker(longest=300), job, card).on(card)
 
 
 def made(gpus: int = 2, **more: Any) -> Plan:
-    return api.plan(fake_worker.rehearsals(FakeWorker(longest=300), replace(JOB, **more), card(gpus)))
+    return api.plan(on_cards(replace(JOB, **more), gpus))
 
 
 def followed(plan: Plan, asked: AutoFit, gpus: int) -> Plan:
     """As ``request.with_plan`` and ``rehearsals_for`` make the job."""
     wish = with_plan(api.Wish(method="sft", autofit=asked), HINTS, print, to_train=False)
     job = wish.job({**wish.config, **wish.autofit.pins})
-    rehearsals = fake_worker.rehearsals(FakeWorker(longest=300), job, card(gpus))
-    return api.plan(rehearsals, earlier=plan, again="autofit plan ...")
+    return api.plan(on_cards(job, gpus), earlier=plan, again="autofit plan ...")
 
 
 def split(knobs: Knobs) -> tuple[int, int, int]:
@@ -61,29 +61,29 @@ def test_the_effective_batch_stays(begun: int, gpus: int, sharding: Any, wanted:
     assert split(now.knobs) == wanted
     assert now.knobs.effective_batch_size == plan.knobs.effective_batch_size
     assert now.optimizer_steps == plan.optimizer_steps
-    assert now.knobs.sharding == (sharding or ("ddp" if gpus > 1 else None))
+    assert now.knobs.sharding == (sharding or (plan.knobs.sharding or "ddp" if gpus > 1 else None))
     (warning,) = [each for each in now.warnings if "has changed" in each]
     assert f"GPUs {begun} -> {gpus}" in warning
 
 
 def test_the_sharding_alone_may_be_another() -> None:
     plan = made(2)
-    now = followed(plan, AutoFit(plan=plan, sharding="fsdp2"), 2)
-    assert now.knobs == replace(plan.knobs, sharding="fsdp2")
+    now = followed(plan, AutoFit(plan=plan, sharding="zero1"), 2)
+    assert now.knobs == replace(plan.knobs, sharding="zero1")
     again = followed(now, AutoFit(plan=now, gpus=4), 4)
-    assert (again.knobs.sharding, split(again.knobs)) == ("fsdp2", (4, 1, 4))
+    assert (again.knobs.sharding, split(again.knobs)) == ("zero1", (4, 1, 4))
 
 
 def test_the_same_processes_change_nothing() -> None:
     plan = made(2)
-    for asked in (AutoFit(plan=plan), AutoFit(plan=plan, gpus=2), AutoFit(plan=plan, sharding="ddp")):
+    for asked in (AutoFit(plan=plan), AutoFit(plan=plan, gpus=2), AutoFit(plan=plan, sharding=plan.knobs.sharding)):
         assert not other_processes.is_shared_otherwise(asked, plan)
         assert followed(plan, asked, 2).knobs == plan.knobs
 
 
 def test_gpus_that_do_not_divide_the_batch_and_another_batch_are_refused() -> None:
     plan = made(2)
-    with pytest.raises(UsageError, match="3 GPUs do not divide the effective batch size 16"):
+    with pytest.raises(BatchSplitError, match="3 GPUs do not divide the effective batch size 16"):
         followed(plan, AutoFit(plan=plan, gpus=3), 3)
     with pytest.raises(UsageError, match="effective_batch_size is 32, and 16 in the plan"):
         followed(plan, AutoFit(plan=plan, gpus=4, effective_batch_size=32), 4)

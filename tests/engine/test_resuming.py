@@ -38,7 +38,7 @@ def test_ranks_that_cannot_read_it_are_refused_within_a_second(tmp_path: Path) -
         refuse(wish(tmp_path, AutoFit(gpus=4, sharding="zero3")), to_train=True)
     assert time.monotonic() - started < 1
     assert "--gpus 2 --sharding zero3" in refused.value.hint
-    with pytest.raises(OutputFolderError, match="--sharding ddp cannot read it"):
+    with pytest.raises(OutputFolderError, match="--sharding fsdp2 cannot read it"):
         refuse(wish(tmp_path, AutoFit(), str(tmp_path / "checkpoint-3")), to_train=True)
     refuse(wish(tmp_path, AutoFit(sharding="zero3")), to_train=True)
 

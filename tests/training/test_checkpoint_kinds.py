@@ -59,6 +59,8 @@ def test_libraries_go_on_with_their_own_form_by_themselves(tmp_path: Path) -> No
     assert "--sharding fsdp2" in as_it_was_begun(shards)
 
 
-@pytest.mark.parametrize(("form", "flags"), [("whole", "--gpus 2 --sharding ddp"), ("zero3", "--gpus 2 --sharding zero3")])
+@pytest.mark.parametrize(
+    ("form", "flags"), [("whole", "--gpus 2 --sharding ddp"), ("zero3", "--gpus 2 --sharding zero3")]
+)
 def test_the_way_out_is_told(tmp_path: Path, form: str, flags: str) -> None:
     assert flags in as_it_was_begun(checkpoint(tmp_path, form))

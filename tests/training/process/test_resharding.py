@@ -119,7 +119,7 @@ def test_what_was_not_taken_over_ends_it(
         _gone_on_with(calm, gpt2, tmp_path, _shards(calm))
     monkeypatch.undo()
     monkeypatch.setattr(TorchParts, "put_states", lambda *_: None)
-    with pytest.raises(TrainingError, match="0 of .* parameters have optimizer state"):
+    with pytest.raises(TrainingError, match=r"0 of .* parameters have optimizer state"):
         _gone_on_with(calm, gpt2, tmp_path, _shards(calm))
 
 
