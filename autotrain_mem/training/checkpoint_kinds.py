@@ -7,6 +7,7 @@ A training goes on with a checkpoint of its own form as the libraries do. What i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -65,24 +66,19 @@ def form_of(checkpoint: Path) -> Form:
 
 
 def is_of_another_form(checkpoint: Path, resumer: Resumer) -> bool:
-    """Whether the libraries would not go on with it by themselves."""
-    return form_of(checkpoint) != resumer.form
+    """Whether the libraries would not go on with it by themselves: DeepSpeed does with as many ranks as wrote it alone
+    (``deepspeed/runtime/engine.py: _load_zero_checkpoint``)."""
+    form = form_of(checkpoint)
+    return form != resumer.form or (form in ("zero", "zero3") and processes_of(checkpoint) != resumer.processes)
 
 
 def why_not(checkpoint: Path, resumer: Resumer) -> str:
-    """Say what keeps a training from going on with a checkpoint; empty for nothing.
-
-    DeepSpeed's own are read by as many ranks as wrote them (``deepspeed/runtime/engine.py: _load_zero_checkpoint``),
-    and by nobody else.
-    """
-    form, before = form_of(checkpoint), processes_of(checkpoint)
-    if form in ("zero", "zero3"):
-        if form == resumer.form and before == resumer.processes:
-            return ""
-        asked = f"{_ranks(resumer.processes)} with --sharding {resumer.sharding or 'none'}"
-        return f"it is {_NAMES[form]} of {_ranks(before)}, and {asked} cannot read it"
-    if form == resumer.form:
+    """Say what keeps a training from going on with a checkpoint; empty for nothing."""
+    if not is_of_another_form(checkpoint, resumer):
         return ""
+    form = form_of(checkpoint)
+    if form in ("zero", "zero3") and find_spec("deepspeed") is None:
+        return f"it is {_NAMES[form]}, and DeepSpeed is not installed"
     if resumer.sharding == "fsdp1":
         return f"it is {_NAMES[form]}, which FSDP1 does not read"
     if resumer.uses_nvme:
@@ -100,10 +96,7 @@ def as_it_was_begun(checkpoint: Path) -> str:
     if form == "shards":
         return "Go on as it was begun, with any number of GPUs: --sharding fsdp2."
     stage = "zero3" if form == "zero3" else "zero1 or zero2"
-    return (
-        f"Go on as it was begun: --gpus {before} --sharding {stage}.\n"
-        "For another number of GPUs train with --sharding fsdp2, whose checkpoints any number reads."
-    )
+    return f"Go on as it was begun: --gpus {before} --sharding {stage}."
 
 
 def _ranks(number: int) -> str:

@@ -30,7 +30,8 @@ def weights_of(model: Any, saved: Saved) -> list[Weight]:
     Raises:
         TrainingError: the checkpoint lacks some, has others, or there are several adapters.
     """
-    tensors = _adapter(model) if isinstance(model, PeftModel) else _whole(model)
+    is_adapter = isinstance(model, PeftModel)
+    tensors = (_trained(model) if saved.has_names_of_model else _adapter(model)) if is_adapter else _whole(model)
     aliases: dict[int, list[tuple[str, str]]] = {}
     for saved_as, (name, tensor) in tensors.items():
         aliases.setdefault(id(tensor), []).append((name, saved_as))
@@ -57,6 +58,10 @@ def _whole(model: Any) -> dict[str, tuple[str, torch.Tensor]]:
     tensors = dict(model.named_parameters(remove_duplicate=False))
     tensors |= {name: tensor for name, tensor in model.named_buffers() if name in kept}
     return {name: (name, tensor) for name, tensor in tensors.items() if name in kept}
+
+
+def _trained(model: Any) -> dict[str, tuple[str, torch.Tensor]]:
+    return {name: (name, each) for name, each in model.named_parameters(remove_duplicate=False) if each.requires_grad}
 
 
 def _adapter(model: PeftModel) -> dict[str, tuple[str, torch.Tensor]]:

@@ -7,7 +7,7 @@ transformers, as of any checkpoint.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 from unittest.mock import patch
@@ -20,7 +20,8 @@ from autotrain_mem.spec import Knobs
 from autotrain_mem.training.checkpoint_kinds import Resumer, form_of, is_of_another_form
 from autotrain_mem.training.process.resharding.names import OptimizerOrder, Weight, numbered, weights_of
 from autotrain_mem.training.process.resharding.parts import TorchParts, on_host, states_of
-from autotrain_mem.training.process.resharding.saved import Saved, opened
+from autotrain_mem.training.process.resharding.saved import Saved, Shards, WholeFiles
+from autotrain_mem.training.process.resharding.zero_files import ZeroFiles
 from autotrain_mem.training.process.resharding.zero_parts import ZeroParts
 from autotrain_mem.training.request import SendEvent
 
@@ -72,11 +73,36 @@ def reading_other_forms(trainer: Any, checkpoint: str | None, knobs: Knobs, send
         yield
 
 
+@contextmanager
+def opened(checkpoint: Path) -> Iterator[Saved]:
+    """Open a checkpoint of whatever form.
+
+    Raises:
+        TrainingError: a file cannot be read.
+    """
+    form = form_of(checkpoint)
+    with ExitStack() as close:
+        try:
+            saved: Saved = (
+                WholeFiles(checkpoint, close)
+                if form == "whole"
+                else Shards(checkpoint)
+                if form == "shards"
+                else ZeroFiles(checkpoint)
+            )
+        except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+            raise TrainingError(
+                f"Cannot resume from {checkpoint}: {' '.join(str(error).split())}",
+                hint="Name an earlier checkpoint: --resume_from_checkpoint FOLDER.",
+            ) from error
+        yield saved
+
+
 def _load(trainer: Any, checkpoint: Path, knobs: Knobs, order: OptimizerOrder, send: SendEvent) -> None:
     parts: Parts = (
         ZeroParts(trainer) if knobs.zero_stage else TorchParts(trainer, state_on_host=knobs.optimizer_offload)
     )
-    with opened(checkpoint, form_of(checkpoint)) as saved:
+    with opened(checkpoint) as saved:
         weights = weights_of(trainer.model, saved)
         _check_trained(trainer.model, weights)
         for weight in weights:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,8 +14,6 @@ from safetensors import safe_open
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from transformers.trainer import OPTIMIZER_NAME
 
-from autotrain_mem.errors import TrainingError
-
 State = Mapping[str, torch.Tensor]
 """Of one parameter, such as ``step``, ``exp_avg`` and ``exp_avg_sq``."""
 
@@ -25,6 +23,8 @@ class Saved(Protocol):
 
     names: frozenset[str]
     """Of its weights."""
+    has_names_of_model: bool
+    """Also of an adapter's; else as PEFT writes them."""
 
     def weight(self, name: str) -> torch.Tensor:
         """One weight, whole, on the host."""
@@ -47,6 +47,8 @@ class Saved(Protocol):
 class WholeFiles:
     """A checkpoint of one process or of DDP: ``*.safetensors`` and ``optimizer.pt``, which are mapped, not read."""
 
+    has_names_of_model = False
+
     def __init__(self, checkpoint: Path, close: ExitStack) -> None:
         adapter = checkpoint / "adapter_model.safetensors"
         files = [adapter] if adapter.is_file() else sorted(checkpoint.glob("model*.safetensors"))
@@ -63,7 +65,7 @@ class WholeFiles:
         return {key: torch.as_tensor(value) for key, value in self._optimizer["state"].get(index, {}).items()}
 
     def options(self) -> Sequence[Mapping[str, Any]]:
-        return [_without_parameters(group) for group in self._optimizer["param_groups"]]
+        return [without_parameters(group) for group in self._optimizer["param_groups"]]
 
     def states(self) -> int:
         return len(self._optimizer["state"])
@@ -75,6 +77,8 @@ class Shards:
     Names are as ``accelerate/utils/fsdp_utils.py: save_fsdp_model, save_fsdp_optimizer`` hand them over, joined by dots
     (``torch/distributed/checkpoint/_nested_dict.py: flatten_state_dict``).
     """
+
+    has_names_of_model = False
 
     def __init__(self, checkpoint: Path) -> None:
         self._model = _Reader(checkpoint / f"{FSDP_MODEL_NAME}_0")
@@ -99,7 +103,7 @@ class Shards:
         for key, value in self._optimizer.objects(_GROUPS).items():
             number, _, option = key.partition(".")
             groups.setdefault(int(number), {})[option] = value
-        return [_without_parameters(groups[number]) for number in sorted(groups)]
+        return [without_parameters(groups[number]) for number in sorted(groups)]
 
     def states(self) -> int:
         return len(self._keys)
@@ -150,23 +154,6 @@ class _Reader:
             dcp.load(wanted, storage_reader=reader, no_dist=True)
 
 
-@contextmanager
-def opened(checkpoint: Path, form: str) -> Iterator[Saved]:
-    """Open a checkpoint of one of the forms that can be read for another.
-
-    Raises:
-        TrainingError: a file cannot be read.
-    """
-    with ExitStack() as close:
-        try:
-            saved: Saved = Shards(checkpoint) if form == "shards" else WholeFiles(checkpoint, close)
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise TrainingError(
-                f"Cannot resume from {checkpoint}: {' '.join(str(error).split())}",
-                hint="Name an earlier checkpoint: --resume_from_checkpoint FOLDER.",
-            ) from error
-        yield saved
-
-
-def _without_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
+def without_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of an optimizer's group."""
     return {name: value for name, value in group.items() if name != "params"}

@@ -70,6 +70,9 @@ class ZeroParts:
         for flat in self._flats():
             if steps and base.state[flat]:
                 base.state[flat]["step"] = self._step(max(steps), flat)
+        self._trainer.model_wrapped.global_steps = (
+            self._trainer.state.global_step
+        )  # it names the next checkpoint's files
         for group, options in zip(base.param_groups, saved.options(), strict=True):
             group |= {name: options[name] for name in ("lr", "initial_lr") if name in options}
 
