@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from autotrain_mem.training import checkpoint_kinds
 from autotrain_mem.training.checkpoint_kinds import Resumer, as_it_was_begun, form_of, is_of_another_form, why_not
 
 FILES = {
@@ -42,9 +43,11 @@ def test_the_form_is_told_by_the_files(tmp_path: Path, form: str) -> None:
         ("whole", {"sharding": "fsdp2", "processes": 2, "optim": "adafactor"}, "adafactor cannot be divided"),
         ("whole", {"sharding": "ddp", "processes": 2, "optim": "adafactor"}, ""),
         ("shards", {"sharding": "zero3", "processes": 2, "uses_nvme": True}, "NVMe"),
-        ("zero3", {"sharding": "zero3", "processes": 4}, "ZeRO-3 of 2 ranks, and 4 ranks with --sharding zero3"),
-        ("zero3", {"sharding": "zero2", "processes": 2}, "2 ranks with --sharding zero2 cannot read it"),
-        ("zero", {"sharding": None, "processes": 1}, "1 rank with --sharding none cannot read it"),
+        ("zero3", {"sharding": "zero3", "processes": 4}, ""),
+        ("zero3", {"sharding": "zero3", "processes": 4, "uses_nvme": True}, "NVMe"),
+        ("zero3", {"sharding": "zero3", "processes": 2, "uses_nvme": True}, ""),
+        ("zero3", {"sharding": "fsdp1", "processes": 2}, "FSDP1 does not read"),
+        ("zero", {"sharding": None, "processes": 1}, ""),
     ],
 )
 def test_who_can_go_on_with_it(tmp_path: Path, form: str, resumer: dict[str, Any], why: str) -> None:
@@ -56,6 +59,18 @@ def test_libraries_go_on_with_their_own_form_by_themselves(tmp_path: Path) -> No
     shards = checkpoint(tmp_path, "shards")
     assert not is_of_another_form(shards, Resumer(sharding="hsdp", processes=4))
     assert is_of_another_form(shards, Resumer(sharding="ddp", processes=4))
+    zero = checkpoint(tmp_path / "zero", "zero")
+    assert not is_of_another_form(zero, Resumer(sharding="zero1", processes=2))
+    assert is_of_another_form(zero, Resumer(sharding="zero2", processes=4))
+
+
+def test_deepspeeds_files_need_deepspeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_kinds, "find_spec", lambda name: None)
+    assert "not installed" in why_not(checkpoint(tmp_path, "zero3"), Resumer(sharding="ddp", processes=2))
+
+
+def test_the_way_out_of_shards_is_any_number(tmp_path: Path) -> None:
+    shards = checkpoint(tmp_path, "shards")
     assert "--sharding fsdp2" in as_it_was_begun(shards)
 
 

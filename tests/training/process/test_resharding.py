@@ -15,8 +15,8 @@ from transformers import TrainerCallback
 
 from autotrain_mem.errors import TrainingError
 from autotrain_mem.training.process.resharding.parts import TorchParts
-from autotrain_mem.training.process.resharding.resume import reading_other_forms
-from autotrain_mem.training.process.resharding.saved import Shards, WholeFiles, opened
+from autotrain_mem.training.process.resharding.resume import opened, reading_other_forms
+from autotrain_mem.training.process.resharding.saved import Shards, WholeFiles
 
 STEPS, SAVED = 5, 2
 SAVING = {"save_strategy": "steps", "save_steps": SAVED, "max_steps": STEPS}
@@ -84,7 +84,7 @@ def test_a_run_goes_on_with_shards_to_the_bit(calm: Any, gpt2: Path, tmp_path: P
 def test_both_forms_hold_the_same(calm: Any) -> None:
     order = [name for name, each in calm.model.named_parameters() if each.requires_grad]
     whole = Path(calm.args.output_dir) / f"checkpoint-{SAVED}"
-    with opened(whole, "whole") as first, opened(_shards(calm), "shards") as second:
+    with opened(whole) as first, opened(_shards(calm)) as second:
         assert isinstance(first, WholeFiles)
         assert isinstance(second, Shards)
         assert first.names <= second.names
@@ -125,5 +125,5 @@ def test_what_was_not_taken_over_ends_it(
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(1)}, tmp_path / "model.safetensors")
-    with pytest.raises(TrainingError, match="Cannot resume from"), opened(tmp_path, "whole"):
+    with pytest.raises(TrainingError, match="Cannot resume from"), opened(tmp_path):
         pass

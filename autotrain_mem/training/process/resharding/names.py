@@ -114,10 +114,19 @@ def numbered(order: OptimizerOrder, saved: Saved) -> Mapping[str, int]:
         TrainingError: the checkpoint's optimizer has other groups, or state for some of its parameters only.
     """
     names, states, groups = order.names, saved.states(), len(saved.options())
-    if states not in (0, len(names)) or groups != len(order.groups):
+    if states not in (0, len(names)) or groups not in (len(order.groups), sum(map(bool, order.groups))):
         raise TrainingError(
             f"The optimizer in the checkpoint has state for {states} parameters in {groups} groups, and this training "
             f"has {len(names)} in {len(order.groups)}.",
             hint=OTHER_MODEL,
         )
     return {name: number for number, name in enumerate(names)}
+
+
+def options_of(order: OptimizerOrder, saved: Saved) -> list[Mapping[str, Any]]:
+    """The options of each group; none of one without parameters, as LoRA's without decay, which DeepSpeed leaves out
+    (``deepspeed/runtime/engine.py: _configure_optimizer``)."""
+    options = iter(saved.options())
+    if len(saved.options()) == len(order.groups):
+        return list(options)
+    return [next(options) if names else {} for names in order.groups]

@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from autotrain_mem.errors import TrainingError
-from autotrain_mem.training.process.resharding.names import OptimizerOrder, Weight
-from autotrain_mem.training.process.resharding.saved import Saved, State
+from autotrain_mem.training.process.resharding.names import OptimizerOrder, Weight, options_of
+from autotrain_mem.training.process.resharding.saved import Saved, State, without_parameters
 
 _HOW_IT_STEPS = ("foreach", "fused", "capturable", "differentiable")
 """Options that say how an optimizer computes, not what (``torch/optim/adamw.py``): they stay this training's."""
@@ -49,7 +49,7 @@ class TorchParts:
                 whole = saved.state(name, number)
             if whole:
                 states[number] = {key: self._state(name, key, value, parameter) for key, value in whole.items()}
-        groups = _groups(saved.options(), optimizer.param_groups, order)
+        groups = _groups(options_of(order, saved), optimizer.param_groups, order)
         optimizer.load_state_dict({"state": states, "param_groups": groups})
 
     def _state(self, name: str, key: str, whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
@@ -102,7 +102,7 @@ def _groups(
         numbers = list(range(first, first + len(names)))
         first += len(names)
         computes = {name: group[name] for name in _HOW_IT_STEPS if name in group}
-        groups.append({**kept, **computes, "params": numbers})
+        groups.append({**(kept or without_parameters(group)), **computes, "params": numbers})
     return groups
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from autotrain_mem.errors import TrainingError
-from autotrain_mem.training.process.resharding.names import OptimizerOrder, Weight
+from autotrain_mem.training.process.resharding.names import OptimizerOrder, Weight, options_of
 from autotrain_mem.training.process.resharding.parts import on_host, states_of
 from autotrain_mem.training.process.resharding.saved import Saved
 
@@ -73,7 +73,8 @@ class ZeroParts:
         self._trainer.model_wrapped.global_steps = (
             self._trainer.state.global_step
         )  # it names the next checkpoint's files
-        for group, options in zip(base.param_groups, saved.options(), strict=True):
+        all_options = [options for names, options in zip(order.groups, options_of(order, saved), strict=True) if names]
+        for group, options in zip(base.param_groups, all_options, strict=True):
             group |= {name: options[name] for name in ("lr", "initial_lr") if name in options}
 
     def _step(self, step: float, flat: torch.Tensor) -> Any:
