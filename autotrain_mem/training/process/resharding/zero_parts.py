@@ -55,27 +55,29 @@ class ZeroParts:
 
     def put_states(self, order: OptimizerOrder, numbers: Mapping[str, int], saved: Saved) -> None:
         parameters = dict(self._trainer.model.named_parameters())
-        base = self._zero.optimizer
+        base, steps = self._zero.optimizer, set[float]()
         for name, whole in states_of(saved, numbers):
+            steps |= {float(value) for key, value in whole.items() if key == "step"}
             for key, value in whole.items():
                 if value.dim():
                     flat, part, start = self._part(parameters[name], value)
-                    state = base.state[flat]
-                    if key not in state:
-                        state[key] = torch.zeros_like(flat)
-                    state[key].narrow(0, start, part.numel()).copy_(part)
-        steps = {
-            float(value) for _, whole in states_of(saved, numbers) for key, value in whole.items() if key == "step"
-        }
+                    self._kept(key)[flat].narrow(0, start, part.numel()).copy_(part)
         for flat in self._flats():
             if steps and base.state[flat]:
                 base.state[flat]["step"] = self._step(max(steps), flat)
-        self._trainer.model_wrapped.global_steps = (
-            self._trainer.state.global_step
-        )  # it names the next checkpoint's files
+        engine, state = self._trainer.model_wrapped, self._trainer.state
+        engine.global_steps = state.global_step  # it names the next checkpoint's files
         all_options = [options for names, options in zip(order.groups, options_of(order, saved), strict=True) if names]
         for group, options in zip(base.param_groups, all_options, strict=True):
             group |= {name: options[name] for name in ("lr", "initial_lr") if name in options}
+
+    def _kept(self, key: str) -> Mapping[torch.Tensor, torch.Tensor]:
+        """The state of that name of every flat tensor, also of one that is padding alone."""
+        states = {flat: self._zero.optimizer.state[flat] for flat in self._flats()}
+        for flat, state in states.items():
+            if key not in state:
+                state[key] = torch.zeros_like(flat)
+        return {flat: state[key] for flat, state in states.items()}
 
     def _step(self, step: float, flat: torch.Tensor) -> Any:
         """As ``torch/optim/adamw.py: _init_group`` has it; DeepSpeed's own counts (``ops/adam/cpu_adam.py``)."""
