@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 from autotrain_mem.errors import TrainingError
 from autotrain_mem.training.process.resharding.parts import TorchParts
-from autotrain_mem.training.process.resharding.resume import opened, reading_other_forms
+from autotrain_mem.training.process.resharding.resume import _load_schedule, opened, reading_other_forms
 from autotrain_mem.training.process.resharding.saved import Shards, WholeFiles
 
 STEPS, SAVED = 5, 2
@@ -127,3 +127,19 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(1)}, tmp_path / "model.safetensors")
     with pytest.raises(TrainingError, match="Cannot resume from"), opened(tmp_path):
         pass
+
+
+def test_a_schedule_fits_other_groups_where_all_have_the_same(tmp_path: Path) -> None:
+    def schedule(*rates: float) -> Any:
+        groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": rate} for rate in rates]
+        return torch.optim.lr_scheduler.LambdaLR(torch.optim.SGD(groups), lambda step: 1 / (step + 1))
+
+    before, now = schedule(0.5, 0.5), schedule(0.1)
+    before.optimizer.step()
+    before.step()
+    torch.save(before.state_dict(), tmp_path / "scheduler.pt")
+    _load_schedule(now, tmp_path / "scheduler.pt")
+    assert (now.last_epoch, now.base_lrs, now.get_last_lr()) == (1, [0.5], [0.25])
+    torch.save(schedule(0.5, 0.1).state_dict(), tmp_path / "scheduler.pt")
+    with pytest.raises(TrainingError, match=r"base_lrs \[0.5, 0.1\]"):
+        _load_schedule(now, tmp_path / "scheduler.pt")
