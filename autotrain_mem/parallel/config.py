@@ -11,6 +11,10 @@ from typing import Any
 from autotrain_mem.parallel.deepspeed_config import deepspeed_config
 from autotrain_mem.spec import Knobs
 
+CP_COMM_STRATEGY = "alltoall"
+"""Keys and values go around one share at a time. accelerate's default, ``allgather``, has those of all processes in
+memory at once (``torch/distributed/tensor/experimental/_context_parallel/_attention.py: _AllGatherRotater``)."""
+
 RESHARDS = {"fsdp2-no-reshard": False, "fsdp2": True, "hsdp": True}
 
 
@@ -35,12 +39,25 @@ def accelerate_config(
         config["fsdp_config"] = _fsdp(knobs) | (
             {"fsdp_transformer_layer_cls_to_wrap": ",".join(wrapped)} if wrapped else {}
         )
-    if knobs.sharding == "hsdp":
-        config["parallelism_config"] = {
-            "parallelism_config_dp_replicate_size": knobs.processes // knobs.shards,
-            "parallelism_config_dp_shard_size": knobs.shards,
-        }
+    if knobs.sharding == "hsdp" or knobs.cp_size > 1:
+        config["parallelism_config"] = _parallelism(knobs)
     return config
+
+
+def _parallelism(knobs: Knobs) -> dict[str, Any]:
+    """Writes the sizes of accelerate's mesh; a model is divided among all that share its tokens, too
+    (``accelerate/parallelism_config.py: dp_shard_cp_dim_names``)."""
+    sizes: dict[str, Any] = {
+        "parallelism_config_dp_replicate_size": knobs.processes // knobs.shards,
+        "parallelism_config_dp_shard_size": knobs.shards // knobs.cp_size,
+    }
+    if knobs.cp_size > 1:
+        sizes |= {
+            "parallelism_config_cp_size": knobs.cp_size,
+            "parallelism_config_cp_backend": "torch",
+            "parallelism_config_cp_comm_strategy": CP_COMM_STRATEGY,
+        }
+    return sizes
 
 
 def _distributed_type(knobs: Knobs) -> str:
@@ -85,13 +102,17 @@ def sharding_arguments(knobs: Knobs) -> dict[str, Any]:
     as which they are gathered (``transformers/distributed/fsdp.py: update_fsdp_plugin_peft``). Stored as bytes each
     process would hold them whole (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``). And unless each micro-step
     reduces its gradients, each process holds whole ones until the last (``accelerate/accelerator.py: no_sync``): more
-    than its shards of all else, and more with fewer rows at once.
+    than its shards of all else, and more with fewer rows at once. Rows are cut into two parts for each process that shares
+    their tokens, an early and a late one, so that all have as much to attend to
+    (``torch/distributed/tensor/experimental/_context_parallel/_load_balancer.py: _HeadTailLoadBalancer``).
     """
     if knobs.zero_stage:
         return {"deepspeed": deepspeed_config(knobs)}
     if not knobs.is_sharded:
         return {}
-    reduced = {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}}
+    reduced: dict[str, Any] = {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}}
+    if knobs.cp_size > 1:
+        reduced["pad_to_multiple_of"] = 2 * knobs.cp_size
     if not knobs.load_in_4bit:
         return reduced
     return {**reduced, "bnb_4bit_quant_storage": "float16" if knobs.fp16 else "bfloat16"}

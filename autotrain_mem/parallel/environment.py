@@ -63,6 +63,9 @@ def launch_environment(config: Mapping[str, Any]) -> dict[str, str]:
         environment["ACCELERATE_USE_PARALLELISM_CONFIG"] = "true"
         for name, default in _PARALLELISM.items():
             environment[f"PARALLELISM_CONFIG_{name.upper()}"] = str(sizes.get(f"parallelism_config_{name}", default))
+        if int(environment["PARALLELISM_CONFIG_CP_SIZE"]) > 1:
+            strategy = sizes.get("parallelism_config_cp_comm_strategy", "allgather")
+            environment["PARALLELISM_CONFIG_CP_COMM_STRATEGY"] = str(strategy)
     return environment
 
 

@@ -93,7 +93,7 @@ def rehearse_trainer(
         stack.enter_context(cuda_semantics(recorder, compute_capability))
         stack.enter_context(vllm_stand_in())
         if rank is not None:
-            stack.enter_context(rank.rules(recorder))
+            stack.enter_context(rank.rules(recorder, compute_capability))
         trained = train_on_fakes(spec, recorder, values)
     trace = recorder.trace((*not_counted, *not_imitated(compute_capability)))
     work = replace(trace.work, passes=spec.passes, micro_steps_per_generation=spec.micro_steps_per_generation)
@@ -161,7 +161,7 @@ class Watch:
     @contextmanager
     def cuda_semantics(self) -> Iterator[None]:
         """Inside, a trainer may be built and trained."""
-        process = nullcontext() if self._ranked is None else real_rank(self.recorder, self._ranked)
+        process = nullcontext() if self._ranked is None else real_rank(self.recorder, self._ranked, self._compute_capability)
         with cuda_semantics(self.recorder, self._compute_capability, "real cpu"), process:
             yield
 

@@ -101,6 +101,9 @@ class Knobs:
     """None for a single process."""
     dp_replicate_size: int | None = None
     """Groups of processes that hold a whole set of shards each (HSDP); None where there is one group."""
+    cp_size: int = 1
+    """Processes that hold a share of each row's tokens each, and send keys and values around (context parallelism, with
+    FSDP2); they train on the same rows."""
     fsdp_offload_params: bool = False
     """Shards of parameters, gradients and optimizer state wait in host memory, where the optimizer steps too (FSDP)."""
     offload_optimizer_device: OffloadDevice | None = None
@@ -111,7 +114,13 @@ class Knobs:
     @property
     def effective_batch_size(self) -> int:
         """Counts the rows per optimizer step, of all processes."""
-        return self.per_device_train_batch_size * self.gradient_accumulation_steps * self.processes
+        return self.per_device_train_batch_size * self.gradient_accumulation_steps * self.data_parallel_size
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Counts the processes, or the groups that share rows, which train on rows of their own
+        (``transformers/trainer.py: get_total_train_batch_size``)."""
+        return self.processes // self.cp_size
 
     @property
     def is_sharded(self) -> bool:
@@ -134,9 +143,10 @@ class Knobs:
 
         DDP and FSDP on a mesh of one dimension take the default group (``torch/distributed/device_mesh.py:
         _init_one_process_group``). HSDP's mesh has one for the shards and one for their copies, and accelerate gathers
-        metrics in the default group.
+        metrics in the default group. Context parallelism has one for the shards and one for the tokens beside it
+        (``accelerate/parallelism_config.py: build_device_mesh``).
         """
-        return 0 if self.processes == 1 else 3 if self.sharding == "hsdp" else 1
+        return 0 if self.processes == 1 else 3 if self.sharding == "hsdp" or self.cp_size > 1 else 1
 
     @property
     def base_bits(self) -> int | None:
@@ -161,7 +171,7 @@ OWN_SWITCHES = (*OWN_KNOBS, "fsdp_offload_params")
 """Knobs of ours whose flag needs no value."""
 ZERO_KNOBS = ("offload_optimizer_device", "offload_param_device")
 """Knobs of DeepSpeed's config."""
-LAUNCH_KNOBS = ("processes", "sharding", "dp_replicate_size", "fsdp_offload_params", *ZERO_KNOBS)
+LAUNCH_KNOBS = ("processes", "sharding", "dp_replicate_size", "cp_size", "fsdp_offload_params", *ZERO_KNOBS)
 """Knobs that are no arguments of TRL's: how processes are launched says them (``parallel``)."""
 
 

@@ -54,7 +54,7 @@ def cuda_attention(compute_capability: Capability) -> Iterator[None]:
     ) -> torch.Tensor:
         if attn_mask is not None and attn_mask.requires_grad:
             return plain_attention(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
-        query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
+        query, key, value, attn_mask = autocast_inputs(query, key, value, attn_mask)
         inputs = (query, key, value)
         facts: dict[str, Any] = {"dropout": dropout_p, "is_causal": is_causal, "enable_gqa": enable_gqa}
         backend = choose(inputs, attn_mask, capability=compute_capability, **facts)
@@ -71,7 +71,7 @@ def cuda_attention(compute_capability: Capability) -> Iterator[None]:
 # -- scaled_dot_product_attention ----------------------------------------------------------------------------------
 
 
-def _autocast(*tensors: torch.Tensor | None) -> Any:
+def autocast_inputs(*tensors: torch.Tensor | None) -> Any:
     """``aten/src/ATen/autocast_mode.h: AT_FORALL_LOWER_PRECISION_FP`` names scaled_dot_product_attention."""
     if not torch.is_autocast_enabled("cpu"):
         return tensors

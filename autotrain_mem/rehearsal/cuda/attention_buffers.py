@@ -178,7 +178,7 @@ def _flash3_backward(inputs: Inputs, call: Call) -> Made:
     return grads, scratch
 
 
-_KERNELS = {
+KERNELS = {
     Backend.FLASH: (_flash_forward, _flash_backward),
     Backend.FLASH3: (_flash_forward, _flash3_backward),
     Backend.CUDNN: (_cudnn_forward, _cudnn_backward),
@@ -194,10 +194,10 @@ class FusedAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped 
         ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, call: Call
     ) -> torch.Tensor:
         """``query`` is B x H x S x D, ``key`` and ``value`` B x G x T x D, ``bias`` is added to the scores."""
-        out, kept = _KERNELS[call.backend][0](query, value, call)
+        out, kept = KERNELS[call.backend][0](query, value, call)
         note(attention(query, key, value, visible=visible_share(query, key, call)))
         if not isinstance(query, FakeTensor):
-            with _unseen():
+            with unseen():
                 out.copy_(_values((query, key, value), bias, call))
         ctx.call = call
         ctx.save_for_backward(query, key, value, bias, out, *kept)
@@ -205,25 +205,31 @@ class FusedAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped 
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Every kernel but cuDNN's wants the gradient row by row, flash the result too, and copies one that is not."""
+        """Computes the gradients that one call's kernel computes, with its scratch."""
         query, key, value, bias, out, *_ = ctx.saved_tensors
         inputs = (query, key, value)
         call: Call = ctx.call
-        if call.backend is not Backend.CUDNN:
-            grad = grad.transpose(1, 2).contiguous().transpose(1, 2)
-        if call.backend is Backend.FLASH:
-            out = out.transpose(1, 2).contiguous().transpose(1, 2)
-        grads, scratch = _KERNELS[call.backend][1](inputs, call)
+        grad, out = by_rows(grad, out, call.backend)
+        grads, scratch = KERNELS[call.backend][1](inputs, call)
         note(attention(*inputs, visible=visible_share(query, key, call), backward=True))
         if not isinstance(query, FakeTensor):
-            with _unseen(), torch.enable_grad():
+            with unseen(), torch.enable_grad():
                 leaves = tuple(tensor.detach().requires_grad_() for tensor in inputs)
                 values = torch.autograd.grad(_values(leaves, bias, call), leaves, grad)
-            with _unseen():
+            with unseen():
                 for empty, filled in zip(grads, values, strict=True):
                     empty.copy_(filled)
         del scratch
         return (*grads, None, None)
+
+
+def by_rows(grad: torch.Tensor, out: torch.Tensor, backend: Backend) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every kernel but cuDNN's wants the gradient row by row, flash the result too, and copies one that is not."""
+    if backend is not Backend.CUDNN:
+        grad = grad.transpose(1, 2).contiguous().transpose(1, 2)
+    if backend is Backend.FLASH:
+        out = out.transpose(1, 2).contiguous().transpose(1, 2)
+    return grad, out
 
 
 def visible_share(query: torch.Tensor, key: torch.Tensor, call: Call) -> float:
@@ -243,7 +249,7 @@ def visible_share(query: torch.Tensor, key: torch.Tensor, call: Call) -> float:
 
 
 @contextmanager
-def _unseen() -> Iterator[None]:
+def unseen() -> Iterator[None]:
     """The CPU's own work: no mode sees it, and no autocast changes it."""
     with torch._C._DisableTorchDispatch(), torch.autocast("cpu", enabled=False):
         yield

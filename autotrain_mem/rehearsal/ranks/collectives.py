@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 _ROUNDS = {"allreduce_": 2, "allreduce_coalesced_": 2}
 """How often all bytes go around; an all-reduce is a reduce-scatter and an all-gather (nccl-tests, PERFORMANCE.md)."""
-_TO_ALL = ("broadcast_", "send", "recv_", "scatter_")
+_OF_TOKENS = ("all_to_all_single",)
+"""Ring attention's: keys, values and their gradients go from each process to the next, and grow with the tokens."""
+_TO_ALL = ("broadcast_", "send", "recv_", "scatter_", *_OF_TOKENS)
 """Each byte is sent once, whatever the number of processes."""
 _GATHERS = ("_allgather_base_", "allgather_", "allgather_into_tensor_coalesced_")
 _REDUCES = ("allreduce_", "allreduce_coalesced_")
@@ -40,6 +42,9 @@ class Collectives:
 
     def __init__(self, devices: int, *, is_fake: bool) -> None:
         self._devices, self._is_fake = devices, is_fake
+        self._sent: dict[int, torch.Tensor] = {}
+        """What is being sent lives until what comes in its place is waited for (``torch/csrc/distributed/c10d/
+        ProcessGroupNCCL.hpp: WorkNCCL::stashed_for_allocator_safety_``), by the storage that it comes in."""
 
     def run(self, recorder: RankRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one collective, counted, with the values that it brings.
@@ -51,9 +56,12 @@ class Collectives:
         if not self._is_fake:
             return recorder.see(func, args, kwargs)
         if _name(func) == "wait_tensor":
+            self._sent.pop(args[0].untyped_storage()._cdata, None)
             return args[0]  # as torch/csrc/distributed/c10d/Functional.cpp does, where its meta kernel makes another
         out = func(*args, **kwargs)
         recorder.see_result(out)
+        if _name(func) in _OF_TOKENS:
+            self._sent[out.untyped_storage()._cdata] = args[0]
         _bring(func, args)
         return out
 
@@ -66,7 +74,8 @@ class Collectives:
         if group is None or group.size() < 2 or name == "barrier":
             return None
         largest = max((_bytes(each) for each in args), default=0)
-        return self._cost_of(largest, group, _ROUNDS.get(name, 1), name=name)
+        cost = self._cost_of(largest, group, _ROUNDS.get(name, 1), name=name)
+        return replace(cost, bytes=cost.fixed_bytes, fixed_bytes=0) if name in _OF_TOKENS else cost
 
     def _cost_of(self, size_bytes: int, group: dist.ProcessGroup, rounds: int, *, name: str) -> Cost:
         share = 1.0 if name in _TO_ALL else rounds * (group.size() - 1) / group.size()
@@ -88,7 +97,8 @@ def _group(args: tuple[Any, ...]) -> dist.ProcessGroup | None:
                 return dist.ProcessGroup.unbox(arg)
             except RuntimeError:
                 continue
-    return None
+    # Functional ones end with a group's name (``torch/csrc/distributed/c10d/Functional.cpp``).
+    return dist.distributed_c10d._resolve_process_group(args[-1]) if args and isinstance(args[-1], str) else None
 
 
 def _bytes(arg: Any) -> int:

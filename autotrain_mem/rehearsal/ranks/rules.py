@@ -9,6 +9,7 @@ from typing import Any
 
 from autotrain_mem.parallel.config import accelerate_config
 from autotrain_mem.parallel.environment import launch_environment
+from autotrain_mem.rehearsal.cuda.attention_choice import Capability
 from autotrain_mem.rehearsal.ranks.collectives import Collectives
 from autotrain_mem.rehearsal.ranks.ddp import ddp_rules
 from autotrain_mem.rehearsal.ranks.fsdp1 import fsdp1_rules
@@ -16,6 +17,7 @@ from autotrain_mem.rehearsal.ranks.fsdp2 import fsdp2_rules
 from autotrain_mem.rehearsal.ranks.group import Place, fake_group, on_gpus, real_group
 from autotrain_mem.rehearsal.ranks.offload import fsdp2_offload
 from autotrain_mem.rehearsal.ranks.recording import RankRecorder
+from autotrain_mem.rehearsal.ranks.ring_attention import ring_attention
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.spec import Knobs
 
@@ -36,11 +38,11 @@ class RehearsedRank:
         """Inside, this process finds itself among the others, as accelerate would have launched it."""
         return fake_group(self._place, {**launch_environment(self.config), **_LOADED_BY_ALL})
 
-    def rules(self, recorder: Recorder) -> AbstractContextManager[None]:
+    def rules(self, recorder: Recorder, compute_capability: Capability) -> AbstractContextManager[None]:
         """Inside, a recorded trainer trains as this process would."""
         assert isinstance(recorder, RankRecorder)
         recorder.collectives = Collectives(self._place.devices, is_fake=True)
-        return _sharding(recorder, self.knobs, is_fake=True)
+        return _sharding(recorder, self.knobs, compute_capability, is_fake=True)
 
     @property
     def _place(self) -> Place:
@@ -62,19 +64,21 @@ def rehearsed_rank(knobs: Knobs, accelerate: Mapping[str, Any] | None, rank: int
 
 
 @contextmanager
-def real_rank(recorder: Recorder, knobs: Knobs) -> Iterator[None]:
+def real_rank(recorder: Recorder, knobs: Knobs, compute_capability: Capability) -> Iterator[None]:
     """Inside, this process of several that are there trains on CPU tensors that stand for a GPU's.
 
     Its environment is a launched process's already; they talk through gloo.
     """
     assert isinstance(recorder, RankRecorder)
     recorder.collectives = Collectives(knobs.processes, is_fake=False)
-    with real_group(), on_gpus(), _sharding(recorder, knobs, is_fake=False):
+    with real_group(), on_gpus(), _sharding(recorder, knobs, compute_capability, is_fake=False):
         yield
 
 
 @contextmanager
-def _sharding(recorder: RankRecorder, knobs: Knobs, *, is_fake: bool) -> Iterator[None]:
+def _sharding(
+    recorder: RankRecorder, knobs: Knobs, compute_capability: Capability, *, is_fake: bool
+) -> Iterator[None]:
     recorder.shards, recorder.offloads = knobs.is_sharded, knobs.fsdp_offload_params
     with ExitStack() as stack:
         if knobs.zero_stage:
@@ -87,6 +91,8 @@ def _sharding(recorder: RankRecorder, knobs: Knobs, *, is_fake: bool) -> Iterato
             stack.enter_context(fsdp1_rules(recorder))
         else:
             stack.enter_context(fsdp2_rules(recorder, knobs.shards))
+            if knobs.cp_size > 1:
+                stack.enter_context(ring_attention(compute_capability))
             if knobs.fsdp_offload_params:
                 stack.enter_context(fsdp2_offload(recorder))
         yield

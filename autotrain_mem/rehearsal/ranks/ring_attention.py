@@ -1,0 +1,195 @@
+"""Context parallelism on CPU tensors that stand for a GPU's: torch's own ring attention, around CUDA's kernels.
+
+Inside ``torch.distributed.tensor.experimental.context_parallel`` attention meets DTensors that are sharded over the
+tokens. torch sends keys and values around the processes and calls a fused kernel on each share
+(``_context_parallel/_attention.py: _templated_ring_attention``): that code runs here as it is, so that what it gathers,
+merges in float32 and sends is in the trace. It knows CUDA's kernels only (``_sdpa_handler: call_maps``), so that what
+it calls is the stand-in for one (``cuda.attention_buffers``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.experimental._context_parallel._attention import (
+    _templated_ring_attention,
+    _templated_ring_attention_backward,
+)
+from torch.nn import functional
+
+from autotrain_mem.errors import RehearsalError
+from autotrain_mem.rehearsal.cuda.attention import autocast_inputs
+from autotrain_mem.rehearsal.cuda.attention_buffers import KERNELS, Call, by_rows, unseen, visible_share
+from autotrain_mem.rehearsal.cuda.attention_choice import Backend, Capability, choose
+from autotrain_mem.rehearsal.trace.flops import note
+from autotrain_mem.rehearsal.trace.operator_costs import attention
+
+TOKENS_DIM = 2
+"""Of B x H x S x D (``_attention.py: _scaled_dot_product_ring_flash_attention``)."""
+
+_aten = torch.ops.aten
+
+
+@contextmanager
+def ring_attention(compute_capability: Capability) -> Iterator[None]:
+    """Inside, attention over tokens that several processes share goes around them, as on such a card."""
+    plain = functional.scaled_dot_product_attention
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if isinstance(query, DTensor):
+            return _attend((query, key, value), compute_capability, *args, **kwargs)
+        return plain(query, key, value, *args, **kwargs)
+
+    with patch.object(functional, "scaled_dot_product_attention", attend):
+        yield
+
+
+def _attend(
+    inputs: tuple[DTensor, DTensor, DTensor],
+    capability: Capability,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    query, key, value, _ = autocast_inputs(*inputs, None)
+    backend = choose(
+        (query, key, value),
+        attn_mask,
+        dropout=dropout_p,
+        is_causal=is_causal,
+        enable_gqa=enable_gqa,
+        capability=capability,
+    )
+    if attn_mask is not None or not is_causal or backend not in (Backend.FLASH, Backend.CUDNN):
+        raise RehearsalError(
+            f"Context parallelism does not run with this model's attention: CUDA takes {backend} for it.",
+            hint="Ring attention takes causal attention without a mask, in bfloat16 or float16. Give --bf16, or remove "
+            "--cp_size.",
+        )
+    mesh, placements = query.device_mesh, query.placements
+    call = Call(backend, capability, is_causal, scale)
+    with torch.autocast("cpu", enabled=False):
+        out = RingAttention.apply(*(each.to_local() for each in (query, key, value)), mesh.get_group(), call)
+    return DTensor.from_local(out, mesh, placements, run_check=False)
+
+
+class RingAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here
+    """One attention over the tokens of all processes of a group: torch's rounds, CUDA's buffers, the CPU's values."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, group: Any, call: Call
+    ) -> torch.Tensor:
+        """``query``, ``key`` and ``value`` hold this process's share of the tokens."""
+
+        def kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, is_causal: bool) -> Any:
+            return _forward(query, key, value, replace(call, is_causal=is_causal))
+
+        out, *kept = _templated_ring_attention(
+            group, TOKENS_DIM, kernel, query=query, key=key, value=value, is_causal=call.is_causal
+        )
+        ctx.group, ctx.call = group, call
+        ctx.save_for_backward(query, key, value, out, *kept)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Sends keys and values around again, and with them their gradients, in float32."""
+        query, key, value, out, logsumexp, *_ = ctx.saved_tensors
+        call: Call = ctx.call
+
+        def kernel(*, is_causal: bool, **tensors: torch.Tensor) -> Any:
+            return _backward(replace(call, is_causal=is_causal), **tensors)
+
+        grads = _templated_ring_attention_backward(
+            ctx.group,
+            TOKENS_DIM,
+            kernel,
+            grad_out=grad,
+            grad_out_name="grad_out",
+            query=query,
+            key=key,
+            value=value,
+            out=out,
+            logsumexp=logsumexp,
+            is_causal=call.is_causal,
+        )
+        return (*grads[:3], None, None)
+
+
+def _forward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: Call) -> tuple[torch.Tensor, ...]:
+    out, (logsumexp, *rest) = KERNELS[call.backend][0](query, value, call)
+    note(attention(query, key, value, visible=visible_share(query, key, call)))
+    if not isinstance(query, FakeTensor):
+        with unseen():
+            heads = query.size(1)
+            values = _aten._scaled_dot_product_flash_attention_for_cpu(
+                query, _repeated(key, heads), _repeated(value, heads), 0.0, call.is_causal, scale=call.scale
+            )
+            out.copy_(values[0])
+            logsumexp.copy_(values[1])
+    if call.backend is Backend.CUDNN:  # it keeps a last dimension (``_attention.py: _SDPAMerger._merge_one``)
+        logsumexp = logsumexp.unsqueeze(-1)
+    return out, logsumexp, *rest
+
+
+def _backward(
+    call: Call,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    grad_out: torch.Tensor,
+    out: torch.Tensor,
+    logsumexp: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    inputs = (query, key, value)
+    grad_out, out = by_rows(grad_out, out, call.backend)
+    grads, scratch = KERNELS[call.backend][1](inputs, call)
+    note(attention(*inputs, visible=visible_share(query, key, call), backward=True))
+    if not isinstance(query, FakeTensor):
+        with unseen():
+            _fill(grads, inputs, grad_out, out, logsumexp, call)
+    del scratch
+    return tuple(grads)
+
+
+def _fill(
+    grads: list[torch.Tensor],
+    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    grad_out: torch.Tensor,
+    out: torch.Tensor,
+    logsumexp: torch.Tensor,
+    call: Call,
+) -> None:
+    """Gives gradients their values: those of this share of keys, by the statistics of all."""
+    query, key, value = inputs
+    heads, groups = query.size(1), key.size(1)
+    filled = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        grad_out,
+        query,
+        _repeated(key, heads),
+        _repeated(value, heads),
+        out,
+        logsumexp.squeeze(-1) if call.backend is Backend.CUDNN else logsumexp,
+        0.0,
+        call.is_causal,
+        scale=call.scale,
+    )
+    grads[0].copy_(filled[0])
+    for grad, of_heads in zip(grads[1:], filled[1:], strict=True):
+        grad.copy_(of_heads.unflatten(1, (groups, heads // groups)).sum(2))
+
+
+def _repeated(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """The CPU's kernel takes as many heads of keys as of queries."""
+    return tensor.repeat_interleave(heads // tensor.size(1), 1) if tensor.size(1) != heads else tensor
