@@ -8,9 +8,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any
 
 from autotrain_mem.checks.collect import Problems
 from autotrain_mem.checks.flags import Flags
+from autotrain_mem.checks.model import ModelOnCard
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.levers import LADDER
 from autotrain_mem.spec.knobs import BASE_BITS
@@ -109,6 +111,81 @@ def arguments(flags: Flags) -> Problems:
         if value is not None and is_meant and sharding in row.shardings:
             asked = f"--{row.name} {value}" if row.values else f"--{row.name}"
             yield f"{asked} does not go with --sharding {sharding}: {row.reason}.", row.cure
+
+
+_NOT_SHARED: dict[str, tuple[str, str]] = {
+    "packing": ("the mask that keeps packed rows apart is dropped", "--packing false"),
+    "eval_packing": ("the mask that keeps packed rows apart is dropped", "--eval_packing false"),
+    "padding_free": ("the mask that keeps rows apart is dropped", "--padding_free false"),
+    "use_liger_kernel": ("its loss over shared tokens is not rehearsed yet", "--use_liger_kernel false"),
+    "load_in_8bit": ("8-bit weights cannot be sharded", "--load_in_4bit"),
+    "fp16": ("float16's scaler beside it is not rehearsed yet", "--bf16"),
+    "assistant_only_loss": ("it is not rehearsed beside shared tokens yet", "--assistant_only_loss false"),
+}
+"""Argument -> why it does not go with context parallelism, and what does. accelerate attends causally, whatever mask a
+layer is given (``accelerate/big_modeling.py: _attach_context_parallel_hooks``), and TRL refuses packing for it
+(``trl/trainer/sft_trainer.py: __init__``)."""
+
+
+def shared_tokens(flags: Flags) -> Problems:
+    """Several GPUs share the tokens of a row by torch's ring attention, under FSDP2, in SFT."""
+    given, size = flags.given, flags.given.get("cp_size") or 1
+    if not isinstance(size, int) or size < 2:
+        return
+    asked = f"--cp_size {size}"
+    if not METHODS[flags.method].shares_tokens:
+        # transformers/trainer.py: _prepare_context_parallel_inputs cuts input_ids and labels; others have more
+        yield (
+            f"{asked} is for SFT: what {METHODS[flags.method].title}'s trainer computes of whole rows is not shared.",
+            f"Remove {asked}.",
+        )
+    if given.get("sharding") not in (None, "fsdp2", "fsdp2-no-reshard"):
+        yield (
+            f"{asked} does not go with --sharding {given['sharding']}: torch has context parallelism under FSDP2 only.",
+            "Give --sharding fsdp2, or remove --sharding.",
+        )
+    for name, (reason, instead) in _NOT_SHARED.items():
+        if given.get(name):
+            yield f"--{name} does not go with {asked}: {reason}.", f"Give {instead}, or --cp_size 1."
+    if given.get("bf16") is False and not given.get("fp16"):
+        yield (
+            f"--bf16 false does not go with {asked}: ring attention runs CUDA's half-precision kernels.",
+            "Give --bf16, or --cp_size 1.",
+        )
+    if given.get("attn_implementation") not in (None, "sdpa"):
+        yield (
+            f"--attn_implementation {given['attn_implementation']} does not go with {asked}: transformers shares "
+            "the tokens of sdpa only.",
+            "Give --attn_implementation sdpa; CUDA runs it by its own flash kernel.",
+        )
+    multiple = given.get("pad_to_multiple_of")
+    if isinstance(multiple, int) and multiple % (2 * size):
+        yield (
+            f"--pad_to_multiple_of {multiple} does not go with {asked}: rows are cut into {2 * size} equal parts.",
+            f"Give --pad_to_multiple_of {2 * size} or a multiple, or remove it.",
+        )
+
+
+def shared_attention(subject: ModelOnCard) -> Problems:
+    """Layers attend to all that came before where tokens are shared: accelerate refuses others as training starts
+    (``accelerate/big_modeling.py: _attach_context_parallel_hooks``)."""
+    size = subject.job.arguments.get("cp_size") or 1
+    others = other_layers(subject.config) if size > 1 else []
+    if others:
+        yield (
+            f"--cp_size {size} does not go with {subject.job.model}: some of its layers are {', '.join(others)}, and "
+            "ring attention attends to all that came before.",
+            "Remove --cp_size, or take a model of full attention (Llama, Qwen2.5, Qwen3).",
+        )
+
+
+def other_layers(config: Any) -> list[str]:
+    """Names the kinds of a model's layers that are not of full attention; accelerate asks the same."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    kinds = getattr(text, "layer_types", None)
+    if kinds is not None:
+        return sorted({*kinds} - {"full_attention"})
+    return ["sliding_attention"] if getattr(text, "sliding_window", None) else []
 
 
 def installed(flags: Flags) -> Problems:

@@ -24,6 +24,7 @@ FLAGS: tuple[Check[Flags], ...] = (
     sharding.arguments,
     sharding.installed,
     sharding.method,
+    sharding.shared_tokens,
     flags.padding_free,
     flags.rows,
     flags.optimizer,
@@ -43,6 +44,7 @@ MODEL: tuple[Check[ModelOnCard], ...] = (
     model.reward_model,
     compatibility.quantization,
     compatibility.attention,
+    sharding.shared_attention,
     compatibility.liger,
 )
 """What cannot go together: a job's arguments with its model, with the card, and with the installed TRL."""

@@ -43,7 +43,9 @@ def check(wish: api.Wish, output: Output) -> None:
             hint="--dry_run --json prints TRL's config, the command and the environment as one object.",
         )
     check_method(output.export, wish.method)
-    check_sharding(output.export, is_zero=str(wish.autofit.sharding).startswith("zero"))
+    check_sharding(
+        output.export, is_zero=str(wish.autofit.sharding).startswith("zero"), cp_size=wish.autofit.cp_size or 1
+    )
     if output.export in OF_MACHINES:
         _check_flags_say_all(asked, wish)
 

@@ -64,6 +64,7 @@ def read_launched(config: Any, autofit: AutoFit) -> Launched:
         launched, launch = Launched(), None
     else:
         launch = read_launch(content, "How accelerate launched this process")
+        _check_shared_tokens(launch)
         launched = Launched(processes=count, nodes=nodes, config=content, pins=_pins(launch), warnings=launch.warnings)
     if problems := [*_contradictions(autofit, launched, launch)]:
         raise UsageError(f"{'; '.join(problems)}.", hint=_START)
@@ -105,6 +106,15 @@ def _content(config: Any, count: int) -> dict[str, Any]:
         names = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
         of_script["parallelism_config"] = {f"parallelism_config_{name}": getattr(sizes, name) for name in names}
     return {**of_launcher, **of_script}
+
+
+def _check_shared_tokens(launch: Launch) -> None:
+    """A script's own rows are padded as its config says, and shared tokens need a multiple of twice the processes."""
+    if launch.cp_size > 1:
+        raise UsageError(
+            "Context parallelism is not planned for in a script that accelerate launched.",
+            hint="autofit sft --gpus N --cp_size N plans and trains with it; or launch with cp_size 1.",
+        )
 
 
 def _pins(launch: Launch) -> dict[str, Any]:

@@ -94,6 +94,7 @@ def _content(wish: Wish) -> tuple[Mapping[str, Any] | None, str]:
 def _pins(launch: Launch) -> dict[str, Any]:
     """Returns the knobs of a launch that no flag of ours says, also that nothing is offloaded."""
     groups = {} if launch.dp_replicate_size is None else {"dp_replicate_size": launch.dp_replicate_size}
+    groups |= {"cp_size": launch.cp_size} if launch.cp_size > 1 else {}
     return {"fsdp_offload_params": launch.fsdp_offload_params, **groups}
 
 
@@ -127,6 +128,9 @@ def _contradictions(wish: Wish, launch: Launch, name: str) -> Iterator[tuple[str
     if autofit.fsdp_offload_params and not launch.fsdp_offload_params:
         cure = "Remove the flag, or write fsdp_offload_params: true."
         yield f"--fsdp_offload_params is not what {name} says", cure
+    if autofit.cp_size not in (None, launch.cp_size):
+        cure = f"Remove --cp_size, or write parallelism_config_cp_size: {autofit.cp_size}."
+        yield f"--cp_size {autofit.cp_size} is not the {launch.cp_size} of {name}", cure
     if launch.recomputes and any(wish.argument(each) for each in _RECOMPUTES):
         cure = "Remove --gradient_checkpointing, or write fsdp_activation_checkpointing: false; transformers takes one."
         yield f"--gradient_checkpointing and fsdp_activation_checkpointing in {name} recompute the same twice", cure

@@ -78,7 +78,7 @@ class Rehearsals:
 
     def on(self, hardware: Hardware) -> Rehearsals:
         """Returns the same job on other devices. Raises UsageError as :func:`for_processes`."""
-        alone = replace(self.defaults, processes=1, sharding=None, dp_replicate_size=None)
+        alone = replace(self.defaults, processes=1, sharding=None, dp_replicate_size=None, cp_size=1)
         defaults = for_processes(alone, hardware.topology, self.job.arguments)
         return replace(self, hardware=hardware, defaults=defaults)
 
@@ -278,10 +278,28 @@ def for_processes(defaults: Knobs, topology: Topology, given: Mapping[str, Any])
         flag = "offload_param_device" if "offload_param_device" in zero else "offload_optimizer_device"
         takes = "--sharding zero3" if flag == "offload_param_device" else "--sharding zero1, zero2 or zero3"
         raise UsageError(f"--{flag} is DeepSpeed's: it takes {takes}.", hint=f"Give {takes}, or remove --{flag}.")
+    cp_size = given.get("cp_size") or 1
+    _check_shared_tokens(cp_size, processes)
     if processes == 1:
         return defaults
     dp_replicate_size = groups if sharding == "hsdp" else None
-    return replace(defaults, processes=processes, sharding="ddp", dp_replicate_size=dp_replicate_size)
+    sharding = "ddp" if cp_size == 1 else "fsdp2"
+    return replace(
+        defaults, processes=processes, sharding=sharding, dp_replicate_size=dp_replicate_size, cp_size=cp_size
+    )
+
+
+def _check_shared_tokens(cp_size: int, processes: int) -> None:
+    if processes % cp_size:
+        fitting = [size for size in range(1, processes + 1) if processes % size == 0]
+        takes = ", ".join(map(str, fitting))
+        raise UsageError(
+            f"--cp_size {cp_size} does not divide {processes} GPU{'s' if processes > 1 else ''}: groups of so many "
+            "share the tokens of their rows.",
+            hint=f"Give --cp_size {takes}, or --gpus {cp_size} or a multiple."
+            if processes > 1
+            else f"Give --gpus {cp_size} or a multiple, or remove --cp_size.",
+        )
 
 
 def example_dataset(job: Job) -> str | None:

@@ -24,7 +24,8 @@ def shared_work(work: Workload, known: Estimate, knobs: Knobs) -> Workload:
     The model's whole bytes are those at the known peak, times its shards.
     """
     before, topology = known.knobs, known.hardware.topology
-    kept = [each for each in work.work if each.kind not in COLLECTIVES]
+    # What shares the tokens of a row sends keys and values, which grow with them, however the model is shared.
+    kept = [each for each in work.work if each.kind not in COLLECTIVES or each.bytes]
     kept = kept if knobs.is_sharded else _under_autocast(kept)
     share = before.shards / knobs.shards
     updated = [

@@ -76,8 +76,12 @@ _WITHOUT_ZERO = ("accelerate", "axolotl", "llamafactory")
 """Say how a model is shared in keys of their own, and not yet in DeepSpeed's."""
 
 
-def check_sharding(name: str, *, is_zero: bool) -> None:
-    """Ask as :func:`check_method` does, of a plan with DeepSpeed's ZeRO.
+_WITHOUT_SHARED_TOKENS = ("axolotl", "llamafactory")
+"""Have a ring attention of their own, if any, of which nothing was rehearsed."""
+
+
+def check_sharding(name: str, *, is_zero: bool, cp_size: int = 1) -> None:
+    """Ask as :func:`check_method` does, of a plan with DeepSpeed's ZeRO or with context parallelism.
 
     Raises:
         UsageError: the file would train without it.
@@ -86,6 +90,11 @@ def check_sharding(name: str, *, is_zero: bool) -> None:
         raise UsageError(
             f"--export {name} does not write DeepSpeed's ZeRO yet.",
             hint=f"--export trl writes DeepSpeed's config with the rest; --sharding fsdp2 is written for {name}.",
+        )
+    if cp_size > 1 and name in _WITHOUT_SHARED_TOKENS:
+        raise UsageError(
+            f"--export {name} does not write context parallelism (--cp_size {cp_size}).",
+            hint="--export trl and --export accelerate do; --cp_size 1 plans without.",
         )
 
 
@@ -102,5 +111,5 @@ def export(name: str, plan: Plan, job: Job) -> str:
         UsageError: the tool has no such method, or cannot be told how the model is shared.
     """
     check_method(name, job.method)
-    check_sharding(name, is_zero=plan.knobs.zero_stage > 0)
+    check_sharding(name, is_zero=plan.knobs.zero_stage > 0, cp_size=plan.knobs.cp_size)
     return str(resolve_name(EXPORTERS[name].write)(plan, job))

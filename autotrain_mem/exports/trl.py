@@ -55,7 +55,8 @@ def _launch(case: Case) -> str:
         return ""
     if case.method_facts.has_trl_command:
         return f" --accelerate_config {ACCELERATE_FILE}"
-    return f" --gpus {knobs.processes // case.nodes} --sharding {knobs.sharding}"
+    tokens = f" --cp_size {knobs.cp_size}" if knobs.cp_size > 1 else ""
+    return f" --gpus {knobs.processes // case.nodes} --sharding {knobs.sharding}{tokens}"
 
 
 def _data(case: Case) -> dict[str, object]:

@@ -103,6 +103,8 @@ class MethodFacts:
     """The completions of one prompt form a group, and the batches of TRL's config divide by each other in groups."""
     has_mini_batches: bool = False
     """An effective batch is trained on in whole mini-batches (``num_mini_batches``)."""
+    shares_tokens: bool = False
+    """Several processes may share the tokens of a row (context parallelism)."""
     has_chunked_loss: bool = False
     """The loss is next-token cross-entropy, which TRL computes some tokens at a time (``loss_type`` None or
     chunked_nll) instead of from all logits at once."""

@@ -26,6 +26,7 @@ SFT = MethodFacts(
     has_text_column=True,
     is_packable=True,
     reads_images=True,
+    shares_tokens=True,
     has_chunked_loss=True,
     learns_tokens=True,
     has_activation_offload=True,

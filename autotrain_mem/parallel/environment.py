@@ -103,6 +103,8 @@ def config_of_environment(environment: Mapping[str, str], processes: int) -> dic
             for name, value in sizes.items()
             if value is not None
         }
+        if strategy := environment.get("PARALLELISM_CONFIG_CP_COMM_STRATEGY"):
+            config["parallelism_config"]["parallelism_config_cp_comm_strategy"] = strategy
     return config
 
 

@@ -49,9 +49,8 @@ _STAGE = 2
 """Where nothing is said (``accelerate/utils/dataclasses.py: DeepSpeedPlugin.__post_init__``)."""
 _ZEROS: Mapping[str, Sharding] = {"1": "zero1", "2": "zero2", "3": "zero3"}
 _OTHER_PARALLELISM = {
-    "tp_size": "tensor parallelism is not rehearsed",
-    "cp_size": "context parallelism is not rehearsed",
-    "sp_size": "sequence parallelism is not rehearsed",
+    "tp_size": "tensor parallelism is not rehearsed: transformers cuts the layers as it loads them",
+    "sp_size": "sequence parallelism is not rehearsed: it is DeepSpeed's (ALST)",
 }
 
 Problem = tuple[str, str]
@@ -68,6 +67,7 @@ class Launch:
     sharding: Sharding | None
     """None for a single process, and where a file of DeepSpeed's says it."""
     dp_replicate_size: int | None
+    cp_size: int
     fsdp_offload_params: bool
     mixed_precision: str
     """``bf16``, ``fp16`` or ``no``, with which TRL's own words count."""
@@ -102,6 +102,7 @@ def read_launch(config: Mapping[str, Any], name: str) -> Launch:
         nodes=int(config.get("num_machines") or 1),
         sharding=_sharding(config, settings, replicas),
         dp_replicate_size=replicas if replicas > 1 else None,
+        cp_size=_sizes(config).get("cp_size", 1),
         fsdp_offload_params=is_fsdp and _is_true(settings.get("offload_params")),
         mixed_precision=_mixed_precision(config),
         recomputes=is_fsdp and _is_true(settings.get("activation_checkpointing")),
@@ -343,6 +344,8 @@ def _parallelism(config: Mapping[str, Any]) -> Iterator[Problem]:
             key = f"parallelism_config_{name}"
             shards = sizes[name] * sizes.get("dp_shard_size", 1)
             cure = f"{key}: 1, and parallelism_config_dp_shard_size: {shards} to divide the model among as many."
+            if name == "sp_size":
+                cure += f" parallelism_config_cp_size: {sizes[name]} with FSDP2 shares the tokens of a row, too."
             yield f"{key} {sizes[name]}: {why}", cure
             return
     version = str(fsdp_settings(config).get("version", 1))
@@ -350,10 +353,16 @@ def _parallelism(config: Mapping[str, Any]) -> Iterator[Problem]:
         yield "parallelism_config is for FSDP's second version", "distributed_type: FSDP, with fsdp_version: 2."
         return
     replicas, shards = sizes.get("dp_replicate_size", 1), sizes.get("dp_shard_size", 1)
-    if shards == 1:
+    context = sizes.get("cp_size", 1)
+    if context > 1 and replicas > 1:
+        cure = "parallelism_config_dp_replicate_size: 1, or parallelism_config_cp_size: 1."
+        yield "cp_size beside dp_replicate_size: context parallelism in copies of shards is not rehearsed", cure
+    elif shards == 1 and context == 1:
         cure = "parallelism_config_dp_shard_size: how many processes divide a model; or remove parallelism_config."
         yield "parallelism_config_dp_shard_size 1 leaves FSDP nothing to divide", cure
-    elif processes is not None and replicas * shards != processes:
-        sum_of_it = f"dp_replicate_size {replicas} x dp_shard_size {shards} are {replicas * shards} processes"
-        cure = f"num_processes: {replicas * shards}, or other sizes."
+    elif processes is not None and replicas * shards * context != processes:
+        others = f" x cp_size {context}" if context > 1 else ""
+        product = replicas * shards * context
+        sum_of_it = f"dp_replicate_size {replicas} x dp_shard_size {shards}{others} are {product} processes"
+        cure = f"num_processes: {product}, or other sizes."
         yield f"{sum_of_it}, and num_processes is {processes}", cure

@@ -48,7 +48,7 @@ def check_positive(numbers: Mapping[str, Any]) -> None:
 
 def share(knobs: Knobs) -> int:
     """Counts the rows of an optimizer step that each process has."""
-    return knobs.effective_batch_size // knobs.processes
+    return knobs.effective_batch_size // knobs.data_parallel_size
 
 
 def rows_allowed(job: Job, knobs: Knobs) -> tuple[int, ...] | None:

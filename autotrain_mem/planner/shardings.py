@@ -14,6 +14,9 @@ FASTEST_FIRST: tuple[Sharding, ...] = ("ddp", "fsdp2-no-reshard", "fsdp2", "hsdp
 """What a search tries, in the order in which of equals the first is taken. FSDP's first version and DeepSpeed are
 the user's to ask for."""
 
+WITH_SHARED_TOKENS: tuple[Sharding, ...] = ("fsdp2-no-reshard", "fsdp2")
+"""What goes with context parallelism: torch has it in FSDP2 only, and copies of shards beside it are not rehearsed."""
+
 LEAST_FIRST: tuple[Sharding | None, ...] = (
     *("fsdp2", "fsdp1", "zero3", "hsdp", "fsdp2-no-reshard", "zero2", "zero1", "ddp", None),
 )
@@ -38,6 +41,8 @@ def shardings(space: Space) -> tuple[Sharding | None, ...]:
     is_fixed = not space.pinned.isdisjoint(row.knobs) or row.name in space.forbid or space.method not in row.methods
     if space.base.processes == 1 or is_fixed or not space.may_shard:
         return (space.base.sharding,)
+    if space.base.cp_size > 1:
+        return WITH_SHARED_TOKENS
     return tuple(each for each in FASTEST_FIRST if each != "hsdp" or space.nodes > 1)
 
 

@@ -78,8 +78,8 @@ class Space:
 
     @property
     def share(self) -> int:
-        """Counts the rows of an optimizer step that each process has."""
-        return self.effective_batch_size // self.base.processes
+        """Counts the rows of an optimizer step that each process has, with those that share its rows."""
+        return self.effective_batch_size // self.base.data_parallel_size
 
     def row_tokens(self, max_length: int | None) -> int:
         """The longest that a row of the batch can be at this ``max_length``: 80 of 1024 where no row is longer.
@@ -106,7 +106,7 @@ def micro_batches(space: Space) -> tuple[int, ...]:
 
 def with_rows(knobs: Knobs, rows: int, effective_batch_size: int | None = None) -> Knobs:
     """Split the effective batch, that of the knobs unless given, into micro-batches of so many rows on each device."""
-    steps = (effective_batch_size or knobs.effective_batch_size) // (rows * knobs.processes)
+    steps = (effective_batch_size or knobs.effective_batch_size) // (rows * knobs.data_parallel_size)
     return replace(knobs, per_device_train_batch_size=rows, gradient_accumulation_steps=steps)
 
 
@@ -245,12 +245,12 @@ def _check_completion(knobs: Knobs, prompt: int | None, context_length: int | No
 
 def _base_rows(defaults: Knobs, effective: int, given: dict[str, Any], nodes: int) -> int:
     """Take what the user's words and TRL's defaults make of the effective batch before any tuning."""
-    rows, steps, processes = given.get(ROWS), given.get(STEPS), defaults.processes
+    rows, steps, processes = given.get(ROWS), given.get(STEPS), defaults.data_parallel_size
     if effective % processes:
         raise BatchSplitError(
-            f"{processes} GPUs do not divide the effective batch size {effective}: each has as many rows of it",
+            f"{_groups(defaults)} do not divide the effective batch size {effective}: each has as many rows of it",
             hint=f"use --effective_batch_size {either(multiples(processes, effective))}, "
-            f"or {_dividing(effective, processes, nodes)}",
+            f"or {_dividing(effective, defaults.processes, nodes) if defaults.cp_size == 1 else 'another --cp_size'}",
         )
     if rows and steps and rows * steps * processes != effective:
         product, of_all = rows * steps * processes, f" times {processes} GPUs" if processes > 1 else ""
@@ -268,6 +268,13 @@ def _base_rows(defaults: Knobs, effective: int, given: dict[str, Any], nodes: in
         return share // int(steps)
     # TRL's micro-batch where it divides the effective batch, else the next smaller one that does
     return max(rows for rows in divisors(share) if rows <= defaults.per_device_train_batch_size)
+
+
+def _groups(knobs: Knobs) -> str:
+    """``8 GPUs``, or ``2 groups of 4 GPUs`` that share their rows."""
+    if knobs.cp_size == 1:
+        return f"{knobs.processes} GPUs"
+    return f"{knobs.data_parallel_size} groups of {knobs.cp_size} GPUs"
 
 
 def _dividing(effective: int, processes: int, nodes: int) -> str:

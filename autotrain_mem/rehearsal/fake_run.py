@@ -161,7 +161,9 @@ class Watch:
     @contextmanager
     def cuda_semantics(self) -> Iterator[None]:
         """Inside, a trainer may be built and trained."""
-        process = nullcontext() if self._ranked is None else real_rank(self.recorder, self._ranked, self._compute_capability)
+        process = (
+            nullcontext() if self._ranked is None else real_rank(self.recorder, self._ranked, self._compute_capability)
+        )
         with cuda_semantics(self.recorder, self._compute_capability, "real cpu"), process:
             yield
 

@@ -248,7 +248,8 @@ def schedule(knobs: Knobs, name: str = "", *, steps: int | None = None, step_row
 
 def sharing(knobs: Knobs) -> str:
     """``FSDP2, full shard``; empty for a single process."""
-    return SHARINGS[knobs.sharding] if knobs.sharding is not None else ""
+    tokens = f", {knobs.cp_size} GPUs share each row" if knobs.cp_size > 1 else ""
+    return SHARINGS[knobs.sharding] + tokens if knobs.sharding is not None else ""
 
 
 def _at_once(done: str, rows: int | None) -> str:
@@ -283,9 +284,10 @@ def _base(knobs: Knobs) -> str:
 
 
 def batch(knobs: Knobs) -> str:
-    """``4 x 16``: rows at once, times accumulation steps; ``4 x 2 x 8`` with the processes of several."""
+    """``4 x 16``: rows at once, times accumulation steps; ``4 x 2 x 8`` with the processes of several, or the groups of
+    processes that share rows."""
     of_one = f"{knobs.per_device_train_batch_size} x {knobs.gradient_accumulation_steps}"
-    return of_one if knobs.processes == 1 else f"{of_one} x {knobs.processes}"
+    return of_one if knobs.processes == 1 else f"{of_one} x {knobs.data_parallel_size}"
 
 
 def rows(knobs: Knobs) -> str:

@@ -317,5 +317,6 @@ def _launched(plan: Plan) -> list[str]:
     if knobs.processes == 1:
         return []
     nodes = [f"--nodes {topology.nodes}"] if topology.nodes > 1 else []
-    offloads = ["--fsdp_offload_params"] if knobs.fsdp_offload_params else []
+    offloads = [f"--cp_size {knobs.cp_size}"] if knobs.cp_size > 1 else []
+    offloads += ["--fsdp_offload_params"] if knobs.fsdp_offload_params else []
     return [f"--gpus {topology.devices}", *nodes, f"--sharding {knobs.sharding}", *offloads]

@@ -76,9 +76,7 @@ def real_rank(recorder: Recorder, knobs: Knobs, compute_capability: Capability) 
 
 
 @contextmanager
-def _sharding(
-    recorder: RankRecorder, knobs: Knobs, compute_capability: Capability, *, is_fake: bool
-) -> Iterator[None]:
+def _sharding(recorder: RankRecorder, knobs: Knobs, compute_capability: Capability, *, is_fake: bool) -> Iterator[None]:
     recorder.shards, recorder.offloads = knobs.is_sharded, knobs.fsdp_offload_params
     with ExitStack() as stack:
         if knobs.zero_stage:
