@@ -15,6 +15,7 @@ from autotrain_mem.checks.flags import Flags
 from autotrain_mem.checks.model import ModelOnCard
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.levers import LADDER
+from autotrain_mem.planner.shared_tokens import NOT_WITH_SHARED_TOKENS
 from autotrain_mem.spec.knobs import BASE_BITS
 
 FSDP2 = ("fsdp2-no-reshard", "fsdp2", "hsdp")
@@ -113,20 +114,6 @@ def arguments(flags: Flags) -> Problems:
             yield f"{asked} does not go with --sharding {sharding}: {row.reason}.", row.cure
 
 
-_NOT_SHARED: dict[str, tuple[str, str]] = {
-    "packing": ("the mask that keeps packed rows apart is dropped", "--packing false"),
-    "eval_packing": ("the mask that keeps packed rows apart is dropped", "--eval_packing false"),
-    "padding_free": ("the mask that keeps rows apart is dropped", "--padding_free false"),
-    "use_liger_kernel": ("its loss over shared tokens is not rehearsed yet", "--use_liger_kernel false"),
-    "load_in_8bit": ("8-bit weights cannot be sharded", "--load_in_4bit"),
-    "fp16": ("float16's scaler beside it is not rehearsed yet", "--bf16"),
-    "assistant_only_loss": ("it is not rehearsed beside shared tokens yet", "--assistant_only_loss false"),
-}
-"""Argument -> why it does not go with context parallelism, and what does. accelerate attends causally, whatever mask a
-layer is given (``accelerate/big_modeling.py: _attach_context_parallel_hooks``), and TRL refuses packing for it
-(``trl/trainer/sft_trainer.py: __init__``)."""
-
-
 def shared_tokens(flags: Flags) -> Problems:
     """Several GPUs share the tokens of a row by torch's ring attention, under FSDP2, in SFT."""
     given, size = flags.given, flags.given.get("cp_size") or 1
@@ -144,7 +131,7 @@ def shared_tokens(flags: Flags) -> Problems:
             f"{asked} does not go with --sharding {given['sharding']}: torch has context parallelism under FSDP2 only.",
             "Give --sharding fsdp2, or remove --sharding.",
         )
-    for name, (reason, instead) in _NOT_SHARED.items():
+    for name, (reason, instead) in NOT_WITH_SHARED_TOKENS.items():
         if given.get(name):
             yield f"--{name} does not go with {asked}: {reason}.", f"Give {instead}, or --cp_size 1."
     if given.get("bf16") is False and not given.get("fp16"):

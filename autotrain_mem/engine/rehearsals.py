@@ -19,7 +19,7 @@ from autotrain_mem.planner.space import Space, make_space
 from autotrain_mem.spec import Counting, DataProfile, Hardware, Job, Knobs, StepTime, Trace, Workload, codec
 from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY, kernel_class
 from autotrain_mem.spec.job import MAX_LENGTH, is_wish, wished_share
-from autotrain_mem.spec.knobs import ZERO_KNOBS
+from autotrain_mem.spec.knobs import ZERO_KNOBS, Sharding
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.spec.plan import as_recorded
 from autotrain_mem.spec.price import Price
@@ -283,10 +283,8 @@ def for_processes(defaults: Knobs, topology: Topology, given: Mapping[str, Any])
     if processes == 1:
         return defaults
     dp_replicate_size = groups if sharding == "hsdp" else None
-    sharding = "ddp" if cp_size == 1 else "fsdp2"
-    return replace(
-        defaults, processes=processes, sharding=sharding, dp_replicate_size=dp_replicate_size, cp_size=cp_size
-    )
+    shared: Sharding = "ddp" if cp_size == 1 else "fsdp2"
+    return replace(defaults, processes=processes, sharding=shared, dp_replicate_size=dp_replicate_size, cp_size=cp_size)
 
 
 def _check_shared_tokens(cp_size: int, processes: int) -> None:

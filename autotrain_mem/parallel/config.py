@@ -102,9 +102,11 @@ def sharding_arguments(knobs: Knobs) -> dict[str, Any]:
     as which they are gathered (``transformers/distributed/fsdp.py: update_fsdp_plugin_peft``). Stored as bytes each
     process would hold them whole (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``). And unless each micro-step
     reduces its gradients, each process holds whole ones until the last (``accelerate/accelerator.py: no_sync``): more
-    than its shards of all else, and more with fewer rows at once. Rows are cut into two parts for each process that shares
-    their tokens, an early and a late one, so that all have as much to attend to
-    (``torch/distributed/tensor/experimental/_context_parallel/_load_balancer.py: _HeadTailLoadBalancer``).
+    than its shards of all else, and more with fewer rows at once.
+
+    Rows are cut into two parts for each process that shares their tokens, an early and a late one, so that all have as
+    much to attend to (``torch/distributed/tensor/experimental/_context_parallel/_load_balancer.py:
+    _HeadTailLoadBalancer``).
     """
     if knobs.zero_stage:
         return {"deepspeed": deepspeed_config(knobs)}

@@ -87,6 +87,8 @@ HALF_WEIGHTS = "bf16_weights"
 EIGHT_BIT = "8bit_optimizer"
 
 SHARDING = "sharding"
+SHARED_TOKENS = "cp_size"
+"""Context parallelism: tried where rows are long (``planner.shared_tokens``)."""
 OFFLOADED_SHARDS = "fsdp_offload_params"
 
 UNSHARDED = (None, "ddp")
@@ -133,6 +135,13 @@ LADDER = (
             lambda method: not method.has_value_model
         ),  # PPO prepares two models as one (trl/experimental/ppo/ppo_trainer.py: PolicyAndValueWrapper)
         reason="the GPUs divide weights, gradients and optimizer state among them",
+    ),
+    LeverRow(
+        name=SHARED_TOKENS,
+        harm=Harm.TIME,
+        knobs=(SHARED_TOKENS,),
+        methods=methods_where(lambda method: method.shares_tokens),
+        reason="GPUs share the tokens of each row, and send keys and values around: the same gradients",
     ),
     LeverRow(
         name="gradient_checkpointing",

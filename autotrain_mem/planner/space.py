@@ -69,6 +69,8 @@ class Space:
     """Machines, on which the processes are spread evenly."""
     may_shard: bool = True
     """Nothing that the user gave forbids to divide the model among processes (``checks.sharding``)."""
+    shares_tokens: bool = False
+    """The model's layers are such that several processes can share the tokens of a row."""
     model: str = "the model"
     """Name for messages."""
     adapter: Adapter | None = None
@@ -174,6 +176,7 @@ def make_space(
         max_slowdown=job.max_slowdown,
         nodes=nodes,
         may_shard=not any(job.arguments.get(name) for name in WHOLE_ONLY),
+        shares_tokens=facts.shares_tokens,
         method=job.method,
         model=job.model,
         adapter=None if overlaid.use_peft else adapter_for(overlaid, job, facts, tokens=tokens, rows=rows),

@@ -95,6 +95,8 @@ class ModelFacts:
     """The checkpoint holds quantized weights, which cannot be quantized again."""
     flash_attention: str = "it was not looked for"
     """Why a plan for a card of this machine may not choose ``flash_attention_2`` by itself; empty when it may."""
+    shares_tokens: bool = False
+    """Its layers attend to all that came before, as ring attention does where processes share the tokens of a row."""
     digest: str = ""
     """Of the configs of all models of the job: what is known of one is known of its equals."""
     pattern: LayerPattern | None = None

@@ -45,6 +45,7 @@ def describe(job: Job, compute_capability: tuple[int, int]) -> ModelFacts:
     from autotrain_mem.checks.collect import refuse
     from autotrain_mem.checks.compatibility import why_no_flash_attention
     from autotrain_mem.checks.model import ModelOnCard, config_digest, read_config
+    from autotrain_mem.checks.sharding import other_layers
     from autotrain_mem.methods.adapter_targets import adapter_width, checkpoint_dtype, planned_targets
     from autotrain_mem.methods.configs import default_targets
     from autotrain_mem.methods.parameter_count import kv_cache, parameters
@@ -58,6 +59,7 @@ def describe(job: Job, compute_capability: tuple[int, int]) -> ModelFacts:
         context_length=getattr(config.get_text_config(), "max_position_embeddings", None),
         is_quantized=bool(checkpoint_quantization(config)),
         digest=config_digest(job, config),
+        shares_tokens=not other_layers(config),
         flash_attention=why_no_flash_attention(job, config, compute_capability),
         pattern=pattern_of(job, config),
         hidden_size=getattr(config.get_text_config(), "hidden_size", None),

@@ -10,6 +10,7 @@ from autotrain_mem.engine.predict.limits import limits_of
 from autotrain_mem.engine.predict.machines import machine_warnings
 from autotrain_mem.engine.predict.most import question_of
 from autotrain_mem.engine.predict.predictions import Predictions
+from autotrain_mem.engine.predict.shared_tokens import with_shared_tokens
 from autotrain_mem.engine.predict.steps import optimizer_steps
 from autotrain_mem.engine.predict.suggestions import with_other_methods
 from autotrain_mem.engine.predict.vllm_server import check_colocated, vllm_server
@@ -50,11 +51,16 @@ def searched(
     space = rehearsals.space(facts, lengths) if question is None else question.space(question.values[0])
     check_colocated(rehearsals.job, space.base, rehearsals.hardware, facts, longest_prompt=lengths.longest)
     limits = limits_of(rehearsals, space.base, lengths)
+    footprints = {} if footprints is None else footprints
     predictions = Predictions(rehearsals, facts, lengths, footprints)
 
     def least_needed(other: Job, knobs: Knobs) -> Estimate:
         return Predictions(replace(rehearsals, job=other), facts, lengths).rehearse([knobs], whole=True)[0]
 
+    if question is None and (
+        shared := with_shared_tokens(rehearsals, facts, lengths, space, limits or NO_LIMITS, on_attempt, footprints)
+    ):
+        return shared
     try:
         if question is None:
             return search(space, predictions, on_attempt, limits or NO_LIMITS)

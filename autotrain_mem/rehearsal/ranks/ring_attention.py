@@ -70,7 +70,8 @@ def _attend(
         enable_gqa=enable_gqa,
         capability=capability,
     )
-    if attn_mask is not None or not is_causal or backend not in (Backend.FLASH, Backend.CUDNN):
+    is_odd = query.size(-1) % 8 != 0  # heads that torch would pad before
+    if attn_mask is not None or not is_causal or is_odd or backend not in (Backend.FLASH, Backend.CUDNN):
         raise RehearsalError(
             f"Context parallelism does not run with this model's attention: CUDA takes {backend} for it.",
             hint="Ring attention takes causal attention without a mask, in bfloat16 or float16. Give --bf16, or remove "
