@@ -70,7 +70,7 @@ class Form:
     inline: Collection[str] = ()
     """Fields with nouns whose keys are written among this noun's own."""
     optional: Collection[str] = ()
-    """Fields that are left out where they are None."""
+    """Fields that are left out where they are None or as they are by default."""
     hidden: Collection[str] = ()
     """Fields that are never written; they take their defaults when the noun is read."""
     objects: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -255,11 +255,12 @@ def _noun_codec(noun: Any, form: Form) -> _Codec:
         name: _objects_codec(kind, form.objects[name]) if name in form.objects else _codec(kind)
         for name, kind in kinds.items()
     }
-    return _Codec(_noun_writer(form, codecs), _noun_reader(noun, form, codecs))
+    return _Codec(_noun_writer(noun, form, codecs), _noun_reader(noun, form, codecs))
 
 
-def _noun_writer(form: Form, codecs: Mapping[str, _Codec]) -> _Function:
+def _noun_writer(kind: Any, form: Form, codecs: Mapping[str, _Codec]) -> _Function:
     derived = {key: path.split(".") for key, path in form.derived.items()}
+    left_out = {name: (None, kind.__dataclass_fields__[name].default) for name in form.optional}
 
     def write(noun: Any) -> dict[str, Any]:
         written = {SCHEMA: form.schema} if form.schema else {}
@@ -268,7 +269,7 @@ def _noun_writer(form: Form, codecs: Mapping[str, _Codec]) -> _Function:
             value = getattr(noun, name)
             if name in form.inline:
                 written |= codec.write(value)
-            elif value is not None or name not in form.optional:
+            elif name not in left_out or value not in left_out[name]:
                 written[name] = codec.write(value)
         return written
 

@@ -46,7 +46,7 @@ class Knobs:
         optional=(
             *("max_completion_length", "response_length", "num_generations"),
             *("local_rollout_forward_batch_size", "per_device_eval_batch_size", "sharding", "dp_replicate_size"),
-            *("lora_target_modules", "learning_rate", "offload_optimizer_device", "offload_param_device"),
+            *("lora_target_modules", "learning_rate", "offload_optimizer_device", "offload_param_device", "cp_size"),
         )
     )
     """The JSON is also laid over TRL's arguments: what does not apply is left out, and so stays TRL's."""

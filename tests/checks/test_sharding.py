@@ -1,6 +1,7 @@
 """What is asked for beside shards of the model, and goes with none."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,9 +9,10 @@ import pytest
 from autotrain_mem.checks import sharding, table
 from autotrain_mem.checks.collect import collect
 from autotrain_mem.checks.flags import Flags
+from autotrain_mem.checks.model import ModelOnCard
 from autotrain_mem.planner.levels import levels
 from autotrain_mem.planner.shardings import shared
-from autotrain_mem.spec import codec
+from autotrain_mem.spec import Job, codec
 from tests.planner.synthetic_memory import ONLINE, PPO, TRL, space_of
 
 
@@ -79,3 +81,50 @@ def test_an_8bit_optimizer_of_bitsandbytes_cannot_step_on_shards_of_fsdp2() -> N
             optimizer.step()
     finally:
         torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"packing": True}, "--packing false"),
+        ({"padding_free": True}, "--padding_free false"),
+        ({"use_liger_kernel": True}, "--use_liger_kernel false"),
+        ({"fp16": True}, "--bf16"),
+        ({"bf16": False}, "--bf16"),
+        ({"attn_implementation": "flash_attention_2"}, "sdpa"),
+        ({"pad_to_multiple_of": 6}, "--pad_to_multiple_of 8"),
+        ({"sharding": "zero3"}, "--sharding fsdp2"),
+        ({"sharding": "ddp"}, "--sharding fsdp2"),
+        ({"sharding": "hsdp"}, "--sharding fsdp2"),
+    ],
+    ids=str,
+)
+def test_what_shared_tokens_do_not_go_with_is_refused_with_what_does(given: dict[str, Any], said: str) -> None:
+    found = collect(table.FLAGS, Flags(method="sft", given={"cp_size": 4, **given}))
+    (refused,) = (each for each in found if "--cp_size 4" in each.message)
+    assert said in refused.cure
+    assert problems(**given, cp_size=1) == problems(**given)
+
+
+@pytest.mark.parametrize("method", ["dpo", "grpo", "ppo", "reward"])
+def test_tokens_are_shared_in_sft_alone(method: str) -> None:
+    assert "is for SFT" in problems(method, cp_size=2)[0]
+    assert problems(cp_size=2) == problems(cp_size=2, sharding="fsdp2", pad_to_multiple_of=64) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "kinds"),
+    [
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
+        ({"sliding_window": 4096}, "sliding_attention"),
+        ({"layer_types": ["linear_attention"]}, "linear_attention"),
+        ({"layer_types": ["full_attention"], "sliding_window": 4096}, None),
+        ({}, None),
+    ],
+)
+def test_only_layers_that_attend_to_all_can_share_tokens(config: dict[str, Any], kinds: str | None) -> None:
+    job = Job(method="sft", model="tiny", dataset=None, arguments={"cp_size": 2})
+    subject = ModelOnCard(job=job, config=SimpleNamespace(**config), compute_capability=(8, 0))
+    said = [reason for reason, _ in sharding.shared_attention(subject)]
+    assert [kinds in each for each in said] == ([True] if kinds else [])
+    assert not [*sharding.shared_attention(replace(subject, job=replace(job, arguments={})))]

@@ -28,6 +28,9 @@ OURS = {
     for sharding, precision, offload in itertools.product(SHARDINGS, ("no", "bf16", "fp16"), (False, True))
     if not (sharding == "ddp" and offload) and not sharding.startswith("zero")  # accelerate has DeepSpeed launch these
 }
+OURS["shared tokens"] = accelerate_config(
+    dataclasses.replace(TRL_DEFAULTS, processes=8, sharding="fsdp2", cp_size=4), mixed_precision="bf16"
+)
 FSDP = {"distributed_type": "FSDP", "num_processes": 2, "num_machines": 1}
 USERS: dict[str, dict[str, Any]] = {
     "nothing said of FSDP": FSDP,

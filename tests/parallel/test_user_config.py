@@ -64,12 +64,25 @@ def test_a_file_that_we_write_is_read_as_what_it_was_written_for(sharding: Any, 
         (fsdp(version=2, activation_checkpointing=True), {"sharding": "fsdp2", "recomputes": True}),
         (fsdp(version="2", reshard_after_forward="false"), {"sharding": "fsdp2-no-reshard"}),
         (fsdp(version=2) | sizes(dp_shard_size=8), {"sharding": "fsdp2", "dp_replicate_size": None}),
+        (fsdp(version=2) | sizes(dp_shard_size=2, cp_size=4), {"sharding": "fsdp2", "cp_size": 4}),
+        (fsdp(version=2) | sizes(cp_size=8), {"sharding": "fsdp2", "cp_size": 8}),
         ({"distributed_type": "NO", "fp16": True}, {"mixed_precision": "fp16"}),
     ],
 )
 def test_a_users_file_is_read(config: dict[str, Any], expected: dict[str, Any]) -> None:
     read = launch(config)
     assert {name: getattr(read, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("cp_size", [2, 8])
+def test_shared_tokens_that_we_write_are_read(cp_size: int) -> None:
+    knobs = dataclasses.replace(TRL_DEFAULTS, processes=8, sharding="fsdp2", cp_size=cp_size)
+    config = accelerate_config(knobs)
+    assert launch(config).cp_size == cp_size
+    of_process = config_of_environment(launch_environment(config), 8)
+    assert of_process is not None
+    assert launch_environment(of_process) == launch_environment(config)
+    assert launch_environment(config)["PARALLELISM_CONFIG_CP_COMM_STRATEGY"] == "alltoall"
 
 
 def test_that_no_model_would_be_saved_is_said() -> None:
@@ -102,7 +115,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a precision": ({"distributed_type": "NO", "mixed_precision": "bf17"}, "no, bf16 or fp16"),
     "CPU": ({"distributed_type": "NO", "use_cpu": True}, "--use_cpu"),
     "compiled": ({"distributed_type": "NO", "dynamo_config": {"dynamo_backend": "INDUCTOR"}}, "--torch_compile"),
-    "context": (fsdp(version=2) | sizes(cp_size=2), "parallelism_config_dp_shard_size: 2"),
+    "context of too many": (fsdp(version=2) | sizes(cp_size=2), "num_processes: 2"),
+    "context of DDP": ({"distributed_type": "MULTI_GPU", "num_processes": 2} | sizes(cp_size=2), "fsdp_version: 2"),
+    "context of copies": (fsdp(version=2) | sizes(cp_size=2, dp_shard_size=2, dp_replicate_size=2), "cp_size: 1"),
+    "sequence under FSDP": (fsdp(version=2) | sizes(sp_size=2, dp_shard_size=4), "parallelism_config_cp_size: 2"),
     "tensor": (fsdp(version=2) | sizes(tp_size=8), "parallelism_config_tp_size: 1"),
     "sequence": ({"distributed_type": "DEEPSPEED"} | sizes(sp_size=2), "parallelism_config_sp_size: 1"),
     "sizes of DDP": ({"distributed_type": "MULTI_GPU", "num_processes": 2} | sizes(dp_shard_size=2), "fsdp_version: 2"),

@@ -27,6 +27,7 @@ RANKS = [
     ("sft", {"sharding": "ddp", "use_peft": True}),
     ("sft", {"sharding": "fsdp2", "fsdp_offload_params": True}),
     ("sft", {"sharding": "fsdp2", "use_peft": True, "load_in_4bit": True, "dtype": "bfloat16"}),
+    ("sft", {"sharding": "fsdp2", "cp_size": 2}),
     ("sft", {"sharding": "zero2"}),
     ("sft", {"sharding": "zero3"}),
     ("sft", {"sharding": "zero2", "offload_optimizer_device": "cpu"}),
@@ -77,6 +78,19 @@ def test_what_zero_offloads_is_not_on_the_device(model_folder: Callable[[str], p
     trace = rehearsed(ranked("sft", model_folder("qwen2"), sharding="zero3", **offloaded))
     assert not [block for block in trace.blocks if block.owner is Owner.OPTIMIZER_STATE and block.size_bytes > SMALL]
     assert trace.pinned_bytes > 0
+
+
+def test_shared_tokens_are_a_part_of_the_work_and_go_around(model_folder: Callable[[str], pathlib.Path]) -> None:
+    ways = {size: ranked("sft", model_folder("qwen2"), processes=4, sharding="fsdp2", cp_size=size) for size in (1, 4)}
+    works = {size: rehearsed(one).work.work for size, one in ways.items()}
+    for kind in (Kind.MATMUL, Kind.ATTENTION):
+        whole, part = (sum(each.flops * each.count for each in work if each.kind is kind) for work in works.values())
+        assert part == pytest.approx(whole / 4, rel=0.1), kind
+    sent = {
+        size: [each for each in work if each.kind is Kind.COLLECTIVE and each.bytes] for size, work in works.items()
+    }
+    assert sent[4], "keys and values, which grow with the tokens"
+    assert not sent[1]
 
 
 @pytest.mark.parametrize("method", ["sft", "grpo"])

@@ -1,0 +1,78 @@
+"""Ring attention of processes that share the tokens of a row computes what attention of the whole row does."""
+
+import multiprocessing
+import os
+import pathlib
+import socket
+import traceback
+
+import pytest
+import torch
+
+from autotrain_mem.parallel.environment import rank_environment
+
+PROCESSES, TOKENS = 2, 32
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)], ids=["flash", "cudnn"])
+def test_tokens_that_two_processes_share_attend_as_whole_rows_do(
+    capability: tuple[int, int], tmp_path: pathlib.Path
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=_rank, args=(rank, port, capability, tmp_path)) for rank in range(PROCESSES)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(60)
+        rank.kill()
+    logs = [(tmp_path / str(rank)).read_text() for rank in range(PROCESSES)]
+    assert logs == ["", ""]
+
+
+def _rank(rank: int, port: int, capability: tuple[int, int], folder: pathlib.Path) -> None:
+    said = "did not end"
+    try:
+        torch.set_num_threads(1)
+        os.environ |= rank_environment(rank, PROCESSES, address="127.0.0.1", port=port)
+        said = _difference(rank, capability)
+    except BaseException:
+        said = traceback.format_exc()
+    (folder / str(rank)).write_text(said)
+    os._exit(0)
+
+
+def _difference(rank: int, capability: tuple[int, int]) -> str:
+    """Empty where results and gradients are those of the whole row, but for rounding to bfloat16."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import context_parallel
+    from torch.nn.functional import scaled_dot_product_attention as whole_attention
+
+    from autotrain_mem.rehearsal.ranks.ring_attention import ring_attention
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    shapes = ((1, 4, TOKENS, 16), (1, 2, TOKENS, 16), (1, 2, TOKENS, 16))
+    whole = [torch.randn(shape, dtype=torch.bfloat16).requires_grad_() for shape in shapes]
+    expected = whole_attention(*whole, is_causal=True, enable_gqa=True)
+    expected.float().square().sum().backward()
+    quarter = TOKENS // (2 * PROCESSES)
+    parts = [each for part in (rank, 2 * PROCESSES - 1 - rank) for each in range(part * quarter, (part + 1) * quarter)]
+    own = [each.detach()[:, :, parts].clone().requires_grad_() for each in whole]
+    with (
+        ring_attention(capability),
+        context_parallel(init_device_mesh("cpu", (PROCESSES,)), buffers=[torch.zeros(1, TOKENS)], buffer_seq_dims=[1]),
+    ):
+        out = torch.nn.functional.scaled_dot_product_attention(*own, is_causal=True, enable_gqa=True)
+        out.float().square().sum().backward()
+    pairs = {"result": (out, expected), **{f"gradient {at}": (own[at].grad, whole[at].grad) for at in range(3)}}
+    far = [
+        f"{name}: {float((ours - theirs[:, :, parts]).abs().max())}"
+        for name, (ours, theirs) in pairs.items()
+        if not torch.allclose(ours.float(), theirs[:, :, parts].float(), atol=0.1, rtol=0.05)
+    ]
+    dist.destroy_process_group()
+    return ", ".join(far)
