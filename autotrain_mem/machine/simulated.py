@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -41,6 +44,9 @@ class SimulatedGpu:
             outside_bytes=hardware.non_torch_bytes,
         )
         self._addresses: dict[int, int] = {}
+        self._lock, self._depth = threading.RLock(), 0
+        self._ended: deque[int] = deque()
+        """Blocks that are to be given back."""
         self.refused: Refused | None = None
         """The last one."""
 
@@ -48,34 +54,67 @@ class SimulatedGpu:
         """Take a block; raises torch.OutOfMemoryError, with torch's message, when the card is full."""
         if self.before_allocation is not None:
             self.before_allocation(size_bytes)
-        try:
-            self._addresses[block] = self._allocator.malloc(size_bytes, stream)
-        except OutOfMemory as error:
-            import torch  # only a run that already trains comes here
+        with self._alone():
+            try:
+                self._addresses[block] = self._allocator.malloc(size_bytes, stream)
+            except OutOfMemory as error:
+                import torch  # only a run that already trains comes here
 
-            self.refused = Refused(refusal=error.refusal, blocks=tuple(self._addresses))
-            raise torch.OutOfMemoryError(str(error)) from error
+                self.refused = Refused(refusal=error.refusal, blocks=tuple(self._addresses))
+                raise torch.OutOfMemoryError(str(error)) from error
 
     def free(self, block: int) -> None:
-        """Give a block back; one that was refused is ignored."""
-        address = self._addresses.pop(block, None)
-        if address is not None:
-            self._allocator.free(address)
-            self._allocator.complete_events()  # other streams keep up, as in a prediction (``estimator.replay``)
+        """Give a block back; one that was refused is ignored.
+
+        Any thread may, at any moment: Python collects garbage wherever it makes an object, in the middle of an
+        allocation too, and then the block waits for its end. Nobody waits for the block.
+        """
+        self._ended.append(block)
+        if self._lock.acquire(blocking=False):
+            try:
+                with self._alone():
+                    pass
+            finally:
+                self._lock.release()
 
     def record_stream(self, block: int, stream: int) -> None:
         """Another stream uses a block."""
-        self._allocator.record_stream(self._addresses[block], stream)
+        with self._alone():
+            self._allocator.record_stream(self._addresses[block], stream)
 
     def empty_cache(self) -> None:
         """``torch.cuda.empty_cache``."""
-        self._allocator.empty_cache()
+        with self._alone():
+            self._allocator.empty_cache()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Let no other thread to the allocator inside, and give back what is to be before and after."""
+        with self._lock:
+            self._depth += 1
+            try:
+                self._give_back()
+                yield
+                self._give_back()
+            finally:
+                self._depth -= 1
+
+    def _give_back(self) -> None:
+        while self._depth == 1 and self._ended:
+            address = self._addresses.pop(self._ended.popleft(), None)
+            if address is not None:
+                self._depth += 1  # what dies meanwhile waits
+                try:
+                    self._allocator.free(address)
+                    self._allocator.complete_events()  # other streams keep up, as where a trace is replayed
+                finally:
+                    self._depth -= 1
 
     def refuse(self, size_bytes: int) -> NoReturn:
         """Raise torch.OutOfMemoryError as if a block were too large, after what torch does before it gives up."""
         import torch
 
-        self._allocator.empty_cache()
+        self.empty_cache()
         self._allocator.num_alloc_retries += 1
         self._allocator.num_ooms += 1
         refusal = Refusal(

@@ -67,7 +67,7 @@ def undisturbed(
 
     def trained(sharding: str) -> Row:
         card = filled_card(workers, "sft", [*flags(sharding), "--gpus", "2"], faults.SHARE)
-        ended, second = _run(_words(sharding, card), place, f"nodes-{sharding}")
+        ended, second, _ = _run(_words(sharding, card), place, f"nodes-{sharding}")
         if not ended.finished or second:
             raise RuntimeError(f"the undisturbed run of {sharding} failed: {ended.error or ended.code} {second}")
         losses = {str(step): loss for step, loss in ended.losses().items()}
@@ -94,9 +94,9 @@ def run(case: Case, quiet: Mapping[str, Row], place: pathlib.Path) -> Row:
     """One case; judged as a fault's."""
     still, name = quiet[case.sharding], f"nodes-{case.number:02}"
     at = round(case.moment * still["seconds"], 2)
-    ended, second = _run(_words(case.sharding, still["card"]), place, name, (case.machine, at))
+    ended, second, came = _run(_words(case.sharding, still["card"]), place, name, (case.machine, at))
     losses = {int(step): loss for step, loss in still["losses"].items()}
-    row = faults.judged(ended, came=True, losses=losses)
+    row = faults.judged(ended, came=came, losses=losses)
     if left := _left_behind(name):
         row["outcome"] = f"left behind: {left}"
     elif second:
@@ -123,24 +123,27 @@ def _free_port() -> int:
 
 def _run(
     words: Sequence[str], place: pathlib.Path, run: str, killed: tuple[int, float] | None = None
-) -> tuple[Ended, str]:
-    """Returns how the first machine ended, and what the second said if it did not end well.
+) -> tuple[Ended, str, bool]:
+    """Returns how the first machine ended, what the second said if it did not end well, and whether one was killed.
 
     Args:
         killed: A machine, and after how many seconds.
     """
     machine, at = killed or (None, 0.0)
+    came = False
     folder, mark = place / "runs" / run, {MARK: run}
     shutil.rmtree(folder, ignore_errors=True)
     with _second(words, place, folder, mark) as second:
 
         def kill_one(running: Running) -> None:
+            nonlocal came
             if machine is None:
                 return
             _sleep(running, at)
+            came = running.process.poll() is None  # else it ended sooner than the undisturbed run
             _kill(second.process if machine else running.process)
             time.sleep(AWAY_SECONDS)
-            if machine:
+            if machine and came:
                 second.start()
 
         argv = [*words, "--machine_rank", "0"]
@@ -148,7 +151,7 @@ def _run(
         if machine == 0 and not ended.finished:
             rest = autofit(argv, place, run, mark, folder=folder, meanwhile=lambda running: None)
             ended = replace(rest, seconds=ended.seconds + rest.seconds)
-        return ended, second.wait()
+        return ended, second.wait(), came
 
 
 @dataclass(slots=True)

@@ -92,13 +92,14 @@ def test_on_fewer_machines_a_step_has_as_many_rows(nodes: int, before: dict[str,
     assert asked.hardware.topology.nodes == nodes
 
 
-@pytest.mark.parametrize(
-    ("nodes", "devices", "sharding", "why"),
-    [(3, 1, "ddp", "16 rows are no multiple"), (1, 1, "fsdp2", "one process reads no shards")],
-)
-def test_machines_that_cannot_go_on_say_why(nodes: int, devices: int, sharding: str, why: str) -> None:
-    with pytest.raises(TrainingError, match=why):
-        on_machines_of(nodes, devices, sharding=sharding)
+def test_one_gpu_that_is_left_goes_on_alone() -> None:
+    asked, plan = on_machines_of(1, 1, sharding="fsdp2")
+    assert (plan.knobs.processes, plan.knobs.sharding, "sharding" in asked.job.arguments) == (1, None, False)
+
+
+def test_machines_that_do_not_divide_the_rows_say_so() -> None:
+    with pytest.raises(TrainingError, match="16 rows are no multiple"):
+        on_machines_of(3, 1, sharding="ddp")
 
 
 def test_what_the_user_gave_is_not_moved() -> None:

@@ -1,5 +1,8 @@
 """A card that is not there: full at the same byte as the allocator it simulates, and says so in torch's words."""
 
+import sys
+import threading
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -66,3 +69,46 @@ def test_a_block_that_was_refused_or_is_unknown_may_be_freed_and_other_streams_k
     assert gpu.reading().allocated_bytes == 0
     gpu.allocate(4, 30 * MIB)
     assert gpu.reading().reserved_bytes == 30 * MIB
+
+
+def test_what_dies_while_the_allocator_works_waits_for_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Garbage is collected in the middle of anything, and in any thread."""
+    gpu = SimulatedGpu(CARD)
+    malloc = CachingAllocator.malloc
+    gpu.allocate(0, MIB)
+
+    def interrupted(allocator: CachingAllocator, size_bytes: int, stream: int = 0) -> int:
+        gpu.free(0)
+        assert allocator.allocated_bytes == MIB  # not yet
+        elsewhere = threading.Thread(target=gpu.free, args=(1,))
+        elsewhere.start()
+        elsewhere.join(10)
+        assert not elsewhere.is_alive()  # it waits for nobody
+        return malloc(allocator, size_bytes, stream)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CachingAllocator, "malloc", interrupted)
+        gpu.allocate(1, MIB)
+    assert gpu.reading().allocated_bytes == 0
+
+
+def test_threads_that_allocate_and_free_leave_nothing() -> None:
+    gpu = SimulatedGpu(CARD)
+
+    def work(first: int) -> None:
+        for block in range(first, first + 500):
+            gpu.allocate(block, MIB // 2)
+            gpu.free(block)
+
+    threads = [threading.Thread(target=work, args=(1000 * each,)) for each in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    gpu.empty_cache()
+    assert (gpu.reading().allocated_bytes, gpu.reading().reserved_bytes) == (0, 0)

@@ -61,16 +61,13 @@ def on_machines(rehearsals: Rehearsals, chosen: Plan, topology: Topology) -> tup
     """The same training on other machines, and its plan: as many rows in each step, the model divided as before.
 
     Raises:
-        TrainingError: the rows cannot be divided among so many processes, one process would read shards, or what each
-            of them takes does not fit.
+        TrainingError: the rows cannot be divided among so many processes, or what each of them takes does not fit.
     """
     knobs, processes = chosen.knobs, topology.processes
-    each, rest = divmod(knobs.effective_batch_size, processes)
-    why = f"a step's {knobs.effective_batch_size} rows are no multiple of them" if rest else ""
-    if processes == 1 and knobs.is_sharded:
-        why = "one process reads no shards"
-    if why:
-        raise _cannot_go_on(chosen, processes, why)
+    each, rest = divmod(knobs.effective_batch_size * knobs.cp_size, processes)
+    if rest:
+        why = f"a step's {knobs.effective_batch_size} rows are no multiple of them"
+        raise _cannot_go_on(chosen, processes, f"{why} (each is of {knobs.cp_size})" if knobs.cp_size > 1 else why)
     sharding = "fsdp2" if knobs.sharding == "hsdp" and topology.nodes == 1 else knobs.sharding
     sharding = None if processes == 1 else sharding
     at_once = math.gcd(knobs.per_device_train_batch_size, each)
