@@ -19,6 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental._context_parallel._attention import (
+    _replaced_functions,
     _templated_ring_attention,
     _templated_ring_attention_backward,
 )
@@ -39,15 +40,27 @@ _aten = torch.ops.aten
 
 @contextmanager
 def ring_attention(compute_capability: Capability) -> Iterator[None]:
-    """Inside, attention over tokens that several processes share goes around them, as on such a card."""
-    plain = functional.scaled_dot_product_attention
+    """Inside, attention over tokens that several processes share goes around them, as on such a card.
 
-    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if isinstance(query, DTensor):
-            return _attend((query, key, value), compute_capability, *args, **kwargs)
-        return plain(query, key, value, *args, **kwargs)
+    All attention does: what a process did with its own tokens alone would be too little, and nothing would show it.
+    torch wraps the function under its own name (``_attention.py: _distribute_function``), so that it keeps that.
+    """
 
-    with patch.object(functional, "scaled_dot_product_attention", attend):
+    def scaled_dot_product_attention(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        if not isinstance(query, DTensor):
+            raise RehearsalError(
+                "The rehearsal of tokens that several GPUs share is not whole: a layer attends to its own alone.",
+                hint="Its figures would be too low, so none are given. Please report the model and the flags; "
+                "--cp_size 1 is rehearsed.",
+            )
+        return _attend((query, key, value), compute_capability, *args, **kwargs)
+
+    with (
+        patch.object(functional, "scaled_dot_product_attention", scaled_dot_product_attention),
+        patch.dict(_replaced_functions),  # which torch never empties
+    ):
         yield
 
 
