@@ -156,7 +156,7 @@ def test_parts_keep_to_the_config(changes: dict[str, Any], start: Start) -> None
     in_backward(parts.trainer.value_model.model.layers[0].mlp.up_proj, Refusals(2))
     parts.trainer.train()
     assert parts.incidents
-    tolerance = 4e-3 if "bf16" in changes else 2e-6
+    tolerance = 2**-7 if "bf16" in changes else 2e-6  # a unit in the last place of 8 bits
     torch.testing.assert_close(weights(parts.trainer), weights(whole.trainer), rtol=1e-4, atol=tolerance)
 
 
