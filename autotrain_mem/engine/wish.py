@@ -61,7 +61,7 @@ class Wish:
     """With how many of them the training may go on where others are lost."""
     place: Place | None = None
     """This machine's, as ``engine.machines.placed`` found it; None where there is one."""
-    command: tuple[str, ...] = ()
+    command: tuple[str, ...] = field(default=(), compare=False)
     """The words that all machines have in common."""
     plan: Plan | None = None
     """The plan that is followed, as ``engine.request.with_plan`` read it; None where one is to be made."""
