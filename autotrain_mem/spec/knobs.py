@@ -120,7 +120,7 @@ class Knobs:
     def data_parallel_size(self) -> int:
         """Counts the processes, or the groups that share rows, which train on rows of their own
         (``transformers/trainer.py: get_total_train_batch_size``)."""
-        return self.processes // self.cp_size
+        return self.processes // max(1, self.cp_size)
 
     @property
     def is_sharded(self) -> bool:

@@ -162,7 +162,7 @@ def test_what_is_not_imitated_is_said() -> None:
 
 
 def test_every_rule_is_listed_in_the_one_place() -> None:
-    """A public function of the folder that makes a context is a rule, but for the one that applies them all and that of the recorder."""
+    """A public function of the folder that makes a context is a rule, but for what applies all, and what hides."""
     folder = pathlib.Path(rules_module.__file__).parent
     source = pathlib.Path(rules_module.__file__).read_text(encoding="utf-8")
     listed = source[source.index("RULES = (") :].partition("\n)\n")[0]
