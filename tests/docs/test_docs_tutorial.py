@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 TUTORIAL = DOCS / "tutorial.md"
 TRANSCRIPTS = DOCS / "transcripts"
-SECONDS = re.compile(r"\b\d+(\.\d+)? s\b")
+SECONDS = re.compile(r"\b(\d+ min )?\d+(\.\d+)? s\b")
 
 
 @pytest.fixture(scope="module")

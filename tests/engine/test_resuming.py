@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_other_processes import made
+from test_shared_otherwise import made
 
 from autotrain_mem import api
 from autotrain_mem.engine.early import refuse
