@@ -168,10 +168,13 @@ def _may_hold(space: Space, level: Level, memo: Memo, *, confirmed: bool) -> boo
         memo.ask([most, least])
         if memo(most).fits:
             return True
-    if surely_fits(memo, least) or _any_fits(space, level, memo):
-        return True
+    return surely_fits(memo, least) or _any_fits(space, level, memo) or fits_at_once(space, level, memo)
+
+
+def fits_at_once(space: Space, level: Level, memo: Memo) -> bool:
+    """Whether the whole batch at once fits where the fewest rows at once do not; rehearsed only where it may."""
     at_once = unaccumulated(space, level)
-    return may_fit_at_once(space, memo(least), at_once) and surely_fits(memo, at_once)
+    return may_fit_at_once(space, memo(least_demanding(space, level)), at_once) and surely_fits(memo, at_once)
 
 
 def _any_fits(space: Space, level: Level, memo: Memo) -> bool:

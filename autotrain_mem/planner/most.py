@@ -1,7 +1,8 @@
 """Finds the largest value of one knob that a card holds, with all that the user gave kept.
 
 The answer is of a level of harm. Each is asked with its least demanding point, since it is the value that is wanted,
-and no speed; what is left of the card is then the plan's to use. The first level that holds the smallest value is the
+and no speed; what is left of the card is then the plan's to use. Beyond that point's border the whole batch at once may
+still fit, which accumulates no gradients: where it may, its own border is looked for. The first level that holds the smallest value is the
 one that gives up least of what was asked for, so it is the answer's, unless its plan is passed over as any other would
 be, for its speed or a limit: then it is the next one's.
 
@@ -16,11 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
-from autotrain_mem.planner.explore import MIDDLE_EVERY, surely_fits
-from autotrain_mem.planner.guess import STATIC, linear
+from autotrain_mem.planner.explore import MIDDLE_EVERY, fits_at_once, surely_fits
+from autotrain_mem.planner.guess import STATIC, linear, may_fit_at_once
 from autotrain_mem.planner.levels import Level, levels
 from autotrain_mem.planner.memo import Memo, OnAttempt, Predictor
-from autotrain_mem.planner.points import least_demanding
+from autotrain_mem.planner.points import least_demanding, unaccumulated
 from autotrain_mem.planner.search import NO_LIMITS, Found, Limits, climb, make_memo, no_plan
 from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Estimate, Knobs
@@ -120,8 +121,11 @@ def answering(question: Question) -> tuple[Level, ...]:
 
 
 def _holds(question: Question, level: Level, memo: Memo) -> bool:
-    least = least_demanding(question.space(question.values[0]), level)
-    return not memo.weights_exceed(least) and surely_fits(memo, least)
+    space = question.space(question.values[0])
+    least = least_demanding(space, level)
+    if memo.weights_exceed(least):
+        return False
+    return surely_fits(memo, least) or fits_at_once(space, level, memo)
 
 
 def find_border(question: Question, level: str, memo: Memo, *, whole: bool = True) -> Border | None:
@@ -130,25 +134,36 @@ def find_border(question: Question, level: str, memo: Memo, *, whole: bool = Tru
     Args:
         whole: Rehearse both of its sides on the whole model; what that overturns is looked for again.
     """
-    points = _Points(question, level, memo)
-    if not points.has_smallest:
+    border = _border(_Points(question, level, memo, least_demanding), 0, whole=whole)
+    following = 0 if border is None else border.index + 1
+    if following == len(question.values):
+        return border
+    accumulated = _Points(question, level, memo, least_demanding)(following)
+    at_once = _Points(question, level, memo, unaccumulated)
+    if not at_once.may_fit(following, accumulated):
+        return border
+    return _border(at_once, following, whole=whole) or border
+
+
+def _border(points: _Points, start: int, *, whole: bool) -> Border | None:
+    """The border of such points from a value on; None where that one does not fit."""
+    if not points.holds(start):
         return None
-    low, high = 0, len(question.values)
-    low, high = _narrowed(points, low, high)
+    low, high = _narrowed(points, start, len(points.question.values))
     if whole:
         points.whole = True  # copies of few layers led here; from here on none is asked
-        low, high = _confirmed(points, low, high)
+        low, high = _confirmed(points, start, low, high)
     if not points(low).fits:
         return None
-    return Border(index=low, estimate=points(low), beyond=points(high) if high < len(question.values) else None)
+    return Border(index=low, estimate=points(low), beyond=points(high) if high < len(points.question.values) else None)
 
 
-def _confirmed(points: _Points, low: int, high: int) -> tuple[int, int]:
+def _confirmed(points: _Points, start: int, low: int, high: int) -> tuple[int, int]:
     """The same sides where the whole model agrees, or else those that it has."""
     end = len(points.question.values)
     points.ask([side for side in (low, high) if side < end])
-    if low and not points(low).fits:
-        return _narrowed(points, 0, low)
+    if low > start and not points(low).fits:
+        return _narrowed(points, start, low)
     return _narrowed(points, high, end) if high < end and points(high).fits else (low, high)
 
 
@@ -167,14 +182,15 @@ def _narrowed(points: _Points, low: int, high: int) -> tuple[int, int]:
 
 
 class _Points:
-    """Holds the least demanding point of one level at each value, by the value's index."""
+    """Holds one point of a level at each value, by the value's index: the least demanding, or the whole batch at once."""
 
-    def __init__(self, question: Question, level: str, memo: Memo) -> None:
+    def __init__(self, question: Question, level: str, memo: Memo, of: Callable[[Space, Level], Knobs]) -> None:
         self.question = question
         self.whole = False
         self.known: list[int] = []
         self._level = level
         self._memo = memo
+        self._of = of
 
     def __call__(self, index: int) -> Estimate:
         self.ask([index])
@@ -189,17 +205,22 @@ class _Points:
     def _knobs(self, index: int) -> Knobs:
         space = self.question.space(self.question.values[index])
         level = next(each for each in levels(space) if each.name == self._level)
-        return least_demanding(space, level)
+        return self._of(space, level)
 
-    @property
-    def has_smallest(self) -> bool:
-        """Tells whether the smallest value fits."""
-        self.known = [0]
-        return surely_fits(self._memo, self._knobs(0))
+    def holds(self, index: int) -> bool:
+        """Tells whether a value fits, from which larger ones are looked for."""
+        self.known = [index]
+        return surely_fits(self._memo, self._knobs(index))
+
+    def may_fit(self, index: int, accumulated: Estimate) -> bool:
+        """Tells whether it may, where fewer rows at once do not; False where there are no fewer."""
+        knobs = self._knobs(index)
+        space = self.question.space(self.question.values[index])
+        return knobs != accumulated.knobs and may_fit_at_once(space, accumulated, knobs)
 
     def guess(self, low: int, high: int, *, at_least: int) -> int:
         """The last value between both sides that should fit, as many further than the lower at least."""
-        needs, values, budget_bytes = self._line(low, high), self.question.values, self(low).budget_bytes
+        needs, values, budget_bytes = self._least(low, high), self.question.values, self(low).budget_bytes
         inside = range(low + 1, high)
         if self.known == [0]:
             at_least = bisect_left(values, FAR * values[0])
@@ -207,13 +228,28 @@ class _Points:
         fitting = bisect_left(inside, True, key=lambda index: needs(values[index]) > budget_bytes)
         return min(max(low + fitting, low + at_least), high - 1)
 
+    def _least(self, low: int, high: int) -> Callable[[int], float]:
+        """Guesses what a value needs, from both sides of the border and from beyond it, by what is less.
+
+        Without accumulation a phase is bent: of few tokens it peaks where all gradients are there, of many where none
+        are yet. Then a line between both sides is above it, and one through two points that do not fit is not.
+        """
+        between, beyond = self._line(low, high), next((each for each in self.known if each > high), None)
+        if beyond is None:
+            return between
+        after = self._through(high, beyond)
+        return lambda value: min(between(value), after(value))
+
     def _line(self, low: int, high: int) -> Callable[[int], float]:
         """Guesses what a value needs, by the two rehearsed ones nearest to the border, or by the smallest alone."""
         other = high if high in self.known else next((each for each in reversed(self.known) if each < low), None)
-        start, smallest = self(low), self.question.values[low]
         if other is None:
-            return partial(_scaled, start, smallest)
-        end, span = self(other), self.question.values[other] - smallest
+            return partial(_scaled, self(low), self.question.values[low])
+        return self._through(low, other)
+
+    def _through(self, one: int, other: int) -> Callable[[int], float]:
+        start, end, smallest = self(one), self(other), self.question.values[one]
+        span = self.question.values[other] - smallest
         return lambda value: linear(start, end, (value - smallest) / span)
 
 
