@@ -27,7 +27,7 @@ from autotrain_mem.planner.levers import (
     taken_back,
 )
 from autotrain_mem.planner.memo import Memo
-from autotrain_mem.planner.points import least_demanding
+from autotrain_mem.planner.points import floors_of
 from autotrain_mem.planner.precision import half_of
 from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Estimate, Harm, Knobs, Lever, Owner
@@ -241,7 +241,7 @@ def _needed_without(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_s
     gentler = [
         level for level in levels(space) if level.harm < row.harm or level.harm is Harm.WHAT_IS_TRAINED is row.harm
     ]
-    floors = memo.known([least_demanding(space, level) for level in gentler])
+    floors = memo.known([floor for level in gentler for floor in floors_of(space, level)])
     tried = [floor for floor in floors if not floor.fits and _value(row, floor.knobs) == asked]
     if not tried:
         return ""

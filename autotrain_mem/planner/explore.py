@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from autotrain_mem.planner.guess import LEEWAY, between, may_fit, may_fit_at_once, promise
 from autotrain_mem.planner.levels import Level, levels
@@ -19,7 +20,7 @@ from autotrain_mem.planner.points import (
     at,
     eased,
     least_demanding,
-    length_line,
+    length_lines,
     lines,
     most_demanding,
     unaccumulated,
@@ -127,7 +128,7 @@ def _best(space: Space, level: Level, memo: Memo, *, confirmed: bool) -> Estimat
     if memo.weights_exceed(least_demanding(space, level)) or not _may_hold(space, level, memo, confirmed=confirmed):
         return None
     if level.lengths:
-        return most_that_fits(space, length_line(space, level), memo, turns=LENGTH_TURNS)
+        return longest_rows(space, level, memo, turns=LENGTH_TURNS)
     found = _fastest(space, level, memo, TIE if confirmed else ROUGHLY)
     return None if found is None else _eased(space, level, memo, found)
 
@@ -217,7 +218,9 @@ def _best_known(seen: list[Sight], tie: float) -> Estimate | None:
 
 def _neighbour(space: Space, level: Level, knobs: Knobs) -> list[Knobs]:
     """The next more demanding point of the line that a plan is on, where there is one."""
-    grid = [length_line(space, level)] if level.lengths else lines(space, level)
+    rows = knobs.per_device_train_batch_size
+    shortened = (each for each in length_lines(space, level) if each[0].per_device_train_batch_size == rows)
+    grid = shortened if level.lengths else lines(space, level)
     line: Line = next((line for line in grid if _is_on(line, knobs)), ())
     return [each for each in line if _demand(each) > _demand(knobs)][:1]
 
@@ -238,6 +241,19 @@ def _demand(knobs: Knobs) -> tuple[int, float]:
     return knobs.per_device_train_batch_size, float("inf") if knobs.max_length is None else knobs.max_length
 
 
+def longest_rows(space: Space, level: Level, memo: Memo, *, turns: int) -> Estimate | None:
+    """The longest rows that fit on a level that shortens them; None where not even the shortest do.
+
+    One at once needs least as long as what is accumulated is small; beyond its border the whole batch at once may fit.
+    """
+    least, at_once = length_lines(space, level)
+    best = most_that_fits(space, least, memo, turns=turns)
+    longer = [each for each in at_once if best is None or _demand(each)[1] > _demand(best.knobs)[1]]
+    if not longer or at_once == least or not may_fit_at_once(space, best or memo(least[0]), longer[0]):
+        return best
+    return most_that_fits(space, longer, memo, turns=turns) or best
+
+
 def most_that_fits(space: Space, points: Sequence[Knobs], memo: Memo, *, turns: int | None = None) -> Estimate | None:
     """The last point that fits, given that the next one was rehearsed and does not; None when the first does not.
 
@@ -254,17 +270,28 @@ def most_that_fits(space: Space, points: Sequence[Knobs], memo: Memo, *, turns: 
         return None
     if memo(points[high]).fits:
         return memo(points[high])
-    turn = 0
+    turn, beyond = 0, high
     while high - low > 1 and turn != turns:
         turn += 1
-        guess = (low + high) // 2 if turn % MIDDLE_EVERY == 0 else _guess(space, points, low, high, memo)
-        low, high = (guess, high) if memo(points[guess]).fits else (low, guess)
+        sides = [memo(points[side]) for side in dict.fromkeys((low, high, beyond))]
+        guess = (low + high) // 2 if turn % MIDDLE_EVERY == 0 else _guess(space, points, low, high, sides)
+        low, high, beyond = (guess, high, beyond) if memo(points[guess]).fits else (low, guess, high)
     return memo(points[low])
 
 
-def _guess(space: Space, points: Sequence[Knobs], low: int, high: int, memo: Memo) -> int:
-    """The last point between two rehearsed ones that the slope says would fit, or else the one next to ``low``."""
-    small, large = memo(points[low]), memo(points[high])
-    inside = range(high - 1, low, -1)
-    fitting = (each for each in inside if between(space, points[each], small, large) <= small.budget_bytes)
+def _guess(space: Space, points: Sequence[Knobs], low: int, high: int, known: Sequence[Estimate]) -> int:
+    """The last point between two rehearsed ones that a slope says would fit, or else the one next to ``low``.
+
+    Without accumulation a phase is bent: few tokens peak where all gradients are there, many where none are yet. Then a
+    line between both sides is above it, and one through two points that do not fit is not.
+
+    Args:
+        known: Of ``low``, of ``high``, and of what was rehearsed beyond, if anything was.
+    """
+    pairs, budget_bytes = list(pairwise(known)), known[0].budget_bytes
+    fitting = (
+        each
+        for each in range(high - 1, low, -1)
+        if any(between(space, points[each], *pair) <= budget_bytes for pair in pairs)
+    )
     return next(fitting, low + 1)

@@ -2,9 +2,10 @@
 
 The answer is of a level of harm. Each is asked with its least demanding point, since it is the value that is wanted,
 and no speed; what is left of the card is then the plan's to use. Beyond that point's border the whole batch at once may
-still fit, which accumulates no gradients: where it may, its own border is looked for. The first level that holds the smallest value is the
-one that gives up least of what was asked for, so it is the answer's, unless its plan is passed over as any other would
-be, for its speed or a limit: then it is the next one's.
+still fit, which accumulates no gradients: where it may, its own border is looked for.
+
+The first level that holds the smallest value is the one that gives up least of what was asked for, so it is the
+answer's, unless its plan is passed over as any other would be, for its speed or a limit: then it is the next one's.
 
 Peaks are close to linear in the value, phase by phase, so two rehearsals lead near the border, and both of its sides
 are rehearsed, in the end on the whole model.
@@ -182,7 +183,11 @@ def _narrowed(points: _Points, low: int, high: int) -> tuple[int, int]:
 
 
 class _Points:
-    """Holds one point of a level at each value, by the value's index: the least demanding, or the whole batch at once."""
+    """Holds one point of a level at each value, by the value's index.
+
+    Args:
+        of: Which one: the least demanding, or the whole batch at once.
+    """
 
     def __init__(self, question: Question, level: str, memo: Memo, of: Callable[[Space, Level], Knobs]) -> None:
         self.question = question

@@ -7,11 +7,11 @@ from dataclasses import replace
 from autotrain_mem.errors import DoesNotFitError
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.division import EVALUATED_ROWS, ROWS, STEPS
-from autotrain_mem.planner.explore import most_that_fits
+from autotrain_mem.planner.explore import fits_at_once, longest_rows
 from autotrain_mem.planner.levels import Level, levels
 from autotrain_mem.planner.levers import FREE, LADDER, LEVERS, SWITCHES, pulled
 from autotrain_mem.planner.memo import Memo
-from autotrain_mem.planner.points import at, checkpointing_choices, least_demanding, length_line
+from autotrain_mem.planner.points import at, checkpointing_choices, least_demanding, unaccumulated
 from autotrain_mem.planner.shardings import least_shared, shardings
 from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Estimate, Harm, Knobs, Phase
@@ -82,17 +82,18 @@ def nearest(space: Space, memo: Memo) -> Estimate | None:
     steps = _loosened(space)
     for level in levels(steps[-1]):
         least = least_demanding(steps[-1], level)
-        if memo.weights_exceed(least) or not memo(least).fits:
+        if memo.weights_exceed(least) or not (memo(least).fits or fits_at_once(steps[-1], level, memo)):
             continue
         if level.lengths:
-            return most_that_fits(space, length_line(steps[-1], level), memo, turns=LENGTH_TURNS)
+            return longest_rows(steps[-1], level, memo, turns=LENGTH_TURNS)
         return _gentlest(steps, level, memo)
     return None
 
 
 def _gentlest(steps: tuple[Space, ...], level: Level, memo: Memo) -> Estimate:
     """The fewest of a level's levers that fit, and then as many of the pins on the levers of time as fit with them."""
-    floors = [least_demanding(step, level) for step in steps]
+    of = least_demanding if memo(least_demanding(steps[-1], level)).fits else unaccumulated
+    floors = [of(step, level) for step in steps]
     settings = (least_shared(steps[-1], each) for each in level.settings)
     setting = next(each for each in settings if memo(at(each, floors[-1])).fits)
     tried = (memo(at(setting, floor)) for floor in floors)

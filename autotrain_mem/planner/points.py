@@ -82,7 +82,13 @@ def least_demanding(space: Space, level: Level) -> Knobs:
 
 def unaccumulated(space: Space, level: Level) -> Knobs:
     """The same in one micro-batch: it holds more activations and, until its backward pass makes them, no gradients."""
-    return _least_line(space, level)[-1]
+    whole = _least_line(space, level)[-1]
+    return replace(whole, max_length=level.lengths[0]) if level.lengths else whole
+
+
+def floors_of(space: Space, level: Level) -> tuple[Knobs, Knobs]:
+    """Both of them: one needs the least of the level."""
+    return least_demanding(space, level), unaccumulated(space, level)
 
 
 def _least_line(space: Space, level: Level) -> Line:
@@ -98,11 +104,15 @@ def most_demanding(space: Space, level: Level) -> Knobs:
     return line(space, least_shared(space, level.gentlest), checkpointing=checkpointing_choices(space)[0])[-1]
 
 
-def length_line(space: Space, level: Level) -> Line:
-    """The least demanding point of a level that shortens rows, at every length, and last at the length asked for."""
-    shortest = least_demanding(space, level)
-    asked = level.strongest.max_length
-    return tuple(replace(shortest, max_length=length) for length in (*level.lengths, asked))
+def length_lines(space: Space, level: Level) -> tuple[Line, Line]:
+    """The least demanding point of a level that shortens rows, at every length, and last at the length asked for; and
+    the same of the whole batch at once."""
+    lengths = (*level.lengths, level.strongest.max_length)
+    least, at_once = (
+        tuple(replace(shortest, max_length=length) for length in lengths)
+        for shortest in (least_demanding(space, level), unaccumulated(space, level))
+    )
+    return least, at_once
 
 
 def at(setting: Knobs, point: Knobs) -> Knobs:

@@ -15,7 +15,7 @@ from autotrain_mem.planner.levels import Level, levels
 from autotrain_mem.planner.levers import EXPANDABLE, LEVERS
 from autotrain_mem.planner.memo import Memo, OnAttempt, Predictor
 from autotrain_mem.planner.nearest import does_not_fit
-from autotrain_mem.planner.points import least_demanding
+from autotrain_mem.planner.points import floors_of, least_demanding
 from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Candidate, Estimate, Harm, Knobs, Lever
 from autotrain_mem.spec.estimate import candidate
@@ -157,8 +157,9 @@ def _climb(
 
 def _floors(space: Space, before: tuple[Level, ...], memo: Memo, passed: Mapping[str, Estimate]) -> dict[str, Estimate]:
     """Finds what the levels that hold no plan need at least; not of those where no rehearsal was needed to know."""
-    floors = [(level.name, memo.known([least_demanding(space, level)])) for level in before if level.name not in passed]
-    return {name: known[0] for name, known in floors if known and not known[0].fits}
+    floors = [(level.name, memo.known(floors_of(space, level))) for level in before if level.name not in passed]
+    least = {name: min(known, key=lambda each: each.required_bytes) for name, known in floors if known}
+    return {name: floor for name, floor in least.items() if not floor.fits}
 
 
 def _is_compared(space: Space, level: Level, best: Estimate) -> bool:

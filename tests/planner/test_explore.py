@@ -106,13 +106,13 @@ def test_plans_are_as_fast_as_the_best_of_the_grid(noise: float, share: float) -
 
 
 def test_rehearsals_are_few_with_those_of_the_next_level_and_of_the_confirmation() -> None:
-    """Measured: 7 in the median, 12 in the ninth decile; a search without hope ends after ten."""
+    """Measured: 7 in the median, 12 in the ninth decile; a search without hope ends after eleven."""
     counts = [len(model.calls) for _, model, _ in every_job(0.02)]
     assert median(counts) <= 8
     assert quantiles(counts, n=10)[-1] <= 14
     hopeless = [len(model.calls) for _, model, found in every_job(0.02) if found is None]
     assert len(hopeless) > JOBS / 10
-    assert max(hopeless) <= 10
+    assert max(hopeless) <= 11
 
 
 def test_plans_of_several_processes_are_as_fast_as_the_best_way_of_sharing_in_few_rehearsals() -> None:
@@ -178,6 +178,22 @@ def test_a_batch_in_one_micro_batch_may_fit_where_one_row_at_a_time_does_not() -
     assert len(model.calls) <= 4
     with pytest.raises(DoesNotFitError):
         search(space, replace(roomy, budget_bytes=needed - 1))
+
+
+@pytest.mark.parametrize(("effective", "budget_gib"), [(4, 4.2), (8, 4.2), (4, 4.5)])
+def test_rows_are_cut_no_shorter_than_a_batch_in_one_micro_batch_needs(effective: int, budget_gib: float) -> None:
+    """One row at a time finds gradients in all micro-steps but the first, and fits cut to 320 or 1,664 tokens alone."""
+    space = space_of(effective_batch_size=effective, longest=4096, forbid=frozenset({"lora", "8bit_base", "4bit_base"}))
+    model = LinearMemory(budget_bytes=int(budget_gib * GIB))
+    found = search(space, model)
+    level, chosen = levels(space)[-1], found.estimate.knobs
+    assert found.level == level.name == SHORTER_ROWS
+    assert chosen.gradient_accumulation_steps == 1
+    longer = [length for length in level.lengths if length > (chosen.max_length or 0)]
+    points = [replace(knobs, max_length=longer[0]) for line in lines(space, level) for knobs in line]
+    assert found.estimate.fits
+    assert not any(model.estimate(knobs).fits for knobs in points)
+    assert longer[0] in {call.max_length for call in model.calls}, "its neighbour was rehearsed"
 
 
 def test_one_rehearsal_of_many_rows_says_what_few_rows_need() -> None:

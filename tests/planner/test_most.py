@@ -11,7 +11,7 @@ from synthetic_memory import LinearMemory, space_of
 from autotrain_mem.errors import DoesNotFitError, PlanError
 from autotrain_mem.planner.levels import levels
 from autotrain_mem.planner.most import Question, answering, find_border, search_most
-from autotrain_mem.planner.points import least_demanding
+from autotrain_mem.planner.points import least_demanding, lines
 from autotrain_mem.planner.search import make_memo
 from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Estimate
@@ -65,6 +65,32 @@ def test_the_border_of_each_level_is_found_in_few_rehearsals(
         if border is not None:
             assert is_border(asked, level.name, model, border.most(asked)), level.name
             assert len(memo.attempts) <= rehearsals, level.name
+
+
+@pytest.mark.parametrize(("effective", "gib", "one_row"), [(2, 8, 144), (8, 8, 144), (2, 5, 3968)])
+def test_a_batch_in_one_micro_batch_may_be_of_longer_rows_than_one_row_at_a_time(
+    effective: int, gib: int, one_row: int
+) -> None:
+    """Where gradients are accumulated, they and the activations of one row are there together."""
+    asked, model = question("max_length", LENGTHS, effective_batch_size=effective), LinearMemory(gib * GIB)
+    found = search_most(asked, model)
+    assert found.most is not None
+    assert found.most.value > 1.5 * one_row
+    after = LENGTHS[LENGTHS.index(found.most.value) + 1]
+    assert found.most.next_value == after
+    assert fits(asked, found.level, model, one_row)
+    assert not fits(asked, found.level, model, LENGTHS[LENGTHS.index(one_row) + 1])
+    assert holds(asked, found.level, model, found.most.value)
+    assert not holds(asked, found.level, model, after)
+    assert len(found.attempts) <= 28
+
+
+def holds(asked: Question, level: str, model: LinearMemory, value: int) -> bool:
+    """Whether any point of a level fits."""
+    space = asked.space(value)
+    named = next(each for each in levels(space) if each.name == level)
+    estimates = [model.estimate(knobs) for line in lines(space, named) for knobs in line]
+    return any(each.fits or each.with_expandable_segments().fits for each in estimates)
 
 
 def test_what_the_whole_model_overturns_is_looked_for_again() -> None:

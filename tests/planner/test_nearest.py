@@ -113,6 +113,19 @@ def test_the_nearest_that_is_suggested_was_rehearsed_on_the_whole_model() -> Non
     assert f"({format_bytes(model.estimate(model.whole_calls[-1]).required_bytes)})" in error.hint
 
 
+def test_a_level_that_only_a_batch_in_one_micro_batch_fits_is_the_nearest() -> None:
+    """Pinned are single rows, each of which finds the gradients of those before."""
+    words = {"optimizer_offload": True, "activation_offloading": False, "fit": "lossless", "max_length": 1024}
+    one_row = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8}
+    at_once = LinearMemory(200 * GIB).estimate(space_of(effective_batch_size=8, **words).base)  # type: ignore[arg-type]
+    model = LinearMemory(budget_bytes=at_once.required_bytes)
+    error = refused(model, **words, **one_row)
+    assert error.hint.startswith(
+        "nearest that fits: --effective_batch_size 8, without --per_device_train_batch_size and "
+        "--gradient_accumulation_steps  ("
+    ), error.hint
+
+
 def suggested(error: DoesNotFitError, words: dict[str, object]) -> dict[str, object]:
     """The job's words after the user followed the hint, read as a command line would."""
     flags, _, without = error.hint.removeprefix("nearest that fits: ").split("  (")[0].partition(", without ")
