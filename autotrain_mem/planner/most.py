@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
-from autotrain_mem.planner.explore import MIDDLE_EVERY, fits_at_once, surely_fits
+from autotrain_mem.planner.explore import MIDDLE_EVERY, surely_fits
 from autotrain_mem.planner.guess import STATIC, linear, may_fit_at_once
 from autotrain_mem.planner.levels import Level, levels
 from autotrain_mem.planner.memo import Memo, OnAttempt, Predictor
@@ -122,11 +122,13 @@ def answering(question: Question) -> tuple[Level, ...]:
 
 
 def _holds(question: Question, level: Level, memo: Memo) -> bool:
-    space = question.space(question.values[0])
-    least = least_demanding(space, level)
+    least = least_demanding(question.space(question.values[0]), level)
     if memo.weights_exceed(least):
         return False
-    return surely_fits(memo, least) or fits_at_once(space, level, memo)
+    if surely_fits(memo, least):
+        return True
+    points, start = _at_once(question, level.name, memo, 0)
+    return start is not None and points.holds(start)
 
 
 def find_border(question: Question, level: str, memo: Memo, *, whole: bool = True) -> Border | None:
@@ -139,11 +141,22 @@ def find_border(question: Question, level: str, memo: Memo, *, whole: bool = Tru
     following = 0 if border is None else border.index + 1
     if following == len(question.values):
         return border
+    points, start = _at_once(question, level, memo, following)
+    return border if start is None else _border(points, start, whole=whole) or border
+
+
+def _at_once(question: Question, level: str, memo: Memo, following: int) -> tuple[_Points, int | None]:
+    """The points of the whole batch at once, and the value from which on they may fit where fewer rows at once do not.
+
+    Of rows at once it is the last value that leaves nothing to accumulate; None where nothing accumulates, or too much.
+    """
     accumulated = _Points(question, level, memo, least_demanding)(following)
-    at_once = _Points(question, level, memo, unaccumulated)
-    if not at_once.may_fit(following, accumulated):
-        return border
-    return _border(at_once, following, whole=whole) or border
+    points, ends = _Points(question, level, memo, unaccumulated), (following, len(question.values) - 1)
+    start = next((each for each in ends if points.knobs(each).gradient_accumulation_steps == 1), None)
+    if start is None or points.knobs(start) == accumulated.knobs:
+        return points, None
+    space = question.space(question.values[start])
+    return points, start if may_fit_at_once(space, accumulated, points.knobs(start)) else None
 
 
 def _border(points: _Points, start: int, *, whole: bool) -> Border | None:
@@ -199,15 +212,16 @@ class _Points:
 
     def __call__(self, index: int) -> Estimate:
         self.ask([index])
-        return self._memo(self._knobs(index))
+        return self._memo(self.knobs(index))
 
     def ask(self, indices: Sequence[int]) -> None:
         """Rehearses several at once."""
-        self._memo.ask([self._knobs(index) for index in indices], whole=self.whole)
+        self._memo.ask([self.knobs(index) for index in indices], whole=self.whole)
         self.known = sorted({*self.known, *indices})
 
     @cache  # noqa: B019  it lives as long as a search
-    def _knobs(self, index: int) -> Knobs:
+    def knobs(self, index: int) -> Knobs:
+        """Returns the point at a value."""
         space = self.question.space(self.question.values[index])
         level = next(each for each in levels(space) if each.name == self._level)
         return self._of(space, level)
@@ -215,13 +229,7 @@ class _Points:
     def holds(self, index: int) -> bool:
         """Tells whether a value fits, from which larger ones are looked for."""
         self.known = [index]
-        return surely_fits(self._memo, self._knobs(index))
-
-    def may_fit(self, index: int, accumulated: Estimate) -> bool:
-        """Tells whether it may, where fewer rows at once do not; False where there are no fewer."""
-        knobs = self._knobs(index)
-        space = self.question.space(self.question.values[index])
-        return knobs != accumulated.knobs and may_fit_at_once(space, accumulated, knobs)
+        return surely_fits(self._memo, self.knobs(index))
 
     def guess(self, low: int, high: int, *, at_least: int) -> int:
         """The last value between both sides that should fit, as many further than the lower at least."""

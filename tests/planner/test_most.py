@@ -85,6 +85,18 @@ def test_a_batch_in_one_micro_batch_may_be_of_longer_rows_than_one_row_at_a_time
     assert len(found.attempts) <= 28
 
 
+def test_all_rows_at_once_may_fit_where_fewer_do_not() -> None:
+    """Of 8 rows all in one micro-batch leave nothing to accumulate."""
+    asked = question("per_device_train_batch_size", (1, 2, 4, 8), effective_batch_size=8, fit="lossless")
+    for gib, accumulating in ((8, []), (8.2, [1])):
+        model = LinearMemory(int(gib * GIB))
+        every = [each for each in (1, 2, 4, 8) if fits(asked, "lossless, offloading", model, each)]
+        assert every == [*accumulating, 8]
+        found = search_most(asked, model)
+        assert found.most == Most(name="per_device_train_batch_size", value=8, next_value=None, stopped_by="the end")
+        assert found.estimate.knobs.gradient_accumulation_steps == 1
+
+
 def holds(asked: Question, level: str, model: LinearMemory, value: int) -> bool:
     """Whether any point of a level fits."""
     space = asked.space(value)
