@@ -19,7 +19,7 @@ from autotrain_mem.planner.space import Space, make_space
 from autotrain_mem.spec import Counting, DataProfile, Hardware, Job, Knobs, StepTime, Trace, Workload, codec
 from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY, kernel_class
 from autotrain_mem.spec.job import MAX_LENGTH, is_wish, wished_share
-from autotrain_mem.spec.knobs import ZERO_KNOBS, Sharding
+from autotrain_mem.spec.knobs import TOKEN_KNOBS, ZERO_KNOBS, ZEROS, Sharding
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.spec.plan import as_recorded
 from autotrain_mem.spec.price import Price
@@ -78,7 +78,7 @@ class Rehearsals:
 
     def on(self, hardware: Hardware) -> Rehearsals:
         """Returns the same job on other devices. Raises UsageError as :func:`for_processes`."""
-        alone = replace(self.defaults, processes=1, sharding=None, dp_replicate_size=None, cp_size=1)
+        alone = replace(self.defaults, processes=1, sharding=None, dp_replicate_size=None, cp_size=1, sp_size=1)
         defaults = for_processes(alone, hardware.topology, self.job.arguments)
         return replace(self, hardware=hardware, defaults=defaults)
 
@@ -266,37 +266,36 @@ def for_processes(defaults: Knobs, topology: Topology, given: Mapping[str, Any])
             "--sharding hsdp holds a whole set of shards on each of several machines, and this is for one.",
             hint="Give --nodes 2 or more, or --sharding fsdp2.",
         )
-    if given.get("fsdp_offload_params") and sharding in (None, "ddp", "zero1", "zero2", "zero3"):
+    if given.get("fsdp_offload_params") and sharding in (None, "ddp", *ZEROS):
         raise UsageError(
             "--fsdp_offload_params keeps the shards of FSDP in host memory, and nothing says that there are any.",
             hint="Give --sharding fsdp2 with it (and --gpus 2 or more), or remove it.",
         )
     zero = {name: given[name] for name in ZERO_KNOBS if given.get(name)}
-    if zero and (
-        sharding not in ("zero1", "zero2", "zero3") or ("offload_param_device" in zero and sharding != "zero3")
-    ):
+    if zero and (sharding not in ZEROS or ("offload_param_device" in zero and sharding != "zero3")):
         flag = "offload_param_device" if "offload_param_device" in zero else "offload_optimizer_device"
         takes = "--sharding zero3" if flag == "offload_param_device" else "--sharding zero1, zero2 or zero3"
         raise UsageError(f"--{flag} is DeepSpeed's: it takes {takes}.", hint=f"Give {takes}, or remove --{flag}.")
-    cp_size = given.get("cp_size") or 1
-    _check_shared_tokens(cp_size, processes)
+    sizes: dict[str, Any] = {name: given.get(name) or 1 for name in TOKEN_KNOBS}
+    for name, size in sizes.items():
+        _check_shared_tokens(name, size, processes)
     if processes == 1:
         return defaults
     dp_replicate_size = groups if sharding == "hsdp" else None
-    shared: Sharding = "ddp" if cp_size == 1 else "fsdp2"
-    return replace(defaults, processes=processes, sharding=shared, dp_replicate_size=dp_replicate_size, cp_size=cp_size)
+    shared: Sharding = "fsdp2" if sizes["cp_size"] > 1 else "zero3" if sizes["sp_size"] > 1 else "ddp"
+    return replace(defaults, processes=processes, sharding=shared, dp_replicate_size=dp_replicate_size, **sizes)
 
 
-def _check_shared_tokens(cp_size: int, processes: int) -> None:
-    if processes % cp_size:
+def _check_shared_tokens(name: str, size: int, processes: int) -> None:
+    if processes % size:
         fitting = [size for size in range(1, processes + 1) if processes % size == 0]
         takes = ", ".join(map(str, fitting))
         raise UsageError(
-            f"--cp_size {cp_size} does not divide {processes} GPU{'s' if processes > 1 else ''}: groups of so many "
+            f"--{name} {size} does not divide {processes} GPU{'s' if processes > 1 else ''}: groups of so many "
             "share the tokens of their rows.",
-            hint=f"Give --cp_size {takes}, or --gpus {cp_size} or a multiple."
+            hint=f"Give --{name} {takes}, or --gpus {size} or a multiple."
             if processes > 1
-            else f"Give --gpus {cp_size} or a multiple, or remove --cp_size.",
+            else f"Give --gpus {size} or a multiple, or remove --{name}.",
         )
 
 

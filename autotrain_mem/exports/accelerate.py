@@ -5,9 +5,12 @@ Keys are the fields of ``accelerate/commands/config/config_args.py: ClusterConfi
 
 from __future__ import annotations
 
+from typing import Any
+
 from autotrain_mem.exports.case import Case, case_of
 from autotrain_mem.exports.part import Part, Tool, allocator, document, environment, host_optimizer
-from autotrain_mem.spec import Job, Plan
+from autotrain_mem.spec import Job, Knobs, Plan
+from autotrain_mem.spec.knobs import ZERO_KNOBS
 
 TRL_FILE = "trl.yaml"
 ACCELERATE_FILE = "accelerate.yaml"
@@ -46,6 +49,14 @@ def launch_note(case: Case) -> Part:
     return Part(notes=(f"{what}: the same autofit command with --export accelerate > {ACCELERATE_FILE} writes it",))
 
 
+def _zero(knobs: Knobs) -> dict[str, Any]:
+    """Says what ``accelerate launch`` asks for; TRL's own file has DeepSpeed's config, which then counts
+    (``transformers/training_args.py: __post_init__``)."""
+    offloads = {name: device for name in ZERO_KNOBS if (device := getattr(knobs, name)) is not None}
+    init = {"zero3_init_flag": True} if knobs.zero_stage == 3 else {}
+    return {"deepspeed_multinode_launcher": "standard", "zero_stage": knobs.zero_stage, **init, **offloads}
+
+
 def _processes(case: Case) -> Part:
     """A single process has one card: transformers would split each batch over all that it sees."""
     on_cpu, several = case.plan.estimate.hardware.origin == "cpu", case.knobs.processes > 1
@@ -60,6 +71,7 @@ def _processes(case: Case) -> Part:
         "rdzv_backend": "static",
         "same_network": True,
         "use_cpu": on_cpu,
+        **({"deepspeed_config": _zero(case.knobs)} if case.knobs.zero_stage else {}),
         **case.launch,
     }
     each = (

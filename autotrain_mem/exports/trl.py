@@ -11,6 +11,7 @@ from autotrain_mem.exports.case import Case, case_of
 from autotrain_mem.exports.part import Part, Tool, document, host_optimizer
 from autotrain_mem.parallel.config import sharding_arguments
 from autotrain_mem.spec import Job, Plan
+from autotrain_mem.spec.knobs import TOKEN_KNOBS
 
 DATA_NAMES = ("dataset_name", "datasets")
 
@@ -55,7 +56,7 @@ def _launch(case: Case) -> str:
         return ""
     if case.method_facts.has_trl_command:
         return f" --accelerate_config {ACCELERATE_FILE}"
-    tokens = f" --cp_size {knobs.cp_size}" if knobs.cp_size > 1 else ""
+    tokens = "".join(f" --{name} {size}" for name in TOKEN_KNOBS if (size := getattr(knobs, name)) > 1)
     return f" --gpus {knobs.processes // case.nodes} --sharding {knobs.sharding}{tokens}"
 
 

@@ -253,7 +253,7 @@ def _base_rows(defaults: Knobs, effective: int, given: dict[str, Any], nodes: in
         raise BatchSplitError(
             f"{_groups(defaults)} do not divide the effective batch size {effective}: each has as many rows of it",
             hint=f"use --effective_batch_size {either(multiples(processes, effective))}, "
-            f"or {_dividing(effective, defaults.processes, nodes) if defaults.cp_size == 1 else 'another --cp_size'}",
+            f"or {_fewer(effective, defaults, nodes)}",
         )
     if rows and steps and rows * steps * processes != effective:
         product, of_all = rows * steps * processes, f" times {processes} GPUs" if processes > 1 else ""
@@ -275,9 +275,15 @@ def _base_rows(defaults: Knobs, effective: int, given: dict[str, Any], nodes: in
 
 def _groups(knobs: Knobs) -> str:
     """``8 GPUs``, or ``2 groups of 4 GPUs`` that share their rows."""
-    if knobs.cp_size == 1:
+    if knobs.token_shards == 1:
         return f"{knobs.processes} GPUs"
-    return f"{knobs.data_parallel_size} groups of {knobs.cp_size} GPUs"
+    return f"{knobs.data_parallel_size} groups of {knobs.token_shards} GPUs"
+
+
+def _fewer(effective: int, knobs: Knobs, nodes: int) -> str:
+    if knobs.token_shards == 1:
+        return _dividing(effective, knobs.processes, nodes)
+    return f"another --{'cp_size' if knobs.cp_size > 1 else 'sp_size'}"
 
 
 def _dividing(effective: int, processes: int, nodes: int) -> str:

@@ -168,7 +168,7 @@ def _facts(plan: Plan) -> Iterator[_Part]:
         yield _Part(Text(cost(plan.cost, plan.price)), "  cost", 50)
     device = "CPU" if estimate.hardware.origin == "cpu" else "GPU"
     count = f"{device}s" if knobs.processes > 1 else f"x 1 {device}"
-    count = f"groups of {knobs.cp_size} {device}s" if knobs.cp_size > 1 else count
+    count = f"groups of {knobs.token_shards} {device}s" if knobs.token_shards > 1 else count
     noun = plan.job.method_facts.row_noun
     batch = f"{knobs.effective_batch_size} = {formatting.batch(knobs)} {count}"
     yield _Part(Text(f"{batch}  ({noun} at once x accumulation x devices)"), "  batch", 40)

@@ -16,7 +16,7 @@ from autotrain_mem.report.layout import BAD, LOUD, QUIET, Block, add, hanging, s
 from autotrain_mem.report.sharing import devices
 from autotrain_mem.spec import Candidate, DataSummary, Estimate, Harm, Lever, Plan
 from autotrain_mem.spec.data import PERCENTILES
-from autotrain_mem.spec.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
+from autotrain_mem.spec.knobs import LAUNCH_KNOBS, OWN_KNOBS, TOKEN_KNOBS, knob_names
 from autotrain_mem.spec.mixed_lengths import STEPS
 from autotrain_mem.spec.most import Most
 from autotrain_mem.spec.price import Price
@@ -317,6 +317,6 @@ def _launched(plan: Plan) -> list[str]:
     if knobs.processes == 1:
         return []
     nodes = [f"--nodes {topology.nodes}"] if topology.nodes > 1 else []
-    offloads = [f"--cp_size {knobs.cp_size}"] if knobs.cp_size > 1 else []
+    offloads = [f"--{name} {size}" for name in TOKEN_KNOBS if (size := getattr(knobs, name)) > 1]
     offloads += ["--fsdp_offload_params"] if knobs.fsdp_offload_params else []
     return [f"--gpus {topology.devices}", *nodes, f"--sharding {knobs.sharding}", *offloads]

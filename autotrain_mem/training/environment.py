@@ -149,7 +149,8 @@ def rank_environments(request: Request, environment: Mapping[str, str], meeting:
         return [dict(environment)]
     settings = {**job.arguments, "fp16": knobs.fp16 or job.arguments.get("fp16")}
     precision = "fp16" if settings["fp16"] else "no" if settings.get("bf16") is False else "bf16"
-    config = job.accelerate or accelerate_config(knobs, mixed_precision=precision)
+    attention = job.arguments.get("attn_implementation")
+    config = job.accelerate or accelerate_config(knobs, mixed_precision=precision, attention=attention)
     common = {**environment, **launch_environment(config)}
     local = request.processes_here
     return [

@@ -61,8 +61,12 @@ def _check_flat(optimizer: Any, model: torch.nn.Module, engine: Any) -> None:
     inner = optimizer.optimizer
     flat = [parameter for group in inner.param_groups for parameter in group["params"]]
     held = getattr(optimizer, "fp32_partitioned_groups_flat", None) or flat
-    count = sum(parameter.numel() for parameter in held) * engine.dp_world_size
-    if not elements * (1 - LARGEST_PADDING) <= count <= elements * (1 + LARGEST_PADDING) + engine.dp_world_size * 1024:
+    count = sum(parameter.numel() for parameter in held) * engine.seq_dp_world_size
+    if (
+        not elements * (1 - LARGEST_PADDING)
+        <= count
+        <= elements * (1 + LARGEST_PADDING) + engine.seq_dp_world_size * 1024
+    ):
         raise _broken(f"the optimizer holds {count} of {elements} parameters")
     if engine.skipped_steps or not engine.global_steps:
         raise _broken(f"{engine.skipped_steps} steps were skipped, and {engine.global_steps} made")

@@ -19,7 +19,7 @@ from autotrain_mem.rehearsal.ranks.offload import fsdp2_offload
 from autotrain_mem.rehearsal.ranks.recording import RankRecorder
 from autotrain_mem.rehearsal.ranks.ring_attention import ring_attention
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.spec import Knobs
+from autotrain_mem.spec import Job, Knobs
 
 _LOADED_BY_ALL = {"FSDP_CPU_RAM_EFFICIENT_LOADING": "false", "FSDP_SYNC_MODULE_STATES": "false"}
 """A rehearsal loads nothing: shards come out the same, whoever read the weights."""
@@ -50,16 +50,13 @@ class RehearsedRank:
         return Place(rank=self.rank, processes=self.knobs.processes, nodes=nodes)
 
 
-def rehearsed_rank(knobs: Knobs, accelerate: Mapping[str, Any] | None, rank: int = 0) -> RehearsedRank | None:
-    """Return the process to rehearse; None for a single one.
-
-    Args:
-        accelerate: The user's own config; None for ours.
-    """
+def rehearsed_rank(job: Job, knobs: Knobs, rank: int = 0) -> RehearsedRank | None:
+    """Return the process of a job to rehearse; None for a single one."""
     if knobs.processes == 1:
         return None
     # HSDP's groups of shards are ours to place, one on each node; where others lie changes the speed alone.
-    config = accelerate_config(knobs, nodes=knobs.dp_replicate_size or 1) if accelerate is None else accelerate
+    nodes, attention = knobs.dp_replicate_size or 1, job.arguments.get("attn_implementation")
+    config = accelerate_config(knobs, nodes=nodes, attention=attention) if job.accelerate is None else job.accelerate
     return RehearsedRank(knobs=knobs, config=config, rank=rank)
 
 
@@ -83,6 +80,10 @@ def _sharding(recorder: RankRecorder, knobs: Knobs, compute_capability: Capabili
             from autotrain_mem.rehearsal.ranks.zero import zero_rules  # DeepSpeed takes seconds to import
 
             stack.enter_context(zero_rules(recorder, knobs, is_fake=is_fake))
+            if knobs.sp_size > 1:
+                from autotrain_mem.rehearsal.ranks.sequence import shared_sequences
+
+                stack.enter_context(shared_sequences(recorder))
         elif not knobs.is_sharded:
             stack.enter_context(ddp_rules(recorder, is_fake=is_fake))
         elif knobs.sharding == "fsdp1":
