@@ -66,8 +66,8 @@ WAYS = {
         in_half_precision=True,
         parts=2,
     ),
-    # DeepSpeed gives no mask either (deepspeed/runtime/sequence_parallel/ulysses_sp.py: uattn_wrapper), and takes a hub's
-    # kernels, too (accelerate/utils/dataclasses.py: DeepSpeedSequenceParallelConfig).
+    # DeepSpeed gives no mask either (deepspeed/runtime/sequence_parallel/ulysses_sp.py: uattn_wrapper), and takes other
+    # kernels too (accelerate/utils/dataclasses.py: DeepSpeedSequenceParallelConfig).
     "sp_size": SharedTokens(
         name="sp_size",
         shardings=ZEROS,

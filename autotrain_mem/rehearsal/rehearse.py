@@ -164,6 +164,10 @@ def finished(trainer: Any, knobs: Knobs) -> Any:
         _widen_trained(trainer.model)
     if knobs.optimizer_offload:
         offload_to_host(trainer)
+    if knobs.sp_size > 1:
+        from autotrain_mem.trainers.shared_rows import share_rows  # DeepSpeed takes seconds to import
+
+        share_rows(trainer)
     return trainer
 
 

@@ -83,7 +83,7 @@ def _sharding(recorder: RankRecorder, knobs: Knobs, compute_capability: Capabili
             if knobs.sp_size > 1:
                 from autotrain_mem.rehearsal.ranks.sequence import shared_sequences
 
-                stack.enter_context(shared_sequences(recorder))
+                stack.enter_context(shared_sequences(recorder, is_fake=is_fake))
         elif not knobs.is_sharded:
             stack.enter_context(ddp_rules(recorder, is_fake=is_fake))
         elif knobs.sharding == "fsdp1":

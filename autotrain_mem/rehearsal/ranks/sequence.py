@@ -12,7 +12,8 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from deepspeed.runtime.sequence_parallel import parallel_state_sp
+from deepspeed import comm
+from deepspeed.runtime.sequence_parallel import parallel_state_sp, ulysses_sp
 from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPDataLoaderAdapter
 from deepspeed.sequence import layer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -21,8 +22,12 @@ from autotrain_mem.rehearsal.ranks.recording import RankRecorder
 
 
 @contextmanager
-def shared_sequences(recorder: RankRecorder) -> Iterator[None]:
-    """Inside, DeepSpeed has groups of processes share rows; what it keeps in globals is gone afterwards."""
+def shared_sequences(recorder: RankRecorder, *, is_fake: bool) -> Iterator[None]:
+    """Inside, DeepSpeed has groups of processes share rows; what it keeps in globals is gone afterwards.
+
+    Args:
+        is_fake: The other processes are not there.
+    """
     refill, following = UlyssesSPDataLoaderAdapter.refill, UlyssesSPDataLoaderAdapter.__next__
     with ExitStack() as stack:
         stack.enter_context(patch.dict(vars(parallel_state_sp)))
@@ -31,7 +36,25 @@ def shared_sequences(recorder: RankRecorder) -> Iterator[None]:
         stack.enter_context(patch.dict(ALL_ATTENTION_FUNCTIONS._local_mapping))
         stack.enter_context(patch.object(UlyssesSPDataLoaderAdapter, "refill", _kept_on_host(recorder, refill)))
         stack.enter_context(patch.object(UlyssesSPDataLoaderAdapter, "__next__", _arriving(recorder, following)))
+        if not is_fake:
+            stack.enter_context(patch.object(ulysses_sp, "dist", _Uneven()))
         yield
+
+
+class _Uneven:
+    """DeepSpeed's collectives, but that rows of several lengths are gathered as NCCL does, which sends each to all
+    (``torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp: ProcessGroupNCCL::allgather``). gloo refuses them."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(comm, name)
+
+    def all_gather(self, tensors: list[torch.Tensor], own: torch.Tensor, group: Any = None) -> None:
+        if all(tensor.shape == own.shape for tensor in tensors):
+            comm.all_gather(tensors, own, group=group)
+            return
+        tensors[comm.get_rank(group)].copy_(own)
+        for rank, tensor in enumerate(tensors):
+            comm.broadcast(tensor, comm.get_global_rank(group, rank), group=group)
 
 
 def _kept_on_host(recorder: RankRecorder, refill: Callable[[Any], None]) -> Callable[[Any], None]:
