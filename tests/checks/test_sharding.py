@@ -144,7 +144,9 @@ def test_tokens_are_shared_in_sft_alone(method: str) -> None:
 def test_heads_must_come_out_even(heads: int, keys: int, size: int, cure: str | None) -> None:
     job = Job(method="sft", model="tiny", dataset=None, arguments={"sp_size": size})
     config = SimpleNamespace(num_attention_heads=heads, num_key_value_heads=keys)
-    said = [cure for _, cure in sharding.shared_attention(ModelOnCard(job=job, config=config, compute_capability=(8, 0)))]
+    said = [
+        cure for _, cure in sharding.shared_attention(ModelOnCard(job=job, config=config, compute_capability=(8, 0)))
+    ]
     assert [cure in each for each in said if cure] == ([True] if cure else [])
     assert bool(said) == bool(cure)
 
