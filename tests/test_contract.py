@@ -81,7 +81,7 @@ LAYERS = {
     ),
     "planner": part(3, "errors methods.table spec units"),
     "report": part(4, "errors files lossy_stream planner printable recipe_files spec units", "jinja2 rich"),
-    "trainers": part(3, "errors spec", "accelerate peft torch transformers trl"),
+    "trainers": part(3, "errors spec", "accelerate deepspeed peft torch transformers trl"),
     "methods": part(
         4,
         "columns errors host methods.facts methods.flags methods.table parallel spec trainers",

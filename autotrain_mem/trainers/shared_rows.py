@@ -2,7 +2,7 @@
 
 DeepSpeed's adapter around a trainer's rows can neither be told the epoch nor be begun in the middle: transformers skips
 batches by the parts of a loader that it has not (``accelerate/data_loader.py: skip_first_batches``), so that no
-training could be resumed.
+training could be resumed, and every epoch after the first would lack a step.
 """
 
 from __future__ import annotations
@@ -31,6 +31,13 @@ class SharedRows(UlyssesSPDataLoaderAdapter):  # type: ignore[misc]  # DeepSpeed
             adapter.device,
         )
         self._left_out = left_out
+
+    def __iter__(self) -> SharedRows:
+        """Begins an epoch: a trainer draws as many batches as there are, and never hears that there is no other, where
+        DeepSpeed's adapter would end the next one before its first (``transformers/trainer.py: get_batch_samples``)."""
+        self.iter = iter(self.dl)
+        self.micro_batches.clear()
+        return self
 
     def __next__(self) -> Any:
         while self._left_out:  # not before, since the epoch is told in between
