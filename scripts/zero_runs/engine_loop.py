@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 import torch
 
+from autotrain_mem.rehearsal.cuda import liger
 from autotrain_mem.rehearsal.cuda.rules import cuda_semantics
 from autotrain_mem.rehearsal.cuda.workspaces import workspaces
 from autotrain_mem.rehearsal.fake_run import fake_tensors
@@ -47,8 +48,8 @@ class BareRun:
     """Tokens of each micro-batch's one row, none of them padding."""
     recomputes: bool
     """Whether activations are checkpointed, without reentrance."""
-    liger: bool
-    """Whether Liger's layers and its fused loss stand in for the model's own."""
+    liger: str | None
+    """The version of Liger, whose layers and fused loss stand in for the model's own; None for the model's own."""
     processes: int
     compute_capability: tuple[int, int]
 
@@ -96,6 +97,7 @@ def rehearse_loop(run: BareRun) -> Trace:
         stack.enter_context(cuda_semantics(recorder, run.compute_capability))
         stack.enter_context(rank.rules(recorder, run.compute_capability))
         stack.enter_context(_fused_adam())
+        stack.enter_context(patch.object(liger, "installed_versions", lambda names: dict.fromkeys(names, run.liger)))
         model = _loaded(run)
         with recorder.recording():
             _train(run, model, recorder, values)
