@@ -32,8 +32,6 @@ STEPS = 3
 """ZeRO-3 learns the order of its modules in the first, makes its optimizer's state there, and fetches ahead from then
 on (``deepspeed/runtime/zero/partitioned_param_coordinator.py``): the third is as all others."""
 ADAMW = {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.999], "eps": 1e-8}}
-FEWEST_SPECIAL = 256
-"""Ids at the end of a vocabulary that are left out of random rows: nothing here reads more of a token."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +49,8 @@ class BareRun:
     liger: str | None
     """The version of Liger, whose layers and fused loss stand in for the model's own; None for the model's own."""
     processes: int
+    attention: str
+    """The attention that transformers is asked for."""
     compute_capability: tuple[int, int]
 
     @property
@@ -107,8 +107,7 @@ def rehearse_loop(run: BareRun) -> Trace:
 def _loaded(run: BareRun) -> Any:
     from transformers import AutoModelForCausalLM, trainer
 
-    attention = "flash_attention_3" if run.compute_capability[0] == 9 else "flash_attention_2"
-    model = AutoModelForCausalLM.from_pretrained(run.model, dtype=torch.bfloat16, attn_implementation=attention)
+    model = AutoModelForCausalLM.from_pretrained(run.model, dtype=torch.bfloat16, attn_implementation=run.attention)
     if run.liger:
         trainer.apply_liger_kernel(model, None)
     if run.recomputes:
@@ -121,13 +120,10 @@ def _train(run: BareRun, model: Any, recorder: RankRecorder, values: KnownValues
     import deepspeed
 
     deepspeed.init_distributed()
-    engine, optimizer, *_ = deepspeed.initialize(
-        model=model, model_parameters=model.parameters(), config=run.config
-    )
+    engine, optimizer, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=run.config)
     optimizer.optimizer.register_step_post_hook(lambda inner, *_: _own(inner, recorder))
-    vocabulary = model.config.vocab_size - (FEWEST_SPECIAL if model.config.vocab_size > FEWEST_SPECIAL * 2 else 0)
     for _ in range(STEPS):
-        batch = _batch(run.length, vocabulary, recorder, values)
+        batch = _batch(run.length, model.config.vocab_size, recorder, values)
         recorder.enter_phase(Phase.FORWARD)
         loss = engine(**batch).loss
         recorder.enter_phase(Phase.BACKWARD)
@@ -137,6 +133,7 @@ def _train(run: BareRun, model: Any, recorder: RankRecorder, values: KnownValues
 
 
 def _batch(length: int, vocabulary: int, recorder: RankRecorder, values: KnownValues) -> dict[str, torch.Tensor]:
+    """Makes a row of random tokens, which are its labels too."""
     with torch._C._DisableTorchDispatch():
         row = torch.randint(0, vocabulary, (1, length), generator=torch.Generator().manual_seed(0))
     ids = values.arrive({"input_ids": row})["input_ids"]
@@ -145,6 +142,7 @@ def _batch(length: int, vocabulary: int, recorder: RankRecorder, values: KnownVa
 
 
 def _own(optimizer: Any, recorder: RankRecorder) -> None:
+    """The optimizer's state on the device is known as such."""
     for state in optimizer.state.values():
         for name, value in state.items():
             if isinstance(value, torch.Tensor) and (recorder.host is None or value not in recorder.host):

@@ -2,9 +2,10 @@
 
 They are Triton: nothing runs them on the CPU or on fake tensors. The stand-ins make the buffers that the sources of
 liger-kernel 0.8.5 make on a CUDA card of compute capability 8.0 or newer (its head those of 0.8.0, where one older than
-0.8.3 is installed), and compute nothing, so they serve fake tensors only. transformers applies them to a trainer's model as training starts (``transformers/integrations/liger.py:
-apply_liger_kernel``). TRL 1.16 keeps its own head and takes the layers only; the losses of TRL 1.12's GRPO, DPO and KTO
-trainers (``liger_kernel.chunked_loss``) are not imitated.
+0.8.3 is installed), and compute nothing, so they serve fake tensors only. transformers applies them to a trainer's
+model as training starts (``transformers/integrations/liger.py: apply_liger_kernel``). TRL 1.16 keeps its own head and
+takes the layers only; the losses of TRL 1.12's GRPO, DPO and KTO trainers (``liger_kernel.chunked_loss``) are not
+imitated.
 """
 
 from __future__ import annotations

@@ -35,8 +35,9 @@ GenericForSequenceClassification`` and the older classes)."""
 
 
 IN_SHARDS = "_is_in_shards"
-"""Marks a model that DeepSpeed would have cut into shards as it was made (``transformers/modeling_utils.py:
-get_init_context``, which asks whether a config of ZeRO-3 is there and nothing is quantized)."""
+"""Marks a model that DeepSpeed would have cut into shards as it was made, with ``zero.Init``
+(``transformers/modeling_utils.py: get_init_context``, which asks whether a config of ZeRO-3 is there and nothing is
+quantized)."""
 
 
 @contextmanager
