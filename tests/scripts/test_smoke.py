@@ -386,36 +386,15 @@ def test_scale(script: Load, models: pathlib.Path, forge: Forge, monkeypatch: py
     assert "ratio " in ran.out
 
 
-def test_zero(
-    script: Load, models: pathlib.Path, forge: Forge, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_zero(script: Load, models: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
     zero = script("zero")
     monkeypatch.setattr(zero.names, "LENGTH", 64)
     monkeypatch.setattr(zero.names, "STAGES", ((2, True),))
     monkeypatch.setattr(zero.names, "BUCKET_BAR", 0.0)
-    (tmp_path / "runs.csv").write_text("\n".join(",".join(line) for line in (ZERO_RUN, ZERO_RUN.values())))
     with forge.commands(zero.names):
-        ran = zero.run("--models", models, "--gpus", 2, "--runs", tmp_path / "runs.csv")
-    assert ran.code == 1, "a tiny model is far from what was measured"
-    assert re.search(
-        r"^run  mle-0 +zero3 .* 64 tokens .* / +99\.0 GiB -9.* \(through TRL .*%\)$", ran.out, re.MULTILINE
-    )
+        ran = zero.run("--models", models, "--gpus", 2)
+    assert ran.code == 0
     assert re.search(r"^buckets  zero2\+offload_optimizer .* less, speed x 1\.", ran.out, re.MULTILINE)
-
-
-ZERO_RUN = {
-    "id": "mle-0",
-    "model": "meta-llama/Llama-3.1-8B",
-    "n_gpus": "2",
-    "gpu": "H200-141",
-    "strategy": "zero3",
-    "seq_len": "64",
-    "grad_ckpt": "yes",
-    "metric": "reserved",
-    "gib_per_gpu": "99.0",
-    "trl_or_transformers_version": "liger 0.8.0",
-    "notes": "not TRL",
-}
 
 
 def test_drop_in_cost(script: Load, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
