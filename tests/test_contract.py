@@ -89,7 +89,7 @@ LAYERS = {
     ),
     "rehearsal": part(
         5,
-        "errors files methods methods.table parallel planner spec trainers units",
+        "errors files methods methods.table parallel planner spec trainers units versions",
         "accelerate bitsandbytes deepspeed dill huggingface_hub peft torch transformers trl",
     ),
     "data": part(
