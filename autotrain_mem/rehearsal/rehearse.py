@@ -46,7 +46,7 @@ def rehearse(
         chunks: Of a loss that goes over the tokens in many, where the method has one; None for all that it has.
         rank: Which of several processes; shards are largest on the first.
     """
-    process = rehearsed_rank(job, knobs, rank)
+    process = rehearsed_rank(knobs, job.accelerate, rank, attention=job.arguments.get("attn_implementation"))
     launched = nullcontext() if process is None else process.launched()
     has_chunks = job.method_facts.has_chunked_loss
     shortened = with_chunks(chunks if has_chunks else None)

@@ -86,7 +86,7 @@ class BareRun:
 
 def rehearse_loop(run: BareRun) -> Trace:
     """Rehearse the first process of a run, from the moment at which the model is on the host; returns its trace."""
-    rank = rehearsed_rank(run.knobs, None)
+    rank = rehearsed_rank(run.knobs)
     assert rank is not None, "a run of one process divides nothing"
     with ExitStack() as stack:
         stack.enter_context(rank.launched())

@@ -19,7 +19,7 @@ from autotrain_mem.rehearsal.ranks.offload import fsdp2_offload
 from autotrain_mem.rehearsal.ranks.recording import RankRecorder
 from autotrain_mem.rehearsal.ranks.ring_attention import ring_attention
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.spec import Job, Knobs
+from autotrain_mem.spec import Knobs
 
 _LOADED_BY_ALL = {"FSDP_CPU_RAM_EFFICIENT_LOADING": "false", "FSDP_SYNC_MODULE_STATES": "false"}
 """A rehearsal loads nothing: shards come out the same, whoever read the weights."""
@@ -50,13 +50,20 @@ class RehearsedRank:
         return Place(rank=self.rank, processes=self.knobs.processes, nodes=nodes)
 
 
-def rehearsed_rank(job: Job, knobs: Knobs, rank: int = 0) -> RehearsedRank | None:
-    """Return the process of a job to rehearse; None for a single one."""
+def rehearsed_rank(
+    knobs: Knobs, accelerate: Mapping[str, Any] | None = None, rank: int = 0, *, attention: str | None = None
+) -> RehearsedRank | None:
+    """Return the process to rehearse; None for a single one.
+
+    Args:
+        accelerate: The user's own config; None for ours.
+        attention: ``attn_implementation``; None for the model's own.
+    """
     if knobs.processes == 1:
         return None
     # HSDP's groups of shards are ours to place, one on each node; where others lie changes the speed alone.
-    nodes, attention = knobs.dp_replicate_size or 1, job.arguments.get("attn_implementation")
-    config = accelerate_config(knobs, nodes=nodes, attention=attention) if job.accelerate is None else job.accelerate
+    nodes = knobs.dp_replicate_size or 1
+    config = accelerate_config(knobs, nodes=nodes, attention=attention) if accelerate is None else accelerate
     return RehearsedRank(knobs=knobs, config=config, rank=rank)
 
 
