@@ -1,4 +1,4 @@
-"""VllmServer holds what the GPUs of a vLLM server, beside those that train, are taken by, and how it is started."""
+"""VllmServer and VllmSleep hold what vLLM takes of GPUs: of those beside the ones that train, and of these."""
 
 from __future__ import annotations
 
@@ -93,6 +93,39 @@ class VllmServer:
         """Lists its GPUs on the machine that trains, as ``6,7``."""
         first = self.first_gpu or 0
         return ",".join(str(first + number) for number in range(self.gpus))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VllmSleep:
+    """Describes an engine on the cards that train which sleeps while nothing is generated. All bytes are of one card.
+
+    >>> from autotrain_mem import VllmSleep
+    >>> beside = {"reserved_awake_bytes": 9 * 2**30, "reserved_asleep_bytes": 20 * 2**30}
+    >>> sleep = VllmSleep(awake_bytes=24 * 2**30, asleep_bytes=3 * 2**30, **beside)
+    >>> sleep.is_decided_awake, sleep.needed_bytes // 2**30
+    (True, 33)
+    """
+
+    awake_bytes: int
+    """Its share, while completions are sampled and while it is given the weights."""
+    asleep_bytes: int
+    """What it keeps of that while it sleeps, at most."""
+    reserved_awake_bytes: int
+    """What torch's allocator holds for the trainer at most while it is awake."""
+    reserved_asleep_bytes: int
+    """The same of the whole run."""
+
+    @property
+    def is_decided_awake(self) -> bool:
+        """Tells whether the card needs as much while the engine is awake as while it sleeps, or more."""
+        awake_bytes = self.awake_bytes + self.reserved_awake_bytes
+        return awake_bytes >= self.asleep_bytes + self.reserved_asleep_bytes
+
+    @property
+    def needed_bytes(self) -> int:
+        """Computes what both take of the card at most."""
+        awake_bytes = self.awake_bytes + self.reserved_awake_bytes
+        return max(awake_bytes, self.asleep_bytes + self.reserved_asleep_bytes)
 
 
 SERVER_PORT = 8000
