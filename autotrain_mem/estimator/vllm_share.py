@@ -13,22 +13,11 @@ from autotrain_mem.estimator.memory import alive_after, largest_modules, owners_
 from autotrain_mem.estimator.replay import Room, held_after_each
 from autotrain_mem.spec import Estimate, Hardware, Job, MemoryEstimate, Phase, ReservedByMode, ReservedEstimate, Trace
 from autotrain_mem.spec.trace import CACHE_EMPTIED
-from autotrain_mem.spec.vllm import OVERHEAD_BYTES, VllmSleep
-from autotrain_mem.units import MIB
+from autotrain_mem.spec.vllm import ASLEEP_BYTES, ASLEEP_PARALLEL_BYTES, VllmSleep
 
 VLLM_MODE = "colocate"
 VLLM_SHARE = 0.3
 """``vllm_mode`` and ``vllm_gpu_memory_utilization``, TRL 1.12 to 1.16 (trl/trainer/grpo_config.py, rloo_config.py)."""
-
-ASLEEP_BYTES = OVERHEAD_BYTES
-"""What an engine on one card keeps while it sleeps, at most: CUDA graphs, workspaces, NCCL. Only weights and KV cache
-lie in the pool that sleep gives back (``vllm/v1/worker/gpu_worker.py: load_model, initialize_from_config``). By its log
-(``Sleep mode freed``) it kept 0.3 GiB of a share of 19.8 (https://github.com/vllm-project/vllm/issues/17117); CUDA
-graphs took 1.4 GiB for a model of 72 GiB a card (https://github.com/vllm-project/vllm/issues/47654)."""
-ASLEEP_PARALLEL_BYTES = 7424 * MIB
-"""The same where several cards hold one engine: 7,392 MiB of Llama-3.2-1B on 2 cards, the CUDA context included
-(https://github.com/NVIDIA-NeMo/RL/issues/223), 6,962 to 7,121 MiB of Kimi-K2.6 on 8
-(https://github.com/vllm-project/vllm/issues/47654)."""
 
 
 def vllm_share_bytes(job: Job, hardware: Hardware) -> int:

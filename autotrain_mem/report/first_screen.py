@@ -175,8 +175,8 @@ def _facts(plan: Plan) -> Iterator[_Part]:
         yield _Part(Text(devices(knobs)), "  GPUs", 40)
     for number, line in enumerate(data(plan).split("\n")):
         yield _Part(line, "  " if number else "  data", 60 - number)
-    if share := vllm_share(estimate):
-        yield _Part(Text(share), "  vLLM", 40)
+    for number, sentence in enumerate(vllm_share(estimate)):
+        yield _Part(Text(sentence), "  " if number else "  vLLM", 40 - number)
     for number, sentence in enumerate(vllm_server(plan)):
         yield _Part(Text(sentence), "  " if number else "  vLLM", 60)
 

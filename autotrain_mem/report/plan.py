@@ -73,9 +73,9 @@ def facts(plan: Plan) -> Table:
     if several:
         add(grid, "GPUs", devices(plan.knobs))
     add(grid, "data", data(plan))
-    if share := vllm_share(plan.estimate):
-        add(grid, "vLLM", f"{share}: --vllm_gpu_memory_utilization says how much")
-    for number, line in enumerate(vllm_server(plan)):
+    share = vllm_share(plan.estimate)
+    lines = (f"{share[0]}: --vllm_gpu_memory_utilization says how much", *share[1:]) if share else vllm_server(plan)
+    for number, line in enumerate(lines):
         add(grid, "" if number else "vLLM", line)
     variables = [f"{name}={value}" for name, value in plan.job.environment.items()]
     if variables := [*variables, *(f"{name}=..." for name in plan.job.unrecorded or ())]:
@@ -87,16 +87,17 @@ def facts(plan: Plan) -> Table:
     return grid
 
 
-def vllm_share(estimate: Estimate) -> str:
-    """Says what an engine on the cards that train takes of each, and when; empty without one."""
+def vllm_share(estimate: Estimate) -> tuple[str, ...]:
+    """Says what an engine on the cards that train takes of each, and when; nothing without one."""
     sleep = estimate.vllm_sleep
     if sleep is None:
-        return f"takes {format_bytes(estimate.vllm_share_bytes)} of the card" if estimate.vllm_share_bytes else ""
+        share_bytes = estimate.vllm_share_bytes
+        return (f"takes {format_bytes(share_bytes)} of the card",) if share_bytes else ()
     awake, beside = format_bytes(sleep.awake_bytes), format_bytes(sleep.reserved_awake_bytes)
     asleep, trains = format_bytes(sleep.asleep_bytes), format_bytes(sleep.reserved_asleep_bytes)
     return (
-        f"takes {awake} of the card while it generates, beside {beside} of the trainer's, and sleeps else: up to "
-        f"{asleep} beside {trains}"
+        f"takes {awake} of the card while it generates, beside {beside} of the trainer's",
+        f"keeps up to {asleep} while it sleeps, beside {trains}",
     )
 
 

@@ -10,8 +10,6 @@ from traces import block, trace
 from autotrain_mem.estimator.memory import estimate_memory
 from autotrain_mem.estimator.replay import Room
 from autotrain_mem.estimator.vllm_share import (
-    ASLEEP_BYTES,
-    ASLEEP_PARALLEL_BYTES,
     asleep_bytes,
     estimate_while_awake,
     sleeps,
@@ -19,6 +17,7 @@ from autotrain_mem.estimator.vllm_share import (
 )
 from autotrain_mem.spec import Estimate, Hardware, Job, MemoryEstimate, Owner, Phase, StepTime, Trace
 from autotrain_mem.spec.trace import CACHE_EMPTIED, EngineMark
+from autotrain_mem.spec.vllm import ASLEEP_BYTES, ASLEEP_PARALLEL_BYTES
 from autotrain_mem.units import GIB, MIB
 
 ENDLESS = Room(capacity_bytes=None)
