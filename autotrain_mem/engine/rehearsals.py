@@ -11,8 +11,8 @@ from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.engine.kept_answers import answered
 from autotrain_mem.engine.probe.calibration import Correction
 from autotrain_mem.errors import AutofitError, ModelNotFoundError, UsageError
-from autotrain_mem.estimator.memory import vllm_share_bytes
 from autotrain_mem.estimator.replay import Room
+from autotrain_mem.estimator.vllm_share import asleep_bytes, vllm_share_bytes
 from autotrain_mem.machine.prices import Prices, listed_prices, price_of
 from autotrain_mem.planner.precision import precise_for
 from autotrain_mem.planner.space import Space, make_space
@@ -99,14 +99,20 @@ class Rehearsals:
         return min(self.hardware.budget_bytes(self.headroom_bytes), allowed + self.outside_bytes(self.defaults))
 
     def outside_bytes(self, knobs: Knobs) -> int:
-        """Sums what the run holds outside the trainer's own allocator."""
+        """Sums what the run holds outside the trainer's own allocator at its least: of an engine that sleeps, what it
+        keeps then."""
         communicators_bytes = self.hardware.communicator_bytes * knobs.communicators
-        return self.hardware.non_torch_bytes + communicators_bytes + self.vllm_share_bytes
+        return self.hardware.non_torch_bytes + communicators_bytes + self.vllm_asleep_bytes
 
     @property
     def vllm_share_bytes(self) -> int:
         """Computes what a vLLM engine on the same card takes for itself."""
         return vllm_share_bytes(self.job, self.hardware)
+
+    @property
+    def vllm_asleep_bytes(self) -> int:
+        """Computes what that engine keeps while it sleeps; all of its share where it never does."""
+        return asleep_bytes(self.job, self.hardware)
 
     @property
     def compute_capability(self) -> tuple[int, int]:
@@ -142,8 +148,7 @@ class Rehearsals:
     @property
     def endless_room(self) -> Room:
         """A device without an end, so that what is reserved of it is the same for every card with these kernels."""
-        unlimited = replace(self.settings, garbage_collection_threshold=0.0, per_process_memory_fraction=1.0)
-        return Room(capacity_bytes=None, settings=unlimited, caches=self.caches)
+        return Room(capacity_bytes=None, settings=self.settings, caches=self.caches).endless
 
     def describe(self) -> ModelFacts:
         """Reads the model's config. Raises ModelError, and UsageError for what does not go with it."""

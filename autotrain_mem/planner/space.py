@@ -34,6 +34,8 @@ only ranks plans and guides the search; what fits is always rehearsed."""
 
 WHOLE_ONLY = ("save_only_model",)
 """Arguments that do not go with shards (``checks.sharding: REFUSED``), beside those that are knobs."""
+SAYS_SHARING = "deepspeed"
+"""A config of DeepSpeed's own, which says how the model is divided: nothing else can be tried beside it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +70,7 @@ class Space:
     nodes: int = 1
     """Machines, on which the processes are spread evenly."""
     may_shard: bool = True
-    """Nothing that the user gave forbids to divide the model among processes (``checks.sharding``)."""
+    """Nothing that the user gave forbids to divide the model among processes (``checks.sharding``), or says how."""
     shares_tokens: bool = False
     """The model's layers are such that several processes can share the tokens of a row."""
     model: str = "the model"
@@ -175,7 +177,7 @@ def make_space(
         rows_allowed=allowed,
         max_slowdown=job.max_slowdown,
         nodes=nodes,
-        may_shard=not any(job.arguments.get(name) for name in WHOLE_ONLY),
+        may_shard=not any(job.arguments.get(name) for name in (*WHOLE_ONLY, SAYS_SHARING)),
         shares_tokens=facts.shares_tokens,
         method=job.method,
         model=job.model,

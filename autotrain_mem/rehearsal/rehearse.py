@@ -214,9 +214,6 @@ def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
         ),
         "holes that the KV cache leaves behind as it grows: up to 2 % of reserved memory (its steps in between are not "
         "rehearsed, and allocate less than the last)": job.is_online and not given.get("use_vllm"),
-        "vLLM's sleep mode, which frees its share of the card while the trainer trains: it is kept in full": (
-            given.get("use_vllm") and given.get("vllm_enable_sleep_mode")
-        ),
         "one weight's shard at a time, which is copied from host memory when vLLM is given the weights": (
             given.get("use_vllm") and knobs.fsdp_offload_params
         ),

@@ -73,9 +73,9 @@ def facts(plan: Plan) -> Table:
     if several:
         add(grid, "GPUs", devices(plan.knobs))
     add(grid, "data", data(plan))
-    if share := plan.estimate.vllm_share_bytes:
-        add(grid, "vLLM", f"takes {format_bytes(share)} of the card: --vllm_gpu_memory_utilization says how much")
-    for number, line in enumerate(vllm_server(plan)):
+    share = vllm_share(plan.estimate)
+    lines = (f"{share[0]}: --vllm_gpu_memory_utilization says how much", *share[1:]) if share else vllm_server(plan)
+    for number, line in enumerate(lines):
         add(grid, "" if number else "vLLM", line)
     variables = [f"{name}={value}" for name, value in plan.job.environment.items()]
     if variables := [*variables, *(f"{name}=..." for name in plan.job.unrecorded or ())]:
@@ -85,6 +85,20 @@ def facts(plan: Plan) -> Table:
     for warning in plan.warnings:
         add(grid, Text("warning", style=LOUD), warning)
     return grid
+
+
+def vllm_share(estimate: Estimate) -> tuple[str, ...]:
+    """Says what an engine on the cards that train takes of each, and when; nothing without one."""
+    sleep = estimate.vllm_sleep
+    if sleep is None:
+        share_bytes = estimate.vllm_share_bytes
+        return (f"takes {format_bytes(share_bytes)} of the card",) if share_bytes else ()
+    awake, beside = format_bytes(sleep.awake_bytes), format_bytes(sleep.reserved_awake_bytes)
+    asleep, trains = format_bytes(sleep.asleep_bytes), format_bytes(sleep.reserved_asleep_bytes)
+    return (
+        f"takes {awake} of the card while it generates, beside {beside} of the trainer's",
+        f"keeps up to {asleep} while it sleeps, beside {trains}",
+    )
 
 
 def vllm_server(plan: Plan) -> tuple[str, ...]:

@@ -17,6 +17,13 @@ CACHE_EMPTIED = 0
 """The event of a ``torch.cuda.empty_cache()``: what is reserved and not allocated goes back to the device."""
 
 
+class EngineMark(StrEnum):
+    """Says what a colocated vLLM engine does between two events: its share of the device is taken, or given back."""
+
+    WAKES = "wakes"
+    SLEEPS = "sleeps"
+
+
 class Owner(StrEnum):
     """Says to whom the bytes of a block belong.
 
@@ -122,10 +129,8 @@ class LossPass(NamedTuple):
 
 
 _COUNTS = ("pinned_bytes", "saved_model_bytes", "saved_state_bytes", "unquantized_bytes")
-_NO_COLUMNS = (
-    *("stream_uses", "phase_starts", "operators", "seconds", "not_counted", "work", "loss_chunks", "loss_passes"),
-    "trained",
-)
+_MARKS = ("stream_uses", "phase_starts", "engine_marks", "loss_chunks", "loss_passes")
+_NO_COLUMNS = (*_MARKS, "operators", "seconds", "not_counted", "work", "trained")
 
 
 def _write_trace(trace: Trace) -> dict[str, Any]:
@@ -158,6 +163,7 @@ def _read_trace(values: dict[str, Any]) -> Trace:
         events=_unpack("q", values["events"]),
         stream_uses=tuple(StreamUse(*use) for use in values["stream_uses"]),
         phase_starts=tuple((index, Phase(phase)) for index, phase in values["phase_starts"]),
+        engine_marks=tuple((index, EngineMark(mark)) for index, mark in values["engine_marks"]),
         operators=values["operators"],
         seconds=values["seconds"],
         not_counted=tuple(values["not_counted"]),
@@ -208,6 +214,20 @@ class Trace:
     """Of a quantized model, what bitsandbytes leaves as it was: experts that are fused into one tensor a layer."""
     trained: Trained | None = None
     """None where no trainer was built for it."""
+    engine_marks: tuple[tuple[int, EngineMark], ...] = ()
+    """(Index of the event before which it happens, what a colocated engine does); none where it never sleeps."""
+
+    def awake(self) -> Iterator[range]:
+        """Yields the stretches of events while which a colocated engine is awake: it sleeps as the run begins."""
+        began: int | None = None
+        for index, mark in self.engine_marks:
+            if mark is EngineMark.WAKES and began is None:
+                began = index
+            elif mark is EngineMark.SLEEPS and began is not None:
+                yield range(began, index)
+                began = None
+        if began is not None:
+            yield range(began, len(self.events))
 
     def walk(self) -> Iterator[tuple[Phase, int, Block]]:
         """Yields (phase, +1 for a birth or -1 for a death, block) for every birth and death."""

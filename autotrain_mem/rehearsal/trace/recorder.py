@@ -24,6 +24,7 @@ from autotrain_mem.rehearsal.trace.ledger import Device, Ledger
 from autotrain_mem.rehearsal.trace.operator_costs import Cost
 from autotrain_mem.rehearsal.trace.pinned import PinnedMemory
 from autotrain_mem.spec import Owner, Phase, Trace
+from autotrain_mem.spec.trace import EngineMark
 
 _DEVICE_OF = torch.ops.prim.device.default
 _DROPOUT = torch.ops.aten.native_dropout.default
@@ -153,6 +154,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
     def empty_cache(self) -> None:
         """The allocator gives back what it holds in reserve (``torch.cuda.empty_cache``)."""
         self.ledger.empty_cache()
+
+    def mark_engine(self, mark: EngineMark) -> None:
+        """A colocated vLLM engine wakes up or falls asleep."""
+        self.ledger.mark_engine(mark)
 
     @contextmanager
     def on_stream(self, stream: int) -> Iterator[None]:
