@@ -17,7 +17,7 @@ from autotrain_mem.parallel.deepspeed_config import read_deepspeed, with_auto
 from autotrain_mem.parallel.environment import config_of_environment
 from autotrain_mem.parallel.user_config import Launch, read_launch
 from autotrain_mem.spec.autofit import AutoFit
-from autotrain_mem.spec.knobs import ZERO_KNOBS
+from autotrain_mem.spec.knobs import TOKEN_KNOBS, ZERO_KNOBS
 
 _PLUGIN = {
     **{"fsdp_version": "version", "cpu_offload": "offload_params"},
@@ -55,6 +55,7 @@ def read_launched(config: Any, autofit: AutoFit) -> Launched:
             "accelerate launched this process with Megatron-LM, which is not rehearsed.",
             hint="Launch it with FSDP (distributed_type: FSDP, fsdp_version: 2), or take trl's own class.",
         )
+    _check_shared_tokens(config)
     count, nodes = ranks.processes(), ranks.nodes()
     launched = _by_deepspeed(config, count, nodes) if _uses_deepspeed(config) else _by_accelerate(config, count, nodes)
     if problems := [*_contradictions(autofit, launched)]:
@@ -72,7 +73,6 @@ def _by_accelerate(config: Any, count: int, nodes: int) -> Launched:
     if count == 1 and content["distributed_type"] == "MULTI_GPU":
         return Launched()
     launch = read_launch(content, "How accelerate launched this process")
-    _check_shared_tokens(launch)
     return Launched(processes=count, nodes=nodes, config=content, pins=_pins(launch), warnings=launch.warnings)
 
 
@@ -116,13 +116,17 @@ def _content(config: Any, count: int) -> dict[str, Any]:
     return {**of_launcher, **of_script}
 
 
-def _check_shared_tokens(launch: Launch) -> None:
-    """A script's own rows are padded as its config says, and shared tokens need a multiple of twice the processes."""
-    if launch.cp_size > 1:
-        raise UsageError(
-            "Context parallelism is not planned for in a script that accelerate launched.",
-            hint="autofit sft --gpus N --cp_size N plans and trains with it; or launch with cp_size 1.",
-        )
+def _check_shared_tokens(config: Any) -> None:
+    """A script's own rows are padded as its config says, and shared tokens need a multiple of the processes."""
+    sizes = getattr(config, "parallelism_config", None)
+    for name in TOKEN_KNOBS:
+        launched = os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}", "1")
+        if (getattr(sizes, name, 1) or 1) > 1 or (sizes is None and launched not in ("", "1")):
+            raise UsageError(
+                f"{name}: that several GPUs share the tokens of a row is not planned for in a script that accelerate "
+                "launched.",
+                hint=f"autofit sft --gpus N --{name} N plans and trains with it; or launch with {name} 1.",
+            )
 
 
 def _pins(launch: Launch) -> dict[str, Any]:
