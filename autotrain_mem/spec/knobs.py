@@ -133,6 +133,12 @@ class Knobs:
         return {"zero1": 1, "zero2": 2, "zero3": 3}.get(str(self.sharding), 0)
 
     @property
+    def has_group(self) -> bool:
+        """Tells whether a process is launched as one of a group: of several, and by DeepSpeed also where it is alone
+        (``deepspeed/__init__.py: initialize`` makes a group of what there is)."""
+        return self.processes > 1 or self.zero_stage > 0
+
+    @property
     def shards(self) -> int:
         """Counts the processes that hold one model together."""
         return self.processes // (self.dp_replicate_size or 1) if self.is_sharded else 1

@@ -51,12 +51,12 @@ class RehearsedRank:
 
 
 def rehearsed_rank(knobs: Knobs, accelerate: Mapping[str, Any] | None, rank: int = 0) -> RehearsedRank | None:
-    """Return the process to rehearse; None for a single one.
+    """Return the process to rehearse; None for a single one without a group.
 
     Args:
         accelerate: The user's own config; None for ours.
     """
-    if knobs.processes == 1:
+    if not knobs.has_group:
         return None
     # HSDP's groups of shards are ours to place, one on each node; where others lie changes the speed alone.
     config = accelerate_config(knobs, nodes=knobs.dp_replicate_size or 1) if accelerate is None else accelerate
