@@ -19,7 +19,7 @@ from autotrain_mem.planner.space import Space, make_space
 from autotrain_mem.spec import Counting, DataProfile, Hardware, Job, Knobs, StepTime, Trace, Workload, codec
 from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY, kernel_class
 from autotrain_mem.spec.job import MAX_LENGTH, is_wish, wished_share
-from autotrain_mem.spec.knobs import ZERO_KNOBS, Sharding
+from autotrain_mem.spec.knobs import ZERO_KNOBS, ZEROS, Sharding
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.spec.plan import as_recorded
 from autotrain_mem.spec.price import Price
@@ -255,10 +255,11 @@ def for_processes(defaults: Knobs, topology: Topology, given: Mapping[str, Any])
         UsageError: a sharding that there are too few GPUs or machines for.
     """
     processes, sharding = topology.processes, given.get("sharding")
-    if sharding is not None and processes == 1:
+    if sharding not in (None, *ZEROS) and processes == 1:
         raise UsageError(
             f"--sharding {sharding} divides the work of several GPUs, and this is for one.",
-            hint="Give --gpus 2 or more, or remove --sharding.",
+            hint="Give --gpus 2 or more, or remove --sharding; on one GPU DeepSpeed's --sharding zero3 with "
+            "--offload_optimizer_device cpu keeps the optimizer's state in host memory.",
         )
     groups = given.get("dp_replicate_size") or topology.nodes
     if sharding == "hsdp" and groups == 1:
@@ -266,15 +267,13 @@ def for_processes(defaults: Knobs, topology: Topology, given: Mapping[str, Any])
             "--sharding hsdp holds a whole set of shards on each of several machines, and this is for one.",
             hint="Give --nodes 2 or more, or --sharding fsdp2.",
         )
-    if given.get("fsdp_offload_params") and sharding in (None, "ddp", "zero1", "zero2", "zero3"):
+    if given.get("fsdp_offload_params") and sharding in (None, "ddp", *ZEROS):
         raise UsageError(
             "--fsdp_offload_params keeps the shards of FSDP in host memory, and nothing says that there are any.",
             hint="Give --sharding fsdp2 with it (and --gpus 2 or more), or remove it.",
         )
     zero = {name: given[name] for name in ZERO_KNOBS if given.get(name)}
-    if zero and (
-        sharding not in ("zero1", "zero2", "zero3") or ("offload_param_device" in zero and sharding != "zero3")
-    ):
+    if zero and (sharding not in ZEROS or ("offload_param_device" in zero and sharding != "zero3")):
         flag = "offload_param_device" if "offload_param_device" in zero else "offload_optimizer_device"
         takes = "--sharding zero3" if flag == "offload_param_device" else "--sharding zero1, zero2 or zero3"
         raise UsageError(f"--{flag} is DeepSpeed's: it takes {takes}.", hint=f"Give {takes}, or remove --{flag}.")

@@ -152,7 +152,7 @@ class Knobs:
         metrics in the default group. Context parallelism has one for the shards and one for the tokens beside it
         (``accelerate/parallelism_config.py: build_device_mesh``).
         """
-        return 0 if self.processes == 1 else 3 if self.sharding == "hsdp" or self.cp_size > 1 else 1
+        return 0 if not self.has_group else 3 if self.sharding == "hsdp" or self.cp_size > 1 else 1
 
     @property
     def base_bits(self) -> int | None:
@@ -175,10 +175,17 @@ OWN_KNOBS = ("optimizer_offload", "expandable_segments")
 """Knobs that TRL does not have; autofit applies them itself."""
 OWN_SWITCHES = (*OWN_KNOBS, "fsdp_offload_params")
 """Knobs of ours whose flag needs no value."""
+ZEROS: tuple[Sharding, ...] = ("zero1", "zero2", "zero3")
+"""DeepSpeed's, which have something to offer to a process that is alone, too: what they offload."""
 ZERO_KNOBS = ("offload_optimizer_device", "offload_param_device")
 """Knobs of DeepSpeed's config."""
 LAUNCH_KNOBS = ("processes", "sharding", "dp_replicate_size", "cp_size", "fsdp_offload_params", *ZERO_KNOBS)
 """Knobs that are no arguments of TRL's: how processes are launched says them (``parallel``)."""
+
+
+def alone_too(sharding: Sharding | None, processes: int) -> Sharding | None:
+    """Returns how so many processes share a model that was shared in this way; None for one, unless by DeepSpeed."""
+    return sharding if processes > 1 or sharding in ZEROS else None
 
 
 def knob_names(method: str, knobs: Knobs) -> tuple[str, ...]:

@@ -224,13 +224,13 @@ def test_a_port_of_the_users_that_is_taken_is_refused_and_one_that_was_lost_is_r
         taken.bind(("", 0))
         port = str(taken.getsockname()[1])
         with pytest.raises(UsageError, match=f"cannot meet at {PORT}={port}: Address already in use") as refused:
-            next(Meeting.of(2, {PORT: port}))
+            next(Meeting.of(TWO, {PORT: port}))
     assert "Unset MASTER_PORT" in refused.value.hint
-    (given,) = Meeting.of(2, {PORT: port})
-    assert next(Meeting.of(2, {}, {"main_process_port": int(port)})) == given
+    (given,) = Meeting.of(TWO, {PORT: port})
+    assert next(Meeting.of(TWO, {}, {"main_process_port": int(port)})) == given
     lost = "The server socket has failed to listen on any local network address. code: -98, name: EADDRINUSE"
     assert not given.is_lost(lost)
-    assert all(meeting.is_lost(lost) and not meeting.is_lost(GONE) for meeting in Meeting.of(2, {}))
+    assert all(meeting.is_lost(lost) and not meeting.is_lost(GONE) for meeting in Meeting.of(TWO, {}))
 
 
 def test_all_ranks_end_within_the_grace_even_one_that_is_stopped(

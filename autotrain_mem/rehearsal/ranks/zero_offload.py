@@ -11,7 +11,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -20,6 +19,7 @@ from deepspeed.ops.adam import cpu_adam
 from torch.overrides import TorchFunctionMode
 
 from autotrain_mem.rehearsal.known_values import tensors_in
+from autotrain_mem.rehearsal.ranks.host_adam import HostAdamBuilder
 from autotrain_mem.rehearsal.ranks.recording import RankRecorder
 from autotrain_mem.rehearsal.trace.operator_costs import Cost
 from autotrain_mem.spec.work import Kind
@@ -153,20 +153,12 @@ def _dtype(args: Iterable[Any], kwargs: dict[str, Any]) -> torch.dtype | None:
     return next((each for each in (*args, kwargs.get("dtype")) if isinstance(each, torch.dtype)), None)
 
 
-class _Builder:
-    """DeepSpeed's optimizer for CPUs without its compiled step: what it computes lies on the host."""
-
-    def load(self) -> Any:
-        nothing = {name: lambda *_: 0 for name in ("create_adam", "destroy_adam", "adam_update")}
-        return SimpleNamespace(**nothing)
-
-
 @contextmanager
 def zero_offload(recorder: RankRecorder) -> Iterator[HostTensors]:
     """Inside, what DeepSpeed offloads is not on the device."""
     host = recorder.host = HostTensors(recorder)
     with ExitStack() as stack:
-        stack.enter_context(patch.object(cpu_adam, "CPUAdamBuilder", _Builder))
+        stack.enter_context(patch.object(cpu_adam, "CPUAdamBuilder", HostAdamBuilder))
         stack.enter_context(patch.object(torch.Tensor, "is_pinned", lambda tensor, *_: tensor in host))
         stack.enter_context(_Devices(recorder, host))
         yield host
