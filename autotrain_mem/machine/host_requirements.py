@@ -33,6 +33,10 @@ MASTER_BYTES = 4
 TWINS = 2
 """A copy of the parameter and room for its gradient, pinned (``trainers.host_optimizer: _Twin``). Before a plan says it
 to the byte: torch's pinned allocator rounds each up to a power of two (``rehearsal.trace.pinned``)."""
+ZERO_BYTES = {"offload_optimizer_device": 16, "offload_param_device": 2}
+"""Of a parameter, what DeepSpeed keeps on the host at least: a copy in float32, its gradient and Adam's two moments
+(``deepspeed/runtime/zero/stage3.py: _create_fp32_partitions``, ``initialize_optimizer_states``, ``stage_1_and_2.py``, and
+``ops/adam/cpu_adam.py: step``), and a shard in half precision (``partition_parameters.py: _partition_param``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +53,8 @@ class Load:
     """Of the whole training, where the data and the batch say."""
     processes: int = 1
     """Of this machine."""
+    machines: int = 1
+    """With as many processes each."""
     held_bytes: int | None = None
     """What each process allocates at its peak, as predicted; None before there is a plan."""
     memory: MemoryEstimate | None = None
@@ -119,6 +125,8 @@ class Load:
     def offloaded_bytes(self) -> int:
         """Activations, copies of weights and the optimizer's state that wait on the host, of all processes."""
         offloads = bool(self.job.arguments.get("optimizer_offload"))
+        if self.by_deepspeed:
+            return 0
         if self.memory is not None:
             state_bytes = self.memory.saved_state_bytes if offloads else 0
             return (self.memory.pinned_host_bytes + state_bytes) * self.processes
@@ -134,6 +142,21 @@ class Load:
             return self.loaded_bytes
         item = self.item_bytes if self.job.arguments.get("bf16") is False else MASTER_BYTES
         return self.parameters * item * (TWINS + self._states)
+
+    @property
+    def by_deepspeed(self) -> tuple[str, ...]:
+        """Names what DeepSpeed offloads to the host."""
+        return tuple(name for name in ZERO_BYTES if self.job.arguments.get(name) == "cpu")
+
+    @property
+    def deepspeed_bytes(self) -> int:
+        """What DeepSpeed offloads, of all processes of this machine; before there is a plan, only what is sure."""
+        if not self.by_deepspeed:
+            return 0
+        if self.memory is not None:
+            return (self.memory.pinned_host_bytes + self.memory.unpinned_host_bytes) * self.processes
+        sure = self.by_deepspeed if self.trains_all else [name for name in self.by_deepspeed if "param" in name]
+        return self.parameters * sum(ZERO_BYTES[name] for name in sure) // self.machines
 
     @property
     def _states(self) -> int:
@@ -219,6 +242,7 @@ def _memory(load: Load, memory: HostMemory) -> Iterator[Finding]:
             f"shards of all processes), and {available}.",
             cure="Remove --fsdp_offload_params, give more --gpus, or train an adapter: --use_peft.",
         )
+    yield from _by_deepspeed(load, memory)
     if not load.on_cpu and load.offloaded_bytes > memory.available_bytes:
         flags = " and ".join(f"--{name}" for name in load.offloads)
         of_optimizer = "weights, gradients and the optimizer's state"
@@ -235,9 +259,30 @@ def _memory(load: Load, memory: HostMemory) -> Iterator[Finding]:
         )
 
 
+def _by_deepspeed(load: Load, memory: HostMemory) -> Iterator[Finding]:
+    if load.on_cpu or load.deepspeed_bytes <= memory.available_bytes:
+        return
+    flags = " and ".join(f"--{name} cpu" for name in load.by_deepspeed)
+    held = {
+        "offload_optimizer_device": "weights and gradients in float32 and the optimizer's two moments",
+        "offload_param_device": "shards of the weights",
+    }
+    each = f" of {load.processes} processes" if load.processes > 1 else ""
+    nodes = "; more --nodes hold a smaller share each" if load.processes > 1 else ""
+    without = "" if len(load.by_deepspeed) == 1 else ", or remove --offload_param_device: the weights stay on the GPU"
+    yield _refusal(
+        HostMemoryError,
+        message=f"{flags} {'takes' if len(load.by_deepspeed) == 1 else 'take'} {format_bytes(load.deepspeed_bytes)} of "
+        f"host memory ({', and '.join(held[name] for name in load.by_deepspeed)}{each}), and "
+        f"{format_bytes(memory.available_bytes)} are available.",
+        cure=f"Train an adapter, which has little of all that: --use_peft{without}{nodes}.",
+    )
+
+
 def _simulated(load: Load) -> int:
-    """Host memory of all processes of a simulated run, whose tensors are real."""
-    return 0 if load.held_bytes is None else load.processes * (load.held_bytes + HOST_NON_TORCH_BYTES)
+    """Host memory of all processes of a simulated run, whose tensors are real, with what they offload."""
+    held = 0 if load.held_bytes is None else load.processes * (load.held_bytes + HOST_NON_TORCH_BYTES)
+    return held + load.deepspeed_bytes
 
 
 def _disk(load: Load, free_bytes: int) -> Iterator[Finding]:

@@ -121,7 +121,7 @@ class LossPass(NamedTuple):
     """How many were dispatched in it."""
 
 
-_COUNTS = ("pinned_bytes", "saved_model_bytes", "saved_state_bytes", "unquantized_bytes")
+_COUNTS = ("pinned_bytes", "unpinned_bytes", "saved_model_bytes", "saved_state_bytes", "unquantized_bytes")
 _NO_COLUMNS = (
     *("stream_uses", "phase_starts", "operators", "seconds", "not_counted", "work", "loss_chunks", "loss_passes"),
     "trained",
@@ -200,6 +200,8 @@ class Trace:
     """In the order in which they happened; none where the whole was extrapolated."""
     pinned_bytes: int = 0
     """What it took of pinned host memory, for activations and an optimizer that are kept there."""
+    unpinned_bytes: int = 0
+    """The most that DeepSpeed's offload took of other host memory at once."""
     saved_model_bytes: int = 0
     """What was trained, on disk: all weights, or those of the adapter."""
     saved_state_bytes: int = 0

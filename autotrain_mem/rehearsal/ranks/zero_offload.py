@@ -9,7 +9,7 @@ copy_kernel_cuda``), and so take nothing of the device but their result.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -52,15 +52,19 @@ class HostTensors:
 
     def __init__(self, recorder: RankRecorder) -> None:
         self._recorder = recorder
-        self._storages: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        self._storages: weakref.WeakKeyDictionary[torch.UntypedStorage, Callable[[], object]] = (
+            weakref.WeakKeyDictionary()
+        )
+        """With what ends it as one that is not pinned."""
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
         return tensor.untyped_storage() in self._storages
 
     def add(self, tensor: Any) -> Any:
         """Say that a tensor lies on the host; returns it."""
-        if isinstance(tensor, torch.Tensor):
-            self._storages.add(tensor.untyped_storage())
+        if isinstance(tensor, torch.Tensor) and tensor not in self:
+            storage = tensor.untyped_storage()
+            self._storages[storage] = self._recorder.unpinned.take(storage, storage.nbytes())
         return tensor
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], execute: Any) -> Any:
@@ -103,10 +107,11 @@ class HostTensors:
         self._recorder.work.note(Cost(kind=Kind.OVERLAPPED_COPY, fixed_bytes=int(tensor.nbytes), launches=1))
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Count a tensor as pinned."""
+        """Count a tensor as pinned: a copy, after which nobody needs the tensor."""
         self._recorder.pinned.take(tensor.untyped_storage(), int(tensor.nbytes))
         self._recorder.disown(tensor)  # made without a word of where
         self.add(tensor)
+        self._storages[tensor.untyped_storage()]()
         return tensor
 
 
