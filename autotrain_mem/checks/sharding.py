@@ -6,6 +6,7 @@ The search combines none of these either; why a lever does not go with shards st
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -181,7 +182,9 @@ _ON_HOST = ("adamw_torch", "adamw_torch_fused")
 def optimizer_on_host(flags: Flags) -> Problems:
     """Whatever optimizer is asked for, accelerate puts DeepSpeed's Adam in its place (``accelerate/utils/deepspeed.py:
     map_pytorch_optim_to_deepspeed``), and says nothing."""
-    optim = flags.given.get("optim")
+    optim, file = flags.given.get("optim"), flags.given.get("deepspeed")
+    if isinstance(file, Mapping) and file.get("zero_force_ds_cpu_optimizer") is False:
+        return  # then it steps as it would on the GPU
     if flags.given.get("offload_optimizer_device") and optim not in (None, *_ON_HOST):
         yield (
             f"--optim {optim} does not go with --offload_optimizer_device: on the host DeepSpeed would step by its own "

@@ -29,7 +29,9 @@ def missing_to_compile(environment: Mapping[str, str]) -> Iterator[tuple[str, st
     if shutil.which("ninja", path=path) is None:
         beside = pathlib.Path(sys.executable).parent
         has_it = (beside / "ninja").exists()
-        cure = f'export PATH="{beside}:$PATH", where it is' if has_it else "pip install ninja, or apt install ninja-build"
+        cure = (
+            f'export PATH="{beside}:$PATH", where it is' if has_it else "pip install ninja, or apt install ninja-build"
+        )
         yield "ninja is not found in PATH", cure
     if _was_compiled(environment):
         return

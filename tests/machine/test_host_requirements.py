@@ -19,7 +19,7 @@ BILLIONS = 1_000_000_000
 PLENTY = 10_000 * GIB
 
 
-OF_RUN = ("processes", "held_bytes", "memory", "offloads", "download")
+OF_RUN = ("processes", "machines", "held_bytes", "memory", "offloads", "download")
 
 
 def load(on_cpu: bool = False, parameters: int = 7 * BILLIONS, steps: int | None = None, **words: Any) -> Load:
@@ -153,6 +153,36 @@ def test_what_was_rehearsed_of_offloading_must_find_room_in_every_process() -> N
     assert not looked_at(load(**both, processes=2, sharding="ddp"), memory=2 * 8 * GIB), "and the optimizer's state"
     (finding,) = looked_at(load(**both, processes=2, sharding="ddp"), memory=2 * 8 * GIB - 1)
     assert "and activations, in pinned" in finding.message
+
+
+ZERO = {"sharding": "zero3", "offload_optimizer_device": "cpu"}
+
+
+def test_what_is_sure_of_deepspeeds_offload_must_find_room_before_there_is_a_plan() -> None:
+    full = load(**FULL, **ZERO)
+    assert not looked_at(full, memory=7 * 16 * BILLIONS), "a copy, its gradient and two moments, in float32"
+    (finding,) = looked_at(full, memory=7 * 16 * BILLIONS - 1)
+    assert (finding.kind, finding.error) == ("error", "HostMemoryError")
+    assert finding.message.startswith("--offload_optimizer_device cpu takes 104.3 GiB of host memory (weights and")
+    assert "--use_peft" in finding.cure
+    both = load(**FULL, **ZERO, offload_param_device="cpu", processes=8, machines=2)
+    assert not looked_at(both, memory=7 * 9 * BILLIONS), "half of it on each machine"
+    (finding,) = looked_at(both, memory=7 * 9 * BILLIONS - 1)
+    assert "remove --offload_param_device" in finding.cure
+    assert not looked_at(load(**ZERO, use_peft=True), memory=GIB), "of an adapter nothing is known yet"
+
+
+def test_what_was_rehearsed_of_deepspeeds_offload_must_find_room_for_every_process_of_the_machine() -> None:
+    memory = rehearsed(pinned_host_bytes=6 * GIB, unpinned_host_bytes=10 * GIB)
+    one = load(**FULL, **ZERO, memory=memory, processes=2, machines=3)
+    assert not looked_at(one, memory=2 * 16 * GIB)
+    (finding,) = looked_at(one, memory=2 * 16 * GIB - 1)
+    assert "takes 32.0 GiB" in finding.message
+    assert "of 2 processes" in finding.message
+    simulated = load(on_cpu=True, **FULL, **ZERO, memory=memory, processes=2, held_bytes=GIB, parameters=1)
+    needed = 2 * (17 * GIB + HOST_NON_TORCH_BYTES)
+    assert not looked_at(simulated, memory=needed)
+    assert len(looked_at(simulated, memory=needed - 1)) == 1, "whose tensors lie there too"
 
 
 def test_an_adapters_checkpoints_are_counted_once_it_was_rehearsed() -> None:
