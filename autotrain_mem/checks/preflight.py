@@ -19,7 +19,7 @@ from autotrain_mem.checks.compatibility import flash_package_missing
 from autotrain_mem.data import load
 from autotrain_mem.data.token_lengths import lacks_tokenizer, load_tokenizer
 from autotrain_mem.errors import AutofitError, DatasetError
-from autotrain_mem.machine.host_compiler import missing_to_compile
+from autotrain_mem.host_compiler import missing_to_compile
 from autotrain_mem.methods.configs import Configs, on_cpu, trusts_remote_code, undivided
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.rehearsal.python_call.capture import keyword_of

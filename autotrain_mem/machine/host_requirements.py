@@ -35,8 +35,8 @@ TWINS = 2
 to the byte: torch's pinned allocator rounds each up to a power of two (``rehearsal.trace.pinned``)."""
 ZERO_BYTES = {"offload_optimizer_device": 16, "offload_param_device": 2}
 """Of a parameter, what DeepSpeed keeps on the host at least: a copy in float32, its gradient and Adam's two moments
-(``deepspeed/runtime/zero/stage3.py: _create_fp32_partitions``, ``initialize_optimizer_states``, ``stage_1_and_2.py:
-initialize_optimizer_states``, ``ops/adam/cpu_adam.py: step``), and a shard in half precision (``partition_parameters.py: _partition_param``)."""
+(``deepspeed/runtime/zero/stage3.py`` and ``stage_1_and_2.py: initialize_optimizer_states``, ``ops/adam/cpu_adam.py:
+step``), and a shard in half precision (``partition_parameters.py: _partition_param``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -56,6 +56,8 @@ class HostTensors:
             weakref.WeakKeyDictionary()
         )
         """With what ends it as one that is not pinned."""
+        self.locked: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        """Of those that a device can copy by itself."""
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
         return tensor.untyped_storage() in self._storages
@@ -112,6 +114,7 @@ class HostTensors:
         self._recorder.disown(tensor)  # made without a word of where
         self.add(tensor)
         self._storages[tensor.untyped_storage()]()
+        self.locked.add(tensor.untyped_storage())
         return tensor
 
 

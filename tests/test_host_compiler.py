@@ -8,8 +8,8 @@ from importlib.machinery import ModuleSpec
 
 import pytest
 
-from autotrain_mem.machine import host_compiler
-from autotrain_mem.machine.host_compiler import missing_to_compile
+from autotrain_mem import host_compiler
+from autotrain_mem.host_compiler import missing_to_compile
 
 
 @pytest.fixture
