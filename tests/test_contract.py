@@ -100,8 +100,8 @@ LAYERS = {
     ),
     "checks": part(
         7,
-        "data errors host_compiler local_files methods methods.facts methods.flags methods.table planner rehearsal spec "
-        "trainers",
+        "data errors host_compiler local_files methods methods.facts methods.flags methods.table planner rehearsal "
+        "spec trainers",
         "huggingface_hub packaging peft torch transformers trl",
     ),
     "training": part(

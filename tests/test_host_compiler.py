@@ -9,7 +9,7 @@ from importlib.machinery import ModuleSpec
 import pytest
 
 from autotrain_mem import host_compiler
-from autotrain_mem.host_compiler import missing_to_compile
+from autotrain_mem.host_compiler import NVME, OPTIMIZER, missing_to_compile
 
 
 @pytest.fixture
@@ -56,6 +56,18 @@ def test_what_was_compiled_before_needs_no_compiler_but_ninja(machine: pathlib.P
     built.parent.mkdir(parents=True)
     built.write_text("")
     assert missing(machine).keys() == {"ninja is not found in PATH"}
+
+
+def test_nvme_needs_libaio_too_unless_flags_say_where_it_is(
+    machine: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_compiler, "_LIBAIO", (str(machine / "libaio.h"),))
+    environment = {"PATH": str(machine / "bin"), "HOME": str(machine)}
+    ((what, cure),) = missing_to_compile(environment, (*OPTIMIZER, *NVME))
+    assert (what, "libaio-dev" in cure) == ("libaio.h is missing", True)
+    assert not [*missing_to_compile(environment | {"CFLAGS": "-I/opt"}, NVME)]
+    (machine / "libaio.h").write_text("")
+    assert not [*missing_to_compile(environment, NVME)]
 
 
 @pytest.mark.parametrize(("accelerator", "is_enough"), [("cuda", True), ("cpu", False)])

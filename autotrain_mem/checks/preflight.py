@@ -19,7 +19,7 @@ from autotrain_mem.checks.compatibility import flash_package_missing
 from autotrain_mem.data import load
 from autotrain_mem.data.token_lengths import lacks_tokenizer, load_tokenizer
 from autotrain_mem.errors import AutofitError, DatasetError
-from autotrain_mem.host_compiler import missing_to_compile
+from autotrain_mem.host_compiler import NVME, OPTIMIZER, missing_to_compile
 from autotrain_mem.methods.configs import Configs, on_cpu, trusts_remote_code, undivided
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.rehearsal.python_call.capture import keyword_of
@@ -111,15 +111,18 @@ def flash_attention_package(setup: Setup) -> Problems:
 
 def compiled_optimizer(setup: Setup) -> Problems:
     """DeepSpeed compiles its optimizer for the host as training starts, after the plan was made."""
-    if setup.job.arguments.get("offload_optimizer_device") is None or not setup.to_train or setup.on_cpu:
+    given = setup.job.arguments
+    optimizer, weights = given.get("offload_optimizer_device"), given.get("offload_param_device")
+    needed = (OPTIMIZER if optimizer else ()) + (NVME if "nvme" in (optimizer, weights) else ())
+    if not needed or not setup.to_train or setup.on_cpu:
         return
-    missing = [*missing_to_compile({**os.environ, **setup.job.environment})]
+    missing = [*missing_to_compile({**os.environ, **setup.job.environment}, needed)]
     if missing:
         reasons, cures = zip(*missing, strict=True)
         yield Finding(
             kind="error",
             error="MissingExtraError",
-            message="--offload_optimizer_device has DeepSpeed compile its optimizer for the host at its first use, and "
+            message=f"DeepSpeed's offload is compiled at its first use ({', '.join(needed)}), and "
             f"{' and '.join(reasons)}.",
             cure=f"{'; '.join(cures)}. Or remove --offload_optimizer_device: the state then lies on the GPU.",
         )

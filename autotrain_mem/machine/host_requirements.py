@@ -7,9 +7,10 @@ one that needs least. Unknown sizes, such as those of a model that is not downlo
 from __future__ import annotations
 
 import math
+import os
 import pathlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from autotrain_mem.errors import AutofitError, HostMemoryError, ModelNotFoundError, OutputFolderError
@@ -146,7 +147,12 @@ class Load:
     @property
     def by_deepspeed(self) -> tuple[str, ...]:
         """Names what DeepSpeed offloads to the host."""
-        return tuple(name for name in ZERO_BYTES if self.job.arguments.get(name) == "cpu")
+        return tuple(name for name in ZERO_BYTES if self.job.arguments.get(name))
+
+    @property
+    def on_nvme(self) -> tuple[str, ...]:
+        """Names what of that goes on to NVMe, through buffers on the host."""
+        return tuple(name for name in self.by_deepspeed if self.job.arguments.get(name) == "nvme")
 
     @property
     def deepspeed_bytes(self) -> int:
@@ -155,7 +161,16 @@ class Load:
             return 0
         if self.memory is not None:
             return (self.memory.pinned_host_bytes + self.memory.unpinned_host_bytes) * self.processes
-        sure = self.by_deepspeed if self.trains_all else [name for name in self.by_deepspeed if "param" in name]
+        return self._sure({*self.by_deepspeed} - {*self.on_nvme})
+
+    @property
+    def nvme_bytes(self) -> int:
+        """Files on NVMe, of all processes of this machine; before there is a plan, only what is sure."""
+        return self._sure({*self.on_nvme}) if self.memory is None else self.memory.nvme_bytes * self.processes
+
+    def _sure(self, names: Collection[str]) -> int:
+        """Counts what is offloaded, whatever is trained."""
+        sure = [name for name in names if self.trains_all or "param" in name]
         return self.parameters * sum(ZERO_BYTES[name] for name in sure) // self.machines
 
     @property
@@ -174,7 +189,8 @@ def room_findings(
     """
     if free_disk_bytes is None:  # of a folder that may yet have to be made
         free_disk_bytes = shutil.disk_usage(_existing(load.output_dir.absolute())).free
-    return (*_memory(load, memory or host_memory()), *_disk(load, free_disk_bytes), *_download(load))
+    room = (*_memory(load, memory or host_memory()), *_disk(load, free_disk_bytes), *_download(load))
+    return (*room, *_nvme(load))
 
 
 def _refusal(error: type[AutofitError], *, message: str, cure: str) -> Finding:
@@ -199,6 +215,25 @@ def _download(load: Load) -> Iterator[Finding]:
         f"{format_bytes(load.download.size_bytes)}{beside}, and its disk has {format_bytes(free_bytes)} free.",
         cure="Free some space, or set the variable HF_HOME to a folder on another disk.",
     )
+
+
+def _nvme(load: Load) -> Iterator[Finding]:
+    """DeepSpeed makes the folders that its config names, and ends as training starts where it may not."""
+    zero = (load.job.arguments.get("deepspeed") or {}).get("zero_optimization") or {}
+    parts = (zero[name.removesuffix("_device")] for name in load.on_nvme)
+    for folder in sorted({str(part["nvme_path"]) for part in parts}):
+        there = _existing(pathlib.Path(folder).absolute())
+        cure = "Write another nvme_path into the file that --deepspeed names."
+        if not os.access(there, os.W_OK):
+            message = f"DeepSpeed is to write to {folder} (nvme_path), and {there} may not be written to."
+            yield _refusal(OutputFolderError, message=message, cure=cure)
+        elif (free_bytes := shutil.disk_usage(there).free) < load.nvme_bytes:
+            message = f"What DeepSpeed offloads to {folder} (nvme_path) takes {format_bytes(load.nvme_bytes)}, and its "
+            yield _refusal(
+                OutputFolderError,
+                message=f"{message}disk has {format_bytes(free_bytes)} free.",
+                cure=f"Free some space. {cure}",
+            )
 
 
 def _existing(folder: pathlib.Path) -> pathlib.Path:
@@ -262,12 +297,16 @@ def _memory(load: Load, memory: HostMemory) -> Iterator[Finding]:
 def _by_deepspeed(load: Load, memory: HostMemory) -> Iterator[Finding]:
     if load.on_cpu or load.deepspeed_bytes <= memory.available_bytes:
         return
-    flags = " and ".join(f"--{name} cpu" for name in load.by_deepspeed)
+    flags = " and ".join(
+        f"{name.removesuffix('_device')} to nvme" if name in load.on_nvme else f"--{name} cpu"
+        for name in load.by_deepspeed
+    )
     held = {
         "offload_optimizer_device": "weights and gradients in float32 and the optimizer's two moments",
         "offload_param_device": "shards of the weights",
-    }
+    } | dict.fromkeys(load.on_nvme, "buffers to and from NVMe, gradients")
     each = f" of {load.processes} processes" if load.processes > 1 else ""
+    buffers = "; a smaller zero_optimization.sub_group_size makes smaller buffers" if load.on_nvme else ""
     nodes = "; more --nodes hold a smaller share each" if load.processes > 1 else ""
     without = "" if len(load.by_deepspeed) == 1 else ", or remove --offload_param_device: the weights stay on the GPU"
     yield _refusal(
@@ -275,7 +314,7 @@ def _by_deepspeed(load: Load, memory: HostMemory) -> Iterator[Finding]:
         message=f"{flags} {'takes' if len(load.by_deepspeed) == 1 else 'take'} {format_bytes(load.deepspeed_bytes)} of "
         f"host memory ({', and '.join(held[name] for name in load.by_deepspeed)}{each}), and "
         f"{format_bytes(memory.available_bytes)} are available.",
-        cure=f"Train an adapter, which has little of all that: --use_peft{without}{nodes}.",
+        cure=f"Train an adapter, which has little of all that: --use_peft{without}{buffers}{nodes}.",
     )
 
 

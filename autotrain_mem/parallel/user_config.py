@@ -252,7 +252,10 @@ def _zero(config: Mapping[str, Any]) -> Iterator[Problem]:
     for part in ("optimizer", "param"):
         device = str(given.get(f"offload_{part}_device") or "none")
         if device not in ("none", "cpu"):
-            yield f"offload_{part}_device {device} is not rehearsed", f"offload_{part}_device: cpu."
+            yield (
+                f"offload_{part}_device {device} is not read of this file",
+                f"offload_{part}_device: cpu; to NVMe by DeepSpeed's own JSON: --deepspeed FILE.",
+            )
     if given.get("deepspeed_moe_layer_cls_names"):
         yield "deepspeed_moe_layer_cls_names is not rehearsed", "Remove it."
 

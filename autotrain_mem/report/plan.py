@@ -319,5 +319,5 @@ def _launched(plan: Plan) -> list[str]:
     nodes = [f"--nodes {topology.nodes}"] if topology.nodes > 1 else []
     offloads = [f"--cp_size {knobs.cp_size}"] if knobs.cp_size > 1 else []
     offloads += ["--fsdp_offload_params"] if knobs.fsdp_offload_params else []
-    offloads += [f"--{name} {getattr(knobs, name)}" for name in ZERO_KNOBS if getattr(knobs, name)]
+    offloads += [f"--{name} cpu" for name in ZERO_KNOBS if getattr(knobs, name) == "cpu"]  # NVMe has no flag
     return [f"--gpus {topology.devices}", *nodes, f"--sharding {knobs.sharding}", *offloads]

@@ -121,7 +121,9 @@ class LossPass(NamedTuple):
     """How many were dispatched in it."""
 
 
-_COUNTS = ("pinned_bytes", "unpinned_bytes", "saved_model_bytes", "saved_state_bytes", "unquantized_bytes")
+_COUNTS = (
+    *("pinned_bytes", "unpinned_bytes", "nvme_bytes", "saved_model_bytes", "saved_state_bytes", "unquantized_bytes"),
+)
 _NO_COLUMNS = (
     *("stream_uses", "phase_starts", "operators", "seconds", "not_counted", "work", "loss_chunks", "loss_passes"),
     "trained",
@@ -202,6 +204,8 @@ class Trace:
     """What it took of pinned host memory, for activations and an optimizer that are kept there."""
     unpinned_bytes: int = 0
     """The most that DeepSpeed's offload took of other host memory at once."""
+    nvme_bytes: int = 0
+    """What DeepSpeed's offload wrote to files on a disk, which stay as long as it trains."""
     saved_model_bytes: int = 0
     """What was trained, on disk: all weights, or those of the adapter."""
     saved_state_bytes: int = 0

@@ -185,6 +185,28 @@ def test_what_was_rehearsed_of_deepspeeds_offload_must_find_room_for_every_proce
     assert len(looked_at(simulated, memory=needed - 1)) == 1, "whose tensors lie there too"
 
 
+def test_what_goes_on_to_nvme_must_find_room_there_and_its_buffers_on_the_host(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=32 * GIB))
+    config = {"zero_optimization": {"offload_optimizer": {"device": "nvme", "nvme_path": str(tmp_path / "swap")}}}
+    words = {**FULL, "sharding": "zero3", "offload_optimizer_device": "nvme", "deepspeed": config}
+    assert not looked_at(load(**words, parameters=2 * GIB), memory=0), "32 GiB of files, and of buffers nothing is sure"
+    (finding,) = looked_at(load(**words, parameters=2 * GIB + 1))
+    assert (finding.error, "nvme_path" in finding.cure) == ("OutputFolderError", True)
+    assert f"offloads to {tmp_path}/swap (nvme_path) takes 32.0 GiB" in finding.message
+    fits = load(**words, memory=rehearsed(unpinned_host_bytes=5 * GIB, nvme_bytes=16 * GIB), processes=2)
+    assert not looked_at(fits, memory=10 * GIB)
+    (finding,) = looked_at(fits, memory=10 * GIB - 1)
+    assert "offload_optimizer to nvme takes 10.0 GiB of host memory (buffers" in finding.message
+    assert "sub_group_size" in finding.cure
+    (finding,) = looked_at(load(**words, memory=rehearsed(nvme_bytes=16 * GIB + 1), processes=2))
+    assert "its disk has 32.0 GiB free" in finding.message
+    monkeypatch.setattr("os.access", lambda folder, mode: False)
+    (finding,) = looked_at(fits)
+    assert f"{tmp_path} may not be written to" in finding.message
+
+
 def test_an_adapters_checkpoints_are_counted_once_it_was_rehearsed() -> None:
     adapter = {"memory": rehearsed(saved_model_bytes=GIB, saved_state_bytes=2 * GIB), "use_peft": True}
     assert not looked_at(load(**adapter), disk=4 * GIB)

@@ -11,6 +11,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from accelerate import accelerator
+from deepspeed.runtime.swap_tensor import optimizer_utils, utils
 from rank_run import moves_in_order, trained_by_ranks
 from real_run import Case, case, peaks, rehearsed
 from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty
@@ -53,6 +54,10 @@ def test_a_rehearsed_rank_is_the_real_one(
     assert max(peaks(fake).values()) == pytest.approx(max(peaks(real).values()), rel=0.005)
 
 
+AUTO = dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto") | {
+    "bf16": {"enabled": "auto"},
+    "gradient_clipping": "auto",
+}
 ALONE = [
     {"sharding": "zero2", "offload_optimizer_device": "cpu"},
     {"sharding": "zero3", "offload_optimizer_device": "cpu", "offload_param_device": "cpu"},
@@ -71,6 +76,28 @@ def test_a_process_alone_under_zero_is_the_real_one_to_the_byte(
     assert max(peaks(fake).values()) == max(peaks(real).values())
     assert fake.unpinned_bytes == real.unpinned_bytes
     assert Kind.COLLECTIVE not in {work.kind for work in fake.work.work}, "nobody is there to talk to"
+
+
+def test_what_zero_offloads_to_nvme_is_in_files_and_the_host_has_their_buffers(
+    tmp_path: pathlib.Path, model_folder: Callable[[str], pathlib.Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (optimizer_utils, utils):
+        monkeypatch.setattr(module, "MIN_AIO_BYTES", 2**16)  # below which nothing is written, 1 MiB
+    disk = tmp_path / "disk"
+    offload = {"device": "nvme", "nvme_path": str(disk)}
+    config = {"zero_optimization": {"stage": 3, "offload_optimizer": offload}, "aio": {"block_size": 2**16}}
+    knobs = {"processes": 1, "sharding": "zero3", "offload_optimizer_device": "nvme"}
+    one = case("sft", model_folder("qwen2"), {"deepspeed": {**AUTO, **config}}, **knobs)
+    (real,) = trained_by_ranks(one, tmp_path / "real")
+    fake = rehearsed(one)
+    assert max(peaks(fake).values()) == max(peaks(real).values())
+    assert fake.trained is not None
+    assert fake.nvme_bytes == real.nvme_bytes
+    assert 3 * 4 < fake.nvme_bytes / fake.trained.parameters < 4 * 4.1, "a copy, two moments, and larger gradients"
+    assert fake.unpinned_bytes == real.unpinned_bytes
+    assert not disk.exists(), "a rehearsal makes and clears nothing there"
+    written = sum(file.stat().st_size for file in (tmp_path / "real").rglob("*.swp"))
+    assert written == real.nvme_bytes
 
 
 def test_a_process_without_a_group_is_rehearsed_as_ever(model_folder: Callable[[str], pathlib.Path]) -> None:

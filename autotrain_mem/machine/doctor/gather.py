@@ -15,10 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from autotrain_mem.errors import AutofitError
 from autotrain_mem.host import host_memory
+from autotrain_mem.host_compiler import missing_to_compile
 from autotrain_mem.machine.catalog import recognise
 from autotrain_mem.machine.detect import detect, nvml_session
 from autotrain_mem.machine.doctor.facts import Facts, Folder, Hub, Library
-from autotrain_mem.host_compiler import missing_to_compile
 from autotrain_mem.machine.other_processes import others_on
 from autotrain_mem.processes import Child, ChildDied, ChildTimeout
 from autotrain_mem.spec import Hardware

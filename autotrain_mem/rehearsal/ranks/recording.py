@@ -41,8 +41,6 @@ class RankRecorder(Recorder):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._stepped_on_host: list[torch.Tensor] = []
-        self.files: dict[str, int] = {}
-        """Bytes of what lies on a disk while it trains, by path."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):

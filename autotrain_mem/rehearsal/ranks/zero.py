@@ -118,7 +118,13 @@ def zero_rules(recorder: RankRecorder, knobs: Knobs, *, is_fake: bool) -> Iterat
         accelerator = _Accelerator(recorder, host)
         stack.enter_context(patch.object(real_accelerator, "ds_accelerator", accelerator))
         basic = DeepSpeedEngine._configure_optimizer
-        stack.enter_context(patch.object(DeepSpeedEngine, basic.__name__, _owned(recorder, basic, on_host=knobs.offload_optimizer_device is not None)))
+        stack.enter_context(
+            patch.object(
+                DeepSpeedEngine,
+                basic.__name__,
+                _owned(recorder, basic, on_host=knobs.offload_optimizer_device is not None),
+            )
+        )
         configure = DeepSpeedEngine._configure_distributed_model
         stack.enter_context(patch.object(DeepSpeedEngine, configure.__name__, _placed(recorder, configure)))
         cut = DeepSpeedZeRoOffload._convert_to_zero_parameters

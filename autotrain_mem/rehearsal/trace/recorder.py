@@ -73,6 +73,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         self.work = WorkCounter()
         """The FLOPs and bytes."""
         self.pinned, self.unpinned = PinnedMemory(), UnpinnedMemory()
+        self.files: dict[str, int] = {}
+        """Bytes of what lies on a disk while it trains, by path."""
         """What lies on the host for the device's sake."""
         self.saved_model_bytes = self.saved_state_bytes = self.unquantized_bytes = 0
         """As those of a trace."""
@@ -302,6 +304,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
             self.ledger.trace(not_counted, self.work.workload()),
             pinned_bytes=self.pinned.peak_bytes,
             unpinned_bytes=self.unpinned.peak_bytes,
+            nvme_bytes=sum(self.files.values()),
             saved_model_bytes=self.saved_model_bytes,
             saved_state_bytes=self.saved_state_bytes,
             unquantized_bytes=self.unquantized_bytes,
