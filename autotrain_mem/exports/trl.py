@@ -6,7 +6,7 @@ sets it before the model is loaded).
 
 from __future__ import annotations
 
-from autotrain_mem.exports.accelerate import ACCELERATE_FILE, launch_note
+from autotrain_mem.exports.accelerate import ACCELERATE_FILE, launch_note, torchrun
 from autotrain_mem.exports.case import Case, case_of
 from autotrain_mem.exports.part import Part, Tool, document, host_optimizer
 from autotrain_mem.parallel.config import sharding_arguments
@@ -20,7 +20,7 @@ def trl(plan: Plan, job: Job) -> str:
     case = case_of(plan, job)
     tool = Tool(
         name="TRL",
-        command=f"{_command(case)} --config FILE{_launch(case)}",
+        command=_started(case),
         trains_with_trl=True,
     )
     settings = case.settings  # everything as it is: nothing but optimizer offload is ours alone
@@ -48,10 +48,16 @@ def _command(case: Case) -> str:
     return f"{'trl' if case.method_facts.has_trl_command else 'autofit'} {case.job.method}"
 
 
+def _started(case: Case) -> str:
+    if case.knobs.zero_stage and case.method_facts.has_trl_command:
+        return f"{' '.join(torchrun(case))} -m trl.scripts.{case.job.method} --config FILE"
+    return f"{_command(case)} --config FILE{_launch(case)}"
+
+
 def _launch(case: Case) -> str:
     """TRL's command takes the file of ``accelerate launch`` (``trl/cli/accelerate_config.py``), ours flags."""
     knobs = case.knobs
-    if knobs.processes == 1:
+    if not knobs.has_group:
         return ""
     if case.method_facts.has_trl_command:
         return f" --accelerate_config {ACCELERATE_FILE}"

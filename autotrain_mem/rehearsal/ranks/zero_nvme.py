@@ -5,13 +5,13 @@ What is read arrives in buffers on the host, as what is written leaves them: ``d
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-import numpy
 import torch
 from deepspeed.runtime.swap_tensor import (
     partitioned_optimizer_swapper,
@@ -56,14 +56,14 @@ class _Handle:
         self._asked += 1
         if not isinstance(tensor, FakeTensor):
             with _real():
-                tensor.detach().view(torch.uint8).numpy().tofile(path)
+                pathlib.Path(path).write_bytes(tensor.detach().view(torch.uint8).numpy().tobytes())
         return 0
 
     def async_pread(self, tensor: torch.Tensor, path: str, offset: int) -> int:
         self._asked += 1
         if not isinstance(tensor, FakeTensor):
             with _real():
-                read = torch.from_numpy(numpy.fromfile(path, dtype=numpy.uint8))
+                read = torch.frombuffer(bytearray(pathlib.Path(path).read_bytes()), dtype=torch.uint8)
                 tensor.detach().view(torch.uint8).copy_(read)
         return 0
 
