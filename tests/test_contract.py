@@ -53,6 +53,7 @@ LAYERS = {
     "errors": part(0, "printable"),
     "ending_signals": part(0),
     "host": part(0, "", "psutil"),
+    "host_compiler": part(0),
     "printable": part(0),
     "lazy_names": part(0),
     "lossy_stream": part(0),
@@ -76,7 +77,7 @@ LAYERS = {
     "exports": part(4, "errors methods.facts methods.table parallel printable spec units", "yaml"),
     "machine": part(
         3,
-        "allocator errors files host processes spec store units versions",
+        "allocator errors files host host_compiler processes spec store units versions",
         "bitsandbytes huggingface_hub pynvml requests torch",
     ),
     "planner": part(3, "errors methods.table spec units"),
@@ -99,7 +100,8 @@ LAYERS = {
     ),
     "checks": part(
         7,
-        "data errors local_files methods methods.facts methods.flags methods.table planner rehearsal spec trainers",
+        "data errors host_compiler local_files methods methods.facts methods.flags methods.table planner rehearsal "
+        "spec trainers",
         "huggingface_hub packaging peft torch transformers trl",
     ),
     "training": part(

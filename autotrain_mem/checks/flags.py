@@ -57,7 +57,6 @@ _KERNELS = "its kernels do not run on a CPU"
 _ON_A_CARD_ONLY = {
     "use_liger_kernel": _KERNELS,
     "use_vllm": "vLLM generates on one",
-    "offload_optimizer_device": "DeepSpeed compiles the step on the host for the machine that trains",
 }
 """Argument -> why it needs a GPU to train on, even under a simulated card."""
 

@@ -206,6 +206,33 @@ def other_layers(config: Any) -> list[str]:
     return ["sliding_attention"] if getattr(text, "sliding_window", None) else []
 
 
+_ON_HOST = ("adamw_torch", "adamw_torch_fused")
+
+
+def optimizer_on_host(flags: Flags) -> Problems:
+    """Whatever optimizer is asked for, accelerate puts DeepSpeed's Adam in its place (``accelerate/utils/deepspeed.py:
+    map_pytorch_optim_to_deepspeed``), and says nothing."""
+    optim, file = flags.given.get("optim"), flags.given.get("deepspeed")
+    if isinstance(file, Mapping) and file.get("zero_force_ds_cpu_optimizer") is False:
+        return  # then it steps as it would on the GPU
+    if flags.given.get("offload_optimizer_device") and optim not in (None, *_ON_HOST):
+        yield (
+            f"--optim {optim} does not go with --offload_optimizer_device: on the host DeepSpeed would step by its own "
+            "Adam in its place.",
+            "Give --optim adamw_torch_fused, whose steps those are, or remove --offload_optimizer_device.",
+        )
+
+
+def on_the_cpu(flags: Flags) -> Problems:
+    """DeepSpeed's engine has rules of its own on a CPU, of which nothing was rehearsed."""
+    sharding = flags.given.get("sharding")
+    if flags.given.get("use_cpu") and sharding in ZEROS:
+        yield (
+            f"--sharding {sharding} with --use_cpu: DeepSpeed is rehearsed for GPUs.",
+            "Remove --sharding, or try it out under a simulated card: --gpu NAME --simulate.",
+        )
+
+
 def installed(flags: Flags) -> Problems:
     """DeepSpeed comes with an extra."""
     sharding = flags.given.get("sharding")

@@ -260,10 +260,11 @@ def for_processes(defaults: Knobs, topology: Topology, given: Mapping[str, Any])
         UsageError: a sharding that there are too few GPUs or machines for.
     """
     processes, sharding = topology.processes, given.get("sharding")
-    if sharding is not None and processes == 1:
+    if sharding not in (None, *ZEROS) and processes == 1:
         raise UsageError(
             f"--sharding {sharding} divides the work of several GPUs, and this is for one.",
-            hint="Give --gpus 2 or more, or remove --sharding.",
+            hint="Give --gpus 2 or more, or remove --sharding; on one GPU DeepSpeed's --sharding zero3 with "
+            "--offload_optimizer_device cpu keeps the optimizer's state in host memory.",
         )
     groups = given.get("dp_replicate_size") or topology.nodes
     if sharding == "hsdp" and groups == 1:

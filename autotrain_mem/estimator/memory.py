@@ -39,6 +39,8 @@ def estimate_memory(trace: Trace, room: Room) -> MemoryEstimate:
         not_counted=trace.not_counted,
         rehearsal_seconds=round(trace.seconds, 3),
         pinned_host_bytes=trace.pinned_bytes,
+        unpinned_host_bytes=trace.unpinned_bytes,
+        nvme_bytes=trace.nvme_bytes,
         saved_model_bytes=trace.saved_model_bytes,
         saved_state_bytes=trace.saved_state_bytes,
         unquantized_bytes=trace.unquantized_bytes,

@@ -5,12 +5,9 @@ Keys are the fields of ``accelerate/commands/config/config_args.py: ClusterConfi
 
 from __future__ import annotations
 
-from typing import Any
-
 from autotrain_mem.exports.case import Case, case_of
 from autotrain_mem.exports.part import Part, Tool, allocator, document, environment, host_optimizer
-from autotrain_mem.spec import Job, Knobs, Plan
-from autotrain_mem.spec.knobs import ZERO_KNOBS
+from autotrain_mem.spec import Job, Plan
 
 TRL_FILE = "trl.yaml"
 ACCELERATE_FILE = "accelerate.yaml"
@@ -41,20 +38,23 @@ def script(method: str) -> str:
     return f"-m trl.scripts.{method} --config {TRL_FILE}"
 
 
+def torchrun(case: Case) -> list[str]:
+    """Lists what starts the processes that DeepSpeed trains in, one too, whose config stands in TRL's own file.
+
+    accelerate's launcher refuses such a config beside its own (``accelerate/utils/dataclasses.py: DeepSpeedPlugin.
+    __post_init__``), and TRL's command starts a single process without a group.
+    """
+    several = ["--nnodes", str(case.nodes), "--node_rank", "0", "--master_addr", FIRST_MACHINE]
+    each = ["--nproc_per_node", str(case.knobs.processes // case.nodes)]
+    return ["torchrun", *(several if case.nodes > 1 else []), *each]
+
+
 def launch_note(case: Case) -> Part:
     """Says where the file is that starts several processes."""
-    if case.knobs.processes == 1:
+    if case.knobs.processes == 1 or case.knobs.zero_stage:
         return Part()
     what = f"{case.knobs.processes} processes ({case.knobs.sharding})"
     return Part(notes=(f"{what}: the same autofit command with --export accelerate > {ACCELERATE_FILE} writes it",))
-
-
-def _zero(knobs: Knobs) -> dict[str, Any]:
-    """Says what ``accelerate launch`` asks for; TRL's own file has DeepSpeed's config, which then counts
-    (``transformers/training_args.py: __post_init__``)."""
-    offloads = {name: device for name in ZERO_KNOBS if (device := getattr(knobs, name)) is not None}
-    init = {"zero3_init_flag": True} if knobs.zero_stage == 3 else {}
-    return {"deepspeed_multinode_launcher": "standard", "zero_stage": knobs.zero_stage, **init, **offloads}
 
 
 def _processes(case: Case) -> Part:
@@ -71,7 +71,6 @@ def _processes(case: Case) -> Part:
         "rdzv_backend": "static",
         "same_network": True,
         "use_cpu": on_cpu,
-        **({"deepspeed_config": _zero(case.knobs)} if case.knobs.zero_stage else {}),
         **case.launch,
     }
     each = (

@@ -72,7 +72,7 @@ def check_method(name: str, method: str) -> None:
     )
 
 
-_WITHOUT_ZERO = ("axolotl", "llamafactory")
+_WITHOUT_ZERO = ("accelerate", "axolotl", "llamafactory")
 """Say how a model is shared in keys of their own, and not yet in DeepSpeed's."""
 
 
@@ -94,7 +94,7 @@ def check_sharding(name: str, *, is_zero: bool, token_shards: int = 1) -> None:
     if token_shards > 1 and name in _WITHOUT_SHARED_TOKENS:
         raise UsageError(
             f"--export {name} does not write that {token_shards} GPUs share the tokens of a row.",
-            hint="--export trl and --export accelerate do; --cp_size 1 plans without.",
+            hint="--export trl does; --cp_size 1 and --sp_size 1 plan without.",
         )
 
 

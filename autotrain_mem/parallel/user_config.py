@@ -154,7 +154,7 @@ def _sizes(config: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _sharding(config: Mapping[str, Any], settings: Mapping[str, Any], replicas: int) -> Sharding | None:
-    if _type(config) == "NO" or _processes(config) == 1:
+    if _type(config) == "NO" or (_processes(config) == 1 and _type(config) != "DEEPSPEED"):
         return None
     if _type(config) == "MULTI_GPU":
         return "ddp"
@@ -256,7 +256,10 @@ def _zero(config: Mapping[str, Any]) -> Iterator[Problem]:
     for part in ("optimizer", "param"):
         device = str(given.get(f"offload_{part}_device") or "none")
         if device not in ("none", "cpu"):
-            yield f"offload_{part}_device {device} is not rehearsed", f"offload_{part}_device: cpu."
+            yield (
+                f"offload_{part}_device {device} is not read of this file",
+                f"offload_{part}_device: cpu; to NVMe by DeepSpeed's own JSON: --deepspeed FILE.",
+            )
     if given.get("deepspeed_moe_layer_cls_names"):
         yield "deepspeed_moe_layer_cls_names is not rehearsed", "Remove it."
 
@@ -287,9 +290,9 @@ def _counts(config: Mapping[str, Any]) -> Iterator[Problem]:
     if processes > 0 and processes % nodes:
         cure = f"num_processes counts those of all machines: {processes * nodes} are {processes} on each of {nodes}."
         yield f"num_processes {processes} does not divide into {nodes} machines", cure
-    if _type(config) in ("FSDP", "DEEPSPEED") and processes == 1:
+    if _type(config) == "FSDP" and processes == 1:
         cure = "distributed_type: NO, or num_processes: 2 or more."
-        yield f"distributed_type {_type(config)} with one process has nothing to divide", cure
+        yield "distributed_type FSDP with one process has nothing to divide", cure
     ids = str(config.get("gpu_ids") or "all")
     if ids != "all" and ids.split(",") != [str(index) for index in range(max(1, processes // nodes))]:
         yield (

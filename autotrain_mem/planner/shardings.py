@@ -50,7 +50,7 @@ def shardings(space: Space) -> tuple[Sharding | None, ...]:
 
 def shared(space: Space, setting: Knobs) -> tuple[Knobs, ...]:
     """The setting in every way of sharing that goes with it; empty where none does."""
-    if space.base.processes == 1:
+    if not space.base.has_group:
         return (setting,)
     ways = (replace(setting, sharding=each, dp_replicate_size=_groups(space, each)) for each in shardings(space))
     return tuple(way for way in ways if way == space.base or _goes_together(space, way))

@@ -217,6 +217,8 @@ def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
         "one weight's shard at a time, which is copied from host memory when vLLM is given the weights": (
             given.get("use_vllm") and knobs.fsdp_offload_params
         ),
+        "the time of reading and writing NVMe, once in each step: the speed said here leaves it out, and how fast the "
+        "disk is decides it": "nvme" in (knobs.offload_optimizer_device, knobs.offload_param_device),
         "the scaler of fp16's gradients: a few scalars": knobs.fp16,
     }
     return tuple(fact for fact, applies in facts.items() if applies)

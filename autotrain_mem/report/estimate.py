@@ -88,10 +88,11 @@ def not_counted(estimate: Estimate) -> list[RenderableType]:
 
 def _on_host(estimate: Estimate) -> list[RenderableType]:
     """Shows what waits in host memory; nothing where nothing does."""
-    pinned_bytes = estimate.memory.pinned_host_bytes
+    pinned_bytes, other_bytes = estimate.memory.pinned_host_bytes, estimate.memory.unpinned_host_bytes
     each = " in each process" if estimate.knobs.processes > 1 else ""
     words = "of pinned host memory, in blocks of powers of two"
-    return [hanging(f"host      {format_bytes(pinned_bytes)} {words}{each}")] if pinned_bytes else []
+    other = f", and {format_bytes(other_bytes)} of other" if other_bytes else ""
+    return [hanging(f"host      {format_bytes(pinned_bytes)} {words}{other}{each}")] if pinned_bytes else []
 
 
 def why_not(estimate: Estimate) -> list[str]:

@@ -16,7 +16,7 @@ from autotrain_mem.report.layout import BAD, LOUD, QUIET, Block, add, hanging, s
 from autotrain_mem.report.sharing import devices
 from autotrain_mem.spec import Candidate, DataSummary, Estimate, Harm, Lever, Plan
 from autotrain_mem.spec.data import PERCENTILES
-from autotrain_mem.spec.knobs import LAUNCH_KNOBS, OWN_KNOBS, TOKEN_KNOBS, knob_names
+from autotrain_mem.spec.knobs import LAUNCH_KNOBS, OWN_KNOBS, TOKEN_KNOBS, ZERO_KNOBS, knob_names
 from autotrain_mem.spec.mixed_lengths import STEPS
 from autotrain_mem.spec.most import Most
 from autotrain_mem.spec.price import Price
@@ -328,9 +328,10 @@ def _flags(plan: Plan) -> list[RenderableType]:
 def _launched(plan: Plan) -> list[str]:
     """Returns what says how several processes are launched."""
     knobs, topology = plan.knobs, plan.estimate.hardware.topology
-    if knobs.processes == 1:
+    if not knobs.has_group:
         return []
     nodes = [f"--nodes {topology.nodes}"] if topology.nodes > 1 else []
     offloads = [f"--{name} {size}" for name in TOKEN_KNOBS if (size := getattr(knobs, name)) > 1]
     offloads += ["--fsdp_offload_params"] if knobs.fsdp_offload_params else []
+    offloads += [f"--{name} cpu" for name in ZERO_KNOBS if getattr(knobs, name) == "cpu"]  # NVMe has no flag
     return [f"--gpus {topology.devices}", *nodes, f"--sharding {knobs.sharding}", *offloads]

@@ -102,6 +102,10 @@ class MemoryEstimate:
     rehearsal_seconds: float
     pinned_host_bytes: int = 0
     """Host memory that each process takes for activations and an optimizer that are kept there, in pinned blocks."""
+    unpinned_host_bytes: int = 0
+    """Other host memory that each process takes for what DeepSpeed offloads, at most."""
+    nvme_bytes: int = 0
+    """Files on NVMe that each process has while it trains, where DeepSpeed offloads to them."""
     saved_model_bytes: int = 0
     """What is written to disk of the model: all weights, or those of the adapter."""
     saved_state_bytes: int = 0

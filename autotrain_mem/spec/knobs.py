@@ -20,7 +20,7 @@ OffloadDevice = Literal["cpu", "nvme"]
 
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 ZEROS: tuple[Sharding, ...] = ("zero1", "zero2", "zero3")
-"""DeepSpeed's, by stage."""
+"""DeepSpeed's, by stage. They have something to offer to a process that is alone, too: what they offload."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,6 +143,12 @@ class Knobs:
         return ZEROS.index(self.sharding) + 1 if self.sharding in ZEROS else 0
 
     @property
+    def has_group(self) -> bool:
+        """Tells whether a process is launched as one of a group: of several, and by DeepSpeed also where it is alone
+        (``deepspeed/__init__.py: initialize`` makes a group of what there is)."""
+        return self.processes > 1 or self.zero_stage > 0
+
+    @property
     def shards(self) -> int:
         """Counts the processes that hold one model together."""
         return self.processes // (self.dp_replicate_size or 1) if self.is_sharded else 1
@@ -157,7 +163,7 @@ class Knobs:
         (``accelerate/parallelism_config.py: build_device_mesh``); so has sequence parallelism
         (``deepspeed/runtime/sequence_parallel/parallel_state_sp.py: initialize_sequence_parallel``).
         """
-        return 0 if self.processes == 1 else 3 if self.sharding == "hsdp" or self.token_shards > 1 else 1
+        return 0 if not self.has_group else 3 if self.sharding == "hsdp" or self.token_shards > 1 else 1
 
     @property
     def base_bits(self) -> int | None:
@@ -186,6 +192,11 @@ TOKEN_KNOBS = ("cp_size", "sp_size")
 """Knobs that share the tokens of rows; one at most is above 1."""
 LAUNCH_KNOBS = ("processes", "sharding", "dp_replicate_size", *TOKEN_KNOBS, "fsdp_offload_params", *ZERO_KNOBS)
 """Knobs that are no arguments of TRL's: how processes are launched says them (``parallel``)."""
+
+
+def alone_too(sharding: Sharding | None, processes: int) -> Sharding | None:
+    """Returns how so many processes share a model that was shared in this way; None for one, unless by DeepSpeed."""
+    return sharding if processes > 1 or sharding in ZEROS else None
 
 
 def knob_names(method: str, knobs: Knobs) -> tuple[str, ...]:

@@ -128,7 +128,9 @@ class LossPass(NamedTuple):
     """How many were dispatched in it."""
 
 
-_COUNTS = ("pinned_bytes", "saved_model_bytes", "saved_state_bytes", "unquantized_bytes")
+_COUNTS = (
+    *("pinned_bytes", "unpinned_bytes", "nvme_bytes", "saved_model_bytes", "saved_state_bytes", "unquantized_bytes"),
+)
 _MARKS = ("stream_uses", "phase_starts", "engine_marks", "loss_chunks", "loss_passes")
 _NO_COLUMNS = (*_MARKS, "operators", "seconds", "not_counted", "work", "trained")
 
@@ -206,6 +208,10 @@ class Trace:
     """In the order in which they happened; none where the whole was extrapolated."""
     pinned_bytes: int = 0
     """What it took of pinned host memory, for activations and an optimizer that are kept there."""
+    unpinned_bytes: int = 0
+    """The most that DeepSpeed's offload took of other host memory at once."""
+    nvme_bytes: int = 0
+    """What DeepSpeed's offload wrote to files on a disk, which stay as long as it trains."""
     saved_model_bytes: int = 0
     """What was trained, on disk: all weights, or those of the adapter."""
     saved_state_bytes: int = 0

@@ -117,7 +117,6 @@ def test_that_accelerate_takes_no_notice_is_said() -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "ZeRO-0": ({"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 0}}, "MULTI_GPU is DDP"),
     "NVMe": ({"distributed_type": "DEEPSPEED", "deepspeed_config": {"offload_param_device": "nvme"}}, "cpu"),
-    "one process of ZeRO": ({"distributed_type": "DEEPSPEED", "num_processes": 1}, "2 or more"),
     "Megatron": ({"distributed_type": "MEGATRON_LM"}, "fsdp_version: 2"),
     "TPU": ({"distributed_type": "XLA"}, "MULTI_GPU"),
     "another kind": ({"distributed_type": "MULTI_XPU"}, "NO, MULTI_GPU, FSDP or DEEPSPEED"),

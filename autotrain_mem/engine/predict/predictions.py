@@ -78,7 +78,7 @@ class Predictions:
 
     def exceeds(self, knobs: Knobs) -> bool:
         """Whether weights, and the gradients of all of them where all are trained, are more than the device."""
-        if self._facts.parameters is None or knobs.base_bits or knobs.processes > 1:
+        if self._facts.parameters is None or knobs.base_bits or knobs.has_group:
             return False
         copies = 1 if knobs.use_peft else 2
         least = self._facts.parameters * ITEM_BYTES.get(knobs.dtype, 0) * copies

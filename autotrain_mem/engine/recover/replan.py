@@ -23,7 +23,7 @@ from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.nearest import confirmed, suggestion
 from autotrain_mem.planner.search import find
 from autotrain_mem.spec import Estimate, Knobs, Lever, Plan
-from autotrain_mem.spec.knobs import OWN_SWITCHES
+from autotrain_mem.spec.knobs import OWN_SWITCHES, alone_too
 from autotrain_mem.spec.shortage import Shortage
 from autotrain_mem.spec.topology import Topology
 
@@ -69,7 +69,7 @@ def on_machines(rehearsals: Rehearsals, chosen: Plan, topology: Topology) -> tup
         why, shared = f"a step's {knobs.effective_batch_size} rows are no multiple of them", knobs.token_shards
         raise _cannot_go_on(chosen, processes, f"{why} (each is of {shared})" if shared > 1 else why)
     sharding = "fsdp2" if knobs.sharding == "hsdp" and topology.nodes == 1 else knobs.sharding
-    sharding = None if processes == 1 else sharding
+    sharding = alone_too(sharding, processes)
     at_once = math.gcd(knobs.per_device_train_batch_size, each)
     base = replace(
         knobs,

@@ -15,7 +15,7 @@ from autotrain_mem.planner.levers import LADDER
 from autotrain_mem.planner.space import Space, micro_batches, with_rows
 from autotrain_mem.spec import Knobs, Plan
 from autotrain_mem.spec.autofit import AutoFit
-from autotrain_mem.spec.knobs import TOKEN_KNOBS
+from autotrain_mem.spec.knobs import TOKEN_KNOBS, alone_too
 from autotrain_mem.training.checkpoint_kinds import PARAMETER_SHAPED
 
 ROWS, STEPS = "per_device_train_batch_size", "gradient_accumulation_steps"
@@ -39,7 +39,7 @@ def autofit_of(asked: AutoFit, filled: AutoFit, plan: Plan) -> AutoFit:
         filled: As ``AutoFit.over`` fills it.
     """
     alone = filled.gpus == 1 and (filled.nodes or 1) == 1
-    sharding = asked.sharding or (None if alone else filled.sharding)
+    sharding = asked.sharding or alone_too(filled.sharding, 1 if alone else 2)
     shared: dict[str, Any] = {"sharding": sharding}
     if not alone:
         shared |= {name: getattr(filled, name) or _above_one(getattr(plan.knobs, name)) for name in TOKEN_KNOBS}

@@ -53,13 +53,13 @@ class RehearsedRank:
 def rehearsed_rank(
     knobs: Knobs, accelerate: Mapping[str, Any] | None = None, rank: int = 0, *, attention: str | None = None
 ) -> RehearsedRank | None:
-    """Return the process to rehearse; None for a single one.
+    """Return the process to rehearse; None for a single one without a group.
 
     Args:
         accelerate: The user's own config; None for ours.
         attention: ``attn_implementation``; None for the model's own.
     """
-    if knobs.processes == 1:
+    if not knobs.has_group:
         return None
     # HSDP's groups of shards are ours to place, one on each node; where others lie changes the speed alone.
     nodes = knobs.dp_replicate_size or 1

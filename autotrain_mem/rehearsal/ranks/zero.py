@@ -112,10 +112,20 @@ def zero_rules(recorder: RankRecorder, knobs: Knobs, *, is_fake: bool) -> Iterat
     with ExitStack() as stack:
         offloads = any(getattr(knobs, name) for name in ZERO_KNOBS)
         host = stack.enter_context(zero_offload(recorder)) if offloads else None
+        if host is not None and any(getattr(knobs, name) == "nvme" for name in ZERO_KNOBS):
+            from autotrain_mem.rehearsal.ranks.zero_nvme import zero_nvme  # few have such a disk
+
+            stack.enter_context(zero_nvme(recorder, host))
         accelerator = _Accelerator(recorder, host)
         stack.enter_context(patch.object(real_accelerator, "ds_accelerator", accelerator))
         basic = DeepSpeedEngine._configure_optimizer
-        stack.enter_context(patch.object(DeepSpeedEngine, basic.__name__, _owned(recorder, basic)))
+        stack.enter_context(
+            patch.object(
+                DeepSpeedEngine,
+                basic.__name__,
+                _owned(recorder, basic, on_host=knobs.offload_optimizer_device is not None),
+            )
+        )
         configure = DeepSpeedEngine._configure_distributed_model
         stack.enter_context(patch.object(DeepSpeedEngine, configure.__name__, _placed(recorder, configure)))
         cut = DeepSpeedZeRoOffload._convert_to_zero_parameters
@@ -185,7 +195,7 @@ def _defragmented(recorder: RankRecorder, defragment: Callable[..., torch.Tensor
     return defragmented
 
 
-def _owned(recorder: RankRecorder, configure: Callable[..., None]) -> Callable[..., None]:
+def _owned(recorder: RankRecorder, configure: Callable[..., None], *, on_host: bool) -> Callable[..., None]:
     """The optimizer's flat part of the weights is its state: a copy in float32 that it steps on."""
 
     def configured(engine: Any, *args: Any) -> None:
@@ -197,7 +207,7 @@ def _owned(recorder: RankRecorder, configure: Callable[..., None]) -> Callable[.
         inner = engine.optimizer.optimizer
         flat = getattr(engine.optimizer, "fp32_partitioned_groups_flat", None)
         flat = [*flat] if flat else [each for group in inner.param_groups for each in group["params"]]
-        if recorder.host is not None and flat[0] in recorder.host:
+        if on_host:
             inner.register_step_post_hook(lambda *_: _stepped_on_host(recorder, inner))
         else:
             for tensor in flat:
