@@ -60,6 +60,7 @@ __all__ += [
     "Topology",
     "Trained",
     "VllmServer",
+    "VllmSleep",
 ]
 
 _NAMES = {
@@ -69,7 +70,8 @@ _NAMES = {
     "spec": (
         "Candidate DataSummary Estimate Experience Hardware Harm Incident Job Knobs Learned Lever "
         "MemoryEstimate MixedLengths OtherProcess Owner Phase PhasePeak Plan Probe Proposal Report ReservedByMode "
-        "ReservedByOrder ReservedEstimate ReservedOverSteps Restart StepTime Topology Trained VllmServer"
+        "ReservedByOrder ReservedEstimate ReservedOverSteps Restart StepTime Topology Trained VllmServer "
+        "VllmSleep"
     ),
     "spec.autofit": "AutoFit",
     "spec.gpu_comparison": "CardVerdict Cards",
@@ -125,6 +127,7 @@ if TYPE_CHECKING:
         Topology,
         Trained,
         VllmServer,
+        VllmSleep,
     )
     from autotrain_mem.spec.autofit import AutoFit
     from autotrain_mem.spec.gpu_comparison import Cards, CardVerdict

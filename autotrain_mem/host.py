@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -142,3 +143,21 @@ def _limit(folder: pathlib.Path, version: _Version) -> HostMemory | None:
     used_bytes -= sum(int(rows.get(name, 0)) for name in version.reclaimable)
     free_bytes = max(0, limit_bytes - max(0, used_bytes))
     return HostMemory(total_bytes=limit_bytes, available_bytes=free_bytes, source=version.limit)
+
+
+def interface_to(address: str) -> str | None:
+    """Name the network interface over which this machine reaches an address, such as ``eth0``; None where it does not.
+
+    Nothing is sent: a datagram's socket is told where to (connect(2), udp(7)).
+    """
+    import psutil
+
+    try:
+        family, kind, _, _, there = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as datagrams:
+            datagrams.connect(there)
+            here = datagrams.getsockname()[0]
+    except OSError:
+        return None
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, held in interfaces if here in {each.address.partition("%")[0] for each in held}), None)

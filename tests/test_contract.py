@@ -53,6 +53,7 @@ LAYERS = {
     "errors": part(0, "printable"),
     "ending_signals": part(0),
     "host": part(0, "", "psutil"),
+    "host_compiler": part(0),
     "printable": part(0),
     "lazy_names": part(0),
     "lossy_stream": part(0),
@@ -76,12 +77,12 @@ LAYERS = {
     "exports": part(4, "errors methods.facts methods.table parallel printable spec units", "yaml"),
     "machine": part(
         3,
-        "allocator errors files host processes spec store units versions",
+        "allocator errors files host host_compiler processes spec store units versions",
         "bitsandbytes huggingface_hub pynvml requests torch",
     ),
     "planner": part(3, "errors methods.table spec units"),
     "report": part(4, "errors files lossy_stream planner printable recipe_files spec units", "jinja2 rich"),
-    "trainers": part(3, "errors spec", "accelerate peft torch transformers trl"),
+    "trainers": part(3, "errors spec", "accelerate deepspeed peft torch transformers trl"),
     "methods": part(
         4,
         "columns errors host methods.facts methods.flags methods.table parallel spec trainers",
@@ -89,7 +90,7 @@ LAYERS = {
     ),
     "rehearsal": part(
         5,
-        "errors files methods methods.table parallel planner spec trainers units",
+        "errors files methods methods.table parallel planner spec trainers units versions",
         "accelerate bitsandbytes deepspeed dill huggingface_hub peft torch transformers trl",
     ),
     "data": part(
@@ -99,7 +100,8 @@ LAYERS = {
     ),
     "checks": part(
         7,
-        "data errors local_files methods methods.facts methods.flags methods.table planner rehearsal spec trainers",
+        "data errors host_compiler local_files methods methods.facts methods.flags methods.table planner rehearsal "
+        "spec trainers",
         "huggingface_hub packaging peft torch transformers trl",
     ),
     "training": part(

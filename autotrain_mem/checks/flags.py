@@ -57,7 +57,6 @@ _KERNELS = "its kernels do not run on a CPU"
 _ON_A_CARD_ONLY = {
     "use_liger_kernel": _KERNELS,
     "use_vllm": "vLLM generates on one",
-    "offload_optimizer_device": "DeepSpeed compiles the step on the host for the machine that trains",
 }
 """Argument -> why it needs a GPU to train on, even under a simulated card."""
 
@@ -214,7 +213,7 @@ _SHARDING = "--sharding fsdp2 divides a model among GPUs"
 REFUSED = {
     "fsdp": f"{_SHARDING}; a config of your own goes to --accelerate_config",
     "fsdp_config": f"{_SHARDING}; a config of your own goes to --accelerate_config",
-    "parallelism_config": f"{_SHARDING}, --sharding hsdp among machines",
+    "parallelism_config": f"{_SHARDING}, --sharding hsdp among machines; --cp_size and --sp_size the tokens of rows",
     "model_init_kwargs": "--dtype and --attn_implementation are rehearsed",
     "use_transformers_paged": _NOT_SAMPLED,
     "use_transformers_continuous_batching": _NOT_SAMPLED,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import pathlib
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from autotrain_mem.checks.compatibility import flash_package_missing
 from autotrain_mem.data import load
 from autotrain_mem.data.token_lengths import lacks_tokenizer, load_tokenizer
 from autotrain_mem.errors import AutofitError, DatasetError
+from autotrain_mem.host_compiler import NVME, OPTIMIZER, missing_to_compile
 from autotrain_mem.methods.configs import Configs, on_cpu, trusts_remote_code, undivided
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.rehearsal.python_call.capture import keyword_of
@@ -104,6 +106,25 @@ def flash_attention_package(setup: Setup) -> Problems:
             error="MissingExtraError",
             message=f"--attn_implementation {name} needs a package to train that is not installed here.",
             cure=f"{command}, or remove it: sdpa, the default, has a flash kernel of its own.",
+        )
+
+
+def compiled_optimizer(setup: Setup) -> Problems:
+    """DeepSpeed compiles its optimizer for the host as training starts, after the plan was made."""
+    given = setup.job.arguments
+    optimizer, weights = given.get("offload_optimizer_device"), given.get("offload_param_device")
+    needed = (OPTIMIZER if optimizer else ()) + (NVME if "nvme" in (optimizer, weights) else ())
+    if not needed or not setup.to_train or setup.on_cpu:
+        return
+    missing = [*missing_to_compile({**os.environ, **setup.job.environment}, needed)]
+    if missing:
+        reasons, cures = zip(*missing, strict=True)
+        yield Finding(
+            kind="error",
+            error="MissingExtraError",
+            message=f"DeepSpeed's offload is compiled at its first use ({', '.join(needed)}), and "
+            f"{' and '.join(reasons)}.",
+            cure=f"{'; '.join(cures)}. Or remove --offload_optimizer_device: the state then lies on the GPU.",
         )
 
 

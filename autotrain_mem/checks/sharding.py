@@ -6,6 +6,7 @@ The search combines none of these either; why a lever does not go with shards st
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -15,12 +16,11 @@ from autotrain_mem.checks.flags import Flags
 from autotrain_mem.checks.model import ModelOnCard
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.levers import LADDER
-from autotrain_mem.planner.shared_tokens import NOT_WITH_SHARED_TOKENS
-from autotrain_mem.spec.knobs import BASE_BITS
+from autotrain_mem.planner.shared_tokens import WAYS, SharedTokens
+from autotrain_mem.spec.knobs import BASE_BITS, TOKEN_KNOBS, ZEROS
 
 FSDP2 = ("fsdp2-no-reshard", "fsdp2", "hsdp")
 FSDP = (*FSDP2, "fsdp1")
-ZERO = ("zero1", "zero2", "zero3")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +56,7 @@ REFUSED = (
     *(
         Refused(
             name=row.knobs[0],
-            shardings=ZERO,
+            shardings=ZEROS,
             reason="it is not rehearsed beside DeepSpeed's own offload",
             cure="--offload_optimizer_device cpu has DeepSpeed keep the optimizer's state on the host.",
         )
@@ -66,7 +66,7 @@ REFUSED = (
     *(
         Refused(
             name=name,
-            shardings=ZERO,
+            shardings=ZEROS,
             reason="quantized weights under DeepSpeed are not rehearsed yet",
             cure="--sharding fsdp2 divides a base of 4 bits; or remove it.",
         )
@@ -75,19 +75,19 @@ REFUSED = (
     Refused(
         name="optim",
         values=r".*(8bit|bnb|paged|ademamix|lion|adafactor).*",
-        shardings=ZERO,
+        shardings=ZEROS,
         reason="what it keeps of a flat part of the weights is not rehearsed yet",
         cure="--optim adamw_torch_fused keeps a share of its state on each GPU.",
     ),
     Refused(
         name="fp16",
-        shardings=ZERO,
+        shardings=ZEROS,
         reason="DeepSpeed's scaler of the loss is not rehearsed yet",
         cure="--bf16 trains in half precision without one; or --sharding fsdp2.",
     ),
     Refused(
         name="use_vllm",
-        shardings=ZERO,
+        shardings=ZEROS,
         reason="how vLLM is given weights by DeepSpeed is not rehearsed yet",
         cure="Remove --use_vllm, or give --sharding fsdp2 or ddp.",
     ),
@@ -115,55 +115,86 @@ def arguments(flags: Flags) -> Problems:
 
 
 def shared_tokens(flags: Flags) -> Problems:
-    """Several GPUs share the tokens of a row by torch's ring attention, under FSDP2, in SFT."""
-    given, size = flags.given, flags.given.get("cp_size") or 1
-    if not isinstance(size, int) or size < 2:
-        return
-    asked = f"--cp_size {size}"
+    """Several GPUs share the tokens of a row in SFT: by ring attention with FSDP2, or by DeepSpeed with ZeRO."""
+    asked = [WAYS[name] for name in TOKEN_KNOBS if _size(flags.given, name) > 1]
+    if len(asked) > 1:  # accelerate/parallelism_config.py: __post_init__
+        yield (
+            "--cp_size and --sp_size share the tokens of a row in two ways, of which accelerate takes one.",
+            "Remove --sp_size (FSDP2 then divides the model), or --cp_size (ZeRO-3).",
+        )
+    for way in asked:
+        yield from _shared(flags, way, _size(flags.given, way.name))
+
+
+def _size(given: Mapping[str, Any], name: str) -> int:
+    size = given.get(name)
+    return size if isinstance(size, int) else 1
+
+
+def _shared(flags: Flags, way: SharedTokens, size: int) -> Problems:
+    given, asked = flags.given, f"--{way.name} {size}"
     if not METHODS[flags.method].shares_tokens:
         # transformers/trainer.py: _prepare_context_parallel_inputs cuts input_ids and labels; others have more
         yield (
             f"{asked} is for SFT: what {METHODS[flags.method].title}'s trainer computes of whole rows is not shared.",
             f"Remove {asked}.",
         )
-    if given.get("sharding") not in (None, "fsdp2", "fsdp2-no-reshard"):
+    if given.get("sharding") not in (None, *way.shardings):
         yield (
-            f"{asked} does not go with --sharding {given['sharding']}: torch has context parallelism under FSDP2 only.",
-            "Give --sharding fsdp2, or remove --sharding.",
+            f"{asked} does not go with --sharding {given['sharding']}: {way.owner}.",
+            f"Give --sharding {way.shardings[-1]}, or remove --sharding.",
         )
-    for name, (reason, instead) in NOT_WITH_SHARED_TOKENS.items():
+    for name, (reason, instead) in way.not_with.items():
         if given.get(name):
-            yield f"--{name} does not go with {asked}: {reason}.", f"Give {instead}, or --cp_size 1."
-    if given.get("bf16") is False and not given.get("fp16"):
+            yield f"--{name} does not go with {asked}: {reason}.", f"Give {instead}, or --{way.name} 1."
+    if way.in_half_precision and given.get("bf16") is False and not given.get("fp16"):
         yield (
             f"--bf16 false does not go with {asked}: ring attention runs CUDA's half-precision kernels.",
-            "Give --bf16, or --cp_size 1.",
+            f"Give --bf16, or --{way.name} 1.",
         )
-    if given.get("attn_implementation") not in (None, "sdpa"):
+    attention = given.get("attn_implementation")
+    if attention is not None and re.fullmatch(way.attention, str(attention)) is None:
         yield (
-            f"--attn_implementation {given['attn_implementation']} does not go with {asked}: transformers shares "
-            "the tokens of sdpa only.",
+            f"--attn_implementation {attention} does not go with {asked}: {way.attends}.",
             "Give --attn_implementation sdpa; CUDA runs it by its own flash kernel.",
         )
-    multiple = given.get("pad_to_multiple_of")
-    if isinstance(multiple, int) and multiple % (2 * size):
+    multiple, parts = given.get("pad_to_multiple_of"), way.parts * size
+    if isinstance(multiple, int) and multiple % parts:
         yield (
-            f"--pad_to_multiple_of {multiple} does not go with {asked}: rows are cut into {2 * size} equal parts.",
-            f"Give --pad_to_multiple_of {2 * size} or a multiple, or remove it.",
+            f"--pad_to_multiple_of {multiple} does not go with {asked}: rows are cut into {parts} equal parts.",
+            f"Give --pad_to_multiple_of {parts} or a multiple, or remove it.",
         )
 
 
 def shared_attention(subject: ModelOnCard) -> Problems:
     """Layers attend to all that came before where tokens are shared: accelerate refuses others as training starts
-    (``accelerate/big_modeling.py: _attach_context_parallel_hooks``)."""
-    size = subject.job.arguments.get("cp_size") or 1
-    others = other_layers(subject.config) if size > 1 else []
-    if others:
+    (``accelerate/big_modeling.py: _attach_context_parallel_hooks``), and DeepSpeed gives them no mask
+    (``deepspeed/runtime/sequence_parallel/ulysses_sp.py: uattn_wrapper``). It shares heads, which must come out even
+    (``__init__``)."""
+    for name in TOKEN_KNOBS:
+        size = _size(subject.job.arguments, name)
+        others = other_layers(subject.config) if size > 1 else []
+        if others:
+            yield (
+                f"--{name} {size} does not go with {subject.job.model}: some of its layers are {', '.join(others)}, "
+                "and what shares tokens attends to all that came before.",
+                f"Remove --{name}, or take a model of full attention (Llama, Qwen2.5, Qwen3).",
+            )
+    size = _size(subject.job.arguments, "sp_size")
+    sizes = [each for each in range(1, size + 1) if _shares_heads(subject.config, each)]
+    if size > 1 and size not in sizes:
         yield (
-            f"--cp_size {size} does not go with {subject.job.model}: some of its layers are {', '.join(others)}, and "
-            "ring attention attends to all that came before.",
-            "Remove --cp_size, or take a model of full attention (Llama, Qwen2.5, Qwen3).",
+            f"--sp_size {size} does not divide the heads of {subject.job.model}: each GPU has a share of them while a "
+            "layer attends.",
+            f"Give --sp_size {sizes[-1]} or less." if len(sizes) > 1 else "Remove --sp_size.",
         )
+
+
+def _shares_heads(config: Any, size: int) -> bool:
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    heads = int(getattr(text, "num_attention_heads", None) or size)
+    keys = int(getattr(text, "num_key_value_heads", None) or heads)
+    return heads % size == 0 and (keys % size == 0 or size % keys == 0)
 
 
 def other_layers(config: Any) -> list[str]:
@@ -175,10 +206,37 @@ def other_layers(config: Any) -> list[str]:
     return ["sliding_attention"] if getattr(text, "sliding_window", None) else []
 
 
+_ON_HOST = ("adamw_torch", "adamw_torch_fused")
+
+
+def optimizer_on_host(flags: Flags) -> Problems:
+    """Whatever optimizer is asked for, accelerate puts DeepSpeed's Adam in its place (``accelerate/utils/deepspeed.py:
+    map_pytorch_optim_to_deepspeed``), and says nothing."""
+    optim, file = flags.given.get("optim"), flags.given.get("deepspeed")
+    if isinstance(file, Mapping) and file.get("zero_force_ds_cpu_optimizer") is False:
+        return  # then it steps as it would on the GPU
+    if flags.given.get("offload_optimizer_device") and optim not in (None, *_ON_HOST):
+        yield (
+            f"--optim {optim} does not go with --offload_optimizer_device: on the host DeepSpeed would step by its own "
+            "Adam in its place.",
+            "Give --optim adamw_torch_fused, whose steps those are, or remove --offload_optimizer_device.",
+        )
+
+
+def on_the_cpu(flags: Flags) -> Problems:
+    """DeepSpeed's engine has rules of its own on a CPU, of which nothing was rehearsed."""
+    sharding = flags.given.get("sharding")
+    if flags.given.get("use_cpu") and sharding in ZEROS:
+        yield (
+            f"--sharding {sharding} with --use_cpu: DeepSpeed is rehearsed for GPUs.",
+            "Remove --sharding, or try it out under a simulated card: --gpu NAME --simulate.",
+        )
+
+
 def installed(flags: Flags) -> Problems:
     """DeepSpeed comes with an extra."""
     sharding = flags.given.get("sharding")
-    if sharding in ZERO and find_spec("deepspeed") is None:
+    if sharding in ZEROS and find_spec("deepspeed") is None:
         yield (
             f"--sharding {sharding} is DeepSpeed's, which is not installed.",
             'pip install "autotrain_mem[deepspeed]" installs it; or give --sharding fsdp2.',
@@ -188,7 +246,7 @@ def installed(flags: Flags) -> Problems:
 def method(flags: Flags) -> Problems:
     """PPO calls the policy inside of what FSDP would wrap (``ppo_trainer.py: train``, ``unwrapped_model``)."""
     facts, sharding = METHODS[flags.method], flags.given.get("sharding")
-    if facts.has_value_model and sharding in (*FSDP, *ZERO):
+    if facts.has_value_model and sharding in (*FSDP, *ZEROS):
         yield (
             f"--sharding {sharding} does not work with {facts.title}: its trainer calls the policy and the value model "
             "by themselves, where no weights are gathered.",

@@ -23,6 +23,8 @@ FLAGS: tuple[Check[Flags], ...] = (
     flags.vllm,
     sharding.arguments,
     sharding.installed,
+    sharding.optimizer_on_host,
+    sharding.on_the_cpu,
     sharding.method,
     sharding.shared_tokens,
     flags.padding_free,
@@ -59,6 +61,7 @@ TRAINING: tuple[Check[Flags], ...] = (
 PREFLIGHT: tuple[Check[Setup], ...] = (
     preflight.emulated_bf16,
     preflight.flash_attention_package,
+    preflight.compiled_optimizer,
     preflight.data,
     tokenizer.special_tokens,
     tokenizer.padding_of_method,

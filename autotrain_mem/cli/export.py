@@ -17,6 +17,7 @@ from autotrain_mem.exports.tools import OF_MACHINES, check_method, check_shardin
 from autotrain_mem.report.first_screen import first_screen
 from autotrain_mem.report.terminal import Console
 from autotrain_mem.spec import Job, Plan, codec
+from autotrain_mem.spec.knobs import ZEROS
 from autotrain_mem.spec.plan import as_recorded
 
 
@@ -43,9 +44,8 @@ def check(wish: api.Wish, output: Output) -> None:
             hint="--dry_run --json prints TRL's config, the command and the environment as one object.",
         )
     check_method(output.export, wish.method)
-    check_sharding(
-        output.export, is_zero=str(wish.autofit.sharding).startswith("zero"), cp_size=wish.autofit.cp_size or 1
-    )
+    shared = max(wish.autofit.cp_size or 1, wish.autofit.sp_size or 1)
+    check_sharding(output.export, is_zero=wish.autofit.sharding in ZEROS, token_shards=shared)
     if output.export in OF_MACHINES:
         _check_flags_say_all(asked, wish)
 

@@ -72,6 +72,7 @@ _LINK = "what joins the GPUs, and machines: nvlink4, pcie4, nvlink4,ndr (default
 _ACCELERATE = "a config of accelerate launch: processes, machines and sharding are as it says"
 _SHARDING = "how several GPUs share the model: not at all (ddp), or in shards; default: what fits and is fastest"
 _CP_SIZE = "so many GPUs share the tokens of each row: long context (SFT, FSDP2); default: what a length needs"
+_SP_SIZE = "the same in DeepSpeed's way (SFT, ZeRO): its heads are shared while a layer attends"
 _FSDP_OFFLOAD = "shards wait in host memory, where the optimizer steps too (FSDP)"
 _ZERO_OPTIMIZER = "the optimizer's state lies in host memory, where it steps too (ZeRO); NVMe: --deepspeed FILE"
 _ZERO_PARAM = "shards of weights wait in host memory (ZeRO-3); NVMe: --deepspeed FILE"
@@ -116,6 +117,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     search.add_argument("--expandable_segments", action="store_true", help="PYTORCH_ALLOC_CONF for the training")
     search.add_argument("--sharding", choices=SHARDINGS, help=_SHARDING)
     search.add_argument("--cp_size", type=int, metavar="N", help=_CP_SIZE)
+    search.add_argument("--sp_size", type=int, metavar="N", help=_SP_SIZE)
     search.add_argument("--fsdp_offload_params", action="store_true", help=_FSDP_OFFLOAD)
     search.add_argument("--offload_optimizer_device", choices=("cpu",), help=_ZERO_OPTIMIZER)
     search.add_argument("--offload_param_device", choices=("cpu",), help=_ZERO_PARAM)

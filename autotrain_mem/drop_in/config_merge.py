@@ -41,7 +41,7 @@ _PLACED = ("use_cpu", "bf16", "fp16")
 """Settings without which a config cannot be made on every machine. Where a plan is for is the device's to say."""
 
 _SKIPPED = frozenset(
-    {"hub_token", "push_to_hub_token", "model_init_kwargs", "fsdp", "fsdp_config", "parallelism_config"}
+    {"hub_token", "push_to_hub_token", "model_init_kwargs", "fsdp", "fsdp_config", "parallelism_config", "deepspeed"}
     | {*_MIRRORED.values()}
 )
 """Secrets, and what is said otherwise (``launched``: how the processes share the model)."""

@@ -11,16 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotrain_mem.drop_in import ranks
+from autotrain_mem.engine.deepspeed_file import deepspeed_content
 from autotrain_mem.errors import UsageError
+from autotrain_mem.parallel.deepspeed_config import read_deepspeed, with_auto
 from autotrain_mem.parallel.environment import config_of_environment
 from autotrain_mem.parallel.user_config import Launch, read_launch
 from autotrain_mem.spec.autofit import AutoFit
-
-_NOT_REHEARSED = {
-    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
-    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
-}
-"""What ``accelerate launch`` says to its processes (``accelerate/utils/launch.py``), and what it means."""
+from autotrain_mem.spec.knobs import TOKEN_KNOBS, ZERO_KNOBS
 
 _PLUGIN = {
     **{"fsdp_version": "version", "cpu_offload": "offload_params"},
@@ -37,7 +34,8 @@ class Launched:
     processes: int = 1
     nodes: int = 1
     config: Mapping[str, Any] | None = None
-    """The config of ``accelerate launch`` that says the same; None for a single process."""
+    """The config of ``accelerate launch`` that says the same; None for a single process, and where DeepSpeed's own says
+    how the model is shared, which is among the pins."""
     pins: Mapping[str, Any] = field(default_factory=dict)
     """Knobs and arguments that a plan must not change."""
     warnings: tuple[str, ...] = ()
@@ -47,36 +45,43 @@ def read_launched(config: Any, autofit: AutoFit) -> Launched:
     """How this process was launched.
 
     Args:
-        config: TRL's, which may ask for FSDP too.
+        config: TRL's, which may ask for FSDP or DeepSpeed too.
 
     Raises:
         UsageError: it shards in a way that is not rehearsed, or otherwise than ``autofit`` says.
     """
-    for variable, name in _NOT_REHEARSED.items():
-        if os.environ.get(variable, "").lower() == "true":  # as accelerate/state.py asks
-            raise UsageError(
-                f"accelerate launched this process with {name}, which is not rehearsed.",
-                hint="Launch it with FSDP (distributed_type: FSDP, fsdp_version: 2), or take trl's own class.",
-            )
+    if _is_on("ACCELERATE_USE_MEGATRON_LM"):
+        raise UsageError(
+            "accelerate launched this process with Megatron-LM, which is not rehearsed.",
+            hint="Launch it with FSDP (distributed_type: FSDP, fsdp_version: 2), or take trl's own class.",
+        )
+    _check_shared_tokens(config)
     count, nodes = ranks.processes(), ranks.nodes()
-    content = _content(config, count) | {"num_machines": nodes}
-    if count == 1 and content["distributed_type"] == "MULTI_GPU":
-        launched, launch = Launched(), None
-    else:
-        launch = read_launch(content, "How accelerate launched this process")
-        _check_shared_tokens(launch)
-        launched = Launched(processes=count, nodes=nodes, config=content, pins=_pins(launch), warnings=launch.warnings)
-    if problems := [*_contradictions(autofit, launched, launch)]:
+    launched = _by_deepspeed(config, count, nodes) if _uses_deepspeed(config) else _by_accelerate(config, count, nodes)
+    if problems := [*_contradictions(autofit, launched)]:
         raise UsageError(f"{'; '.join(problems)}.", hint=_START)
     return launched
+
+
+def _is_on(variable: str) -> bool:
+    """Says whether ``accelerate launch`` told its processes so (``accelerate/utils/launch.py``, ``state.py``)."""
+    return os.environ.get(variable, "").lower() == "true"
+
+
+def _by_accelerate(config: Any, count: int, nodes: int) -> Launched:
+    content = _content(config, count) | {"num_machines": nodes}
+    if count == 1 and content["distributed_type"] == "MULTI_GPU":
+        return Launched()
+    launch = read_launch(content, "How accelerate launched this process")
+    return Launched(processes=count, nodes=nodes, config=content, pins=_pins(launch), warnings=launch.warnings)
 
 
 _START = "accelerate launch --config_file FILE SCRIPT starts processes and shards; remove it from AutoFit(...)."
 
 
-def _contradictions(autofit: AutoFit, launched: Launched, launch: Launch | None) -> Iterator[str]:
+def _contradictions(autofit: AutoFit, launched: Launched) -> Iterator[str]:
     """A trainer's class is in the midst of its processes: it starts none."""
-    sharding = None if launch is None else launch.sharding
+    sharding = launched.pins.get("sharding")
     if autofit.accelerate_config is not None:
         yield "AutoFit(accelerate_config=...) comes too late for processes that run already"
     if autofit.gpu_counts not in ((), (launched.processes // launched.nodes,)):
@@ -85,8 +90,11 @@ def _contradictions(autofit: AutoFit, launched: Launched, launch: Launch | None)
         yield f"AutoFit(nodes={autofit.nodes}) is not the {launched.nodes} of this training"
     if autofit.sharding not in (None, sharding):
         yield f"AutoFit(sharding={autofit.sharding!r}) is not how these processes were launched ({sharding})"
-    if autofit.fsdp_offload_params and not (launch is not None and launch.fsdp_offload_params):
+    if autofit.fsdp_offload_params and not launched.pins.get("fsdp_offload_params"):
         yield "AutoFit(fsdp_offload_params=True) is not how these processes were launched"
+    for name in ZERO_KNOBS:
+        if getattr(autofit, name) not in (None, launched.pins.get(name)):
+            yield f"AutoFit({name}={getattr(autofit, name)!r}) is not how these processes were launched"
 
 
 def _content(config: Any, count: int) -> dict[str, Any]:
@@ -108,13 +116,17 @@ def _content(config: Any, count: int) -> dict[str, Any]:
     return {**of_launcher, **of_script}
 
 
-def _check_shared_tokens(launch: Launch) -> None:
-    """A script's own rows are padded as its config says, and shared tokens need a multiple of twice the processes."""
-    if launch.cp_size > 1:
-        raise UsageError(
-            "Context parallelism is not planned for in a script that accelerate launched.",
-            hint="autofit sft --gpus N --cp_size N plans and trains with it; or launch with cp_size 1.",
-        )
+def _check_shared_tokens(config: Any) -> None:
+    """A script's own rows are padded as its config says, and shared tokens need a multiple of the processes."""
+    sizes = getattr(config, "parallelism_config", None)
+    for name in TOKEN_KNOBS:
+        launched = os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}", "1")
+        if (getattr(sizes, name, 1) or 1) > 1 or (sizes is None and launched not in ("", "1")):
+            raise UsageError(
+                f"{name}: that several GPUs share the tokens of a row is not planned for in a script that accelerate "
+                "launched.",
+                hint=f"autofit sft --gpus N --{name} N plans and trains with it; or launch with {name} 1.",
+            )
 
 
 def _pins(launch: Launch) -> dict[str, Any]:
@@ -124,3 +136,56 @@ def _pins(launch: Launch) -> dict[str, Any]:
         **({} if launch.dp_replicate_size is None else {"dp_replicate_size": launch.dp_replicate_size}),
         **({"gradient_checkpointing": False} if launch.recomputes else {}),  # transformers takes one of both
     }
+
+
+# -- DeepSpeed ---------------------------------------------------------------------------------------------------------
+
+
+def _uses_deepspeed(config: Any) -> bool:
+    """Tells whether DeepSpeed divides the model; a script's own config wins over the launcher's
+    (``transformers/training_args.py: __post_init__``)."""
+    return bool(getattr(config, "deepspeed", None)) or _is_on("ACCELERATE_USE_DEEPSPEED")
+
+
+def _by_deepspeed(config: Any, count: int, nodes: int) -> Launched:
+    """Reads the JSON of DeepSpeed's that the trainer will have: the script's own, or accelerate's.
+
+    Of accelerate that is what its plugin makes of its variables and of its file (``accelerate/utils/dataclasses.py:
+    DeepSpeedPlugin.__post_init__``), which transformers' config holds. What is ``auto`` in it is filled in from TRL's
+    arguments, and a number must be theirs: a plan keeps it.
+    """
+    given = getattr(config, "deepspeed", None)
+    name = given if isinstance(given, str) else "How accelerate launched this process with DeepSpeed"
+    name = "The script's deepspeed=..." if isinstance(given, Mapping) else name
+    content = dict(deepspeed_content(given) if given else config.deepspeed_plugin.hf_ds_config.config)
+    content.pop("steps_per_print", None)  # accelerate's is infinity, which is no JSON, and takes no memory
+    content.setdefault("gradient_accumulation_steps", 1)  # as accelerate does, whatever TRL's config says
+    zero = read_deepspeed(content, name)
+    if count == 1:
+        raise UsageError(
+            f"{name}: a single process has nothing to divide among others.",
+            hint="Launch two processes or more (accelerate launch --num_processes 2), or train without DeepSpeed.",
+        )
+    left, said = with_auto(content)
+    if "gradient_clipping" not in content:  # then DeepSpeed clips nothing
+        del left["gradient_clipping"]
+    if problems := [*_mismatches(content, said, config, count)]:
+        raise UsageError(
+            f"{name} and the trainer's config contradict each other, which transformers refuses: "
+            f"{'; '.join(problems)}.",
+            hint='Write "auto" into the config of DeepSpeed for what the trainer\'s config says.',
+        )
+    offload = {knob: getattr(zero, knob) for knob in ZERO_KNOBS}
+    pins = {"sharding": zero.sharding, "fsdp_offload_params": False, **offload, "deepspeed": left, **said}
+    return Launched(processes=count, nodes=nodes, pins=pins)
+
+
+def _mismatches(content: Mapping[str, Any], said: Mapping[str, Any], config: Any, count: int) -> Iterator[str]:
+    """Compares as ``transformers/integrations/deepspeed.py: trainer_config_process`` does."""
+    for name, value in said.items():
+        if getattr(config, name) != value:
+            yield f"{value} and {name}={getattr(config, name)}"
+    rows, asked = content.get("train_batch_size", "auto"), count * config.per_device_train_batch_size
+    asked *= config.gradient_accumulation_steps
+    if rows not in ("auto", asked):
+        yield f"train_batch_size {rows} and the {asked} rows of a step"

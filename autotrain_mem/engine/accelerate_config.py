@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotrain_mem.engine.deepspeed_file import with_deepspeed
 from autotrain_mem.errors import UsageError
-from autotrain_mem.spec.knobs import ZERO_KNOBS
+from autotrain_mem.spec.knobs import TOKEN_KNOBS, ZERO_KNOBS
 from autotrain_mem.yaml_files import read_yaml
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _content(wish: Wish) -> tuple[Mapping[str, Any] | None, str]:
 def _pins(launch: Launch) -> dict[str, Any]:
     """Returns the knobs of a launch that no flag of ours says, also that nothing is offloaded."""
     groups = {} if launch.dp_replicate_size is None else {"dp_replicate_size": launch.dp_replicate_size}
-    groups |= {"cp_size": launch.cp_size} if launch.cp_size > 1 else {}
+    groups |= {name: size for name in TOKEN_KNOBS if (size := getattr(launch, name)) > 1}
     return {"fsdp_offload_params": launch.fsdp_offload_params, **groups}
 
 
@@ -128,9 +128,15 @@ def _contradictions(wish: Wish, launch: Launch, name: str) -> Iterator[tuple[str
     if autofit.fsdp_offload_params and not launch.fsdp_offload_params:
         cure = "Remove the flag, or write fsdp_offload_params: true."
         yield f"--fsdp_offload_params is not what {name} says", cure
-    if autofit.cp_size not in (None, launch.cp_size):
-        cure = f"Remove --cp_size, or write parallelism_config_cp_size: {autofit.cp_size}."
-        yield f"--cp_size {autofit.cp_size} is not the {launch.cp_size} of {name}", cure
+    for knob in TOKEN_KNOBS:
+        asked, size = getattr(autofit, knob), getattr(launch, knob)
+        if asked not in (None, size):
+            cure = f"Remove --{knob}, or write parallelism_config_{knob}: {asked}."
+            yield f"--{knob} {asked} is not the {size} of {name}", cure
+    attention = wish.argument("attn_implementation") or "sdpa"
+    if launch.sp_size > 1 and attention != launch.sp_attention:
+        cure = f"Write parallelism_config_sp_attn_implementation: {attention}."
+        yield f"{name} shares rows of {launch.sp_attention}, and --attn_implementation is {attention}", cure
     if launch.recomputes and any(wish.argument(each) for each in _RECOMPUTES):
         cure = "Remove --gradient_checkpointing, or write fsdp_activation_checkpointing: false; transformers takes one."
         yield f"--gradient_checkpointing and fsdp_activation_checkpointing in {name} recompute the same twice", cure

@@ -30,7 +30,7 @@ def with_deepspeed(wish: Wish) -> Wish:
         return wish
     from autotrain_mem.parallel.deepspeed_config import read_deepspeed, with_auto  # most have no such config
 
-    content = given if isinstance(given, Mapping) else _read(str(given))
+    content = deepspeed_content(given)
     is_file = isinstance(given, str) and not given.startswith("{")
     zero = read_deepspeed(content, str(given) if is_file else f"--{_FLAG}")
     if problems := [*_contradictions(wish, zero)]:
@@ -44,6 +44,11 @@ def with_deepspeed(wish: Wish) -> Wish:
         config={**said, **wish.config, _FLAG: left},
         autofit=replace(wish.autofit, sharding=zero.sharding, **offload),
     )
+
+
+def deepspeed_content(given: Any) -> Mapping[str, Any]:
+    """Returns what a config of DeepSpeed's says: a path, the JSON itself, or its keys. Raises UsageError."""
+    return given if isinstance(given, Mapping) else _read(str(given))
 
 
 _OFFLOADS = ("offload_optimizer_device", "offload_param_device")

@@ -11,15 +11,15 @@ from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.engine.kept_answers import answered
 from autotrain_mem.engine.probe.calibration import Correction
 from autotrain_mem.errors import AutofitError, ModelNotFoundError, UsageError
-from autotrain_mem.estimator.memory import vllm_share_bytes
 from autotrain_mem.estimator.replay import Room
+from autotrain_mem.estimator.vllm_share import asleep_bytes, vllm_share_bytes
 from autotrain_mem.machine.prices import Prices, listed_prices, price_of
 from autotrain_mem.planner.precision import precise_for
 from autotrain_mem.planner.space import Space, make_space
 from autotrain_mem.spec import Counting, DataProfile, Hardware, Job, Knobs, StepTime, Trace, Workload, codec
 from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY, kernel_class
 from autotrain_mem.spec.job import MAX_LENGTH, is_wish, wished_share
-from autotrain_mem.spec.knobs import ZERO_KNOBS, Sharding
+from autotrain_mem.spec.knobs import TOKEN_KNOBS, ZERO_KNOBS, ZEROS, Sharding
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.spec.plan import as_recorded
 from autotrain_mem.spec.price import Price
@@ -78,7 +78,7 @@ class Rehearsals:
 
     def on(self, hardware: Hardware) -> Rehearsals:
         """Returns the same job on other devices. Raises UsageError as :func:`for_processes`."""
-        alone = replace(self.defaults, processes=1, sharding=None, dp_replicate_size=None, cp_size=1)
+        alone = replace(self.defaults, processes=1, sharding=None, dp_replicate_size=None, cp_size=1, sp_size=1)
         defaults = for_processes(alone, hardware.topology, self.job.arguments)
         return replace(self, hardware=hardware, defaults=defaults)
 
@@ -99,14 +99,20 @@ class Rehearsals:
         return min(self.hardware.budget_bytes(self.headroom_bytes), allowed + self.outside_bytes(self.defaults))
 
     def outside_bytes(self, knobs: Knobs) -> int:
-        """Sums what the run holds outside the trainer's own allocator."""
+        """Sums what the run holds outside the trainer's own allocator at its least: of an engine that sleeps, what it
+        keeps then."""
         communicators_bytes = self.hardware.communicator_bytes * knobs.communicators
-        return self.hardware.non_torch_bytes + communicators_bytes + self.vllm_share_bytes
+        return self.hardware.non_torch_bytes + communicators_bytes + self.vllm_asleep_bytes
 
     @property
     def vllm_share_bytes(self) -> int:
         """Computes what a vLLM engine on the same card takes for itself."""
         return vllm_share_bytes(self.job, self.hardware)
+
+    @property
+    def vllm_asleep_bytes(self) -> int:
+        """Computes what that engine keeps while it sleeps; all of its share where it never does."""
+        return asleep_bytes(self.job, self.hardware)
 
     @property
     def compute_capability(self) -> tuple[int, int]:
@@ -142,8 +148,7 @@ class Rehearsals:
     @property
     def endless_room(self) -> Room:
         """A device without an end, so that what is reserved of it is the same for every card with these kernels."""
-        unlimited = replace(self.settings, garbage_collection_threshold=0.0, per_process_memory_fraction=1.0)
-        return Room(capacity_bytes=None, settings=unlimited, caches=self.caches)
+        return Room(capacity_bytes=None, settings=self.settings, caches=self.caches).endless
 
     def describe(self) -> ModelFacts:
         """Reads the model's config. Raises ModelError, and UsageError for what does not go with it."""
@@ -255,10 +260,11 @@ def for_processes(defaults: Knobs, topology: Topology, given: Mapping[str, Any])
         UsageError: a sharding that there are too few GPUs or machines for.
     """
     processes, sharding = topology.processes, given.get("sharding")
-    if sharding is not None and processes == 1:
+    if sharding not in (None, *ZEROS) and processes == 1:
         raise UsageError(
             f"--sharding {sharding} divides the work of several GPUs, and this is for one.",
-            hint="Give --gpus 2 or more, or remove --sharding.",
+            hint="Give --gpus 2 or more, or remove --sharding; on one GPU DeepSpeed's --sharding zero3 with "
+            "--offload_optimizer_device cpu keeps the optimizer's state in host memory.",
         )
     groups = given.get("dp_replicate_size") or topology.nodes
     if sharding == "hsdp" and groups == 1:
@@ -266,37 +272,36 @@ def for_processes(defaults: Knobs, topology: Topology, given: Mapping[str, Any])
             "--sharding hsdp holds a whole set of shards on each of several machines, and this is for one.",
             hint="Give --nodes 2 or more, or --sharding fsdp2.",
         )
-    if given.get("fsdp_offload_params") and sharding in (None, "ddp", "zero1", "zero2", "zero3"):
+    if given.get("fsdp_offload_params") and sharding in (None, "ddp", *ZEROS):
         raise UsageError(
             "--fsdp_offload_params keeps the shards of FSDP in host memory, and nothing says that there are any.",
             hint="Give --sharding fsdp2 with it (and --gpus 2 or more), or remove it.",
         )
     zero = {name: given[name] for name in ZERO_KNOBS if given.get(name)}
-    if zero and (
-        sharding not in ("zero1", "zero2", "zero3") or ("offload_param_device" in zero and sharding != "zero3")
-    ):
+    if zero and (sharding not in ZEROS or ("offload_param_device" in zero and sharding != "zero3")):
         flag = "offload_param_device" if "offload_param_device" in zero else "offload_optimizer_device"
         takes = "--sharding zero3" if flag == "offload_param_device" else "--sharding zero1, zero2 or zero3"
         raise UsageError(f"--{flag} is DeepSpeed's: it takes {takes}.", hint=f"Give {takes}, or remove --{flag}.")
-    cp_size = given.get("cp_size") or 1
-    _check_shared_tokens(cp_size, processes)
+    sizes: dict[str, Any] = {name: given.get(name) or 1 for name in TOKEN_KNOBS}
+    for name, size in sizes.items():
+        _check_shared_tokens(name, size, processes)
     if processes == 1:
         return defaults
     dp_replicate_size = groups if sharding == "hsdp" else None
-    shared: Sharding = "ddp" if cp_size == 1 else "fsdp2"
-    return replace(defaults, processes=processes, sharding=shared, dp_replicate_size=dp_replicate_size, cp_size=cp_size)
+    shared: Sharding = "fsdp2" if sizes["cp_size"] > 1 else "zero3" if sizes["sp_size"] > 1 else "ddp"
+    return replace(defaults, processes=processes, sharding=shared, dp_replicate_size=dp_replicate_size, **sizes)
 
 
-def _check_shared_tokens(cp_size: int, processes: int) -> None:
-    if processes % cp_size:
+def _check_shared_tokens(name: str, size: int, processes: int) -> None:
+    if processes % size:
         fitting = [size for size in range(1, processes + 1) if processes % size == 0]
         takes = ", ".join(map(str, fitting))
         raise UsageError(
-            f"--cp_size {cp_size} does not divide {processes} GPU{'s' if processes > 1 else ''}: groups of so many "
+            f"--{name} {size} does not divide {processes} GPU{'s' if processes > 1 else ''}: groups of so many "
             "share the tokens of their rows.",
-            hint=f"Give --cp_size {takes}, or --gpus {cp_size} or a multiple."
+            hint=f"Give --{name} {takes}, or --gpus {size} or a multiple."
             if processes > 1
-            else f"Give --gpus {cp_size} or a multiple, or remove --cp_size.",
+            else f"Give --gpus {size} or a multiple, or remove --{name}.",
         )
 
 

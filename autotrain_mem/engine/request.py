@@ -106,7 +106,7 @@ def with_plan(wish: Wish, hints: PlanHints, warn: Callable[[str], None], *, to_t
     autofit, arguments = wish.autofit.over(plan, here=to_train and not wish.simulate), dict(job.trl_arguments)
     if is_shared_otherwise(wish.autofit, plan):
         autofit = autofit_of(wish.autofit, autofit, plan)
-        arguments = arguments_of(plan, sum(autofit.gpu_counts[:1]) * (autofit.nodes or 1))
+        arguments = arguments_of(plan, autofit)
     return replace(
         wish,
         plan=plan,

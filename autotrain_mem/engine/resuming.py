@@ -9,6 +9,7 @@ from autotrain_mem.engine.output_dir import RESUME, default_dir
 from autotrain_mem.engine.wish import Wish
 from autotrain_mem.errors import OutputFolderError, PlanFileError, UsageError
 from autotrain_mem.spec import Plan
+from autotrain_mem.spec.knobs import alone_too
 from autotrain_mem.training.checkpoint_kinds import Resumer, as_it_was_begun, why_not
 from autotrain_mem.training.checkpoints import why_torn
 
@@ -60,7 +61,8 @@ def _resumer(wish: Wish, plan: Plan | None) -> Resumer | None:
     processes = _processes(wish, plan)
     if processes is None or wish.autofit.accelerate_config is not None:
         return None
-    sharding = wish.autofit.sharding or (None if plan is None or processes == 1 else plan.knobs.sharding)
+    planned = None if plan is None else alone_too(plan.knobs.sharding, processes)
+    sharding = wish.autofit.sharding or planned
     if sharding is None and processes > 1:
         return None if plan is None else Resumer(sharding="ddp", processes=processes, optim=plan.knobs.optim)
     return Resumer(sharding=sharding, processes=processes, optim=None if plan is None else plan.knobs.optim)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
+from collections.abc import Iterable
 from itertools import islice
 
 from autotrain_mem.allocator.rounding import round_size
 from autotrain_mem.estimator.replay import Room, reserve
-from autotrain_mem.spec import Block, Hardware, Job, MemoryEstimate, Owner, Phase, ReservedByMode, Trace
+from autotrain_mem.spec import Block, MemoryEstimate, Owner, Phase, ReservedByMode, Trace
 
 LARGEST_MODULES = 5
-
-VLLM_MODE = "colocate"
-VLLM_SHARE = 0.3
-"""``vllm_mode`` and ``vllm_gpu_memory_utilization``, TRL 1.12 to 1.16 (trl/trainer/grpo_config.py, rloo_config.py)."""
 
 
 def estimate_memory(trace: Trace, room: Room) -> MemoryEstimate:
@@ -29,22 +25,13 @@ def estimate_memory(trace: Trace, room: Room) -> MemoryEstimate:
     if not trace.events:
         raise ValueError("the trace is empty: nothing was allocated while the trainer was rehearsed")
     peak_bytes, peak_event, peak_phase, phases = _peaks(trace)
-    alive: dict[int, Block] = {}
-    for number in islice(filter(None, trace.events), peak_event + 1):
-        if number > 0:
-            alive[number] = trace.blocks[number - 1]
-        else:
-            del alive[-number]
-    at_peak = list(alive.values())
-    owners = dict.fromkeys(Owner, 0)
-    for block in at_peak:
-        owners[block.owner] += round_size(block.size_bytes)
+    at_peak = alive_after(islice(filter(None, trace.events), peak_event + 1), trace)
     return MemoryEstimate(
         peak_allocated_bytes=peak_bytes,
         peak_phase=peak_phase,
         phases=phases,
-        owners_at_peak=owners,
-        modules_at_peak=_largest_modules(at_peak),
+        owners_at_peak=owners_of(at_peak),
+        modules_at_peak=largest_modules(at_peak),
         reserved=ReservedByMode(
             native=reserve(trace, room, expandable_segments=False),
             expandable_segments=reserve(trace, room, expandable_segments=True),
@@ -52,11 +39,32 @@ def estimate_memory(trace: Trace, room: Room) -> MemoryEstimate:
         not_counted=trace.not_counted,
         rehearsal_seconds=round(trace.seconds, 3),
         pinned_host_bytes=trace.pinned_bytes,
+        unpinned_host_bytes=trace.unpinned_bytes,
+        nvme_bytes=trace.nvme_bytes,
         saved_model_bytes=trace.saved_model_bytes,
         saved_state_bytes=trace.saved_state_bytes,
         unquantized_bytes=trace.unquantized_bytes,
         trained=trace.trained,
     )
+
+
+def alive_after(numbers: Iterable[int], trace: Trace) -> list[Block]:
+    """Lists the blocks that are alive after these births and deaths, the oldest first."""
+    alive: dict[int, Block] = {}
+    for number in numbers:
+        if number > 0:
+            alive[number] = trace.blocks[number - 1]
+        else:
+            del alive[-number]
+    return list(alive.values())
+
+
+def owners_of(blocks: Iterable[Block]) -> dict[Owner, int]:
+    """Sums the bytes of blocks by whose they are, as the allocator rounds them."""
+    owners = dict.fromkeys(Owner, 0)
+    for block in blocks:
+        owners[block.owner] += round_size(block.size_bytes)
+    return owners
 
 
 def _peaks(trace: Trace) -> tuple[int, int, Phase, dict[Phase, int]]:
@@ -79,22 +87,11 @@ def _peaks(trace: Trace) -> tuple[int, int, Phase, dict[Phase, int]]:
     return peak, peak_event, peak_phase, phases
 
 
-def _largest_modules(blocks: list[Block]) -> tuple[tuple[str, int], ...]:
+def largest_modules(blocks: list[Block]) -> tuple[tuple[str, int], ...]:
+    """Lists the modules that hold most activations and temporaries, with their bytes."""
     sizes: dict[str, int] = defaultdict(int)
     for block in blocks:
         if block.owner in (Owner.ACTIVATIONS, Owner.TEMPORARY) and block.module:
             sizes[block.module] += round_size(block.size_bytes)
     largest = sorted(sizes.items(), key=lambda item: -item[1])
     return tuple(largest[:LARGEST_MODULES])
-
-
-def vllm_share_bytes(job: Job, hardware: Hardware) -> int:
-    """Returns the bytes of the engine: a share of the card's whole memory, free or not; 0 without one on this card.
-
-    vLLM sizes its KV cache so that weights, activations and cache make up the share (vllm/v1/worker/utils.py:
-    request_memory). A card of 24 GiB gives 7.2 GiB by default.
-    """
-    given = job.arguments
-    if not given.get("use_vllm") or given.get("vllm_mode", VLLM_MODE) != "colocate":
-        return 0
-    return math.ceil(hardware.total_bytes * float(given.get("vllm_gpu_memory_utilization", VLLM_SHARE)))

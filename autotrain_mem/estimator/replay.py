@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -27,6 +27,12 @@ class Room:
     caches: bool = True
     """Whether there is a caching allocator: a host has none, and takes what is allocated."""
 
+    @property
+    def endless(self) -> Room:
+        """Returns a room without an end, nor what frees cached blocks early, which only matters where there is one."""
+        settings = replace(self.settings, garbage_collection_threshold=0.0, per_process_memory_fraction=1.0)
+        return Room(capacity_bytes=None, settings=settings, caches=self.caches)
+
 
 def reserve(trace: Trace, room: Room, *, expandable_segments: bool) -> ReservedEstimate:
     """Replays a run: what it reserves, and whether that goes without retries.
@@ -41,12 +47,8 @@ def reserve(trace: Trace, room: Room, *, expandable_segments: bool) -> ReservedE
     limited.run()
     if limited.allocator.num_alloc_retries == 0:
         return limited.estimate()
-    # What frees cached blocks early only matters where there is an end.
-    unlimited = Replay(
-        trace,
-        replace(settings, garbage_collection_threshold=0.0, per_process_memory_fraction=1.0),
-        Room(capacity_bytes=None),
-    )
+    endless = replace(room, settings=settings).endless
+    unlimited = Replay(trace, endless.settings, endless)
     unlimited.run()
     return replace(
         unlimited.estimate(),
@@ -54,6 +56,31 @@ def reserve(trace: Trace, room: Room, *, expandable_segments: bool) -> ReservedE
         num_alloc_retries=limited.allocator.num_alloc_retries,
         largest_refused_bytes=limited.largest_refused_bytes,
     )
+
+
+def held_after_each(trace: Trace, room: Room, *, expandable_segments: bool) -> list[tuple[int, int]]:
+    """Replays a run and lists what it holds behind each event: (bytes that are reserved, bytes that are allocated).
+
+    Both are what is allocated, where nothing is cached.
+    """
+    held: list[tuple[int, int]] = []
+    if not room.caches:
+        current = 0
+        for event in trace.events:
+            if event != CACHE_EMPTIED:
+                current += round_size(trace.blocks[abs(event) - 1].size_bytes) * (1 if event > 0 else -1)
+            held.append((current, current))
+        return held
+    replay = Replay(trace, replace(room.settings, expandable_segments=expandable_segments), room)
+    allocator = replay.allocator
+
+    def events() -> Iterator[int]:
+        for event in trace.events:
+            yield event  # the next one is asked for once this one is played
+            held.append((allocator.reserved_bytes, allocator.allocated_bytes))
+
+    replay.run(events())
+    return held
 
 
 class Replay:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 from autotrain_mem.allocator.rounding import round_size
-from autotrain_mem.estimator.replay import Replay, Room
+from autotrain_mem.estimator.replay import Room, held_after_each
 from autotrain_mem.spec import Owner, Trace
 from autotrain_mem.spec.page import Holder, Timeline
 from autotrain_mem.spec.trace import CACHE_EMPTIED
@@ -78,19 +77,7 @@ def _allocated(trace: Trace) -> list[int]:
 def _reserved(trace: Trace, room: Room, *, expandable_segments: bool) -> list[int]:
     """Replays the run and notes what is reserved behind each event, in bytes; what is allocated, where nothing is
     cached."""
-    if not room.caches:
-        return _allocated(trace)
-    settings = replace(room.settings, expandable_segments=expandable_segments)
-    replay = Replay(trace, settings, room)
-    sums: list[int] = []
-
-    def events() -> Iterator[int]:
-        for event in trace.events:
-            yield event  # the next one is asked for once this one is played
-            sums.append(replay.allocator.reserved_bytes)
-
-    replay.run(events())
-    return sums
+    return [reserved for reserved, _ in held_after_each(trace, room, expandable_segments=expandable_segments)]
 
 
 def _shown(allocated: Sequence[int], reserved: Sequence[int], places: int) -> list[int]:

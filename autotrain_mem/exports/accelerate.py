@@ -38,9 +38,20 @@ def script(method: str) -> str:
     return f"-m trl.scripts.{method} --config {TRL_FILE}"
 
 
+def torchrun(case: Case) -> list[str]:
+    """Lists what starts the processes that DeepSpeed trains in, one too, whose config stands in TRL's own file.
+
+    accelerate's launcher refuses such a config beside its own (``accelerate/utils/dataclasses.py: DeepSpeedPlugin.
+    __post_init__``), and TRL's command starts a single process without a group.
+    """
+    several = ["--nnodes", str(case.nodes), "--node_rank", "0", "--master_addr", FIRST_MACHINE]
+    each = ["--nproc_per_node", str(case.knobs.processes // case.nodes)]
+    return ["torchrun", *(several if case.nodes > 1 else []), *each]
+
+
 def launch_note(case: Case) -> Part:
     """Says where the file is that starts several processes."""
-    if case.knobs.processes == 1:
+    if case.knobs.processes == 1 or case.knobs.zero_stage:
         return Part()
     what = f"{case.knobs.processes} processes ({case.knobs.sharding})"
     return Part(notes=(f"{what}: the same autofit command with --export accelerate > {ACCELERATE_FILE} writes it",))

@@ -108,7 +108,10 @@ class Case:
         Args:
             layers: Those that accelerate does not find by itself.
         """
-        return accelerate_config(self.knobs, mixed_precision=self.precision, nodes=self.nodes, wrapped=layers)
+        attention = self.job.arguments.get("attn_implementation")
+        return accelerate_config(
+            self.knobs, mixed_precision=self.precision, nodes=self.nodes, wrapped=layers, attention=attention
+        )
 
     @property
     def data(self) -> Data | None:

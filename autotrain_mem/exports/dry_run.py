@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from autotrain_mem.exports.accelerate import ACCELERATE_FILE, TRL_FILE, script
+from autotrain_mem.exports.accelerate import ACCELERATE_FILE, TRL_FILE, script, torchrun
 from autotrain_mem.exports.case import case_of
 from autotrain_mem.exports.trl import trl
 from autotrain_mem.printable import one_line
@@ -59,10 +59,14 @@ def dry_run(plan: Plan, job: Job, environment: Mapping[str, str]) -> DryRun:
     single = ("--num_processes", "1", "--num_machines", "1", "--mixed_precision", case.precision)
     several = case.knobs.processes > 1
     launch = ("accelerate", "launch", *(("--config_file", ACCELERATE_FILE) if several else single))
+    short = f"trl {job.method} --config {TRL_FILE}{several * f' --accelerate_config {ACCELERATE_FILE}'}"
+    if case.knobs.zero_stage:
+        launch = tuple(torchrun(case))
+        short = shlex.join((*launch, *shlex.split(script(job.method))))
     has_script = job.method_facts.has_trl_command
     return DryRun(
         config=trl(plan, job),
         command=(*launch, *shlex.split(script(job.method))) if has_script else None,
-        short_command=f"trl {job.method} --config {TRL_FILE}{several * f' --accelerate_config {ACCELERATE_FILE}'}",
+        short_command=short,
         environment=environment,
     )

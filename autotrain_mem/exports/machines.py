@@ -43,7 +43,8 @@ def _launch(knobs: Knobs) -> dict[str, Any]:
     """How processes share the model, where that is not as a single one has it; HSDP has a group on each machine."""
     single = {name: Knobs.__dataclass_fields__[name].default for name in LAUNCH_KNOBS}
     said = {name: getattr(knobs, name) for name in LAUNCH_KNOBS if name not in ("processes", "dp_replicate_size")}
-    return {name: value for name, value in said.items() if value != single[name]}
+    changed = {name: value for name, value in said.items() if value != single[name]}
+    return {name: value for name, value in changed.items() if value != "nvme"}  # which --deepspeed says alone
 
 
 def rendezvous(case: Case, rank: str, host: str, port: str) -> list[str]:

@@ -80,8 +80,8 @@ _WITHOUT_SHARED_TOKENS = ("axolotl", "llamafactory")
 """Have a ring attention of their own, if any, of which nothing was rehearsed."""
 
 
-def check_sharding(name: str, *, is_zero: bool, cp_size: int = 1) -> None:
-    """Ask as :func:`check_method` does, of a plan with DeepSpeed's ZeRO or with context parallelism.
+def check_sharding(name: str, *, is_zero: bool, token_shards: int = 1) -> None:
+    """Ask as :func:`check_method` does, of a plan with DeepSpeed's ZeRO or with rows that several processes share.
 
     Raises:
         UsageError: the file would train without it.
@@ -91,10 +91,10 @@ def check_sharding(name: str, *, is_zero: bool, cp_size: int = 1) -> None:
             f"--export {name} does not write DeepSpeed's ZeRO yet.",
             hint=f"--export trl writes DeepSpeed's config with the rest; --sharding fsdp2 is written for {name}.",
         )
-    if cp_size > 1 and name in _WITHOUT_SHARED_TOKENS:
+    if token_shards > 1 and name in _WITHOUT_SHARED_TOKENS:
         raise UsageError(
-            f"--export {name} does not write context parallelism (--cp_size {cp_size}).",
-            hint="--export trl and --export accelerate do; --cp_size 1 plans without.",
+            f"--export {name} does not write that {token_shards} GPUs share the tokens of a row.",
+            hint="--export trl does; --cp_size 1 and --sp_size 1 plan without.",
         )
 
 
@@ -111,5 +111,5 @@ def export(name: str, plan: Plan, job: Job) -> str:
         UsageError: the tool has no such method, or cannot be told how the model is shared.
     """
     check_method(name, job.method)
-    check_sharding(name, is_zero=plan.knobs.zero_stage > 0, cp_size=plan.knobs.cp_size)
+    check_sharding(name, is_zero=plan.knobs.zero_stage > 0, token_shards=plan.knobs.token_shards)
     return str(resolve_name(EXPORTERS[name].write)(plan, job))

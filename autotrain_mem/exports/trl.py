@@ -6,11 +6,13 @@ sets it before the model is loaded).
 
 from __future__ import annotations
 
-from autotrain_mem.exports.accelerate import ACCELERATE_FILE, launch_note
+from autotrain_mem.exports.accelerate import ACCELERATE_FILE, launch_note, torchrun
 from autotrain_mem.exports.case import Case, case_of
 from autotrain_mem.exports.part import Part, Tool, document, host_optimizer
 from autotrain_mem.parallel.config import sharding_arguments
+from autotrain_mem.parallel.environment import launch_environment
 from autotrain_mem.spec import Job, Plan
+from autotrain_mem.spec.knobs import TOKEN_KNOBS
 
 DATA_NAMES = ("dataset_name", "datasets")
 
@@ -20,13 +22,14 @@ def trl(plan: Plan, job: Job) -> str:
     case = case_of(plan, job)
     tool = Tool(
         name="TRL",
-        command=f"{_command(case)} --config FILE{_launch(case)}",
+        command=_started(case),
         trains_with_trl=True,
     )
     settings = case.settings  # everything as it is: nothing but optimizer offload is ours alone
     first = {"model_name_or_path": job.model, **_data(case), **sharding_arguments(case.knobs)}
     rest = {name: value for name, value in settings.items() if name not in (*DATA_NAMES, "model_name_or_path")}
-    environment = {"env": case.environment} if case.environment else {}
+    variables = {**case.environment, **_shared_sequence(case)}
+    environment = {"env": variables} if variables else {}
     offload = host_optimizer(case, "autofit METHOD --config FILE --optimizer_offload has it")
     launched = launch_note(case) if job.method_facts.has_trl_command else Part()
     config, command = f"{job.method_facts.title}Config", _command(case)
@@ -44,18 +47,32 @@ def trl(plan: Plan, job: Job) -> str:
     return document(case, tool, [whole], {})
 
 
+def _shared_sequence(case: Case) -> dict[str, str]:
+    """Lists what tells accelerate who shares rows in DeepSpeed's way: nothing else does, where torchrun starts
+    (``accelerate/parallelism_config.py: __post_init__``)."""
+    if case.knobs.sp_size == 1:
+        return {}
+    return {name: value for name, value in launch_environment(case.launch).items() if "PARALLELISM_CONFIG" in name}
+
+
 def _command(case: Case) -> str:
     return f"{'trl' if case.method_facts.has_trl_command else 'autofit'} {case.job.method}"
+
+
+def _started(case: Case) -> str:
+    if case.knobs.zero_stage and case.method_facts.has_trl_command:
+        return f"{' '.join(torchrun(case))} -m trl.scripts.{case.job.method} --config FILE"
+    return f"{_command(case)} --config FILE{_launch(case)}"
 
 
 def _launch(case: Case) -> str:
     """TRL's command takes the file of ``accelerate launch`` (``trl/cli/accelerate_config.py``), ours flags."""
     knobs = case.knobs
-    if knobs.processes == 1:
+    if not knobs.has_group:
         return ""
     if case.method_facts.has_trl_command:
         return f" --accelerate_config {ACCELERATE_FILE}"
-    tokens = f" --cp_size {knobs.cp_size}" if knobs.cp_size > 1 else ""
+    tokens = "".join(f" --{name} {size}" for name in TOKEN_KNOBS if (size := getattr(knobs, name)) > 1)
     return f" --gpus {knobs.processes // case.nodes} --sharding {knobs.sharding}{tokens}"
 
 

@@ -7,9 +7,10 @@ one that needs least. Unknown sizes, such as those of a model that is not downlo
 from __future__ import annotations
 
 import math
+import os
 import pathlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from autotrain_mem.errors import AutofitError, HostMemoryError, ModelNotFoundError, OutputFolderError
@@ -33,6 +34,10 @@ MASTER_BYTES = 4
 TWINS = 2
 """A copy of the parameter and room for its gradient, pinned (``trainers.host_optimizer: _Twin``). Before a plan says it
 to the byte: torch's pinned allocator rounds each up to a power of two (``rehearsal.trace.pinned``)."""
+ZERO_BYTES = {"offload_optimizer_device": 16, "offload_param_device": 2}
+"""Of a parameter, what DeepSpeed keeps on the host at least: a copy in float32, its gradient and Adam's two moments
+(``deepspeed/runtime/zero/stage3.py`` and ``stage_1_and_2.py: initialize_optimizer_states``, ``ops/adam/cpu_adam.py:
+step``), and a shard in half precision (``partition_parameters.py: _partition_param``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +54,8 @@ class Load:
     """Of the whole training, where the data and the batch say."""
     processes: int = 1
     """Of this machine."""
+    machines: int = 1
+    """With as many processes each."""
     held_bytes: int | None = None
     """What each process allocates at its peak, as predicted; None before there is a plan."""
     memory: MemoryEstimate | None = None
@@ -119,6 +126,8 @@ class Load:
     def offloaded_bytes(self) -> int:
         """Activations, copies of weights and the optimizer's state that wait on the host, of all processes."""
         offloads = bool(self.job.arguments.get("optimizer_offload"))
+        if self.by_deepspeed:
+            return 0
         if self.memory is not None:
             state_bytes = self.memory.saved_state_bytes if offloads else 0
             return (self.memory.pinned_host_bytes + state_bytes) * self.processes
@@ -136,6 +145,35 @@ class Load:
         return self.parameters * item * (TWINS + self._states)
 
     @property
+    def by_deepspeed(self) -> tuple[str, ...]:
+        """Names what DeepSpeed offloads to the host."""
+        return tuple(name for name in ZERO_BYTES if self.job.arguments.get(name))
+
+    @property
+    def on_nvme(self) -> tuple[str, ...]:
+        """Names what of that goes on to NVMe, through buffers on the host."""
+        return tuple(name for name in self.by_deepspeed if self.job.arguments.get(name) == "nvme")
+
+    @property
+    def deepspeed_bytes(self) -> int:
+        """What DeepSpeed offloads, of all processes of this machine; before there is a plan, only what is sure."""
+        if not self.by_deepspeed:
+            return 0
+        if self.memory is not None:
+            return (self.memory.pinned_host_bytes + self.memory.unpinned_host_bytes) * self.processes
+        return self._sure({*self.by_deepspeed} - {*self.on_nvme})
+
+    @property
+    def nvme_bytes(self) -> int:
+        """Files on NVMe, of all processes of this machine; before there is a plan, only what is sure."""
+        return self._sure({*self.on_nvme}) if self.memory is None else self.memory.nvme_bytes * self.processes
+
+    def _sure(self, names: Collection[str]) -> int:
+        """Counts what is offloaded, whatever is trained."""
+        sure = [name for name in names if self.trains_all or "param" in name]
+        return self.parameters * sum(ZERO_BYTES[name] for name in sure) // self.machines
+
+    @property
     def _states(self) -> int:
         return STATES.get(str(self.job.arguments.get("optim", "adamw_torch_fused")), 0)
 
@@ -151,7 +189,8 @@ def room_findings(
     """
     if free_disk_bytes is None:  # of a folder that may yet have to be made
         free_disk_bytes = shutil.disk_usage(_existing(load.output_dir.absolute())).free
-    return (*_memory(load, memory or host_memory()), *_disk(load, free_disk_bytes), *_download(load))
+    room = (*_memory(load, memory or host_memory()), *_disk(load, free_disk_bytes), *_download(load))
+    return (*room, *_nvme(load))
 
 
 def _refusal(error: type[AutofitError], *, message: str, cure: str) -> Finding:
@@ -176,6 +215,25 @@ def _download(load: Load) -> Iterator[Finding]:
         f"{format_bytes(load.download.size_bytes)}{beside}, and its disk has {format_bytes(free_bytes)} free.",
         cure="Free some space, or set the variable HF_HOME to a folder on another disk.",
     )
+
+
+def _nvme(load: Load) -> Iterator[Finding]:
+    """DeepSpeed makes the folders that its config names, and ends as training starts where it may not."""
+    zero = (load.job.arguments.get("deepspeed") or {}).get("zero_optimization") or {}
+    parts = (zero[name.removesuffix("_device")] for name in load.on_nvme)
+    for folder in sorted({str(part["nvme_path"]) for part in parts}):
+        there = _existing(pathlib.Path(folder).absolute())
+        cure = "Write another nvme_path into the file that --deepspeed names."
+        if not os.access(there, os.W_OK):
+            message = f"DeepSpeed is to write to {folder} (nvme_path), and {there} may not be written to."
+            yield _refusal(OutputFolderError, message=message, cure=cure)
+        elif (free_bytes := shutil.disk_usage(there).free) < load.nvme_bytes:
+            message = f"What DeepSpeed offloads to {folder} (nvme_path) takes {format_bytes(load.nvme_bytes)}, and its "
+            yield _refusal(
+                OutputFolderError,
+                message=f"{message}disk has {format_bytes(free_bytes)} free.",
+                cure=f"Free some space. {cure}",
+            )
 
 
 def _existing(folder: pathlib.Path) -> pathlib.Path:
@@ -219,6 +277,7 @@ def _memory(load: Load, memory: HostMemory) -> Iterator[Finding]:
             f"shards of all processes), and {available}.",
             cure="Remove --fsdp_offload_params, give more --gpus, or train an adapter: --use_peft.",
         )
+    yield from _by_deepspeed(load, memory)
     if not load.on_cpu and load.offloaded_bytes > memory.available_bytes:
         flags = " and ".join(f"--{name}" for name in load.offloads)
         of_optimizer = "weights, gradients and the optimizer's state"
@@ -235,9 +294,34 @@ def _memory(load: Load, memory: HostMemory) -> Iterator[Finding]:
         )
 
 
+def _by_deepspeed(load: Load, memory: HostMemory) -> Iterator[Finding]:
+    if load.on_cpu or load.deepspeed_bytes <= memory.available_bytes:
+        return
+    flags = " and ".join(
+        f"{name.removesuffix('_device')} to nvme" if name in load.on_nvme else f"--{name} cpu"
+        for name in load.by_deepspeed
+    )
+    held = {
+        "offload_optimizer_device": "weights and gradients in float32 and the optimizer's two moments",
+        "offload_param_device": "shards of the weights",
+    } | dict.fromkeys(load.on_nvme, "buffers to and from NVMe, gradients")
+    each = f" of {load.processes} processes" if load.processes > 1 else ""
+    buffers = "; a smaller zero_optimization.sub_group_size makes smaller buffers" if load.on_nvme else ""
+    nodes = "; more --nodes hold a smaller share each" if load.processes > 1 else ""
+    without = "" if len(load.by_deepspeed) == 1 else ", or remove --offload_param_device: the weights stay on the GPU"
+    yield _refusal(
+        HostMemoryError,
+        message=f"{flags} {'takes' if len(load.by_deepspeed) == 1 else 'take'} {format_bytes(load.deepspeed_bytes)} of "
+        f"host memory ({', and '.join(held[name] for name in load.by_deepspeed)}{each}), and "
+        f"{format_bytes(memory.available_bytes)} are available.",
+        cure=f"Train an adapter, which has little of all that: --use_peft{without}{buffers}{nodes}.",
+    )
+
+
 def _simulated(load: Load) -> int:
-    """Host memory of all processes of a simulated run, whose tensors are real."""
-    return 0 if load.held_bytes is None else load.processes * (load.held_bytes + HOST_NON_TORCH_BYTES)
+    """Host memory of all processes of a simulated run, whose tensors are real, with what they offload."""
+    held = 0 if load.held_bytes is None else load.processes * (load.held_bytes + HOST_NON_TORCH_BYTES)
+    return held + load.deepspeed_bytes
 
 
 def _disk(load: Load, free_bytes: int) -> Iterator[Finding]:

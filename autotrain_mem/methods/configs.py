@@ -181,6 +181,7 @@ def rehearsal_arguments(job: Job, knobs: Knobs, output_dir: str) -> dict[str, An
     return {
         **on_cpu({**ours, **asked, **codec.to_json(knobs)}),
         "gradient_accumulation_steps": min(REHEARSED_ACCUMULATION, knobs.gradient_accumulation_steps),
+        **_on_scratch(asked, output_dir),
         "output_dir": output_dir,
         "max_steps": REHEARSED_STEPS,
         "report_to": "none",
@@ -189,6 +190,17 @@ def rehearsal_arguments(job: Job, knobs: Knobs, output_dir: str) -> dict[str, An
         "eval_steps": REHEARSED_STEPS,
         "disable_tqdm": True,
     }
+
+
+def _on_scratch(asked: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    """DeepSpeed's own config with its files elsewhere: it makes and clears the folders of a disk as it is built."""
+    config = asked.get("deepspeed")
+    if not isinstance(config, Mapping):
+        return {}
+    zero = dict(config["zero_optimization"])
+    parts = [name for name in ("offload_optimizer", "offload_param") if (zero.get(name) or {}).get("nvme_path")]
+    zero |= {name: {**zero[name], "nvme_path": folder} for name in parts}
+    return {"deepspeed": {**config, "zero_optimization": zero}}
 
 
 _ONLY_FOR_REAL = frozenset(

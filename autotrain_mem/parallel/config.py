@@ -19,7 +19,12 @@ RESHARDS = {"fsdp2-no-reshard": False, "fsdp2": True, "hsdp": True}
 
 
 def accelerate_config(
-    knobs: Knobs, *, mixed_precision: str = "no", nodes: int = 1, wrapped: Sequence[str] = ()
+    knobs: Knobs,
+    *,
+    mixed_precision: str = "no",
+    nodes: int = 1,
+    wrapped: Sequence[str] = (),
+    attention: str | None = None,
 ) -> dict[str, Any]:
     """Writes the config's keys for these settings, but for whose machine and port it is.
 
@@ -27,6 +32,8 @@ def accelerate_config(
         mixed_precision: What the trainer's config comes to: ``bf16``, ``fp16`` or ``no``. It must be said: where the
             trainer's config says neither, what stands here counts (``transformers/training_args.py: __post_init__``).
         wrapped: Classes of the layers to shard, where the model's own names of them are not all to be found in it.
+        attention: ``attn_implementation``, which DeepSpeed's sequence parallelism goes around
+            (``deepspeed/runtime/sequence_parallel/ulysses_sp.py: register_with_transformers``); None for the model's.
     """
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
@@ -39,18 +46,25 @@ def accelerate_config(
         config["fsdp_config"] = _fsdp(knobs) | (
             {"fsdp_transformer_layer_cls_to_wrap": ",".join(wrapped)} if wrapped else {}
         )
-    if knobs.sharding == "hsdp" or knobs.cp_size > 1:
-        config["parallelism_config"] = _parallelism(knobs)
+    if knobs.sharding == "hsdp" or knobs.token_shards > 1:
+        config["parallelism_config"] = _parallelism(knobs, attention)
     return config
 
 
-def _parallelism(knobs: Knobs) -> dict[str, Any]:
+def _parallelism(knobs: Knobs, attention: str | None) -> dict[str, Any]:
     """Writes the sizes of accelerate's mesh; a model is divided among all that share its tokens, too
     (``accelerate/parallelism_config.py: dp_shard_cp_dim_names``)."""
     sizes: dict[str, Any] = {
         "parallelism_config_dp_replicate_size": knobs.processes // knobs.shards,
-        "parallelism_config_dp_shard_size": knobs.shards // knobs.cp_size,
+        "parallelism_config_dp_shard_size": knobs.shards // knobs.token_shards,
     }
+    if knobs.sp_size > 1:
+        sizes |= {
+            "parallelism_config_sp_size": knobs.sp_size,
+            "parallelism_config_sp_backend": "deepspeed",
+            "parallelism_config_sp_seq_length_is_variable": True,
+            "parallelism_config_sp_attn_implementation": attention or "sdpa",
+        }
     if knobs.cp_size > 1:
         sizes |= {
             "parallelism_config_cp_size": knobs.cp_size,
@@ -106,10 +120,12 @@ def sharding_arguments(knobs: Knobs) -> dict[str, Any]:
 
     Rows are cut into two parts for each process that shares their tokens, an early and a late one, so that all have as
     much to attend to (``torch/distributed/tensor/experimental/_context_parallel/_load_balancer.py:
-    _HeadTailLoadBalancer``).
+    _HeadTailLoadBalancer``). DeepSpeed cuts them into one part for each, and refuses others
+    (``deepspeed/runtime/sequence_parallel/ulysses_sp.py: UlyssesSPDataLoaderAdapter.refill``).
     """
     if knobs.zero_stage:
-        return {"deepspeed": deepspeed_config(knobs)}
+        padded = {"pad_to_multiple_of": knobs.sp_size} if knobs.sp_size > 1 else {}
+        return {"deepspeed": deepspeed_config(knobs), **padded}
     if not knobs.is_sharded:
         return {}
     reduced: dict[str, Any] = {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}}

@@ -39,6 +39,13 @@ _PARALLELISM = {
     **{"cp_backend": "torch", "sp_backend": "deepspeed"},
 }
 
+_SEQUENCE = {
+    "sp_seq_length": "None",
+    "sp_seq_length_is_variable": "True",
+    "sp_attn_implementation": "sdpa",
+}
+"""What is said beside, where a row is shared in DeepSpeed's way, with the defaults of accelerate's flags."""
+
 
 def launch_environment(config: Mapping[str, Any]) -> dict[str, str]:
     """Lists what accelerate says to every process, of the content of its config file.
@@ -61,7 +68,8 @@ def launch_environment(config: Mapping[str, Any]) -> dict[str, str]:
         environment["ACCELERATE_USE_DEEPSPEED"] = "true"
     if sizes := config.get("parallelism_config"):
         environment["ACCELERATE_USE_PARALLELISM_CONFIG"] = "true"
-        for name, default in _PARALLELISM.items():
+        shares = int(sizes.get("parallelism_config_sp_size", 1)) > 1
+        for name, default in (_PARALLELISM | _SEQUENCE if shares else _PARALLELISM).items():
             environment[f"PARALLELISM_CONFIG_{name.upper()}"] = str(sizes.get(f"parallelism_config_{name}", default))
         if int(environment["PARALLELISM_CONFIG_CP_SIZE"]) > 1:
             strategy = sizes.get("parallelism_config_cp_comm_strategy", "allgather")

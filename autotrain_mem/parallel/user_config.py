@@ -48,10 +48,7 @@ _TAKES = "distributed_type takes NO, MULTI_GPU, FSDP or DEEPSPEED here."
 _STAGE = 2
 """Where nothing is said (``accelerate/utils/dataclasses.py: DeepSpeedPlugin.__post_init__``)."""
 _ZEROS: Mapping[str, Sharding] = {"1": "zero1", "2": "zero2", "3": "zero3"}
-_OTHER_PARALLELISM = {
-    "tp_size": "tensor parallelism is not rehearsed: transformers cuts the layers as it loads them",
-    "sp_size": "sequence parallelism is not rehearsed: it is DeepSpeed's (ALST)",
-}
+_TENSORS = "tensor parallelism is not rehearsed: transformers cuts the layers as it loads them"
 
 Problem = tuple[str, str]
 """What is wrong, and what to do about it."""
@@ -68,6 +65,9 @@ class Launch:
     """None for a single process, and where a file of DeepSpeed's says it."""
     dp_replicate_size: int | None
     cp_size: int
+    sp_size: int
+    sp_attention: str
+    """``attn_implementation`` that the processes of a row go around."""
     fsdp_offload_params: bool
     mixed_precision: str
     """``bf16``, ``fp16`` or ``no``, with which TRL's own words count."""
@@ -103,6 +103,10 @@ def read_launch(config: Mapping[str, Any], name: str) -> Launch:
         sharding=_sharding(config, settings, replicas),
         dp_replicate_size=replicas if replicas > 1 else None,
         cp_size=_sizes(config).get("cp_size", 1),
+        sp_size=_sizes(config).get("sp_size", 1),
+        sp_attention=str(
+            (config.get("parallelism_config") or {}).get("parallelism_config_sp_attn_implementation", "sdpa")
+        ),
         fsdp_offload_params=is_fsdp and _is_true(settings.get("offload_params")),
         mixed_precision=_mixed_precision(config),
         recomputes=is_fsdp and _is_true(settings.get("activation_checkpointing")),
@@ -150,7 +154,7 @@ def _sizes(config: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _sharding(config: Mapping[str, Any], settings: Mapping[str, Any], replicas: int) -> Sharding | None:
-    if _type(config) == "NO" or _processes(config) == 1:
+    if _type(config) == "NO" or (_processes(config) == 1 and _type(config) != "DEEPSPEED"):
         return None
     if _type(config) == "MULTI_GPU":
         return "ddp"
@@ -252,7 +256,10 @@ def _zero(config: Mapping[str, Any]) -> Iterator[Problem]:
     for part in ("optimizer", "param"):
         device = str(given.get(f"offload_{part}_device") or "none")
         if device not in ("none", "cpu"):
-            yield f"offload_{part}_device {device} is not rehearsed", f"offload_{part}_device: cpu."
+            yield (
+                f"offload_{part}_device {device} is not read of this file",
+                f"offload_{part}_device: cpu; to NVMe by DeepSpeed's own JSON: --deepspeed FILE.",
+            )
     if given.get("deepspeed_moe_layer_cls_names"):
         yield "deepspeed_moe_layer_cls_names is not rehearsed", "Remove it."
 
@@ -283,9 +290,9 @@ def _counts(config: Mapping[str, Any]) -> Iterator[Problem]:
     if processes > 0 and processes % nodes:
         cure = f"num_processes counts those of all machines: {processes * nodes} are {processes} on each of {nodes}."
         yield f"num_processes {processes} does not divide into {nodes} machines", cure
-    if _type(config) in ("FSDP", "DEEPSPEED") and processes == 1:
+    if _type(config) == "FSDP" and processes == 1:
         cure = "distributed_type: NO, or num_processes: 2 or more."
-        yield f"distributed_type {_type(config)} with one process has nothing to divide", cure
+        yield "distributed_type FSDP with one process has nothing to divide", cure
     ids = str(config.get("gpu_ids") or "all")
     if ids != "all" and ids.split(",") != [str(index) for index in range(max(1, processes // nodes))]:
         yield (
@@ -339,15 +346,18 @@ def _parallelism(config: Mapping[str, Any]) -> Iterator[Problem]:
     if not config.get("parallelism_config"):
         return
     sizes, processes = _sizes(config), _processes(config)
-    for name, why in _OTHER_PARALLELISM.items():
-        if sizes.get(name, 1) > 1:
-            key = f"parallelism_config_{name}"
-            shards = sizes[name] * sizes.get("dp_shard_size", 1)
-            cure = f"{key}: 1, and parallelism_config_dp_shard_size: {shards} to divide the model among as many."
-            if name == "sp_size":
-                cure += f" parallelism_config_cp_size: {sizes[name]} with FSDP2 shares the tokens of a row, too."
-            yield f"{key} {sizes[name]}: {why}", cure
-            return
+    if (tensors := sizes.get("tp_size", 1)) > 1:
+        key, shards = "parallelism_config_tp_size", tensors * sizes.get("dp_shard_size", 1)
+        cure = f"{key}: 1, and parallelism_config_dp_shard_size: {shards} to divide the model among as many."
+        yield f"{key} {tensors}: {_TENSORS}", cure
+        return
+    if _type(config) == "DEEPSPEED":
+        yield from _sequence(sizes, processes)
+        return
+    if (shared := sizes.get("sp_size", 1)) > 1:
+        cure = f"distributed_type: DEEPSPEED with zero_stage: 3; or parallelism_config_cp_size: {shared} with FSDP2."
+        yield f"parallelism_config_sp_size {shared}: sequence parallelism is DeepSpeed's", cure
+        return
     version = str(fsdp_settings(config).get("version", 1))
     if _type(config) != "FSDP" or version != "2":
         yield "parallelism_config is for FSDP's second version", "distributed_type: FSDP, with fsdp_version: 2."
@@ -366,3 +376,21 @@ def _parallelism(config: Mapping[str, Any]) -> Iterator[Problem]:
         sum_of_it = f"dp_replicate_size {replicas} x dp_shard_size {shards}{others} are {product} processes"
         cure = f"num_processes: {product}, or other sizes."
         yield f"{sum_of_it}, and num_processes is {processes}", cure
+
+
+def _sequence(sizes: Mapping[str, int], processes: int | None) -> Iterator[Problem]:
+    """DeepSpeed divides a model among all processes, whatever shares its rows; accelerate counts rows by the sizes that
+    are left (``accelerate/accelerator.py: _prepare_deepspeed``)."""
+    shared = sizes.get("sp_size", 1)
+    groups = sizes.get("dp_replicate_size", 1) * sizes.get("dp_shard_size", 1)
+    if sizes.get("cp_size", 1) > 1:
+        size = sizes["cp_size"]
+        cure = f"parallelism_config_sp_size: {size} in its place; or distributed_type: FSDP with fsdp_version: 2."
+        yield f"parallelism_config_cp_size {size}: context parallelism is torch's, under FSDP2", cure
+    elif shared == 1:
+        yield "parallelism_config shares nothing under DeepSpeed without sp_size", "Remove parallelism_config."
+    elif processes is not None and processes % shared:
+        yield f"sp_size {shared} does not divide {processes} processes", f"num_processes: {shared} or a multiple."
+    elif processes is not None and groups * shared != processes:
+        cure = f"parallelism_config_dp_shard_size: {processes // shared}, and no parallelism_config_dp_replicate_size."
+        yield f"dp_shard_size {groups} x sp_size {shared} are {groups * shared} processes of {processes}", cure

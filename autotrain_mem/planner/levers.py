@@ -89,6 +89,8 @@ EIGHT_BIT = "8bit_optimizer"
 SHARDING = "sharding"
 SHARED_TOKENS = "cp_size"
 """Context parallelism: tried where rows are long (``planner.shared_tokens``)."""
+SHARED_SEQUENCE = "sp_size"
+"""DeepSpeed's sequence parallelism: the same, where the user asks for ZeRO."""
 OFFLOADED_SHARDS = "fsdp_offload_params"
 
 UNSHARDED = (None, "ddp")
@@ -142,6 +144,13 @@ LADDER = (
         knobs=(SHARED_TOKENS,),
         methods=methods_where(lambda method: method.shares_tokens),
         reason="GPUs share the tokens of each row, and send keys and values around: the same gradients",
+    ),
+    LeverRow(
+        name=SHARED_SEQUENCE,
+        harm=Harm.TIME,
+        knobs=(SHARED_SEQUENCE,),
+        methods=methods_where(lambda method: method.shares_tokens),
+        reason="GPUs share the tokens of each row, and its heads while a layer attends: the same gradients",
     ),
     LeverRow(
         name="gradient_checkpointing",

@@ -41,6 +41,8 @@ def shardings(space: Space) -> tuple[Sharding | None, ...]:
     is_fixed = not space.pinned.isdisjoint(row.knobs) or row.name in space.forbid or space.method not in row.methods
     if space.base.processes == 1 or is_fixed or not space.may_shard:
         return (space.base.sharding,)
+    if space.base.sp_size > 1:
+        return (space.base.sharding,)
     if space.base.cp_size > 1:
         return WITH_SHARED_TOKENS
     return tuple(each for each in FASTEST_FIRST if each != "hsdp" or space.nodes > 1)
@@ -48,7 +50,7 @@ def shardings(space: Space) -> tuple[Sharding | None, ...]:
 
 def shared(space: Space, setting: Knobs) -> tuple[Knobs, ...]:
     """The setting in every way of sharing that goes with it; empty where none does."""
-    if space.base.processes == 1:
+    if not space.base.has_group:
         return (setting,)
     ways = (replace(setting, sharding=each, dp_replicate_size=_groups(space, each)) for each in shardings(space))
     return tuple(way for way in ways if way == space.base or _goes_together(space, way))

@@ -34,6 +34,8 @@ only ranks plans and guides the search; what fits is always rehearsed."""
 
 WHOLE_ONLY = ("save_only_model",)
 """Arguments that do not go with shards (``checks.sharding: REFUSED``), beside those that are knobs."""
+SAYS_SHARING = "deepspeed"
+"""A config of DeepSpeed's own, which says how the model is divided: nothing else can be tried beside it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +70,7 @@ class Space:
     nodes: int = 1
     """Machines, on which the processes are spread evenly."""
     may_shard: bool = True
-    """Nothing that the user gave forbids to divide the model among processes (``checks.sharding``)."""
+    """Nothing that the user gave forbids to divide the model among processes (``checks.sharding``), or says how."""
     shares_tokens: bool = False
     """The model's layers are such that several processes can share the tokens of a row."""
     model: str = "the model"
@@ -175,7 +177,7 @@ def make_space(
         rows_allowed=allowed,
         max_slowdown=job.max_slowdown,
         nodes=nodes,
-        may_shard=not any(job.arguments.get(name) for name in WHOLE_ONLY),
+        may_shard=not any(job.arguments.get(name) for name in (*WHOLE_ONLY, SAYS_SHARING)),
         shares_tokens=facts.shares_tokens,
         method=job.method,
         model=job.model,
@@ -253,7 +255,7 @@ def _base_rows(defaults: Knobs, effective: int, given: dict[str, Any], nodes: in
         raise BatchSplitError(
             f"{_groups(defaults)} do not divide the effective batch size {effective}: each has as many rows of it",
             hint=f"use --effective_batch_size {either(multiples(processes, effective))}, "
-            f"or {_dividing(effective, defaults.processes, nodes) if defaults.cp_size == 1 else 'another --cp_size'}",
+            f"or {_fewer(effective, defaults, nodes)}",
         )
     if rows and steps and rows * steps * processes != effective:
         product, of_all = rows * steps * processes, f" times {processes} GPUs" if processes > 1 else ""
@@ -275,9 +277,15 @@ def _base_rows(defaults: Knobs, effective: int, given: dict[str, Any], nodes: in
 
 def _groups(knobs: Knobs) -> str:
     """``8 GPUs``, or ``2 groups of 4 GPUs`` that share their rows."""
-    if knobs.cp_size == 1:
+    if knobs.token_shards == 1:
         return f"{knobs.processes} GPUs"
-    return f"{knobs.data_parallel_size} groups of {knobs.cp_size} GPUs"
+    return f"{knobs.data_parallel_size} groups of {knobs.token_shards} GPUs"
+
+
+def _fewer(effective: int, knobs: Knobs, nodes: int) -> str:
+    if knobs.token_shards == 1:
+        return _dividing(effective, knobs.processes, nodes)
+    return f"another --{'cp_size' if knobs.cp_size > 1 else 'sp_size'}"
 
 
 def _dividing(effective: int, processes: int, nodes: int) -> str:

@@ -148,7 +148,7 @@ class Watch:
         compute_capability: tuple[int, int] = (8, 0),
         knobs: Knobs | None = None,
     ) -> None:
-        self._ranked = knobs if knobs is not None and knobs.processes > 1 else None
+        self._ranked = knobs if knobs is not None and knobs.has_group else None
         kind = Recorder if self._ranked is None else RankRecorder
         self.recorder = kind(device=device, workspace=workspaces(compute_capability))
         self._compute_capability = compute_capability

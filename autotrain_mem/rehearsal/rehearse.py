@@ -46,7 +46,7 @@ def rehearse(
         chunks: Of a loss that goes over the tokens in many, where the method has one; None for all that it has.
         rank: Which of several processes; shards are largest on the first.
     """
-    process = rehearsed_rank(knobs, job.accelerate, rank)
+    process = rehearsed_rank(knobs, job.accelerate, rank, attention=job.arguments.get("attn_implementation"))
     launched = nullcontext() if process is None else process.launched()
     has_chunks = job.method_facts.has_chunked_loss
     shortened = with_chunks(chunks if has_chunks else None)
@@ -164,6 +164,10 @@ def finished(trainer: Any, knobs: Knobs) -> Any:
         _widen_trained(trainer.model)
     if knobs.optimizer_offload:
         offload_to_host(trainer)
+    if knobs.sp_size > 1:
+        from autotrain_mem.trainers.shared_rows import share_rows  # DeepSpeed takes seconds to import
+
+        share_rows(trainer)
     return trainer
 
 
@@ -210,12 +214,11 @@ def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
         ),
         "holes that the KV cache leaves behind as it grows: up to 2 % of reserved memory (its steps in between are not "
         "rehearsed, and allocate less than the last)": job.is_online and not given.get("use_vllm"),
-        "vLLM's sleep mode, which frees its share of the card while the trainer trains: it is kept in full": (
-            given.get("use_vllm") and given.get("vllm_enable_sleep_mode")
-        ),
         "one weight's shard at a time, which is copied from host memory when vLLM is given the weights": (
             given.get("use_vllm") and knobs.fsdp_offload_params
         ),
+        "the time of reading and writing NVMe, once in each step: the speed said here leaves it out, and how fast the "
+        "disk is decides it": "nvme" in (knobs.offload_optimizer_device, knobs.offload_param_device),
         "the scaler of fp16's gradients: a few scalars": knobs.fp16,
     }
     return tuple(fact for fact, applies in facts.items() if applies)

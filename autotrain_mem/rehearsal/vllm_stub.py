@@ -12,6 +12,9 @@ from unittest.mock import patch
 
 import torch
 
+from autotrain_mem.rehearsal.trace.recorder import current_recorder
+from autotrain_mem.spec.trace import EngineMark
+
 PACKED_BUFFER_BYTES = 1 << 30
 PACKED_BUFFERS = 2
 """What a trainer packs weights into to send them to a vLLM server (``vllm/distributed/weight_transfer/
@@ -68,9 +71,21 @@ class _Engine:
 
     def reset_prefix_cache(self) -> None: ...
 
-    def sleep(self, level: int) -> None: ...
+    def sleep(self, level: int) -> None:
+        """Gives the share back, and torch's cache too (``vllm/device_allocator/cumem.py: CuMemAllocator.sleep``)."""
+        _mark(EngineMark.SLEEPS)
+        torch.cuda.empty_cache()
 
-    def wake_up(self, tags: list[str]) -> None: ...
+    def wake_up(self, tags: list[str]) -> None:
+        """Takes it again: first for the weights, then for the KV cache. TRL empties torch's cache before the first and
+        not before the second (``trl/generation/vllm_generation.py: sync_weights, generate``)."""
+        _mark(EngineMark.WAKES)
+
+
+def _mark(mark: EngineMark) -> None:
+    """Tells whoever records. While a trainer is built nobody does: it holds no more than when it first generates."""
+    if recorder := current_recorder():
+        recorder.mark_engine(mark)
 
 
 class _Client:

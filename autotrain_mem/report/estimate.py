@@ -13,6 +13,7 @@ from autotrain_mem.report import formatting
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Bar, Block, Scale, add, hanging, scale_for, section, table
 from autotrain_mem.spec import Estimate, Hardware, Owner
 from autotrain_mem.spec.mixed_lengths import STEPS, MixedLengths, ReservedOverSteps
+from autotrain_mem.spec.vllm import VllmSleep
 from autotrain_mem.units import format_bytes
 
 LARGEST_MODULES = 5
@@ -87,10 +88,11 @@ def not_counted(estimate: Estimate) -> list[RenderableType]:
 
 def _on_host(estimate: Estimate) -> list[RenderableType]:
     """Shows what waits in host memory; nothing where nothing does."""
-    pinned_bytes = estimate.memory.pinned_host_bytes
+    pinned_bytes, other_bytes = estimate.memory.pinned_host_bytes, estimate.memory.unpinned_host_bytes
     each = " in each process" if estimate.knobs.processes > 1 else ""
     words = "of pinned host memory, in blocks of powers of two"
-    return [hanging(f"host      {format_bytes(pinned_bytes)} {words}{each}")] if pinned_bytes else []
+    other = f", and {format_bytes(other_bytes)} of other" if other_bytes else ""
+    return [hanging(f"host      {format_bytes(pinned_bytes)} {words}{other}{each}")] if pinned_bytes else []
 
 
 def why_not(estimate: Estimate) -> list[str]:
@@ -156,8 +158,17 @@ def outside(estimate: Estimate, shown: Sum, sign: str) -> list[Row]:
     if estimate.communicators_bytes:
         rows.append((sign, "NCCL", shown.communicators, "its communicators, before a probe measures them"))
     if estimate.vllm_share_bytes:
-        rows.append((sign, "vLLM's share", shown.vllm_share, "a pool of its own for its weights and KV cache"))
+        rows.append((sign, "vLLM's share", shown.vllm_share, _of_vllm(estimate.vllm_sleep)))
     return rows
+
+
+def _of_vllm(sleep: VllmSleep | None) -> str:
+    if sleep is None:
+        return "a pool of its own for its weights and KV cache"
+    awake, asleep = format_bytes(sleep.awake_bytes), format_bytes(sleep.asleep_bytes)
+    if sleep.is_decided_awake:
+        return f"while it generates, when most is needed; it sleeps else, with up to {asleep}"
+    return f"what it keeps at most while it sleeps; {awake} while it generates"
 
 
 def add_rows(grid: Table, rows: Sequence[Row], scale: Scale) -> None:

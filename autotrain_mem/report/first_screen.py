@@ -15,10 +15,9 @@ from rich.text import Text
 from autotrain_mem.report import formatting
 from autotrain_mem.report.estimate import sum_of, sum_table, verdict, why_not
 from autotrain_mem.report.layout import LOUD, QUIET, Block
-from autotrain_mem.report.plan import cost, data, loud, most_sentence, searched, speed, vllm_server
+from autotrain_mem.report.plan import cost, data, loud, most_sentence, searched, speed, vllm_server, vllm_share
 from autotrain_mem.report.sharing import devices
 from autotrain_mem.spec import Estimate, Harm, Plan
-from autotrain_mem.units import format_bytes
 
 LINES = 24
 """Of a terminal as it opens."""
@@ -168,7 +167,7 @@ def _facts(plan: Plan) -> Iterator[_Part]:
         yield _Part(Text(cost(plan.cost, plan.price)), "  cost", 50)
     device = "CPU" if estimate.hardware.origin == "cpu" else "GPU"
     count = f"{device}s" if knobs.processes > 1 else f"x 1 {device}"
-    count = f"groups of {knobs.cp_size} {device}s" if knobs.cp_size > 1 else count
+    count = f"groups of {knobs.token_shards} {device}s" if knobs.token_shards > 1 else count
     noun = plan.job.method_facts.row_noun
     batch = f"{knobs.effective_batch_size} = {formatting.batch(knobs)} {count}"
     yield _Part(Text(f"{batch}  ({noun} at once x accumulation x devices)"), "  batch", 40)
@@ -176,8 +175,8 @@ def _facts(plan: Plan) -> Iterator[_Part]:
         yield _Part(Text(devices(knobs)), "  GPUs", 40)
     for number, line in enumerate(data(plan).split("\n")):
         yield _Part(line, "  " if number else "  data", 60 - number)
-    if share := estimate.vllm_share_bytes:
-        yield _Part(Text(f"takes {format_bytes(share)} of the card"), "  vLLM", 40)
+    for number, sentence in enumerate(vllm_share(estimate)):
+        yield _Part(Text(sentence), "  " if number else "  vLLM", 40 - number)
     for number, sentence in enumerate(vllm_server(plan)):
         yield _Part(Text(sentence), "  " if number else "  vLLM", 60)
 

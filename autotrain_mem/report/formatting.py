@@ -248,7 +248,7 @@ def schedule(knobs: Knobs, name: str = "", *, steps: int | None = None, step_row
 
 def sharing(knobs: Knobs) -> str:
     """``FSDP2, full shard``; empty for a single process."""
-    tokens = f", {knobs.cp_size} GPUs share each row" if knobs.cp_size > 1 else ""
+    tokens = f", {knobs.token_shards} GPUs share each row" if knobs.token_shards > 1 else ""
     return SHARINGS[knobs.sharding] + tokens if knobs.sharding is not None else ""
 
 

@@ -16,7 +16,7 @@ from autotrain_mem.report.layout import BAD, LOUD, QUIET, Block, add, hanging, s
 from autotrain_mem.report.sharing import devices
 from autotrain_mem.spec import Candidate, DataSummary, Estimate, Harm, Lever, Plan
 from autotrain_mem.spec.data import PERCENTILES
-from autotrain_mem.spec.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
+from autotrain_mem.spec.knobs import LAUNCH_KNOBS, OWN_KNOBS, TOKEN_KNOBS, ZERO_KNOBS, knob_names
 from autotrain_mem.spec.mixed_lengths import STEPS
 from autotrain_mem.spec.most import Most
 from autotrain_mem.spec.price import Price
@@ -73,9 +73,9 @@ def facts(plan: Plan) -> Table:
     if several:
         add(grid, "GPUs", devices(plan.knobs))
     add(grid, "data", data(plan))
-    if share := plan.estimate.vllm_share_bytes:
-        add(grid, "vLLM", f"takes {format_bytes(share)} of the card: --vllm_gpu_memory_utilization says how much")
-    for number, line in enumerate(vllm_server(plan)):
+    share = vllm_share(plan.estimate)
+    lines = (f"{share[0]}: --vllm_gpu_memory_utilization says how much", *share[1:]) if share else vllm_server(plan)
+    for number, line in enumerate(lines):
         add(grid, "" if number else "vLLM", line)
     variables = [f"{name}={value}" for name, value in plan.job.environment.items()]
     if variables := [*variables, *(f"{name}=..." for name in plan.job.unrecorded or ())]:
@@ -85,6 +85,20 @@ def facts(plan: Plan) -> Table:
     for warning in plan.warnings:
         add(grid, Text("warning", style=LOUD), warning)
     return grid
+
+
+def vllm_share(estimate: Estimate) -> tuple[str, ...]:
+    """Says what an engine on the cards that train takes of each, and when; nothing without one."""
+    sleep = estimate.vllm_sleep
+    if sleep is None:
+        share_bytes = estimate.vllm_share_bytes
+        return (f"takes {format_bytes(share_bytes)} of the card",) if share_bytes else ()
+    awake, beside = format_bytes(sleep.awake_bytes), format_bytes(sleep.reserved_awake_bytes)
+    asleep, trains = format_bytes(sleep.asleep_bytes), format_bytes(sleep.reserved_asleep_bytes)
+    return (
+        f"takes {awake} of the card while it generates, beside {beside} of the trainer's",
+        f"keeps up to {asleep} while it sleeps, beside {trains}",
+    )
 
 
 def vllm_server(plan: Plan) -> tuple[str, ...]:
@@ -314,9 +328,10 @@ def _flags(plan: Plan) -> list[RenderableType]:
 def _launched(plan: Plan) -> list[str]:
     """Returns what says how several processes are launched."""
     knobs, topology = plan.knobs, plan.estimate.hardware.topology
-    if knobs.processes == 1:
+    if not knobs.has_group:
         return []
     nodes = [f"--nodes {topology.nodes}"] if topology.nodes > 1 else []
-    offloads = [f"--cp_size {knobs.cp_size}"] if knobs.cp_size > 1 else []
+    offloads = [f"--{name} {size}" for name in TOKEN_KNOBS if (size := getattr(knobs, name)) > 1]
     offloads += ["--fsdp_offload_params"] if knobs.fsdp_offload_params else []
+    offloads += [f"--{name} cpu" for name in ZERO_KNOBS if getattr(knobs, name) == "cpu"]  # NVMe has no flag
     return [f"--gpus {topology.devices}", *nodes, f"--sharding {knobs.sharding}", *offloads]

@@ -20,7 +20,7 @@ _NAMES = {
     "report": "Report",
     "topology": "Topology",
     "trace": "Block Owner Trace Trained",
-    "vllm": "VllmServer",
+    "vllm": "VllmServer VllmSleep",
     "work": "Phase StepTime Work Workload",
 }
 """Module -> the nouns of it that this package offers."""
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from autotrain_mem.spec.report import Report
     from autotrain_mem.spec.topology import Topology
     from autotrain_mem.spec.trace import Block, Owner, Trace, Trained
-    from autotrain_mem.spec.vllm import VllmServer
+    from autotrain_mem.spec.vllm import VllmServer, VllmSleep
     from autotrain_mem.spec.work import Phase, StepTime, Work, Workload
 else:  # hidden from type checkers, to whom it would say that there is every name
     from autotrain_mem.lazy_names import lazily_imported
@@ -91,6 +91,7 @@ __all__ = [
     "Trace",
     "Trained",
     "VllmServer",
+    "VllmSleep",
     "Work",
     "Workload",
 ]

@@ -17,7 +17,15 @@ from typing import Any
 from autotrain_mem import spec
 from autotrain_mem.errors import AutofitError, RehearsalError, TrainingError, UsageError
 from autotrain_mem.spec.job import FITS, MAX_SLOWDOWN, Fit
-from autotrain_mem.spec.knobs import BASE_BITS, OWN_SWITCHES, SHARDINGS, ZERO_KNOBS, OffloadDevice, Sharding
+from autotrain_mem.spec.knobs import (
+    BASE_BITS,
+    OWN_SWITCHES,
+    SHARDINGS,
+    TOKEN_KNOBS,
+    ZERO_KNOBS,
+    OffloadDevice,
+    Sharding,
+)
 from autotrain_mem.units import format_bytes, parse_bytes
 
 _PLAN = "a Plan or the path of its file"
@@ -36,6 +44,7 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "optimizer_offload": ((bool,), "True or False"),
     "expandable_segments": ((bool,), "True or False"),
     "cp_size": ((int,), "a whole number"),
+    "sp_size": ((int,), "a whole number"),
     "fsdp_offload_params": ((bool,), "True or False"),
     "offload_optimizer_device": ((str,), "'cpu'"),
     "offload_param_device": ((str,), "'cpu'"),
@@ -104,6 +113,8 @@ class AutoFit:
     """How processes divide the model: ``ddp`` not at all, ``fsdp2`` into shards; None: as fits and is fastest."""
     cp_size: int | None = None
     """So many GPUs share the tokens of each row (context parallelism, with FSDP2); None: as many as a length needs."""
+    sp_size: int | None = None
+    """The same in DeepSpeed's way (sequence parallelism, with ZeRO)."""
     fsdp_offload_params: bool = False
     """Shards of parameters, gradients and optimizer state wait in host memory (FSDP)."""
     offload_optimizer_device: OffloadDevice | None = None
@@ -155,8 +166,9 @@ class AutoFit:
                 yield f"--{name} {count} is no number of {_COUNTED[name]}", f"--{name} takes 1 or more."
         if self.sharding is not None and self.sharding not in SHARDINGS:
             yield f"--sharding takes no {self.sharding!r}", f"--sharding takes {', '.join(SHARDINGS)}."
-        if self.cp_size is not None and self.cp_size < 1:
-            yield f"--cp_size {self.cp_size} is no number of GPUs", "--cp_size takes 1 or more."
+        for name in TOKEN_KNOBS:
+            if (size := getattr(self, name)) is not None and size < 1:
+                yield f"--{name} {size} is no number of GPUs", f"--{name} takes 1 or more."
         for name in ZERO_KNOBS:
             if getattr(self, name) not in (None, "cpu", "nvme"):
                 yield f"--{name} takes no {getattr(self, name)!r}", f"--{name} takes cpu."
@@ -215,6 +227,7 @@ class AutoFit:
             expandable_segments=self.expandable_segments or bool(job.arguments.get("expandable_segments")),
             sharding=self.sharding or job.arguments.get("sharding"),
             cp_size=self.cp_size or job.arguments.get("cp_size"),
+            sp_size=self.sp_size or job.arguments.get("sp_size"),
             fsdp_offload_params=self.fsdp_offload_params or bool(job.arguments.get("fsdp_offload_params")),
             offload_optimizer_device=self.offload_optimizer_device or job.arguments.get("offload_optimizer_device"),
             offload_param_device=self.offload_param_device or job.arguments.get("offload_param_device"),
@@ -224,7 +237,7 @@ class AutoFit:
     def pins(self) -> dict[str, Any]:
         """Returns the knobs that TRL does not have and that are given here."""
         given: dict[str, Any] = {name: True for name in OWN_SWITCHES if getattr(self, name)}
-        named = {name: getattr(self, name) for name in ("sharding", "cp_size", *ZERO_KNOBS)}
+        named = {name: getattr(self, name) for name in ("sharding", *TOKEN_KNOBS, *ZERO_KNOBS)}
         return given | {name: value for name, value in named.items() if value is not None}
 
     @property

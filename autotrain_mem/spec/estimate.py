@@ -12,6 +12,7 @@ from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.spec.knobs import Knobs
 from autotrain_mem.spec.mixed_lengths import MixedLengths, ReservedByOrder
 from autotrain_mem.spec.trace import Owner, Trained
+from autotrain_mem.spec.vllm import VllmSleep
 from autotrain_mem.spec.work import Phase, StepTime, Workload
 from autotrain_mem.units import format_bytes
 
@@ -101,6 +102,10 @@ class MemoryEstimate:
     rehearsal_seconds: float
     pinned_host_bytes: int = 0
     """Host memory that each process takes for activations and an optimizer that are kept there, in pinned blocks."""
+    unpinned_host_bytes: int = 0
+    """Other host memory that each process takes for what DeepSpeed offloads, at most."""
+    nvme_bytes: int = 0
+    """Files on NVMe that each process has while it trains, where DeepSpeed offloads to them."""
     saved_model_bytes: int = 0
     """What is written to disk of the model: all weights, or those of the adapter."""
     saved_state_bytes: int = 0
@@ -123,6 +128,8 @@ class Footprint:
     memory: MemoryEstimate
     """Replayed on a device without an end."""
     work: Workload
+    awake: MemoryEstimate | None = None
+    """Of the moments in which a colocated vLLM is awake; None where it never sleeps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,6 +156,7 @@ class Estimate:
             "tokens_per_second": "time.known_tokens_per_second",
         },
         inline=("memory",),
+        optional=("vllm_sleep",),
     )
 
     knobs: Knobs
@@ -158,8 +166,10 @@ class Estimate:
     time: StepTime
     """Of one optimizer step, on average over the data where these are known."""
     vllm_share_bytes: int = 0
-    """What a vLLM engine on the same card takes for itself: weights and KV cache in a pool of its own, from its start
-    to its end."""
+    """What a vLLM engine on the same card takes for itself: weights and KV cache in a pool of its own. Where it sleeps,
+    what it takes at the moment that needs most, of which ``memory`` is then."""
+    vllm_sleep: VllmSleep | None = None
+    """What it takes awake and asleep; None where it never sleeps."""
 
     def _repr_html_(self) -> str:
         """Shows itself in a notebook."""

@@ -19,6 +19,8 @@ OffloadDevice = Literal["cpu", "nvme"]
 """Where DeepSpeed keeps what it offloads, in its own words."""
 
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
+ZEROS: tuple[Sharding, ...] = ("zero1", "zero2", "zero3")
+"""DeepSpeed's, by stage. They have something to offer to a process that is alone, too: what they offload."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +48,8 @@ class Knobs:
         optional=(
             *("max_completion_length", "response_length", "num_generations"),
             *("local_rollout_forward_batch_size", "per_device_eval_batch_size", "sharding", "dp_replicate_size"),
-            *("lora_target_modules", "learning_rate", "offload_optimizer_device", "offload_param_device", "cp_size"),
+            *("lora_target_modules", "learning_rate", "offload_optimizer_device", "offload_param_device"),
+            *("cp_size", "sp_size"),
         )
     )
     """The JSON is also laid over TRL's arguments: what does not apply is left out, and so stays TRL's."""
@@ -104,6 +107,8 @@ class Knobs:
     cp_size: int = 1
     """Processes that hold a share of each row's tokens each, and send keys and values around (context parallelism, with
     FSDP2); they train on the same rows."""
+    sp_size: int = 1
+    """The same in DeepSpeed's way (sequence parallelism, with ZeRO): for attention they exchange tokens for heads."""
     fsdp_offload_params: bool = False
     """Shards of parameters, gradients and optimizer state wait in host memory, where the optimizer steps too (FSDP)."""
     offload_optimizer_device: OffloadDevice | None = None
@@ -120,7 +125,12 @@ class Knobs:
     def data_parallel_size(self) -> int:
         """Counts the processes, or the groups that share rows, which train on rows of their own
         (``transformers/trainer.py: get_total_train_batch_size``)."""
-        return self.processes // max(1, self.cp_size)
+        return self.processes // self.token_shards
+
+    @property
+    def token_shards(self) -> int:
+        """Counts the processes that hold one row together, a share of its tokens each."""
+        return max(1, self.cp_size, self.sp_size)
 
     @property
     def is_sharded(self) -> bool:
@@ -130,7 +140,13 @@ class Knobs:
     @property
     def zero_stage(self) -> int:
         """Returns the stage of DeepSpeed's ZeRO; 0 where the model is shared in another way."""
-        return {"zero1": 1, "zero2": 2, "zero3": 3}.get(str(self.sharding), 0)
+        return ZEROS.index(self.sharding) + 1 if self.sharding in ZEROS else 0
+
+    @property
+    def has_group(self) -> bool:
+        """Tells whether a process is launched as one of a group: of several, and by DeepSpeed also where it is alone
+        (``deepspeed/__init__.py: initialize`` makes a group of what there is)."""
+        return self.processes > 1 or self.zero_stage > 0
 
     @property
     def shards(self) -> int:
@@ -144,9 +160,10 @@ class Knobs:
         DDP and FSDP on a mesh of one dimension take the default group (``torch/distributed/device_mesh.py:
         _init_one_process_group``). HSDP's mesh has one for the shards and one for their copies, and accelerate gathers
         metrics in the default group. Context parallelism has one for the shards and one for the tokens beside it
-        (``accelerate/parallelism_config.py: build_device_mesh``).
+        (``accelerate/parallelism_config.py: build_device_mesh``); so has sequence parallelism
+        (``deepspeed/runtime/sequence_parallel/parallel_state_sp.py: initialize_sequence_parallel``).
         """
-        return 0 if self.processes == 1 else 3 if self.sharding == "hsdp" or self.cp_size > 1 else 1
+        return 0 if not self.has_group else 3 if self.sharding == "hsdp" or self.token_shards > 1 else 1
 
     @property
     def base_bits(self) -> int | None:
@@ -171,8 +188,15 @@ OWN_SWITCHES = (*OWN_KNOBS, "fsdp_offload_params")
 """Knobs of ours whose flag needs no value."""
 ZERO_KNOBS = ("offload_optimizer_device", "offload_param_device")
 """Knobs of DeepSpeed's config."""
-LAUNCH_KNOBS = ("processes", "sharding", "dp_replicate_size", "cp_size", "fsdp_offload_params", *ZERO_KNOBS)
+TOKEN_KNOBS = ("cp_size", "sp_size")
+"""Knobs that share the tokens of rows; one at most is above 1."""
+LAUNCH_KNOBS = ("processes", "sharding", "dp_replicate_size", *TOKEN_KNOBS, "fsdp_offload_params", *ZERO_KNOBS)
 """Knobs that are no arguments of TRL's: how processes are launched says them (``parallel``)."""
+
+
+def alone_too(sharding: Sharding | None, processes: int) -> Sharding | None:
+    """Returns how so many processes share a model that was shared in this way; None for one, unless by DeepSpeed."""
+    return sharding if processes > 1 or sharding in ZEROS else None
 
 
 def knob_names(method: str, knobs: Knobs) -> tuple[str, ...]:

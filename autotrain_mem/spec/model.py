@@ -126,6 +126,6 @@ class ModelFacts:
         Of several processes it is the whole: DDP's buckets hold layers together as it comes, and what FSDP gathers
         ahead has no plain continuation in more layers.
         """
-        if self.pattern is None or knobs.processes > 1:
+        if self.pattern is None or knobs.has_group:
             return None
         return self.pattern.depths(held_back=LAYERS_HELD_BACK if knobs.activation_offloading else 0)

@@ -17,6 +17,13 @@ CACHE_EMPTIED = 0
 """The event of a ``torch.cuda.empty_cache()``: what is reserved and not allocated goes back to the device."""
 
 
+class EngineMark(StrEnum):
+    """Says what a colocated vLLM engine does between two events: its share of the device is taken, or given back."""
+
+    WAKES = "wakes"
+    SLEEPS = "sleeps"
+
+
 class Owner(StrEnum):
     """Says to whom the bytes of a block belong.
 
@@ -121,11 +128,11 @@ class LossPass(NamedTuple):
     """How many were dispatched in it."""
 
 
-_COUNTS = ("pinned_bytes", "saved_model_bytes", "saved_state_bytes", "unquantized_bytes")
-_NO_COLUMNS = (
-    *("stream_uses", "phase_starts", "operators", "seconds", "not_counted", "work", "loss_chunks", "loss_passes"),
-    "trained",
+_COUNTS = (
+    *("pinned_bytes", "unpinned_bytes", "nvme_bytes", "saved_model_bytes", "saved_state_bytes", "unquantized_bytes"),
 )
+_MARKS = ("stream_uses", "phase_starts", "engine_marks", "loss_chunks", "loss_passes")
+_NO_COLUMNS = (*_MARKS, "operators", "seconds", "not_counted", "work", "trained")
 
 
 def _write_trace(trace: Trace) -> dict[str, Any]:
@@ -158,6 +165,7 @@ def _read_trace(values: dict[str, Any]) -> Trace:
         events=_unpack("q", values["events"]),
         stream_uses=tuple(StreamUse(*use) for use in values["stream_uses"]),
         phase_starts=tuple((index, Phase(phase)) for index, phase in values["phase_starts"]),
+        engine_marks=tuple((index, EngineMark(mark)) for index, mark in values["engine_marks"]),
         operators=values["operators"],
         seconds=values["seconds"],
         not_counted=tuple(values["not_counted"]),
@@ -200,6 +208,10 @@ class Trace:
     """In the order in which they happened; none where the whole was extrapolated."""
     pinned_bytes: int = 0
     """What it took of pinned host memory, for activations and an optimizer that are kept there."""
+    unpinned_bytes: int = 0
+    """The most that DeepSpeed's offload took of other host memory at once."""
+    nvme_bytes: int = 0
+    """What DeepSpeed's offload wrote to files on a disk, which stay as long as it trains."""
     saved_model_bytes: int = 0
     """What was trained, on disk: all weights, or those of the adapter."""
     saved_state_bytes: int = 0
@@ -208,6 +220,20 @@ class Trace:
     """Of a quantized model, what bitsandbytes leaves as it was: experts that are fused into one tensor a layer."""
     trained: Trained | None = None
     """None where no trainer was built for it."""
+    engine_marks: tuple[tuple[int, EngineMark], ...] = ()
+    """(Index of the event before which it happens, what a colocated engine does); none where it never sleeps."""
+
+    def awake(self) -> Iterator[range]:
+        """Yields the stretches of events while which a colocated engine is awake: it sleeps as the run begins."""
+        began: int | None = None
+        for index, mark in self.engine_marks:
+            if mark is EngineMark.WAKES and began is None:
+                began = index
+            elif mark is EngineMark.SLEEPS and began is not None:
+                yield range(began, index)
+                began = None
+        if began is not None:
+            yield range(began, len(self.events))
 
     def walk(self) -> Iterator[tuple[Phase, int, Block]]:
         """Yields (phase, +1 for a birth or -1 for a death, block) for every birth and death."""

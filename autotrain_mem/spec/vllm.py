@@ -1,4 +1,4 @@
-"""VllmServer holds what the GPUs of a vLLM server, beside those that train, are taken by, and how it is started."""
+"""VllmServer and VllmSleep hold what vLLM takes of GPUs: of those beside the ones that train, and of these."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autotrain_mem.spec.codec import Form
-from autotrain_mem.units import GIB
+from autotrain_mem.units import GIB, MIB
 
 OVERHEAD_BYTES = 3 * GIB
 """What a server holds of each card beside weights and KV cache: activations of its profile run, CUDA graphs, NCCL. Its
@@ -15,6 +15,16 @@ own log says so (``vllm/v1/worker/gpu_worker.py: determine_available_memory``, `
 model of 0.9 GiB on 16 GB, 2.1 GiB for Qwen3-8B on 24 GB, 3.05 GiB for Llama-3-8B on an H100
 (https://github.com/vllm-project/vllm/pull/10511). Mixtures of experts take more, up to 7 GiB: it only says how many
 completions run at once, and refuses nothing."""
+
+ASLEEP_BYTES = OVERHEAD_BYTES
+"""What an engine on one card keeps while it sleeps, at most: CUDA graphs, workspaces, NCCL. Only weights and KV cache
+lie in the pool that sleep gives back (``vllm/v1/worker/gpu_worker.py: load_model, initialize_from_config``). By its log
+(``Sleep mode freed``) it kept 0.3 GiB of a share of 19.8 (https://github.com/vllm-project/vllm/issues/17117); CUDA
+graphs took 1.4 GiB for a model of 72 GiB a card (https://github.com/vllm-project/vllm/issues/47654)."""
+ASLEEP_PARALLEL_BYTES = 7424 * MIB
+"""The same where several cards hold one engine: 7,392 MiB of Llama-3.2-1B on 2 cards, the CUDA context included
+(https://github.com/NVIDIA-NeMo/RL/issues/223), 6,962 to 7,121 MiB of Kimi-K2.6 on 8
+(https://github.com/vllm-project/vllm/issues/47654)."""
 
 SEQUENCES, SEQUENCES_OF_LARGE_CARDS, LARGE_CARD_BYTES = 256, 1024, 70 * GIB
 """``max_num_seqs`` of a server where nothing is given (``vllm/engine/arg_utils.py: get_batch_defaults``)."""
@@ -93,6 +103,39 @@ class VllmServer:
         """Lists its GPUs on the machine that trains, as ``6,7``."""
         first = self.first_gpu or 0
         return ",".join(str(first + number) for number in range(self.gpus))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VllmSleep:
+    """Describes an engine on the cards that train which sleeps while nothing is generated. All bytes are of one card.
+
+    >>> from autotrain_mem import VllmSleep
+    >>> beside = {"reserved_awake_bytes": 9 * 2**30, "reserved_asleep_bytes": 20 * 2**30}
+    >>> sleep = VllmSleep(awake_bytes=24 * 2**30, asleep_bytes=3 * 2**30, **beside)
+    >>> sleep.is_decided_awake, sleep.needed_bytes // 2**30
+    (True, 33)
+    """
+
+    awake_bytes: int
+    """Its share, while completions are sampled and while it is given the weights."""
+    asleep_bytes: int
+    """What it keeps of that while it sleeps, at most."""
+    reserved_awake_bytes: int
+    """What torch's allocator holds for the trainer at most while it is awake."""
+    reserved_asleep_bytes: int
+    """The same of the whole run."""
+
+    @property
+    def is_decided_awake(self) -> bool:
+        """Tells whether the card needs as much while the engine is awake as while it sleeps, or more."""
+        awake_bytes = self.awake_bytes + self.reserved_awake_bytes
+        return awake_bytes >= self.asleep_bytes + self.reserved_asleep_bytes
+
+    @property
+    def needed_bytes(self) -> int:
+        """Computes what both take of the card at most."""
+        awake_bytes = self.awake_bytes + self.reserved_awake_bytes
+        return max(awake_bytes, self.asleep_bytes + self.reserved_asleep_bytes)
 
 
 SERVER_PORT = 8000

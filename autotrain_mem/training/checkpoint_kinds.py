@@ -53,7 +53,7 @@ class Resumer:
         >>> Resumer(sharding="hsdp", processes=8).form
         'shards'
         """
-        if self.sharding in (None, "ddp") or self.processes == 1:
+        if self.sharding in (None, "ddp"):
             return "whole"
         return _FAMILIES.get(str(self.sharding), "shards")  # type: ignore[return-value]
 

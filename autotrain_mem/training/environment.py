@@ -111,7 +111,7 @@ class Meeting:
     @classmethod
     def of(
         cls,
-        processes: int,
+        knobs: Knobs,
         environment: Mapping[str, str],
         accelerate: Mapping[str, Any] | None = None,
         address: str | None = None,
@@ -130,12 +130,12 @@ class Meeting:
         if address is not None:
             yield from (cls(port=_free_port(), is_ours=True, address=address) for _ in range(PORTS))
             return
-        given = {**os.environ, **environment}.get(PORT, named) or None if processes > 1 else None
+        given = {**os.environ, **environment}.get(PORT, named) or None if knobs.has_group else None
         if given is not None:
             yield cls(port=_checked(given), is_ours=False)
             return
         for _ in range(PORTS):
-            yield cls(port=_free_port() if processes > 1 else 0, is_ours=True)
+            yield cls(port=_free_port() if knobs.has_group else 0, is_ours=True)
 
     def is_lost(self, message: str) -> bool:
         """Whether an error says that another process has the port now, and another one may do."""
@@ -145,11 +145,12 @@ class Meeting:
 def rank_environments(request: Request, environment: Mapping[str, str], meeting: Meeting) -> list[dict[str, str]]:
     """List the variables of each process, over ``environment``: those that ``accelerate launch`` would set."""
     job, knobs = request.job, request.knobs
-    if knobs.processes == 1:
+    if not knobs.has_group:
         return [dict(environment)]
     settings = {**job.arguments, "fp16": knobs.fp16 or job.arguments.get("fp16")}
     precision = "fp16" if settings["fp16"] else "no" if settings.get("bf16") is False else "bf16"
-    config = job.accelerate or accelerate_config(knobs, mixed_precision=precision)
+    attention = job.arguments.get("attn_implementation")
+    config = job.accelerate or accelerate_config(knobs, mixed_precision=precision, attention=attention)
     common = {**environment, **launch_environment(config)}
     local = request.processes_here
     return [

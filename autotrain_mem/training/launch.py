@@ -100,7 +100,7 @@ def _train(
 
 def _meetings(request: Request, environment: Mapping[str, str], machines: Machines | None) -> Iterator[Meeting]:
     address = None if machines is None else machines.place.address
-    return Meeting.of(request.knobs.processes, environment, request.job.accelerate, address)
+    return Meeting.of(request.knobs, environment, request.job.accelerate, address)
 
 
 def _started(

@@ -201,7 +201,8 @@ _OF_GROUP = frozenset(
 (``torch/distributed/elastic/agent/server/local_elastic_agent.py: _start_workers``)."""
 _OF_GROUP_TOO = (
     *("TORCHELASTIC_", "PMI_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_"),
-    *("ACCELERATE_USE_", "FSDP_", "PARALLELISM_CONFIG_"),
+    *("ACCELERATE_USE_", "ACCELERATE_DEEPSPEED_", "ACCELERATE_GRADIENT_", "ACCELERATE_CONFIG_DS_", "FSDP_"),
+    "PARALLELISM_CONFIG_",
 )
 """How the names of the rest begin, and those of MPI (``accelerate/state.py: _prepare_backend``), and what accelerate
 says of sharding: a rehearsal of one of several processes sets its own."""

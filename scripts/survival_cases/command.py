@@ -102,10 +102,12 @@ def autofit(
     folder: pathlib.Path | None = None,
     meanwhile: Callable[[Running], None] | None = None,
     module: str = AUTOFIT,
+    on: Sequence[str] = (),
 ) -> Ended:
     """Run one command in ``place``.
 
     Args:
+        on: What it begins with, where it runs on another machine (``survival_cases/hosts.py``).
         folder: Its output folder, used as it is; None: ``runs/RUN`` there, made anew.
         meanwhile: Is called when it has begun; the time of its first step is then not looked for.
         module: That is run.
@@ -117,7 +119,7 @@ def autofit(
     said, cried = folder.parent / f"{run}.json", folder.parent / f"{run}.txt"
     started, first_step_seconds = time.monotonic(), None
     with said.open("w") as out, cried.open("w") as err:
-        command = [sys.executable, "-m", module, *argv, "--output_dir", str(folder), "--json"]
+        command = [*on, sys.executable, "-m", module, *argv, "--output_dir", str(folder), "--json"]
         process = subprocess.Popen(command, cwd=place, stdout=out, stderr=err, env=surroundings(place, environment))
         running = Running(process=process, lines=cried)
         if meanwhile is not None:

@@ -1,7 +1,8 @@
-"""Two machines of one simulated card each, on this host, of which one is killed at a random moment and started again.
+"""Two machines of one simulated card each, of which one is killed at a random moment and started again.
 
-Both run the same command, as a scheduler would start it. All processes of the machine are killed at once; then its
-command is started as it was. Under DDP and FSDP2 in turn, the first machine and the second in turn.
+Both run the same command, as a scheduler would start it. Every other one that is killed falls silent first, as one that
+loses its power; then all its processes are killed at once, and its command is started as it was. Under DDP and FSDP2 in
+turn, the first machine and the second in turn.
 
 Losses are held against those of the undisturbed run, as in ``survival_cases/faults.py``. Nothing may be left behind:
 each run's processes carry its name in their environment.
@@ -25,6 +26,7 @@ import psutil
 from autotrain_mem import api
 from survival_cases import command, faults
 from survival_cases.command import Ended, Running, autofit, surroundings
+from survival_cases.hosts import Hosts, two_hosts
 from survival_cases.kept import Kept, Row
 from survival_cases.sizes import filled_card
 
@@ -49,6 +51,8 @@ class Case:
     machine: int
     moment: float
     """A share of what the undisturbed run takes."""
+    silent: bool = False
+    """It is off the network before it is killed, where the machines have one."""
 
     def __str__(self) -> str:
         return f"{FAULT} {self.number:02} {self.sharding} {self.machine}"
@@ -61,13 +65,18 @@ def flags(sharding: str) -> list[str]:
 
 
 def undisturbed(
-    workers: api.Workers, place: pathlib.Path, kept: Kept, shardings: Iterable[str] = SHARDINGS
+    workers: api.Workers, place: pathlib.Path, kept: Kept, shardings: Iterable[str] = SHARDINGS, *, apart: bool = False
 ) -> dict[str, Row]:
-    """By sharding: the card, the losses, and how long it took."""
+    """By sharding: the card, the losses, and how long it took.
+
+    Args:
+        apart: The machines have a network (``survival_cases/hosts.py``).
+    """
 
     def trained(sharding: str) -> Row:
         card = filled_card(workers, "sft", [*flags(sharding), "--gpus", "2"], faults.SHARE)
-        ended, second, _ = _run(_words(sharding, card), place, f"nodes-{sharding}")
+        with two_hosts(apart=apart) as hosts:
+            ended, second, _ = _run(hosts, _words(sharding, card, hosts), place, f"nodes-{sharding}")
         if not ended.finished or second:
             raise RuntimeError(f"the undisturbed run of {sharding} failed: {ended.error or ended.code} {second}")
         losses = {str(step): loss for step, loss in ended.losses().items()}
@@ -85,16 +94,19 @@ def cases() -> list[Case]:
             sharding=SHARDINGS[number % 2],
             machine=number // 2 % 2,
             moment=round(random.uniform(0.02, 0.98), 3),
+            silent=number // 4 % 2 == 1,
         )
         for number in range(RUNS)
     ]
 
 
-def run(case: Case, quiet: Mapping[str, Row], place: pathlib.Path) -> Row:
+def run(case: Case, quiet: Mapping[str, Row], place: pathlib.Path, *, apart: bool = False) -> Row:
     """One case; judged as a fault's."""
     still, name = quiet[case.sharding], f"nodes-{case.number:02}"
     at = round(case.moment * still["seconds"], 2)
-    ended, second, came = _run(_words(case.sharding, still["card"]), place, name, (case.machine, at))
+    with two_hosts(apart=apart) as hosts:
+        words = _words(case.sharding, still["card"], hosts)
+        ended, second, came = _run(hosts, words, place, name, replace(case, moment=at))
     losses = {int(step): loss for step, loss in still["losses"].items()}
     row = faults.judged(ended, came=came, losses=losses)
     if left := _left_behind(name):
@@ -109,9 +121,9 @@ def run(case: Case, quiet: Mapping[str, Row], place: pathlib.Path) -> Row:
 # -- two machines ------------------------------------------------------------------------------------------------------
 
 
-def _words(sharding: str, card: str) -> list[str]:
+def _words(sharding: str, card: str, hosts: Hosts) -> list[str]:
     port = _free_port()
-    place = ["--nodes", "2", "--main_process_ip", "127.0.0.1", "--main_process_port", str(port)]
+    place = ["--nodes", "2", "--main_process_ip", hosts.address, "--main_process_port", str(port)]
     return ["sft", *flags(sharding), "--gpu", card, "--simulate", "--no_probe", *place]
 
 
@@ -122,34 +134,38 @@ def _free_port() -> int:
 
 
 def _run(
-    words: Sequence[str], place: pathlib.Path, run: str, killed: tuple[int, float] | None = None
+    hosts: Hosts, words: Sequence[str], place: pathlib.Path, run: str, killed: Case | None = None
 ) -> tuple[Ended, str, bool]:
     """Returns how the first machine ended, what the second said if it did not end well, and whether one was killed.
 
     Args:
-        killed: A machine, and after how many seconds.
+        killed: Which, with its moment in seconds.
     """
-    machine, at = killed or (None, 0.0)
+    machine = None if killed is None else killed.machine
     came = False
     folder, mark = place / "runs" / run, {MARK: run}
     shutil.rmtree(folder, ignore_errors=True)
-    with _second(words, place, folder, mark) as second:
+    with _second(hosts, words, place, folder, mark) as second:
 
         def kill_one(running: Running) -> None:
             nonlocal came
-            if machine is None:
+            if killed is None:
                 return
-            _sleep(running, at)
+            _sleep(running, killed.moment)
             came = running.process.poll() is None  # else it ended sooner than the undisturbed run
+            if killed.silent:
+                hosts.unplug(killed.machine)
             _kill(second.process if machine else running.process)
             time.sleep(AWAY_SECONDS)
+            if killed.silent:
+                hosts.plug(killed.machine)
             if machine and came:
                 second.start()
 
         argv = [*words, "--machine_rank", "0"]
-        ended = autofit(argv, place, run, mark, folder=folder, meanwhile=kill_one)
+        ended = autofit(argv, place, run, mark, folder=folder, meanwhile=kill_one, on=hosts.on(0))
         if machine == 0 and not ended.finished:
-            rest = autofit(argv, place, run, mark, folder=folder, meanwhile=lambda running: None)
+            rest = autofit(argv, place, run, mark, folder=folder, meanwhile=lambda running: None, on=hosts.on(0))
             ended = replace(rest, seconds=ended.seconds + rest.seconds)
         return ended, second.wait(), came
 
@@ -158,6 +174,7 @@ def _run(
 class _Second:
     """The second machine's command."""
 
+    on: Sequence[str]
     argv: Sequence[str]
     place: pathlib.Path
     log: pathlib.Path
@@ -167,7 +184,7 @@ class _Second:
     def start(self) -> None:
         with self.log.open("ab") as log:
             around = surroundings(self.place, self.environment)
-            argv = [sys.executable, "-m", command.AUTOFIT, *self.argv]
+            argv = [*self.on, sys.executable, "-m", command.AUTOFIT, *self.argv]
             self.process = subprocess.Popen(argv, cwd=self.place, stdout=log, stderr=log, env=around)
 
     def wait(self) -> str:
@@ -180,13 +197,13 @@ class _Second:
 
 @contextlib.contextmanager
 def _second(
-    words: Sequence[str], place: pathlib.Path, folder: pathlib.Path, mark: Mapping[str, str]
+    hosts: Hosts, words: Sequence[str], place: pathlib.Path, folder: pathlib.Path, mark: Mapping[str, str]
 ) -> Iterator[_Second]:
     argv = [*words, "--machine_rank", "1", "--output_dir", str(folder), "--json"]
     log = folder.with_name(f"{folder.name}-second.txt")
     log.parent.mkdir(parents=True, exist_ok=True)
     log.unlink(missing_ok=True)
-    second = _Second(argv, place, log, mark, process=None)  # type: ignore[arg-type]
+    second = _Second(hosts.on(1), argv, place, log, mark, process=None)  # type: ignore[arg-type]
     second.start()
     try:
         yield second

@@ -106,10 +106,49 @@ def test_what_shared_tokens_do_not_go_with_is_refused_with_what_does(given: dict
     assert problems(**given, cp_size=1) == problems(**given)
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"packing": True}, "--packing false"),
+        ({"attn_implementation": "eager"}, "sdpa"),
+        ({"pad_to_multiple_of": 6}, "--pad_to_multiple_of 4"),
+        ({"sharding": "fsdp2"}, "--sharding zero3"),
+        ({"cp_size": 2}, "Remove --sp_size"),
+    ],
+    ids=str,
+)
+def test_so_is_what_deepspeeds_way_does_not_go_with(given: dict[str, Any], said: str) -> None:
+    found = collect(table.FLAGS, Flags(method="sft", given={"sp_size": 4, **given}))
+    assert said in next(each for each in found if "sp_size" in each.message).cure
+
+
 @pytest.mark.parametrize("method", ["dpo", "grpo", "ppo", "reward"])
 def test_tokens_are_shared_in_sft_alone(method: str) -> None:
     assert "is for SFT" in problems(method, cp_size=2)[0]
+    assert "is for SFT" in problems(method, sp_size=2)[0]
     assert problems(cp_size=2) == problems(cp_size=2, sharding="fsdp2", pad_to_multiple_of=64) == []
+    flash = {"attn_implementation": "flash_attention_2", "sharding": "zero2", "bf16": False}
+    assert problems(sp_size=2) == problems(sp_size=2, **flash) == []
+
+
+@pytest.mark.parametrize(
+    ("heads", "keys", "size", "cure"),
+    [
+        (32, 8, 8, None),
+        (32, 8, 16, None),  # keys are given to two GPUs each
+        (14, 2, 4, "--sp_size 2"),
+        (15, 5, 2, "Remove --sp_size"),
+        (24, 6, 4, "--sp_size 3"),
+    ],
+)
+def test_heads_must_come_out_even(heads: int, keys: int, size: int, cure: str | None) -> None:
+    job = Job(method="sft", model="tiny", dataset=None, arguments={"sp_size": size})
+    config = SimpleNamespace(num_attention_heads=heads, num_key_value_heads=keys)
+    said = [
+        cure for _, cure in sharding.shared_attention(ModelOnCard(job=job, config=config, compute_capability=(8, 0)))
+    ]
+    assert [cure in each for each in said if cure] == ([True] if cure else [])
+    assert bool(said) == bool(cure)
 
 
 @pytest.mark.parametrize(

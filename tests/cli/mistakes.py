@@ -207,11 +207,12 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "flash_attention_on_cpu": (2, f"{TRAIN} --use_cpu {FLASH}", "flash_attention_2 --use_cpu sdpa"),
     "flash_attention_on_t4": (2, f"{SHORT} --gpu t4 {FLASH}", "flash_attention_2 8.0 7.5 sdpa"),
     "liger_unknown_model": (2, f"{SHORT} --model mamba --use_liger_kernel", "mamba qwen2 llama --use_liger_kernel"),
-    "zero_offload_simulated": (
+    "zero_offload_of_sgd": (
         2,
-        f"{SIMULATED} --gpus 2 --sharding zero2 --offload_optimizer_device cpu",
-        "--offload_optimizer_device --plan_only",
+        f"{PLAN} --sharding zero2 --offload_optimizer_device cpu --optim sgd",
+        "'--optim sgd' --offload_optimizer_device Adam adamw_torch_fused",
     ),
+    "zero_on_the_cpu": (2, f"{TRAIN} --use_cpu --sharding zero3", "'--sharding zero3 with --use_cpu' --simulate"),
     "liger_simulated": (2, f"{SIMULATED} --use_liger_kernel", "--use_liger_kernel --plan_only"),
     "vllm_simulated": (2, f"{GRPO[5:]} --simulate --use_vllm", "--use_vllm --plan_only"),
     "simulated_and_not_trained": (2, f"{SIMULATED} --plan_only", "--simulate --plan_only"),

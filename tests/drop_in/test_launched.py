@@ -1,10 +1,14 @@
 """How a launcher started this training's processes is read from their environment and the script's config."""
 
+import json
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trl
+from accelerate.utils import DeepSpeedPlugin
 
 from autotrain_mem import AutoFit
 from autotrain_mem.drop_in import launched, ranks
@@ -72,13 +76,77 @@ def test_the_scripts_own_fsdp_wins(monkeypatch: pytest.MonkeyPatch, tmp_path: An
     assert not {"fsdp", "fsdp_config"} & given.keys(), "it is said by the launch"
 
 
-@pytest.mark.parametrize(
-    ("variable", "name"), [("ACCELERATE_USE_DEEPSPEED", "DeepSpeed"), ("ACCELERATE_USE_MEGATRON_LM", "Megatron-LM")]
-)
-def test_what_is_not_rehearsed_is_refused(monkeypatch: pytest.MonkeyPatch, variable: str, name: str) -> None:
-    monkeypatch.setenv(variable, "true")
-    with pytest.raises(UsageError, match=name):
+def test_what_is_not_rehearsed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_MEGATRON_LM", "true")
+    with pytest.raises(UsageError, match="Megatron-LM"):
         started(monkeypatch)
+
+
+ZERO = {"zero_optimization": {"stage": 2}, "gradient_accumulation_steps": "auto", "gradient_clipping": "auto"}
+DIVIDED = {"offload_optimizer_device": None, "offload_param_device": None, "fsdp_offload_params": False}
+
+
+def of_script(deepspeed: Any = None) -> Any:
+    sizes = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_grad_norm": 1.0}
+    return SimpleNamespace(deepspeed=deepspeed, **sizes)
+
+
+@pytest.mark.parametrize("form", ["keys", "json", "file"])
+def test_the_scripts_own_deepspeed_is_pinned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, form: str) -> None:
+    (tmp_path / "ds.json").write_text(json.dumps(ZERO), encoding="utf-8")
+    given = {"keys": ZERO, "json": json.dumps(ZERO), "file": str(tmp_path / "ds.json")}[form]
+    read = started(monkeypatch, args=of_script(given))
+    assert (read.processes, read.nodes, read.config) == (8, 2, None)
+    filled = ZERO | {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto"}
+    assert read.pins == DIVIDED | {"sharding": "zero2", "deepspeed": filled}
+
+
+def test_accelerates_deepspeed_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``accelerate launch`` says of it (``accelerate/utils/launch.py: prepare_deepspeed_cmd_env``)."""
+    said = {"USE_DEEPSPEED": "true", "DEEPSPEED_ZERO_STAGE": "3", "DEEPSPEED_OFFLOAD_PARAM_DEVICE": "cpu"}
+    for name, value in {**said, "GRADIENT_ACCUMULATION_STEPS": "2"}.items():
+        monkeypatch.setenv(f"ACCELERATE_{name}", value)
+    args = of_script()
+    args.deepspeed_plugin = DeepSpeedPlugin()
+    read = started(monkeypatch, args=args)
+    pins = dict(read.pins)
+    content = pins.pop("deepspeed")
+    knobs = DIVIDED | {"sharding": "zero3", "offload_param_device": "cpu"}
+    assert pins == knobs | {"gradient_accumulation_steps": 2}, "what it says in numbers no plan may change"
+    assert (content["zero_optimization"]["stage"], content["gradient_accumulation_steps"]) == (3, "auto")
+    assert json.loads(json.dumps(content)) == content
+    assert "Infinity" not in json.dumps(content)
+    with pytest.raises(UsageError, match=r"AutoFit\(sharding='zero2'\).*zero3.*offload_optimizer_device='cpu'"):
+        started(monkeypatch, args=args, sharding="zero2", offload_optimizer_device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("changes", "processes", "said", "cure"),
+    [
+        ({}, 1, "a single process", "num_processes 2"),
+        ({"train_micro_batch_size_per_gpu": 8}, 8, "8 and per_device_train_batch_size=4", '"auto"'),
+        ({"train_batch_size": 32}, 8, "32 and the 64 rows", '"auto"'),
+        ({"zero_optimization": {"stage": 0}}, 8, "stage is not 1, 2 or 3", "Write a stage"),
+        ({"optimizer": {"type": "AdamW"}}, 8, "optimizer: TRL's --optim", "Remove optimizer"),
+    ],
+)
+def test_a_deepspeed_that_cannot_be_is_refused_with_a_cure(
+    monkeypatch: pytest.MonkeyPatch, changes: Any, processes: int, said: str, cure: str
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)) as error:
+        started(monkeypatch, processes=processes, args=of_script({**ZERO, **changes}))
+    assert cure in error.value.hint
+
+
+def test_deepspeed_steps_after_each_micro_batch_where_its_config_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = {"zero_optimization": {"stage": 1}}
+    with pytest.raises(UsageError, match="1 and gradient_accumulation_steps=2"):
+        started(monkeypatch, args=of_script(silent))
+    args = of_script(silent)
+    args.gradient_accumulation_steps = 1
+    pins = started(monkeypatch, args=args).pins
+    assert pins["gradient_accumulation_steps"] == 1
+    assert "gradient_clipping" not in pins["deepspeed"], "it clips nothing then"
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,9 @@ def test_a_flag_that_says_otherwise_contradicts_it() -> None:
         with_accelerate(wish)
 
 
+ALONE = {"distributed_type": "DEEPSPEED", "num_processes": 1, "deepspeed_config": {"zero_stage": 3}}
+
+
 def launched(deepspeed: dict[str, object], **given: object) -> Wish:
     content = {"distributed_type": "DEEPSPEED", "num_processes": 4, "mixed_precision": "bf16"}
     autofit = AutoFit(accelerate_config={**content, "deepspeed_config": deepspeed}, **given)  # type: ignore[arg-type]
@@ -50,5 +53,7 @@ def test_a_config_of_accelerates_says_it_by_flags_too(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(json.dumps(CONFIG), encoding="utf-8")
     wish = launched({"deepspeed_config_file": str(tmp_path / "ds.json")}, sharding="zero3")
     assert (wish.autofit.gpus, wish.autofit.sharding, wish.autofit.offload_param_device) == (4, "zero3", "cpu")
+    alone = with_accelerate(Wish(method="sft", model="m", autofit=AutoFit(accelerate_config=ALONE)))
+    assert (alone.autofit.gpus, alone.autofit.sharding) == (1, "zero3")
     with pytest.raises(UsageError, match="--sharding zero2"):
         launched({"zero_stage": 3}, sharding="zero2")

@@ -93,3 +93,16 @@ def test_a_lever_that_does_not_go_with_shards_is_refused() -> None:
     plan = made(1, arguments={**JOB.arguments, "optim": "adamw_bnb_8bit"})
     with pytest.raises(UsageError, match="optim, which does not go with --sharding fsdp2"):
         followed(plan, AutoFit(plan=plan, gpus=2, sharding="fsdp2"), 2)
+
+
+def test_as_many_gpus_share_a_row_as_before_unless_asked_otherwise() -> None:
+    plan = made(4, arguments={**JOB.arguments, "cp_size": 2})
+    assert plan.knobs.effective_batch_size == 16
+    wider = followed(plan, AutoFit(plan=plan, gpus=8), 8).knobs
+    assert (wider.cp_size, split(wider), wider.effective_batch_size) == (2, (4, 1, 8), 16)
+    asked = AutoFit(plan=plan, cp_size=1)
+    assert other_processes.is_shared_otherwise(asked, plan)
+    alone = followed(plan, asked, 4).knobs
+    assert (alone.cp_size, split(alone), alone.effective_batch_size) == (1, (4, 1, 4), 16)
+    with pytest.raises(UsageError, match="--cp_size 2 does not divide 3 GPUs"):
+        followed(plan, AutoFit(plan=plan, gpus=3), 3)

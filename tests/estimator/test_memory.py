@@ -8,8 +8,9 @@ from traces import block, trace, traces
 
 from autotrain_mem.allocator.rounding import round_size
 from autotrain_mem.allocator.simulator import CachingAllocator
-from autotrain_mem.estimator.memory import LARGEST_MODULES, estimate_memory, vllm_share_bytes
+from autotrain_mem.estimator.memory import LARGEST_MODULES, estimate_memory
 from autotrain_mem.estimator.replay import Room, reserve
+from autotrain_mem.estimator.vllm_share import vllm_share_bytes
 from autotrain_mem.spec import Hardware, Job, MemoryEstimate, Owner, Phase, Trace
 from autotrain_mem.spec.trace import CACHE_EMPTIED
 from autotrain_mem.units import GIB, MIB

@@ -260,6 +260,13 @@ def test_several_processes_are_started_or_it_is_said_how() -> None:
         assert "4 x rtx4090" in text.splitlines()[1], name
         assert "sharding" not in yaml.safe_load(text)
     assert "accelerate > accelerate.yaml" in written("trl", job(), ddp, card=FOUR)
+    zero = dataclasses.replace(ddp, sharding="zero3")
+    text = written("trl", job(), zero, card=FOUR)
+    assert "torchrun --nproc_per_node 4 -m trl.scripts.sft --config FILE" in text.splitlines()[3]
+    assert "accelerate.yaml" not in text, "accelerate's own file does not go with DeepSpeed's config in TRL's"
+    alone = dataclasses.replace(zero, processes=1)
+    assert "torchrun --nproc_per_node 1" in written("trl", job(), alone).splitlines()[3], "without a group it ends"
+    assert dry_run(plan(job(), alone), job(), {}).command[:3] == ("torchrun", "--nproc_per_node", "1")  # type: ignore[index]
     assert "autofit ppo --config FILE --gpus 4 --sharding ddp" in written("trl", PPO, ddp, card=FOUR)
 
 

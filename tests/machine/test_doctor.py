@@ -114,6 +114,11 @@ def test_what_is_broken_is_said_with_its_cure(changes: dict[str, object], name: 
         ({"is_wsl": True}, "WSL"),
         ({"compiler": ""}, "compiler"),
         ({"has_python_headers": False}, "compiler"),
+        (
+            {"host_optimizer": (("no ninja", "pip install ninja"),)}
+            | with_library("deepspeed", Library(version="0.19.8")),
+            "DeepSpeed",
+        ),
         ({"open_files": 256}, "open files"),
         ({"unknown_cards": ("rtx4090",)}, "rtx4090"),
         ({"variables": {"PYTORCH_ALLOC_CONF": "", "PYTORCH_CUDA_ALLOC_CONF": ""}}, "allocator"),

@@ -19,7 +19,7 @@ BILLIONS = 1_000_000_000
 PLENTY = 10_000 * GIB
 
 
-OF_RUN = ("processes", "held_bytes", "memory", "offloads", "download")
+OF_RUN = ("processes", "machines", "held_bytes", "memory", "offloads", "download")
 
 
 def load(on_cpu: bool = False, parameters: int = 7 * BILLIONS, steps: int | None = None, **words: Any) -> Load:
@@ -153,6 +153,58 @@ def test_what_was_rehearsed_of_offloading_must_find_room_in_every_process() -> N
     assert not looked_at(load(**both, processes=2, sharding="ddp"), memory=2 * 8 * GIB), "and the optimizer's state"
     (finding,) = looked_at(load(**both, processes=2, sharding="ddp"), memory=2 * 8 * GIB - 1)
     assert "and activations, in pinned" in finding.message
+
+
+ZERO = {"sharding": "zero3", "offload_optimizer_device": "cpu"}
+
+
+def test_what_is_sure_of_deepspeeds_offload_must_find_room_before_there_is_a_plan() -> None:
+    full = load(**FULL, **ZERO)
+    assert not looked_at(full, memory=7 * 16 * BILLIONS), "a copy, its gradient and two moments, in float32"
+    (finding,) = looked_at(full, memory=7 * 16 * BILLIONS - 1)
+    assert (finding.kind, finding.error) == ("error", "HostMemoryError")
+    assert finding.message.startswith("--offload_optimizer_device cpu takes 104.3 GiB of host memory (weights and")
+    assert "--use_peft" in finding.cure
+    both = load(**FULL, **ZERO, offload_param_device="cpu", processes=8, machines=2)
+    assert not looked_at(both, memory=7 * 9 * BILLIONS), "half of it on each machine"
+    (finding,) = looked_at(both, memory=7 * 9 * BILLIONS - 1)
+    assert "remove --offload_param_device" in finding.cure
+    assert not looked_at(load(**ZERO, use_peft=True), memory=GIB), "of an adapter nothing is known yet"
+
+
+def test_what_was_rehearsed_of_deepspeeds_offload_must_find_room_for_every_process_of_the_machine() -> None:
+    memory = rehearsed(pinned_host_bytes=6 * GIB, unpinned_host_bytes=10 * GIB)
+    one = load(**FULL, **ZERO, memory=memory, processes=2, machines=3)
+    assert not looked_at(one, memory=2 * 16 * GIB)
+    (finding,) = looked_at(one, memory=2 * 16 * GIB - 1)
+    assert "takes 32.0 GiB" in finding.message
+    assert "of 2 processes" in finding.message
+    simulated = load(on_cpu=True, **FULL, **ZERO, memory=memory, processes=2, held_bytes=GIB, parameters=1)
+    needed = 2 * (17 * GIB + HOST_NON_TORCH_BYTES)
+    assert not looked_at(simulated, memory=needed)
+    assert len(looked_at(simulated, memory=needed - 1)) == 1, "whose tensors lie there too"
+
+
+def test_what_goes_on_to_nvme_must_find_room_there_and_its_buffers_on_the_host(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=32 * GIB))
+    config = {"zero_optimization": {"offload_optimizer": {"device": "nvme", "nvme_path": str(tmp_path / "swap")}}}
+    words = {**FULL, "sharding": "zero3", "offload_optimizer_device": "nvme", "deepspeed": config}
+    assert not looked_at(load(**words, parameters=2 * GIB), memory=0), "32 GiB of files, and of buffers nothing is sure"
+    (finding,) = looked_at(load(**words, parameters=2 * GIB + 1))
+    assert (finding.error, "nvme_path" in finding.cure) == ("OutputFolderError", True)
+    assert f"offloads to {tmp_path}/swap (nvme_path) takes 32.0 GiB" in finding.message
+    fits = load(**words, memory=rehearsed(unpinned_host_bytes=5 * GIB, nvme_bytes=16 * GIB), processes=2)
+    assert not looked_at(fits, memory=10 * GIB)
+    (finding,) = looked_at(fits, memory=10 * GIB - 1)
+    assert "offload_optimizer to nvme takes 10.0 GiB of host memory (buffers" in finding.message
+    assert "sub_group_size" in finding.cure
+    (finding,) = looked_at(load(**words, memory=rehearsed(nvme_bytes=16 * GIB + 1), processes=2))
+    assert "its disk has 32.0 GiB free" in finding.message
+    monkeypatch.setattr("os.access", lambda folder, mode: False)
+    (finding,) = looked_at(fits)
+    assert f"{tmp_path} may not be written to" in finding.message
 
 
 def test_an_adapters_checkpoints_are_counted_once_it_was_rehearsed() -> None:

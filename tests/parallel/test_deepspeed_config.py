@@ -23,6 +23,14 @@ def test_a_stage_and_its_offload_are_read() -> None:
     assert (found.sharding, found.offload_optimizer_device, found.offload_param_device) == ("zero3", "cpu", None)
 
 
+NVME = {"device": "nvme", "nvme_path": "/disk"}
+
+
+def test_nvme_is_read_with_its_folder() -> None:
+    found = read_deepspeed(zero(3, offload_optimizer=NVME, offload_param=NVME), "ds.json")
+    assert (found.offload_optimizer_device, found.offload_param_device) == ("nvme", "nvme")
+
+
 @pytest.mark.parametrize(
     ("config", "why"),
     [
@@ -30,7 +38,10 @@ def test_a_stage_and_its_offload_are_read() -> None:
         (zero(0), "stage is not 1, 2 or 3"),
         (zero() | {"optimizer": {"type": "AdamW"}}, "--optim makes the optimizer"),
         (zero(3, zero_quantized_weights=True), "ZeRO"),
-        (zero(2, offload_optimizer={"device": "nvme"}), "NVMe"),
+        (zero(2, offload_optimizer=NVME), "offload_optimizer to NVMe is of stage 3"),
+        (zero(3, offload_param={"device": "nvme"}), "offload_param has no nvme_path"),
+        (zero(3, offload_optimizer=NVME | {"buffer_count": 3}), "buffer_count 3 is too few"),
+        (zero(3, offload_optimizer=NVME) | {"aio": {"use_gds": True}}, "GPUDirect Storage"),
         (zero() | {"fp16": {"enabled": True}}, "fp16"),
         (zero() | {"tensor_parallel": {"autotp_size": 2}}, "tensor parallelism"),
     ],

@@ -31,6 +31,9 @@ OURS = {
 OURS["shared tokens"] = accelerate_config(
     dataclasses.replace(TRL_DEFAULTS, processes=8, sharding="fsdp2", cp_size=4), mixed_precision="bf16"
 )
+SEQUENCE = accelerate_config(
+    dataclasses.replace(TRL_DEFAULTS, processes=8, sharding="zero3", sp_size=4), attention="flash_attention_2"
+)
 FSDP = {"distributed_type": "FSDP", "num_processes": 2, "num_machines": 1}
 USERS: dict[str, dict[str, Any]] = {
     "nothing said of FSDP": FSDP,
@@ -97,3 +100,19 @@ def test_accelerate_understands_it_as_it_is_meant(sharding: Any, monkeypatch: py
     sizes = ParallelismConfig()
     replicas, shards = (2, 4) if sharding == "hsdp" else (1, 1)
     assert (sizes.dp_replicate_size, sizes.dp_shard_size) == (replicas, shards)
+
+
+@pytest.mark.newest
+def test_deepspeed_is_told_who_shares_rows_as_accelerate_would(tmp_path: Path) -> None:
+    from accelerate.commands import launch
+    from accelerate.utils.launch import prepare_deepspeed_cmd_env
+
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(yaml.safe_dump(SEQUENCE | {"deepspeed_config": {"zero_stage": 3}}), encoding="utf-8")
+    args = launch.launch_command_parser().parse_args(["--config_file", str(path), "train.py"])
+    args = launch._validate_launch_command(args)[0]
+    args.deepspeed_fields_from_accelerate_config = ""  # as ``launch_command`` sets it
+    _, environment = prepare_deepspeed_cmd_env(args)
+    said = {name: value for name, value in launch_environment(SEQUENCE).items() if name.startswith("PARALLELISM")}
+    assert said == {name: value for name, value in environment.items() if name.startswith("PARALLELISM")}
+    assert said["PARALLELISM_CONFIG_SP_ATTN_IMPLEMENTATION"] == "flash_attention_2"

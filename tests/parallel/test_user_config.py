@@ -18,6 +18,10 @@ def fsdp(**settings: Any) -> dict[str, Any]:
     return {"distributed_type": "FSDP", "num_processes": 8, "mixed_precision": "bf16", "fsdp_config": given}
 
 
+def zero() -> dict[str, Any]:
+    return {"distributed_type": "DEEPSPEED", "num_processes": 8, "deepspeed_config": {"zero_stage": 3}}
+
+
 def sizes(**values: int) -> dict[str, Any]:
     return {"parallelism_config": {f"parallelism_config_{name}": value for name, value in values.items()}}
 
@@ -66,12 +70,20 @@ def test_a_file_that_we_write_is_read_as_what_it_was_written_for(sharding: Any, 
         (fsdp(version=2) | sizes(dp_shard_size=8), {"sharding": "fsdp2", "dp_replicate_size": None}),
         (fsdp(version=2) | sizes(dp_shard_size=2, cp_size=4), {"sharding": "fsdp2", "cp_size": 4}),
         (fsdp(version=2) | sizes(cp_size=8), {"sharding": "fsdp2", "cp_size": 8}),
+        (zero() | sizes(sp_size=4, dp_shard_size=2), {"sharding": "zero3", "sp_size": 4, "sp_attention": "sdpa"}),
         ({"distributed_type": "NO", "fp16": True}, {"mixed_precision": "fp16"}),
     ],
 )
 def test_a_users_file_is_read(config: dict[str, Any], expected: dict[str, Any]) -> None:
     read = launch(config)
     assert {name: getattr(read, name) for name in expected} == expected
+
+
+def test_a_shared_sequence_that_we_write_is_read() -> None:
+    knobs = dataclasses.replace(TRL_DEFAULTS, processes=8, sharding="zero2", sp_size=4)
+    written = accelerate_config(knobs, attention="flash_attention_2")
+    read = launch(written | {"deepspeed_config": {"zero_stage": 2}})
+    assert (read.sharding, read.sp_size, read.sp_attention) == ("zero2", 4, "flash_attention_2")
 
 
 @pytest.mark.parametrize("cp_size", [2, 8])
@@ -105,7 +117,6 @@ def test_that_accelerate_takes_no_notice_is_said() -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "ZeRO-0": ({"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 0}}, "MULTI_GPU is DDP"),
     "NVMe": ({"distributed_type": "DEEPSPEED", "deepspeed_config": {"offload_param_device": "nvme"}}, "cpu"),
-    "one process of ZeRO": ({"distributed_type": "DEEPSPEED", "num_processes": 1}, "2 or more"),
     "Megatron": ({"distributed_type": "MEGATRON_LM"}, "fsdp_version: 2"),
     "TPU": ({"distributed_type": "XLA"}, "MULTI_GPU"),
     "another kind": ({"distributed_type": "MULTI_XPU"}, "NO, MULTI_GPU, FSDP or DEEPSPEED"),
@@ -120,7 +131,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "context of copies": (fsdp(version=2) | sizes(cp_size=2, dp_shard_size=2, dp_replicate_size=2), "cp_size: 1"),
     "sequence under FSDP": (fsdp(version=2) | sizes(sp_size=2, dp_shard_size=4), "parallelism_config_cp_size: 2"),
     "tensor": (fsdp(version=2) | sizes(tp_size=8), "parallelism_config_tp_size: 1"),
-    "sequence": ({"distributed_type": "DEEPSPEED"} | sizes(sp_size=2), "parallelism_config_sp_size: 1"),
+    "sequence of too many": (zero() | sizes(sp_size=3), "num_processes: 3"),
+    "sequence that is counted wrong": (zero() | sizes(sp_size=2), "parallelism_config_dp_shard_size: 4"),
+    "context of ZeRO": (zero() | sizes(cp_size=2, dp_shard_size=4), "parallelism_config_sp_size: 2"),
+    "sizes of ZeRO": (zero() | sizes(dp_shard_size=8), "Remove parallelism_config"),
     "sizes of DDP": ({"distributed_type": "MULTI_GPU", "num_processes": 2} | sizes(dp_shard_size=2), "fsdp_version: 2"),
     "sizes of too many": (fsdp(version=2) | sizes(dp_replicate_size=2, dp_shard_size=8), "num_processes: 16"),
     "nothing to shard": (fsdp(version=2) | sizes(dp_replicate_size=8), "dp_shard_size"),

@@ -8,7 +8,7 @@ import pytest
 from autotrain_mem.errors import BatchSplitError
 from autotrain_mem.planner.levels import levels
 from autotrain_mem.planner.shardings import shared
-from autotrain_mem.planner.shared_tokens import LONG_ROW_TOKENS, degrees
+from autotrain_mem.planner.shared_tokens import LONG_ROW_TOKENS, degrees, way_of
 from autotrain_mem.planner.space import micro_batches, with_rows
 from autotrain_mem.spec import Job
 from tests.planner.synthetic_memory import TRL, space_of
@@ -35,8 +35,9 @@ def test_tokens_are_shared_by_what_divides_the_gpus_and_where_rows_are_long() ->
     [
         {"cp_size": 2},
         {"forbid": ("cp_size",)},
+        {"sp_size": 2},
         {"sharding": "ddp"},
-        {"sharding": "zero3"},
+        {"sharding": "zero3", "forbid": ("sp_size",)},
         {"packing": True},
         {"attn_implementation": "flash_attention_2"},
         {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4},
@@ -45,6 +46,13 @@ def test_tokens_are_shared_by_what_divides_the_gpus_and_where_rows_are_long() ->
 )
 def test_no_other_is_tried_than_what_is_said_allows(words: dict[str, Any]) -> None:
     assert tried(**words) == ()
+
+
+def test_under_zero_they_are_shared_in_its_way() -> None:
+    assert tried(sharding="zero3", attn_implementation="flash_attention_2") == (2, 4, 8)
+    jobs = (Job(model="toy", dataset=None, method="sft", arguments=each) for each in ({}, {"sharding": "zero3"}))
+    assert [way_of(job).name for job in jobs] == ["cp_size", "sp_size"]
+    assert replace(PAIRS, cp_size=1, sp_size=4, sharding="zero3").data_parallel_size == 2
 
 
 def test_the_effective_batch_is_of_those_that_have_rows_of_their_own() -> None:

@@ -9,6 +9,7 @@ from synthetic_memory import TRL, space_of
 
 from autotrain_mem.errors import BatchSplitError, ContextLengthError, UsageError
 from autotrain_mem.planner.precision import can_scale, half_of, lacks_bf16, precise_for, why_fp16
+from autotrain_mem.planner.shardings import shardings
 from autotrain_mem.planner.space import Space, make_space, micro_batches, with_rows
 from autotrain_mem.spec import Job
 from autotrain_mem.spec.model import ModelFacts
@@ -156,3 +157,12 @@ def test_the_scaler_takes_no_gradients_in_half_precision(fp16: bool, use_peft: b
 def test_half_precision_is_that_of_the_products_and_the_reason_names_the_card() -> None:
     assert (half_of(TRL), half_of(replace(TRL, fp16=True))) == ("bfloat16", "float16")
     assert "7.5" in why_fp16(T4)
+
+
+def test_a_config_of_deepspeeds_says_how_a_model_is_divided_also_where_all_limits_are_let_go() -> None:
+    """Under another sharding the trainer would be DeepSpeed's all the same."""
+    divided = replace(TRL, processes=2, sharding="zero2")
+    said = space_of(defaults=divided, deepspeed={"zero_optimization": {"stage": 2}})
+    free = space_of(defaults=divided)
+    assert shardings(replace(said, pinned=frozenset())) == ("zero2",)
+    assert len(shardings(free)) > 1

@@ -5,11 +5,13 @@
 
 import pathlib
 from collections.abc import Callable
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
 import torch
 from accelerate import accelerator
+from deepspeed.runtime.swap_tensor import optimizer_utils, utils
 from rank_run import moves_in_order, trained_by_ranks
 from real_run import Case, case, peaks, rehearsed
 from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty
@@ -17,6 +19,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty
 from autotrain_mem.errors import RehearsalError
 from autotrain_mem.rehearsal import rehearse
 from autotrain_mem.rehearsal.ranks.fsdp2 import Chunks
+from autotrain_mem.rehearsal.ranks.rules import rehearsed_rank
 from autotrain_mem.spec import Owner
 from autotrain_mem.spec.work import Kind
 
@@ -31,6 +34,7 @@ RANKS = [
     ("sft", {"sharding": "zero2"}),
     ("sft", {"sharding": "zero3"}),
     ("sft", {"sharding": "zero2", "offload_optimizer_device": "cpu"}),
+    ("sft", {"sharding": "zero3", "sp_size": 2}),
 ]
 
 
@@ -49,6 +53,58 @@ def test_a_rehearsed_rank_is_the_real_one(
     assert made == really_made
     # Now and then gloo's own threads let go of what was gathered a little later.
     assert max(peaks(fake).values()) == pytest.approx(max(peaks(real).values()), rel=0.005)
+
+
+AUTO = dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto") | {
+    "bf16": {"enabled": "auto"},
+    "gradient_clipping": "auto",
+}
+ALONE = [
+    {"sharding": "zero2", "offload_optimizer_device": "cpu"},
+    {"sharding": "zero3", "offload_optimizer_device": "cpu", "offload_param_device": "cpu"},
+]
+
+
+@pytest.mark.parametrize("knobs", ALONE, ids=lambda knobs: knobs["sharding"])
+def test_a_process_alone_under_zero_is_the_real_one_to_the_byte(
+    knobs: dict[str, object], model_folder: Callable[[str], pathlib.Path], tmp_path: pathlib.Path
+) -> None:
+    one = ranked("sft", model_folder("qwen2"), processes=1, **knobs)
+    (real,) = trained_by_ranks(one, tmp_path)
+    fake = rehearsed(one)
+    made, really_made = ([move for move in moves_in_order(trace, SMALL) if move[1] > 0] for trace in (fake, real))
+    assert made == really_made
+    assert max(peaks(fake).values()) == max(peaks(real).values())
+    assert fake.unpinned_bytes == real.unpinned_bytes
+    assert Kind.COLLECTIVE not in {work.kind for work in fake.work.work}, "nobody is there to talk to"
+
+
+def test_what_zero_offloads_to_nvme_is_in_files_and_the_host_has_their_buffers(
+    tmp_path: pathlib.Path, model_folder: Callable[[str], pathlib.Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (optimizer_utils, utils):
+        monkeypatch.setattr(module, "MIN_AIO_BYTES", 2**16)  # below which nothing is written, 1 MiB
+    disk = tmp_path / "disk"
+    offload = {"device": "nvme", "nvme_path": str(disk)}
+    config = {"zero_optimization": {"stage": 3, "offload_optimizer": offload}, "aio": {"block_size": 2**16}}
+    knobs = {"processes": 1, "sharding": "zero3", "offload_optimizer_device": "nvme"}
+    one = case("sft", model_folder("qwen2"), {"deepspeed": {**AUTO, **config}}, **knobs)
+    (real,) = trained_by_ranks(one, tmp_path / "real")
+    fake = rehearsed(one)
+    assert max(peaks(fake).values()) == max(peaks(real).values())
+    assert fake.trained is not None
+    assert fake.nvme_bytes == real.nvme_bytes
+    assert 3 * 4 < fake.nvme_bytes / fake.trained.parameters < 4 * 4.1, "a copy, two moments, and larger gradients"
+    assert fake.unpinned_bytes == real.unpinned_bytes
+    assert not disk.exists(), "a rehearsal makes and clears nothing there"
+    written = sum(file.stat().st_size for file in (tmp_path / "real").rglob("*.swp"))
+    assert written == real.nvme_bytes
+
+
+def test_a_process_without_a_group_is_rehearsed_as_ever(model_folder: Callable[[str], pathlib.Path]) -> None:
+    one = ranked("sft", model_folder("qwen2"), processes=1)
+    assert rehearsed_rank(one.knobs, None) is None
+    assert rehearsed_rank(replace(one.knobs, sharding="zero3"), None) is not None
 
 
 def test_a_shard_is_its_part_of_weights_and_state(model_folder: Callable[[str], pathlib.Path]) -> None:
@@ -77,7 +133,11 @@ def test_what_zero_offloads_is_not_on_the_device(model_folder: Callable[[str], p
     offloaded = {"offload_optimizer_device": "cpu", "offload_param_device": "cpu"}
     trace = rehearsed(ranked("sft", model_folder("qwen2"), sharding="zero3", **offloaded))
     assert not [block for block in trace.blocks if block.owner is Owner.OPTIMIZER_STATE and block.size_bytes > SMALL]
-    assert trace.pinned_bytes > 0
+    assert trace.trained is not None
+    shard = trace.trained.parameters / 2
+    rest = 2**20  # buffers of DeepSpeed's own
+    assert 12 * shard <= trace.unpinned_bytes < 12 * shard + 1.1 * rest, "a copy in float32, and Adam's two moments"
+    assert trace.pinned_bytes >= (4 + 2 + 2) * shard, "gradients to step with, those added up, and shards of weights"
 
 
 def test_shared_tokens_are_a_part_of_the_work_and_go_around(model_folder: Callable[[str], pathlib.Path]) -> None:

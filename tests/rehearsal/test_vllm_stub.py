@@ -1,18 +1,22 @@
 """Without vLLM installed, TRL's own VLLMGeneration runs against its stand-ins."""
 
+import pathlib
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from accelerate import Accelerator
-from real_run import peak
+from real_run import case, peak, rehearsed
 from torch._subclasses.fake_tensor import FakeTensorMode
 from trace_reading import sizes
 
 from autotrain_mem.rehearsal import vllm_stub
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.rehearsal.vllm_stub import vllm_stand_in
+from autotrain_mem.spec import Phase
+from autotrain_mem.spec.trace import CACHE_EMPTIED
 
 PROMPTS = [[5, 6, 7], [5, 6, 7], [8, 9], [8, 9]]
 TOKENS = 6
@@ -46,6 +50,22 @@ def test_the_first_completion_has_full_length_and_the_others_a_token_less(mode: 
     assert [len(ids) for ids in completions] == lengths
     assert [len(row) for row in logprobs] == lengths
     assert {type(value) for row in logprobs for (value,) in row} == {float}
+
+
+def test_an_engine_is_awake_from_its_weights_to_its_last_token(model_folder: Callable[[str], pathlib.Path]) -> None:
+    """TRL empties torch's cache before it wakes it, and vLLM as it falls asleep; nothing is trained between."""
+    given = {"use_vllm": True, "vllm_enable_sleep_mode": True}
+    run = rehearsed(case("grpo", model_folder("qwen2"), given))
+    awake = [*run.awake()]
+    assert len(awake) >= 2
+    assert not [*rehearsed(case("grpo", model_folder("qwen2"), {"use_vllm": True})).awake()]
+    for span in awake:
+        assert run.events[span.start - 1] == run.events[span.stop] == CACHE_EMPTIED
+        entered = {phase for index, phase in run.phase_starts if span.start < index <= span.stop}
+        assert entered <= {Phase.GENERATE, Phase.SCORE}
+    forwards = [index for index, phase in run.phase_starts if phase in (Phase.FORWARD, Phase.BACKWARD)]
+    assert forwards
+    assert not any(index in span for index in forwards for span in awake)
 
 
 def test_a_server_gets_its_weights_in_packed_buffers_of_which_two_are_alive(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from autotrain_mem.spec import (
 )
 from autotrain_mem.spec.mixed_lengths import MixedLengths, ReservedByOrder, ReservedOverSteps
 from autotrain_mem.spec.report import MemoryReading
+from autotrain_mem.spec.vllm import VllmSleep
 from autotrain_mem.units import GIB, MIB
 
 RTX3060 = Hardware(
@@ -362,6 +363,12 @@ def sampling(knobs: Knobs, *, vllm_share_bytes: int = 0) -> Estimate:
 
 
 GRPO_KNOBS = replace(CHOSEN, max_length=None, max_completion_length=512, num_generations=8)
+SLEEPING = VllmSleep(
+    awake_bytes=RTX3060.total_bytes * 3 // 10,
+    asleep_bytes=3 * GIB,
+    reserved_awake_bytes=6 * GIB,
+    reserved_asleep_bytes=7 * GIB,
+)
 GRPO_PLAN = replace(
     PLAN,
     job=replace(JOB, method="grpo"),

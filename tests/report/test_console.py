@@ -45,6 +45,7 @@ VIEWS = {
     "estimate_in_mib": estimate_view(estimate(examples.IMAGINED, scale=0.03)),
     "estimate_cpu": estimate_view(estimate(examples.HOST, scale=0.1, knobs=examples.DEFAULTS)),
     "estimate_vllm": estimate_view(examples.GRPO_PLAN.estimate),
+    "estimate_vllm_asleep": estimate_view(replace(examples.GRPO_PLAN.estimate, vllm_sleep=examples.SLEEPING)),
     "estimate_sampling": estimate_view(sampling(examples.GRPO_KNOBS)),
     "estimate_expandable": estimate_view(estimate(knobs=examples.EXPANDED)),
     "estimate_refused": estimate_view(crowded()),
@@ -53,6 +54,9 @@ VIEWS = {
     "attempts_expanded": attempts_view(examples.EXPANDED_PLAN),
     "plan_quantized": plan_view(examples.LONG_SEARCH),
     "plan_grpo": plan_view(examples.GRPO_PLAN),
+    "plan_vllm_asleep": plan_view(
+        replace(examples.GRPO_PLAN, estimate=replace(examples.GRPO_PLAN.estimate, vllm_sleep=examples.SLEEPING))
+    ),
     "plan_ppo": plan_view(examples.PPO_PLAN),
     "plan_dpo": plan_view(examples.DPO_PLAN),
     "plan_reward": plan_view(examples.REWARD_PLAN),

@@ -7,7 +7,7 @@ from array import array
 from autotrain_mem.estimator.memory import estimate_memory
 from autotrain_mem.estimator.replay import Room
 from autotrain_mem.spec import Block, Owner, Phase, Trace, codec
-from autotrain_mem.spec.trace import CACHE_EMPTIED, StreamUse
+from autotrain_mem.spec.trace import CACHE_EMPTIED, EngineMark, StreamUse
 from autotrain_mem.units import KIB
 
 
@@ -29,10 +29,12 @@ def trace(events: list[int], stream_uses: tuple[StreamUse, ...] = ()) -> Trace:
 
 def test_a_trace_comes_back_as_it_went() -> None:
     sent = trace([1, 3, CACHE_EMPTIED, -3, -1], (StreamUse(event=2, block=3, stream=0),))
+    sent = dataclasses.replace(sent, engine_marks=((3, EngineMark.WAKES),))
     received = codec.from_json(Trace, json.loads(json.dumps(codec.to_json(sent))))
     assert received == sent
     assert [block.stream for block in received.blocks] == [0, 0, 1]
     assert [use.block for use in received.stream_uses] == [3]
+    assert [*received.awake()] == [range(3, 5)], "to the end, where nothing says that it sleeps"
 
 
 def test_a_block_may_be_born_again_once_it_is_dead() -> None:

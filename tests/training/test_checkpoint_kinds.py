@@ -48,6 +48,7 @@ def test_the_form_is_told_by_the_files(tmp_path: Path, form: str) -> None:
         ("zero3", {"sharding": "zero3", "processes": 2, "uses_nvme": True}, ""),
         ("zero3", {"sharding": "fsdp1", "processes": 2}, "FSDP1 does not read"),
         ("zero", {"sharding": None, "processes": 1}, ""),
+        ("whole", {"sharding": "zero3", "processes": 1, "uses_nvme": True}, "NVMe"),
     ],
 )
 def test_who_can_go_on_with_it(tmp_path: Path, form: str, resumer: dict[str, Any], why: str) -> None:

@@ -219,18 +219,32 @@ def test_each_rank_finds_its_place_its_device_and_what_accelerate_launch_says(mo
     assert [asked.of_rank(rank).hardware.uuid for rank in (0, 1)] == ["GPU-0", "GPU-1"]
 
 
+def test_deepspeed_finds_a_group_where_it_is_alone_and_nobody_else_does() -> None:
+    alone = request(1)
+    alone = replace(alone, knobs=replace(alone.knobs, sharding="zero3"))
+    (environment,) = rank_environments(alone, {}, Meeting(port=4711, is_ours=True))
+    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "4711", "ACCELERATE_USE_DEEPSPEED": "true"}
+    assert place.items() <= environment.items()
+    assert next(Meeting.of(alone.knobs, {})).port > 0
+    single = replace(alone, knobs=replace(alone.knobs, sharding=None))
+    assert rank_environments(single, {"A": "1"}, Meeting(port=0, is_ours=True)) == [{"A": "1"}]
+
+
+TWO = replace(TRL_DEFAULTS, processes=2, sharding="ddp")
+
+
 def test_a_port_of_the_users_that_is_taken_is_refused_and_one_that_was_lost_is_replaced() -> None:
     with socket.socket() as taken:
         taken.bind(("", 0))
         port = str(taken.getsockname()[1])
         with pytest.raises(UsageError, match=f"cannot meet at {PORT}={port}: Address already in use") as refused:
-            next(Meeting.of(2, {PORT: port}))
+            next(Meeting.of(TWO, {PORT: port}))
     assert "Unset MASTER_PORT" in refused.value.hint
-    (given,) = Meeting.of(2, {PORT: port})
-    assert next(Meeting.of(2, {}, {"main_process_port": int(port)})) == given
+    (given,) = Meeting.of(TWO, {PORT: port})
+    assert next(Meeting.of(TWO, {}, {"main_process_port": int(port)})) == given
     lost = "The server socket has failed to listen on any local network address. code: -98, name: EADDRINUSE"
     assert not given.is_lost(lost)
-    assert all(meeting.is_lost(lost) and not meeting.is_lost(GONE) for meeting in Meeting.of(2, {}))
+    assert all(meeting.is_lost(lost) and not meeting.is_lost(GONE) for meeting in Meeting.of(TWO, {}))
 
 
 def test_all_ranks_end_within_the_grace_even_one_that_is_stopped(

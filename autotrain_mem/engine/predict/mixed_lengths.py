@@ -10,6 +10,7 @@ from autotrain_mem.engine.rehearsals import Lengths, Rehearsals, row_length
 from autotrain_mem.estimator.block_sizes import Rehearsed
 from autotrain_mem.estimator.mixed_lengths import Batches, drawn_batches, mixed_lengths
 from autotrain_mem.estimator.step_parts import UnclearError, step_parts
+from autotrain_mem.estimator.vllm_share import sleeps
 from autotrain_mem.spec import Estimate, Job, Knobs, MemoryEstimate, Trace
 from autotrain_mem.spec.mixed_lengths import MixedLengths, ReservedByOrder, ReservedOverSteps
 
@@ -25,9 +26,9 @@ TraceOf = Callable[[int], Trace]
 
 
 def batches_of(job: Job, knobs: Knobs, lengths: Lengths) -> Batches | None:
-    """Draws a run's batches; None where all are alike (packed rows) or where the data were not read."""
+    """Draws a run's batches; None where all count as alike, or where the data were not read."""
     profile = lengths.profile
-    if profile is None or _are_alike(job, knobs):
+    if profile is None or _count_as_alike(job, knobs):
         return None
     limit = None if job.is_online else knobs.max_length
     longest = row_length(job, knobs, lengths.longest)
@@ -39,9 +40,10 @@ def batches_of(job: Job, knobs: Knobs, lengths: Lengths) -> Batches | None:
     return drawn_batches(profile, rows=rows, each_step=each_step, max_length=limit, longest=longest)
 
 
-def _are_alike(job: Job, knobs: Knobs) -> bool:
-    """Tells whether all batches have the same tokens: their rows are packed, or joined without padding."""
-    return knobs.packing or bool(job.arguments.get("padding_free"))
+def _count_as_alike(job: Job, knobs: Knobs) -> bool:
+    """Tells whether all batches have the same tokens, since their rows are packed, or joined without padding; or
+    whether nothing of those before is cached, since vLLM's sleep gives the cache back at every generation."""
+    return knobs.packing or bool(job.arguments.get("padding_free")) or sleeps(job)
 
 
 def shorter_tokens(batches: Batches, longest: int) -> int:
@@ -122,7 +124,7 @@ def with_reason(estimate: Estimate, rehearsals: Rehearsals, lengths: Lengths) ->
 def _why_unknown(rehearsals: Rehearsals, knobs: Knobs, lengths: Lengths) -> str:
     """Returns the reason with its cure; empty where all batches are alike, or nothing is cached."""
     job = rehearsals.job
-    if not rehearsals.caches or _are_alike(job, knobs):
+    if not rehearsals.caches or _count_as_alike(job, knobs):
         return ""
     if lengths.profile is None:
         if not job.names_data:

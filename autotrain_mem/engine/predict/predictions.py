@@ -14,7 +14,9 @@ from autotrain_mem.engine.predict.suggestions import would_fit
 from autotrain_mem.engine.rehearsals import Lengths, Rehearsals, job_key, row_length
 from autotrain_mem.errors import AutofitError
 from autotrain_mem.estimator.memory import estimate_memory
+from autotrain_mem.estimator.replay import Room
 from autotrain_mem.estimator.shared_work import shared_work
+from autotrain_mem.estimator.vllm_share import estimate_while_awake, with_sleep
 from autotrain_mem.machine.host_requirements import ITEM_BYTES
 from autotrain_mem.planner.levers import SWITCHES
 from autotrain_mem.spec import Estimate, Footprint, Knobs, Phase, Trace, Workload, codec
@@ -76,7 +78,7 @@ class Predictions:
 
     def exceeds(self, knobs: Knobs) -> bool:
         """Whether weights, and the gradients of all of them where all are trained, are more than the device."""
-        if self._facts.parameters is None or knobs.base_bits or knobs.processes > 1:
+        if self._facts.parameters is None or knobs.base_bits or knobs.has_group:
             return False
         copies = 1 if knobs.use_peft else 2
         least = self._facts.parameters * ITEM_BYTES.get(knobs.dtype, 0) * copies
@@ -201,8 +203,7 @@ class Predictions:
         return None
 
     def _keep(self, knobs: Knobs, trace: Trace, layers: int | None) -> None:
-        memory = replace(estimate_memory(trace, self._rehearsals.endless_room), rehearsed_layers=layers)
-        footprint = Footprint(memory=memory, work=trace.work)
+        footprint = footprint_of(trace, self._rehearsals.endless_room, layers)
         self.remember(knobs, self._tokens(knobs), trace)
         self._footprints[self._key(knobs, layers)] = footprint
         self._rehearsals.footprint_store.put("footprint", self._stored_key(knobs, layers), codec.to_json(footprint))
@@ -259,7 +260,7 @@ class Predictions:
 
 def judge(rehearsals: Rehearsals, knobs: Knobs, footprint: Footprint, lengths: Lengths) -> Estimate:
     """A footprint against one device: whether it fits, by what probes measured too, and how fast it is."""
-    return Estimate(
+    estimate = Estimate(
         knobs=knobs,
         hardware=rehearsals.hardware,
         memory=rehearsals.correction.of(footprint.memory, knobs),
@@ -267,12 +268,22 @@ def judge(rehearsals: Rehearsals, knobs: Knobs, footprint: Footprint, lengths: L
         time=rehearsals.step_time(footprint.work, knobs, lengths),
         vllm_share_bytes=rehearsals.vllm_share_bytes,
     )
+    return with_sleep(estimate, footprint.awake, asleep_bytes=rehearsals.vllm_asleep_bytes)
 
 
 def judge_trace(rehearsals: Rehearsals, knobs: Knobs, trace: Trace, lengths: Lengths) -> Estimate:
     """The same for one rehearsal, replayed on the device that there is: what happens where it ends is told as well."""
-    footprint = Footprint(memory=estimate_memory(trace, rehearsals.room(knobs)), work=trace.work)
-    return judge(rehearsals, knobs, footprint, lengths)
+    return judge(rehearsals, knobs, footprint_of(trace, rehearsals.room(knobs)), lengths)
+
+
+def footprint_of(trace: Trace, room: Room, layers: int | None = None) -> Footprint:
+    """Replays one rehearsal in a room.
+
+    Args:
+        layers: How many the rehearsed copies had at most; None for all.
+    """
+    memory = replace(estimate_memory(trace, room), rehearsed_layers=layers)
+    return Footprint(memory=memory, work=trace.work, awake=estimate_while_awake(trace, room, memory))
 
 
 def _rehearsed(knobs: Knobs) -> Knobs:

@@ -12,7 +12,7 @@ from autotrain_mem.errors import DatasetNotFoundError
 from autotrain_mem.machine.host_requirements import Load, room_findings
 from autotrain_mem.planner.levers import OFFLOADING
 from autotrain_mem.spec import Estimate
-from autotrain_mem.spec.knobs import BASE_BITS
+from autotrain_mem.spec.knobs import BASE_BITS, ZERO_KNOBS
 from autotrain_mem.spec.preflight import Finding, Preflight, settle
 
 _OUT_OF_REACH = DatasetNotFoundError.__name__
@@ -61,6 +61,7 @@ def check_preflight(
             on_cpu=on_cpu,
             output_dir=pathlib.Path(output_dir(job)),
             processes=rehearsals.hardware.topology.devices,
+            machines=rehearsals.hardware.topology.nodes,
             offloads=tuple(name for name in OFFLOADING if job.arguments.get(name)),
             download=result.download,
         )
@@ -99,7 +100,7 @@ def check_room(checked: Checked, planned: Estimate, optimizer_steps: int | None)
     if checked.load is None:
         return checked.warnings
     job, knobs = checked.load.job, planned.knobs
-    names = ("use_peft", "dtype", "optim", "sharding", "fsdp_offload_params", *OFFLOADING)
+    names = ("use_peft", "dtype", "optim", "sharding", "fsdp_offload_params", *ZERO_KNOBS, *OFFLOADING)
     decided = {name: getattr(knobs, name) for name in names}
     quantized = {name: True for name in BASE_BITS if getattr(knobs, name)}
     job = replace(job, arguments={**job.arguments, **decided, **quantized})

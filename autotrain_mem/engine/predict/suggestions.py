@@ -8,7 +8,7 @@ from typing import Any
 
 from autotrain_mem.engine.rehearsals import Rehearsals
 from autotrain_mem.errors import AutofitError, DoesNotFitError
-from autotrain_mem.estimator.memory import vllm_share_bytes
+from autotrain_mem.estimator.vllm_share import asleep_bytes, vllm_share_bytes
 from autotrain_mem.machine.catalog import catalog
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.division import GROUP, ROWS, SMALLEST_GROUP, STEPS, divisors
@@ -83,19 +83,27 @@ def _larger_cards(rehearsals: Rehearsals, estimate: Estimate) -> list[Hardware]:
 
     A card without bfloat16 computes otherwise, so none is named for a run on one that has it, and the reverse.
     """
-    reserved, halves = estimate.reserved.peak_reserved_bytes, lacks_bf16(rehearsals.compute_capability)
+    halves = lacks_bf16(rehearsals.compute_capability)
     fitting = [
         card
         for card in catalog(laptops=False)
         if card.compute_capability is not None
         and lacks_bf16(card.compute_capability) is halves
-        and reserved + card.non_torch_bytes + vllm_share_bytes(rehearsals.job, card)
+        and card.non_torch_bytes + _beside_vllm(rehearsals.job, estimate, card)
         <= card.budget_bytes(rehearsals.headroom_bytes)
     ]
     fastest: dict[int, Hardware] = {}
     for card in sorted(fitting, key=_speed, reverse=True):
         fastest.setdefault(card.total_bytes, card)
     return [fastest[size] for size in sorted(fastest)[:CARDS_NAMED]]
+
+
+def _beside_vllm(job: Job, estimate: Estimate, card: Hardware) -> int:
+    """Adds up what the trainer's allocator and a colocated engine take of a card, in whose size the latter asks."""
+    share_bytes, sleep = vllm_share_bytes(job, card), estimate.vllm_sleep
+    if sleep is None:
+        return estimate.reserved.peak_reserved_bytes + share_bytes
+    return replace(sleep, awake_bytes=share_bytes, asleep_bytes=asleep_bytes(job, card)).needed_bytes
 
 
 def _speed(card: Hardware) -> tuple[int, int]:

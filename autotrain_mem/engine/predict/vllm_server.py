@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from autotrain_mem.errors import DoesNotFitError
-from autotrain_mem.estimator.memory import VLLM_MODE, VLLM_SHARE, vllm_share_bytes
+from autotrain_mem.estimator.vllm_share import VLLM_MODE, VLLM_SHARE, vllm_share_bytes
 from autotrain_mem.spec import Hardware, Job, Knobs
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.spec.vllm import OVERHEAD_BYTES, SERVER_PORT, SERVER_UTILIZATION, VllmServer

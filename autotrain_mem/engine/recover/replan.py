@@ -23,7 +23,7 @@ from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.nearest import confirmed, suggestion
 from autotrain_mem.planner.search import find
 from autotrain_mem.spec import Estimate, Knobs, Lever, Plan
-from autotrain_mem.spec.knobs import OWN_SWITCHES
+from autotrain_mem.spec.knobs import OWN_SWITCHES, alone_too
 from autotrain_mem.spec.shortage import Shortage
 from autotrain_mem.spec.topology import Topology
 
@@ -64,12 +64,12 @@ def on_machines(rehearsals: Rehearsals, chosen: Plan, topology: Topology) -> tup
         TrainingError: the rows cannot be divided among so many processes, or what each of them takes does not fit.
     """
     knobs, processes = chosen.knobs, topology.processes
-    each, rest = divmod(knobs.effective_batch_size * knobs.cp_size, processes)
+    each, rest = divmod(knobs.effective_batch_size * knobs.token_shards, processes)
     if rest:
-        why = f"a step's {knobs.effective_batch_size} rows are no multiple of them"
-        raise _cannot_go_on(chosen, processes, f"{why} (each is of {knobs.cp_size})" if knobs.cp_size > 1 else why)
+        why, shared = f"a step's {knobs.effective_batch_size} rows are no multiple of them", knobs.token_shards
+        raise _cannot_go_on(chosen, processes, f"{why} (each is of {shared})" if shared > 1 else why)
     sharding = "fsdp2" if knobs.sharding == "hsdp" and topology.nodes == 1 else knobs.sharding
-    sharding = None if processes == 1 else sharding
+    sharding = alone_too(sharding, processes)
     at_once = math.gcd(knobs.per_device_train_batch_size, each)
     base = replace(
         knobs,

@@ -93,7 +93,7 @@ def follow_plan(
         knobs=knobs,
         hardware=rehearsals.hardware,
         budget_bytes=rehearsals.budget_bytes,
-        vllm_share_bytes=rehearsals.vllm_share_bytes,
+        vllm_share_bytes=before.vllm_share_bytes if before.vllm_sleep else rehearsals.vllm_share_bytes,
     )
     if not reasons and estimate.fits:
         followed = _planned(plan, estimate, rehearsals, facts, lengths, attempts=plan.attempts, seconds=plan.seconds)

@@ -15,10 +15,11 @@ from autotrain_mem.planner.levers import LADDER
 from autotrain_mem.planner.space import Space, micro_batches, with_rows
 from autotrain_mem.spec import Knobs, Plan
 from autotrain_mem.spec.autofit import AutoFit
+from autotrain_mem.spec.knobs import TOKEN_KNOBS, alone_too
 from autotrain_mem.training.checkpoint_kinds import PARAMETER_SHAPED
 
 ROWS, STEPS = "per_device_train_batch_size", "gradient_accumulation_steps"
-_SHARED = ("processes", "sharding", "dp_replicate_size")
+_SHARED = ("processes", "dp_replicate_size")
 _OFFLOADED = ("fsdp_offload_params", "offload_optimizer_device", "offload_param_device")
 
 
@@ -27,7 +28,8 @@ def is_shared_otherwise(asked: AutoFit, plan: Plan) -> bool:
     topology, knobs = plan.estimate.hardware.topology, plan.knobs
     one = (asked.gpus,) if isinstance(asked.gpus, int) else tuple(asked.gpus or ())
     has_other_gpus = any(count != topology.devices for count in one) or asked.nodes not in (None, topology.nodes)
-    return has_other_gpus or asked.sharding not in (None, knobs.sharding)
+    shares_rows = any(getattr(asked, name) not in (None, getattr(knobs, name)) for name in TOKEN_KNOBS)
+    return has_other_gpus or shares_rows or asked.sharding not in (None, knobs.sharding)
 
 
 def autofit_of(asked: AutoFit, filled: AutoFit, plan: Plan) -> AutoFit:
@@ -37,8 +39,10 @@ def autofit_of(asked: AutoFit, filled: AutoFit, plan: Plan) -> AutoFit:
         filled: As ``AutoFit.over`` fills it.
     """
     alone = filled.gpus == 1 and (filled.nodes or 1) == 1
-    sharding = asked.sharding or (None if alone else filled.sharding)
+    sharding = asked.sharding or alone_too(filled.sharding, 1 if alone else 2)
     shared: dict[str, Any] = {"sharding": sharding}
+    if not alone:
+        shared |= {name: getattr(filled, name) or _above_one(getattr(plan.knobs, name)) for name in TOKEN_KNOBS}
     if sharding != plan.knobs.sharding:
         shared |= {name: getattr(asked, name) for name in _OFFLOADED}
     return replace(
@@ -46,8 +50,14 @@ def autofit_of(asked: AutoFit, filled: AutoFit, plan: Plan) -> AutoFit:
     )
 
 
-def arguments_of(plan: Plan, processes: int) -> dict[str, Any]:
+def _above_one(size: int) -> int | None:
+    return size if size > 1 else None
+
+
+def arguments_of(plan: Plan, autofit: AutoFit) -> dict[str, Any]:
     """The plan's arguments of TRL's without the split of the batch: the rows at once stay where they divide it."""
+    shared = max(autofit.cp_size or 1, autofit.sp_size or 1)
+    processes = sum(autofit.gpu_counts[:1]) * (autofit.nodes or 1) // shared or 1
     arguments = dict(plan.job.trl_arguments)
     arguments.pop(STEPS, None)
     rows = arguments.get(ROWS)
@@ -68,13 +78,15 @@ def ways_to_share(plan: Plan, space: Space, again: str) -> Iterator[Knobs]:
     sharding = (
         base.sharding if "sharding" in space.pinned or None in (before.sharding, base.sharding) else before.sharding
     )
-    if (base.processes, sharding) == (before.processes, before.sharding):
+    sizes = {name: getattr(base if name in space.pinned else before, name) for name in TOKEN_KNOBS}
+    shared = replace(before, sharding=sharding, processes=base.processes, **sizes)
+    if shared == before:
         yield before
         return
-    kept = {name: getattr(base, name) for name in (*_SHARED, *_OFFLOADED)} | {"sharding": sharding}
+    kept: dict[str, Any] = {name: getattr(base, name) for name in (*_SHARED, *_OFFLOADED)}
     if sharding == before.sharding:
         kept |= {name: getattr(before, name) for name in _OFFLOADED}
-    shared = replace(before, **kept)
+    shared = replace(shared, **kept)
     _check_levers(shared, again)
     splits = micro_batches(space)
     fewer = [rows for rows in splits if rows <= before.per_device_train_batch_size] or [min(splits)]
@@ -88,6 +100,8 @@ def changes(before: Knobs, now: Knobs) -> Iterator[str]:
         yield f"GPUs {before.processes} -> {now.processes}"
     if before.sharding != now.sharding:
         yield f"sharding {before.sharding or 'none'} -> {now.sharding or 'none'}"
+    if before.token_shards != now.token_shards:
+        yield f"GPUs that share a row {before.token_shards} -> {now.token_shards}"
 
 
 def _check_levers(knobs: Knobs, again: str) -> None:

@@ -59,7 +59,8 @@ class Vocabulary(dict[Hashable, int]):
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Holds a run as one sequence: births, deaths, emptied caches, uses on other streams and the starts of phases.
+    """Holds a run as one sequence: births, deaths, emptied caches, uses on other streams, the starts of phases and
+    an engine's marks.
 
     Two steps with the same symbol are alike but for the layer in which they happen.
     """
@@ -74,7 +75,7 @@ class Steps:
     events: list[int] = field(default_factory=list)
     """``+n`` and ``-n`` as in a trace, also ``-n`` for a use; 0 for the rest."""
     facts: list[Hashable] = field(default_factory=list)
-    """A phase, the stream of a use; None for the rest."""
+    """A phase, the mark of an engine, the stream of a use; None for the rest."""
     of_loss: list[bool] = field(default_factory=list)
     """Whether the block that a step concerns was born in a pass over the chunks of a loss."""
 
@@ -108,8 +109,8 @@ def steps_of(trace: Trace, vocabulary: Vocabulary) -> Steps:
     ]
     sized = [vocabulary[kind, block.size_bytes] for kind, block in zip(sizeless, trace.blocks, strict=True)]
     before: dict[int, list[tuple[Hashable, int | None]]] = {}
-    for index, phase in trace.phase_starts:
-        before.setdefault(index, []).append((phase, None))
+    for index, fact in (*trace.phase_starts, *trace.engine_marks):
+        before.setdefault(index, []).append((fact, None))
     for use in trace.stream_uses:
         before.setdefault(use.event, []).append((use.stream, use.block - 1))
 
@@ -120,7 +121,7 @@ def steps_of(trace: Trace, vocabulary: Vocabulary) -> Steps:
     def add_before(index: int) -> None:
         for fact, block in before.get(index, ()):
             if block is None:
-                steps.add(vocabulary["phase", fact], fact)
+                steps.add(vocabulary["mark", fact], fact)
             else:
                 add("use", block, -block - 1, fact)
 
@@ -155,7 +156,8 @@ def in_order(trace: Trace) -> array[int]:
     (``at::autocast::clear_cache``).
     """
     events, born = array("q", trace.events), [0] * len(trace.blocks)
-    between = {index for index, _ in trace.phase_starts} | {use.event for use in trace.stream_uses}
+    between = {index for index, _ in (*trace.phase_starts, *trace.engine_marks)}
+    between |= {use.event for use in trace.stream_uses}
     start = 0
     for index, event in enumerate((*trace.events, CACHE_EMPTIED)):  # one more, which ends the last row
         if event >= 0 or index in between:

@@ -30,6 +30,7 @@ from autotrain_mem.estimator.depth.alignment import (
 from autotrain_mem.estimator.depth.writer import Act, Birth, Pick, Picks, UnclearError, Use, Writer, agreed
 from autotrain_mem.spec import Block, Phase, Trace, Trained, Workload
 from autotrain_mem.spec.model import Depths
+from autotrain_mem.spec.trace import EngineMark
 
 MOST_MISTAKES = 50
 """Steps that seem alike and are not, before two runs are given up."""
@@ -131,6 +132,7 @@ class _Expansion:
             blocks=tuple(writer.blocks),
             events=writer.events,
             phase_starts=tuple(writer.phase_starts),
+            engine_marks=tuple(writer.engine_marks),
             stream_uses=tuple(writer.stream_uses),
             operators=self._operators(),
             seconds=short.seconds + long.seconds,
@@ -258,7 +260,7 @@ def _chunks(short: Trace, long: Trace) -> Depths | None:
 
 
 def _bare(fact: Hashable) -> Act:
-    return fact if isinstance(fact, Phase) else None
+    return fact if isinstance(fact, Phase | EngineMark) else None
 
 
 def _places(short: Steps, long: Steps, alignment: Alignment) -> tuple[list[Hashable], list[Hashable]]:

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotrain_mem.spec import Block, Phase
-from autotrain_mem.spec.trace import CACHE_EMPTIED, StreamUse
+from autotrain_mem.spec.trace import CACHE_EMPTIED, EngineMark, StreamUse
 
 
 class UnclearError(Exception):
@@ -79,7 +79,7 @@ class Use:
     stream: int | None
 
 
-Act = Birth | Use | Phase | None
+Act = Birth | Use | Phase | EngineMark | None
 """What one step does; None empties the cache."""
 
 
@@ -90,6 +90,7 @@ class Writer:
         self.blocks: list[Block] = []
         self.events: array[int] = array("q")
         self.phase_starts: list[tuple[int, Phase]] = []
+        self.engine_marks: list[tuple[int, EngineMark]] = []
         self.stream_uses: list[StreamUse] = []
         self._living: dict[Hashable, list[int]] = {}
         self._places: dict[int, tuple[Hashable, ...]] = {}
@@ -108,6 +109,8 @@ class Writer:
                     self._bear(act, copy)
                 elif act is None:
                     self.events.append(CACHE_EMPTIED)
+                elif isinstance(act, EngineMark):
+                    self.engine_marks.append((len(self.events), act))
                 else:
                     self.phase_starts.append((len(self.events), act))
 

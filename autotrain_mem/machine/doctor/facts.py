@@ -79,5 +79,7 @@ class Facts:
     compiler: str = ""
     """Path of a C compiler; empty where none is found."""
     has_python_headers: bool = False
+    host_optimizer: tuple[tuple[str, str], ...] = ()
+    """What DeepSpeed lacks to compile its optimizer for the host, and how to get each."""
     open_files: int | None = None
     """How many files a process may have open."""

@@ -187,6 +187,16 @@ def _compiler(facts: Facts) -> Iterator[Finding]:
         yield _ok("system", "compiler", facts.compiler)
 
 
+def _host_optimizer(facts: Facts) -> Iterator[Finding]:
+    """What ``--offload_optimizer_device cpu`` needs; nothing is said where DeepSpeed is not installed."""
+    if not facts.cards or facts.libraries.get("deepspeed", Library()).version is None:
+        return
+    for what, fix in facts.host_optimizer:
+        yield _note("system", "DeepSpeed", f"{what}: --offload_optimizer_device compiles with it", fix)
+    if not facts.host_optimizer:
+        yield _ok("system", "DeepSpeed", "its optimizer for the host can be compiled, or was")
+
+
 def _hub(facts: Facts) -> Iterator[Finding]:
     hub = facts.hub
     if not hub.asked:
@@ -265,6 +275,7 @@ CHECKS: tuple[Check, ...] = (
     _hub,
     _disk,
     _compiler,
+    _host_optimizer,
     _system,
     _variables,
 )

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from autotrain_mem.errors import AutofitError
 from autotrain_mem.host import host_memory
+from autotrain_mem.host_compiler import missing_to_compile
 from autotrain_mem.machine.catalog import recognise
 from autotrain_mem.machine.detect import detect, nvml_session
 from autotrain_mem.machine.doctor.facts import Facts, Folder, Hub, Library
@@ -84,6 +85,7 @@ def gather(on_progress: Callable[[str], None] = lambda what: None) -> Facts:
             host_is_limited="container" in memory.source,
             encoding=locale.getpreferredencoding(False),
             compiler=shutil.which("gcc") or shutil.which("cc") or shutil.which("clang") or "",
+            host_optimizer=tuple(missing_to_compile(os.environ)),
             has_python_headers=pathlib.Path(sysconfig.get_path("include"), "Python.h").exists(),
             open_files=_open_files(),
         )

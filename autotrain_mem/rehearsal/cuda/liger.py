@@ -1,10 +1,11 @@
 """Liger's kernels in a rehearsal: what they allocate, layer by layer, whether liger-kernel is installed or not.
 
 They are Triton: nothing runs them on the CPU or on fake tensors. The stand-ins make the buffers that the sources of
-liger-kernel 0.8.5 make on a CUDA card of compute capability 8.0 or newer, and compute nothing, so they serve fake
-tensors only. transformers applies them to a trainer's model as training starts (``transformers/integrations/liger.py:
-apply_liger_kernel``). TRL 1.16 keeps its own head and takes the layers only; the losses of TRL 1.12's GRPO, DPO and KTO
-trainers (``liger_kernel.chunked_loss``) are not imitated.
+liger-kernel 0.8.5 make on a CUDA card of compute capability 8.0 or newer (its head those of 0.8.0, where one older than
+0.8.3 is installed), and compute nothing, so they serve fake tensors only. transformers applies them to a trainer's
+model as training starts (``transformers/integrations/liger.py: apply_liger_kernel``). TRL 1.16 keeps its own head and
+takes the layers only; the losses of TRL 1.12's GRPO, DPO and KTO trainers (``liger_kernel.chunked_loss``) are not
+imitated.
 """
 
 from __future__ import annotations
@@ -24,12 +25,16 @@ from autotrain_mem.errors import UsageError
 from autotrain_mem.rehearsal.cuda.attention_choice import HALF
 from autotrain_mem.rehearsal.trace.flops import note
 from autotrain_mem.rehearsal.trace.operator_costs import pass_through, product
+from autotrain_mem.versions import installed_versions, version_of
 
 MODEL_TYPES = ("gemma3_text", "llama", "mistral", "qwen2", "qwen3")
 """``config.model_type`` of the models whose layers are imitated."""
 
 _KEEPS_GRADIENT = ("gemma3_text",)
 """Models whose norms make a new gradient: a residual still reads the old one (``monkey_patch.py``: in_place=False)."""
+
+_IN_PLACE_FROM = (0, 8, 3)
+"""``ops/fused_linear_cross_entropy.py: _can_use_mm_out``, which 0.8.2 has not."""
 
 _SWITCHES = {"rope": True, "rms_norm": True, "swiglu": True, "geglu": True, "fused_linear_cross_entropy": True}
 """The switches of ``liger_kernel_config``, with their defaults (``apply_liger_kernel_to_llama`` and its like)."""
@@ -163,6 +168,8 @@ class FusedLinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]  #
         ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, ignored: int, accuracy: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """``hidden`` is N x H, ``weight`` V x H, ``target`` N. Returns the loss and the share of tokens foretold."""
+        if not products_go_in_place():
+            return _older_head(ctx, hidden, weight, target, ignored, accuracy)
         tokens = hidden.shape[0]
         grad_hidden = torch.zeros_like(hidden)
         grad_weight = torch.zeros_like(weight) if weight.requires_grad and hidden.requires_grad else None
@@ -195,6 +202,43 @@ class FusedLinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]  #
         grad_hidden, grad_weight = ctx.saved_tensors
         torch.empty((), dtype=torch.float32)  # the 1.0 that it compares the incoming gradient with
         return grad_hidden, grad_weight, None, None, None
+
+
+def products_go_in_place() -> bool:
+    """Tells whether the head's products are written where they are wanted: from liger-kernel 0.8.3 on.
+
+    Where none is installed, the newest is meant.
+    """
+    version = installed_versions(["liger-kernel"])["liger-kernel"]
+    return version is None or version_of(version) >= _IN_PLACE_FROM
+
+
+def _older_head(
+    ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, ignored: int, accuracy: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """liger-kernel 0.8.0 to 0.8.2: new logits while those of the chunk before are held, and the weight's gradient of
+    each chunk in the logits' dtype and again in float32, before it is added.
+
+    Where weights are float32 under autocast, 0.8.1 and 0.8.2 need less than this: they add in place.
+    """
+    tokens = hidden.shape[0]
+    grad_hidden = torch.zeros_like(hidden)
+    grad_weight = torch.zeros_like(weight) if weight.requires_grad and hidden.requires_grad else None
+    losses = torch.zeros(tokens, dtype=torch.float32)
+    hits = torch.zeros(tokens, dtype=torch.float32) if accuracy else None
+    counted = (target != ignored).sum().item()
+    size = chunk_tokens(tokens, *weight.shape)
+    for start in range(0, tokens, size):
+        rows = slice(start, start + size)
+        logits = hidden[rows] @ weight.t()
+        note(pass_through(logits, logits))
+        _fill(logits, losses, hits)
+        if hidden.requires_grad:
+            grad_hidden[rows] = logits @ weight
+        if grad_weight is not None:
+            grad_weight += torch.mm(logits.t(), hidden[rows]).float()
+    ctx.save_for_backward(grad_hidden.detach(), None if grad_weight is None else grad_weight.detach())
+    return losses.sum(), None if hits is None else hits.sum() / counted
 
 
 def chunk_tokens(tokens: int, vocabulary: int, width: int) -> int:

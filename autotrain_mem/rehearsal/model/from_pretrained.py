@@ -34,6 +34,12 @@ _HEADS = ("lm_head", "score", "classifier")
 GenericForSequenceClassification`` and the older classes)."""
 
 
+IN_SHARDS = "_is_in_shards"
+"""Marks a model that DeepSpeed would have cut into shards as it was made, with ``zero.Init``
+(``transformers/modeling_utils.py: get_init_context``, which asks whether a config of ZeRO-3 is there and nothing is
+quantized)."""
+
+
 @contextmanager
 def without_weights() -> Iterator[None]:
     """Inside, ``from_pretrained`` of every transformers model needs config.json only.
@@ -49,6 +55,8 @@ def without_weights() -> Iterator[None]:
 
     def from_pretrained(cls: type[PreTrainedModel], path: Any, *args: Any, **kwargs: Any) -> Any:
         model = _load_on_meta(load, cls, path, args, kwargs)
+        if modeling_utils.is_deepspeed_zero3_enabled() and getattr(model, "hf_quantizer", None) is None:
+            setattr(model, IN_SHARDS, True)
         return model if detect_fake_mode() is None else materialize(model)
 
     find_adapter = auto_factory.find_adapter_config_file

@@ -62,6 +62,17 @@ def _wrapped(model: Any) -> Iterator[_Problem]:
                     )
 
 
+def _divided(model: Any) -> Iterator[_Problem]:
+    """Weights that were divided as they were loaded (``transformers/modeling_utils.py: from_pretrained``,
+    ``deepspeed/runtime/zero/partition_parameters.py: Init``)."""
+    if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
+        yield (
+            "is divided among the processes already: ZeRO-3 does so as a model is loaded once the trainer's config is "
+            "made.",
+            "Load it before the config is made; the trainer divides it then.",
+        )
+
+
 def _compiled(model: Any) -> Iterator[_Problem]:
     for module in model.modules():
         if isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None:
@@ -175,6 +186,7 @@ def _listed(things: set[Any]) -> str:
 
 _CHECKS: tuple[Callable[[Any], Iterator[_Problem]], ...] = (
     _wrapped,
+    _divided,
     _compiled,
     _placed,
     _form,

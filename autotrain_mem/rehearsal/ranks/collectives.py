@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 
 _ROUNDS = {"allreduce_": 2, "allreduce_coalesced_": 2}
 """How often all bytes go around; an all-reduce is a reduce-scatter and an all-gather (nccl-tests, PERFORMANCE.md)."""
-_OF_TOKENS = ("all_to_all_single",)
-"""Ring attention's: keys, values and their gradients go from each process to the next, and grow with the tokens."""
-_TO_ALL = ("broadcast_", "send", "recv_", "scatter_", *_OF_TOKENS)
+_EXCHANGE = "dim_zero_all_to_all"
+"""DeepSpeed's own operator (``deepspeed/sequence/layer.py``): each process keeps its own part of what it exchanges."""
+_OF_TOKENS = ("all_to_all_single", _EXCHANGE)
+"""Ring attention's, in which keys, values and their gradients go from each process to the next, and Ulysses', in which
+each process gets a share of the heads for a share of the tokens: they grow with the tokens."""
+_TO_ALL = ("broadcast_", "send", "recv_", "scatter_", "all_to_all_single")
 """Each byte is sent once, whatever the number of processes."""
 _GATHERS = ("_allgather_base_", "allgather_", "allgather_into_tensor_coalesced_")
 _REDUCES = ("allreduce_", "allreduce_coalesced_")
@@ -38,7 +41,7 @@ class Collectives:
         is_fake: Nobody is there: results are made up.
     """
 
-    NAMESPACES = ("c10d", "_c10d_functional")
+    NAMESPACES = ("c10d", "_c10d_functional", "deepspeed")
 
     def __init__(self, devices: int, *, is_fake: bool) -> None:
         self._devices, self._is_fake = devices, is_fake
@@ -60,7 +63,7 @@ class Collectives:
             return args[0]  # as torch/csrc/distributed/c10d/Functional.cpp does, where its meta kernel makes another
         out = func(*args, **kwargs)
         recorder.see_result(out)
-        if _name(func) in _OF_TOKENS:
+        if _name(func) == "all_to_all_single":
             self._sent[out.untyped_storage()._cdata] = args[0]
         _bring(func, args)
         return out
@@ -122,7 +125,7 @@ def _bring(func: Any, args: tuple[Any, ...]) -> None:
             if value is not None and group is not None and _is_sum(args):
                 with real_tensors():
                     value.mul_(group.size()) if value.dtype is not torch.bool else value
-    elif name != "broadcast_":
+    elif name not in ("broadcast_", _EXCHANGE):
         for tensor in tensors_in(args[:1]):
             _hold(tensor, None)
 

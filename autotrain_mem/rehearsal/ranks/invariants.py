@@ -61,12 +61,17 @@ def _check_flat(optimizer: Any, model: torch.nn.Module, engine: Any) -> None:
     inner = optimizer.optimizer
     flat = [parameter for group in inner.param_groups for parameter in group["params"]]
     held = getattr(optimizer, "fp32_partitioned_groups_flat", None) or flat
-    count = sum(parameter.numel() for parameter in held) * engine.dp_world_size
-    if not elements * (1 - LARGEST_PADDING) <= count <= elements * (1 + LARGEST_PADDING) + engine.dp_world_size * 1024:
+    swapped = getattr(getattr(optimizer, "optimizer_swapper", None), "swap_params_info", {})
+    """On NVMe (``runtime/swap_tensor/optimizer_utils.py: OptimizerStateSwapInfo``), of which nothing is left here."""
+    parts, ranks = [swapped.get(getattr(each, "ds_id", None), each) for each in held], engine.seq_dp_world_size
+    count = sum(part.numel() for part in parts) * ranks
+    if not elements * (1 - LARGEST_PADDING) <= count <= elements * (1 + LARGEST_PADDING) + ranks * 1024:
         raise _broken(f"the optimizer holds {count} of {elements} parameters")
     if engine.skipped_steps or not engine.global_steps:
         raise _broken(f"{engine.skipped_steps} steps were skipped, and {engine.global_steps} made")
-    if not all(inner.state.get(parameter) for parameter in flat):
+    if not all(inner.state.get(parameter) for parameter in flat) or not all(
+        info.has_state_tensors for info in swapped.values()
+    ):
         raise _broken("the optimizer made no step on a part of its parameters")
 
 

@@ -50,16 +50,20 @@ class RehearsedRank:
         return Place(rank=self.rank, processes=self.knobs.processes, nodes=nodes)
 
 
-def rehearsed_rank(knobs: Knobs, accelerate: Mapping[str, Any] | None, rank: int = 0) -> RehearsedRank | None:
-    """Return the process to rehearse; None for a single one.
+def rehearsed_rank(
+    knobs: Knobs, accelerate: Mapping[str, Any] | None = None, rank: int = 0, *, attention: str | None = None
+) -> RehearsedRank | None:
+    """Return the process to rehearse; None for a single one without a group.
 
     Args:
         accelerate: The user's own config; None for ours.
+        attention: ``attn_implementation``; None for the model's own.
     """
-    if knobs.processes == 1:
+    if not knobs.has_group:
         return None
     # HSDP's groups of shards are ours to place, one on each node; where others lie changes the speed alone.
-    config = accelerate_config(knobs, nodes=knobs.dp_replicate_size or 1) if accelerate is None else accelerate
+    nodes = knobs.dp_replicate_size or 1
+    config = accelerate_config(knobs, nodes=nodes, attention=attention) if accelerate is None else accelerate
     return RehearsedRank(knobs=knobs, config=config, rank=rank)
 
 
@@ -83,6 +87,10 @@ def _sharding(recorder: RankRecorder, knobs: Knobs, compute_capability: Capabili
             from autotrain_mem.rehearsal.ranks.zero import zero_rules  # DeepSpeed takes seconds to import
 
             stack.enter_context(zero_rules(recorder, knobs, is_fake=is_fake))
+            if knobs.sp_size > 1:
+                from autotrain_mem.rehearsal.ranks.sequence import shared_sequences
+
+                stack.enter_context(shared_sequences(recorder, is_fake=is_fake))
         elif not knobs.is_sharded:
             stack.enter_context(ddp_rules(recorder, is_fake=is_fake))
         elif knobs.sharding == "fsdp1":

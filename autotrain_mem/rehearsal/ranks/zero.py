@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -23,7 +23,7 @@ from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 from deepspeed.comm import comm
 from deepspeed.comm.torch import TorchBackend
 from deepspeed.runtime.engine import DeepSpeedEngine
-from deepspeed.runtime.zero import partition_parameters
+from deepspeed.runtime.zero import partition_parameters, stage3
 from deepspeed.runtime.zero import utils as zero_utils
 from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
@@ -31,6 +31,7 @@ from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from deepspeed.utils import groups
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
+from autotrain_mem.rehearsal.model.from_pretrained import IN_SHARDS
 from autotrain_mem.rehearsal.ranks.recording import RankRecorder
 from autotrain_mem.rehearsal.ranks.streams import Streams
 from autotrain_mem.rehearsal.ranks.zero_offload import DeviceName, HostTensors, zero_offload
@@ -111,14 +112,25 @@ def zero_rules(recorder: RankRecorder, knobs: Knobs, *, is_fake: bool) -> Iterat
     with ExitStack() as stack:
         offloads = any(getattr(knobs, name) for name in ZERO_KNOBS)
         host = stack.enter_context(zero_offload(recorder)) if offloads else None
+        if host is not None and any(getattr(knobs, name) == "nvme" for name in ZERO_KNOBS):
+            from autotrain_mem.rehearsal.ranks.zero_nvme import zero_nvme  # few have such a disk
+
+            stack.enter_context(zero_nvme(recorder, host))
         accelerator = _Accelerator(recorder, host)
         stack.enter_context(patch.object(real_accelerator, "ds_accelerator", accelerator))
         basic = DeepSpeedEngine._configure_optimizer
-        stack.enter_context(patch.object(DeepSpeedEngine, basic.__name__, _owned(recorder, basic)))
+        stack.enter_context(
+            patch.object(
+                DeepSpeedEngine,
+                basic.__name__,
+                _owned(recorder, basic, on_host=knobs.offload_optimizer_device is not None),
+            )
+        )
         configure = DeepSpeedEngine._configure_distributed_model
         stack.enter_context(patch.object(DeepSpeedEngine, configure.__name__, _placed(recorder, configure)))
         cut = DeepSpeedZeRoOffload._convert_to_zero_parameters
         stack.enter_context(patch.object(DeepSpeedZeRoOffload, cut.__name__, _cut(recorder, cut)))
+        stack.enter_context(patch.object(stage3, "defragment", _defragmented(recorder, stage3.defragment)))
         if is_fake:  # nobody is there to disagree with
             alone = SimpleNamespace(get_rank=lambda: 0, broadcast=zero_utils.dist.broadcast)
             stack.enter_context(patch.object(zero_utils, "dist", alone))
@@ -131,24 +143,35 @@ def zero_rules(recorder: RankRecorder, knobs: Knobs, *, is_fake: bool) -> Iterat
 
 
 def _placed(recorder: RankRecorder, configure: Callable[..., None]) -> Callable[..., None]:
-    """The engine casts a model on the host and then moves it."""
+    """The engine casts a model on the host and then moves it whole, unless it is in shards already."""
 
     def placed(engine: Any, model: Any) -> None:
         for parameter in model.parameters():
             recorder.work.know_weight(parameter)
         with recorder.unseen():
             configure(engine, model)
-        if not engine.zero_optimization_partition_weights():
+        if not (engine.zero_optimization_partition_weights() and _is_in_shards(engine.module)):
             Recorder.adopt_model(recorder, engine.module)
 
     return placed
 
 
+def _is_in_shards(model: torch.nn.Module) -> bool:
+    """Tells whether ``zero.Init`` cut parameters as they were made (``engine.py: _configure_distributed_model``, which
+    looks for one with a ``ds_id``); a rehearsal has the engine cut them, and a mark on the model."""
+    marked = any(getattr(module, IN_SHARDS, False) for module in model.modules())
+    return marked or any(hasattr(parameter, "ds_id") for parameter in model.parameters())
+
+
 def _cut(recorder: RankRecorder, cut: Callable[..., None]) -> Callable[..., None]:
-    """ZeRO-3 leaves shards of a model's parameters on the device, cut as each was made (``zero.Init``)."""
+    """ZeRO-3 leaves shards of a model's parameters on the device.
+
+    Those that were cut as each was made (``zero.Init``) are there before anything is recorded. Else the whole model is,
+    and gives way to them one by one.
+    """
 
     def converted(offload: Any, config: Any, module: Any, mpu: Any) -> None:
-        with recorder.unseen():
+        with recorder.unseen() if _is_in_shards(module) else nullcontext():
             cut(offload, config, module, mpu)
         recorder.name_modules(module)
         for name, parameter in module.named_parameters():
@@ -160,7 +183,19 @@ def _cut(recorder: RankRecorder, cut: Callable[..., None]) -> Callable[..., None
     return converted
 
 
-def _owned(recorder: RankRecorder, configure: Callable[..., None]) -> Callable[..., None]:
+def _defragmented(recorder: RankRecorder, defragment: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Shards wait on the host, while the cache is emptied, and come back as one buffer (``zero/utils.py``)."""
+
+    def defragmented(shards: list[torch.Tensor]) -> torch.Tensor:
+        with recorder.unseen():
+            buffer = defragment(shards)
+        recorder.mark(buffer, Owner.WEIGHTS, "flat_weights")
+        return buffer
+
+    return defragmented
+
+
+def _owned(recorder: RankRecorder, configure: Callable[..., None], *, on_host: bool) -> Callable[..., None]:
     """The optimizer's flat part of the weights is its state: a copy in float32 that it steps on."""
 
     def configured(engine: Any, *args: Any) -> None:
@@ -172,7 +207,7 @@ def _owned(recorder: RankRecorder, configure: Callable[..., None]) -> Callable[.
         inner = engine.optimizer.optimizer
         flat = getattr(engine.optimizer, "fp32_partitioned_groups_flat", None)
         flat = [*flat] if flat else [each for group in inner.param_groups for each in group["params"]]
-        if recorder.host is not None and flat[0] in recorder.host:
+        if on_host:
             inner.register_step_post_hook(lambda *_: _stepped_on_host(recorder, inner))
         else:
             for tensor in flat:

@@ -9,9 +9,8 @@ copy_kernel_cuda``), and so take nothing of the device but their result.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -20,6 +19,7 @@ from deepspeed.ops.adam import cpu_adam
 from torch.overrides import TorchFunctionMode
 
 from autotrain_mem.rehearsal.known_values import tensors_in
+from autotrain_mem.rehearsal.ranks.host_adam import HostAdamBuilder
 from autotrain_mem.rehearsal.ranks.recording import RankRecorder
 from autotrain_mem.rehearsal.trace.operator_costs import Cost
 from autotrain_mem.spec.work import Kind
@@ -52,15 +52,21 @@ class HostTensors:
 
     def __init__(self, recorder: RankRecorder) -> None:
         self._recorder = recorder
-        self._storages: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        self._storages: weakref.WeakKeyDictionary[torch.UntypedStorage, Callable[[], object]] = (
+            weakref.WeakKeyDictionary()
+        )
+        """With what ends it as one that is not pinned."""
+        self.locked: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        """Of those that a device can copy by itself."""
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
         return tensor.untyped_storage() in self._storages
 
     def add(self, tensor: Any) -> Any:
         """Say that a tensor lies on the host; returns it."""
-        if isinstance(tensor, torch.Tensor):
-            self._storages.add(tensor.untyped_storage())
+        if isinstance(tensor, torch.Tensor) and tensor not in self:
+            storage = tensor.untyped_storage()
+            self._storages[storage] = self._recorder.unpinned.take(storage, storage.nbytes())
         return tensor
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], execute: Any) -> Any:
@@ -103,10 +109,12 @@ class HostTensors:
         self._recorder.work.note(Cost(kind=Kind.OVERLAPPED_COPY, fixed_bytes=int(tensor.nbytes), launches=1))
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Count a tensor as pinned."""
+        """Count a tensor as pinned: a copy, after which nobody needs the tensor."""
         self._recorder.pinned.take(tensor.untyped_storage(), int(tensor.nbytes))
         self._recorder.disown(tensor)  # made without a word of where
         self.add(tensor)
+        self._storages[tensor.untyped_storage()]()
+        self.locked.add(tensor.untyped_storage())
         return tensor
 
 
@@ -153,20 +161,12 @@ def _dtype(args: Iterable[Any], kwargs: dict[str, Any]) -> torch.dtype | None:
     return next((each for each in (*args, kwargs.get("dtype")) if isinstance(each, torch.dtype)), None)
 
 
-class _Builder:
-    """DeepSpeed's optimizer for CPUs without its compiled step: what it computes lies on the host."""
-
-    def load(self) -> Any:
-        nothing = {name: lambda *_: 0 for name in ("create_adam", "destroy_adam", "adam_update")}
-        return SimpleNamespace(**nothing)
-
-
 @contextmanager
 def zero_offload(recorder: RankRecorder) -> Iterator[HostTensors]:
     """Inside, what DeepSpeed offloads is not on the device."""
     host = recorder.host = HostTensors(recorder)
     with ExitStack() as stack:
-        stack.enter_context(patch.object(cpu_adam, "CPUAdamBuilder", _Builder))
+        stack.enter_context(patch.object(cpu_adam, "CPUAdamBuilder", HostAdamBuilder))
         stack.enter_context(patch.object(torch.Tensor, "is_pinned", lambda tensor, *_: tensor in host))
         stack.enter_context(_Devices(recorder, host))
         yield host

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from autotrain_mem.spec import Block, Owner, Phase, Trace, Workload
-from autotrain_mem.spec.trace import CACHE_EMPTIED, LossPass, StreamUse
+from autotrain_mem.spec.trace import CACHE_EMPTIED, EngineMark, LossPass, StreamUse
 
 _NO_WORK = Workload()
 
@@ -67,6 +67,7 @@ class Ledger:
         self._disowned: set[int] = set()
         self._stream_uses: list[tuple[int, int, int]] = []
         self._phase_starts: list[tuple[int, Phase]] = [(0, Phase.LOAD)]
+        self._engine_marks: list[tuple[int, EngineMark]] = []
         self._loss_passes: list[LossPass] = []
         self._stretch = 0
         self._grad_enabled = True
@@ -77,6 +78,10 @@ class Ledger:
         self.phase = phase
         self._stretch += 1
         self._phase_starts.append((len(self.events), phase))
+
+    def mark_engine(self, mark: EngineMark) -> None:
+        """A colocated vLLM engine takes its share of the device, or gives it back."""
+        self._engine_marks.append((len(self.events), mark))
 
     def write_birth(self, size_bytes: int, name: str, *, grad_enabled: bool = True) -> int:
         """A new block; the device is not told yet (see :meth:`allocate`)."""
@@ -165,6 +170,7 @@ class Ledger:
         longer = len(events) - (stop - start)
         self.events[start:stop] = events
         self._phase_starts = [(at + longer * (at >= stop), phase) for at, phase in self._phase_starts]
+        self._engine_marks = [(at + longer * (at >= stop), mark) for at, mark in self._engine_marks]
         self._stream_uses = [(at + longer * (at >= stop), block, stream) for at, block, stream in self._stream_uses]
         self._loss_passes = [
             one._replace(start=one.start + longer * (one.start >= stop), stop=one.stop + longer * (one.stop >= stop))
@@ -187,7 +193,7 @@ class Ledger:
         number = {block: index + 1 for index, block in enumerate(kept)}
         events: array[int] = array("q")
         moved: dict[int, int] = {}
-        awaited = {index for index, *_ in (*self._phase_starts, *self._stream_uses)}
+        awaited = {index for index, *_ in (*self._phase_starts, *self._engine_marks, *self._stream_uses)}
         awaited |= {index for one in self._loss_passes for index in (one.start, one.stop)}
         for index, event in enumerate(self.events):
             if index in awaited:
@@ -206,6 +212,7 @@ class Ledger:
             ),
             events=events,
             phase_starts=tuple((moved[at], phase) for at, phase in self._phase_starts if at in moved),
+            engine_marks=tuple((moved.get(at, end), mark) for at, mark in self._engine_marks),
             stream_uses=tuple(
                 StreamUse(moved.get(at, end), number[block], stream)
                 for at, block, stream in self._stream_uses

@@ -22,8 +22,9 @@ from autotrain_mem.rehearsal.cuda.inplace_accumulation import IN_PLACE, sole_hol
 from autotrain_mem.rehearsal.trace.flops import WorkCounter, counting
 from autotrain_mem.rehearsal.trace.ledger import Device, Ledger
 from autotrain_mem.rehearsal.trace.operator_costs import Cost
-from autotrain_mem.rehearsal.trace.pinned import PinnedMemory
+from autotrain_mem.rehearsal.trace.pinned import PinnedMemory, UnpinnedMemory
 from autotrain_mem.spec import Owner, Phase, Trace
+from autotrain_mem.spec.trace import EngineMark
 
 _DEVICE_OF = torch.ops.prim.device.default
 _DROPOUT = torch.ops.aten.native_dropout.default
@@ -72,7 +73,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         """The blocks and events."""
         self.work = WorkCounter()
         """The FLOPs and bytes."""
-        self.pinned = PinnedMemory()
+        self.pinned, self.unpinned = PinnedMemory(), UnpinnedMemory()
+        self.files: dict[str, int] = {}
+        """Bytes of what lies on a disk while it trains, by path."""
         """What lies on the host for the device's sake."""
         self.saved_model_bytes = self.saved_state_bytes = self.unquantized_bytes = 0
         """As those of a trace."""
@@ -153,6 +156,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
     def empty_cache(self) -> None:
         """The allocator gives back what it holds in reserve (``torch.cuda.empty_cache``)."""
         self.ledger.empty_cache()
+
+    def mark_engine(self, mark: EngineMark) -> None:
+        """A colocated vLLM engine wakes up or falls asleep."""
+        self.ledger.mark_engine(mark)
 
     @contextmanager
     def on_stream(self, stream: int) -> Iterator[None]:
@@ -301,6 +308,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         return replace(
             self.ledger.trace(not_counted, self.work.workload()),
             pinned_bytes=self.pinned.peak_bytes,
+            unpinned_bytes=self.unpinned.peak_bytes,
+            nvme_bytes=sum(self.files.values()),
             saved_model_bytes=self.saved_model_bytes,
             saved_state_bytes=self.saved_state_bytes,
             unquantized_bytes=self.unquantized_bytes,

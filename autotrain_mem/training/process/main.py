@@ -31,9 +31,11 @@ def main() -> None:
         # Seconds of imports: from here on an interrupt is heard, and the end of the parent ends this process.
         from autotrain_mem.training.process.probe import probe
         from autotrain_mem.training.process.train import train
-        from autotrain_mem.training.process.world import beating
+        from autotrain_mem.training.process.world import beating, find_other_machines
 
         tasks = {"probe": probe, "train": train}
+        if request.processes_here < request.knobs.processes:
+            find_other_machines()
         with beating(channel.send) if request.knobs.processes > 1 else contextlib.nullcontext():
             channel.send(tasks[request.task](request, channel.send))
     except KeyboardInterrupt:

@@ -19,6 +19,7 @@ from typing import Any
 import torch.distributed as dist
 from transformers import TrainerCallback
 
+from autotrain_mem.host import interface_to
 from autotrain_mem.training.process.collectives import last_collectives
 from autotrain_mem.training.pulses import PULSE_SECONDS
 from autotrain_mem.training.request import SendEvent
@@ -27,8 +28,22 @@ OLDER_DRIVERS = ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE")
 """What ``accelerate launch`` switches off for cards of the RTX 40 series under older drivers, without which accelerate
 refuses to start (``accelerate/commands/launch.py: multi_gpu_launcher``, ``accelerate/state.py: PartialState``)."""
 
+LOOPBACK = "lo"
+"""Linux's name of it: what is said there reaches no other machine."""
+
 STILL_PULSES = 5
 """A process that has not moved for so many is asked what it waits in; reading that takes 0.1 ms."""
+
+
+def find_other_machines() -> None:
+    """Have gloo talk over the interface that reaches the first machine, unless the user names one.
+
+    By itself it takes the address of this machine's own name (``torch/csrc/distributed/c10d/ProcessGroupGloo.cpp:
+    createDefaultDevice``), which /etc/hosts often says to be one of the loopback's. NCCL looks for interfaces itself.
+    """
+    interface = interface_to(os.environ["MASTER_ADDR"])
+    if interface is not None and interface != LOOPBACK:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
 class World:

@@ -104,6 +104,18 @@ def test_every_chunk_casts_float32_weights_under_autocast_and_makes_a_second_gra
     assert head(weight_trains=True, dtype=FP32).count(VOCABULARY * HIDDEN * 4) == 1 + chunks
 
 
+@pytest.mark.parametrize(("version", "again"), [("0.8.2", 1), ("0.8.3", 0), (None, 0)])
+def test_an_older_head_makes_each_chunks_gradient_of_the_weight_twice_more(
+    version: str | None, again: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liger, "installed_versions", lambda names: dict.fromkeys(names, version))
+    chunk = chunk_tokens(ROWS * TOKENS, VOCABULARY, HIDDEN)
+    chunks, made = -(-ROWS * TOKENS // chunk), head(weight_trains=True)
+    assert made.count(VOCABULARY * HIDDEN * 2) == 1 + again * chunks
+    assert made.count(VOCABULARY * HIDDEN * 4) == again * chunks
+    assert made.count(chunk * VOCABULARY * 2) == 1 + again * (chunks - 1)
+
+
 def config(family: str) -> Any:
     import transformers
 

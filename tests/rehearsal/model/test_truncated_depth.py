@@ -79,6 +79,17 @@ def test_few_layers_tell_every_event_of_a_whole_rehearsal(
 
 
 @pytest.mark.slow
+def test_few_layers_tell_when_an_engine_is_awake(deep_folder: pathlib.Path) -> None:
+    given = {"use_vllm": True, "vllm_enable_sleep_mode": True}
+    one, depths = case("grpo", deep_folder, given), Depths(short=1, long=3, whole=5)
+    short, long, whole = (rehearsed(one, layers=layers) for layers in (depths.short, depths.long, depths.whole))
+    told = expand(short, long, depths)
+    assert_same(told, whole)
+    assert told is not None
+    assert told.engine_marks == whole.engine_marks != ()
+
+
+@pytest.mark.slow
 def test_few_layers_with_few_chunks_of_the_loss_tell_a_whole_rehearsal(
     deep_folder: pathlib.Path,
 ) -> None:

@@ -76,6 +76,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "ddp": (DDP, r"wrapped for several devices \(DistributedDataParallel\)"),
     "data parallel": (lambda: torch.nn.DataParallel(tiny()), r"several devices \(DataParallel\)"),
     "deepspeed": (Engine, r"several devices \(DeepSpeed\)"),
+    "zero-3": (
+        changed(lambda model: setattr(next(model.parameters()), "ds_id", 0)),
+        "divided among the processes already",
+    ),
     "fsdp2 within": (lambda: torch.nn.Sequential(Sharded()), r"several devices \(FSDP\)"),
     "4 bits to be": (with_more(lambda: bitsandbytes.nn.Linear4bit(8, 8)), "not quantized yet: more.weight"),
     "float16 beside 8 bits": (

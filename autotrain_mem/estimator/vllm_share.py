@@ -1,0 +1,137 @@
+"""Counts what a vLLM engine on the cards that train takes of them, awake and asleep, and what the trainer has then."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate, islice
+
+from autotrain_mem.allocator.rounding import round_size
+from autotrain_mem.estimator.memory import alive_after, largest_modules, owners_of
+from autotrain_mem.estimator.replay import Room, held_after_each
+from autotrain_mem.spec import Estimate, Hardware, Job, MemoryEstimate, Phase, ReservedByMode, ReservedEstimate, Trace
+from autotrain_mem.spec.trace import CACHE_EMPTIED
+from autotrain_mem.spec.vllm import ASLEEP_BYTES, ASLEEP_PARALLEL_BYTES, VllmSleep
+
+VLLM_MODE = "colocate"
+VLLM_SHARE = 0.3
+"""``vllm_mode`` and ``vllm_gpu_memory_utilization``, TRL 1.12 to 1.16 (trl/trainer/grpo_config.py, rloo_config.py)."""
+
+
+def vllm_share_bytes(job: Job, hardware: Hardware) -> int:
+    """Returns the bytes of the engine: a share of the card's whole memory, free or not; 0 without one on this card.
+
+    vLLM sizes its KV cache so that weights, activations and cache make up the share (vllm/v1/worker/utils.py:
+    request_memory). A card of 24 GiB gives 7.2 GiB by default.
+    """
+    given = job.arguments
+    if not given.get("use_vllm") or given.get("vllm_mode", VLLM_MODE) != "colocate":
+        return 0
+    return math.ceil(hardware.total_bytes * float(given.get("vllm_gpu_memory_utilization", VLLM_SHARE)))
+
+
+def sleeps(job: Job) -> bool:
+    """Tells whether an engine on the cards that train gives its share back while nothing is generated."""
+    given = job.arguments
+    is_here = bool(given.get("use_vllm")) and given.get("vllm_mode", VLLM_MODE) == "colocate"
+    return is_here and bool(given.get("vllm_enable_sleep_mode"))
+
+
+def asleep_bytes(job: Job, hardware: Hardware) -> int:
+    """Returns what the engine holds of the card at its least: its whole share, or what it keeps while it sleeps.
+
+    TRL has it sleep at level 2, which gives back weights and KV cache and copies neither to the host
+    (``trl/generation/vllm_generation.py: generate``, TRL 1.12 to 1.16; vllm/device_allocator/cumem.py: CuMemAllocator).
+    """
+    share_bytes = vllm_share_bytes(job, hardware)
+    if not sleeps(job):
+        return share_bytes
+    is_parallel = int(job.arguments.get("vllm_tensor_parallel_size", 1)) > 1
+    return min(share_bytes, ASLEEP_PARALLEL_BYTES if is_parallel else ASLEEP_BYTES)
+
+
+def with_sleep(estimate: Estimate, awake: MemoryEstimate | None, *, asleep_bytes: int) -> Estimate:
+    """Returns the estimate at the moment that needs most: while the engine has its share, or while it sleeps.
+
+    Args:
+        estimate: Of the whole run, with the share throughout.
+        awake: Of the moments in which the engine is awake; None where it never sleeps.
+    """
+    if awake is None:
+        return estimate
+    sleep = VllmSleep(
+        awake_bytes=estimate.vllm_share_bytes,
+        asleep_bytes=asleep_bytes,
+        reserved_awake_bytes=awake.reserved.of(
+            expandable_segments=estimate.knobs.expandable_segments
+        ).peak_reserved_bytes,
+        reserved_asleep_bytes=estimate.reserved_bytes,
+    )
+    if sleep.is_decided_awake and estimate.reserved.fits:
+        return replace(estimate, memory=awake, vllm_sleep=sleep)
+    return replace(estimate, vllm_share_bytes=asleep_bytes, vllm_sleep=sleep)
+
+
+def estimate_while_awake(trace: Trace, room: Room, whole: MemoryEstimate) -> MemoryEstimate | None:
+    """Finds the peaks of a run among the moments in which a colocated engine is awake; None where it never sleeps.
+
+    TRL empties torch's cache before it wakes the engine for its weights, and not again before it wakes it for its KV
+    cache (``trl/generation/vllm_generation.py: sync_weights, generate``): what is reserved by then, and what handing
+    over the weights reserves beside, lies on the card while the engine takes its share.
+
+    Args:
+        room: How the allocator is set; its end is passed over, since what does not fit fails in vLLM's own request.
+        whole: Of the whole run, which says all that is the same.
+    """
+    moments = [moment for span in trace.awake() for moment in range(span.start, span.stop + 1)]
+    if not moments:
+        return None
+    allocated = [*accumulate((_change(trace, event) for event in trace.events), initial=0)]
+    peak = max(moments, key=allocated.__getitem__)
+    at_peak = alive_after(filter(None, islice(trace.events, peak)), trace)
+    phases: dict[Phase, int] = {}
+    for phase, moment in _in_phases(trace, moments):
+        phases[phase] = max(phases.get(phase, 0), allocated[moment])
+    return replace(
+        whole,
+        peak_allocated_bytes=allocated[peak],
+        peak_phase=max(phases, key=phases.__getitem__),
+        phases=phases,
+        owners_at_peak=owners_of(at_peak),
+        modules_at_peak=largest_modules(at_peak),
+        reserved=ReservedByMode(
+            native=_reserved_at(trace, room, moments, expandable_segments=False),
+            expandable_segments=_reserved_at(trace, room, moments, expandable_segments=True),
+        ),
+    )
+
+
+def _change(trace: Trace, event: int) -> int:
+    if event == CACHE_EMPTIED:
+        return 0
+    size_bytes = round_size(trace.blocks[abs(event) - 1].size_bytes)
+    return size_bytes if event > 0 else -size_bytes
+
+
+def _in_phases(trace: Trace, moments: Sequence[int]) -> Iterator[tuple[Phase, int]]:
+    """Yields the phase of each moment, which is the number of events before it, ascending."""
+    phase, starts = Phase.LOAD, deque(trace.phase_starts)
+    for moment in moments:
+        while starts and starts[0][0] < moment:
+            phase = starts.popleft()[1]
+        yield phase, moment
+
+
+def _reserved_at(trace: Trace, room: Room, moments: Sequence[int], *, expandable_segments: bool) -> ReservedEstimate:
+    held = [(0, 0), *held_after_each(trace, room.endless, expandable_segments=expandable_segments)]
+    reserved_bytes, allocated_bytes = max((held[moment] for moment in moments), key=lambda each: each[0])
+    return ReservedEstimate(
+        peak_allocated_bytes=max(held[moment][1] for moment in moments),
+        peak_reserved_bytes=reserved_bytes,
+        peak_limited_bytes=reserved_bytes,
+        slack_bytes=reserved_bytes - allocated_bytes,
+        num_alloc_retries=0,
+        largest_refused_bytes=None,
+    )

@@ -1,0 +1,69 @@
+"""Rows that processes share in DeepSpeed's way, drawn as others are: in each epoch's order, from where a run goes on.
+
+DeepSpeed's adapter around a trainer's rows can neither be told the epoch nor be begun in the middle: transformers skips
+batches by the parts of a loader that it has not (``accelerate/data_loader.py: skip_first_batches``), so that no
+training could be resumed, and every epoch after the first would lack a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import accelerate
+from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPDataLoaderAdapter
+from transformers import trainer as transformers_trainer
+
+
+class SharedRows(UlyssesSPDataLoaderAdapter):  # type: ignore[misc]  # DeepSpeed is untyped
+    """DeepSpeed's adapter, begun where one likes.
+
+    Each batch that the loader draws becomes as many micro-batches as there are processes that share a row, one of each
+    process's rows.
+    """
+
+    def __init__(self, adapter: UlyssesSPDataLoaderAdapter, loader: Any = None, left_out: int = 0) -> None:
+        super().__init__(
+            adapter.dl if loader is None else loader,
+            adapter.sp_rank,
+            adapter.sp_group,
+            adapter.sp_world_size,
+            adapter.device,
+        )
+        self._left_out = left_out
+
+    def __iter__(self) -> SharedRows:
+        """Begins an epoch: a trainer draws as many batches as there are, and never hears that there is no other, where
+        DeepSpeed's adapter would end the next one before its first (``transformers/trainer.py: get_batch_samples``)."""
+        self.iter = iter(self.dl)
+        self.micro_batches.clear()
+        return self
+
+    def __next__(self) -> Any:
+        while self._left_out:  # not before, since the epoch is told in between
+            self._left_out -= 1
+            super().__next__()
+        return super().__next__()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Have rows drawn in the order of this epoch."""
+        self.dl.set_epoch(epoch)
+
+    def without_first(self, micro_batches: int) -> SharedRows:
+        """Returns the same rows, begun so many micro-batches later."""
+        batches, left_out = divmod(micro_batches, self.sp_world_size)
+        return SharedRows(self, accelerate.skip_first_batches(self.dl, batches), left_out)
+
+
+def share_rows(trainer: Any) -> None:
+    """Have a trainer draw shared rows so; all that it draws otherwise stays."""
+    accelerator = trainer.accelerator
+    adapt: Callable[..., Any] = accelerator.deepspeed_ulysses_dl_adapter
+    accelerator.deepspeed_ulysses_dl_adapter = lambda *args: SharedRows(adapt(*args))
+    transformers_trainer.skip_first_batches = _skip_first_batches
+
+
+def _skip_first_batches(loader: Any, num_batches: int = 0) -> Any:
+    if isinstance(loader, SharedRows):
+        return loader.without_first(num_batches)
+    return accelerate.skip_first_batches(loader, num_batches)
