@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autotrain_mem.engine.output_dir import RESUME, check_output, check_weights
+from autotrain_mem.engine.predict.vllm_server import gpus_served_here
 from autotrain_mem.engine.resuming import check_checkpoint
 from autotrain_mem.engine.wish import Wish, check_launch
 from autotrain_mem.errors import AutofitError, UsageError
@@ -172,7 +173,8 @@ def _refuse_device(wish: Wish, *, to_train: bool) -> None:
         return
     counts = autofit.gpu_counts
     gpus = counts[0] if len(counts) == 1 else None
-    card = check_device(autofit.gpu, gpus=gpus, link=autofit.link, environment=environment)
+    spared = gpus_served_here(wish.argument, autofit.nodes or 1)
+    card = check_device(autofit.gpu, gpus=gpus, spared=spared, link=autofit.link, environment=environment)
     if to_train and card is not None and (autofit.nodes or 1) == 1:
         training_device(card, simulate=wish.simulate, environment=environment)
 

@@ -11,6 +11,7 @@ from autotrain_mem.engine.accelerate_config import launch_warnings, with_acceler
 from autotrain_mem.engine.early import no_model
 from autotrain_mem.engine.kept_answers import parsed
 from autotrain_mem.engine.output_dir import RESUME, default_dir
+from autotrain_mem.engine.predict.vllm_server import gpus_served_here
 from autotrain_mem.engine.rehearsals import Rehearsals, for_processes
 from autotrain_mem.engine.reuse.other_processes import arguments_of, autofit_of, is_shared_otherwise
 from autotrain_mem.engine.wish import Wish, check_launch
@@ -166,6 +167,7 @@ def rehearsals_for(workers: Workers, wish: Wish, warn: Callable[[str], None]) ->
         use_cpu=bool(given.get("use_cpu")),
         gpus=_one(autofit),
         nodes=autofit.nodes or 1,
+        spared=gpus_served_here(given.get, autofit.nodes or 1),
         link=autofit.link,
         store=store,
         environment=wish.environment,

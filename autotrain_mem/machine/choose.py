@@ -39,6 +39,7 @@ def choose(
     use_cpu: bool,
     gpus: int | None = None,
     nodes: int = 1,
+    spared: int = 0,
     link: str | None = None,
     store: Store | None = None,
     environment: Mapping[str, str] = _NOTHING,
@@ -51,6 +52,8 @@ def choose(
     Args:
         gpus: How many to use; None for all that are here, and for one of a named card.
         nodes: Machines with so many each.
+        spared: How many of those that are here are another's, such as vLLM's server's; where the user says which GPUs
+            are seen (``CUDA_VISIBLE_DEVICES``) they are among the others.
         link: What joins them, as ``--link`` has it.
         store: Where a measurement is kept; None for the user's cache folder, without a word about its state.
         environment: What is set for the training process, over this one's environment: it may name the card.
@@ -58,7 +61,7 @@ def choose(
 
     Raises:
         NoGpuError: nothing was asked for and no GPU is here; the hint holds the three ways on. Fewer are here than are
-            asked for.
+            asked for, or than are left.
         UnknownGpuError: the name is not in the catalog, or stands for several cards.
         UnreadableGpuError: a GPU is here that does not answer, or that torch cannot use.
         UsageError: a list of cards; a link that is none.
@@ -69,7 +72,7 @@ def choose(
     if name is not None:
         card = _named(name)
         return replace(card, topology=topology(card, devices=gpus or 1, nodes=nodes, asked=link))
-    used = _detected(gpus, environment, warn)
+    used = _detected(gpus, environment, warn, spared=spared)
     for note in _differences(used):
         warn(note)
     from autotrain_mem.machine.measure import measured  # it starts a process, which a card by name does not need
@@ -79,7 +82,12 @@ def choose(
 
 
 def check_device(
-    name: str | None, *, gpus: int | None = None, link: str | None = None, environment: Mapping[str, str] = _NOTHING
+    name: str | None,
+    *,
+    gpus: int | None = None,
+    spared: int = 0,
+    link: str | None = None,
+    environment: Mapping[str, str] = _NOTHING,
 ) -> Hardware | None:
     """Refuses as :func:`choose` what the names alone, or the GPUs that are here, tell: in milliseconds.
 
@@ -88,7 +96,7 @@ def check_device(
     named_links(link)
     if name is not None:
         return _named(name)
-    _detected(gpus, environment)
+    _detected(gpus, environment, spared=spared)
     return None
 
 
@@ -99,13 +107,31 @@ def _named(name: str) -> Hardware:
 
 
 def _detected(
-    gpus: int | None, environment: Mapping[str, str], warn: Callable[[str], None] = lambda message: None
+    gpus: int | None,
+    environment: Mapping[str, str],
+    warn: Callable[[str], None] = lambda message: None,
+    *,
+    spared: int = 0,
 ) -> Sequence[Hardware]:
     """The GPUs that are here, as many as are asked for; never none."""
-    detected = detect(environment, warn)
+    detected, shown = detect(environment, warn), {**os.environ, **environment}.get(VISIBLE)
     if not detected:
-        raise _no_gpu({**os.environ, **environment}.get(VISIBLE))
-    return _first(detected, gpus, environment)
+        raise _no_gpu(shown)
+    return _first(detected, gpus, environment) if shown or not spared else _beside(detected, gpus, spared)
+
+
+def _beside(detected: Sequence[Hardware], gpus: int | None, spared: int) -> Sequence[Hardware]:
+    """The GPUs that a server of vLLM's on this machine leaves, the first ones (``spec.vllm: VllmServer.devices``)."""
+    left = len(detected) - spared
+    if left >= (gpus or 1):
+        return detected[: gpus or left]
+    wanted = "none is left to train on" if left < 1 else f"--gpus {gpus} are more than the {left} that are left"
+    raise NoGpuError(
+        f"vLLM's server takes {spared} of the {len(detected)} GPU{'s' * (len(detected) > 1)} that this machine has: "
+        f"{wanted}.",
+        hint="--vllm_mode colocate generates on the GPUs that train; --vllm_server_host names a server elsewhere"
+        + (f"; or give --gpus {left}." if left > 0 else "."),
+    )
 
 
 def _first(detected: Sequence[Hardware], gpus: int | None, environment: Mapping[str, str]) -> Sequence[Hardware]:

@@ -45,6 +45,20 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> list[Hardware]:
     return gpus
 
 
+def test_a_server_beside_the_training_has_gpus_of_its_own(
+    machine: list[Hardware], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert choose(None, use_cpu=False, spared=1).topology == Topology(uuids=("GPU-1",))
+    assert choose("rtx3060", use_cpu=False, gpus=4, spared=1).topology.devices == 4, "what is not here has as many more"
+    with pytest.raises(NoGpuError, match="takes 2 of the 2 GPUs that this machine has: none is left") as refusal:
+        choose(None, use_cpu=False, spared=2)
+    assert "--vllm_mode colocate" in str(refusal.value.hint)
+    with pytest.raises(NoGpuError, match="--gpus 2 are more than the 1 that are left"):
+        choose(None, use_cpu=False, gpus=2, spared=1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")  # the server is on others
+    assert choose(None, use_cpu=False, spared=1).topology.devices == 2
+
+
 def test_all_gpus_that_cuda_shows_are_used_and_one_measured_unless_a_card_a_size_or_the_cpu_is_chosen(
     machine: list[Hardware],
 ) -> None:

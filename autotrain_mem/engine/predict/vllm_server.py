@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -45,6 +45,20 @@ def vllm_server(
     if not server.fits:
         raise _does_not_fit(server, facts)
     return server
+
+
+def gpus_served_here(argument: Callable[[str], Any], nodes: int) -> int:
+    """Counts the GPUs of this machine that a server takes which runs beside a training.
+
+    Args:
+        argument: Returns the value of one of TRL's arguments, None where it is not given.
+        nodes: Machines that train: of several, it is on none that is known.
+    """
+    is_served = argument("use_vllm") and (argument("vllm_mode") or VLLM_MODE) == "server"
+    if not is_served or nodes > 1 or _host(argument) not in _HERE:
+        return 0
+    gpus = str(argument("vllm_tensor_parallel_size") or 1)
+    return int(gpus) if gpus.isdigit() else 1  # what is no number TRL's parser refuses
 
 
 def check_colocated(
@@ -98,9 +112,14 @@ def _engine(
 def _address(given: Mapping[str, Any]) -> tuple[str, int]:
     """Returns host and port where the trainer looks for it (``trl/generation/vllm_generation.py: _init_vllm``)."""
     if url := given.get("vllm_server_base_url"):
-        parts = urlsplit(str(url))
-        return parts.hostname or "", parts.port or SERVER_PORT
-    return str(given.get("vllm_server_host", _HERE[0])), int(given.get("vllm_server_port", SERVER_PORT))
+        return _host(given.get), urlsplit(str(url)).port or SERVER_PORT
+    return _host(given.get), int(given.get("vllm_server_port", SERVER_PORT))
+
+
+def _host(argument: Callable[[str], Any]) -> str:
+    if url := argument("vllm_server_base_url"):
+        return urlsplit(str(url)).hostname or ""
+    return str(argument("vllm_server_host") or _HERE[0])
 
 
 def _completions(given: Mapping[str, Any], knobs: Knobs) -> int:
