@@ -21,7 +21,8 @@ def test_no_interface_reaches_what_has_no_address() -> None:
 
 
 def test_gloo_talks_where_the_first_machine_is_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")  # so that it is taken back, whatever is set meanwhile
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
     for found in (None, world.LOOPBACK):
         monkeypatch.setattr(world, "interface_to", lambda address, found=found: found)

@@ -10,7 +10,7 @@ from nouns import TRL_DEFAULTS
 from test_contract import TREES
 
 from autotrain_mem.engine.predict.suggestions import LARGEST_GROUP
-from autotrain_mem.estimator import memory
+from autotrain_mem.estimator import vllm_share
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.levers import LADDER, LEVERS
 from autotrain_mem.spec import Job, Knobs
@@ -118,6 +118,6 @@ def test_vllm_takes_the_share_that_the_installed_trl_gives_it(name: str) -> None
     import trl
 
     defaults = {field.name: field.default for field in dataclasses.fields(getattr(trl, name))}
-    assert defaults["vllm_mode"] == memory.VLLM_MODE
-    assert defaults["vllm_gpu_memory_utilization"] == memory.VLLM_SHARE
+    assert defaults["vllm_mode"] == vllm_share.VLLM_MODE
+    assert defaults["vllm_gpu_memory_utilization"] == vllm_share.VLLM_SHARE
     assert defaults["num_generations"] <= LARGEST_GROUP

@@ -36,7 +36,7 @@ from hollow_cuda.build import Hollow
 from hollow_cuda.cases import small_cases
 from recorded_run import Cuda, a_record
 from script_runner import SCRIPTS, Script
-from survival_cases import against, command, faults, jobs, material, nodes, together
+from survival_cases import against, command, faults, hosts, jobs, material, nodes, together
 
 from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.estimator.mixed_lengths import reserved_after
@@ -446,6 +446,7 @@ def test_survival(
     monkeypatch.setattr(faults, "SHARED", faults.SHARED.replace("--save_steps 4", "--save_steps 1"))
     monkeypatch.setattr(faults, "filled_card", lambda *_: "64MiB")
     monkeypatch.setattr(nodes, "filled_card", lambda *_: "64MiB")
+    monkeypatch.setattr(hosts, "can_be_made", lambda: False)  # what is forked is in no network of its own
     with forge.commands(command, against, nodes):
         ran = script("survival").run(f"--{section}", "--work", tmp_path, "--only", only, "--processes", 1)
     assert ran.code == 0, ran.out

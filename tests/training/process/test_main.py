@@ -29,7 +29,7 @@ def test_a_traceback_is_in_the_log_before_the_parent_hears_of_the_error(
             logged.append(capsys.readouterr().err)
 
     class Request:
-        task, output_dir, knobs = "train", ".", TRL_DEFAULTS
+        task, output_dir, knobs, processes_here = "train", ".", TRL_DEFAULTS, 1
 
     def fail(*_: object) -> None:
         raise ValueError("no such row")
