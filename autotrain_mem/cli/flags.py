@@ -84,12 +84,23 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     """The parser of our own flags."""
     parser = argparse.ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
     parser.error = functools.partial(_refuse, prog)  # type: ignore[method-assign]
+    _add_job(parser)
+    _add_device(parser, prog)
+    _add_search(parser, estimates=prog.startswith("autofit estimate"))
+    _add_output(parser, prog)
+    return parser
+
+
+def _add_job(parser: argparse.ArgumentParser) -> None:
     job = parser.add_argument_group("what to train")
     job.add_argument("--model", metavar="MODEL", help="a hub id or a folder (short for --model_name_or_path)")
     job.add_argument("--dataset", metavar="DATA", help="a hub id, a folder, or a .json, .jsonl, .parquet or .csv file")
     job.add_argument("--config", metavar="FILE", help="a YAML file with TRL's keys and ours; flags win over it")
     job.add_argument("--recipe", metavar="NAME", help="a file that comes along, in place of --config (autofit recipes)")
     job.add_argument("--prompt_length", type=int, metavar="N", help="GRPO, RLOO, PPO: plan for prompts of N tokens")
+
+
+def _add_device(parser: argparse.ArgumentParser, prog: str) -> None:
     device = parser.add_argument_group("where it must fit")
     device.add_argument("--gpu", metavar="NAME", help="a card by name (autofit gpus), or a size such as 6GiB")
     device.add_argument("--gpus", type=_counts, metavar="N", help=_GPUS)
@@ -103,7 +114,9 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     device.add_argument("--accelerate_config", metavar="FILE", help=_ACCELERATE)
     device.add_argument("--simulate", action="store_true", help="train on the CPU, with a simulated card of that name")
     device.add_argument("--headroom", metavar="SIZE", help="left free: 500MiB or 8%% (default 4%%, at least 400 MiB)")
-    estimates = prog.startswith("autofit estimate")
+
+
+def _add_search(parser: argparse.ArgumentParser, *, estimates: bool) -> None:
     search = parser.add_argument_group(f"what {'a plan may change' if estimates else 'may be changed'} to make it fit")
     search.add_argument("--effective_batch_size", type=int, metavar="N", help="rows per optimizer step, kept constant")
     search.add_argument("--fit", choices=FITS, help="stop before rounding changes (lossless), before LoRA (rounding)")
@@ -121,6 +134,10 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     search.add_argument("--fsdp_offload_params", action="store_true", help=_FSDP_OFFLOAD)
     search.add_argument("--offload_optimizer_device", choices=("cpu",), help=_ZERO_OPTIMIZER)
     search.add_argument("--offload_param_device", choices=("cpu",), help=_ZERO_PARAM)
+
+
+def _add_output(parser: argparse.ArgumentParser, prog: str) -> None:
+    estimates = prog.startswith("autofit estimate")
     output = parser.add_argument_group("what to do and print")
     output.add_argument("--plan_only", action="store_true", help="plan and stop")
     if not estimates:
@@ -143,7 +160,6 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     output.add_argument("--json", action="store_true", help="one JSON object on stdout and nothing else there")
     output.add_argument("--debug", action="store_true", help="a traceback with an error")
     output.add_argument("--help", "-h", action="store_true", help="this text and TRL's own flags")
-    return parser
 
 
 def _counts(text: str) -> int | tuple[int, ...]:

@@ -156,7 +156,7 @@ class Load:
 
     @property
     def deepspeed_bytes(self) -> int:
-        """What DeepSpeed offloads, of all processes of this machine; before there is a plan, only what is sure."""
+        """Counts what all processes of this machine offload by DeepSpeed; before there is a plan, what is sure of it."""
         if not self.by_deepspeed:
             return 0
         if self.memory is not None:

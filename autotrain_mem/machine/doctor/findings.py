@@ -188,7 +188,7 @@ def _compiler(facts: Facts) -> Iterator[Finding]:
 
 
 def _host_optimizer(facts: Facts) -> Iterator[Finding]:
-    """What ``--offload_optimizer_device cpu`` needs; nothing is said where DeepSpeed is not installed."""
+    """Finds what ``--offload_optimizer_device cpu`` lacks; nothing is said where DeepSpeed is not installed."""
     if not facts.cards or facts.libraries.get("deepspeed", Library()).version is None:
         return
     for what, fix in facts.host_optimizer:

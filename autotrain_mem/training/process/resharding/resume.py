@@ -27,7 +27,7 @@ from autotrain_mem.training.request import SendEvent
 
 
 class Parts(Protocol):
-    """Where a training has its weights and optimizer state."""
+    """Holds a training's weights and optimizer state, wherever they are."""
 
     def put_weight(self, weight: Weight, saved: Saved) -> None:
         """Take over a weight."""
@@ -42,7 +42,7 @@ class Parts(Protocol):
         """Steps that each state counts."""
 
     def states(self) -> int:
-        """Of how many parameters there is state."""
+        """Counts the parameters of which there is state."""
 
 
 @contextmanager

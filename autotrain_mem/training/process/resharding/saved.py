@@ -19,7 +19,7 @@ State = Mapping[str, torch.Tensor]
 
 
 class Saved(Protocol):
-    """What a checkpoint holds, in whatever form."""
+    """Reads what a checkpoint holds, in whatever form."""
 
     names: frozenset[str]
     """Of its weights."""
@@ -41,7 +41,7 @@ class Saved(Protocol):
         """The optimizer's groups without their parameters: learning rate and the like."""
 
     def states(self) -> int:
-        """Of how many parameters there is optimizer state."""
+        """Counts the parameters of which there is optimizer state."""
 
 
 class WholeFiles:

@@ -80,7 +80,7 @@ class ZeroParts:
         return {flat: state[key] for flat, state in states.items()}
 
     def _step(self, step: float, flat: torch.Tensor) -> Any:
-        """As ``torch/optim/adamw.py: _init_group`` has it; DeepSpeed's own counts (``ops/adam/cpu_adam.py``)."""
+        """Writes a step as torch has it (``optim/adamw.py: _init_group``); DeepSpeed's own counts (``cpu_adam.py``)."""
         if not self._is_adam_of_torch:
             return int(step)
         is_fused = any(group.get("fused") or group.get("capturable") for group in self._zero.optimizer.param_groups)
