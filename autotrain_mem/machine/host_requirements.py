@@ -156,7 +156,7 @@ class Load:
 
     @property
     def deepspeed_bytes(self) -> int:
-        """Counts what all processes of this machine offload by DeepSpeed; before there is a plan, what is sure of it."""
+        """Counts what all processes of this machine offload by DeepSpeed; before a plan, what is sure of it."""
         if not self.by_deepspeed:
             return 0
         if self.memory is not None:
