@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import psutil
@@ -179,7 +179,7 @@ class _Second:
     place: pathlib.Path
     log: pathlib.Path
     environment: Mapping[str, str]
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] = field(init=False)
 
     def start(self) -> None:
         with self.log.open("ab") as log:
@@ -203,7 +203,7 @@ def _second(
     log = folder.with_name(f"{folder.name}-second.txt")
     log.parent.mkdir(parents=True, exist_ok=True)
     log.unlink(missing_ok=True)
-    second = _Second(hosts.on(1), argv, place, log, mark, process=None)  # type: ignore[arg-type]
+    second = _Second(hosts.on(1), argv, place, log, mark)
     second.start()
     try:
         yield second
