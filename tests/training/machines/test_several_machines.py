@@ -40,7 +40,7 @@ class FakeChild:
     def __init__(
         self, module: str, environment: Mapping[str, str], log: Path, *, on_line: Callable[[str | None], None], **_: Any
     ) -> None:
-        self.environment, self.on_line, self.told = environment, on_line, list[str]()
+        self.environment, self.on_line, self.is_told = environment, on_line, threading.Event()
         self._code: int | None = None
         self.started.append(self)
 
@@ -48,7 +48,7 @@ class FakeChild:
         self.on_line(json.dumps({"event": "echo", **message}))
 
     def interrupt(self) -> None:
-        self.told.append("interrupt")
+        self.is_told.set()
 
     def end(self, code: int) -> None:
         if self._code is None:
@@ -159,11 +159,11 @@ def test_a_rank_of_another_machine_answers_as_one_of_this_and_its_end_is_told(po
         (child,) = FakeChild.started
         assert child.environment["RANK"] == "1"
         ranks.interrupt()
+        assert child.is_told.wait(SOON)  # over a socket: else it might end before that came
         child.end(3)
         with pytest.raises(RankDied) as death:
             ranks.receive(SOON)
         assert (death.value.code, death.value.log_tail, death.value.gone) == (3, "its last words", None)
-        assert child.told == ["interrupt"]
         ranks.stop()
     assert second.end() is None
 
