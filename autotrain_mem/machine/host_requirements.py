@@ -74,11 +74,13 @@ class Load:
     def loaders(self) -> int:
         """Counts the processes that hold all weights on the host at once.
 
-        Each does under DDP, for which TRL loads to the host first (``trl/trainer/sft_trainer.py: __init__``, its
-        ``device_map``); under FSDP the first alone (``fsdp_cpu_ram_efficient_loading``). Weights of 4 and 8 bits are
-        made on the card.
+        Each does under DDP, ZeRO-1 and ZeRO-2, for which TRL loads to the host first
+        (``trl/trainer/sft_trainer.py: __init__``, its ``device_map``); under FSDP the first alone
+        (``fsdp_cpu_ram_efficient_loading``), and under ZeRO-3 each a part (``deepspeed.zero.Init``). Weights of 4 and 8
+        bits are made on the card.
         """
-        return 1 if self.is_sharded else self.processes
+        whole = self.job.arguments.get("sharding") in {"zero1", "zero2"}
+        return 1 if self.is_sharded and not whole else self.processes
 
     @property
     def item_bytes(self) -> int:
@@ -254,12 +256,14 @@ def _memory(load: Load, memory: HostMemory) -> Iterator[Finding]:
             f"and {available}: loading them would end the process.",
             cure="Take a smaller model, a machine with more memory, or a card: --gpu NAME --plan_only says which.",
         )
-    elif load.on_cpu and load.processes > 1 and _simulated(load) > memory.available_bytes:
+    elif load.on_cpu and (load.processes > 1 or load.by_deepspeed) and _simulated(load) > memory.available_bytes:
+        several = load.processes > 1
         yield _refusal(
             HostMemoryError,
-            message=f"{load.processes} simulated cards hold {format_bytes(_simulated(load))} in host memory, and "
-            f"{available}: the kernel would end a process.",
-            cure="Give fewer --gpus, a smaller model or shorter rows; --plan_only plans without a run.",
+            message=f"{f'{load.processes} simulated cards hold' if several else 'A simulated card holds'} "
+            f"{format_bytes(_simulated(load))} in host memory, and {available}: the kernel would end a process.",
+            cure=f"Give {'fewer --gpus, ' if several else ''}a smaller model or shorter rows; --plan_only plans "
+            "without a run.",
         )
     quantized = any(load.job.arguments.get(name) for name in QUANTIZED_BYTES)
     if not load.on_cpu and load.loaders > 1 and not quantized and loaded_bytes > memory.available_bytes:

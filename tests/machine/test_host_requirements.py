@@ -73,6 +73,8 @@ def test_offloading_the_optimizer_takes_twins_and_state_of_the_host() -> None:
     ("words", "needed"),
     [
         ({"sharding": "ddp"}, 4 * 28 * BILLIONS),
+        ({"sharding": "zero2"}, 4 * 28 * BILLIONS),  # divides what is loaded only then
+        ({"sharding": "zero3"}, 28 * BILLIONS),
         ({"sharding": "fsdp2"}, 28 * BILLIONS),  # the first process loads for all
         ({}, 28 * BILLIONS),  # sharded perhaps
     ],
@@ -84,7 +86,7 @@ def test_each_of_several_processes_on_a_cpu_loads_the_weights_unless_they_share_
     assert not looked_at(one, memory=needed)
     (finding,) = looked_at(one, memory=needed - 1)
     assert finding.kind == "error"
-    assert ("in each of 4 processes" in finding.message) == (words.get("sharding") == "ddp")
+    assert ("in each of 4 processes" in finding.message) == (words.get("sharding") in {"ddp", "zero2"})
 
 
 def test_simulated_cards_hold_what_they_are_predicted_to_hold_in_host_memory() -> None:
@@ -94,6 +96,9 @@ def test_simulated_cards_hold_what_they_are_predicted_to_hold_in_host_memory() -
     (finding,) = looked_at(load(**words), memory=needed - 1)
     assert (finding.kind, finding.message.partition(" hold")[0]) == ("error", "2 simulated cards")
     assert not looked_at(load(**words | {"processes": 1}), memory=1 * GIB), "one card's memory is the run's own to meet"
+    offloads = {"sharding": "zero2", "offload_optimizer_device": "cpu"}
+    (finding,) = looked_at(load(**words | offloads | {"processes": 1, "held_bytes": 0}), memory=100)
+    assert finding.message.startswith("A simulated card holds"), "its host's memory is no simulated card's"
 
 
 def test_processes_that_all_load_for_their_cards_are_a_warning_and_offloaded_shards_must_find_room() -> None:

@@ -34,7 +34,7 @@ RANKS = [
     ("sft", {"sharding": "zero2"}),
     ("sft", {"sharding": "zero3"}),
     ("sft", {"sharding": "zero2", "offload_optimizer_device": "cpu"}),
-    ("sft", {"sharding": "zero3", "sp_size": 2}),
+    ("sft", {"sharding": "zero3", "sp_size": 2, "use_peft": True}),
 ]
 
 

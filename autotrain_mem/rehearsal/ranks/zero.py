@@ -173,6 +173,8 @@ def _cut(recorder: RankRecorder, cut: Callable[..., None]) -> Callable[..., None
     def converted(offload: Any, config: Any, module: Any, mpu: Any) -> None:
         with recorder.unseen() if _is_in_shards(module) else nullcontext():
             cut(offload, config, module, mpu)
+        if _is_in_shards(module):
+            _number_adapters_last(module)
         recorder.name_modules(module)
         for name, parameter in module.named_parameters():
             if recorder.host is None or parameter.ds_tensor not in recorder.host:
@@ -181,6 +183,19 @@ def _cut(recorder: RankRecorder, cut: Callable[..., None]) -> Callable[..., None
             recorder.mark(buffer, Owner.WEIGHTS, name)
 
     return converted
+
+
+def _number_adapters_last(module: torch.nn.Module) -> None:
+    """``zero.Init`` numbers a model's parameters as they are made, before an adapter has any.
+
+    What is fetched at once is fetched in the order of these numbers (``partition_parameters.py: Init``,
+    ``all_gather_coalesced``).
+    """
+    parameters = [parameter for parameter in module.parameters() if hasattr(parameter, "ds_id")]
+    numbers = sorted(parameter.ds_id for parameter in parameters)
+    in_order = sorted(parameters, key=lambda parameter: (parameter.requires_grad, parameter.ds_id))
+    for parameter, number in zip(in_order, numbers, strict=True):
+        parameter.ds_id = number
 
 
 def _defragmented(recorder: RankRecorder, defragment: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

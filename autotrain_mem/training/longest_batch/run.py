@@ -124,11 +124,11 @@ def _why_not(trainer: Any) -> str:
         return "the training data have no rows"
     if row_lengths(dataset) is None and not (_is_online(trainer) and "prompt" in dataset.column_names):
         return f"the training data have none of the columns that are known here: {', '.join(dataset.column_names)}"
+    if str(getattr(trainer.accelerator.distributed_type, "value", "")) == "DEEPSPEED":
+        return "DeepSpeed's backward steps the optimizer itself"
     has_hooks = any(parameter._post_accumulate_grad_hooks for parameter in trainer.model.parameters())
     if "lomo" in optimizer or "layerwise" in optimizer or has_hooks:
         return "the optimizer steps within the backward pass"
-    if str(getattr(trainer.accelerator.distributed_type, "value", "")) == "DEEPSPEED":
-        return "DeepSpeed's backward steps the optimizer itself"
     if getattr(trainer, "is_fsdp_enabled", False) and not isinstance(trainer.model_wrapped, FSDPModule):
         return "FSDP's first version keeps gradients in places of its own"
     user_code = [name for name in ("tools", "environment_factories", "rollout_func") if getattr(trainer, name, None)]
