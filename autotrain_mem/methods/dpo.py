@@ -7,9 +7,10 @@ from operator import add
 from typing import Any
 
 from autotrain_mem.columns import list_lengths
-from autotrain_mem.methods import preference
+from autotrain_mem.methods import image_rows, preference
 from autotrain_mem.methods.configs import Configs, build, fill, script_parser
-from autotrain_mem.methods.interface import Basis, EditRows
+from autotrain_mem.methods.image_rows import EditRows, RowImages
+from autotrain_mem.methods.interface import Basis
 from autotrain_mem.methods.row_lengths import RowLengths, pair_lengths
 from autotrain_mem.methods.worst_case_text import shorten_last_rejected, text_of
 
@@ -35,6 +36,16 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 def rows_editor(filled: Configs) -> EditRows:
     """Imitate the padding that nearly every real batch of pairs has, after the collator has cut its rows."""
     return partial(shorten_last_rejected, max_length=filled.training.max_length)
+
+
+def worst_image_rows(filled: Configs, length: int, rows: int, images: RowImages) -> Any:
+    """Make pairs, of one prompt with the images."""
+    return image_rows.pairs(length, rows, images)
+
+
+def image_rows_editor(filled: Configs) -> EditRows:
+    """Imitate padding."""
+    return image_rows.shorten_last_rejected
 
 
 training_patches = partial(preference.training_patches, "trl.trainer.dpo_trainer")

@@ -10,12 +10,11 @@ from enum import StrEnum
 from typing import Any, Protocol, cast
 
 from autotrain_mem.methods.configs import Configs
+from autotrain_mem.methods.image_rows import EditRows, RowImages
 from autotrain_mem.methods.row_lengths import RowLengths
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.spec import Knobs
 from autotrain_mem.spec.preflight import Finding
-
-EditRows = Callable[[list[Any]], list[Any]]
 
 
 class Basis(StrEnum):
@@ -70,6 +69,12 @@ class Method(Protocol):
 
     def rows_editor(self, filled: Configs) -> EditRows:
         """Return what makes the worst micro-batch of the rows that the sampler drew."""
+
+    def worst_image_rows(self, filled: Configs, length: int, rows: int, images: RowImages) -> Any:
+        """Make the same of rows with images, of which ``length`` tokens hold those of the images too."""
+
+    def image_rows_editor(self, filled: Configs) -> EditRows:
+        """Return what :meth:`rows_editor` does, for rows with images."""
 
     def training_patches(self, trainer: Any, filled: Configs, knobs: Knobs) -> AbstractContextManager[None]:
         """Arrange what a rehearsal of this trainer needs while it trains."""

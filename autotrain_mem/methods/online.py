@@ -10,8 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from autotrain_mem.errors import UsageError
+from autotrain_mem.methods import image_rows
 from autotrain_mem.methods.configs import Configs, trainer_arguments
-from autotrain_mem.methods.interface import Basis, EditRows
+from autotrain_mem.methods.image_rows import EditRows, RowImages
+from autotrain_mem.methods.interface import Basis
 from autotrain_mem.methods.reward_functions import check_packages, rehearsed_reward, reward_functions, try_once
 from autotrain_mem.methods.row_lengths import RowLengths
 from autotrain_mem.methods.worst_case_text import text_of
@@ -59,8 +61,7 @@ def rows_editor(filled: Configs) -> EditRows:
     completions of which only the first has its full length (``generation``), every row of such a batch is padded,
     whatever order it is shuffled into.
     """
-    training = filled.training
-    group = min(training.num_generations, getattr(training, "num_generations_eval", None) or training.num_generations)
+    group = _smallest_group(filled)
 
     def shorten(rows: list[Any]) -> list[Any]:
         if len(rows) <= group:
@@ -69,6 +70,21 @@ def rows_editor(filled: Configs) -> EditRows:
         return [{**row, "prompt": shorter} for row in rows[:group]] + rows[group:]
 
     return shorten
+
+
+def worst_image_rows(filled: Configs, length: int, rows: int, images: RowImages) -> Any:
+    """Make prompts."""
+    return image_rows.prompts(length, rows, images)
+
+
+def image_rows_editor(filled: Configs) -> EditRows:
+    """Take a token from a generation's first prompt, as :func:`rows_editor`."""
+    return image_rows.prompts_editor(_smallest_group(filled))
+
+
+def _smallest_group(filled: Configs) -> int:
+    training = filled.training
+    return min(training.num_generations, getattr(training, "num_generations_eval", None) or training.num_generations)
 
 
 def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:

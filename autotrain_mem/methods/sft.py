@@ -7,8 +7,10 @@ from functools import partial
 from typing import Any
 
 from autotrain_mem.columns import list_lengths
+from autotrain_mem.methods import image_rows
 from autotrain_mem.methods.configs import Configs, build, fill, script_parser
-from autotrain_mem.methods.interface import Basis, EditRows
+from autotrain_mem.methods.image_rows import EditRows, RowImages
+from autotrain_mem.methods.interface import Basis
 from autotrain_mem.methods.row_lengths import RowLengths, smallest_model, without_labels
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, shorten_last_row
 
@@ -33,6 +35,16 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 def rows_editor(filled: Configs) -> EditRows:
     """Imitate padding, but in padding-free batches, which have none."""
     return list if filled.training.packing or filled.training.padding_free else shorten_last_row
+
+
+def worst_image_rows(filled: Configs, length: int, rows: int, images: RowImages) -> Any:
+    """Make conversations."""
+    return image_rows.conversations(length, rows, images)
+
+
+def image_rows_editor(filled: Configs) -> EditRows:
+    """Imitate padding: rows with images are never packed (``trl/trainer/sft_trainer.py: __init__``)."""
+    return image_rows.shorten_last_conversation
 
 
 def row_lengths(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 ORDINARY_TOKEN = 5
@@ -10,12 +11,18 @@ ORDINARY_TOKEN = 5
 PADDING_TOKEN = 2
 
 
-def stub_tokenizer(padding_side: str = "right") -> Any:
-    """Make a tokenizer that splits at blanks; the trainer asks it for special tokens and, in some methods, for ids."""
+def stub_tokenizer(padding_side: str = "right", marks: Mapping[str, tuple[str, int]] | None = None) -> Any:
+    """Make a tokenizer that splits at blanks; the trainer asks it for special tokens and, in some methods, for ids.
+
+    Args:
+        marks: Special tokens beside its own, by the names of its attributes: as they are written, and their ids.
+    """
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = Tokenizer(models.WordLevel({f"t{index}": index for index in range(8)}, unk_token="t0"))
+    marks = marks or {}
+    vocabulary = {f"t{index}": index for index in range(8)} | dict(marks.values())
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="t0"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
         tokenizer_object=words,
@@ -23,6 +30,7 @@ def stub_tokenizer(padding_side: str = "right") -> Any:
         pad_token=f"t{PADDING_TOKEN}",
         unk_token="t0",
         padding_side=padding_side,
+        extra_special_tokens={name: text for name, (text, _) in marks.items()},
     )
 
 

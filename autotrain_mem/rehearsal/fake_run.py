@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -11,13 +12,14 @@ from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._device import _device_constructors
 from transformers.utils import import_utils
 
 from autotrain_mem.rehearsal.cuda.rules import cuda_semantics, not_imitated
 from autotrain_mem.rehearsal.cuda.workspaces import workspaces
 from autotrain_mem.rehearsal.fake_mode import QuickFakeMode
 from autotrain_mem.rehearsal.generation import generation_by_its_ends
-from autotrain_mem.rehearsal.known_values import KnownValues, numbers
+from autotrain_mem.rehearsal.known_values import KnownValues, numbers, tensor_of
 from autotrain_mem.rehearsal.model.from_pretrained import without_weights
 from autotrain_mem.rehearsal.model.materialize import conversion_in_place
 from autotrain_mem.rehearsal.model.quantized import unquantized_bytes
@@ -44,11 +46,13 @@ def fake_tensors() -> Iterator[QuickFakeMode]:
     A copy of a fake tensor (PEFT copies the modules that are trained whole) stays in this mode: it would copy that too.
     """
 
+    _device_constructors()  # torch remembers at first which functions take a default device: torch.tensor itself
     with (
         QuickFakeMode() as mode,
         conversion_in_place(),
         patch.object(import_utils, "is_fake_tensor", lambda value: False),
         patch.object(FakeTensor, "numpy", numbers),
+        patch.object(torch, "tensor", functools.partial(tensor_of, torch.tensor)),
         patch.object(FakeTensorMode, "__deepcopy__", lambda mode, memo: mode, create=True),
     ):
         yield mode

@@ -9,7 +9,7 @@ that keeps the run on its usual path (a bool is False: nothing is NaN) or its la
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ _INDEX = torch.ops.aten.index.Tensor
 _NONZERO = torch.ops.aten.nonzero.default
 _IS_NAN = torch.ops.aten.isnan.default
 _MASKED_SELECT = torch.ops.aten.masked_select.default
+_LAYER_NORM_BACKWARD = torch.ops.aten.native_layer_norm_backward.default
 
 
 @functools.cache
@@ -89,11 +90,32 @@ def _count(mask: torch.Tensor) -> int:
         return int(mask.count_nonzero())
 
 
+def _with_contiguous_gradient(gradients: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
+    """The kernels make the input's gradient contiguous whatever came in
+    (``aten/src/ATen/native/layer_norm.cpp: layer_norm_backward_cpu``, ``cuda/layer_norm_kernel.cu:
+    layer_norm_backward_cuda``); a fake one has the strides of what came in (``torch/_decomp/decompositions.py``)."""
+    first, *others = gradients
+    if first is None or first.is_contiguous():
+        return gradients
+    return (torch.empty_like(first, memory_format=torch.contiguous_format), *others)
+
+
 def numbers(tensor: torch.Tensor, **_: Any) -> Any:
     """``tensor.numpy()`` of a fake tensor: its value where it is known, else zeros (losses of an evaluation, say)."""
     value = known_value(tensor)
     with real_tensors():
         return torch.zeros(tensor.shape, dtype=tensor.dtype).numpy() if value is None else value.detach().numpy()
+
+
+def tensor_of(make: Callable[..., torch.Tensor], data: Any, **options: Any) -> torch.Tensor:
+    """``torch.tensor(data)`` where ``data`` holds fake tensors of one element: it reads the numbers behind them."""
+    return make(_numbers_in(data), **options)
+
+
+def _numbers_in(data: Any) -> Any:
+    if isinstance(data, (list, tuple)):
+        return [_numbers_in(part) for part in data]
+    return data.item() if isinstance(data, FakeTensor) and data.dim() == 0 else data
 
 
 class KnownValues:
@@ -131,7 +153,8 @@ class KnownValues:
 
     def _call(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = self._mode.answer(operator, args, kwargs)
-        return operator(*args, **kwargs) if out is NotImplemented else out
+        out = operator(*args, **kwargs) if out is NotImplemented else out
+        return _with_contiguous_gradient(out) if operator is _LAYER_NORM_BACKWARD else out
 
     def _is_known(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         found = False

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from autotrain_mem.methods.configs import REHEARSED_ACCUMULATION, REHEARSED_STEPS, Configs, rehearsal_arguments
+from autotrain_mem.methods.image_rows import RowImages
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.worst_case_text import stub_tokenizer
 from autotrain_mem.planner.levers import HARM_FIRST, is_pulled
 from autotrain_mem.rehearsal.fake_run import TrainerSpec, rehearse_trainer
+from autotrain_mem.rehearsal.model.image_processor import rehearsed_processor
 from autotrain_mem.rehearsal.model.truncated_depth import models_in_step, with_chunks, with_layers
 from autotrain_mem.rehearsal.python_call.keywords import call_again, left_out
 from autotrain_mem.rehearsal.ranks.rules import rehearsed_rank
@@ -69,14 +72,22 @@ def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: i
     # Enough for every micro-step of every process; where a generation makes the batch, for every generation.
     rows_of_a_step = knobs.per_device_train_batch_size * REHEARSED_ACCUMULATION * knobs.processes
     rows_of_a_step = knobs.effective_batch_size if knobs.completion_length else rows_of_a_step
+    tokenizer = _stub(job)
+    made = partial(method.worst_rows, filled, length)
+    edit_rows = method.rows_editor(filled)
+    if job.images:
+        images = RowImages(processor=tokenizer, sizes=job.images)
+        made, edit_rows = (
+            partial(method.worst_image_rows, filled, length, images=images),
+            method.image_rows_editor(filled),
+        )
     rows, evaluated = (
-        None if count is None else method.worst_rows(filled, length, math.ceil(count / _repeats(knobs)))
+        None if count is None else made(math.ceil(count / _repeats(knobs)))
         for count in (
             rows_of_a_step * REHEARSED_STEPS,
             _evaluated_rows(filled, knobs) if filled.is_evaluated else None,
         )
     )
-    tokenizer = stub_tokenizer("left" if job.is_online else "right")
     draws_early = job.method_facts.has_value_model  # PPO's trainer makes its dataloaders as it is built
     if draws_early:
         rows, evaluated = repeated(rows, knobs), repeated(evaluated, knobs)
@@ -97,12 +108,23 @@ def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: i
 
     return TrainerSpec(
         build=build,
-        edit_rows=method.rows_editor(filled),
+        edit_rows=edit_rows,
         patches=lambda trainer: method.training_patches(trainer, filled, knobs),
         passes=_passes(job, filled),
         micro_steps_per_generation=_micro_steps_per_generation(job, knobs, filled),
         saves=job.python_call is None or str(job.arguments.get("save_strategy", "steps")) != "no",
     )
+
+
+def _stub(job: Job) -> Any:
+    """Makes what a rehearsal has in the place of a tokenizer, or of a processor where rows have images."""
+    side = "left" if job.is_online else "right"
+    if not job.images:
+        return stub_tokenizer(side)
+    from transformers import AutoConfig
+
+    revision = {"revision": job.arguments.get("model_revision")} if job.arguments.get("model_revision") else {}
+    return rehearsed_processor(job.model, AutoConfig.from_pretrained(job.model, **revision), side)
 
 
 def _repeats(knobs: Knobs) -> int:

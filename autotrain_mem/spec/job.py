@@ -66,7 +66,9 @@ class Job:
     ``arguments`` holds exactly what the user gave, under TRL's names, and nothing else: every one of them is pinned.
     """
 
-    json_form: ClassVar = Form(optional=("python_call", "unrecorded", "accelerate", "within_seconds", "budget"))
+    json_form: ClassVar = Form(
+        optional=("python_call", "unrecorded", "accelerate", "within_seconds", "budget", "images")
+    )
 
     method: str
     """The TRL trainer: one of ``methods.table.METHODS``."""
@@ -96,6 +98,9 @@ class Job:
     """What it may cost, in the currency of the prices; None: whatever it does."""
     accelerate: Mapping[str, Any] | None = None
     """The user's own file for ``accelerate launch``, by its keys: how processes are launched is pinned by it."""
+    images: tuple[str, ...] = ()
+    """Sizes of the images of each row that is rehearsed, ``"1024x768"`` (width x height): those of the data's worst row,
+    or as given. Empty where rows are text."""
     python_call: PythonCall | None = None
     """What a Python script handed to the trainer beside its config; None for a job in flags. It lives no longer than
     the script plans: no file of ours holds it."""

@@ -1,0 +1,100 @@
+"""Makes the rows of a rehearsal whose data have images: in each row the same ones, and text that fills it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotrain_mem.errors import UsageError
+from autotrain_mem.methods.worst_case_text import text_of
+
+EditRows = Callable[[list[Any]], list[Any]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowImages:
+    """Holds the images of a row, by their sizes, and the processor that takes them
+    (``vision.rehearsed_processor``)."""
+
+    processor: Any
+    sizes: tuple[str, ...]
+    """Each ``"1024x768"``: width x height."""
+
+    @property
+    def tokens(self) -> int:
+        """Counts what the images alone take of a row."""
+        row = self.processor(text=[f"{self.processor.image_token} " * len(self.sizes)], images=[[*self.sizes]])
+        return len(row["input_ids"][0])
+
+    def text(self, length: int) -> str:
+        """Write what fills a row of ``length`` tokens beside the images. Raises UsageError where there is no room."""
+        if length <= self.tokens:
+            raise UsageError(
+                f"A row's images alone take {self.tokens} tokens ({', '.join(self.sizes)}), and rows may have {length}.",
+                hint=f"Give --max_length {self.tokens + 1} or more (auto: as long as the longest row), or --max_pixels.",
+            )
+        return text_of(length - self.tokens)
+
+
+def conversations(length: int, rows: int, images: RowImages) -> Any:
+    """Make conversations with images, as SFT reads them."""
+    return _repeated({"messages": _said(images.text(length)), "images": [*images.sizes]}, rows)
+
+
+def pairs(length: int, rows: int, images: RowImages) -> Any:
+    """Make pairs: the images in the prompt, which has half of a row, or what the images need."""
+    marks = f"{images.processor.image_token} " * len(images.sizes)
+    prompt = max(length // 2, images.tokens + 1)
+    images.text(length - 1)  # a completion has a token at least
+    completion = text_of(length - prompt)
+    row = {"prompt": marks + images.text(prompt), "chosen": completion, "rejected": completion}
+    return _repeated({**row, "images": [*images.sizes]}, rows)
+
+
+def prompts(length: int, rows: int, images: RowImages) -> Any:
+    """Make prompts with images, as GRPO and RLOO read them."""
+    return _repeated({"prompt": _said(images.text(length)), "images": [*images.sizes]}, rows)
+
+
+def _said(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def _repeated(row: dict[str, Any], rows: int) -> Any:
+    from datasets import Dataset
+
+    return Dataset.from_dict({name: [value] * rows for name, value in row.items()})
+
+
+def shorten_last_conversation(rows: list[Any]) -> list[Any]:
+    """Take a word from the last row, where there are several: the batch is padded, and has a real attention mask."""
+    if len(rows) < 2:
+        return rows
+    *full, last = rows
+    return [*full, {**last, "messages": _shorter(last["messages"])}]
+
+
+def shorten_last_rejected(rows: list[Any]) -> list[Any]:
+    """Take a word from the last rejected completion: two sequences of a pair lie in one batch."""
+    *full, last = rows
+    return [*full, {**last, "rejected": _without_a_word(last["rejected"])}]
+
+
+def prompts_editor(group: int) -> EditRows:
+    """Return what takes a word from a generation's first prompt, where there are others (``online.rows_editor``)."""
+
+    def shorten(rows: list[Any]) -> list[Any]:
+        if len(rows) <= group:
+            return rows
+        return [{**row, "prompt": _shorter(row["prompt"])} for row in rows[:group]] + rows[group:]
+
+    return shorten
+
+
+def _shorter(messages: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    return _said(_without_a_word(messages[0]["content"]))
+
+
+def _without_a_word(text: str) -> str:
+    return text_of(max(1, len(text.split()) - 1))

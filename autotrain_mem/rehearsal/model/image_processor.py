@@ -1,0 +1,191 @@
+"""The processor of a model that reads images, for a rehearsal: its own code, around a tokenizer of a few words."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from autotrain_mem.errors import UnsupportedModelError
+from autotrain_mem.methods.worst_case_text import stub_tokenizer
+
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{%- if message.content is string -%}{{ message.content }}{%- else -%}
+{%- for part in message.content -%}
+{%- if part.type == "image" -%}PLACEHOLDER {% else -%}{{ part.text }}{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{%- endfor -%}"""
+"""It adds no token to what is written, so that a row has as many as it is given."""
+
+_NO_VIDEOS = SimpleNamespace(num_frames=1, fps=1)
+"""What SmolVLM's processor asks for, videos or not (``processing_smolvlm.py: apply_chat_template``)."""
+PROCESSED_KEPT = 8
+"""Batches of blank images that are kept as they were processed; a rehearsal has two: of training and of evaluation."""
+
+
+class SpecialToken(NamedTuple):
+    """A token by which a processor marks images: as it is written, and where the model's config says its number."""
+
+    text: str
+    config_field: str | None = None
+
+
+_QWEN = {
+    "image_token": SpecialToken("<|image_pad|>", "image_token_id"),
+    "video_token": SpecialToken("<|video_pad|>", "video_token_id"),
+    "vision_start_token": SpecialToken("<|vision_start|>", "vision_start_token_id"),
+    "vision_end_token": SpecialToken("<|vision_end|>", "vision_end_token_id"),
+}
+_IDEFICS = {
+    "image_token": SpecialToken("<image>", "image_token_id"),
+    "fake_image_token": SpecialToken("<fake_token_around_image>"),
+    "global_image_token": SpecialToken("<global-img>"),
+    "end_of_utterance_token": SpecialToken("<end_of_utterance>"),
+}
+_LLAVA = {"image_token": SpecialToken("<image>", "image_token_id")}
+FAMILIES: dict[str, dict[str, SpecialToken]] = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), _QWEN),
+    **dict.fromkeys(("smolvlm", "idefics3"), _IDEFICS),
+    **dict.fromkeys(("llava", "llava_next", "llava_onevision"), _LLAVA),
+    "gemma3": {
+        "image_token": SpecialToken("<image_soft_token>", "image_token_id"),
+        "boi_token": SpecialToken("<start_of_image>", "boi_token_id"),
+        "eoi_token": SpecialToken("<end_of_image>", "eoi_token_id"),
+    },
+}
+"""By ``model_type``: what each one's processor asks its tokenizer for
+(``transformers/models/*/processing_*.py: __init__``)."""
+
+
+def rehearsed_processor(model: str, config: Any, padding_side: str = "right", **options: Any) -> Any:
+    """Make the model's own processor, with :func:`stub_tokenizer` in the place of its tokenizer.
+
+    It takes images by their sizes, ``"1024x768"`` (width x height): such an image is blank, and is processed once.
+
+    Args:
+        config: The model's.
+        padding_side: Of the tokenizer.
+        options: Of the image processor, such as ``max_pixels``.
+
+    Raises:
+        UnsupportedModelError: a model whose images are not rehearsed.
+    """
+    if config.model_type not in FAMILIES:
+        raise UnsupportedModelError(
+            f"Rows with images are not rehearsed for {config.model_type} models.",
+            hint=f"They are for {', '.join(FAMILIES)}.",
+        )
+    tokens = FAMILIES[config.model_type]
+    tokenizer = stub_tokenizer(padding_side, dict(_numbered(tokens, config)))
+    kind = _without_videos(processor_class(config))
+    processor = kind(_BlankImages(image_processor(model, **options)), tokenizer, **_arguments(model, config, kind))
+    processor.chat_template = CHAT_TEMPLATE.replace("PLACEHOLDER", processor.image_token)
+    return processor
+
+
+def image_processor(model: str, **options: Any) -> Any:
+    """Load the model's image processor: by torchvision where it is installed, else by Pillow."""
+    from transformers import AutoImageProcessor
+
+    return AutoImageProcessor.from_pretrained(model, **options)
+
+
+def processor_class(config: Any) -> Any:
+    """Find the class of processor that transformers has for a model."""
+    import transformers
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+    return getattr(transformers, PROCESSOR_MAPPING_NAMES[config.model_type])
+
+
+def _numbered(tokens: dict[str, SpecialToken], config: Any) -> Iterator[tuple[str, tuple[str, int]]]:
+    """Gives each token the number that the model knows it by, and one that nothing else has to the others."""
+    free = iter(range(8, 8 + len(tokens)))
+    for name, token in tokens.items():
+        yield name, (token.text, getattr(config, token.config_field) if token.config_field else next(free))
+
+
+def _without_videos(kind: Any) -> Any:
+    """Derive a processor that needs no part for videos, which transformers has for torchvision alone."""
+
+    class ImagesOnly(kind):  # type: ignore[misc]  # a class of transformers
+        def __init__(self, image_processor: Any, tokenizer: Any, **more: Any) -> None:
+            videos = {"video_processor": _NO_VIDEOS} if "video_processor" in _parameters(kind) else {}
+            super().__init__(image_processor=image_processor, tokenizer=tokenizer, **videos, **more)
+
+        @classmethod
+        def get_attributes(cls) -> Any:
+            return kind.get_attributes()
+
+        def check_argument_for_proper_class(self, name: str, argument: Any) -> Any:
+            return type(argument)
+
+    ImagesOnly.__name__ = kind.__name__
+    return ImagesOnly
+
+
+def _parameters(kind: Any) -> Any:
+    return inspect.signature(kind.__init__).parameters
+
+
+def _arguments(model: str, config: Any, kind: Any) -> dict[str, Any]:
+    """Read what else a processor is made with: of its own file, else as its model's config has it."""
+    given: dict[str, Any] = {}
+    with suppress(OSError):
+        given |= kind.get_processor_dict(model)[0]
+    vision = getattr(config, "vision_config", None)
+    known: dict[str, Callable[[], Any]] = {
+        # (image_size / patch_size)^2 patches, of which pixel_shuffle makes one of scale_factor^2 (processing_smolvlm.py)
+        "image_seq_len": lambda: (vision.image_size // vision.patch_size) ** 2 // config.scale_factor**2,
+        "image_seq_length": lambda: config.mm_tokens_per_image,
+        "patch_size": lambda: vision.patch_size,
+        "vision_feature_select_strategy": lambda: config.vision_feature_select_strategy,
+        "num_additional_image_tokens": lambda: int(vision.model_type == "clip_vision_model"),  # its class token
+    }
+    names = [name for name in inspect.signature(kind.__bases__[0].__init__).parameters if name in known]
+    return {name: given[name] if given.get(name) is not None else known[name]() for name in names}
+
+
+class _BlankImages:
+    """Stands for an image processor: it takes sizes, and remembers what became of blank images of these."""
+
+    def __init__(self, processor: Any) -> None:
+        self._processor = processor
+        self._processed: dict[Any, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_processor"], name)
+
+    def fetch_images(self, images: Any) -> Any:
+        if isinstance(images, (list, tuple)):
+            return [self.fetch_images(each) for each in images]
+        return blank(images) if isinstance(images, str) else images
+
+    def __call__(self, images: Any, *args: Any, **options: Any) -> Any:
+        from transformers.feature_extraction_utils import BatchFeature
+
+        key = repr((_sizes(images), args, options))
+        if key not in self._processed:
+            while len(self._processed) >= PROCESSED_KEPT:
+                del self._processed[next(iter(self._processed))]
+            self._processed[key] = self._processor(images, *args, **options)
+        kept = self._processed[key]
+        return BatchFeature(data=dict(kept))
+
+
+def _sizes(images: Any) -> Any:
+    return [_sizes(each) for each in images] if isinstance(images, (list, tuple)) else images.size
+
+
+@functools.lru_cache(maxsize=16)
+def blank(size: str) -> Any:
+    """Make an image of a size, ``"1024x768"``."""
+    from PIL import Image
+
+    width, height = map(int, size.split("x"))
+    return Image.new("RGB", (width, height))
