@@ -56,6 +56,20 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], pa
 
 
 @pytest.fixture(scope="session")
+def vision_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], pathlib.Path]:
+    """``vision_folder("gemma3")``: the same of a tiny model that reads images."""
+    from tiny import tiny_vision_folder
+
+    root = tmp_path_factory.mktemp("vision_models")
+
+    def made(family: str) -> pathlib.Path:
+        path = root / family
+        return path if path.exists() else tiny_vision_folder(path, family)
+
+    return made
+
+
+@pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory, model_folder: Callable[[str], pathlib.Path]) -> pathlib.Path:
     """A folder with a tiny model and data, in which commands and calls are tried (:mod:`tests.place`)."""
     from tests.place import write_rows

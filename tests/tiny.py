@@ -1,5 +1,6 @@
 """Tiny model folders of several architectures, for tests that must not depend on one."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +62,111 @@ _GEMMA_LAYERS = {
     "query_pre_attn_scalar": 16,
 }
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
+
+# -- models that read images -------------------------------------------------------------------------------------------
+
+VISION_FAMILIES = ("qwen2_5_vl", "gemma3", "smolvlm")
+_MARKS = {  # the processors' own texts, by the names that their tokenizers know them by
+    "qwen2_5_vl": {
+        "image_token": "<|image_pad|>",
+        "video_token": "<|video_pad|>",
+        "vision_start_token": "<|vision_start|>",
+        "vision_end_token": "<|vision_end|>",
+    },
+    "gemma3": {
+        "image_token": "<image_soft_token>",
+        "boi_token": "<start_of_image>",
+        "eoi_token": "<end_of_image>",
+    },
+    "smolvlm": {
+        "image_token": "<image>",
+        "fake_image_token": "<fake_token_around_image>",
+        "global_image_token": "<global-img>",
+        "end_of_utterance_token": "<end_of_utterance>",
+    },
+}
+_IN_TEMPLATE = {
+    "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+    "gemma3": "<start_of_image>",
+    "smolvlm": "<image>",
+}
+_TEMPLATE = """\
+{%- for message in messages -%}
+{{- '<|im_start|>' + message['role'] + '\n' -}}
+{%- if message['content'] is string -%}{{- message['content'] -}}{%- else -%}
+{%- for part in message['content'] -%}
+{%- if part['type'] == 'image' -%}{{- 'MARK' -}}{%- else -%}{{- part['text'] -}}{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{{- '<|im_end|>\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
+"""
+
+
+def tiny_vision_folder(path: Path, family: str) -> Path:
+    """Make a model that reads images, which ``from_pretrained`` loads offline, with its processor's settings."""
+    import torch
+    from transformers import AutoModelForImageTextToText
+
+    tokenizer = model.train_tokenizer(data.texts(data.problems(100, seed=0)))
+    tokenizer._set_model_specific_special_tokens(_MARKS[family])
+    marks = [*_MARKS[family].values()]
+    marks += [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)] * (family == "smolvlm")
+    tokenizer.add_special_tokens({"extra_special_tokens": marks}, replace_extra_special_tokens=False)
+    tokenizer.chat_template = _TEMPLATE.replace("MARK", _IN_TEMPLATE[family])
+    config, processor = _vision_config(family, dict(zip(marks, tokenizer.convert_tokens_to_ids(marks), strict=True)))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        AutoModelForImageTextToText.from_config(config, dtype=torch.float32).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    (path / "preprocessor_config.json").write_text(json.dumps(processor))
+    return path
+
+
+def _vision_config(family: str, ids: dict[str, int]) -> tuple[Any, dict[str, Any]]:
+    from transformers import Gemma3Config, Qwen2_5_VLConfig, SmolVLMConfig
+
+    special = model.special_token_ids()
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "intermediate_size": 128}
+    text = {**layers, "num_key_value_heads": 2, "vocab_size": model.VOCABULARY_SIZE, **special}
+    text |= {"max_position_embeddings": model.CONTEXT_LENGTH, "tie_word_embeddings": True}
+    tower = {**layers, "image_size": 56, "patch_size": 14}
+    if family == "qwen2_5_vl":
+        rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4}
+        vision = {"depth": 2, "hidden_size": 64, "out_hidden_size": 64, "intermediate_size": 128, "num_heads": 4}
+        config = Qwen2_5_VLConfig(
+            text_config={**text, "rope_parameters": rope},
+            vision_config={**vision, "patch_size": 14, "window_size": 56, "fullatt_block_indexes": [1]},
+            image_token_id=ids["<|image_pad|>"],
+            video_token_id=ids["<|video_pad|>"],
+            vision_start_token_id=ids["<|vision_start|>"],
+            vision_end_token_id=ids["<|vision_end|>"],
+            tie_word_embeddings=True,
+            **special,
+        )
+        pixels = {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
+        return config, {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 14, "merge_size": 2, **pixels}
+    if family == "gemma3":
+        config = Gemma3Config(
+            text_config={**text, "head_dim": 16, **_GEMMA_LAYERS},
+            vision_config=tower,
+            mm_tokens_per_image=4,
+            image_token_index=ids["<image_soft_token>"],
+            boi_token_index=ids["<start_of_image>"],
+            eoi_token_index=ids["<end_of_image>"],
+            **special,
+        )
+        size = {"height": 56, "width": 56}
+        return config, {"image_processor_type": "Gemma3ImageProcessor", "size": size, "image_seq_length": 4}
+    config = SmolVLMConfig(
+        text_config={**text, "model_type": "llama"},
+        vision_config={**tower, "image_size": 64, "patch_size": 16},
+        scale_factor=2,
+        image_token_id=ids["<image>"],
+        tie_word_embeddings=True,
+        **special,
+    )
+    sizes = {"size": {"longest_edge": 128}, "max_image_size": {"longest_edge": 64}}
+    return config, {"image_processor_type": "SmolVLMImageProcessor", "do_image_splitting": True, **sizes}

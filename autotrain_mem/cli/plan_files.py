@@ -90,6 +90,7 @@ def command(job: Job, autofit: AutoFit, *, out: str) -> str:
         "link": autofit.link,
         "effective_batch_size": job.effective_batch_size,
         "prompt_length": job.prompt_length,
+        "image_sizes": ",".join(job.images) or None,
         "fit": None if job.fit == "all" else job.fit,
         "forbid": ",".join(sorted(job.forbid)) or None,
         "within": autofit.within,

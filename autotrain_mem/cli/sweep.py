@@ -16,7 +16,7 @@ from autotrain_mem.spec.knobs import OWN_SWITCHES
 from autotrain_mem.spec.sweep import Axis, Setting, Sweep
 
 _OF_PLANNING = (
-    *("gpu", "gpus", "nodes", "link", "headroom", "effective_batch_size", "prompt_length", "sharding"),
+    *("gpu", "gpus", "nodes", "link", "headroom", "effective_batch_size", "prompt_length", "image_sizes", "sharding"),
     *OWN_SWITCHES,
 )
 OURS = ("model", "dataset", *_OF_PLANNING)

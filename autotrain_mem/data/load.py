@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from autotrain_mem.data.image_sizes import IMAGE_COLUMNS
 from autotrain_mem.data.row_checks import undecodable_line
 from autotrain_mem.errors import (
     DatasetFormatError,
@@ -200,20 +201,15 @@ def _nothing_to_evaluate(job: Job, filled: Configs, splits: Mapping[str, Any]) -
     )
 
 
-_IMAGES = frozenset({"image", "images"})
-
-
 def _check_text_alone(columns: Sequence[str], job: Job, name: str) -> None:
-    """Images become tokens when a batch is made, and go through a tower of their own: neither is rehearsed."""
-    seen = sorted(_IMAGES.intersection(columns))
-    if not seen or not job.method_facts.reads_images:
+    """What a script's own processor makes of images is not rehearsed."""
+    seen = sorted({*IMAGE_COLUMNS}.intersection(columns))
+    if not seen or not job.method_facts.reads_images or job.python_call is None:
         return
-    how = "" if job.python_call is None else f": {name} = {name}.remove_columns({seen})"
     raise DatasetFormatError(
-        f"{name} holds images ({', '.join(seen)}), and what they take is not known: neither their tokens are counted "
-        "nor a model's vision tower is rehearsed.",
-        hint=f"To train on the text alone, leave the column away{how}. "
-        f"To train on images, take TRL's own {job.method_facts.trainer}, without a plan.",
+        f"{name} holds images ({', '.join(seen)}), and what a script's own processor makes of them is not known.",
+        hint=f"To train on the text alone, leave the column away: {name} = {name}.remove_columns({seen}). "
+        f"To train on images, take the command: autofit {job.method} --model ... --dataset ...",
     )
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pathlib
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from autotrain_mem.data import load
+from autotrain_mem.data.image_lengths import image_lengths
+from autotrain_mem.data.image_sizes import has_images
 from autotrain_mem.data.row_checks import check_rows
 from autotrain_mem.errors import AutofitError, DatasetFormatError, EmptyDatasetError, ModelNotFoundError
 from autotrain_mem.methods.configs import Configs, on_cpu, trusts_remote_code, undivided
@@ -17,6 +20,7 @@ from autotrain_mem.planner.levers import SWITCHES
 from autotrain_mem.rehearsal.model.hub_errors import why_unreachable
 from autotrain_mem.rehearsal.python_call.capture import keyword_of
 from autotrain_mem.spec import DataProfile, Job
+from autotrain_mem.spec.data import ImageProfile
 
 
 def profile(job: Job, scratch: str, on_progress: OnProgress = lambda counting: None) -> DataProfile:
@@ -35,7 +39,7 @@ def profile(job: Job, scratch: str, on_progress: OnProgress = lambda counting: N
     filled = method_of(job.method).configs(counting_arguments(job, scratch))
     splits = load.load(job, filled)
     with progress_reported_to(on_progress):
-        trained, *others = (
+        (trained, images), *others = (
             _lengths(job, filled, splits[split], load.rows_name(job, filled, split))
             for split in (filled.script.dataset_train_split, *load.evaluated_splits(job, filled, splits))
         )
@@ -48,7 +52,8 @@ def profile(job: Job, scratch: str, on_progress: OnProgress = lambda counting: N
     _check_some_are_kept(job, lengths)
     return DataProfile(
         rows_by_length=dict(lengths),
-        longest_evaluated=max((length for lengths in others for length in lengths.longer), default=0),
+        longest_evaluated=max((length for lengths, _ in others for length in lengths.longer), default=0),
+        images=None if images is None else images.with_worst_of([more for _, more in others if more is not None]),
         shorter_sides=_shorter_sides(trained),
         drops=job.method_facts.drops_long_rows,
     )
@@ -92,12 +97,12 @@ def lacks_tokenizer(folder: pathlib.Path) -> bool:
 
 def load_tokenizer(model: str, **options: Any) -> Any:
     """The model's tokenizer. Raises ModelNotFoundError when there is none."""
-    from transformers import AutoProcessor
+    from autotrain_mem.rehearsal.model.image_processor import load_processor
 
     if lacks_tokenizer(pathlib.Path(model)):
         raise _no_tokenizer(model)
     try:
-        return AutoProcessor.from_pretrained(model, **options)
+        return load_processor(model, **options)
     except (OSError, ValueError, TypeError, ImportError) as error:
         raise _no_tokenizer(model, why_unreachable(error)) from error
 
@@ -125,7 +130,7 @@ def counting_arguments(job: Job, output_dir: str) -> dict[str, Any]:
     }
 
 
-def _lengths(job: Job, filled: Configs, rows: Any, name: str) -> RowLengths:
+def _lengths(job: Job, filled: Configs, rows: Any, name: str) -> tuple[RowLengths, ImageProfile | None]:
     formatting = keyword_of(job, "formatting_func")
     if formatting is None or "input_ids" in rows.column_names:
         check_rows(rows, load.columns_read(job.method, rows.column_names, filled), name)
@@ -134,13 +139,27 @@ def _lengths(job: Job, filled: Configs, rows: Any, name: str) -> RowLengths:
     given = job.arguments.get("dataset_num_proc")
     filled.training.dataset_num_proc = processes(len(rows), given)  # of GRPO's config no field; nobody minds
     try:
+        if has_images(rows.column_names) and job.method_facts.reads_images:
+            _check_reads_images(job, tokenizer, name)
+            of_row = partial(method_of(job.method).image_texts, filled)
+            return image_lengths(rows, tokenizer, of_row, processes=filled.training.dataset_num_proc)
         more = () if formatting is None else (formatting,)
-        return method_of(job.method).row_lengths(filled, rows, tokenizer, *more)
+        return method_of(job.method).row_lengths(filled, rows, tokenizer, *more), None
     except AutofitError:
         raise
     # TRL, the chat template and the tokenizer work on the user's data here, and raise anything.
     except Exception as error:
         raise _unprepared(name, job, error, tokenizer) from error
+
+
+def _check_reads_images(job: Job, processor: Any, name: str) -> None:
+    """Refuses a model that reads text (``trl/trainer/sft_trainer.py: __init__`` does, once the model is loaded)."""
+    if getattr(processor, "image_processor", None) is None:
+        raise DatasetFormatError(
+            f"{name} holds images, and {job.model} reads text alone.",
+            hint="Take a model that reads images, such as Qwen/Qwen2.5-VL-3B-Instruct, or leave the column of images "
+            "away to train on the text.",
+        )
 
 
 def _unprepared(name: str, job: Job, error: Exception, tokenizer: Any) -> DatasetFormatError:

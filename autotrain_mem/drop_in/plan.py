@@ -255,7 +255,7 @@ _UNREHEARSED = {
 def _check_words(autofit: AutoFit) -> None:
     """Refuses what a search would refuse as well, once workers are up."""
     check_forbid(autofit.forbid)
-    for name in ("effective_batch_size", "prompt_length"):
+    for name in ("effective_batch_size", "prompt_length", "image_sizes"):
         value = getattr(autofit, name)
         if value is not None and value < 1:
             raise UsageError(f"{name} {value} is no whole number of at least 1.", hint="Write 1 or more.")

@@ -51,6 +51,8 @@ class Lengths:
     """None where the data were not read."""
     why_not: str = ""
     """Why they were not, though they are named."""
+    images: tuple[str, ...] = ()
+    """Sizes of the images of the row that has most of them; empty where rows are text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,7 +165,9 @@ class Rehearsals:
     def rehearse(self, knobs: Knobs, lengths: Lengths) -> Trace:
         """Everything that one configuration allocates and frees on the whole model, in order."""
         tokens = row_length(self.job, knobs, lengths.longest)
-        return self.workers.first.rehearse(self.job, knobs, tokens, kernel_class(self.compute_capability))
+        return self.workers.first.rehearse(
+            with_images(self.job, lengths), knobs, tokens, kernel_class(self.compute_capability)
+        )
 
     def lengths(self, on_counting: OnCounting = lambda counting: None) -> Lengths:
         """Token lengths of the data, counted once and then kept.
@@ -177,8 +181,9 @@ class Rehearsals:
             if not self.job.pins_length:
                 raise
             why = f"The tokens of the data were not counted: {error.message}"
-            return Lengths(longest=self.job.prompt_length, why_not=why)
-        return Lengths(longest=max(profile.longest, profile.longest_evaluated), profile=profile)
+            return Lengths(longest=self.job.prompt_length, why_not=why, images=self.job.images)
+        images = self.job.images if profile.images is None else profile.images.worst
+        return Lengths(longest=max(profile.longest, profile.longest_evaluated), profile=profile, images=images)
 
     def lengths_to_estimate(self) -> Lengths:
         """Counts what an estimate needs: tokens where it is asked to, and prompts, whose length nothing else says."""
@@ -186,7 +191,8 @@ class Rehearsals:
         counts = is_wish(job.arguments.get(MAX_LENGTH))
         if job.is_online:
             counts = job.prompt_length is None and example_dataset(job) is None
-        return self.lengths() if counts else Lengths(longest=job.prompt_length)
+        counts = counts or (job.names_data and not job.images and self.describe().reads_images)
+        return self.lengths() if counts else Lengths(longest=job.prompt_length, images=job.images)
 
     def named_lengths(self, lengths: Lengths) -> Lengths:
         """Adds the token lengths of data that the job names, where these were not read yet and can be."""
@@ -215,18 +221,18 @@ class Rehearsals:
         """Returns what a search may move; raises UsageError, BatchSplitError and ContextLengthError."""
         profile = lengths.profile
         wished = None if profile is None else profile.asked_length(wished_share(self.job.arguments.get(MAX_LENGTH)))
-        shortest = None if profile is None else profile.shortest
         space = make_space(
             self.defaults,
             self.job,
             facts,
             longest=lengths.longest,
-            shortest=shortest,
+            least_length=0 if profile is None else profile.least_length,
             asked_length=wished,
             tokens=None if profile is None else profile.kept_tokens(None),
             rows=None if profile is None else profile.rows,
             nodes=self.hardware.topology.nodes,
         )
+        _check_images(lengths, space)
         base = precise_for(space.base, self.job.arguments, self.compute_capability)
         space = replace(space, base=base)
         if "expandable_segments" not in environment_setting(self.job.environment):
@@ -318,6 +324,28 @@ def reads_dataset(job: Job, *, to_train: bool) -> bool:
     if job.python_call is not None:
         return job.python_call.holds_rows
     return to_train or not job.pins_length or example_dataset(job) is None
+
+
+def with_images(job: Job, lengths: Lengths) -> Job:
+    """Returns the job as it is rehearsed: every row with the images of the one that has most of them."""
+    return replace(job, images=lengths.images)
+
+
+def _check_images(lengths: Lengths, space: Space) -> None:
+    """Refuses a length that would take a part of an image away: the model's forward would end
+    (``transformers/models/*/modeling_*.py: get_placeholder_mask``), hours into the run perhaps."""
+    images = None if lengths.profile is None else lengths.profile.images
+    limit = space.base.max_length
+    if images is None or limit is None or images.end <= limit:
+        return
+    cures = ["--max_pixels makes images smaller", f"drop the {images.rows_cut(limit):,} rows"]
+    if space.context_length is None or images.end <= space.context_length:
+        cures.insert(0, f"--max_length {images.end} or more, or auto, cuts no image")
+    raise UsageError(
+        f"{limit:,} tokens cut images of {images.rows_cut(limit):,} rows: the last image of one ends at token "
+        f"{images.end:,}.",
+        hint=f"{'; or '.join(cures)}.",
+    )
 
 
 def row_length(job: Job, knobs: Knobs, longest: int | None) -> int:

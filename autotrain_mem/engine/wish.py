@@ -69,7 +69,7 @@ class Wish:
     @property
     def own(self) -> dict[str, Any]:
         """Those of our own settings that may contradict one of TRL's, or each other."""
-        names = ("gpu", "gpus", "nodes", "effective_batch_size", "prompt_length")
+        names = ("gpu", "gpus", "nodes", "effective_batch_size", "prompt_length", "image_sizes")
         same = {name: getattr(self.autofit, name) for name in names}
         ways = {"simulate": self.simulate, "plan_only": self.plan_only}
         return {**same, **ways, "forbid": sorted(self.autofit.forbid)}
@@ -109,6 +109,7 @@ class Wish:
             unrecorded=None if self.plan is None else self.plan.job.unrecorded,
             effective_batch_size=autofit.effective_batch_size,
             prompt_length=autofit.prompt_length,
+            images=tuple((autofit.image_sizes or "").split(",")) if autofit.image_sizes else (),
             fit=autofit.fit,
             forbid=frozenset(autofit.forbid),
             max_slowdown=autofit.max_slowdown,

@@ -27,6 +27,8 @@ class Configs:
     training: Any
     model: Any
     dataset: Any
+    processor: Any = None
+    """What reads rows with images, in a real run; None: the trainer loads the model's tokenizer itself."""
 
     @property
     def is_evaluated(self) -> bool:
@@ -82,7 +84,7 @@ def trainer_arguments(filled: Configs, model: str, stub: Any) -> dict[str, Any]:
         "args": filled.training,
         "quantization_config": get_quantization_config(filled.model),
         "peft_config": peft_config(filled.model, model, trust_remote_code=trusts_remote_code(filled)),
-        "processing_class": stub,
+        "processing_class": filled.processor if stub is None else stub,
     }
 
 

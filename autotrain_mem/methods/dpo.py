@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from operator import add
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from autotrain_mem.columns import list_lengths
 from autotrain_mem.methods import image_rows, preference
 from autotrain_mem.methods.configs import Configs, build, fill, script_parser
-from autotrain_mem.methods.image_rows import EditRows, RowImages
+from autotrain_mem.methods.image_rows import EditRows, RowImages, Texts
 from autotrain_mem.methods.interface import Basis
 from autotrain_mem.methods.row_lengths import RowLengths, pair_lengths
 from autotrain_mem.methods.worst_case_text import shorten_last_rejected, text_of
@@ -56,6 +57,11 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
     rows = preference.prepared_rows("DPOTrainer", filled, split, tokenizer)
     prompts, chosen, rejected = (list_lengths(rows, name) for name in ("prompt_ids", "chosen_ids", "rejected_ids"))
     return pair_lengths(list(map(add, prompts, chosen)), list(map(add, prompts, rejected)))
+
+
+def image_texts(filled: Configs, row: Mapping[str, Any], images: int, processor: Any) -> Texts:
+    """Format a pair: two sequences, whose prompt has the images."""
+    return image_rows.pair_texts(row, images, processor)
 
 
 PAIRWISE = frozenset(

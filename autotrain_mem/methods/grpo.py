@@ -19,6 +19,7 @@ worst_image_rows = online.worst_image_rows
 image_rows_editor = online.image_rows_editor
 training_patches = online.training_patches
 row_lengths = online.row_lengths
+image_texts = online.image_texts
 check = online.check
 
 _LOSS_BASES = {

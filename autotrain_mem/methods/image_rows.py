@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,12 @@ from autotrain_mem.errors import UsageError
 from autotrain_mem.methods.worst_case_text import text_of
 
 EditRows = Callable[[list[Any]], list[Any]]
+
+
+def mark_of(processor: Any) -> str:
+    """Write an image's mark, and a word after it: two images side by side would be taken for one
+    (``modeling_qwen2_5_vl.py: get_rope_index`` counts runs of image tokens)."""
+    return f"{processor.image_token} {text_of(1)}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,15 +30,22 @@ class RowImages:
     @property
     def tokens(self) -> int:
         """Counts what the images alone take of a row."""
-        row = self.processor(text=[f"{self.processor.image_token} " * len(self.sizes)], images=[[*self.sizes]])
+        row = self.processor(text=[self.marks], images=[[*self.sizes]])
         return len(row["input_ids"][0])
+
+    @property
+    def marks(self) -> str:
+        """Writes what stands for the images in a text."""
+        return mark_of(self.processor) * len(self.sizes)
 
     def text(self, length: int) -> str:
         """Write what fills a row of ``length`` tokens beside the images. Raises UsageError where there is no room."""
         if length <= self.tokens:
             raise UsageError(
-                f"A row's images alone take {self.tokens} tokens ({', '.join(self.sizes)}), and rows may have {length}.",
-                hint=f"Give --max_length {self.tokens + 1} or more (auto: as long as the longest row), or --max_pixels.",
+                f"A row's images alone take {self.tokens} tokens ({', '.join(self.sizes)}), and rows may have "
+                f"{length}.",
+                hint=f"Give --max_length {self.tokens + 1} or more (auto: as long as the longest row), or "
+                "--max_pixels.",
             )
         return text_of(length - self.tokens)
 
@@ -44,11 +57,10 @@ def conversations(length: int, rows: int, images: RowImages) -> Any:
 
 def pairs(length: int, rows: int, images: RowImages) -> Any:
     """Make pairs: the images in the prompt, which has half of a row, or what the images need."""
-    marks = f"{images.processor.image_token} " * len(images.sizes)
     prompt = max(length // 2, images.tokens + 1)
     images.text(length - 1)  # a completion has a token at least
     completion = text_of(length - prompt)
-    row = {"prompt": marks + images.text(prompt), "chosen": completion, "rejected": completion}
+    row = {"prompt": images.marks + images.text(prompt), "chosen": completion, "rejected": completion}
     return _repeated({**row, "images": [*images.sizes]}, rows)
 
 
@@ -98,3 +110,60 @@ def _shorter(messages: Sequence[dict[str, str]]) -> list[dict[str, str]]:
 
 def _without_a_word(text: str) -> str:
     return text_of(max(1, len(text.split()) - 1))
+
+
+# -- rows of the user's own: what is tokenized of them -----------------------------------------------------------------
+
+Texts = tuple[tuple[str, ...], ...]
+"""The sequences that a row makes, each as the texts that TRL tokenizes one by one, with a mark for each image."""
+
+
+def conversation_texts(row: Mapping[str, Any], images: int, processor: Any, text_field: str) -> Texts:
+    """Format a row as ``trl/trainer/sft_trainer.py: DataCollatorForVisionLanguageModeling``.
+
+    Args:
+        images: How many the row has.
+        text_field: The column of plain text.
+    """
+    if "messages" in row:
+        return ((_rendered(row["messages"], images, processor),),)
+    if text_field in row:
+        return ((row[text_field],),)
+    formatted = _formatted(row, ("prompt", "completion"), images, processor)
+    return ((formatted["prompt"], formatted["completion"]),)
+
+
+def pair_texts(row: Mapping[str, Any], images: int, processor: Any) -> Texts:
+    """Format a row as ``trl/trainer/dpo_trainer.py: DataCollatorForVisionPreference``."""
+    formatted = _formatted(row, ("prompt", "chosen", "rejected"), images, processor)
+    return tuple((formatted["prompt"], formatted[side]) for side in ("chosen", "rejected"))
+
+
+def prompt_texts(row: Mapping[str, Any], images: int, processor: Any, **options: Any) -> Texts:
+    """Format a prompt as ``trl/trainer/grpo_trainer.py: _tokenize_prompts``."""
+    if isinstance(row["prompt"], str):
+        return ((row["prompt"],),)
+    return ((_rendered(row["prompt"], images, processor, add_generation_prompt=True, **options),),)
+
+
+def _rendered(messages: Any, images: int, processor: Any, **options: Any) -> str:
+    from trl.data_utils import prepare_multimodal_messages
+
+    prepared = prepare_multimodal_messages(messages, images=[_SOME_IMAGE] * images)
+    return str(processor.apply_chat_template(prepared, tokenize=False, **options))
+
+
+_SOME_IMAGE = "image"
+"""A template writes a mark for each image, and never looks at it."""
+
+
+def _formatted(row: Mapping[str, Any], columns: tuple[str, ...], images: int, processor: Any) -> Mapping[str, str]:
+    from trl.data_utils import apply_chat_template, is_conversational, prepare_multimodal_messages
+
+    named = {name: row[name] for name in columns}
+    if not is_conversational(named):
+        return named
+    given = {"prompt": [_SOME_IMAGE] * images}
+    prepared = {name: prepare_multimodal_messages(value, images=given.get(name)) for name, value in named.items()}
+    formatted: Mapping[str, str] = apply_chat_template(prepared, processor)
+    return formatted

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any, Protocol, cast
 
 from autotrain_mem.methods.configs import Configs
-from autotrain_mem.methods.image_rows import EditRows, RowImages
+from autotrain_mem.methods.image_rows import EditRows, RowImages, Texts
 from autotrain_mem.methods.row_lengths import RowLengths
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.spec import Knobs
@@ -88,6 +88,9 @@ class Method(Protocol):
         Args:
             formatting: A script's own function, which SFT's trainer takes; the others are not called with one.
         """
+
+    def image_texts(self, filled: Configs, row: Mapping[str, Any], images: int, processor: Any) -> Texts:
+        """Format a row of the user's own, with so many images, as the trainer does."""
 
     def check(self, filled: Configs, *, to_train: bool) -> None:
         """Refuse what the trainer would refuse later, or silently ignore. Raises UsageError."""

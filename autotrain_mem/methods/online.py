@@ -12,7 +12,7 @@ from typing import Any
 from autotrain_mem.errors import UsageError
 from autotrain_mem.methods import image_rows
 from autotrain_mem.methods.configs import Configs, trainer_arguments
-from autotrain_mem.methods.image_rows import EditRows, RowImages
+from autotrain_mem.methods.image_rows import EditRows, RowImages, Texts
 from autotrain_mem.methods.interface import Basis
 from autotrain_mem.methods.reward_functions import check_packages, rehearsed_reward, reward_functions, try_once
 from autotrain_mem.methods.row_lengths import RowLengths
@@ -141,6 +141,12 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
     try_once(filled.script.reward_funcs or [], [split[index] for index in range(min(2, len(split)))])
     options = getattr(filled.training, "chat_template_kwargs", None) or {}
     return prompt_lengths(split, tokenizer, processes=filled.training.dataset_num_proc, **options)
+
+
+def image_texts(filled: Configs, row: Mapping[str, Any], images: int, processor: Any) -> Texts:
+    """Format a prompt."""
+    options = getattr(filled.training, "chat_template_kwargs", None) or {}
+    return image_rows.prompt_texts(row, images, processor, **options)
 
 
 def prompt_lengths(split: Any, tokenizer: Any, *, processes: int | None, **options: Any) -> RowLengths:

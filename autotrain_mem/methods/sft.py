@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from autotrain_mem.columns import list_lengths
 from autotrain_mem.methods import image_rows
 from autotrain_mem.methods.configs import Configs, build, fill, script_parser
-from autotrain_mem.methods.image_rows import EditRows, RowImages
+from autotrain_mem.methods.image_rows import EditRows, RowImages, Texts
 from autotrain_mem.methods.interface import Basis
 from autotrain_mem.methods.row_lengths import RowLengths, smallest_model, without_labels
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, shorten_last_row
@@ -59,6 +59,11 @@ def row_lengths(
     with without_labels():
         trainer = SFTTrainer(model=smallest_model(), args=training, processing_class=tokenizer, **rows)
     return RowLengths(longer=list_lengths(trainer.train_dataset, "input_ids"))
+
+
+def image_texts(filled: Configs, row: Mapping[str, Any], images: int, processor: Any) -> Texts:
+    """Format a conversation, a prompt with its completion, or plain text."""
+    return image_rows.conversation_texts(row, images, processor, filled.training.dataset_text_field)
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:

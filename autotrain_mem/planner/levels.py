@@ -176,4 +176,4 @@ def _lengths(space: Space) -> tuple[int, ...]:
     longest = space.row_tokens(space.base.max_length)
     fine = range(SHORTEST, min(COARSE_FROM, longest), FINE_GRID)
     lengths = (*fine, *range(COARSE_FROM, longest, COARSE_GRID))
-    return tuple(length for length in lengths if length >= (space.shortest or 0))
+    return tuple(length for length in lengths if length >= space.least_length)

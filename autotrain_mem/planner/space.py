@@ -59,8 +59,8 @@ class Space:
     """The checkpoint is quantized already."""
     longest: int | None = None
     """Tokens of the longest row, when the dataset was read; of the longest prompt, in online methods."""
-    shortest: int | None = None
-    """Tokens of the shortest pair of a reward job: below it ``max_length`` would drop every pair."""
+    least_length: int = 0
+    """Tokens below which ``max_length`` may not go (``DataProfile.least_length``)."""
     rows_allowed: tuple[int, ...] | None = None
     """Micro-batches to choose from, largest first, where the trainer's own batches leave fewer than the divisors of
     the effective batch."""
@@ -120,7 +120,7 @@ def make_space(
     facts: ModelFacts,
     *,
     longest: int | None,
-    shortest: int | None = None,
+    least_length: int = 0,
     asked_length: int | None = None,
     tokens: int | None = None,
     rows: int | None = None,
@@ -133,7 +133,7 @@ def make_space(
         job: The user's words; an argument given is pinned.
         facts: Of the job's model.
         longest: Tokens of the longest row; None when the dataset was not read.
-        shortest: Of the shortest.
+        least_length: Below which ``max_length`` may not go, for the data.
         asked_length: What the data answer to a ``max_length`` of ``p99`` (``DataProfile.asked_length``); None for the
             longest row.
         tokens: Of all rows together; None when the dataset was not read.
@@ -173,7 +173,7 @@ def make_space(
         context_length=context_length,
         is_quantized=facts.is_quantized,
         longest=longest,
-        shortest=shortest if job.method_facts.drops_long_rows else None,
+        least_length=least_length,
         rows_allowed=allowed,
         max_slowdown=job.max_slowdown,
         nodes=nodes,

@@ -227,6 +227,10 @@ class KnownValues:
 
     def _fake_with_value(self, real: torch.Tensor) -> torch.Tensor:
         fake = self._mode.from_tensor(real)
+        held_bytes = real.untyped_storage().nbytes()
+        if held_bytes > fake.untyped_storage().nbytes():
+            # Made as large as it might get, and then cut (``aten/src/ATen/native/cuda/UniqueCub.cu``).
+            fake.untyped_storage().resize_(held_bytes)
         with real_tensors():
             know(fake, real.clone())
         return fake

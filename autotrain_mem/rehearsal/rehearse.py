@@ -14,7 +14,7 @@ from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.worst_case_text import stub_tokenizer
 from autotrain_mem.planner.levers import HARM_FIRST, is_pulled
 from autotrain_mem.rehearsal.fake_run import TrainerSpec, rehearse_trainer
-from autotrain_mem.rehearsal.model.image_processor import rehearsed_processor
+from autotrain_mem.rehearsal.model.image_processor import rehearsed_processor, revision_of
 from autotrain_mem.rehearsal.model.truncated_depth import models_in_step, with_chunks, with_layers
 from autotrain_mem.rehearsal.python_call.keywords import call_again, left_out
 from autotrain_mem.rehearsal.ranks.rules import rehearsed_rank
@@ -123,8 +123,7 @@ def _stub(job: Job) -> Any:
         return stub_tokenizer(side)
     from transformers import AutoConfig
 
-    revision = {"revision": job.arguments.get("model_revision")} if job.arguments.get("model_revision") else {}
-    return rehearsed_processor(job.model, AutoConfig.from_pretrained(job.model, **revision), side)
+    return rehearsed_processor(job.model, AutoConfig.from_pretrained(job.model, **revision_of(job)), side)
 
 
 def _repeats(knobs: Knobs) -> int:

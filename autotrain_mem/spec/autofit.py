@@ -16,7 +16,7 @@ from typing import Any
 
 from autotrain_mem import spec
 from autotrain_mem.errors import AutofitError, RehearsalError, TrainingError, UsageError
-from autotrain_mem.spec.job import FITS, MAX_SLOWDOWN, Fit
+from autotrain_mem.spec.job import FITS, MAX_SLOWDOWN, Fit, is_image_size
 from autotrain_mem.spec.knobs import (
     BASE_BITS,
     OWN_SWITCHES,
@@ -37,6 +37,7 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "headroom": ((str,), "a text such as '500MiB' or '8%'"),
     "effective_batch_size": ((int,), "a whole number"),
     "prompt_length": ((int,), "a whole number"),
+    "image_sizes": ((str,), "a text such as '1024x768,640x480'"),
     "max_slowdown": ((int, float), "a number"),
     "within": ((str,), "a text such as '8h' or '90min'"),
     "budget": ((int, float), "a number"),
@@ -58,6 +59,7 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
 _COUNTED = {"gpus": "GPUs", "nodes": "machines"}
 _HEADROOM = "--headroom takes a size such as 500MiB or a share such as 8%, less than the device has."
 _WITHIN = "--within takes a time such as 8h, 90min or 2d."
+_IMAGE_SIZES = "--image_sizes takes the sizes of a row's images: 1024x768 for one, 1024x768,640x480 for two."
 _BUDGET = "--budget takes an amount in the currency of the prices: 20 for 20 USD."
 _SLOWDOWN = "--max_slowdown takes 1 or more: 4 passes a plan over that takes more than four times as long per token."
 
@@ -93,6 +95,8 @@ class AutoFit:
     """Rows per optimizer step, of all processes; None: as the batch size, the accumulation and the processes say."""
     prompt_length: int | None = None
     """GRPO, RLOO, PPO: tokens of the longest prompt, instead of counting the data's."""
+    image_sizes: str | None = None
+    """Sizes of the images of every row, ``1024x768,640x480`` (width x height), to plan for where no data are read."""
     fit: Fit = "all"
     """How far to go: ``lossless`` changes nothing but speed, ``rounding`` stops before LoRA."""
     forbid: Collection[str] = frozenset()
@@ -172,6 +176,8 @@ class AutoFit:
         for name in ZERO_KNOBS:
             if getattr(self, name) not in (None, "cpu", "nvme"):
                 yield f"--{name} takes no {getattr(self, name)!r}", f"--{name} takes cpu."
+        if self.image_sizes is not None and not all(map(is_image_size, self.image_sizes.split(","))):
+            yield f"--image_sizes {self.image_sizes!r} is no list of sizes of images", _IMAGE_SIZES
         if self.fit not in FITS:
             yield f"fit takes no {self.fit!r}", f"fit takes {', '.join(FITS)}."
         if not self.max_slowdown >= 1:  # NaN is not either
@@ -220,6 +226,7 @@ class AutoFit:
             link=self.link or (card.topology.links if has_name and not here else None),
             effective_batch_size=self.effective_batch_size or job.effective_batch_size,
             prompt_length=self.prompt_length or job.prompt_length,
+            image_sizes=self.image_sizes or ",".join(job.images) or None,
             fit=job.fit if self.fit == "all" else self.fit,
             forbid=self.forbid or job.forbid,
             max_slowdown=job.max_slowdown if self.max_slowdown == MAX_SLOWDOWN else self.max_slowdown,

@@ -3,8 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageProfile:
+    """Holds what is known of the images of a dataset's rows, as its model's processor takes them."""
+
+    rows_by_images: Mapping[int, int]
+    """How many rows have so many images."""
+    rows_by_image_tokens: Mapping[int, int]
+    """How many rows have so many tokens that stand for images."""
+    rows_by_end: Mapping[int, int]
+    """How many rows have their last image's last token at this place, counted from 1; 0 for rows without an image."""
+    worst: tuple[str, ...]
+    """Sizes of the images of the row with the most pixels after processing, ``"1024x768"``: width x height."""
+    worst_elements: int = 0
+    """Numbers in that row's pixel tensors."""
+
+    def with_worst_of(self, others: Sequence[ImageProfile]) -> ImageProfile:
+        """Returns the same with the worst row, and the last place, of all: those of rows that are evaluated too."""
+        worst = max((self, *others), key=lambda each: each.worst_elements)
+        ends = {max((self, *others), key=lambda each: each.end).end: 0, **self.rows_by_end}
+        return replace(self, worst=worst.worst, worst_elements=worst.worst_elements, rows_by_end=ends)
+
+    @property
+    def end(self) -> int:
+        """Returns the fewest tokens to which rows can be cut so that none loses a part of an image."""
+        return max(self.rows_by_end, default=0)
+
+    def rows_cut(self, max_length: int) -> int:
+        """Counts the rows of which ``max_length`` would cut an image."""
+        return sum(rows for end, rows in self.rows_by_end.items() if end > max_length)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +57,8 @@ class DataProfile:
     """Pairs only: tokens of the shorter sequences, summed over all pairs of each length. Both sequences of a pair lie
     in one batch, padded to the same length (``DataCollatorForPreference`` of trl/trainer/reward_trainer.py and
     dpo_trainer.py). Empty where a row is one sequence."""
+    images: ImageProfile | None = None
+    """None where rows are text."""
     drops: bool = False
     """Rows beyond ``max_length`` are dropped, not cut (trl/trainer/reward_trainer.py: _prepare_dataset)."""
 
@@ -45,6 +78,12 @@ class DataProfile:
     @property
     def shortest(self) -> int:
         return min(self.rows_by_length)
+
+    @property
+    def least_length(self) -> int:
+        """Returns the tokens below which ``max_length`` may not go: no image may be cut, and not every row dropped."""
+        of_images = 0 if self.images is None else self.images.end
+        return max(of_images, self.shortest if self.drops else 0)
 
     @property
     def mean(self) -> float:

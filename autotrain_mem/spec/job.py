@@ -35,6 +35,7 @@ MAX_LENGTH = "max_length"
 MAXIMIZED = (MAX_LENGTH, "per_device_train_batch_size", "lora_r", "num_generations", "max_completion_length")
 """Arguments of which as much as fits can be asked for, each a knob."""
 
+_IMAGE_SIZE = re.compile(r"[1-9]\d{0,4}x[1-9]\d{0,4}")
 _PERCENTILE = re.compile(r"p(\d+(?:\.\d+)?)")
 
 
@@ -99,8 +100,8 @@ class Job:
     accelerate: Mapping[str, Any] | None = None
     """The user's own file for ``accelerate launch``, by its keys: how processes are launched is pinned by it."""
     images: tuple[str, ...] = ()
-    """Sizes of the images of each row that is rehearsed, ``"1024x768"`` (width x height): those of the data's worst row,
-    or as given. Empty where rows are text."""
+    """Sizes of the images of each row that is rehearsed, ``"1024x768"`` (width x height): those of the data's worst
+    row, or as given. Empty where rows are text."""
     python_call: PythonCall | None = None
     """What a Python script handed to the trainer beside its config; None for a job in flags. It lives no longer than
     the script plans: no file of ours holds it."""
@@ -150,6 +151,15 @@ class Job:
     def is_evaluated(self) -> bool:
         """Tells whether the trainer evaluates while it trains."""
         return str(self.arguments.get("eval_strategy", "no")) not in ("no", "IntervalStrategy.NO")
+
+
+def is_image_size(text: str) -> bool:
+    """Tells whether a text is the size of an image: ``1024x768``.
+
+    >>> is_image_size("1024x768"), is_image_size("1024"), is_image_size("0x5")
+    (True, False, False)
+    """
+    return _IMAGE_SIZE.fullmatch(text) is not None
 
 
 def read_length(text: str) -> int | str | None:

@@ -115,6 +115,8 @@ class ModelFacts:
     checkpoint_dtype: str | None = None
     """The dtype that the weights are saved in: ``bfloat16``; None where the config does not say."""
 
+    reads_images: bool = False
+    """Rows with images can be rehearsed with it (``rehearsal.model.image_processor: FAMILIES``)."""
     kv_heads: int | None = None
     """Heads of keys and values; None where the config does not say, or where not all layers keep them."""
     kv_head_elements: int | None = None

@@ -49,6 +49,7 @@ def describe(job: Job, compute_capability: tuple[int, int]) -> ModelFacts:
     from autotrain_mem.methods.adapter_targets import adapter_width, checkpoint_dtype, planned_targets
     from autotrain_mem.methods.configs import default_targets
     from autotrain_mem.methods.parameter_count import kv_cache, parameters
+    from autotrain_mem.rehearsal.model.image_processor import FAMILIES
     from autotrain_mem.rehearsal.model.quantized import checkpoint_quantization
     from autotrain_mem.rehearsal.model.truncated_depth import pattern_of
 
@@ -68,6 +69,7 @@ def describe(job: Job, compute_capability: tuple[int, int]) -> ModelFacts:
         adapter_width=adapter_width(config),
         parameters=parameters(config.to_dict()),
         checkpoint_dtype=checkpoint_dtype(config),
+        reads_images=config.model_type in FAMILIES,
         kv_heads=None if kept is None else kept[0],
         kv_head_elements=None if kept is None else kept[1],
     )

@@ -147,9 +147,9 @@ def test_lengths_that_cut_a_row_are_tried_coarser_from_256_tokens() -> None:
 
 def test_no_length_is_tried_that_would_drop_every_pair_of_a_reward_job() -> None:
     space = space_of(method="reward", longest=512)
-    lengths = {floor: levels(replace(space, shortest=floor))[-1].lengths for floor in (None, 300)}
-    assert min(lengths[None]) < 300 <= min(lengths[300])
-    assert set(lengths[300]) < set(lengths[None])
+    lengths = {floor: levels(replace(space, least_length=floor))[-1].lengths for floor in (0, 300)}
+    assert min(lengths[0]) < 300 <= min(lengths[300])
+    assert set(lengths[300]) < set(lengths[0])
 
 
 def test_lengths_are_tried_with_the_levers_that_leave_least_even_where_a_gentler_level_came_last() -> None:

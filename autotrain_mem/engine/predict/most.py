@@ -82,8 +82,8 @@ def _lengths(rehearsals: Rehearsals, facts: ModelFacts, lengths: Lengths) -> _As
     ends = {facts.context_length: "the model's context", longest: "no row of the data is longer"}
     known = [end for end in ends if end is not None]
     end = min(known, default=MOST_TOKENS)
-    least = lengths.profile.shortest if lengths.profile is not None and lengths.profile.drops else 0
-    return _grid(end, least or 0), ends.get(end, "no end is known of the model's context")
+    least = 0 if lengths.profile is None else lengths.profile.least_length
+    return _grid(end, least), ends.get(end, "no end is known of the model's context")
 
 
 def _grid(end: int, least: int = 0) -> tuple[int, ...]:

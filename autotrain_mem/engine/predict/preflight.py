@@ -88,7 +88,7 @@ def examine(
     reads = reads_dataset(job, to_train=to_train)
     checked = check_preflight(rehearsals, to_train=to_train, simulate=simulate, reads_data=reads)
     counts = reads and not checked.data_out_of_reach
-    return checked, rehearsals.lengths(on_counting) if counts else Lengths(longest=job.prompt_length)
+    return checked, rehearsals.lengths(on_counting) if counts else Lengths(longest=job.prompt_length, images=job.images)
 
 
 def check_room(checked: Checked, planned: Estimate, optimizer_steps: int | None) -> tuple[Finding, ...]:

@@ -10,17 +10,19 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from autotrain_mem.errors import UnsupportedModelError
+from autotrain_mem.methods.image_rows import mark_of
 from autotrain_mem.methods.worst_case_text import stub_tokenizer
+from autotrain_mem.spec import Job
 
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
 {%- if message.content is string -%}{{ message.content }}{%- else -%}
 {%- for part in message.content -%}
-{%- if part.type == "image" -%}PLACEHOLDER {% else -%}{{ part.text }}{%- endif -%}
+{%- if part.type == "image" -%}MARK{% else -%}{{ part.text }}{%- endif -%}
 {%- endfor -%}
 {%- endif -%}
 {%- endfor -%}"""
-"""It adds no token to what is written, so that a row has as many as it is given."""
+"""It adds no token to a text, so that a row has as many as it is given."""
 
 _NO_VIDEOS = SimpleNamespace(num_frames=1, fps=1)
 """What SmolVLM's processor asks for, videos or not (``processing_smolvlm.py: apply_chat_template``)."""
@@ -84,7 +86,44 @@ def rehearsed_processor(model: str, config: Any, padding_side: str = "right", **
     tokenizer = stub_tokenizer(padding_side, dict(_numbered(tokens, config)))
     kind = _without_videos(processor_class(config))
     processor = kind(_BlankImages(image_processor(model, **options)), tokenizer, **_arguments(model, config, kind))
-    processor.chat_template = CHAT_TEMPLATE.replace("PLACEHOLDER", processor.image_token)
+    processor.chat_template = CHAT_TEMPLATE.replace("MARK", mark_of(processor))
+    return processor
+
+
+def revision_of(job: Job) -> dict[str, Any]:
+    """Says which revision of a model is meant, and whether its own code may run, as ``from_pretrained`` takes it."""
+    given = {
+        "revision": job.arguments.get("model_revision"),
+        "trust_remote_code": job.arguments.get("trust_remote_code"),
+    }
+    return {name: value for name, value in given.items() if value}
+
+
+def load_processor(model: str, **options: Any) -> Any:
+    """Load a model's processor, its tokenizer among its parts; a tokenizer alone where the model reads text.
+
+    transformers makes a processor that also takes videos with torchvision only (``transformers/processing_utils.py:
+    ProcessorMixin.__init__`` asks for a video processor, whose classes need it). Without, the parts for images and
+    text are put together: TRL has no rows with videos.
+
+    Args:
+        options: Of the image processor (``max_pixels``), and ``trust_remote_code``, ``revision``.
+
+    Raises:
+        OSError, ValueError, TypeError, ImportError: transformers' own, where there is none.
+    """
+    from transformers import AutoConfig, AutoProcessor, AutoTokenizer
+    from transformers.utils import is_torchvision_available
+
+    shared = {name: options[name] for name in ("trust_remote_code", "revision") if name in options}
+    config = None
+    with suppress(OSError, ValueError):  # a folder of a tokenizer alone
+        config = AutoConfig.from_pretrained(model, **shared)
+    if is_torchvision_available() or getattr(config, "model_type", None) not in FAMILIES:
+        return AutoProcessor.from_pretrained(model, **options)
+    kind, tokenizer = _without_videos(processor_class(config)), AutoTokenizer.from_pretrained(model, **shared)
+    processor = kind(image_processor(model, **options), tokenizer, **_arguments(model, config, kind))
+    processor.chat_template = getattr(processor, "chat_template", None) or tokenizer.chat_template
     return processor
 
 
@@ -140,7 +179,8 @@ def _arguments(model: str, config: Any, kind: Any) -> dict[str, Any]:
         given |= kind.get_processor_dict(model)[0]
     vision = getattr(config, "vision_config", None)
     known: dict[str, Callable[[], Any]] = {
-        # (image_size / patch_size)^2 patches, of which pixel_shuffle makes one of scale_factor^2 (processing_smolvlm.py)
+        # (image_size / patch_size)^2 patches, of which pixel_shuffle makes one of scale_factor^2
+        # (processing_smolvlm.py: SmolVLMProcessor.__init__)
         "image_seq_len": lambda: (vision.image_size // vision.patch_size) ** 2 // config.scale_factor**2,
         "image_seq_length": lambda: config.mm_tokens_per_image,
         "patch_size": lambda: vision.patch_size,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotrain_mem.allocator.settings import settings_of
 from autotrain_mem.data import load
+from autotrain_mem.data.image_sizes import has_images
 from autotrain_mem.errors import GpuOutOfMemoryError, ModelNotFoundError
 from autotrain_mem.machine.fault_injection import beset
 from autotrain_mem.machine.simulated import SimulatedGpu
@@ -23,6 +24,7 @@ from autotrain_mem.machine.usable import check_usable
 from autotrain_mem.methods.configs import on_cpu, on_host
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.parallel.config import sharding_arguments
+from autotrain_mem.rehearsal.model.image_processor import load_processor, revision_of
 from autotrain_mem.rehearsal.rehearse import build_trainer
 from autotrain_mem.spec import Hardware, Phase, PhasePeak, codec
 from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY
@@ -210,6 +212,8 @@ def build(request: Request, placed: Placing, changes: Mapping[str, Any] | None =
     }
     filled = method_of(job.method).configs(placed({**arguments, **(changes or {})}))
     splits = load.load(job, filled)
+    if job.method_facts.reads_images and has_images(splits[filled.script.dataset_train_split].column_names):
+        filled = replace(filled, processor=load_processor(job.model, **revision_of(job)))
     evaluated = splits[filled.script.dataset_test_split] if filled.is_evaluated else None
     try:
         return build_trainer(job, knobs, filled, splits[filled.script.dataset_train_split], evaluated)

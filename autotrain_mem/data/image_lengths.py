@@ -1,0 +1,172 @@
+"""Counts tokens of rows with images: the images by their sizes and the processor's own rule, the text by its tokenizer.
+
+No image is decoded: its size stands at the head of its file, and tells how many tokens a processor makes of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotrain_mem.data.image_sizes import IMAGE_COLUMNS, Size, row_image_sizes
+from autotrain_mem.methods.image_rows import Texts
+from autotrain_mem.methods.row_lengths import RowLengths
+from autotrain_mem.rehearsal.model.image_processor import blank
+from autotrain_mem.spec.data import ImageProfile
+
+OfRow = Callable[[Mapping[str, Any], int, Any], Texts]
+"""Formats a row with so many images for a processor (``methods.image_rows``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageTokens:
+    """What a processor makes of one image."""
+
+    text: str
+    """What stands in the place of the image's mark, with every run of marks but one of them taken out."""
+    removed: int
+    """How many were taken out."""
+    tokens: int
+    """The marks: features of the vision tower that lie among the tokens."""
+    elements: int
+    """Numbers in its pixel tensors."""
+
+
+class ImageCounter:
+    """Counts tokens of texts with images, with one processor."""
+
+    def __init__(self, processor: Any) -> None:
+        self._processor = processor
+        self._mark = processor.image_token
+        self._runs = re.compile(f"({re.escape(_repeated_mark(processor))})+")
+        self._known: dict[Any, ImageTokens] = {}
+        self.of_size = functools.cache(self._of_size)
+
+    def _of_size(self, size: Size) -> ImageTokens:
+        key = self._kind_of(size)
+        if key not in self._known:
+            self._known[key] = self._process(size)
+        return self._known[key]
+
+    def _kind_of(self, size: Size) -> Any:
+        """Tells sizes apart as far as the processor does; by themselves where it says nothing of them."""
+        width, height = size
+        images = self._processor.image_processor
+        if getattr(images, "do_pan_and_scan", None):  # crops are not told by Gemma3Processor._get_num_multimodal_tokens
+            return size
+        if hasattr(images, "get_number_of_image_patches"):
+            return images.get_number_of_image_patches(height, width, {})
+        if hasattr(self._processor, "_get_num_multimodal_tokens"):
+            counts = self._processor._get_num_multimodal_tokens(image_sizes=[(height, width)])
+            return counts.num_image_tokens[0], counts.num_image_patches[0]
+        return size
+
+    def _process(self, size: Size) -> ImageTokens:
+        options = self._processor._merge_kwargs(return_tensors="pt")["images_kwargs"]
+        images = [[blank(f"{size[0]}x{size[1]}")]]
+        processed, replacements = self._processor._process_images(images, **options)
+        runs = self._runs.findall(replacements[0])
+        text = self._runs.sub(lambda run: _repeated_mark(self._processor), replacements[0])
+        marks = replacements[0].count(_repeated_mark(self._processor))
+        pixels = processed["pixel_values"]
+        elements = pixels.numel() if hasattr(pixels, "numel") else sum(each.size for each in pixels)
+        return ImageTokens(text=text, removed=marks - len(runs), tokens=marks, elements=int(elements))
+
+    def count(self, texts: Sequence[str], sizes: Sequence[Size]) -> tuple[int, int]:
+        """Count the tokens of a sequence, and of its beginning up to its last image (0 without one)."""
+        images = iter([self.of_size(size) for size in sizes])
+        total = end = 0
+        for text in texts:
+            removed = 0
+
+            def replaced(_: re.Match[str]) -> str:
+                nonlocal removed
+                image = next(images)
+                removed += image.removed
+                return image.text
+
+            full = re.sub(re.escape(self._mark), replaced, text)
+            if removed or full != text:
+                last = full.rindex(_repeated_mark(self._processor)) + len(_repeated_mark(self._processor))
+                end = total + removed + self._tokens(full[:last])
+            total += removed + self._tokens(full)
+        return total, end
+
+    def _tokens(self, text: str) -> int:
+        return len(self._processor.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _repeated_mark(processor: Any) -> str:
+    """The token that stands for one feature of an image; Gemma's mark of a whole image is another
+    (``processing_gemma3.py: __init__``)."""
+    return str(getattr(processor.tokenizer, "image_token", None) or processor.image_token)
+
+
+def image_lengths(
+    rows: Any, processor: Any, of_row: OfRow, *, processes: int | None
+) -> tuple[RowLengths, ImageProfile]:
+    """Count every row's tokens and images, untruncated.
+
+    Args:
+        rows: A datasets.Dataset with a column ``image`` or ``images``.
+        of_row: Of the method.
+        processes: To count with; None for this one alone.
+    """
+    sizes = _sizes(rows, processes)
+    counter = ImageCounter(processor)
+
+    def count(row: dict[str, Any], number: int) -> dict[str, Any]:
+        of_image = [counter.of_size(size) for size in sizes[number]]
+        counts = [counter.count(texts, sizes[number]) for texts in of_row(row, len(of_image), processor)]
+        return {
+            "tokens": [tokens for tokens, _ in counts],
+            "end": max(end for _, end in counts),
+            "image_tokens": sum(image.tokens for image in of_image),
+            "elements": sum(image.elements for image in of_image),
+        }
+
+    texts = rows.remove_columns([name for name in IMAGE_COLUMNS if name in rows.column_names])
+    shown = {"desc": "Counting tokens of texts and images", "num_proc": processes}
+    counted = texts.map(
+        count,
+        with_indices=True,
+        remove_columns=texts.column_names,
+        keep_in_memory=True,
+        load_from_cache_file=False,
+        **shown,
+    )
+    found = counted.with_format(None)
+    sequences = found["tokens"]
+    lengths = RowLengths(
+        longer=[max(each) for each in sequences],
+        shorter=[min(each) for each in sequences] if len(sequences[0]) > 1 else (),
+    )
+    elements = list(found["elements"])
+    worst = max(range(len(elements)), key=elements.__getitem__)
+    profile = ImageProfile(
+        rows_by_images=dict(Counter(map(len, sizes))),
+        rows_by_image_tokens=dict(Counter(found["image_tokens"])),
+        rows_by_end=dict(Counter(found["end"])),
+        worst=tuple(f"{width}x{height}" for width, height in sizes[worst]),
+        worst_elements=elements[worst],
+    )
+    return lengths, profile
+
+
+def _sizes(rows: Any, processes: int | None) -> list[tuple[Size, ...]]:
+    """Read the sizes of all rows' images, a part of the rows in each process."""
+    if processes is None:
+        return row_image_sizes(rows)
+    from datasets import Dataset
+
+    def read(part: dict[str, int]) -> dict[str, Any]:
+        return {"sizes": row_image_sizes(rows.shard(processes, part["number"], contiguous=True))}
+
+    numbers = Dataset.from_dict({"number": range(processes)})
+    shown = {"desc": "Reading sizes of images", "num_proc": processes}
+    parts = numbers.map(read, keep_in_memory=True, load_from_cache_file=False, **shown)
+    return [tuple((width, height) for width, height in row) for part in parts["sizes"] for row in part]
