@@ -75,7 +75,7 @@ def pixels(sizes: Iterable[Size]) -> int:
 
 
 def has_images(columns: Sequence[str]) -> bool:
-    """Tell whether TRL takes data with these columns for data with images (``trl/trainer/sft_trainer.py: __init__``)."""
+    """Tell whether TRL takes data with these columns for images (``trl/trainer/sft_trainer.py: __init__``)."""
     return any(name in columns for name in IMAGE_COLUMNS)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from autotrain_mem.allocator.rounding import round_size
+from autotrain_mem.estimator.model_parts import parts_of
 from autotrain_mem.estimator.replay import Room, reserve
 from autotrain_mem.spec import Block, MemoryEstimate, Owner, Phase, ReservedByMode, Trace
 
@@ -32,6 +33,7 @@ def estimate_memory(trace: Trace, room: Room) -> MemoryEstimate:
         phases=phases,
         owners_at_peak=owners_of(at_peak),
         modules_at_peak=largest_modules(at_peak),
+        parts_at_peak=parts_of(at_peak),
         reserved=ReservedByMode(
             native=reserve(trace, room, expandable_segments=False),
             expandable_segments=reserve(trace, room, expandable_segments=True),

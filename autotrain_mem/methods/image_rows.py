@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from autotrain_mem.errors import UsageError
-from autotrain_mem.methods.worst_case_text import text_of
-
-EditRows = Callable[[list[Any]], list[Any]]
+from autotrain_mem.methods.worst_case_text import EditRows, text_of
 
 
 def mark_of(processor: Any) -> str:

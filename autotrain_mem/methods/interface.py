@@ -10,9 +10,10 @@ from enum import StrEnum
 from typing import Any, Protocol, cast
 
 from autotrain_mem.methods.configs import Configs
-from autotrain_mem.methods.image_rows import EditRows, RowImages, Texts
+from autotrain_mem.methods.image_rows import RowImages, Texts
 from autotrain_mem.methods.row_lengths import RowLengths
 from autotrain_mem.methods.table import METHODS
+from autotrain_mem.methods.worst_case_text import EditRows
 from autotrain_mem.spec import Knobs
 from autotrain_mem.spec.preflight import Finding
 

@@ -12,11 +12,11 @@ from typing import Any
 from autotrain_mem.errors import UsageError
 from autotrain_mem.methods import image_rows
 from autotrain_mem.methods.configs import Configs, trainer_arguments
-from autotrain_mem.methods.image_rows import EditRows, RowImages, Texts
+from autotrain_mem.methods.image_rows import RowImages, Texts
 from autotrain_mem.methods.interface import Basis
 from autotrain_mem.methods.reward_functions import check_packages, rehearsed_reward, reward_functions, try_once
 from autotrain_mem.methods.row_lengths import RowLengths
-from autotrain_mem.methods.worst_case_text import text_of
+from autotrain_mem.methods.worst_case_text import EditRows, text_of
 from autotrain_mem.spec import Knobs
 
 
@@ -84,7 +84,9 @@ def image_rows_editor(filled: Configs) -> EditRows:
 
 def _smallest_group(filled: Configs) -> int:
     training = filled.training
-    return min(training.num_generations, getattr(training, "num_generations_eval", None) or training.num_generations)
+    return min(
+        int(training.num_generations), getattr(training, "num_generations_eval", None) or training.num_generations
+    )
 
 
 def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:

@@ -18,9 +18,8 @@ from autotrain_mem.methods.configs import (
     trainer_arguments,
     trusts_remote_code,
 )
-from autotrain_mem.methods.interface import EditRows
 from autotrain_mem.methods.row_lengths import RowLengths
-from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, PADDING_TOKEN
+from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, PADDING_TOKEN, EditRows
 from autotrain_mem.spec import Knobs
 from autotrain_mem.spec.preflight import Finding
 

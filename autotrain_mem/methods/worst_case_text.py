@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+
+EditRows = Callable[[list[Any]], list[Any]]
+"""Makes the worst micro-batch of the rows that the sampler drew."""
 
 ORDINARY_TOKEN = 5
 """An id that is neither padding nor an end; every model's vocabulary holds it."""

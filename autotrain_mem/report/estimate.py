@@ -72,6 +72,11 @@ def verdict(estimate: Estimate, how: str = "") -> Text:
 def at_the_peak(estimate: Estimate, shown: Sum) -> list[RenderableType]:
     """Which phase needs how much, and which modules most."""
     phases = section("peak allocated by phase", Block(_phase_table(estimate, shown), 2))
+    if parts := estimate.memory.parts_at_peak:
+        grid = table("size", "part", right=(0,), show_header=False)
+        for name, size in parts:
+            add(grid, format_bytes(size), name)
+        phases += section("parts of the model at the peak, with all that they hold", Block(grid, 2))
     if not estimate.memory.modules_at_peak:
         return phases
     grid = table("size", "module", right=(0,), show_header=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -166,10 +167,25 @@ def data(plan: Plan) -> Text:
         return Text(f"not read{_why_not_read(plan)}: {_assumed(plan)}")
     count = plan.data.rows
     rows = formatting.counted(count, "prompt") if plan.job.is_online else plan.job.method_facts.rows(count)
-    named = zip(PERCENTILES, plan.data.percentiles, strict=True)
-    percentiles = ", ".join(f"p{round(100 * share, 1):g} {tokens}" for share, tokens in named)
-    lengths = f"{rows}: {percentiles}, max {plan.data.longest} tokens"
-    return Text("\n").join([Text(lengths), *_made_of_it(plan, plan.data)])
+    lengths = f"{rows}: {_percentiles(plan.data.percentiles)}, max {plan.data.longest} tokens"
+    return Text("\n").join([Text(lengths), *_images(plan.data), *_made_of_it(plan, plan.data)])
+
+
+def _percentiles(tokens: Sequence[int]) -> str:
+    named = zip(PERCENTILES, tokens, strict=True)
+    return ", ".join(f"p{round(100 * share, 1):g} {each}" for share, each in named)
+
+
+def _images(data: DataSummary) -> list[Text]:
+    """Shows how many of the tokens are images'; nothing where rows are text."""
+    if data.images is None:
+        return []
+    without = f", {data.images.rows_without:,} rows without" if data.images.rows_without else ""
+    tokens = f"{_percentiles(data.images.percentiles)}, max {data.images.most}"
+    worst = f"most pixels: {' and '.join(data.images.worst)}" if data.images.worst else ""
+    return [
+        Text(f"{formatting.counted(data.images.images, 'image')}{without}; their tokens in a row: {tokens}; {worst}")
+    ]
 
 
 def _why_not_read(plan: Plan) -> str:

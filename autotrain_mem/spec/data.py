@@ -33,6 +33,17 @@ class ImageProfile:
         """Returns the fewest tokens to which rows can be cut so that none loses a part of an image."""
         return max(self.rows_by_end, default=0)
 
+    def summary(self) -> ImageSummary:
+        """Computes the figures that are shown."""
+        tokens = DataProfile(rows_by_length=self.rows_by_image_tokens)
+        return ImageSummary(
+            images=sum(images * rows for images, rows in self.rows_by_images.items()),
+            rows_without=self.rows_by_images.get(0, 0),
+            percentiles=tuple(tokens.percentile(share) for share in PERCENTILES),
+            most=tokens.longest,
+            worst=self.worst,
+        )
+
     def rows_cut(self, max_length: int) -> int:
         """Counts the rows of which ``max_length`` would cut an image."""
         return sum(rows for end, rows in self.rows_by_end.items() if end > max_length)
@@ -180,6 +191,20 @@ PERCENTILES = (0.5, 0.95, 0.99, 0.999)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ImageSummary:
+    """Sums up the images of the rows that are trained on."""
+
+    images: int
+    rows_without: int
+    percentiles: tuple[int, ...]
+    """Tokens that stand for a row's images, at each of :data:`PERCENTILES`."""
+    most: int
+    """The most of them that a row has."""
+    worst: tuple[str, ...]
+    """Sizes of the images of the row that has most pixels, ``"1024x768"``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DataSummary:
     """Sums up the token lengths of the rows that are trained on, under a plan's ``max_length`` and micro-batch.
 
@@ -199,6 +224,8 @@ class DataSummary:
     """Share of what a micro-batch computes that is padding, on average; 0 where rows are packed."""
     truncated_rows_fraction: float
     truncated_tokens_fraction: float
+    images: ImageSummary | None = None
+    """None where rows are text."""
 
 
 def summary(profile: DataProfile, *, max_length: int | None, rows: int, pads: bool) -> DataSummary:
@@ -216,6 +243,7 @@ def summary(profile: DataProfile, *, max_length: int | None, rows: int, pads: bo
         padding_fraction=profile.padding_fraction(rows, max_length) if pads else 0.0,
         truncated_rows_fraction=profile.truncated_rows_fraction(max_length),
         truncated_tokens_fraction=profile.truncated_tokens_fraction(max_length),
+        images=None if profile.images is None else profile.images.summary(),
     )
 
 

@@ -87,7 +87,13 @@ class MemoryEstimate:
     True
     """
 
-    json_form: ClassVar = Form(objects={"phases": ("phase", "peak_bytes"), "modules_at_peak": ("module", "bytes")})
+    json_form: ClassVar = Form(
+        objects={
+            "phases": ("phase", "peak_bytes"),
+            "modules_at_peak": ("module", "bytes"),
+            "parts_at_peak": ("part", "bytes"),
+        }
+    )
 
     peak_allocated_bytes: int
     """Largest sum of live blocks, each rounded as CUDA's allocator rounds it (512 bytes)."""
@@ -100,6 +106,9 @@ class MemoryEstimate:
     reserved: ReservedByMode
     not_counted: tuple[str, ...]
     rehearsal_seconds: float
+    parts_at_peak: tuple[tuple[str, int], ...] = ()
+    """Of a model that reads images, what each of its parts holds at the peak, whatever it is: vision tower, projector
+    and language model, and what lies between them."""
     pinned_host_bytes: int = 0
     """Host memory that each process takes for activations and an optimizer that are kept there, in pinned blocks."""
     unpinned_host_bytes: int = 0

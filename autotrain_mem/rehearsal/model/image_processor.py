@@ -177,7 +177,7 @@ def _arguments(model: str, config: Any, kind: Any) -> dict[str, Any]:
     given: dict[str, Any] = {}
     with suppress(OSError):
         given |= kind.get_processor_dict(model)[0]
-    vision = getattr(config, "vision_config", None)
+    vision: Any = getattr(config, "vision_config", None)
     known: dict[str, Callable[[], Any]] = {
         # (image_size / patch_size)^2 patches, of which pixel_shuffle makes one of scale_factor^2
         # (processing_smolvlm.py: SmolVLMProcessor.__init__)

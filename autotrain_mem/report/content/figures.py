@@ -53,6 +53,7 @@ def charts(material: Material) -> Iterator[Chart]:
     if material.history is not None:
         yield from _of_run(material, material.history)
     yield from _lengths(material)
+    yield from _image_tokens(material)
     yield from _over_steps(material)
 
 
@@ -177,6 +178,31 @@ def _lengths(material: Material) -> Iterator[Chart]:
         series=(Series(name="rows", values=tuple(shares)),),
         limits={},
         verticals=None if longest is None else {f"max_length {longest}": float(longest)},
+        steps=True,
+    )
+
+
+def _image_tokens(material: Material) -> Iterator[Chart]:
+    """Shows the same of the tokens that stand for images."""
+    data, profile = material.plan.data, material.profile
+    if data is None or data.images is None:
+        return
+    if profile is not None and profile.images is not None:
+        tokens = sorted(profile.images.rows_by_image_tokens)
+        rows = accumulate(profile.images.rows_by_image_tokens[each] for each in tokens)
+        shares = [count / profile.rows for count in rows]
+    else:
+        tokens, shares = [*data.images.percentiles, data.images.most], [*PERCENTILES, 1.0]
+    thin = max(1, len(tokens) // SHOWN_MOMENTS)
+    yield Chart(
+        key="images",
+        title="How many tokens of a row are images",
+        x_title="tokens",
+        y_title="share of the rows that have no more",
+        unit="share",
+        x=tuple(map(float, tokens[::-thin][::-1])),
+        series=(Series(name="rows", values=tuple(shares[::-thin][::-1])),),
+        limits={},
         steps=True,
     )
 
