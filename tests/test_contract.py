@@ -91,12 +91,12 @@ LAYERS = {
     "rehearsal": part(
         5,
         "errors files methods methods.table parallel planner spec trainers units versions",
-        "accelerate bitsandbytes deepspeed dill huggingface_hub peft torch transformers trl",
+        "PIL accelerate bitsandbytes deepspeed dill huggingface_hub peft torch transformers trl",
     ),
     "data": part(
         6,
         "errors local_files methods methods.table planner rehearsal spec versions",
-        "datasets huggingface_hub transformers trl",
+        "PIL datasets huggingface_hub transformers trl",
     ),
     "checks": part(
         7,
@@ -251,7 +251,7 @@ def test_every_third_party_import_is_a_declared_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     called = {"nvidia-ml-py": "pynvml", "pyyaml": "yaml"}
     names = {re.split(r"[\s<>=!;\[]", line)[0] for line in project["dependencies"]}
-    of_extras = {"deepspeed"}  # what asks for it says so (``checks.sharding: installed``)
+    of_extras = {"deepspeed", "PIL"}  # what asks for them says so (``checks.sharding: installed``; ``data.image_sizes``)
     of_transformers = {"tokenizers", "huggingface_hub", "packaging", "safetensors"}
     declared = {called.get(name, name) for name in names} | of_transformers | of_extras
     used = {name.split(".")[0] for module in MODULES for _, name in imports(TREES[module], module) if not is_ours(name)}

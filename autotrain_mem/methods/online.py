@@ -84,9 +84,8 @@ def image_rows_editor(filled: Configs) -> EditRows:
 
 def _smallest_group(filled: Configs) -> int:
     training = filled.training
-    return min(
-        int(training.num_generations), getattr(training, "num_generations_eval", None) or training.num_generations
-    )
+    of_evaluation = getattr(training, "num_generations_eval", None) or training.num_generations
+    return int(min(training.num_generations, of_evaluation))
 
 
 def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:
