@@ -96,7 +96,7 @@ LAYERS = {
     "data": part(
         6,
         "errors local_files methods methods.table planner rehearsal spec versions",
-        "datasets huggingface_hub transformers trl",
+        "PIL datasets huggingface_hub transformers trl",
     ),
     "checks": part(
         7,

@@ -1,0 +1,299 @@
+"""Sizes of the images of every row, read from the heads of the files: no image is decoded."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from autotrain_mem.errors import AutofitError, DatasetFormatError, MissingExtraError
+
+Size = tuple[int, int]
+"""Width and height in pixels, upright."""
+
+IMAGE_COLUMNS = ("image", "images")
+"""Where both are there, the first is read, as SFT's and DPO's collators do (``trl/trainer/sft_trainer.py:
+DataCollatorForVisionLanguageModeling``)."""
+CONVERSATIONS = ("messages", "prompt")
+"""Columns whose messages may hold images of their own (``trl/data_utils.py: prepare_multimodal_messages``)."""
+
+_ROWS_AT_ONCE = 1000
+_TURNED = (5, 6, 7, 8)
+"""EXIF orientations that swap width and height (``PIL/ImageOps.py: exif_transpose``)."""
+_TOLD_BY_HEAD = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "AVIF")
+"""Formats whose head says the orientation, but for what stands at a PNG's end; others are decoded, as TIFF, whose size
+is upright before its orientation is forgotten (``PIL/TiffImagePlugin.py: load_end``)."""
+_PNG_TEXTS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
+"""Chunks that may say an orientation (``PIL/PngImagePlugin.py: PngImageFile.load_end``)."""
+_TELLING = {"exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp"}
+"""What of an image's head may say an orientation (``PIL/Image.py: Image.getexif``)."""
+_WEBP_HEAD = 30
+_WEBP_METADATA = 0x08 | 0x04
+"""Flags of a WebP with EXIF or XMP (RFC 9649, 2.7)."""
+
+
+def row_image_sizes(rows: Any) -> list[tuple[Size, ...]]:
+    """Read how large the images of every row are, in the row's order.
+
+    Of a datasets.Dataset nothing is decoded, and of an image that lies in it only the head is touched. To use several
+    processes, give each a part: ``row_image_sizes(rows.shard(count, number, contiguous=True))``.
+
+    Args:
+        rows: A datasets.Dataset, or mappings by column. Read are the columns ``image`` or ``images`` (images, paths,
+            ``data:`` addresses, objects with ``bytes`` or ``path``, lists of them) and images in messages' contents.
+
+    Raises:
+        DatasetFormatError: an image that cannot be read, or lies on another machine; names the row.
+    """
+    formatted = getattr(rows, "format", None)
+    if formatted is None or formatted["type"] == "custom":  # a transform makes what training sees
+        return [_named(number, row) for number, row in enumerate(rows)]
+    sizes: list[tuple[Size, ...]] = []
+    kept = rows.select_columns(_columns_with_images(rows.features))
+    if not kept.column_names:
+        return [()] * len(rows)
+    for table in kept.with_format("arrow").iter(batch_size=_ROWS_AT_ONCE):
+        batch = {name: _values(table.column(name), rows.features[name]) for name in table.column_names}
+        for values in zip(*batch.values(), strict=True):
+            sizes.append(_named(len(sizes), dict(zip(batch, values, strict=True))))
+    return sizes
+
+
+def sizes_of_row(row: Mapping[str, Any]) -> tuple[Size, ...]:
+    """Read how large a row's images are. Raises whatever Pillow does where one cannot be read."""
+    column = next((name for name in IMAGE_COLUMNS if row.get(name) is not None), None)
+    found = [] if column is None else list(_sizes(row[column]))
+    for name in CONVERSATIONS:
+        found += [size for payload in _payloads(row.get(name)) for size in _sizes(payload)]
+    return tuple(found)
+
+
+def pixels(sizes: Iterable[Size]) -> int:
+    """Count the pixels of a row's images.
+
+    >>> pixels([(640, 480), (10, 10)]), pixels([])
+    (307300, 0)
+    """
+    return sum(width * height for width, height in sizes)
+
+
+def has_images(columns: Sequence[str]) -> bool:
+    """Tell whether TRL takes data with these columns for images' (``trl/trainer/sft_trainer.py: __init__``)."""
+    return any(name in columns for name in IMAGE_COLUMNS)
+
+
+def _named(number: int, row: Mapping[str, Any]) -> tuple[Size, ...]:
+    try:
+        return sizes_of_row(row)
+    except AutofitError:
+        raise
+    except Exception as error:  # PIL's readers of broken files raise anything
+        raise DatasetFormatError(
+            f"An image of row {number + 1} cannot be read: {error}.",
+            hint="Drop the row, or put the image where its path says; images on other machines are fetched beforehand.",
+        ) from error
+
+
+# -- columns -----------------------------------------------------------------------------------------------------------
+
+
+def _columns_with_images(features: Mapping[str, Any]) -> list[str]:
+    images = [name for name in IMAGE_COLUMNS if name in features][:1]
+    return images + [name for name in CONVERSATIONS if name in features and _may_hold_images(features[name])]
+
+
+def _may_hold_images(feature: Any) -> bool:
+    """Whether messages come with contents in blocks, of which one may be an image; texts have none."""
+    from datasets import Json
+
+    if isinstance(feature, Json):
+        return True
+    if isinstance(feature, Mapping):
+        return "image" in feature or any(map(_may_hold_images, feature.values()))
+    inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
+    return inner is not None and _may_hold_images(inner)
+
+
+def _values(column: Any, feature: Any) -> Iterator[Any]:
+    """Python's values of an Arrow column, but for the bytes of images, which stay where they are."""
+    from datasets import Features
+
+    if _is_of_images(feature):
+        yield from (_borrowed(value) for value in column)
+        return
+    undecoded = Features({"": _without_decoding(feature)})
+    yield from (undecoded.decode_example({"": value})[""] for value in column.to_pylist())
+
+
+def _is_of_images(feature: Any) -> bool:
+    from datasets import Image
+
+    inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", feature)
+    return isinstance(inner, Image)
+
+
+def _without_decoding(feature: Any) -> Any:
+    from datasets import Image, LargeList, List
+
+    if isinstance(feature, Image):
+        return Image(mode=feature.mode, decode=False)
+    if isinstance(feature, Mapping):
+        return {name: _without_decoding(value) for name, value in feature.items()}
+    if isinstance(feature, list):
+        return [_without_decoding(feature[0])]
+    return type(feature)(_without_decoding(feature.feature)) if isinstance(feature, (List, LargeList)) else feature
+
+
+def _borrowed(value: Any) -> Any:
+    """An Arrow scalar as Python's value, with ``bytes`` as a view of Arrow's memory: most of it is never read."""
+    if not value.is_valid:
+        return None
+    if not isinstance(value, Mapping):  # a list
+        return [_borrowed(each) for each in value.values]
+    content = value["bytes"]
+    return {"bytes": content.as_buffer() if content.is_valid else None, "path": value["path"].as_py()}
+
+
+# -- images ------------------------------------------------------------------------------------------------------------
+
+
+def _payloads(messages: Any) -> Iterator[Any]:
+    """Images that come within messages; blocks that only mark a place have none."""
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, Mapping) else None
+        for block in content if isinstance(content, list) else ():
+            if isinstance(block, Mapping) and block.get("type") == "image" and block.get("image") is not None:
+                yield block["image"]
+
+
+def _sizes(value: Any) -> Iterator[Size]:
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _sizes(each)
+    elif value is not None:
+        yield _size(value)
+
+
+def _size(value: Any) -> Size:
+    if isinstance(value, str):
+        return _size_of_text(value)
+    if isinstance(value, Mapping):
+        return _size_of_object(value)
+    if hasattr(value, "getexif"):
+        return _upright(value, value.getexif())
+    raise ValueError(f"a {type(value).__name__} is no image")
+
+
+def _size_of_text(text: str) -> Size:
+    """As ``transformers/image_utils.py: load_image`` reads a text, but for what lies on other machines."""
+    if os.path.isfile(text):
+        return _size_in_file(text)
+    if text.startswith(("http://", "https://")):
+        raise ValueError(f"{text} lies on another machine")
+    try:
+        content = base64.decodebytes(text.removeprefix("data:image/").rpartition(",")[2].encode())
+        return _size_in_file(io.BytesIO(content))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"there is no file {text[:200]}") from error
+
+
+def _size_of_object(value: Mapping[str, Any]) -> Size:
+    """As ``datasets/features/image.py: Image.decode_example`` reads it."""
+    if value.get("bytes") is not None:
+        return _size_in_file(io.BufferedReader(_Buffer(value["bytes"])))
+    path = value.get("path")
+    if path is None:
+        raise ValueError("it has neither bytes nor a path")
+    if os.path.isfile(path) or "://" not in path:
+        return _size_in_file(path)
+    from datasets import Image
+
+    width, height = Image().decode_example({"bytes": None, "path": path}).size  # within an archive, or on a hub
+    return width, height
+
+
+class _Buffer(io.RawIOBase):
+    """Lets a buffer be read as a file without copying it whole, as BytesIO does."""
+
+    def __init__(self, buffer: Any) -> None:
+        self._view, self._at = memoryview(buffer).cast("B"), 0
+
+    def readinto(self, into: Any) -> int:
+        found = self._view[self._at : self._at + len(into)]
+        into[: len(found)] = found
+        self._at += len(found)
+        return len(found)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._view)}[whence])
+        return self._at
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+
+def _size_in_file(file: Any) -> Size:
+    if isinstance(file, str):
+        with open(file, "rb") as opened:
+            return _size_in_file(opened)
+    size = _size_of_webp(file.read(_WEBP_HEAD))
+    file.seek(0)
+    return size or _size_by_pillow(file)
+
+
+def _size_of_webp(head: bytes) -> Size | None:
+    """Read a WebP's size off its first bytes (RFC 9649, 2.5 to 2.7); None where it says more of itself elsewhere.
+
+    Pillow makes a decoder first: 6 ms for three million pixels.
+    """
+    if len(head) < _WEBP_HEAD or head[:4] != b"RIFF" or head[8:12] != b"WEBP":
+        return None
+    if head[12:16] == b"VP8 ":
+        return int.from_bytes(head[26:28], "little") & 0x3FFF, int.from_bytes(head[28:30], "little") & 0x3FFF
+    if head[12:16] == b"VP8L":
+        bits = int.from_bytes(head[21:25], "little")
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    if head[12:16] != b"VP8X" or head[20] & _WEBP_METADATA:
+        return None
+    return int.from_bytes(head[24:27], "little") + 1, int.from_bytes(head[27:30], "little") + 1
+
+
+def _size_by_pillow(file: Any) -> Size:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingExtraError(
+            "The data have images, and Pillow, which reads them, is not installed.", hint="Run: pip install pillow"
+        ) from error
+
+    with Image.open(file) as image:
+        if image.format not in _TOLD_BY_HEAD or (image.format == "PNG" and _tells_at_its_end(image.fp)):
+            image.load()
+            return _upright(image, image.getexif())
+        if not image.info.keys() & _TELLING:
+            return int(image.width), int(image.height)
+        return _upright(image, Image.Image.getexif(image))  # a PNG's own would decode it first
+
+
+def _upright(image: Any, exif: Mapping[int, Any]) -> Size:
+    from PIL.ExifTags import Base
+
+    width, height = int(image.width), int(image.height)
+    return (height, width) if exif.get(Base.Orientation) in _TURNED else (width, height)
+
+
+def _tells_at_its_end(file: Any) -> bool:
+    """Whether texts or EXIF stand behind a PNG's pixels, where a reader finds them last."""
+    file.seek(8)
+    is_after = False
+    while len(head := file.read(8)) == 8 and head[4:] != b"IEND":
+        if is_after and head[4:] in _PNG_TEXTS:
+            return True
+        is_after = is_after or head[4:] == b"IDAT"
+        file.seek(int.from_bytes(head[:4], "big") + 4, io.SEEK_CUR)
+    return False
