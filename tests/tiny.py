@@ -1,5 +1,6 @@
 """Tiny model folders of several architectures, for tests that must not depend on one."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +62,92 @@ _GEMMA_LAYERS = {
     "query_pre_attn_scalar": 16,
 }
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
+
+VISION_FAMILIES = ("qwen2_5_vl", "gemma3", "smolvlm", "llava")
+IMAGE_TOKEN = 300
+"""Of all of them; the tokens that stand around images have the ids after it."""
+
+
+def tiny_vision_folder(path: Path, family: str) -> Path:
+    """Make a model of two layers that reads images, and as many that read text; without a tokenizer.
+
+    Beside it lies what makes pixels of images: ``rehearsal.model.image_processor.rehearsed_processor`` makes a whole
+    processor of the folder.
+    """
+    import torch
+    from transformers import AutoModelForImageTextToText
+    from transformers.utils import logging
+
+    config, preprocessor = tiny_vision_config(family)
+    torch.manual_seed(0)
+    logging.disable_progress_bar()
+    try:
+        AutoModelForImageTextToText.from_config(config).save_pretrained(path)
+    finally:
+        logging.enable_progress_bar()
+    (path / "preprocessor_config.json").write_text(json.dumps(preprocessor))
+    return path
+
+
+def tiny_vision_config(family: str) -> tuple[Any, dict[str, Any]]:
+    """A model's config, and what its image processor reads: images of less than 100 pixels a side make few tokens."""
+    from transformers import Gemma3Config, LlavaConfig, Qwen2_5_VLConfig, SmolVLMConfig
+
+    if family == "qwen2_5_vl":
+        rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4}
+        places = {"video_token_id": 301, "vision_start_token_id": 302, "vision_end_token_id": 303}
+        vision = {"depth": 2, "num_heads": 4, "out_hidden_size": 64, "window_size": 56, "fullatt_block_indexes": [1]}
+        config = Qwen2_5_VLConfig(
+            text_config={**_TEXT, "rope_parameters": rope},
+            vision_config={**_VISION, "patch_size": 14, **vision},
+            image_token_id=IMAGE_TOKEN,
+            **places,
+        )
+        sizes = {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
+        patches = {"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2}
+        return config, {"image_processor_type": "Qwen2VLImageProcessor", **sizes, **patches}
+    if family == "gemma3":
+        sliding = {key: value for key, value in _GEMMA_LAYERS.items() if key != "query_pre_attn_scalar"}
+        config = Gemma3Config(
+            text_config={**_TEXT, "head_dim": 16, **sliding},
+            vision_config={**_ENCODER, "image_size": 56, "patch_size": 14},
+            mm_tokens_per_image=4,
+            image_token_index=IMAGE_TOKEN,
+            boi_token_index=301,
+            eoi_token_index=302,
+        )
+        size = {"size": {"height": 56, "width": 56}, "image_seq_length": 4}
+        return config, {"image_processor_type": "Gemma3ImageProcessor", **size}
+    if family == "smolvlm":
+        config = SmolVLMConfig(
+            text_config={**_TEXT, "model_type": "llama"},
+            vision_config={**_ENCODER, "image_size": 64, "patch_size": 16},
+            scale_factor=2,
+            image_token_id=IMAGE_TOKEN,
+            pad_token_id=2,
+        )
+        size = {"size": {"longest_edge": 128}, "max_image_size": {"longest_edge": 64}, "do_image_splitting": True}
+        return config, {"image_processor_type": "SmolVLMImageProcessor", **size}
+    assert family == "llava"
+    config = LlavaConfig(
+        text_config={**_TEXT, "model_type": "llama"},
+        vision_config={**_ENCODER, "model_type": "clip_vision_model", "image_size": 56, "patch_size": 14},
+        image_token_index=IMAGE_TOKEN,
+    )
+    edge = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
+    return config, {"image_processor_type": "CLIPImageProcessor", **edge}
+
+
+_TEXT = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 320,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": True,
+}
+_VISION = {"hidden_size": 64, "intermediate_size": 128}
+_ENCODER = {**_VISION, "num_hidden_layers": 2, "num_attention_heads": 4}
