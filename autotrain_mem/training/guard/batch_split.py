@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from autotrain_mem.methods.interface import Basis
-from autotrain_mem.training.guard.image_split import COUNTS, RowsImages, images_of_rows, is_of_images
+from autotrain_mem.training.guard.image_split import RowsImages, has_images, images_of_rows, is_of_images
 
 
 class Layout(StrEnum):
@@ -56,10 +56,7 @@ class Piece:
         return images if isinstance(images, str) and self.members > 1 else None
 
     def _images(self) -> RowsImages | str | None:
-        has_some = any(
-            is_of_images(name) and name not in COUNTS and self.inputs[name] is not None for name in self.inputs
-        )
-        return images_of_rows(self.inputs, self.image_token) if has_some else None
+        return images_of_rows(self.inputs, self.image_token) if has_images(self.inputs) else None
 
     @property
     def tokens(self) -> int:

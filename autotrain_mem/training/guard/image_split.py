@@ -59,6 +59,11 @@ def is_of_images(name: str) -> bool:
     return _OF_IMAGES.search(name) is not None
 
 
+def has_images(inputs: Mapping[str, Any]) -> bool:
+    """Whether a batch has images at all."""
+    return any(is_of_images(name) and name not in COUNTS and value is not None for name, value in inputs.items())
+
+
 def image_token_of(model: Any) -> int | None:
     """Give the id of the tokens in whose places a model puts features of images."""
     config = getattr(model, "config", None)
