@@ -6,88 +6,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 import torch
-from datasets import Dataset
 from guarded import Faults, Told, blocks, failing
-from PIL import Image
 from test_guard_gradients import assert_same_when, fail_in_backward, fail_in_forward, micro_steps
-from tiny import IMAGE_TOKEN, tiny_vision_folder
-from tiny_trainers import trainer
-from transformers import AutoConfig
+from tiny import IMAGE_TOKEN
+from tiny_vision_trainers import vision_trainer
 
-from autotrain_mem.rehearsal.model.image_processor import CHAT_TEMPLATE, image_processor, rehearsed_processor
 from autotrain_mem.spec import Learned
 from autotrain_mem.training.guard.attach import Guard, attach_guard
 from autotrain_mem.training.guard.batch_split import Layout, Piece
 from autotrain_mem.training.guard.image_split import image_token_of
 
-SIZES = [[], [(84, 56)], [(56, 56), (112, 84)], [(60, 90)], [(90, 60), (56, 84)], [(84, 84)], [], [(70, 70)]]
-"""Of the images of each row, which are four to a micro-batch: other numbers of other sizes."""
-
 OF_ALL = 1e-7
 """Of the largest number in all gradients: those of a key's bias are nothing but what sums leave."""
 
 
-def noise(size: tuple[int, int], seed: int) -> Any:
-    width, height = size
-    return Image.fromarray(numpy.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=numpy.uint8))
-
-
-def rows(method: str) -> Any:
-    """GRPO's all have an image: TRL's cannot make a batch of some that have and some that have not."""
-    all_sizes = [sizes or [(56, 56)] * (method == "grpo") for sizes in SIZES]
-    images = [[noise(size, seed=10 * row + at) for at, size in enumerate(sizes)] for row, sizes in enumerate(all_sizes)]
-    texts = [f"{'t5 ' * (3 + 2 * row % 5)}t6" for row in range(len(SIZES))]
-    said = [[{"role": "user", "content": text}] for text in texts]
-    answers = [[{"role": "assistant", "content": f" t{3 + row % 4} t7 t4"}] for row in range(len(SIZES))]
-    others = [[{"role": "assistant", "content": f" t6{' t3' * (1 + row % 3)}"}] for row in range(len(SIZES))]
-    columns = {
-        "sft": {"messages": [[*one, *other] for one, other in zip(said, answers, strict=True)]},
-        "dpo": {"prompt": said, "chosen": answers, "rejected": others},
-    }
-    return Dataset.from_dict({**columns.get(method, {"prompt": said}), "images": images})
-
-
-def processor_of(model: Path, **options: Any) -> Any:
-    """Its own image processor, which takes images as they are, around a tokenizer of a few words."""
-    made = rehearsed_processor(str(model), AutoConfig.from_pretrained(model), **options)
-    made.image_processor = image_processor(str(model))
-    # As in real templates, there is a token between two images: Qwen's forward takes a stretch of theirs for one.
-    made.chat_template = CHAT_TEMPLATE.replace("PLACEHOLDER", f"{made.image_token} t7")
-    return made
-
-
-OF_METHOD: dict[str, dict[str, Any]] = {
-    "sft": {"max_length": None},
-    "dpo": {"max_length": None},
-    **{name: {"generation_kwargs": {"suppress_tokens": [*range(IMAGE_TOKEN, 304)]}} for name in ("grpo", "rloo")},
-}
 MADE: dict[tuple[str, str], Any] = {}
-
-
-@pytest.fixture(scope="session")
-def vision_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    root = tmp_path_factory.mktemp("vision")
-
-    def made(family: str) -> Path:
-        return root / family if (root / family).exists() else tiny_vision_folder(root / family, family)
-
-    return made
 
 
 @contextmanager
 def built(method: str, model: Path, **changes: Any) -> Iterator[Any]:
     """One of them for all tests, as it was built."""
     if (method, model.name) not in MADE:
-        side = "left" if method in ("grpo", "rloo") else "right"
-        given = {"train_dataset": rows(method), "processing_class": processor_of(model, padding_side=side)}
-        options = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "beta": 0.1}
-        options |= OF_METHOD[method] | {"num_generations": 2} if method in ("grpo", "rloo") else OF_METHOD[method]
-        if method == "sft":
-            del options["beta"]
-        MADE[method, model.name] = trainer(method, model, model.parent / "out", build=given, **options)
+        MADE[method, model.name] = vision_trainer(method, model, model.parent / "out")
     made = MADE[method, model.name]
     was = dict(vars(made))
     vars(made).update(changes)
