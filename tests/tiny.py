@@ -66,7 +66,9 @@ _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size":
 
 # -- models that read images -------------------------------------------------------------------------------------------
 
-VISION_FAMILIES = ("qwen2_5_vl", "gemma3", "smolvlm")
+VISION_FAMILIES = ("qwen2_5_vl", "gemma3", "smolvlm", "llava")
+IMAGE_TOKEN = 540
+"""The id of the token of images, of all of them: the first that the tokenizer of texts has not."""
 _MARKS = {  # the processors' own texts, by the names that their tokenizers know them by
     "qwen2_5_vl": {
         "image_token": "<|image_pad|>",
@@ -85,11 +87,13 @@ _MARKS = {  # the processors' own texts, by the names that their tokenizers know
         "global_image_token": "<global-img>",
         "end_of_utterance_token": "<end_of_utterance>",
     },
+    "llava": {"image_token": "<image>"},
 }
 _IN_TEMPLATE = {
     "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",
     "gemma3": "<start_of_image>",
     "smolvlm": "<image>",
+    "llava": "<image>",
 }
 _TEMPLATE = """\
 {%- for message in messages -%}
@@ -116,6 +120,7 @@ def tiny_vision_folder(path: Path, family: str) -> Path:
     marks += [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)] * (family == "smolvlm")
     tokenizer.add_special_tokens({"extra_special_tokens": marks}, replace_extra_special_tokens=False)
     tokenizer.chat_template = _TEMPLATE.replace("MARK", _IN_TEMPLATE[family])
+    assert tokenizer.convert_tokens_to_ids(marks[0]) == IMAGE_TOKEN
     config, processor = _vision_config(family, dict(zip(marks, tokenizer.convert_tokens_to_ids(marks), strict=True)))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -126,7 +131,7 @@ def tiny_vision_folder(path: Path, family: str) -> Path:
 
 
 def _vision_config(family: str, ids: dict[str, int]) -> tuple[Any, dict[str, Any]]:
-    from transformers import Gemma3Config, Qwen2_5_VLConfig, SmolVLMConfig
+    from transformers import Gemma3Config, LlavaConfig, Qwen2_5_VLConfig, SmolVLMConfig
 
     special = model.special_token_ids()
     layers = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "intermediate_size": 128}
@@ -160,6 +165,15 @@ def _vision_config(family: str, ids: dict[str, int]) -> tuple[Any, dict[str, Any
         )
         size = {"height": 56, "width": 56}
         return config, {"image_processor_type": "Gemma3ImageProcessor", "size": size, "image_seq_length": 4}
+    if family == "llava":
+        config = LlavaConfig(
+            text_config={**text, "model_type": "llama"},
+            vision_config={**tower, "model_type": "clip_vision_model"},
+            image_token_index=ids["<image>"],
+            **special,
+        )
+        edge = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
+        return config, {"image_processor_type": "CLIPImageProcessor", **edge}
     config = SmolVLMConfig(
         text_config={**text, "model_type": "llama"},
         vision_config={**tower, "image_size": 64, "patch_size": 16},

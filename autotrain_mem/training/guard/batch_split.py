@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from autotrain_mem.methods.interface import Basis
+from autotrain_mem.training.guard.image_split import RowsImages, has_images, images_of_rows, is_of_images
 
 
 class Layout(StrEnum):
@@ -20,20 +21,14 @@ class Layout(StrEnum):
     """All chosen rows, then all rejected ones in the same order; a pair's two rows stay together."""
 
 
-IMAGES = {
-    *("pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles"),
-    *("image_sizes", "image_position_ids", "pixel_values_videos", "video_grid_thw"),
-}
-"""Laid out by patch, tile or image, not by row (``trl/trainer/grpo_trainer.py:
-_get_per_token_logps_and_entropies``)."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
     """A micro-batch or a part of one, on its device."""
 
     inputs: Mapping[str, Any]
     layout: Layout
+    image_token: int | None = None
+    """See ``image_split.image_token_of``."""
 
     @property
     def rows(self) -> int:
@@ -42,16 +37,26 @@ class Piece:
 
     @property
     def units(self) -> int:
-        """The most parts that it can be cut into: 1 where rows cannot be told apart.
+        """The most parts that it can be cut into: 1 where images cannot be told apart."""
+        return 1 if self.why_not else self.members
 
-        So it is with images, and where several sequences lie in one row (packing, padding-free).
-        """
-        if not self._ids or IMAGES & self.inputs.keys():
-            return 1
+    @property
+    def members(self) -> int:
+        """Rows or pairs: 1 where they cannot be told apart: several sequences in one row (packing, padding-free)."""
         lengths = (None, self.rows, self.rows // 2) if self.layout is Layout.PAIRS else (None, self.rows)
-        if any(_length(value) not in lengths for value in self.inputs.values()):
+        by_rows = (value for name, value in self.inputs.items() if not is_of_images(name))
+        if not self._ids or any(_length(value) not in lengths for value in by_rows):
             return 1
         return self.rows // 2 if self.layout is Layout.PAIRS else self.rows
+
+    @property
+    def why_not(self) -> str | None:
+        """Why it cannot be cut though it has several rows: what is not certain of its images."""
+        images = self._images()
+        return images if isinstance(images, str) and self.members > 1 else None
+
+    def _images(self) -> RowsImages | str | None:
+        return images_of_rows(self.inputs, self.image_token) if has_images(self.inputs) else None
 
     @property
     def tokens(self) -> int:
@@ -68,26 +73,40 @@ class Piece:
         Args:
             trim: Leave out the columns in which a part has nothing but padding.
         """
+        images = self._images()
+        assert not isinstance(images, str), images
         parts = []
-        for units in split_evenly(range(self.units), count):
-            inputs = {name: self._cut_value(value, units) for name, value in self.inputs.items()}
-            parts.append(Piece(inputs=_without_padding(inputs) if trim else inputs, layout=self.layout))
+        for units in split_evenly(range(self.members), count):
+            spans = self._spans(units)
+            apart = {} if images is None else images.of_part(self.inputs, spans)
+            inputs = {
+                name: _of_rows(value, spans, self.rows) for name, value in self.inputs.items() if name not in apart
+            }
+            inputs = _without_padding(inputs) if trim else inputs
+            kept = {name: value for name, value in apart.items() if value is not None}
+            parts.append(Piece(inputs=inputs | kept, layout=self.layout, image_token=self.image_token))
         return parts
 
     def cut_in_words(self, count: int) -> str:
         """Say how :meth:`cut` would cut it: ``split into 3 + 2 rows``."""
-        sizes = [str(len(part)) for part in split_evenly(range(self.units), count)]
+        sizes = [str(len(part)) for part in split_evenly(range(self.members), count)]
         return f"split into {' + '.join(sizes)} {self.layout}"
 
-    def _cut_value(self, value: Any, units: range) -> Any:
-        size = _length(value)
-        if size is None:
-            return value
-        if self.layout is Layout.ROWS or size != self.rows:
-            return value[units.start : units.stop]
+    def _spans(self, units: range) -> list[range]:
+        """Rows of these units: of pairs the chosen ones and the rejected ones."""
         half = self.rows // 2
-        chosen, rejected = value[units.start : units.stop], value[half + units.start : half + units.stop]
-        return torch.cat([chosen, rejected]) if isinstance(value, torch.Tensor) else [*chosen, *rejected]
+        return [units] if self.layout is Layout.ROWS else [units, range(half + units.start, half + units.stop)]
+
+
+def _of_rows(value: Any, spans: Sequence[range], rows: int) -> Any:
+    """Take the rows of a value that has all of them, or those of the first span where it has one for each pair."""
+    size = _length(value)
+    if size is None:
+        return value
+    parts = [value[span.start : span.stop] for span in (spans if size == rows else spans[:1])]
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(parts) if isinstance(value, torch.Tensor) else [each for part in parts for each in part]
 
 
 def split_evenly(rows: range, parts: int) -> Iterator[range]:
@@ -133,7 +152,7 @@ def count(piece: Piece, basis: Basis) -> float:
     if basis is Basis.LABELS:
         return float((piece.inputs["labels"] != -100).sum())
     if basis not in (Basis.TOKENS, Basis.CHOSEN_TOKENS, Basis.REJECTED_TOKENS):
-        return float(piece.units)
+        return float(piece.members)
     mask = counted_tokens(piece.inputs)
     half = len(mask) // 2
     if basis is Basis.CHOSEN_TOKENS:

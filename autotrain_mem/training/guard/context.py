@@ -10,6 +10,7 @@ import torch
 
 from autotrain_mem.spec import Incident, Learned, Phase, codec
 from autotrain_mem.training.guard.gradients import Gradients
+from autotrain_mem.training.guard.image_split import image_token_of
 from autotrain_mem.training.guard.ranks import Ranks
 from autotrain_mem.training.out_of_memory import Full
 
@@ -121,6 +122,7 @@ class GuardContext:
         self.limits = {name: Limit(getattr(learned, name), grow_after) for name in LIMIT_NAMES}
         self.on_host = learned.activations_on_host
         self.gradients = Gradients()
+        self.image_token = image_token_of(getattr(trainer, "model", None))
         self._on_incident = on_incident
         self._on_notice = on_notice
         self._noticed: set[str] = set()

@@ -44,7 +44,8 @@ class Evaluation:
     ) -> Prediction:
         """``Trainer.prediction_step``."""
         rule = rule_of(self._trainer, counted=False)
-        whole = Piece(inputs=self._trainer._prepare_inputs(inputs), layout=rule.layout)
+        prepared = self._trainer._prepare_inputs(inputs)
+        whole = Piece(inputs=prepared, layout=rule.layout, image_token=self._context.image_token)
         metrics = MetricsLedger(self._trainer, "eval", self._context.ranks)
         answers: list[tuple[Piece, Prediction]] = []
 
@@ -121,7 +122,8 @@ class Evaluation:
             self._limit.failed(piece.tokens)
             remedy = piece.cut_in_words(self._limit.parts(piece.tokens, units))
         elif is_repeated or self._context.why_not:
-            self._context.give_up(Phase.EVALUATE, outcome, why_not or "a single row is too large")
+            reason = why_not or piece.why_not or "a single row is too large"
+            self._context.give_up(Phase.EVALUATE, outcome, reason)
         else:
             remedy = REPEATED
         self._context.report(Phase.EVALUATE, remedy, outcome, rows=piece.rows, tokens=piece.tokens)

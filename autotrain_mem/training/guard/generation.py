@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 from autotrain_mem.spec import Phase
+from autotrain_mem.training.guard.batch_split import Layout, Piece
 from autotrain_mem.training.guard.context import REPEATED, GuardContext, keep_rng_state
+from autotrain_mem.training.guard.image_split import RowsImages, has_images, images_of_rows
 from autotrain_mem.training.out_of_memory import Done, Full, attempt
 
 
@@ -29,11 +31,11 @@ class Generation:
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """``GenerationMixin.generate``. Parts of the prompts draw other samples than all at once would."""
-        if args or kwargs.get("input_ids") is None or "pixel_values" in kwargs:  # not as TRL gives prompts; images
+        if args or kwargs.get("input_ids") is None:  # not as TRL gives prompts
             return self._generate(*args, **kwargs)
         rows = int(kwargs["input_ids"].shape[0])
-        if self._limit.parts(rows, rows) > 1:
-            return self._in_parts(kwargs, rows)
+        if self._limit.parts(rows, rows) > 1 and not isinstance(images := self._images(kwargs), str):
+            return self._in_parts(kwargs, rows, images)
         restore_rng = keep_rng_state()
         first = attempt(lambda: self._generate(**kwargs))
         if isinstance(first, Done):
@@ -46,29 +48,38 @@ class Generation:
         if isinstance(second, Done):  # free memory lay in pieces: the samples are those of the first try
             self._context.report(Phase.GENERATE, REPEATED, first, rows=rows)
             return second.value
-        if rows < 2:
-            self._context.give_up(Phase.GENERATE, second, "a single prompt is too large")
+        images = self._images(kwargs)
+        if rows < 2 or isinstance(images, str):
+            reason = images if rows > 1 else "a single prompt is too large"
+            self._context.give_up(Phase.GENERATE, second, str(reason))
         restore_rng()
         self._limit.failed(rows)
         sizes = " + ".join(str(end - start) for start, end in self._bounds(rows))
         remedy = f"answered in {sizes} prompts, which draw other samples than all at once"
         self._context.report(Phase.GENERATE, remedy, second, rows=rows)
-        return self._in_parts(kwargs, rows)
+        return self._in_parts(kwargs, rows, images)
+
+    def _images(self, kwargs: dict[str, Any]) -> RowsImages | str | None:
+        """Which images are of which prompts, or why that is not certain; None where there are none."""
+        return images_of_rows(kwargs, self._context.image_token) if has_images(kwargs) else None
 
     def _bounds(self, rows: int) -> list[tuple[int, int]]:
         parts = self._limit.parts(rows, rows)
         edges = [rows * number // parts for number in range(parts + 1)]
         return list(itertools.pairwise(edges))
 
-    def _in_parts(self, kwargs: dict[str, Any], rows: int) -> Any:
+    def _in_parts(self, kwargs: dict[str, Any], rows: int, images: RowsImages | None) -> Any:
         """Answer some prompts after the others, and make all answers as long as the longest."""
 
         def cut(value: Any, start: int, end: int) -> Any:
             has_rows = isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == rows
             return value[start:end] if has_rows else value
 
-        parts = [{name: cut(value, *bounds) for name, value in kwargs.items()} for bounds in self._bounds(rows)]
-        answers = [self.generate(**part) for part in parts]
+        answers = []
+        for bounds in self._bounds(rows):
+            apart = {} if images is None else images.of_part(kwargs, [range(*bounds)])
+            by_rows = {name: cut(value, *bounds) for name, value in kwargs.items() if name not in apart}
+            answers.append(self.generate(**by_rows, **{name: each for name, each in apart.items() if each is not None}))
         longest, pad_id = max(answer.shape[1] for answer in answers), self._pad_id(kwargs)
         pad = torch.nn.functional.pad
         return torch.cat([pad(answer, (0, longest - answer.shape[1]), value=pad_id) for answer in answers])
@@ -100,17 +111,35 @@ class Scoring:
         at_once = min(batch_size or rows, rows)
         if torch.is_grad_enabled() or kwargs.get("compute_aux_loss"):
             return self._judge(*given, batch_size, **kwargs)
-        if self._limit.exceeded_by(at_once):
+        whole = Piece(
+            inputs={"input_ids": input_ids, "attention_mask": mask, **kwargs},
+            layout=Layout.ROWS,
+            image_token=self._context.image_token,
+        )
+        if self._limit.exceeded_by(at_once) and not whole.why_not:
             at_once = -(-at_once // self._limit.parts(at_once, at_once))
-        outcome = attempt(lambda: self._judge(*given, at_once, **kwargs))
+        if has_images(kwargs) and at_once < min(batch_size or rows, rows):
+            outcome = attempt(lambda: self._in_parts(model, whole, logits_to_keep, -(-rows // at_once)))
+        else:
+            outcome = attempt(lambda: self._judge(*given, at_once, **kwargs))
         if isinstance(outcome, Done):
             self._limit.fitted(at_once)
             return outcome.value
-        if at_once < 2 or self._context.why_not:
-            self._context.give_up(Phase.SCORE, outcome, self._context.why_not or "a single completion is too large")
+        reason = self._context.why_not or whole.why_not
+        if at_once < 2 or reason:
+            self._context.give_up(Phase.SCORE, outcome, reason or "a single completion is too large")
         self._limit.failed(at_once)
         self._context.report(Phase.SCORE, f"judged {self._limit.most} completions at a time", outcome, rows=rows)
         return self.judge(*given, batch_size, **kwargs)
+
+    def _in_parts(self, model: Any, whole: Piece, logits_to_keep: int, parts: int) -> Any:
+        """Judge rows with images. TRL would give a model empty tensors where the rows of a part have none."""
+        answers = []
+        for part in whole.cut(parts, trim=False):
+            inputs = dict(part.inputs)
+            rows = (inputs.pop("input_ids"), inputs.pop("attention_mask"))
+            answers.append(self._judge(model, *rows, logits_to_keep, None, **inputs))
+        return tuple(None if values[0] is None else torch.cat(values) for values in zip(*answers, strict=True))
 
 
 def guard_reward_model(context: GuardContext, model: Any) -> None:

@@ -111,7 +111,8 @@ class MicroSteps:
             self._trainer.optimizer.train()
         self._gradients.follow(model)
         rule = rule_of(self._trainer, counted=num_items_in_batch is not None)
-        whole = Piece(inputs=self._prepare_inputs(inputs), layout=rule.layout)
+        prepared = self._prepare_inputs(inputs)
+        whole = Piece(inputs=prepared, layout=rule.layout, image_token=self.context.image_token)
         with self.context.ranks.micro_step(model):
             loss = _Run(self, model, whole, num_items_in_batch).loss()
             self._gradients.begin()  # what averages gradients over ranks makes none
@@ -293,5 +294,5 @@ class _Run:
             context.on_host = True
             remedy = ON_HOST
         else:
-            context.give_up(phase, full, self._rule.why_not or "a single row is too large")
+            context.give_up(phase, full, self._rule.why_not or piece.why_not or "a single row is too large")
         context.report(phase, remedy, full, rows=piece.rows, tokens=piece.tokens)

@@ -24,7 +24,7 @@ class LongestBatch:
     """Why nothing was run; empty where it was."""
 
 
-def longest_rows(lengths: Sequence[int], count: int, *, padded: bool = False) -> list[int]:
+def longest_rows(lengths: Sequence[Any], count: int, *, padded: bool = False) -> list[int]:
     """Numbers of the longest rows, longest first; of equal ones the first in the data.
 
     >>> longest_rows([5, 9, 2, 9], 3), longest_rows([3], 8)
@@ -33,6 +33,7 @@ def longest_rows(lengths: Sequence[int], count: int, *, padded: bool = False) ->
     [0, 3]
 
     Args:
+        lengths: Numbers, or tuples of them, of which the first counts most.
         padded: Where all of them are equally long, and there are shorter ones, the longest of these comes last. A batch
             without padding takes less than one of the same length with some: attention needs no mask, and repeats no
             keys and values for it (``transformers/integrations/sdpa_attention.py: use_gqa_in_sdpa``).
@@ -63,3 +64,21 @@ def repeated(numbers: Sequence[int], count: int) -> list[int]:
     [1, 0, 1]
     """
     return list(itertools.islice(itertools.cycle(numbers), count))
+
+
+def fetched(trainer: Any, dataset: Any, numbers: list[int]) -> list[Any]:
+    """Fetch rows as ``torch/utils/data/_utils/fetch.py: _MapDatasetFetcher`` does, with the dataloader's columns."""
+    return list(trainer._remove_unused_columns(dataset, description="training").__getitems__(numbers))
+
+
+def characters(prompt: Any) -> int:
+    """Count the characters of a text, or of all messages of a conversation, whose content may come in blocks.
+
+    >>> characters("two"), characters([{"role": "user", "content": [{"type": "text", "text": "four"}]}])
+    (3, 4)
+    """
+    if isinstance(prompt, str):
+        return len(prompt)
+    if isinstance(prompt, dict):
+        return sum(characters(prompt[name]) for name in ("content", "text") if prompt.get(name))
+    return sum(map(characters, prompt)) if isinstance(prompt, list) else 0

@@ -14,13 +14,25 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import GenerationConfig
 
 from autotrain_mem.columns import row_lengths
+from autotrain_mem.data.image_sizes import has_images
+from autotrain_mem.errors import DatasetFormatError
+from autotrain_mem.training.longest_batch.image_rows import are_image_rows, longest_image_rows
 from autotrain_mem.training.longest_batch.restore import (
     keeps_whole_gradients,
     models_of,
     untouched,
     with_memory_of_later_steps,
 )
-from autotrain_mem.training.longest_batch.rows import LongestBatch, OnError, cut, is_padded, longest_rows, repeated
+from autotrain_mem.training.longest_batch.rows import (
+    LongestBatch,
+    OnError,
+    characters,
+    cut,
+    fetched,
+    is_padded,
+    longest_rows,
+    repeated,
+)
 
 CANDIDATES = 64
 """Prompts of most characters, of which those of most tokens are taken: tokenizing all of a large data set would take
@@ -74,7 +86,10 @@ def run_longest_batch(
         return LongestBatch(why_not=why_not)
     started = time.perf_counter()
     with untouched(trainer), _quiet(trainer):
-        rows, longest_tokens = _online_rows(trainer) if _is_online(trainer) else _rows(trainer)
+        try:
+            rows, longest_tokens = _online_rows(trainer) if _is_online(trainer) else _rows(trainer)
+        except DatasetFormatError as error:  # of an image; training may never come to it, or fetch it from elsewhere
+            return LongestBatch(why_not=str(error).splitlines()[0].rstrip("."))
         batch = trainer.data_collator(rows)
         if not _is_online(trainer):
             batch = trainer._prepare_inputs(batch)
@@ -122,7 +137,8 @@ def _why_not(trainer: Any) -> str:
         return "the training data are a stream, whose longest rows are not known"
     if not len(dataset):
         return "the training data have no rows"
-    if row_lengths(dataset) is None and not (_is_online(trainer) and "prompt" in dataset.column_names):
+    is_known = has_images(dataset.column_names) or (_is_online(trainer) and "prompt" in dataset.column_names)
+    if row_lengths(dataset) is None and not is_known:
         return f"the training data have none of the columns that are known here: {', '.join(dataset.column_names)}"
     if str(getattr(trainer.accelerator.distributed_type, "value", "")) == "DEEPSPEED":
         return "DeepSpeed's backward steps the optimizer itself"
@@ -143,17 +159,15 @@ def _why_not(trainer: Any) -> str:
 
 
 def _rows(trainer: Any) -> Rows:
-    prepared = row_lengths(trainer.train_dataset)
+    dataset, count = trainer.train_dataset, trainer._train_batch_size
+    if are_image_rows(dataset):
+        longest, tokens = longest_image_rows(trainer, dataset, count)
+        return fetched(trainer, dataset, longest), tokens
+    prepared = row_lengths(dataset)
     assert prepared is not None, "asked before"
     lengths = cut(prepared, trainer.args)
-    longest = longest_rows(lengths, trainer._train_batch_size, padded=is_padded(trainer.args))
-    return _fetched(trainer, longest), lengths[longest[0]]
-
-
-def _fetched(trainer: Any, numbers: list[int]) -> list[Any]:
-    """Fetch rows as ``torch/utils/data/_utils/fetch.py: _MapDatasetFetcher`` does, with the dataloader's columns."""
-    dataset = trainer._remove_unused_columns(trainer.train_dataset, description="training")
-    return list(dataset.__getitems__(numbers))
+    longest = longest_rows(lengths, count, padded=is_padded(trainer.args))
+    return fetched(trainer, dataset, longest), lengths[longest[0]]
 
 
 def _online_rows(trainer: Any) -> Rows:
@@ -161,23 +175,20 @@ def _online_rows(trainer: Any) -> Rows:
     ``trl/trainer/utils.py: RepeatSampler`` draws them."""
     args, group = trainer.args, trainer.num_generations
     wanted = args.generation_batch_size // group
-    prompts = trainer.train_dataset.select_columns(["prompt"])
-    characters = [_characters(prompt) for rows in prompts.iter(batch_size=10_000) for prompt in rows["prompt"]]
-    candidates = longest_rows(characters, max(wanted, CANDIDATES))
-    tokens = [len(ids) for ids in trainer._tokenize_prompts(prompts[candidates]["prompt"])[0]]
-    longest = longest_rows(tokens, wanted, padded=True)
-    everyone = [candidates[each] for each in repeated(longest, wanted) for _ in range(group)]
+    find = longest_image_rows if are_image_rows(trainer.train_dataset) else _longest_prompts
+    longest, tokens = find(trainer, trainer.train_dataset, wanted)
+    everyone = [number for number in repeated(longest, wanted) for _ in range(group)]
     own = len(everyone) // args.world_size
-    return _fetched(trainer, everyone[own * args.process_index :][:own]), tokens[longest[0]]
+    return fetched(trainer, trainer.train_dataset, everyone[own * args.process_index :][:own]), tokens
 
 
-def _characters(prompt: Any) -> int:
-    """Count the characters of a text, or of all messages of a conversation, whose content may come in blocks."""
-    if isinstance(prompt, str):
-        return len(prompt)
-    if isinstance(prompt, dict):
-        return sum(_characters(prompt[name]) for name in ("content", "text") if prompt.get(name))
-    return sum(map(_characters, prompt)) if isinstance(prompt, list) else 0
+def _longest_prompts(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:
+    prompts = dataset.select_columns(["prompt"])
+    texts = [characters(prompt) for rows in prompts.iter(batch_size=10_000) for prompt in rows["prompt"]]
+    candidates = longest_rows(texts, max(count, CANDIDATES))
+    tokens = [len(ids) for ids in trainer._tokenize_prompts(prompts[candidates]["prompt"])[0]]
+    longest = longest_rows(tokens, count, padded=True)
+    return [candidates[each] for each in longest], tokens[longest[0]]
 
 
 # -- online methods --------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from autotrain_mem.rehearsal.rehearse import EVALUATED_BATCHES
 from autotrain_mem.spec import Job, Knobs, Phase, codec
 from autotrain_mem.spec.experience import Probe
 from autotrain_mem.spec.report import MemoryReading
+from autotrain_mem.training.longest_batch.image_rows import are_image_rows, longest_image_rows
 from autotrain_mem.training.longest_batch.rows import cut, is_padded, longest_rows, repeated
 from autotrain_mem.training.out_of_memory import is_out_of_memory
 from autotrain_mem.training.process.build import Device, PhasePeaks, build, device_of
@@ -188,13 +189,13 @@ def take_longest(trainer: Any) -> int:
     fewer rows than a micro-batch has, they come more than once.
     """
     is_ppo = hasattr(trainer, "value_model")
-    lengths = _lengths(trainer.train_dataset, trainer)
     if trainer.eval_dataset is not None and not is_ppo:  # PPO evaluates nothing
         _take_evaluated(trainer)
     # Each process takes whole micro-batches in turn (``accelerate/data_loader.py: BatchSamplerShard``); a generation's
     # rows are those of all processes.
     count, turns = _rows_at_once(trainer), 1 if _generates(trainer) else trainer.args.world_size
-    chosen = repeated(longest_rows(lengths, count, padded=is_padded(trainer.args)), count)
+    longest, tokens = _longest(trainer.train_dataset, trainer, count)
+    chosen = repeated(longest, count)
     if is_ppo:
         # All the data are one batch, so that every rollout has all of these prompts; TRL makes its dataloader as it is
         # built, and shuffles them (``trl/experimental/ppo/ppo_trainer.py: __init__``, of which this is the dataloader).
@@ -208,7 +209,15 @@ def take_longest(trainer: Any) -> int:
             trainer.shuffle_dataset = False
         else:
             trainer._get_train_sampler = lambda *_: SequentialSampler(rows)
-    return max(lengths)
+    return tokens
+
+
+def _longest(rows: Any, trainer: Any, count: int) -> tuple[list[int], int]:
+    """Numbers of the longest rows, and the tokens of the longest of all."""
+    if are_image_rows(rows):
+        return longest_image_rows(trainer, rows, count)
+    lengths = _lengths(rows, trainer)
+    return longest_rows(lengths, count, padded=is_padded(trainer.args)), max(lengths)
 
 
 def _lengths(rows: Any, trainer: Any) -> Sequence[int]:
@@ -240,7 +249,6 @@ def _take_evaluated(trainer: Any) -> None:
     group = getattr(trainer, "num_generations_eval", None) or 1
     rows = max(1, trainer.args.per_device_eval_batch_size * EVALUATED_BATCHES // group)
     batch = max(1, rows // EVALUATED_BATCHES)
-    lengths = _lengths(trainer.eval_dataset, trainer)
-    chosen = repeated(longest_rows(lengths, batch, padded=is_padded(trainer.args)), batch)
+    chosen = repeated(_longest(trainer.eval_dataset, trainer, batch)[0], batch)
     one = (chosen * EVALUATED_BATCHES)[:rows]
     trainer.eval_dataset = trainer.eval_dataset.select(one * trainer.args.world_size)

@@ -73,11 +73,12 @@ def micro_steps(made: Any, count: int = 2, learned: Learned | None = None, guard
     )
 
 
-def assert_same(one: Outcome, other: Outcome) -> None:
+def assert_same(one: Outcome, other: Outcome, of_all: float = 0.0) -> None:
     assert one.gradients.keys() == other.gradients.keys()
+    largest = max(float(gradient.abs().max()) for gradient in other.gradients.values())
     for name, gradient in one.gradients.items():
         expected = other.gradients[name]
-        absolute = OF_LARGEST * float(expected.abs().max())
+        absolute = max(OF_LARGEST * float(expected.abs().max()), of_all * largest)
         message = lambda text, name=name: f"{name}: {text}"  # noqa: E731
         torch.testing.assert_close(gradient, expected, msg=message, rtol=RELATIVE, atol=absolute)
     assert one.loss == pytest.approx(other.loss, rel=1e-4, abs=1e-6)
@@ -87,12 +88,14 @@ def assert_same(one: Outcome, other: Outcome) -> None:
         assert values == pytest.approx(other.logged[name], rel=1e-3, abs=1e-5, nan_ok=True), name
 
 
-def assert_same_when(made: Any, disturb: Callable[[], Any], learned: Learned | None = None) -> Told:
+def assert_same_when(
+    made: Any, disturb: Callable[[], Any], learned: Learned | None = None, of_all: float = 0.0
+) -> Told:
     """With what the disturbed micro-steps told."""
     expected = micro_steps(made, guarded=False)
     disturb()
     split = micro_steps(made, learned=learned)
-    assert_same(split, expected)
+    assert_same(split, expected, of_all)
     assert any(gradient.abs().max() > 1e-4 for gradient in expected.gradients.values())
     return split.told
 

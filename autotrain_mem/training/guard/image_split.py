@@ -1,0 +1,201 @@
+"""Tells which entries of a batch's image tensors are of which of its rows, where that is certain.
+
+A row's share is told by its image tokens, of which a model's forward wants exactly as many as its images have features
+(``transformers/models/*/modeling_*.py: get_placeholder_mask``), and by the numbers that TRL keeps beside them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_OF_IMAGES = re.compile("pixel|image|video|audio|patch|tile|spatial|grid|aspect|crop|vision")
+"""Names of what processors make of images; of tokens they make ``..._ids`` and masks."""
+COUNTS = ("num_images", "batch_num_images")
+"""Images of each row (``trl/trainer/grpo_trainer.py: _generate_and_score_completions``;
+``transformers/models/llava_onevision/image_processing_llava_onevision.py``)."""
+_KNOWN = {"pixel_values", "image_grid_thw", "pixel_attention_mask", "image_sizes", *COUNTS}
+
+_NO_TOKENS = "which images are of which rows cannot be told: the model's configuration names no image token"
+_MISMATCH = "which images are of which rows cannot be told: image tokens and images do not match"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowsImages:
+    """Says which entries each row has in tensors that are laid out by patch, tile or image."""
+
+    entries: Mapping[str, Sequence[int]]
+    """Of each such tensor: how many entries of its first dimension are of each row, in their order."""
+    has_images: Sequence[bool]
+    """Of each row."""
+
+    def __post_init__(self) -> None:
+        assert all(len(each) == len(self.has_images) for each in self.entries.values())
+
+    def of_part(self, inputs: Mapping[str, Any], rows: Sequence[range]) -> dict[str, Any]:
+        """Take the inputs that lie apart of rows, and give none where these rows have no image at all.
+
+        A model takes no empty tensors, and TRL makes none (``trl/trainer/sft_trainer.py:
+        DataCollatorForVisionLanguageModeling``).
+        """
+        if not any(any(self.has_images[span.start : span.stop]) for span in rows):
+            return dict.fromkeys(name for name in inputs if is_of_images(name) and name not in COUNTS)
+        return {name: self._entries_of(name, inputs[name], rows) for name in self.entries}
+
+    def _entries_of(self, name: str, value: Any, rows: Sequence[range]) -> Any:
+        ends = [0, *itertools.accumulate(self.entries[name])]
+        assert ends[-1] == len(value), "as many as all rows have"
+        parts = [value[ends[span.start] : ends[span.stop]] for span in rows]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def is_of_images(name: str) -> bool:
+    """Whether an input of this name is made of images."""
+    return _OF_IMAGES.search(name) is not None
+
+
+def has_images(inputs: Mapping[str, Any]) -> bool:
+    """Whether a batch has images at all."""
+    return any(is_of_images(name) and name not in COUNTS and value is not None for name, value in inputs.items())
+
+
+def image_token_of(model: Any) -> int | None:
+    """Give the id of the tokens in whose places a model puts features of images."""
+    config = getattr(model, "config", None)
+    for name in ("image_token_id", "image_token_index"):  # older configurations: the second
+        token = getattr(config, name, None)
+        if isinstance(token, int):
+            return token
+    return None
+
+
+def images_of_rows(inputs: Mapping[str, Any], image_token: int | None) -> RowsImages | str:
+    """Tell which images are of which rows, or why that is not certain.
+
+    Args:
+        inputs: Of a forward: tokens by row, and what was made of images.
+        image_token: See :func:`image_token_of`.
+    """
+    names = {name for name in inputs if is_of_images(name) and inputs[name] is not None}
+    if unknown := names - _KNOWN:
+        return f"which images are of which rows is not known where a batch has {', '.join(sorted(unknown))}"
+    ids = [inputs[name] for name in ("input_ids", "prompt_ids", "completion_ids") if inputs.get(name) is not None]
+    if image_token is None or not ids:
+        return _NO_TOKENS
+    if not isinstance(inputs.get("pixel_values"), torch.Tensor):
+        return _MISMATCH
+    is_image = torch.cat(ids, dim=1) == image_token
+    batch = _Batch(pixels=inputs["pixel_values"], is_image=is_image, tokens=is_image.sum(dim=1).tolist())
+    counts = next((list(map(int, inputs[name])) for name in COUNTS if inputs.get(name) is not None), None)
+    if counts is not None and len(counts) != len(batch.tokens):
+        return _MISMATCH
+    if "image_grid_thw" in names:
+        found = _by_patches(batch, inputs["image_grid_thw"], counts)
+    elif "image_sizes" in names:
+        found = _by_sizes(batch, inputs["image_sizes"], counts)
+    elif batch.pixels.dim() == 5:
+        found = _by_tiles_of_rows(batch, inputs.get("pixel_attention_mask"))
+    elif batch.pixels.dim() == 4 and "pixel_attention_mask" not in names:
+        found = _by_equal_entries(batch, counts)
+    else:
+        return f"which images are of which rows is not known where pixel_values have {batch.pixels.dim()} dimensions"
+    return found or _MISMATCH
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Batch:
+    pixels: torch.Tensor
+    is_image: torch.Tensor
+    """Rows x tokens."""
+    tokens: list[int]
+    """Image tokens of each row."""
+
+    def tokens_each(self, number: int) -> int | None:
+        """Image tokens for each of so many equal things; None where they are not whole."""
+        each, rest = divmod(sum(self.tokens), number) if number else (0, sum(self.tokens))
+        return None if rest or (number and not each) else each
+
+    def shared(self, entries: Mapping[str, Sequence[int]]) -> RowsImages:
+        return RowsImages(entries=entries, has_images=[tokens > 0 for tokens in self.tokens])
+
+
+def _by_patches(batch: _Batch, grids: Any, counts: list[int] | None) -> RowsImages | None:
+    """Qwen-VL's: patches of all images one after the other; some square of patches makes a token.
+
+    A row has the images that come next, until their patches make up its tokens.
+    """
+    patches = grids.prod(dim=-1).tolist()
+    each = sum(patches) // max(1, sum(batch.tokens))
+    if sum(patches) != len(batch.pixels) or sum(patches) != each * sum(batch.tokens):
+        return None
+    left, images, entries = iter(patches), [], []
+    for tokens in batch.tokens:
+        taken = list(_taken(left, each * tokens))
+        images.append(len(taken))
+        entries.append(sum(taken))
+    matches = entries == [each * tokens for tokens in batch.tokens] and sum(images) == len(patches)
+    if not matches or counts not in (None, images):
+        return None
+    return batch.shared({"pixel_values": entries, "image_grid_thw": images})
+
+
+def _taken(patches: Iterator[int], wanted: int) -> Iterator[int]:
+    while wanted > 0 and (found := next(patches, None)) is not None:
+        wanted -= found
+        yield found
+
+
+def _by_tiles_of_rows(batch: _Batch, mask: Any) -> RowsImages | None:
+    """Idefics' and SmolVLM's: a place for each row, filled up with tiles of zeros, which their models leave out
+    (``transformers/models/smolvlm/modeling_smolvlm.py: get_image_features``). All tiles make as many tokens."""
+    if len(batch.pixels) != len(batch.tokens) or (mask is not None and mask.shape[:2] != batch.pixels.shape[:2]):
+        return None
+    tiles = ((batch.pixels if mask is None else mask) != 0).flatten(2).any(dim=2).sum(dim=1).tolist()
+    each = batch.tokens_each(sum(tiles))
+    if each is None or batch.tokens != [each * number for number in tiles]:
+        return None
+    names = ["pixel_values"] if mask is None else ["pixel_values", "pixel_attention_mask"]
+    return batch.shared({name: [1] * len(tiles) for name in names})
+
+
+def _by_equal_entries(batch: _Batch, counts: list[int] | None) -> RowsImages | None:
+    """Gemma's, LLaVA's, InternVL's: images or tiles of one shape, of which the model is told nothing else, so that each
+    makes as many tokens."""
+    each = batch.tokens_each(len(batch.pixels))
+    if each is None or any(tokens % max(1, each) for tokens in batch.tokens):
+        return None
+    entries = [tokens // max(1, each) for tokens in batch.tokens]
+    if counts is not None and counts != entries and sum(counts) == len(batch.pixels):
+        return None
+    return batch.shared({"pixel_values": entries})
+
+
+def _by_sizes(batch: _Batch, sizes: Any, counts: list[int] | None) -> RowsImages | None:
+    """LLaVA-NeXT's, Pixtral's: an entry for each image, which makes as many tokens as its size tells."""
+    number = len(sizes)
+    if len(batch.pixels) != number:
+        return None
+    images = counts if counts is not None else _by_one_size(batch, sizes) or _by_runs(batch)
+    has_both = all((tokens > 0) == (number > 0) for tokens, number in zip(batch.tokens, images, strict=True))
+    if sum(images) != number or not has_both:
+        return None
+    return batch.shared({"pixel_values": images, "image_sizes": images})
+
+
+def _by_one_size(batch: _Batch, sizes: Any) -> list[int] | None:
+    each = batch.tokens_each(len(sizes))
+    if not each or (sizes != sizes[:1]).any() or any(tokens % each for tokens in batch.tokens):
+        return None
+    return [tokens // each for tokens in batch.tokens]
+
+
+def _by_runs(batch: _Batch) -> list[int]:
+    """Count the stretches of image tokens in each row. There are as many as images where each image is one and none
+    follows another without a token between: fewer where one does, more where an image is several."""
+    begins = batch.is_image & ~torch.nn.functional.pad(batch.is_image, (1, -1))
+    return [int(number) for number in begins.sum(dim=1).tolist()]

@@ -1,0 +1,162 @@
+"""Micro-batches of rows with images are split with exactly each row's images, or not at all."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from guarded import Faults, Told, blocks, failing
+from test_guard_gradients import assert_same_when, fail_in_backward, fail_in_forward, micro_steps
+from tiny import IMAGE_TOKEN
+from tiny_vision_trainers import vision_trainer
+
+from autotrain_mem.spec import Learned
+from autotrain_mem.training.guard.attach import Guard, attach_guard
+from autotrain_mem.training.guard.batch_split import Layout, Piece
+from autotrain_mem.training.guard.image_split import image_token_of
+
+OF_ALL = 1e-7
+"""Of the largest number in all gradients: those of a key's bias are nothing but what sums leave."""
+
+
+MADE: dict[tuple[str, str], Any] = {}
+
+
+@contextmanager
+def built(method: str, model: Path, **changes: Any) -> Iterator[Any]:
+    """One of them for all tests, as it was built."""
+    if (method, model.name) not in MADE:
+        MADE[method, model.name] = vision_trainer(method, model, model.parent / "out")
+    made = MADE[method, model.name]
+    was = dict(vars(made))
+    vars(made).update(changes)
+    try:
+        yield made
+    finally:
+        vars(made).clear()
+        vars(made).update(was)
+        vars(made.model).pop("generate", None)
+        made.callback_handler.callbacks = [one for one in made.callback_handler.callbacks if type(one) is not Guard]
+        for block in blocks(made):
+            block._forward_pre_hooks.clear()
+
+
+@pytest.mark.parametrize("method", ["sft", "dpo", "grpo", "rloo"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "smolvlm", "llava"])
+def test_gradients_of_parts_are_the_whole_micro_batchs(
+    family: str, method: str, vision_folder: Callable[[str], Path]
+) -> None:
+    """The first micro-batch fails twice in the forward, and goes through row by row, some of which have no image."""
+    with built(method, vision_folder(family)) as made:
+        told = assert_same_when(made, lambda: fail_in_forward(made, at=[0, 1], layer=-1), of_all=OF_ALL)
+    assert [remedy.split(" rows")[0].split(" pairs")[0] for remedy in told.remedies] == [
+        "split into 2 + 2",
+        "split into 1 + 1",
+    ]
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "smolvlm"])
+def test_a_backward_that_failed_half_way_is_repeated_in_parts(
+    family: str, vision_folder: Callable[[str], Path]
+) -> None:
+    with built("dpo", vision_folder(family)) as made:
+        told = assert_same_when(made, lambda: fail_in_backward(made, at=[0], layer=-1), of_all=OF_ALL)
+    assert told.remedies == ["split into 2 + 2 pairs"]
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "smolvlm"])
+def test_prompts_are_answered_and_completions_judged_in_parts_as_all_at_once(
+    family: str, vision_folder: Callable[[str], Path]
+) -> None:
+    """Greedily, so that parts draw nothing; the fourth part of each has prompts without an image."""
+    with built("rloo", vision_folder(family)) as made:
+        made.generation_config.do_sample = False
+        inputs = [made.train_dataset[row] for row in (1, 2, 3, 0) for _ in range(2)]
+        expected = made._generate_and_score_completions([dict(each) for each in inputs])
+        told = Told()
+        attach_guard(made, learned=Learned(generate_rows=2, score_rows=2), on_incident=told)
+        in_parts = made._generate_and_score_completions([dict(each) for each in inputs])
+    assert torch.equal(in_parts["completion_ids"], expected["completion_ids"])
+    names = {name for name, value in expected.items() if isinstance(value, torch.Tensor)}
+    assert any("logps" in name for name in names)
+    for name in names:
+        torch.testing.assert_close(in_parts[name], expected[name], rtol=1e-4, atol=1e-5)
+
+
+def batch(tokens: list[int], **images: Any) -> Piece:
+    """Rows of 12 with so many image tokens each, a token between every two stretches of four."""
+    ids = torch.full((len(tokens), 20), 5)
+    for row, number in enumerate(tokens):
+        for at in range(number):
+            ids[row, at + at // 4] = IMAGE_TOKEN
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **images}
+    return Piece(inputs=inputs, layout=Layout.ROWS, image_token=IMAGE_TOKEN)
+
+
+def numbered(*shape: int) -> torch.Tensor:
+    """Entries of which each is its own number, counted from 1."""
+    return torch.arange(1.0, shape[0] + 1).view(-1, *[1] * (len(shape) - 1)).expand(shape)
+
+
+GRID = torch.tensor([[1, 4, 4], [1, 2, 8], [1, 4, 8]])
+PATCHES = {"pixel_values": numbered(64, 6), "image_grid_thw": GRID}
+EACH = {"pixel_values": numbered(3, 3, 8, 8)}
+OF_SIZES = {"pixel_values": numbered(3, 2, 3, 8, 8), "image_sizes": torch.tensor([[8, 9], [9, 8], [8, 16]])}
+
+
+def certain(tokens: list[int], **images: Any) -> list[list[float]]:
+    """The images' entries that each row gets."""
+    parts = batch(tokens, **images).cut(len(tokens))
+    pixels = [part.inputs.get("pixel_values") for part in parts]
+    return [[] if each is None else each.flatten(1)[:, 0].tolist() for each in pixels]
+
+
+def test_each_row_gets_its_own_entries() -> None:
+    assert certain([8, 0, 8], **PATCHES) == [[*range(1, 33)], [], [*range(33, 65)]]
+    assert certain([8, 0, 4], **EACH) == [[1, 2], [], [3]]
+    assert certain([4, 8, 0], **OF_SIZES) == [[1], [2, 3], []]
+    tiles = torch.zeros(3, 2, 3, 4, 4)
+    tiles[0], tiles[2, :1] = 1, 3
+    mask = (tiles[:, :, 0] != 0).long()
+    cut = batch([8, 0, 4], pixel_values=tiles, pixel_attention_mask=mask).cut(3)
+    assert [part.inputs["pixel_values"].sum() for part in (cut[0], cut[2])] == [96, 144]
+    assert "pixel_values" not in cut[1].inputs
+    assert "pixel_attention_mask" not in cut[1].inputs
+
+
+REFUSED = {
+    "images are not rows": ([8, 4, 0], {**PATCHES, "image_grid_thw": GRID[:2]}, "do not match"),
+    "an image would be of two rows": ([4, 6, 6], PATCHES, "do not match"),
+    "TRL counted otherwise": ([8, 0, 8], {**PATCHES, "num_images": [1, 1, 1]}, "do not match"),
+    "tokens of less than an image": ([6, 6, 0], EACH, "do not match"),
+    "an image without tokens": ([0, 0, 0], EACH, "do not match"),
+    "other numbers of tiles": ([8, 4, 0], {"pixel_values": numbered(3, 2, 3, 4, 4)}, "do not match"),
+    "two images in one stretch, or one in two": ([8, 4, 4], OF_SIZES, "do not match"),
+    "a name not known": ([8, 0, 4], {**EACH, "aspect_ratio_ids": torch.ones(3, 1)}, "where a batch has aspect_ratio"),
+    "videos": ([8, 0, 4], {**EACH, "pixel_values_videos": torch.ones(3, 1)}, "where a batch has pixel_values_videos"),
+    "flat pixels": ([8, 0, 4], {"pixel_values": numbered(3, 7)}, "2 dimensions"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_certain_is_not_cut(case: str) -> None:
+    tokens, images, why = REFUSED[case]
+    whole = batch(tokens, **images)
+    assert why in str(whole.why_not)
+    assert (whole.units, whole.members) == (1, 3)
+
+
+def test_a_model_that_names_no_image_token_is_not_cut() -> None:
+    whole = replace(batch([8, 0, 4], **EACH), image_token=image_token_of(torch.nn.Linear(1, 1)))
+    assert "names no image token" in str(whole.why_not)
+
+
+def test_why_images_cannot_be_told_apart_is_said_when_memory_runs_out(vision_folder: Callable[[str], Path]) -> None:
+    with built("sft", vision_folder("gemma3")) as made:
+        made.data_collator = lambda rows, own=made.data_collator: {**own(rows), "image_aspect": torch.ones(len(rows))}
+        made.compute_loss = failing(made.compute_loss, Faults([0, 1]))
+        with pytest.raises(torch.OutOfMemoryError, match="is not known where a batch has image_aspect"):
+            micro_steps(made)
