@@ -153,13 +153,16 @@ def _without_videos(kind: Any) -> Any:
     """Derive a processor that needs no part for videos, which transformers has for torchvision alone."""
 
     class ImagesOnly(kind):  # type: ignore[misc]  # a class of transformers
+        video_processor = _NO_VIDEOS
+
         def __init__(self, image_processor: Any, tokenizer: Any, **more: Any) -> None:
             videos = {"video_processor": _NO_VIDEOS} if "video_processor" in _parameters(kind) else {}
             super().__init__(image_processor=image_processor, tokenizer=tokenizer, **videos, **more)
 
         @classmethod
-        def get_attributes(cls) -> Any:
-            return kind.get_attributes()
+        def get_attributes(cls) -> list[str]:
+            """Name what is checked, and saved."""
+            return [name for name in kind.get_attributes() if name != "video_processor"]
 
         def check_argument_for_proper_class(self, name: str, argument: Any) -> Any:
             return type(argument)
