@@ -83,7 +83,11 @@ def tiny_vision_folder(path: Path, family: str) -> Path:
     torch.manual_seed(0)
     logging.disable_progress_bar()
     try:
-        AutoModelForImageTextToText.from_config(config).save_pretrained(path)
+        model = AutoModelForImageTextToText.from_config(config)
+        for parameter in model.parameters():
+            if parameter.dim() > 1 and not parameter.any():  # Gemma's projection: what an image holds would not matter
+                torch.nn.init.normal_(parameter, std=0.02)
+        model.save_pretrained(path)
     finally:
         logging.enable_progress_bar()
     (path / "preprocessor_config.json").write_text(json.dumps(preprocessor))

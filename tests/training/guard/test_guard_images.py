@@ -44,8 +44,10 @@ def built(method: str, model: Path, **changes: Any) -> Iterator[Any]:
             block._forward_pre_hooks.clear()
 
 
-@pytest.mark.parametrize("method", ["sft", "dpo", "grpo", "rloo"])
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "smolvlm", "llava"])
+CASES = [(family, method) for family in ("qwen2_5_vl", "gemma3", "smolvlm") for method in ("sft", "dpo", "grpo")]
+
+
+@pytest.mark.parametrize(("family", "method"), [*CASES, ("qwen2_5_vl", "rloo"), ("llava", "sft")])
 def test_gradients_of_parts_are_the_whole_micro_batchs(
     family: str, method: str, vision_model: Callable[[str], Path]
 ) -> None:
@@ -76,7 +78,7 @@ def test_prompts_are_answered_and_completions_judged_in_parts_as_all_at_once(
     with built("rloo", vision_model(family)) as made:
         made.generation_config.do_sample = False
         made.model.train()
-        inputs = [made.train_dataset[row] for row in (2, 4, 3, 0) for _ in range(2)]
+        inputs = [made.train_dataset[row] for row in (2, 4, 3, 1) for _ in range(2)]
         expected = made._generate_and_score_completions([dict(each) for each in inputs])
         told = Told()
         attach_guard(made, learned=Learned(generate_rows=2, score_rows=2), on_incident=told)
