@@ -124,7 +124,11 @@ def tiny_vision_folder(path: Path, family: str) -> Path:
     config, processor = _vision_config(family, dict(zip(marks, tokenizer.convert_tokens_to_ids(marks), strict=True)))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        AutoModelForImageTextToText.from_config(config, dtype=torch.float32).save_pretrained(path)
+        made = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+        for parameter in made.parameters():
+            if parameter.dim() > 1 and not parameter.any():  # Gemma's projection: what an image holds would not matter
+                torch.nn.init.normal_(parameter, std=0.02)
+    made.save_pretrained(path)
     tokenizer.save_pretrained(path)
     (path / "preprocessor_config.json").write_text(json.dumps(processor))
     return path
@@ -168,7 +172,7 @@ def _vision_config(family: str, ids: dict[str, int]) -> tuple[Any, dict[str, Any
     if family == "llava":
         config = LlavaConfig(
             text_config={**text, "model_type": "llama"},
-            vision_config={**tower, "model_type": "clip_vision_model"},
+            vision_config={**tower, "model_type": "clip_vision_folder"},
             image_token_index=ids["<image>"],
             **special,
         )

@@ -13,7 +13,7 @@ from transformers import AutoConfig
 
 from autotrain_mem.rehearsal.model.image_processor import image_processor, rehearsed_processor
 
-SIZES = [[], [(84, 56)], [(56, 56), (112, 84)], [(60, 90)], [(90, 60), (56, 84)], [(84, 84)], [], [(70, 70)]]
+SIZES = [[(84, 56)], [], [(56, 56), (112, 84)], [(60, 90)], [(90, 60), (56, 84)], [(84, 84)], [(70, 70)], []]
 """Of the images of each row, four of which are a micro-batch."""
 
 

@@ -44,8 +44,10 @@ def built(method: str, model: Path, **changes: Any) -> Iterator[Any]:
             block._forward_pre_hooks.clear()
 
 
-@pytest.mark.parametrize("method", ["sft", "dpo", "grpo", "rloo"])
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "smolvlm", "llava"])
+CASES = [(family, method) for family in ("qwen2_5_vl", "gemma3", "smolvlm") for method in ("sft", "dpo", "grpo")]
+
+
+@pytest.mark.parametrize(("family", "method"), [*CASES, ("qwen2_5_vl", "rloo"), ("llava", "sft")])
 def test_gradients_of_parts_are_the_whole_micro_batchs(
     family: str, method: str, vision_folder: Callable[[str], Path]
 ) -> None:
