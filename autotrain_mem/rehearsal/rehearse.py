@@ -202,7 +202,9 @@ def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
         "tokens that the chat template adds to the embeddings: a few rows of the vocabulary": given.get(
             "chat_template_path"
         ),
-        "torch_compile is rehearsed uncompiled, which mostly needs more": given.get("torch_compile"),
+        "torch_compile is rehearsed uncompiled, which mostly needs more": any(
+            given.get(name) for name in ("torch_compile", "torch_compile_backend", "torch_compile_mode")
+        ),
         "scoring by the reference model before training: a forward of --precompute_ref_batch_size pairs without "
         "gradients, which is less than training unless it has several times the pairs of a micro-batch": given.get(
             "precompute_ref_batch_size"
