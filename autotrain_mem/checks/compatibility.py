@@ -214,13 +214,3 @@ def label_smoothing(flags: Flags) -> Problems:
                 "--label_smoothing_factor does not go with the chunked loss of this TRL: the first step would end it.",
                 "Give --loss_type nll, which computes all logits at once, or remove --label_smoothing_factor.",
             )
-
-
-def metrics(flags: Flags) -> Problems:
-    """Inputs are kept for compute_metrics, which no command has."""
-    if flags.given.get("include_for_metrics"):
-        yield (
-            "--include_for_metrics keeps what compute_metrics reads of a whole evaluation, and a command has no such "
-            "function.",
-            "Remove --include_for_metrics; autotrain_mem's trainers in a script take compute_metrics.",
-        )

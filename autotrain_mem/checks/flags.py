@@ -235,6 +235,17 @@ def padding_free(flags: Flags) -> Problems:
         )
 
 
+def generation_cache(flags: Flags) -> Problems:
+    """Caches whose layers are copied to the host and back, or quantized by a package (``transformers/cache_utils.py:
+    DynamicLayer.offload, QuantizedLayer``)."""
+    name = str(flags.given.get("cache_implementation") or "")
+    if ("offloaded" in name or name == "quantized") and not flags.given.get("use_vllm"):
+        yield (
+            f"--cache_implementation {name} is not supported yet: what it keeps on the card is not known.",
+            "Give --cache_implementation dynamic or static, or remove it.",
+        )
+
+
 def rows(flags: Flags) -> Problems:
     """Batches whose rows are not those that a worst batch is made of."""
     given = flags.given

@@ -25,31 +25,29 @@ def data_workers(flags: Flags) -> Problems:
         )
 
 
-def evaluation(flags: Flags) -> Problems:
-    """TRL's scripts hand over rows to evaluate on only with a strategy (``trl/scripts/sft.py: main``)."""
+def best_model(flags: Flags) -> Problems:
+    """Only evaluations find a best model, by a metric that is named (``transformers/trainer.py: _validate_args,
+    _determine_best_metric``). PPO, which evaluates nothing, has a refusal of its own (``trainers.ppo_checks``)."""
     given = flags.given
-    if METHODS[flags.method].has_mini_batches:  # PPO evaluates nothing, and a plan says so
+    if _text(given.get("save_strategy")) != "best" or METHODS[flags.method].has_mini_batches:
         return
-    evaluates = _text(given.get("eval_strategy")) not in ("", "no")
-    if given.get("eval_on_start") and not evaluates:  # transformers/trainer.py: get_eval_dataloader
+    if not _evaluates(given):
         yield (
-            "--eval_on_start without --eval_strategy has no rows to evaluate on: it would end as training starts.",
-            "Give --eval_strategy steps, or remove --eval_on_start.",
+            "--save_strategy best without --eval_strategy never finds a best model, and saves none.",
+            "Give --eval_strategy steps, or --save_strategy steps.",
         )
-    if _text(given.get("save_strategy")) == "best":  # transformers/trainer.py: _validate_args
-        if not evaluates:
-            yield (
-                "--save_strategy best without --eval_strategy never finds a best model, and saves none.",
-                "Give --eval_strategy steps, or --save_strategy steps.",
-            )
-        if not given.get("metric_for_best_model"):
-            yield (
-                "--save_strategy best needs to know best by what: transformers refuses it as the trainer is built.",
-                "Give --metric_for_best_model loss.",
-            )
-    if given.get("include_for_metrics") and METHODS[flags.method].is_online:
-        yield (  # transformers/trainer.py: evaluation_loop takes a batch for a mapping; here it is a list of prompts
-            "--include_for_metrics ends the first evaluation here: a batch of prompts holds no such inputs.",
+    if not given.get("metric_for_best_model"):
+        yield (
+            "--save_strategy best needs to know best by what: transformers refuses it as the trainer is built.",
+            "Give --metric_for_best_model loss.",
+        )
+
+
+def kept_inputs(flags: Flags) -> Problems:
+    """``transformers/trainer.py: evaluation_loop`` takes a batch for a mapping; here it is a list of prompts."""
+    if flags.given.get("include_for_metrics") and METHODS[flags.method].is_online:
+        yield (
+            "--include_for_metrics would end the first evaluation: a batch of prompts holds no such inputs.",
             "Remove --include_for_metrics.",
         )
 
@@ -82,6 +80,29 @@ def _accelerator_config(value: Any) -> Mapping[str, Any]:
     except (OSError, ValueError):
         return {}
     return read if isinstance(read, Mapping) else {}
+
+
+def evaluation_of_command(flags: Flags) -> Problems:
+    """A command, as TRL's scripts do, hands over rows to evaluate on only with a strategy, and no compute_metrics
+    (``trl/scripts/sft.py: main``)."""
+    given = flags.given
+    if METHODS[flags.method].has_mini_batches:  # PPO evaluates nothing
+        return
+    if given.get("eval_on_start") and not _evaluates(given):  # transformers/trainer.py: get_eval_dataloader
+        yield (
+            "--eval_on_start without --eval_strategy has no rows to evaluate on: it would end as training starts.",
+            "Give --eval_strategy steps, or remove --eval_on_start.",
+        )
+    if given.get("include_for_metrics") and not METHODS[flags.method].is_online:
+        yield (
+            "--include_for_metrics keeps what compute_metrics reads of a whole evaluation, and a command has no such "
+            "function.",
+            "Remove --include_for_metrics; a trainer of autotrain_mem's in a script takes compute_metrics.",
+        )
+
+
+def _evaluates(given: Mapping[str, Any]) -> bool:
+    return _text(given.get("eval_strategy")) not in ("", "no")
 
 
 def _text(value: Any) -> str:

@@ -39,10 +39,12 @@ FLAGS: tuple[Check[Flags], ...] = (
     sharding.shared_tokens,
     flags.padding_free,
     flags.rows,
+    flags.generation_cache,
     flags.optimizer,
     flags.arguments,
     late_failures.data_workers,
-    late_failures.evaluation,
+    late_failures.best_model,
+    late_failures.kept_inputs,
     late_failures.accelerator,
     flags.effective_batch,
 )
@@ -53,7 +55,7 @@ TRL_ARGUMENTS: tuple[Check[Flags], ...] = (
     compatibility.tracker_names,
     compatibility.checkpoint_to_resume,
     compatibility.label_smoothing,
-    compatibility.metrics,
+    late_failures.evaluation_of_command,
 )
 """What TRL's dataclasses refuse, and what a run would end with when it starts, by its arguments alone."""
 

@@ -66,7 +66,6 @@ SFT: Samples = {
     "attn_implementation": ("eager", lambda trainer: trainer.model.config._attn_implementation),
 }
 LORA: Samples = {
-    "lora_alpha": (3, of_adapter("lora_alpha")),
     "lora_dropout": (0.25, of_adapter("lora_dropout")),
     "lora_modules_to_save": (["lm_head"], of_adapter("modules_to_save")),
     "use_dora": (True, of_adapter("use_dora")),
@@ -77,7 +76,7 @@ DPO: Samples = {
     "ld_alpha": (0.5, of_trainer("ld_alpha")),
     "label_smoothing": (0.25, of_trainer("label_smoothing")),
     "use_weighting": (True, of_trainer("use_weighting")),
-    "f_divergence_type": ("js_divergence", lambda trainer: str(getattr(trainer.f_divergence_type, "value", ""))),
+    "f_divergence_type": ("js_divergence", lambda trainer: str(trainer.f_divergence_type)),
     "sync_ref_model": (True, syncs),
     "disable_dropout": (True, dropout),
 }
