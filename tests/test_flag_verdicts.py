@@ -14,16 +14,17 @@ from autotrain_mem.checks import sharding
 from autotrain_mem.methods import configs
 from autotrain_mem.methods.flag_verdicts import (
     GROUPS,
-    ONLY_FOR_REAL,
     REFUSED,
     REFUSED_WHEN_OFF,
     Verdict,
     group_of,
+    only_for_real,
 )
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.levers import LADDER
 from autotrain_mem.spec import Job, Knobs
+from autotrain_mem.spec.job import PythonCall
 from autotrain_mem.spec.knobs import LAUNCH_KNOBS, OWN_KNOBS
 
 pytestmark = pytest.mark.newest
@@ -84,6 +85,7 @@ def test_what_refuses_and_what_a_search_moves_agree_with_the_table() -> None:
 
 @pytest.mark.parametrize("method", INSTALLED_METHODS)
 def test_a_rehearsal_passes_on_what_is_rehearsed_and_harmless_and_has_its_own_of_what_is_not(method: str) -> None:
+    left_out = only_for_real(method)
     given = {name: f"a value for {name}" for name in trl_fields(method)}
     emitted = configs.rehearsal_arguments(
         Job(method=method, model="m", dataset=None, arguments=given), TRL_DEFAULTS, "folder"
@@ -91,9 +93,20 @@ def test_a_rehearsal_passes_on_what_is_rehearsed_and_harmless_and_has_its_own_of
     knobs = {field.name for field in dataclasses.fields(Knobs)}
     kept = {name for name in given.keys() - knobs if emitted.get(name) == given[name]}
     lost = given.keys() - knobs - kept
-    assert sorted(name for name in kept if name in ONLY_FOR_REAL) == []
-    assert sorted(lost - ONLY_FOR_REAL) == [], "these are said to be passed on"
+    assert sorted(name for name in kept if name in left_out) == []
+    assert sorted(lost - left_out) == [], "these are said to be passed on"
     changed = method_of(method).rehearsal_changes({}, TRL_DEFAULTS)
     own = (emitted.keys() - given.keys()) | {name for name in emitted if name in given and name not in kept}
     filled_in = {*configs.DIVIDED}  # where it is not given
-    assert sorted(({*own, *changed} - knobs) - filled_in - ONLY_FOR_REAL) == [], "which a rehearsal has its own of"
+    assert sorted(({*own, *changed} - knobs) - filled_in - left_out) == [], "which a rehearsal has its own of"
+
+
+def test_a_scripts_own_metric_is_not_looked_for_in_a_rehearsal_and_a_commands_is() -> None:
+    def rehearsed(method: str, call: PythonCall | None) -> bool:
+        job = Job(method=method, model="m", dataset=None, arguments={"metric_for_best_model": "f1"}, python_call=call)
+        return "metric_for_best_model" in configs.rehearsal_arguments(job, TRL_DEFAULTS, "folder")
+
+    call = PythonCall(path="call", holds_model=False, holds_rows=True, digest="")
+    assert rehearsed("sft", None)
+    assert not rehearsed("sft", call)
+    assert not rehearsed("grpo", None), "whose rewards are named otherwise"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotrain_mem.methods.flag_verdicts import ONLY_FOR_REAL
+from autotrain_mem.methods.flag_verdicts import only_for_real
 from autotrain_mem.parallel.config import sharding_arguments
 from autotrain_mem.spec import Job, Knobs, codec
 from autotrain_mem.spec.job import without_wish
@@ -186,7 +186,8 @@ def rehearsal_arguments(job: Job, knobs: Knobs, output_dir: str) -> dict[str, An
 
     Evaluation, where the job asks for it, comes once, after the last step, when optimizer state is there.
     """
-    asked = {name: value for name, value in job.arguments.items() if name not in ONLY_FOR_REAL}
+    left_out = only_for_real(job.method) | (frozenset() if job.python_call is None else _BY_SCRIPT)
+    asked = {name: value for name, value in job.arguments.items() if name not in left_out}
     ours = (
         {} if job.python_call is not None else sharding_arguments(knobs)
     )  # a script's trainer is as the script has it
@@ -202,6 +203,10 @@ def rehearsal_arguments(job: Job, knobs: Knobs, output_dir: str) -> dict[str, An
         "eval_steps": REHEARSED_STEPS,
         "disable_tqdm": True,
     }
+
+
+_BY_SCRIPT = frozenset({"metric_for_best_model"})
+"""What names a metric that a script's compute_metrics may make, without which its call is rehearsed."""
 
 
 def _on_scratch(asked: Mapping[str, Any], folder: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ trained, and write it into the row that says so; what is refused or left out by 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -117,7 +118,7 @@ _ROWS_FOR_ALL = (
             *("activation_checkpointing_kwargs", "activation_offloading", "torch_empty_cache_steps"),
             *("optim", "optim_args", "optim_target_modules", "max_grad_norm", "average_tokens_across_devices"),
             *("label_smoothing_factor", "router_aux_loss_coef", "include_num_input_tokens_seen"),
-            *("eval_accumulation_steps", "include_for_metrics"),
+            *("eval_accumulation_steps", "include_for_metrics", "metric_for_best_model"),
         ),
     ),
     FlagGroup(
@@ -191,11 +192,6 @@ _ROWS_FOR_ALL = (
         ),
     ),
     FlagGroup(
-        verdict=_ONLY,
-        why="the best checkpoint is chosen by metrics that a script or its rewards name",
-        names=("metric_for_best_model", "greater_is_better"),
-    ),
-    FlagGroup(
         verdict=_ONLY, why="it would take over the signals of the rehearsal's process", names=("enable_jit_checkpoint",)
     ),
     FlagGroup(
@@ -238,7 +234,14 @@ _ROWS_FOR_ALL = (
         verdict=_H,
         why="which checkpoints are kept, and what is sent to the hub",
         names=(
-            *("save_steps", "save_only_model", "save_on_each_node", "save_total_limit", "hub_token"),
+            *(
+                "greater_is_better",
+                "save_steps",
+                "save_only_model",
+                "save_on_each_node",
+                "save_total_limit",
+                "hub_token",
+            ),
             *("hub_private_repo", "hub_strategy", "hub_always_push", "hub_revision"),
         ),
     ),
@@ -288,6 +291,12 @@ _ROWS_FOR_ALL = (
 
 _ROWS_OF_METHODS = (
     FlagGroup(
+        verdict=_ONLY,
+        methods=(_GRPO, _RLOO),
+        why="rewards have names in these metrics, and a rehearsal has stand-ins for reward functions",
+        names=("metric_for_best_model",),
+    ),
+    FlagGroup(
         verdict=_IDLE,
         methods=(_REWARD, _DPO, _KTO, _GRPO, _RLOO, _PPO),  # their compute_loss never asks trainer.label_smoother
         why="this trainer has a loss of its own, which smooths no labels (DPO: --label_smoothing)",
@@ -335,10 +344,12 @@ _ROWS_OF_METHODS = (
 GROUPS: tuple[FlagGroup, ...] = (*_ROWS_OF_METHODS, *_ROWS_FOR_ALL)
 """Every flag of TRL 1.12 to 1.16; a row for some methods comes before the one for all."""
 
-ONLY_FOR_REAL = frozenset(
-    name for group in _ROWS_FOR_ALL if group.verdict is Verdict.ONLY_FOR_REAL for name in group.names
-)
-"""Flags that a rehearsal leaves out."""
+
+@functools.cache
+def only_for_real(method: str) -> frozenset[str]:
+    """Name the flags that a rehearsal of this method leaves out."""
+    rows = (group for group in GROUPS if not group.methods or method in group.methods)
+    return frozenset(name for group in rows if group.verdict is Verdict.ONLY_FOR_REAL for name in group.names)
 
 
 def group_of(method: str, name: str) -> FlagGroup | None:
