@@ -14,8 +14,16 @@ from autotrain_mem.spec.preflight import Finding
 
 
 def idle(setup: Setup) -> Problems:
-    """Names each with the reason, one warning for those of one reason."""
+    """Names each with the reason, one warning for those of one reason; and those that nobody has looked at yet."""
     job = setup.job
+    unknown = [name for name in _asked(job.arguments, setup.filled) if group_of(job.method, name) is None]
+    if unknown:
+        yield Finding(
+            kind="warning",
+            message=f"{', '.join(f'--{name}' for name in unknown)}: newer than this autofit, which does not know "
+            "whether it moves memory. TRL's trainer gets it in a rehearsal.",
+            cure="",
+        )
     found: dict[FlagGroup, list[str]] = {}
     for name in _asked(job.arguments, setup.filled):
         if group := _idle_group(setup, name):

@@ -88,3 +88,9 @@ def test_tf32_is_refused_for_a_card_that_has_none(said: Said) -> None:
     (message,) = said(tf32=True, card=(7, 5))
     assert "compute capability 7.5" in message
     assert said(tf32=True, card=(8, 0)) == []
+
+
+def test_a_flag_that_nobody_has_looked_at_is_named(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idle_flags, "group_of", lambda method, name: None)
+    (warning,) = said(neftune_noise_alpha=5.0)
+    assert warning.startswith("--neftune_noise_alpha: newer than this autofit")
