@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -50,7 +50,7 @@ from autotrain_mem.planner.ladder import check_forbid
 from autotrain_mem.planner.levers import LEVERS
 from autotrain_mem.report.content.build import page_of
 from autotrain_mem.report.snapshot import write_snapshot
-from autotrain_mem.spec import Candidate, Estimate, Hardware, Plan, Report
+from autotrain_mem.spec import Candidate, Estimate, Hardware, Job, Plan, Report
 from autotrain_mem.spec.autofit import AutoFit
 from autotrain_mem.spec.experience import Experience
 from autotrain_mem.spec.gpu_comparison import Cards
@@ -121,16 +121,25 @@ def begin(
         device = _training_device(rehearsals, simulate=wish.simulate)
         if wish.simulate:
             check_mishaps(job.environment)
-            if workers_given := job.arguments.get("dataloader_num_workers"):
-                warn(
-                    f"--dataloader_num_workers {workers_given} has no effect with --simulate: the simulated card "
-                    "counts what one process allocates, so batches are made there."
-                )
+            for warning in _without_effect(job):
+                warn(warning)
         workers.first.check_can_train(job)
         check_to_train(job, wish)
         if machines is not None:
             return _together(rehearsals, machines, device)
     return rehearsals
+
+
+def _without_effect(job: Job) -> Iterator[str]:
+    """Says what a simulated card cannot be trained with (``methods.configs: on_cpu``)."""
+    if workers := job.arguments.get("dataloader_num_workers"):
+        yield (
+            f"--dataloader_num_workers {workers} has no effect with --simulate: the simulated card counts what one "
+            "process allocates, so batches are made there."
+        )
+    for name in ("torch_compile", "torch_compile_backend", "torch_compile_mode"):
+        if job.arguments.get(name):
+            yield f"--{name} has no effect with --simulate: the simulated card counts what each operator allocates."
 
 
 def _together(rehearsals: Rehearsals, machines: Machines, device: Hardware) -> Rehearsals:

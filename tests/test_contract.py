@@ -61,6 +61,7 @@ LAYERS = {
     "units": part(0),
     "versions": part(0),
     "methods.facts": part(0),
+    "methods.flag_verdicts": part(0),
     "methods.parameter_count": part(0),
     "methods.table": part(1, "methods.facts"),
     "allocator": part(1, "units"),
@@ -85,7 +86,7 @@ LAYERS = {
     "trainers": part(3, "errors spec", "accelerate deepspeed peft torch transformers trl"),
     "methods": part(
         4,
-        "columns errors host methods.facts methods.flags methods.table parallel spec trainers",
+        "columns errors host methods.facts methods.flag_verdicts methods.flags methods.table parallel spec trainers",
         "datasets peft tokenizers torch transformers trl",
     ),
     "rehearsal": part(
@@ -100,8 +101,8 @@ LAYERS = {
     ),
     "checks": part(
         7,
-        "data errors host_compiler local_files methods methods.facts methods.flags methods.table planner rehearsal "
-        "spec trainers",
+        "data errors host_compiler local_files methods methods.facts methods.flag_verdicts methods.flags "
+        "methods.table planner rehearsal spec trainers",
         "huggingface_hub packaging peft torch transformers trl",
     ),
     "training": part(

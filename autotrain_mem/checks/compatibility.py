@@ -18,6 +18,7 @@ from autotrain_mem.checks.model import ModelOnCard
 from autotrain_mem.errors import UsageError
 from autotrain_mem.methods.configs import on_cpu, undivided
 from autotrain_mem.methods.interface import method_of
+from autotrain_mem.methods.table import METHODS
 from autotrain_mem.spec import Job
 from autotrain_mem.spec.preflight import Finding
 
@@ -201,3 +202,15 @@ def checkpoint_to_resume(flags: Flags) -> Problems:
             f"--resume_from_checkpoint: {folder} holds no checkpoint to go on from.",
             "Remove the flag to start from the beginning, or give it a checkpoint's folder.",
         )
+
+
+def label_smoothing(flags: Flags) -> Problems:
+    """The chunked loss of TRL 1.12 is given no labels where they are smoothed, and asks for their number all the same
+    (``trl/trainer/sft_trainer.py: compute_loss``, ``num_valid_tokens``); later ones compute whole logits."""
+    if flags.given.get("label_smoothing_factor") and METHODS[flags.method].has_chunked_loss:
+        loss_type = getattr(_filled(flags).training, "loss_type", None)
+        if loss_type in (None, "chunked_nll") and not flags.given.get("use_liger_kernel"):
+            yield (
+                "--label_smoothing_factor does not go with the chunked loss of this TRL: the first step would end it.",
+                "Give --loss_type nll, which computes all logits at once, or remove --label_smoothing_factor.",
+            )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotrain_mem.checks.collect import Problems
+from autotrain_mem.methods.flag_verdicts import REFUSED, REFUSED_WHEN_OFF
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.levers import LEVERS
 from autotrain_mem.spec.knobs import BASE_BITS
@@ -72,6 +73,8 @@ def levers_of_a_gpu(flags: Flags) -> Problems:
             )
     if not given.get("use_cpu"):
         return
+    if given.get("tf32"):
+        yield "--tf32 with --use_cpu: only GPUs compute so, and transformers refuses it.", "Remove --tf32."
     if given.get("activation_offloading"):
         yield (
             "--activation_offloading with --use_cpu: activations are on the host already.",
@@ -208,28 +211,17 @@ def vllm(flags: Flags) -> Problems:
 
 # -- what a rehearsal cannot follow yet, so that its memory would be mispredicted ----------------------------------
 
-_NOT_SAMPLED = "generation is rehearsed as transformers' own loop: remove it"
-_SHARDING = "--sharding fsdp2 divides a model among GPUs"
-REFUSED = {
-    "fsdp": f"{_SHARDING}; a config of your own goes to --accelerate_config",
-    "fsdp_config": f"{_SHARDING}; a config of your own goes to --accelerate_config",
-    "parallelism_config": f"{_SHARDING}, --sharding hsdp among machines; --cp_size and --sp_size the tokens of rows",
-    "model_init_kwargs": "--dtype and --attn_implementation are rehearsed",
-    "use_transformers_paged": _NOT_SAMPLED,
-    "use_transformers_continuous_batching": _NOT_SAMPLED,
-    "auto_find_batch_size": "autofit finds the batch itself, and keeps the effective batch: remove it",
-}
-"""Argument -> what to do instead. Each would be planned for as if it were not there, or end the rehearsal."""
-
 
 def arguments(flags: Flags) -> Problems:
     """Arguments that a rehearsal passes over, or that end it."""
     given = flags.given
-    refused = [name for name in REFUSED if given.get(name)]
+    refused = {name: f"--{name}" for name in REFUSED if given.get(name)}
+    refused |= {name: f"--{name} false" for name in REFUSED_WHEN_OFF if given.get(name) is False}
     if refused:
+        cures = {**REFUSED, **REFUSED_WHEN_OFF}
         yield (
-            f"{', '.join(f'--{name}' for name in refused)} {'is' if len(refused) == 1 else 'are'} not supported yet.",
-            "\n".join(f"--{name}  {REFUSED[name]}" for name in refused),
+            f"{', '.join(refused.values())} {'is' if len(refused) == 1 else 'are'} not supported yet.",
+            "\n".join(f"{asked}  {cures[name]}" for name, asked in refused.items()),
         )
 
 
@@ -240,6 +232,17 @@ def padding_free(flags: Flags) -> Problems:
         yield (
             "--padding_free without --packing trains on rows that TRL does not truncate, which no plan allows for yet.",
             "Give --packing true, which is padding-free with its default strategy.",
+        )
+
+
+def generation_cache(flags: Flags) -> Problems:
+    """Caches whose layers are copied to the host and back, or quantized by a package (``transformers/cache_utils.py:
+    DynamicLayer.offload, QuantizedLayer``)."""
+    name = str(flags.given.get("cache_implementation") or "")
+    if ("offloaded" in name or name == "quantized") and not flags.given.get("use_vllm"):
+        yield (
+            f"--cache_implementation {name} is not supported yet: what it keeps on the card is not known.",
+            "Give --cache_implementation dynamic or static, or remove it.",
         )
 
 
@@ -263,6 +266,13 @@ def rows(flags: Flags) -> Problems:
         yield (
             "--train_sampling_strategy batch_rebalance puts more rows into a micro-batch than a plan allows for.",
             "--train_sampling_strategy random or group_by_length keeps --per_device_train_batch_size rows.",
+        )
+    facts = METHODS[flags.method]
+    if given.get("train_sampling_strategy") == "group_by_length" and not (facts.is_packable or facts.is_online):
+        yield (  # transformers/trainer_pt_utils.py: LengthGroupedSampler
+            f"--train_sampling_strategy group_by_length looks for input_ids, which the rows of {facts.title}'s trainer "
+            "lack: it would end as training starts.",
+            "Remove it.",
         )
 
 

@@ -78,6 +78,7 @@ def setup_of(job: Job, config: Any, output_dir: str, **facts: Any) -> Setup:
     return Setup(job=job, filled=method_of(job.method).configs(arguments), config=config, **facts)
 
 
+TF32_FROM = (8, 0)
 BF16_FROM = (8, 0)
 """``planner.precision.BF16_FROM``, where the source stands."""
 
@@ -93,6 +94,17 @@ def emulated_bf16(setup: Setup) -> Problems:
             message=f"--bf16 is emulated on this card (compute capability {major}.{minor}): no tensor cores compute "
             "it, and no fused attention kernel takes it.",
             cure="Remove --bf16, or give --fp16.",
+        )
+
+
+def tf32(setup: Setup) -> Problems:
+    """transformers refuses ``--tf32`` as it makes the config of a training (``utils/import_utils.py:
+    is_torch_tf32_available``)."""
+    if setup.job.arguments.get("tf32") and setup.compute_capability < TF32_FROM and not setup.on_cpu:
+        major, minor = setup.compute_capability
+        yield (
+            f"--tf32 needs an Ampere card or newer; this one has compute capability {major}.{minor}.",
+            "Remove --tf32.",
         )
 
 

@@ -91,6 +91,12 @@ REFUSED = (
         reason="how vLLM is given weights by DeepSpeed is not rehearsed yet",
         cure="Remove --use_vllm, or give --sharding fsdp2 or ddp.",
     ),
+    Refused(  # trl/trainer/callbacks.py: SyncRefModelCallback.sync_target_model
+        name="sync_ref_model",
+        shardings=("zero3",),
+        reason="TRL gathers policy and reference whole on each GPU to mix them",
+        cure="Give --sharding zero2 or fsdp2, or remove --sync_ref_model.",
+    ),
     # trl/generation/vllm_generation.py: _iter_fsdp1_params: its first summon_full_params makes a root of a unit, and
     # torch/distributed/fsdp/_runtime_utils.py: _share_state_and_init_handle_attrs refuses another root.
     Refused(

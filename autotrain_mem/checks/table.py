@@ -5,7 +5,17 @@ To add a check, write a function that yields its problems (``checks.collect``), 
 
 from __future__ import annotations
 
-from autotrain_mem.checks import compatibility, flags, lora_targets, model, preflight, sharding, tokenizer
+from autotrain_mem.checks import (
+    compatibility,
+    flags,
+    idle_flags,
+    late_failures,
+    lora_targets,
+    model,
+    preflight,
+    sharding,
+    tokenizer,
+)
 from autotrain_mem.checks.collect import Check
 from autotrain_mem.checks.flags import Flags
 from autotrain_mem.checks.model import ModelOnCard
@@ -29,8 +39,13 @@ FLAGS: tuple[Check[Flags], ...] = (
     sharding.shared_tokens,
     flags.padding_free,
     flags.rows,
+    flags.generation_cache,
     flags.optimizer,
     flags.arguments,
+    late_failures.data_workers,
+    late_failures.best_model,
+    late_failures.kept_inputs,
+    late_failures.accelerator,
     flags.effective_batch,
 )
 """What the user's words say against each other, and what no plan can be made with."""
@@ -39,6 +54,8 @@ TRL_ARGUMENTS: tuple[Check[Flags], ...] = (
     compatibility.accepted_by_trl,
     compatibility.tracker_names,
     compatibility.checkpoint_to_resume,
+    compatibility.label_smoothing,
+    late_failures.evaluation_of_command,
 )
 """What TRL's dataclasses refuse, and what a run would end with when it starts, by its arguments alone."""
 
@@ -60,6 +77,8 @@ TRAINING: tuple[Check[Flags], ...] = (
 
 PREFLIGHT: tuple[Check[Setup], ...] = (
     preflight.emulated_bf16,
+    preflight.tf32,
+    idle_flags.idle,
     preflight.flash_attention_package,
     preflight.compiled_optimizer,
     preflight.data,

@@ -245,11 +245,15 @@ def _is_known(kind: Any) -> bool:
 
 
 _UNREHEARSED = {
-    "tools": "a rehearsal samples completions and calls nothing",
-    "rollout_func": "a rehearsal samples completions with the trainer's own loop",
-    "environment_factory": "a rehearsal samples completions with the trainer's own loop",
+    "tools": "after a call TRL generates again behind prompt, completion and result, with a KV cache that may be "
+    "longer by a whole completion; a rehearsal calls nothing",
+    "rollout_func": "it samples by code of the script's own: neither what that takes of the card nor how long its "
+    "prompts and completions get can be known",
+    "environment_factory": "what an environment says as it is reset is added to each prompt, so that no prompt's "
+    "length can be counted, and each of its tools has TRL generate again",
 }
-"""Keywords of GRPO's -> why no plan can be made with them."""
+"""Keywords of GRPO's -> why no plan can be made with them (``trl/trainer/grpo_trainer.py: _tool_call_loop, _generate,
+_generate_and_score_completions``). RLOO's trainer takes none of them."""
 
 
 def _check_words(autofit: AutoFit) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autotrain_mem.methods.flag_verdicts import only_for_real
 from autotrain_mem.parallel.config import sharding_arguments
 from autotrain_mem.spec import Job, Knobs, codec
 from autotrain_mem.spec.job import without_wish
@@ -155,14 +156,25 @@ def undivided(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in without_wish(given).items() if name not in DIVIDED}
 
 
+OF_WORKERS = ("dataloader_prefetch_factor", "dataloader_persistent_workers", "dataloader_multiprocessing_context")
+"""What needs processes that load data (``--dataloader_num_workers``)."""
+
+
 def on_cpu(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Ask for the same training on CPU tensors, where ``rehearsal.cuda.fp16`` keeps fp16 as it is on a card.
 
     With a backend named, accelerate looks for a group of processes (``accelerate/state.py: PartialState.__init__``),
-    and there is none, or one that does not talk.
+    and there is none, or one that does not talk. The rest is refused there without a card (``transformers/
+    training_args.py: __post_init__``), without workers that load data (``torch/utils/data/dataloader.py: __init__``),
+    or would compile what is fake.
     """
-    asked = {name: value for name, value in arguments.items() if name != "ddp_backend"}
+    asked = {name: value for name, value in arguments.items() if name not in _NOT_ON_CPU}
     return {**asked, "use_cpu": True, "dataloader_num_workers": 0}
+
+
+_NOT_ON_CPU = frozenset({"ddp_backend", "tf32", "torch_compile", "torch_compile_backend", "torch_compile_mode"}) | {
+    *OF_WORKERS
+}
 
 
 def on_host(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,7 +188,8 @@ def rehearsal_arguments(job: Job, knobs: Knobs, output_dir: str) -> dict[str, An
 
     Evaluation, where the job asks for it, comes once, after the last step, when optimizer state is there.
     """
-    asked = {name: value for name, value in job.arguments.items() if name not in _ONLY_FOR_REAL}
+    left_out = only_for_real(job.method) | (frozenset() if job.python_call is None else _BY_SCRIPT)
+    asked = {name: value for name, value in job.arguments.items() if name not in left_out}
     ours = (
         {} if job.python_call is not None else sharding_arguments(knobs)
     )  # a script's trainer is as the script has it
@@ -194,6 +207,10 @@ def rehearsal_arguments(job: Job, knobs: Knobs, output_dir: str) -> dict[str, An
     }
 
 
+_BY_SCRIPT = frozenset({"metric_for_best_model"})
+"""What names a metric that a script's compute_metrics may make, without which its call is rehearsed."""
+
+
 def _on_scratch(asked: Mapping[str, Any], folder: str) -> dict[str, Any]:
     """DeepSpeed's own config with its files elsewhere: it makes and clears the folders of a disk as it is built."""
     config = asked.get("deepspeed")
@@ -203,30 +220,3 @@ def _on_scratch(asked: Mapping[str, Any], folder: str) -> dict[str, Any]:
     parts = [name for name in ("offload_optimizer", "offload_param") if (zero.get(name) or {}).get("nvme_path")]
     zero |= {name: {**zero[name], "nvme_path": folder} for name in parts}
     return {"deepspeed": {**config, "zero_optimization": zero}}
-
-
-_ONLY_FOR_REAL = frozenset(
-    {
-        "push_to_hub",
-        "load_best_model_at_end",
-        "resume_from_checkpoint",
-        "num_train_epochs",
-        "dataloader_prefetch_factor",
-        "dataloader_persistent_workers",
-        "eos_token",
-        "pad_token",
-        "chat_template_path",
-        "dataset_text_field",
-        "assistant_only_loss",
-        "completion_only_loss",
-        "dataset_num_proc",
-        "dataset_kwargs",
-        "eval_delay",
-        "eval_on_start",
-        "torch_compile",
-        "hub_model_id",
-        "run_name",
-        "log_completions",
-    }
-)
-"""Arguments that say where data come from or where results go: they do not move the peak of a training step."""

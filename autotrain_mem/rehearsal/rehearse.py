@@ -24,6 +24,9 @@ from autotrain_mem.spec import Job, Knobs, Trace
 EVALUATED_BATCHES = 2
 """Batches of a rehearsed evaluation: the second meets what the first left behind."""
 
+EVALUATED_ROWS = 8
+"""transformers' default of ``per_device_eval_batch_size`` (``training_args.py``)."""
+
 PROCESSES_WITH_ROWS = 8
 """Rows are made, tokenized and cut for so many processes at most; those of more are the same again. All rows are alike,
 and TRL takes a millisecond for each of 2,048 tokens."""
@@ -217,13 +220,23 @@ def _evaluated_rows(filled: Configs, knobs: Knobs) -> int:
 def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
     """Says what this configuration adds to a run and its estimate leaves out, in sentences for the estimate."""
     given = job.arguments
+    shown = knobs.per_device_eval_batch_size or int(given.get("per_device_eval_batch_size") or EVALUATED_ROWS)
     facts: dict[str, Any] = {
+        "samples that PPO shows of the prompts to evaluate on: a generation of --per_device_eval_batch_size prompts, "
+        "which are more than a rollout of one GPU has": (
+            job.method_facts.has_value_model
+            and shown > knobs.per_device_train_batch_size * knobs.gradient_accumulation_steps
+            and given.get("num_sample_generations") != 0
+            and (job.is_evaluated or job.python_call is not None)
+        ),
         "large state of a paged optimizer: it lies in CUDA's managed memory, outside torch's allocator, and moves to "
         "the host when the card is full": knobs.optim.startswith("paged_"),
         "tokens that the chat template adds to the embeddings: a few rows of the vocabulary": given.get(
             "chat_template_path"
         ),
-        "torch_compile is rehearsed uncompiled, which mostly needs more": given.get("torch_compile"),
+        "torch_compile is rehearsed uncompiled, which mostly needs more": any(
+            given.get(name) for name in ("torch_compile", "torch_compile_backend", "torch_compile_mode")
+        ),
         "scoring by the reference model before training: a forward of --precompute_ref_batch_size pairs without "
         "gradients, which is less than training unless it has several times the pairs of a micro-batch": given.get(
             "precompute_ref_batch_size"

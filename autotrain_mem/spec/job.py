@@ -149,8 +149,9 @@ class Job:
 
     @property
     def is_evaluated(self) -> bool:
-        """Tells whether the trainer evaluates while it trains."""
-        return str(self.arguments.get("eval_strategy", "no")) not in ("no", "IntervalStrategy.NO")
+        """Tells whether the trainer evaluates while it trains, or before its first step."""
+        strategy = str(self.arguments.get("eval_strategy", "no"))
+        return strategy not in ("no", "IntervalStrategy.NO") or bool(self.arguments.get("eval_on_start"))
 
 
 def is_image_size(text: str) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from autotrain_mem import errors
 from autotrain_mem.cli.flags import make_parser
 from autotrain_mem.cli.main import HELP
+from autotrain_mem.methods.flag_verdicts import GROUPS, REFUSED, REFUSED_WHEN_OFF, Verdict
 from autotrain_mem.planner.levels import LEVELS, SHORTER_ROWS
 from autotrain_mem.planner.levers import LADDER, LEVERS, LeverRow
 from autotrain_mem.recipe_files import Recipe, recipes
@@ -100,6 +101,23 @@ def _flag_rows(group: dict[str, tuple[argparse.Action, list[str]]]) -> str:
     return table(("flag", "of", "meaning"), rows)
 
 
+def refused_flags() -> str:
+    """Returns the flags of TRL's that no plan is made with, each with what to do instead."""
+    off = {f"{name} false": cure for name, cure in REFUSED_WHEN_OFF.items()}
+    rows = [(f"`--{name}`", sentence(cure)) for name, cure in {**REFUSED, **off}.items()]
+    return table(("flag", "instead"), rows)
+
+
+def idle_flags() -> str:
+    """Returns the flags that TRL takes and does nothing with, by reason."""
+    groups = [group for group in GROUPS if group.verdict is Verdict.IDLE]
+    rows = [
+        (_listed(f"--{name}" for name in group.names), ", ".join(group.methods) or "all", sentence(group.why))
+        for group in groups
+    ]
+    return table(("flags", "of", "why"), rows)
+
+
 def gpus() -> str:
     prices = {row["gpu"]: row for row in _read("prices.csv")}
     rows = [
@@ -163,6 +181,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "levels": levels,
     "not_counted": not_counted,
     "flags": flags,
+    "refused_flags": refused_flags,
+    "idle_flags": idle_flags,
     "gpus": gpus,
     "errors": error_table,
     "recipes": recipe_table,

@@ -53,6 +53,13 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
         f"{ESTIMATE} --model tiny --load_in_4bit --padding_free --fsdp full_shard --auto_find_batch_size",
         "--use_peft --packing --fsdp --auto_find_batch_size",
     ),
+    "ends_late": (
+        2,
+        f"{DATA} --dataloader_prefetch_factor 2 --save_strategy best --eval_on_start --full_determinism "
+        "--skip_memory_metrics false --tf32 true --use_cpu --gpu t4",
+        "--dataloader_num_workers --metric_for_best_model --eval_strategy --full_determinism "
+        "'--skip_memory_metrics false' --tf32",
+    ),
     "tracker_not_installed": (
         3,
         f"{SIMULATED} --report_to clearml",

@@ -1,5 +1,6 @@
 """What no plan can be made with is refused before anything is started, with the cure."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -37,15 +38,27 @@ def test_no_model_is_saved_over(
     ("words", "said"),
     [
         ({"tools": [shortness], "rollout_func": shortness}, "tools, rollout_func are not supported yet"),
+        ({"tools": [shortness]}, "tools is not supported yet.*longer by a whole completion"),
+        ({"rollout_func": shortness}, "rollout_func is not supported yet.*code of the script's own"),
+        ({"environment_factory": shortness}, "environment_factory is not supported yet.*no prompt's length"),
         ({"train_dataset": prompts().to_iterable_dataset()}, r"AutoFit\(prompt_length=N\)"),
     ],
-    ids=["completions made otherwise", "a stream of prompts"],
+    ids=["completions made otherwise", "tools", "a rollout", "an environment", "a stream of prompts"],
 )
 def test_a_call_of_grpos_is_refused(tiny_qwen: Path, tmp_path: Path, words: dict[str, Any], said: str) -> None:
     args = config(trl.GRPOConfig, tmp_path, num_generations=4)
     call = {"reward_funcs": shortness, "args": args, "train_dataset": prompts(), **words}
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError) as raised:
         autotrain_mem.GRPOTrainer(str(tiny_qwen), **call, autofit=QUIET)
+    assert re.search(said, f"{raised.value.message} {raised.value.hint}")
+
+
+@pytest.mark.parametrize("keyword", ["tools", "rollout_func", "environment_factory"])
+def test_rloos_trainer_takes_none_of_these_and_trl_says_so(tiny_qwen: Path, tmp_path: Path, keyword: str) -> None:
+    args = config(trl.RLOOConfig, tmp_path)
+    call = {"reward_funcs": shortness, "args": args, "train_dataset": prompts(), keyword: shortness}
+    with pytest.raises(TypeError, match=keyword):
+        autotrain_mem.RLOOTrainer(str(tiny_qwen), **call, autofit=QUIET)
 
 
 def test_a_stream_is_planned_for_rows_that_fill_max_length_and_rows_that_cannot_be_read_are_refused(

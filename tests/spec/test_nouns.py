@@ -188,3 +188,10 @@ def test_anything_else_is_refused_with_its_own_words(text: str) -> None:
 def test_every_noun_that_the_package_offers_is_found_in_its_module() -> None:
     assert sorted(" ".join(spec._NAMES.values()).split()) == sorted(spec.__all__)
     assert all(hasattr(spec, name) for name in spec.__all__)
+
+
+def test_a_job_evaluates_by_a_strategy_or_before_its_first_step() -> None:
+    """A script may hand over rows to evaluate on and ask for the first alone."""
+    asked = ({"eval_strategy": "steps"}, {"eval_on_start": True}, {"eval_strategy": "no"}, {})
+    jobs = [Job(method="sft", model="m", dataset=None, arguments=given) for given in asked]
+    assert [job.is_evaluated for job in jobs] == [True, True, False, False]

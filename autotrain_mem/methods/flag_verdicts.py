@@ -1,0 +1,361 @@
+"""Holds what becomes of every flag of TRL's in a rehearsal: one verdict for each, with the reason.
+
+The flags are the fields of TRL's four dataclasses (``methods.configs: Configs``). One that a new TRL adds stands in no
+row: ``tests/test_flag_verdicts.py`` then fails and names it. Read its code, find out whether it moves memory or what is
+trained, and write it into the row that says so; what is refused or left out by this table is refused and left out.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Verdict(StrEnum):
+    """Names what becomes of a flag."""
+
+    REHEARSED = "rehearsed"
+    """TRL's own trainer gets it in a rehearsal, so that what it does to memory is in the plan."""
+    COUNTED = "counted"
+    """It says which rows there are: their lengths are counted, and a rehearsal has rows as long."""
+    ONLY_FOR_REAL = "only for the real run"
+    """A rehearsal leaves it out, or has its own."""
+    HARMLESS = "harmless"
+    """It changes no tensor's size, whether TRL's trainer gets it or not."""
+    IDLE = "idle"
+    """TRL takes it and does nothing with it here: a plan warns."""
+    REFUSED = "refused"
+    """No plan is made with it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FlagGroup:
+    """Flags with one verdict for one reason."""
+
+    verdict: Verdict
+    why: str
+    names: tuple[str, ...]
+    methods: tuple[str, ...] = ()
+    """For which it holds, whatever a row for all says; empty: for all."""
+    in_commands: bool = False
+    """It is idle in commands only: a script may hand over what it is about."""
+
+
+_NOT_SAMPLED = "generation is rehearsed as transformers' own loop: remove it"
+_SHARDING = "--sharding fsdp2 divides a model among GPUs"
+REFUSED: dict[str, str] = {
+    "fsdp": f"{_SHARDING}; a config of your own goes to --accelerate_config",
+    "fsdp_config": f"{_SHARDING}; a config of your own goes to --accelerate_config",
+    "parallelism_config": f"{_SHARDING}, --sharding hsdp among machines; --cp_size and --sp_size the tokens of rows",
+    "model_init_kwargs": "--dtype and --attn_implementation are rehearsed",
+    "use_transformers_paged": _NOT_SAMPLED,
+    "use_transformers_continuous_batching": _NOT_SAMPLED,
+    "auto_find_batch_size": "autofit finds the batch itself, and keeps the effective batch: remove it",
+    # torch/.../flash_api.cpp: mha_bwd holds a float32 gradient of the queries for each split of the keys, and
+    # transformers/trainer_utils.py: enable_full_determinism shrinks the workspaces of cuBLAS.
+    "full_determinism": "deterministic kernels take other scratch memory: --seed and --data_seed draw the same numbers",
+    # transformers/debug_utils.py: DebugUnderflowOverflow reads the extremes of every layer's output.
+    "debug": "it copies every layer's output to look at it: remove it, and search by trl METHOD itself",
+    # trl/scripts/dpo.py: main alone reads it, to keep DDP from buffers of bools.
+    "ignore_bias_buffers": "--ddp_broadcast_buffers false keeps all buffers from being sent",
+}
+"""Flag -> what to do instead. Each would be planned for as if it were not there, or end the rehearsal."""
+REFUSED_WHEN_OFF: dict[str, str] = {
+    # transformers/trainer_utils.py: TrainerMemoryTracker.start
+    "skip_memory_metrics": "transformers would reset the counters that autofit reads: remove it, the report has them",
+}
+"""The same for a flag that is on by default, and asks for something where it is off."""
+
+
+_DPO, _KTO, _GRPO, _RLOO, _PPO, _REWARD = "dpo", "kto", "grpo", "rloo", "ppo", "reward"
+_R, _H, _C, _ONLY, _IDLE = (
+    Verdict.REHEARSED,
+    Verdict.HARMLESS,
+    Verdict.COUNTED,
+    Verdict.ONLY_FOR_REAL,
+    Verdict.IDLE,
+)
+
+_ROWS_FOR_ALL = (
+    FlagGroup(
+        verdict=Verdict.REFUSED,
+        why="a rehearsal cannot follow it, or TRL's own script alone heeds it",
+        names=(*REFUSED, *REFUSED_WHEN_OFF),
+    ),
+    # -- how the model is loaded and adapted
+    FlagGroup(
+        verdict=_R,
+        why="how the model is loaded, quantized and adapted: from_pretrained, bitsandbytes and PEFT run as they are",
+        names=(
+            *("model_name_or_path", "model_revision", "trust_remote_code", "dtype", "attn_implementation"),
+            *("load_in_8bit", "load_in_4bit", "bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage"),
+            *("use_peft", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_parameters"),
+            *("lora_modules_to_save", "lora_task_type", "use_rslora", "use_dora"),
+            *("reward_model_name_or_path", "reward_model_path", "disable_dropout", "cast_lm_head_to_fp32"),
+        ),
+    ),
+    # -- batches and lengths
+    FlagGroup(
+        verdict=_R,
+        why="sizes of batches, rows and completions: what the worst batch is made by",
+        names=(
+            *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "max_length"),
+            *("packing", "packing_strategy", "eval_packing", "padding_free", "pad_to_multiple_of", "truncation_mode"),
+            *("train_sampling_strategy", "remove_unused_columns", "label_names", "accelerator_config"),
+            *("num_generations", "num_generations_eval", "max_completion_length", "generation_batch_size"),
+            *("steps_per_generation", "num_iterations", "response_length", "local_rollout_forward_batch_size"),
+            "num_mini_batches",
+        ),
+    ),
+    # -- what a step computes
+    FlagGroup(
+        verdict=_R,
+        why="what a step computes and keeps: precision, kernels, recomputation, offloading, the optimizer",
+        names=(
+            *("bf16", "fp16", "use_liger_kernel", "liger_kernel_config", "use_cache", "neftune_noise_alpha"),
+            *("gradient_checkpointing", "gradient_checkpointing_kwargs", "activation_checkpointing"),
+            *("activation_checkpointing_kwargs", "activation_offloading", "torch_empty_cache_steps"),
+            *("optim", "optim_args", "optim_target_modules", "max_grad_norm", "average_tokens_across_devices"),
+            *("label_smoothing_factor", "router_aux_loss_coef", "include_num_input_tokens_seen"),
+            *("eval_accumulation_steps", "include_for_metrics", "metric_for_best_model"),
+        ),
+    ),
+    FlagGroup(
+        verdict=_R,
+        why="which tensors a loss makes: its own code runs",
+        names=(
+            *("loss_type", "loss_weights", "ld_alpha", "f_divergence_type", "label_smoothing", "use_weighting"),
+            *("beta", "precompute_ref_log_probs", "sync_ref_model", "ref_model_sync_steps", "ref_model_mixup_alpha"),
+            *("center_rewards_coefficient", "delta", "importance_sampling_level", "top_entropy_quantile"),
+            *("entropy_coef", "use_adaptive_entropy", "off_policy_mask_threshold", "use_bias_correction_kl"),
+            *("mask_truncated_completions", "multi_objective_aggregation", "scale_rewards", "reward_weights"),
+            *("normalize_advantages", "reward_clip_range", "missing_eos_penalty", "whiten_rewards", "kl_estimator"),
+            *("stop_token", "stop_token_id", "model_adapter_name", "ref_adapter_name"),
+        ),
+    ),
+    FlagGroup(
+        verdict=_R,
+        why="how completions are sampled: transformers' loop runs its first and its last step, and vLLM has its share",
+        names=(
+            *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs"),
+            *("cache_implementation", "ds3_gather_for_generation", "use_vllm", "vllm_mode", "vllm_enable_sleep_mode"),
+            *("vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_importance_sampling_correction"),
+            *("vllm_importance_sampling_mode", "vllm_importance_sampling_clip_max"),
+            *("vllm_importance_sampling_clip_min", "vllm_importance_sampling_cap"),
+        ),
+    ),
+    FlagGroup(
+        verdict=_R,
+        why="how several GPUs work together: a rehearsal is one of their processes",
+        names=(
+            *("deepspeed", "ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers"),
+            "ddp_static_graph",
+        ),
+    ),
+    # -- rows
+    FlagGroup(
+        verdict=_C,
+        why="which rows there are, and what TRL makes of them",
+        names=(
+            *("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "datasets"),
+            *("dataset_streaming", "streaming", "test_split_size", "chat_template_kwargs", "reward_funcs"),
+        ),
+    ),
+    FlagGroup(
+        verdict=_ONLY,
+        why="how texts become tokens: counted from the data, and a rehearsal's rows are tokens already",
+        names=(
+            *("dataset_text_field", "dataset_kwargs", "dataset_num_proc", "completion_only_loss"),
+            *("assistant_only_loss", "chat_template_path", "eos_token", "pad_token"),
+        ),
+    ),
+    # -- what a rehearsal has its own of
+    FlagGroup(
+        verdict=_ONLY,
+        why="where a run begins and ends, and what it leaves behind: a rehearsal has two steps, one evaluation where "
+        "the job evaluates, one saving, and a folder of its own",
+        names=(
+            *("output_dir", "max_steps", "num_train_epochs", "total_episodes", "num_ppo_epochs", "eval_strategy"),
+            *("num_sample_generations", "eval_steps", "eval_delay", "eval_on_start", "save_strategy"),
+            *("load_best_model_at_end", "resume_from_checkpoint", "report_to", "disable_tqdm", "run_name"),
+            *("push_to_hub", "hub_model_id", "log_completions", "log_completions_hub_repo"),
+        ),
+    ),
+    FlagGroup(
+        verdict=_ONLY,
+        why="what needs a GPU, or other processes, where there are none",
+        names=(
+            *("use_cpu", "tf32", "ddp_backend", "torch_compile", "torch_compile_backend", "torch_compile_mode"),
+            *("dataloader_num_workers", "dataloader_prefetch_factor", "dataloader_persistent_workers"),
+            "dataloader_multiprocessing_context",
+        ),
+    ),
+    FlagGroup(
+        verdict=_ONLY, why="it would take over the signals of the rehearsal's process", names=("enable_jit_checkpoint",)
+    ),
+    FlagGroup(
+        verdict=_ONLY,
+        why="scores by the reference before training: a forward without gradients, named as not counted",
+        names=("precompute_ref_batch_size",),
+    ),
+    # -- harmless
+    FlagGroup(
+        verdict=_H,
+        why="rates, factors and thresholds: numbers that tensors are multiplied by or compared with",
+        names=(
+            *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "weight_decay"),
+            *("adam_beta1", "adam_beta2", "adam_epsilon", "desirable_weight", "undesirable_weight"),
+            *("f_alpha_divergence_coef", "discopop_tau", "epsilon", "epsilon_high", "entropy_coef_min"),
+            *("entropy_coef_max", "entropy_coef_delta", "entropy_target", "kl_coef", "cliprange", "cliprange_value"),
+            *("vf_coef", "gamma", "lam", "sapo_temperature_neg", "sapo_temperature_pos", "vespo_k_pos"),
+            *("vespo_k_neg", "vespo_lambda_pos", "vespo_lambda_neg"),
+        ),
+    ),
+    FlagGroup(
+        verdict=_H,
+        why="seeds, and the order in which rows come",
+        names=(
+            *("seed", "data_seed", "shuffle_dataset", "ignore_data_skip", "dataloader_drop_last"),
+            *("dataloader_in_order", "length_column_name", "restore_callback_states_from_checkpoint"),
+        ),
+    ),
+    FlagGroup(
+        verdict=_H,
+        why="what is logged and reported, and how often",
+        names=(
+            *("logging_strategy", "logging_steps", "logging_first_step", "logging_nan_inf_filter"),
+            *("log_on_each_node", "log_level", "log_level_replica", "project", "trackio_space_id"),
+            *("trackio_bucket_id", "trackio_static_space_id", "log_multimodal", "log_unique_prompts"),
+            "num_completions_to_print",
+        ),
+    ),
+    FlagGroup(
+        verdict=_H,
+        why="which checkpoints are kept, and what is sent to the hub",
+        names=(
+            *(
+                "greater_is_better",
+                "save_steps",
+                "save_only_model",
+                "save_on_each_node",
+                "save_total_limit",
+                "hub_token",
+            ),
+            *("hub_private_repo", "hub_strategy", "hub_always_push", "hub_revision"),
+        ),
+    ),
+    FlagGroup(
+        verdict=_H,
+        why="where processes and servers are found, and how long they are waited for",
+        names=(
+            *("ddp_timeout", "vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout"),
+            "vllm_group_port",
+        ),
+    ),
+    FlagGroup(
+        verdict=_H,
+        why="how vLLM works within its share of the card",
+        names=("vllm_model_impl", "vllm_structured_outputs_regex", "vllm_max_model_length"),
+    ),
+    FlagGroup(verdict=_H, why="host memory alone", names=("dataloader_pin_memory",)),
+    FlagGroup(verdict=_H, why="it is true of every training", names=("do_train",)),
+    # -- idle
+    FlagGroup(
+        verdict=_IDLE,
+        why="nothing asks for it while a model is trained; --eval_strategy steps evaluates",
+        names=("do_eval", "do_predict"),
+    ),
+    FlagGroup(
+        verdict=_IDLE,  # transformers/trainer.py: evaluation_loop casts where `not self.is_in_train`
+        why="transformers casts the model for an evaluation after training only, and here all come during it",
+        names=("bf16_full_eval", "fp16_full_eval"),
+    ),
+    FlagGroup(
+        verdict=_IDLE,  # transformers/training_args.py: local_rank
+        why="a launcher says it by the environment variable LOCAL_RANK",
+        names=("local_rank",),
+    ),
+    FlagGroup(
+        verdict=_IDLE,
+        why="it is about what compute_metrics reads, and a command has no such function",
+        names=("prediction_loss_only", "batch_eval_metrics", "eval_do_concat_batches", "eval_use_gather_object"),
+        in_commands=True,
+    ),
+    FlagGroup(
+        verdict=_IDLE,
+        why="it is about tools or continuous batching, neither of which is planned for",
+        names=("max_tool_calling_iterations", "transformers_continuous_batching_config"),
+    ),
+)
+
+_ROWS_OF_METHODS = (
+    FlagGroup(
+        verdict=_ONLY,
+        methods=(_GRPO, _RLOO),
+        why="rewards have names in these metrics, and a rehearsal has stand-ins for reward functions",
+        names=("metric_for_best_model",),
+    ),
+    FlagGroup(
+        verdict=_IDLE,
+        methods=(_REWARD, _DPO, _KTO, _GRPO, _RLOO, _PPO),  # their compute_loss never asks trainer.label_smoother
+        why="this trainer has a loss of its own, which smooths no labels (DPO: --label_smoothing)",
+        names=("label_smoothing_factor",),
+    ),
+    FlagGroup(
+        verdict=_IDLE,
+        methods=(_GRPO, _RLOO),  # trl/trainer/grpo_trainer.py: _get_train_sampler
+        why="this trainer draws prompts by a sampler of its own; --shuffle_dataset says whether they are shuffled",
+        names=("train_sampling_strategy", "length_column_name"),
+    ),
+    FlagGroup(
+        verdict=_IDLE,
+        methods=(_PPO,),  # trl/experimental/ppo/ppo_trainer.py: train is a loop of its own
+        why="TRL's PPO has a loop of its own, which does not know it",
+        names=(
+            *("train_sampling_strategy", "length_column_name", "neftune_noise_alpha", "torch_empty_cache_steps"),
+            *("torch_compile", "torch_compile_backend", "torch_compile_mode", "use_liger_kernel"),
+            *("liger_kernel_config", "load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
+            *("eval_steps", "eval_delay", "eval_on_start", "eval_accumulation_steps", "include_for_metrics"),
+            *("average_tokens_across_devices", "include_num_input_tokens_seen"),
+            *("remove_unused_columns", "label_names", "accelerator_config", "use_cache"),
+            *("dataloader_num_workers", "dataloader_prefetch_factor", "dataloader_persistent_workers"),
+            *("dataloader_multiprocessing_context", "dataloader_in_order", "dataloader_drop_last"),
+            "dataloader_pin_memory",
+        ),
+    ),
+    FlagGroup(
+        verdict=_IDLE,
+        methods=(_PPO,),  # ppo_trainer.py: __init__ computes them
+        why="TRL computes it from --per_device_train_batch_size, --gradient_accumulation_steps and the processes",
+        names=(
+            *("world_size", "num_total_batches", "micro_batch_size", "local_batch_size", "batch_size"),
+            *("local_mini_batch_size", "mini_batch_size"),
+        ),
+    ),
+    FlagGroup(
+        verdict=_IDLE,
+        methods=(_PPO,),  # read by TRL's example script alone
+        why="the policy is --model",
+        names=("sft_model_path",),
+    ),
+)
+
+GROUPS: tuple[FlagGroup, ...] = (*_ROWS_OF_METHODS, *_ROWS_FOR_ALL)
+"""Every flag of TRL 1.12 to 1.16; a row for some methods comes before the one for all."""
+
+
+@functools.cache
+def only_for_real(method: str) -> frozenset[str]:
+    """Name the flags that a rehearsal of this method leaves out."""
+    rows = (group for group in GROUPS if not group.methods or method in group.methods)
+    return frozenset(name for group in rows if group.verdict is Verdict.ONLY_FOR_REAL for name in group.names)
+
+
+def group_of(method: str, name: str) -> FlagGroup | None:
+    """Find the row of a flag of TRL's; None where nobody has looked at it yet.
+
+    >>> str(group_of("dpo", "label_smoothing_factor").verdict), str(group_of("sft", "label_smoothing_factor").verdict)
+    ('idle', 'rehearsed')
+    """
+    return next((group for group in GROUPS if name in group.names and method in (group.methods or (method,))), None)

@@ -1,0 +1,106 @@
+"""What TRL takes, and ends a training with later, is refused before anything is rehearsed; what is well is not."""
+
+import json
+import pathlib
+from typing import Any
+
+import pytest
+
+from autotrain_mem.checks import compatibility, late_failures, table
+from autotrain_mem.checks.collect import collect
+from autotrain_mem.checks.flags import Flags
+from autotrain_mem.methods.configs import on_cpu
+from autotrain_mem.methods.flag_verdicts import REFUSED, REFUSED_WHEN_OFF
+
+pytestmark = pytest.mark.newest
+
+
+def problems(method: str = "sft", **given: Any) -> list[str]:
+    checks = (*table.FLAGS, late_failures.evaluation_of_command)
+    return [finding.message for finding in collect(checks, Flags(method=method, given=given))]
+
+
+EVALUATED = {"eval_strategy": "steps"}
+
+
+@pytest.mark.parametrize(
+    ("given", "cured", "said"),
+    [
+        ({"dataloader_prefetch_factor": 2}, {"dataloader_num_workers": 2}, "needs processes that load data"),
+        ({"dataloader_multiprocessing_context": "spawn"}, {"dataloader_num_workers": 2}, "needs processes that load"),
+        ({"eval_on_start": True}, EVALUATED, "no rows to evaluate on"),
+        ({"save_strategy": "best", "metric_for_best_model": "loss"}, EVALUATED, "never finds a best model"),
+        ({"save_strategy": "best", **EVALUATED}, {"metric_for_best_model": "loss"}, "best by what"),
+        ({"include_for_metrics": ["inputs"]}, {"include_for_metrics": []}, "a command has no such function"),
+        ({"accelerator_config": {"split_batches": True}}, {"accelerator_config": {}}, "fewer rows than a plan says"),
+        (
+            {"accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 2}}},
+            {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}},
+            "takes the place of",
+        ),
+        ({"tf32": True, "use_cpu": True}, {"use_cpu": False}, "only GPUs compute so"),
+        ({"cache_implementation": "offloaded_static"}, {"cache_implementation": "static"}, "not supported yet"),
+        ({"sync_ref_model": True, "sharding": "zero3"}, {"sharding": "zero2"}, "policy and reference whole"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)
+def test_what_would_end_a_training_is_refused_until_it_is_cured(
+    given: dict[str, Any], cured: dict[str, Any], said: str
+) -> None:
+    (message,) = problems(**given)
+    assert said in message
+    assert problems(**given | cured) == []
+
+
+@pytest.mark.parametrize("method", ["dpo", "kto", "reward"])
+def test_rows_without_input_ids_are_not_drawn_by_their_length(method: str) -> None:
+    (message,) = problems(method, train_sampling_strategy="group_by_length")
+    assert "lack" in message
+    assert problems("sft", train_sampling_strategy="group_by_length") == []
+
+
+@pytest.mark.parametrize("as_file", [False, True])
+def test_accelerates_config_is_looked_into_as_a_text_and_as_a_file(as_file: bool, tmp_path: pathlib.Path) -> None:
+    text = json.dumps({"split_batches": True})
+    (tmp_path / "accelerator.json").write_text(text, encoding="utf-8")
+    (message,) = problems(accelerator_config=str(tmp_path / "accelerator.json") if as_file else text)
+    assert "split_batches" in message
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_every_flag_that_is_refused_is_so_with_its_cure(name: str) -> None:
+    (finding,) = collect((*table.FLAGS,), Flags(method="sft", given={name: "something"}))
+    assert finding.message == f"--{name} is not supported yet."
+    assert REFUSED[name] in finding.cure
+
+
+@pytest.mark.parametrize("name", REFUSED_WHEN_OFF)
+def test_what_is_refused_where_it_is_off_is_taken_where_it_is_on(name: str) -> None:
+    (message,) = problems(**{name: False})
+    assert message == f"--{name} false is not supported yet."
+    assert problems(**{name: True}) == []
+
+
+def test_smoothed_labels_are_refused_with_a_chunked_loss_alone() -> None:
+    from trl import SFTConfig
+
+    def refused(method: str = "sft", **given: Any) -> list[Any]:
+        flags = Flags(method=method, given={"label_smoothing_factor": 0.1, **given})
+        return list(collect((compatibility.label_smoothing,), flags))
+
+    is_chunked = SFTConfig("unused", use_cpu=True, report_to="none").loss_type in (None, "chunked_nll")
+    assert bool(refused()) is is_chunked
+    assert refused(loss_type="nll") == refused("dpo") == []
+
+
+def test_flags_of_a_card_and_of_loading_processes_are_no_mistake_where_neither_is() -> None:
+    """TRL's own dataclasses refuse them on a CPU, where a plan for a card is made."""
+    given = {
+        "tf32": True,
+        "dataloader_num_workers": 2,
+        "dataloader_prefetch_factor": 2,
+        "dataloader_persistent_workers": True,
+        "torch_compile_backend": "inductor",
+    }
+    assert collect((compatibility.accepted_by_trl,), Flags(method="sft", given=given)) == ()
+    assert on_cpu(given) == {"use_cpu": True, "dataloader_num_workers": 0}

@@ -1,0 +1,112 @@
+"""Every flag of the installed TRL has its verdict, and the tables that act on flags agree with it.
+
+That what counts as rehearsed takes effect: ``tests/rehearsal/test_given_flags.py``.
+"""
+
+import dataclasses
+from collections import Counter
+
+import pytest
+from nouns import TRL_DEFAULTS
+from test_trl_fields import HAS_PPO, INSTALLED_METHODS, every_trl_field, trl_fields
+
+from autotrain_mem.checks import sharding
+from autotrain_mem.methods import configs
+from autotrain_mem.methods.flag_verdicts import (
+    GROUPS,
+    REFUSED,
+    REFUSED_WHEN_OFF,
+    Verdict,
+    group_of,
+    only_for_real,
+)
+from autotrain_mem.methods.interface import method_of
+from autotrain_mem.methods.table import METHODS
+from autotrain_mem.planner.levers import LADDER
+from autotrain_mem.spec import Job, Knobs
+from autotrain_mem.spec.job import PythonCall
+from autotrain_mem.spec.knobs import LAUNCH_KNOBS, OWN_KNOBS
+
+pytestmark = pytest.mark.newest
+
+
+@pytest.mark.parametrize("method", INSTALLED_METHODS)
+def test_every_flag_of_the_installed_trl_has_a_verdict(method: str) -> None:
+    """New names stand in the failure: read what each does, and write it into ``methods/flag_verdicts.py``."""
+    assert sorted(name for name in trl_fields(method) if group_of(method, name) is None) == []
+
+
+def test_every_name_in_the_table_is_a_flag() -> None:
+    named = {name for group in GROUPS for name in group.names}
+    assert sorted(named - every_trl_field() - (set() if HAS_PPO else OF_PPO)) == []
+
+
+OF_PPO = {
+    *("num_mini_batches", "total_episodes", "local_rollout_forward_batch_size", "num_sample_generations"),
+    *("response_length", "stop_token", "stop_token_id", "missing_eos_penalty", "sft_model_path", "world_size"),
+    *("num_total_batches", "micro_batch_size", "local_batch_size", "batch_size", "local_mini_batch_size"),
+    *("mini_batch_size", "reward_model_path", "model_adapter_name", "ref_adapter_name", "num_ppo_epochs"),
+    *("whiten_rewards", "kl_coef", "kl_estimator", "cliprange", "vf_coef", "cliprange_value", "gamma", "lam"),
+}
+"""Flags of TRL 1.12's PPOConfig alone."""
+
+
+@pytest.mark.skipif(not HAS_PPO, reason="this TRL has no PPO")
+def test_those_of_ppo_alone_are_its_configs() -> None:
+    others = frozenset().union(*(trl_fields(method) for method in INSTALLED_METHODS if method != "ppo"))
+    assert trl_fields("ppo") - others == OF_PPO
+
+
+def test_no_flag_has_two_verdicts_and_no_row_speaks_of_an_unknown_method() -> None:
+    for method in (None, *METHODS):
+        rows = [group for group in GROUPS if (method in group.methods if method else not group.methods)]
+        counted = Counter(name for group in rows for name in group.names)
+        assert [name for name, times in counted.items() if times > 1] == []
+    assert {method for group in GROUPS for method in group.methods} <= METHODS.keys()
+
+
+def verdict(method: str, name: str) -> Verdict | None:
+    group = group_of(method, name)
+    return None if group is None else group.verdict
+
+
+def test_what_refuses_and_what_a_search_moves_agree_with_the_table() -> None:
+    """A lever is rehearsed with the value that a plan gives it, and so is what is refused beside shards alone."""
+    moved = {knob for row in LADDER for knob in (*row.knobs, *row.also)} - {*OWN_KNOBS, *LAUNCH_KNOBS}
+    beside_shards = {row.name for row in sharding.REFUSED} - {
+        *OWN_KNOBS,
+        *LAUNCH_KNOBS,
+        "save_only_model",
+    }
+    for name in moved | beside_shards:
+        assert {verdict(method, name) for method in METHODS} <= {Verdict.REHEARSED, Verdict.IDLE}, name
+    assert {verdict(method, name) for method in METHODS for name in (*REFUSED, *REFUSED_WHEN_OFF)} == {Verdict.REFUSED}
+
+
+@pytest.mark.parametrize("method", INSTALLED_METHODS)
+def test_a_rehearsal_passes_on_what_is_rehearsed_and_harmless_and_has_its_own_of_what_is_not(method: str) -> None:
+    left_out = only_for_real(method)
+    given = {name: f"a value for {name}" for name in trl_fields(method)}
+    emitted = configs.rehearsal_arguments(
+        Job(method=method, model="m", dataset=None, arguments=given), TRL_DEFAULTS, "folder"
+    )
+    knobs = {field.name for field in dataclasses.fields(Knobs)}
+    kept = {name for name in given.keys() - knobs if emitted.get(name) == given[name]}
+    lost = given.keys() - knobs - kept
+    assert sorted(name for name in kept if name in left_out) == []
+    assert sorted(lost - left_out) == [], "these are said to be passed on"
+    changed = method_of(method).rehearsal_changes({}, TRL_DEFAULTS)
+    own = (emitted.keys() - given.keys()) | {name for name in emitted if name in given and name not in kept}
+    filled_in = {*configs.DIVIDED}  # where it is not given
+    assert sorted(({*own, *changed} - knobs) - filled_in - left_out) == [], "which a rehearsal has its own of"
+
+
+def test_a_scripts_own_metric_is_not_looked_for_in_a_rehearsal_and_a_commands_is() -> None:
+    def rehearsed(method: str, call: PythonCall | None) -> bool:
+        job = Job(method=method, model="m", dataset=None, arguments={"metric_for_best_model": "f1"}, python_call=call)
+        return "metric_for_best_model" in configs.rehearsal_arguments(job, TRL_DEFAULTS, "folder")
+
+    call = PythonCall(path="call", holds_model=False, holds_rows=True, digest="")
+    assert rehearsed("sft", None)
+    assert not rehearsed("sft", call)
+    assert not rehearsed("grpo", None), "whose rewards are named otherwise"
