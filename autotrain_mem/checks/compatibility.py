@@ -19,6 +19,7 @@ from autotrain_mem.errors import UsageError
 from autotrain_mem.methods.configs import on_cpu, undivided
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.spec import Job
+from autotrain_mem.spec.hardware import Capability
 from autotrain_mem.spec.preflight import Finding
 
 
@@ -63,7 +64,7 @@ def attention(subject: ModelOnCard) -> Problems:
 FLASH = "flash_attention_2"
 
 
-def why_no_flash_attention(job: Job, config: Any, compute_capability: tuple[int, int]) -> str:
+def why_no_flash_attention(job: Job, config: Any, compute_capability: Capability) -> str:
     """Why a plan for a card of this machine may not choose flash-attention by itself; empty when it may."""
     if job.arguments.get("use_cpu"):
         return "flash-attention runs on a GPU only"
@@ -72,7 +73,7 @@ def why_no_flash_attention(job: Job, config: Any, compute_capability: tuple[int,
     return _why_not(FLASH, job, config, compute_capability) or ""
 
 
-def _why_not(name: str, job: Job, config: Any, compute_capability: tuple[int, int]) -> str | None:
+def _why_not(name: str, job: Job, config: Any, compute_capability: Capability) -> str | None:
     from autotrain_mem.rehearsal.cuda.attention import why_not
 
     text = config.get_text_config()

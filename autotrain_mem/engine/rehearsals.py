@@ -17,7 +17,7 @@ from autotrain_mem.machine.prices import Prices, listed_prices, price_of
 from autotrain_mem.planner.precision import precise_for
 from autotrain_mem.planner.space import Space, make_space
 from autotrain_mem.spec import Counting, DataProfile, Hardware, Job, Knobs, StepTime, Trace, Workload, codec
-from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY, kernel_class
+from autotrain_mem.spec.hardware import Capability, kernel_class
 from autotrain_mem.spec.job import MAX_LENGTH, is_wish, wished_share
 from autotrain_mem.spec.knobs import TOKEN_KNOBS, ZERO_KNOBS, ZEROS, Sharding
 from autotrain_mem.spec.model import ModelFacts
@@ -115,9 +115,9 @@ class Rehearsals:
         return asleep_bytes(self.job, self.hardware)
 
     @property
-    def compute_capability(self) -> tuple[int, int]:
+    def compute_capability(self) -> Capability:
         """The card's, by which its kernels differ."""
-        return self.hardware.compute_capability or ASSUMED_CAPABILITY
+        return self.hardware.capability
 
     @property
     def settings(self) -> AllocatorSettings:

@@ -26,7 +26,6 @@ from transformers.integrations import moe
 
 from autotrain_mem.rehearsal.cuda import attention, loading, workspaces
 from autotrain_mem.rehearsal.cuda.attention import cuda_attention
-from autotrain_mem.rehearsal.cuda.attention_choice import Capability
 from autotrain_mem.rehearsal.cuda.autocast import cuda_autocast
 from autotrain_mem.rehearsal.cuda.bitsandbytes import cuda_bitsandbytes
 from autotrain_mem.rehearsal.cuda.fused_head import fused_head_stand_ins
@@ -34,6 +33,7 @@ from autotrain_mem.rehearsal.cuda.host_offload import host_offloading
 from autotrain_mem.rehearsal.cuda.liger import liger_stand_ins
 from autotrain_mem.rehearsal.cuda.loading import cuda_loading
 from autotrain_mem.rehearsal.trace.recorder import Recorder
+from autotrain_mem.spec.hardware import Capability
 
 Tensors = Literal["fake cpu", "real cpu", "fake cuda"]
 """The tensors that a trainer runs on: a rehearsal's, a simulated card's, and those of a rehearsal on a machine with a
