@@ -78,7 +78,7 @@ LAYERS = {
     "machine": part(
         3,
         "allocator errors files host host_compiler processes spec store units versions",
-        "bitsandbytes huggingface_hub pynvml requests torch",
+        "amdsmi bitsandbytes huggingface_hub pynvml requests torch",
     ),
     "planner": part(3, "errors methods.table spec units"),
     "report": part(4, "errors files lossy_stream planner printable recipe_files spec units", "jinja2 rich"),
@@ -101,7 +101,7 @@ LAYERS = {
     "checks": part(
         7,
         "data errors host_compiler local_files methods methods.facts methods.flags methods.table planner rehearsal "
-        "spec trainers",
+        "spec trainers versions",
         "huggingface_hub packaging peft torch transformers trl",
     ),
     "training": part(

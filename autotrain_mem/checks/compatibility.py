@@ -18,9 +18,11 @@ from autotrain_mem.checks.model import ModelOnCard
 from autotrain_mem.errors import UsageError
 from autotrain_mem.methods.configs import on_cpu, undivided
 from autotrain_mem.methods.interface import method_of
+from autotrain_mem.planner.absent import OPTIMIZERS_OF_BITSANDBYTES
 from autotrain_mem.spec import Job
 from autotrain_mem.spec.hardware import Capability
 from autotrain_mem.spec.preflight import Finding
+from autotrain_mem.versions import has_rocm_library
 
 
 def packages(flags: Flags) -> Problems:
@@ -50,6 +52,28 @@ def quantization(subject: ModelOnCard) -> Problems:
             error="UnsupportedModelError",
             message="The checkpoint is quantized, and rounded weights take no gradient steps.",
             cure="Add --use_peft to train an adapter on it, or take the checkpoint that it was quantized from.",
+        )
+
+
+def bitsandbytes_on_card(subject: ModelOnCard) -> Problems:
+    """On an AMD card it needs a library for ROCm, which older packages and some builds lack (``spec.amd``)."""
+    from autotrain_mem.rehearsal.model.quantized import checkpoint_quantization
+
+    capability, given = subject.compute_capability, subject.job.arguments
+    if not isinstance(capability, str) or given.get("use_cpu") or has_rocm_library("bitsandbytes"):
+        return
+    asked = [f"--{name}" for name in ("load_in_4bit", "load_in_8bit") if given.get(name)]
+    if checkpoint_quantization(subject.config):
+        asked.append(f"--model_name_or_path {subject.job.model}")
+    if (optim := given.get("optim")) and OPTIMIZERS_OF_BITSANDBYTES.search(str(optim)):
+        asked.append(f"--optim {optim}")
+    if asked:
+        yield Finding(
+            kind="error",
+            error="MissingExtraError",
+            message=f"{' and '.join(asked)} needs bitsandbytes, and the one that is installed here has no library for "
+            f"AMD's cards ({capability}).",
+            cure=f"pip install 'bitsandbytes>=0.50', whose wheels have one; or remove {' and '.join(asked)}.",
         )
 
 

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autotrain_mem.allocator.settings import AllocatorSettings
+from autotrain_mem.engine.absent import absent_from
 from autotrain_mem.engine.kept_answers import answered
 from autotrain_mem.engine.probe.calibration import Correction
 from autotrain_mem.errors import AutofitError, ModelNotFoundError, UsageError
 from autotrain_mem.estimator.replay import Room
 from autotrain_mem.estimator.vllm_share import asleep_bytes, vllm_share_bytes
 from autotrain_mem.machine.prices import Prices, listed_prices, price_of
+from autotrain_mem.planner.levers import EXPANDABLE
 from autotrain_mem.planner.precision import precise_for
 from autotrain_mem.planner.space import Space, make_space
 from autotrain_mem.spec import Counting, DataProfile, Hardware, Job, Knobs, StepTime, Trace, Workload, codec
@@ -122,7 +124,9 @@ class Rehearsals:
     @property
     def settings(self) -> AllocatorSettings:
         """Reads what the user's environment sets of the allocator; raises UsageError for what torch would refuse."""
-        return environment_settings(self.job.environment)
+        settings = environment_settings(self.job.environment)
+        grows = settings.expandable_segments and EXPANDABLE not in absent_from(self.hardware)
+        return replace(settings, expandable_segments=grows)
 
     @property
     def caches(self) -> bool:
@@ -228,7 +232,7 @@ class Rehearsals:
             nodes=self.hardware.topology.nodes,
         )
         base = precise_for(space.base, self.job.arguments, self.compute_capability)
-        space = replace(space, base=base)
+        space = replace(space, base=base, forbid=space.forbid | absent_from(self.hardware))
         if "expandable_segments" not in environment_setting(self.job.environment):
             return space
         expands = space.base.expandable_segments or self.settings.expandable_segments

@@ -63,8 +63,8 @@ _SPEED_SOURCES = {
     "volta": "NVIDIA V100 data sheet; Volta has no bf16 tensor cores",
     "aws": "AWS's page on G5 instances; 70 TFLOP/s fp16 tensor",
     "amd": "AMD's data sheet of the card; bf16 and fp32 of its matrix cores",
-    "amd-die": "AMD Instinct MI250 data sheet, half of it: torch sees each of its two dies as a card of its own; bf16 and "
-    "fp32 of its matrix cores",
+    "amd-die": "AMD Instinct MI250 data sheet, half of it: torch sees each of its two dies as a card of its own; bf16 "
+    "and fp32 of its matrix cores",
 }
 
 _LANE_BYTES_PER_SECOND = {3: 985 * 10**6, 4: 1969 * 10**6, 5: 3938 * 10**6}

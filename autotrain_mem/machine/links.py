@@ -29,8 +29,8 @@ NETWORKS = {"nvlink3": "hdr", "nvlink4": "ndr", "nvlink5": "ndr", "xgmi3": "roce
 AMD's reference design of clusters of MI300X)."""
 
 MESHES = {"xgmi3": 8}
-"""Links without a switch -> of how many devices the row is: each has a link to every other one, so that of fewer devices
-each has fewer (data sheet of the AMD Instinct MI300X platform)."""
+"""Links without a switch -> of how many devices the row is: each has a link to every other one, so that of fewer
+devices each has fewer (data sheet of the AMD Instinct MI300X platform)."""
 
 FULL_LANES = 16
 

@@ -159,6 +159,12 @@ RULES = (
 """Every rule, in the order in which they are entered."""
 
 
+_UNPROVED = (
+    "whatever AMD's {} does otherwise than is published: it is planned from torch's source for ROCm and from data "
+    "sheets, and was never run on such a card"
+)
+
+
 @contextmanager
 def cuda_semantics(recorder: Recorder, compute_capability: Capability, tensors: Tensors = "fake cpu") -> Iterator[None]:
     """Applies every rule that such tensors need: while a trainer is built, and while it trains.
@@ -174,4 +180,5 @@ def cuda_semantics(recorder: Recorder, compute_capability: Capability, tensors: 
 
 def not_imitated(compute_capability: Capability) -> tuple[str, ...]:
     """Says what no rehearsal for such a card counts, whatever its settings."""
-    return (*workspaces.NOT_COUNTED, *loading.NOT_COUNTED, *attention.not_counted(compute_capability))
+    unproved = (_UNPROVED.format(compute_capability),) if isinstance(compute_capability, str) else ()
+    return (*unproved, *workspaces.NOT_COUNTED, *loading.NOT_COUNTED, *attention.not_counted(compute_capability))
