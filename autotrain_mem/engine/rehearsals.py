@@ -8,14 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autotrain_mem.allocator.settings import AllocatorSettings
-from autotrain_mem.engine.absent import absent_from
+from autotrain_mem.engine.absent import absent_from, settings_on
 from autotrain_mem.engine.kept_answers import answered
 from autotrain_mem.engine.probe.calibration import Correction
 from autotrain_mem.errors import AutofitError, ModelNotFoundError, UsageError
 from autotrain_mem.estimator.replay import Room
 from autotrain_mem.estimator.vllm_share import asleep_bytes, vllm_share_bytes
 from autotrain_mem.machine.prices import Prices, listed_prices, price_of
-from autotrain_mem.planner.levers import EXPANDABLE
 from autotrain_mem.planner.precision import precise_for
 from autotrain_mem.planner.space import Space, make_space
 from autotrain_mem.spec import Counting, DataProfile, Hardware, Job, Knobs, StepTime, Trace, Workload, codec
@@ -27,7 +26,7 @@ from autotrain_mem.spec.plan import as_recorded
 from autotrain_mem.spec.price import Price
 from autotrain_mem.spec.topology import Topology
 from autotrain_mem.store import Store
-from autotrain_mem.training.environment import environment_setting, environment_settings
+from autotrain_mem.training.environment import environment_setting
 from autotrain_mem.training.machines.lead import Machines
 from autotrain_mem.versions import versions_key
 from autotrain_mem.worker.pool import Workers
@@ -124,9 +123,7 @@ class Rehearsals:
     @property
     def settings(self) -> AllocatorSettings:
         """Reads what the user's environment sets of the allocator; raises UsageError for what torch would refuse."""
-        settings = environment_settings(self.job.environment)
-        grows = settings.expandable_segments and EXPANDABLE not in absent_from(self.hardware)
-        return replace(settings, expandable_segments=grows)
+        return settings_on(self.hardware, self.job.environment)
 
     @property
     def caches(self) -> bool:

@@ -12,6 +12,8 @@ from autotrain_mem.errors import NoGpuError, UsageError
 from autotrain_mem.machine.catalog import catalog, named
 from autotrain_mem.machine.detect import VISIBLE, detect, host, why_no_nvml
 from autotrain_mem.machine.links import named_links, topology
+from autotrain_mem.machine.torch_child import NoAnswer
+from autotrain_mem.machine.torch_sees import seen
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.store import Store, cache_folder
 from autotrain_mem.units import format_bytes
@@ -57,7 +59,8 @@ def choose(
         link: What joins them, as ``--link`` has it.
         store: Where a measurement is kept; None for the user's cache folder, without a word about its state.
         environment: What is set for the training process, over this one's environment: it may name the card.
-        warn: Hears of GPUs that are passed over, since NVML does not answer for them, and of those that differ.
+        warn: Hears of GPUs that are passed over, since NVML does not answer for them, of those that differ, and of
+            those of a kind that no plan was ever tried on.
 
     Raises:
         NoGpuError: nothing was asked for and no GPU is here; the hint holds the three ways on. Fewer are here than are
@@ -71,10 +74,12 @@ def choose(
         return host()
     if name is not None:
         card = _named(name)
+        _warn_of_unproved(card, warn)
         return replace(card, topology=topology(card, devices=gpus or 1, nodes=nodes, asked=link))
     used = _detected(gpus, environment, warn, spared=spared)
     for note in _differences(used):
         warn(note)
+    _warn_of_unproved(used[0], warn)
     from autotrain_mem.machine.measure import measured  # it starts a process, which a card by name does not need
 
     card = measured(least(used), store or Store(cache_folder()), environment=environment)
@@ -170,6 +175,14 @@ UNLIKE = 0.9
 """
 
 
+def _unplanned() -> str:
+    """Names Apple's and Intel's GPUs; empty where there are none, or torch does not tell."""
+    try:
+        return seen().unplanned
+    except NoAnswer:
+        return ""
+
+
 def _differences(cards: Sequence[Hardware]) -> Iterator[str]:
     """Says what all pay for that only one of them lacks."""
     smallest = min(cards, key=lambda card: card.budget_bytes())
@@ -188,11 +201,24 @@ def _differences(cards: Sequence[Hardware]) -> Iterator[str]:
         yield f"GPU {smallest.index} has {free} free, others up to {most}: each is given what it can hold. {leave_out}"
 
 
+def _warn_of_unproved(card: Hardware, warn: Callable[[str], None]) -> None:
+    if card.architecture:
+        warn(
+            f"{card.name} ({card.architecture}) is planned for from published facts: no plan was ever run on an AMD card."
+        )
+
+
 def _no_gpu(hidden_by: str | None) -> NoGpuError:
+    if other := _unplanned():
+        return NoGpuError(
+            f"This machine has {other}, which autofit does not plan for: its allocator is not that of CUDA and ROCm, and "
+            "what it reserves is not simulated.",
+            hint=_WITHOUT_A_GPU,
+        )
     perhaps = "" if hidden_by is None else f" with {VISIBLE}={hidden_by!r}"
     why = "" if (hidden_by or "").strip() in _HIDES_ALL and hidden_by is not None else why_no_nvml()
     hint = _WITHOUT_NVML if why and any(pathlib.Path(path).exists() for path in _DRIVER_FILES) else ""
-    message = f"No NVIDIA GPU was found on this machine{perhaps}{why and f': {why}'}."
+    message = f"No NVIDIA GPU, and none of AMD, was found on this machine{perhaps}{why and f': {why}'}."
     return NoGpuError(message, hint=hint + _WITHOUT_A_GPU)
 
 
