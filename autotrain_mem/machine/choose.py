@@ -13,7 +13,7 @@ from autotrain_mem.machine.catalog import catalog, named
 from autotrain_mem.machine.detect import VISIBLE, detect, host, why_no_nvml
 from autotrain_mem.machine.links import named_links, topology
 from autotrain_mem.machine.torch_child import NoAnswer
-from autotrain_mem.machine.torch_sees import seen
+from autotrain_mem.machine.torch_sees import seen, torch_build
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.store import Store, cache_folder
 from autotrain_mem.units import format_bytes
@@ -203,22 +203,23 @@ def _differences(cards: Sequence[Hardware]) -> Iterator[str]:
 
 def _warn_of_unproved(card: Hardware, warn: Callable[[str], None]) -> None:
     if card.architecture:
-        warn(
-            f"{card.name} ({card.architecture}) is planned for from published facts: no plan was ever run on an AMD card."
-        )
+        kind = f"{card.name} ({card.architecture})"
+        warn(f"{kind} is planned for from published facts: no plan was ever run on an AMD card.")
 
 
 def _no_gpu(hidden_by: str | None) -> NoGpuError:
     if other := _unplanned():
         return NoGpuError(
-            f"This machine has {other}, which autofit does not plan for: its allocator is not that of CUDA and ROCm, and "
-            "what it reserves is not simulated.",
+            f"This machine has {other}, which autofit does not plan for: its allocator is not that of CUDA and ROCm, "
+            "and what it reserves is not simulated.",
             hint=_WITHOUT_A_GPU,
         )
     perhaps = "" if hidden_by is None else f" with {VISIBLE}={hidden_by!r}"
-    why = "" if (hidden_by or "").strip() in _HIDES_ALL and hidden_by is not None else why_no_nvml()
+    is_rocm = torch_build() == "hip"
+    is_hidden = hidden_by is not None and hidden_by.strip() in _HIDES_ALL
+    why = "" if is_hidden or is_rocm else why_no_nvml()
     hint = _WITHOUT_NVML if why and any(pathlib.Path(path).exists() for path in _DRIVER_FILES) else ""
-    message = f"No NVIDIA GPU, and none of AMD, was found on this machine{perhaps}{why and f': {why}'}."
+    message = f"No {'AMD' if is_rocm else 'NVIDIA'} GPU was found on this machine{perhaps}{why and f': {why}'}."
     return NoGpuError(message, hint=hint + _WITHOUT_A_GPU)
 
 

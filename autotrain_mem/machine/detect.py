@@ -83,15 +83,16 @@ class _Card:
 def detect(
     environment: Mapping[str, str] = _NOTHING, on_unreadable: Callable[[str], None] = lambda reason: None
 ) -> tuple[Hardware, ...]:
-    """The GPUs that a CUDA process started now would see, in its order; none without NVML or driver. AMD's with ROCm.
+    """The GPUs that a process of torch started now would see, in its order; none without a driver.
 
     Args:
         environment: What is set for that process, over this one's environment.
         on_unreadable: Hears why a GPU that it would see is left out, where others answer.
 
     Raises:
-        UnreadableGpuError: NVML or torch for ROCm lists cards but answers for none that is asked for, so nothing can be planned on them;
-            or torch, which is asked where NVML does not tell a card's memory, cannot use it.
+        UnreadableGpuError: NVML lists cards but answers for none that is asked for, so nothing can be planned on them,
+            or torch for ROCm lists none that is known; or torch, which is asked where NVML does not tell a card's
+            memory, cannot use it.
     """
     if torch_build() == "hip":
         return amd_cards(environment, on_unreadable)

@@ -26,17 +26,23 @@ def hip_devices(torch: Any) -> list[dict[str, Any]]:
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         free_bytes, _ = torch.cuda.mem_get_info(index)
-        place = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
         found.append(
             {
                 "name": properties.name,
                 "gcn_arch_name": properties.gcnArchName,
                 "total_bytes": properties.total_memory,
                 "free_bytes": free_bytes,
-                "address": "" if None in place else "{:04x}:{:02x}:{:02x}.0".format(*place),
+                "address": _address(properties),
             }
         )
     return found
+
+
+def _address(properties: Any) -> str:
+    """On PCI; empty where this torch does not tell it."""
+    if not hasattr(properties, "pci_bus_id"):
+        return ""
+    return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
 
 
 def mps_bytes(torch: Any) -> int | None:

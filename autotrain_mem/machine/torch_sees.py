@@ -1,7 +1,7 @@
 """What torch sees beside NVIDIA's cards: AMD's, Apple's and Intel's, asked of a process of its own.
 
-Only torch knows them for sure, and to ask costs its import, 5 seconds: so it is asked only where the installed build, or
-the system, is one that can have them. The answer is kept for as long as this process lives.
+Only torch knows them for sure, and to ask costs its import, 5 seconds: so it is asked only where the installed build,
+or the system, is one that can have them. The answer is kept for as long as this process lives.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from autotrain_mem.units import format_bytes
 
 CHILD_MODULE = "autotrain_mem.machine.list_process"
 HIP_VISIBLE, ROCR_VISIBLE = HIDE_AMD = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-"""Variables of ROCm by which a user says which cards a process sees, the first of those that the second leaves. HIP reads
-CUDA_VISIBLE_DEVICES too, where its own is not set (``torch.cuda._parse_visible_devices``, and ROCm's documentation,
+"""Variables of ROCm by which a user says which cards a process sees, the first of those that the second leaves. HIP
+reads CUDA_VISIBLE_DEVICES too, where its own is not set (``torch.cuda._parse_visible_devices``, and ROCm's documentation,
 "GPU isolation techniques")."""
 _BUILT_FOR = re.compile(r"^(hip|xpu)\b[^=\n]*= *'", re.MULTILINE)
 """In ``torch/version.py``, whose value is None in any other build: ``hip: Optional[str] = '6.4.43482'``."""

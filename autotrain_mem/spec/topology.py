@@ -36,7 +36,8 @@ class Topology:
     network_bytes_per_second: int | None = None
     """The same between nodes, for each device."""
     uuids: tuple[str, ...] = ()
-    """Names (``Hardware.uuid``) of the devices that were found on this node, in the order of their processes' local ranks."""
+    """Names (``Hardware.uuid``) of the devices that were found on this node, in the order of their processes' local
+    ranks."""
 
     @property
     def processes(self) -> int:
