@@ -22,10 +22,12 @@ from autotrain_mem.spec import codec
 from autotrain_mem.units import format_bytes
 
 CHILD_MODULE = "autotrain_mem.machine.list_process"
-HIP_VISIBLE, ROCR_VISIBLE = HIDE_AMD = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-"""Variables of ROCm by which a user says which cards a process sees, the first of those that the second leaves. HIP
-reads CUDA_VISIBLE_DEVICES too, where its own is not set (``torch.cuda._parse_visible_devices``, and ROCm's documentation,
-"GPU isolation techniques")."""
+HIP_VISIBLE = "HIP_VISIBLE_DEVICES"
+"""By which a user says which of AMD's cards a process sees, of those that ROCR_VISIBLE_DEVICES leaves. HIP reads
+CUDA_VISIBLE_DEVICES too, where this is not set (``torch.cuda._parse_visible_devices``; ROCm's documentation, "GPU
+isolation techniques")."""
+_CHOOSE = (HIP_VISIBLE, "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+"""Whatever changes what is seen; the last is Intel's."""
 _BUILT_FOR = re.compile(r"^(hip|xpu)\b[^=\n]*= *'", re.MULTILINE)
 """In ``torch/version.py``, whose value is None in any other build: ``hip: Optional[str] = '6.4.43482'``."""
 _NOTHING: Mapping[str, str] = {}
@@ -95,8 +97,7 @@ def seen(environment: Mapping[str, str] = _NOTHING) -> Seen:
     if not torch_build() and sys.platform != "darwin":
         return Seen()
     variables = {**os.environ, **environment}
-    names = (*HIDE_AMD, "CUDA_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
-    return _asked(tuple((name, variables[name]) for name in names if name in variables))
+    return _asked(tuple((name, variables[name]) for name in _CHOOSE if name in variables))
 
 
 @functools.cache

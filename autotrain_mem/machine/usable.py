@@ -72,8 +72,7 @@ def _cure() -> str:
     driver, newest_cuda = _driver()
     if torch.version.hip:
         lines = [
-            "rocminfo and amd-smi must list the card, and the user be in the groups render and video; this shows the "
-            "same:",
+            "rocminfo and amd-smi must list the card, and the user be in the groups render and video. The same shows:",
             "python -c 'import torch; torch.ones(1, device=0)'",
         ]
     elif built_for is None:

@@ -71,11 +71,10 @@ def _driver(facts: Facts) -> Iterator[Finding]:
 
 def _driver_of_amd(facts: Facts) -> Iterator[Finding]:
     hip = _torch(facts).details.get("hip", "")
-    yield _note(
-        "GPU", "ROCm", f"{hip or 'here'}; plans are made from published facts and were never run on an AMD card"
-    )
+    text = f"{hip or 'here'}; plans for AMD's cards are made from published facts, and none was ever run on one"
+    yield _note("GPU", "ROCm", text)
     if facts.amdsmi_error:
-        text = f"{facts.amdsmi_error}: who else is on a card is not known, and what is free only once"
+        text = f"{facts.amdsmi_error}: what is free of a card is known once, and who else is on it not at all"
         yield _note("GPU", "amdsmi", text, "pip install amdsmi, in the version of ROCm")
 
 
