@@ -13,8 +13,9 @@ from autotrain_mem.machine.catalog import catalog, named
 from autotrain_mem.machine.detect import VISIBLE, detect, host, why_no_nvml
 from autotrain_mem.machine.links import named_links, topology
 from autotrain_mem.machine.torch_child import NoAnswer
-from autotrain_mem.machine.torch_sees import seen, torch_build
+from autotrain_mem.machine.torch_sees import HIP_VISIBLE, seen, torch_build
 from autotrain_mem.spec.hardware import Hardware
+from autotrain_mem.spec.topology import opened_by
 from autotrain_mem.store import Store, cache_folder
 from autotrain_mem.units import format_bytes
 
@@ -119,10 +120,20 @@ def _detected(
     spared: int = 0,
 ) -> Sequence[Hardware]:
     """The GPUs that are here, as many as are asked for; never none."""
-    detected, shown = detect(environment, warn), {**os.environ, **environment}.get(VISIBLE)
+    detected, shown = detect(environment, warn), _shown(environment)
     if not detected:
         raise _no_gpu(shown)
     return _first(detected, gpus, environment) if shown or not spared else _beside(detected, gpus, spared)
+
+
+def _visible() -> str:
+    """Names the variable by which a user says which cards a process of the installed torch sees."""
+    return HIP_VISIBLE if torch_build() == "hip" else VISIBLE
+
+
+def _shown(environment: Mapping[str, str]) -> str | None:
+    variables = {**os.environ, **environment}
+    return variables.get(_visible(), variables.get(VISIBLE))
 
 
 def _beside(detected: Sequence[Hardware], gpus: int | None, spared: int) -> Sequence[Hardware]:
@@ -142,8 +153,8 @@ def _beside(detected: Sequence[Hardware], gpus: int | None, spared: int) -> Sequ
 def _first(detected: Sequence[Hardware], gpus: int | None, environment: Mapping[str, str]) -> Sequence[Hardware]:
     if gpus is None or gpus <= len(detected):
         return detected[:gpus]
-    count, hidden_by = len(detected), {**os.environ, **environment}.get(VISIBLE)
-    shows = f"{VISIBLE}={hidden_by} shows" if hidden_by is not None else "this machine has"
+    count, hidden_by = len(detected), _shown(environment)
+    shows = f"{_visible()}={hidden_by} shows" if hidden_by is not None else "this machine has"
     raise NoGpuError(
         f"--gpus {gpus} are more than {shows}: {count} GPU{'s' * (count > 1)}.",
         hint=f"Give --gpus {count} or less, or plan for cards that are not here: --gpu NAME --gpus {gpus} --plan_only.",
@@ -175,6 +186,14 @@ UNLIKE = 0.9
 """
 
 
+def _naming(cards: Sequence[Hardware]) -> str:
+    """Writes the variable that shows these cards alone."""
+    if any(card.architecture for card in cards):
+        return f"{HIP_VISIBLE}={','.join(opened_by(str(card.uuid)) for card in cards)}"
+    names = ",".join(str(card.uuid if card.index is None else card.index) for card in cards)
+    return f"{VISIBLE}={names} (with CUDA_DEVICE_ORDER=PCI_BUS_ID)"
+
+
 def _unplanned() -> str:
     """Names Apple's and Intel's GPUs; empty where there are none, or torch does not tell."""
     try:
@@ -187,8 +206,7 @@ def _differences(cards: Sequence[Hardware]) -> Iterator[str]:
     """Says what all pay for that only one of them lacks."""
     smallest = min(cards, key=lambda card: card.budget_bytes())
     others = [card for card in cards if card.uuid != smallest.uuid]
-    without = ",".join(str(card.uuid if card.index is None else card.index) for card in others)
-    leave_out = f"{VISIBLE}={without} (with CUDA_DEVICE_ORDER=PCI_BUS_ID) leaves it out."
+    leave_out = f"{_naming(others)} leaves it out."
     free = format_bytes(smallest.free_bytes)
     if len({card.name for card in cards}) > 1:
         names = ", ".join(dict.fromkeys(card.name for card in cards))
@@ -214,7 +232,7 @@ def _no_gpu(hidden_by: str | None) -> NoGpuError:
             "and what it reserves is not simulated.",
             hint=_WITHOUT_A_GPU,
         )
-    perhaps = "" if hidden_by is None else f" with {VISIBLE}={hidden_by!r}"
+    perhaps = "" if hidden_by is None else f" with {_visible()}={hidden_by!r}"
     is_rocm = torch_build() == "hip"
     is_hidden = hidden_by is not None and hidden_by.strip() in _HIDES_ALL
     why = "" if is_hidden or is_rocm else why_no_nvml()
