@@ -14,6 +14,7 @@ from autotrain_mem.checks import compatibility, table
 from autotrain_mem.checks import preflight as preflight_checks
 from autotrain_mem.checks.collect import collect
 from autotrain_mem.checks.compatibility import why_no_flash_attention
+from autotrain_mem.checks.model import ModelOnCard
 from autotrain_mem.checks.preflight import UNFORESEEN, Setup, setup_of
 from autotrain_mem.checks.weights import parameters_on_disk
 from autotrain_mem.quickstart import data
@@ -284,3 +285,24 @@ def test_parameters_are_told_from_the_files_and_of_a_checkpoint_in_the_cache_fro
     cached = {"model.safetensors.index.json": str(index)}
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda model, name, revision: cached.get(name))
     assert parameters_on_disk("org/name", SimpleNamespace(dtype=None)) == 100
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [({"load_in_4bit": True}, "--load_in_4bit"), ({"optim": "adamw_8bit"}, "--optim adamw_8bit"), ({}, "")],
+)
+def test_an_amd_card_needs_a_bitsandbytes_with_a_library_for_rocm(
+    words: dict[str, Any], asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def problems(card: Any) -> list[Any]:
+        subject = ModelOnCard(job=Job(method="sft", model="m", arguments=words), config=config, compute_capability=card)
+        return list(compatibility.bitsandbytes_on_card(subject))
+
+    config: Any = SimpleNamespace(quantization_config=None)
+    monkeypatch.setattr(compatibility, "has_rocm_library", lambda package: False)
+    assert problems((8, 0)) == []
+    assert [problem.message.startswith(f"{asked} needs bitsandbytes") for problem in problems("gfx942")] == [
+        True
+    ] * bool(asked)
+    monkeypatch.setattr(compatibility, "has_rocm_library", lambda package: True)
+    assert problems("gfx942") == []
