@@ -292,17 +292,17 @@ def test_parameters_are_told_from_the_files_and_of_a_checkpoint_in_the_cache_fro
     [({"load_in_4bit": True}, "--load_in_4bit"), ({"optim": "adamw_8bit"}, "--optim adamw_8bit"), ({}, "")],
 )
 def test_an_amd_card_needs_a_bitsandbytes_with_a_library_for_rocm(
-    words: dict[str, Any], asked: str, monkeypatch: pytest.MonkeyPatch
+    words: dict[str, Any], asked: str, model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def problems(card: Any) -> list[Any]:
-        subject = ModelOnCard(job=Job(method="sft", model="m", arguments=words), config=config, compute_capability=card)
-        return list(compatibility.bitsandbytes_on_card(subject))
+    config = load_config(str(model_folder("qwen2")))
 
-    config: Any = SimpleNamespace(quantization_config=None)
+    def says(card: Any) -> list[Any]:
+        job = Job(method="sft", model="m", dataset=None, arguments=words)
+        subject = ModelOnCard(job=job, config=config, compute_capability=card)
+        return [problem.message for problem in compatibility.bitsandbytes_on_card(subject)]
+
     monkeypatch.setattr(compatibility, "has_rocm_library", lambda package: False)
-    assert problems((8, 0)) == []
-    assert [problem.message.startswith(f"{asked} needs bitsandbytes") for problem in problems("gfx942")] == [
-        True
-    ] * bool(asked)
+    assert says((8, 0)) == []
+    assert [each.startswith(f"{asked} needs bitsandbytes") for each in says("gfx942")] == [True] * bool(asked)
     monkeypatch.setattr(compatibility, "has_rocm_library", lambda package: True)
-    assert problems("gfx942") == []
+    assert says("gfx942") == []
