@@ -79,7 +79,7 @@ LAYERS = {
     "machine": part(
         3,
         "allocator errors files host host_compiler processes spec store units versions",
-        "bitsandbytes huggingface_hub pynvml requests torch",
+        "amdsmi bitsandbytes huggingface_hub pynvml requests torch",
     ),
     "planner": part(3, "errors methods.table spec units"),
     "report": part(4, "errors files lossy_stream planner printable recipe_files spec units", "jinja2 rich"),
@@ -102,7 +102,7 @@ LAYERS = {
     "checks": part(
         7,
         "data errors host_compiler local_files methods methods.facts methods.flag_verdicts methods.flags "
-        "methods.table planner rehearsal spec trainers",
+        "methods.table planner rehearsal spec trainers versions",
         "huggingface_hub packaging peft torch transformers trl",
     ),
     "training": part(
@@ -252,10 +252,7 @@ def test_every_third_party_import_is_a_declared_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     called = {"nvidia-ml-py": "pynvml", "pyyaml": "yaml"}
     names = {re.split(r"[\s<>=!;\[]", line)[0] for line in project["dependencies"]}
-    of_extras = {
-        "deepspeed",
-        "PIL",
-    }  # what asks for them says so (``checks.sharding: installed``; ``data.image_sizes``)
+    of_extras = {"deepspeed", "PIL", "amdsmi"}  # what asks for them says so (``checks.sharding``), or goes without
     of_transformers = {"tokenizers", "huggingface_hub", "packaging", "safetensors"}
     declared = {called.get(name, name) for name in names} | of_transformers | of_extras
     used = {name.split(".")[0] for module in MODULES for _, name in imports(TREES[module], module) if not is_ours(name)}

@@ -19,8 +19,11 @@ from autotrain_mem.errors import UsageError
 from autotrain_mem.methods.configs import on_cpu, undivided
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.table import METHODS
+from autotrain_mem.planner.absent import OPTIMIZERS_OF_BITSANDBYTES
 from autotrain_mem.spec import Job
+from autotrain_mem.spec.hardware import Capability
 from autotrain_mem.spec.preflight import Finding
+from autotrain_mem.versions import has_rocm_library
 
 
 def packages(flags: Flags) -> Problems:
@@ -53,6 +56,28 @@ def quantization(subject: ModelOnCard) -> Problems:
         )
 
 
+def bitsandbytes_on_card(subject: ModelOnCard) -> Problems:
+    """On an AMD card it needs a library for ROCm, which older packages and some builds lack (``spec.amd``)."""
+    from autotrain_mem.rehearsal.model.quantized import checkpoint_quantization
+
+    capability, given = subject.compute_capability, subject.job.arguments
+    if not isinstance(capability, str) or given.get("use_cpu") or has_rocm_library("bitsandbytes"):
+        return
+    asked = [f"--{name}" for name in ("load_in_4bit", "load_in_8bit") if given.get(name)]
+    if checkpoint_quantization(subject.config):
+        asked.append(f"--model_name_or_path {subject.job.model}")
+    if (optim := given.get("optim")) and OPTIMIZERS_OF_BITSANDBYTES.search(str(optim)):
+        asked.append(f"--optim {optim}")
+    if asked:
+        yield Finding(
+            kind="error",
+            error="MissingExtraError",
+            message=f"{' and '.join(asked)} needs bitsandbytes, and the one that is installed here has no library for "
+            f"AMD's cards ({capability}).",
+            cure=f"pip install 'bitsandbytes>=0.50', whose wheels have one; or remove {' and '.join(asked)}.",
+        )
+
+
 def attention(subject: ModelOnCard) -> Problems:
     """Kernels may not run on this card or with this dtype, or not be rehearsed."""
     name = subject.job.arguments.get("attn_implementation")
@@ -64,7 +89,7 @@ def attention(subject: ModelOnCard) -> Problems:
 FLASH = "flash_attention_2"
 
 
-def why_no_flash_attention(job: Job, config: Any, compute_capability: tuple[int, int]) -> str:
+def why_no_flash_attention(job: Job, config: Any, compute_capability: Capability) -> str:
     """Why a plan for a card of this machine may not choose flash-attention by itself; empty when it may."""
     if job.arguments.get("use_cpu"):
         return "flash-attention runs on a GPU only"
@@ -73,7 +98,7 @@ def why_no_flash_attention(job: Job, config: Any, compute_capability: tuple[int,
     return _why_not(FLASH, job, config, compute_capability) or ""
 
 
-def _why_not(name: str, job: Job, config: Any, compute_capability: tuple[int, int]) -> str | None:
+def _why_not(name: str, job: Job, config: Any, compute_capability: Capability) -> str | None:
     from autotrain_mem.rehearsal.cuda.attention import why_not
 
     text = config.get_text_config()

@@ -16,6 +16,7 @@ from autotrain_mem.methods.table import REWARD_MODEL_ARGUMENTS
 from autotrain_mem.rehearsal.model.materialize import load_config
 from autotrain_mem.rehearsal.python_call.capture import model_of
 from autotrain_mem.spec import Job
+from autotrain_mem.spec.hardware import Capability
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +25,7 @@ class ModelOnCard:
 
     job: Job
     config: Any
-    compute_capability: tuple[int, int]
+    compute_capability: Capability
 
 
 def read_config(job: Job) -> Any:

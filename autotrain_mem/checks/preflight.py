@@ -22,8 +22,10 @@ from autotrain_mem.errors import AutofitError, DatasetError
 from autotrain_mem.host_compiler import NVME, OPTIMIZER, missing_to_compile
 from autotrain_mem.methods.configs import Configs, on_cpu, trusts_remote_code, undivided
 from autotrain_mem.methods.interface import method_of
+from autotrain_mem.planner.precision import lacks_bf16
 from autotrain_mem.rehearsal.python_call.capture import keyword_of
 from autotrain_mem.spec import Job
+from autotrain_mem.spec.hardware import Capability
 from autotrain_mem.spec.preflight import Finding
 
 UNFORESEEN = (Exception,)
@@ -39,7 +41,7 @@ class Setup:
     """The job's arguments in TRL's dataclasses."""
     config: Any
     """The model's."""
-    compute_capability: tuple[int, int]
+    compute_capability: Capability
     """Of the card; ASSUMED_CAPABILITY where there is none."""
     to_train: bool
     """Training follows, on this machine; else a plan is made, perhaps for a card elsewhere."""
@@ -79,19 +81,17 @@ def setup_of(job: Job, config: Any, output_dir: str, **facts: Any) -> Setup:
 
 
 TF32_FROM = (8, 0)
-BF16_FROM = (8, 0)
-"""``planner.precision.BF16_FROM``, where the source stands."""
 
 
 def emulated_bf16(setup: Setup) -> Problems:
     """transformers takes bf16 on every card that can emulate it (``training_args.py: _validate_args`` asks
     ``torch.cuda.is_bf16_supported()``, which counts emulation)."""
     given = setup.job.arguments
-    if given.get("bf16") and setup.compute_capability < BF16_FROM and not given.get("use_cpu"):
-        major, minor = setup.compute_capability
+    if given.get("bf16") and lacks_bf16(setup.compute_capability) and not given.get("use_cpu"):
+        capability = ".".join(map(str, setup.compute_capability))
         yield Finding(
             kind="warning",
-            message=f"--bf16 is emulated on this card (compute capability {major}.{minor}): no tensor cores compute "
+            message=f"--bf16 is emulated on this card (compute capability {capability}): no tensor cores compute "
             "it, and no fused attention kernel takes it.",
             cure="Remove --bf16, or give --fp16.",
         )
@@ -100,12 +100,11 @@ def emulated_bf16(setup: Setup) -> Problems:
 def tf32(setup: Setup) -> Problems:
     """transformers refuses ``--tf32`` as it makes the config of a training (``utils/import_utils.py:
     is_torch_tf32_available``)."""
-    if setup.job.arguments.get("tf32") and setup.compute_capability < TF32_FROM and not setup.on_cpu:
-        major, minor = setup.compute_capability
-        yield (
-            f"--tf32 needs an Ampere card or newer; this one has compute capability {major}.{minor}.",
-            "Remove --tf32.",
-        )
+    card = setup.compute_capability
+    if not setup.job.arguments.get("tf32") or setup.on_cpu or not (isinstance(card, str) or card < TF32_FROM):
+        return
+    named = f"is an AMD {card}" if isinstance(card, str) else f"has compute capability {'.'.join(map(str, card))}"
+    yield f"--tf32 needs an NVIDIA card of Ampere or newer; this one {named}.", "Remove --tf32."
 
 
 def flash_attention_package(setup: Setup) -> Problems:

@@ -62,6 +62,7 @@ TRL_ARGUMENTS: tuple[Check[Flags], ...] = (
 MODEL: tuple[Check[ModelOnCard], ...] = (
     model.reward_model,
     compatibility.quantization,
+    compatibility.bitsandbytes_on_card,
     compatibility.attention,
     sharding.shared_attention,
     compatibility.liger,

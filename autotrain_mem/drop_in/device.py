@@ -59,7 +59,7 @@ def _card(index: int) -> Hardware:
     if card is not None:
         return card
     raise UsageError(
-        f"cuda:{index} is no card that NVML knows, so its memory is unknown (AMD's cards are not supported).",
+        f"cuda:{index} is no card that NVML knows, or torch for ROCm, so its memory is unknown.",
         hint="Name a card to plan for: autofit=AutoFit(gpu=...).",
     )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autotrain_mem.allocator.settings import AllocatorSettings
+from autotrain_mem.engine.absent import absent_from, settings_on
 from autotrain_mem.engine.kept_answers import answered
 from autotrain_mem.engine.probe.calibration import Correction
 from autotrain_mem.errors import AutofitError, ModelNotFoundError, UsageError
@@ -17,7 +18,7 @@ from autotrain_mem.machine.prices import Prices, listed_prices, price_of
 from autotrain_mem.planner.precision import precise_for
 from autotrain_mem.planner.space import Space, make_space
 from autotrain_mem.spec import Counting, DataProfile, Hardware, Job, Knobs, StepTime, Trace, Workload, codec
-from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY, kernel_class
+from autotrain_mem.spec.hardware import Capability, kernel_class
 from autotrain_mem.spec.job import MAX_LENGTH, is_wish, wished_share
 from autotrain_mem.spec.knobs import TOKEN_KNOBS, ZERO_KNOBS, ZEROS, Sharding
 from autotrain_mem.spec.model import ModelFacts
@@ -25,7 +26,7 @@ from autotrain_mem.spec.plan import as_recorded
 from autotrain_mem.spec.price import Price
 from autotrain_mem.spec.topology import Topology
 from autotrain_mem.store import Store
-from autotrain_mem.training.environment import environment_setting, environment_settings
+from autotrain_mem.training.environment import environment_setting
 from autotrain_mem.training.machines.lead import Machines
 from autotrain_mem.versions import versions_key
 from autotrain_mem.worker.pool import Workers
@@ -117,14 +118,14 @@ class Rehearsals:
         return asleep_bytes(self.job, self.hardware)
 
     @property
-    def compute_capability(self) -> tuple[int, int]:
+    def compute_capability(self) -> Capability:
         """The card's, by which its kernels differ."""
-        return self.hardware.compute_capability or ASSUMED_CAPABILITY
+        return self.hardware.capability
 
     @property
     def settings(self) -> AllocatorSettings:
         """Reads what the user's environment sets of the allocator; raises UsageError for what torch would refuse."""
-        return environment_settings(self.job.environment)
+        return settings_on(self.hardware, self.job.environment)
 
     @property
     def caches(self) -> bool:
@@ -234,7 +235,7 @@ class Rehearsals:
         )
         _check_images(lengths, space)
         base = precise_for(space.base, self.job.arguments, self.compute_capability)
-        space = replace(space, base=base)
+        space = replace(space, base=base, forbid=space.forbid | absent_from(self.hardware))
         if "expandable_segments" not in environment_setting(self.job.environment):
             return space
         expands = space.base.expandable_segments or self.settings.expandable_segments

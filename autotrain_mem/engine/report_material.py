@@ -21,7 +21,7 @@ from autotrain_mem.report.content.material import CardOffer, Material
 from autotrain_mem.report.history import read_history
 from autotrain_mem.spec import Plan, Report, Trace, codec
 from autotrain_mem.spec.data import DataProfile
-from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY, Hardware, kernel_class
+from autotrain_mem.spec.hardware import Capability, Hardware, kernel_class
 from autotrain_mem.spec.page import Timeline
 from autotrain_mem.spec.report import RUN_NAME
 from autotrain_mem.store import Store
@@ -180,7 +180,7 @@ def _written(path: Path) -> str:
 
 def _offers(plan: Plan) -> list[CardOffer]:
     """Holds what the plan reserves against each known card that runs the same kernels."""
-    estimate, capability = plan.estimate, plan.estimate.hardware.compute_capability or ASSUMED_CAPABILITY
+    estimate, capability = plan.estimate, plan.estimate.hardware.capability
     if estimate.hardware.origin == "cpu" or estimate.vllm_share_bytes:
         return []
     prices = listed_prices()
@@ -198,10 +198,6 @@ def _offers(plan: Plan) -> list[CardOffer]:
     ]
 
 
-def _runs_alike(card: Hardware, capability: tuple[int, int]) -> bool:
-    other = card.compute_capability
-    return (
-        other is not None
-        and kernel_class(other) == kernel_class(capability)
-        and lacks_bf16(other) == lacks_bf16(capability)
-    )
+def _runs_alike(card: Hardware, capability: Capability) -> bool:
+    other = card.capability
+    return kernel_class(other) == kernel_class(capability) and lacks_bf16(other) == lacks_bf16(capability)

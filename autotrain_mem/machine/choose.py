@@ -12,7 +12,10 @@ from autotrain_mem.errors import NoGpuError, UsageError
 from autotrain_mem.machine.catalog import catalog, named
 from autotrain_mem.machine.detect import VISIBLE, detect, host, why_no_nvml
 from autotrain_mem.machine.links import named_links, topology
+from autotrain_mem.machine.torch_child import NoAnswer
+from autotrain_mem.machine.torch_sees import HIP_VISIBLE, seen, torch_build
 from autotrain_mem.spec.hardware import Hardware
+from autotrain_mem.spec.topology import opened_by
 from autotrain_mem.store import Store, cache_folder
 from autotrain_mem.units import format_bytes
 
@@ -57,7 +60,8 @@ def choose(
         link: What joins them, as ``--link`` has it.
         store: Where a measurement is kept; None for the user's cache folder, without a word about its state.
         environment: What is set for the training process, over this one's environment: it may name the card.
-        warn: Hears of GPUs that are passed over, since NVML does not answer for them, and of those that differ.
+        warn: Hears of GPUs that are passed over, since NVML does not answer for them, of those that differ, and of
+            those of a kind that no plan was ever tried on.
 
     Raises:
         NoGpuError: nothing was asked for and no GPU is here; the hint holds the three ways on. Fewer are here than are
@@ -71,10 +75,12 @@ def choose(
         return host()
     if name is not None:
         card = _named(name)
+        _warn_of_unproved(card, warn)
         return replace(card, topology=topology(card, devices=gpus or 1, nodes=nodes, asked=link))
     used = _detected(gpus, environment, warn, spared=spared)
     for note in _differences(used):
         warn(note)
+    _warn_of_unproved(used[0], warn)
     from autotrain_mem.machine.measure import measured  # it starts a process, which a card by name does not need
 
     card = measured(least(used), store or Store(cache_folder()), environment=environment)
@@ -114,10 +120,20 @@ def _detected(
     spared: int = 0,
 ) -> Sequence[Hardware]:
     """The GPUs that are here, as many as are asked for; never none."""
-    detected, shown = detect(environment, warn), {**os.environ, **environment}.get(VISIBLE)
+    detected, shown = detect(environment, warn), _shown(environment)
     if not detected:
         raise _no_gpu(shown)
     return _first(detected, gpus, environment) if shown or not spared else _beside(detected, gpus, spared)
+
+
+def _visible() -> str:
+    """Names the variable by which a user says which cards a process of the installed torch sees."""
+    return HIP_VISIBLE if torch_build() == "hip" else VISIBLE
+
+
+def _shown(environment: Mapping[str, str]) -> str | None:
+    variables = {**os.environ, **environment}
+    return variables.get(_visible(), variables.get(VISIBLE))
 
 
 def _beside(detected: Sequence[Hardware], gpus: int | None, spared: int) -> Sequence[Hardware]:
@@ -137,8 +153,8 @@ def _beside(detected: Sequence[Hardware], gpus: int | None, spared: int) -> Sequ
 def _first(detected: Sequence[Hardware], gpus: int | None, environment: Mapping[str, str]) -> Sequence[Hardware]:
     if gpus is None or gpus <= len(detected):
         return detected[:gpus]
-    count, hidden_by = len(detected), {**os.environ, **environment}.get(VISIBLE)
-    shows = f"{VISIBLE}={hidden_by} shows" if hidden_by is not None else "this machine has"
+    count, hidden_by = len(detected), _shown(environment)
+    shows = f"{_visible()}={hidden_by} shows" if hidden_by is not None else "this machine has"
     raise NoGpuError(
         f"--gpus {gpus} are more than {shows}: {count} GPU{'s' * (count > 1)}.",
         hint=f"Give --gpus {count} or less, or plan for cards that are not here: --gpu NAME --gpus {gpus} --plan_only.",
@@ -170,12 +186,27 @@ UNLIKE = 0.9
 """
 
 
+def _naming(cards: Sequence[Hardware]) -> str:
+    """Writes the variable that shows these cards alone."""
+    if any(card.architecture for card in cards):
+        return f"{HIP_VISIBLE}={','.join(opened_by(str(card.uuid)) for card in cards)}"
+    names = ",".join(str(card.uuid if card.index is None else card.index) for card in cards)
+    return f"{VISIBLE}={names} (with CUDA_DEVICE_ORDER=PCI_BUS_ID)"
+
+
+def _unplanned() -> str:
+    """Names Apple's and Intel's GPUs; empty where there are none, or torch does not tell."""
+    try:
+        return seen().unplanned
+    except NoAnswer:
+        return ""
+
+
 def _differences(cards: Sequence[Hardware]) -> Iterator[str]:
     """Says what all pay for that only one of them lacks."""
     smallest = min(cards, key=lambda card: card.budget_bytes())
     others = [card for card in cards if card.uuid != smallest.uuid]
-    without = ",".join(str(card.uuid if card.index is None else card.index) for card in others)
-    leave_out = f"{VISIBLE}={without} (with CUDA_DEVICE_ORDER=PCI_BUS_ID) leaves it out."
+    leave_out = f"{_naming(others)} leaves it out."
     free = format_bytes(smallest.free_bytes)
     if len({card.name for card in cards}) > 1:
         names = ", ".join(dict.fromkeys(card.name for card in cards))
@@ -188,11 +219,25 @@ def _differences(cards: Sequence[Hardware]) -> Iterator[str]:
         yield f"GPU {smallest.index} has {free} free, others up to {most}: each is given what it can hold. {leave_out}"
 
 
+def _warn_of_unproved(card: Hardware, warn: Callable[[str], None]) -> None:
+    if card.architecture:
+        kind = f"{card.name} ({card.architecture})"
+        warn(f"{kind} is planned for from published facts: no plan was ever run on an AMD card.")
+
+
 def _no_gpu(hidden_by: str | None) -> NoGpuError:
-    perhaps = "" if hidden_by is None else f" with {VISIBLE}={hidden_by!r}"
-    why = "" if (hidden_by or "").strip() in _HIDES_ALL and hidden_by is not None else why_no_nvml()
+    if other := _unplanned():
+        return NoGpuError(
+            f"This machine has {other}, which autofit does not plan for: its allocator is not that of CUDA and ROCm, "
+            "and what it reserves is not simulated.",
+            hint=_WITHOUT_A_GPU,
+        )
+    perhaps = "" if hidden_by is None else f" with {_visible()}={hidden_by!r}"
+    is_rocm = torch_build() == "hip"
+    is_hidden = hidden_by is not None and hidden_by.strip() in _HIDES_ALL
+    why = "" if is_hidden or is_rocm else why_no_nvml()
     hint = _WITHOUT_NVML if why and any(pathlib.Path(path).exists() for path in _DRIVER_FILES) else ""
-    message = f"No NVIDIA GPU was found on this machine{perhaps}{why and f': {why}'}."
+    message = f"No {'AMD' if is_rocm else 'NVIDIA'} GPU was found on this machine{perhaps}{why and f': {why}'}."
     return NoGpuError(message, hint=hint + _WITHOUT_A_GPU)
 
 

@@ -14,8 +14,9 @@ its own. This module repeats CUDA's choice, so that the first device here is tor
   beside it. NVIDIA Multi-Instance GPU User Guide, "Device Enumeration".
 
 A card that NVML lists and does not answer for (``NVML_ERROR_GPU_IS_LOST``, ``NVML_ERROR_NO_PERMISSION``) keeps its
-number and shows no device, so that it is in nobody's way but that of who names it. AMD cards are not found: NVML does
-not know them.
+number and shows no device, so that it is in nobody's way but that of who names it.
+
+Where torch is built for ROCm, no card of NVIDIA's can be used, and AMD's are asked for (``machine.amd``).
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ from typing import Any
 
 from autotrain_mem.errors import UnreadableGpuError
 from autotrain_mem.host import host_memory
+from autotrain_mem.machine.amd import amd_cards, free_bytes_of
 from autotrain_mem.machine.catalog import catalog, recognise
 from autotrain_mem.machine.overhead import COMMUNICATOR_BYTES, overhead
+from autotrain_mem.machine.torch_sees import torch_build
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.units import MIB
 
@@ -80,16 +83,19 @@ class _Card:
 def detect(
     environment: Mapping[str, str] = _NOTHING, on_unreadable: Callable[[str], None] = lambda reason: None
 ) -> tuple[Hardware, ...]:
-    """The GPUs that a CUDA process started now would see, in its order; none without NVML or driver.
+    """The GPUs that a process of torch started now would see, in its order; none without a driver.
 
     Args:
         environment: What is set for that process, over this one's environment.
         on_unreadable: Hears why a GPU that it would see is left out, where others answer.
 
     Raises:
-        UnreadableGpuError: NVML lists cards but answers for none that is asked for, so nothing can be planned on them;
-            or torch, which is asked where NVML does not tell a card's memory, cannot use it.
+        UnreadableGpuError: NVML lists cards but answers for none that is asked for, so nothing can be planned on them,
+            or torch for ROCm lists none that is known; or torch, which is asked where NVML does not tell a card's
+            memory, cannot use it.
     """
+    if torch_build() == "hip":
+        return amd_cards(environment, on_unreadable)
     with nvml_session() as nvml:
         if isinstance(nvml, str):
             return ()
@@ -108,11 +114,13 @@ def detect(
 
 
 def cuda_device(index: int) -> Hardware | None:
-    """This process's ``cuda:index``; None where NVML does not know it.
+    """This process's ``cuda:index``; None where neither NVML nor torch for ROCm knows it.
 
     Raises:
         UnreadableGpuError: NVML does not answer for it.
     """
+    if torch_build() == "hip":
+        return next((card for card in amd_cards() if card.index == index), None)
     with nvml_session() as nvml:
         if isinstance(nvml, str):
             return None
@@ -124,7 +132,9 @@ def cuda_device(index: int) -> Hardware | None:
 
 
 def free_bytes(card: Hardware) -> int | None:
-    """Read what is free of a detected card now; None where NVML does not tell."""
+    """Read what is free of a detected card now; None where neither NVML nor amdsmi tells."""
+    if card.architecture:
+        return free_bytes_of(card)
     with nvml_session() as nvml:
         if isinstance(nvml, str) or card.uuid is None:
             return None

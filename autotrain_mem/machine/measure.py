@@ -67,6 +67,8 @@ def measured(
     Raises:
         UnreadableGpuError: torch cannot use the card, so nothing can be trained on it.
     """
+    if hardware.architecture:  # NVML measures none of AMD's
+        return hardware
     try:
         run = run or (lambda card: run_child(card, environment))
         non_torch_bytes = _measured_bytes(hardware, run, store, {**os.environ, **environment})

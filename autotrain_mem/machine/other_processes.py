@@ -1,4 +1,5 @@
 """Asks who else holds memory on a card, and how much of it a process of ours does: NVML's word, without a CUDA context.
+Of an AMD card it is amdsmi's.
 
 NVML lists processes that compute and processes that draw; one that does both is in both lists, with the same bytes. In
 a container it lists other process numbers than ours, or none, and on Windows it lists no bytes
@@ -12,6 +13,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+from autotrain_mem.machine.amd import processes_on, taken_bytes
 from autotrain_mem.machine.detect import nvml_session
 from autotrain_mem.spec.experience import OtherProcess
 from autotrain_mem.spec.hardware import Hardware
@@ -26,22 +28,34 @@ context, on a MIG instance of 14 SMs, is 61 MiB (``machine.measure.PLAUSIBLE_BYT
 
 def others_on(hardware: Hardware) -> tuple[OtherProcess, ...]:
     """Everybody on a detected card, largest first. Ask before a process of ours is there; empty for any other card."""
-    with _opened(hardware) as opened:
-        if opened is None:
-            return ()
-        nvml, handle = opened
-        by_process = _listed(nvml, handle)
-        listed = [OtherProcess(pid=pid, name=_name(pid), used_bytes=used) for pid, used in by_process.items()]
-        unnamed_bytes = _taken_bytes(nvml, handle) - sum(other.used_bytes for other in listed)
+    told = _of_amd(hardware) if hardware.architecture else _of_nvidia(hardware)
+    if told is None:
+        return ()
+    by_process, all_bytes = told
+    listed = [OtherProcess(pid=pid, name=_name(pid), used_bytes=used) for pid, used in by_process.items()]
+    unnamed_bytes = all_bytes - sum(other.used_bytes for other in listed)
     if unnamed_bytes >= UNNAMED_FROM_BYTES:
         listed.append(OtherProcess(pid=NOBODY, name="", used_bytes=unnamed_bytes))
     return tuple(sorted(listed, key=lambda other: (-other.used_bytes, other.pid)))
 
 
 def held_by(hardware: Hardware, pid: int) -> int | None:
-    """All that one process holds of a card; None where NVML does not tell."""
+    """All that one process holds of a card; None where NVML, or amdsmi, does not tell."""
+    if hardware.architecture:
+        return (processes_on(hardware) or {}).get(pid) or None
     with _opened(hardware) as opened:
         return None if opened is None else _listed(*opened).get(pid) or None
+
+
+def _of_amd(hardware: Hardware) -> tuple[dict[int, int], int] | None:
+    """Bytes by process, and all that is taken; what the driver keeps for itself is told as nobody's."""
+    by_process = processes_on(hardware)
+    return None if by_process is None else (by_process, taken_bytes(hardware))
+
+
+def _of_nvidia(hardware: Hardware) -> tuple[dict[int, int], int] | None:
+    with _opened(hardware) as opened:
+        return None if opened is None else (_listed(*opened), _taken_bytes(*opened))
 
 
 @contextlib.contextmanager

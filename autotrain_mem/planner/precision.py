@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from autotrain_mem.spec import Knobs
+from autotrain_mem.spec.hardware import Capability
 
 BF16_FROM = (8, 0)
 """Compute capability from which tensor cores take bfloat16: CUDA C++ Programming Guide, "Compute Capabilities",
@@ -20,12 +21,12 @@ table "Tensor Core Input Data Types"."""
 HALF = ("float16", "bfloat16")
 
 
-def lacks_bf16(compute_capability: tuple[int, int]) -> bool:
-    """``lacks_bf16((7, 5)) is True``: a T4's bfloat16 is emulated."""
-    return compute_capability < BF16_FROM
+def lacks_bf16(compute_capability: Capability) -> bool:
+    """``lacks_bf16((7, 5)) is True``: a T4's bfloat16 is emulated. All of AMD's that are known compute it."""
+    return not isinstance(compute_capability, str) and compute_capability < BF16_FROM
 
 
-def precise_for(base: Knobs, arguments: Mapping[str, Any], compute_capability: tuple[int, int]) -> Knobs:
+def precise_for(base: Knobs, arguments: Mapping[str, Any], compute_capability: Capability) -> Knobs:
     """The base of a search in the precision of its card; unchanged where the user said ``bf16`` or ``fp16``, or pinned
     weights whose gradients the scaler would refuse.
 
@@ -59,10 +60,10 @@ def can_scale(knobs: Knobs) -> bool:
     return not knobs.fp16 or knobs.use_peft or knobs.dtype not in HALF
 
 
-def why_fp16(compute_capability: tuple[int, int]) -> str:
+def why_fp16(compute_capability: Capability) -> str:
     """One line for the user, beside the lever ``fp16``."""
-    major, minor = compute_capability
+    name = ".".join(map(str, compute_capability))
     return (
-        f"compute capability {major}.{minor} has no tensor cores for bfloat16: mixed precision in float16, with a "
+        f"compute capability {name} has no tensor cores for bfloat16: mixed precision in float16, with a "
         "scaler that keeps small gradients from vanishing"
     )

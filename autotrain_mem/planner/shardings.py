@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
+from autotrain_mem.planner.absent import OPTIMIZERS_OF_BITSANDBYTES
 from autotrain_mem.planner.levers import LEVERS, SHARDING, pulled
 from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Knobs
@@ -29,10 +29,6 @@ SAVES: dict[Sharding | None, frozenset[str]] = {
     "fsdp1": frozenset({"shards", "reshards", "all nodes"}),
 }
 """What of a device's bytes each saves by; whatever is a subset of another needs more."""
-
-
-_WHOLE_OPTIMIZERS = re.compile("8bit|bnb|paged|ademamix|lion")
-"""bitsandbytes' (``checks.sharding: REFUSED``)."""
 
 
 def shardings(space: Space) -> tuple[Sharding | None, ...]:
@@ -76,7 +72,7 @@ def _goes_together(space: Space, knobs: Knobs) -> bool:
     is_cast = knobs.is_sharded and not knobs.zero_stage
     if is_cast and not knobs.use_peft and knobs.dtype != space.base.dtype:
         return False
-    if knobs.is_sharded and _WHOLE_OPTIMIZERS.search(knobs.optim):
+    if knobs.is_sharded and OPTIMIZERS_OF_BITSANDBYTES.search(knobs.optim):
         return False
     moved = [row for row in pulled(knobs) if row.needs]
     return all(getattr(knobs, name) in values for row in moved for name, values in row.needs.items())

@@ -32,6 +32,7 @@ from autotrain_mem.rehearsal.trace.phases import follow
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.rehearsal.vllm_stub import vllm_stand_in
 from autotrain_mem.spec import Knobs, Phase, Trace, Trained
+from autotrain_mem.spec.hardware import Capability
 
 Collate = Callable[[list[Any]], Any]
 EditRows = Callable[[list[Any]], list[Any]]
@@ -78,7 +79,7 @@ class TrainerSpec:
 
 def rehearse_trainer(
     spec: TrainerSpec,
-    compute_capability: tuple[int, int] = (8, 0),
+    compute_capability: Capability = (8, 0),
     not_counted: tuple[str, ...] = (),
     rank: RehearsedRank | None = None,
 ) -> Trace:
@@ -149,7 +150,7 @@ class Watch:
     def __init__(
         self,
         device: Device | None = None,
-        compute_capability: tuple[int, int] = (8, 0),
+        compute_capability: Capability = (8, 0),
         knobs: Knobs | None = None,
     ) -> None:
         self._ranked = knobs if knobs is not None and knobs.has_group else None

@@ -20,6 +20,7 @@ from autotrain_mem.rehearsal.python_call.keywords import call_again, left_out
 from autotrain_mem.rehearsal.ranks.rules import rehearsed_rank
 from autotrain_mem.rehearsal.trace.loss_chunks import marked_chunks
 from autotrain_mem.spec import Job, Knobs, Trace
+from autotrain_mem.spec.hardware import Capability
 
 EVALUATED_BATCHES = 2
 """Batches of a rehearsed evaluation: the second meets what the first left behind."""
@@ -37,7 +38,7 @@ def rehearse(
     knobs: Knobs,
     length: int,
     output_dir: str,
-    compute_capability: tuple[int, int] = (8, 0),
+    compute_capability: Capability = (8, 0),
     layers: int | None = None,
     chunks: int | None = None,
     rank: int = 0,

@@ -20,8 +20,13 @@ _GPU_COLUMNS: tuple[Column[Hardware], ...] = (
     Column("memory", lambda card: format_bytes(card.total_bytes), right=True),
     Column("bandwidth GB/s", lambda card: _scaled(card.bandwidth_bytes_per_second, 1e9, 0), right=True),
     Column("bf16 TFLOP/s", lambda card: _scaled(card.bf16_flops_per_second, 1e12, 1), right=True),
-    Column("compute capability", lambda card: ".".join(map(str, card.compute_capability or _UNKNOWN)), right=True),
+    Column("compute capability", lambda card: _kernels(card), right=True),
 )
+
+
+def _kernels(card: Hardware) -> str:
+    """NVIDIA's compute capability, or AMD's architecture."""
+    return card.architecture or ".".join(map(str, card.compute_capability or _UNKNOWN))
 
 
 def gpus_view(cards: Sequence[Hardware]) -> RenderableType:

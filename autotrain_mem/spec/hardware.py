@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
+from autotrain_mem.spec.codec import Form
 from autotrain_mem.spec.topology import Topology
 from autotrain_mem.units import MIB
 
@@ -12,18 +13,23 @@ HEADROOM_FRACTION = 0.04
 MINIMUM_HEADROOM_BYTES = 400 * MIB
 """Default headroom, from the design's budget: 4 % of the card, at least 400 MiB on a real card."""
 
+Capability = tuple[int, int] | str
+"""What the kernels of a card go by: NVIDIA's compute capability, or the name of one of AMD's architectures
+(``gfx942``), which have none (``spec.amd``)."""
+
 ASSUMED_CAPABILITY = (8, 0)
 """Compute capability of a card that is imagined by its size alone: Ampere's."""
 
-_SAME_KERNELS = {(7, 5): (7, 0), (8, 6): (8, 9), (9, 0): (10, 0)}
+_SAME_KERNELS: dict[Capability, Capability] = {(7, 5): (7, 0), (8, 6): (8, 9), (9, 0): (10, 0)}
 """Capabilities whose cards take the same kernels with the same buffers, as far as a rehearsal imitates them
 (``rehearsal.cuda``): attention's choice and workspaces, cuBLAS's workspace. They differ in how many blocks share a sum
 over rows: the larger card stands for both, as more blocks take more memory. Of Qwen2.5-0.5B, Qwen2.5-7B and
 Llama-3.1-8B, full and LoRA, 2 rows of 1024, no peak differed within a class by a byte."""
 
 
-def kernel_class(compute_capability: tuple[int, int]) -> tuple[int, int]:
-    """Returns the capability to rehearse for, which cards of one class share: 8.6 goes with 8.9, and 8.0 is alone."""
+def kernel_class(compute_capability: Capability) -> Capability:
+    """Returns the capability to rehearse for, which cards of one class share: 8.6 goes with 8.9, and 8.0 is alone, as
+    each of AMD's architectures is."""
     return _SAME_KERNELS.get(compute_capability, compute_capability)
 
 
@@ -53,6 +59,9 @@ class Hardware:
     """What NCCL holds for each communicator of several processes, outside torch's allocator too; 0 where nothing is
     known of the card but its size, on the host, and where ``non_torch_bytes`` was measured with it."""
     compute_capability: tuple[int, int] | None = None
+    """NVIDIA's; None for any other card, and where only the size is known."""
+    architecture: str | None = None
+    """AMD's, by HIP's name (``gfx942``); None for any other card."""
     bandwidth_bytes_per_second: int | None = None
     bf16_flops_per_second: int | None = None
     """Dense, without sparsity; None where the card has no bf16 tensor cores."""
@@ -63,13 +72,21 @@ class Hardware:
     host_link_bytes_per_second: int | None = None
     """One way, between the card and the host."""
     index: int | None = None
-    """NVML index of a detected card."""
+    """NVML index of a detected card, or HIP's."""
     uuid: str | None = None
-    """NVML's UUID of a detected card or MIG instance, by which a process is bound to it (CUDA_VISIBLE_DEVICES)."""
+    """NVML's UUID of a detected card or MIG instance, by which a process is bound to it (CUDA_VISIBLE_DEVICES). Of an
+    AMD card, whose UUID may be none, what HIP_VISIBLE_DEVICES calls it and its PCI address: ``1@0000:c1:00.0``."""
     source: str = ""
     """Where the figures come from."""
     topology: Topology = field(default_factory=Topology)
     """How many such devices a run has; all figures above are of one of them, the smallest where they differ."""
+
+    json_form: ClassVar = Form(optional=("architecture",))
+
+    @property
+    def capability(self) -> Capability:
+        """What its kernels go by; Ampere's where nothing but its size is known."""
+        return self.architecture or self.compute_capability or ASSUMED_CAPABILITY
 
     def with_communicators(self, count: int) -> Hardware:
         """Returns the card of a process that holds so many communicators, in one figure with all else outside torch."""

@@ -5,6 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+def opened_by(uuid: str) -> str:
+    """Returns what a variable such as CUDA_VISIBLE_DEVICES calls a device: the UUID, or what HIP calls an AMD card.
+
+    >>> opened_by("1@0000:c1:00.0")
+    '1'
+    """
+    return uuid.partition("@")[0]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Topology:
     """Describes the devices of a run: on one machine or on several alike, one process on each.
@@ -27,7 +36,8 @@ class Topology:
     network_bytes_per_second: int | None = None
     """The same between nodes, for each device."""
     uuids: tuple[str, ...] = ()
-    """NVML's names of the devices that were found on this node, in the order of their processes' local ranks."""
+    """Names (``Hardware.uuid``) of the devices that were found on this node, in the order of their processes' local
+    ranks."""
 
     @property
     def processes(self) -> int:

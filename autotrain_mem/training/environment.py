@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from autotrain_mem.errors import UsageError
 from autotrain_mem.parallel.config import accelerate_config
 from autotrain_mem.parallel.environment import launch_environment, rank_environment
 from autotrain_mem.spec import Hardware, Knobs
+from autotrain_mem.spec.topology import opened_by
 from autotrain_mem.training.request import Request
 from autotrain_mem.units import MIB
 
@@ -27,6 +28,8 @@ PORT, ADDRESS, THREADS = "MASTER_PORT", "127.0.0.1", "OMP_NUM_THREADS"
 PORTS = 3
 """That are tried. Between choosing one and listening there lie the imports of the first rank, seconds; the system gives
 out some 28,000 in turn (``ip_local_port_range``, ip(7))."""
+NO_CARD = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1"}
+"""Hides all cards; HIP takes an empty text for one that is not set (``worker.client.HIDDEN_CUDA``)."""
 MMAP_VARIABLE = "MALLOC_MMAP_THRESHOLD_"
 MMAP_FROM_BYTES = MIB
 """On the CPU, tensors from this size on go back to the system when they are freed. Left alone, glibc moves that border
@@ -82,11 +85,18 @@ def process_environment(
     if simulate or device.uuid is None:
         ours = {"OMP_WAIT_POLICY": "PASSIVE"} | ({} if simulate else {MMAP_VARIABLE: str(MMAP_FROM_BYTES)})
         without_card = {name: os.environ.get(name, setting) for name, setting in ours.items()}
-        return {**without_card, **environment, "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+        return {**without_card, **environment, **NO_CARD, "DS_ACCELERATOR": "cpu"}
     setting = environment_setting(environment, expandable_segments=knobs.expandable_segments)
     variable = variable_that_counts({**os.environ, **environment})
     allocator = {variable: setting} if knobs.expandable_segments else {}
-    return {**environment, **allocator, "CUDA_VISIBLE_DEVICES": ",".join(_devices(device, knobs))}
+    return {**environment, **allocator, **seen_cards(device, _devices(device, knobs))}
+
+
+def seen_cards(device: Hardware, uuids: Sequence[str]) -> dict[str, str]:
+    """Returns the variables by which a process sees these cards alone, in this order."""
+    names = ",".join(map(opened_by, uuids))
+    hip = {"HIP_VISIBLE_DEVICES": names} if device.architecture else {}
+    return {"CUDA_VISIBLE_DEVICES": names, **hip}
 
 
 def _devices(device: Hardware, knobs: Knobs) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from autotrain_mem import errors
 from autotrain_mem.errors import WorkerDiedError, WorkerTimeoutError
 from autotrain_mem.processes import Child, ChildDied, ChildTimeout
 from autotrain_mem.spec import Counting, DataProfile, Job, Knobs, Trace, codec
+from autotrain_mem.spec.hardware import Capability
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.spec.preflight import Preflight
 from autotrain_mem.spec.trl_flags import TrlFlags
@@ -19,13 +20,14 @@ from autotrain_mem.worker.scratch_folders import PREFIX, SCRATCH
 
 HIDDEN_CUDA = {
     "CUDA_VISIBLE_DEVICES": "",
-    "HIP_VISIBLE_DEVICES": "",
+    "HIP_VISIBLE_DEVICES": "-1",
     "TRL_EXPERIMENTAL_SILENCE": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "TOKENIZERS_PARALLELISM": "true",
     "OMP_NUM_THREADS": "1",
 }
-"""The worker's environment: no GPU, so that a rehearsal is the same on every machine and takes no card's memory."""
+"""The worker's environment: no GPU, so that a rehearsal is the same on every machine and takes no card's memory. HIP
+takes an empty text for one that is not set (ROCm's ``clr``, ``rocclr/device/rocm/rocdevice.cpp: Device::init``)."""
 
 TIME_LIMIT_SECONDS = 600.0
 """For one question, or from one word about its progress to the next. A rehearsal takes seconds, counting the tokens of
@@ -100,7 +102,7 @@ class Worker:
         """TRL's flags and help texts for every method, which the worker also keeps on disk."""
         return {method: codec.from_json(TrlFlags, each) for method, each in self._ask("flags").items()}
 
-    def describe(self, job: Job, compute_capability: tuple[int, int]) -> ModelFacts:
+    def describe(self, job: Job, compute_capability: Capability) -> ModelFacts:
         """Asks what the model's config says.
 
         Raises:
@@ -118,7 +120,7 @@ class Worker:
         self._ask("check", job=job)
 
     def preflight(
-        self, job: Job, compute_capability: tuple[int, int], *, to_train: bool, on_cpu: bool, reads_data: bool
+        self, job: Job, compute_capability: Capability, *, to_train: bool, on_cpu: bool, reads_data: bool
     ) -> Preflight:
         """Asks what can be known to go wrong before anything is rehearsed, see :class:`checks.preflight.Setup`.
 
@@ -150,7 +152,7 @@ class Worker:
         job: Job,
         knobs: Knobs,
         length: int,
-        compute_capability: tuple[int, int],
+        compute_capability: Capability,
         layers: int | None = None,
         chunks: int | None = None,
     ) -> Trace:

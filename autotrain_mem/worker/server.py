@@ -21,6 +21,7 @@ from autotrain_mem.methods.row_lengths import OnProgress
 from autotrain_mem.processes import Channel
 from autotrain_mem.rehearsal.python_call.user_errors import failure, passed_on
 from autotrain_mem.spec import Job, Knobs, Trace, codec
+from autotrain_mem.spec.hardware import Capability
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.spec.preflight import Preflight
 from autotrain_mem.spec.trl_flags import TrlFlags
@@ -39,7 +40,7 @@ def flags() -> dict[str, TrlFlags]:
     return tables
 
 
-def describe(job: Job, compute_capability: tuple[int, int]) -> ModelFacts:
+def describe(job: Job, compute_capability: Capability) -> ModelFacts:
     """Reads the model's config, and refuses what cannot go together."""
     from autotrain_mem.checks import table
     from autotrain_mem.checks.collect import refuse
@@ -96,7 +97,7 @@ def check(job: Job) -> None:
 
 
 def preflight(
-    job: Job, compute_capability: tuple[int, int], to_train: bool, on_cpu: bool, reads_data: bool, scratch: str
+    job: Job, compute_capability: Capability, to_train: bool, on_cpu: bool, reads_data: bool, scratch: str
 ) -> Preflight:
     """Finds what can be known to go wrong with a job, and how many parameters its weights' files hold."""
     from autotrain_mem.checks import table
@@ -122,7 +123,7 @@ def rehearse(
     job: Job,
     knobs: Knobs,
     length: int,
-    compute_capability: tuple[int, int],
+    compute_capability: Capability,
     layers: int | None,
     chunks: int | None,
     scratch: str,

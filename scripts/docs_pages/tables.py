@@ -124,7 +124,7 @@ def gpus() -> str:
         (
             f"`{row['key']}`",
             f"{int(row['total_mib']) / 1024:.1f} GiB",
-            row["compute_capability"],
+            row["compute_capability"] or row["architecture"],
             row["gb_per_second"],
             row["bf16_tflops"] or "no bfloat16",
             row["link"],
@@ -132,7 +132,18 @@ def gpus() -> str:
         )
         for row in _read("gpus.csv")
     ]
-    return table(("card", "memory that CUDA sees", "compute capability", "GB/s", "bf16 TFLOPS", "link", "rent"), rows)
+    return table(
+        (
+            "card",
+            "memory that torch sees",
+            "compute capability, or AMD's architecture",
+            "GB/s",
+            "bf16 TFLOPS",
+            "link",
+            "rent",
+        ),
+        rows,
+    )
 
 
 def _price(row: dict[str, str] | None) -> str:

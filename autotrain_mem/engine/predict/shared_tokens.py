@@ -15,6 +15,7 @@ from autotrain_mem.planner.search import Found, Limits, find
 from autotrain_mem.planner.shared_tokens import SharedTokens, degrees, way_of
 from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Candidate, Footprint, Lever
+from autotrain_mem.spec.hardware import Capability
 from autotrain_mem.spec.model import ModelFacts
 
 FLASH_CAPABILITY = (8, 0)
@@ -37,7 +38,7 @@ def with_shared_tokens(
     before stands among the plan's attempts.
     """
     sizes, way = degrees(space, rehearsals.job), way_of(rehearsals.job)
-    if not sizes or (way.in_half_precision and rehearsals.compute_capability < FLASH_CAPABILITY):
+    if not sizes or (way.in_half_precision and not _has_kernels(rehearsals.compute_capability)):
         return None
     tried: tuple[Candidate, ...] = ()
 
@@ -58,6 +59,11 @@ def with_shared_tokens(
         if found is not None and found.level == LEVELS[0].name:
             return None if size == 1 else replace(found, attempts=tried, levers=(*found.levers, _lever(way, size)))
     return None
+
+
+def _has_kernels(capability: Capability) -> bool:
+    """On AMD's cards ring attention was never looked at: it is not chosen there."""
+    return not isinstance(capability, str) and capability >= FLASH_CAPABILITY
 
 
 def _sharing(rehearsals: Rehearsals, way: SharedTokens, size: int, effective_batch_size: int) -> Rehearsals:

@@ -81,14 +81,15 @@ def _more_of_these(rehearsals: Rehearsals, estimate: Estimate, shared: Shared | 
 def _larger_cards(rehearsals: Rehearsals, estimate: Estimate) -> list[Hardware]:
     """The smallest cards of the catalog that would hold it, smallest first, the fastest of each size.
 
-    A card without bfloat16 computes otherwise, so none is named for a run on one that has it, and the reverse.
+    A card without bfloat16 computes otherwise, so none is named for a run on one that has it, and the reverse; nor is
+    one of another maker.
     """
     halves = lacks_bf16(rehearsals.compute_capability)
     fitting = [
         card
         for card in catalog(laptops=False)
-        if card.compute_capability is not None
-        and lacks_bf16(card.compute_capability) is halves
+        if isinstance(card.capability, str) is isinstance(rehearsals.compute_capability, str)
+        and lacks_bf16(card.capability) is halves
         and card.non_torch_bytes + _beside_vllm(rehearsals.job, estimate, card)
         <= card.budget_bytes(rehearsals.headroom_bytes)
     ]

@@ -226,7 +226,7 @@ def _changed(plan: Plan, knobs: Knobs, rehearsals: Rehearsals, facts: ModelFacts
     """Everything that a rehearsal depends on and that is no longer what it was, each as ``before -> after``."""
     job, before, now = rehearsals.job, plan.estimate.hardware, rehearsals.hardware
     changes = [*_versions(plan.versions, versions_key())]
-    if _card_name(before) != _card_name(now) or before.compute_capability != now.compute_capability:
+    if _card_name(before) != _card_name(now) or before.capability != now.capability:
         changes.append(f"card {before.name} -> {now.name}")
     changes += _words(plan, job, knobs)
     tokens = row_length(job, knobs, lengths.longest)

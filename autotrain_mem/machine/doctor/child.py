@@ -27,7 +27,7 @@ def _torch(package: str) -> dict[str, Any]:
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     except Exception:  # a build without NCCL has no such function
         found["nccl"] = ""
-    if torch.version.cuda:
+    if torch.version.cuda or found["hip"]:
         try:
             torch.ones(1, device="cuda").add_(1).item()
             found["works"] = "yes"

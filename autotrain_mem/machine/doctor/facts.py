@@ -19,7 +19,7 @@ class Library:
     problem: str = ""
     """Why it cannot use the GPU, in one line; empty where it can, or was not asked to."""
     details: Mapping[str, str] = field(default_factory=dict)
-    """``cuda``, ``archs``, ``nccl`` of torch; what the child found beside."""
+    """``cuda``, ``hip``, ``archs``, ``nccl`` of torch; what the child found beside."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +60,10 @@ class Facts:
     driver: str = ""
     driver_cuda: int | None = None
     """The newest major version of CUDA that the driver can do."""
+    amdsmi_error: str = ""
+    """Why amdsmi cannot be asked of AMD's cards; empty where it can, or there are none."""
+    unplanned: str = ""
+    """Names Apple's and Intel's GPUs."""
     cards: tuple[Hardware, ...] = ()
     others_bytes: Mapping[str, int] = field(default_factory=dict)
     """By the card's UUID, what other processes hold of it."""

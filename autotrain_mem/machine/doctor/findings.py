@@ -48,7 +48,12 @@ def health_of(facts: Facts) -> Health:
 
 
 def _driver(facts: Facts) -> Iterator[Finding]:
-    if facts.driver:
+    if any(card.architecture for card in facts.cards):
+        yield from _driver_of_amd(facts)
+    elif facts.unplanned:
+        text = f"{facts.unplanned}: not planned for, since its allocator is not that of CUDA and ROCm. {_NO_GPU}"
+        yield _note("GPU", "driver", text)
+    elif facts.driver:
         cuda = "" if facts.driver_cuda is None else f", up to CUDA {facts.driver_cuda}"
         yield _ok("GPU", "driver", f"{facts.driver}{cuda}")
     elif facts.is_wsl and not facts.has_device_files:
@@ -62,6 +67,15 @@ def _driver(facts: Facts) -> Iterator[Finding]:
         yield _broken("GPU", "driver", f"a GPU is here, and the driver does not answer: {facts.nvml_error}", fix)
     else:
         yield _note("GPU", "driver", f"no NVIDIA driver here ({facts.nvml_error}). {_NO_GPU}")
+
+
+def _driver_of_amd(facts: Facts) -> Iterator[Finding]:
+    hip = _torch(facts).details.get("hip", "")
+    text = f"{hip or 'here'}; plans for AMD's cards are made from published facts, and none was ever run on one"
+    yield _note("GPU", "ROCm", text)
+    if facts.amdsmi_error:
+        text = f"{facts.amdsmi_error}: what is free of a card is known once, and who else is on it not at all"
+        yield _note("GPU", "amdsmi", text, "pip install amdsmi, in the version of ROCm")
 
 
 def _cards(facts: Facts) -> Iterator[Finding]:
@@ -79,7 +93,9 @@ def _cards(facts: Facts) -> Iterator[Finding]:
 def _card(facts: Facts, card: Hardware) -> Finding:
     capability = card.compute_capability
     parts = [f"{format_bytes(card.total_bytes)}, {format_bytes(card.free_bytes)} free"]
-    if capability is not None:
+    if card.architecture:
+        parts.append(card.architecture)
+    elif capability is not None:
         parts.append(f"compute capability {capability[0]}.{capability[1]}")
         if capability < _BF16_FROM:
             parts.append("float16, not bfloat16")
@@ -98,8 +114,8 @@ def _torch_build(facts: Facts) -> Iterator[Finding]:
         yield _broken("torch", "torch", "not installed", "pip install torch")
         return
     cuda = torch.details.get("cuda", "")
-    if torch.details.get("hip"):
-        yield _note("torch", "torch", f"{torch.version} is built for AMD GPUs, which autofit does not know")
+    if hip := torch.details.get("hip"):
+        yield from _torch_for_rocm(facts, torch, hip)
     elif torch.error:
         yield _broken("torch", "torch", f"{torch.version}: {torch.error}", "pip install --force-reinstall torch")
     elif torch.problem and facts.driver:
@@ -115,6 +131,21 @@ def _torch_build(facts: Facts) -> Iterator[Finding]:
     yield from _kernels(facts, torch)
     if nccl := torch.details.get("nccl"):
         yield _ok("torch", "NCCL", nccl)
+
+
+def _torch_for_rocm(facts: Facts, torch: Library, hip: str) -> Iterator[Finding]:
+    built = f"{torch.version}, for ROCm {hip}"
+    if torch.problem and facts.driver:
+        text = f"{built}, and the GPU that is here is NVIDIA's"
+        yield _broken("torch", "torch", text, install_torch(facts.driver_cuda or max(OLDEST_DRIVERS)))
+    elif torch.problem and facts.cards:
+        fix = "python -c 'import torch; torch.ones(1, device=0)'  shows the same; rocminfo must list the card"
+        yield _broken("torch", "torch", f"{built}: {torch.problem}", fix)
+    elif facts.cards:
+        yield _ok("torch", "torch", built)
+    else:
+        waits = "no AMD GPU that is known was found; enough to plan and to simulate"
+        yield _note("torch", "torch", f"{built}: {waits}", "rocminfo  lists what the driver sees")
 
 
 def _torch_cure(facts: Facts) -> str:

@@ -16,10 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from autotrain_mem.errors import AutofitError
 from autotrain_mem.host import host_memory
 from autotrain_mem.host_compiler import missing_to_compile
+from autotrain_mem.machine.amd import why_no_amdsmi
 from autotrain_mem.machine.catalog import recognise
 from autotrain_mem.machine.detect import detect, nvml_session
 from autotrain_mem.machine.doctor.facts import Facts, Folder, Hub, Library
 from autotrain_mem.machine.other_processes import others_on
+from autotrain_mem.machine.torch_child import NoAnswer
+from autotrain_mem.machine.torch_sees import seen
 from autotrain_mem.processes import Child, ChildDied, ChildTimeout
 from autotrain_mem.spec import Hardware
 from autotrain_mem.store import cache_folder
@@ -41,7 +44,13 @@ IMPORTED = {
 VERSIONED = ("transformers", "trl", "peft", "accelerate", "datasets", "vllm", "uplot-python")
 """Packages whose version is enough: plain Python, or too slow to import for this."""
 VARIABLES = (
-    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
+    *(
+        "CUDA_VISIBLE_DEVICES",
+        "CUDA_DEVICE_ORDER",
+        "HIP_VISIBLE_DEVICES",
+        "PYTORCH_ALLOC_CONF",
+        "PYTORCH_CUDA_ALLOC_CONF",
+    ),
     *("PYTORCH_NO_CUDA_MEMORY_CACHING", "CUDA_LAUNCH_BLOCKING", "NVIDIA_VISIBLE_DEVICES", "LD_LIBRARY_PATH"),
     *("HF_HUB_OFFLINE", "HF_ENDPOINT", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"),
 )
@@ -73,6 +82,8 @@ def gather(on_progress: Callable[[str], None] = lambda what: None) -> Facts:
             driver=driver,
             driver_cuda=driver_cuda,
             cards=cards,
+            amdsmi_error=why_no_amdsmi() if any(card.architecture for card in cards) else "",
+            unplanned="" if cards else _unplanned(),
             others_bytes={card.uuid or "": sum(each.used_bytes for each in others_on(card)) for card in cards},
             unknown_cards=tuple(card.name for card in cards if recognise(card.name, card.total_bytes) is None),
             libraries=libraries,
@@ -129,6 +140,13 @@ def _cards() -> tuple[Hardware, ...]:
         return detect()
     except AutofitError:
         return ()
+
+
+def _unplanned() -> str:
+    try:
+        return seen().unplanned
+    except NoAnswer:
+        return ""
 
 
 def _hub() -> Hub:

@@ -18,7 +18,8 @@ from unittest.mock import patch
 import torch
 
 from autotrain_mem.rehearsal.cuda.attention_buffers import Call, FusedAttention, plain_attention
-from autotrain_mem.rehearsal.cuda.attention_choice import HALF, Backend, Capability, Inputs, choose, trains
+from autotrain_mem.rehearsal.cuda.attention_choice import HALF, Backend, Inputs, choose, trains
+from autotrain_mem.spec.hardware import Capability
 
 _FLASH_SPLIT = (
     "flash attention's split over the keys where few queries run (batch x heads x tokens / 64 below 1.6 x the card's "
@@ -32,8 +33,16 @@ _CUDNN = (
 )
 
 
+_AOTRITON = (
+    "attention by other kernels than AOTriton's (TORCH_ROCM_FA_PREFER_CK, or a torch without AOTriton): without any, a "
+    "layer's scores in float32 come on top, several times tokens x tokens x heads x 4 bytes for each row"
+)
+
+
 def not_counted(compute_capability: Capability) -> tuple[str, ...]:
     """Says what this module leaves out on a card, each with its bound; cuDNN's attention is for 9.x and 10.x."""
+    if isinstance(compute_capability, str):
+        return (_AOTRITON,)
     return (_FLASH_SPLIT, *(_CUDNN if compute_capability[0] >= 9 else ()))
 
 
@@ -177,6 +186,8 @@ def why_not(
         return None
     if attn_implementation not in FLASH_NAMES:
         return f"{attn_implementation} is not rehearsed: take sdpa, which CUDA runs by its own flash kernel"
+    if isinstance(compute_capability, str):
+        return "flash-attention by name is another package on AMD's cards, whose buffers are not known"
     if compute_capability < (8, 0):
         major, minor = compute_capability
         return f"flash-attention needs compute capability 8.0 or newer; this card has {major}.{minor}"

@@ -8,7 +8,7 @@ Shapes: B batch, H query heads, G key and value heads, S queries, T keys, D head
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
@@ -16,10 +16,12 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from autotrain_mem.rehearsal.cuda.attention_choice import HALF, Backend, Capability, Inputs
+from autotrain_mem.rehearsal.cuda.attention_choice import HALF, Backend, Inputs
 from autotrain_mem.rehearsal.known_values import known_value
 from autotrain_mem.rehearsal.trace.flops import note
 from autotrain_mem.rehearsal.trace.operator_costs import attention
+from autotrain_mem.spec.amd import ARCHITECTURES
+from autotrain_mem.spec.hardware import Capability
 
 plain_attention = torch.nn.functional.scaled_dot_product_attention
 
@@ -145,6 +147,7 @@ def _efficient_workspace_bytes(inputs: Inputs, call: Call) -> int:
     """
     query, key, value = inputs
     half, head = query.dtype in HALF, max(query.size(3), value.size(3))
+    assert not isinstance(call.capability, str)  # which has kernels of its own
     large_card = call.capability in ((8, 0), (9, 0)) or call.capability[0] == 10
     ampere_half = half and call.capability[0] >= 8
     block_rows, block_keys, bound = 64, 64, 64 if head <= 64 else 128 if head <= 128 else 1 << 16
@@ -178,12 +181,44 @@ def _flash3_backward(inputs: Inputs, call: Call) -> Made:
     return grads, scratch
 
 
-KERNELS = {
+def _aotriton_forward(query: torch.Tensor, value: torch.Tensor, call: Call) -> Kept:
+    """``hip/flash_attn/aot/mha_all_aot.hip: mha_fwd_aot``, and ``cuda/attention.cu: _efficient_attention_forward``
+    below ``USE_ROCM``: out, the logsumexp of each query, seed and offset of the generator on the device."""
+    is_flash = call.backend is Backend.FLASH
+    out = torch.empty_like(query) if is_flash else _rows_first(query, value.size(3))
+    rows = query.size(2) if is_flash or call.keeps_statistics else 0
+    statistics = torch.empty((*query.shape[:2], rows), dtype=torch.float32)
+    return out, [statistics, *(torch.empty((), dtype=torch.int64) for _ in range(2))]
+
+
+def _aotriton_backward(inputs: Inputs, call: Call) -> Made:
+    """``mha_all_aot.hip: mha_bwd_aot`` and ``cuda/attention_backward.cu: _efficient_attention_backward`` below
+    ``USE_ROCM``: gradients, the row sums (of flash a second time, unused), and what adds the query's gradient up.
+
+    Grouped heads are added up inside; a backward that is fused, as short rows have, takes no row sums.
+    """
+    query, is_flash = inputs[0], call.backend is Backend.FLASH
+    grads = [torch.empty_like(each) if is_flash else _rows_first(each, each.size(3)) for each in inputs]
+    rows = query.numel() // query.size(3)
+    scratch = [torch.empty(rows, dtype=torch.float32) for _ in range(2 if is_flash else 1)]
+    if ARCHITECTURES[str(call.capability)].adds_queries_up:
+        scratch.append(torch.empty(query.numel(), dtype=torch.float32))
+    return grads, scratch
+
+
+_KERNELS = {
     Backend.FLASH: (_flash_forward, _flash_backward),
     Backend.FLASH3: (_flash_forward, _flash3_backward),
     Backend.CUDNN: (_cudnn_forward, _cudnn_backward),
     Backend.EFFICIENT: (_efficient_forward, _efficient_backward),
 }
+
+_AOTRITON = (_aotriton_forward, _aotriton_backward)
+
+
+def kernels(call: Call) -> tuple[Callable[[torch.Tensor, torch.Tensor, Call], Kept], Callable[[Inputs, Call], Made]]:
+    """Returns what allocates as the forward and the backward kernel of a call do."""
+    return _AOTRITON if isinstance(call.capability, str) else _KERNELS[call.backend]
 
 
 class FusedAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here
@@ -194,7 +229,7 @@ class FusedAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped 
         ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, call: Call
     ) -> torch.Tensor:
         """``query`` is B x H x S x D, ``key`` and ``value`` B x G x T x D, ``bias`` is added to the scores."""
-        out, kept = KERNELS[call.backend][0](query, value, call)
+        out, kept = kernels(call)[0](query, value, call)
         note(attention(query, key, value, visible=visible_share(query, key, call)))
         if not isinstance(query, FakeTensor):
             with unseen():
@@ -210,7 +245,7 @@ class FusedAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped 
         inputs = (query, key, value)
         call: Call = ctx.call
         grad, out = by_rows(grad, out, call.backend)
-        grads, scratch = KERNELS[call.backend][1](inputs, call)
+        grads, scratch = kernels(call)[1](inputs, call)
         note(attention(*inputs, visible=visible_share(query, key, call), backward=True))
         if not isinstance(query, FakeTensor):
             with unseen(), torch.enable_grad():

@@ -10,9 +10,12 @@ from enum import StrEnum
 
 import torch
 
-Capability = tuple[int, int]
+from autotrain_mem.spec.amd import ARCHITECTURES, Architecture
+from autotrain_mem.spec.hardware import Capability
 
 HALF = (torch.float16, torch.bfloat16)
+LARGEST_ALIGNED_HEAD = 256
+"""Of ROCm's memory-efficient attention: ``sdp_utils.cpp: check_head_dim_size_flash_nested``."""
 
 
 class Backend(StrEnum):
@@ -39,13 +42,15 @@ def choose(
     enable_gqa: bool,
     capability: Capability,
 ) -> Backend:
-    """The kernel that CUDA picks.
+    """The kernel that CUDA picks, or ROCm.
 
     cuDNN goes first on capability 9.x and 10.x (``check_prefer_cudnn_attention``: cuDNN newer than 9.15.0, which
     torch's CUDA 13 wheels bring), flash and memory-efficient follow, math takes the rest.
     """
     if not _fits_any_fused(inputs, mask):
         return Backend.MATH
+    if isinstance(capability, str):
+        return _choose_of_amd(inputs, mask, ARCHITECTURES[capability], is_causal=is_causal, enable_gqa=enable_gqa)
     query, key, value = inputs
     grouped = enable_gqa and key.size(1) == value.size(1) and query.size(1) % key.size(1) == 0
     equal_heads = query.size(1) == key.size(1) == value.size(1)
@@ -55,6 +60,31 @@ def choose(
         if mask is None and _flash_runs(inputs, dropout, is_causal, capability):
             return Backend.FLASH
     if equal_heads and _efficient_runs(inputs, capability):
+        return Backend.EFFICIENT
+    return Backend.MATH
+
+
+def _choose_of_amd(
+    inputs: Inputs, mask: torch.Tensor | None, card: Architecture, *, is_causal: bool, enable_gqa: bool
+) -> Backend:
+    """AOTriton's kernels, under the same two names; cuDNN's are not there (``sdp_utils.cpp``, below ``USE_ROCM``).
+
+    Both take heads of one size up to ``aotriton_max_hdim``. Flash needs half precision and takes grouped heads and no
+    mask (``can_use_flash_attention``). Memory-efficient attention takes equal heads, whose size is a multiple of 8, or
+    of 4 in float32 (``check_head_dim_size_flash_nested``, which asks for 8 in any case up to AOTriton 0.11), and no
+    mask of another dtype than the query's (``can_use_mem_efficient_attention``).
+    """
+    query, key, value = inputs
+    equal_heads = query.size(1) == key.size(1) == value.size(1)
+    grouped = enable_gqa and key.size(1) == value.size(1) and query.size(1) % key.size(1) == 0
+    if not query.size(3) == key.size(3) == value.size(3) <= card.largest_head:
+        return Backend.MATH
+    is_square = not is_causal or query.size(2) == key.size(2)
+    if mask is None and query.dtype in HALF and is_square and (equal_heads or grouped):
+        return Backend.FLASH
+    fits_mask = mask is None or mask.dtype in (torch.bool, query.dtype)
+    is_aligned = query.size(3) % 8 == 0 and query.size(3) <= LARGEST_ALIGNED_HEAD
+    if equal_heads and fits_mask and is_aligned and query.dtype in (*HALF, torch.float32):
         return Backend.EFFICIENT
     return Backend.MATH
 
@@ -73,7 +103,7 @@ def _fits_any_fused(inputs: Inputs, mask: torch.Tensor | None) -> bool:
     )
 
 
-def _cudnn_runs(inputs: Inputs, mask: torch.Tensor | None, dropout: float, capability: Capability) -> bool:
+def _cudnn_runs(inputs: Inputs, mask: torch.Tensor | None, dropout: float, capability: tuple[int, int]) -> bool:
     """``can_use_cudnn_attention``, and of the mask ``sdp_utils_cpp.h: check_attn_mask_shape``. Head sizes above 128 run
     only with a cuDNN that torch 2.13 does not bring."""
     query, key, value = inputs
@@ -91,7 +121,7 @@ def _cudnn_runs(inputs: Inputs, mask: torch.Tensor | None, dropout: float, capab
     )
 
 
-def _flash_runs(inputs: Inputs, dropout: float, is_causal: bool, capability: Capability) -> bool:
+def _flash_runs(inputs: Inputs, dropout: float, is_causal: bool, capability: tuple[int, int]) -> bool:
     """``can_use_flash_attention``, without the mask."""
     query, key, value = inputs
     head = query.size(3)
@@ -106,7 +136,7 @@ def _flash_runs(inputs: Inputs, dropout: float, is_causal: bool, capability: Cap
     )
 
 
-def _efficient_runs(inputs: Inputs, capability: Capability) -> bool:
+def _efficient_runs(inputs: Inputs, capability: tuple[int, int]) -> bool:
     """``can_use_mem_efficient_attention``; alignment from ``minimum_gemm_alignment``."""
     query, key, value = inputs
     half = query.dtype in HALF

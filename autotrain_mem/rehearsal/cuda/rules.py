@@ -26,7 +26,6 @@ from transformers.integrations import moe
 
 from autotrain_mem.rehearsal.cuda import attention, loading, workspaces
 from autotrain_mem.rehearsal.cuda.attention import cuda_attention
-from autotrain_mem.rehearsal.cuda.attention_choice import Capability
 from autotrain_mem.rehearsal.cuda.autocast import cuda_autocast
 from autotrain_mem.rehearsal.cuda.bitsandbytes import cuda_bitsandbytes
 from autotrain_mem.rehearsal.cuda.fused_head import fused_head_stand_ins
@@ -34,6 +33,7 @@ from autotrain_mem.rehearsal.cuda.host_offload import host_offloading
 from autotrain_mem.rehearsal.cuda.liger import liger_stand_ins
 from autotrain_mem.rehearsal.cuda.loading import cuda_loading
 from autotrain_mem.rehearsal.trace.recorder import Recorder
+from autotrain_mem.spec.hardware import Capability
 
 Tensors = Literal["fake cpu", "real cpu", "fake cuda"]
 """The tensors that a trainer runs on: a rehearsal's, a simulated card's, and those of a rehearsal on a machine with a
@@ -159,6 +159,12 @@ RULES = (
 """Every rule, in the order in which they are entered."""
 
 
+_UNPROVED = (
+    "whatever AMD's {} does otherwise than is published: it is planned from torch's source for ROCm and from data "
+    "sheets, and was never run on such a card"
+)
+
+
 @contextmanager
 def cuda_semantics(recorder: Recorder, compute_capability: Capability, tensors: Tensors = "fake cpu") -> Iterator[None]:
     """Applies every rule that such tensors need: while a trainer is built, and while it trains.
@@ -174,4 +180,5 @@ def cuda_semantics(recorder: Recorder, compute_capability: Capability, tensors: 
 
 def not_imitated(compute_capability: Capability) -> tuple[str, ...]:
     """Says what no rehearsal for such a card counts, whatever its settings."""
-    return (*workspaces.NOT_COUNTED, *loading.NOT_COUNTED, *attention.not_counted(compute_capability))
+    unproved = (_UNPROVED.format(compute_capability),) if isinstance(compute_capability, str) else ()
+    return (*unproved, *workspaces.NOT_COUNTED, *loading.NOT_COUNTED, *attention.not_counted(compute_capability))

@@ -17,6 +17,8 @@ import torch
 
 from autotrain_mem.rehearsal.cuda.attention_choice import HALF
 from autotrain_mem.rehearsal.trace.recorder import Scratch, Workspace
+from autotrain_mem.spec.amd import ARCHITECTURES, HIPBLASLT_BYTES
+from autotrain_mem.spec.hardware import Capability
 
 NOT_COUNTED = (
     "workspaces inside CUDA kernels that are below 1 MiB in a training step (reductions but for sums over rows, topk, "
@@ -33,15 +35,15 @@ Row = Callable[[tuple[Any, ...], dict[str, Any], Any], int]
 """Bytes of scratch, from an operator's arguments and its result."""
 
 
-def workspaces(compute_capability: tuple[int, int]) -> Workspace:
+def workspaces(compute_capability: Capability) -> Workspace:
     """Makes the table of what kernels take on a card: one for each run, as it knows which handles were used.
 
     cuBLAS: a handle belongs to a thread, and its workspace to the handle (``cuda/CublasHandlePool.cpp:
     setWorkspaceForHandle``). It is taken at the first use and kept through every ``empty_cache``; cublasLt shares it.
     On CUDA autograd runs a backward pass in a thread of its own, so a training run keeps two.
     """
-    rows, size_bytes = _rows(compute_capability), _cublas_bytes(compute_capability)
-    forward, backward = ((Scratch(size_bytes, kept_as="cuBLAS workspace"),) for _ in range(2))
+    rows = _rows(compute_capability)
+    forward, backward = (_product_workspaces(compute_capability) for _ in range(2))
 
     def workspace(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> tuple[Scratch, ...]:
         if operator in _BY_CUBLAS:
@@ -61,6 +63,17 @@ _BY_CUBLAS = frozenset(
 )
 
 
+def _product_workspaces(compute_capability: Capability) -> tuple[Scratch, ...]:
+    """Of AMD both libraries': products go to hipBLASLt where it knows the card (``aten/src/ATen/Context.cpp:
+    blasPreferredBackend``), and to rocBLAS where it has no kernel for them. A run that needs but one keeps less."""
+    if isinstance(compute_capability, str):
+        rocblas_bytes = ARCHITECTURES[compute_capability].rocblas_bytes
+        return Scratch(rocblas_bytes, kept_as="rocBLAS workspace"), Scratch(
+            HIPBLASLT_BYTES, kept_as="hipBLASLt workspace"
+        )
+    return (Scratch(_cublas_bytes(compute_capability), kept_as="cuBLAS workspace"),)
+
+
 def _cublas_bytes(compute_capability: tuple[int, int]) -> int:
     """``cuda/CublasHandlePool.cpp: parseChosenWorkspaceSize``, without ``CUBLAS_WORKSPACE_CONFIG``.
 
@@ -69,7 +82,7 @@ def _cublas_bytes(compute_capability: tuple[int, int]) -> int:
     return 32 << 20 if compute_capability[0] >= 9 else 2 * (4096 << 10) + 8 * (16 << 10)
 
 
-def _rows(compute_capability: tuple[int, int]) -> dict[Any, Row]:
+def _rows(compute_capability: Capability) -> dict[Any, Row]:
     return {
         _aten.sum.dim_IntList: _sum_over(compute_capability),
         _aten.sum.default: _sum_converted,
@@ -132,19 +145,27 @@ _FEWEST_VALUES, _MOST_VALUES = 16, 256
 _LARGEST_INDEX = 2**31 - 1
 
 
-def _sum_over(compute_capability: tuple[int, int]) -> Row:
+def _sum_over(compute_capability: Capability) -> Row:
     """A sum over rows, which autograd makes for the gradients of biases and of norms' weights.
 
     A capability that is not known here is taken for the largest card of all.
     """
-    multiprocessors = MULTIPROCESSORS.get(compute_capability, max(MULTIPROCESSORS.values()))
-    threads = multiprocessors * _THREADS_PER_MULTIPROCESSOR.get(compute_capability, 2048)
+    threads = _threads(compute_capability)
 
     def row(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
         tensor, dims = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
         return _sum_converted(args, kwargs, out) + _sum_parts(tensor, dims, out, threads)
 
     return row
+
+
+def _threads(compute_capability: Capability) -> int:
+    """How many run at once; 2048 on each of AMD's compute units (HIP's ``hipDeviceProp_t: maxThreadsPerMultiProcessor``
+    on CDNA and RDNA alike), whose wavefronts of 64 make no difference to how blocks share a sum."""
+    if isinstance(compute_capability, str):
+        return ARCHITECTURES[compute_capability].compute_units * 2048
+    multiprocessors = MULTIPROCESSORS.get(compute_capability, max(MULTIPROCESSORS.values()))
+    return multiprocessors * _THREADS_PER_MULTIPROCESSOR.get(compute_capability, 2048)
 
 
 def _sum_converted(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:

@@ -27,10 +27,11 @@ from torch.nn import functional
 
 from autotrain_mem.errors import RehearsalError
 from autotrain_mem.rehearsal.cuda.attention import autocast_inputs
-from autotrain_mem.rehearsal.cuda.attention_buffers import KERNELS, Call, by_rows, unseen, visible_share
-from autotrain_mem.rehearsal.cuda.attention_choice import Backend, Capability, choose
+from autotrain_mem.rehearsal.cuda.attention_buffers import Call, by_rows, kernels, unseen, visible_share
+from autotrain_mem.rehearsal.cuda.attention_choice import Backend, choose
 from autotrain_mem.rehearsal.trace.flops import note
 from autotrain_mem.rehearsal.trace.operator_costs import attention
+from autotrain_mem.spec.hardware import Capability
 
 TOKENS_DIM = 2
 """Of B x H x S x D (``_attention.py: _scaled_dot_product_ring_flash_attention``)."""
@@ -142,7 +143,7 @@ class RingAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped t
 
 
 def _forward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: Call) -> tuple[torch.Tensor, ...]:
-    out, (logsumexp, *rest) = KERNELS[call.backend][0](query, value, call)
+    out, (logsumexp, *rest) = kernels(call)[0](query, value, call)
     note(attention(query, key, value, visible=visible_share(query, key, call)))
     if not isinstance(query, FakeTensor):
         with unseen():
@@ -168,7 +169,7 @@ def _backward(
 ) -> tuple[torch.Tensor, ...]:
     inputs = (query, key, value)
     grad_out, out = by_rows(grad_out, out, call.backend)
-    grads, scratch = KERNELS[call.backend][1](inputs, call)
+    grads, scratch = kernels(call)[1](inputs, call)
     note(attention(*inputs, visible=visible_share(query, key, call), backward=True))
     if not isinstance(query, FakeTensor):
         with unseen():

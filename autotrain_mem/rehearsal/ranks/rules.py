@@ -9,7 +9,6 @@ from typing import Any
 
 from autotrain_mem.parallel.config import accelerate_config
 from autotrain_mem.parallel.environment import launch_environment
-from autotrain_mem.rehearsal.cuda.attention_choice import Capability
 from autotrain_mem.rehearsal.ranks.collectives import Collectives
 from autotrain_mem.rehearsal.ranks.ddp import ddp_rules
 from autotrain_mem.rehearsal.ranks.fsdp1 import fsdp1_rules
@@ -20,6 +19,7 @@ from autotrain_mem.rehearsal.ranks.recording import RankRecorder
 from autotrain_mem.rehearsal.ranks.ring_attention import ring_attention
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.spec import Knobs
+from autotrain_mem.spec.hardware import Capability
 
 _LOADED_BY_ALL = {"FSDP_CPU_RAM_EFFICIENT_LOADING": "false", "FSDP_SYNC_MODULE_STATES": "false"}
 """A rehearsal loads nothing: shards come out the same, whoever read the weights."""

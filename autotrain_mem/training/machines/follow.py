@@ -23,6 +23,7 @@ from autotrain_mem.errors import AutofitError, InterruptedByUser, OutputFolderEr
 from autotrain_mem.parallel.place import Place
 from autotrain_mem.processes import GRACE_SECONDS, Child, ChildDied
 from autotrain_mem.spec import Hardware, codec
+from autotrain_mem.training.environment import seen_cards
 from autotrain_mem.training.launch import RUN_PROCESS
 from autotrain_mem.training.machines.lead import Hello, capitalized, how_to_reach, join_seconds
 from autotrain_mem.training.machines.link import Link, Message
@@ -200,7 +201,7 @@ class _Following:
     # -- what is this machine's own ------------------------------------------------------------------------------------
 
     def _sees(self) -> Mapping[str, str]:
-        return {"CUDA_VISIBLE_DEVICES": ",".join(self._hardware.topology.uuids)} if self._real else {}
+        return seen_cards(self._hardware, self._hardware.topology.uuids) if self._real else {}
 
     def _own(self, message: Message, folder: Path) -> Message:
         """The request with this machine's device, and the output folder as it is seen from here."""

@@ -27,7 +27,6 @@ from autotrain_mem.parallel.config import sharding_arguments
 from autotrain_mem.rehearsal.model.image_processor import load_processor, revision_of
 from autotrain_mem.rehearsal.rehearse import build_trainer
 from autotrain_mem.spec import Hardware, Phase, PhasePeak, codec
-from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY
 from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.training.out_of_memory import is_out_of_memory
 from autotrain_mem.training.request import Request
@@ -172,7 +171,7 @@ def device_of(request: Request) -> Iterator[Device]:
     # gloo holds nothing of a card; NCCL would.
     hardware = request.hardware.with_communicators(request.knobs.communicators)
     simulated = SimulatedGpu(hardware, settings)
-    watch = Watch(simulated, hardware.compute_capability or ASSUMED_CAPABILITY, request.knobs)
+    watch = Watch(simulated, hardware.capability, request.knobs)
     # A probe is no part of the run that mishaps are for.
     environment = os.environ if request.task == "train" else dict[str, str]()
     faults = beset(simulated, environment, pathlib.Path(request.output_dir), lambda: watch.phase)

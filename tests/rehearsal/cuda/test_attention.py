@@ -13,12 +13,14 @@ from autotrain_mem.rehearsal.cuda.attention import cuda_attention, why_not
 from autotrain_mem.rehearsal.cuda.attention_choice import Backend, choose
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.spec import Owner
+from autotrain_mem.spec.hardware import Capability
 
 BATCH, HEADS, GROUPS, TOKENS, SIZE = 2, 4, 2, 40, 16
 ROWS = BATCH * HEADS * TOKENS
 OUT = ROWS * SIZE * 2
 GROUPED = BATCH * GROUPS * TOKENS * SIZE * 2
 T4, A100, A10, RTX_4090, H100, RTX_5090 = (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (12, 0)
+MI250, MI300X, RX_7900 = "gfx90a", "gfx942", "gfx1100"
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 plain_attention = torch.nn.functional.scaled_dot_product_attention
@@ -62,6 +64,15 @@ CHOICES = [
     (BF16, A100, True, 20, False, True, Backend.MATH),
     (BF16, A100, False, 20, False, True, Backend.FLASH),
     (torch.float64, A100, False, 128, False, True, Backend.MATH),
+    (BF16, MI300X, False, 128, False, True, Backend.FLASH),
+    (BF16, MI300X, False, 128, True, True, Backend.FLASH),
+    (BF16, MI300X, True, 128, False, True, Backend.EFFICIENT),
+    (BF16, MI300X, True, 128, True, True, Backend.MATH),
+    (FP32, MI250, False, 128, False, True, Backend.EFFICIENT),
+    (BF16, MI250, False, 288, False, True, Backend.FLASH),
+    (BF16, RX_7900, False, 288, False, True, Backend.MATH),
+    (BF16, RX_7900, False, 256, False, True, Backend.FLASH),
+    (BF16, MI300X, True, 20, False, True, Backend.MATH),
 ]
 
 
@@ -85,13 +96,11 @@ def test_neither_unannounced_grouped_heads_nor_a_longer_cache_are_for_flash() ->
     assert choice(query, key, value, is_causal=False) is Backend.FLASH
 
 
-@pytest.mark.parametrize("card", [T4, A100, H100])
+@pytest.mark.parametrize("card", [T4, A100, H100, MI300X])
 @pytest.mark.parametrize("groups", [HEADS, GROUPS], ids=["heads", "gqa"])
 @pytest.mark.parametrize("how", ["causal", "mask", "full"])
 @pytest.mark.parametrize(("dtype", "size"), [(FP32, SIZE), (BF16, SIZE), (BF16, 20)])  # flash pads heads of 20
-def test_values_and_gradients_are_the_cpus(
-    dtype: torch.dtype, size: int, how: str, groups: int, card: tuple[int, int]
-) -> None:
+def test_values_and_gradients_are_the_cpus(dtype: torch.dtype, size: int, how: str, groups: int, card: Any) -> None:
     """Tolerances: a rounding step of the type at values of this size; math works in float32 where the CPU does not."""
     inputs = projections(dtype, groups, size)
     options = {"attn_mask": padding_mask() if how == "mask" else None, "is_causal": how == "causal"}
@@ -127,7 +136,7 @@ def test_dropout_keeps_a_byte_per_score_in_the_math_kernel_alone(
 
 
 def recorded(
-    tensors: Callable[[], Any], card: tuple[int, int], dtype: torch.dtype, groups: int = HEADS, **options: Any
+    tensors: Callable[[], Any], card: Capability, dtype: torch.dtype, groups: int = HEADS, **options: Any
 ) -> tuple[list[int], list[int]]:
     """Sizes born in a call and what lives after it, and those born in its backward pass."""
     masked, trains = options.pop("masked", False), options.pop("trains", True)
@@ -158,7 +167,7 @@ FLASH_SCRATCH = [PADDED * 4, PADDED * 32 * 4]  # row sums and an accumulator
 EFFICIENT_SCRATCH = [ROWS * 4, BATCH * HEADS * (16 + 64 * 64 * 4)]  # row sums and the kernel's workspace
 CUDNN_WORKSPACE = ROWS * 4 + ROWS * SIZE * 4 + 2 * OUT
 
-BYTES: dict[str, tuple[tuple[int, int], torch.dtype, int, dict[str, Any], list[int], list[int]]] = {
+BYTES: dict[str, tuple[Capability, torch.dtype, int, dict[str, Any], list[int], list[int]]] = {
     # what lives after a call, and the first births of its backward pass
     "flash": (A100, BF16, HEADS, CAUSAL, [OUT, ROWS * 4, 16], [OUT, OUT, OUT, *FLASH_SCRATCH]),
     "grouped": (A100, BF16, GROUPS, CAUSAL, [OUT, ROWS * 4, 16], [OUT, GROUPED, GROUPED, *FLASH_SCRATCH, OUT, OUT]),
@@ -167,6 +176,12 @@ BYTES: dict[str, tuple[tuple[int, int], torch.dtype, int, dict[str, Any], list[i
     "float32": (A100, FP32, HEADS, CAUSAL, [2 * OUT, LOGSUMEXP], [2 * OUT] * 4 + [ROWS * 4] * 2),
     "cuDNN": (H100, BF16, GROUPS, MASKED, [MASK, OUT, ROWS * 4, 8, 8], [OUT, GROUPED, GROUPED, CUDNN_WORKSPACE]),
     "cuDNN untrained": (H100, BF16, HEADS, UNTRAINED, [OUT], []),
+    "AOTriton": (MI250, BF16, HEADS, CAUSAL, [OUT, ROWS * 4, 8, 8], [OUT, OUT, OUT, ROWS * 4, ROWS * 4]),
+    "AOTriton, grouped, with assembly": (
+        *(MI300X, BF16, GROUPS, CAUSAL, [OUT, ROWS * 4, 8, 8]),
+        [OUT, GROUPED, GROUPED, ROWS * 4, ROWS * 4, ROWS * SIZE * 4],
+    ),
+    "AOTriton, efficient": (MI250, BF16, HEADS, MASKED, [MASK, OUT, ROWS * 4, 8, 8], [OUT, OUT, OUT, ROWS * 4]),
 }
 
 
