@@ -408,6 +408,12 @@ def test_drop_in_cost(script: Load, forge: Forge, monkeypatch: pytest.MonkeyPatc
     assert "wall ratio" in ran.out
 
 
+def test_image_counting(script: Load) -> None:
+    ran = script("image_counting").run("--rows", 20, "--family", "gemma3")
+    assert "again, out of the cache" in ran.out
+    assert ran.code == 0
+
+
 def test_watch_cost(script: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     watch_cost = script("watch_cost")
     monkeypatch.setattr(watch_cost.names, "BAR", math.inf)
