@@ -127,6 +127,7 @@ def _add_search(parser: argparse.ArgumentParser, *, estimates: bool) -> None:
         search.add_argument("--within", metavar="TIME", help=_WITHIN)
         search.add_argument("--budget", type=float, metavar="AMOUNT", help=_BUDGET)
         search.add_argument("--prices", metavar="FILE", help=_PRICES)
+    search.add_argument("--max_pixels", type=int, metavar="N", help="make larger images smaller, to N pixels")
     search.add_argument("--optimizer_offload", action="store_true", help="optimizer state and step on the host")
     search.add_argument("--expandable_segments", action="store_true", help="PYTORCH_ALLOC_CONF for the training")
     search.add_argument("--sharding", choices=SHARDINGS, help=_SHARDING)

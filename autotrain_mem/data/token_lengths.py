@@ -95,14 +95,14 @@ def lacks_tokenizer(folder: pathlib.Path) -> bool:
     return folder.is_dir() and not any(path.name in _TOKENIZER_FILES for path in folder.iterdir())
 
 
-def load_tokenizer(model: str, **options: Any) -> Any:
+def load_tokenizer(model: str, max_pixels: int | None = None, **options: Any) -> Any:
     """The model's tokenizer. Raises ModelNotFoundError when there is none."""
     from autotrain_mem.rehearsal.model.image_processor import load_processor
 
     if lacks_tokenizer(pathlib.Path(model)):
         raise _no_tokenizer(model)
     try:
-        return load_processor(model, **options)
+        return load_processor(model, max_pixels, **options)
     except (OSError, ValueError, TypeError, ImportError) as error:
         raise _no_tokenizer(model, why_unreachable(error)) from error
 
@@ -135,7 +135,8 @@ def _lengths(job: Job, filled: Configs, rows: Any, name: str) -> tuple[RowLength
     if formatting is None or "input_ids" in rows.column_names:
         check_rows(rows, load.columns_read(job.method, rows.column_names, filled), name)
     tokenizer = keyword_of(job, "processing_class")
-    tokenizer = tokenizer or load_tokenizer(job.model, trust_remote_code=trusts_remote_code(filled))
+    smaller = job.arguments.get("max_pixels")
+    tokenizer = tokenizer or load_tokenizer(job.model, smaller, trust_remote_code=trusts_remote_code(filled))
     given = job.arguments.get("dataset_num_proc")
     filled.training.dataset_num_proc = processes(len(rows), given)  # of GRPO's config no field; nobody minds
     try:

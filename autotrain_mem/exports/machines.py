@@ -32,7 +32,7 @@ def machine_words(case: Case) -> list[str]:
         "gpus": devices,
         "nodes": case.nodes if case.nodes > 1 else None,
         **_launch(case.knobs),
-        **{name: True for name in OWN_KNOBS if getattr(case.knobs, name)},
+        **{name: value for name in OWN_KNOBS if (value := getattr(case.knobs, name))},
     }
     given = {name: value for name, value in ours.items() if value is not None}
     settings = {name: value for name, value in case.settings.items() if name != "model_name_or_path"}

@@ -76,7 +76,7 @@ def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: i
     # Enough for every micro-step of every process; where a generation makes the batch, for every generation.
     rows_of_a_step = knobs.per_device_train_batch_size * REHEARSED_ACCUMULATION * knobs.processes
     rows_of_a_step = knobs.effective_batch_size if knobs.completion_length else rows_of_a_step
-    tokenizer = _stub(job)
+    tokenizer = _stub(job, knobs)
     made = partial(method.worst_rows, filled, length)
     edit_rows = method.rows_editor(filled)
     if job.images:
@@ -120,14 +120,16 @@ def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: i
     )
 
 
-def _stub(job: Job) -> Any:
+def _stub(job: Job, knobs: Knobs) -> Any:
     """Makes what a rehearsal has in the place of a tokenizer, or of a processor where rows have images."""
     side = "left" if job.is_online else "right"
     if not job.images:
         return stub_tokenizer(side)
     from transformers import AutoConfig
 
-    return rehearsed_processor(job.model, AutoConfig.from_pretrained(job.model, **revision_of(job)), side)
+    options = revision_of(job)
+    config = AutoConfig.from_pretrained(job.model, **options)
+    return rehearsed_processor(job.model, config, side, max_pixels=knobs.max_pixels, **options)
 
 
 def _repeats(knobs: Knobs) -> int:

@@ -17,6 +17,7 @@ from autotrain_mem.report.layout import BAD, LOUD, QUIET, Block, add, hanging, s
 from autotrain_mem.report.sharing import devices
 from autotrain_mem.spec import Candidate, DataSummary, Estimate, Harm, Lever, Plan
 from autotrain_mem.spec.data import PERCENTILES
+from autotrain_mem.spec.flag_words import flag_words
 from autotrain_mem.spec.knobs import LAUNCH_KNOBS, OWN_KNOBS, TOKEN_KNOBS, ZERO_KNOBS, knob_names
 from autotrain_mem.spec.mixed_lengths import STEPS
 from autotrain_mem.spec.most import Most
@@ -336,7 +337,8 @@ def _flags(plan: Plan) -> list[RenderableType]:
     """The settings as flags of TRL's command; of ours, which takes the same, where TRL has none."""
     command = "trl" if plan.job.method_facts.has_trl_command else "autofit"
     flags = [Block(Text(line), 2) for line in formatting.flag_lines(plan.method, plan.knobs)]
-    own = " ".join([*(f"--{name}" for name in OWN_KNOBS if getattr(plan.knobs, name)), *_launched(plan)])
+    ours = {name: value for name in OWN_KNOBS if (value := getattr(plan.knobs, name))}
+    own = " ".join([*flag_words(ours), *_launched(plan)])
     more = [Block(Text(f"and only autofit has {own}"), 2)] if own else []
     return section(f"the same settings as flags of {command} {plan.method}", *flags, *more)
 

@@ -46,6 +46,7 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "expandable_segments": ((bool,), "True or False"),
     "cp_size": ((int,), "a whole number"),
     "sp_size": ((int,), "a whole number"),
+    "max_pixels": ((int,), "a whole number"),
     "fsdp_offload_params": ((bool,), "True or False"),
     "offload_optimizer_device": ((str,), "'cpu'"),
     "offload_param_device": ((str,), "'cpu'"),
@@ -119,6 +120,9 @@ class AutoFit:
     """So many GPUs share the tokens of each row (context parallelism, with FSDP2); None: as many as a length needs."""
     sp_size: int | None = None
     """The same in DeepSpeed's way (sequence parallelism, with ZeRO)."""
+    max_pixels: int | None = None
+    """Pixels to which a larger image is made smaller before it becomes tokens; None: as the model's processor has it,
+    or fewer where nothing else fits."""
     fsdp_offload_params: bool = False
     """Shards of parameters, gradients and optimizer state wait in host memory (FSDP)."""
     offload_optimizer_device: OffloadDevice | None = None
@@ -173,6 +177,8 @@ class AutoFit:
         for name in TOKEN_KNOBS:
             if (size := getattr(self, name)) is not None and size < 1:
                 yield f"--{name} {size} is no number of GPUs", f"--{name} takes 1 or more."
+        if self.max_pixels is not None and self.max_pixels < 1:
+            yield f"--max_pixels {self.max_pixels} is no number of pixels", "--max_pixels takes 1 or more."
         for name in ZERO_KNOBS:
             if getattr(self, name) not in (None, "cpu", "nvme"):
                 yield f"--{name} takes no {getattr(self, name)!r}", f"--{name} takes cpu."
@@ -235,6 +241,7 @@ class AutoFit:
             sharding=self.sharding or job.arguments.get("sharding"),
             cp_size=self.cp_size or job.arguments.get("cp_size"),
             sp_size=self.sp_size or job.arguments.get("sp_size"),
+            max_pixels=self.max_pixels or job.arguments.get("max_pixels"),
             fsdp_offload_params=self.fsdp_offload_params or bool(job.arguments.get("fsdp_offload_params")),
             offload_optimizer_device=self.offload_optimizer_device or job.arguments.get("offload_optimizer_device"),
             offload_param_device=self.offload_param_device or job.arguments.get("offload_param_device"),
@@ -244,7 +251,7 @@ class AutoFit:
     def pins(self) -> dict[str, Any]:
         """Returns the knobs that TRL does not have and that are given here."""
         given: dict[str, Any] = {name: True for name in OWN_SWITCHES if getattr(self, name)}
-        named = {name: getattr(self, name) for name in ("sharding", *TOKEN_KNOBS, *ZERO_KNOBS)}
+        named = {name: getattr(self, name) for name in ("sharding", "max_pixels", *TOKEN_KNOBS, *ZERO_KNOBS)}
         return given | {name: value for name, value in named.items() if value is not None}
 
     @property

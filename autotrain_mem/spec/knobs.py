@@ -49,7 +49,7 @@ class Knobs:
             *("max_completion_length", "response_length", "num_generations"),
             *("local_rollout_forward_batch_size", "per_device_eval_batch_size", "sharding", "dp_replicate_size"),
             *("lora_target_modules", "learning_rate", "offload_optimizer_device", "offload_param_device"),
-            *("cp_size", "sp_size"),
+            *("cp_size", "sp_size", "max_pixels"),
         )
     )
     """The JSON is also laid over TRL's arguments: what does not apply is left out, and so stays TRL's."""
@@ -98,6 +98,9 @@ class Knobs:
     """Rows that PPO generates and scores at once."""
     per_device_eval_batch_size: int | None = None
     """Rows of a micro-batch of evaluation; None where nothing is evaluated and the user gave none."""
+    max_pixels: int | None = None
+    """Pixels to which a larger image is made smaller, before it becomes tokens; None: as the model's processor has it.
+    Ours: TRL has no argument for it."""
     processes: int = 1
     """How many train together, each on a GPU of its own (``accelerate launch --num_processes``)."""
     sharding: Sharding | None = None
@@ -182,9 +185,9 @@ _EVERY = (
 )
 BASE_BITS = {"load_in_4bit": 4, "load_in_8bit": 8}
 """Knobs that quantize the frozen base model, and to how many bits."""
-OWN_KNOBS = ("optimizer_offload", "expandable_segments")
+OWN_KNOBS = ("optimizer_offload", "expandable_segments", "max_pixels")
 """Knobs that TRL does not have; autofit applies them itself."""
-OWN_SWITCHES = (*OWN_KNOBS, "fsdp_offload_params")
+OWN_SWITCHES = ("optimizer_offload", "expandable_segments", "fsdp_offload_params")
 """Knobs of ours whose flag needs no value."""
 ZERO_KNOBS = ("offload_optimizer_device", "offload_param_device")
 """Knobs of DeepSpeed's config."""
@@ -206,7 +209,8 @@ def knob_names(method: str, knobs: Knobs) -> tuple[str, ...]:
     rate = () if knobs.learning_rate is None else ("learning_rate",)
     told = (*_EVERY, *adapter, *rate, *METHODS[method].knobs, *evaluated)
     on = [field.name for field in fields(Knobs) if getattr(knobs, field.name) is True and field.name not in told]
-    return (*told, *on)
+    images = () if knobs.max_pixels is None else ("max_pixels",)
+    return (*told, *on, *images)
 
 
 class Harm(IntEnum):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from autotrain_mem.errors import UnsupportedModelError
+from autotrain_mem.errors import UnsupportedModelError, UsageError
 from autotrain_mem.methods.image_rows import mark_of
 from autotrain_mem.methods.worst_case_text import stub_tokenizer
 from autotrain_mem.spec import Job
@@ -64,7 +65,9 @@ FAMILIES: dict[str, dict[str, SpecialToken]] = {
 (``transformers/models/*/processing_*.py: __init__``)."""
 
 
-def rehearsed_processor(model: str, config: Any, padding_side: str = "right", **options: Any) -> Any:
+def rehearsed_processor(
+    model: str, config: Any, padding_side: str = "right", *, max_pixels: int | None = None, **options: Any
+) -> Any:
     """Make the model's own processor, with :func:`stub_tokenizer` in the place of its tokenizer.
 
     It takes images by their sizes, ``"1024x768"`` (width x height): such an image is blank, and is processed once.
@@ -72,7 +75,8 @@ def rehearsed_processor(model: str, config: Any, padding_side: str = "right", **
     Args:
         config: The model's.
         padding_side: Of the tokenizer.
-        options: Of the image processor, such as ``max_pixels``.
+        max_pixels: To which larger images are made smaller.
+        options: Of ``from_pretrained``, such as a revision.
 
     Raises:
         UnsupportedModelError: a model whose images are not rehearsed.
@@ -85,7 +89,9 @@ def rehearsed_processor(model: str, config: Any, padding_side: str = "right", **
     tokens = FAMILIES[config.model_type]
     tokenizer = stub_tokenizer(padding_side, dict(_numbered(tokens, config)))
     kind = _without_videos(processor_class(config))
-    processor = kind(_BlankImages(image_processor(model, **options)), tokenizer, **_arguments(model, config, kind))
+    processor = kind(
+        _BlankImages(image_processor(model, max_pixels, **options)), tokenizer, **_arguments(model, config, kind)
+    )
     processor.chat_template = CHAT_TEMPLATE.replace("MARK", mark_of(processor))
     return processor
 
@@ -99,7 +105,7 @@ def revision_of(job: Job) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value}
 
 
-def load_processor(model: str, **options: Any) -> Any:
+def load_processor(model: str, max_pixels: int | None = None, **options: Any) -> Any:
     """Load a model's processor, its tokenizer among its parts; a tokenizer alone where the model reads text.
 
     transformers makes a processor that also takes videos with torchvision only (``transformers/processing_utils.py:
@@ -107,7 +113,8 @@ def load_processor(model: str, **options: Any) -> Any:
     text are put together: TRL has no rows with videos.
 
     Args:
-        options: Of the image processor (``max_pixels``), and ``trust_remote_code``, ``revision``.
+        max_pixels: To which larger images are made smaller.
+        options: Of ``from_pretrained``: ``trust_remote_code``, ``revision``.
 
     Raises:
         OSError, ValueError, TypeError, ImportError: transformers' own, where there is none.
@@ -115,23 +122,54 @@ def load_processor(model: str, **options: Any) -> Any:
     from transformers import AutoConfig, AutoProcessor, AutoTokenizer
     from transformers.utils import is_torchvision_available
 
-    shared = {name: options[name] for name in ("trust_remote_code", "revision") if name in options}
     config = None
     with suppress(OSError, ValueError):  # a folder of a tokenizer alone
-        config = AutoConfig.from_pretrained(model, **shared)
-    if is_torchvision_available() or getattr(config, "model_type", None) not in FAMILIES:
-        return AutoProcessor.from_pretrained(model, **options)
-    kind, tokenizer = _without_videos(processor_class(config)), AutoTokenizer.from_pretrained(model, **shared)
-    processor = kind(image_processor(model, **options), tokenizer, **_arguments(model, config, kind))
+        config = AutoConfig.from_pretrained(model, **options)
+    reads_images = getattr(config, "model_type", None) in FAMILIES
+    if is_torchvision_available() or not reads_images:
+        processor = AutoProcessor.from_pretrained(model, **options)
+        if reads_images and max_pixels is not None:
+            processor.image_processor = image_processor(model, max_pixels, **options)
+        return processor
+    kind, tokenizer = _without_videos(processor_class(config)), AutoTokenizer.from_pretrained(model, **options)
+    processor = kind(image_processor(model, max_pixels, **options), tokenizer, **_arguments(model, config, kind))
     processor.chat_template = getattr(processor, "chat_template", None) or tokenizer.chat_template
     return processor
 
 
-def image_processor(model: str, **options: Any) -> Any:
-    """Load the model's image processor: by torchvision where it is installed, else by Pillow."""
+def image_processor(model: str, max_pixels: int | None = None, **options: Any) -> Any:
+    """Load the model's image processor: by torchvision where it is installed, else by Pillow.
+
+    Args:
+        max_pixels: To which larger images are made smaller. Of Qwen-VL's it is the area itself
+            (``image_processing_qwen2_vl.py: smart_resize``). SmolVLM's cuts an image into tiles of one size: it is
+            given the longest side of whole tiles whose square has no more pixels (``image_processing_smolvlm.py:
+            resize, split_images``).
+
+    Raises:
+        UsageError: a processor that makes tensors of one size of all images.
+    """
     from transformers import AutoImageProcessor
 
-    return AutoImageProcessor.from_pretrained(model, **options)
+    made = AutoImageProcessor.from_pretrained(model, **options)
+    if max_pixels is None:
+        return made
+    size = dict(made.size)
+    if size.get("shortest_edge") and size.get("longest_edge"):
+        most = min(size["longest_edge"], max_pixels)
+        least = min(size["shortest_edge"], most)
+        # Older files name the two by themselves, which wins (``image_processing_qwen2_vl.py: __init__``).
+        size = {"shortest_edge": least, "longest_edge": most}
+        options |= {"min_pixels": least, "max_pixels": most}
+    elif size.get("longest_edge") and getattr(made, "max_image_size", None):
+        tile = made.max_image_size["longest_edge"]
+        size = {"longest_edge": min(size["longest_edge"], max(tile, math.isqrt(max_pixels) // tile * tile))}
+    else:
+        raise UsageError(
+            f"--max_pixels changes nothing for {model}: its processor makes all images equally large.",
+            hint="Remove --max_pixels.",
+        )
+    return AutoImageProcessor.from_pretrained(model, size=size, **options)
 
 
 def processor_class(config: Any) -> Any:

@@ -212,7 +212,7 @@ def build(request: Request, placed: Placing, changes: Mapping[str, Any] | None =
     filled = method_of(job.method).configs(placed({**arguments, **(changes or {})}))
     splits = load.load(job, filled)
     if job.method_facts.reads_images and has_images(splits[filled.script.dataset_train_split].column_names):
-        filled = replace(filled, processor=load_processor(job.model, **revision_of(job)))
+        filled = replace(filled, processor=load_processor(job.model, knobs.max_pixels, **revision_of(job)))
     evaluated = splits[filled.script.dataset_test_split] if filled.is_evaluated else None
     try:
         return build_trainer(job, knobs, filled, splits[filled.script.dataset_train_split], evaluated)
