@@ -172,7 +172,7 @@ def _vision_config(family: str, ids: dict[str, int]) -> tuple[Any, dict[str, Any
     if family == "llava":
         config = LlavaConfig(
             text_config={**text, "model_type": "llama"},
-            vision_config={**tower, "model_type": "clip_vision_folder"},
+            vision_config={**tower, "model_type": "clip_vision_model"},
             image_token_index=ids["<image>"],
             **special,
         )

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from autotrain_mem.data.image_sizes import IMAGE_COLUMNS, Size, row_image_sizes
@@ -36,6 +37,27 @@ class ImageTokens:
     """Numbers in its pixel tensors."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Patch:
+    """What one of so many patches of an image makes; a share of a token where several are merged into one."""
+
+    text: str
+    tokens: Fraction
+    elements: Fraction
+
+    @classmethod
+    def of(cls, image: ImageTokens, patches: int) -> _Patch:
+        return cls(image.text, Fraction(image.tokens, patches), Fraction(image.elements, patches))
+
+    def times(self, patches: int) -> ImageTokens:
+        tokens = int(self.tokens * patches)
+        return ImageTokens(self.text, tokens - 1, tokens, int(self.elements * patches))
+
+
+_TRIED = ((448, 336), (1100, 700))
+"""Sizes between the least and the most pixels of any family's defaults."""
+
+
 class ImageCounter:
     """Counts tokens of texts with images, with one processor."""
 
@@ -48,9 +70,21 @@ class ImageCounter:
 
     def _of_size(self, size: Size) -> ImageTokens:
         key = self._kind_of(size)
-        if key not in self._known:
-            self._known[key] = self._process(size)
-        return self._known[key]
+        if key in self._known:
+            return self._known[key]
+        if isinstance(key, int) and self._one_patch is not None:
+            made = self._one_patch.times(key)
+        else:
+            made = self._process(size)
+        self._known[key] = made
+        return made
+
+    @functools.cached_property
+    def _one_patch(self) -> _Patch | None:
+        """What each patch of an image makes, where that is the same for small images and large ones: it is seen from
+        two, and saves processing one of every number of patches there is."""
+        of_two = {_Patch.of(self._process(size), self._kind_of(size)) for size in _TRIED}
+        return of_two.pop() if len(of_two) == 1 else None
 
     def _kind_of(self, size: Size) -> Any:
         """Tells sizes apart as far as the processor does; by themselves where it says nothing of them."""
