@@ -56,11 +56,13 @@ class Case:
 
     job: Job
     knobs: Knobs
+    tokens: int = LENGTH
+    """Of a row, or of a prompt with its completion."""
 
     @property
     def length(self) -> int:
         """What ``rehearse`` takes: of a row, or of the prompt alone."""
-        return LENGTH - COMPLETION if self.job.is_online else LENGTH
+        return self.tokens - COMPLETION if self.job.is_online else self.tokens
 
 
 def case(method: str, folder: pathlib.Path | str, arguments: dict[str, Any] | None = None, **knobs: Any) -> Case:

@@ -1,0 +1,65 @@
+"""Rows with images are rehearsed as they are trained on: the same bytes, born in the same order.
+
+``scripts/parity`` compares all three families with every trainer that reads images.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real_run import assert_alike, case, rehearsed
+
+from autotrain_mem.errors import UnsupportedModelError, UsageError
+from autotrain_mem.estimator.model_parts import LANGUAGE, PROJECTOR, VISION, parts_of
+from autotrain_mem.spec import Owner
+
+IMAGES = ("128x96", "64x80")
+"""Of every row: Qwen's windows are whole in the one and not in the other."""
+
+
+def pictured(method: str, folder: Path, images: tuple[str, ...] = IMAGES, **knobs: Any) -> Any:
+    lengths = {"max_length": 120} if method in ("sft", "dpo") else {}
+    one = case(method, folder, **lengths, **knobs)
+    return replace(one, job=replace(one.job, images=images), tokens=120)
+
+
+KEPT = (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE)
+CASES = [
+    ("sft", "qwen2_5_vl", {"use_peft": True}),
+    ("dpo", "gemma3", {"gradient_checkpointing": False}),
+    ("grpo", "smolvlm", {}),
+    ("sft", "llava", {}),
+]
+
+
+@pytest.mark.parametrize(("method", "family", "knobs"), CASES)
+def test_a_rehearsal_with_images_is_the_training(
+    method: str, family: str, knobs: dict[str, Any], vision_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    fake, _, _ = assert_alike(pictured(method, vision_folder(family), **knobs), tmp_path)
+    assert {part for part, _ in parts_of(fake.blocks)} >= {VISION, PROJECTOR, LANGUAGE}
+
+
+def test_larger_images_take_more_unless_they_are_made_smaller(vision_folder: Callable[[str], Path]) -> None:
+    folder = vision_folder("qwen2_5_vl")
+    large = pictured("sft", folder, ("224x168",))
+    whole, smaller = (rehearsed(replace(large, knobs=replace(large.knobs, max_pixels=n))) for n in (None, 56 * 56))
+    pixels = [
+        max(block.size_bytes for block in trace.blocks if "patch_embed" in block.module and block.owner not in KEPT)
+        for trace in (whole, smaller)
+    ]
+    assert pixels[1] < pixels[0] / 4
+
+
+def test_images_that_leave_no_room_for_a_word_are_refused(vision_folder: Callable[[str], Path]) -> None:
+    with pytest.raises(UsageError, match="images alone take"):
+        rehearsed(pictured("sft", vision_folder("qwen2_5_vl"), ("560x560",)))
+    with pytest.raises(UsageError, match="changes nothing"):
+        rehearsed(pictured("sft", vision_folder("gemma3"), max_pixels=1000))
+
+
+def test_a_model_whose_images_are_not_rehearsed_is_named(model_folder: Callable[[str], Path]) -> None:
+    with pytest.raises(UnsupportedModelError, match="not rehearsed for qwen2 models"):
+        rehearsed(pictured("sft", model_folder("qwen2")))
