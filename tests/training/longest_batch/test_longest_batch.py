@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import DistributedType
 from tiny_trainers import METHODS, lengths, outcome, rows, trainer
 
 from autotrain_mem.training.longest_batch.restore import _kept_by_adam
@@ -173,14 +174,19 @@ def test_a_vllm_engine_is_not_asked(method: str, gpt2: Path, tmp_path: Path) -> 
     assert made.vllm_generation.calls == 2
 
 
-def test_what_cannot_be_run_first_is_left_alone_with_the_reason(gpt2: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_run_first_is_left_alone_with_the_reason(
+    gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = trainer("sft", gpt2, tmp_path, max_steps=1, build={"train_dataset": rows("sft").to_iterable_dataset()})
     _, (batch,) = trained(made, worst_first=True)
     assert batch.rows == 0
     assert "stream" in batch.why_not
     made = trainer("sft", gpt2, tmp_path)
     next(made.model.parameters()).register_post_accumulate_grad_hook(lambda parameter: None)
-    assert "backward" in _why_not(made)
+    assert "within the backward pass" in _why_not(made)
+    with monkeypatch.context() as under_zero:  # whose stages 1 and 2 have such hooks too
+        under_zero.setattr(made.accelerator.state, "distributed_type", DistributedType.DEEPSPEED)
+        assert "DeepSpeed's backward" in _why_not(made)
     made.train_dataset = rows("sft")
     assert "text" in _why_not(made)
 
