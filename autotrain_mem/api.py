@@ -21,7 +21,7 @@ from autotrain_mem.engine.predict.compare_gpus import compare_cards
 from autotrain_mem.engine.predict.frontier import frontier_of
 from autotrain_mem.engine.predict.mixed_lengths import with_reason
 from autotrain_mem.engine.predict.most import settled
-from autotrain_mem.engine.predict.plan import make_plan, plan_as_given, searched
+from autotrain_mem.engine.predict.plan import make_plan, plan_as_given, searched_with_images
 from autotrain_mem.engine.predict.predictions import Predictions, judge_trace
 from autotrain_mem.engine.predict.preflight import check_preflight, check_room, examine
 from autotrain_mem.engine.predict.sweep import check_size, combinations, estimate_all
@@ -245,8 +245,9 @@ def plan(
     if earlier is not None:
         chosen = follow_plan(rehearsals, earlier, facts, lengths, on_attempt, again=again)
     else:
-        best = searched(rehearsals, facts, lengths, on_attempt)
-        chosen = make_plan(rehearsals, best, facts, lengths, seconds=time.perf_counter() - started)
+        best = searched_with_images(rehearsals, facts, lengths, on_attempt)
+        rehearsals, lengths = best.rehearsals, best.lengths
+        chosen = make_plan(rehearsals, best.found, facts, lengths, seconds=time.perf_counter() - started)
     warnings = check_room(checked, chosen.estimate, chosen.optimizer_steps)
     if to_train:
         keep_for_report(rehearsals, chosen, lengths)

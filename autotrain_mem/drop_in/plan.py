@@ -17,8 +17,9 @@ from autotrain_mem.drop_in.config_merge import given_arguments
 from autotrain_mem.drop_in.device import device_of
 from autotrain_mem.drop_in.launched import Launched, read_launched
 from autotrain_mem.drop_in.reload_alternatives import with_reloaded
+from autotrain_mem.engine.for_processes import for_processes
 from autotrain_mem.engine.output_dir import check_saves_over_no_model
-from autotrain_mem.engine.rehearsals import Rehearsals, for_processes
+from autotrain_mem.engine.rehearsals import Rehearsals
 from autotrain_mem.engine.request import read_plan
 from autotrain_mem.engine.wish import Wish
 from autotrain_mem.errors import EmptyDatasetError, UsageError

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.engine.absent import absent_from, settings_on
+from autotrain_mem.engine.for_processes import for_processes
 from autotrain_mem.engine.kept_answers import answered
 from autotrain_mem.engine.probe.calibration import Correction
 from autotrain_mem.errors import AutofitError, ModelNotFoundError, UsageError
 from autotrain_mem.estimator.replay import Room
 from autotrain_mem.estimator.vllm_share import asleep_bytes, vllm_share_bytes
 from autotrain_mem.machine.prices import Prices, listed_prices, price_of
+from autotrain_mem.planner.levers import SMALLER_IMAGES
 from autotrain_mem.planner.precision import precise_for
 from autotrain_mem.planner.space import Space, make_space
 from autotrain_mem.spec import Counting, DataProfile, Hardware, Job, Knobs, StepTime, Trace, Workload, codec
 from autotrain_mem.spec.hardware import Capability, kernel_class
 from autotrain_mem.spec.job import MAX_LENGTH, is_wish, wished_share
-from autotrain_mem.spec.knobs import TOKEN_KNOBS, ZERO_KNOBS, ZEROS, Sharding
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.spec.plan import as_recorded
 from autotrain_mem.spec.price import Price
-from autotrain_mem.spec.topology import Topology
 from autotrain_mem.store import Store
 from autotrain_mem.training.environment import environment_setting
 from autotrain_mem.training.machines.lead import Machines
@@ -84,6 +84,12 @@ class Rehearsals:
         alone = replace(self.defaults, processes=1, sharding=None, dp_replicate_size=None, cp_size=1, sp_size=1)
         defaults = for_processes(alone, hardware.topology, self.job.arguments)
         return replace(self, hardware=hardware, defaults=defaults)
+
+    def with_max_pixels(self, max_pixels: int | None) -> Rehearsals:
+        """Returns the same with images as small as a plan makes them; itself where a plan says nothing of that."""
+        if max_pixels is None:
+            return self
+        return replace(self, job=replace(self.job, arguments={**self.job.arguments, SMALLER_IMAGES: max_pixels}))
 
     def trace_key(self, knobs: Knobs, tokens: int) -> Any:
         """Names the rehearsal of rows of so many tokens among those that were just made."""
@@ -257,58 +263,6 @@ class Rehearsals:
             tokens=knobs.effective_batch_size * row_tokens(self.job, knobs, lengths),
             share=padded_share(self.job, knobs, lengths),
             overlaps=knobs.is_sharded,
-        )
-
-
-def for_processes(defaults: Knobs, topology: Topology, given: Mapping[str, Any]) -> Knobs:
-    """TRL's defaults as one of the processes of a topology has them: DDP, unless the user shards the model.
-
-    Raises:
-        UsageError: a sharding that there are too few GPUs or machines for.
-    """
-    processes, sharding = topology.processes, given.get("sharding")
-    if sharding not in (None, *ZEROS) and processes == 1:
-        raise UsageError(
-            f"--sharding {sharding} divides the work of several GPUs, and this is for one.",
-            hint="Give --gpus 2 or more, or remove --sharding; on one GPU DeepSpeed's --sharding zero3 with "
-            "--offload_optimizer_device cpu keeps the optimizer's state in host memory.",
-        )
-    groups = given.get("dp_replicate_size") or topology.nodes
-    if sharding == "hsdp" and groups == 1:
-        raise UsageError(
-            "--sharding hsdp holds a whole set of shards on each of several machines, and this is for one.",
-            hint="Give --nodes 2 or more, or --sharding fsdp2.",
-        )
-    if given.get("fsdp_offload_params") and sharding in (None, "ddp", *ZEROS):
-        raise UsageError(
-            "--fsdp_offload_params keeps the shards of FSDP in host memory, and nothing says that there are any.",
-            hint="Give --sharding fsdp2 with it (and --gpus 2 or more), or remove it.",
-        )
-    zero = {name: given[name] for name in ZERO_KNOBS if given.get(name)}
-    if zero and (sharding not in ZEROS or ("offload_param_device" in zero and sharding != "zero3")):
-        flag = "offload_param_device" if "offload_param_device" in zero else "offload_optimizer_device"
-        takes = "--sharding zero3" if flag == "offload_param_device" else "--sharding zero1, zero2 or zero3"
-        raise UsageError(f"--{flag} is DeepSpeed's: it takes {takes}.", hint=f"Give {takes}, or remove --{flag}.")
-    sizes: dict[str, Any] = {name: given.get(name) or 1 for name in TOKEN_KNOBS}
-    for name, size in sizes.items():
-        _check_shared_tokens(name, size, processes)
-    if processes == 1:
-        return defaults
-    dp_replicate_size = groups if sharding == "hsdp" else None
-    shared: Sharding = "fsdp2" if sizes["cp_size"] > 1 else "zero3" if sizes["sp_size"] > 1 else "ddp"
-    return replace(defaults, processes=processes, sharding=shared, dp_replicate_size=dp_replicate_size, **sizes)
-
-
-def _check_shared_tokens(name: str, size: int, processes: int) -> None:
-    if processes % size:
-        fitting = [size for size in range(1, processes + 1) if processes % size == 0]
-        takes = ", ".join(map(str, fitting))
-        raise UsageError(
-            f"--{name} {size} does not divide {processes} GPU{'s' if processes > 1 else ''}: groups of so many "
-            "share the tokens of their rows.",
-            hint=f"Give --{name} {takes}, or --gpus {size} or a multiple."
-            if processes > 1
-            else f"Give --gpus {size} or a multiple, or remove --{name}.",
         )
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from autotrain_mem.engine.accelerate_config import launch_warnings, with_accelerate
 from autotrain_mem.engine.early import no_model
+from autotrain_mem.engine.for_processes import for_processes
 from autotrain_mem.engine.kept_answers import parsed
 from autotrain_mem.engine.output_dir import RESUME, default_dir
 from autotrain_mem.engine.predict.vllm_server import gpus_served_here
-from autotrain_mem.engine.rehearsals import Rehearsals, for_processes
+from autotrain_mem.engine.rehearsals import Rehearsals
 from autotrain_mem.engine.reuse.other_processes import arguments_of, autofit_of, is_shared_otherwise
 from autotrain_mem.engine.wish import Wish, check_launch
 from autotrain_mem.errors import PlanFileError, UsageError

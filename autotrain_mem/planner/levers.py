@@ -92,6 +92,8 @@ SHARED_TOKENS = "cp_size"
 SHARED_SEQUENCE = "sp_size"
 """DeepSpeed's sequence parallelism: the same, where the user asks for ZeRO."""
 OFFLOADED_SHARDS = "fsdp_offload_params"
+SMALLER_IMAGES = "max_pixels"
+"""Tried where rows have images and nothing else fits (``engine.predict.smaller_images``)."""
 
 UNSHARDED = (None, "ddp")
 """Values of ``sharding`` of what works on whole parameters alone."""
@@ -314,6 +316,13 @@ LADDER = (
         methods=methods_where(lambda method: not method.is_online),  # TRL truncates no prompt
         reason="rows are truncated to fewer tokens",
         without="the length asked for needs",
+    ),
+    LeverRow(
+        name=SMALLER_IMAGES,
+        harm=Harm.DATA,
+        knobs=(SMALLER_IMAGES,),
+        methods=methods_where(lambda method: method.reads_images),
+        reason="larger images are made smaller, and take fewer tokens: what is small in them may no longer be seen",
     ),
 )
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Protocol
 
-from autotrain_mem.spec import Candidate, Estimate, Knobs, Phase
+from autotrain_mem.spec import Candidate, Estimate, Knobs, Owner, Phase
 from autotrain_mem.spec.estimate import candidate
 from autotrain_mem.spec.knobs import BASE_BITS
 
@@ -155,7 +155,11 @@ def _native(knobs: Knobs) -> Knobs:
 
 
 def _is_beyond_loading(estimate: Estimate) -> bool:
-    return estimate.memory.phases.get(Phase.LOAD, 0) + estimate.outside_bytes > estimate.budget_bytes
+    """Whether a model is too large before its first batch, which is on the device by then and large where it has
+    images."""
+    memory = estimate.memory
+    loaded_bytes = memory.phases.get(Phase.LOAD, 0) - memory.owners_at_peak.get(Owner.OTHER, 0)
+    return loaded_bytes + estimate.outside_bytes > estimate.budget_bytes
 
 
 _weights = attrgetter(

@@ -54,6 +54,7 @@ LEVELS = {
     "LoRA on a 4-bit base": "an adapter is trained, on a base rounded to 4 bits",
     "LoRA on a 4-bit base, offloading": "an adapter is trained, base rounded to 4 bits, activations on the host",
     "shorter rows": "rows are cut to fewer tokens than they have",
+    "smaller images": "images are made smaller than they are",
 }
 """What the levels of harm mean, by their names (``planner.levels``), least harm first. Of an adapter those that offload
 are there only where there is no level after them but shorter rows."""

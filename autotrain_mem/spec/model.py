@@ -117,6 +117,11 @@ class ModelFacts:
 
     reads_images: bool = False
     """Rows with images can be rehearsed with it (``rehearsal.model.image_processor: FAMILIES``)."""
+    pixel_steps: tuple[int, ...] = ()
+    """Areas to which its processor can be told to make larger images smaller, largest first, in pixels; empty where it
+    makes all images equally large."""
+    enlarges_images: bool = False
+    """Its processor makes small images as large as others."""
     kv_heads: int | None = None
     """Heads of keys and values; None where the config does not say, or where not all layers keep them."""
     kv_head_elements: int | None = None

@@ -50,13 +50,14 @@ def describe(job: Job, compute_capability: Capability) -> ModelFacts:
     from autotrain_mem.methods.adapter_targets import adapter_width, checkpoint_dtype, planned_targets
     from autotrain_mem.methods.configs import default_targets
     from autotrain_mem.methods.parameter_count import kv_cache, parameters
-    from autotrain_mem.rehearsal.model.image_processor import FAMILIES
+    from autotrain_mem.rehearsal.model.image_processor import FAMILIES, pixel_steps
     from autotrain_mem.rehearsal.model.quantized import checkpoint_quantization
     from autotrain_mem.rehearsal.model.truncated_depth import pattern_of
 
     config = read_config(job)
     refuse(table.MODEL, ModelOnCard(job=job, config=config, compute_capability=compute_capability))
     targets, kept = default_targets(config), kv_cache(config.get_text_config().to_dict())
+    steps, enlarges = pixel_steps(job) if config.model_type in FAMILIES else ((), False)
     return ModelFacts(
         context_length=getattr(config.get_text_config(), "max_position_embeddings", None),
         is_quantized=bool(checkpoint_quantization(config)),
@@ -71,6 +72,8 @@ def describe(job: Job, compute_capability: Capability) -> ModelFacts:
         parameters=parameters(config.to_dict()),
         checkpoint_dtype=checkpoint_dtype(config),
         reads_images=config.model_type in FAMILIES,
+        pixel_steps=steps,
+        enlarges_images=enlarges,
         kv_heads=None if kept is None else kept[0],
         kv_head_elements=None if kept is None else kept[1],
     )

@@ -60,10 +60,13 @@ def with_value(job: Job, defaults: Knobs, name: str, value: int) -> Job:
 
 
 def settled(job: Job, knobs: Knobs) -> Job:
-    """The job with the numbers that a plan found for what was asked as ``max``; the same where nothing was."""
+    """The job with the numbers that a plan found for what was asked as ``max``, and with the images that it made
+    smaller; the same where neither was."""
     arguments = {name: getattr(knobs, name) if each == MOST else each for name, each in job.arguments.items()}
+    if knobs.max_pixels is not None:
+        arguments["max_pixels"] = knobs.max_pixels
     if job.maximized is None:
-        return job
+        return replace(job, arguments=arguments)
     return replace(job, arguments=arguments, effective_batch_size=knobs.effective_batch_size)
 
 

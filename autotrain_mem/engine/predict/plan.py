@@ -11,6 +11,7 @@ from autotrain_mem.engine.predict.machines import machine_warnings
 from autotrain_mem.engine.predict.most import question_of
 from autotrain_mem.engine.predict.predictions import Predictions
 from autotrain_mem.engine.predict.shared_tokens import with_shared_tokens
+from autotrain_mem.engine.predict.smaller_images import Searched, with_smaller_images
 from autotrain_mem.engine.predict.steps import optimizer_steps
 from autotrain_mem.engine.predict.suggestions import with_other_methods
 from autotrain_mem.engine.predict.vllm_server import check_colocated, vllm_server
@@ -67,6 +68,21 @@ def searched(
         return search_most(question, predictions, on_attempt, limits or NO_LIMITS)
     except DoesNotFitError as error:
         raise with_other_methods(error, rehearsals.job, space, least_needed) from error
+
+
+def searched_with_images(
+    rehearsals: Rehearsals,
+    facts: ModelFacts,
+    lengths: Lengths,
+    on_attempt: Callable[[Candidate], None],
+    footprints: dict[Any, Footprint] | None = None,
+) -> Searched:
+    """What :func:`searched` finds, with smaller images where it finds nothing without; raises the same."""
+
+    def search_for(job: Rehearsals, counted: Lengths, hear: Callable[[Candidate], None]) -> Found:
+        return searched(job, facts, counted, hear, footprints)
+
+    return with_smaller_images(rehearsals, facts, lengths, search_for, on_attempt)
 
 
 def make_plan(

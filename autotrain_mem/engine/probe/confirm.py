@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from autotrain_mem.engine.predict.plan import make_plan, searched
+from autotrain_mem.engine.predict.plan import make_plan, searched_with_images
 from autotrain_mem.engine.predict.predictions import Predictions
 from autotrain_mem.engine.probe.calibration import Correction, Point, corrected
 from autotrain_mem.engine.rehearsals import Rehearsals
@@ -95,11 +95,12 @@ class Ways:
             started, plain = time.perf_counter(), replace(self.rehearsals, workers=workers, hardware=hardware)
             rehearsals = replace(plain, correction=correction)
             facts, lengths = rehearsals.describe(), rehearsals.lengths()
-            best = searched(rehearsals, facts, lengths, lambda attempt: None, self.footprints)
-            predictions = Predictions(plain, facts, lengths, self.footprints)
-            (predicted,) = predictions.rehearse([best.estimate.knobs], whole=True)
+            best = searched_with_images(rehearsals, facts, lengths, lambda attempt: None, self.footprints)
+            uncorrected = replace(best.rehearsals, correction=plain.correction)
+            predictions = Predictions(uncorrected, facts, best.lengths, self.footprints)
+            (predicted,) = predictions.rehearse([best.found.estimate.knobs], whole=True)
             seconds = time.perf_counter() - started
-            plan = make_plan(rehearsals, best, facts, lengths, seconds=seconds)
+            plan = make_plan(best.rehearsals, best.found, facts, best.lengths, seconds=seconds)
             return Replanned(plan=plan, predicted=predicted)
 
 

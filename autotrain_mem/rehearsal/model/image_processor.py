@@ -154,22 +154,54 @@ def image_processor(model: str, max_pixels: int | None = None, **options: Any) -
     made = AutoImageProcessor.from_pretrained(model, **options)
     if max_pixels is None:
         return made
-    size = dict(made.size)
-    if size.get("shortest_edge") and size.get("longest_edge"):
-        most = min(size["longest_edge"], max_pixels)
-        least = min(size["shortest_edge"], most)
+    if bounds := _bounds(made):
+        most = min(bounds[1], max_pixels)
+        least = min(bounds[0], most)
         # Older files name the two by themselves, which wins (``image_processing_qwen2_vl.py: __init__``).
         size = {"shortest_edge": least, "longest_edge": most}
         options |= {"min_pixels": least, "max_pixels": most}
-    elif size.get("longest_edge") and getattr(made, "max_image_size", None):
-        tile = made.max_image_size["longest_edge"]
-        size = {"longest_edge": min(size["longest_edge"], max(tile, math.isqrt(max_pixels) // tile * tile))}
+    elif tile := _tile(made):
+        size = {"longest_edge": min(made.size["longest_edge"], max(tile, math.isqrt(max_pixels) // tile * tile))}
     else:
         raise UsageError(
             f"--max_pixels changes nothing for {model}: its processor makes all images equally large.",
             hint="Remove --max_pixels.",
         )
     return AutoImageProcessor.from_pretrained(model, size=size, **options)
+
+
+def pixel_steps(job: Job) -> tuple[tuple[int, ...], bool]:
+    """List the areas that ``max_pixels`` may choose from, largest first, and say whether small images are enlarged.
+
+    Qwen-VL's are halved from the processor's own maximum to its minimum; SmolVLM's are squares of whole tiles, to whose
+    side every image is made. Nothing where all images become equally large, or where no processor can be read: what
+    is wrong then is said where it is needed.
+    """
+    from transformers import AutoImageProcessor
+
+    try:
+        made = AutoImageProcessor.from_pretrained(job.model, **revision_of(job))
+    except (OSError, ValueError, ImportError):
+        return (), False
+    if bounds := _bounds(made):
+        halvings = int(math.log2(max(1, bounds[1] // max(1, bounds[0]))))
+        return tuple(bounds[1] >> halving for halving in range(1, halvings + 1)), False
+    if tile := _tile(made):
+        return tuple((tile * tiles) ** 2 for tiles in range(made.size["longest_edge"] // tile - 1, 0, -1)), True
+    return (), False
+
+
+def _bounds(made: Any) -> tuple[int, int] | None:
+    """Read the fewest and the most pixels of an image processor that keeps an image's shape; None of another."""
+    size = dict(made.size)
+    return (size["shortest_edge"], size["longest_edge"]) if {*size} >= {"shortest_edge", "longest_edge"} else None
+
+
+def _tile(made: Any) -> int | None:
+    """Read the side of the tiles that an image processor cuts images into; None of one that cuts none."""
+    if not dict(made.size).get("longest_edge") or not getattr(made, "max_image_size", None):
+        return None
+    return int(made.max_image_size["longest_edge"])
 
 
 def processor_class(config: Any) -> Any:
