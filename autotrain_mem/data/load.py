@@ -201,23 +201,28 @@ def _nothing_to_evaluate(job: Job, filled: Configs, splits: Mapping[str, Any]) -
     )
 
 
-def _check_text_alone(columns: Sequence[str], job: Job, name: str) -> None:
-    """What a script's own processor makes of images is not rehearsed."""
-    seen = sorted({*IMAGE_COLUMNS}.intersection(columns))
-    if not seen or not job.method_facts.reads_images or job.python_call is None:
+def _check_images(columns: Sequence[str], job: Job, name: str) -> None:
+    """Refuses images that something of a script's own makes into tensors, which is not rehearsed."""
+    seen, call = sorted({*IMAGE_COLUMNS}.intersection(columns)), job.python_call
+    if not seen or call is None or not job.method_facts.reads_images:
         return
-    raise DatasetFormatError(
-        f"{name} holds images ({', '.join(seen)}), and what a script's own processor makes of them is not known.",
-        hint=f"To train on the text alone, leave the column away: {name} = {name}.remove_columns({seen}). "
-        f"To train on images, take the command: autofit {job.method} --model ... --dataset ...",
-    )
+    own = [each for each in ("processing_class", "data_collator", "formatting_func") if keyword_of(job, each)]
+    own += ["a model object"] if call.holds_model else []
+    if own:
+        raise DatasetFormatError(
+            f"{name} holds images ({', '.join(seen)}), and what {' and '.join(own)} of a script makes of them is not "
+            "rehearsed.",
+            hint=f"Give model= by its name, and leave {', '.join(each for each in own if '_' in each) or 'objects'} "
+            f"away: the model's own processor is taken, and AutoFit(max_pixels=N) makes images smaller. To train on "
+            f"the text alone, leave the column away: {name} = {name}.remove_columns({seen}).",
+        )
 
 
 def _check_split(split: Any, filled: Configs, job: Job, name: str) -> None:
     if len(split) == 0:
         raise EmptyDatasetError(f"{name} has no rows.", hint=ONE_ROW)
     columns = split.column_names
-    _check_text_alone(columns, job, name)
+    _check_images(columns, job, name)
     if not columns_read(job.method, columns, filled) and keyword_of(job, "formatting_func") is None:
         trainer = job.method_facts.trainer
         raise DatasetFormatError(

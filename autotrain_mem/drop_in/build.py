@@ -12,6 +12,7 @@ from autotrain_mem.drop_in.guarded_methods import guard, guard_methods
 from autotrain_mem.drop_in.plan import Asked, make_plan
 from autotrain_mem.errors import RehearsalError, UsageError
 from autotrain_mem.methods.table import METHODS
+from autotrain_mem.rehearsal.model.image_processor import load_processor, revision_of
 from autotrain_mem.rehearsal.python_call.capture import Call, Keywords, substitution
 from autotrain_mem.rehearsal.python_call.keywords import with_knobs
 from autotrain_mem.rehearsal.rehearse import finished
@@ -105,12 +106,20 @@ def build(
     # The script's keywords with the plan in them; those it changes are made anew, none is altered.
     config = planned_config(keywords["args"], plan.knobs, loads=isinstance(keywords["model"], str))
     planned = with_knobs(keywords, plan.method, {**plan.job.arguments, **codec.to_json(plan.knobs)})
-    construct(**{**planned, "args": config})
+    construct(**{**planned, **_processor(plan), "args": config})
     finished(trainer, plan.knobs)
     trainer.plan = plan
     if ours.guard and plan.estimate.hardware.origin != "cpu":  # a host that is full kills, and raises nothing
         guard(trainer)
     return None
+
+
+def _processor(plan: Plan) -> Keywords:
+    """The processor of rows with images, as large as the plan has them; nothing where rows are text, whose tokenizer is
+    the script's or TRL's to load."""
+    if plan.data is None or plan.data.images is None:
+        return {}
+    return {"processing_class": load_processor(plan.job.model, plan.knobs.max_pixels, **revision_of(plan.job))}
 
 
 def _made(asked: Asked) -> Plan:

@@ -54,6 +54,8 @@ adapter is too small to be worth offloading, and a quantized base is faster than
 host. After these come shorter rows.
 """
 SHORTER_ROWS = "shorter rows"
+SMALLER_IMAGES_LEVEL = "smaller images"
+"""Any of the levels before shorter rows, with images made smaller (``engine.predict.smaller_images``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from autotrain_mem import errors
 from autotrain_mem.cli.flags import make_parser
 from autotrain_mem.cli.main import HELP
 from autotrain_mem.methods.flag_verdicts import GROUPS, REFUSED, REFUSED_WHEN_OFF, Verdict
-from autotrain_mem.planner.levels import LEVELS, SHORTER_ROWS
+from autotrain_mem.planner.levels import LEVELS, SHORTER_ROWS, SMALLER_IMAGES_LEVEL
 from autotrain_mem.planner.levers import LADDER, LEVERS, LeverRow
 from autotrain_mem.recipe_files import Recipe, recipes
 from autotrain_mem.spec import Harm
@@ -66,6 +66,7 @@ def _listed(names: Iterable[str]) -> str:
 def levels() -> str:
     rows = [(str(number), step.name, _level(step.own, step.offloads)) for number, step in enumerate(LEVELS, 1)]
     rows.append((str(len(rows) + 1), SHORTER_ROWS, sentence(LEVERS["max_length"].reason)))
+    rows.append((f"{len(rows)}, before it", SMALLER_IMAGES_LEVEL, sentence(LEVERS["max_pixels"].reason)))
     return table(("no.", "level", "what may be given up there"), rows)
 
 

@@ -38,14 +38,15 @@ BASE = Knobs(
 
 def _read_case(values: Mapping[str, Any]) -> GpuCase:
     """A case that was recorded before a knob was known has that knob's default."""
-    return GpuCase(**{**values, "knobs": Knobs(**values["knobs"])})
+    images = tuple(values.get("images", ()))
+    return GpuCase(**{**values, "knobs": Knobs(**values["knobs"]), "images": images})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuCase:
     """One training of two optimizer steps on its worst batch."""
 
-    json_form: ClassVar = Form(read=_read_case)
+    json_form: ClassVar = Form(read=_read_case, optional=("images",))
 
     name: str
     """Also the name of its file."""
@@ -58,6 +59,8 @@ class GpuCase:
     arguments: Mapping[str, Any]
     core: bool
     """Whether it belongs to the set that is recorded without being asked for more."""
+    images: tuple[str, ...] = ()
+    """Sizes of the images of every row, ``"1024x768"``."""
 
     @property
     def allocator(self) -> str:
@@ -67,7 +70,8 @@ class GpuCase:
     def job(self, folder: Path) -> Job:
         """The training of the model in this folder."""
         models = {"reward_model_path": str(folder)} if self.method == "ppo" else {}
-        return Job(method=self.method, model=str(folder), dataset=None, arguments={**self.arguments, **models})
+        arguments = {**self.arguments, **models}
+        return Job(method=self.method, model=str(folder), dataset=None, arguments=arguments, images=self.images)
 
 
 def make(

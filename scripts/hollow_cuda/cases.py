@@ -16,8 +16,8 @@ LENGTH, PROMPT, SMALL_LENGTH = 1024, 256, 512
 
 
 def cases() -> list[GpuCase]:
-    """All of them, then the small ones."""
-    return [*_product(), *small_cases()]
+    """All of them, then the small ones, then those with images."""
+    return [*_product(), *small_cases(), *_pictured()]
 
 
 def _product() -> Iterator[GpuCase]:
@@ -25,6 +25,23 @@ def _product() -> Iterator[GpuCase]:
     for method, kind, checkpointing, expandable in itertools.product(METHODS, weights, (True, False), (False, True)):
         length = PROMPT if METHODS[method].is_online else LENGTH
         yield _make(method, kind, length, checkpointing, expandable_segments=expandable)
+
+
+def _pictured() -> Iterator[GpuCase]:
+    """Rows with two images of other sizes, of which one model makes as many tokens as they have pixels, one the same of
+    each, and one tiles."""
+    chosen = (
+        ("sft", "full", "qwen2-vl-small", True),
+        ("sft", "lora", "gemma3-vl-small", False),
+        ("sft", "lora", "smolvlm-small", True),
+        ("dpo", "lora", "qwen2-vl-small", True),
+        ("dpo", "full", "smolvlm-small", True),
+        ("grpo", "lora", "gemma3-vl-small", True),
+    )
+    for method, weights, model, checkpointing in chosen:
+        length = SMALL_LENGTH if METHODS[method].is_online else LENGTH
+        case = _make(method, weights, length, checkpointing, expandable_segments=weights == "full")
+        yield replace(case, name=f"{model}-{case.name}", model=model, images=("448x336", "280x420"))
 
 
 def small_cases() -> list[GpuCase]:

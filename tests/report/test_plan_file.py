@@ -25,6 +25,7 @@ from autotrain_mem.report.explain import explain_view
 from autotrain_mem.report.plan import plan_view
 from autotrain_mem.spec import Job, Plan, codec
 from autotrain_mem.spec.autofit import AutoFit
+from autotrain_mem.spec.data import ImageSummary
 from autotrain_mem.spec.estimate import ESTIMATE_SCHEMA
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.spec.job import PythonCall
@@ -293,6 +294,18 @@ def test_limits_of_time_and_money_are_written_with_the_price_and_read_again(tmp_
     limited = replace(PLAN, price=price, most=most, job=replace(PLAN.job, within_seconds=28800.0, budget=20.0))
     limited.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == limited
+    VALIDATOR.validate(json.loads((tmp_path / "plan.json").read_text(encoding="utf-8")))
+
+
+def test_images_are_written_with_what_they_were_made_to_and_read_again(tmp_path: Path) -> None:
+    images = ImageSummary(images=9, rows_without=1, percentiles=(1, 2, 3, 4), most=5, worst=("1024x768",))
+    memory = replace(PLAN.estimate.memory, parts_at_peak=(("vision tower", 2**30),))
+    estimate = replace(PLAN.estimate, knobs=replace(PLAN.knobs, max_pixels=2**19), memory=memory)
+    assert PLAN.data is not None
+    pictured = replace(PLAN, estimate=estimate, data=replace(PLAN.data, images=images))
+    pictured = replace(pictured, job=replace(PLAN.job, images=("1024x768",)))
+    pictured.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == pictured
     VALIDATOR.validate(json.loads((tmp_path / "plan.json").read_text(encoding="utf-8")))
 
 

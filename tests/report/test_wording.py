@@ -12,7 +12,7 @@ from report_examples import CHOSEN, PLAN
 from test_console import rendered
 
 from autotrain_mem.methods.table import METHODS
-from autotrain_mem.planner.levels import levels
+from autotrain_mem.planner.levels import SMALLER_IMAGES_LEVEL, levels
 from autotrain_mem.planner.space import make_space
 from autotrain_mem.report import formatting
 from autotrain_mem.report.console import report_view
@@ -124,7 +124,7 @@ def test_levels_are_told_by_their_planners_names_least_harm_first() -> None:
         space = make_space(TRL_DEFAULTS, job, ModelFacts(context_length=None, is_quantized=False), longest=None)
         every.append([level.name for level in levels(space)])
     assert all([name for name in formatting.LEVELS if name in names] == names for names in every)
-    assert {"as given"}.union(*every) == set(formatting.LEVELS)
+    assert {"as given", SMALLER_IMAGES_LEVEL}.union(*every) == set(formatting.LEVELS)
 
 
 def test_every_lever_that_changes_what_is_trained_is_loud() -> None:

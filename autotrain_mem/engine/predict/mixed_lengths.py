@@ -61,7 +61,7 @@ def replayed(
         RehearsalError: of the shorter rows.
     """
     batches = batches_of(rehearsals.job, knobs, lengths)
-    if batches is None or not rehearsals.caches:
+    if batches is None or not rehearsals.caches or lengths.images:
         return None
     longest = row_length(rehearsals.job, knobs, lengths.longest)
     shorter, settings = shorter_tokens(batches, longest), rehearsals.endless_room.settings
@@ -132,6 +132,8 @@ def _why_unknown(rehearsals: Rehearsals, knobs: Knobs, lengths: Lengths) -> str:
         return f"the data could not be read: {lengths.why_not.rstrip('.')}"
     if batches_of(job, knobs, lengths) is None:
         return ""
+    if lengths.images:
+        return "how many pixels stand beside how much text is another thing in every row"
     return "the steps of this rehearsal cannot be played again with others (several processes, offloading)"
 
 

@@ -10,13 +10,12 @@ from autotrain_mem.engine.rehearsals import Lengths, Rehearsals
 from autotrain_mem.errors import DoesNotFitError
 from autotrain_mem.planner.changes import against
 from autotrain_mem.planner.ladder import allowed
-from autotrain_mem.planner.levels import SHORTER_ROWS
+from autotrain_mem.planner.levels import SHORTER_ROWS, SMALLER_IMAGES_LEVEL
 from autotrain_mem.planner.levers import LEVERS, SMALLER_IMAGES
 from autotrain_mem.planner.search import Found
 from autotrain_mem.spec import Candidate, Lever
 from autotrain_mem.spec.model import ModelFacts
 
-LEVEL = "smaller images"
 OnAttempt = Callable[[Candidate], None]
 
 MOST_STEPS = 4
@@ -64,7 +63,9 @@ def with_smaller_images(
         if searched is None:
             return Searched(rehearsals=rehearsals, lengths=lengths, found=found)
     lever = _lever(rehearsals, lengths, searched, tried)
-    found = replace(searched.found, level=LEVEL, levers=(*searched.found.levers, lever), attempts=tuple(tried))
+    found = replace(
+        searched.found, level=SMALLER_IMAGES_LEVEL, levers=(*searched.found.levers, lever), attempts=tuple(tried)
+    )
     return replace(searched, found=found)
 
 
