@@ -21,7 +21,8 @@ from autotrain_mem.rehearsal.fake_mode import QuickFakeMode
 LARGEST_KNOWN_ELEMENTS = 1 << 20
 """Beyond 1 Mi elements a known value is dropped. Ids, labels and padding masks are smaller (1 Mi is 256 rows of 4096
 tokens), and trainers decide by them; an attention mask of tokens x tokens is larger, and computing with it for real
-took half of a rehearsal's time."""
+took half of a rehearsal's time. What is made of pixels that are known, and is no larger than they are, is kept: SmolVLM
+drops the images that are black (``modeling_smolvlm.py: get_image_features``)."""
 
 _NO_VALUE = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty_strided")
 _SCALAR = torch.ops.aten._local_scalar_dense.default
@@ -171,7 +172,9 @@ class KnownValues:
         outs = [out] if isinstance(out, torch.Tensor) else list(out) if isinstance(out, (list, tuple)) else []
         if operator._schema.name in _NO_VALUE:
             return
-        if any(not isinstance(item, torch.Tensor) or item.numel() > LARGEST_KNOWN_ELEMENTS for item in outs):
+        given = (tensor.numel() for tensor in tensors_in((*args, *kwargs.values())))
+        most = max(LARGEST_KNOWN_ELEMENTS, 0, *given)
+        if any(not isinstance(item, torch.Tensor) or item.numel() > most for item in outs):
             self._forget(operator, args, kwargs)
             return
         if not outs and not operator._schema.is_mutable:

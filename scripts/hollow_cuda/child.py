@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ def main() -> None:
 def run(request: Mapping[str, Any]) -> None:
     """Train the case, and leave its record and its frames."""
     case, out = codec.from_json(GpuCase, request["case"]), Path(request["out"])
-    card = HollowCard("all" if request["functions"] else "python")
+    card = HollowCard("all" if request["functions"] else "python", recomputes_sizes=bool(case.images))
     with tempfile.TemporaryDirectory(prefix="hollow-", ignore_cleanup_errors=True) as scratch:
         record = gpu_child.record(case, card, Path(request["model"]), scratch, complete_as_rehearsed)
     card.frames.write(out, case.name)
@@ -47,8 +47,8 @@ def run(request: Mapping[str, Any]) -> None:
 class HollowCard(CudaCard):
     """The device that is none. Of each allocation it keeps what led to it."""
 
-    def __init__(self, stacks: str) -> None:
-        self._stacks = stacks
+    def __init__(self, stacks: str, *, recomputes_sizes: bool = False) -> None:
+        self._stacks, self._recomputes_sizes = stacks, recomputes_sizes
         self._marks: Marks | None = None
         self.frames = Frames()
 
@@ -57,6 +57,9 @@ class HollowCard(CudaCard):
 
         # Through cuDNN, which is a stand-in, torch would choose kernels by what it says of itself: nothing.
         torch.backends.cuda.enable_cudnn_sdp(False)
+        torch.backends.cudnn.enabled = (
+            False  # nor its convolutions: torch's own, which hold an image's columns meanwhile
+        )
         torch.cuda.init()
         torch.cuda.memory._record_memory_history(
             enabled="all", context="alloc", stacks=self._stacks, max_entries=MOST_EVENTS
@@ -68,7 +71,8 @@ class HollowCard(CudaCard):
         """Values of the host are known inside."""
         from hollow_cuda.values import HostValues
 
-        with HostValues():
+        values = HostValues()
+        with values, values.in_backward() if self._recomputes_sizes else nullcontext():
             yield
 
     def facts(self) -> CardFacts:

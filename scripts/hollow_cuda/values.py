@@ -7,7 +7,7 @@ device as ever, and the result is kept beside the device's tensor. Reading back 
 stays unknown and reads as zero.
 
 - A copy to the host, ``item()``, ``bool()`` and the like give what is known.
-- Where a size is read back inside an operator (``nonzero``, a boolean index, ``repeat_interleave``), torch's own code
+- Where a size is read back inside an operator (``nonzero``, a boolean index), torch's own code
   runs whole, with all that it allocates, and the device answers with the size that is known; of an unknown mask
   everything is selected, as a rehearsal assumes.
 - A token that is sampled is ORDINARY_TOKEN.
@@ -21,8 +21,10 @@ is read back within a backward formula is not answered.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -66,6 +68,19 @@ class HostValues(TorchFunctionMode):  # type: ignore[misc]
         super().__init__()
         self._runtime = ctypes.CDLL("libcudart.so.13")
 
+    @contextmanager
+    def in_backward(self) -> Iterator[None]:
+        """Values are known also in what a backward pass computes again, which then runs in the thread that asked for
+        it: in autograd's own, and while a mode answers a call such as ``backward()``, no mode is seen."""
+        run = torch.autograd._engine_run_backward
+
+        def run_here(*args: Any, **kwargs: Any) -> Any:
+            with torch.autograd.set_multithreading_enabled(False), self:
+                return run(*args, **kwargs)
+
+        with patch.object(torch.autograd, "_engine_run_backward", run_here):
+            yield
+
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, getattr(function, "__name__", "")
         if name in ("__get__", "__set__", "size", "dim", "stride", "is_floating_point", "numel"):
@@ -75,6 +90,10 @@ class HostValues(TorchFunctionMode):  # type: ignore[misc]
         if name in READ_BACK and on_device and known:
             function(*args, **kwargs)
             return function(*_swap(args), **_swap_all(kwargs))
+        if name == "repeat_interleave" and on_device and known and len(args) > 1 and isinstance(args[1], torch.Tensor):
+            # Told its size, torch reads nothing back (``ATen/native/Repeat.h: repeat_interleave_common``); untold it
+            # reads two numbers, and makes two tensors of 512 bytes for the second, which go at once.
+            kwargs = {**kwargs, "output_size": int(_swap(args[1]).sum())}
         size = self._size_read_back(name, args, known) if on_device else None
         if size is not None:
             self._runtime.standin_answer(ctypes.c_longlong(size))
@@ -92,8 +111,8 @@ class HostValues(TorchFunctionMode):  # type: ignore[misc]
 
     def _size_read_back(self, name: str, args: Any, known: bool) -> int | None:
         """What the device will be asked for while the function runs."""
-        if name == "repeat_interleave" and known and len(args) > 1 and isinstance(args[1], torch.Tensor):
-            return int(_swap(args[1]).sum())
+        if name == "unique_consecutive" and known:
+            return int(_swap(args[0]).unique_consecutive().numel())
         if name not in SELECTING:
             return None
         if name in ("nonzero", "argwhere") or (name == "where" and len(args) == 1):
@@ -104,8 +123,10 @@ class HostValues(TorchFunctionMode):  # type: ignore[misc]
 
 def _compute_beside(function: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> None:
     outs = list(tensors_in([out]))
-    given = [tensor for tensor in tensors_in((*args, *kwargs.values())) if tensor.is_cuda]
-    if any(each.numel() > LARGEST_KNOWN_ELEMENTS for each in (*outs, *given)):
+    inputs = list(tensors_in((*args, *kwargs.values())))
+    given = [tensor for tensor in inputs if tensor.is_cuda]
+    most = max(LARGEST_KNOWN_ELEMENTS, 0, *(tensor.numel() for tensor in inputs))
+    if any(each.numel() > most for each in outs):
         _forget((*args[:1], *outs), {})
         return
     try:
