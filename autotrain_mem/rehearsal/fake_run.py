@@ -111,9 +111,9 @@ def train_on_fakes(spec: TrainerSpec, recorder: Recorder, values: KnownValues) -
         trainer = spec.build()
         trained = count_trained(trainer.model)
         recorder.unquantized_bytes = unquantized_bytes(trainer.model)
-        trainer.data_collator = _host_collator(trainer.data_collator, spec.edit_rows, values.arrive, recorder)
+        trainer.data_collator = _host_collator(trainer.data_collator, spec.edit_rows)
         whole = trained_in_full(trainer) if isinstance(recorder, RankRecorder) else nullcontext()
-        with spec.patches(trainer), whole:
+        with spec.patches(trainer), whole, _arrivals(values.arrive, recorder):
             follow(trainer, recorder)
             with recorder.recording():
                 trainer.train()
@@ -178,19 +178,18 @@ class Watch:
         Args:
             edit_rows: Changes the rows of each micro-batch; for tests that compare with a rehearsal.
         """
-        trainer.data_collator = _host_collator(trainer.data_collator, edit_rows, dict, self.recorder)
+        trainer.data_collator = _host_collator(trainer.data_collator, edit_rows)
         follow(trainer, self.recorder)
-        with self.recorder.recording():
+        with _arrivals(dict, self.recorder), self.recorder.recording():
             trainer.train(**options)
 
 
-def _host_collator(
-    collate: Collate,
-    edit_rows: Callable[[list[Any]], list[Any]],
-    arrive: Callable[[dict[str, Any]], dict[str, Any]],
-    recorder: Recorder,
-) -> Collate:
-    """Collation happens on the host, with real values and unseen; the batch is born on the device as it arrives."""
+class _HostBatch(dict[str, Any]):
+    """A batch that is on the host."""
+
+
+def _host_collator(collate: Collate, edit_rows: Callable[[list[Any]], list[Any]]) -> Collate:
+    """Collation happens on the host, with real values and unseen."""
 
     def collate_on_host(rows: list[Any]) -> Any:
         with torch._C._DisableTorchDispatch():
@@ -198,11 +197,30 @@ def _host_collator(
             if isinstance(collated, list):
                 return collated  # prompts: they become tensors when they are tokenized
             # A copy to a device takes what a view shows, not the storage behind it.
-            batch = {
-                name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in collated.items()
-            }
-        batch = arrive(batch)
-        recorder.adopt_batch(value for value in batch.values() if isinstance(value, torch.Tensor))
-        return batch
+            return _HostBatch(
+                {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in collated.items()}
+            )
 
     return collate_on_host
+
+
+@contextmanager
+def _arrivals(arrive: Callable[[dict[str, Any]], dict[str, Any]], recorder: Recorder) -> Iterator[None]:
+    """A batch is born on the device where accelerate sends it there: the next one, which it has collated by then to
+    know whether this is the last, is still on the host (``accelerate/data_loader.py: DataLoaderShard.__iter__``)."""
+    from accelerate import data_loader
+
+    send = data_loader.send_to_device
+
+    def send_and_see(batch: Any, *args: Any, **options: Any) -> Any:
+        if not isinstance(batch, _HostBatch):
+            return send(batch, *args, **options)
+        arrived = arrive(batch)
+        recorder.adopt_batch(value for value in arrived.values() if isinstance(value, torch.Tensor))
+        return arrived
+
+    data_loader.send_to_device = send_and_see
+    try:
+        yield
+    finally:
+        data_loader.send_to_device = send
