@@ -72,7 +72,7 @@ class HollowCard(CudaCard):
         from hollow_cuda.values import HostValues
 
         values = HostValues()
-        with values, values.in_backward() if self._recomputes_sizes else nullcontext():
+        with values, values.in_recomputation() if self._recomputes_sizes else nullcontext():
             yield
 
     def facts(self) -> CardFacts:

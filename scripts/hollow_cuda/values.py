@@ -69,16 +69,18 @@ class HostValues(TorchFunctionMode):  # type: ignore[misc]
         self._runtime = ctypes.CDLL("libcudart.so.13")
 
     @contextmanager
-    def in_backward(self) -> Iterator[None]:
-        """Values are known also in what a backward pass computes again, which then runs in the thread that asked for
-        it: in autograd's own, and while a mode answers a call such as ``backward()``, no mode is seen."""
-        run = torch.autograd._engine_run_backward
+    def in_recomputation(self) -> Iterator[None]:
+        """Values are known also in what a backward pass computes again: in autograd's own threads no mode is seen, nor
+        while one answers a call such as ``backward()``."""
+        from torch.utils import checkpoint
 
-        def run_here(*args: Any, **kwargs: Any) -> Any:
-            with torch.autograd.set_multithreading_enabled(False), self:
+        run = checkpoint._run_fn_with_dynamo_disabled
+
+        def run_with_values(*args: Any, **kwargs: Any) -> Any:
+            with self:
                 return run(*args, **kwargs)
 
-        with patch.object(torch.autograd, "_engine_run_backward", run_here):
+        with patch.object(checkpoint, "_run_fn_with_dynamo_disabled", run_with_values):
             yield
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
