@@ -14,6 +14,7 @@ from autotrain_mem.checks.collect import Problems
 from autotrain_mem.methods.flag_verdicts import REFUSED, REFUSED_WHEN_OFF
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.levers import LEVERS
+from autotrain_mem.spec.adapter_config import PEFT_CONFIG, kind_of, why_not_quantized, why_unrehearsed
 from autotrain_mem.spec.knobs import BASE_BITS
 from autotrain_mem.spec.preflight import Finding
 from autotrain_mem.trainers.host_optimizer import SUPPORTED as OFFLOADED
@@ -122,6 +123,19 @@ def quantization(flags: Flags) -> Problems:
             f"--{quantized[0]} without LoRA would train nothing: rounded weights take no gradient steps.",
             f"Add --use_peft to train an adapter on the quantized base, or remove --{quantized[0]}.",
         )
+
+
+def adapter(flags: Flags) -> Problems:
+    """Some kinds of adapters are not rehearsed, and some adapt no quantized base."""
+    text = flags.given.get(PEFT_CONFIG)
+    if text is None:
+        return
+    kind = kind_of(text)
+    if why := why_unrehearsed(text):
+        yield f"--{PEFT_CONFIG} {kind} is not supported yet: {why}.", "LoRA, DoRA, VeRA, IA3 and OFT are rehearsed."
+    quantized = [name for name in BASE_BITS if flags.given.get(name)]
+    if quantized and (why := why_not_quantized(text)):
+        yield f"--{quantized[0]} does not go with {kind}: {why}.", f"Remove --{quantized[0]}, or take plain LoRA."
 
 
 def generations(flags: Flags) -> Problems:

@@ -20,6 +20,7 @@ from autotrain_mem.rehearsal.python_call.keywords import call_again, left_out
 from autotrain_mem.rehearsal.ranks.rules import rehearsed_rank
 from autotrain_mem.rehearsal.trace.loss_chunks import marked_chunks
 from autotrain_mem.spec import Job, Knobs, Trace
+from autotrain_mem.spec.adapter_config import PEFT_CONFIG, starts_from_weights
 from autotrain_mem.spec.hardware import Capability
 
 EVALUATED_BATCHES = 2
@@ -257,5 +258,9 @@ def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
         "the time of reading and writing NVMe, once in each step: the speed said here leaves it out, and how fast the "
         "disk is decides it": "nvme" in (knobs.offload_optimizer_device, knobs.offload_param_device),
         "the scaler of fp16's gradients: a few scalars": knobs.fp16,
+        "what cuSOLVER works in while the adapter's first values are made of one weight after the other, before "
+        "training: as much as a few copies of the largest weight in float32": (
+            starts_from_weights(given.get(PEFT_CONFIG) or knobs.peft_config)
+        ),
     }
     return tuple(fact for fact, applies in facts.items() if applies)
