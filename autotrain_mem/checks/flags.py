@@ -6,12 +6,14 @@ and the plan changes nothing but speed. ``--forbid`` names a lever itself, so wh
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from autotrain_mem.checks.collect import Problems
 from autotrain_mem.methods.flag_verdicts import REFUSED, REFUSED_WHEN_OFF
+from autotrain_mem.methods.optimizer_verdicts import is_projecting, package_of, why_refused
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.levers import LEVERS
 from autotrain_mem.spec.adapter_config import PEFT_CONFIG, kind_of, why_not_quantized, why_unrehearsed
@@ -290,19 +292,21 @@ def rows(flags: Flags) -> Problems:
         )
 
 
-_UNREHEARSED_OPTIMIZERS = (
-    *("paged_ademamix_32bit", "paged_ademamix_8bit"),  # bitsandbytes' CPU build lacks cget_managed_ptr
-    *("apollo_adamw", "apollo_adamw_layerwise"),  # its projections are drawn by values
-    *("adamw_torch_4bit", "adamw_torch_8bit"),  # torchao compiles its step, which no recorder can look into
-    *("adalomo", "adamw_anyprecision", "adamw_torch_xla", "adamw_torch_npu_fused"),
-)
-
-
 def optimizer(flags: Flags) -> Problems:
-    """Some optimizers cannot be rehearsed."""
-    given = flags.given
-    if given.get("optim") in _UNREHEARSED_OPTIMIZERS:
+    """Some optimizers cannot be rehearsed, or need words or a package that are not there."""
+    given, name = flags.given, str(flags.given.get("optim") or "")
+    if refused := why_refused(name):
+        why, cure = refused
+        yield f"--optim {name} is not supported yet: {why}.", f"{cure}; adafactor, lion_8bit and ademamix_8bit are too."
+    elif (package := package_of(name)) and importlib.util.find_spec(package[0]) is None:
+        yield Finding(
+            kind="error",
+            error="MissingExtraError",
+            message=f"--optim {name} is in the package {package[0]}, which is not installed here.",
+            cure=f"pip install {package[1]}, or give another --optim.",
+        )
+    if is_projecting(name) and not refused and not given.get("optim_target_modules"):
         yield (
-            f"--optim {given['optim']} is not supported yet.",
-            "--optim adamw_8bit, paged_adamw_8bit, ademamix_8bit, lion_8bit and adafactor are rehearsed.",
+            f"--optim {name} needs --optim_target_modules: the layers whose gradients it projects.",
+            "Give --optim_target_modules all-linear, or names such as attn mlp.",
         )

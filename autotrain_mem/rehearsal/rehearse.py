@@ -235,6 +235,8 @@ def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
         ),
         "large state of a paged optimizer: it lies in CUDA's managed memory, outside torch's allocator, and moves to "
         "the host when the card is full": knobs.optim.startswith("paged_"),
+        "what cuSOLVER works in while GaLore decomposes one gradient after the other: as much as a few copies of the "
+        "largest that it projects, in float32": knobs.optim.startswith("galore"),
         "tokens that the chat template adds to the embeddings: a few rows of the vocabulary": given.get(
             "chat_template_path"
         ),
