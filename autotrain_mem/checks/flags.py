@@ -251,6 +251,23 @@ def padding_free(flags: Flags) -> Problems:
         )
 
 
+_GRAPHS = {"torch_compile_mode": ("reduce-overhead", "max-autotune"), "torch_compile_backend": ("cudagraphs",)}
+"""What records CUDA graphs (``torch/_inductor/__init__.py: list_mode_options``, ``torch/_dynamo/backends/
+cudagraphs.py``)."""
+
+
+def compiled_graphs(flags: Flags) -> Problems:
+    """CUDA graphs keep memory pools of their own, so that an uncompiled rehearsal is no upper bound."""
+    for name, values in _GRAPHS.items():
+        if (value := flags.given.get(name)) in values:
+            yield (
+                f"--{name} {value} is not supported yet: CUDA graphs keep what they were recorded with in pools of "
+                "their own, one for each length of rows, and nothing bounds these.",
+                "Give --torch_compile_mode max-autotune-no-cudagraphs, or --torch_compile true alone: they are bounded "
+                "by the uncompiled training.",
+            )
+
+
 def generation_cache(flags: Flags) -> Problems:
     """Caches whose layers are copied to the host and back, or quantized by a package (``transformers/cache_utils.py:
     DynamicLayer.offload, QuantizedLayer``)."""

@@ -41,6 +41,7 @@ FLAGS: tuple[Check[Flags], ...] = (
     flags.padding_free,
     flags.rows,
     flags.generation_cache,
+    flags.compiled_graphs,
     flags.optimizer,
     flags.arguments,
     late_failures.data_workers,
