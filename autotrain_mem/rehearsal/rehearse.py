@@ -240,9 +240,9 @@ def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
         "tokens that the chat template adds to the embeddings: a few rows of the vocabulary": given.get(
             "chat_template_path"
         ),
-        "what Inductor does: torch_compile is rehearsed uncompiled, which is an upper bound but for what Inductor keeps "
-        "while it compiles; compiled, elementwise chains keep their inputs alone and are computed again in the backward "
-        "pass, and matrix products, attention, weights, gradients and optimizer state stay as they are": any(
+        "what Inductor does: torch_compile is rehearsed uncompiled, mostly an upper bound; compiled, chains of "
+        "elementwise operators keep their inputs alone and are computed again in the backward pass, while products, "
+        "attention, weights, gradients and optimizer state stay as they are": any(
             given.get(name) for name in ("torch_compile", "torch_compile_backend", "torch_compile_mode")
         ),
         "scoring by the reference model before training: a forward of --precompute_ref_batch_size pairs without "

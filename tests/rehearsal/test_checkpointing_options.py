@@ -1,4 +1,4 @@
-"""``gradient_checkpointing_kwargs`` that transformers reads itself: every so many layers, and what is kept on the host."""
+"""Keys of ``gradient_checkpointing_kwargs`` that transformers reads itself: every so many layers, kept on the host."""
 
 import pathlib
 from collections.abc import Callable

@@ -22,7 +22,6 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -59,26 +58,27 @@ def host_offloading(recorder: Recorder | None = None) -> Iterator[None]:
         patch.object(activation_offloading, "OffloadActivations", _offload_stand_ins),
         patch.object(torch.Tensor, "record_stream", record_stream),
         patch.object(host_optimizer, "on_host", _on_unseen_host),
-        patch.object(modeling_utils, "save_on_cpu", partial(_SavedOnHost, recorder)),
+        patch.object(modeling_utils, "save_on_cpu", _saved_on_host(recorder)),
     ):
         yield
 
 
-class _SavedOnHost(torch.autograd.graph.saved_tensors_hooks):
-    """torch's ``save_on_cpu`` (``torch/autograd/graph.py``), which transformers puts around a checkpointed layer where
-    ``gradient_checkpointing_kwargs`` says ``offload`` (``transformers/modeling_utils.py:
+def _saved_on_host(recorder: Recorder | None) -> Callable[..., Any]:
+    """Makes what stands for torch's ``save_on_cpu`` (``torch/autograd/graph.py``), which transformers puts around a
+    checkpointed layer where ``gradient_checkpointing_kwargs`` says ``offload`` (``transformers/modeling_utils.py:
     _activation_checkpointing_enable``): what is saved is copied into pinned memory, and comes back on the stream that
     computes, contiguous."""
+    pinned = None if recorder is None else recorder.pinned
 
-    def __init__(self, recorder: Recorder | None, pin_memory: bool = False, device_type: str = "cuda") -> None:
-        pinned = None if recorder is None else recorder.pinned
+    def pack(tensor: torch.Tensor) -> _OnHost:
+        packed = _OnHost(pinned, copied=waited_copy)
+        packed.copy_(tensor, non_blocking=True)
+        return packed
 
-        def pack(tensor: torch.Tensor) -> _OnHost:
-            packed = _OnHost(pinned, copied=waited_copy)
-            packed.copy_(tensor, non_blocking=True)
-            return packed
+    def unpack(packed: _OnHost) -> torch.Tensor:
+        return packed.to("cuda", non_blocking=True)
 
-        super().__init__(pack, lambda packed: packed.to("cuda", non_blocking=True))
+    return lambda **options: torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 
 _OffloadActivations = activation_offloading.OffloadActivations

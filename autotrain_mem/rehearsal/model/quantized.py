@@ -47,9 +47,7 @@ def refuse_unrehearsed(config: Any, asked: Any) -> None:
 
 
 _OTHER_FORM = "its layers keep their weights in a form of their own, which is known here for bitsandbytes only"
-_BY_CARD = (
-    "gptqmodel repacks its weights for a kernel that it chooses by the card, whose scratch memory is not known here"
-)
+_BY_CARD = "gptqmodel repacks its weights for a kernel that it chooses by the card, whose buffers are not known here"
 _OWN_TENSORS = "its weights are tensors of a class of its package's, whose storages a fake tensor does not show"
 _OWN_KERNELS = "its products are kernels of another package's or of the hub's, whose buffers are not known here"
 _WHY_NOT = {
