@@ -16,11 +16,12 @@ from autotrain_mem.checks.collect import Problems
 from autotrain_mem.checks.flags import Flags
 from autotrain_mem.checks.model import ModelOnCard
 from autotrain_mem.errors import UsageError
-from autotrain_mem.methods.configs import on_cpu, undivided
+from autotrain_mem.methods.configs import on_cpu, read_config, undivided
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.absent import OPTIMIZERS_OF_BITSANDBYTES
 from autotrain_mem.spec import Job
+from autotrain_mem.spec.adapter_config import PEFT_CONFIG
 from autotrain_mem.spec.hardware import Capability
 from autotrain_mem.spec.preflight import Finding
 from autotrain_mem.versions import has_rocm_library
@@ -171,6 +172,20 @@ def accepted_by_trl(flags: Flags) -> None:
             hint=f"See autofit {flags.method} --help for what each of them takes.",
         ) from error
     method_of(flags.method).check(filled, to_train=False)
+
+
+def accepted_by_peft(flags: Flags) -> None:
+    """Lets PEFT refuse a config of its own that it would refuse later."""
+    if flags.given.get(PEFT_CONFIG) is None:
+        return
+    try:
+        read_config(flags.given[PEFT_CONFIG], _filled(flags).model.lora_task_type)
+    except (ValueError, TypeError, ImportError, KeyError) as error:
+        reason = str(error).strip().rstrip(".")
+        raise UsageError(
+            f"PEFT refuses this --{PEFT_CONFIG}: {reason}.",
+            hint="See the class of its peft_type in PEFT's documentation for what it takes.",
+        ) from error
 
 
 def ready_to_train(flags: Flags) -> None:

@@ -6,14 +6,17 @@ and the plan changes nothing but speed. ``--forbid`` names a lever itself, so wh
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from autotrain_mem.checks.collect import Problems
 from autotrain_mem.methods.flag_verdicts import REFUSED, REFUSED_WHEN_OFF
+from autotrain_mem.methods.optimizer_verdicts import is_projecting, package_of, why_refused
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.levers import LEVERS
+from autotrain_mem.spec.adapter_config import PEFT_CONFIG, kind_of, why_not_quantized, why_unrehearsed
 from autotrain_mem.spec.knobs import BASE_BITS
 from autotrain_mem.spec.preflight import Finding
 from autotrain_mem.trainers.host_optimizer import SUPPORTED as OFFLOADED
@@ -122,6 +125,19 @@ def quantization(flags: Flags) -> Problems:
             f"--{quantized[0]} without LoRA would train nothing: rounded weights take no gradient steps.",
             f"Add --use_peft to train an adapter on the quantized base, or remove --{quantized[0]}.",
         )
+
+
+def adapter(flags: Flags) -> Problems:
+    """Some kinds of adapters are not rehearsed, and some adapt no quantized base."""
+    text = flags.given.get(PEFT_CONFIG)
+    if text is None:
+        return
+    kind = kind_of(text)
+    if why := why_unrehearsed(text):
+        yield f"--{PEFT_CONFIG} {kind} is not supported yet: {why}.", "LoRA, DoRA, VeRA, IA3 and OFT are rehearsed."
+    quantized = [name for name in BASE_BITS if flags.given.get(name)]
+    if quantized and (why := why_not_quantized(text)):
+        yield f"--{quantized[0]} does not go with {kind}: {why}.", f"Remove --{quantized[0]}, or take plain LoRA."
 
 
 def generations(flags: Flags) -> Problems:
@@ -235,6 +251,23 @@ def padding_free(flags: Flags) -> Problems:
         )
 
 
+_GRAPHS = {"torch_compile_mode": ("reduce-overhead", "max-autotune"), "torch_compile_backend": ("cudagraphs",)}
+"""What records CUDA graphs (``torch/_inductor/__init__.py: list_mode_options``, ``torch/_dynamo/backends/
+cudagraphs.py``)."""
+
+
+def compiled_graphs(flags: Flags) -> Problems:
+    """CUDA graphs keep memory pools of their own, so that an uncompiled rehearsal is no upper bound."""
+    for name, values in _GRAPHS.items():
+        if (value := flags.given.get(name)) in values:
+            yield (
+                f"--{name} {value} is not supported yet: CUDA graphs keep what they were recorded with in pools of "
+                "their own, one for each length of rows, and nothing bounds these.",
+                "Give --torch_compile_mode max-autotune-no-cudagraphs, or --torch_compile true alone: they are bounded "
+                "by the uncompiled training.",
+            )
+
+
 def generation_cache(flags: Flags) -> Problems:
     """Caches whose layers are copied to the host and back, or quantized by a package (``transformers/cache_utils.py:
     DynamicLayer.offload, QuantizedLayer``)."""
@@ -276,19 +309,21 @@ def rows(flags: Flags) -> Problems:
         )
 
 
-_UNREHEARSED_OPTIMIZERS = (
-    *("paged_ademamix_32bit", "paged_ademamix_8bit"),  # bitsandbytes' CPU build lacks cget_managed_ptr
-    *("apollo_adamw", "apollo_adamw_layerwise"),  # its projections are drawn by values
-    *("adamw_torch_4bit", "adamw_torch_8bit"),  # torchao compiles its step, which no recorder can look into
-    *("adalomo", "adamw_anyprecision", "adamw_torch_xla", "adamw_torch_npu_fused"),
-)
-
-
 def optimizer(flags: Flags) -> Problems:
-    """Some optimizers cannot be rehearsed."""
-    given = flags.given
-    if given.get("optim") in _UNREHEARSED_OPTIMIZERS:
+    """Some optimizers cannot be rehearsed, or need words or a package that are not there."""
+    given, name = flags.given, str(flags.given.get("optim") or "")
+    if refused := why_refused(name):
+        why, cure = refused
+        yield f"--optim {name} is not supported yet: {why}.", f"{cure}; adafactor, lion_8bit and ademamix_8bit are too."
+    elif (package := package_of(name)) and importlib.util.find_spec(package[0]) is None:
+        yield Finding(
+            kind="error",
+            error="MissingExtraError",
+            message=f"--optim {name} is in the package {package[0]}, which is not installed here.",
+            cure=f"pip install {package[1]}, or give another --optim.",
+        )
+    if is_projecting(name) and not refused and not given.get("optim_target_modules"):
         yield (
-            f"--optim {given['optim']} is not supported yet.",
-            "--optim adamw_8bit, paged_adamw_8bit, ademamix_8bit, lion_8bit and adafactor are rehearsed.",
+            f"--optim {name} needs --optim_target_modules: the layers whose gradients it projects.",
+            "Give --optim_target_modules all-linear, or names such as attn mlp.",
         )

@@ -10,6 +10,7 @@ from autotrain_mem.checks.collect import Problems
 from autotrain_mem.checks.preflight import Setup
 from autotrain_mem.methods.configs import Configs
 from autotrain_mem.methods.flag_verdicts import FlagGroup, Verdict, group_of
+from autotrain_mem.methods.optimizer_verdicts import is_projecting
 from autotrain_mem.spec.preflight import Finding
 
 
@@ -32,6 +33,11 @@ def idle(setup: Setup) -> Problems:
         yield _warning(names, job.method, group.why)
     for names, needed in _without_its_switch(setup):
         yield _warning(names, job.method, f"--{needed} is not given")
+    if job.arguments.get(_TARGETS) and not is_projecting(str(job.arguments.get("optim") or "")):
+        yield _warning([_TARGETS], job.method, "only optimizers of GaLore and APOLLO read it, and --optim names none")
+
+
+_TARGETS = "optim_target_modules"
 
 
 def _idle_group(setup: Setup, name: str) -> FlagGroup | None:

@@ -32,7 +32,7 @@ def unmatched_targets(setup: Setup) -> Problems:
     if asked == "all-linear" or any(getattr(config.get_text_config(), name, None) for name in EXPERTS):
         return
     layers = _adaptable(job)
-    lora = peft_config(filled.model, job.model, trust_remote_code=trusts_remote_code(filled))
+    lora = peft_config(filled.model, job.model, own=filled.adapter, trust_remote_code=trusts_remote_code(filled))
     names = [asked] if isinstance(asked, str) else list(asked)  # a regular expression is one name
     missing = [name for name in names if not _matches(lora, name, list(layers))]
     if not missing:

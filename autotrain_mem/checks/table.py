@@ -26,6 +26,7 @@ FLAGS: tuple[Check[Flags], ...] = (
     flags.levers_of_a_gpu,
     flags.precision,
     flags.quantization,
+    flags.adapter,
     flags.generations,
     flags.prompt_length,
     flags.forbidden_levers,
@@ -40,6 +41,7 @@ FLAGS: tuple[Check[Flags], ...] = (
     flags.padding_free,
     flags.rows,
     flags.generation_cache,
+    flags.compiled_graphs,
     flags.optimizer,
     flags.arguments,
     late_failures.data_workers,
@@ -52,6 +54,7 @@ FLAGS: tuple[Check[Flags], ...] = (
 
 TRL_ARGUMENTS: tuple[Check[Flags], ...] = (
     compatibility.accepted_by_trl,
+    compatibility.accepted_by_peft,
     compatibility.tracker_names,
     compatibility.checkpoint_to_resume,
     compatibility.label_smoothing,

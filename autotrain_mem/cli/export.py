@@ -13,7 +13,7 @@ from autotrain_mem.cli.plan_files import check_one_card
 from autotrain_mem.errors import UsageError
 from autotrain_mem.exports.case import case_of
 from autotrain_mem.exports.dry_run import dry_run
-from autotrain_mem.exports.tools import OF_MACHINES, check_method, check_sharding, export
+from autotrain_mem.exports.tools import OF_MACHINES, check_adapter, check_method, check_sharding, export
 from autotrain_mem.report.first_screen import first_screen
 from autotrain_mem.report.terminal import Console
 from autotrain_mem.spec import Job, Plan, codec
@@ -46,6 +46,7 @@ def check(wish: api.Wish, output: Output) -> None:
     check_method(output.export, wish.method)
     shared = max(wish.autofit.cp_size or 1, wish.autofit.sp_size or 1)
     check_sharding(output.export, is_zero=wish.autofit.sharding in ZEROS, token_shards=shared)
+    check_adapter(output.export, wish.autofit.peft_config)
     if output.export in OF_MACHINES:
         _check_flags_say_all(asked, wish)
 

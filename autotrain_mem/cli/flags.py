@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from autotrain_mem.engine.accelerate_config import with_accelerate
 from autotrain_mem.engine.machines import shared_words
+from autotrain_mem.engine.peft_config import with_peft_config
 from autotrain_mem.engine.wish import Wish
 from autotrain_mem.errors import UsageError
 from autotrain_mem.exports.tools import EXPORTERS
@@ -70,6 +71,7 @@ _MAIN_PORT = "where machine 0 listens for the others (default 29500)"
 _MIN_NODES = "go on with N machines or more where one is lost and does not come back (default: all)"
 _LINK = "what joins the GPUs, and machines: nvlink4, pcie4, nvlink4,ndr (default: found here, or usual for the card)"
 _ACCELERATE = "a config of accelerate launch: processes, machines and sharding are as it says"
+_PEFT_CONFIG = "an adapter_config.json of PEFT's, or its folder: what is trained is as it says (DoRA, VeRA, IA3, ...)"
 _SHARDING = "how several GPUs share the model: not at all (ddp), or in shards; default: what fits and is fastest"
 _CP_SIZE = "so many GPUs share the tokens of each row: long context (SFT, FSDP2); default: what a length needs"
 _SP_SIZE = "the same in DeepSpeed's way (SFT, ZeRO): its heads are shared while a layer attends"
@@ -97,6 +99,7 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     job.add_argument("--dataset", metavar="DATA", help="a hub id, a folder, or a .json, .jsonl, .parquet or .csv file")
     job.add_argument("--config", metavar="FILE", help="a YAML file with TRL's keys and ours; flags win over it")
     job.add_argument("--recipe", metavar="NAME", help="a file that comes along, in place of --config (autofit recipes)")
+    job.add_argument("--peft_config", metavar="FILE", help=_PEFT_CONFIG)
     job.add_argument("--prompt_length", type=int, metavar="N", help="GRPO, RLOO, PPO: plan for prompts of N tokens")
     job.add_argument("--image_sizes", metavar="WxH,...", help="plan for rows with images of these sizes: 1024x768")
 
@@ -247,7 +250,7 @@ def read(prog: str, argv: Sequence[str]) -> tuple[Wish, Output]:
         also_known=own_names(),
         probe="no_probe" not in ours,
     )
-    return with_accelerate(wish), Output(**_fields_of(Output, ours), typed=tuple(argv))
+    return with_accelerate(with_peft_config(wish)), Output(**_fields_of(Output, ours), typed=tuple(argv))
 
 
 def _config_file(prog: str, flags: dict[str, Any]) -> str | None:

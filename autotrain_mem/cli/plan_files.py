@@ -11,6 +11,7 @@ from autotrain_mem.errors import OutputFolderError, PlanFileError, UsageError
 from autotrain_mem.report.command_line import command_line
 from autotrain_mem.report.terminal import Console
 from autotrain_mem.spec import Job, Plan
+from autotrain_mem.spec.adapter_config import without_said
 from autotrain_mem.spec.autofit import AutoFit
 from autotrain_mem.spec.job import MAX_SLOWDOWN
 from autotrain_mem.spec.knobs import LAUNCH_KNOBS
@@ -103,5 +104,5 @@ def command(job: Job, autofit: AutoFit, *, out: str) -> str:
         ours |= {"accelerate_config": str(own), "gpus": None, "nodes": None}
         unsaid += LAUNCH_KNOBS
     given = {name: value for name, value in ours.items() if value is not None}
-    trls = {name: value for name, value in job.arguments.items() if name not in unsaid}
+    trls = {name: value for name, value in without_said(job.arguments).items() if name not in unsaid}
     return command_line(["plan", job.method], given | trls | {"out": out})

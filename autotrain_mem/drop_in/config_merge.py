@@ -14,7 +14,7 @@ import enum
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from autotrain_mem.errors import UsageError
 from autotrain_mem.rehearsal.python_call.capture import Keywords
 from autotrain_mem.rehearsal.python_call.keywords import is_adapted, loading, quantization_of
 from autotrain_mem.spec import Knobs, codec
+from autotrain_mem.spec.adapter_config import PEFT_CONFIG, arguments_of, canonical, says_more_than_flags
 from autotrain_mem.spec.autofit import AutoFit
 from autotrain_mem.spec.job import AUTO, MAX_LENGTH
 from autotrain_mem.spec.knobs import BASE_BITS
@@ -77,7 +78,7 @@ def given_arguments(keywords: Keywords, config_class: type, autofit: AutoFit) ->
     given = {"output_dir": config.output_dir} | _differing(config, config_class)
     if hasattr(config, MAX_LENGTH) and (MAX_LENGTH in given or autofit.plan is None):
         given[MAX_LENGTH] = config.max_length
-    given |= _of_model(keywords) | _of_adapter(keywords) | _of_optimizer(keywords)
+    given = given | _of_adapter(keywords) | _of_model(keywords) | _of_optimizer(keywords)
     _check_names(autofit)
     given |= {name: _plain(_value_of(name, keywords)) for name in autofit.pin}
     given |= autofit.pins
@@ -150,21 +151,20 @@ def main_dtype(model: Any) -> str:
 
 
 def _of_adapter(keywords: Keywords) -> dict[str, Any]:
-    """LoRA in the words of TRL's flags, as far as they go; the config object itself is what is rehearsed."""
-    adapter = keywords.get("peft_config")
+    """An adapter in the words of TRL's flags, and as PEFT's own config where they do not say it all; the config object
+    itself is what is rehearsed."""
+    adapter = keywords.get(PEFT_CONFIG)
     if adapter is None:
         return {}
-    targets = getattr(adapter, "target_modules", None)
-    if isinstance(targets, set | list | tuple):
-        # TRL takes a single name for a regular expression (``trl/trainer/model_config.py: __post_init__``).
-        targets = sorted(targets) if len(targets) > 1 else [rf".*\.{name}" for name in targets]
-    settings = {
-        "lora_r": getattr(adapter, "r", None),
-        "lora_alpha": getattr(adapter, "lora_alpha", None),
-        "lora_dropout": getattr(adapter, "lora_dropout", None),
-        "lora_target_modules": targets,
-    }
-    return {"use_peft": True} | {name: value for name, value in settings.items() if value is not None}
+    defaults = {each.name: _default(each) for each in fields(adapter)}
+    named = {name: _plain(value) for name, value in adapter.to_dict().items()}
+    text = canonical({name: value for name, value in named.items() if value != _plain(defaults.get(name))})
+    said = arguments_of(text)
+    return said if says_more_than_flags(text) else {name: said[name] for name in said if name != PEFT_CONFIG}
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def _of_optimizer(keywords: Keywords) -> dict[str, Any]:
@@ -204,7 +204,9 @@ def _plain(value: Any) -> Any:
         return value.value
     if isinstance(value, Mapping):
         return {str(name): _plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, set | frozenset):
+        return sorted((_plain(each) for each in value), key=str)
+    if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     if isinstance(value, str | int | float | bool | type(None)):
         return value

@@ -260,6 +260,11 @@ _generate_and_score_completions``). RLOO's trainer takes none of them."""
 def _check_words(autofit: AutoFit) -> None:
     """Refuses what a search would refuse as well, once workers are up."""
     check_forbid(autofit.forbid)
+    if autofit.peft_config is not None:
+        raise UsageError(
+            "AutoFit(peft_config=...) is for the verbs; a trainer has the argument itself.",
+            hint="Give it to the trainer: SFTTrainer(..., peft_config=LoraConfig(...)).",
+        )
     for name in ("effective_batch_size", "prompt_length", "image_sizes"):
         value = getattr(autofit, name)
         if value is not None and value < 1:

@@ -12,6 +12,7 @@ from autotrain_mem.engine.early import no_model
 from autotrain_mem.engine.for_processes import for_processes
 from autotrain_mem.engine.kept_answers import parsed
 from autotrain_mem.engine.output_dir import RESUME, default_dir
+from autotrain_mem.engine.peft_config import with_peft_config
 from autotrain_mem.engine.predict.vllm_server import gpus_served_here
 from autotrain_mem.engine.rehearsals import Rehearsals
 from autotrain_mem.engine.reuse.other_processes import arguments_of, autofit_of, is_shared_otherwise
@@ -154,7 +155,7 @@ def rehearsals_for(workers: Workers, wish: Wish, warn: Callable[[str], None]) ->
         NoGpuError, UnknownGpuError: there is no such device.
     """
     check_launch(is_placed=wish.place is not None)
-    wish = with_accelerate(wish)
+    wish = with_accelerate(with_peft_config(wish))
     for message in launch_warnings(wish):
         warn(message)
     autofit, store = wish.autofit, Store(cache_folder(), on_damage=warn)

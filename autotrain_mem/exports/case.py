@@ -10,6 +10,7 @@ from typing import Any
 from autotrain_mem.methods.facts import MethodFacts
 from autotrain_mem.parallel.config import accelerate_config
 from autotrain_mem.spec import Job, Knobs, Plan
+from autotrain_mem.spec.adapter_config import without_said
 from autotrain_mem.spec.job import MAX_LENGTH, without_wish
 from autotrain_mem.spec.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
 from autotrain_mem.spec.plan import as_recorded
@@ -76,7 +77,7 @@ class Case:
         """The user's arguments with the plan's knobs laid over: nothing of TRL's defaults, nothing of ours."""
         knobs = {name: _listed(getattr(self.knobs, name)) for name in knob_names(self.job.method, self.knobs)}
         decided = {name: value for name, value in knobs.items() if value is not None or name == MAX_LENGTH}
-        merged = {**without_wish(self.job.arguments), **decided}
+        merged = {**without_wish(without_said(self.job.arguments)), **decided}
         public = {name: value for name, value in merged.items() if name not in (*OWN_KNOBS, *LAUNCH_KNOBS)}
         return {name: value for name, value in public.items() if value is not None or name == MAX_LENGTH}
 

@@ -98,6 +98,20 @@ def check_sharding(name: str, *, is_zero: bool, token_shards: int = 1) -> None:
         )
 
 
+def check_adapter(name: str, peft_config: object) -> None:
+    """Ask as :func:`check_method` does, of a plan with a config of PEFT's own.
+
+    Raises:
+        UsageError: the file would train another adapter.
+    """
+    if peft_config and name not in OF_MACHINES:
+        raise UsageError(
+            f"--export {name} has no key for a config of PEFT's own (--peft_config).",
+            hint="--export commands writes autofit's own command, with the config in it; what TRL's flags say of LoRA "
+            f"(--use_peft, --lora_r, --use_dora) is written for {name}.",
+        )
+
+
 def export(name: str, plan: Plan, job: Job) -> str:
     """The text of the file for a tool.
 
@@ -108,8 +122,9 @@ def export(name: str, plan: Plan, job: Job) -> str:
         plan: Of the job.
 
     Raises:
-        UsageError: the tool has no such method, or cannot be told how the model is shared.
+        UsageError: the tool has no such method, or cannot be told how the model is shared or adapted.
     """
     check_method(name, job.method)
     check_sharding(name, is_zero=plan.knobs.zero_stage > 0, token_shards=plan.knobs.token_shards)
+    check_adapter(name, plan.knobs.peft_config)
     return str(resolve_name(EXPORTERS[name].write)(plan, job))

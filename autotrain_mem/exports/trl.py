@@ -40,11 +40,15 @@ def trl(plan: Plan, job: Job) -> str:
         notes=(
             *launched.notes,
             *offload.notes,
+            *([_OWN_ADAPTER] if case.knobs.peft_config else []),
             *case.no_data(),
             *(() if job.method_facts.has_trl_command else (no_script,)),
         ),
     )
     return document(case, tool, [whole], {})
+
+
+_OWN_ADAPTER = "peft_config: TRL has no key for it, and would train LoRA: autofit METHOD --peft_config FILE has it"
 
 
 def _shared_sequence(case: Case) -> dict[str, str]:

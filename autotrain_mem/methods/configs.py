@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from autotrain_mem.methods.flag_verdicts import only_for_real
 from autotrain_mem.parallel.config import sharding_arguments
 from autotrain_mem.spec import Job, Knobs, codec
+from autotrain_mem.spec.adapter_config import LORA, PEFT_CONFIG, kind_of
 from autotrain_mem.spec.job import without_wish
 
 REHEARSED_ACCUMULATION = 2
@@ -30,6 +32,8 @@ class Configs:
     dataset: Any
     processor: Any = None
     """What reads rows with images, in a real run; None: the trainer loads the model's tokenizer itself."""
+    adapter: str | None = None
+    """A config of PEFT's own, as JSON (``Knobs.peft_config``); None where TRL's flags say what is adapted."""
 
     @property
     def is_evaluated(self) -> bool:
@@ -44,7 +48,8 @@ def script_parser(method: str) -> Any:
 
 def fill(make_parser: Callable[[], Any], arguments: Mapping[str, Any]) -> Configs:
     """Fill a parser's dataclasses out of a flat mapping of their fields; a name that none of them has is left out."""
-    return Configs(*(_filled(kind, arguments) for kind in make_parser().dataclass_types))
+    filled = Configs(*(_filled(kind, arguments) for kind in make_parser().dataclass_types))
+    return dataclasses.replace(filled, adapter=arguments.get(PEFT_CONFIG))
 
 
 def model_arguments(arguments: Mapping[str, Any]) -> Any:
@@ -84,7 +89,9 @@ def trainer_arguments(filled: Configs, model: str, stub: Any) -> dict[str, Any]:
         "model": model,
         "args": filled.training,
         "quantization_config": get_quantization_config(filled.model),
-        "peft_config": peft_config(filled.model, model, trust_remote_code=trusts_remote_code(filled)),
+        "peft_config": peft_config(
+            filled.model, model, own=filled.adapter, trust_remote_code=trusts_remote_code(filled)
+        ),
         "processing_class": filled.processor if stub is None else stub,
     }
 
@@ -104,8 +111,9 @@ def trusts_remote_code(filled: Configs) -> bool:
     return bool(getattr(filled.training, "trust_remote_code", False))
 
 
-def peft_config(asked: Any, model: Any, *, trust_remote_code: bool) -> Any:
-    """Make TRL's LoRA config, None without LoRA; it names targets where PEFT knows none for an architecture.
+def peft_config(asked: Any, model: Any, *, own: str | None = None, trust_remote_code: bool) -> Any:
+    """Make TRL's LoRA config, or PEFT's own; None without an adapter. LoRA gets targets where PEFT knows none for an
+    architecture.
 
     All linear layers; of a mixture of experts those of attention, since PEFT 0.21 adapts fused experts as parameters,
     without dropout only (``peft/tuners/lora/layer.py: ParamWrapper``). PEFT's own defaults:
@@ -114,19 +122,33 @@ def peft_config(asked: Any, model: Any, *, trust_remote_code: bool) -> Any:
     Args:
         asked: TRL's ``ModelConfig``.
         model: Its name, or the model itself.
+        own: A config of PEFT's own, as JSON.
     """
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
     from transformers import AutoConfig
     from trl import get_peft_config
 
-    lora = get_peft_config(asked)
-    if lora is None or lora.target_modules is not None or lora.target_parameters:
+    lora = get_peft_config(asked) if own is None else read_config(own, asked.lora_task_type)
+    is_lora = kind_of(own) in ("", LORA)
+    if lora is None or not is_lora or lora.target_modules is not None or lora.target_parameters:
         return lora
     options = {"trust_remote_code": trust_remote_code, "revision": asked.model_revision}
     config = AutoConfig.from_pretrained(model, **options) if isinstance(model, str) else model.config
     if config.model_type not in KNOWN:
         lora.target_modules = default_targets(config)
     return lora
+
+
+def read_config(text: str, task: str) -> Any:
+    """Reads a config as ``peft/config.py: PeftConfigMixin.from_pretrained`` does.
+
+    Args:
+        task: What it is for, where it does not say: PEFT has a wrapper of its own for each, and no prompts without.
+    """
+    from peft import PeftConfig
+
+    content = {"task_type": task, **json.loads(text)}
+    return PeftConfig.from_peft_type(**PeftConfig.check_kwargs(**content))
 
 
 def default_targets(config: Any) -> str | list[str]:

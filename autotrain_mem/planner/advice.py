@@ -10,6 +10,7 @@ from autotrain_mem.planner.adapter import LEARNING_RATE_FACTOR, NEAR, adapter_le
 from autotrain_mem.planner.levels import LEVELS, SHORTER_ROWS
 from autotrain_mem.planner.levers import LADDER, ROUNDING, is_pulled
 from autotrain_mem.spec import Candidate, Harm, Job, Knobs, Proposal
+from autotrain_mem.spec.adapter_config import LORA, kind_of
 from autotrain_mem.spec.model import ModelFacts
 
 MUCH_FASTER = 1.25
@@ -56,7 +57,8 @@ def _differences(knobs: Knobs, other: Knobs) -> str:
 
 def advice(job: Job, knobs: Knobs, defaults: Knobs, facts: ModelFacts) -> tuple[Proposal, ...]:
     """Lists what would make the training worth more, where the user's own words keep a plan from choosing it."""
-    of_adapter = [*_adapters_rate(job, knobs, defaults), *_targets(job, knobs, facts)] if knobs.use_peft else []
+    is_lora = knobs.use_peft and kind_of(knobs.peft_config) in ("", LORA)
+    of_adapter = [*_adapters_rate(job, knobs, defaults), *_targets(job, knobs, facts)] if is_lora else []
     return (*of_adapter, *_lost_updates(job, knobs))
 
 
@@ -75,7 +77,9 @@ def _adapters_rate(job: Job, knobs: Knobs, defaults: Knobs) -> Iterator[Proposal
 
 def _targets(job: Job, knobs: Knobs, facts: ModelFacts) -> Iterator[Proposal]:
     """Names more targets where the user turned LoRA on without any: PEFT's own list is often two layers of seven."""
-    is_theirs = knobs.lora_target_modules is None and isinstance(facts.lora_targets, tuple)
+    is_theirs = (
+        knobs.lora_target_modules is None and knobs.peft_config is None and isinstance(facts.lora_targets, tuple)
+    )
     if not is_theirs or facts.adapted is None or not isinstance(facts.lora_targets, tuple):
         return
     yield Proposal(

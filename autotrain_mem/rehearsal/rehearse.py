@@ -20,6 +20,7 @@ from autotrain_mem.rehearsal.python_call.keywords import call_again, left_out
 from autotrain_mem.rehearsal.ranks.rules import rehearsed_rank
 from autotrain_mem.rehearsal.trace.loss_chunks import marked_chunks
 from autotrain_mem.spec import Job, Knobs, Trace
+from autotrain_mem.spec.adapter_config import PEFT_CONFIG, starts_from_weights
 from autotrain_mem.spec.hardware import Capability
 
 EVALUATED_BATCHES = 2
@@ -234,10 +235,14 @@ def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
         ),
         "large state of a paged optimizer: it lies in CUDA's managed memory, outside torch's allocator, and moves to "
         "the host when the card is full": knobs.optim.startswith("paged_"),
+        "what cuSOLVER works in while GaLore decomposes one gradient after the other: as much as a few copies of the "
+        "largest that it projects, in float32": knobs.optim.startswith("galore"),
         "tokens that the chat template adds to the embeddings: a few rows of the vocabulary": given.get(
             "chat_template_path"
         ),
-        "torch_compile is rehearsed uncompiled, which mostly needs more": any(
+        "what Inductor does: torch_compile is rehearsed uncompiled, mostly an upper bound; compiled, chains of "
+        "elementwise operators keep their inputs alone and are computed again in the backward pass, while products, "
+        "attention, weights, gradients and optimizer state stay as they are": any(
             given.get(name) for name in ("torch_compile", "torch_compile_backend", "torch_compile_mode")
         ),
         "scoring by the reference model before training: a forward of --precompute_ref_batch_size pairs without "
@@ -257,5 +262,9 @@ def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
         "the time of reading and writing NVMe, once in each step: the speed said here leaves it out, and how fast the "
         "disk is decides it": "nvme" in (knobs.offload_optimizer_device, knobs.offload_param_device),
         "the scaler of fp16's gradients: a few scalars": knobs.fp16,
+        "what cuSOLVER works in while the adapter's first values are made of one weight after the other, before "
+        "training: as much as a few copies of the largest weight in float32": (
+            starts_from_weights(given.get(PEFT_CONFIG) or knobs.peft_config)
+        ),
     }
     return tuple(fact for fact, applies in facts.items() if applies)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotrain_mem.spec import Plan
+from autotrain_mem.spec.adapter_config import without_said
 from autotrain_mem.spec.flag_words import flag_words
 from autotrain_mem.spec.job import MAX_SLOWDOWN
 
@@ -36,5 +37,5 @@ def command_of(plan: Plan, *, trains: bool) -> str:
         "max_slowdown": None if job.max_slowdown == MAX_SLOWDOWN else job.max_slowdown,
     }
     given = {name: value for name, value in ours.items() if value is not None}
-    trls = {name: value for name, value in job.arguments.items() if name != "model_name_or_path"}
+    trls = {name: value for name, value in without_said(job.arguments).items() if name != "model_name_or_path"}
     return command_line([job.method] if trains else ["plan", job.method], given | trls)

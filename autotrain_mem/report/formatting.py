@@ -8,6 +8,7 @@ from typing import Any
 
 from autotrain_mem.planner.levers import HARM_FIRST, is_pulled, pulled
 from autotrain_mem.spec import Hardware, Harm, Knobs, Owner, Phase, StepTime, Trained
+from autotrain_mem.spec.adapter_config import LORA, PEFT_CONFIG, kind_of, name_of
 from autotrain_mem.spec.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
 from autotrain_mem.units import format_bytes
 
@@ -200,7 +201,7 @@ def settings(knobs: Knobs, names: Sequence[str] | None = None) -> str:
         "gradient_checkpointing": f"checkpointing {'on' if knobs.gradient_checkpointing else 'off'}",
         "packing": "packing on" if knobs.packing else "",
         "sharding": sharing(knobs),
-        "use_peft": "LoRA" if knobs.use_peft else "full fine-tuning",
+        "use_peft": name_of(knobs.peft_config) if knobs.use_peft else "full fine-tuning",
         "dtype": knobs.dtype,
         "fp16": "computed in float16" if knobs.fp16 else "",
         "optim": knobs.optim,
@@ -219,11 +220,18 @@ def trains(knobs: Knobs, trained: Trained | None) -> str:
     """``LoRA of rank 16, alpha 32, on all linear layers: 8.80 M of 503 M parameters (1.7 %), in float32``."""
     what = "the whole model"
     if knobs.use_peft:
-        what = f"LoRA of rank {knobs.lora_r}, alpha {knobs.lora_alpha}, on {_targets(knobs)}"
+        what = _adapter(knobs)
     if trained is None:
         return what
     count = f"{millions(trained.parameters)} of {millions(trained.of_parameters)}"
     return f"{what}: {count} parameters ({percent(trained.share)}), in {trained.dtype}"
+
+
+def _adapter(knobs: Knobs) -> str:
+    name = name_of(knobs.peft_config)
+    if kind_of(knobs.peft_config) not in ("", LORA):
+        return f"{name}, as --{PEFT_CONFIG} says"
+    return f"{name} of rank {knobs.lora_r}, alpha {knobs.lora_alpha}, on {_targets(knobs)}"
 
 
 def _targets(knobs: Knobs) -> str:
@@ -281,7 +289,7 @@ def difference(knobs: Knobs, asked: Knobs) -> str:
 
 def _base(knobs: Knobs) -> str:
     bits = f"{knobs.base_bits}-bit " if knobs.base_bits else ""
-    return f"{bits}LoRA" if knobs.use_peft else ""
+    return f"{bits}{name_of(knobs.peft_config)}" if knobs.use_peft else ""
 
 
 def batch(knobs: Knobs) -> str:

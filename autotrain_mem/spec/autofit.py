@@ -16,6 +16,7 @@ from typing import Any
 
 from autotrain_mem import spec
 from autotrain_mem.errors import AutofitError, RehearsalError, TrainingError, UsageError
+from autotrain_mem.spec.adapter_config import PEFT_CONFIG, arguments_of
 from autotrain_mem.spec.job import FITS, MAX_SLOWDOWN, Fit, is_image_size
 from autotrain_mem.spec.knobs import (
     BASE_BITS,
@@ -51,6 +52,7 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "offload_optimizer_device": ((str,), "'cpu'"),
     "offload_param_device": ((str,), "'cpu'"),
     "accelerate_config": ((str, Path, Mapping), "the path of a file, or its keys"),
+    "peft_config": ((str, Path, Mapping), "the path of a file, or its keys"),
     "plan": ((str, Path), _PLAN),
     "guard": ((bool,), "True or False"),
     "show": ((bool,), "True or False"),
@@ -131,6 +133,9 @@ class AutoFit:
     """``cpu``: shards of weights wait in host memory (ZeRO-3)."""
     accelerate_config: str | Path | Mapping[str, Any] | None = None
     """A config of ``accelerate launch``, by path or content: processes, machines and sharding are as it says."""
+    peft_config: str | Path | Mapping[str, Any] | None = None
+    """A config of PEFT's own, by path (``adapter_config.json``, or its folder) or content: what is trained is as it
+    says. A drop-in trainer takes the object itself, as TRL's does."""
     plan: spec.Plan | str | Path | None = None
     """A plan to follow, or its file, instead of searching: it is rehearsed again where it was made for another card,
     other versions or other words."""
@@ -245,6 +250,7 @@ class AutoFit:
             fsdp_offload_params=self.fsdp_offload_params or bool(job.arguments.get("fsdp_offload_params")),
             offload_optimizer_device=self.offload_optimizer_device or job.arguments.get("offload_optimizer_device"),
             offload_param_device=self.offload_param_device or job.arguments.get("offload_param_device"),
+            peft_config=self.peft_config or job.arguments.get(PEFT_CONFIG),
         )
 
     @property
@@ -252,6 +258,8 @@ class AutoFit:
         """Returns the knobs that TRL does not have and that are given here."""
         given: dict[str, Any] = {name: True for name in OWN_SWITCHES if getattr(self, name)}
         named = {name: getattr(self, name) for name in ("sharding", "max_pixels", *TOKEN_KNOBS, *ZERO_KNOBS)}
+        config = str(self.peft_config or "")  # JSON, once it is read (``engine.peft_config``)
+        given |= arguments_of(config) if config.startswith("{") else {}
         return given | {name: value for name, value in named.items() if value is not None}
 
     @property

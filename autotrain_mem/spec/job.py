@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from autotrain_mem.methods.facts import MethodFacts
 from autotrain_mem.methods.table import METHODS
+from autotrain_mem.spec.adapter_config import without_said
 from autotrain_mem.spec.codec import Form
 from autotrain_mem.spec.knobs import LAUNCH_KNOBS, OWN_KNOBS
 
@@ -136,7 +137,7 @@ class Job:
     def trl_arguments(self) -> dict[str, Any]:
         """Returns what was given under TRL's names, without the model's own."""
         others = (*OWN_KNOBS, *LAUNCH_KNOBS, "model_name_or_path")
-        return {name: value for name, value in self.arguments.items() if name not in others}
+        return {name: value for name, value in without_said(self.arguments).items() if name not in others}
 
     @property
     def method_facts(self) -> MethodFacts:

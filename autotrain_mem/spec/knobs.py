@@ -7,6 +7,7 @@ from enum import IntEnum
 from typing import Any, ClassVar, Literal, get_args
 
 from autotrain_mem.methods.table import METHODS
+from autotrain_mem.spec.adapter_config import LORA, PEFT_CONFIG, kind_of
 from autotrain_mem.spec.codec import Form
 
 Sharding = Literal["ddp", "fsdp2-no-reshard", "fsdp2", "hsdp", "fsdp1", "zero1", "zero2", "zero3"]
@@ -49,7 +50,7 @@ class Knobs:
             *("max_completion_length", "response_length", "num_generations"),
             *("local_rollout_forward_batch_size", "per_device_eval_batch_size", "sharding", "dp_replicate_size"),
             *("lora_target_modules", "learning_rate", "offload_optimizer_device", "offload_param_device"),
-            *("cp_size", "sp_size", "max_pixels"),
+            *("cp_size", "sp_size", "max_pixels", PEFT_CONFIG),
         )
     )
     """The JSON is also laid over TRL's arguments: what does not apply is left out, and so stays TRL's."""
@@ -86,6 +87,9 @@ class Knobs:
     """The adapter's output is multiplied by ``lora_alpha / lora_r``."""
     lora_target_modules: tuple[str, ...] | None = None
     """Layers that are adapted, by the ends of their names; None for those that PEFT names for the architecture."""
+    peft_config: str | None = None
+    """A config of PEFT's own that says what the adapter is, as JSON; None where TRL's flags do. Ours: TRL has no
+    argument for it."""
     learning_rate: float | None = None
     """The schedule's peak; None where TRL's parser has not been asked."""
     max_completion_length: int | None = None
@@ -185,7 +189,7 @@ _EVERY = (
 )
 BASE_BITS = {"load_in_4bit": 4, "load_in_8bit": 8}
 """Knobs that quantize the frozen base model, and to how many bits."""
-OWN_KNOBS = ("optimizer_offload", "expandable_segments", "max_pixels")
+OWN_KNOBS = ("optimizer_offload", "expandable_segments", "max_pixels", PEFT_CONFIG)
 """Knobs that TRL does not have; autofit applies them itself."""
 OWN_SWITCHES = ("optimizer_offload", "expandable_segments", "fsdp_offload_params")
 """Knobs of ours whose flag needs no value."""
@@ -205,7 +209,9 @@ def alone_too(sharding: Sharding | None, processes: int) -> Sharding | None:
 def knob_names(method: str, knobs: Knobs) -> tuple[str, ...]:
     """Names the knobs worth showing: those that every method has, the method's own, and whatever else is in use."""
     evaluated = () if knobs.per_device_eval_batch_size is None else ("per_device_eval_batch_size",)
-    adapter = ("lora_r", "lora_alpha", "lora_target_modules") if knobs.use_peft else ()
+    is_lora = knobs.use_peft and kind_of(knobs.peft_config) in ("", LORA)
+    adapter = ("lora_r", "lora_alpha", "lora_target_modules") if is_lora else ()
+    adapter = (*adapter, PEFT_CONFIG) if knobs.peft_config else adapter
     rate = () if knobs.learning_rate is None else ("learning_rate",)
     told = (*_EVERY, *adapter, *rate, *METHODS[method].knobs, *evaluated)
     on = [field.name for field in fields(Knobs) if getattr(knobs, field.name) is True and field.name not in told]

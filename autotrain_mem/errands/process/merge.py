@@ -16,7 +16,7 @@ from autotrain_mem.errands.process.load import (
     read_config,
     weight_bytes,
 )
-from autotrain_mem.errors import OutputFolderError
+from autotrain_mem.errors import OutputFolderError, UsageError
 from autotrain_mem.units import format_bytes
 
 CARD_NAME = "README.md"
@@ -35,6 +35,7 @@ def merge(errand: Errand, send: Send, receive: Receive) -> dict[str, Any]:
     _check_disk(target, written_bytes)
     send({"event": "note", "message": f"loading {errand.base} ({format_bytes(written_bytes)}) and its adapter"})
     model = load_model(errand, config)
+    check_merges(model)
     send({"event": "note", "message": "merging"})
     merged = model.merge_and_unload(safe_merge=True)  # refuses weights that are no numbers
     unfinished = target.with_name(f".{target.name}.{os.getpid()}")
@@ -49,6 +50,21 @@ def merge(errand: Errand, send: Send, receive: Receive) -> dict[str, Any]:
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return {"event": "end", "path": str(target), "bytes": written_bytes, "dtype": str(merged.dtype).split(".")[-1]}
+
+
+def check_merges(model: Any) -> None:
+    """Refuses an adapter that is no change of weights, such as prompts (``peft/peft_model.py: PeftModel.__getattr__``
+    hands the question on to the base model, which knows no merging).
+
+    Raises:
+        UsageError: it cannot be merged.
+    """
+    if not hasattr(model, "merge_and_unload"):
+        kind = next(iter(model.peft_config.values())).peft_type.value
+        raise UsageError(
+            f"An adapter of the kind {kind} is not merged: it adds tokens or states, and changes no weight.",
+            hint="Use it beside its base model, as autofit chat does.",
+        )
 
 
 def _check_disk(target: Path, written_bytes: int) -> None:

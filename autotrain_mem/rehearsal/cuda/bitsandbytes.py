@@ -11,6 +11,8 @@ operators of quantized layers are taken apart as its CUDA backend does (bitsandb
 - 8-bit product (``bitsandbytes/autograd/_functions.py: matmul``): MatMul8bitLt also in training, with int32 products, a
   float16 result and then the input's dtype (``backends/default/ops.py: int8_mixed_scaled_mm, int8_scaled_mm``,
   ``backends/cuda/ops.py: int8_mm_dequant, int8_vectorwise_quant``).
+- PEFT's look at a quantized weight (``peft/utils/integrations.py: dequantize_module_weight``, for DoRA and for an
+  adapter that is made of the weight): it asks for the name of bitsandbytes' class, which a stand-in has not.
 - 8-bit optimizers (``bitsandbytes/optim/optimizer.py: GlobalOptimManager``): which parameters keep 32-bit state is
   noted for the whole process, by position. Here each run starts anew, as a process of its own does.
 
@@ -22,12 +24,13 @@ as there (``backends/cuda/ops.py: _optimizer_update_8bit_blockwise_impl``). Its 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.library import Library
 
 FUSED_UP_TO_TOKENS = 4
@@ -53,6 +56,7 @@ def cuda_bitsandbytes() -> Iterator[None]:
 
     with (
         _taken_apart(),
+        _dequantized_for_peft(),
         patch.object(bitsandbytes, "matmul", _matmul),
         patch.object(modules, "_convert_weight_packed_for_cpu", lambda weight, state, *_: (weight, state)),
         patch.object(GlobalOptimManager, "_instance", None),
@@ -75,6 +79,28 @@ def _taken_apart() -> Iterator[None]:
         yield
     finally:
         library._destroy()
+
+
+@contextmanager
+def _dequantized_for_peft() -> Iterator[None]:
+    from bitsandbytes import functional
+    from peft.tuners.lora import dora, layer, variants
+
+    plain = dora.dequantize_module_weight
+
+    def dequantize(module: torch.nn.Module) -> Any:
+        weight: Any = module.weight
+        if isinstance(weight, FakeTensor) and (state := getattr(weight, "quant_state", None)) is not None:
+            return functional.dequantize_4bit(weight.data, state)
+        if isinstance(weight, FakeTensor) and (scales := getattr(weight, "SCB", None)) is not None:
+            return functional.int8_vectorwise_dequant(weight.data, scales)
+        return plain(module)
+
+    with ExitStack() as stack:
+        for module in (dora, layer, variants):
+            if hasattr(module, plain.__name__):
+                stack.enter_context(patch.object(module, plain.__name__, dequantize))
+        yield
 
 
 def _whole(operator: Any, *args: Any) -> Any:

@@ -28,11 +28,12 @@ from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from transformers import modeling_utils
 from trl.models import activation_offloading
 
 from autotrain_mem.rehearsal.known_values import Known, known_value
 from autotrain_mem.rehearsal.trace.flops import note
-from autotrain_mem.rehearsal.trace.operator_costs import host_copy
+from autotrain_mem.rehearsal.trace.operator_costs import Cost, host_copy, waited_copy
 from autotrain_mem.rehearsal.trace.pinned import PinnedMemory
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.trainers import host_optimizer
@@ -57,8 +58,27 @@ def host_offloading(recorder: Recorder | None = None) -> Iterator[None]:
         patch.object(activation_offloading, "OffloadActivations", _offload_stand_ins),
         patch.object(torch.Tensor, "record_stream", record_stream),
         patch.object(host_optimizer, "on_host", _on_unseen_host),
+        patch.object(modeling_utils, "save_on_cpu", _saved_on_host(recorder)),
     ):
         yield
+
+
+def _saved_on_host(recorder: Recorder | None) -> Callable[..., Any]:
+    """Makes what stands for torch's ``save_on_cpu`` (``torch/autograd/graph.py``), which transformers puts around a
+    checkpointed layer where ``gradient_checkpointing_kwargs`` says ``offload`` (``transformers/modeling_utils.py:
+    _activation_checkpointing_enable``): what is saved is copied into pinned memory, and comes back on the stream that
+    computes, contiguous."""
+    pinned = None if recorder is None else recorder.pinned
+
+    def pack(tensor: torch.Tensor) -> _OnHost:
+        packed = _OnHost(pinned, copied=waited_copy)
+        packed.copy_(tensor, non_blocking=True)
+        return packed
+
+    def unpack(packed: _OnHost) -> torch.Tensor:
+        return packed.to("cuda", non_blocking=True)
+
+    return lambda **options: torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 
 _OffloadActivations = activation_offloading.OffloadActivations
@@ -124,15 +144,15 @@ def _bare(tensor: Any) -> torch.Tensor:
 class _OnHost:
     """A tensor in pinned memory, as far as TRL uses one: filled once, brought back to the device once."""
 
-    def __init__(self, pinned: PinnedMemory | None) -> None:
-        self._pinned = pinned
+    def __init__(self, pinned: PinnedMemory | None, copied: Callable[[torch.Tensor], Cost] = host_copy) -> None:
+        self._pinned, self._copied = pinned, copied
 
     def copy_(self, source: Any, non_blocking: bool) -> None:
         """Take a contiguous tensor's values, as far as there are any."""
         source = _bare(source)
         if self._pinned is not None:
             self._pinned.take(self, source.nbytes)
-        note(host_copy(source))
+        note(self._copied(source))
         self._shape, self._dtype = source.shape, source.dtype
         self._values = known_value(source) if isinstance(source, FakeTensor) else source
         if self._values is not None:
@@ -142,7 +162,7 @@ class _OnHost:
     def to(self, device: str, non_blocking: bool) -> torch.Tensor:
         """A new tensor on the device."""
         back = torch.empty(self._shape, dtype=self._dtype)
-        note(host_copy(back))
+        note(self._copied(back))
         if self._values is None:
             return back
         if isinstance(back, FakeTensor):

@@ -20,7 +20,8 @@ update_device_map``). GRPO's and RLOO's reward models are loaded without: such a
 when the trainer has it, parameter by parameter, which is what a recorder makes of one that it meets in a trainer.
 
 LoRA's layers are put beside weights that are on the device, in their dtype, and are then made float32
-(``peft/tuners/tuners_utils.py: _move_adapter_to_device_of_base_layer, cast_adapter_dtype``).
+(``peft/tuners/tuners_utils.py: _move_adapter_to_device_of_base_layer, cast_adapter_dtype``). PiSSA and OLoRA decompose
+each weight there, one after the other.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from unittest.mock import patch
 
 import torch
 from accelerate import PartialState
+from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTuner
 from transformers import PreTrainedModel, modeling_utils
 from transformers.core_model_loading import dot_natural_key
@@ -209,11 +211,30 @@ def _adapters_beside_weights(recorder: Recorder) -> Iterator[None]:
         with recorder:
             return cast(tuner, *args, **kwargs)
 
-    with (
-        patch.object(BaseTuner, "inject_adapter", watched_inject),
-        patch.object(BaseTuner, "_cast_adapter_dtype", watched_cast),
-    ):
+    def watched_start(start: _Function) -> _Function:
+        def started(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            if recorder.block_of(layer.get_base_layer().weight) is None:
+                return start(layer, *args, **kwargs)
+            with recorder:
+                result = start(layer, *args, **kwargs)
+            for name, parameter in layer.named_parameters():  # what is left of the weight is another tensor now
+                if recorder.block_of(parameter) is not None:
+                    recorder.mark(parameter, Owner.WEIGHTS, name)
+            return result
+
+        return started
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(BaseTuner, "inject_adapter", watched_inject))
+        stack.enter_context(patch.object(BaseTuner, "_cast_adapter_dtype", watched_cast))
+        for name in _STARTED:
+            stack.enter_context(patch.object(LoraLayer, name, watched_start(getattr(LoraLayer, name))))
         yield
+
+
+_STARTED = ("pissa_init", "olora_init")
+"""Make an adapter's first values on the device, of a decomposition of each weight in float32
+(``peft/tuners/lora/layer.py``)."""
 
 
 def _is_on_device(model: torch.nn.Module, recorder: Recorder) -> bool:

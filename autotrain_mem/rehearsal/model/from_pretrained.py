@@ -16,6 +16,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from peft.tuners.boft.layer import BOFTLayer
 from torch._guards import detect_fake_mode
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers import PreTrainedModel, modeling_utils
@@ -69,8 +70,14 @@ def without_weights() -> Iterator[None]:
         # Here and not in _no_checkpoint, so that a rule over this can watch it (cuda/loading.py).
         patch.object(PreTrainedModel, "_load_pretrained_model", staticmethod(_cast_as_loading_would)),
         patch.object(auto_factory, "find_adapter_config_file", find_cached_adapter),
+        patch.object(BOFTLayer, "perm2mat", _permutation),
     ):
         yield
+
+
+def _permutation(layer: Any, indices: Any) -> torch.Tensor:
+    """BOFT's matrix without its ones: ``peft/tuners/boft/layer.py: perm2mat`` writes each by an index's value."""
+    return torch.zeros(len(indices), len(indices))
 
 
 def _load_on_meta(load: _Function, cls: Any, path: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

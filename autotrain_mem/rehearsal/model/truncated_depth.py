@@ -8,9 +8,11 @@ PPO's models are shortened together.
 from __future__ import annotations
 
 import builtins
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -145,9 +147,17 @@ def pattern_of(job: Job, config: Any) -> LayerPattern | None:
     if _tells_layers_apart(_asked_adapter(job) if adapter is None else vars(adapter)):
         return None
     if (given := model_of(job)) is not None:
-        return model_pattern(given)
+        return _recomputed(model_pattern(given), job)
     first, *others = (_pattern_of_config(each) for each in (config, *_other_configs(job)))
-    return first if all(other == first for other in others) else None
+    return _recomputed(first, job) if all(other == first for other in others) else None
+
+
+def _recomputed(pattern: LayerPattern | None, job: Job) -> LayerPattern | None:
+    """The pattern where one of several layers is computed again (``transformers/modeling_utils.py:
+    _set_gradient_checkpointing``, which counts them from the first)."""
+    options = (job.arguments.get(f"{name}_checkpointing_kwargs") or {} for name in ("gradient", "activation"))
+    every = max(int(each.get("every_n_layers", 1)) for each in options)
+    return None if pattern is None else replace(pattern, period=math.lcm(pattern.period, every))
 
 
 def _other_configs(job: Job) -> Iterator[Any]:

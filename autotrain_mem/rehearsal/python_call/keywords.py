@@ -64,7 +64,8 @@ def with_knobs(keywords: Keywords, method: str, arguments: Mapping[str, Any]) ->
     asked = model_arguments({**(LORA_TASK if METHODS[method].has_score_head else {}), **arguments})
     if keywords.get("peft_config") is None and not is_adapted(model):
         trust = bool(arguments.get("trust_remote_code"))
-        changed["peft_config"] = peft_config(asked, model, trust_remote_code=trust)
+        own = arguments.get("peft_config")
+        changed["peft_config"] = peft_config(asked, model, own=own, trust_remote_code=trust)
     if isinstance(model, str) and quantization_of(keywords) is None:
         changed["quantization_config"] = get_quantization_config(asked)
     return {name: value for name, value in changed.items() if value is not None or name in keywords}

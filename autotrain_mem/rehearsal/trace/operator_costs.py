@@ -219,6 +219,11 @@ def host_copy(tensor: torch.Tensor) -> Cost:
     return Cost(kind=Kind.OVERLAPPED_COPY, bytes=int(tensor.numel() * tensor.element_size()))
 
 
+def waited_copy(tensor: torch.Tensor) -> Cost:
+    """A copy between device and host on the stream that computes."""
+    return replace(host_copy(tensor), kind=Kind.COPY)
+
+
 def host_step(parameters: Iterable[torch.Tensor], *, fused: bool) -> tuple[Cost, Cost]:
     """An optimizer's step on the host: gradients come and weights go over the link, and memory is passed through.
 

@@ -101,10 +101,11 @@ def _trained(trainer: Any) -> str:
     adapter = next(iter(getattr(trainer.model, "peft_config", {}).values()), None)
     if adapter is None:
         return f"all, {count}"
-    rank = getattr(adapter, "r", None)
-    targets = adapter.target_modules
+    rank, alpha = getattr(adapter, "r", None), getattr(adapter, "lora_alpha", None)
+    targets = getattr(adapter, "target_modules", None)
     modules = targets if isinstance(targets, str) else ", ".join(sorted(targets or ()))
-    scale = "" if rank is None else f" of rank {rank}, alpha {adapter.lora_alpha}, on {modules}"
+    parts = ["" if rank is None else f" of rank {rank}", "" if alpha is None else f", alpha {alpha}"]
+    scale = "".join(parts) + (f", on {modules}" if modules else "")
     return f"{adapter.peft_type.value} adapter{scale}: {count}"
 
 

@@ -1,0 +1,74 @@
+"""Holds what becomes of every optimizer of transformers' (``training_args.py: OptimizerNames``) in a rehearsal.
+
+One that a new transformers adds stands in no row: ``tests/methods/test_optimizer_verdicts.py`` then fails and names it.
+A rehearsal runs the optimizer's own code, so that a package that is not there cannot be rehearsed either.
+"""
+
+from __future__ import annotations
+
+REHEARSED = (
+    *("adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "adagrad", "rmsprop"),
+    *("adamw_bnb_8bit", "adamw_8bit", "ademamix", "ademamix_8bit", "lion_8bit", "lion_32bit"),
+    *("paged_adamw_32bit", "paged_adamw_8bit", "paged_lion_32bit", "paged_lion_8bit"),
+    *("rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit"),
+)
+"""Of torch, transformers and bitsandbytes: allocation by allocation as on the CPU."""
+
+PACKAGES = {
+    "galore_adamw": "galore_torch",
+    "galore_adafactor": "galore_torch",
+    "apollo_adamw": "apollo_torch",
+    "lomo": "lomo_optim",
+    "grokadamw": "grokadamw",
+    "schedule_free_adamw": "schedulefree",
+    "schedule_free_sgd": "schedulefree",
+    "schedule_free_radam": "schedulefree",
+    "stable_adamw": "optimi",
+}
+"""The same with a package of their own: its name in Python (``transformers/trainer_optimizer.py``)."""
+_INSTALLED_AS = {"optimi": "torch-optimi"}
+
+_EIGHT_BIT = "--optim adamw_8bit keeps a quarter of AdamW's state"
+_LAYERWISE = (
+    "transformers takes it without accumulation and on one GPU alone, and a plan keeps the effective batch by "
+    "accumulating"
+)
+_TORCHAO = "torchao compiles its step, and nothing can look into a compiled one"
+_PAGED = "bitsandbytes' library for the CPU, on which a rehearsal runs, has no paged state of this optimizer"
+_OTHER_DEVICE = "it is for another kind of device"
+
+REFUSED: dict[str, tuple[str, str]] = {
+    "adamw_torch_4bit": (_TORCHAO, _EIGHT_BIT),
+    "adamw_torch_8bit": (_TORCHAO, _EIGHT_BIT),
+    "paged_ademamix_32bit": (_PAGED, "--optim ademamix is rehearsed"),
+    "paged_ademamix_8bit": (_PAGED, "--optim ademamix_8bit is rehearsed"),
+    "galore_adamw_8bit": ("its step hands values of tensors to bitsandbytes", "--optim galore_adamw is rehearsed"),
+    "galore_adamw_layerwise": (_LAYERWISE, "--optim galore_adamw is rehearsed"),
+    "galore_adamw_8bit_layerwise": (_LAYERWISE, "--optim galore_adamw is rehearsed"),
+    "galore_adafactor_layerwise": (_LAYERWISE, "--optim galore_adafactor is rehearsed"),
+    "apollo_adamw_layerwise": (_LAYERWISE, "--optim apollo_adamw is rehearsed"),
+    "adalomo": ("its package asks for a CUDA device as it is built", "--optim adafactor keeps as little state"),
+    "adamw_anyprecision": ("torchdistx, which it is in, is not made for any torch since 2.0", _EIGHT_BIT),
+    "adamw_torch_xla": (_OTHER_DEVICE, "--optim adamw_torch_fused is for GPUs"),
+    "adamw_torch_npu_fused": (_OTHER_DEVICE, "--optim adamw_torch_fused is for GPUs"),
+}
+"""Name -> why it cannot be planned with, and what can."""
+
+PROJECTING = ("galore", "apollo")
+"""Beginnings of those that keep state of a low rank, for the layers that ``optim_target_modules`` names."""
+
+
+def why_refused(name: str) -> tuple[str, str] | None:
+    """Returns why an optimizer is refused, and what is not; None where it is planned with."""
+    return REFUSED.get(name)
+
+
+def package_of(name: str) -> tuple[str, str] | None:
+    """Returns the package that an optimizer is in, as Python and as pip call it; None where it is no other's."""
+    package = PACKAGES.get(name)
+    return None if package is None else (package, _INSTALLED_AS.get(package, package.replace("_", "-")))
+
+
+def is_projecting(name: str) -> bool:
+    """Tells whether an optimizer needs ``optim_target_modules``, and uses it."""
+    return name.startswith(PROJECTING)

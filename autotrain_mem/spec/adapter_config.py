@@ -1,0 +1,167 @@
+"""Reads a config of PEFT's own, as ``adapter_config.json`` holds it, as far as a plan must know it: without PEFT."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+PEFT_CONFIG = "peft_config"
+"""The flag, the field of AutoFit, the knob, and the argument of TRL's constructors."""
+
+LORA = "LORA"
+_PREFIX = "PREFIX_TUNING"
+
+_OF_SAVING = frozenset(
+    {"inference_mode", "base_model_name_or_path", "revision", "auto_mapping", "peft_version", "runtime_config"}
+)
+"""Keys that tell where and by what a config was saved, and that the adapter was complete: ``peft/peft_model.py:
+save_pretrained`` writes ``inference_mode: true``, with which nothing would be trained."""
+
+_FLAGS = {
+    "lora_r": ("r", 8),
+    "lora_alpha": ("lora_alpha", 8),
+    "lora_dropout": ("lora_dropout", 0.0),
+    "lora_target_modules": ("target_modules", None),
+    "lora_target_parameters": ("target_parameters", None),
+    "lora_modules_to_save": ("modules_to_save", None),
+    "use_rslora": ("use_rslora", False),
+    "use_dora": ("use_dora", False),
+}
+"""TRL's flags of LoRA (``trl/trainer/utils.py: get_peft_config``) -> the key and PEFT's default of it
+(``peft/tuners/lora/config.py: LoraConfig``)."""
+SAID = ("use_peft", *_FLAGS, "lora_task_type")
+"""Arguments of TRL's that such a config says in their place."""
+
+_NAMES = {
+    **{LORA: "LoRA", "ADALORA": "AdaLoRA", "VERA": "VeRA", "LOHA": "LoHa", "LOKR": "LoKr", "IA3": "(IA)3"},
+    **{"P_TUNING": "P-tuning", "PROMPT_TUNING": "prompt tuning", _PREFIX: "prefix tuning"},
+}
+"""PEFT's names of the best known kinds, as their papers write them."""
+
+_PLAIN_WEIGHTS = {
+    "LOHA": "its product is added to the weight itself",
+    "LOKR": "its product is added to the weight itself",
+    "BOFT": "it rotates the weight itself",
+    "HRA": "it reflects the weight itself",
+    "OSF": "it decomposes the weight itself",
+    "DELORA": "it takes the norm of the weight itself",
+    "SHIRA": "it changes some of the weight's own elements",
+}
+"""Kinds that need weights in 16 or 32 bits, and why (``peft/tuners/KIND/layer.py: forward, update_layer``): PEFT takes
+a layer of bitsandbytes' for a plain one, and the first forward ends in a product of packed bytes."""
+_MADE_OF_WEIGHTS = ("pissa", "olora", "loftq", "corda", "mica")
+"""Beginnings of ``init_lora_weights`` for which LoRA's first values are made of a plain weight
+(``peft/tuners/lora/layer.py: pissa_init, olora_init``)."""
+
+UNREHEARSED = {
+    "SHIRA": "how many of a weight's elements it trains is drawn by their values",
+    "ADAPTION_PROMPT": "its layers replace attention's, and TRL's own loss does not know them",
+    "MULTITASK_PROMPT_TUNING": "it needs a task_id in each row, which TRL's rows have not",
+    "CPT": "its loss needs labels with types, which TRL's rows have not",
+    "POLY": "it needs a task_id in each row, which TRL's rows have not",
+    "XLORA": "it mixes adapters that are trained already",
+    "CARTRIDGE": "it is made of a text's keys and values, which are computed by the weights",
+}
+"""Kinds of adapters that are not rehearsed, and why."""
+_PREPARED = {
+    "eva": "initialize_lora_eva_weights",
+    "corda": "preprocess_corda",
+    "lora_ga": "preprocess_loraga",
+}
+"""``init_lora_weights`` -> the function of PEFT's that must have seen data before (``peft/tuners/lora``)."""
+
+
+def canonical(content: Mapping[str, Any]) -> str:
+    """Writes a config as one line that is the same for the same adapter, without what saving adds.
+
+    >>> canonical({"peft_type": "IA3", "inference_mode": True, "target_modules": None})
+    '{"peft_type": "IA3"}'
+    """
+    kept = {name: value for name, value in content.items() if value is not None and name not in _OF_SAVING}
+    return json.dumps(kept, sort_keys=True, ensure_ascii=False)
+
+
+def kind_of(text: str | None) -> str:
+    """Returns PEFT's name of the kind of adapter that a config is for: ``IA3``; empty for None."""
+    return "" if text is None else str(json.loads(text).get("peft_type", "")).upper()
+
+
+def name_of(text: str | None) -> str:
+    """Returns what a reader calls the kind; LoRA where no config says another, and its variants by their own names.
+
+    >>> name_of('{"peft_type": "IA3"}'), name_of('{"peft_type": "LORA", "use_dora": true}'), name_of(None)
+    ('(IA)3', 'DoRA', 'LoRA')
+    """
+    if text is None:
+        return _NAMES[LORA]
+    kind = kind_of(text)
+    if kind == LORA and json.loads(text).get("use_dora"):
+        return "DoRA"
+    return _NAMES.get(kind, kind.replace("_", " "))
+
+
+def arguments_of(text: str) -> dict[str, Any]:
+    """Returns what a config comes to in TRL's words, with itself: of LoRA all that its flags say.
+
+    A base that the kind cannot adapt is not quantized, and prefix tuning goes without checkpointing: a checkpointed
+    layer is given no keys and values (``transformers/modeling_layers.py: GradientCheckpointingLayer.__call__``), which
+    are what a prefix is.
+    """
+    content, kind = json.loads(text), kind_of(text)
+    said: dict[str, Any] = {PEFT_CONFIG: text, "use_peft": True}
+    if kind == LORA:
+        said |= {name: _flag(content.get(key, default)) for name, (key, default) in _FLAGS.items()}
+        said = {name: value for name, value in said.items() if value is not None and value is not False}
+    if why_not_quantized(text):
+        said |= {"load_in_4bit": False, "load_in_8bit": False}
+    if kind == _PREFIX:
+        said |= {"gradient_checkpointing": False}
+    return said
+
+
+def _flag(value: Any) -> Any:
+    """TRL takes a single name for a regular expression (``trl/trainer/model_config.py: __post_init__``)."""
+    if not isinstance(value, list):
+        return value
+    return sorted(value) if len(value) != 1 else [rf".*\.{value[0]}"]
+
+
+def why_not_quantized(text: str) -> str:
+    """Says why the base of such an adapter cannot be quantized; empty where it can."""
+    if starts_from_weights(text):
+        return f"init_lora_weights {_start(text)} makes the adapter of plain weights"
+    return _PLAIN_WEIGHTS.get(kind_of(text), "")
+
+
+def starts_from_weights(text: str | None) -> bool:
+    """Whether LoRA's first values are made of the base's weights, one after the other."""
+    return text is not None and kind_of(text) == LORA and _start(text).startswith(_MADE_OF_WEIGHTS)
+
+
+def _start(text: str) -> str:
+    made = json.loads(text).get("init_lora_weights")
+    return made if isinstance(made, str) else ""
+
+
+def why_unrehearsed(text: str) -> str:
+    """Says why such an adapter is not rehearsed; empty where it is."""
+    return UNREHEARSED.get(kind_of(text), "")
+
+
+def needs_data_first(text: str) -> str:
+    """Names the function of PEFT's that must have seen data before such an adapter is made; empty where none must."""
+    return _PREPARED.get(_start(text), "")
+
+
+def says_more_than_flags(text: str) -> bool:
+    """Whether something of a config without PEFT's own defaults is lost in TRL's flags of LoRA."""
+    known = {key for key, _ in _FLAGS.values()} | {"peft_type", "task_type"}
+    return kind_of(text) != LORA or not json.loads(text).keys() <= known
+
+
+def without_said(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments that a user wrote, without those that stand in the config of PEFT's that is one of them."""
+    if PEFT_CONFIG not in arguments:
+        return dict(arguments)
+    return {name: value for name, value in arguments.items() if name not in SAID}

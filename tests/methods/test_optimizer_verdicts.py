@@ -1,0 +1,43 @@
+"""Every optimizer that transformers has is rehearsed, or refused with the reason and with what is not."""
+
+import pathlib
+from collections import Counter
+from collections.abc import Callable
+from unittest.mock import patch
+
+import pytest
+from transformers.training_args import OptimizerNames
+
+from autotrain_mem.checks import flags
+from autotrain_mem.checks.collect import collect
+from autotrain_mem.checks.flags import Flags
+from autotrain_mem.methods.optimizer_verdicts import PACKAGES, REFUSED, REHEARSED
+
+pytestmark = pytest.mark.newest
+
+Folder = Callable[[str], pathlib.Path]
+
+
+def test_every_optimizer_has_one_verdict() -> None:
+    verdicts = Counter([*REHEARSED, *PACKAGES, *REFUSED])
+    assert [name for name, times in verdicts.items() if times > 1] == []
+    known = {name.value for name in OptimizerNames}
+    assert known - verdicts.keys() == set(), "read its code, rehearse it beside a real run, give it a row"
+    assert verdicts.keys() - known == set()
+
+
+@pytest.mark.parametrize("name", [each.value for each in OptimizerNames])
+def test_a_verdict_is_said_before_anything_is_rehearsed(name: str) -> None:
+    given = {"optim": name, "optim_target_modules": ["q_proj"]}
+    with patch.object(flags.importlib.util, "find_spec", lambda package: None):
+        findings = collect([flags.optimizer], Flags(method="sft", given=given))
+    assert len(findings) == (name not in REHEARSED)
+    for finding in findings:
+        assert f"--optim {name} " in finding.message
+        assert ("pip install" in finding.cure) is (name in PACKAGES)
+
+
+def test_what_projects_gradients_asks_for_their_layers() -> None:
+    with patch.object(flags.importlib.util, "find_spec", lambda package: package):
+        (finding,) = collect([flags.optimizer], Flags(method="sft", given={"optim": "apollo_adamw"}))
+    assert "--optim_target_modules" in finding.message
