@@ -19,12 +19,14 @@ def tiny_folder(path: Path, family: str) -> Path:
 
 
 def tiny_config(family: str) -> Any:
-    """2 layers; of Gemma's text model one layer that slides and one that does not."""
+    """2 layers; of Gemma's text model, and of gpt-oss, one layer that slides and one that does not."""
     from transformers import (
         BartConfig,
         Gemma3TextConfig,
         GPT2Config,
+        GptOssConfig,
         LlamaConfig,
+        MixtralConfig,
         Qwen2Config,
         Qwen3Config,
         Qwen3MoeConfig,
@@ -43,6 +45,8 @@ def tiny_config(family: str) -> Any:
         "llama": (LlamaConfig, {}),
         "gemma3": (Gemma3TextConfig, {"head_dim": 16, **_GEMMA_LAYERS}),
         "qwen3_moe": (Qwen3MoeConfig, {"head_dim": 16, **_EXPERTS}),
+        "mixtral": (MixtralConfig, {"num_local_experts": 4, "num_experts_per_tok": 2}),
+        "gpt_oss": (GptOssConfig, {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, **_OSS_LAYERS}),
     }[family]
     return kind(
         hidden_size=64,
@@ -61,6 +65,7 @@ _GEMMA_LAYERS = {
     "sliding_window": WINDOW,
     "query_pre_attn_scalar": 16,
 }
+_OSS_LAYERS = {"layer_types": _GEMMA_LAYERS["layer_types"], "sliding_window": WINDOW}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 
