@@ -107,9 +107,8 @@ def trusts_remote_code(filled: Configs) -> bool:
 def peft_config(asked: Any, model: Any, *, trust_remote_code: bool) -> Any:
     """Make TRL's LoRA config, None without LoRA; it names targets where PEFT knows none for an architecture.
 
-    All linear layers; of a mixture of experts those of attention, since PEFT 0.21 adapts fused experts as parameters,
-    without dropout only (``peft/tuners/lora/layer.py: ParamWrapper``). PEFT's own defaults:
-    ``peft/utils/constants.py: TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING``.
+    Also where it does: of a family whose experts were fused since, PEFT 0.21 turns "none named" into an empty list
+    before it looks (``peft/utils/transformers_weight_conversion.py: _convert_peft_config_moe``), and finds nothing.
 
     Args:
         asked: TRL's ``ModelConfig``.
@@ -124,19 +123,28 @@ def peft_config(asked: Any, model: Any, *, trust_remote_code: bool) -> Any:
         return lora
     options = {"trust_remote_code": trust_remote_code, "revision": asked.model_revision}
     config = AutoConfig.from_pretrained(model, **options) if isinstance(model, str) else model.config
-    if config.model_type not in KNOWN:
+    if config.model_type not in KNOWN or has_experts(config):
         lora.target_modules = default_targets(config)
     return lora
 
 
 def default_targets(config: Any) -> str | list[str]:
-    """Name the modules that LoRA adapts where the user names none: PEFT's for this config, or else ours."""
+    """Name the modules that LoRA adapts where the user names none: PEFT's for this config, or else ours.
+
+    All linear layers; of a mixture of experts those of attention, since PEFT 0.21 adapts fused experts as parameters,
+    without dropout only (``peft/tuners/lora/layer.py: ParamWrapper``). PEFT's own:
+    ``peft/utils/constants.py: TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING``.
+    """
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
 
     if config.model_type in KNOWN:
         return list(KNOWN[config.model_type])
-    has_experts = any(getattr(config.get_text_config(), name, None) for name in EXPERTS)
-    return ATTENTION if has_experts else "all-linear"
+    return ATTENTION if has_experts(config) else "all-linear"
+
+
+def has_experts(config: Any) -> bool:
+    """Tells whether it is a mixture of experts."""
+    return any(getattr(config.get_text_config(), name, None) for name in EXPERTS)
 
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")

@@ -1,0 +1,48 @@
+"""What PEFT refuses of a mixture's experts is said before a plan, and so is an adapter that leaves them alone."""
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from autotrain_mem.checks import table
+from autotrain_mem.checks.collect import collect
+from autotrain_mem.checks.preflight import UNFORESEEN, setup_of
+from autotrain_mem.rehearsal.model.materialize import load_config
+from autotrain_mem.spec import Job
+
+Folder = Callable[[str], pathlib.Path]
+EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]
+ALL = ["all-linear"]
+
+
+def said(folder: pathlib.Path, **arguments: Any) -> list[tuple[str, str]]:
+    job = Job(method="sft", model=str(folder), dataset=None, arguments=arguments)
+    card = {"compute_capability": (8, 0), "to_train": False, "on_cpu": False, "reads_data": False}
+    setup = setup_of(job, load_config(str(folder)), "out", **card)
+    return [(one.kind, f"{one.message} {one.cure}") for one in collect(table.PREFLIGHT, setup, UNFORESEEN)]
+
+
+@pytest.mark.parametrize(
+    ("family", "arguments", "kind", "words"),
+    [
+        ("qwen2", {}, None, ""),
+        ("qwen3_moe", {}, "warning", "leaves the experts as they are"),
+        ("mixtral", {}, "warning", "--lora_target_parameters experts.down_proj experts.gate_up_proj --lora_dropout 0"),
+        ("gpt_oss", {"lora_target_modules": ALL}, "warning", "leaves the experts as they are"),
+        ("gpt_oss", {"lora_target_parameters": EXPERTS}, "error", "--lora_dropout 0.05 cannot be applied"),
+        ("gpt_oss", {"lora_target_parameters": EXPERTS, "use_peft": False}, "error", "--lora_dropout 0, or name"),
+        ("gpt_oss", {"lora_target_parameters": EXPERTS, "lora_dropout": 0.0}, None, ""),
+        ("gpt_oss", {"lora_target_parameters": ["experts.w1", EXPERTS[0]]}, "error", "experts.w1 matches no parameter"),
+        ("qwen3_moe", {"lora_target_modules": ALL}, "error", "--lora_dropout 0.05 cannot be applied"),
+        ("qwen3_moe", {"lora_target_modules": ALL, "lora_dropout": 0.0}, None, ""),
+        ("qwen3_moe", {"lora_target_modules": ["gate_proj", "down_proj"]}, "error", "without also targeting up_proj"),
+    ],
+)
+def test_experts_that_lora_cannot_adapt_or_leaves_alone_are_told(
+    family: str, arguments: dict[str, Any], kind: str | None, words: str, model_folder: Folder
+) -> None:
+    found = said(model_folder(family), **{"use_peft": True, **arguments})
+    assert [each for each, _ in found] == ([] if kind is None else [kind])
+    assert all(words in text for _, text in found)
