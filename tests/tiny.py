@@ -18,6 +18,26 @@ def tiny_folder(path: Path, family: str) -> Path:
     return path
 
 
+def pack_in_mxfp4(folder: Path) -> Path:
+    """Save a tiny gpt-oss as the real one is saved: experts in blocks of 32 elements of 4 bits, with a scale each."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    packed = {}
+    for name, weight in load_file(folder / "model.safetensors").items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            packed[name] = weight
+            continue
+        experts, inner, outer = weight.shape
+        packed[f"{name}_blocks"] = torch.randint(0, 256, (experts, outer, inner // 32, 16), dtype=torch.uint8)
+        packed[f"{name}_scales"] = torch.full((experts, outer, inner // 32), 120, dtype=torch.uint8)
+    save_file(packed, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 def tiny_config(family: str) -> Any:
     """2 layers; of Gemma's text model, and of gpt-oss, one layer that slides and one that does not."""
     from transformers import (
