@@ -80,8 +80,8 @@ def _refused_of_parameters(lora: Any, asked: Sequence[str]) -> Problems:
     """``peft/tuners/lora/layer.py: ParamWrapper.__init__``."""
     if lora.lora_dropout:
         yield (
-            f"--lora_dropout {lora.lora_dropout} cannot be applied to parameters, and LoRA is to adapt {', '.join(asked)}"
-            " (PEFT: ParamWrapper does not work with lora_dropout != 0).",
+            f"--lora_dropout {lora.lora_dropout} cannot be applied to parameters, and LoRA is to adapt "
+            f"{', '.join(asked)} (PEFT: ParamWrapper does not work with lora_dropout != 0).",
             "--lora_dropout 0, or name layers of attention alone: --lora_target_modules q_proj k_proj v_proj o_proj",
         )
     if lora.use_dora:

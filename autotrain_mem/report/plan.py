@@ -62,6 +62,8 @@ def facts(plan: Plan) -> Table:
     if plan.most is not None:
         add(grid, "most", most_sentence(plan.most, plan.estimate.budget_bytes, plan.level))
     add(grid, "trains", formatting.trains(plan.knobs, plan.estimate.memory.trained))
+    if plan.estimate.routed:
+        add(grid, "experts", plan.estimate.routed)
     add(grid, "schedule", _schedule(plan))
     add(grid, "speed", speed(plan))
     if hours := over_hours(plan.estimate):

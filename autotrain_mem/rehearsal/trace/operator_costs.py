@@ -177,7 +177,7 @@ _FORMULAS: dict[str, Callable[[tuple[Any, ...], Any], int]] = {
     "bitsandbytes::gemm_4bit": _plain_product,
     "bitsandbytes::gemv_4bit": _plain_product,
 }
-"""Of operators that torch's registry does not know. A mixture's products are of the experts that a token chose alone."""
+"""Of operators that torch's registry does not know. A mixture's are of the experts that a token chose alone."""
 
 
 def product(rows: int, inner: int, columns: int, dtype: torch.dtype) -> Cost:
