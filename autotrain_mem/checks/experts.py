@@ -13,6 +13,9 @@ from autotrain_mem.checks.preflight import Setup
 from autotrain_mem.methods.configs import has_experts, peft_config, trusts_remote_code
 from autotrain_mem.spec.preflight import Finding
 
+CHUNKED = "chunked_nll"
+"""TRL's name for the loss that goes over the tokens in chunks, its default."""
+
 
 def adapted_experts(setup: Setup) -> Problems:
     """Yields what PEFT refuses of experts, and a warning where an adapter leaves them as they are.
@@ -47,6 +50,21 @@ def adapted_experts(setup: Setup) -> Problems:
         yield from _refused_of_parameters(lora, asked)
     if setup.job.arguments.get("use_peft") and not _matched(list(fused), asked):
         yield _untouched(sum(fused.values()), sum(weight.numel() for weight in model.parameters()), list(fused))
+
+
+def router_loss(setup: Setup) -> Problems:
+    """TRL's chunked loss adds that of the routers with ``config.num_experts``, which some mixtures call otherwise: such
+    a run ends in its first step (``trl/trainer/sft_trainer.py: _chunked_ce_forward``)."""
+    job, training, text = setup.job, setup.filled.training, setup.config.get_text_config()
+    if not job.method_facts.has_chunked_loss or job.python_call is not None:
+        return
+    asks = getattr(text, "output_router_logits", None) is not None and training.router_aux_loss_coef
+    if asks and training.loss_type == CHUNKED and not hasattr(text, "num_experts"):
+        yield (
+            f"TRL's loss of the routers looks for num_experts, which the config of {text.model_type} has not: the run "
+            "would end in its first step.",
+            "--router_aux_loss_coef 0 trains without it.",
+        )
 
 
 def _asked(setup: Setup) -> Any:

@@ -90,5 +90,6 @@ PREFLIGHT: tuple[Check[Setup], ...] = (
     tokenizer.chat_template,
     lora_targets.unmatched_targets,
     experts.adapted_experts,
+    experts.router_loss,
 )
 """What can be known to go wrong with model, tokenizer and data before anything is rehearsed."""

@@ -21,8 +21,8 @@ from autotrain_mem.rehearsal.known_values import know, real_tensors
 from autotrain_mem.spec.trace import Routing
 
 LARGEST_ROUTED_ELEMENTS = 1 << 26
-"""A loop over experts makes a mask of tokens x choices x experts, which is known here up to 64 Mi elements: 64 Ki tokens
-that choose 8 of 128 experts."""
+"""A loop over experts makes a mask of tokens x choices x experts, which is known here up to 64 Mi elements: 64 Ki
+tokens that choose 8 of 128 experts."""
 
 
 @contextmanager
@@ -47,7 +47,8 @@ def _routed(loop: Callable[..., Any], routing: Routing) -> Callable[..., Any]:
     def forward(experts: Any, *args: Any, **kwargs: Any) -> Any:
         given = (*args, *kwargs.values())
         choice = next(each for each in given if isinstance(each, torch.Tensor) and each.dtype is torch.int64)
-        assign(choice, chosen(routing, *choice.shape, experts.num_experts))
+        tokens, choices = choice.shape
+        assign(choice, chosen(routing, tokens, choices, experts.num_experts))
         with patch.object(known_values, "LARGEST_KNOWN_ELEMENTS", LARGEST_ROUTED_ELEMENTS):
             return loop(experts, *args, **kwargs)
 

@@ -251,7 +251,7 @@ class Estimate:
         worst = "the worst that a loop over experts allows"
         return {
             None: "",
-            Routing.ANY: "any routing: all tokens are computed at once, so that memory does not depend on it",
+            Routing.ANY: "grouped: memory does not depend on which ones the tokens choose",
             Routing.ONE: f"all tokens at the same experts, {worst}",
             Routing.EVEN: f"as many tokens at every expert, {worst}",
         }[self.memory.routing]

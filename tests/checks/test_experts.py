@@ -1,5 +1,6 @@
 """What PEFT refuses of a mixture's experts is said before a plan, and so is an adapter that leaves them alone."""
 
+import json
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -46,3 +47,15 @@ def test_experts_that_lora_cannot_adapt_or_leaves_alone_are_told(
     found = said(model_folder(family), **{"use_peft": True, **arguments})
     assert [each for each, _ in found] == ([] if kind is None else [kind])
     assert all(words in text for _, text in found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "count"), [({}, 1), ({"router_aux_loss_coef": 0.0}, 0), ({"loss_type": "nll"}, 0)]
+)
+def test_trls_loss_of_routers_needs_a_name_that_not_all_mixtures_have(
+    arguments: dict[str, Any], count: int, tmp_path: pathlib.Path
+) -> None:
+    config = {"model_type": "granitemoe", "architectures": ["GraniteMoeForCausalLM"], "num_local_experts": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = [text for kind, text in said(tmp_path, **arguments) if kind == "error"]
+    assert len([text for text in found if "--router_aux_loss_coef 0" in text]) == count
