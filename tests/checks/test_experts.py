@@ -9,6 +9,7 @@ import pytest
 
 from autotrain_mem.checks import table
 from autotrain_mem.checks.collect import collect
+from autotrain_mem.checks.model import ModelOnCard
 from autotrain_mem.checks.preflight import UNFORESEEN, setup_of
 from autotrain_mem.rehearsal.model.materialize import load_config
 from autotrain_mem.spec import Job
@@ -59,3 +60,20 @@ def test_trls_loss_of_routers_needs_a_name_that_not_all_mixtures_have(
     (tmp_path / "config.json").write_text(json.dumps(config))
     found = [text for kind, text in said(tmp_path, **arguments) if kind == "error"]
     assert len([text for text in found if "--router_aux_loss_coef 0" in text]) == count
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [({"use_peft": True}, "leaves the experts as they are"), ({}, ""), ({"load_in_4bit": True}, "quantized already")],
+)
+def test_a_checkpoint_in_mxfp4_is_trained_and_not_quantized_again(
+    arguments: dict[str, Any], words: str, model_folder: Folder, tmp_path: pathlib.Path
+) -> None:
+    config = json.loads((model_folder("gpt_oss") / "config.json").read_text())
+    packed = {**config, "quantization_config": {"quant_method": "mxfp4"}}
+    (tmp_path / "config.json").write_text(json.dumps(packed))
+    job = Job(method="sft", model=str(tmp_path), dataset=None, arguments=arguments)
+    subject = ModelOnCard(job=job, config=load_config(str(tmp_path)), compute_capability=(8, 0))
+    refused = [one.message for one in collect(table.MODEL, subject, UNFORESEEN)]
+    texts = refused or [text for _, text in said(tmp_path, **arguments)]
+    assert [words in text for text in texts] == ([True] if words else [])
