@@ -18,13 +18,35 @@ def tiny_folder(path: Path, family: str) -> Path:
     return path
 
 
+def pack_in_mxfp4(folder: Path) -> Path:
+    """Save a tiny gpt-oss as the real one is saved: experts in blocks of 32 elements of 4 bits, with a scale each."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    packed = {}
+    for name, weight in load_file(folder / "model.safetensors").items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            packed[name] = weight
+            continue
+        experts, inner, outer = weight.shape
+        packed[f"{name}_blocks"] = torch.randint(0, 256, (experts, outer, inner // 32, 16), dtype=torch.uint8)
+        packed[f"{name}_scales"] = torch.full((experts, outer, inner // 32), 120, dtype=torch.uint8)
+    save_file(packed, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 def tiny_config(family: str) -> Any:
-    """2 layers; of Gemma's text model one layer that slides and one that does not."""
+    """2 layers; of Gemma's text model, and of gpt-oss, one layer that slides and one that does not."""
     from transformers import (
         BartConfig,
         Gemma3TextConfig,
         GPT2Config,
+        GptOssConfig,
         LlamaConfig,
+        MixtralConfig,
         Qwen2Config,
         Qwen3Config,
         Qwen3MoeConfig,
@@ -43,6 +65,8 @@ def tiny_config(family: str) -> Any:
         "llama": (LlamaConfig, {}),
         "gemma3": (Gemma3TextConfig, {"head_dim": 16, **_GEMMA_LAYERS}),
         "qwen3_moe": (Qwen3MoeConfig, {"head_dim": 16, **_EXPERTS}),
+        "mixtral": (MixtralConfig, {"num_local_experts": 4, "num_experts_per_tok": 2}),
+        "gpt_oss": (GptOssConfig, {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, **_OSS_LAYERS}),
     }[family]
     return kind(
         hidden_size=64,
@@ -61,6 +85,7 @@ _GEMMA_LAYERS = {
     "sliding_window": WINDOW,
     "query_pre_attn_scalar": 16,
 }
+_OSS_LAYERS = {"layer_types": _GEMMA_LAYERS["layer_types"], "sliding_window": WINDOW}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 

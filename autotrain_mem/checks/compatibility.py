@@ -16,7 +16,7 @@ from autotrain_mem.checks.collect import Problems
 from autotrain_mem.checks.flags import Flags
 from autotrain_mem.checks.model import ModelOnCard
 from autotrain_mem.errors import UsageError
-from autotrain_mem.methods.configs import on_cpu, read_config, undivided
+from autotrain_mem.methods.configs import is_in_mxfp4, on_cpu, read_config, undivided
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.absent import OPTIMIZERS_OF_BITSANDBYTES
@@ -40,15 +40,17 @@ def packages(flags: Flags) -> Problems:
 
 def quantization(subject: ModelOnCard) -> Problems:
     """A checkpoint that is quantized already may be so in a way that is not rehearsed, or be quantized twice."""
+    from transformers import Mxfp4Config
     from trl import ModelConfig, get_quantization_config
 
-    from autotrain_mem.rehearsal.model.quantized import checkpoint_quantization, refuse_unrehearsed
+    from autotrain_mem.rehearsal.model.quantized import refuse_unrehearsed
 
     job, config = subject.job, subject.config
     names = {field.name for field in fields(ModelConfig)}
     model = ModelConfig(**{name: value for name, value in job.arguments.items() if name in names})
-    refuse_unrehearsed(config, get_quantization_config(model))
-    if checkpoint_quantization(config) and not job.arguments.get("use_peft"):
+    dequantized = Mxfp4Config(dequantize=True) if is_in_mxfp4(config) else None
+    refuse_unrehearsed(config, get_quantization_config(model) or dequantized)
+    if _stays_quantized(config) and not job.arguments.get("use_peft"):
         yield Finding(
             kind="error",
             error="UnsupportedModelError",
@@ -57,15 +59,20 @@ def quantization(subject: ModelOnCard) -> Problems:
         )
 
 
-def bitsandbytes_on_card(subject: ModelOnCard) -> Problems:
-    """On an AMD card it needs a library for ROCm, which older packages and some builds lack (``spec.amd``)."""
+def _stays_quantized(config: Any) -> bool:
+    """Whether a checkpoint is quantized, and is so while it is trained."""
     from autotrain_mem.rehearsal.model.quantized import checkpoint_quantization
 
+    return bool(checkpoint_quantization(config)) and not is_in_mxfp4(config)
+
+
+def bitsandbytes_on_card(subject: ModelOnCard) -> Problems:
+    """On an AMD card it needs a library for ROCm, which older packages and some builds lack (``spec.amd``)."""
     capability, given = subject.compute_capability, subject.job.arguments
     if not isinstance(capability, str) or given.get("use_cpu") or has_rocm_library("bitsandbytes"):
         return
     asked = [f"--{name}" for name in ("load_in_4bit", "load_in_8bit") if given.get(name)]
-    if checkpoint_quantization(subject.config):
+    if _stays_quantized(subject.config):
         asked.append(f"--model_name_or_path {subject.job.model}")
     if (optim := given.get("optim")) and OPTIMIZERS_OF_BITSANDBYTES.search(str(optim)):
         asked.append(f"--optim {optim}")

@@ -10,7 +10,7 @@ from typing import Any
 from autotrain_mem.checks.collect import Problems
 from autotrain_mem.checks.model import model_without_weights
 from autotrain_mem.checks.preflight import Setup
-from autotrain_mem.methods.configs import EXPERTS, peft_config, trusts_remote_code
+from autotrain_mem.methods.configs import has_experts, peft_config, trusts_remote_code
 from autotrain_mem.spec import Job
 from autotrain_mem.spec.preflight import Finding
 
@@ -29,7 +29,7 @@ def unmatched_targets(setup: Setup) -> Problems:
     asked = filled.model.lora_target_modules if job.arguments.get("use_peft") else None
     if not asked:
         return
-    if asked == "all-linear" or any(getattr(config.get_text_config(), name, None) for name in EXPERTS):
+    if asked == "all-linear" or has_experts(config):
         return
     layers = _adaptable(job)
     lora = peft_config(filled.model, job.model, own=filled.adapter, trust_remote_code=trusts_remote_code(filled))

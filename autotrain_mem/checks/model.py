@@ -12,6 +12,7 @@ from typing import Any
 from autotrain_mem.data.token_lengths import lacks_tokenizer
 from autotrain_mem.errors import ModelConfigError, ModelNotFoundError, UnsupportedModelError
 from autotrain_mem.local_files import check_model_folder, saved_model
+from autotrain_mem.methods.configs import is_in_mxfp4
 from autotrain_mem.methods.table import REWARD_MODEL_ARGUMENTS
 from autotrain_mem.rehearsal.model.materialize import load_config
 from autotrain_mem.rehearsal.python_call.capture import model_of
@@ -156,12 +157,15 @@ def _check_classifier(model: str, config: Any) -> None:
 
 def model_without_weights(job: Job) -> Any:
     """Builds the model as TRL builds it: the class that the config names, or a classifier of one score."""
-    from transformers import AutoModelForSequenceClassification
+    from transformers import AutoModelForSequenceClassification, Mxfp4Config
     from trl.trainer.utils import create_model_from_path
 
     from autotrain_mem.rehearsal.model.from_pretrained import without_weights
 
     scored = {"architecture": AutoModelForSequenceClassification, "num_labels": 1}
-    kind = scored if job.method_facts.has_score_head else {}
+    options: dict[str, Any] = dict(scored) if job.method_facts.has_score_head else {}
+    options["trust_remote_code"] = bool(job.arguments.get("trust_remote_code"))
+    if is_in_mxfp4(load_config(job.model, trust_remote_code=options["trust_remote_code"])):
+        options["quantization_config"] = Mxfp4Config(dequantize=True)
     with without_weights():
-        return create_model_from_path(job.model, trust_remote_code=bool(job.arguments.get("trust_remote_code")), **kind)
+        return create_model_from_path(job.model, **options)

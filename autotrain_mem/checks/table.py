@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from autotrain_mem.checks import (
     compatibility,
+    experts,
     flags,
     idle_flags,
     late_failures,
@@ -91,5 +92,7 @@ PREFLIGHT: tuple[Check[Setup], ...] = (
     tokenizer.vocabulary,
     tokenizer.chat_template,
     lora_targets.unmatched_targets,
+    experts.adapted_experts,
+    experts.router_loss,
 )
 """What can be known to go wrong with model, tokenizer and data before anything is rehearsed."""

@@ -47,6 +47,7 @@ def estimate_memory(trace: Trace, room: Room) -> MemoryEstimate:
         saved_state_bytes=trace.saved_state_bytes,
         unquantized_bytes=trace.unquantized_bytes,
         trained=trace.trained,
+        routing=trace.routing,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotrain_mem.methods.configs import ATTENTION, EXPERTS
+from autotrain_mem.methods.configs import ATTENTION, has_experts
 
 
 def planned_targets(config: Any) -> str:
@@ -14,11 +14,6 @@ def planned_targets(config: Any) -> str:
     (``peft/tuners/lora/layer.py: ParamWrapper``).
     """
     return ATTENTION if has_experts(config) else "all-linear"
-
-
-def has_experts(config: Any) -> bool:
-    """Tells whether it is a mixture of experts."""
-    return any(getattr(config.get_text_config(), name, None) for name in EXPERTS)
 
 
 def adapter_width(config: Any) -> int | None:

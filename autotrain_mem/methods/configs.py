@@ -82,16 +82,13 @@ def trainer_arguments(filled: Configs, model: str, stub: Any) -> dict[str, Any]:
     Args:
         stub: The tokenizer of a rehearsal; None in a real run, where the trainer loads the model's own.
     """
-    from trl import get_quantization_config
-
     filled.training.model_init_kwargs = loading_arguments(filled)
+    trust = trusts_remote_code(filled)
     return {
         "model": model,
         "args": filled.training,
-        "quantization_config": get_quantization_config(filled.model),
-        "peft_config": peft_config(
-            filled.model, model, own=filled.adapter, trust_remote_code=trusts_remote_code(filled)
-        ),
+        "quantization_config": quantization_config(filled.model, model, trust_remote_code=trust),
+        "peft_config": peft_config(filled.model, model, own=filled.adapter, trust_remote_code=trust),
         "processing_class": filled.processor if stub is None else stub,
     }
 
@@ -111,13 +108,48 @@ def trusts_remote_code(filled: Configs) -> bool:
     return bool(getattr(filled.training, "trust_remote_code", False))
 
 
+def quantization_config(asked: Any, model: Any, *, trust_remote_code: bool) -> Any:
+    """Make the quantization that TRL's arguments ask for; a checkpoint in mxfp4 is dequantized, as none is trained.
+
+    ``transformers/quantizers/quantizer_mxfp4.py: Mxfp4HfQuantizer.is_trainable`` is False, so that its trainer refuses
+    what the kernels of the hub would keep in 4 bits; TRL's own script dequantizes too (``examples/scripts/
+    sft_gpt_oss.py``).
+
+    Args:
+        asked: TRL's ``ModelConfig``.
+        model: Its name, or the model itself.
+    """
+    from transformers import Mxfp4Config
+    from trl import get_quantization_config
+
+    found = get_quantization_config(asked)
+    if found is not None or not isinstance(model, str):
+        return found
+    config = _config_of(asked, model, trust_remote_code=trust_remote_code)
+    return Mxfp4Config(dequantize=True) if is_in_mxfp4(config) else None
+
+
+def is_in_mxfp4(config: Any) -> bool:
+    """Tells whether a checkpoint holds its experts in mxfp4, as gpt-oss does."""
+    quantization = getattr(config, "quantization_config", None)
+    if not isinstance(quantization, Mapping):
+        quantization = {} if quantization is None else quantization.to_dict()
+    return str(getattr(quantization.get("quant_method"), "value", quantization.get("quant_method"))) == "mxfp4"
+
+
+def _config_of(asked: Any, model: Any, *, trust_remote_code: bool) -> Any:
+    from transformers import AutoConfig
+
+    options = {"trust_remote_code": trust_remote_code, "revision": asked.model_revision}
+    return AutoConfig.from_pretrained(model, **options) if isinstance(model, str) else model.config
+
+
 def peft_config(asked: Any, model: Any, *, own: str | None = None, trust_remote_code: bool) -> Any:
     """Make TRL's LoRA config, or PEFT's own; None without an adapter. LoRA gets targets where PEFT knows none for an
     architecture.
 
-    All linear layers; of a mixture of experts those of attention, since PEFT 0.21 adapts fused experts as parameters,
-    without dropout only (``peft/tuners/lora/layer.py: ParamWrapper``). PEFT's own defaults:
-    ``peft/utils/constants.py: TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING``.
+    Also where it does: of a family whose experts were fused since, PEFT 0.21 turns "none named" into an empty list
+    before it looks (``peft/utils/transformers_weight_conversion.py: _convert_peft_config_moe``), and finds nothing.
 
     Args:
         asked: TRL's ``ModelConfig``.
@@ -125,16 +157,14 @@ def peft_config(asked: Any, model: Any, *, own: str | None = None, trust_remote_
         own: A config of PEFT's own, as JSON.
     """
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
-    from transformers import AutoConfig
     from trl import get_peft_config
 
     lora = get_peft_config(asked) if own is None else read_config(own, asked.lora_task_type)
     is_lora = kind_of(own) in ("", LORA)
     if lora is None or not is_lora or lora.target_modules is not None or lora.target_parameters:
         return lora
-    options = {"trust_remote_code": trust_remote_code, "revision": asked.model_revision}
-    config = AutoConfig.from_pretrained(model, **options) if isinstance(model, str) else model.config
-    if config.model_type not in KNOWN:
+    config = _config_of(asked, model, trust_remote_code=trust_remote_code)
+    if config.model_type not in KNOWN or has_experts(config):
         lora.target_modules = default_targets(config)
     return lora
 
@@ -152,13 +182,22 @@ def read_config(text: str, task: str) -> Any:
 
 
 def default_targets(config: Any) -> str | list[str]:
-    """Name the modules that LoRA adapts where the user names none: PEFT's for this config, or else ours."""
+    """Name the modules that LoRA adapts where the user names none: PEFT's for this config, or else ours.
+
+    All linear layers; of a mixture of experts those of attention, since PEFT 0.21 adapts fused experts as parameters,
+    without dropout only (``peft/tuners/lora/layer.py: ParamWrapper``). PEFT's own:
+    ``peft/utils/constants.py: TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING``.
+    """
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
 
     if config.model_type in KNOWN:
         return list(KNOWN[config.model_type])
-    has_experts = any(getattr(config.get_text_config(), name, None) for name in EXPERTS)
-    return ATTENTION if has_experts else "all-linear"
+    return ATTENTION if has_experts(config) else "all-linear"
+
+
+def has_experts(config: Any) -> bool:
+    """Tells whether it is a mixture of experts."""
+    return any(getattr(config.get_text_config(), name, None) for name in EXPERTS)
 
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")

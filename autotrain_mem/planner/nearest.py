@@ -43,6 +43,8 @@ def does_not_fit(space: Space, memo: Memo) -> DoesNotFitError:
     kind = f"LoRA on a {bits}-bit base" if bits else "LoRA" if least.knobs.use_peft else "full fine-tuning"
     headline = f"{space.model} with {kind} does not fit {least.hardware.name}."
     message = f"{headline}\n{needs_line(least)},\n{_settings(space, least.knobs)}\n{budget_line(least)}"
+    if least.unquantized:
+        message += f"\n  base    {least.unquantized}"
     if fitting is None:
         hint = "nothing that can be changed makes it fit here"
     else:

@@ -6,6 +6,7 @@ import math
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 from autotrain_mem.methods.configs import REHEARSED_ACCUMULATION, REHEARSED_STEPS, Configs, rehearsal_arguments
@@ -13,6 +14,7 @@ from autotrain_mem.methods.image_rows import RowImages
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.worst_case_text import stub_tokenizer
 from autotrain_mem.planner.levers import HARM_FIRST, is_pulled
+from autotrain_mem.rehearsal.experts import routed
 from autotrain_mem.rehearsal.fake_run import TrainerSpec, rehearse_trainer
 from autotrain_mem.rehearsal.model.image_processor import rehearsed_processor, revision_of
 from autotrain_mem.rehearsal.model.truncated_depth import models_in_step, with_chunks, with_layers
@@ -22,6 +24,7 @@ from autotrain_mem.rehearsal.trace.loss_chunks import marked_chunks
 from autotrain_mem.spec import Job, Knobs, Trace
 from autotrain_mem.spec.adapter_config import PEFT_CONFIG, starts_from_weights
 from autotrain_mem.spec.hardware import Capability
+from autotrain_mem.spec.trace import Routing
 
 EVALUATED_BATCHES = 2
 """Batches of a rehearsed evaluation: the second meets what the first left behind."""
@@ -32,6 +35,9 @@ EVALUATED_ROWS = 8
 PROCESSES_WITH_ROWS = 8
 """Rows are made, tokenized and cut for so many processes at most; those of more are the same again. All rows are alike,
 and TRL takes a millisecond for each of 2,048 tokens."""
+
+
+_WORSE = (Routing.ANY, Routing.EVEN, Routing.ONE)
 
 
 def rehearse(
@@ -54,15 +60,38 @@ def rehearse(
         chunks: Of a loss that goes over the tokens in many, where the method has one; None for all that it has.
         rank: Which of several processes; shards are largest on the first.
     """
+    once = partial(_rehearse, job, knobs, length, output_dir, compute_capability, layers, chunks, rank)
+    trace = once(Routing.ONE)
+    if trace.routing is not Routing.ONE:
+        return trace
+    return max(trace, once(Routing.EVEN), key=_peak)  # a loop over experts: the worst that it allows
+
+
+def _peak(trace: Trace) -> int:
+    return max(accumulate(sign * block.size_bytes for _, sign, block in trace.walk()))
+
+
+def _rehearse(
+    job: Job,
+    knobs: Knobs,
+    length: int,
+    output_dir: str,
+    compute_capability: Capability,
+    layers: int | None,
+    chunks: int | None,
+    rank: int,
+    routing: Routing,
+) -> Trace:
     process = rehearsed_rank(knobs, job.accelerate, rank, attention=job.arguments.get("attn_implementation"))
     launched = nullcontext() if process is None else process.launched()
     has_chunks = job.method_facts.has_chunked_loss
     shortened = with_chunks(chunks if has_chunks else None)
-    with launched, with_layers(models_in_step(job), layers), shortened as cut, marked_chunks(has_chunks):
+    whole = with_layers(models_in_step(job), layers)
+    with launched, whole, shortened as cut, marked_chunks(has_chunks), routed(routing) as met:
         spec = trainer_spec(job, knobs, length, output_dir, layers)
         left = (*not_counted(job, knobs), *left_out(job))
         trace = rehearse_trainer(spec, compute_capability, left, process)
-    return replace(trace, loss_chunks=tuple(sorted({*cut})))
+    return replace(trace, loss_chunks=tuple(sorted({*cut})), routing=max(met, key=_WORSE.index, default=None))
 
 
 def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: int | None = None) -> TrainerSpec:

@@ -48,6 +48,7 @@ def estimate_view(estimate: Estimate) -> RenderableType:
         hanging(f"schedule  {formatting.schedule(estimate.knobs, step_tokens=estimate.time.tokens)}"),
         hanging(f"speed     {formatting.speed(estimate.time)}"),
         *([hanging(f"base      {estimate.unquantized}")] if estimate.unquantized else []),
+        *([hanging(f"experts   {estimate.routed}")] if estimate.routed else []),
         *_on_host(estimate),
         Text(),
         sum_table(estimate, shown),

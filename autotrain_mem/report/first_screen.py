@@ -161,7 +161,10 @@ def _facts(plan: Plan) -> Iterator[_Part]:
     yield _Part(Text(f"{plan.level}: {means}" if means else plan.level), "  level", 50)
     if plan.most is not None:
         yield _Part(Text(most_sentence(plan.most, estimate.budget_bytes, plan.level)), "  most", 70)
-    yield _Part(Text(formatting.trains(knobs, estimate.memory.trained)), "  trains", 60)
+    parameters = plan.job.arguments.get("lora_target_parameters")
+    yield _Part(Text(formatting.trains(knobs, estimate.memory.trained, parameters)), "  trains", 60)
+    if estimate.routed:
+        yield _Part(Text(estimate.routed), "  experts", 50)
     yield _Part(speed(plan), "  speed", 60)
     if plan.price is not None and plan.cost is not None:
         yield _Part(Text(cost(plan.cost, plan.price)), "  cost", 50)

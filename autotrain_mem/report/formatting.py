@@ -216,29 +216,35 @@ def settings(knobs: Knobs, names: Sequence[str] | None = None) -> str:
     return ", ".join(text for name, text in parts.items() if text and (names is None or name in names))
 
 
-def trains(knobs: Knobs, trained: Trained | None) -> str:
-    """``LoRA of rank 16, alpha 32, on all linear layers: 8.80 M of 503 M parameters (1.7 %), in float32``."""
+def trains(knobs: Knobs, trained: Trained | None, parameters: Sequence[str] | None = None) -> str:
+    """``LoRA of rank 16, alpha 32, on all linear layers: 8.80 M of 503 M parameters (1.7 %), in float32``.
+
+    Args:
+        parameters: Those that LoRA adapts beside layers, or alone where no layers are named
+            (``--lora_target_parameters``).
+    """
     what = "the whole model"
     if knobs.use_peft:
-        what = _adapter(knobs)
+        what = _adapter(knobs, parameters or ())
     if trained is None:
         return what
     count = f"{millions(trained.parameters)} of {millions(trained.of_parameters)}"
     return f"{what}: {count} parameters ({percent(trained.share)}), in {trained.dtype}"
 
 
-def _adapter(knobs: Knobs) -> str:
+def _adapter(knobs: Knobs, parameters: Sequence[str]) -> str:
     name = name_of(knobs.peft_config)
     if kind_of(knobs.peft_config) not in ("", LORA):
         return f"{name}, as --{PEFT_CONFIG} says"
-    return f"{name} of rank {knobs.lora_r}, alpha {knobs.lora_alpha}, on {_targets(knobs)}"
+    return f"{name} of rank {knobs.lora_r}, alpha {knobs.lora_alpha}, on {_targets(knobs, parameters)}"
 
 
-def _targets(knobs: Knobs) -> str:
+def _targets(knobs: Knobs, parameters: Sequence[str]) -> str:
     targets = knobs.lora_target_modules
     if targets is None:
-        return "the layers that PEFT names"
-    return "all linear layers" if targets == ("all-linear",) else value(targets)
+        return " ".join(parameters) or "the layers that PEFT names"
+    layers = "all linear layers" if targets == ("all-linear",) else value(targets)
+    return " ".join((layers, *parameters))
 
 
 def schedule(knobs: Knobs, name: str = "", *, steps: int | None = None, step_rows: str = "", step_tokens: float) -> str:

@@ -62,7 +62,13 @@ def facts(plan: Plan) -> Table:
     add(grid, "level", plan.level if any(map(loud, plan.levers)) else f"{plan.level}: {means}")
     if plan.most is not None:
         add(grid, "most", most_sentence(plan.most, plan.estimate.budget_bytes, plan.level))
-    add(grid, "trains", formatting.trains(plan.knobs, plan.estimate.memory.trained))
+    add(
+        grid,
+        "trains",
+        formatting.trains(plan.knobs, plan.estimate.memory.trained, plan.job.arguments.get("lora_target_parameters")),
+    )
+    if plan.estimate.routed:
+        add(grid, "experts", plan.estimate.routed)
     add(grid, "schedule", _schedule(plan))
     add(grid, "speed", speed(plan))
     if hours := over_hours(plan.estimate):

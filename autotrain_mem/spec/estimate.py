@@ -11,7 +11,7 @@ from autotrain_mem.spec.codec import Form
 from autotrain_mem.spec.hardware import Hardware
 from autotrain_mem.spec.knobs import Knobs
 from autotrain_mem.spec.mixed_lengths import MixedLengths, ReservedByOrder
-from autotrain_mem.spec.trace import Owner, Trained
+from autotrain_mem.spec.trace import Owner, Routing, Trained
 from autotrain_mem.spec.vllm import VllmSleep
 from autotrain_mem.spec.work import Phase, StepTime, Workload
 from autotrain_mem.units import format_bytes
@@ -128,6 +128,8 @@ class MemoryEstimate:
     """What rows of every length make of it over hours; None where all rows are equally long, or that is not known."""
     trained: Trained | None = None
     """How many parameters are trained, of how many; None where no trainer was built."""
+    routing: Routing | None = None
+    """How tokens were routed to experts; None for a model without, or one whose own code does it unseen."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -242,6 +244,17 @@ class Estimate:
             "quantizes linear layers, and these experts are fused into one tensor a layer, which stays in "
             f"{self.knobs.dtype}{' (--dtype bfloat16 halves it)' if self.knobs.dtype == 'float32' else ''}"
         )
+
+    @property
+    def routed(self) -> str:
+        """Says for which routing of tokens to experts the figure holds; empty for a model that has none."""
+        worst = "the worst that a loop over experts allows"
+        return {
+            None: "",
+            Routing.ANY: "grouped: memory does not depend on which ones the tokens choose",
+            Routing.ONE: f"all tokens at the same experts, {worst}",
+            Routing.EVEN: f"as many tokens at every expert, {worst}",
+        }[self.memory.routing]
 
     def with_expandable_segments(self) -> Estimate:
         """Returns the same run in the allocator's other mode; nothing needs to be rehearsed again."""

@@ -67,6 +67,9 @@ class LayerPattern:
     layers: int
     period: int
     """After how many layers their kinds come again: 1 where all are alike, 2 where every other one slides."""
+    least: int = 1
+    """Layers that a rehearsal has at least: 2 where something beside the layers goes over all of them, as the loss of a
+    mixture's routers does, whose first turn and last are unlike the others."""
 
     def depths(self, *, held_back: int = 0) -> Depths | None:
         """Chooses what to rehearse in the place of the whole; None where that would not be faster.
@@ -77,7 +80,7 @@ class LayerPattern:
             held_back: Layers that pass before a layer's last block is freed; the shorter run has more.
         """
         short = self.period + self.layers % self.period
-        while short <= held_back:
+        while short <= held_back or short < self.least:
             short += self.period
         long = short + COPIES * self.period
         if short + long + LAYERS_OF_FIXED_COST >= self.layers:

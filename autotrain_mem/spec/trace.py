@@ -128,11 +128,22 @@ class LossPass(NamedTuple):
     """How many were dispatched in it."""
 
 
+class Routing(StrEnum):
+    """How a mixture's tokens are routed to its experts, as far as memory depends on it."""
+
+    ANY = "any"
+    """All tokens with all their choices are computed at once, so that it does not."""
+    ONE = "one"
+    """Every token chose the same experts."""
+    EVEN = "even"
+    """Every expert has as many tokens."""
+
+
 _COUNTS = (
     *("pinned_bytes", "unpinned_bytes", "nvme_bytes", "saved_model_bytes", "saved_state_bytes", "unquantized_bytes"),
 )
 _MARKS = ("stream_uses", "phase_starts", "engine_marks", "loss_chunks", "loss_passes")
-_NO_COLUMNS = (*_MARKS, "operators", "seconds", "not_counted", "work", "trained")
+_NO_COLUMNS = (*_MARKS, "operators", "seconds", "not_counted", "work", "trained", "routing")
 
 
 def _write_trace(trace: Trace) -> dict[str, Any]:
@@ -174,6 +185,7 @@ def _read_trace(values: dict[str, Any]) -> Trace:
         loss_passes=tuple(LossPass(*one) for one in values["loss_passes"]),
         **{name: values[name] for name in _COUNTS},
         trained=None if values["trained"] is None else from_json(Trained, values["trained"]),
+        routing=None if values["routing"] is None else Routing(values["routing"]),
     )
 
 
@@ -220,6 +232,8 @@ class Trace:
     """Of a quantized model, what bitsandbytes leaves as it was: experts that are fused into one tensor a layer."""
     trained: Trained | None = None
     """None where no trainer was built for it."""
+    routing: Routing | None = None
+    """How tokens were routed to experts; None where there are none, or where the model's own code does it unseen."""
     engine_marks: tuple[tuple[int, EngineMark], ...] = ()
     """(Index of the event before which it happens, what a colocated engine does); none where it never sleeps."""
 

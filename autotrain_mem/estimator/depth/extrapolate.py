@@ -50,7 +50,11 @@ def expand(short: Trace, long: Trace, depths: Depths) -> Trace | None:
     except UnclearError:
         return None
     waits = any(block.stream for block in long.blocks)  # on another stream, for more layers to pass than there are
-    if short.not_counted != long.not_counted or (waits and not depths.sees_held_back):
+    if (
+        short.not_counted != long.not_counted
+        or short.routing is not long.routing
+        or (waits and not depths.sees_held_back)
+    ):
         return None
     if any(growth.copies < 2 for growth in (depths, chunks or depths)):
         return None
@@ -142,6 +146,7 @@ class _Expansion:
             saved_model_bytes=_extrapolated(depths, short.saved_model_bytes, long.saved_model_bytes),
             saved_state_bytes=_extrapolated(depths, short.saved_state_bytes, long.saved_state_bytes),
             unquantized_bytes=_extrapolated(depths, short.unquantized_bytes, long.unquantized_bytes),
+            routing=short.routing,
             trained=Trained.extrapolated(short.trained, long.trained, depths.copies, depths.all_copies),
         )
 

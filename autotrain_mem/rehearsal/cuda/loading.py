@@ -38,7 +38,9 @@ from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTuner
 from transformers import PreTrainedModel, modeling_utils
 from transformers.core_model_loading import dot_natural_key
+from transformers.integrations.mxfp4 import dequantize_convertops
 from transformers.pytorch_utils import Conv1D
+from transformers.quantizers.quantizer_mxfp4 import Mxfp4HfQuantizer
 from trl.trainer import utils as trl_utils
 
 from autotrain_mem.rehearsal.trace.recorder import Recorder
@@ -71,6 +73,8 @@ class _Loading:
     names: list[str] = field(default_factory=list)
     """Those of what a checkpoint holds, in the order in which it is loaded."""
     warm_up_bytes: int = 0
+    packed: frozenset[str] = frozenset()
+    """Names of weights that a checkpoint holds in mxfp4, and that are dequantized on the device."""
     source_bytes: int = 0
     """The size of one element of a weight that is quantized as it is loaded; 0 when none is."""
 
@@ -122,7 +126,9 @@ def _look(model: Any, load_config: Any) -> _Loading:
     quantizer = load_config.hf_quantizer
     names = list(model.state_dict())
     total = modeling_utils.get_total_byte_count(model, dict.fromkeys(names, _GPU), quantizer)[_GPU]
+    dequantizes = isinstance(quantizer, Mxfp4HfQuantizer) and quantizer.quantization_config.dequantize
     return _Loading(
+        packed=frozenset(name for name in names if dequantizes and name.endswith(_PACKED)),
         names=sorted((name for name in names if name not in model.all_tied_weights_keys), key=dot_natural_key),
         warm_up_bytes=HALF * int(total // HALF),
         source_bytes=0 if quantizer is None or quantizer.pre_quantized else load_config.dtype.itemsize,
@@ -140,6 +146,8 @@ def _arrive(model: Any, loading: _Loading, recorder: Recorder, *, is_automatic: 
         with recorder.taken(warm_up_bytes, Owner.TEMPORARY, WARM_UP):
             pass
     for name in loading.names:
+        if name in loading.packed:
+            _dequantize_mxfp4(model, name, recorder)
         _load(model, name, loading.source_bytes, recorder)
     for name, buffer in model.named_buffers():
         if recorder.block_of(buffer) is None:
@@ -164,6 +172,31 @@ def _load(model: Any, name: str, source_bytes: int, recorder: Recorder) -> None:
             # GPT-2's weights are made contiguous first (bitsandbytes/nn/modules.py: Params4bit._quantize).
             sources.enter_context(recorder.taken(elements * source_bytes, Owner.TEMPORARY, name))
         _quantize_4bit(tensor, state, name, recorder, is_new=bool(source_bytes))
+
+
+_PACKED = tuple(f".experts.{name}" for name in Mxfp4HfQuantizer.serialized_names)
+_GROUP, _PACKED_BYTES = 32, 16
+"""Elements that share a scale in mxfp4, and their bytes."""
+
+
+def _dequantize_mxfp4(model: Any, name: str, recorder: Recorder) -> None:
+    """transformers' own conversion, of blocks and scales that have just arrived: its result becomes the weight.
+
+    ``transformers/integrations/mxfp4.py: Mxfp4Dequantize, convert_moe_packed_tensors``. Not followed: where the device
+    is full meanwhile, that tensor is dequantized on the host.
+    """
+    module, _, attribute = name.rpartition(".")
+    owner = model.get_submodule(module)
+    weight = getattr(owner, attribute)
+    experts, inner, outer = weight.shape
+    groups = (experts, outer, inner // _GROUP)
+    with recorder, torch.no_grad():
+        blocks = torch.zeros((*groups, _PACKED_BYTES), dtype=torch.uint8)
+        scales = torch.zeros(groups, dtype=torch.uint8)
+        dequantized = dequantize_convertops(blocks, scales, weight.dtype)
+    dequantized.data.copy_(weight.data)
+    dequantized.requires_grad_(weight.requires_grad)
+    setattr(owner, attribute, dequantized)
 
 
 def _quantize_8bit(weight: Any, name: str, elements: int, recorder: Recorder) -> None:

@@ -92,6 +92,22 @@ def grouped_experts_of_bfloat16() -> AbstractContextManager[None]:
     return _patched((moe, "_can_use_grouped_mm", lambda input, weight, offs: weight.dtype is torch.bfloat16))
 
 
+def one_hot_by_scattering() -> AbstractContextManager[None]:
+    """Classes are scattered into zeros; the CPU looks for the smallest and largest first, and fake tensors compare.
+
+    ``aten/src/ATen/native/Onehot.cpp: one_hot``.
+    """
+    plain = torch.nn.functional.one_hot
+
+    def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+        if num_classes == -1 or tensor.numel() == 0:
+            return plain(tensor, num_classes)
+        zeros = tensor.new_zeros((*tensor.shape, num_classes))
+        return zeros.scatter_(-1, tensor.unsqueeze(-1), 1)
+
+    return _patched((torch.nn.functional, "one_hot", one_hot))
+
+
 def fp16_on_cpu() -> AbstractContextManager[None]:
     """An accelerator made for fp16 keeps its autocast to float16, and its scaler of the loss, on the CPU too.
 
@@ -146,6 +162,7 @@ RULES = (
     Rule(lambda recorder, card: foreach_on_cpu()),
     Rule(lambda recorder, card: fused_dropout()),
     Rule(lambda recorder, card: grouped_experts_of_bfloat16()),
+    Rule(lambda recorder, card: one_hot_by_scattering()),
     Rule(lambda recorder, card: fp16_on_cpu()),
     Rule(lambda recorder, card: cuda_autocast()),
     Rule(lambda recorder, card: cuda_attention(card)),

@@ -25,9 +25,11 @@ def refuse_unrehearsed(config: Any, asked: Any) -> None:
         asked: The quantization config given by the user, or None.
 
     Raises:
-        UnsupportedModelError: a second quantization, or a method other than bitsandbytes'.
+        UnsupportedModelError: a second quantization, or a method other than bitsandbytes'; mxfp4 may be dequantized.
     """
     present = quantization_method(checkpoint_quantization(config))
+    if present == "mxfp4" and getattr(asked, "dequantize", False):
+        return
     if present and asked is not None:
         raise UnsupportedModelError(
             f"The checkpoint is quantized already ({present}), so it cannot be quantized again.",
@@ -37,7 +39,9 @@ def refuse_unrehearsed(config: Any, asked: Any) -> None:
     if method and method != "bitsandbytes":
         raise UnsupportedModelError(
             f"A model quantized with {method} is not rehearsed yet: {_WHY_NOT.get(method, _OTHER_FORM)}.",
-            hint="Take the checkpoint that it was quantized from, and --load_in_4bit or --load_in_8bit.",
+            hint="Load it with quantization_config=Mxfp4Config(dequantize=True)."
+            if method == "mxfp4"
+            else "Take the checkpoint that it was quantized from, and --load_in_4bit or --load_in_8bit.",
         )
     if getattr(asked, "llm_int8_has_fp16_weight", False):
         raise UnsupportedModelError(

@@ -175,7 +175,15 @@ def _pattern_of_config(config: Any) -> LayerPattern | None:
     if config is None or getattr(config, "auto_map", None):
         return None  # a model's own code is not run for this
     model = _built(config)
-    return None if model is None else _pattern(_layers_of(model))
+    return None if model is None else _pattern(_layers_of(model), _least(config))
+
+
+def _least(config: Any) -> int:
+    """Counts the layers that tell how the loss of a mixture's routers goes over them: its sums begin with the first and
+    are kept for the backward pass from the last (``transformers/models/mixtral/modeling_mixtral.py:
+    load_balancing_loss_func``; TRL asks for it by itself, ``trl/trainer/sft_trainer.py: aux_loss_enabled``)."""
+    has_router_loss = getattr(config.get_text_config(decoder=True), "output_router_logits", None) is not None
+    return 2 if has_router_loss else 1
 
 
 def _asked_adapter(job: Job) -> dict[str, Any]:
@@ -219,7 +227,8 @@ def model_pattern(model: Any) -> LayerPattern | None:
     around = [model.get_submodule(".".join(path[:depth])) for depth in range(len(path) + 1)]
     # A trainer may have put another forward in the place of the class's.
     homes = [type(module).__module__ for module in around] + [module.forward.__module__ for module in around]
-    return _pattern(layers) if all(home.split(".")[0] in _LIBRARIES for home in homes) else None
+    known = all(home.split(".")[0] in _LIBRARIES for home in homes)
+    return _pattern(layers, _least(model.config)) if known else None
 
 
 _LIBRARIES = frozenset({"torch", "transformers", "peft", "trl"})
@@ -254,7 +263,7 @@ def _depth(config: Any) -> int | None:
     return getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)
 
 
-def _pattern(layers: Any) -> LayerPattern | None:
+def _pattern(layers: Any, least: int) -> LayerPattern | None:
     """Two layers are alike when all their modules and tensors are, and every plain value among their attributes."""
     if layers is None:
         return None
@@ -264,7 +273,7 @@ def _pattern(layers: Any) -> LayerPattern | None:
     tables = [_table(layer) for layer in layers]
     for period in range(1, min(MOST_KINDS, len(tables) // 2) + 1):
         if all(_are_alike(tables[i - period], i - period, tables[i], i) for i in range(period, len(tables))):
-            return LayerPattern(layers=len(tables), period=period)
+            return LayerPattern(layers=len(tables), period=period, least=least)
     return None
 
 

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autotrain_mem.methods.configs import Configs, model_arguments, peft_config
+from autotrain_mem.methods.configs import Configs, model_arguments, peft_config, quantization_config
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.reward import LORA_TASK
 from autotrain_mem.methods.reward_functions import rehearsed_reward
@@ -58,16 +58,14 @@ def with_knobs(keywords: Keywords, method: str, arguments: Mapping[str, Any]) ->
     Args:
         arguments: The job's, with the plan's knobs over them.
     """
-    from trl import get_quantization_config
-
     changed, model = dict(keywords), keywords["model"]
     asked = model_arguments({**(LORA_TASK if METHODS[method].has_score_head else {}), **arguments})
+    trust = bool(arguments.get("trust_remote_code"))
     if keywords.get("peft_config") is None and not is_adapted(model):
-        trust = bool(arguments.get("trust_remote_code"))
         own = arguments.get("peft_config")
         changed["peft_config"] = peft_config(asked, model, own=own, trust_remote_code=trust)
     if isinstance(model, str) and quantization_of(keywords) is None:
-        changed["quantization_config"] = get_quantization_config(asked)
+        changed["quantization_config"] = quantization_config(asked, model, trust_remote_code=trust)
     return {name: value for name, value in changed.items() if value is not None or name in keywords}
 
 

@@ -159,18 +159,25 @@ def _grouped_product(args: tuple[Any, ...], out: torch.Tensor) -> int:
     return 2 * int(out.numel()) * int(first.shape[-1])
 
 
+def _grouped_products(args: tuple[Any, ...], out: Any) -> int:
+    """``transformers::grouped_mm_fallback_backward`` of T x K, E x K x N and T x N: gradients of tokens and weights."""
+    return 4 * int(args[0].numel()) * int(args[3].shape[-1])
+
+
 def _plain_product(args: tuple[Any, ...], out: torch.Tensor) -> int:
     """An activation of ... x K and a result of ... x N."""
     return 2 * int(out.numel()) * int(args[0].shape[-1])
 
 
-_FORMULAS: dict[str, Callable[[tuple[Any, ...], torch.Tensor], int]] = {
+_FORMULAS: dict[str, Callable[[tuple[Any, ...], Any], int]] = {
     "aten::_grouped_mm": _grouped_product,
+    "transformers::grouped_mm_fallback": _plain_product,
+    "transformers::grouped_mm_fallback_backward": _grouped_products,
     "bitsandbytes::int8_linear_matmul": _plain_product,
     "bitsandbytes::gemm_4bit": _plain_product,
     "bitsandbytes::gemv_4bit": _plain_product,
 }
-"""Of operators that torch's registry does not know."""
+"""Of operators that torch's registry does not know. A mixture's are of the experts that a token chose alone."""
 
 
 def product(rows: int, inner: int, columns: int, dtype: torch.dtype) -> Cost:

@@ -158,6 +158,8 @@ def test_operators_and_work_grow_by_the_layer_and_seconds_are_those_of_both() ->
         (LayerPattern(layers=26, period=2), 0, (2, 6)),
         (LayerPattern(layers=27, period=2), 0, (3, 7)),
         (LayerPattern(layers=24, period=1), 5, (6, 8)),
+        (LayerPattern(layers=48, period=1, least=2), 0, (2, 4)),
+        (LayerPattern(layers=24, period=2, least=2), 0, (2, 6)),
     ],
 )
 def test_the_fewest_layers_are_rehearsed_that_end_in_a_whole_period(

@@ -1,0 +1,79 @@
+"""What PEFT refuses of a mixture's experts is said before a plan, and so is an adapter that leaves them alone."""
+
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from autotrain_mem.checks import table
+from autotrain_mem.checks.collect import collect
+from autotrain_mem.checks.model import ModelOnCard
+from autotrain_mem.checks.preflight import UNFORESEEN, setup_of
+from autotrain_mem.rehearsal.model.materialize import load_config
+from autotrain_mem.spec import Job
+
+Folder = Callable[[str], pathlib.Path]
+EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]
+ALL = ["all-linear"]
+
+
+def said(folder: pathlib.Path, **arguments: Any) -> list[tuple[str, str]]:
+    job = Job(method="sft", model=str(folder), dataset=None, arguments=arguments)
+    card = {"compute_capability": (8, 0), "to_train": False, "on_cpu": False, "reads_data": False}
+    setup = setup_of(job, load_config(str(folder)), "out", **card)
+    return [(one.kind, f"{one.message} {one.cure}") for one in collect(table.PREFLIGHT, setup, UNFORESEEN)]
+
+
+@pytest.mark.parametrize(
+    ("family", "arguments", "kind", "words"),
+    [
+        ("qwen2", {}, None, ""),
+        ("qwen3_moe", {}, "warning", "leaves the experts as they are"),
+        ("mixtral", {}, "warning", "--lora_target_parameters experts.down_proj experts.gate_up_proj --lora_dropout 0"),
+        ("gpt_oss", {"lora_target_modules": ALL}, "warning", "leaves the experts as they are"),
+        ("gpt_oss", {"lora_target_parameters": EXPERTS}, "error", "--lora_dropout 0.05 cannot be applied"),
+        ("gpt_oss", {"lora_target_parameters": EXPERTS, "use_peft": False}, "error", "--lora_dropout 0, or name"),
+        ("gpt_oss", {"lora_target_parameters": EXPERTS, "lora_dropout": 0.0}, None, ""),
+        ("gpt_oss", {"lora_target_parameters": ["experts.w1", EXPERTS[0]]}, "error", "experts.w1 matches no parameter"),
+        ("qwen3_moe", {"lora_target_modules": ALL}, "error", "--lora_dropout 0.05 cannot be applied"),
+        ("qwen3_moe", {"lora_target_modules": ALL, "lora_dropout": 0.0}, None, ""),
+        ("qwen3_moe", {"lora_target_modules": ["gate_proj", "down_proj"]}, "error", "without also targeting up_proj"),
+    ],
+)
+def test_experts_that_lora_cannot_adapt_or_leaves_alone_are_told(
+    family: str, arguments: dict[str, Any], kind: str | None, words: str, model_folder: Folder
+) -> None:
+    found = said(model_folder(family), **{"use_peft": True, **arguments})
+    assert [each for each, _ in found] == ([] if kind is None else [kind])
+    assert all(words in text for _, text in found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "count"), [({}, 1), ({"router_aux_loss_coef": 0.0}, 0), ({"loss_type": "nll"}, 0)]
+)
+def test_trls_loss_of_routers_needs_a_name_that_not_all_mixtures_have(
+    arguments: dict[str, Any], count: int, tmp_path: pathlib.Path
+) -> None:
+    config = {"model_type": "granitemoe", "architectures": ["GraniteMoeForCausalLM"], "num_local_experts": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = [text for kind, text in said(tmp_path, **arguments) if kind == "error"]
+    assert len([text for text in found if "--router_aux_loss_coef 0" in text]) == count
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [({"use_peft": True}, "leaves the experts as they are"), ({}, ""), ({"load_in_4bit": True}, "quantized already")],
+)
+def test_a_checkpoint_in_mxfp4_is_trained_and_not_quantized_again(
+    arguments: dict[str, Any], words: str, model_folder: Folder, tmp_path: pathlib.Path
+) -> None:
+    config = json.loads((model_folder("gpt_oss") / "config.json").read_text())
+    packed = {**config, "quantization_config": {"quant_method": "mxfp4"}}
+    (tmp_path / "config.json").write_text(json.dumps(packed))
+    job = Job(method="sft", model=str(tmp_path), dataset=None, arguments=arguments)
+    subject = ModelOnCard(job=job, config=load_config(str(tmp_path)), compute_capability=(8, 0))
+    refused = [one.message for one in collect(table.MODEL, subject, UNFORESEEN)]
+    texts = refused or [text for _, text in said(tmp_path, **arguments)]
+    assert [words in text for text in texts] == ([True] if words else [])
