@@ -61,6 +61,7 @@ TRL_ARGUMENTS: tuple[Check[Flags], ...] = (
 
 MODEL: tuple[Check[ModelOnCard], ...] = (
     model.reward_model,
+    model.teacher_model,
     compatibility.quantization,
     compatibility.bitsandbytes_on_card,
     compatibility.attention,

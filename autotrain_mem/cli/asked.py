@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from autotrain_mem.cli import flags
 from autotrain_mem.engine.wish import Wish
-from autotrain_mem.methods.table import REWARD_MODEL_ARGUMENTS
+from autotrain_mem.methods.table import OTHER_MODEL_ARGUMENTS
 from autotrain_mem.printable import printable
 from autotrain_mem.store import Store, cache_folder
 from autotrain_mem.versions import TESTED, installed_versions, untested
@@ -20,7 +20,7 @@ _EXAMPLES = {
     "estimate": ("--gpu rtx4090 --max_length 2048", "--gpu rtx4090 --sweep max_length=512,1024,2048 --csv"),
 }
 _DEVICE_AND_MODEL = (
-    *("model", "model_name_or_path", *REWARD_MODEL_ARGUMENTS),
+    *("model", "model_name_or_path", *OTHER_MODEL_ARGUMENTS),
     *("gpu", "gpus", "nodes", "link", "use_cpu"),
 )
 """What is refused early is about these."""

@@ -93,6 +93,8 @@ class MethodFacts:
     """A value model is trained beside the policy, and may differ from it in depth."""
     reward_model_argument: str | None = None
     """TRL's argument that names a reward model; None where none is taken."""
+    teacher_argument: str | None = None
+    """TRL's argument that names a teacher, which runs beside the model that is trained and is never trained itself."""
     takes_model_name: bool = True
     """The trainer loads the model from its name; otherwise the caller hands it the models as objects."""
 

@@ -69,6 +69,7 @@ REFUSED_WHEN_OFF: dict[str, str] = {
 
 
 _DPO, _KTO, _GRPO, _RLOO, _PPO, _REWARD = "dpo", "kto", "grpo", "rloo", "ppo", "reward"
+_DISTILLATION = "distillation"
 _R, _H, _C, _ONLY, _IDLE = (
     Verdict.REHEARSED,
     Verdict.HARMLESS,
@@ -93,6 +94,7 @@ _ROWS_FOR_ALL = (
             *("use_peft", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_parameters"),
             *("lora_modules_to_save", "lora_task_type", "use_rslora", "use_dora"),
             *("reward_model_name_or_path", "reward_model_path", "disable_dropout", "cast_lm_head_to_fp32"),
+            *("teacher_model_name_or_path", "teacher_model_revision", "teacher_model_init_kwargs"),
         ),
     ),
     # -- batches and lengths
@@ -298,13 +300,13 @@ _ROWS_OF_METHODS = (
     ),
     FlagGroup(
         verdict=_IDLE,
-        methods=(_REWARD, _DPO, _KTO, _GRPO, _RLOO, _PPO),  # their compute_loss never asks trainer.label_smoother
+        methods=(_REWARD, _DPO, _KTO, _GRPO, _RLOO, _DISTILLATION, _PPO),  # their compute_loss never asks trainer.label_smoother
         why="this trainer has a loss of its own, which smooths no labels (DPO: --label_smoothing)",
         names=("label_smoothing_factor",),
     ),
     FlagGroup(
         verdict=_IDLE,
-        methods=(_GRPO, _RLOO),  # trl/trainer/grpo_trainer.py: _get_train_sampler
+        methods=(_GRPO, _RLOO, _DISTILLATION),  # trl/trainer/grpo_trainer.py: _get_train_sampler
         why="this trainer draws prompts by a sampler of its own; --shuffle_dataset says whether they are shuffled",
         names=("train_sampling_strategy", "length_column_name"),
     ),

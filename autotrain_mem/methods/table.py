@@ -166,6 +166,21 @@ GRPO = MethodFacts(
 RLOO = replace(GRPO, name="rloo", title="RLOO", defaults={"learning_rate": 1e-6}, axolotl=None)
 """Axolotl's ``enums.py: RLType`` has no RLOO and no PPO."""
 
+DISTILLATION = MethodFacts(
+    name="distillation",
+    title="Distillation",
+    knobs=("max_completion_length",),
+    defaults={"learning_rate": 1e-6, "beta": 1.0},
+    example_dataset="trl-lib/ultrafeedback-prompt",
+    formats=(("prompt",),),
+    row_noun="completions",
+    reads_images=True,
+    teacher_argument="teacher_model_name_or_path",
+    is_online=True,
+    liger_since=None,
+)
+"""One completion for each prompt, ``trl/scripts/distillation.py``."""
+
 PPO = MethodFacts(
     name="ppo",
     title="PPO",
@@ -209,13 +224,17 @@ PPO = MethodFacts(
 ``trl/experimental/ppo/ppo_config.py``. LLaMA-Factory's keys after ``train/ppo/trainer.py: CustomPPOTrainer``, whose
 reward model is an adapter by default, and TRL's is whole."""
 
-METHODS: Mapping[str, MethodFacts] = {row.name: row for row in (SFT, REWARD, DPO, KTO, GRPO, RLOO, PPO)}
+METHODS: Mapping[str, MethodFacts] = {row.name: row for row in (SFT, REWARD, DPO, KTO, GRPO, RLOO, DISTILLATION, PPO)}
 """The TRL trainers that are known, by the names of their commands."""
 
 REWARD_MODEL_ARGUMENTS = tuple(
     dict.fromkeys(row.reward_model_argument for row in METHODS.values() if row.reward_model_argument)
 )
 """What the methods call their reward model."""
+TEACHER_ARGUMENTS = tuple(dict.fromkeys(row.teacher_argument for row in METHODS.values() if row.teacher_argument))
+"""What the methods call their teacher."""
+OTHER_MODEL_ARGUMENTS = (*REWARD_MODEL_ARGUMENTS, *TEACHER_ARGUMENTS)
+"""What names a model beside the one that is trained."""
 
 
 def methods_where(holds: Callable[[MethodFacts], bool]) -> frozenset[str]:
@@ -223,7 +242,7 @@ def methods_where(holds: Callable[[MethodFacts], bool]) -> frozenset[str]:
     return frozenset(name for name, row in METHODS.items() if holds(row))
 
 
-_BY_USE = (SFT, DPO, KTO, GRPO, REWARD, RLOO, PPO)
+_BY_USE = (SFT, DPO, KTO, GRPO, REWARD, RLOO, DISTILLATION, PPO)
 """Of two that read the same columns, which is asked for more."""
 TEXT_COLUMN = "text"
 """TRL's default of ``dataset_text_field`` (``trl/trainer/sft_config.py``)."""
@@ -232,7 +251,7 @@ TEXT_COLUMN = "text"
 def methods_reading(columns: Collection[str]) -> tuple[str, ...]:
     """Name the methods that train on rows with these columns, the most likely first: the one that reads most of them.
 
-    ``("prompt", "completion", "label")`` gives kto, sft, grpo, rloo, ppo.
+    ``("prompt", "completion", "label")`` gives kto, sft, grpo, rloo, distillation, ppo.
     """
     read = {row.name: max(map(len, _formats_in(row, {*columns})), default=0) for row in _BY_USE}
     return tuple(sorted((name for name in read if read[name]), key=lambda name: -read[name]))

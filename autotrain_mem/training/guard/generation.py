@@ -1,6 +1,6 @@
 """Repeats generating and judging that ran out of memory: whole, then in parts.
 
-For GRPO and RLOO, in training and in evaluation. What vLLM or transformers' continuous batching generate lies outside
+For GRPO, RLOO and distillation, in training and in evaluation. What vLLM or transformers' continuous batching generate lies outside
 of this: both keep a pool of their own.
 """
 

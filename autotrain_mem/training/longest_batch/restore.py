@@ -67,7 +67,7 @@ def untouched(trainer: Any) -> Iterator[None]:
 
 def models_of(trainer: Any) -> list[torch.nn.Module]:
     """List all of a trainer's models, each once: the trained one as it is wrapped, references, judges, values."""
-    names = ("model_wrapped", "model", "ref_model", "reward_model", "value_model")
+    names = ("model_wrapped", "model", "ref_model", "reward_model", "value_model", "teacher_model")
     candidates = [getattr(trainer, name, None) for name in names]
     candidates += getattr(trainer, "reward_funcs", None) or ()
     unique = {id(model): model for model in candidates if isinstance(model, torch.nn.Module)}
