@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-__all__ = ["DPOTrainer", "GRPOTrainer", "KTOTrainer", "PPOTrainer", "RLOOTrainer", "RewardTrainer", "SFTTrainer"]
+__all__ = ["DPOTrainer", "DistillationTrainer", "GRPOTrainer", "KTOTrainer", "PPOTrainer", "RLOOTrainer"]
+__all__ += ["RewardTrainer", "SFTTrainer"]
 __all__ += ["AutoFit", "__version__", "cards", "estimate", "fit", "gpus", "plan", "write_report"]
 __all__ += ["AutofitError", "DoesNotFitError", "UsageError"]
 __all__ += ["CardVerdict", "Cards", "MemoryReading", "MemoryWatch", "Sign"]
@@ -65,7 +66,7 @@ __all__ += [
 
 _NAMES = {
     "drop_in.ppo": "PPOTrainer",
-    "drop_in.trainers": "DPOTrainer GRPOTrainer KTOTrainer RLOOTrainer RewardTrainer SFTTrainer",
+    "drop_in.trainers": "DPOTrainer DistillationTrainer GRPOTrainer KTOTrainer RLOOTrainer RewardTrainer SFTTrainer",
     "errors": "AutofitError DoesNotFitError UsageError",
     "spec": (
         "Candidate DataSummary Estimate Experience Hardware Harm Incident Job Knobs Learned Lever "
@@ -88,6 +89,7 @@ _NAMES = {
 if TYPE_CHECKING:
     from autotrain_mem.drop_in.ppo import PPOTrainer
     from autotrain_mem.drop_in.trainers import (
+        DistillationTrainer,
         DPOTrainer,
         GRPOTrainer,
         KTOTrainer,

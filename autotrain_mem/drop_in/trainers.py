@@ -42,3 +42,9 @@ class GRPOTrainer(Planned, trl.GRPOTrainer, method="grpo", config_class=trl.GRPO
 
 class RLOOTrainer(Planned, trl.RLOOTrainer, method="rloo", config_class=trl.RLOOConfig):  # type: ignore[misc]
     """TRL's RLOOTrainer with settings that fit the device; see :class:`SFTTrainer`."""
+
+
+class DistillationTrainer(  # type: ignore[misc]
+    Planned, trl.DistillationTrainer, method="distillation", config_class=trl.DistillationConfig
+):
+    """TRL's DistillationTrainer with settings that fit the device; see :class:`SFTTrainer`."""

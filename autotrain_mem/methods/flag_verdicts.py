@@ -300,7 +300,15 @@ _ROWS_OF_METHODS = (
     ),
     FlagGroup(
         verdict=_IDLE,
-        methods=(_REWARD, _DPO, _KTO, _GRPO, _RLOO, _DISTILLATION, _PPO),  # their compute_loss never asks trainer.label_smoother
+        methods=(
+            _REWARD,
+            _DPO,
+            _KTO,
+            _GRPO,
+            _RLOO,
+            _DISTILLATION,
+            _PPO,
+        ),  # their compute_loss never asks trainer.label_smoother
         why="this trainer has a loss of its own, which smooths no labels (DPO: --label_smoothing)",
         names=("label_smoothing_factor",),
     ),

@@ -5,7 +5,9 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-METHODS = ("sft", "reward", "dpo", "grpo", "rloo")
+from autotrain_mem.methods.table import METHODS as METHODS_OF_AUTOFIT
+
+METHODS = ("sft", "reward", "dpo", "grpo", "rloo", "distillation")
 SIDES = 13
 """Rows of the data: the longest is not among the first."""
 
@@ -28,6 +30,7 @@ OF_METHOD = {
     "dpo": {"disable_dropout": False},
     "grpo": {"num_generations": 2, "max_completion_length": 4},
     "rloo": {"num_generations": 2, "max_completion_length": 4},
+    "distillation": {"max_completion_length": 4},
 }
 
 
@@ -62,13 +65,24 @@ def trainer(
 ) -> Any:
     import trl
 
-    name = {"sft": "SFT", "reward": "Reward", "dpo": "DPO", "grpo": "GRPO", "rloo": "RLOO"}[method]
+    name = METHODS_OF_AUTOFIT[method].title
     evaluation = changes.pop("eval_dataset", None)
     build = changes.pop("build", {})
     args = getattr(trl, f"{name}Config")(output_dir=str(folder), **ARGUMENTS | OF_METHOD[method] | changes)
     judged = {"reward_funcs": reward} if method in ("grpo", "rloo") else {}
+    judged |= {"teacher_model": teacher(model)} if method == "distillation" else {}
     given = {"train_dataset": rows(method), "eval_dataset": evaluation} | judged | build
     return getattr(trl, f"{name}Trainer")(model=str(model), args=args, **given)
+
+
+def teacher(model: pathlib.Path) -> Any:
+    """A model like this one, which knows something else."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model, initializer_range=0.5))
 
 
 def outcome(made: Any) -> tuple[list[dict[str, float]], list[bytes]]:

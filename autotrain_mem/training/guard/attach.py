@@ -44,7 +44,8 @@ def attach_guard(
     part of it.
 
     Args:
-        trainer: Of transformers. SFT, Reward, DPO, GRPO, RLOO, Distillation and PPO of TRL are split; others are repeated at most.
+        trainer: Of transformers. SFT, Reward, DPO, GRPO, RLOO, Distillation and PPO of TRL are split; others are
+            repeated at most.
         learned: What an earlier run of the same plan found out. What a checkpoint holds counts as well.
         on_incident: Is called after each shortage that was met.
         grow_after: Optimizer steps without a shortage after which more is tried at once.

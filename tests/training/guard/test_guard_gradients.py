@@ -122,13 +122,14 @@ CASES: dict[str, Case] = {
     },
     "grpo-luspo": ("grpo", {"beta": 0.1}, {"loss_type": "luspo", "importance_sampling_level": "sequence"}),
     "rloo": ("rloo", {}, {}),
+    "distillation": ("distillation", {}, {}),
 }
 SIZES = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
 
 
 def build(method: str, model: Path, folder: Path, **changes: Any) -> Any:
     made = trainer(method, model, folder, **(SIZES | changes))
-    if method in ("grpo", "rloo"):
+    if method in ("grpo", "rloo", "distillation"):
         generate = made._generate_and_score_completions
         made._generate_and_score_completions = lambda inputs: of_several_lengths(generate(inputs))
     return made
