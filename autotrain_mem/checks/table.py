@@ -28,6 +28,7 @@ FLAGS: tuple[Check[Flags], ...] = (
     flags.quantization,
     flags.generations,
     flags.prompt_length,
+    flags.max_length,
     flags.forbidden_levers,
     flags.offloaded_optimizer,
     flags.vllm,

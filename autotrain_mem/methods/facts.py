@@ -79,6 +79,8 @@ class MethodFacts:
     """Values of ``loss_type`` with which :attr:`least_rows` does not hold."""
     is_packable: bool = False
     """Rows reach the sampler as one sequence, ``input_ids``: they can be packed, or drawn by their length."""
+    keeps_max_length: bool = True
+    """No row is longer than ``max_length``. Otherwise TRL leaves some longer, and rows are planned for as they are."""
     drops_long_rows: bool = False
     """Rows longer than ``max_length`` are left out of training instead of truncated."""
     reads_images: bool = False
@@ -122,6 +124,8 @@ class MethodFacts:
     where that of no TRL can."""
 
     # what else there is
+    is_experimental: bool = False
+    """It is in ``trl.experimental``, of which TRL says that it may change or go in any release."""
     has_trl_command: bool = True
     """TRL has a script for it, and so ``trl NAME``."""
     takes_transformers_arguments: bool = False
@@ -137,6 +141,12 @@ class MethodFacts:
     def trainer(self) -> str:
         """``SFTTrainer``."""
         return f"{self.title}Trainer"
+
+    @property
+    def module(self) -> str:
+        """``trl.trainer.sft_trainer``, where TRL has the trainer."""
+        home = f"experimental.{self.name}" if self.is_experimental else "trainer"
+        return f"trl.{home}.{self.name}_trainer"
 
     def noun(self, number: int) -> str:
         """Names what a batch counts, for that many of it: ``pair`` for 1."""

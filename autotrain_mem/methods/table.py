@@ -144,6 +144,24 @@ KTO = MethodFacts(
 """Formats in the order of ``trl/trainer/kto_trainer.py: _prepare_dataset``, which makes two rows of a pair. Two rows at
 least since its KL divergence is estimated from prompts with their neighbours' completions (``__init__``)."""
 
+ORPO = MethodFacts(
+    name="orpo",
+    title="ORPO",
+    knobs=("max_length",),
+    defaults={"learning_rate": 1e-6, "beta": 0.1},
+    example_dataset=_PAIRS,
+    formats=DPO.formats,
+    row_noun="pairs",
+    sequences_per_row=2,
+    keeps_max_length=False,
+    is_experimental=True,
+    has_trl_command=False,
+)
+"""Formats and defaults of ``trl/experimental/orpo``; ``maybe_extract_prompt`` makes the second format the first."""
+
+CPO = replace(ORPO, name="cpo", title="CPO", defaults={**ORPO.defaults, "loss_type": "sigmoid", "cpo_alpha": 1.0})
+"""``trl/experimental/cpo``, with SimPO as its ``loss_type``."""
+
 GRPO = MethodFacts(
     name="grpo",
     title="GRPO",
@@ -196,6 +214,7 @@ PPO = MethodFacts(
     has_mini_batches=True,
     makes_optimizer_early=True,
     liger_since="1.16",
+    is_experimental=True,
     has_trl_command=False,
     lighter_methods={
         "rloo": "no value model",
@@ -224,7 +243,7 @@ PPO = MethodFacts(
 ``trl/experimental/ppo/ppo_config.py``. LLaMA-Factory's keys after ``train/ppo/trainer.py: CustomPPOTrainer``, whose
 reward model is an adapter by default, and TRL's is whole."""
 
-METHODS: Mapping[str, MethodFacts] = {row.name: row for row in (SFT, REWARD, DPO, KTO, GRPO, RLOO, DISTILLATION, PPO)}
+METHODS: Mapping[str, MethodFacts] = {row.name: row for row in (SFT, REWARD, DPO, KTO, ORPO, CPO, GRPO, RLOO, DISTILLATION, PPO)}
 """The TRL trainers that are known, by the names of their commands."""
 
 REWARD_MODEL_ARGUMENTS = tuple(
@@ -242,7 +261,7 @@ def methods_where(holds: Callable[[MethodFacts], bool]) -> frozenset[str]:
     return frozenset(name for name, row in METHODS.items() if holds(row))
 
 
-_BY_USE = (SFT, DPO, KTO, GRPO, REWARD, RLOO, DISTILLATION, PPO)
+_BY_USE = (SFT, DPO, KTO, GRPO, REWARD, RLOO, DISTILLATION, ORPO, CPO, PPO)
 """Of two that read the same columns, which is asked for more."""
 TEXT_COLUMN = "text"
 """TRL's default of ``dataset_text_field`` (``trl/trainer/sft_config.py``)."""

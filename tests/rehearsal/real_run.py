@@ -36,6 +36,8 @@ OF_METHOD: dict[str, dict[str, Any]] = {
     "reward": {"max_length": LENGTH},
     "dpo": {"max_length": LENGTH},
     "kto": {"max_length": LENGTH},
+    "orpo": {"max_length": LENGTH},
+    "cpo": {"max_length": LENGTH},
     "grpo": {"max_completion_length": COMPLETION, "num_generations": 2},
     "rloo": {"max_completion_length": COMPLETION, "num_generations": 2},
     "distillation": {"max_completion_length": COMPLETION},

@@ -87,7 +87,7 @@ def why_not_exact(trainer: Any) -> str | None:
 
 
 def _own_loss(trainer: Any, method: str) -> str | None:
-    home = f"trl.trainer.{method}_trainer"
+    home = METHODS[method].module
     for name in ("compute_loss", "_compute_loss"):
         function = getattr(type(trainer), name, None)
         if function is not None and function.__module__ != home:
