@@ -19,8 +19,5 @@ check = one_policy.check
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Say that two kinds of means are added, or that the two sides of pairs lie apart (``cpo_trainer.py:
-    get_batch_loss_metrics``)."""
-    if trainer.cpo_alpha:
-        return "its loss is a mean over the chosen answers' tokens and a mean over pairs"
-    return "its chosen and its rejected rows lie in tensors of their own"
+    """Say that two kinds of means are added (``cpo_trainer.py: get_batch_loss_metrics``); SimPO's is one over pairs."""
+    return "its loss is a mean over the chosen answers' tokens and a mean over pairs" if trainer.cpo_alpha else None

@@ -73,6 +73,8 @@ class MethodFacts:
     """What a batch counts."""
     sequences_per_row: int = 1
     """2 for pairs: a batch of the model holds all chosen sequences, then all rejected ones."""
+    collates_sides_apart: bool = False
+    """The chosen rows of a batch and its rejected ones reach the trainer in tensors of their own, which it joins."""
     least_rows: int = 1
     """Rows that a micro-batch has at least."""
     one_row_losses: tuple[str, ...] = ()

@@ -20,4 +20,4 @@ check = one_policy.check
 
 def why_not_split(trainer: Any) -> str | None:
     """Say that the loss adds a mean over tokens to a mean over pairs (``orpo_trainer.py: get_batch_loss_metrics``)."""
-    return "its loss is a mean over the chosen answers' tokens less a mean over pairs"
+    return "its loss is a mean over the chosen rows' tokens less a mean over pairs"

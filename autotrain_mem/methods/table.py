@@ -153,6 +153,7 @@ ORPO = MethodFacts(
     formats=DPO.formats,
     row_noun="pairs",
     sequences_per_row=2,
+    collates_sides_apart=True,
     keeps_max_length=False,
     is_experimental=True,
     has_trl_command=False,

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from autotrain_mem.training.longest_batch.rows import OnError
 
-_KEPT_BY_VALUE = ("_metrics", "_logs", "_pending_metrics", "_pending_extra_logs", "_textual_logs")
+_KEPT_BY_VALUE = ("_metrics", "_stored_metrics", "_logs", "_pending_metrics", "_pending_extra_logs", "_textual_logs")
 """Attributes that a step adds to in place (``trl/trainer/grpo_trainer.py: __init__``; all of TRL's trainers have
 ``_metrics``): the step gets copies."""
 
