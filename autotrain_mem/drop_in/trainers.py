@@ -44,7 +44,10 @@ class RLOOTrainer(Planned, trl.RLOOTrainer, method="rloo", config_class=trl.RLOO
     """TRL's RLOOTrainer with settings that fit the device; see :class:`SFTTrainer`."""
 
 
-class DistillationTrainer(  # type: ignore[misc]
-    Planned, trl.DistillationTrainer, method="distillation", config_class=trl.DistillationConfig
+class DistillationTrainer(
+    Planned,
+    trl.DistillationTrainer,  # type: ignore[misc]
+    method="distillation",
+    config_class=trl.DistillationConfig,
 ):
     """TRL's DistillationTrainer with settings that fit the device; see :class:`SFTTrainer`."""

@@ -30,7 +30,9 @@ def build_trainer(
     common = trainer_arguments(filled, model, stub)
     quantized, loading = common.pop("quantization_config"), filled.training.model_init_kwargs
     filled.training.model_init_kwargs = None  # these trainers take it with a name alone
-    common["model"] = _loaded(filled, model, loading | ({} if quantized is None else {"quantization_config": quantized}))
+    common["model"] = _loaded(
+        filled, model, loading | ({} if quantized is None else {"quantization_config": quantized})
+    )
     common["processing_class"] = stub or _tokenizer(filled, model)
     return _class_of(home)(train_dataset=train_dataset, eval_dataset=eval_dataset, **common)
 
@@ -73,7 +75,9 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 
     prompt = max(1, length - 2)
     answer = text_of(max(0, length - prompt - 1))
-    return Dataset.from_dict({"prompt": [text_of(prompt)] * rows, "chosen": [answer] * rows, "rejected": [answer] * rows})
+    return Dataset.from_dict(
+        {"prompt": [text_of(prompt)] * rows, "chosen": [answer] * rows, "rejected": [answer] * rows}
+    )
 
 
 def rows_editor(filled: Configs) -> EditRows:

@@ -139,8 +139,8 @@ def prompts_at_once(trainer: Any, accumulation: int | None = None) -> int:
     """
     args = trainer.args
     steps = accumulation or args.gradient_accumulation_steps
-    completions = getattr(args, "generation_batch_size", None)
-    completions = completions or args.per_device_train_batch_size * steps * args.world_size
+    given = getattr(args, "generation_batch_size", None)
+    completions: int = given or args.per_device_train_batch_size * steps * args.world_size
     return max(1, completions // answers_of(trainer))
 
 

@@ -244,7 +244,9 @@ PPO = MethodFacts(
 ``trl/experimental/ppo/ppo_config.py``. LLaMA-Factory's keys after ``train/ppo/trainer.py: CustomPPOTrainer``, whose
 reward model is an adapter by default, and TRL's is whole."""
 
-METHODS: Mapping[str, MethodFacts] = {row.name: row for row in (SFT, REWARD, DPO, KTO, ORPO, CPO, GRPO, RLOO, DISTILLATION, PPO)}
+METHODS: Mapping[str, MethodFacts] = {
+    row.name: row for row in (SFT, REWARD, DPO, KTO, ORPO, CPO, GRPO, RLOO, DISTILLATION, PPO)
+}
 """The TRL trainers that are known, by the names of their commands."""
 
 REWARD_MODEL_ARGUMENTS = tuple(

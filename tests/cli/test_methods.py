@@ -30,6 +30,8 @@ OWN = {
     "sft": "--dataset alike_sft.jsonl --per_device_train_batch_size 4 --use_peft --load_in_4bit",
     "reward": "--dataset alike_pairs.jsonl --per_device_train_batch_size 4",
     "dpo": "--dataset alike_pairs.jsonl --per_device_train_batch_size 4 --use_peft",
+    "cpo": "--dataset alike_pairs.jsonl --loss_type simpo --per_device_train_batch_size 4 --use_peft",
+    "orpo": "--dataset alike_pairs.jsonl --per_device_train_batch_size 4",
     "kto": "--dataset alike_judged.jsonl --per_device_train_batch_size 4",
     "grpo": "--dataset alike_prompts.jsonl --reward_model_name_or_path trained/reward --max_completion_length 12 "
     "--per_device_train_batch_size 8",
@@ -41,7 +43,7 @@ OWN = {
     "--per_device_train_batch_size 4",
 }
 FILES = dict.fromkeys(OWN, "model.safetensors") | dict.fromkeys(
-    ("sft", "dpo", "distillation"), "adapter_model.safetensors"
+    ("sft", "dpo", "cpo", "distillation"), "adapter_model.safetensors"
 )
 LOGGED = {"grpo": "reward", "rloo": "reward", "ppo": "objective/rlhf_reward", "reward": "accuracy"}
 PEAK_TOLERANCE = 0.02

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotrain_mem.methods.facts import MethodFacts
 from autotrain_mem.methods.interface import Basis, method_of, method_of_trainer
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.training.guard.batch_split import Layout
@@ -45,15 +44,16 @@ def rule_of(trainer: Any, *, counted: bool) -> Rule:
         return Rule(layout=Layout.ROWS, train=Basis.UNITS, evaluate=Basis.UNITS, why_not=why_not)
     method = method_of(name)
     return Rule(
-        layout=_layout(METHODS[name]),
+        layout=_layout(name),
         train=method.loss_basis(trainer, is_counted=counted),
         evaluate=method.loss_basis(trainer, is_counted=False),
         why_not=why_not,
     )
 
 
-def _layout(facts: MethodFacts) -> Layout:
+def _layout(method: str) -> Layout:
     """Tell what a batch's tensors have in their first dimension."""
+    facts = METHODS[method]
     return Layout.PAIRS if facts.sequences_per_row > 1 and not facts.collates_sides_apart else Layout.ROWS
 
 
