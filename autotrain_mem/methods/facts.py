@@ -100,7 +100,8 @@ class MethodFacts:
     teacher_argument: str | None = None
     """TRL's argument that names a teacher, which runs beside the model that is trained and is never trained itself."""
     takes_model_name: bool = True
-    """The trainer loads the model from its name; otherwise the caller hands it the models as objects."""
+    """The trainer loads the model from its name, in the dtype that a plan says and by TRL's own rules; otherwise the
+    caller hands it the models as objects."""
 
     # training
     is_online: bool = False

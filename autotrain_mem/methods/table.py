@@ -155,6 +155,7 @@ ORPO = MethodFacts(
     sequences_per_row=2,
     collates_sides_apart=True,
     keeps_max_length=False,
+    takes_model_name=False,
     is_experimental=True,
     has_trl_command=False,
 )
