@@ -33,4 +33,6 @@ def row_lengths(rows: Any) -> list[int] | None:
     if {"chosen_ids", "rejected_ids"} <= columns:
         sides = list(map(max, list_lengths(rows, "chosen_ids"), list_lengths(rows, "rejected_ids")))
         return list(map(add, list_lengths(rows, "prompt_ids"), sides)) if "prompt_ids" in columns else sides
+    if {"chosen_input_ids", "rejected_input_ids"} <= columns:  # their prompts are in them
+        return list(map(max, list_lengths(rows, "chosen_input_ids"), list_lengths(rows, "rejected_input_ids")))
     return list_lengths(rows, "input_ids") if "input_ids" in columns else None

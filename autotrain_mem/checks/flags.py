@@ -17,6 +17,7 @@ from autotrain_mem.methods.optimizer_verdicts import is_projecting, package_of, 
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.levers import LEVERS
 from autotrain_mem.spec.adapter_config import PEFT_CONFIG, kind_of, why_not_quantized, why_unrehearsed
+from autotrain_mem.spec.job import AUTO, MAX_LENGTH, is_wish
 from autotrain_mem.spec.knobs import BASE_BITS
 from autotrain_mem.spec.preflight import Finding
 from autotrain_mem.trainers.host_optimizer import SUPPORTED as OFFLOADED
@@ -185,6 +186,16 @@ def prompt_length(flags: Flags) -> Problems:
         )
     elif tokens is not None and tokens < 1:
         yield f"--prompt_length {tokens} is no number of tokens.", "It takes 1 or more."
+
+
+def max_length(flags: Flags) -> Problems:
+    """A trainer that leaves rows longer than ``max_length`` is given no shorter one by a plan."""
+    wish, facts = flags.given.get(MAX_LENGTH), METHODS[flags.method]
+    if not facts.keeps_max_length and is_wish(wish) and wish != AUTO:
+        yield (
+            f"--max_length {wish} would cut rows, and TRL's {facts.trainer} cuts answers alone: a long prompt stays.",
+            "Give --max_length auto, the longest row, or a number.",
+        )
 
 
 def forbidden_levers(flags: Flags) -> Problems:

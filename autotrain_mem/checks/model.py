@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotrain_mem.data.token_lengths import lacks_tokenizer
-from autotrain_mem.errors import ModelConfigError, ModelNotFoundError, UnsupportedModelError
+from autotrain_mem.errors import ModelConfigError, ModelNotFoundError, UnsupportedModelError, UsageError
 from autotrain_mem.local_files import check_model_folder, saved_model
 from autotrain_mem.methods.configs import is_in_mxfp4
-from autotrain_mem.methods.table import REWARD_MODEL_ARGUMENTS
+from autotrain_mem.methods.facts import MethodFacts
+from autotrain_mem.methods.table import OTHER_MODEL_ARGUMENTS, REWARD_MODEL_ARGUMENTS, TEACHER_ARGUMENTS
 from autotrain_mem.rehearsal.model.materialize import load_config
 from autotrain_mem.rehearsal.python_call.capture import model_of
 from autotrain_mem.spec import Job
@@ -42,7 +43,7 @@ def read_config(job: Job) -> Any:
     revision = job.arguments.get("model_revision")
     options = {"revision": revision} if revision else {}
     config = _load(job.model, "--model", trust_remote_code=job.arguments.get("trust_remote_code", False), **options)
-    _check_architecture(job, config)
+    _check_architecture(job.model, job.method_facts, config)
     return config
 
 
@@ -68,6 +69,30 @@ def reward_model(subject: ModelOnCard) -> None:
                 )
 
 
+def teacher_model(subject: ModelOnCard) -> None:
+    """Refuses a teacher, where one is given, of which the model cannot learn.
+
+    Raises:
+        ModelNotFoundError, ModelConfigError: as above.
+        UnsupportedModelError: no causal language model of this architecture in the installed transformers.
+        UsageError: its vocabulary is not the model's (``trl/trainer/distillation_trainer.py: __init__``).
+    """
+    job = subject.job
+    for name in TEACHER_ARGUMENTS:
+        if (model := job.arguments.get(name)) is None:
+            continue
+        trust = bool(job.arguments.get("trust_remote_code", False))
+        config = _load(model, f"--{name}", trust_remote_code=trust)
+        _check_architecture(model, job.method_facts, config)
+        sizes = [each.get_text_config().vocab_size for each in (subject.config, config)]
+        if sizes[0] != sizes[1]:
+            raise UsageError(
+                f"The vocabulary of {job.model} has {sizes[0]:,} tokens and that of the teacher {model} {sizes[1]:,}: "
+                "what a teacher says of each token teaches nothing about others.",
+                hint=f"Give --{name} a model of the same family, with the same vocab_size.",
+            )
+
+
 _OF_THE_FILE = ("_name_or_path", "transformers_version")
 """What a config says of where it was read and by whom it was written, not of the model."""
 
@@ -75,8 +100,8 @@ _OF_THE_FILE = ("_name_or_path", "transformers_version")
 def config_digest(job: Job, config: Any) -> str:
     """Digests everything that the configs of the job's models say of these: the same text for equal models."""
     trust = bool(job.arguments.get("trust_remote_code", False))
-    judges = [job.arguments[name] for name in REWARD_MODEL_ARGUMENTS if job.arguments.get(name)]
-    configs = [config, *(load_config(judge, trust_remote_code=trust) for judge in judges)]
+    others = [job.arguments[name] for name in OTHER_MODEL_ARGUMENTS if job.arguments.get(name)]
+    configs = [config, *(load_config(other, trust_remote_code=trust) for other in others)]
     digest = hashlib.blake2b(digest_size=16)
     for each in configs:
         said = json.loads(each.to_json_string(use_diff=False))
@@ -108,12 +133,12 @@ def _check_type(model: str, config: Mapping[str, Any]) -> None:
         )
 
 
-def _check_architecture(job: Job, config: Any) -> None:
+def _check_architecture(model: str, method: MethodFacts, config: Any) -> None:
     """Refuse what TRL's ``create_model_from_path`` would fail on, or would build as another kind of model."""
     import transformers
     from transformers.models.auto import modeling_auto
 
-    model, names = job.model, config.architectures or []
+    names = config.architectures or []
     if not names:
         raise UnsupportedModelError(
             f"The config of {model} names no architecture, and TRL builds the model by it.",
@@ -127,7 +152,6 @@ def _check_architecture(job: Job, config: Any) -> None:
             f"transformers {version} knows no architecture {names[0]}, which the config of {model} names.",
             hint="Update transformers, or correct the architectures in config.json.",
         )
-    method = job.method_facts
     causal = {
         *modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(),
         *modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values(),  # TRL trains vision-language models too

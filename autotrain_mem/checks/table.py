@@ -30,6 +30,7 @@ FLAGS: tuple[Check[Flags], ...] = (
     flags.adapter,
     flags.generations,
     flags.prompt_length,
+    flags.max_length,
     flags.forbidden_levers,
     flags.offloaded_optimizer,
     flags.vllm,
@@ -65,6 +66,7 @@ TRL_ARGUMENTS: tuple[Check[Flags], ...] = (
 
 MODEL: tuple[Check[ModelOnCard], ...] = (
     model.reward_model,
+    model.teacher_model,
     compatibility.quantization,
     compatibility.bitsandbytes_on_card,
     compatibility.attention,

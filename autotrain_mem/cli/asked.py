@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from autotrain_mem.cli import flags
 from autotrain_mem.engine.wish import Wish
-from autotrain_mem.methods.table import REWARD_MODEL_ARGUMENTS
+from autotrain_mem.methods.table import METHODS, OTHER_MODEL_ARGUMENTS
 from autotrain_mem.printable import printable
 from autotrain_mem.store import Store, cache_folder
 from autotrain_mem.versions import TESTED, installed_versions, untested
@@ -19,8 +19,12 @@ _EXAMPLES = {
     "plan": ("--gpu rtx4090 --max_length 2048", "--gpu all", "--gpu l4 --max_length max --out plan.json"),
     "estimate": ("--gpu rtx4090 --max_length 2048", "--gpu rtx4090 --sweep max_length=512,1024,2048 --csv"),
 }
+_EXPERIMENTAL = """\
+TRL calls {0.trainer} experimental: it is in {0.module}, and may change or go in any release.
+
+"""
 _DEVICE_AND_MODEL = (
-    *("model", "model_name_or_path", *REWARD_MODEL_ARGUMENTS),
+    *("model", "model_name_or_path", *OTHER_MODEL_ARGUMENTS),
     *("gpu", "gpus", "nodes", "link", "use_cpu"),
 )
 """What is refused early is about these."""
@@ -90,6 +94,7 @@ def _help(method: str, prog: str) -> int:
             table = workers.first.flags()[method]
     command = prog.split()[1] if len(prog.split()) > 2 else "train"
     examples = "".join(f"  {prog} --model Qwen/Qwen2.5-0.5B {flags_given}\n" for flags_given in _EXAMPLES[command])
-    trls = "TRL's own flags; what cannot be rehearsed is refused, with what to do instead:"
+    home = _EXPERIMENTAL.format(METHODS[method]) if METHODS[method].is_experimental else ""
+    trls = f"{home}TRL's own flags; what cannot be rehearsed is refused, with what to do instead:"
     sys.stdout.write(f"{flags.make_parser(prog).format_help()}\nexamples:\n{examples}\n{trls}\n\n{table.help}")
     return 0

@@ -150,7 +150,7 @@ def config_text(answers: Answers, file: str) -> str:
         _line("output_dir", folder, "model, plan and checkpoints; a run that is there is kept"),
         _line("num_train_epochs", "1", "TRL's default is 3", on=False),
         _line("learning_rate", f"{row.defaults['learning_rate']:.1e}", _OF_RATE, on=False),
-        *_rewards(answers.method),
+        *_other_models(answers.method),
         "autofit:",
         _line("  effective_batch_size", "8", "rows of an optimizer step, kept by every plan", on=is_free),
         _line("  fit", "all", "lossless: nothing but speed changes; rounding: bf16 weights too; all: LoRA too"),
@@ -162,11 +162,10 @@ def config_text(answers: Answers, file: str) -> str:
 _OF_RATE = "TRL's, for all weights; an adapter needs about ten times as much"
 
 
-def _rewards(method: str) -> list[str]:
-    argument = METHODS[method].reward_model_argument
-    if argument is None:
-        return []
-    return [_line(argument, "ORG/NAME", "a reward model: put yours")]
+def _other_models(method: str) -> list[str]:
+    row = METHODS[method]
+    named = {row.reward_model_argument: "a reward model", row.teacher_argument: "a teacher"}
+    return [_line(name, "ORG/NAME", f"{what}: put yours") for name, what in named.items() if name is not None]
 
 
 def _line(key: str, value: str, comment: str, *, on: bool = True) -> str:

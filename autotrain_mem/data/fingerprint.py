@@ -115,7 +115,8 @@ def _formatting(job: Job) -> dict[str, Any]:
     from trl import ModelConfig
 
     elsewhere = {field.name for kind in (TrainingArguments, ModelConfig, Knobs) for field in fields(kind)}
-    ignored = elsewhere.union(_WITHOUT_EFFECT) - ({"max_length"} if job.method_facts.drops_long_rows else set())
+    counts = job.method_facts.drops_long_rows or not job.method_facts.keeps_max_length  # which rows there are
+    ignored = elsewhere.union(_WITHOUT_EFFECT) - ({"max_length"} if counts else set())
     given = {name: value for name, value in job.arguments.items() if name not in ignored}
     trust = {name: job.arguments.get(name) for name in ("trust_remote_code", "max_pixels")}
     return given | trust | {"method": job.method, "is_evaluated": job.is_evaluated}

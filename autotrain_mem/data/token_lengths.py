@@ -21,6 +21,7 @@ from autotrain_mem.rehearsal.model.hub_errors import why_unreachable
 from autotrain_mem.rehearsal.python_call.capture import keyword_of
 from autotrain_mem.spec import DataProfile, Job
 from autotrain_mem.spec.data import ImageProfile
+from autotrain_mem.spec.job import MAX_LENGTH
 
 
 def profile(job: Job, scratch: str, on_progress: OnProgress = lambda counting: None) -> DataProfile:
@@ -127,7 +128,14 @@ def counting_arguments(job: Job, output_dir: str) -> dict[str, Any]:
         **dict.fromkeys(SWITCHES, False),
         "use_liger_kernel": False,
         "use_vllm": False,
+        **_unlimited(job),
     }
+
+
+def _unlimited(job: Job) -> dict[str, Any]:
+    """TRL's default of ``max_length`` is no word of the user's, where rows are looked at by it."""
+    is_given = isinstance(job.arguments.get(MAX_LENGTH), int)
+    return {} if is_given or job.method_facts.keeps_max_length else {MAX_LENGTH: None}
 
 
 def _lengths(job: Job, filled: Configs, rows: Any, name: str) -> tuple[RowLengths, ImageProfile | None]:

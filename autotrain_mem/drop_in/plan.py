@@ -277,6 +277,12 @@ def _check_keywords(asked: Asked) -> None:
     keywords = asked.call.keywords
     if hasattr(rows := keywords["train_dataset"], "__len__") and not len(rows):
         raise EmptyDatasetError("train_dataset has no rows.", hint="Give it at least one; was a filter too strict?")
+    if isinstance(keywords.get("model"), str) and not METHODS[asked.method].takes_model_name:
+        title = METHODS[asked.method].title
+        raise UsageError(
+            f"{title}'s trainer loads a name in the checkpoint's dtype and takes no quantization: no plan says how.",
+            hint="Load the model, and give it as an object: model=AutoModelForCausalLM.from_pretrained(NAME).",
+        )
     why = {name: reason for name, reason in _UNREHEARSED.items() if keywords.get(name)}
     if METHODS[asked.method].makes_optimizer_early and any(keywords.get("optimizers") or ()):
         title = METHODS[asked.method].title

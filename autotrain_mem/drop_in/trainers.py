@@ -42,3 +42,12 @@ class GRPOTrainer(Planned, trl.GRPOTrainer, method="grpo", config_class=trl.GRPO
 
 class RLOOTrainer(Planned, trl.RLOOTrainer, method="rloo", config_class=trl.RLOOConfig):  # type: ignore[misc]
     """TRL's RLOOTrainer with settings that fit the device; see :class:`SFTTrainer`."""
+
+
+class DistillationTrainer(
+    Planned,
+    trl.DistillationTrainer,  # type: ignore[misc]
+    method="distillation",
+    config_class=trl.DistillationConfig,
+):
+    """TRL's DistillationTrainer with settings that fit the device; see :class:`SFTTrainer`."""

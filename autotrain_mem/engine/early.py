@@ -17,7 +17,7 @@ from autotrain_mem.errors import AutofitError, UsageError
 from autotrain_mem.local_files import check_data_path, check_model_folder
 from autotrain_mem.machine.choose import check_device, several, training_device
 from autotrain_mem.methods.flags import parser_of, read_given
-from autotrain_mem.methods.table import REWARD_MODEL_ARGUMENTS
+from autotrain_mem.methods.table import OTHER_MODEL_ARGUMENTS
 from autotrain_mem.spec import Job
 from autotrain_mem.store import Store, cache_folder
 from autotrain_mem.worker.kept_flags import kept_flags, kept_names
@@ -25,7 +25,7 @@ from autotrain_mem.worker.kept_flags import kept_flags, kept_names
 if TYPE_CHECKING:
     from autotrain_mem.worker.pool import Workers
 
-_READ = ("output_dir", RESUME, "dataset_name", "datasets", *REWARD_MODEL_ARGUMENTS)
+_READ = ("output_dir", RESUME, "dataset_name", "datasets", *OTHER_MODEL_ARGUMENTS)
 """The arguments of TRL's that are looked at before its parser has read them."""
 
 
@@ -113,7 +113,7 @@ def refuse(wish: Wish, *, to_train: bool, reads_data: bool = True) -> None:
         raise no_model()
     _refuse_device(wish, to_train=to_train)
     check_model_folder(job.model, "--model")
-    for name in filter(job.arguments.get, REWARD_MODEL_ARGUMENTS):
+    for name in filter(job.arguments.get, OTHER_MODEL_ARGUMENTS):
         check_model_folder(job.arguments[name], f"--{name}")
     data = job.dataset or job.arguments.get("dataset_name")
     if data and reads_data:
@@ -154,7 +154,7 @@ def check_to_train(job: Job, wish: Wish) -> None:
 
 
 def _check_written(job: Job, wish: Wish) -> None:
-    for name in filter(None, (job.model, *map(job.arguments.get, REWARD_MODEL_ARGUMENTS))):
+    for name in filter(None, (job.model, *map(job.arguments.get, OTHER_MODEL_ARGUMENTS))):
         check_weights(pathlib.Path(name))
     if wish.place is None or not wish.place.rank:  # the first machine's run holds the folder of all
         check_output(job, overwrite=wish.overwrite_output_dir)

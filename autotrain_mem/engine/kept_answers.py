@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from autotrain_mem.engine.output_dir import RESUME, hub_cache
 from autotrain_mem.engine.wish import Wish
-from autotrain_mem.methods.table import REWARD_MODEL_ARGUMENTS
+from autotrain_mem.methods.table import OTHER_MODEL_ARGUMENTS
 from autotrain_mem.spec import Job, Knobs, codec
 from autotrain_mem.spec.plan import as_recorded
 from autotrain_mem.store import Store
@@ -131,7 +131,7 @@ def _job_key(job: Job, words: Mapping[str, Any], *, reads_data: bool) -> dict[st
     if job.python_call is not None or any(given.get(name) for name in _USERS_CODE):
         return None
     data = job.dataset or given.get("dataset_name") or job.method_facts.example_dataset
-    named = [job.model, *map(given.get, REWARD_MODEL_ARGUMENTS), *map(given.get, _MAY_BE_HUB_IDS)]
+    named = [job.model, *map(given.get, OTHER_MODEL_ARGUMENTS), *map(given.get, _MAY_BE_HUB_IDS)]
     hub_ids = [*_texts([*named, data if reads_data else None])]
     read = {name: value for name, value in given.items() if name not in _WRITTEN}
     return _key({"job": codec.to_json(job), **words}, [*hub_ids, *_texts(read)], hub_ids)

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Iterable, Iterator, Mapping
 
 from autotrain_mem.errors import ModelNotFoundError, OutputFolderError, UsageError
-from autotrain_mem.methods.table import REWARD_MODEL_ARGUMENTS
+from autotrain_mem.methods.table import OTHER_MODEL_ARGUMENTS
 from autotrain_mem.spec import Job
 
 RESUME = "resume_from_checkpoint"
@@ -50,7 +50,7 @@ def check_output(job: Job, *, overwrite: bool) -> None:
         raise UsageError(
             f"--overwrite_output_dir moves a run away, and --{RESUME} continues it.", hint="Remove one of them."
         )
-    check_apart(folder, [job.model, *map(job.arguments.get, REWARD_MODEL_ARGUMENTS)], _datasets(job))
+    check_apart(folder, [job.model, *map(job.arguments.get, OTHER_MODEL_ARGUMENTS)], _datasets(job))
     if overwrite:
         _check_moves_nothing_read(folder, job)
     from autotrain_mem.training.run_folder import check_folder  # a plan is made without a folder

@@ -46,6 +46,18 @@ def script_parser(method: str) -> Any:
     return importlib.import_module(f"trl.scripts.{method}").make_parser(prog=f"autofit {method}")
 
 
+def experimental_parser(method: str, config: str) -> Any:
+    """Make a parser of TRL's kind for a trainer of ``trl.experimental``, for which TRL has no script.
+
+    Args:
+        config: The name of the trainer's config.
+    """
+    from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments, TrlParser
+
+    training = getattr(importlib.import_module(f"trl.experimental.{method}"), config)
+    return TrlParser((ScriptArguments, training, ModelConfig, DatasetMixtureConfig), prog=f"autofit {method}")
+
+
 def fill(make_parser: Callable[[], Any], arguments: Mapping[str, Any]) -> Configs:
     """Fill a parser's dataclasses out of a flat mapping of their fields; a name that none of them has is left out."""
     filled = Configs(*(_filled(kind, arguments) for kind in make_parser().dataclass_types))

@@ -73,12 +73,16 @@ class MethodFacts:
     """What a batch counts."""
     sequences_per_row: int = 1
     """2 for pairs: a batch of the model holds all chosen sequences, then all rejected ones."""
+    collates_sides_apart: bool = False
+    """The chosen rows of a batch and its rejected ones reach the trainer in tensors of their own, which it joins."""
     least_rows: int = 1
     """Rows that a micro-batch has at least."""
     one_row_losses: tuple[str, ...] = ()
     """Values of ``loss_type`` with which :attr:`least_rows` does not hold."""
     is_packable: bool = False
     """Rows reach the sampler as one sequence, ``input_ids``: they can be packed, or drawn by their length."""
+    keeps_max_length: bool = True
+    """No row is longer than ``max_length``. Otherwise TRL leaves some longer, and rows are planned for as they are."""
     drops_long_rows: bool = False
     """Rows longer than ``max_length`` are left out of training instead of truncated."""
     reads_images: bool = False
@@ -93,8 +97,11 @@ class MethodFacts:
     """A value model is trained beside the policy, and may differ from it in depth."""
     reward_model_argument: str | None = None
     """TRL's argument that names a reward model; None where none is taken."""
+    teacher_argument: str | None = None
+    """TRL's argument that names a teacher, which runs beside the model that is trained and is never trained itself."""
     takes_model_name: bool = True
-    """The trainer loads the model from its name; otherwise the caller hands it the models as objects."""
+    """The trainer loads the model from its name, in the dtype that a plan says and by TRL's own rules; otherwise the
+    caller hands it the models as objects."""
 
     # training
     is_online: bool = False
@@ -120,6 +127,8 @@ class MethodFacts:
     where that of no TRL can."""
 
     # what else there is
+    is_experimental: bool = False
+    """It is in ``trl.experimental``, of which TRL says that it may change or go in any release."""
     has_trl_command: bool = True
     """TRL has a script for it, and so ``trl NAME``."""
     takes_transformers_arguments: bool = False
@@ -135,6 +144,12 @@ class MethodFacts:
     def trainer(self) -> str:
         """``SFTTrainer``."""
         return f"{self.title}Trainer"
+
+    @property
+    def module(self) -> str:
+        """``trl.trainer.sft_trainer``, where TRL has the trainer."""
+        home = f"experimental.{self.name}" if self.is_experimental else "trainer"
+        return f"trl.{home}.{self.name}_trainer"
 
     def noun(self, number: int) -> str:
         """Names what a batch counts, for that many of it: ``pair`` for 1."""

@@ -69,6 +69,8 @@ REFUSED_WHEN_OFF: dict[str, str] = {
 
 
 _DPO, _KTO, _GRPO, _RLOO, _PPO, _REWARD = "dpo", "kto", "grpo", "rloo", "ppo", "reward"
+_DISTILLATION, _ORPO, _CPO = "distillation", "orpo", "cpo"
+_WITH_OWN_LOSS = (_REWARD, _DPO, _KTO, _ORPO, _CPO, _GRPO, _RLOO, _DISTILLATION, _PPO)
 _R, _H, _C, _ONLY, _IDLE = (
     Verdict.REHEARSED,
     Verdict.HARMLESS,
@@ -93,6 +95,7 @@ _ROWS_FOR_ALL = (
             *("use_peft", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_parameters"),
             *("lora_modules_to_save", "lora_task_type", "use_rslora", "use_dora"),
             *("reward_model_name_or_path", "reward_model_path", "disable_dropout", "cast_lm_head_to_fp32"),
+            *("teacher_model_name_or_path", "teacher_model_revision", "teacher_model_init_kwargs"),
         ),
     ),
     # -- batches and lengths
@@ -126,6 +129,7 @@ _ROWS_FOR_ALL = (
         why="which tensors a loss makes: its own code runs",
         names=(
             *("loss_type", "loss_weights", "ld_alpha", "f_divergence_type", "label_smoothing", "use_weighting"),
+            *("cpo_alpha", "alpha"),
             *("beta", "precompute_ref_log_probs", "sync_ref_model", "ref_model_sync_steps", "ref_model_mixup_alpha"),
             *("center_rewards_coefficient", "delta", "importance_sampling_level", "top_entropy_quantile"),
             *("entropy_coef", "use_adaptive_entropy", "off_policy_mask_threshold", "use_bias_correction_kl"),
@@ -209,7 +213,7 @@ _ROWS_FOR_ALL = (
             *("f_alpha_divergence_coef", "discopop_tau", "epsilon", "epsilon_high", "entropy_coef_min"),
             *("entropy_coef_max", "entropy_coef_delta", "entropy_target", "kl_coef", "cliprange", "cliprange_value"),
             *("vf_coef", "gamma", "lam", "sapo_temperature_neg", "sapo_temperature_pos", "vespo_k_pos"),
-            *("vespo_k_neg", "vespo_lambda_pos", "vespo_lambda_neg"),
+            *("vespo_k_neg", "vespo_lambda_pos", "vespo_lambda_neg", "simpo_gamma", "padding_value"),
         ),
     ),
     FlagGroup(
@@ -291,6 +295,18 @@ _ROWS_FOR_ALL = (
 
 _ROWS_OF_METHODS = (
     FlagGroup(
+        verdict=Verdict.REFUSED,
+        methods=(_ORPO, _CPO),  # one_policy.py: check
+        why="it is for models with an encoder, or samples while the model is evaluated",
+        names=("max_completion_length", "is_encoder_decoder", "generate_during_eval"),
+    ),
+    FlagGroup(
+        verdict=_IDLE,
+        methods=(_ORPO, _CPO),  # trl/experimental/orpo/orpo_trainer.py: __init__
+        why="TRL switches it off: its collator takes every column",
+        names=("remove_unused_columns",),
+    ),
+    FlagGroup(
         verdict=_ONLY,
         methods=(_GRPO, _RLOO),
         why="rewards have names in these metrics, and a rehearsal has stand-ins for reward functions",
@@ -298,13 +314,13 @@ _ROWS_OF_METHODS = (
     ),
     FlagGroup(
         verdict=_IDLE,
-        methods=(_REWARD, _DPO, _KTO, _GRPO, _RLOO, _PPO),  # their compute_loss never asks trainer.label_smoother
+        methods=_WITH_OWN_LOSS,  # their compute_loss never asks trainer.label_smoother
         why="this trainer has a loss of its own, which smooths no labels (DPO: --label_smoothing)",
         names=("label_smoothing_factor",),
     ),
     FlagGroup(
         verdict=_IDLE,
-        methods=(_GRPO, _RLOO),  # trl/trainer/grpo_trainer.py: _get_train_sampler
+        methods=(_GRPO, _RLOO, _DISTILLATION),  # trl/trainer/grpo_trainer.py: _get_train_sampler
         why="this trainer draws prompts by a sampler of its own; --shuffle_dataset says whether they are shuffled",
         names=("train_sampling_strategy", "length_column_name"),
     ),

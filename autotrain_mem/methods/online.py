@@ -1,6 +1,7 @@
 """Holds what GRPO and RLOO share: prompts, groups of completions, and a generation once in many micro-steps.
 
-Their modules take all of it as it is, and add what TRL calls differently.
+Their modules take all of it as it is, and add what TRL calls differently. Distillation, whose prompts have one
+completion each, takes most of it.
 """
 
 from __future__ import annotations
@@ -83,9 +84,8 @@ def image_rows_editor(filled: Configs) -> EditRows:
 
 
 def _smallest_group(filled: Configs) -> int:
-    training = filled.training
-    of_evaluation = getattr(training, "num_generations_eval", None) or training.num_generations
-    return int(min(training.num_generations, of_evaluation))
+    group: int = getattr(filled.training, "num_generations", 1)
+    return min(group, getattr(filled.training, "num_generations_eval", None) or group)
 
 
 def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:
@@ -106,17 +106,42 @@ def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[No
     _prepare_inputs). A rehearsal runs only a few of these, and then moves the count to the next generation: that one
     is the first to meet the optimizer's state.
     """
-    from transformers import TrainerCallback
-
     every = trainer.args.steps_per_generation * trainer.num_iterations
+    trainer.add_callback(generating_each_step(trainer, every))
+    trainer._generate_and_score_completions = _asked_with(knobs.gradient_accumulation_steps, trainer)
+    yield
+
+
+def generating_each_step(trainer: Any, every: int) -> Any:
+    """Make a callback that moves the trainer's count of micro-steps to the next generation, one in ``every``."""
+    from transformers import TrainerCallback
 
     class Forward(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             trainer._step = -(-trainer._step // every) * every
 
-    trainer.add_callback(Forward())
-    trainer._generate_and_score_completions = _asked_with(knobs.gradient_accumulation_steps, trainer)
-    yield
+    return Forward()
+
+
+def answers_of(trainer: Any) -> int:
+    """Count the completions of one prompt."""
+    return int(getattr(trainer, "num_generations", 1))
+
+
+def prompts_at_once(trainer: Any, accumulation: int | None = None) -> int:
+    """Count the prompts of a generation, those of all processes.
+
+    Distillation's is an effective batch (trl/trainer/distillation_trainer.py: _get_train_sampler); GRPO's and RLOO's
+    configs say how large it is.
+
+    Args:
+        accumulation: Micro-steps of an optimizer step, where the trainer's own config has others.
+    """
+    args = trainer.args
+    steps = accumulation or args.gradient_accumulation_steps
+    given = getattr(args, "generation_batch_size", None)
+    completions: int = given or args.per_device_train_batch_size * steps * args.world_size
+    return max(1, completions // answers_of(trainer))
 
 
 def _asked_with(accumulation: int, trainer: Any) -> Callable[..., Any]:

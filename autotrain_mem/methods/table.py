@@ -144,6 +144,26 @@ KTO = MethodFacts(
 """Formats in the order of ``trl/trainer/kto_trainer.py: _prepare_dataset``, which makes two rows of a pair. Two rows at
 least since its KL divergence is estimated from prompts with their neighbours' completions (``__init__``)."""
 
+ORPO = MethodFacts(
+    name="orpo",
+    title="ORPO",
+    knobs=("max_length",),
+    defaults={"learning_rate": 1e-6, "beta": 0.1},
+    example_dataset=_PAIRS,
+    formats=DPO.formats,
+    row_noun="pairs",
+    sequences_per_row=2,
+    collates_sides_apart=True,
+    keeps_max_length=False,
+    takes_model_name=False,
+    is_experimental=True,
+    has_trl_command=False,
+)
+"""Formats and defaults of ``trl/experimental/orpo``; ``maybe_extract_prompt`` makes the second format the first."""
+
+CPO = replace(ORPO, name="cpo", title="CPO", defaults={**ORPO.defaults, "loss_type": "sigmoid", "cpo_alpha": 1.0})
+"""``trl/experimental/cpo``, with SimPO as its ``loss_type``."""
+
 GRPO = MethodFacts(
     name="grpo",
     title="GRPO",
@@ -166,6 +186,21 @@ GRPO = MethodFacts(
 RLOO = replace(GRPO, name="rloo", title="RLOO", defaults={"learning_rate": 1e-6}, axolotl=None)
 """Axolotl's ``enums.py: RLType`` has no RLOO and no PPO."""
 
+DISTILLATION = MethodFacts(
+    name="distillation",
+    title="Distillation",
+    knobs=("max_completion_length",),
+    defaults={"learning_rate": 1e-6, "beta": 1.0},
+    example_dataset="trl-lib/ultrafeedback-prompt",
+    formats=(("prompt",),),
+    row_noun="completions",
+    reads_images=True,
+    teacher_argument="teacher_model_name_or_path",
+    is_online=True,
+    liger_since=None,
+)
+"""One completion for each prompt, ``trl/scripts/distillation.py``."""
+
 PPO = MethodFacts(
     name="ppo",
     title="PPO",
@@ -181,6 +216,7 @@ PPO = MethodFacts(
     has_mini_batches=True,
     makes_optimizer_early=True,
     liger_since="1.16",
+    is_experimental=True,
     has_trl_command=False,
     lighter_methods={
         "rloo": "no value model",
@@ -209,13 +245,19 @@ PPO = MethodFacts(
 ``trl/experimental/ppo/ppo_config.py``. LLaMA-Factory's keys after ``train/ppo/trainer.py: CustomPPOTrainer``, whose
 reward model is an adapter by default, and TRL's is whole."""
 
-METHODS: Mapping[str, MethodFacts] = {row.name: row for row in (SFT, REWARD, DPO, KTO, GRPO, RLOO, PPO)}
+METHODS: Mapping[str, MethodFacts] = {
+    row.name: row for row in (SFT, REWARD, DPO, KTO, ORPO, CPO, GRPO, RLOO, DISTILLATION, PPO)
+}
 """The TRL trainers that are known, by the names of their commands."""
 
 REWARD_MODEL_ARGUMENTS = tuple(
     dict.fromkeys(row.reward_model_argument for row in METHODS.values() if row.reward_model_argument)
 )
 """What the methods call their reward model."""
+TEACHER_ARGUMENTS = tuple(dict.fromkeys(row.teacher_argument for row in METHODS.values() if row.teacher_argument))
+"""What the methods call their teacher."""
+OTHER_MODEL_ARGUMENTS = (*REWARD_MODEL_ARGUMENTS, *TEACHER_ARGUMENTS)
+"""What names a model beside the one that is trained."""
 
 
 def methods_where(holds: Callable[[MethodFacts], bool]) -> frozenset[str]:
@@ -223,7 +265,7 @@ def methods_where(holds: Callable[[MethodFacts], bool]) -> frozenset[str]:
     return frozenset(name for name, row in METHODS.items() if holds(row))
 
 
-_BY_USE = (SFT, DPO, KTO, GRPO, REWARD, RLOO, PPO)
+_BY_USE = (SFT, DPO, KTO, GRPO, REWARD, RLOO, DISTILLATION, ORPO, CPO, PPO)
 """Of two that read the same columns, which is asked for more."""
 TEXT_COLUMN = "text"
 """TRL's default of ``dataset_text_field`` (``trl/trainer/sft_config.py``)."""
@@ -232,7 +274,7 @@ TEXT_COLUMN = "text"
 def methods_reading(columns: Collection[str]) -> tuple[str, ...]:
     """Name the methods that train on rows with these columns, the most likely first: the one that reads most of them.
 
-    ``("prompt", "completion", "label")`` gives kto, sft, grpo, rloo, ppo.
+    ``("prompt", "completion", "label")`` gives kto, sft, grpo, rloo, distillation, ppo.
     """
     read = {row.name: max(map(len, _formats_in(row, {*columns})), default=0) for row in _BY_USE}
     return tuple(sorted((name for name in read if read[name]), key=lambda name: -read[name]))

@@ -313,7 +313,7 @@ LADDER = (
         name="max_length",
         harm=Harm.DATA,
         knobs=("max_length",),
-        methods=methods_where(lambda method: not method.is_online),  # TRL truncates no prompt
+        methods=methods_where(lambda method: not method.is_online and method.keeps_max_length),  # TRL cuts no prompt
         reason="rows are truncated to fewer tokens",
         without="the length asked for needs",
     ),

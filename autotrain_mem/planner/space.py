@@ -156,6 +156,7 @@ def make_space(
     if "max_length" in given:
         _check_context(given["max_length"], context_length)
     elif not job.is_online:
+        _check_whole_rows(job, longest, context_length)
         overlaid = replace(overlaid, max_length=_length((asked_length, longest, defaults.max_length), context_length))
     _check_completion(overlaid, longest, context_length)
     allowed = rows_allowed(job, overlaid)
@@ -226,6 +227,17 @@ def _check_context(max_length: int | None, context_length: int | None) -> None:
     raise ContextLengthError(
         f"--max_length {max_length} is beyond the model's context of {context_length} tokens",
         hint=f"use --max_length {context_length} or less, or --max_length auto",
+    )
+
+
+def _check_whole_rows(job: Job, longest: int | None, context_length: int | None) -> None:
+    """Rows that nothing cuts must find room in the model."""
+    if job.method_facts.keeps_max_length or longest is None or context_length is None or longest <= context_length:
+        return
+    raise ContextLengthError(
+        f"The longest row has {longest} tokens, the model's context is {context_length}, and TRL's "
+        f"{job.method_facts.trainer} cuts answers alone: a long prompt stays",
+        hint="drop the longest rows from the data, or take a model with a longer context",
     )
 
 

@@ -337,6 +337,7 @@ _OF_TRAINERS = {
     "dataset": "train_dataset=...",
     "reward_funcs": "reward_funcs=...",
     "reward_model_path": "reward_model=...",
+    "teacher_model_name_or_path": "teacher_model=...",
     "out": "trainer.plan.save(path)",
     "plan_only": "plan(...)",
 }

@@ -56,7 +56,8 @@ class Knobs:
     """The JSON is also laid over TRL's arguments: what does not apply is left out, and so stays TRL's."""
 
     per_device_train_batch_size: int
-    """Rows of one micro-batch on one device: sequences (SFT), pairs (Reward, DPO) or completions (GRPO, RLOO, PPO)."""
+    """Rows of one micro-batch on one device: sequences (SFT), pairs (Reward, DPO, ORPO, CPO) or completions (GRPO,
+    RLOO, distillation, PPO)."""
     gradient_accumulation_steps: int
     gradient_checkpointing: bool
     use_peft: bool
@@ -93,7 +94,7 @@ class Knobs:
     learning_rate: float | None = None
     """The schedule's peak; None where TRL's parser has not been asked."""
     max_completion_length: int | None = None
-    """Tokens of a sampled completion (GRPO, RLOO)."""
+    """Tokens of a sampled completion (GRPO, RLOO, distillation)."""
     response_length: int | None = None
     """Tokens of a sampled completion (PPO)."""
     num_generations: int | None = None

@@ -22,7 +22,7 @@ from autotrain_mem.spec.job import PythonCall
 from tests.forked import Forge
 
 ROOT = Path(__file__).parents[2]
-TRAINERS = ("DPOTrainer", "GRPOTrainer", "KTOTrainer", "PPOTrainer", "RLOOTrainer", "RewardTrainer", "SFTTrainer")
+TRAINERS = tuple(name for name in autotrain_mem.__all__ if name.endswith("Trainer"))
 """They load TRL, and have tests of their own; the callback loads transformers, and has too."""
 COLD = [name for name in autotrain_mem.__all__ if name not in (*TRAINERS, "MemoryWatch", "__version__")]
 VERBS = [name for name in COLD if inspect.isfunction(getattr(autotrain_mem, name))]

@@ -25,7 +25,7 @@ from tests.forked import Forge
 
 pytestmark = pytest.mark.slow
 
-NAMES = ("SFTTrainer", "RewardTrainer", "DPOTrainer", "KTOTrainer", "GRPOTrainer", "RLOOTrainer")
+NAMES = ("SFTTrainer", "RewardTrainer", "DPOTrainer", "KTOTrainer", "GRPOTrainer", "RLOOTrainer", "DistillationTrainer")
 
 
 def sft(folder: Path, **more: Any) -> Any:

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import torch
 from transformers import GenerationMixin
-from trl.trainer import grpo_trainer, rloo_trainer
+from trl.trainer import distillation_trainer, grpo_trainer, rloo_trainer
 
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN
 from autotrain_mem.rehearsal.fake_run import Watch
@@ -36,8 +36,11 @@ OF_METHOD: dict[str, dict[str, Any]] = {
     "reward": {"max_length": LENGTH},
     "dpo": {"max_length": LENGTH},
     "kto": {"max_length": LENGTH},
+    "orpo": {"max_length": LENGTH},
+    "cpo": {"max_length": LENGTH},
     "grpo": {"max_completion_length": COMPLETION, "num_generations": 2},
     "rloo": {"max_completion_length": COMPLETION, "num_generations": 2},
+    "distillation": {"max_completion_length": COMPLETION},
     "ppo": {"response_length": COMPLETION, "local_rollout_forward_batch_size": 2},
 }
 
@@ -67,11 +70,15 @@ class Case:
 
 def case(method: str, folder: pathlib.Path | str, arguments: dict[str, Any] | None = None, **knobs: Any) -> Case:
     """A small training. Completions always have their full length, as those of a rehearsal have."""
-    full = {"generation_kwargs": {"min_new_tokens": COMPLETION}} if method in ("grpo", "rloo") else {}
-    models = {"reward_model_path": str(folder)} if method == "ppo" else {}
+    generates = "max_completion_length" in OF_METHOD[method]
+    full = {"generation_kwargs": {"min_new_tokens": COMPLETION}} if generates else {}
+    models = {name: str(folder) for name in OTHER_MODELS.get(method, ())}
     job = Job(method=method, model=str(folder), dataset=None, arguments={**full, **models, **(arguments or {})})
     return Case(job=job, knobs=replace(SMALL, **{**OF_METHOD[method], **knobs}))
 
+
+OTHER_MODELS = {"ppo": ("reward_model_path",), "distillation": ("teacher_model_name_or_path",)}
+"""What a method cannot do without: here the model itself."""
 
 _TRACES: dict[str, Trace] = {}
 
@@ -112,6 +119,7 @@ def _unshuffled() -> Iterator[None]:
     with (
         patch.object(grpo_trainer, "shuffle_sequence_dict", dict),
         patch.object(rloo_trainer, "shuffle_sequence_dict", dict),
+        patch.object(distillation_trainer, "shuffle_sequence_dict", dict),
     ):
         yield
 

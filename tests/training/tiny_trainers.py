@@ -1,11 +1,14 @@
 """Trainers of two layers with dropout, on rows of which some are far longer than others."""
 
+import importlib
 import pathlib
 import random
 from collections.abc import Callable
 from typing import Any
 
-METHODS = ("sft", "reward", "dpo", "grpo", "rloo")
+from autotrain_mem.methods.table import METHODS as METHODS_OF_AUTOFIT
+
+METHODS = ("sft", "reward", "dpo", "grpo", "rloo", "distillation")
 SIDES = 13
 """Rows of the data: the longest is not among the first."""
 
@@ -28,6 +31,8 @@ OF_METHOD = {
     "dpo": {"disable_dropout": False},
     "grpo": {"num_generations": 2, "max_completion_length": 4},
     "rloo": {"num_generations": 2, "max_completion_length": 4},
+    "cpo": {"disable_dropout": False, "loss_type": "simpo", "cpo_alpha": 0.0},
+    "distillation": {"max_completion_length": 4},
 }
 
 
@@ -46,9 +51,9 @@ def rows(method: str) -> Any:
     longer = [words(count) for count in lengths()]
     if method == "sft":
         return Dataset.from_dict({"text": longer})
-    if method in ("reward", "dpo"):
+    if method in ("reward", "dpo", "cpo"):
         columns = {"chosen": longer, "rejected": [words(2)] * SIDES}
-        return Dataset.from_dict(columns | ({"prompt": [words(2)] * SIDES} if method == "dpo" else {}))
+        return Dataset.from_dict(columns | ({"prompt": [words(2)] * SIDES} if method != "reward" else {}))
     return Dataset.from_dict({"prompt": longer})
 
 
@@ -60,15 +65,32 @@ def differing(prompts: list[Any], completion_ids: list[list[int]], **_: Any) -> 
 def trainer(
     method: str, model: pathlib.Path, folder: pathlib.Path, reward: Callable[..., Any] = differing, **changes: Any
 ) -> Any:
-    import trl
-
-    name = {"sft": "SFT", "reward": "Reward", "dpo": "DPO", "grpo": "GRPO", "rloo": "RLOO"}[method]
+    home = importlib.import_module(METHODS_OF_AUTOFIT[method].module.rpartition(".")[0])
+    name = METHODS_OF_AUTOFIT[method].title
     evaluation = changes.pop("eval_dataset", None)
     build = changes.pop("build", {})
-    args = getattr(trl, f"{name}Config")(output_dir=str(folder), **ARGUMENTS | OF_METHOD[method] | changes)
+    args = getattr(home, f"{name}Config")(output_dir=str(folder), **ARGUMENTS | OF_METHOD[method] | changes)
     judged = {"reward_funcs": reward} if method in ("grpo", "rloo") else {}
+    judged |= {"teacher_model": teacher(model)} if method == "distillation" else {}
     given = {"train_dataset": rows(method), "eval_dataset": evaluation} | judged | build
-    return getattr(trl, f"{name}Trainer")(model=str(model), args=args, **given)
+    return getattr(home, f"{name}Trainer")(model=loaded(method, model), args=args, **given)
+
+
+def loaded(method: str, model: pathlib.Path) -> Any:
+    """The trainers of trl.experimental load a name in the dtype of its weights, by ``device_map``."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(model) if METHODS_OF_AUTOFIT[method].is_experimental else str(model)
+
+
+def teacher(model: pathlib.Path) -> Any:
+    """A model like this one, which knows something else."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model, initializer_range=0.5))
 
 
 def outcome(made: Any) -> tuple[list[dict[str, float]], list[bytes]]:

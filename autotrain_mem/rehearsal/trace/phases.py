@@ -73,7 +73,9 @@ def follow(trainer: Any, recorder: PhaseRecorder) -> None:
 
 def _adopt_models(trainer: Any, recorder: PhaseRecorder) -> None:
     """All models are weights; the names of those that are not trained say whose they are."""
-    others: dict[str, Any] = {name: getattr(trainer, name, None) for name in ("ref_model", "reward_model")}
+    others: dict[str, Any] = {
+        name: getattr(trainer, name, None) for name in ("ref_model", "reward_model", "teacher_model")
+    }
     models = [reward for reward in getattr(trainer, "reward_funcs", None) or () if isinstance(reward, torch.nn.Module)]
     others |= {f"reward_model_{number}" if number else "reward_model": model for number, model in enumerate(models)}
     for name, model in others.items():
@@ -93,7 +95,7 @@ def _adopt(model: torch.nn.Module, recorder: PhaseRecorder) -> None:
 
 
 def _follow_groups(trainer: Any, recorder: PhaseRecorder) -> None:
-    """GRPO and RLOO: one method generates and scores, the next forward ends it."""
+    """GRPO, RLOO and distillation: one method generates and scores, the next forward ends it."""
     score = trainer._generate_and_score_completions
     trainer._generate_and_score_completions = _watched(score, recorder, Phase.SCORE, Phase.SCORE)
     _follow_generation(trainer.accelerator.unwrap_model(trainer.model), recorder)

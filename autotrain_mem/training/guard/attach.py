@@ -44,7 +44,8 @@ def attach_guard(
     part of it.
 
     Args:
-        trainer: Of transformers. SFT, Reward, DPO, GRPO, RLOO and PPO of TRL are split; others are repeated at most.
+        trainer: Of transformers. SFT, Reward, DPO, GRPO, RLOO, Distillation and PPO of TRL are split; others are
+            repeated at most.
         learned: What an earlier run of the same plan found out. What a checkpoint holds counts as well.
         on_incident: Is called after each shortage that was met.
         grow_after: Optimizer steps without a shortage after which more is tried at once.
@@ -65,8 +66,9 @@ def _guard_methods(context: GuardContext) -> OptimizerSteps:
     Evaluation(context, MicroSteps(context))
     if hasattr(trainer, "_generate_and_score_completions"):
         Generation(context, trainer.accelerator.unwrap_model(trainer.model))
-        Scoring(context)
-        for model in trainer.reward_funcs:
+        if hasattr(trainer, "_get_per_token_logps_and_entropies"):  # distillation scores nothing
+            Scoring(context)
+        for model in getattr(trainer, "reward_funcs", ()):
             if isinstance(model, torch.nn.Module):
                 guard_reward_model(context, model)
     optimizer_steps = OptimizerSteps(context)

@@ -21,6 +21,10 @@ class Layout(StrEnum):
     """All chosen rows, then all rejected ones in the same order; a pair's two rows stay together."""
 
 
+_IDS = ("input_ids", "prompt_ids", "completion_ids", "chosen_input_ids", "rejected_input_ids")
+"""What the trainers' batches call the tokens that a model reads."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
     """A micro-batch or a part of one, on its device."""
@@ -65,7 +69,7 @@ class Piece:
 
     @property
     def _ids(self) -> list[Any]:
-        return [self.inputs[name] for name in ("input_ids", "prompt_ids", "completion_ids") if name in self.inputs]
+        return [self.inputs[name] for name in _IDS if name in self.inputs]
 
     def cut(self, count: int, *, trim: bool = True) -> list[Piece]:
         """Cut it into parts of as equal a size as possible.

@@ -1,7 +1,7 @@
 """Repeats generating and judging that ran out of memory: whole, then in parts.
 
-For GRPO and RLOO, in training and in evaluation. What vLLM or transformers' continuous batching generate lies outside
-of this: both keep a pool of their own.
+For GRPO, RLOO and distillation, in training and in evaluation. What vLLM or transformers' continuous batching generate
+lies outside of this: both keep a pool of their own.
 """
 
 from __future__ import annotations

@@ -44,11 +44,17 @@ def rule_of(trainer: Any, *, counted: bool) -> Rule:
         return Rule(layout=Layout.ROWS, train=Basis.UNITS, evaluate=Basis.UNITS, why_not=why_not)
     method = method_of(name)
     return Rule(
-        layout=Layout.PAIRS if METHODS[name].sequences_per_row > 1 else Layout.ROWS,
+        layout=_layout(name),
         train=method.loss_basis(trainer, is_counted=counted),
         evaluate=method.loss_basis(trainer, is_counted=False),
         why_not=why_not,
     )
+
+
+def _layout(method: str) -> Layout:
+    """Tell what a batch's tensors have in their first dimension."""
+    facts = METHODS[method]
+    return Layout.PAIRS if facts.sequences_per_row > 1 and not facts.collates_sides_apart else Layout.ROWS
 
 
 def is_models_loss(trainer: Any) -> bool:
@@ -87,7 +93,7 @@ def why_not_exact(trainer: Any) -> str | None:
 
 
 def _own_loss(trainer: Any, method: str) -> str | None:
-    home = f"trl.trainer.{method}_trainer"
+    home = METHODS[method].module
     for name in ("compute_loss", "_compute_loss"):
         function = getattr(type(trainer), name, None)
         if function is not None and function.__module__ != home:

@@ -20,6 +20,10 @@ COUNTED = (
 Source: ``trl/trainer/{sft,reward,dpo,grpo,rloo}_trainer.py``. They hold numbers, or a tensor that is replaced.
 """
 
+KEPT_IN = ("_metrics", "_stored_metrics")
+"""Attributes in which trainers keep what they log next, by mode; the second in ``trl/experimental/cpo/cpo_trainer.py``,
+which deletes a mode's with each log."""
+
 TOTALS = ("_total_train_tokens",)
 """Those that TRL counts over all ranks, inside ``compute_loss``."""
 
@@ -45,14 +49,16 @@ class MetricsLedger:
         self._totals_before = {name: getattr(trainer, name) for name in TOTALS if hasattr(trainer, name)}
         self._settled: dict[str, Any] | None = None
         self._entries: list[Entry] = []
-        metrics = getattr(trainer, "_metrics", None)
-        self._all: Any = metrics[mode] if isinstance(metrics, dict) and mode in metrics else None
+        held = (getattr(trainer, name, None) for name in KEPT_IN)
+        self._metrics: Any = next((each for each in held if isinstance(each, dict)), {})
+        is_known = mode in self._metrics or isinstance(self._metrics, defaultdict)
+        self._all: Any = self._metrics[mode] if is_known else None
 
     def begin(self) -> None:
         """Begin a call. All the calls of one micro-batch are the same step of the trainer."""
         self._before = {name: getattr(self._trainer, name) for name in COUNTED if hasattr(self._trainer, name)}
         if self._all is not None:
-            self._trainer._metrics[self._mode] = defaultdict(list)
+            self._metrics[self._mode] = defaultdict(list)
 
     def undo(self) -> None:
         """Forget what a call that failed counted and logged."""
@@ -64,12 +70,12 @@ class MetricsLedger:
         """Keep what a call logged whose loss was made and gathered: what its parts log does not count any more."""
         self._settled = {name: getattr(self._trainer, name) for name in self._totals_before}
         if self._all is not None:
-            self._entries = [(piece, dict(self._trainer._metrics[self._mode]))]
+            self._entries = [(piece, dict(self._metrics[self._mode]))]
 
     def keep(self, piece: Piece, *, is_last: bool) -> None:
         """Keep what a call that went through logged for its part."""
         if self._all is not None and self._settled is None:
-            self._entries.append((piece, dict(self._trainer._metrics[self._mode])))
+            self._entries.append((piece, dict(self._metrics[self._mode])))
         if not is_last and "_step" in self._before:
             self._trainer._step = self._before["_step"]
         self._close()
@@ -77,7 +83,7 @@ class MetricsLedger:
     def _close(self) -> None:
         """Let the trainer log where it always does."""
         if self._all is not None:
-            self._trainer._metrics[self._mode] = self._all
+            self._metrics[self._mode] = self._all
 
     def write(self, whole: Piece, basis_of: BasisOf) -> None:
         """Log the micro-batch as one; that of all ranks, where each did its own alone."""

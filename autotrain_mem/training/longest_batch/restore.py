@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from autotrain_mem.training.longest_batch.rows import OnError
 
-_KEPT_BY_VALUE = ("_metrics", "_logs", "_pending_metrics", "_pending_extra_logs", "_textual_logs")
+_KEPT_BY_VALUE = ("_metrics", "_stored_metrics", "_logs", "_pending_metrics", "_pending_extra_logs", "_textual_logs")
 """Attributes that a step adds to in place (``trl/trainer/grpo_trainer.py: __init__``; all of TRL's trainers have
 ``_metrics``): the step gets copies."""
 
@@ -67,7 +67,7 @@ def untouched(trainer: Any) -> Iterator[None]:
 
 def models_of(trainer: Any) -> list[torch.nn.Module]:
     """List all of a trainer's models, each once: the trained one as it is wrapped, references, judges, values."""
-    names = ("model_wrapped", "model", "ref_model", "reward_model", "value_model")
+    names = ("model_wrapped", "model", "ref_model", "reward_model", "value_model", "teacher_model")
     candidates = [getattr(trainer, name, None) for name in names]
     candidates += getattr(trainer, "reward_funcs", None) or ()
     unique = {id(model): model for model in candidates if isinstance(model, torch.nn.Module)}

@@ -16,6 +16,7 @@ from transformers import GenerationConfig
 from autotrain_mem.columns import row_lengths
 from autotrain_mem.data.image_sizes import has_images
 from autotrain_mem.errors import DatasetFormatError
+from autotrain_mem.methods import online
 from autotrain_mem.training.longest_batch.image_rows import are_image_rows, longest_image_rows
 from autotrain_mem.training.longest_batch.restore import (
     keeps_whole_gradients,
@@ -173,8 +174,7 @@ def _rows(trainer: Any) -> Rows:
 def _online_rows(trainer: Any) -> Rows:
     """Give what one process gets of a generation: each prompt as often as it is answered, side by side, as
     ``trl/trainer/utils.py: RepeatSampler`` draws them."""
-    args, group = trainer.args, trainer.num_generations
-    wanted = args.generation_batch_size // group
+    args, group, wanted = trainer.args, online.answers_of(trainer), online.prompts_at_once(trainer)
     find = longest_image_rows if are_image_rows(trainer.train_dataset) else _longest_prompts
     longest, tokens = find(trainer, trainer.train_dataset, wanted)
     everyone = [number for number in repeated(longest, wanted) for _ in range(group)]
@@ -214,9 +214,10 @@ def _sampling_to_the_end(trainer: Any) -> Iterator[None]:
     held = vars(trainer)
     before = {name: held[name] for name in ("reward_funcs", "generation_config", "vllm_generation") if name in held}
     judges = models_of(trainer)
-    held["reward_funcs"] = [
-        judge if any(judge is model for model in judges) else _differing_rewards for judge in held["reward_funcs"]
-    ]
+    if "reward_funcs" in held:
+        held["reward_funcs"] = [
+            judge if any(judge is model for model in judges) else _differing_rewards for judge in held["reward_funcs"]
+        ]
     if getattr(trainer, "use_vllm", False):
         held["vllm_generation"] = _Completions(trainer)
     else:

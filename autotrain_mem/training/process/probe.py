@@ -106,7 +106,7 @@ def _run(request: Request, device: Device, peaks: PhasePeaks, progress: _ProbePr
     changes = probe_changes(job, knobs)
     with method_of(job.method).without_precomputing():
         trainer = build(request, device.placed, changes)
-    progress.row_tokens = take_longest(trainer)
+    progress.row_tokens = take_longest(trainer, knobs.gradient_accumulation_steps)
     _complete_to_the_end(trainer, knobs.completion_length)
     trainer.add_callback(_Stopwatch(progress))
     trainer.add_callback(Moves())
@@ -181,19 +181,22 @@ class _Stopwatch(TrainerCallback):  # type: ignore[misc]  # transformers is unty
 # -- the longest rows ------------------------------------------------------------------------------------------------
 
 
-def take_longest(trainer: Any) -> int:
+def take_longest(trainer: Any, accumulation: int | None = None) -> int:
     """Leave a trainer nothing but its longest rows, as it prepared them itself; returns the tokens of the longest.
 
     Each micro-batch is of the longest rows that there are, in order, the longest first: the first one meets no
     gradients, the second meets them, and those of the second step meet the optimizer's state too. Where there are
     fewer rows than a micro-batch has, they come more than once.
+
+    Args:
+        accumulation: Micro-steps of the plan's optimizer steps, where the trainer's own are fewer.
     """
     is_ppo = hasattr(trainer, "value_model")
     if trainer.eval_dataset is not None and not is_ppo:  # PPO evaluates nothing
         _take_evaluated(trainer)
     # Each process takes whole micro-batches in turn (``accelerate/data_loader.py: BatchSamplerShard``); a generation's
     # rows are those of all processes.
-    count, turns = _rows_at_once(trainer), 1 if _generates(trainer) else trainer.args.world_size
+    count, turns = _rows_at_once(trainer, accumulation), 1 if _generates(trainer) else trainer.args.world_size
     longest, tokens = _longest(trainer.train_dataset, trainer, count)
     chosen = repeated(longest, count)
     if is_ppo:
@@ -230,17 +233,17 @@ def _lengths(rows: Any, trainer: Any) -> Sequence[int]:
     return online.prompt_lengths(rows, trainer.processing_class, processes=processes, **options).longer
 
 
-def _rows_at_once(trainer: Any) -> int:
+def _rows_at_once(trainer: Any, accumulation: int | None) -> int:
     """Rows of a micro-batch; where completions are sampled, the prompts of a generation."""
     if hasattr(trainer, "value_model"):
         return int(trainer.local_dataloader_batch_size)
     if _generates(trainer):
-        return max(1, int(trainer.args.generation_batch_size) // int(trainer.num_generations))
+        return online.prompts_at_once(trainer, accumulation)
     return int(trainer.args.per_device_train_batch_size)
 
 
 def _generates(trainer: Any) -> bool:
-    """Whether it is GRPO's or RLOO's, whose batches are of completions."""
+    """Whether it is GRPO's, RLOO's or distillation's, whose batches are of completions."""
     return hasattr(trainer, "_generate_and_score_completions")
 
 

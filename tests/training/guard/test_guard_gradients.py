@@ -54,7 +54,8 @@ def micro_steps(made: Any, count: int = 2, learned: Learned | None = None, guard
     """The first accumulation window, without its optimizer step."""
     told = Told()
     made.model.zero_grad()
-    made._metrics["train"].clear()
+    kept = made._metrics if hasattr(made, "_metrics") else made._stored_metrics
+    kept["train"].clear()
     vars(made).update({name: 0 for name in COUNTED if hasattr(made, name)})
     made.state.num_input_tokens_seen = 0
     if guarded:
@@ -67,7 +68,7 @@ def micro_steps(made: Any, count: int = 2, learned: Learned | None = None, guard
     return Outcome(
         {name: value.grad.clone() for name, value in made.model.named_parameters() if value.grad is not None},
         loss,
-        {name: values for name, values in made._metrics["train"].items() if name not in UNTIMED},
+        {name: values for name, values in kept["train"].items() if name not in UNTIMED},
         {name: getattr(made, name) for name in COUNTED if hasattr(made, name)},
         told,
     )
@@ -122,13 +123,15 @@ CASES: dict[str, Case] = {
     },
     "grpo-luspo": ("grpo", {"beta": 0.1}, {"loss_type": "luspo", "importance_sampling_level": "sequence"}),
     "rloo": ("rloo", {}, {}),
+    "distillation": ("distillation", {}, {}),
+    "cpo-simpo": ("cpo", {}, {}),
 }
 SIZES = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
 
 
 def build(method: str, model: Path, folder: Path, **changes: Any) -> Any:
     made = trainer(method, model, folder, **(SIZES | changes))
-    if method in ("grpo", "rloo"):
+    if method in ("grpo", "rloo", "distillation"):
         generate = made._generate_and_score_completions
         made._generate_and_score_completions = lambda inputs: of_several_lengths(generate(inputs))
     return made

@@ -32,6 +32,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sft_tokens_seen": ("sft", {"include_num_input_tokens_seen": "all"}),
     "sft_evaluates": ("sft", EVALUATES),
     "dpo_short": ("dpo", {"max_length": 8}),
+    "cpo_simpo": ("cpo", ACCUMULATED),
     "grpo_entropy": ("grpo", {"use_adaptive_entropy": True, "entropy_coef_max": 1.0, "beta": 0.1, "num_iterations": 2}),
     "grpo_generations": ("grpo", {"steps_per_generation": 4, **ACCUMULATED}),
     "grpo_evaluates": ("grpo", EVALUATES),

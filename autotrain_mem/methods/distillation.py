@@ -1,0 +1,115 @@
+"""On-policy distillation with TRL's DistillationTrainer: a student answers, and learns what a teacher makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from autotrain_mem.errors import UsageError
+from autotrain_mem.methods import online
+from autotrain_mem.methods.configs import Configs, fill, script_parser, trainer_arguments
+from autotrain_mem.methods.interface import Basis
+from autotrain_mem.methods.row_lengths import RowLengths
+from autotrain_mem.spec import Knobs
+
+make_parser = partial(script_parser, "distillation")
+configs = partial(fill, make_parser)
+
+
+def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
+    """Build the trainer with its teacher, which is loaded as the student is: in its dtype, and quantized with it.
+
+    So does ``trl/scripts/distillation.py: main``; ``--teacher_model_init_kwargs`` has the last word.
+    """
+    import trl
+
+    common = trainer_arguments(filled, model, stub)
+    filled.training.teacher_model_init_kwargs = {
+        **filled.training.model_init_kwargs,
+        "revision": filled.training.teacher_model_revision,
+        "quantization_config": common["quantization_config"],
+        **(filled.training.teacher_model_init_kwargs or {}),
+    }
+    return trl.DistillationTrainer(
+        teacher_model=filled.training.teacher_model_name_or_path,
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset,
+        **common,
+    )
+
+
+worst_rows = online.worst_rows
+rows_editor = online.rows_editor
+worst_image_rows = online.worst_image_rows
+image_rows_editor = online.image_rows_editor
+
+
+@contextmanager
+def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
+    """Generate for all micro-steps of an optimizer step, of which a rehearsal runs only a few.
+
+    TRL generates for ``gradient_accumulation_steps`` micro-batches at once and takes them one by one
+    (trl/trainer/distillation_trainer.py: get_train_dataloader, _prepare_inputs), and a rehearsal cuts that number. So
+    these two get the plan's, and each optimizer step begins with a generation.
+    """
+    every = knobs.gradient_accumulation_steps
+    for name in ("get_train_dataloader", "_prepare_inputs"):
+        setattr(trainer, name, _accumulating(every, getattr(trainer, name), trainer.args))
+    trainer.add_callback(online.generating_each_step(trainer, every))
+    yield
+
+
+def _accumulating(steps: int, function: Callable[..., Any], args: Any) -> Callable[..., Any]:
+    def called(*positional: Any, **named: Any) -> Any:
+        rehearsed, args.gradient_accumulation_steps = args.gradient_accumulation_steps, steps
+        try:
+            return function(*positional, **named)
+        finally:
+            args.gradient_accumulation_steps = rehearsed
+
+    return called
+
+
+def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
+    """Count tokens of every prompt with the chat template around it."""
+    options = filled.training.chat_template_kwargs or {}
+    return online.prompt_lengths(split, tokenizer, processes=filled.training.dataset_num_proc, **options)
+
+
+image_texts = online.image_texts
+
+_LOADED_BY = frozenset({"dtype", "attn_implementation", "revision", "trust_remote_code"})
+"""Keys of ``teacher_model_init_kwargs`` that a rehearsal follows: where and how a model is placed is not among them."""
+
+
+def check(filled: Configs, *, to_train: bool) -> None:
+    """Refuse to go without a teacher, and one that is loaded in a way that cannot be followed.
+
+    Raises:
+        UsageError: no teacher is given, or it is placed or quantized in a way of its own.
+    """
+    if not filled.training.teacher_model_name_or_path:
+        raise UsageError(
+            "No teacher is given: nothing says what the student is to learn.",
+            hint="Give --teacher_model_name_or_path MODEL, a larger model with the student's vocabulary.",
+        )
+    given: Mapping[str, Any] = filled.training.teacher_model_init_kwargs or {}
+    if others := sorted(given.keys() - _LOADED_BY):
+        raise UsageError(
+            f"--teacher_model_init_kwargs with {', '.join(others)} is not supported yet: where the teacher lies is not "
+            "known.",
+            hint=f"It takes {', '.join(sorted(_LOADED_BY))}. --load_in_4bit quantizes student and teacher.",
+        )
+
+
+def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
+    """Say that TRL divides by the tokens of a whole generation in training, and by a batch's own in evaluation.
+
+    ``trl/trainer/distillation_trainer.py: compute_loss``.
+    """
+    return Basis.WHOLE if trainer.model.training else Basis.TOKENS
+
+
+logged_basis = online.logged_basis
