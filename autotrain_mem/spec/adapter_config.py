@@ -42,14 +42,15 @@ _NAMES = {
 _PLAIN_WEIGHTS = {
     "LOHA": "its product is added to the weight itself",
     "LOKR": "its product is added to the weight itself",
-    "BOFT": "it rotates the weight itself",
+    "BOFT": "how it rotates packed weights is not rehearsed yet",
     "HRA": "it reflects the weight itself",
     "OSF": "it decomposes the weight itself",
     "DELORA": "it takes the norm of the weight itself",
     "SHIRA": "it changes some of the weight's own elements",
 }
-"""Kinds that need weights in 16 or 32 bits, and why (``peft/tuners/KIND/layer.py: forward, update_layer``): PEFT takes
-a layer of bitsandbytes' for a plain one, and the first forward ends in a product of packed bytes."""
+"""Kinds that are planned on weights in 16 or 32 bits alone, and why (``peft/tuners/KIND/layer.py: forward,
+update_layer``): PEFT takes a layer of bitsandbytes' for a plain one, and the first forward of most ends in a product of
+packed bytes."""
 _MADE_OF_WEIGHTS = ("pissa", "olora", "loftq", "corda", "mica")
 """Beginnings of ``init_lora_weights`` for which LoRA's first values are made of a plain weight
 (``peft/tuners/lora/layer.py: pissa_init, olora_init``)."""
@@ -130,7 +131,7 @@ def _flag(value: Any) -> Any:
 def why_not_quantized(text: str) -> str:
     """Says why the base of such an adapter cannot be quantized; empty where it can."""
     if starts_from_weights(text):
-        return f"init_lora_weights {_start(text)} makes the adapter of plain weights"
+        return f"init_lora_weights {_start(text)} makes the adapter of the weights: of quantized ones that is not rehearsed"
     return _PLAIN_WEIGHTS.get(kind_of(text), "")
 
 

@@ -185,7 +185,9 @@ def unquantized_bytes(model: Any) -> int:
     quantized = (bitsandbytes.nn.Linear4bit, bitsandbytes.nn.Linear8bitLt)
     if not any(isinstance(module, quantized) for module in model.modules()):
         return 0
-    fused = (weight for weight in model.parameters() if weight.dim() > 2 and weight.is_floating_point())
+    others = (module for module in model.modules() if not isinstance(module, torch.nn.modules.conv._ConvNd))
+    weights = (weight for module in others for weight in module.parameters(recurse=False))
+    fused = (weight for weight in weights if weight.dim() > 2 and weight.is_floating_point())
     return sum(int(weight.numel()) * weight.element_size() for weight in fused)
 
 
