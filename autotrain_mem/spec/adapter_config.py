@@ -131,7 +131,7 @@ def _flag(value: Any) -> Any:
 def why_not_quantized(text: str) -> str:
     """Says why the base of such an adapter cannot be quantized; empty where it can."""
     if starts_from_weights(text):
-        return f"init_lora_weights {_start(text)} makes the adapter of the weights: of quantized ones that is not rehearsed"
+        return f"init_lora_weights {_start(text)} makes the adapter of weights: of quantized ones that is not rehearsed"
     return _PLAIN_WEIGHTS.get(kind_of(text), "")
 
 
