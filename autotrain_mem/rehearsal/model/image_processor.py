@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from autotrain_mem.errors import UnsupportedModelError, UsageError
 from autotrain_mem.methods.image_rows import mark_of
 from autotrain_mem.methods.worst_case_text import stub_tokenizer
+from autotrain_mem.rehearsal.known_values import real_tensors
 from autotrain_mem.spec import Job
 
 CHAT_TEMPLATE = """\
@@ -282,13 +283,15 @@ class _BlankImages:
     def __call__(self, images: Any, *args: Any, **options: Any) -> Any:
         from transformers.feature_extraction_utils import BatchFeature
 
+        kind = options.pop("return_tensors", None)
         key = repr((_sizes(images), args, options))
         if key not in self._processed:
             while len(self._processed) >= PROCESSED_KEPT:
                 del self._processed[next(iter(self._processed))]
-            self._processed[key] = self._processor(images, *args, **options)
-        kept = self._processed[key]
-        return BatchFeature(data=dict(kept))
+            with real_tensors():
+                self._processed[key] = self._processor(images, *args, return_tensors="np", **options)
+        # Tensors are made anew each time: those that were kept would be taken for blocks that never die.
+        return BatchFeature(data=dict(self._processed[key]), tensor_type=kind)
 
 
 def _sizes(images: Any) -> Any:
