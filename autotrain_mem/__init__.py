@@ -34,7 +34,8 @@ __all__ += ["RLOOTrainer", "RewardTrainer", "SFTTrainer"]
 __all__ += ["AutoFit", "__version__", "cards", "estimate", "fit", "gpus", "plan", "write_report"]
 __all__ += ["AutofitError", "DoesNotFitError", "UsageError"]
 __all__ += ["CardVerdict", "Cards", "MemoryReading", "MemoryWatch", "Sign"]
-__all__ += ["Candidate", "DataSummary", "Estimate", "Experience", "Hardware", "Harm", "Incident", "Job", "Knobs"]
+__all__ += ["Candidate", "DataSummary", "Estimate", "Experience", "Hardware", "Harm", "ImageSummary", "Incident"]
+__all__ += ["Job", "Knobs"]
 __all__ += [
     "Learned",
     "Lever",
@@ -57,6 +58,7 @@ __all__ += [
     "ReservedEstimate",
     "ReservedOverSteps",
     "Restart",
+    "Routing",
     "StepTime",
     "Topology",
     "Trained",
@@ -70,9 +72,10 @@ _NAMES = {
     "drop_in.trainers": "DPOTrainer DistillationTrainer GRPOTrainer KTOTrainer RLOOTrainer RewardTrainer SFTTrainer",
     "errors": "AutofitError DoesNotFitError UsageError",
     "spec": (
-        "Candidate DataSummary Estimate Experience Hardware Harm Incident Job Knobs Learned Lever "
+        "Candidate DataSummary Estimate Experience Hardware Harm ImageSummary Incident Job Knobs Learned "
+        "Lever "
         "MemoryEstimate MixedLengths OtherProcess Owner Phase PhasePeak Plan Probe Proposal Report ReservedByMode "
-        "ReservedByOrder ReservedEstimate ReservedOverSteps Restart StepTime Topology Trained VllmServer "
+        "ReservedByOrder ReservedEstimate ReservedOverSteps Restart Routing StepTime Topology Trained VllmServer "
         "VllmSleep"
     ),
     "spec.autofit": "AutoFit",
@@ -107,6 +110,7 @@ if TYPE_CHECKING:
         Experience,
         Hardware,
         Harm,
+        ImageSummary,
         Incident,
         Job,
         Knobs,
@@ -127,6 +131,7 @@ if TYPE_CHECKING:
         ReservedEstimate,
         ReservedOverSteps,
         Restart,
+        Routing,
         StepTime,
         Topology,
         Trained,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 _NAMES = {
-    "data": "Counting DataProfile DataSummary",
+    "data": "Counting DataProfile DataSummary ImageSummary",
     "estimate": "Candidate Estimate Footprint MemoryEstimate ReservedByMode ReservedEstimate",
     "experience": "Experience Incident Learned OtherProcess PhasePeak Probe Restart",
     "hardware": "Hardware",
@@ -19,14 +19,14 @@ _NAMES = {
     "plan": "Plan Proposal",
     "report": "Report",
     "topology": "Topology",
-    "trace": "Block Owner Trace Trained",
+    "trace": "Block Owner Routing Trace Trained",
     "vllm": "VllmServer VllmSleep",
     "work": "Phase StepTime Work Workload",
 }
 """Module -> the nouns of it that this package offers."""
 
 if TYPE_CHECKING:
-    from autotrain_mem.spec.data import Counting, DataProfile, DataSummary
+    from autotrain_mem.spec.data import Counting, DataProfile, DataSummary, ImageSummary
     from autotrain_mem.spec.estimate import (
         Candidate,
         Estimate,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from autotrain_mem.spec.plan import Plan, Proposal
     from autotrain_mem.spec.report import Report
     from autotrain_mem.spec.topology import Topology
-    from autotrain_mem.spec.trace import Block, Owner, Trace, Trained
+    from autotrain_mem.spec.trace import Block, Owner, Routing, Trace, Trained
     from autotrain_mem.spec.vllm import VllmServer, VllmSleep
     from autotrain_mem.spec.work import Phase, StepTime, Work, Workload
 else:  # hidden from type checkers, to whom it would say that there is every name
@@ -65,6 +65,7 @@ __all__ = [
     "Footprint",
     "Hardware",
     "Harm",
+    "ImageSummary",
     "Incident",
     "Job",
     "Knobs",
@@ -85,6 +86,7 @@ __all__ = [
     "ReservedEstimate",
     "ReservedOverSteps",
     "Restart",
+    "Routing",
     "Sharding",
     "StepTime",
     "Topology",

@@ -129,7 +129,12 @@ class LossPass(NamedTuple):
 
 
 class Routing(StrEnum):
-    """How a mixture's tokens are routed to its experts, as far as memory depends on it."""
+    """Says how a mixture's tokens are routed to its experts, as far as memory depends on it.
+
+    >>> from autotrain_mem import Routing
+    >>> Routing("even") is Routing.EVEN
+    True
+    """
 
     ANY = "any"
     """All tokens with all their choices are computed at once, so that it does not."""
