@@ -151,7 +151,9 @@ def _lengths(job: Job, filled: Configs, rows: Any, name: str) -> tuple[RowLength
         if has_images(rows.column_names) and job.method_facts.reads_images:
             _check_reads_images(job, tokenizer, name)
             of_row = partial(method_of(job.method).image_texts, filled)
-            return image_lengths(rows, tokenizer, of_row, processes=filled.training.dataset_num_proc)
+            lengths, images = image_lengths(rows, tokenizer, of_row, processes=filled.training.dataset_num_proc)
+            _check_all_have_images(job, images, name)
+            return lengths, images
         more = () if formatting is None else (formatting,)
         return method_of(job.method).row_lengths(filled, rows, tokenizer, *more), None
     except AutofitError:
@@ -168,6 +170,18 @@ def _check_reads_images(job: Job, processor: Any, name: str) -> None:
             f"{name} holds images, and {job.model} reads text alone.",
             hint="Take a model that reads images, such as Qwen/Qwen2.5-VL-3B-Instruct, or leave the column of images "
             "away to train on the text.",
+        )
+
+
+def _check_all_have_images(job: Job, images: ImageProfile, name: str) -> None:
+    """Refuses prompts of which some have no image: TRL hands the images of all of them to the processor, which takes no
+    empty list among others (``trl/trainer/grpo_trainer.py: _generate_and_score_completions``)."""
+    without, rows = images.rows_by_images.get(0, 0), sum(images.rows_by_images.values())
+    if job.is_online and 0 < without < rows:
+        raise DatasetFormatError(
+            f"{without:,} of the {rows:,} rows of {name} have no image, and {job.method_facts.trainer} makes no batch "
+            "of some that have and some that have not.",
+            hint="Leave the rows without images away, or train on them apart.",
         )
 
 
