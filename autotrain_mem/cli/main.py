@@ -68,8 +68,9 @@ This machine
   autofit quickstart                               a first run, without a GPU
   autofit completion bash|zsh|fish                 tab completion
 
-METHOD is {", ".join([*METHODS][:-1])} or {[*METHODS][-1]}. Every flag and YAML key of
-`trl METHOD` works too. A flag that you give is never changed.
+METHOD is {", ".join([*METHODS][:-1])} or {[*METHODS][-1]}.
+Every flag and YAML key of `trl METHOD` works too. A flag that you give is never
+changed.
 
   autofit METHOD --help      all flags
   autofit --version
@@ -181,7 +182,7 @@ def _help_of(command: str) -> str:
             heading = line
         elif f"autofit {command} METHOD" in line or line.startswith(f"    autofit {command} "):
             lines += [*([] if heading in lines else ["", heading]), line]
-    flags = f"METHOD is one of {', '.join(METHODS)}.\n\n  autofit {command} METHOD --help      all flags"
+    flags = f"METHOD is one of\n{', '.join(METHODS)}.\n\n  autofit {command} METHOD --help      all flags"
     return "\n".join([f"usage: autofit {command} METHOD [FLAGS]", *lines, "", flags, ""])
 
 

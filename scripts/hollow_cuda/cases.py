@@ -41,7 +41,7 @@ def _pictured() -> Iterator[GpuCase]:
     for method, weights, model, checkpointing in chosen:
         length = SMALL_LENGTH if METHODS[method].is_online else LENGTH
         case = _make(method, weights, length, checkpointing, expandable_segments=weights == "full")
-        yield replace(case, name=f"{model}-{case.name}", model=model, images=("448x336", "280x420"))
+        yield replace(case, name=f"images-{case.name}-{model}", model=model, images=("448x336", "280x420"))
 
 
 def small_cases() -> list[GpuCase]:

@@ -1,5 +1,6 @@
 """What of a config counts as given, and the config with a plan in it. Nothing here rehearses or trains."""
 
+import importlib
 import importlib.util
 import json
 import re
@@ -28,11 +29,10 @@ GENERATING = ("grpo", "rloo")
 
 
 def kind_of(method: str) -> Any:
-    if method == "ppo":
-        from trl.experimental.ppo import PPOConfig
-
-        return PPOConfig
-    return getattr(trl, METHOD_TABLE[method].trainer.replace("Trainer", "Config"))
+    name = METHOD_TABLE[method].trainer.replace("Trainer", "Config")
+    if hasattr(trl, name):
+        return getattr(trl, name)
+    return getattr(importlib.import_module(f"trl.experimental.{method}"), name)
 
 
 def config(method: str = "sft", **settings: Any) -> Any:
