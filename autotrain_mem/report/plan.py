@@ -345,7 +345,7 @@ def _flags(plan: Plan) -> list[RenderableType]:
     command = "trl" if plan.job.method_facts.has_trl_command else "autofit"
     flags = [Block(Text(line), 2) for line in formatting.flag_lines(plan.method, plan.knobs)]
     ours = {name: value for name in OWN_KNOBS if (value := getattr(plan.knobs, name))}
-    own = shlex.join([*flag_words(ours), *_launched(plan)])
+    own = " ".join([*map(shlex.quote, flag_words(ours)), *_launched(plan)])
     more = [Block(Text(f"and only autofit has {own}"), 2)] if own else []
     return section(f"the same settings as flags of {command} {plan.method}", *flags, *more)
 

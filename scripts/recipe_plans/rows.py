@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from autotrain_mem.recipe_files import Recipe, recipes
 
 OTHER_CARD = {
+    "cpo-qwen2.5-0.5b-simpo": "rtx4090",
+    "distillation-qwen2.5-0.5b": "l40s",
     "dpo-qwen2.5-7b-lora": "l40s",
     "kto-qwen2.5-0.5b": "rtx4090",
     "grpo-qwen3-8b-qlora": "rtx4090",
+    "orpo-qwen2.5-0.5b": "rtx4090",
     "ppo-qwen2.5-0.5b": "l40s",
     "ppo-qwen2.5-7b-lora": "a100-40gb",
     "reward-gemma3-1b-lora-8k": "rtx4090",
@@ -25,12 +28,16 @@ OTHER_CARD = {
 
 SAME_SIZES = {
     "Qwen/Qwen2.5-0.5B-Instruct": "Qwen/Qwen2.5-0.5B",
+    "Qwen/Qwen2.5-1.5B-Instruct": "Qwen/Qwen2.5-1.5B",
     "Qwen/Qwen2.5-7B-Instruct": "Qwen/Qwen2.5-7B",
     "trl-lib/Qwen2-0.5B-Reward": "Qwen/Qwen2.5-0.5B",
 }
 """A model trained on has its base's sizes, and Qwen2-0.5B has those of Qwen2.5-0.5B."""
 
-_MODELS = ("model_name_or_path", "reward_model_path", "reward_model_name_or_path")
+_MODELS = (
+    *("model_name_or_path", "reward_model_path", "reward_model_name_or_path"),
+    "teacher_model_name_or_path",
+)
 
 
 def cards(recipe: Recipe) -> tuple[str, ...]:

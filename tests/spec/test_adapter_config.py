@@ -62,7 +62,7 @@ def test_names_are_those_of_papers() -> None:
 
 def test_first_values_that_need_weights_or_data_are_told() -> None:
     pissa, eva = ('{"peft_type": "LORA", "init_lora_weights": "' + start + '"}' for start in ("pissa_niter_4", "eva"))
-    assert "plain weights" in why_not_quantized(pissa)
+    assert "makes the adapter of weights" in why_not_quantized(pissa)
     assert not needs_data_first(pissa)
     assert needs_data_first(eva) in vars(peft)
 
