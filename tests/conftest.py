@@ -6,6 +6,7 @@ import gc
 import os
 import pathlib
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -144,3 +145,13 @@ def _imported_modules_are_no_garbage() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _the_default_dtype_stays() -> Iterator[None]:
+    """A test that leaves another behind fails by itself, and not those after it."""
+    yield
+    if (torch := sys.modules.get("torch")) is not None and torch.get_default_dtype() is not torch.float32:
+        left = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float32)
+        raise AssertionError(f"the default dtype is {left}")
