@@ -47,7 +47,7 @@ from autotrain_mem.machine.doctor.findings import health_of
 from autotrain_mem.machine.doctor.gather import gather
 from autotrain_mem.machine.fault_syntax import check_mishaps
 from autotrain_mem.planner.ladder import check_forbid
-from autotrain_mem.planner.levers import LEVERS
+from autotrain_mem.planner.levers import LEVERS, SMALLER_IMAGES
 from autotrain_mem.report.content.build import page_of
 from autotrain_mem.report.snapshot import write_snapshot
 from autotrain_mem.spec import Candidate, Estimate, Hardware, Job, Plan, Report
@@ -236,6 +236,8 @@ def plan(
         again: How to make the earlier plan again, for the hints of errors (``engine.reuse.follow_plan``).
     """
     started = time.perf_counter()
+    if earlier is not None and SMALLER_IMAGES not in rehearsals.job.arguments:  # so that tokens are those of its images
+        rehearsals = rehearsals.with_max_pixels(earlier.knobs.max_pixels)
     job = rehearsals.job
     check_forbid(job.forbid)
     facts = rehearsals.describe()

@@ -51,10 +51,10 @@ class Pictured(FakeWorker):
         return DataProfile(rows_by_length={tokens + TEXT_TOKENS: 10}, images=images)
 
 
-def planned(gib: float, worker: FakeWorker | None = None, **job: Any) -> Plan:
+def planned(gib: float, worker: FakeWorker | None = None, earlier: Plan | None = None, **job: Any) -> Plan:
     given = {"method": "sft", "model": "m", "dataset": "rows.jsonl", "arguments": {}}
     asked = rehearsals(worker or Pictured(sizes=pictures), Job(**{**given, **job}), toy(gib))
-    return api.plan(replace(asked, headroom_bytes=0))
+    return api.plan(replace(asked, headroom_bytes=0), earlier=earlier)
 
 
 def gib_for(max_pixels: int | None) -> float:
@@ -99,3 +99,11 @@ def test_where_they_cannot_be_smaller_their_rows_are_cut_after_the_images() -> N
     assert cut.level == "shorter rows"
     assert cut.knobs.max_length is not None
     assert image_tokens(None) <= cut.knobs.max_length < image_tokens(None) + TEXT_TOKENS
+
+
+def test_a_plan_that_is_followed_has_its_images_as_small_as_it_made_them() -> None:
+    plan = planned(gib_for(2**18))
+    worker = Pictured(sizes=pictures)
+    followed = planned(gib_for(2**18), worker, earlier=plan)
+    assert (followed.knobs, followed.row_tokens, followed.warnings) == (plan.knobs, plan.row_tokens, plan.warnings)
+    assert worker.asked == [], "nothing has changed that a rehearsal depends on"
