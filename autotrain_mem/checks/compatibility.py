@@ -20,6 +20,7 @@ from autotrain_mem.methods.configs import is_in_mxfp4, on_cpu, read_config, undi
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.absent import OPTIMIZERS_OF_BITSANDBYTES
+from autotrain_mem.rehearsal.model.image_processor import FAMILIES
 from autotrain_mem.spec import Job
 from autotrain_mem.spec.adapter_config import PEFT_CONFIG
 from autotrain_mem.spec.hardware import Capability
@@ -83,6 +84,22 @@ def bitsandbytes_on_card(subject: ModelOnCard) -> Problems:
             message=f"{' and '.join(asked)} needs bitsandbytes, and the one that is installed here has no library for "
             f"AMD's cards ({capability}).",
             cure=f"pip install 'bitsandbytes>=0.50', whose wheels have one; or remove {' and '.join(asked)}.",
+        )
+
+
+def images(subject: ModelOnCard) -> Problems:
+    """Yields what is said of images to a model that reads text, or to a trainer that does."""
+    job = subject.job
+    said = {"--max_pixels": job.arguments.get("max_pixels"), "--image_sizes": job.images}
+    flags = " and ".join(name for name, value in said.items() if value)
+    if not flags:
+        return
+    if not job.method_facts.reads_images:
+        yield f"{flags}: TRL's {job.method_facts.trainer} reads no images.", f"Remove {flags}."
+    elif subject.config.model_type not in FAMILIES:
+        yield (
+            f"{flags}: {job.model} is a {subject.config.model_type} model, whose images are not read.",
+            f"Remove {flags}.",
         )
 
 

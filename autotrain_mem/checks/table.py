@@ -70,6 +70,7 @@ MODEL: tuple[Check[ModelOnCard], ...] = (
     compatibility.quantization,
     compatibility.bitsandbytes_on_card,
     compatibility.attention,
+    compatibility.images,
     sharding.shared_attention,
     compatibility.liger,
 )

@@ -227,6 +227,7 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "optimizer_not_offloaded": (2, f"{SHORT} --optimizer_offload --optim adafactor", "adafactor adamw_torch sgd"),
     "optimizer_offloaded_ppo": (2, f"{JUDGED} --optimizer_offload", "--optimizer_offload PPO '--optim adamw_8bit'"),
     "optimizer_not_installed": (3, f"{SHORT} --optim lomo", "lomo_optim 'pip install lomo-optim'"),
+    "images_for_text": (2, f"{SHORT} --max_pixels 1000", "--max_pixels qwen2 'Remove --max_pixels'"),
     "prompt_length_zero": (2, f"{GRPO} --prompt_length 0", "'--prompt_length 0' 1"),
     "grpo_max_length": (2, f"{GRPO} --max_length 64", "--max_length sft reward dpo --prompt_length"),
     "ppo_max_completion_length": (2, f"{PPO} --max_completion_length 64", "grpo rloo --response_length"),
