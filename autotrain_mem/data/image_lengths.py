@@ -25,7 +25,7 @@ OfRow = Callable[[Mapping[str, Any], int, Any], Texts]
 
 @dataclass(frozen=True, slots=True)
 class ImageTokens:
-    """What a processor makes of one image."""
+    """Holds what a processor makes of one image."""
 
     text: str
     """What stands in the place of the image's mark, with every run of marks but one of them taken out."""
@@ -39,7 +39,7 @@ class ImageTokens:
 
 @dataclass(frozen=True, slots=True)
 class _Patch:
-    """What one of so many patches of an image makes; a share of a token where several are merged into one."""
+    """Holds what one of so many patches of an image makes; a share of a token where several are merged into one."""
 
     text: str
     tokens: Fraction
@@ -81,8 +81,8 @@ class ImageCounter:
 
     @functools.cached_property
     def _one_patch(self) -> _Patch | None:
-        """What each patch of an image makes, where that is the same for small images and large ones: it is seen from
-        two, and saves processing one of every number of patches there is."""
+        """Finds what each patch of an image makes, where that is the same for small images and large ones: it is seen
+        from two, and saves processing one of every number of patches there is."""
         of_two = {_Patch.of(self._process(size), self._kind_of(size)) for size in _TRIED}
         return of_two.pop() if len(of_two) == 1 else None
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from autotrain_mem.errors import UnreadableGpuError
-from autotrain_mem.machine.catalog import recognise
+from autotrain_mem.machine.catalog import rates_of, recognise
 from autotrain_mem.machine.overhead import AMD_BYTES, COMMUNICATOR_BYTES
 from autotrain_mem.machine.torch_child import NoAnswer
 from autotrain_mem.machine.torch_sees import HIP_VISIBLE, HipDevice, seen
@@ -161,7 +161,7 @@ def _architecture(device: HipDevice) -> str:
 
 
 def _names(variables: Mapping[str, str], count: int) -> Sequence[str]:
-    """What HIP_VISIBLE_DEVICES would have to hold for each of these devices alone. HIP takes an empty text for none."""
+    """Says what HIP_VISIBLE_DEVICES must hold for each of these devices alone. HIP takes an empty text for none."""
     listed = variables.get(HIP_VISIBLE) or variables.get("CUDA_VISIBLE_DEVICES") or ""
     named = [each.strip() for each in listed.split(",") if each.strip()]
     return named[:count] if len(named) >= count else [str(index) for index in range(count)]
@@ -179,11 +179,7 @@ def _hardware(device: HipDevice, index: int, name: str) -> Hardware:
         free_bytes=device.free_bytes if now_bytes is None else now_bytes,
         non_torch_bytes=AMD_BYTES,
         architecture=_architecture(device),
-        bandwidth_bytes_per_second=known.bandwidth_bytes_per_second if known else None,
-        bf16_flops_per_second=known.bf16_flops_per_second if known else None,
-        fp16_flops_per_second=known.fp16_flops_per_second if known else None,
-        fp32_flops_per_second=known.fp32_flops_per_second if known else None,
-        host_link_bytes_per_second=known.host_link_bytes_per_second if known else None,
+        **rates_of(known),
         communicator_bytes=COMMUNICATOR_BYTES,
         index=index,
         uuid=f"{name}@{device.address}",

@@ -42,6 +42,7 @@ import functools
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from autotrain_mem.errors import UnknownGpuError
 from autotrain_mem.machine.overhead import AMD_BYTES, COMMUNICATOR_BYTES, overhead
@@ -181,6 +182,13 @@ def recognise(name: str, total_bytes: int) -> Hardware | None:
     """
     found = _recognised(name, total_bytes)
     return None if found is None else found.hardware
+
+
+def rates_of(known: Hardware | None) -> dict[str, Any]:
+    """Gives the rates of a card that the catalog knows, by the fields of ``Hardware``; all None of another."""
+    names = ("bandwidth", "bf16_flops", "fp16_flops", "fp32_flops", "host_link")
+    fields = [f"{name}{'' if name.endswith('flops') else '_bytes'}_per_second" for name in names]
+    return {field: None if known is None else getattr(known, field) for field in fields}
 
 
 def joined_by(card: Hardware) -> tuple[str, int] | None:

@@ -31,7 +31,7 @@ from typing import Any
 from autotrain_mem.errors import UnreadableGpuError
 from autotrain_mem.host import host_memory
 from autotrain_mem.machine.amd import amd_cards, free_bytes_of
-from autotrain_mem.machine.catalog import catalog, recognise
+from autotrain_mem.machine.catalog import catalog, rates_of, recognise
 from autotrain_mem.machine.overhead import COMMUNICATOR_BYTES, overhead
 from autotrain_mem.machine.torch_sees import torch_build
 from autotrain_mem.spec.hardware import Hardware
@@ -344,11 +344,7 @@ def _hardware(nvml: Any, device: _Device, environment: Mapping[str, str]) -> Har
         free_bytes=free_bytes,
         non_torch_bytes=ruled or max(card.non_torch_bytes for card in catalog()),
         compute_capability=capability,
-        bandwidth_bytes_per_second=known.bandwidth_bytes_per_second if known else None,
-        bf16_flops_per_second=known.bf16_flops_per_second if known else None,
-        fp16_flops_per_second=known.fp16_flops_per_second if known else None,
-        fp32_flops_per_second=known.fp32_flops_per_second if known else None,
-        host_link_bytes_per_second=known.host_link_bytes_per_second if known else None,
+        **rates_of(known),
         communicator_bytes=COMMUNICATOR_BYTES,
         index=device.index,
         uuid=device.uuid,

@@ -46,7 +46,7 @@ def _address(properties: Any) -> str:
 
 
 def mps_bytes(torch: Any) -> int | None:
-    """What Metal recommends that a process takes of an Apple GPU (``recommendedMaxWorkingSetSize``); None without."""
+    """Asks what Metal lets a process take of an Apple GPU (``recommendedMaxWorkingSetSize``); None without."""
     return int(torch.mps.recommended_max_memory()) if torch.backends.mps.is_available() else None
 
 

@@ -1,4 +1,4 @@
-"""What torch sees beside NVIDIA's cards: AMD's, Apple's and Intel's, asked of a process of its own.
+"""Asks a process of its own what torch sees beside NVIDIA's cards: AMD's, Apple's and Intel's.
 
 Only torch knows them for sure, and to ask costs its import, 5 seconds: so it is asked only where the installed build,
 or the system, is one that can have them. The answer is kept for as long as this process lives.
@@ -86,7 +86,7 @@ def torch_build() -> Literal["hip", "xpu", ""]:
 
 
 def seen(environment: Mapping[str, str] = _NOTHING) -> Seen:
-    """What a process started now would see, where there can be anything.
+    """Finds what a process started now would see, where there can be anything.
 
     Args:
         environment: What is set for that process, over this one's environment.

@@ -85,7 +85,7 @@ class Hardware:
 
     @property
     def capability(self) -> Capability:
-        """What its kernels go by; Ampere's where nothing but its size is known."""
+        """Says what its kernels go by; Ampere's where nothing but its size is known."""
         return self.architecture or self.compute_capability or ASSUMED_CAPABILITY
 
     def with_communicators(self, count: int) -> Hardware:

@@ -77,7 +77,7 @@ def searched_with_images(
     on_attempt: Callable[[Candidate], None],
     footprints: dict[Any, Footprint] | None = None,
 ) -> Searched:
-    """What :func:`searched` finds, with smaller images where it finds nothing without; raises the same."""
+    """Finds what :func:`searched` does, with smaller images where that finds nothing; raises the same."""
 
     def search_for(job: Rehearsals, counted: Lengths, hear: Callable[[Candidate], None]) -> Found:
         return searched(job, facts, counted, hear, footprints)

@@ -38,7 +38,7 @@ Search = Callable[[Rehearsals, Lengths, OnAttempt], Found]
 def with_smaller_images(
     rehearsals: Rehearsals, facts: ModelFacts, lengths: Lengths, search: Search, on_attempt: OnAttempt
 ) -> Searched:
-    """What a search finds; where that is nothing, or cuts rows, what it finds with the largest images that fit.
+    """Searches, and where nothing is found, or rows are cut, searches with the largest images that fit.
 
     Rows are cut at their ends, where answers stand: a smaller image comes before that.
 

@@ -64,8 +64,9 @@ _BY_CUBLAS = frozenset(
 
 
 def _product_workspaces(compute_capability: Capability) -> tuple[Scratch, ...]:
-    """Of AMD both libraries': products go to hipBLASLt where it knows the card (``aten/src/ATen/Context.cpp:
-    blasPreferredBackend``), and to rocBLAS where it has no kernel for them. A run that needs but one keeps less."""
+    """Lists those of both libraries on AMD's cards: products go to hipBLASLt where it knows the card
+    (``aten/src/ATen/Context.cpp: blasPreferredBackend``), and to rocBLAS where it has no kernel for them. A run that
+    needs but one keeps less."""
     if isinstance(compute_capability, str):
         rocblas_bytes = ARCHITECTURES[compute_capability].rocblas_bytes
         return Scratch(rocblas_bytes, kept_as="rocBLAS workspace"), Scratch(
