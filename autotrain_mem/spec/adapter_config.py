@@ -62,6 +62,8 @@ UNREHEARSED = {
     "CPT": "its loss needs labels with types, which TRL's rows have not",
     "POLY": "it needs a task_id in each row, which TRL's rows have not",
     "XLORA": "it mixes adapters that are trained already",
+    "FROD": "which parts of a weight it turns is found out by the weight's own values",
+    "UNILORA": "it counts how often each of its shared values is used, by drawing them",
     "CARTRIDGE": "it is made of a text's keys and values, which are computed by the weights",
 }
 """Kinds of adapters that are not rehearsed, and why."""

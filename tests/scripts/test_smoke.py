@@ -408,6 +408,32 @@ def test_drop_in_cost(script: Load, forge: Forge, monkeypatch: pytest.MonkeyPatc
     assert "wall ratio" in ran.out
 
 
+def test_adapters(
+    script: Load, models: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapters, model, length = script("adapters"), models / "meta-llama/Llama-3.1-8B", 300
+    monkeypatch.setattr(adapters.names, "BAR", 0.1)  # of so small a model a segment is 2 %
+    made = {"optimizer_type": "AdamW", "dtype": "bfloat16", "compile": False, "use_amp": False, "use_gc": False}
+    config = {"batch_size": 4, "autocast_adapter_dtype": True, **made}
+    targets = {"target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}
+    for name, adapter in {adapters.names.KNOWN: "LORA", "vera--here": "VERA", "frod--here": "FROD"}.items():
+        result = {"run_info": {"peft_config": {"peft_type": adapter, **targets}, "train_config": config}}
+        result["train_info"] = {"status": "success", "accelerator_memory_max": 1}
+        if adapter != "FROD":
+            run = adapters.names.Row(name, result)
+            options = SimpleNamespace(model=model)
+            result["train_info"]["accelerator_memory_max"] = adapters.names.rehearsed_bytes(options, run, length)
+        (tmp_path / f"{name}.json").write_text(json.dumps(result), encoding="utf-8")
+    ran = adapters.run("--results", tmp_path, "--model", model)
+    assert ran.code == 0
+    found = re.search(r"rows of (\d+) tokens", ran.out)
+    assert found is not None
+    assert int(found[1]) <= length
+    assert re.search(r"^vera--here .*GiB reserved [+-]0\.", ran.out, re.MULTILINE)
+    assert "frod--here" in ran.out
+    assert "not rehearsed: which parts of a weight" in ran.out
+
+
 def test_image_counting(script: Load) -> None:
     ran = script("image_counting").run("--rows", 20, "--family", "gemma3")
     assert "again, out of the cache" in ran.out

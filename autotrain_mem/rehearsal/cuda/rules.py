@@ -108,6 +108,20 @@ def one_hot_by_scattering() -> AbstractContextManager[None]:
     return _patched((torch.nn.functional, "one_hot", one_hot))
 
 
+def rows_of_svd() -> AbstractContextManager[None]:
+    """The rows of ``Vh`` lie one after another, so that the first of them are a view of all: PEFT's PSOFT keeps one.
+
+    ``torch/_meta_registrations.py: _linalg_svd_meta``, of cuSOLVER. LAPACK's columns do, and the first rows are copied.
+    """
+    plain = torch.linalg.svd
+
+    def svd(matrix: torch.Tensor, full_matrices: bool = True, **options: Any) -> Any:
+        u, s, vh = plain(matrix, full_matrices, **options)
+        return torch.return_types.linalg_svd((u, s, vh.contiguous()))
+
+    return _patched((torch.linalg, "svd", svd))
+
+
 def fp16_on_cpu() -> AbstractContextManager[None]:
     """An accelerator made for fp16 keeps its autocast to float16, and its scaler of the loss, on the CPU too.
 
@@ -163,6 +177,7 @@ RULES = (
     Rule(lambda recorder, card: fused_dropout()),
     Rule(lambda recorder, card: grouped_experts_of_bfloat16()),
     Rule(lambda recorder, card: one_hot_by_scattering()),
+    Rule(lambda recorder, card: rows_of_svd()),
     Rule(lambda recorder, card: fp16_on_cpu()),
     Rule(lambda recorder, card: cuda_autocast()),
     Rule(lambda recorder, card: cuda_attention(card)),

@@ -50,6 +50,15 @@ def parameters_with_gradients() -> list[torch.nn.Parameter]:
 
 
 @REAL_AND_FAKE
+def test_the_first_rows_of_a_decomposition_are_a_view_of_all(tensors: Callable[[], Any]) -> None:
+    with tensors(), rules():
+        u, s, vh = torch.linalg.svd(torch.ones(6, 4), full_matrices=False)
+        first = vh[:2].contiguous()
+    assert (u.shape, s.shape, first.shape) == ((6, 4), (4,), (2, 4))
+    assert first.untyped_storage().nbytes() == 4 * 4 * 4
+
+
+@REAL_AND_FAKE
 @pytest.mark.parametrize(
     "kind", [torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adagrad]
 )
