@@ -408,9 +408,7 @@ def test_drop_in_cost(script: Load, forge: Forge, monkeypatch: pytest.MonkeyPatc
     assert "wall ratio" in ran.out
 
 
-def test_adapters(
-    script: Load, models: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_adapters(script: Load, models: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     adapters, model, length = script("adapters"), models / "meta-llama/Llama-3.1-8B", 300
     monkeypatch.setattr(adapters.names, "BAR", 0.1)  # of so small a model a segment is 2 %
     made = {"optimizer_type": "AdamW", "dtype": "bfloat16", "compile": False, "use_amp": False, "use_gc": False}
@@ -429,7 +427,7 @@ def test_adapters(
     found = re.search(r"rows of (\d+) tokens", ran.out)
     assert found is not None
     assert int(found[1]) <= length
-    assert re.search(r"^vera--here .*GiB reserved [+-]0\.", ran.out, re.MULTILINE)
+    assert re.search(r"^vera--here .*GiB reserved [+-]\d\.", ran.out, re.MULTILINE)
     assert "frod--here" in ran.out
     assert "not rehearsed: which parts of a weight" in ran.out
 
