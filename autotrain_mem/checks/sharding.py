@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 from autotrain_mem.checks.collect import Problems
@@ -236,16 +235,6 @@ def on_the_cpu(flags: Flags) -> Problems:
         yield (
             f"--sharding {sharding} with --use_cpu: DeepSpeed is rehearsed for GPUs.",
             "Remove --sharding, or try it out under a simulated card: --gpu NAME --simulate.",
-        )
-
-
-def installed(flags: Flags) -> Problems:
-    """DeepSpeed comes with an extra."""
-    sharding = flags.given.get("sharding")
-    if sharding in ZEROS and find_spec("deepspeed") is None:
-        yield (
-            f"--sharding {sharding} is DeepSpeed's, which is not installed.",
-            'pip install "autotrain_mem[deepspeed]" installs it; or give --sharding fsdp2.',
         )
 
 

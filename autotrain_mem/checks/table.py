@@ -35,7 +35,6 @@ FLAGS: tuple[Check[Flags], ...] = (
     flags.offloaded_optimizer,
     flags.vllm,
     sharding.arguments,
-    sharding.installed,
     sharding.optimizer_on_host,
     sharding.on_the_cpu,
     sharding.method,

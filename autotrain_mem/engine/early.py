@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from autotrain_mem.engine.for_processes import check_processes
 from autotrain_mem.engine.output_dir import RESUME, check_output, check_weights
 from autotrain_mem.engine.predict.vllm_server import gpus_served_here
 from autotrain_mem.engine.resuming import check_checkpoint
@@ -18,7 +19,9 @@ from autotrain_mem.local_files import check_data_path, check_model_folder
 from autotrain_mem.machine.choose import check_device, several, training_device
 from autotrain_mem.methods.flags import parser_of, read_given
 from autotrain_mem.methods.table import OTHER_MODEL_ARGUMENTS
+from autotrain_mem.rehearsal.model.hub_errors import check_cached
 from autotrain_mem.spec import Job
+from autotrain_mem.spec.topology import Topology
 from autotrain_mem.store import Store, cache_folder
 from autotrain_mem.worker.kept_flags import kept_flags, kept_names
 
@@ -112,9 +115,10 @@ def refuse(wish: Wish, *, to_train: bool, reads_data: bool = True) -> None:
     if job is None:
         raise no_model()
     _refuse_device(wish, to_train=to_train)
-    check_model_folder(job.model, "--model")
+    _refuse_processes(wish)
+    _refuse_model(job.model, "--model", wish.argument("model_revision"))
     for name in filter(job.arguments.get, OTHER_MODEL_ARGUMENTS):
-        check_model_folder(job.arguments[name], f"--{name}")
+        _refuse_model(job.arguments[name], f"--{name}")
     data = job.dataset or job.arguments.get("dataset_name")
     if data and reads_data:
         check_data_path(str(data))
@@ -177,6 +181,19 @@ def _refuse_device(wish: Wish, *, to_train: bool) -> None:
     card = check_device(autofit.gpu, gpus=gpus, spared=spared, link=autofit.link, environment=environment)
     if to_train and card is not None and (autofit.nodes or 1) == 1:
         training_device(card, simulate=wish.simulate, environment=environment)
+
+
+def _refuse_model(name: str, flag: str, revision: object = None) -> None:
+    if check_model_folder(name, flag) is None:
+        check_cached(name, None if revision is None else str(revision))
+
+
+def _refuse_processes(wish: Wish) -> None:
+    """Where a number of GPUs is given, and how they share the work: a file may say more, and is read later."""
+    autofit = wish.autofit
+    counts, given = autofit.gpu_counts, autofit.pins
+    if len(counts) == 1 and given and autofit.accelerate_config is None:
+        check_processes(Topology(nodes=autofit.nodes or 1, devices=counts[0]), given)
 
 
 def several_asked(wish: Wish) -> bool:

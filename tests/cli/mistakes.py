@@ -291,7 +291,7 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "export_of_ppo": (2, "plan ppo --model none --export axolotl", "'No file for Axolotl is written yet for PPO'"),
     "export_as_json": (2, "plan sft --model none --export trl --json", "'--export trl' --json"),
     "export_and_dry_run": (2, "plan sft --model none --export trl --dry_run", "'--export trl' --dry_run"),
-    "dry_run_for_all_cards": (2, "plan sft --model none --dry_run --gpu all", "'--gpu all'"),
+    "dry_run_for_all_cards": (2, "plan sft --model tiny --dry_run --gpu all", "'--gpu all'"),
     "accelerate_deepspeed": (
         2,
         f"{PLAN} --accelerate_config deepspeed.yaml --sharding zero3",

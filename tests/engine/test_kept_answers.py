@@ -11,9 +11,9 @@ from nouns import TRL_DEFAULTS
 
 from autotrain_mem import api
 from autotrain_mem.cli import main
-from autotrain_mem.engine import early, kept_answers
+from autotrain_mem.engine import early, for_processes, kept_answers
 from autotrain_mem.engine.kept_answers import answered, is_parsed, parsed
-from autotrain_mem.errors import UnknownGpuError, UsageError
+from autotrain_mem.errors import AutofitError, ModelNotFoundError, UnknownGpuError, UsageError
 from autotrain_mem.spec import Job
 from autotrain_mem.spec.autofit import AutoFit
 from autotrain_mem.spec.trl_flags import TrlFlag, TrlFlags
@@ -163,14 +163,32 @@ def test_a_typo_is_told_by_the_flags_that_were_kept_before_anything_starts(
     assert message in f"{caught.value.message} {caught.value.hint}"
 
 
-def test_what_needs_no_trl_is_refused_before_a_worker_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("autofit", "model", "refused", "said"),
+    [
+        (AutoFit(gpu="rtx309"), "tiny", UnknownGpuError, "rtx309"),
+        (AutoFit(gpu="a100-80gb", gpus=4, sp_size=3), "tiny", UsageError, "does not divide 4 GPUs"),
+        (AutoFit(gpu="a100-80gb", gpus=2, sharding="zero2"), "tiny", UsageError, "which is not installed"),
+        (AutoFit(gpu="a100-80gb"), "somebody/no-such-model", ModelNotFoundError, "HF_HUB_OFFLINE keeps the hub"),
+    ],
+)
+def test_what_needs_no_trl_is_refused_before_a_worker_is_made(
+    autofit: AutoFit,
+    model: str,
+    refused: type[AutofitError],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def made(count: int | None) -> None:
         raise AssertionError("a worker")
 
     monkeypatch.setattr(pool, "Workers", made)
+    monkeypatch.setattr(for_processes, "find_spec", lambda name: None)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setenv("AUTOFIT_CACHE", "")
-    wish = replace(WISH, autofit=AutoFit(gpu="rtx309"))
-    with pytest.raises(UnknownGpuError), early.opened(wish, to_train=False):
+    wish = replace(WISH, autofit=autofit, model=model)
+    with pytest.raises(refused, match=said), early.opened(wish, to_train=False):
         pass
     with pytest.raises(AssertionError, match="a worker"), early.opened(wish, to_train=False, is_one=False):
         pass
