@@ -48,7 +48,8 @@ Workspace = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], tuple[Scratch,
 
 
 Played = tuple[int, int, bool, Owner | None]
-"""A birth: its block's number, bytes, whether gradients were on, and whose it was said to be; a death, without bytes."""
+"""A birth: its block's number, its bytes, whether gradients were on, and whose it was said to be. Without bytes it is
+the block's death."""
 
 
 class _Watched(weakref.ref[Any]):

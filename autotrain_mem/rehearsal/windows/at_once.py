@@ -34,7 +34,9 @@ from autotrain_mem.rehearsal.windows.trial import (
     tried,
 )
 
-TOWERS = frozenset({"VisionAttention", "Qwen2_5_VLVisionAttention", "Qwen3VLVisionAttention", "Qwen3VLMoeVisionAttention"})
+TOWERS = frozenset(
+    {"VisionAttention", "Qwen2_5_VLVisionAttention", "Qwen3VLVisionAttention", "Qwen3VLMoeVisionAttention"}
+)
 """Classes that attend window by window (``transformers/models/*/modeling_*.py``)."""
 FEWEST_WINDOWS = 4
 """Fewer are not worth a trial, which makes each call some six times."""
@@ -113,7 +115,7 @@ class _Calls:
     def split(self, tensor: torch.Tensor, lengths: Any, dim: int = 0) -> Sequence[torch.Tensor]:
         """``torch.split``; windows come as one piece."""
         if not self._watches or dim != 2 or not isinstance(lengths, list) or len(lengths) < FEWEST_WINDOWS:
-            return torch.split(tensor, lengths, dim)
+            return tuple(torch.split(tensor, lengths, dim))
         self._split.append(tensor)
         self._lengths = lengths
         return (tensor,)
@@ -124,7 +126,8 @@ class _Calls:
         """Attends to one window, or to those that came as one."""
         inputs = (query, key, value)
         if not self._split:
-            return sdpa_attention_forward(module, *inputs, *mask, **options)
+            attended: tuple[Any, None] = sdpa_attention_forward(module, *inputs, *mask, **options)
+            return attended
         options |= dict(zip(("attention_mask",), mask, strict=False))
         assert len(self._split) == len(inputs)
         assert all(one is other for one, other in zip(self._split, inputs, strict=True)), "these are not the windows"

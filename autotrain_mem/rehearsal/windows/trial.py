@@ -33,7 +33,7 @@ class Saving(Enum):
 
     def hooks(self) -> AbstractContextManager[Any]:
         """Does with what is saved as ``torch/utils/checkpoint.py: _checkpoint_hook, _recomputation_hook``."""
-        hooked = torch.autograd.graph.saved_tensors_hooks
+        hooked: Callable[..., AbstractContextManager[Any]] = torch.autograd.graph.saved_tensors_hooks
         if self is Saving.DROPPED:
             return hooked(lambda tensor: None, lambda nothing: nothing)
         if self is Saving.RECOMPUTED:
