@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from autotrain_mem.errors import AutofitError, DatasetFormatError, MissingExtraError
+from autotrain_mem.local_files import VISION_EXTRA
 
 Size = tuple[int, int]
 """Width and height in pixels, upright."""
@@ -293,7 +294,7 @@ def _size_by_pillow(file: Any) -> Size:
         from PIL import Image
     except ImportError as error:
         raise MissingExtraError(
-            "The data have images, and Pillow, which reads them, is not installed.", hint="Run: pip install pillow"
+            "The data have images, and Pillow, which reads them, is not installed.", hint=VISION_EXTRA
         ) from error
 
     with Image.open(file) as image:

@@ -14,7 +14,7 @@ from autotrain_mem.engine.predict.vllm_server import gpus_served_here
 from autotrain_mem.engine.resuming import check_checkpoint
 from autotrain_mem.engine.wish import Wish, check_launch
 from autotrain_mem.errors import AutofitError, UsageError
-from autotrain_mem.local_files import check_data_path, check_model_folder
+from autotrain_mem.local_files import check_data_path, check_image_packages, check_model_folder
 from autotrain_mem.machine.choose import check_device, several, training_device
 from autotrain_mem.methods.flags import parser_of, read_given
 from autotrain_mem.methods.table import OTHER_MODEL_ARGUMENTS
@@ -100,7 +100,7 @@ def refuse(wish: Wish, *, to_train: bool, reads_data: bool = True) -> None:
 
     Raises:
         UsageError, NoGpuError, UnknownGpuError, UnreadableGpuError, ModelNotFoundError, ModelConfigError,
-            DatasetError, OutputFolderError.
+            MissingExtraError, DatasetError, OutputFolderError.
     """
     if to_train and wish.argument(RESUME):
         check_checkpoint(wish)
@@ -112,12 +112,14 @@ def refuse(wish: Wish, *, to_train: bool, reads_data: bool = True) -> None:
     if job is None:
         raise no_model()
     _refuse_device(wish, to_train=to_train)
-    check_model_folder(job.model, "--model")
+    config = check_model_folder(job.model, "--model")
     for name in filter(job.arguments.get, OTHER_MODEL_ARGUMENTS):
         check_model_folder(job.arguments[name], f"--{name}")
     data = job.dataset or job.arguments.get("dataset_name")
     if data and reads_data:
         check_data_path(str(data))
+    if config is not None and "vision_config" in config and (to_train or job.images or (data and reads_data)):
+        check_image_packages(job.model, config["model_type"])
     if to_train:
         _check_written(job, wish)
 
