@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from autotrain_mem.errors import (
     DatasetNotFoundError,
     EmptyDatasetError,
     MalformedDatasetError,
+    MissingExtraError,
     ModelConfigError,
     ModelNotFoundError,
 )
@@ -67,6 +69,29 @@ def check_model_folder(name: str, flag: str) -> dict[str, Any] | None:
     if not isinstance(config, dict) or "model_type" not in config:
         raise ModelConfigError(f"{file} names no model_type, so it is not a model's config.", hint=saved_model(flag))
     return config
+
+
+_OF_ALL_IMAGES = {"PIL": "Pillow"}
+_OF_A_FAMILY = {"smolvlm": {"num2words": "num2words"}}
+"""What a processor asks for as it is made (``transformers/models/smolvlm/processing_smolvlm.py: __init__``). Where
+torchvision is missing, images are processed by Pillow alone."""
+VISION_EXTRA = 'Run: pip install "autotrain_mem[vision]"'
+
+
+def check_image_packages(model: str, model_type: str) -> None:
+    """Refuses a model that reads images where what reads them is missing: its processor cannot be made then, nor its
+    tokenizer, which is a part of that.
+
+    Raises:
+        MissingExtraError: names the packages, and our extra, which installs them.
+    """
+    needed = _OF_ALL_IMAGES | _OF_A_FAMILY.get(model_type, {})
+    missing = [package for name, package in needed.items() if find_spec(name) is None]
+    if missing:
+        are = "is" if len(missing) == 1 else "are"
+        raise MissingExtraError(
+            f"{model} reads images, and {' and '.join(missing)} {are} not installed.", hint=VISION_EXTRA
+        )
 
 
 def _is_path(name: str) -> bool:

@@ -15,12 +15,13 @@ from dataclasses import fields
 from typing import Any
 
 from autotrain_mem.data import load
+from autotrain_mem.data.image_sizes import IMAGE_COLUMNS, image_files
 from autotrain_mem.data.token_lengths import counting_arguments, load_tokenizer
 from autotrain_mem.methods.configs import Configs, trusts_remote_code
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.reward_functions import built_in_rewards, reward_functions
 from autotrain_mem.rehearsal.python_call.capture import keyword_of
-from autotrain_mem.spec import Job, Knobs
+from autotrain_mem.spec import Fingerprint, Job, Knobs
 from autotrain_mem.versions import versions_key
 
 READ_WHOLE_BYTES = 64 * 2**20
@@ -36,7 +37,7 @@ _WITHOUT_EFFECT = ("packing_strategy", "eval_packing", "padding_free", "truncati
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "config.json")
 
 
-def fingerprint(job: Job, scratch: str) -> str:
+def fingerprint(job: Job, scratch: str) -> Fingerprint:
     """Changes with the data, the tokenizer, the chat template, the formatting, reward functions and what is installed.
 
     Reward functions, since counting tries them once; a reward job's ``max_length``, since counting refuses one that
@@ -53,8 +54,11 @@ def fingerprint(job: Job, scratch: str) -> str:
     template = getattr(filled.training, "chat_template_path", None)
     names = getattr(filled.script, "reward_funcs", None) or []
     handed = keyword_of(job, "processing_class")
+    data, rows = _data(job, filled)
+    images = [_image_files(each) for each in rows]
     parts = {
-        "data": _data(job, filled),
+        "data": data,
+        "images": images,
         "tokenizer": _model(job.model, filled, scratch) if handed is None else _written(handed, scratch),
         "chat template": None if template is None else _model(template, filled, scratch),
         "arguments": _formatting(job),
@@ -62,22 +66,42 @@ def fingerprint(job: Job, scratch: str) -> str:
         "formatting function": _formatting_function(job),
         "installed": versions_key(),
     }
-    return _digest([json.dumps(parts, sort_keys=True, default=str).encode()])
+    digest = _digest([json.dumps(parts, sort_keys=True, default=str).encode()])
+    return Fingerprint(digest=digest, names_files=any(images))
 
 
-def _data(job: Job, filled: Configs) -> Any:
+def _data(job: Job, filled: Configs) -> tuple[Any, list[Any]]:
     """A local file's or folder's content; of other data the fingerprint that the datasets library keeps, which holds
-    their revision (datasets/builder.py: _get_dataset_fingerprint)."""
+    their revision (datasets/builder.py: _get_dataset_fingerprint). And the rows that may name files, which neither
+    holds."""
     name = load.dataset_name(job)
     path = pathlib.Path(name)
     if job.python_call is not None:
-        return [(split, rows._fingerprint) for split, rows in sorted(load.load(job, filled).items())]
+        splits = load.load(job, filled)
+        return [(split, rows._fingerprint) for split, rows in sorted(splits.items())], [*splits.values()]
     is_mixture = bool(filled.dataset.datasets) and job.dataset is None
-    if path.exists() and not is_mixture:
-        return [name, *(_content(file, path) for file in _files(path))]
+    files = _files(path) if path.exists() and not is_mixture else []
+    content = [_content(file, path) for file in files]
+    if files and not any(map(_may_name_images, files)):
+        return [name, *content], []
     splits = load.load(job, filled)
-    used = (filled.script.dataset_train_split, filled.script.dataset_test_split)
-    return [name, *(splits[split]._fingerprint for split in used if split in splits)]
+    used = [*dict.fromkeys((filled.script.dataset_train_split, filled.script.dataset_test_split))]
+    rows = [splits[split] for split in used if split in splits]
+    return [name, *(content or [each._fingerprint for each in rows])], rows
+
+
+def _image_files(rows: Any) -> str:
+    """Digests the files that images of rows lie in, by place, size and date; empty where there are none."""
+    places = [_place(pathlib.Path(file)) for file in image_files(rows)]
+    return _digest(places) if places else ""
+
+
+def _may_name_images(file: pathlib.Path) -> bool:
+    """Tells whether a file's rows may have a column of images: to load those that have none would take longer."""
+    with open(file, "rb") as opened:
+        head = opened.read(READ_WHOLE_BYTES)
+        opened.seek(-min(_END_BYTES, file.stat().st_size), os.SEEK_END)
+        return any(name.encode() in part for name in IMAGE_COLUMNS for part in (head, opened.read()))
 
 
 def _model(name: str, filled: Configs, scratch: str) -> Any:
@@ -174,11 +198,15 @@ def _content(file: pathlib.Path, root: pathlib.Path) -> tuple[str, str]:
     name, status = str(file.relative_to(root)), file.stat()
     if status.st_size <= READ_WHOLE_BYTES:
         return name, _digest([file.read_bytes()])
-    place = f"{file.resolve()} {status.st_size} {status.st_mtime_ns}".encode()
     with open(file, "rb") as opened:
         first = opened.read(_END_BYTES)
         opened.seek(-_END_BYTES, os.SEEK_END)
-        return name, _digest([place, first, opened.read()])
+        return name, _digest([_place(file), first, opened.read()])
+
+
+def _place(file: pathlib.Path) -> bytes:
+    status = file.stat()
+    return f"{file.resolve()} {status.st_size} {status.st_mtime_ns}".encode()
 
 
 def _digest(parts: Iterable[bytes]) -> str:

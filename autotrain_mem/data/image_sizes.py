@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from autotrain_mem.errors import AutofitError, DatasetFormatError, MissingExtraError
+from autotrain_mem.local_files import VISION_EXTRA
 
 Size = tuple[int, int]
 """Width and height in pixels, upright."""
@@ -47,27 +48,52 @@ def row_image_sizes(rows: Any) -> list[tuple[Size, ...]]:
     Raises:
         DatasetFormatError: an image that cannot be read, or lies on another machine; names the row.
     """
-    formatted = getattr(rows, "format", None)
-    if formatted is None or formatted["type"] == "custom":  # a transform makes what training sees
-        return [_named(number, row) for number, row in enumerate(rows)]
-    sizes: list[tuple[Size, ...]] = []
-    kept = rows.select_columns(_columns_with_images(rows.features))
-    if not kept.column_names:
-        return [()] * len(rows)
-    for table in kept.with_format("arrow").iter(batch_size=_ROWS_AT_ONCE):
-        batch = {name: _values(table.column(name), rows.features[name]) for name in table.column_names}
-        for values in zip(*batch.values(), strict=True):
-            sizes.append(_named(len(sizes), dict(zip(batch, values, strict=True))))
-    return sizes
+    sizes = [_named(number, row) for number, row in enumerate(_undecoded(rows))]
+    return sizes or [()] * len(rows)
 
 
 def sizes_of_row(row: Mapping[str, Any]) -> tuple[Size, ...]:
     """Read how large a row's images are. Raises whatever Pillow does where one cannot be read."""
+    return tuple(map(_size, _images(row)))
+
+
+def image_files(rows: Any) -> Iterator[str]:
+    """Name the files on this machine in which images of rows lie, as the rows name them; nothing is opened.
+
+    Args:
+        rows: As those of :func:`row_image_sizes`.
+    """
+    for row in _undecoded(rows):
+        for image in _images(row):
+            if isinstance(image, Mapping):
+                image = None if image.get("bytes") is not None else image.get("path")
+            if isinstance(image, str) and os.path.isfile(image):
+                yield image
+
+
+def _undecoded(rows: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield what rows hold of images, where it lies; nothing where no column may hold any."""
+    formatted = getattr(rows, "format", None)
+    if formatted is None or formatted["type"] == "custom":  # a transform makes what training sees
+        yield from rows
+        return
+    kept = rows.select_columns(_columns_with_images(rows.features))
+    if not kept.column_names:
+        return
+    for table in kept.with_format("arrow").iter(batch_size=_ROWS_AT_ONCE):
+        batch = {name: _values(table.column(name), rows.features[name]) for name in table.column_names}
+        for values in zip(*batch.values(), strict=True):
+            yield dict(zip(batch, values, strict=True))
+
+
+def _images(row: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield a row's images, in its order."""
     column = next((name for name in IMAGE_COLUMNS if row.get(name) is not None), None)
-    found = [] if column is None else list(_sizes(row[column]))
+    if column is not None:
+        yield from _each(row[column])
     for name in CONVERSATIONS:
-        found += [size for payload in _payloads(row.get(name)) for size in _sizes(payload)]
-    return tuple(found)
+        for payload in _payloads(row.get(name)):
+            yield from _each(payload)
 
 
 def pixels(sizes: Iterable[Size]) -> int:
@@ -168,12 +194,12 @@ def _payloads(messages: Any) -> Iterator[Any]:
                 yield block["image"]
 
 
-def _sizes(value: Any) -> Iterator[Size]:
+def _each(value: Any) -> Iterator[Any]:
     if isinstance(value, (list, tuple)):
         for each in value:
-            yield from _sizes(each)
+            yield from _each(each)
     elif value is not None:
-        yield _size(value)
+        yield value
 
 
 def _size(value: Any) -> Size:
@@ -268,7 +294,7 @@ def _size_by_pillow(file: Any) -> Size:
         from PIL import Image
     except ImportError as error:
         raise MissingExtraError(
-            "The data have images, and Pillow, which reads them, is not installed.", hint="Run: pip install pillow"
+            "The data have images, and Pillow, which reads them, is not installed.", hint=VISION_EXTRA
         ) from error
 
     with Image.open(file) as image:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 from collections import Counter
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from autotrain_mem.data.image_lengths import image_lengths
 from autotrain_mem.data.image_sizes import has_images
 from autotrain_mem.data.row_checks import check_rows
 from autotrain_mem.errors import AutofitError, DatasetFormatError, EmptyDatasetError, ModelNotFoundError
+from autotrain_mem.local_files import check_image_packages
 from autotrain_mem.methods.configs import Configs, on_cpu, trusts_remote_code, undivided
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.row_lengths import OnProgress, RowLengths, processes, progress_reported_to
@@ -97,7 +99,12 @@ def lacks_tokenizer(folder: pathlib.Path) -> bool:
 
 
 def load_tokenizer(model: str, max_pixels: int | None = None, **options: Any) -> Any:
-    """The model's tokenizer. Raises ModelNotFoundError when there is none."""
+    """The model's tokenizer.
+
+    Raises:
+        ModelNotFoundError: there is none.
+        MissingExtraError: it comes with a processor of images, and what reads these is not installed.
+    """
     from autotrain_mem.rehearsal.model.image_processor import load_processor
 
     if lacks_tokenizer(pathlib.Path(model)):
@@ -105,7 +112,19 @@ def load_tokenizer(model: str, max_pixels: int | None = None, **options: Any) ->
     try:
         return load_processor(model, max_pixels, **options)
     except (OSError, ValueError, TypeError, ImportError) as error:
+        _check_image_packages(model, **options)
         raise _no_tokenizer(model, why_unreachable(error)) from error
+
+
+def _check_image_packages(model: str, **options: Any) -> None:
+    from transformers import AutoConfig
+
+    from autotrain_mem.rehearsal.model.image_processor import FAMILIES
+
+    with contextlib.suppress(OSError, ValueError):
+        model_type = AutoConfig.from_pretrained(model, **options).model_type
+        if model_type in FAMILIES:
+            check_image_packages(model, model_type)
 
 
 def _no_tokenizer(model: str, why: str = "") -> ModelNotFoundError:

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autotrain_mem.engine.for_processes import check_processes
 from autotrain_mem.engine.output_dir import RESUME, check_output, check_weights
@@ -15,7 +15,7 @@ from autotrain_mem.engine.predict.vllm_server import gpus_served_here
 from autotrain_mem.engine.resuming import check_checkpoint
 from autotrain_mem.engine.wish import Wish, check_launch
 from autotrain_mem.errors import AutofitError, UsageError
-from autotrain_mem.local_files import check_data_path, check_model_folder
+from autotrain_mem.local_files import check_data_path, check_image_packages, check_model_folder
 from autotrain_mem.machine.choose import check_device, several, training_device
 from autotrain_mem.methods.flags import parser_of, read_given
 from autotrain_mem.methods.table import OTHER_MODEL_ARGUMENTS
@@ -103,7 +103,7 @@ def refuse(wish: Wish, *, to_train: bool, reads_data: bool = True) -> None:
 
     Raises:
         UsageError, NoGpuError, UnknownGpuError, UnreadableGpuError, ModelNotFoundError, ModelConfigError,
-            DatasetError, OutputFolderError.
+            MissingExtraError, DatasetError, OutputFolderError.
     """
     if to_train and wish.argument(RESUME):
         check_checkpoint(wish)
@@ -116,12 +116,14 @@ def refuse(wish: Wish, *, to_train: bool, reads_data: bool = True) -> None:
         raise no_model()
     _refuse_device(wish, to_train=to_train)
     _refuse_processes(wish)
-    _refuse_model(job.model, "--model", wish.argument("model_revision"))
+    config = _refuse_model(job.model, "--model", wish.argument("model_revision"))
     for name in filter(job.arguments.get, OTHER_MODEL_ARGUMENTS):
         _refuse_model(job.arguments[name], f"--{name}")
     data = job.dataset or job.arguments.get("dataset_name")
     if data and reads_data:
         check_data_path(str(data))
+    if config is not None and "vision_config" in config and (to_train or job.images or (data and reads_data)):
+        check_image_packages(job.model, config["model_type"])
     if to_train:
         _check_written(job, wish)
 
@@ -183,9 +185,11 @@ def _refuse_device(wish: Wish, *, to_train: bool) -> None:
         training_device(card, simulate=wish.simulate, environment=environment)
 
 
-def _refuse_model(name: str, flag: str, revision: object = None) -> None:
-    if check_model_folder(name, flag) is None:
+def _refuse_model(name: str, flag: str, revision: object = None) -> dict[str, Any] | None:
+    config = check_model_folder(name, flag)
+    if config is None:
         check_cached(name, None if revision is None else str(revision))
+    return config
 
 
 def _refuse_processes(wish: Wish) -> None:

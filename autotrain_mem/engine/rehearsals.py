@@ -19,7 +19,18 @@ from autotrain_mem.machine.prices import Prices, listed_prices, price_of
 from autotrain_mem.planner.levers import SMALLER_IMAGES
 from autotrain_mem.planner.precision import precise_for
 from autotrain_mem.planner.space import Space, make_space
-from autotrain_mem.spec import Counting, DataProfile, Hardware, Job, Knobs, StepTime, Trace, Workload, codec
+from autotrain_mem.spec import (
+    Counting,
+    DataProfile,
+    Fingerprint,
+    Hardware,
+    Job,
+    Knobs,
+    StepTime,
+    Trace,
+    Workload,
+    codec,
+)
 from autotrain_mem.spec.hardware import Capability, kernel_class
 from autotrain_mem.spec.job import MAX_LENGTH, is_wish, wished_share
 from autotrain_mem.spec.model import ModelFacts
@@ -212,11 +223,14 @@ class Rehearsals:
 
     def _profile(self, on_counting: OnCounting) -> DataProfile:
 
-        def ask() -> str:
+        def ask() -> Fingerprint:
             return self.workers.first.fingerprint(self.job)
 
-        digest = answered(self.store, self.job, "data", {}, str, ask, reads_data=True)
-        key = {"fingerprint": digest, "versions": versions_key()}
+        def keeps(found: Fingerprint) -> bool:
+            return not found.names_files
+
+        found = answered(self.store, self.job, "fingerprint", {}, Fingerprint, ask, reads_data=True, keeps=keeps)
+        key = {"fingerprint": found.digest, "versions": versions_key()}
         kept = self.store.get("profile", key)
         if kept is not None:
             return codec.from_json(DataProfile, kept)

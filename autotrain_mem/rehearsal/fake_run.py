@@ -31,6 +31,7 @@ from autotrain_mem.rehearsal.trace.ledger import Device
 from autotrain_mem.rehearsal.trace.phases import follow
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.rehearsal.vllm_stub import vllm_stand_in
+from autotrain_mem.rehearsal.windows.at_once import windows_at_once
 from autotrain_mem.spec import Knobs, Phase, Trace, Trained
 from autotrain_mem.spec.hardware import Capability
 
@@ -113,7 +114,12 @@ def train_on_fakes(spec: TrainerSpec, recorder: Recorder, values: KnownValues) -
         recorder.unquantized_bytes = unquantized_bytes(trainer.model)
         trainer.data_collator = _host_collator(trainer.data_collator, spec.edit_rows)
         whole = trained_in_full(trainer) if isinstance(recorder, RankRecorder) else nullcontext()
-        with spec.patches(trainer), whole, _arrivals(values.arrive, recorder):
+        with (
+            spec.patches(trainer),
+            whole,
+            _arrivals(values.arrive, recorder),
+            windows_at_once(trainer.model, recorder),
+        ):
             follow(trainer, recorder)
             with recorder.recording():
                 trainer.train()

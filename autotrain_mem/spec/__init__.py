@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 _NAMES = {
-    "data": "Counting DataProfile DataSummary ImageSummary",
+    "data": "Counting DataProfile DataSummary Fingerprint ImageSummary",
     "estimate": "Candidate Estimate Footprint MemoryEstimate ReservedByMode ReservedEstimate",
     "experience": "Experience Incident Learned OtherProcess PhasePeak Probe Restart",
     "hardware": "Hardware",
@@ -26,7 +26,7 @@ _NAMES = {
 """Module -> the nouns of it that this package offers."""
 
 if TYPE_CHECKING:
-    from autotrain_mem.spec.data import Counting, DataProfile, DataSummary, ImageSummary
+    from autotrain_mem.spec.data import Counting, DataProfile, DataSummary, Fingerprint, ImageSummary
     from autotrain_mem.spec.estimate import (
         Candidate,
         Estimate,
@@ -61,6 +61,7 @@ __all__ = [
     "DataSummary",
     "Estimate",
     "Experience",
+    "Fingerprint",
     "Fit",
     "Footprint",
     "Hardware",

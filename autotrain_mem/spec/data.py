@@ -50,6 +50,15 @@ class ImageProfile:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Fingerprint:
+    """Tells data from other data."""
+
+    digest: str
+    names_files: bool
+    """Whether rows name files, so that the data may change while the files that the job names do not."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DataProfile:
     """Holds the token lengths of a dataset after the trainer's own formatting, as a histogram.
 

@@ -69,7 +69,8 @@ class LayerPattern:
     """After how many layers their kinds come again: 1 where all are alike, 2 where every other one slides."""
     least: int = 1
     """Layers that a rehearsal has at least: 2 where something beside the layers goes over all of them, as the loss of a
-    mixture's routers does, whose first turn and last are unlike the others."""
+    mixture's routers does, whose first turn and last are unlike the others; or more where the first layers are unlike
+    the others, as Qwen3-VL's are."""
 
     def depths(self, *, held_back: int = 0) -> Depths | None:
         """Chooses what to rehearse in the place of the whole; None where that would not be faster.

@@ -11,7 +11,7 @@ from typing import Any
 from autotrain_mem import errors
 from autotrain_mem.errors import WorkerDiedError, WorkerTimeoutError
 from autotrain_mem.processes import Child, ChildDied, ChildTimeout
-from autotrain_mem.spec import Counting, DataProfile, Job, Knobs, Trace, codec
+from autotrain_mem.spec import Counting, DataProfile, Fingerprint, Job, Knobs, Trace, codec
 from autotrain_mem.spec.hardware import Capability
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.spec.preflight import Preflight
@@ -131,10 +131,9 @@ class Worker:
         answer = self._ask("preflight", job=job, compute_capability=compute_capability, **facts)
         return codec.from_json(Preflight, answer)
 
-    def fingerprint(self, job: Job) -> str:
+    def fingerprint(self, job: Job) -> Fingerprint:
         """Asks for a digest of what :meth:`profile` depends on: :func:`data.fingerprint.fingerprint`."""
-        digest: str = self._ask("fingerprint", job=job)
-        return digest
+        return codec.from_json(Fingerprint, self._ask("fingerprint", job=job))
 
     def profile(self, job: Job, on_progress: Callable[[Counting], None] = lambda counting: None) -> DataProfile:
         """Token lengths of the job's dataset.

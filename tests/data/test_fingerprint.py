@@ -26,7 +26,7 @@ def job(model_folder: Callable[[str], pathlib.Path], tmp_path: pathlib.Path) -> 
 
 
 def digest(job: Job, tmp_path: pathlib.Path) -> str:
-    return fingerprint(job, str(tmp_path / "scratch"))
+    return fingerprint(job, str(tmp_path / "scratch")).digest
 
 
 def given(job: Job, **arguments: Any) -> Job:
@@ -108,3 +108,24 @@ def test_a_large_file_is_known_by_its_date_and_its_ends(
     data = pathlib.Path(str(job.dataset))
     data.write_text(data.read_text(encoding="utf-8"), encoding="utf-8")  # the same content, written later
     assert digest(job, tmp_path) != before
+
+
+@pytest.mark.parametrize("as_object", [False, True])
+def test_an_image_that_changed_under_its_name_is_seen_and_asked_for_each_time(
+    as_object: bool, job: Job, tmp_path: pathlib.Path
+) -> None:
+    assert not fingerprint(job, str(tmp_path / "scratch")).names_files
+    image, within = tmp_path / "0.png", tmp_path / "1.png"
+    for path in (image, within):
+        path.write_bytes(b"an image")
+    named = {"bytes": None, "path": str(image)} if as_object else str(image)
+    inner = [{"type": "image", "image": str(within)}, {"type": "text", "text": "?"}]
+    messages = [{"role": "user", "content": inner if not as_object else "?"}, {"role": "assistant", "content": "!"}]
+    pathlib.Path(str(job.dataset)).write_text(json.dumps({"messages": messages, "images": [named]}))
+    before = fingerprint(job, str(tmp_path / "scratch"))
+    assert before.names_files
+    assert digest(job, tmp_path) == before.digest
+    for changed in (image,) if as_object else (image, within):
+        last = digest(job, tmp_path)
+        changed.write_bytes(b"another image")
+        assert digest(job, tmp_path) != last

@@ -9,7 +9,7 @@ from nouns import TRL_DEFAULTS
 
 from autotrain_mem import api
 from autotrain_mem.errors import RehearsalError, UsageError
-from autotrain_mem.spec import Block, DataProfile, Hardware, Job, Knobs, Owner, Phase, Trace, Workload
+from autotrain_mem.spec import Block, DataProfile, Fingerprint, Hardware, Job, Knobs, Owner, Phase, Trace, Workload
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.spec.preflight import Preflight
 from autotrain_mem.spec.work import Kind, Work
@@ -59,8 +59,8 @@ class FakeWorker:
     def preflight(self, job: Job, compute_capability: tuple[int, int], **facts: bool) -> Preflight:
         return Preflight(findings=(), parameters=None)
 
-    def fingerprint(self, job: Job) -> str:
-        return str(self.longest)
+    def fingerprint(self, job: Job) -> Fingerprint:
+        return Fingerprint(digest=str(self.longest), names_files=False)
 
     def profile(self, job: Job, on_counting: object) -> DataProfile:
         return DataProfile(rows_by_length={100: 9, self.longest: 1})

@@ -9,7 +9,7 @@ from fake_worker import FakeWorker, rehearsals, toy
 
 from autotrain_mem import api
 from autotrain_mem.errors import DoesNotFitError
-from autotrain_mem.spec import DataProfile, Job, Knobs, Plan
+from autotrain_mem.spec import DataProfile, Fingerprint, Job, Knobs, Plan
 from autotrain_mem.spec.data import ImageProfile
 from autotrain_mem.spec.job import MAX_LENGTH
 from autotrain_mem.spec.model import ModelFacts
@@ -40,8 +40,8 @@ class Pictured(FakeWorker):
         facts = super().describe(job, compute_capability)
         return replace(facts, reads_images=True, pixel_steps=self.steps)
 
-    def fingerprint(self, job: Job) -> str:
-        return f"{job.arguments.get('max_pixels')}"
+    def fingerprint(self, job: Job) -> Fingerprint:
+        return Fingerprint(digest=f"{job.arguments.get('max_pixels')}", names_files=False)
 
     def profile(self, job: Job, on_counting: object) -> DataProfile:
         tokens = image_tokens(job.arguments.get("max_pixels"))

@@ -15,7 +15,11 @@ Example: Qwen2.5-0.5B has 24 layers; 1 and 3 of them are rehearsed in a quarter 
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable
+import gc
+from bisect import bisect_left
+from collections.abc import Container, Hashable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
 
 from autotrain_mem.estimator.depth.alignment import (
     NOWHERE,
@@ -45,6 +49,24 @@ def expand(short: Trace, long: Trace, depths: Depths) -> Trace | None:
         short: A rehearsal of ``depths.short`` layers, and with fewer chunks of a loss that has many.
         long: The same of ``depths.long``, with more chunks.
     """
+    with _without_collector():
+        return _expand(short, long, depths)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Inside, nobody looks for reference cycles, which took half of the time: millions of small things are made here,
+    and none points back."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _expand(short: Trace, long: Trace, depths: Depths) -> Trace | None:
     try:
         chunks = _chunks(short, long)
     except UnclearError:
@@ -60,7 +82,7 @@ def expand(short: Trace, long: Trace, depths: Depths) -> Trace | None:
         return None
     vocabulary = Vocabulary()
     pair = steps_of(short, vocabulary), steps_of(long, vocabulary)
-    kinds = tuple(_picks(one, [("kind", symbol) for symbol in one.symbols]) for one in pair)
+    kinds = _KindPicks(pair[0]), _KindPicks(pair[1])
     unlike: Container[tuple[int, int]] = frozenset()
     mistakes = _Mistakes(*kinds)
     while len(mistakes.pairs) < MOST_MISTAKES:
@@ -88,10 +110,22 @@ class _NotAlikeError(UnclearError):
         self.steps = (short, long)
 
 
+class _KindPicks:
+    """Picks among the living of a kind, found when first asked for: mostly places tell enough."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+
+    @cached_property
+    def picks(self) -> Picks:
+        """Those of each death and use."""
+        return _picks(self._steps, [("kind", symbol) for symbol in self._steps.symbols])
+
+
 class _Mistakes:
     """Holds steps of the shorter run and of the longer that are not the same, though they look it."""
 
-    def __init__(self, short: Picks, long: Picks) -> None:
+    def __init__(self, short: _KindPicks, long: _KindPicks) -> None:
         self._short, self._long = short, long
         self.pairs: set[tuple[int, int]] = set()
         """Known from having tried."""
@@ -99,7 +133,7 @@ class _Mistakes:
     def __contains__(self, steps: object) -> bool:
         """Blocks of a kind are ended in turn, whichever way: another rank from either end is another block."""
         assert isinstance(steps, tuple)
-        one, other = self._short.get(steps[0]), self._long.get(steps[1])
+        one, other = self._short.picks.get(steps[0]), self._long.picks.get(steps[1])
         if one is None or other is None:
             return steps in self.pairs
         differ = one.from_oldest != other.from_oldest and one.from_newest != other.from_newest
@@ -113,7 +147,7 @@ class _Expansion:
         self,
         traces: tuple[Trace, Trace],
         steps: tuple[Steps, Steps],
-        kinds: tuple[Picks, ...],
+        kinds: tuple[_KindPicks, _KindPicks],
         alignment: Alignment,
         depths: Depths,
         chunks: Depths | None,
@@ -122,15 +156,16 @@ class _Expansion:
         self._depths, self._chunks = depths, chunks
         self._resized = frozenset(alignment.resized)
         self._places = _places(*steps, alignment)
-        by_place = tuple(_picks(one, places) for one, places in zip(steps, self._places, strict=True))
-        self._picks = (by_place, kinds)
+        by_place = _picks(steps[0], self._places[0]), _picks(steps[1], self._places[1])
+        self._by_place, self._kinds = by_place, kinds
         self._again = _born_again(steps[1])
 
     def trace(self) -> Trace:
         """Returns the whole run. Raises UnclearError."""
         (short, long), depths = self._traces, self._depths
-        writer = Writer()
-        for acts, copies in self._stretches():
+        stretches = self._stretches()
+        writer = Writer({act.pick.place for acts, _ in stretches for act in acts if isinstance(act, Use)})
+        for acts, copies in stretches:
             writer.write(acts, copies)
         return Trace(
             blocks=tuple(writer.blocks),
@@ -187,7 +222,7 @@ class _Expansion:
         if long.births[j] == j:
             return self._birth_in_both(i, j)
         try:
-            return self._use(j, agreed([(short[i], long[j]) for short, long in self._picks]))
+            return self._use(j, agreed((short[i], long[j]) for short, long in self._ways_of_looking()))
         except UnclearError:
             raise _NotAlikeError(i, j) from None
 
@@ -200,7 +235,11 @@ class _Expansion:
             return _bare(long.facts[first])
         if long.births[first] == first:
             return self._birth_in_copies(each)
-        return self._use(first, agreed([[long[j] for j in each] for _, long in self._picks]))
+        return self._use(first, agreed([long[j] for j in each] for _, long in self._ways_of_looking()))
+
+    def _ways_of_looking(self) -> Iterator[tuple[Picks, Picks]]:
+        yield self._by_place
+        yield self._kinds[0].picks, self._kinds[1].picks
 
     def _use(self, j: int, pick: Pick) -> Use:
         stream = self._steps[1].facts[j]
@@ -299,7 +338,7 @@ def _picks(steps: Steps, places: list[Hashable]) -> dict[int, Pick]:
         if born == step:
             there.append(step)
             continue
-        index = there.index(born)
+        index = bisect_left(there, born)  # the living of a place stand in order of birth
         picks[step] = Pick(place, index, len(there) - 1 - index)
         if steps.facts[step] is None:
             del there[index]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotrain_mem.spec import Block, Phase
@@ -35,7 +36,7 @@ class Pick:
         return index
 
 
-def agreed(alternatives: Sequence[Sequence[Pick]]) -> Pick:
+def agreed(alternatives: Iterable[Sequence[Pick]]) -> Pick:
     """Finds what several picks have in common, in the first way of looking in which they have. Raises UnclearError."""
     for picks in alternatives:
         first = picks[0]
@@ -84,16 +85,25 @@ Act = Birth | Use | Phase | EngineMark | None
 
 
 class Writer:
-    """Writes the events of the whole run, as they come."""
+    """Writes the events of the whole run, as they come.
 
-    def __init__(self) -> None:
+    Args:
+        asked: Places of which a living block is asked for; others are not kept.
+    """
+
+    def __init__(self, asked: Container[Hashable]) -> None:
+        self._asked = asked
         self.blocks: list[Block] = []
         self.events: array[int] = array("q")
         self.phase_starts: list[tuple[int, Phase]] = []
         self.engine_marks: list[tuple[int, EngineMark]] = []
         self.stream_uses: list[StreamUse] = []
         self._living: dict[Hashable, list[int]] = {}
-        self._places: dict[int, tuple[Hashable, ...]] = {}
+        """Births that live, by place, in their order; there may be thousands of one."""
+        self._births: list[int] = []
+        """Of each birth the block's number."""
+        self._last_births: dict[int, tuple[int, list[Hashable]]] = {}
+        """Of each living block its birth, and where that was."""
         self._dead: dict[Block, list[int]] = {}
         """Numbers of dead blocks, by what they were."""
         self._dead_alike: list[list[int]] = []
@@ -118,26 +128,30 @@ class Writer:
         pick = act.pick
         living = self._living.get(pick.place, [])
         index = pick.of(living)
-        number = living[index]
+        number = self._births[living[index]]
         if act.stream is not None:
             self.stream_uses.append(StreamUse(len(self.events), number, act.stream))
             return
         del living[index]
-        for place in self._places.pop(number):
+        birth, places = self._last_births.pop(number)
+        for place in places:
             if place != pick.place:
-                self._living[place].remove(number)
+                there = self._living[place]
+                del there[bisect_left(there, birth)]
         self._dead_alike[number - 1].append(number)
         self.events.append(-number)
 
     def _bear(self, birth: Birth, copy: int) -> None:
         number = self._number(birth, copy)
-        self._places[number] = birth.places
-        for place in birth.places:
+        places = [place for place in birth.places if place in self._asked]
+        self._last_births[number] = len(self._births), places
+        for place in places:
             living = self._living.get(place)
             if living is None:
-                self._living[place] = [number]
+                self._living[place] = [len(self._births)]
             else:
-                living.append(number)
+                living.append(len(self._births))
+        self._births.append(number)
         self.events.append(number)
 
     def _number(self, birth: Birth, copy: int) -> int:

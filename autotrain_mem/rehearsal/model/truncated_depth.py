@@ -181,9 +181,12 @@ def _pattern_of_config(config: Any) -> LayerPattern | None:
 def _least(config: Any) -> int:
     """Counts the layers that tell how the loss of a mixture's routers goes over them: its sums begin with the first and
     are kept for the backward pass from the last (``transformers/models/mixtral/modeling_mixtral.py:
-    load_balancing_loss_func``; TRL asks for it by itself, ``trl/trainer/sft_trainer.py: aux_loss_enabled``)."""
+    load_balancing_loss_func``; TRL asks for it by itself, ``trl/trainer/sft_trainer.py: aux_loss_enabled``). Qwen3-VL's
+    first layers are given features of its tower's, one each, and the next ones are not
+    (``transformers/models/qwen3_vl/modeling_qwen3_vl.py: Qwen3VLTextModel.forward, deepstack_visual_embeds``)."""
     has_router_loss = getattr(config.get_text_config(decoder=True), "output_router_logits", None) is not None
-    return 2 if has_router_loss else 1
+    tower = getattr(config, "vision_config", None)
+    return (2 if has_router_loss else 1) + len(getattr(tower, "deepstack_visual_indexes", None) or ())
 
 
 def _asked_adapter(job: Job) -> dict[str, Any]:
