@@ -51,8 +51,8 @@ def reward_model(subject: ModelOnCard) -> None:
     """Refuses a reward model, where one is given, that cannot judge.
 
     Raises:
-        ModelNotFoundError: it is not there, or has no tokenizer where it needs its own: GRPO and RLOO hand it text,
-            PPO hands it the policy's tokens.
+        ModelNotFoundError: it is not there, or has no tokenizer where it needs its own: PPO hands it the policy's
+            tokens, all others text.
         ModelConfigError: as above.
         UnsupportedModelError: no sequence classifier of this architecture in the installed transformers.
     """
@@ -62,7 +62,7 @@ def reward_model(subject: ModelOnCard) -> None:
         if model is not None:
             trust = bool(job.arguments.get("trust_remote_code", False))
             _check_classifier(model, _load(model, f"--{name}", trust_remote_code=trust))
-            if name == "reward_model_name_or_path" and lacks_tokenizer(pathlib.Path(model)):
+            if not job.method_facts.has_value_model and lacks_tokenizer(pathlib.Path(model)):
                 raise ModelNotFoundError(
                     f"{model} comes without a tokenizer, by which a reward model reads completions.",
                     hint="Save the tokenizer that it was trained with in the same folder, as autofit reward does.",

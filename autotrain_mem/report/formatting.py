@@ -211,8 +211,7 @@ def settings(knobs: Knobs, names: Sequence[str] | None = None) -> str:
         "per_device_eval_batch_size": _at_once("evaluated", knobs.per_device_eval_batch_size),
     }
     if knobs.completion_length:
-        name = "max_completion_length" if knobs.max_completion_length else "response_length"
-        parts["max_length"] = f"{name} {knobs.completion_length}"
+        parts["max_length"] = f"{knobs.completion_knob} {knobs.completion_length}"
     return ", ".join(text for name, text in parts.items() if text and (names is None or name in names))
 
 

@@ -41,6 +41,7 @@ OF_METHOD: dict[str, dict[str, Any]] = {
     "grpo": {"max_completion_length": COMPLETION, "num_generations": 2},
     "rloo": {"max_completion_length": COMPLETION, "num_generations": 2},
     "distillation": {"max_completion_length": COMPLETION},
+    "online_dpo": {"max_length": LENGTH, "max_new_tokens": COMPLETION},
     "ppo": {"response_length": COMPLETION, "local_rollout_forward_batch_size": 2},
 }
 
