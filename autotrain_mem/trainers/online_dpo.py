@@ -7,6 +7,7 @@ backward pass, as that of every other trainer does. So what looks after micro-ba
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 from unittest.mock import patch
@@ -38,7 +39,7 @@ class OnlineDPOTrainer(_OnlineDPOTrainer):  # type: ignore[misc]  # TRL is untyp
 
     @stats.setter
     def stats(self, numbers: dict[str, list[float]]) -> None:
-        self._metrics = {"train": numbers}
+        self._metrics = {"train": defaultdict(list, numbers)}
 
     @property
     def max_completion_length(self) -> int:
