@@ -69,8 +69,7 @@ REFUSED_WHEN_OFF: dict[str, str] = {
 
 
 _DPO, _KTO, _GRPO, _RLOO, _PPO, _REWARD = "dpo", "kto", "grpo", "rloo", "ppo", "reward"
-_DISTILLATION, _ORPO, _CPO = "distillation", "orpo", "cpo"
-_ONLINE_DPO = "online_dpo"
+_DISTILLATION, _ORPO, _CPO, _ONLINE_DPO = "distillation", "orpo", "cpo", "online_dpo"
 _WITH_OWN_LOSS = (_REWARD, _DPO, _KTO, _ORPO, _CPO, _GRPO, _RLOO, _DISTILLATION, _ONLINE_DPO, _PPO)
 _R, _H, _C, _ONLY, _IDLE = (
     Verdict.REHEARSED,
@@ -239,15 +238,8 @@ _ROWS_FOR_ALL = (
         verdict=_H,
         why="which checkpoints are kept, and what is sent to the hub",
         names=(
-            *(
-                "greater_is_better",
-                "save_steps",
-                "save_only_model",
-                "save_on_each_node",
-                "save_total_limit",
-                "hub_token",
-            ),
-            *("hub_private_repo", "hub_strategy", "hub_always_push", "hub_revision"),
+            *("greater_is_better", "save_steps", "save_only_model", "save_on_each_node", "save_total_limit"),
+            *("hub_token", "hub_private_repo", "hub_strategy", "hub_always_push", "hub_revision"),
         ),
     ),
     FlagGroup(

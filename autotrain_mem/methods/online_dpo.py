@@ -125,11 +125,6 @@ def _check_config(filled: Configs) -> None:
             "--use_vllm is not supported yet in online DPO: how its trainer hands weights to vLLM is not rehearsed.",
             hint="Remove it; grpo and rloo generate with vLLM.",
         )
-    if training.max_length is None:
-        raise UsageError(
-            "--max_length none ends TRL's trainer: it compares prompt and completion with a number.",
-            hint="Give a number: prompts are cut from the left to make room for completions.",
-        )
     if training.remove_unused_columns:
         raise UsageError(
             "--remove_unused_columns would remove the prompts, which the model itself does not read.", hint="Remove it."

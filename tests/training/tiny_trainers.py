@@ -76,6 +76,7 @@ def trainer(
     given = {"train_dataset": rows(method), "eval_dataset": evaluation} | judged | build
     if method == "online_dpo":
         from autotrain_mem.trainers import online_dpo as home
+
         given |= {"processing_class": tokenizer(model)}
     return getattr(home, f"{name}Trainer")(model=loaded(method, model), args=args, **given)
 
