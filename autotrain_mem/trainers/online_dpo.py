@@ -17,7 +17,8 @@ from trl.data_utils import maybe_apply_chat_template
 from trl.experimental.online_dpo import OnlineDPOTrainer as _OnlineDPOTrainer
 
 SAMPLED = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-"""What TRL's ``_generate`` gives: all first completions of a micro-batch's prompts, then all second ones."""
+"""What TRL's ``_generate`` gives: all first completions of a micro-batch's prompts, then all second ones. From TRL 1.16
+on it also gives what it made of images, of which there are none here."""
 
 
 class OnlineDPOTrainer(_OnlineDPOTrainer):  # type: ignore[misc]  # TRL is untyped to mypy here
@@ -30,6 +31,7 @@ class OnlineDPOTrainer(_OnlineDPOTrainer):  # type: ignore[misc]  # TRL is untyp
     """
 
     _sampled: tuple[Any, ...] | None = None
+    _of_images: tuple[None, ...] = ()
     _metrics: dict[str, dict[str, list[float]]]
 
     @property
@@ -53,10 +55,13 @@ class OnlineDPOTrainer(_OnlineDPOTrainer):  # type: ignore[misc]  # TRL is untyp
 
     def _generate_and_score_completions(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         sampled = super()._generate(self.model_wrapped, inputs["prompt"])
-        return {**inputs, **dict(zip(SAMPLED, sampled, strict=True))}
+        self._of_images = sampled[len(SAMPLED) :]
+        return {**inputs, **dict(zip(SAMPLED, sampled, strict=False))}
 
     def _generate(self, model: Any, prompts: Sequence[Any], images: Any = None) -> Any:
-        return super()._generate(model, prompts, images) if self._sampled is None else self._sampled
+        if self._sampled is None:
+            return super()._generate(model, prompts, images)
+        return *self._sampled, *self._of_images
 
     def _tokenize_prompts(self, prompts: Sequence[Any]) -> tuple[list[list[int]]]:
         """Tokenizes prompts as ``_generate`` does; the name and the form are those of TRL's other trainers."""
