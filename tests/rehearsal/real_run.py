@@ -118,7 +118,7 @@ def trained(one: Case, output_dir: pathlib.Path, **card: Any) -> tuple[Trace, An
 
 @contextmanager
 def _quantized_as_on_a_card() -> Iterator[None]:
-    """TRL takes 4-bit weights on the CPU for those of a sharded model, and prepares these otherwise: it goes by the name
+    """TRL takes 4-bit weights on the CPU for those of a sharded model, and prepares them otherwise: it goes by the name
     of their class (``trl/experimental/utils.py: prepare_peft_model``)."""
     name, Params4bit.__name__ = Params4bit.__name__, "Params4bitOfACard"
     try:
