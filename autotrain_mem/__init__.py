@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 __all__ = ["CPOTrainer", "DPOTrainer", "DistillationTrainer", "GRPOTrainer", "KTOTrainer", "ORPOTrainer", "PPOTrainer"]
-__all__ += ["RLOOTrainer", "RewardTrainer", "SFTTrainer"]
+__all__ += ["OnlineDPOTrainer", "RLOOTrainer", "RewardTrainer", "SFTTrainer"]
 __all__ += ["AutoFit", "__version__", "cards", "estimate", "fit", "gpus", "plan", "write_report"]
 __all__ += ["AutofitError", "DoesNotFitError", "UsageError"]
 __all__ += ["CardVerdict", "Cards", "MemoryReading", "MemoryWatch", "Sign"]
@@ -68,6 +68,7 @@ __all__ += [
 
 _NAMES = {
     "drop_in.one_policy": "CPOTrainer ORPOTrainer",
+    "drop_in.online_dpo": "OnlineDPOTrainer",
     "drop_in.ppo": "PPOTrainer",
     "drop_in.trainers": "DPOTrainer DistillationTrainer GRPOTrainer KTOTrainer RLOOTrainer RewardTrainer SFTTrainer",
     "errors": "AutofitError DoesNotFitError UsageError",
@@ -92,6 +93,7 @@ _NAMES = {
 
 if TYPE_CHECKING:
     from autotrain_mem.drop_in.one_policy import CPOTrainer, ORPOTrainer
+    from autotrain_mem.drop_in.online_dpo import OnlineDPOTrainer
     from autotrain_mem.drop_in.ppo import PPOTrainer
     from autotrain_mem.drop_in.trainers import (
         DistillationTrainer,

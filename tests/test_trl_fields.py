@@ -61,7 +61,7 @@ def test_the_facts_of_a_method_are_those_of_the_installed_trl(method: str) -> No
     assert row.is_packable == ("packing" in fields)
     assert row.groups_completions == ("num_generations" in fields)
     assert row.has_mini_batches == ("num_mini_batches" in fields)
-    assert row.is_online != ("max_length" in fields)
+    assert ("max_length" in row.knobs) == ("max_length" in fields)
     assert row.reward_model_argument in {None, *fields}
     assert row.has_trl_command == (importlib.util.find_spec(f"trl.scripts.{method}") is not None)
     assert hasattr(trl, row.trainer) == row.has_trl_command

@@ -15,7 +15,8 @@ from typing import Any
 from autotrain_mem.checks.collect import Problems
 from autotrain_mem.checks.flags import Flags
 from autotrain_mem.checks.model import ModelOnCard
-from autotrain_mem.errors import UsageError
+from autotrain_mem.data.token_lengths import lacks_tokenizer
+from autotrain_mem.errors import ModelNotFoundError, UsageError
 from autotrain_mem.methods.configs import is_in_mxfp4, on_cpu, read_config, undivided
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.table import METHODS
@@ -215,6 +216,23 @@ def accepted_by_peft(flags: Flags) -> None:
 def ready_to_train(flags: Flags) -> None:
     """Lets the method refuse what it plans for and cannot train with, such as rewards that are not there."""
     method_of(flags.method).check(_filled(flags), to_train=True)
+
+
+def reward_tokenizer(flags: Flags) -> None:
+    """Refuses to train with a reward model that has no tokenizer of its own, where it is handed text.
+
+    PPO hands it the policy's tokens.
+
+    Raises:
+        ModelNotFoundError: there is none beside it.
+    """
+    facts = METHODS[flags.method]
+    model = flags.given.get(facts.reward_model_argument or "")
+    if model and not facts.has_value_model and lacks_tokenizer(pathlib.Path(model)):
+        raise ModelNotFoundError(
+            f"{model} comes without a tokenizer, by which a reward model reads completions.",
+            hint="Save the tokenizer that it was trained with in the same folder, as autofit reward does.",
+        )
 
 
 def _filled(flags: Flags) -> Any:

@@ -189,8 +189,16 @@ def prompt_length(flags: Flags) -> Problems:
 
 
 def max_length(flags: Flags) -> Problems:
-    """A trainer that leaves rows longer than ``max_length`` is given no shorter one by a plan."""
+    """A trainer that leaves rows longer than ``max_length`` is given no shorter one by a plan. Where completions are
+    sampled, it is no length of rows."""
     wish, facts = flags.given.get(MAX_LENGTH), METHODS[flags.method]
+    limits_both = facts.is_online and MAX_LENGTH in facts.knobs
+    if limits_both and MAX_LENGTH in flags.given and (wish is None or is_wish(wish)):
+        yield (
+            f"--max_length {str(wish).lower()} is about rows, and here it limits what is computed of a prompt with its "
+            "completion.",
+            "Give a number: prompts are cut from the left to make room for completions.",
+        )
     if not facts.keeps_max_length and is_wish(wish) and wish != AUTO:
         yield (
             f"--max_length {wish} would cut rows, and TRL's {facts.trainer} cuts answers alone: a long prompt stays.",

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotrain_mem.data.token_lengths import lacks_tokenizer
-from autotrain_mem.errors import ModelConfigError, ModelNotFoundError, UnsupportedModelError, UsageError
+from autotrain_mem.errors import ModelConfigError, UnsupportedModelError, UsageError
 from autotrain_mem.local_files import check_model_folder, saved_model
 from autotrain_mem.methods.configs import is_in_mxfp4
 from autotrain_mem.methods.facts import MethodFacts
@@ -51,8 +50,7 @@ def reward_model(subject: ModelOnCard) -> None:
     """Refuses a reward model, where one is given, that cannot judge.
 
     Raises:
-        ModelNotFoundError: it is not there, or has no tokenizer where it needs its own: GRPO and RLOO hand it text,
-            PPO hands it the policy's tokens.
+        ModelNotFoundError: it is not there.
         ModelConfigError: as above.
         UnsupportedModelError: no sequence classifier of this architecture in the installed transformers.
     """
@@ -62,11 +60,6 @@ def reward_model(subject: ModelOnCard) -> None:
         if model is not None:
             trust = bool(job.arguments.get("trust_remote_code", False))
             _check_classifier(model, _load(model, f"--{name}", trust_remote_code=trust))
-            if name == "reward_model_name_or_path" and lacks_tokenizer(pathlib.Path(model)):
-                raise ModelNotFoundError(
-                    f"{model} comes without a tokenizer, by which a reward model reads completions.",
-                    hint="Save the tokenizer that it was trained with in the same folder, as autofit reward does.",
-                )
 
 
 def teacher_model(subject: ModelOnCard) -> None:

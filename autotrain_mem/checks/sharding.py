@@ -239,11 +239,20 @@ def on_the_cpu(flags: Flags) -> Problems:
 
 
 def method(flags: Flags) -> Problems:
-    """PPO calls the policy inside of what FSDP would wrap (``ppo_trainer.py: train``, ``unwrapped_model``)."""
+    """Some trainers call their models in ways that shards do not allow, or with which they are not rehearsed.
+
+    PPO's calls the policy inside of what FSDP would wrap (``ppo_trainer.py: train``, ``unwrapped_model``). Online DPO's
+    copies the policy before it is divided, which TRL refuses under ZeRO-3 (``trl/experimental/utils.py:
+    create_reference_model``), and samples by FSDP1's means (``online_dpo_trainer.py: _generate``).
+    """
     facts, sharding = METHODS[flags.method], flags.given.get("sharding")
-    if facts.has_value_model and sharding in (*FSDP, *ZEROS):
+    if facts.holds_models_whole and sharding in (*FSDP, *ZEROS):
+        why = (
+            "calls the policy and the value model by themselves, where no weights are gathered"
+            if facts.has_value_model
+            else "copies the policy and samples from it as no rehearsal with shards follows"
+        )
         yield (
-            f"--sharding {sharding} does not work with {facts.title}: its trainer calls the policy and the value model "
-            "by themselves, where no weights are gathered.",
+            f"--sharding {sharding} does not work with {facts.title}: its trainer {why}.",
             "Give --sharding ddp: each GPU then holds all models. LoRA needs less: --use_peft.",
         )

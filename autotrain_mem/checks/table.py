@@ -77,6 +77,7 @@ MODEL: tuple[Check[ModelOnCard], ...] = (
 
 TRAINING: tuple[Check[Flags], ...] = (
     compatibility.ready_to_train,
+    compatibility.reward_tokenizer,
     compatibility.packages,
     compatibility.trackers,
 )

@@ -101,7 +101,10 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     job.add_argument("--recipe", metavar="NAME", help="a file that comes along, in place of --config (autofit recipes)")
     job.add_argument("--peft_config", metavar="FILE", help=_PEFT_CONFIG)
     job.add_argument(
-        "--prompt_length", type=int, metavar="N", help="GRPO, RLOO, distillation, PPO: plan for prompts of N tokens"
+        "--prompt_length",
+        type=int,
+        metavar="N",
+        help="GRPO, RLOO, distillation, online DPO, PPO: plan for prompts of N tokens",
     )
     job.add_argument("--image_sizes", metavar="WxH,...", help="plan for rows with images of these sizes: 1024x768")
 

@@ -347,7 +347,8 @@ def row_tokens(job: Job, knobs: Knobs, lengths: Lengths) -> float:
         return float(sequences * (row_length(job, knobs, lengths.longest) + knobs.completion_length))
     limit = None if job.is_online else knobs.max_length
     rows = profile.rows - (profile.truncated_rows(limit) if profile.drops else 0)
-    return profile.kept_tokens(limit) / max(rows, 1) + knobs.completion_length
+    answers = sequences if job.is_online else 1  # of pairs in the data both sides are counted
+    return answers * (profile.kept_tokens(limit) / max(rows, 1) + knobs.completion_length)
 
 
 UNSEEN = frozenset(

@@ -185,9 +185,10 @@ def _repeats(workload: Workload, gradient_accumulation_steps: int) -> dict[Phase
     per_generation = workload.micro_steps_per_generation
     generations = micro_steps / per_generation if per_generation else 0.0
     each_micro_step, each_optimizer_step = max(workload.micro_steps, 1), max(workload.optimizer_steps, 1)
+    each_generation = max(each_micro_step // (per_generation or each_micro_step), each_optimizer_step)
     return {
-        Phase.GENERATE: (generations, each_optimizer_step),
-        Phase.SCORE: (generations, each_optimizer_step),
+        Phase.GENERATE: (generations, each_generation),
+        Phase.SCORE: (generations, each_generation),
         Phase.FORWARD: (micro_steps, each_micro_step),
         Phase.BACKWARD: (micro_steps, each_micro_step),
         Phase.OPTIMIZER_STEP: (optimizer_steps, each_optimizer_step),

@@ -75,7 +75,8 @@ def _accumulating(steps: int, function: Callable[..., Any], args: Any) -> Callab
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
     """Count tokens of every prompt with the chat template around it."""
     options = filled.training.chat_template_kwargs or {}
-    return online.prompt_lengths(split, tokenizer, processes=filled.training.dataset_num_proc, **options)
+    tokenize = partial(online.prompt_ids, tokenizer=tokenizer, **options)
+    return online.prompt_lengths(split, tokenize, processes=filled.training.dataset_num_proc)
 
 
 image_texts = online.image_texts

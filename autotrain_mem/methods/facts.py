@@ -72,7 +72,8 @@ class MethodFacts:
     row_noun: str = "rows"
     """What a batch counts."""
     sequences_per_row: int = 1
-    """2 for pairs: a batch of the model holds all chosen sequences, then all rejected ones."""
+    """2 for pairs: a batch of the model holds all chosen sequences, then all rejected ones. So it does of two
+    completions."""
     collates_sides_apart: bool = False
     """The chosen rows of a batch and its rejected ones reach the trainer in tensors of their own, which it joins."""
     least_rows: int = 1
@@ -106,8 +107,14 @@ class MethodFacts:
     # training
     is_online: bool = False
     """Completions are sampled while training: the data are prompts, which TRL never truncates."""
+    samples_each_micro_step: bool = False
+    """Completions are sampled for one micro-batch, inside its own step; otherwise for all of an optimizer step at once,
+    or for several."""
     groups_completions: bool = False
     """The completions of one prompt form a group, and the batches of TRL's config divide by each other in groups."""
+    holds_models_whole: bool = False
+    """Each process holds its models whole: how this trainer calls them where they are divided does not work, or is not
+    rehearsed."""
     has_mini_batches: bool = False
     """An effective batch is trained on in whole mini-batches (``num_mini_batches``)."""
     shares_tokens: bool = False

@@ -69,8 +69,8 @@ REFUSED_WHEN_OFF: dict[str, str] = {
 
 
 _DPO, _KTO, _GRPO, _RLOO, _PPO, _REWARD = "dpo", "kto", "grpo", "rloo", "ppo", "reward"
-_DISTILLATION, _ORPO, _CPO = "distillation", "orpo", "cpo"
-_WITH_OWN_LOSS = (_REWARD, _DPO, _KTO, _ORPO, _CPO, _GRPO, _RLOO, _DISTILLATION, _PPO)
+_DISTILLATION, _ORPO, _CPO, _ONLINE_DPO = "distillation", "orpo", "cpo", "online_dpo"
+_WITH_OWN_LOSS = (_REWARD, _DPO, _KTO, _ORPO, _CPO, _GRPO, _RLOO, _DISTILLATION, _ONLINE_DPO, _PPO)
 _R, _H, _C, _ONLY, _IDLE = (
     Verdict.REHEARSED,
     Verdict.HARMLESS,
@@ -108,7 +108,7 @@ _ROWS_FOR_ALL = (
             *("train_sampling_strategy", "remove_unused_columns", "label_names", "accelerator_config"),
             *("num_generations", "num_generations_eval", "max_completion_length", "generation_batch_size"),
             *("steps_per_generation", "num_iterations", "response_length", "local_rollout_forward_batch_size"),
-            "num_mini_batches",
+            *("num_mini_batches", "max_new_tokens"),
         ),
     ),
     # -- what a step computes
@@ -238,15 +238,8 @@ _ROWS_FOR_ALL = (
         verdict=_H,
         why="which checkpoints are kept, and what is sent to the hub",
         names=(
-            *(
-                "greater_is_better",
-                "save_steps",
-                "save_only_model",
-                "save_on_each_node",
-                "save_total_limit",
-                "hub_token",
-            ),
-            *("hub_private_repo", "hub_strategy", "hub_always_push", "hub_revision"),
+            *("greater_is_better", "save_steps", "save_only_model", "save_on_each_node", "save_total_limit"),
+            *("hub_token", "hub_private_repo", "hub_strategy", "hub_always_push", "hub_revision"),
         ),
     ),
     FlagGroup(
@@ -305,6 +298,31 @@ _ROWS_OF_METHODS = (
         methods=(_ORPO, _CPO),  # trl/experimental/orpo/orpo_trainer.py: __init__
         why="TRL switches it off: its collator takes every column",
         names=("remove_unused_columns",),
+    ),
+    FlagGroup(
+        verdict=Verdict.REFUSED,
+        methods=(_ONLINE_DPO,),  # online_dpo.py: check
+        why="TRL's trainer ends with it, or how it hands weights to vLLM is not rehearsed",
+        names=(
+            *("use_vllm", "remove_unused_columns", "train_sampling_strategy", "eval_strategy", "eval_on_start"),
+            *("vllm_mode", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size"),
+        ),
+    ),
+    FlagGroup(
+        verdict=_IDLE,
+        methods=(_ONLINE_DPO,),
+        why="nothing asks for it: TRL's online DPO cannot be evaluated, and its batches are text",
+        names=(
+            *(
+                "eval_steps",
+                "eval_delay",
+                "eval_accumulation_steps",
+                "include_for_metrics",
+                "per_device_eval_batch_size",
+            ),
+            *("load_best_model_at_end", "metric_for_best_model", "greater_is_better", "label_names"),
+            *("average_tokens_across_devices", "include_num_input_tokens_seen", "length_column_name"),
+        ),
     ),
     FlagGroup(
         verdict=_ONLY,

@@ -14,23 +14,23 @@ from autotrain_mem.errors import UsageError
 from autotrain_mem.spec.job import MAX_LENGTH, MAXIMIZED, MOST, read_length
 from autotrain_mem.spec.trl_flags import TrlFlag
 
-_ELSEWHERE = {
-    "batch_size": "per_device_train_batch_size",
-    "max_completion_length": "response_length",
-    "max_new_tokens": "max_completion_length",
-    "max_prompt_length": "prompt_length",
-    "response_length": "max_completion_length",
-    "reward_model": "reward_model_path",
-    "reward_model_path": "reward_model_name_or_path",
-    "reward_model_name_or_path": "reward_model_path",
-    "epochs": "num_train_epochs",
-    "lora": "use_peft",
-    "lora_rank": "lora_r",
-    "lr": "learning_rate",
-    "max_seq_len": "max_length",
-    "max_seq_length": "max_length",
-    "seq_len": "max_length",
-    "steps": "max_steps",
+_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
+    "batch_size": ("per_device_train_batch_size",),
+    "max_completion_length": ("response_length", "max_new_tokens"),
+    "max_new_tokens": ("max_completion_length", "response_length"),
+    "max_prompt_length": ("prompt_length",),
+    "response_length": ("max_completion_length", "max_new_tokens"),
+    "reward_model": ("reward_model_path",),
+    "reward_model_path": ("reward_model_name_or_path",),
+    "reward_model_name_or_path": ("reward_model_path",),
+    "epochs": ("num_train_epochs",),
+    "lora": ("use_peft",),
+    "lora_rank": ("lora_r",),
+    "lr": ("learning_rate",),
+    "max_seq_len": ("max_length",),
+    "max_seq_length": ("max_length",),
+    "seq_len": ("max_length",),
+    "steps": ("max_steps",),
 }
 """What other trainers, and other methods, call it: names too far from TRL's for a comparison of letters."""
 
@@ -258,5 +258,5 @@ def _nearest(name: str, known: Sequence[str]) -> list[str]:
     by_letters = {item.replace("_", ""): item for item in sorted({*known, *_ELSEWHERE})}
     near = difflib.get_close_matches(name.replace("_", ""), by_letters, n=3, cutoff=0.7)
     names = [by_letters[letters] for letters in near]
-    meant = [item if item in known else _ELSEWHERE[item] for item in names]
+    meant = [each for item in names for each in ((item,) if item in known else _ELSEWHERE[item])]
     return [item for item in dict.fromkeys(meant) if item in known][:2]

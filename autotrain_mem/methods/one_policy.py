@@ -30,10 +30,10 @@ def build_trainer(
     common = trainer_arguments(filled, model, stub)
     quantized, loading = common.pop("quantization_config"), filled.training.model_init_kwargs
     filled.training.model_init_kwargs = None  # these trainers take it with a name alone
-    common["model"] = _loaded(
+    common["model"] = load_policy(
         filled, model, loading | ({} if quantized is None else {"quantization_config": quantized})
     )
-    common["processing_class"] = stub or _tokenizer(filled, model)
+    common["processing_class"] = stub or load_tokenizer(filled, model)
     return _class_of(home)(train_dataset=train_dataset, eval_dataset=eval_dataset, **common)
 
 
@@ -43,7 +43,7 @@ def _class_of(home: str) -> Any:
     return getattr(importlib.import_module(home), f"{home.rpartition('.')[2].upper()}Trainer")
 
 
-def _loaded(filled: Configs, model: str, loading: dict[str, Any]) -> Any:
+def load_policy(filled: Configs, model: str, loading: dict[str, Any]) -> Any:
     """Load the model as TRL's other trainers do, which leave it to accelerate where several processes train
     (``trl/trainer/dpo_trainer.py: __init__``)."""
     from trl.trainer.utils import create_model_from_path
@@ -52,7 +52,8 @@ def _loaded(filled: Configs, model: str, loading: dict[str, Any]) -> Any:
     return create_model_from_path(model, **loading, **({"device_map": None} if is_shared else {}))
 
 
-def _tokenizer(filled: Configs, model: str) -> Any:
+def load_tokenizer(filled: Configs, model: str) -> Any:
+    """Load the model's tokenizer, which pads with its end where it has no token for padding."""
     from transformers import AutoTokenizer
 
     options = {"trust_remote_code": trusts_remote_code(filled), "revision": filled.model.model_revision}

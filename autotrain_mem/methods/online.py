@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from autotrain_mem.errors import UsageError
 from autotrain_mem.methods import image_rows
 from autotrain_mem.methods.configs import Configs, trainer_arguments
 from autotrain_mem.methods.image_rows import RowImages, Texts
-from autotrain_mem.methods.interface import Basis
+from autotrain_mem.methods.interface import Basis, method_of_trainer
 from autotrain_mem.methods.reward_functions import check_packages, rehearsed_reward, reward_functions, try_once
 from autotrain_mem.methods.row_lengths import RowLengths
+from autotrain_mem.methods.table import METHODS
 from autotrain_mem.methods.worst_case_text import EditRows, text_of
 from autotrain_mem.spec import Knobs
 
@@ -27,7 +29,7 @@ def build_trainer(
     """Build the trainer of this name as TRL's script does; with ``beta`` above 0 it loads a reference model too."""
     import trl
 
-    rewards = rewards_of(filled, rehearsed=stub is not None)
+    rewards = rewards_of(filled, filled.script.reward_model_name_or_path, rehearsed=stub is not None)
     # In a rehearsal a reward model reads the rehearsal's tokens; in a real run it brings its own tokenizer.
     judges = None if stub is None else [stub if isinstance(reward, str) else None for reward in rewards]
     return getattr(trl, trainer)(
@@ -39,9 +41,9 @@ def build_trainer(
     )
 
 
-def rewards_of(filled: Configs, *, rehearsed: bool) -> list[Any]:
+def rewards_of(filled: Configs, model: str | None, *, rehearsed: bool) -> list[Any]:
     """List the reward model's path and the reward functions, in the order of trl/scripts/grpo.py: main."""
-    model, names = filled.script.reward_model_name_or_path, filled.script.reward_funcs or []
+    names = filled.script.reward_funcs or []
     functions = [rehearsed_reward] * len(names) if rehearsed else reward_functions(names)
     if rehearsed and not model and not names:
         functions = [rehearsed_reward]
@@ -124,21 +126,22 @@ def generating_each_step(trainer: Any, every: int) -> Any:
 
 
 def answers_of(trainer: Any) -> int:
-    """Count the completions of one prompt."""
-    return int(getattr(trainer, "num_generations", 1))
+    """Count the rows that the completions of one prompt are: a pair is one row."""
+    return int(getattr(trainer.args, "num_generations", 1))
 
 
 def prompts_at_once(trainer: Any, accumulation: int | None = None) -> int:
     """Count the prompts of a generation, those of all processes.
 
-    Distillation's is an effective batch (trl/trainer/distillation_trainer.py: _get_train_sampler); GRPO's and RLOO's
-    configs say how large it is.
+    Distillation's is an effective batch (trl/trainer/distillation_trainer.py: _get_train_sampler), online DPO's a
+    micro-batch; GRPO's and RLOO's configs say how large it is.
 
     Args:
         accumulation: Micro-steps of an optimizer step, where the trainer's own config has others.
     """
     args = trainer.args
-    steps = accumulation or args.gradient_accumulation_steps
+    facts = METHODS[method_of_trainer(trainer) or ""]
+    steps = 1 if facts.samples_each_micro_step else accumulation or args.gradient_accumulation_steps
     given = getattr(args, "generation_batch_size", None)
     completions: int = given or args.per_device_train_batch_size * steps * args.world_size
     return max(1, completions // answers_of(trainer))
@@ -166,7 +169,8 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
     """Count tokens of every prompt with the chat template around it; also try the reward functions on a few rows."""
     try_once(filled.script.reward_funcs or [], [split[index] for index in range(min(2, len(split)))])
     options = getattr(filled.training, "chat_template_kwargs", None) or {}
-    return prompt_lengths(split, tokenizer, processes=filled.training.dataset_num_proc, **options)
+    tokenize = partial(prompt_ids, tokenizer=tokenizer, **options)
+    return prompt_lengths(split, tokenize, processes=filled.training.dataset_num_proc)
 
 
 def image_texts(filled: Configs, row: Mapping[str, Any], images: int, processor: Any) -> Texts:
@@ -175,11 +179,15 @@ def image_texts(filled: Configs, row: Mapping[str, Any], images: int, processor:
     return image_rows.prompt_texts(row, images, processor, **options)
 
 
-def prompt_lengths(split: Any, tokenizer: Any, *, processes: int | None, **options: Any) -> RowLengths:
-    """Count tokens of every prompt, in memory: datasets' own cache would not notice when ``prompt_ids`` changes."""
+def prompt_lengths(split: Any, tokenize: Callable[[Any], list[int]], *, processes: int | None) -> RowLengths:
+    """Count tokens of every prompt, in memory: datasets' own cache would not notice when ``prompt_ids`` changes.
+
+    Args:
+        tokenize: Of one prompt, as the trainer does it.
+    """
 
     def count(row: dict[str, Any]) -> dict[str, int]:
-        return {"tokens": len(prompt_ids(row["prompt"], tokenizer, **options))}
+        return {"tokens": len(tokenize(row["prompt"]))}
 
     shown = {"desc": "Tokenizing prompts", "num_proc": processes}
     counted = split.map(count, remove_columns=split.column_names, keep_in_memory=True, **shown)
@@ -197,19 +205,29 @@ def prompt_ids(prompt: Any, tokenizer: Any, **options: Any) -> list[int]:
 
 
 def check(filled: Configs, *, to_train: bool) -> None:
+    """Refuse to train without a reward, as :func:`check_rewards`."""
+    name = "reward_model_name_or_path"
+    check_rewards(filled, filled.script.reward_model_name_or_path, name, to_train=to_train)
+
+
+def check_rewards(filled: Configs, model: str | None, argument: str, *, to_train: bool) -> None:
     """Refuse to train without a reward; a plan can do without, as with one Python function.
+
+    Args:
+        model: A reward model; None where there is none.
+        argument: By which it is given.
 
     Raises:
         UsageError: no reward is given, or none that can be found.
         MissingExtraError: a reward of TRL's own needs a package that is not installed.
     """
-    if to_train and not (filled.script.reward_model_name_or_path or filled.script.reward_funcs):
+    names = filled.script.reward_funcs or []
+    if to_train and not (model or names):
         raise UsageError(
             "No reward is given: nothing says which completions are good.",
             hint="Give --reward_funcs module.function (or one of TRL's own, such as think_format_reward), or "
-            "--reward_model_name_or_path MODEL.",
+            f"--{argument} MODEL.",
         )
-    names = filled.script.reward_funcs or []
     reward_functions(names)
     if to_train:
         check_packages(names)

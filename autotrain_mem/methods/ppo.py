@@ -111,7 +111,8 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
     ppo_checks.refuse(filled.training, tokenizer)
     if "input_ids" in split.column_names:
         return RowLengths(longer=list_lengths(split, "input_ids"))
-    return online.prompt_lengths(split, tokenizer, processes=filled.training.dataset_num_proc)
+    tokenize = partial(online.prompt_ids, tokenizer=tokenizer)
+    return online.prompt_lengths(split, tokenize, processes=filled.training.dataset_num_proc)
 
 
 def check(filled: Configs, *, to_train: bool) -> None:

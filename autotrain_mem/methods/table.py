@@ -201,6 +201,25 @@ DISTILLATION = MethodFacts(
 )
 """One completion for each prompt, ``trl/scripts/distillation.py``."""
 
+ONLINE_DPO = MethodFacts(
+    name="online_dpo",
+    title="OnlineDPO",
+    knobs=("max_length", "max_new_tokens"),
+    defaults={"learning_rate": 5e-7},
+    example_dataset="trl-lib/ultrafeedback-prompt",
+    formats=(("prompt",),),
+    row_noun="prompts",
+    sequences_per_row=2,
+    reward_model_argument="reward_model_path",
+    takes_model_name=False,
+    is_online=True,
+    samples_each_micro_step=True,
+    holds_models_whole=True,
+    is_experimental=True,
+    has_trl_command=False,
+)
+"""Two completions of each prompt, which form a pair (``trl/experimental/online_dpo``)."""
+
 PPO = MethodFacts(
     name="ppo",
     title="PPO",
@@ -213,6 +232,7 @@ PPO = MethodFacts(
     reward_model_argument="reward_model_path",
     takes_model_name=False,
     is_online=True,
+    holds_models_whole=True,
     has_mini_batches=True,
     makes_optimizer_early=True,
     liger_since="1.16",
@@ -246,7 +266,7 @@ PPO = MethodFacts(
 reward model is an adapter by default, and TRL's is whole."""
 
 METHODS: Mapping[str, MethodFacts] = {
-    row.name: row for row in (SFT, REWARD, DPO, KTO, ORPO, CPO, GRPO, RLOO, DISTILLATION, PPO)
+    row.name: row for row in (SFT, REWARD, DPO, KTO, ORPO, CPO, GRPO, RLOO, DISTILLATION, ONLINE_DPO, PPO)
 }
 """The TRL trainers that are known, by the names of their commands."""
 
@@ -265,7 +285,7 @@ def methods_where(holds: Callable[[MethodFacts], bool]) -> frozenset[str]:
     return frozenset(name for name, row in METHODS.items() if holds(row))
 
 
-_BY_USE = (SFT, DPO, KTO, GRPO, REWARD, RLOO, DISTILLATION, ORPO, CPO, PPO)
+_BY_USE = (SFT, DPO, KTO, GRPO, REWARD, RLOO, DISTILLATION, ORPO, CPO, ONLINE_DPO, PPO)
 """Of two that read the same columns, which is asked for more."""
 TEXT_COLUMN = "text"
 """TRL's default of ``dataset_text_field`` (``trl/trainer/sft_config.py``)."""
@@ -274,7 +294,7 @@ TEXT_COLUMN = "text"
 def methods_reading(columns: Collection[str]) -> tuple[str, ...]:
     """Name the methods that train on rows with these columns, the most likely first: the one that reads most of them.
 
-    ``("prompt", "completion", "label")`` gives kto, sft, grpo, rloo, distillation, ppo.
+    ``("prompt", "completion", "label")`` gives kto, sft, grpo, rloo, distillation, online_dpo, ppo.
     """
     read = {row.name: max(map(len, _formats_in(row, {*columns})), default=0) for row in _BY_USE}
     return tuple(sorted((name for name in read if read[name]), key=lambda name: -read[name]))

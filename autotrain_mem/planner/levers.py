@@ -136,7 +136,7 @@ LADDER = (
         harm=Harm.TIME,
         knobs=("sharding", "dp_replicate_size"),
         methods=methods_where(
-            lambda method: not method.has_value_model
+            lambda method: not method.holds_models_whole
         ),  # PPO prepares two models as one (trl/experimental/ppo/ppo_trainer.py: PolicyAndValueWrapper)
         reason="the GPUs divide weights, gradients and optimizer state among them",
     ),

@@ -25,6 +25,7 @@ from autotrain_mem.planner.division import (
 from autotrain_mem.planner.levers import EXPANDABLE
 from autotrain_mem.spec import Fit, Job, Knobs
 from autotrain_mem.spec.job import MAX_SLOWDOWN, without_wish
+from autotrain_mem.spec.knobs import COMPLETION_KNOBS
 from autotrain_mem.spec.model import ModelFacts
 
 UNKNOWN_ROW_TOKENS = 1024
@@ -208,7 +209,7 @@ def _applying(defaults: Knobs, job: Job) -> Knobs:
 
 
 _COUNTS = (
-    *(ROWS, STEPS, EVALUATED_ROWS, "max_length", "max_completion_length", "response_length", "num_generations"),
+    *(ROWS, STEPS, EVALUATED_ROWS, "max_length", *COMPLETION_KNOBS, "num_generations"),
     "local_rollout_forward_batch_size",
 )
 
@@ -246,7 +247,7 @@ def _check_completion(knobs: Knobs, prompt: int | None, context_length: int | No
     together = (prompt or 0) + knobs.completion_length
     if not knobs.completion_length or context_length is None or together <= context_length:
         return
-    name = "max_completion_length" if knobs.max_completion_length else "response_length"
+    name = knobs.completion_knob
     room = context_length - (prompt or 0)
     if room < 1:
         raise ContextLengthError(

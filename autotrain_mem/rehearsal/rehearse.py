@@ -182,9 +182,12 @@ def _passes(job: Job, filled: Configs) -> int:
 
 
 def _micro_steps_per_generation(job: Job, knobs: Knobs, filled: Configs) -> int:
-    """GRPO and RLOO generate for ``steps_per_generation`` micro-steps, and train on them ``num_iterations`` times."""
+    """Online DPO samples in each micro-step; GRPO and RLOO generate for ``steps_per_generation`` micro-steps, and train
+    on them ``num_iterations`` times."""
     if not knobs.completion_length:
         return 0
+    if job.method_facts.samples_each_micro_step:
+        return 1
     steps = getattr(filled.training, "steps_per_generation", None)
     if steps is None:
         return knobs.gradient_accumulation_steps * _passes(job, filled)

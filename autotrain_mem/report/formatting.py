@@ -211,8 +211,7 @@ def settings(knobs: Knobs, names: Sequence[str] | None = None) -> str:
         "per_device_eval_batch_size": _at_once("evaluated", knobs.per_device_eval_batch_size),
     }
     if knobs.completion_length:
-        name = "max_completion_length" if knobs.max_completion_length else "response_length"
-        parts["max_length"] = f"{name} {knobs.completion_length}"
+        parts["max_length"] = f"{knobs.completion_knob} {knobs.completion_length}"
     return ", ".join(text for name, text in parts.items() if text and (names is None or name in names))
 
 
@@ -306,8 +305,8 @@ def batch(knobs: Knobs) -> str:
 
 
 def rows(knobs: Knobs) -> str:
-    """``4 x 16 rows``, ``1 x 1 row``; completions where these are sampled."""
-    noun = "completion" if knobs.completion_length else "row"
+    """``4 x 16 rows``, ``1 x 1 row``; completions where these are sampled, or prompts of which each has several."""
+    noun = "prompt" if knobs.max_new_tokens else "completion" if knobs.completion_length else "row"
     return f"{batch(knobs)} {noun}{'s' if knobs.effective_batch_size > 1 else ''}"
 
 

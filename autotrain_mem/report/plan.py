@@ -215,7 +215,10 @@ def _assumed(plan: Plan) -> str:
 def _made_of_it(plan: Plan, data: DataSummary) -> list[Text]:
     """Shows what this plan's length and micro-batch make of the rows."""
     if plan.job.is_online:
-        return [Text(f"completions of up to {plan.knobs.completion_length}; no prompt is truncated")]
+        completions, limit = plan.knobs.completion_length, plan.knobs.max_length
+        is_cut = limit is not None and data.longest + completions > limit
+        cut = f"what is longer than max_length {limit} with them is cut" if is_cut else "no prompt is truncated"
+        return [Text(f"completions of up to {completions}; {cut}", style=LOUD if is_cut else "")]
     padding = "packed" if plan.knobs.packing else f"{formatting.percent(data.padding_fraction)} of a batch is padding"
     return [Text(padding), _cut(plan, data)]
 

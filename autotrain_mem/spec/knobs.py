@@ -47,7 +47,7 @@ class Knobs:
 
     json_form: ClassVar = Form(
         optional=(
-            *("max_completion_length", "response_length", "num_generations"),
+            *("max_completion_length", "response_length", "max_new_tokens", "num_generations"),
             *("local_rollout_forward_batch_size", "per_device_eval_batch_size", "sharding", "dp_replicate_size"),
             *("lora_target_modules", "learning_rate", "offload_optimizer_device", "offload_param_device"),
             *("cp_size", "sp_size", "max_pixels", PEFT_CONFIG),
@@ -56,8 +56,8 @@ class Knobs:
     """The JSON is also laid over TRL's arguments: what does not apply is left out, and so stays TRL's."""
 
     per_device_train_batch_size: int
-    """Rows of one micro-batch on one device: sequences (SFT), pairs (Reward, DPO, ORPO, CPO) or completions (GRPO,
-    RLOO, distillation, PPO)."""
+    """Rows of one micro-batch on one device: sequences (SFT), pairs (Reward, DPO, ORPO, CPO), completions (GRPO, RLOO,
+    distillation, PPO) or prompts with two each (online DPO)."""
     gradient_accumulation_steps: int
     gradient_checkpointing: bool
     use_peft: bool
@@ -97,6 +97,8 @@ class Knobs:
     """Tokens of a sampled completion (GRPO, RLOO, distillation)."""
     response_length: int | None = None
     """Tokens of a sampled completion (PPO)."""
+    max_new_tokens: int | None = None
+    """Tokens of a sampled completion (online DPO)."""
     num_generations: int | None = None
     """Completions of one prompt, which form a group (GRPO, RLOO): the effective batch holds whole groups."""
     local_rollout_forward_batch_size: int | None = None
@@ -181,7 +183,12 @@ class Knobs:
     @property
     def completion_length(self) -> int:
         """Returns the tokens of a sampled completion; 0 for methods that sample none."""
-        return self.max_completion_length or self.response_length or 0
+        return getattr(self, self.completion_knob) or 0
+
+    @property
+    def completion_knob(self) -> str:
+        """Names the knob that limits a completion; the first of them where none is sampled."""
+        return next((name for name in COMPLETION_KNOBS if getattr(self, name)), COMPLETION_KNOBS[0])
 
 
 _EVERY = (
@@ -190,6 +197,8 @@ _EVERY = (
 )
 BASE_BITS = {"load_in_4bit": 4, "load_in_8bit": 8}
 """Knobs that quantize the frozen base model, and to how many bits."""
+COMPLETION_KNOBS = ("max_completion_length", "response_length", "max_new_tokens")
+"""Knobs that limit a sampled completion: TRL's configs call it differently."""
 OWN_KNOBS = ("optimizer_offload", "expandable_segments", "max_pixels", PEFT_CONFIG)
 """Knobs that TRL does not have; autofit applies them itself."""
 OWN_SWITCHES = ("optimizer_offload", "expandable_segments", "fsdp_offload_params")

@@ -13,6 +13,7 @@ OTHER_CARD = {
     "dpo-qwen2.5-7b-lora": "l40s",
     "kto-qwen2.5-0.5b": "rtx4090",
     "grpo-qwen3-8b-qlora": "rtx4090",
+    "online_dpo-qwen2.5-0.5b": "l40s",
     "orpo-qwen2.5-0.5b": "rtx4090",
     "ppo-qwen2.5-0.5b": "l40s",
     "ppo-qwen2.5-7b-lora": "a100-40gb",

@@ -39,13 +39,21 @@ OWN = {
     "--per_device_train_batch_size 8 --optimizer_offload",
     "distillation": "--dataset alike_prompts.jsonl --teacher_model_name_or_path tiny --max_completion_length 12 "
     "--per_device_train_batch_size 8 --use_peft",
+    "online_dpo": "--dataset alike_prompts.jsonl --reward_model_path trained/reward --max_new_tokens 12 "
+    "--per_device_train_batch_size 4 --reward_funcs my_rewards.short",
     "ppo": "--dataset alike_prompts.jsonl --reward_model_path trained/reward --response_length 12 "
     "--per_device_train_batch_size 4",
 }
 FILES = dict.fromkeys(OWN, "model.safetensors") | dict.fromkeys(
     ("sft", "dpo", "cpo", "distillation"), "adapter_model.safetensors"
 )
-LOGGED = {"grpo": "reward", "rloo": "reward", "ppo": "objective/rlhf_reward", "reward": "accuracy"}
+LOGGED = {
+    "grpo": "reward",
+    "rloo": "reward",
+    "ppo": "objective/rlhf_reward",
+    "online_dpo": "objective/scores",
+    "reward": "accuracy",
+}
 PEAK_TOLERANCE = 0.02
 """Every batch is the worst one: all rows are as long as the longest, less one token in every second."""
 SEGMENT_BYTES = 20 * MIB

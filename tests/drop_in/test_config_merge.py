@@ -72,7 +72,8 @@ def test_of_a_default_config_only_the_folder_and_the_length_are_given_and_no_sec
     args = config(method, hub_token="hf_secret")
     if hasattr(args, "model_init_kwargs"):
         args.model_init_kwargs = {"token": "hf_secret"}
-    length = {"max_length": 1024} if hasattr(args, "max_length") else {}
+    default = 512 if METHOD_TABLE[method].is_online else 1024
+    length = {"max_length": default} if hasattr(args, "max_length") else {}
     words = given_arguments({"model": "NAME", "args": args}, kind_of(method), AutoFit())
     assert words == {"output_dir": "out", **length}
 

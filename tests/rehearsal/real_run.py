@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from bitsandbytes.nn import Params4bit
 from transformers import GenerationMixin
 from trl.trainer import distillation_trainer, grpo_trainer, rloo_trainer
 
@@ -41,6 +42,7 @@ OF_METHOD: dict[str, dict[str, Any]] = {
     "grpo": {"max_completion_length": COMPLETION, "num_generations": 2},
     "rloo": {"max_completion_length": COMPLETION, "num_generations": 2},
     "distillation": {"max_completion_length": COMPLETION},
+    "online_dpo": {"max_length": LENGTH, "max_new_tokens": COMPLETION},
     "ppo": {"response_length": COMPLETION, "local_rollout_forward_batch_size": 2},
 }
 
@@ -107,10 +109,22 @@ def trained(one: Case, output_dir: pathlib.Path, **card: Any) -> tuple[Trace, An
     watch = Watch(knobs=one.knobs, **card)
     with watch.cuda_semantics(), _ends_as_rehearsed(), _unshuffled():
         spec = trainer_spec(one.job, one.knobs, one.length, str(output_dir))
-        trainer = spec.build()
+        with _quantized_as_on_a_card():
+            trainer = spec.build()
         with spec.patches(trainer):
             watch.train(trainer, edit_rows=spec.edit_rows)
     return watch.recorder.trace(), trainer
+
+
+@contextmanager
+def _quantized_as_on_a_card() -> Iterator[None]:
+    """TRL takes 4-bit weights on the CPU for those of a sharded model, and prepares them otherwise: it goes by the name
+    of their class (``trl/experimental/utils.py: prepare_peft_model``)."""
+    name, Params4bit.__name__ = Params4bit.__name__, "Params4bitOfACard"
+    try:
+        yield
+    finally:
+        Params4bit.__name__ = name
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 from autotrain_mem.methods.table import METHODS as METHODS_OF_AUTOFIT
 
-METHODS = ("sft", "reward", "dpo", "grpo", "rloo", "distillation")
+METHODS = ("sft", "reward", "dpo", "grpo", "rloo", "distillation", "online_dpo")
 SIDES = 13
 """Rows of the data: the longest is not among the first."""
 
@@ -33,6 +33,7 @@ OF_METHOD = {
     "rloo": {"num_generations": 2, "max_completion_length": 4},
     "cpo": {"disable_dropout": False, "loss_type": "simpo", "cpo_alpha": 0.0},
     "distillation": {"max_completion_length": 4},
+    "online_dpo": {"max_new_tokens": 4, "disable_dropout": False},
 }
 
 
@@ -70,10 +71,20 @@ def trainer(
     evaluation = changes.pop("eval_dataset", None)
     build = changes.pop("build", {})
     args = getattr(home, f"{name}Config")(output_dir=str(folder), **ARGUMENTS | OF_METHOD[method] | changes)
-    judged = {"reward_funcs": reward} if method in ("grpo", "rloo") else {}
+    judged = {"reward_funcs": reward} if method in ("grpo", "rloo", "online_dpo") else {}
     judged |= {"teacher_model": teacher(model)} if method == "distillation" else {}
     given = {"train_dataset": rows(method), "eval_dataset": evaluation} | judged | build
+    if method == "online_dpo":
+        from autotrain_mem.trainers import online_dpo as home
+
+        given |= {"processing_class": tokenizer(model)}
     return getattr(home, f"{name}Trainer")(model=loaded(method, model), args=args, **given)
+
+
+def tokenizer(model: pathlib.Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model)
 
 
 def loaded(method: str, model: pathlib.Path) -> Any:

@@ -35,7 +35,9 @@ def batches_of(job: Job, knobs: Knobs, lengths: Lengths) -> Batches | None:
     if longest < LEAST_TOKENS or len(profile.kept_lengths(limit)) < 2:
         return None
     rows, each_step = knobs.per_device_train_batch_size, min(MOST_BATCHES, knobs.gradient_accumulation_steps)
-    if job.is_online:  # all that is generated at once is padded together, each prompt as often as it is answered
+    if (
+        job.is_online and not job.method_facts.samples_each_micro_step
+    ):  # all that is generated at once is padded together, each prompt as often as it is answered
         rows, each_step = max(1, rows * knobs.gradient_accumulation_steps // (knobs.num_generations or 1)), 1
     return drawn_batches(profile, rows=rows, each_step=each_step, max_length=limit, longest=longest)
 

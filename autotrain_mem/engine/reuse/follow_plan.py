@@ -27,6 +27,7 @@ from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Candidate, Estimate, Hardware, Harm, Job, Knobs, Learned, Plan
 from autotrain_mem.spec.estimate import candidate
 from autotrain_mem.spec.job import MAX_LENGTH, MAXIMIZED, is_wish
+from autotrain_mem.spec.knobs import COMPLETION_KNOBS
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.spec.plan import as_recorded
 from autotrain_mem.training.environment import environment_setting
@@ -34,7 +35,7 @@ from autotrain_mem.units import format_bytes
 from autotrain_mem.versions import versions_key
 
 GIVEN_ANEW = (
-    *(MAX_LENGTH, "max_completion_length", "response_length"),
+    *(MAX_LENGTH, *COMPLETION_KNOBS),
     *("lora_r", "lora_alpha", "lora_target_modules"),
 )
 """Knobs that may be given anew beside a plan, where they were the user's own words when it was made: another length or

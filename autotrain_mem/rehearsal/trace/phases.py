@@ -95,7 +95,7 @@ def _adopt(model: torch.nn.Module, recorder: PhaseRecorder) -> None:
 
 
 def _follow_groups(trainer: Any, recorder: PhaseRecorder) -> None:
-    """GRPO, RLOO and distillation: one method generates and scores, the next forward ends it."""
+    """GRPO, RLOO, distillation, online DPO: one method generates and scores, the next forward ends it."""
     score = trainer._generate_and_score_completions
     trainer._generate_and_score_completions = _watched(score, recorder, Phase.SCORE, Phase.SCORE)
     _follow_generation(trainer.accelerator.unwrap_model(trainer.model), recorder)
@@ -103,6 +103,18 @@ def _follow_groups(trainer: Any, recorder: PhaseRecorder) -> None:
     if engine is not None:
         engine.generate = _watched(engine.generate, recorder, Phase.GENERATE, Phase.SCORE)
         engine.sync_weights = _watched(engine.sync_weights, recorder, Phase.GENERATE, Phase.SCORE)
+    if hasattr(trainer, "_forward"):
+        trainer._forward = _forward_or_score(trainer._forward, recorder)
+
+
+def _forward_or_score(forward: Callable[..., Any], recorder: PhaseRecorder) -> Callable[..., Any]:
+    """Online DPO's policy makes its forward before the reference and the rewards score, and the loss comes last."""
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        recorder.enter_phase(Phase.FORWARD if torch.is_grad_enabled() else Phase.SCORE)
+        return forward(*args, **kwargs)
+
+    return watched
 
 
 def _follow_ppo(trainer: Any, recorder: PhaseRecorder) -> None:

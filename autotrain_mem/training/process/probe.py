@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -230,7 +231,8 @@ def _lengths(rows: Any, trainer: Any) -> Sequence[int]:
         return cut(lengths, trainer.args)
     options = getattr(trainer.args, "chat_template_kwargs", None) or {}
     processes = getattr(trainer.args, "dataset_num_proc", None)
-    return online.prompt_lengths(rows, trainer.processing_class, processes=processes, **options).longer
+    tokenize = partial(online.prompt_ids, tokenizer=trainer.processing_class, **options)
+    return online.prompt_lengths(rows, tokenize, processes=processes).longer
 
 
 def _rows_at_once(trainer: Any, accumulation: int | None) -> int:

@@ -125,13 +125,15 @@ CASES: dict[str, Case] = {
     "rloo": ("rloo", {}, {}),
     "distillation": ("distillation", {}, {}),
     "cpo-simpo": ("cpo", {}, {}),
+    "online_dpo": ("online_dpo", {}, {}),
+    "online_dpo-ipo": ("online_dpo", {"loss_type": "ipo", "max_length": 20}, {}),
 }
 SIZES = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
 
 
 def build(method: str, model: Path, folder: Path, **changes: Any) -> Any:
     made = trainer(method, model, folder, **(SIZES | changes))
-    if method in ("grpo", "rloo", "distillation"):
+    if method in ("grpo", "rloo", "distillation", "online_dpo"):
         generate = made._generate_and_score_completions
         made._generate_and_score_completions = lambda inputs: of_several_lengths(generate(inputs))
     return made

@@ -1,0 +1,143 @@
+"""Online direct preference optimization with TRL's experimental OnlineDPOTrainer: two answers, and which is better.
+
+TRL has no script for it. It is built as TRL's example builds it (``examples/scripts/dpo_online.py``): a reward model is
+a classifier of one score with its own tokenizer. Reward functions are found by name, as for GRPO.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+from autotrain_mem.errors import DatasetFormatError, UsageError
+from autotrain_mem.methods import online
+from autotrain_mem.methods.configs import Configs, fill, trainer_arguments, trusts_remote_code
+from autotrain_mem.methods.one_policy import load_policy, load_tokenizer
+from autotrain_mem.methods.reward_functions import try_once
+from autotrain_mem.methods.row_lengths import RowLengths
+
+
+def make_parser() -> Any:
+    """Make a parser of TRL's kind, with GRPO's ``--reward_funcs`` beside the config's ``--reward_model_path``."""
+    from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments, TrlParser
+    from trl.experimental.online_dpo import OnlineDPOConfig
+    from trl.scripts.grpo import GRPOScriptArguments
+
+    functions = GRPOScriptArguments.__dataclass_fields__["reward_funcs"]
+    field = dataclasses.field(default=functions.default, metadata=functions.metadata)
+    rewards = ("reward_funcs", list[str] | None, field)
+    script = dataclasses.make_dataclass("OnlineDPOScriptArguments", [rewards], bases=(ScriptArguments,))
+    return TrlParser((script, OnlineDPOConfig, ModelConfig, DatasetMixtureConfig), prog="autofit online_dpo")
+
+
+configs = partial(fill, make_parser)
+
+
+def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
+    """Build the trainer. The reference is a copy of the policy; with LoRA the adapter is switched off instead.
+
+    What is quantized is the policy and the reference; a reward model is loaded in the policy's dtype.
+    """
+    from autotrain_mem.trainers.online_dpo import OnlineDPOTrainer
+
+    common = trainer_arguments(filled, model, stub)
+    quantized, loading = common.pop("quantization_config"), filled.training.model_init_kwargs
+    filled.training.model_init_kwargs = None  # the trainer takes it with a name alone
+    judge = filled.training.reward_model_path
+    rewards = online.rewards_of(filled, judge, rehearsed=stub is not None)
+    judges = [(stub or _reward_tokenizer(filled)) if reward is judge else None for reward in rewards]
+    common["model"] = load_policy(
+        filled, model, loading | ({} if quantized is None else {"quantization_config": quantized})
+    )
+    common["processing_class"] = stub or load_tokenizer(filled, model)
+    return OnlineDPOTrainer(
+        reward_funcs=[_reward_model(filled, loading) if reward is judge else reward for reward in rewards],
+        reward_processing_classes=judges,
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset,
+        **common,
+    )
+
+
+def _reward_model(filled: Configs, loading: dict[str, Any]) -> Any:
+    """Load a model with a head of one score. It may lie elsewhere than the policy, whose revision is not its."""
+    from transformers import AutoModelForSequenceClassification
+    from trl.trainer.utils import create_model_from_path
+
+    own = {name: value for name, value in loading.items() if name != "revision"}
+    path = filled.training.reward_model_path
+    return create_model_from_path(path, AutoModelForSequenceClassification, num_labels=1, **own)
+
+
+def _reward_tokenizer(filled: Configs) -> Any:
+    from transformers import AutoTokenizer
+
+    trust = trusts_remote_code(filled)
+    return AutoTokenizer.from_pretrained(filled.training.reward_model_path, trust_remote_code=trust)
+
+
+worst_rows = online.worst_rows
+rows_editor = online.rows_editor
+
+
+def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
+    """Count tokens of every prompt with the chat template around it; also try the reward functions on a few rows.
+
+    Raises:
+        DatasetFormatError: the rows have images.
+    """
+    from autotrain_mem.trainers.online_dpo import prompt_ids
+
+    if "image" in split.column_names:
+        raise DatasetFormatError(
+            "Rows with images are not supported yet in online DPO: what its trainer makes of them is not rehearsed.",
+            hint="Remove the column image; grpo and rloo train on images.",
+        )
+    try_once(filled.script.reward_funcs or [], [split[index] for index in range(min(2, len(split)))])
+    return online.prompt_lengths(split, partial(prompt_ids, tokenizer=tokenizer), processes=None)
+
+
+def check(filled: Configs, *, to_train: bool) -> None:
+    """Refuse what the trainer would end with later, what is not rehearsed, and to train without a reward.
+
+    Raises:
+        UsageError: each for its reason.
+        MissingExtraError: a reward of TRL's own needs a package that is not installed.
+    """
+    _check_config(filled)
+    online.check_rewards(filled, filled.training.reward_model_path, "reward_model_path", to_train=to_train)
+
+
+def _check_config(filled: Configs) -> None:
+    training = filled.training
+    if filled.is_evaluated:  # transformers/trainer.py: prediction_step hands prompts to the model
+        raise UsageError(
+            "Online DPO cannot be evaluated: TRL's trainer would hand the model text, and end at the first evaluation.",
+            hint="Remove --eval_strategy; rewards and margins of the training rows are logged.",
+        )
+    if isinstance(training.beta, list):  # online_dpo_trainer.py: beta takes the epoch, a fraction, as a list's index
+        raise UsageError(
+            f"--beta with {len(training.beta)} values ends TRL's trainer at the first step.", hint="Give one value."
+        )
+    if training.use_vllm:
+        raise UsageError(
+            "--use_vllm is not supported yet in online DPO: how its trainer hands weights to vLLM is not rehearsed.",
+            hint="Remove it; grpo and rloo generate with vLLM.",
+        )
+    if training.remove_unused_columns:
+        raise UsageError(
+            "--remove_unused_columns would remove the prompts, which the model itself does not read.", hint="Remove it."
+        )
+    if str(getattr(training.train_sampling_strategy, "value", training.train_sampling_strategy)) == "group_by_length":
+        raise UsageError(
+            "--train_sampling_strategy group_by_length looks for input_ids, and prompts are text until a step begins.",
+            hint="Remove it.",
+        )
+
+
+def why_not_split(trainer: Any) -> str | None:
+    """Name a loss that is not known; the known ones are means over pairs (``online_dpo_trainer.py: training_step``)."""
+    if trainer.args.loss_type not in ("sigmoid", "ipo"):
+        return f"how loss_type {trainer.args.loss_type} makes one loss of many pairs is not known"
+    return None

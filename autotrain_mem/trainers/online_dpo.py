@@ -1,0 +1,100 @@
+"""TRL's experimental OnlineDPOTrainer, whose micro-batches weigh alike however a step's rows are divided into them.
+
+TRL's ``training_step`` is one method: it samples, scores and calls its own backward. What it computes stays TRL's; here
+it is entered with completions that are sampled already, and its loss passes through ``compute_loss`` on its way to the
+backward pass, as that of every other trainer does. So what looks after micro-batches finds the same places.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+from unittest.mock import patch
+
+from accelerate.utils import DistributedType
+from trl.data_utils import maybe_apply_chat_template
+from trl.experimental.online_dpo import OnlineDPOTrainer as _OnlineDPOTrainer
+
+SAMPLED = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+"""What TRL's ``_generate`` gives: all first completions of a micro-batch's prompts, then all second ones. From TRL 1.16
+on it also gives what it made of images, of which there are none here."""
+
+
+class OnlineDPOTrainer(_OnlineDPOTrainer):  # type: ignore[misc]  # TRL is untyped to mypy here
+    """TRL's trainer with gradients that are a mean over the rows of an optimizer step.
+
+    TRL 1.12 and 1.16 leave the division by ``gradient_accumulation_steps`` to accelerate, to which transformers 5 says
+    that there is one micro-batch (``transformers/trainer.py: create_accelerator_and_postprocess``): gradients would be
+    as many times too large, and be clipped by that (``trl/experimental/online_dpo/online_dpo_trainer.py:
+    training_step``).
+    """
+
+    _sampled: tuple[Any, ...] | None = None
+    _of_images: tuple[None, ...] = ()
+    _metrics: dict[str, dict[str, list[float]]]
+
+    @property
+    def stats(self) -> dict[str, list[float]]:
+        """What is logged next, kept where TRL's other trainers keep it."""
+        return self._metrics["train"]
+
+    @stats.setter
+    def stats(self, numbers: dict[str, list[float]]) -> None:
+        self._metrics = {"train": defaultdict(list, numbers)}
+
+    @property
+    def max_completion_length(self) -> int:
+        """Tokens of a completion, as TRL's other trainers call it."""
+        return int(self.args.max_new_tokens)
+
+    def _prepare_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Samples two completions of each prompt, where that is not done yet."""
+        prepared = super()._prepare_inputs(inputs)
+        return prepared if SAMPLED[0] in prepared else self._generate_and_score_completions(prepared)
+
+    def _generate_and_score_completions(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        sampled = super()._generate(self.model_wrapped, inputs["prompt"])
+        self._of_images = sampled[len(SAMPLED) :]
+        return {**inputs, **dict(zip(SAMPLED, sampled, strict=False))}
+
+    def _generate(self, model: Any, prompts: Sequence[Any], images: Any = None) -> Any:
+        if self._sampled is None:
+            return super()._generate(model, prompts, images)
+        return *self._sampled, *self._of_images
+
+    def _tokenize_prompts(self, prompts: Sequence[Any]) -> tuple[list[list[int]]]:
+        """Tokenizes prompts as ``_generate`` does; the name and the form are those of TRL's other trainers."""
+        return ([prompt_ids(prompt, self.processing_class) for prompt in prompts],)
+
+    def compute_loss(self, model: Any, inputs: Mapping[str, Any], **_: Any) -> Any:
+        """Gives the loss of TRL's step, which is made already."""
+        return inputs["loss"]
+
+    def training_step(self, model: Any, inputs: Mapping[str, Any], num_items_in_batch: Any = None) -> Any:
+        """Runs TRL's step on completions that are there, and divides its loss by the micro-batches of this step."""
+        model.train()
+        prepared = self._prepare_inputs(inputs)
+        self._sampled = tuple(prepared[name] for name in SAMPLED)
+        rows = {name: value for name, value in prepared.items() if name not in SAMPLED}
+        backward, losses = self.accelerator.backward, []
+
+        def backward_of_mean(loss: Any, **options: Any) -> None:
+            if self.accelerator.distributed_type == DistributedType.DEEPSPEED:
+                options["scale_wrt_gas"] = False  # as transformers' own step has it
+            share = self.compute_loss(model, {"loss": loss}) / self.current_gradient_accumulation_steps
+            losses.append(share.detach())
+            backward(share, **options)
+
+        try:
+            with patch.object(self.accelerator, "backward", backward_of_mean):
+                super().training_step(model, rows, num_items_in_batch)
+        finally:
+            self._sampled = None
+        return losses[0]
+
+
+def prompt_ids(prompt: Any, tokenizer: Any) -> list[int]:
+    """Tokenizes a prompt as TRL's ``_generate`` does, which leaves special tokens to the chat template."""
+    text = maybe_apply_chat_template({"prompt": prompt}, tokenizer)["prompt"]
+    return list(tokenizer(text=text, add_special_tokens=False)["input_ids"])

@@ -1,0 +1,89 @@
+"""Online DPO: prompts are counted as its trainer samples from them, and what TRL would end with later is refused."""
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from datasets import Dataset
+from transformers import AutoTokenizer
+
+from autotrain_mem.checks import compatibility, table
+from autotrain_mem.checks.collect import refuse
+from autotrain_mem.checks.flags import Flags
+from autotrain_mem.errors import AutofitError, DatasetFormatError, ModelNotFoundError, UsageError
+from autotrain_mem.methods import online_dpo
+
+pytestmark = pytest.mark.newest
+Folder = Callable[[str], pathlib.Path]
+
+TALK = [{"role": "user", "content": "What is 2 plus 2?"}]
+BEGUN = [*TALK, {"role": "assistant", "content": "It is"}]
+
+
+def filled(folder: pathlib.Path, **arguments: Any) -> Any:
+    return online_dpo.configs({"output_dir": str(folder), "use_cpu": True, "bf16": False, **arguments})
+
+
+@pytest.mark.slow
+def test_prompts_are_counted_as_the_trainer_tokenizes_them(model_folder: Folder, tmp_path: pathlib.Path) -> None:
+    """Text without special tokens, and conversations of which one ends in the middle of an answer."""
+    folder = model_folder("llama")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    for prompts in (["What is 2 plus 2?", "What?"], [TALK, BEGUN]):
+        rows = Dataset.from_dict({"prompt": prompts})
+        config = filled(tmp_path, max_new_tokens=2, reward_model_path=str(folder))
+        made = online_dpo.build_trainer(config, str(folder), rows, None)
+        _, mask, *_ = made._generate(made.model, prompts)
+        counted = online_dpo.row_lengths(config, rows, tokenizer)
+        assert counted.longer == mask.sum(dim=1).tolist()[: len(prompts)]
+
+
+def test_rows_with_an_image_are_refused(tmp_path: pathlib.Path) -> None:
+    rows = Dataset.from_dict({"prompt": ["What is this?"], "image": ["a.png"]})
+    with pytest.raises(DatasetFormatError, match="Rows with images are not supported"):
+        online_dpo.row_lengths(filled(tmp_path), rows, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"eval_strategy": "steps", "eval_steps": 1}, "cannot be evaluated"),
+        ({"beta": [0.1, 0.2]}, "--beta with 2 values"),
+        ({"use_vllm": True}, "--use_vllm is not supported"),
+        ({"remove_unused_columns": True}, "would remove the prompts"),
+        ({"train_sampling_strategy": "group_by_length"}, "looks for input_ids"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_ends_trls_trainer_or_is_not_rehearsed_is_refused(
+    given: dict[str, Any], told: str, tmp_path: pathlib.Path
+) -> None:
+    with pytest.raises(UsageError, match=told):
+        online_dpo.check(filled(tmp_path, **given), to_train=False)
+
+
+@pytest.mark.parametrize("wish", ["auto", "p99", None])
+def test_max_length_is_a_number_here(wish: str | None) -> None:
+    with pytest.raises(AutofitError, match="what is computed of a prompt with its completion"):
+        refuse(table.FLAGS, Flags(method="online_dpo", given={"max_length": wish}, own={}))
+
+
+def test_a_plan_needs_no_reward_and_training_does(tmp_path: pathlib.Path, model_folder: Folder) -> None:
+    online_dpo.check(filled(tmp_path), to_train=False)
+    with pytest.raises(UsageError, match="No reward is given") as caught:
+        online_dpo.check(filled(tmp_path), to_train=True)
+    assert "--reward_model_path MODEL" in str(caught.value)
+    online_dpo.check(filled(tmp_path, reward_model_path=str(model_folder("qwen2"))), to_train=True)
+    online_dpo.check(filled(tmp_path, reward_funcs=["think_format_reward"]), to_train=True)
+
+
+def test_training_needs_the_tokenizer_of_a_reward_model_that_reads_text(
+    tmp_path: pathlib.Path, model_folder: Folder
+) -> None:
+    (tmp_path / "config.json").write_text((model_folder("qwen2") / "config.json").read_text())
+    for method in ("online_dpo", "grpo"):
+        name = "reward_model_path" if method == "online_dpo" else "reward_model_name_or_path"
+        with pytest.raises(ModelNotFoundError, match="by which a reward model reads completions"):
+            compatibility.reward_tokenizer(Flags(method=method, given={name: str(tmp_path)}, own={}))
+    compatibility.reward_tokenizer(Flags(method="ppo", given={"reward_model_path": str(tmp_path)}, own={}))

@@ -1,0 +1,73 @@
+"""Our subclass of TRL's OnlineDPOTrainer: TRL's numbers to the bit, and gradients that are means over a step's rows."""
+
+import importlib
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from autotrain_mem.trainers.online_dpo import OnlineDPOTrainer
+
+pytestmark = [pytest.mark.slow, pytest.mark.newest]
+Folder = Callable[[str], pathlib.Path]
+
+
+def trls() -> Any:
+    return importlib.import_module("trl.experimental.online_dpo")
+
+
+def letters(completions: list[str], **_: Any) -> list[float]:
+    return [float(len(completion)) for completion in completions]
+
+
+def build(kind: Any, folder: pathlib.Path, out: pathlib.Path, **changes: Any) -> Any:
+    settings = {"use_cpu": True, "bf16": False, "report_to": "none", "disable_tqdm": True, "save_strategy": "no"}
+    sizes = {"max_new_tokens": 6, "per_device_train_batch_size": 2, "max_steps": 2, "learning_rate": 1e-2}
+    args = trls().OnlineDPOConfig(output_dir=str(out), logging_steps=1, **{**settings, **sizes, **changes})
+    return kind(
+        model=AutoModelForCausalLM.from_pretrained(folder),
+        reward_funcs=letters,
+        args=args,
+        train_dataset=Dataset.from_dict({"prompt": [f"What is {number} plus 2?" for number in range(8)]}),
+        processing_class=AutoTokenizer.from_pretrained(folder),
+    )
+
+
+def test_one_micro_batch_a_step_trains_as_trls_own_to_the_bit(model_folder: Folder, tmp_path: pathlib.Path) -> None:
+    logs, weights = [], []
+    for kind in (trls().OnlineDPOTrainer, OnlineDPOTrainer):
+        made = build(kind, model_folder("qwen2"), tmp_path)
+        made.train()
+        logs.append([entry for entry in made.state.log_history if "loss" in entry])
+        weights.append([value.detach().clone() for value in made.model.state_dict().values()])
+    assert len(logs[0]) == 2
+    assert logs[0] == logs[1]
+    assert all(map(torch.equal, *weights))
+
+
+def gradient(kind: Any, folder: pathlib.Path, out: pathlib.Path, micro_steps: int) -> tuple[torch.Tensor, float]:
+    """Of the same micro-batch with the same completions, that many times; and the loss that is told."""
+    made = build(kind, folder, out, gradient_accumulation_steps=micro_steps)
+    made.create_optimizer_and_scheduler(1)
+    made.current_gradient_accumulation_steps = micro_steps
+    told = 0.0
+    for _ in range(micro_steps):
+        torch.manual_seed(0)
+        told += float(made.training_step(made.model, {"prompt": ["What is 1 plus 2?", "What is 3?"]}))
+    return torch.cat([value.grad.flatten() for value in made.model.parameters()]), told
+
+
+def test_gradients_of_several_micro_batches_are_a_mean_where_trls_are_a_sum(
+    model_folder: Folder, tmp_path: pathlib.Path
+) -> None:
+    """Where TRL divides by itself one day, the last line fails, and our division has to go."""
+    folder = model_folder("qwen2")
+    one, loss = gradient(OnlineDPOTrainer, folder, tmp_path, 1)
+    two, loss_of_two = gradient(OnlineDPOTrainer, folder, tmp_path, 2)
+    torch.testing.assert_close(two, one)
+    assert loss_of_two == pytest.approx(loss)
+    torch.testing.assert_close(gradient(trls().OnlineDPOTrainer, folder, tmp_path, 2)[0], 2 * one)
