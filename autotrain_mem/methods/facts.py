@@ -75,6 +75,9 @@ class MethodFacts:
     """2 for pairs: a batch of the model holds all chosen sequences, then all rejected ones."""
     collates_sides_apart: bool = False
     """The chosen rows of a batch and its rejected ones reach the trainer in tensors of their own, which it joins."""
+    collates_conversations: bool = False
+    """Rows stay conversations until the collator makes a batch of them, which cuts their beginning: the answers to
+    their prompts are what is learned. A row must keep a token of its prompt."""
     least_rows: int = 1
     """Rows that a micro-batch has at least."""
     one_row_losses: tuple[str, ...] = ()

@@ -201,6 +201,24 @@ DISTILLATION = MethodFacts(
 )
 """One completion for each prompt, ``trl/scripts/distillation.py``."""
 
+GKD = MethodFacts(
+    name="gkd",
+    title="GKD",
+    knobs=("max_length", "max_new_tokens"),
+    defaults={"learning_rate": 2e-5, "lmbda": 0.5, "beta": 0.5, "temperature": 0.9},
+    example_dataset="trl-lib/chatbot_arena_completions",
+    formats=(("messages",),),
+    collates_conversations=True,
+    teacher_argument="teacher_model_name_or_path",
+    learns_tokens=True,
+    has_activation_offload=True,
+    liger_since=None,
+    is_experimental=True,
+    has_trl_command=False,
+)
+"""Formats after ``trl/experimental/utils.py: DataCollatorForChatML``, defaults after
+``trl/experimental/gkd/gkd_config.py``, the example after ``examples/scripts/gkd.py``."""
+
 PPO = MethodFacts(
     name="ppo",
     title="PPO",
@@ -246,7 +264,7 @@ PPO = MethodFacts(
 reward model is an adapter by default, and TRL's is whole."""
 
 METHODS: Mapping[str, MethodFacts] = {
-    row.name: row for row in (SFT, REWARD, DPO, KTO, ORPO, CPO, GRPO, RLOO, DISTILLATION, PPO)
+    row.name: row for row in (SFT, REWARD, DPO, KTO, ORPO, CPO, GRPO, RLOO, DISTILLATION, GKD, PPO)
 }
 """The TRL trainers that are known, by the names of their commands."""
 
@@ -265,7 +283,7 @@ def methods_where(holds: Callable[[MethodFacts], bool]) -> frozenset[str]:
     return frozenset(name for name, row in METHODS.items() if holds(row))
 
 
-_BY_USE = (SFT, DPO, KTO, GRPO, REWARD, RLOO, DISTILLATION, ORPO, CPO, PPO)
+_BY_USE = (SFT, DPO, KTO, GRPO, REWARD, RLOO, DISTILLATION, ORPO, CPO, GKD, PPO)
 """Of two that read the same columns, which is asked for more."""
 TEXT_COLUMN = "text"
 """TRL's default of ``dataset_text_field`` (``trl/trainer/sft_config.py``)."""

@@ -209,6 +209,7 @@ def _applying(defaults: Knobs, job: Job) -> Knobs:
 
 _COUNTS = (
     *(ROWS, STEPS, EVALUATED_ROWS, "max_length", "max_completion_length", "response_length", "num_generations"),
+    "max_new_tokens",
     "local_rollout_forward_batch_size",
 )
 

@@ -103,6 +103,7 @@ def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: i
     method = method_of(job.method)
     arguments = rehearsal_arguments(job, knobs, output_dir)
     filled = method.configs({**arguments, **method.rehearsal_changes(dict(job.arguments), knobs)})
+    filled = replace(filled, prompt_length=job.prompt_length)
     # Enough for every micro-step of every process; where a generation makes the batch, for every generation.
     rows_of_a_step = knobs.per_device_train_batch_size * REHEARSED_ACCUMULATION * knobs.processes
     rows_of_a_step = knobs.effective_batch_size if knobs.completion_length else rows_of_a_step
@@ -183,6 +184,8 @@ def _passes(job: Job, filled: Configs) -> int:
 
 def _micro_steps_per_generation(job: Job, knobs: Knobs, filled: Configs) -> int:
     """GRPO and RLOO generate for ``steps_per_generation`` micro-steps, and train on them ``num_iterations`` times."""
+    if (own := method_of(job.method).micro_steps_per_generation(filled, knobs)) is not None:
+        return own
     if not knobs.completion_length:
         return 0
     steps = getattr(filled.training, "steps_per_generation", None)

@@ -47,7 +47,7 @@ class Knobs:
 
     json_form: ClassVar = Form(
         optional=(
-            *("max_completion_length", "response_length", "num_generations"),
+            *("max_completion_length", "response_length", "max_new_tokens", "num_generations"),
             *("local_rollout_forward_batch_size", "per_device_eval_batch_size", "sharding", "dp_replicate_size"),
             *("lora_target_modules", "learning_rate", "offload_optimizer_device", "offload_param_device"),
             *("cp_size", "sp_size", "max_pixels", PEFT_CONFIG),
@@ -56,7 +56,7 @@ class Knobs:
     """The JSON is also laid over TRL's arguments: what does not apply is left out, and so stays TRL's."""
 
     per_device_train_batch_size: int
-    """Rows of one micro-batch on one device: sequences (SFT), pairs (Reward, DPO, ORPO, CPO) or completions (GRPO,
+    """Rows of one micro-batch on one device: sequences (SFT, GKD), pairs (Reward, DPO, ORPO, CPO) or completions (GRPO,
     RLOO, distillation, PPO)."""
     gradient_accumulation_steps: int
     gradient_checkpointing: bool
@@ -97,6 +97,8 @@ class Knobs:
     """Tokens of a sampled completion (GRPO, RLOO, distillation)."""
     response_length: int | None = None
     """Tokens of a sampled completion (PPO)."""
+    max_new_tokens: int | None = None
+    """Tokens of an answer that is sampled behind the prompt of a row (GKD)."""
     num_generations: int | None = None
     """Completions of one prompt, which form a group (GRPO, RLOO): the effective batch holds whole groups."""
     local_rollout_forward_batch_size: int | None = None
