@@ -54,8 +54,6 @@ class Lengths:
     """Why they were not, though they are named."""
     images: tuple[str, ...] = ()
     """Sizes of the images of the row that has most of them; empty where rows are text."""
-    prompt: int | None = None
-    """Tokens of the longest prompt, where rows hold prompts that are answered while training."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,7 +191,7 @@ class Rehearsals:
             return Lengths(longest=self.job.prompt_length, why_not=why, images=self.job.images)
         images = self.job.images if profile.images is None else profile.images.worst
         longest = max(profile.longest, profile.longest_evaluated)
-        return Lengths(longest=longest, profile=profile, images=images, prompt=profile.longest_prompt or None)
+        return Lengths(longest=longest, profile=profile, images=images)
 
     def lengths_to_estimate(self) -> Lengths:
         """Counts what an estimate needs: tokens where it is asked to, and prompts, whose length nothing else says."""
@@ -287,8 +285,11 @@ def reads_dataset(job: Job, *, to_train: bool) -> bool:
 
 def as_rehearsed(job: Job, lengths: Lengths) -> Job:
     """Returns the job as it is rehearsed: every row with the images of the one that has most of them, and with the
-    longest prompt."""
-    return replace(job, images=lengths.images, prompt_length=lengths.prompt or job.prompt_length)
+    longest prompt and answer where these are told apart."""
+    shown, profile = replace(job, images=lengths.images), lengths.profile
+    if profile is None or not profile.longest_prompt:
+        return shown
+    return replace(shown, prompt_length=profile.longest_prompt, answer_length=profile.longest_answer)
 
 
 def _check_answers(lengths: Lengths, space: Space) -> None:

@@ -36,6 +36,8 @@ class Configs:
     """A config of PEFT's own, as JSON (``Knobs.peft_config``); None where TRL's flags say what is adapted."""
     prompt_length: int | None = None
     """Tokens of the longest prompt, in a rehearsal of rows that hold prompts; None where it is not known."""
+    answer_length: int | None = None
+    """The same of the answers behind them."""
 
     @property
     def is_evaluated(self) -> bool:

@@ -125,8 +125,9 @@ def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[No
     copies, and what generating takes for the same tokens is a small part of them. The other way is met too, so that
     its phases and its fragments are in the record.
 
-    Rows that a rehearsal made have labels everywhere but on their first token, as rows with short prompts have: the
-    loss copies what it compares on labels. Beside their long prompts that is the worst of each way, and no single row.
+    Rows that a rehearsal made have as many labels as the data's longest answer, or all but one where that is not known:
+    the loss copies what it compares on labels. Beside their long prompts that is the worst of each way, and no single
+    row.
     """
     turns = itertools.count()
     step, ways = trainer.training_step, _ways(trainer.args)
@@ -138,19 +139,20 @@ def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[No
             return step(model, inputs, *args, **kwargs)
 
     if "completion_mask" in trainer.train_dataset.column_names:
-        trainer.data_collator = _labelled(trainer.data_collator)
+        trainer.data_collator = _labelled(trainer.data_collator, filled.answer_length)
     with patch.object(trainer, "training_step", one_step):
         yield
 
 
-def _labelled(collate: Any) -> Any:
+def _labelled(collate: Any, answer: int | None) -> Any:
     import torch
 
     def collate_with_labels(rows: list[Any]) -> Any:
         batch = collate(rows)
         with torch._C._DisableTorchDispatch():  # on the host, and unseen
             mask = batch["attention_mask"]
-            learned = (mask.cumsum(dim=1) * mask) > 1
+            learned = (mask.cumsum(dim=1) * mask) > 1  # there is a prompt of a token at least
+            learned[:, : -(answer or mask.shape[1])] = False
             batch["labels"] = batch["input_ids"].masked_fill(~learned, -100)
         return batch
 
@@ -174,6 +176,16 @@ def going(trainer: Any, way: Way) -> Iterator[None]:
 def ways_of_step(trainer: Any) -> Iterable[AbstractContextManager[None]]:
     """List the ways that chance may choose."""
     return [going(trainer, way) for way in _ways(trainer.args)]
+
+
+def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
+    """Return how many micro-steps of a training there are for what an optimizer step of a rehearsal generates."""
+    training, ways = filled.training, _ways(filled.training)
+    chances = {Way.STUDENT: training.lmbda, Way.TEACHER: 1 - training.lmbda}
+    chance = sum(chances.get(way, 0.0) for way in ways)
+    rehearsed = min(REHEARSED_ACCUMULATION, knobs.gradient_accumulation_steps)
+    rehearsed_answers = rehearsed * sum(way in chances for way in ways) / len(ways)
+    return max(1, round(rehearsed_answers / chance)) if chance else 0
 
 
 def unprepared_lengths(trainer: Any, rows: list[Any]) -> list[int]:
@@ -255,16 +267,6 @@ def check(filled: Configs, *, to_train: bool) -> None:
             "adds would make the student's vocabulary another than the teacher's.",
             hint="Give a file with a template, or a model that has one.",
         )
-
-
-def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
-    """Return how many micro-steps of a training there are for what an optimizer step of a rehearsal generates."""
-    training, ways = filled.training, _ways(filled.training)
-    chances = {Way.STUDENT: training.lmbda, Way.TEACHER: 1 - training.lmbda}
-    chance = sum(chances.get(way, 0.0) for way in ways)
-    rehearsed = min(REHEARSED_ACCUMULATION, knobs.gradient_accumulation_steps)
-    rehearsed_answers = rehearsed * sum(way in chances for way in ways) / len(ways)
-    return max(1, round(rehearsed_answers / chance)) if chance else 0
 
 
 def why_not_split(trainer: Any) -> str | None:

@@ -103,7 +103,7 @@ def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: i
     method = method_of(job.method)
     arguments = rehearsal_arguments(job, knobs, output_dir)
     filled = method.configs({**arguments, **method.rehearsal_changes(dict(job.arguments), knobs)})
-    filled = replace(filled, prompt_length=job.prompt_length)
+    filled = replace(filled, prompt_length=job.prompt_length, answer_length=job.answer_length)
     # Enough for every micro-step of every process; where a generation makes the batch, for every generation.
     rows_of_a_step = knobs.per_device_train_batch_size * REHEARSED_ACCUMULATION * knobs.processes
     rows_of_a_step = knobs.effective_batch_size if knobs.completion_length else rows_of_a_step

@@ -218,12 +218,17 @@ class Predictions:
             "knobs": codec.to_json(_rehearsed(knobs)),
             "tokens": self._tokens(knobs),
             "images": list(self._lengths.images),
-            "prompt": self._lengths.prompt,
+            "answers": self._answers(),
             "layers": layers,
             "kernels": self._kernels,
             "allocator": asdict(self._rehearsals.endless_room),
             "versions": versions_key(),
         }
+
+    def _answers(self) -> list[int]:
+        """Lists the longest prompt and the longest answer, where rows hold both apart."""
+        profile = self._lengths.profile
+        return [] if profile is None else [profile.longest_prompt, profile.longest_answer]
 
     def _depths(self, knobs: Knobs) -> Depths | None:
         """Returns the depths of the copies that tell what the whole does; None where it must be rehearsed itself."""
