@@ -87,8 +87,8 @@ class Job:
     effective_batch_size: int | None = None
     """Rows per optimizer step, when given as one number instead of TRL's two."""
     prompt_length: int | None = None
-    """Tokens of the longest prompt to plan for, where no data are to be read; online methods only. In a rehearsal of rows
-    whose prompts are answered while training (GKD), those of the data's longest prompt."""
+    """Tokens of the longest prompt to plan for, where no data are to be read; online methods only. In a rehearsal of
+    rows whose prompts are answered while training (GKD), those of the data's longest prompt."""
     answer_length: int | None = None
     """Tokens of the longest answer in such rows, in a rehearsal; no word of the user's."""
     fit: Fit = "all"

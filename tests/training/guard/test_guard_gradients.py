@@ -125,6 +125,8 @@ CASES: dict[str, Case] = {
     "rloo": ("rloo", {}, {}),
     "distillation": ("distillation", {}, {}),
     "cpo-simpo": ("cpo", {}, {}),
+    "gkd-data": ("gkd", {"lmbda": 0.0}, {}),
+    "gkd-data-not-counted": ("gkd", {"lmbda": 0.0, "beta": 1.0}, {"model_accepts_loss_kwargs": False}),
 }
 SIZES = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
 
@@ -184,6 +186,7 @@ def test_gradients_loss_and_what_is_logged_are_the_whole_micro_batchs(case: str,
         told = assert_same_when(made, lambda: (fail_in_forward(made, at=[0]), fail_in_backward(made, at=[2], layer=1)))
     assert [incident.phase for incident in told.incidents] == [Phase.FORWARD, Phase.BACKWARD]
     weighs_tokens = case in ("sft-not-counted", "sft-nll-not-counted", "dpo-sft", "grpo-bnpo")
+    weighs_tokens |= case == "gkd-data-not-counted"
     assert ["the loss is a mean over the tokens" in notice for notice in told.notices] == [True] * weighs_tokens
     assert all(remedy.startswith("split into ") for remedy in told.remedies)
 
