@@ -39,11 +39,13 @@ OWN = {
     "--per_device_train_batch_size 8 --optimizer_offload",
     "distillation": "--dataset alike_prompts.jsonl --teacher_model_name_or_path tiny --max_completion_length 12 "
     "--per_device_train_batch_size 8 --use_peft",
+    "gkd": "--dataset alike_sft.jsonl --teacher_model_name_or_path tiny --max_new_tokens 12 --lmbda 0.5 "
+    "--per_device_train_batch_size 4 --use_peft",
     "ppo": "--dataset alike_prompts.jsonl --reward_model_path trained/reward --response_length 12 "
     "--per_device_train_batch_size 4",
 }
 FILES = dict.fromkeys(OWN, "model.safetensors") | dict.fromkeys(
-    ("sft", "dpo", "cpo", "distillation"), "adapter_model.safetensors"
+    ("sft", "dpo", "cpo", "distillation", "gkd"), "adapter_model.safetensors"
 )
 LOGGED = {"grpo": "reward", "rloo": "reward", "ppo": "objective/rlhf_reward", "reward": "accuracy"}
 PEAK_TOLERANCE = 0.02
