@@ -34,7 +34,7 @@ from autotrain_mem.units import format_bytes
 from autotrain_mem.versions import versions_key
 
 GIVEN_ANEW = (
-    *(MAX_LENGTH, "max_completion_length", "response_length"),
+    *(MAX_LENGTH, "max_completion_length", "response_length", "max_new_tokens"),
     *("lora_r", "lora_alpha", "lora_target_modules"),
 )
 """Knobs that may be given anew beside a plan, where they were the user's own words when it was made: another length or
