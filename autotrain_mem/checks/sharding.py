@@ -250,11 +250,19 @@ def installed(flags: Flags) -> Problems:
 
 
 def method(flags: Flags) -> Problems:
-    """PPO calls the policy inside of what FSDP would wrap (``ppo_trainer.py: train``, ``unwrapped_model``)."""
+    """PPO calls the policy inside of what FSDP would wrap (``ppo_trainer.py: train``, ``unwrapped_model``), and GKD
+    has models generate there, for which FSDP's second version alone gathers weights (``trl/models/utils.py:
+    unwrap_model_for_generation``)."""
     facts, sharding = METHODS[flags.method], flags.given.get("sharding")
     if facts.has_value_model and sharding in (*FSDP, *ZEROS):
         yield (
             f"--sharding {sharding} does not work with {facts.title}: its trainer calls the policy and the value model "
             "by themselves, where no weights are gathered.",
             "Give --sharding ddp: each GPU then holds all models. LoRA needs less: --use_peft.",
+        )
+    if facts.generates_unwrapped and sharding == "fsdp1":
+        yield (
+            f"--sharding fsdp1 does not work with {facts.title}: its trainer samples answers where no weights are "
+            "gathered.",
+            "Give --sharding fsdp2, whose layers gather theirs by themselves.",
         )

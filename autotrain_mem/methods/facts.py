@@ -109,6 +109,8 @@ class MethodFacts:
     # training
     is_online: bool = False
     """Completions are sampled while training: the data are prompts, which TRL never truncates."""
+    generates_unwrapped: bool = False
+    """Completions are sampled by the bare model: FSDP's first version gathers no weights for that."""
     groups_completions: bool = False
     """The completions of one prompt form a group, and the batches of TRL's config divide by each other in groups."""
     has_mini_batches: bool = False

@@ -209,6 +209,7 @@ GKD = MethodFacts(
     example_dataset="trl-lib/chatbot_arena_completions",
     formats=(("messages",),),
     collates_conversations=True,
+    generates_unwrapped=True,
     teacher_argument="teacher_model_name_or_path",
     learns_tokens=True,
     has_activation_offload=True,

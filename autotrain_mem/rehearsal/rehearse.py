@@ -287,7 +287,7 @@ def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
             job.method_facts.groups_completions
         ),
         "holes that the KV cache leaves behind as it grows: up to 2 % of reserved memory (its steps in between are not "
-        "rehearsed, and allocate less than the last)": job.is_online and not given.get("use_vllm"),
+        "rehearsed, and allocate less than the last)": knobs.sampled_tokens and not given.get("use_vllm"),
         "one weight's shard at a time, which is copied from host memory when vLLM is given the weights": (
             given.get("use_vllm") and knobs.fsdp_offload_params
         ),

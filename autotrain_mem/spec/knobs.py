@@ -185,6 +185,11 @@ class Knobs:
         """Returns the tokens of a sampled completion; 0 for methods that sample none."""
         return self.max_completion_length or self.response_length or 0
 
+    @property
+    def sampled_tokens(self) -> int:
+        """Returns the tokens that are sampled at once for a row: a completion, or an answer behind a row's prompt."""
+        return self.completion_length or self.max_new_tokens or 0
+
 
 _EVERY = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "use_peft", "dtype"),
