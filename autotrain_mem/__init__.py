@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-__all__ = ["CPOTrainer", "DPOTrainer", "DistillationTrainer", "GRPOTrainer", "KTOTrainer", "ORPOTrainer", "PPOTrainer"]
-__all__ += ["OnlineDPOTrainer", "RLOOTrainer", "RewardTrainer", "SFTTrainer"]
+__all__ = ["CPOTrainer", "DPOTrainer", "DistillationTrainer", "GKDTrainer", "GRPOTrainer", "KTOTrainer", "ORPOTrainer"]
+__all__ += ["OnlineDPOTrainer", "PPOTrainer", "RLOOTrainer", "RewardTrainer", "SFTTrainer"]
 __all__ += ["AutoFit", "__version__", "cards", "estimate", "fit", "gpus", "plan", "write_report"]
 __all__ += ["AutofitError", "DoesNotFitError", "UsageError"]
 __all__ += ["CardVerdict", "Cards", "MemoryReading", "MemoryWatch", "Sign"]
@@ -67,6 +67,7 @@ __all__ += [
 ]
 
 _NAMES = {
+    "drop_in.gkd": "GKDTrainer",
     "drop_in.one_policy": "CPOTrainer ORPOTrainer",
     "drop_in.online_dpo": "OnlineDPOTrainer",
     "drop_in.ppo": "PPOTrainer",
@@ -92,6 +93,7 @@ _NAMES = {
 
 
 if TYPE_CHECKING:
+    from autotrain_mem.drop_in.gkd import GKDTrainer
     from autotrain_mem.drop_in.one_policy import CPOTrainer, ORPOTrainer
     from autotrain_mem.drop_in.online_dpo import OnlineDPOTrainer
     from autotrain_mem.drop_in.ppo import PPOTrainer

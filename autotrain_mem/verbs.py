@@ -1,9 +1,9 @@
 """The verbs of Python: what the command does, as functions that take and return values.
 
 Each takes a method (``sft``, ``reward``, ``dpo``, ``kto``, ``orpo``, ``cpo``, ``grpo``, ``rloo``, ``distillation``,
-``online_dpo`` or ``ppo``), a model, and TRL's own arguments by name. What is given is law and never changed; what is
-not given may be decided by the plan. Nothing is printed, no environment variable is set in this process, and no process
-of ours outlives a call.
+``online_dpo``, ``gkd`` or ``ppo``), a model, and TRL's own arguments by name. What is given is law and never changed;
+what is not given may be decided by the plan. Nothing is printed, no environment variable is set in this process, and no
+process of ours outlives a call.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def estimate(
 
     Args:
         method: One of TRL's trainers, by name: ``sft``, ``reward``, ``dpo``, ``kto``, ``orpo``,
-            ``cpo``, ``grpo``, ``rloo``, ``distillation``, ``online_dpo`` or ``ppo``.
+            ``cpo``, ``grpo``, ``rloo``, ``distillation``, ``online_dpo``, ``gkd`` or ``ppo``.
         model: A hub id or a folder.
         dataset: A hub id, a folder, or a ``.json``, ``.jsonl``, ``.parquet`` or ``.csv`` file; read only where a length
             must be counted (``max_length="auto"``, prompts). None: rows as those of TRL's example for the method.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotrain_mem.checks.collect import Problems
-from autotrain_mem.methods.flag_verdicts import REFUSED, REFUSED_WHEN_OFF
+from autotrain_mem.methods.flag_verdicts import REFUSED, REFUSED_WHEN_OFF, Verdict, group_of
 from autotrain_mem.methods.optimizer_verdicts import is_projecting, package_of, why_refused
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.levers import LEVERS
@@ -263,7 +263,9 @@ def arguments(flags: Flags) -> Problems:
 def padding_free(flags: Flags) -> Problems:
     """Rows in one sequence must be of a length that TRL limits."""
     given = flags.given
-    if given.get("padding_free") and not given.get("packing"):
+    group = group_of(flags.method, "padding_free")
+    is_refused = group is not None and group.verdict is Verdict.REFUSED  # its method says why
+    if given.get("padding_free") and not given.get("packing") and not is_refused:
         yield (
             "--padding_free without --packing trains on rows that TRL does not truncate, which no plan allows for yet.",
             "Give --packing true, which is padding-free with its default strategy.",

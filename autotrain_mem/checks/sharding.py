@@ -243,7 +243,9 @@ def method(flags: Flags) -> Problems:
 
     PPO's calls the policy inside of what FSDP would wrap (``ppo_trainer.py: train``, ``unwrapped_model``). Online DPO's
     copies the policy before it is divided, which TRL refuses under ZeRO-3 (``trl/experimental/utils.py:
-    create_reference_model``), and samples by FSDP1's means (``online_dpo_trainer.py: _generate``).
+    create_reference_model``), and samples by FSDP1's means (``online_dpo_trainer.py: _generate``). GKD has models
+    generate inside of what FSDP wraps, for which its second version alone gathers weights (``trl/models/utils.py:
+    unwrap_model_for_generation``).
     """
     facts, sharding = METHODS[flags.method], flags.given.get("sharding")
     if facts.holds_models_whole and sharding in (*FSDP, *ZEROS):
@@ -255,4 +257,10 @@ def method(flags: Flags) -> Problems:
         yield (
             f"--sharding {sharding} does not work with {facts.title}: its trainer {why}.",
             "Give --sharding ddp: each GPU then holds all models. LoRA needs less: --use_peft.",
+        )
+    if facts.generates_unwrapped and sharding == "fsdp1":
+        yield (
+            f"--sharding fsdp1 does not work with {facts.title}: its trainer samples answers where no weights are "
+            "gathered.",
+            "Give --sharding fsdp2, whose layers gather theirs by themselves.",
         )

@@ -68,7 +68,8 @@ This machine
   autofit quickstart                               a first run, without a GPU
   autofit completion bash|zsh|fish                 tab completion
 
-METHOD is {", ".join([*METHODS][:-1])} or {[*METHODS][-1]}.
+METHOD is one of
+{", ".join(METHODS)}.
 Every flag and YAML key of `trl METHOD` works too. A flag that you give is never
 changed.
 

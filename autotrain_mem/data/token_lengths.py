@@ -53,13 +53,22 @@ def profile(job: Job, scratch: str, on_progress: OnProgress = lambda counting: N
             hint="Every row is empty, or was dropped as fully masked; look at the chat template and the columns.",
         )
     _check_some_are_kept(job, lengths)
+    counted = [trained, *(lengths for lengths, _ in others)]
     return DataProfile(
         rows_by_length=dict(lengths),
+        longest_prompt=max((tokens for each in counted for tokens in each.prompts), default=0),
+        longest_answer=max((tokens for each in counted for tokens in _answers(each)), default=0),
         longest_evaluated=max((length for lengths, _ in others for length in lengths.longer), default=0),
         images=None if images is None else images.with_worst_of([more for _, more in others if more is not None]),
         shorter_sides=_shorter_sides(trained),
         drops=job.method_facts.drops_long_rows,
     )
+
+
+def _answers(lengths: RowLengths) -> list[int]:
+    """Tokens that follow each prompt, where rows hold some."""
+    rows = zip(lengths.longer, lengths.prompts, strict=True) if lengths.prompts else ()
+    return [row - prompt for row, prompt in rows]
 
 
 def _shorter_sides(lengths: RowLengths) -> dict[int, int]:

@@ -12,7 +12,7 @@ from autotrain_mem.engine.absent import absent_from, settings_on
 from autotrain_mem.engine.for_processes import for_processes
 from autotrain_mem.engine.kept_answers import answered
 from autotrain_mem.engine.probe.calibration import Correction
-from autotrain_mem.errors import AutofitError, ModelNotFoundError, UsageError
+from autotrain_mem.errors import AutofitError, ContextLengthError, ModelNotFoundError, UsageError
 from autotrain_mem.estimator.replay import Room
 from autotrain_mem.estimator.vllm_share import asleep_bytes, vllm_share_bytes
 from autotrain_mem.machine.prices import Prices, listed_prices, price_of
@@ -184,7 +184,7 @@ class Rehearsals:
         """Everything that one configuration allocates and frees on the whole model, in order."""
         tokens = row_length(self.job, knobs, lengths.longest)
         return self.workers.first.rehearse(
-            with_images(self.job, lengths), knobs, tokens, kernel_class(self.compute_capability)
+            as_rehearsed(self.job, lengths), knobs, tokens, kernel_class(self.compute_capability)
         )
 
     def lengths(self, on_counting: OnCounting = lambda counting: None) -> Lengths:
@@ -201,7 +201,8 @@ class Rehearsals:
             why = f"The tokens of the data were not counted: {error.message}"
             return Lengths(longest=self.job.prompt_length, why_not=why, images=self.job.images)
         images = self.job.images if profile.images is None else profile.images.worst
-        return Lengths(longest=max(profile.longest, profile.longest_evaluated), profile=profile, images=images)
+        longest = max(profile.longest, profile.longest_evaluated)
+        return Lengths(longest=longest, profile=profile, images=images)
 
     def lengths_to_estimate(self) -> Lengths:
         """Counts what an estimate needs: tokens where it is asked to, and prompts, whose length nothing else says."""
@@ -254,6 +255,7 @@ class Rehearsals:
             nodes=self.hardware.topology.nodes,
         )
         _check_images(lengths, space)
+        _check_answers(lengths, space)
         base = precise_for(space.base, self.job.arguments, self.compute_capability)
         space = replace(space, base=base, forbid=space.forbid | absent_from(self.hardware))
         if "expandable_segments" not in environment_setting(self.job.environment):
@@ -295,9 +297,38 @@ def reads_dataset(job: Job, *, to_train: bool) -> bool:
     return to_train or not job.pins_length or example_dataset(job) is None
 
 
-def with_images(job: Job, lengths: Lengths) -> Job:
-    """Returns the job as it is rehearsed: every row with the images of the one that has most of them."""
-    return replace(job, images=lengths.images)
+def as_rehearsed(job: Job, lengths: Lengths) -> Job:
+    """Returns the job as it is rehearsed: every row with the images of the one that has most of them, and with the
+    longest prompt and answer where these are told apart."""
+    shown, profile = replace(job, images=lengths.images), lengths.profile
+    if profile is None or not profile.longest_prompt:
+        return shown
+    return replace(shown, prompt_length=profile.longest_prompt, answer_length=profile.longest_answer)
+
+
+def _check_answers(lengths: Lengths, space: Space) -> None:
+    """Refuses a length at which an answer fills a row, whose prompt is cut away: TRL's collator would end the run when
+    it comes to that row; and answers that find no room behind the longest prompt."""
+    profile, limit = lengths.profile, space.base.max_length
+    if profile is None or not profile.longest_answer or limit is None:
+        return
+    if limit <= profile.longest_answer:
+        raise UsageError(
+            f"{limit:,} tokens leave nothing of a prompt: TRL cuts the beginning of a row, and the longest answer has "
+            f"{profile.longest_answer:,}.",
+            hint=f"--max_length {profile.least_length} or more, or auto, keeps a token of every prompt; or drop the "
+            "rows with the longest answers.",
+        )
+    answer = space.base.max_new_tokens or 0
+    prompt = min(profile.longest_prompt, limit - 1)
+    if space.context_length is not None and prompt + answer > space.context_length:
+        room = space.context_length - prompt
+        cure = f"use --max_new_tokens {room} or less" if room > 0 else "drop the longest prompts from the data"
+        raise ContextLengthError(
+            f"the longest prompt ({prompt} tokens) and --max_new_tokens {answer} are beyond the model's context of "
+            f"{space.context_length} tokens",
+            hint=cure,
+        )
 
 
 def _check_images(lengths: Lengths, space: Space) -> None:

@@ -71,7 +71,7 @@ def _sent(work: Workload, knobs: Knobs, topology: Topology, weights: int) -> Ite
     gathered = weights / half * share / GATHERED_IN
     rehearsed = {each.phase for each in work.work}
     passes = {Phase.FORWARD: work.micro_steps, Phase.SCORE: work.optimizer_steps}
-    passes |= {Phase.GENERATE: work.optimizer_steps * knobs.completion_length}
+    passes |= {Phase.GENERATE: work.optimizer_steps * knobs.sampled_tokens}
     passes |= {Phase.BACKWARD: 0 if knobs.sharding == "fsdp2-no-reshard" else work.micro_steps}
     for phase in rehearsed & passes.keys():
         yield _collective(topology, phase, gathered, passes[phase] * GATHERED_IN, is_within=is_within)

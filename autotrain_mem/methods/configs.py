@@ -34,6 +34,10 @@ class Configs:
     """What reads rows with images, in a real run; None: the trainer loads the model's tokenizer itself."""
     adapter: str | None = None
     """A config of PEFT's own, as JSON (``Knobs.peft_config``); None where TRL's flags say what is adapted."""
+    prompt_length: int | None = None
+    """Tokens of the longest prompt, in a rehearsal of rows that hold prompts; None where it is not known."""
+    answer_length: int | None = None
+    """The same of the answers behind them."""
 
     @property
     def is_evaluated(self) -> bool:
@@ -113,6 +117,22 @@ def loading_arguments(filled: Configs) -> dict[str, Any]:
         "dtype": filled.model.dtype,
         "trust_remote_code": trusts_remote_code(filled),
     }
+
+
+def own_tokenizer(filled: Configs, model: str, **options: Any) -> Any:
+    """Load the model's tokenizer for a trainer that must be handed one, with an end of text for padding where it has
+    none (``trl/trainer/dpo_trainer.py: __init__``)."""
+    from transformers import AutoTokenizer
+
+    options |= {"trust_remote_code": trusts_remote_code(filled), "revision": filled.model.model_revision}
+    return padding(AutoTokenizer.from_pretrained(model, **options))
+
+
+def padding(tokenizer: Any) -> Any:
+    """Give a tokenizer its end of text for padding where it has nothing."""
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
 
 
 def trusts_remote_code(filled: Configs) -> bool:

@@ -76,6 +76,9 @@ class MethodFacts:
     completions."""
     collates_sides_apart: bool = False
     """The chosen rows of a batch and its rejected ones reach the trainer in tensors of their own, which it joins."""
+    collates_conversations: bool = False
+    """Rows stay conversations until the collator makes a batch of them, which cuts their beginning: the answers to
+    their prompts are what is learned. A row must keep a token of its prompt."""
     least_rows: int = 1
     """Rows that a micro-batch has at least."""
     one_row_losses: tuple[str, ...] = ()
@@ -110,6 +113,8 @@ class MethodFacts:
     samples_each_micro_step: bool = False
     """Completions are sampled for one micro-batch, inside its own step; otherwise for all of an optimizer step at once,
     or for several."""
+    generates_unwrapped: bool = False
+    """Completions are sampled by the bare model: FSDP's first version gathers no weights for that."""
     groups_completions: bool = False
     """The completions of one prompt form a group, and the batches of TRL's config divide by each other in groups."""
     holds_models_whole: bool = False

@@ -69,8 +69,8 @@ REFUSED_WHEN_OFF: dict[str, str] = {
 
 
 _DPO, _KTO, _GRPO, _RLOO, _PPO, _REWARD = "dpo", "kto", "grpo", "rloo", "ppo", "reward"
-_DISTILLATION, _ORPO, _CPO, _ONLINE_DPO = "distillation", "orpo", "cpo", "online_dpo"
-_WITH_OWN_LOSS = (_REWARD, _DPO, _KTO, _ORPO, _CPO, _GRPO, _RLOO, _DISTILLATION, _ONLINE_DPO, _PPO)
+_DISTILLATION, _ORPO, _CPO, _ONLINE_DPO, _GKD = "distillation", "orpo", "cpo", "online_dpo", "gkd"
+_WITH_OWN_LOSS = (_REWARD, _DPO, _KTO, _ORPO, _CPO, _GRPO, _RLOO, _DISTILLATION, _ONLINE_DPO, _GKD, _PPO)
 _R, _H, _C, _ONLY, _IDLE = (
     Verdict.REHEARSED,
     Verdict.HARMLESS,
@@ -142,7 +142,7 @@ _ROWS_FOR_ALL = (
         verdict=_R,
         why="how completions are sampled: transformers' loop runs its first and its last step, and vLLM has its share",
         names=(
-            *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs"),
+            *("lmbda", "seq_kd", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs"),
             *("cache_implementation", "ds3_gather_for_generation", "use_vllm", "vllm_mode", "vllm_enable_sleep_mode"),
             *("vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_importance_sampling_correction"),
             *("vllm_importance_sampling_mode", "vllm_importance_sampling_clip_max"),
@@ -294,8 +294,25 @@ _ROWS_OF_METHODS = (
         names=("max_completion_length", "is_encoder_decoder", "generate_during_eval"),
     ),
     FlagGroup(
+        verdict=Verdict.REFUSED,
+        methods=(_GKD,),  # gkd.py: check
+        why="this trainer's own collator pads conversations, and has the last answer learned",
+        names=("packing", "eval_packing", "padding_free", "assistant_only_loss"),
+    ),
+    FlagGroup(
         verdict=_IDLE,
-        methods=(_ORPO, _CPO),  # trl/experimental/orpo/orpo_trainer.py: __init__
+        methods=(
+            _GKD,
+        ),  # trl/experimental/gkd/gkd_trainer.py: __init__, compute_loss; ../utils.py: DataCollatorForChatML
+        why="this trainer has a loss and a collator of its own: rows are cut at their beginning, and not prepared",
+        names=(
+            *("loss_type", "packing_strategy", "pad_to_multiple_of", "truncation_mode", "completion_only_loss"),
+            *("dataset_text_field", "dataset_kwargs", "shuffle_dataset"),
+        ),
+    ),
+    FlagGroup(
+        verdict=_IDLE,
+        methods=(_ORPO, _CPO, _GKD),  # trl/experimental/orpo/orpo_trainer.py: __init__; gkd_trainer.py: __init__
         why="TRL switches it off: its collator takes every column",
         names=("remove_unused_columns",),
     ),

@@ -81,6 +81,19 @@ class Method(Protocol):
         """Arrange what a rehearsal of this trainer needs while it trains."""
         return nullcontext()
 
+    def ways_of_step(self, trainer: Any) -> Iterable[AbstractContextManager[None]]:
+        """List the ways that chance may choose for a training step, each as what makes it go so inside."""
+        return (nullcontext(),)
+
+    def micro_steps_per_generation(self, filled: Configs, knobs: Knobs) -> int | None:
+        """Return how many micro-steps train on what an optimizer step of a rehearsal generates; None: as TRL's config
+        says, 0: on nothing that was generated."""
+        return None
+
+    def unprepared_lengths(self, trainer: Any, rows: list[Any]) -> list[int]:
+        """Count the tokens that a step makes of each row, at most, where rows stay conversations until the collator
+        makes a batch of them (``facts.MethodFacts.collates_conversations``)."""
+
     def row_lengths(
         self, filled: Configs, split: Any, tokenizer: Any, formatting: Callable[[Any], str] | None = None
     ) -> RowLengths:

@@ -14,7 +14,7 @@ from typing import Any
 from autotrain_mem.columns import list_lengths
 from autotrain_mem.columns import row_lengths as prepared_lengths
 from autotrain_mem.errors import DatasetFormatError, UsageError
-from autotrain_mem.methods.configs import Configs, trainer_arguments, trusts_remote_code
+from autotrain_mem.methods.configs import Configs, own_tokenizer, padding, trainer_arguments
 from autotrain_mem.methods.row_lengths import RowLengths, pair_lengths, smallest_model
 from autotrain_mem.methods.worst_case_text import EditRows, text_of
 
@@ -33,7 +33,7 @@ def build_trainer(
     common["model"] = load_policy(
         filled, model, loading | ({} if quantized is None else {"quantization_config": quantized})
     )
-    common["processing_class"] = stub or load_tokenizer(filled, model)
+    common["processing_class"] = stub or own_tokenizer(filled, model)
     return _class_of(home)(train_dataset=train_dataset, eval_dataset=eval_dataset, **common)
 
 
@@ -50,20 +50,6 @@ def load_policy(filled: Configs, model: str, loading: dict[str, Any]) -> Any:
 
     is_shared = str(filled.training.distributed_state.distributed_type.value) in ("MULTI_GPU", "DEEPSPEED")
     return create_model_from_path(model, **loading, **({"device_map": None} if is_shared else {}))
-
-
-def load_tokenizer(filled: Configs, model: str) -> Any:
-    """Load the model's tokenizer, which pads with its end where it has no token for padding."""
-    from transformers import AutoTokenizer
-
-    options = {"trust_remote_code": trusts_remote_code(filled), "revision": filled.model.model_revision}
-    return _padding(AutoTokenizer.from_pretrained(model, **options))
-
-
-def _padding(tokenizer: Any) -> Any:
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
@@ -100,7 +86,7 @@ def row_lengths(home: str, filled: Configs, split: Any, tokenizer: Any) -> RowLe
     Raises:
         DatasetFormatError: with a ``max_length`` of the user's, rows would be longer than that.
     """
-    limit, tokenizer = filled.training.max_length, _padding(tokenizer)
+    limit, tokenizer = filled.training.max_length, padding(tokenizer)
     rows = _prepared(home, filled, split, tokenizer, max_length=sys.maxsize)
     sides = map(partial(list_lengths, rows), ("chosen_input_ids", "rejected_input_ids"))
     lengths = pair_lengths(*sides)

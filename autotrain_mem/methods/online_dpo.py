@@ -12,8 +12,8 @@ from typing import Any
 
 from autotrain_mem.errors import DatasetFormatError, UsageError
 from autotrain_mem.methods import online
-from autotrain_mem.methods.configs import Configs, fill, trainer_arguments, trusts_remote_code
-from autotrain_mem.methods.one_policy import load_policy, load_tokenizer
+from autotrain_mem.methods.configs import Configs, fill, own_tokenizer, trainer_arguments, trusts_remote_code
+from autotrain_mem.methods.one_policy import load_policy
 from autotrain_mem.methods.reward_functions import try_once
 from autotrain_mem.methods.row_lengths import RowLengths
 
@@ -50,7 +50,7 @@ def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset:
     common["model"] = load_policy(
         filled, model, loading | ({} if quantized is None else {"quantization_config": quantized})
     )
-    common["processing_class"] = stub or load_tokenizer(filled, model)
+    common["processing_class"] = stub or own_tokenizer(filled, model)
     return OnlineDPOTrainer(
         reward_funcs=[_reward_model(filled, loading) if reward is judge else reward for reward in rewards],
         reward_processing_classes=judges,

@@ -33,6 +33,8 @@ class RowLengths:
     """Of the only sequence of each row, or of the longer one of each pair."""
     shorter: Sequence[int] = ()
     """Of the other one of each pair; empty where a row is one sequence."""
+    prompts: Sequence[int] = ()
+    """Of the prompt of each row, where that is answered while training beside the rows' own answers; else empty."""
 
 
 def pair_lengths(first: Sequence[int], second: Sequence[int]) -> RowLengths:

@@ -220,6 +220,25 @@ ONLINE_DPO = MethodFacts(
 )
 """Two completions of each prompt, which form a pair (``trl/experimental/online_dpo``)."""
 
+GKD = MethodFacts(
+    name="gkd",
+    title="GKD",
+    knobs=("max_length", "max_new_tokens", "lmbda"),
+    defaults={"learning_rate": 2e-5, "lmbda": 0.5, "beta": 0.5, "temperature": 0.9},
+    example_dataset="trl-lib/chatbot_arena_completions",
+    formats=(("messages",),),
+    collates_conversations=True,
+    generates_unwrapped=True,
+    teacher_argument="teacher_model_name_or_path",
+    learns_tokens=True,
+    has_activation_offload=True,
+    liger_since=None,
+    is_experimental=True,
+    has_trl_command=False,
+)
+"""Formats after ``trl/experimental/utils.py: DataCollatorForChatML``, defaults after
+``trl/experimental/gkd/gkd_config.py``, the example after ``examples/scripts/gkd.py``."""
+
 PPO = MethodFacts(
     name="ppo",
     title="PPO",
@@ -266,7 +285,7 @@ PPO = MethodFacts(
 reward model is an adapter by default, and TRL's is whole."""
 
 METHODS: Mapping[str, MethodFacts] = {
-    row.name: row for row in (SFT, REWARD, DPO, KTO, ORPO, CPO, GRPO, RLOO, DISTILLATION, ONLINE_DPO, PPO)
+    row.name: row for row in (SFT, REWARD, DPO, KTO, ORPO, CPO, GRPO, RLOO, DISTILLATION, ONLINE_DPO, GKD, PPO)
 }
 """The TRL trainers that are known, by the names of their commands."""
 
@@ -285,7 +304,7 @@ def methods_where(holds: Callable[[MethodFacts], bool]) -> frozenset[str]:
     return frozenset(name for name, row in METHODS.items() if holds(row))
 
 
-_BY_USE = (SFT, DPO, KTO, GRPO, REWARD, RLOO, DISTILLATION, ORPO, CPO, ONLINE_DPO, PPO)
+_BY_USE = (SFT, DPO, KTO, GRPO, REWARD, RLOO, DISTILLATION, ORPO, CPO, ONLINE_DPO, GKD, PPO)
 """Of two that read the same columns, which is asked for more."""
 TEXT_COLUMN = "text"
 """TRL's default of ``dataset_text_field`` (``trl/trainer/sft_config.py``)."""

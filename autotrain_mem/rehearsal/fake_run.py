@@ -186,7 +186,7 @@ class Watch:
         """
         trainer.data_collator = _host_collator(trainer.data_collator, edit_rows)
         follow(trainer, self.recorder)
-        with _arrivals(dict, self.recorder), self.recorder.recording():
+        with _arrivals(_copied, self.recorder), self.recorder.recording():
             trainer.train(**options)
 
 
@@ -208,6 +208,12 @@ def _host_collator(collate: Collate, edit_rows: Callable[[list[Any]], list[Any]]
             )
 
     return collate_on_host
+
+
+def _copied(batch: dict[str, Any]) -> dict[str, Any]:
+    """A batch on the device is a copy, and dies without the one on the host: GKD puts answers in its place."""
+    with torch._C._DisableTorchDispatch():
+        return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
 
 
 @contextmanager

@@ -103,6 +103,7 @@ def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: i
     method = method_of(job.method)
     arguments = rehearsal_arguments(job, knobs, output_dir)
     filled = method.configs({**arguments, **method.rehearsal_changes(dict(job.arguments), knobs)})
+    filled = replace(filled, prompt_length=job.prompt_length, answer_length=job.answer_length)
     # Enough for every micro-step of every process; where a generation makes the batch, for every generation.
     rows_of_a_step = knobs.per_device_train_batch_size * REHEARSED_ACCUMULATION * knobs.processes
     rows_of_a_step = knobs.effective_batch_size if knobs.completion_length else rows_of_a_step
@@ -182,8 +183,10 @@ def _passes(job: Job, filled: Configs) -> int:
 
 
 def _micro_steps_per_generation(job: Job, knobs: Knobs, filled: Configs) -> int:
-    """Online DPO samples in each micro-step; GRPO and RLOO generate for ``steps_per_generation`` micro-steps, and train
-    on them ``num_iterations`` times."""
+    """GRPO and RLOO generate for ``steps_per_generation`` micro-steps, and train on them ``num_iterations`` times.
+    Others have a rule of their own, or sample in each micro-step."""
+    if (own := method_of(job.method).micro_steps_per_generation(filled, knobs)) is not None:
+        return own
     if not knobs.completion_length:
         return 0
     if job.method_facts.samples_each_micro_step:
@@ -287,7 +290,7 @@ def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
             job.method_facts.groups_completions
         ),
         "holes that the KV cache leaves behind as it grows: up to 2 % of reserved memory (its steps in between are not "
-        "rehearsed, and allocate less than the last)": job.is_online and not given.get("use_vllm"),
+        "rehearsed, and allocate less than the last)": knobs.sampled_tokens and not given.get("use_vllm"),
         "one weight's shard at a time, which is copied from host memory when vLLM is given the weights": (
             given.get("use_vllm") and knobs.fsdp_offload_params
         ),

@@ -306,7 +306,7 @@ def batch(knobs: Knobs) -> str:
 
 def rows(knobs: Knobs) -> str:
     """``4 x 16 rows``, ``1 x 1 row``; completions where these are sampled, or prompts of which each has several."""
-    noun = "prompt" if knobs.max_new_tokens else "completion" if knobs.completion_length else "row"
+    noun = "row" if not knobs.completion_length else "prompt" if knobs.max_new_tokens else "completion"
     return f"{batch(knobs)} {noun}{'s' if knobs.effective_batch_size > 1 else ''}"
 
 

@@ -79,6 +79,11 @@ class DataProfile:
     dpo_trainer.py). Empty where a row is one sequence."""
     images: ImageProfile | None = None
     """None where rows are text."""
+    longest_prompt: int = 0
+    """Tokens of the longest prompt, where rows hold prompts that are answered while training (GKD); else 0."""
+    longest_answer: int = 0
+    """Tokens of the longest answer of such a row: ``max_length`` cuts its prompt away, and one token of it must stay
+    (``trl/experimental/utils.py: DataCollatorForChatML``)."""
     drops: bool = False
     """Rows beyond ``max_length`` are dropped, not cut (trl/trainer/reward_trainer.py: _prepare_dataset)."""
 
@@ -101,9 +106,11 @@ class DataProfile:
 
     @property
     def least_length(self) -> int:
-        """Returns the tokens below which ``max_length`` may not go: no image may be cut, and not every row dropped."""
+        """Returns the tokens below which ``max_length`` may not go: no image may be cut, not every row dropped, and no
+        prompt cut away."""
         of_images = 0 if self.images is None else self.images.end
-        return max(of_images, self.shortest if self.drops else 0)
+        of_answers = self.longest_answer + 1 if self.longest_answer else 0
+        return max(of_images, of_answers, self.shortest if self.drops else 0)
 
     @property
     def mean(self) -> float:

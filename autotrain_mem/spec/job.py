@@ -69,7 +69,7 @@ class Job:
     """
 
     json_form: ClassVar = Form(
-        optional=("python_call", "unrecorded", "accelerate", "within_seconds", "budget", "images")
+        optional=("python_call", "unrecorded", "accelerate", "within_seconds", "budget", "images", "answer_length")
     )
 
     method: str
@@ -87,7 +87,10 @@ class Job:
     effective_batch_size: int | None = None
     """Rows per optimizer step, when given as one number instead of TRL's two."""
     prompt_length: int | None = None
-    """Tokens of the longest prompt to plan for, where no data are to be read; online methods only."""
+    """Tokens of the longest prompt to plan for, where no data are to be read; online methods only. In a rehearsal of
+    rows whose prompts are answered while training (GKD), those of the data's longest prompt."""
+    answer_length: int | None = None
+    """Tokens of the longest answer in such rows, in a rehearsal; no word of the user's."""
     fit: Fit = "all"
     forbid: frozenset[str] = frozenset()
     """Levers that may not be pulled, by name (see ``planner.ladder``)."""

@@ -47,7 +47,7 @@ class Knobs:
 
     json_form: ClassVar = Form(
         optional=(
-            *("max_completion_length", "response_length", "max_new_tokens", "num_generations"),
+            *("max_completion_length", "response_length", "max_new_tokens", "lmbda", "num_generations"),
             *("local_rollout_forward_batch_size", "per_device_eval_batch_size", "sharding", "dp_replicate_size"),
             *("lora_target_modules", "learning_rate", "offload_optimizer_device", "offload_param_device"),
             *("cp_size", "sp_size", "max_pixels", PEFT_CONFIG),
@@ -56,8 +56,8 @@ class Knobs:
     """The JSON is also laid over TRL's arguments: what does not apply is left out, and so stays TRL's."""
 
     per_device_train_batch_size: int
-    """Rows of one micro-batch on one device: sequences (SFT), pairs (Reward, DPO, ORPO, CPO), completions (GRPO, RLOO,
-    distillation, PPO) or prompts with two each (online DPO)."""
+    """Rows of one micro-batch on one device: sequences (SFT, GKD), pairs (Reward, DPO, ORPO, CPO), completions (GRPO,
+    RLOO, distillation, PPO) or prompts with two each (online DPO)."""
     gradient_accumulation_steps: int
     gradient_checkpointing: bool
     use_peft: bool
@@ -98,7 +98,9 @@ class Knobs:
     response_length: int | None = None
     """Tokens of a sampled completion (PPO)."""
     max_new_tokens: int | None = None
-    """Tokens of a sampled completion (online DPO)."""
+    """Tokens of a sampled completion (online DPO), or of an answer that is sampled behind the prompt of a row (GKD)."""
+    lmbda: float | None = None
+    """The chance that a micro-batch trains on the student's answers in the place of its rows (GKD)."""
     num_generations: int | None = None
     """Completions of one prompt, which form a group (GRPO, RLOO): the effective batch holds whole groups."""
     local_rollout_forward_batch_size: int | None = None
@@ -182,13 +184,18 @@ class Knobs:
 
     @property
     def completion_length(self) -> int:
-        """Returns the tokens of a sampled completion; 0 for methods that sample none."""
-        return getattr(self, self.completion_knob) or 0
+        """Returns the tokens of a sampled completion; 0 where none is sampled, and where the data have rows without."""
+        return self.sampled_tokens if self.lmbda is None else 0
 
     @property
     def completion_knob(self) -> str:
         """Names the knob that limits a completion; the first of them where none is sampled."""
         return next((name for name in COMPLETION_KNOBS if getattr(self, name)), COMPLETION_KNOBS[0])
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Returns the tokens that are sampled at once for a row: a completion, or an answer behind a row's prompt."""
+        return getattr(self, self.completion_knob) or 0
 
 
 _EVERY = (

@@ -11,6 +11,7 @@ OTHER_CARD = {
     "cpo-qwen2.5-0.5b-simpo": "rtx4090",
     "distillation-qwen2.5-0.5b": "l40s",
     "dpo-qwen2.5-7b-lora": "l40s",
+    "gkd-qwen2.5-0.5b": "l40s",
     "kto-qwen2.5-0.5b": "rtx4090",
     "grpo-qwen3-8b-qlora": "rtx4090",
     "online_dpo-qwen2.5-0.5b": "l40s",

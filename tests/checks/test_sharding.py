@@ -47,6 +47,8 @@ def test_what_can_be_sharded_is_taken(kind: str) -> None:
     assert bool(problems(optim="adamw_8bit", sharding=kind)) == (kind != "fsdp1"), "whose parameters are plain tensors"
     refused = problems("grpo", use_vllm=True, sharding=kind)
     assert bool(refused) == (kind == "fsdp1"), "whose units cannot be gathered before a first forward"
+    refused = problems("gkd", sharding=kind)
+    assert bool(refused) == (kind == "fsdp1"), "which gathers no weights for a bare model"
     (message,) = problems("ppo", sharding=kind)
     assert "does not work with PPO" in message
 

@@ -99,7 +99,8 @@ def test_a_recipe_means_what_the_same_flags_mean_and_says_what_no_flag_can(recip
 
 @pytest.mark.parametrize("method", [method for method in METHODS if HAS_PPO or method != "ppo"])
 def test_defaults_are_those_of_the_installed_trl(method: str, worker: Worker) -> None:
-    needed = {"ppo": ["--reward_model_path", "judge"], "distillation": ["--teacher_model_name_or_path", "teacher"]}
+    teacher = ["--teacher_model_name_or_path", "teacher"]
+    needed = {"ppo": ["--reward_model_path", "judge"], "distillation": teacher, "gkd": teacher}
     defaults = worker.parse(method, needed.get(method, []), {}, {}, ())[1]
     filled = method_of(method).configs({"output_dir": "nowhere", "use_cpu": True, "bf16": False})
     compared = []

@@ -41,11 +41,13 @@ OWN = {
     "--per_device_train_batch_size 8 --use_peft",
     "online_dpo": "--dataset alike_prompts.jsonl --reward_model_path trained/reward --max_new_tokens 12 "
     "--per_device_train_batch_size 4 --reward_funcs my_rewards.short",
+    "gkd": "--dataset alike_sft.jsonl --teacher_model_name_or_path tiny --max_new_tokens 12 --lmbda 0.5 "
+    "--per_device_train_batch_size 4 --use_peft",
     "ppo": "--dataset alike_prompts.jsonl --reward_model_path trained/reward --response_length 12 "
     "--per_device_train_batch_size 4",
 }
 FILES = dict.fromkeys(OWN, "model.safetensors") | dict.fromkeys(
-    ("sft", "dpo", "cpo", "distillation"), "adapter_model.safetensors"
+    ("sft", "dpo", "cpo", "distillation", "gkd"), "adapter_model.safetensors"
 )
 LOGGED = {
     "grpo": "reward",

@@ -43,6 +43,7 @@ OF_METHOD: dict[str, dict[str, Any]] = {
     "rloo": {"max_completion_length": COMPLETION, "num_generations": 2},
     "distillation": {"max_completion_length": COMPLETION},
     "online_dpo": {"max_length": LENGTH, "max_new_tokens": COMPLETION},
+    "gkd": {"max_length": LENGTH, "max_new_tokens": COMPLETION},
     "ppo": {"response_length": COMPLETION, "local_rollout_forward_batch_size": 2},
 }
 
@@ -79,7 +80,7 @@ def case(method: str, folder: pathlib.Path | str, arguments: dict[str, Any] | No
     return Case(job=job, knobs=replace(SMALL, **{**OF_METHOD[method], **knobs}))
 
 
-OTHER_MODELS = {"ppo": ("reward_model_path",), "distillation": ("teacher_model_name_or_path",)}
+OTHER_MODELS = {"ppo": ("reward_model_path",)} | dict.fromkeys(("distillation", "gkd"), ("teacher_model_name_or_path",))
 """What a method cannot do without: here the model itself."""
 
 _TRACES: dict[str, Trace] = {}
@@ -163,7 +164,7 @@ def difference(one: Case, fake: Trace, real: Trace) -> str:
     Where completions are sampled, a rehearsal takes the two ends of the generation: of it, and of an evaluation, which
     generates too, the peak is compared, and of everything else every birth. Nothing is saved here (``test_saving``).
     """
-    apart = (Phase.GENERATE, Phase.EVALUATE) if one.job.is_online else ()
+    apart = (Phase.GENERATE, *((Phase.EVALUATE,) if one.job.is_online else ()))
     if parting := first_difference(fake, real, (*apart, Phase.SAVE)):
         return parting
     ours, theirs = ({name: peak for name, peak in peaks(trace).items() if name != Phase.SAVE} for trace in (fake, real))

@@ -8,7 +8,7 @@ from typing import Any
 
 from autotrain_mem.methods.table import METHODS as METHODS_OF_AUTOFIT
 
-METHODS = ("sft", "reward", "dpo", "grpo", "rloo", "distillation", "online_dpo")
+METHODS = ("sft", "reward", "dpo", "grpo", "rloo", "distillation", "online_dpo", "gkd")
 SIDES = 13
 """Rows of the data: the longest is not among the first."""
 
@@ -34,6 +34,7 @@ OF_METHOD = {
     "cpo": {"disable_dropout": False, "loss_type": "simpo", "cpo_alpha": 0.0},
     "distillation": {"max_completion_length": 4},
     "online_dpo": {"max_new_tokens": 4, "disable_dropout": False},
+    "gkd": {"max_new_tokens": 4, "disable_dropout": False},
 }
 
 
@@ -50,6 +51,11 @@ def rows(method: str) -> Any:
     from datasets import Dataset
 
     longer = [words(count) for count in lengths()]
+    if method == "gkd":
+        turns = [{"role": "user", "content": words(2)}]
+        return Dataset.from_list(
+            [{"messages": [*turns, {"role": "assistant", "content": words(count)}]} for count in lengths()]
+        )
     if method == "sft":
         return Dataset.from_dict({"text": longer})
     if method in ("reward", "dpo", "cpo"):
@@ -68,11 +74,14 @@ def trainer(
 ) -> Any:
     home = importlib.import_module(METHODS_OF_AUTOFIT[method].module.rpartition(".")[0])
     name = METHODS_OF_AUTOFIT[method].title
+    from transformers import AutoTokenizer
+
     evaluation = changes.pop("eval_dataset", None)
     build = changes.pop("build", {})
     args = getattr(home, f"{name}Config")(output_dir=str(folder), **ARGUMENTS | OF_METHOD[method] | changes)
     judged = {"reward_funcs": reward} if method in ("grpo", "rloo", "online_dpo") else {}
-    judged |= {"teacher_model": teacher(model)} if method == "distillation" else {}
+    judged |= {"teacher_model": teacher(model)} if method in ("distillation", "gkd") else {}
+    judged |= {"processing_class": AutoTokenizer.from_pretrained(model)} if method == "gkd" else {}
     given = {"train_dataset": rows(method), "eval_dataset": evaluation} | judged | build
     if method == "online_dpo":
         from autotrain_mem.trainers import online_dpo as home

@@ -11,7 +11,7 @@ from typing import Any
 from autotrain_mem.engine.predict.depth_extrapolation import Point, traces_of_copies
 from autotrain_mem.engine.predict.mixed_lengths import batches_of, exceeds, replayed, with_mixed_lengths
 from autotrain_mem.engine.predict.suggestions import would_fit
-from autotrain_mem.engine.rehearsals import Lengths, Rehearsals, job_key, row_length, with_images
+from autotrain_mem.engine.rehearsals import Lengths, Rehearsals, as_rehearsed, job_key, row_length
 from autotrain_mem.errors import AutofitError
 from autotrain_mem.estimator.memory import estimate_memory
 from autotrain_mem.estimator.replay import Room
@@ -218,11 +218,17 @@ class Predictions:
             "knobs": codec.to_json(_rehearsed(knobs)),
             "tokens": self._tokens(knobs),
             "images": list(self._lengths.images),
+            "answers": self._answers(),
             "layers": layers,
             "kernels": self._kernels,
             "allocator": asdict(self._rehearsals.endless_room),
             "versions": versions_key(),
         }
+
+    def _answers(self) -> list[int]:
+        """Lists the longest prompt and the longest answer, where rows hold both apart."""
+        profile = self._lengths.profile
+        return [] if profile is None else [profile.longest_prompt, profile.longest_answer]
 
     def _depths(self, knobs: Knobs) -> Depths | None:
         """Returns the depths of the copies that tell what the whole does; None where it must be rehearsed itself."""
@@ -256,9 +262,8 @@ class Predictions:
         self, knobs: Knobs, layers: int | None, chunks: int | None, worker: Worker, tokens: int | None = None
     ) -> Trace:
         tokens = self._tokens(knobs) if tokens is None else tokens
-        return worker.rehearse(
-            with_images(self._rehearsals.job, self._lengths), knobs, tokens, self._kernels, layers=layers, chunks=chunks
-        )
+        job = as_rehearsed(self._rehearsals.job, self._lengths)
+        return worker.rehearse(job, knobs, tokens, self._kernels, layers=layers, chunks=chunks)
 
 
 def judge(rehearsals: Rehearsals, knobs: Knobs, footprint: Footprint, lengths: Lengths) -> Estimate:

@@ -66,6 +66,8 @@ def follow(trainer: Any, recorder: PhaseRecorder) -> None:
         _follow_groups(trainer, recorder)
     elif hasattr(trainer, "value_model"):
         _follow_ppo(trainer, recorder)
+    elif hasattr(trainer, "generate_on_policy_outputs"):
+        _follow_gkd(trainer, recorder)
 
 
 # -- models --------------------------------------------------------------------------------------------------------
@@ -115,6 +117,12 @@ def _forward_or_score(forward: Callable[..., Any], recorder: PhaseRecorder) -> C
         return forward(*args, **kwargs)
 
     return watched
+
+
+def _follow_gkd(trainer: Any, recorder: PhaseRecorder) -> None:
+    """A step of GKD begins with answers of the student's or of the teacher's, or with none."""
+    for model in (trainer.model, trainer.teacher_model):
+        _follow_generation(trainer.accelerator.unwrap_model(model), recorder)
 
 
 def _follow_ppo(trainer: Any, recorder: PhaseRecorder) -> None:

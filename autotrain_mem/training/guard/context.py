@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -191,14 +192,16 @@ class GuardContext:
 
 
 def keep_rng_state() -> Callable[[], None]:
-    """Save torch's random state, of the CPU and of the current device where CUDA is in use; returns what goes back.
+    """Save the random states of Python and of torch, of the CPU and of the current device where CUDA is in use; returns
+    what puts them back. GKD draws from Python's who answers.
 
     What is drawn after that is what was drawn from here on before.
     """
-    on_cpu = torch.get_rng_state()
+    python, on_cpu = random.getstate(), torch.get_rng_state()
     on_device = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
 
     def restore() -> None:
+        random.setstate(python)
         torch.set_rng_state(on_cpu)
         if on_device is not None:
             torch.cuda.set_rng_state(on_device)

@@ -12,6 +12,11 @@ OnError = Callable[[BaseException], None]
 """Is shown an error before what stood in for later steps is gone, so that it can be told who held what."""
 
 
+CANDIDATES = 64
+"""Prompts or conversations of most characters, of which those of most tokens are taken: tokenizing all of a large data
+set would take minutes."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LongestBatch:
     """The result of running the longest rows before the first step, or why they were not run."""

@@ -6,7 +6,7 @@ Nothing of it stays: no weight moves, no random number is drawn from the run, no
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from autotrain_mem.columns import row_lengths
 from autotrain_mem.data.image_sizes import has_images
 from autotrain_mem.errors import DatasetFormatError
 from autotrain_mem.methods import online
+from autotrain_mem.training.longest_batch.conversations import are_conversations, longest_conversations, ways_of_step
 from autotrain_mem.training.longest_batch.image_rows import are_image_rows, longest_image_rows
 from autotrain_mem.training.longest_batch.restore import (
     keeps_whole_gradients,
@@ -25,6 +26,7 @@ from autotrain_mem.training.longest_batch.restore import (
     with_memory_of_later_steps,
 )
 from autotrain_mem.training.longest_batch.rows import (
+    CANDIDATES,
     LongestBatch,
     OnError,
     characters,
@@ -34,11 +36,6 @@ from autotrain_mem.training.longest_batch.rows import (
     longest_rows,
     repeated,
 )
-
-CANDIDATES = 64
-"""Prompts of most characters, of which those of most tokens are taken: tokenizing all of a large data set would take
-minutes."""
-
 
 Rows = tuple[list[Any], int]
 """Rows of the training data as the dataloader would hand them to the collator, and the tokens of the longest."""
@@ -96,12 +93,19 @@ def run_longest_batch(
             batch = trainer._prepare_inputs(batch)
         items = trainer._get_num_items_in_batch([batch], trainer.args.device)
         with with_memory_of_later_steps(trainer, on_error), _sampling_to_the_end(trainer):
-            step(model, batch, items)
+            for way in ways_of_step(trainer):
+                with way:
+                    step(model, _again(batch), items)
             if keeps_whole_gradients(model):
                 with _reducing(model):
-                    step(model, batch, items)
+                    step(model, _again(batch), items)
         del batch
     return LongestBatch(rows=len(rows), longest_tokens=longest_tokens, seconds=time.perf_counter() - started)
+
+
+def _again(batch: Any) -> Any:
+    """A batch of which another step may be made: GKD's puts answers into what it is given."""
+    return dict(batch) if isinstance(batch, Mapping) else batch
 
 
 def cost_of_emptying(trainer: Any, batch: LongestBatch) -> str | None:
@@ -139,6 +143,7 @@ def _why_not(trainer: Any) -> str:
     if not len(dataset):
         return "the training data have no rows"
     is_known = has_images(dataset.column_names) or (_is_online(trainer) and "prompt" in dataset.column_names)
+    is_known = is_known or are_conversations(trainer, dataset)
     if row_lengths(dataset) is None and not is_known:
         return f"the training data have none of the columns that are known here: {', '.join(dataset.column_names)}"
     if str(getattr(trainer.accelerator.distributed_type, "value", "")) == "DEEPSPEED":
@@ -163,6 +168,9 @@ def _rows(trainer: Any) -> Rows:
     dataset, count = trainer.train_dataset, trainer._train_batch_size
     if are_image_rows(dataset):
         longest, tokens = longest_image_rows(trainer, dataset, count)
+        return fetched(trainer, dataset, longest), tokens
+    if are_conversations(trainer, dataset):
+        longest, tokens = longest_conversations(trainer, dataset, count)
         return fetched(trainer, dataset, longest), tokens
     prepared = row_lengths(dataset)
     assert prepared is not None, "asked before"

@@ -32,6 +32,7 @@ from autotrain_mem.rehearsal.rehearse import EVALUATED_BATCHES
 from autotrain_mem.spec import Job, Knobs, Phase, codec
 from autotrain_mem.spec.experience import Probe
 from autotrain_mem.spec.report import MemoryReading
+from autotrain_mem.training.longest_batch.conversations import are_conversations, longest_conversations
 from autotrain_mem.training.longest_batch.image_rows import are_image_rows, longest_image_rows
 from autotrain_mem.training.longest_batch.rows import cut, is_padded, longest_rows, repeated
 from autotrain_mem.training.out_of_memory import is_out_of_memory
@@ -220,6 +221,8 @@ def _longest(rows: Any, trainer: Any, count: int) -> tuple[list[int], int]:
     """Numbers of the longest rows, and the tokens of the longest of all."""
     if are_image_rows(rows):
         return longest_image_rows(trainer, rows, count)
+    if are_conversations(trainer, rows):
+        return longest_conversations(trainer, rows, count)
     lengths = _lengths(rows, trainer)
     return longest_rows(lengths, count, padded=is_padded(trainer.args)), max(lengths)
 

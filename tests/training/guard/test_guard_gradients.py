@@ -1,5 +1,6 @@
 """A micro-step that runs out of memory and is repeated in parts leaves the gradients of the whole micro-batch."""
 
+import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -61,6 +62,7 @@ def micro_steps(made: Any, count: int = 2, learned: Learned | None = None, guard
     if guarded:
         attach_guard(made, learned=learned or Learned(), on_incident=told, on_notice=told.notices.append)
     torch.manual_seed(1)
+    random.seed(1)
     made.create_optimizer_and_scheduler(1)
     batches, items = made.get_batch_samples(iter(made.get_train_dataloader()), count, torch.device("cpu"))
     made.current_gradient_accumulation_steps = count
@@ -127,6 +129,8 @@ CASES: dict[str, Case] = {
     "cpo-simpo": ("cpo", {}, {}),
     "online_dpo": ("online_dpo", {}, {}),
     "online_dpo-ipo": ("online_dpo", {"loss_type": "ipo", "max_length": 20}, {}),
+    "gkd-data": ("gkd", {"lmbda": 0.0}, {}),
+    "gkd-data-not-counted": ("gkd", {"lmbda": 0.0, "beta": 1.0}, {"model_accepts_loss_kwargs": False}),
 }
 SIZES = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
 
@@ -186,6 +190,7 @@ def test_gradients_loss_and_what_is_logged_are_the_whole_micro_batchs(case: str,
         told = assert_same_when(made, lambda: (fail_in_forward(made, at=[0]), fail_in_backward(made, at=[2], layer=1)))
     assert [incident.phase for incident in told.incidents] == [Phase.FORWARD, Phase.BACKWARD]
     weighs_tokens = case in ("sft-not-counted", "sft-nll-not-counted", "dpo-sft", "grpo-bnpo")
+    weighs_tokens |= case == "gkd-data-not-counted"
     assert ["the loss is a mean over the tokens" in notice for notice in told.notices] == [True] * weighs_tokens
     assert all(remedy.startswith("split into ") for remedy in told.remedies)
 
@@ -201,6 +206,25 @@ def test_it_goes_down_to_one_row_and_then_keeps_activations_on_the_host(layer: i
         "repeated with what backward needs waiting on the host",
     ]
     assert [told.learned[at].activations_on_host for at in (0, -1)] == [False, True]
+
+
+def test_a_step_that_draws_who_answers_is_not_split_and_goes_the_same_way_when_it_is_repeated(
+    qwen: Path, tmp_path: Path
+) -> None:
+    """The first draw is the student's, 0.13, and the next ones are not: 0.85 and 0.76."""
+    made = build("gkd", qwen, tmp_path, lmbda=0.5)
+    generated: list[int] = []
+    generate = made.model.generate
+
+    def counted(**options: Any) -> Any:
+        generated.append(len(options["input_ids"]))
+        return generate(**options)
+
+    made.model.generate = counted
+    told = assert_same_when(made, lambda: fail_in_forward(made, at=[0]))
+    assert told.remedies == ["repeated with what backward needs waiting on the host"]
+    assert generated == [4, 4, 4], "once unguarded, and twice guarded"
+    assert ["it is drawn for each micro-batch" in notice for notice in told.notices] == [True]
 
 
 def test_what_was_learned_splits_before_anything_fails(set_up: SetUp) -> None:

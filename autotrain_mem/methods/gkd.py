@@ -1,0 +1,282 @@
+"""Generalized knowledge distillation with the GKDTrainer of ``trl.experimental``: a student beside its teacher, which
+trains on conversations, on answers of its own, or on the teacher's.
+
+TRL has no command for it. The trainer is built as TRL's own example does (``examples/scripts/gkd.py``): the teacher is
+loaded as the student is, in its dtype, and quantized with it; ``--teacher_model_init_kwargs`` has the last word.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from enum import StrEnum
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from autotrain_mem.errors import DatasetFormatError, UsageError
+from autotrain_mem.methods import teacher
+from autotrain_mem.methods.configs import (
+    REHEARSED_ACCUMULATION,
+    Configs,
+    experimental_parser,
+    fill,
+    own_tokenizer,
+    padding,
+    trainer_arguments,
+)
+from autotrain_mem.methods.interface import Basis
+from autotrain_mem.methods.row_lengths import RowLengths
+from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, EditRows, text_of
+from autotrain_mem.spec import Knobs
+
+make_parser = partial(experimental_parser, "gkd", "GKDConfig")
+configs = partial(fill, make_parser)
+
+
+class Way(StrEnum):
+    """Names who answers the prompts of a micro-batch (``gkd_trainer.py: training_step``)."""
+
+    STUDENT = "student"
+    TEACHER = "teacher"
+    DATA = "data"
+    """Nobody: it trains on the rows as they are."""
+
+
+def _ways(training: Any) -> tuple[Way, ...]:
+    """List the ways that a micro-batch may go: the student's with the chance ``lmbda``, else the other."""
+    otherwise = Way.TEACHER if training.seq_kd else Way.DATA
+    return (*((otherwise,) if training.lmbda < 1 else ()), *((Way.STUDENT,) if training.lmbda > 0 else ()))
+
+
+def _trained_tokens(way: Way, row: int, prompt: int, training: Any) -> int:
+    """Count the tokens of a row that a step trains on: an answer comes behind the prompt, whatever ``max_length``."""
+    return row if way is Way.DATA else prompt + int(training.max_new_tokens)
+
+
+def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
+    """Build the trainer with its teacher, as TRL's example does. Student and teacher read the model's tokens."""
+    from trl.experimental.gkd import GKDTrainer
+
+    training, common = filled.training, trainer_arguments(filled, model, stub)
+    quantized = common.pop("quantization_config")  # this trainer takes it with the model's own arguments
+    loading = training.model_init_kwargs | ({} if quantized is None else {"quantization_config": quantized})
+    training.model_init_kwargs = loading
+    training.teacher_model_init_kwargs = {**loading, **(training.teacher_model_init_kwargs or {})}
+    tokenizer = stub or own_tokenizer(filled, model, padding_side="left")
+    return GKDTrainer(
+        teacher_model=training.teacher_model_name_or_path,
+        train_dataset=_with_prompt_texts(train_dataset, tokenizer),
+        eval_dataset=_with_prompt_texts(eval_dataset, tokenizer),
+        **common | {"processing_class": tokenizer},
+    )
+
+
+def _with_prompt_texts(rows: Any, tokenizer: Any) -> Any:
+    """Make texts of prompts that are conversations, as TRL's example does; its collator takes no others."""
+    if isinstance(rows, dict):
+        return {name: _with_prompt_texts(each, tokenizer) for name, each in rows.items()}
+    if rows is None or "prompt" not in (rows.column_names or ()) or isinstance(next(iter(rows))["prompt"], str):
+        return rows
+
+    def text(row: dict[str, Any]) -> dict[str, str]:
+        return {"prompt": tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True)}
+
+    return rows.map(text)
+
+
+def worst_rows(filled: Configs, length: int, rows: int) -> Any:
+    """Make rows of ``length`` tokens, with prompts as long as the data's longest where that is known, and otherwise of
+    all tokens but one: the student's answer comes behind the prompt. Of the labels see :func:`training_patches`."""
+    from datasets import Dataset
+
+    prompt = max(1, min(length - 1, filled.prompt_length or length))
+    return Dataset.from_dict(
+        {
+            "input_ids": [[ORDINARY_TOKEN] * length] * rows,
+            "completion_mask": [[0] * prompt + [1] * (length - prompt)] * rows,
+            "prompt": [text_of(1)] * rows,  # its collator looks for it, and then goes by the mask
+        }
+    )
+
+
+def rows_editor(filled: Configs) -> EditRows:
+    """Imitate the padding that is on the left of a batch of several rows: the last prompt is a token shorter."""
+    return _shorten_last_prompt
+
+
+def _shorten_last_prompt(rows: list[Any]) -> list[Any]:
+    *full, last = rows
+    if not full or last["completion_mask"][:2] != [0, 0]:
+        return rows
+    return [*full, {name: value[1:] if isinstance(value, list) else value for name, value in last.items()}]
+
+
+@contextmanager
+def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
+    """Have micro-steps go all ways that chance may choose, in turn: the one that trains on more tokens comes last.
+
+    So an optimizer step's second micro-step, which meets gradients, and the second optimizer step, which meets the
+    optimizer's state, go the longer way. That is the worst: the logits of student and teacher are whole, in several
+    copies, and what generating takes for the same tokens is a small part of them. The other way is met too, so that
+    its phases and its fragments are in the record.
+
+    Rows that a rehearsal made have as many labels as the data's longest answer, or all but one where that is not known:
+    the loss copies what it compares on labels. Beside their long prompts that is the worst of each way, and no single
+    row.
+    """
+    turns = itertools.count()
+    step, ways = trainer.training_step, _ways(trainer.args)
+
+    def one_step(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        row, prompt = inputs["input_ids"].shape[1], inputs["prompts"].shape[1]
+        in_turn = sorted(ways, key=lambda way: _trained_tokens(way, row, prompt, trainer.args))
+        with going(trainer, in_turn[next(turns) % len(in_turn)]):
+            return step(model, inputs, *args, **kwargs)
+
+    if "completion_mask" in trainer.train_dataset.column_names:
+        trainer.data_collator = _labelled(trainer.data_collator, filled.answer_length)
+    with patch.object(trainer, "training_step", one_step):
+        yield
+
+
+def _labelled(collate: Any, answer: int | None) -> Any:
+    import torch
+
+    def collate_with_labels(rows: list[Any]) -> Any:
+        batch = collate(rows)
+        with torch._C._DisableTorchDispatch():  # on the host, and unseen
+            mask = batch["attention_mask"]
+            learned = (mask.cumsum(dim=1) * mask) > 1  # there is a prompt of a token at least
+            learned[:, : -(answer or mask.shape[1])] = False
+            batch["labels"] = batch["input_ids"].masked_fill(~learned, -100)
+        return batch
+
+    return collate_with_labels
+
+
+@contextmanager
+def going(trainer: Any, way: Way) -> Iterator[None]:
+    """Inside, a training step goes this way, and answers have their full length."""
+    from trl.experimental.gkd import gkd_trainer
+
+    drawn = SimpleNamespace(random=lambda: 0.0 if way is Way.STUDENT else 1.0)
+    answers = trainer.generation_config
+    with (
+        patch.object(gkd_trainer, "random", drawn),
+        patch.object(answers, "min_new_tokens", int(answers.max_new_tokens)),
+    ):
+        yield
+
+
+def ways_of_step(trainer: Any) -> Iterable[AbstractContextManager[None]]:
+    """List the ways that chance may choose."""
+    return [going(trainer, way) for way in _ways(trainer.args)]
+
+
+def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
+    """Return how many micro-steps of a training there are for what an optimizer step of a rehearsal generates."""
+    training, ways = filled.training, _ways(filled.training)
+    chances = {Way.STUDENT: training.lmbda, Way.TEACHER: 1 - training.lmbda}
+    chance = sum(chances.get(way, 0.0) for way in ways)
+    rehearsed = min(REHEARSED_ACCUMULATION, knobs.gradient_accumulation_steps)
+    rehearsed_answers = rehearsed * sum(way in chances for way in ways) / len(ways)
+    return max(1, round(rehearsed_answers / chance)) if chance else 0
+
+
+def unprepared_lengths(trainer: Any, rows: list[Any]) -> list[int]:
+    """Count the tokens that each row trains on at most: its own, or those of its prompt with an answer."""
+    lengths = []
+    for row in rows:
+        batch = trainer.data_collator([row])
+        row_tokens, prompt = batch["input_ids"].shape[1], batch["prompts"].shape[1]
+        ways = _ways(trainer.args)
+        lengths.append(max(_trained_tokens(way, row_tokens, prompt, trainer.args) for way in ways))
+    return lengths
+
+
+def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
+    """Count tokens as TRL's collator makes them, untruncated, and those of each row's prompt."""
+    from trl.experimental.utils import DataCollatorForChatML
+
+    _check_rows(split)
+    if filled.training.chat_template_path is not None:
+        with open(filled.training.chat_template_path, encoding="utf-8") as template:
+            tokenizer.chat_template = template.read()
+    collate = DataCollatorForChatML(padding(tokenizer), max_length=sys.maxsize)
+
+    def count(row: dict[str, Any]) -> dict[str, int]:
+        batch = collate([row])
+        return {"tokens": batch["input_ids"].shape[1], "prompt": batch["prompts"].shape[1]}
+
+    shown = {"desc": "Tokenizing conversations", "num_proc": filled.training.dataset_num_proc}
+    rows = _with_prompt_texts(split, tokenizer)
+    counted = rows.map(count, remove_columns=rows.column_names, keep_in_memory=True, **shown)
+    return RowLengths(longer=list(counted["tokens"]), prompts=list(counted["prompt"]))
+
+
+def _check_rows(rows: Any) -> None:
+    """Refuse rows of which TRL would take something else for the prompt, or nothing.
+
+    Raises:
+        DatasetFormatError: conversations of one message, or texts of prompts that no chat template was applied to.
+    """
+    without = sum(len(messages) < 2 for messages in rows["messages"])
+    if without:
+        raise DatasetFormatError(
+            f"{without:,} of {len(rows):,} conversations have one message alone: the last message is what is learned, "
+            "and those before it are its prompt.",
+            hint="Drop such rows; every conversation needs a question and an answer.",
+        )
+    if "prompt" in rows.column_names and isinstance(rows[0]["prompt"], str):
+        raise DatasetFormatError(
+            "The data have texts in a column prompt beside their messages, and TRL would take these for the beginning "
+            "of the conversation with its chat template.",
+            hint="Drop the column prompt: all messages but the last are the prompt then.",
+        )
+
+
+def check(filled: Configs, *, to_train: bool) -> None:
+    """Refuse what the trainer would refuse later, or take for something else.
+
+    Raises:
+        UsageError: no teacher; no limit, which TRL's collator takes for 1,024 tokens; batches without padding, which
+            it does not make; what is not known before the model is there.
+    """
+    training = filled.training
+    teacher.check(filled)
+    if training.max_length is None:
+        raise UsageError(
+            "--max_length none is at most 1,024 tokens to this trainer of TRL's.",
+            hint="Give --max_length auto, the longest row, or a number.",
+        )
+    for name in ("packing", "eval_packing", "padding_free", "assistant_only_loss"):
+        if getattr(training, name):
+            raise UsageError(
+                f"--{name} is not for GKD: TRL's trainer has a collator of its own, which pads conversations and has "
+                "the last answer learned.",
+                hint=f"Remove --{name}.",
+            )
+    if training.chat_template_path is not None and not os.path.isfile(training.chat_template_path):
+        raise UsageError(
+            f"--chat_template_path {training.chat_template_path} is no file: the tokens that another model's template "
+            "adds would make the student's vocabulary another than the teacher's.",
+            hint="Give a file with a template, or a model that has one.",
+        )
+
+
+def why_not_split(trainer: Any) -> str | None:
+    """Say that each call of a step draws who answers, and samples answers; None where it trains on the data alone."""
+    if _ways(trainer.args) == (Way.DATA,):
+        return None
+    return "it is drawn for each micro-batch who answers its prompts, and parts of it would draw anew"
+
+
+def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
+    """Take it for a mean over labels; over those of all micro-batches where transformers counted them (the data's, even
+    where others are answered: ``gkd_trainer.py: generalized_jsd_loss``)."""
+    return Basis.WHOLE if is_counted else Basis.TOKENS

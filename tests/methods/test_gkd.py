@@ -1,0 +1,183 @@
+"""GKD of trl.experimental: which rows are refused, what is counted of the others, and which way each step goes."""
+
+import pathlib
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from datasets import Dataset
+from nouns import TRL_DEFAULTS
+
+from autotrain_mem.data.token_lengths import counting_arguments, load_tokenizer, profile
+from autotrain_mem.errors import DatasetError, UsageError
+from autotrain_mem.methods import gkd
+from autotrain_mem.methods.configs import Configs
+from autotrain_mem.methods.gkd import Way
+from autotrain_mem.methods.worst_case_text import stub_tokenizer
+from autotrain_mem.spec import Job
+
+pytestmark = pytest.mark.newest
+
+ASKED = {"role": "user", "content": "one two three four five"}
+ANSWERED = {"role": "assistant", "content": "six seven"}
+
+
+def job_of(model: pathlib.Path, data: str | None = None, **arguments: Any) -> Job:
+    given = {"teacher_model_name_or_path": str(model), "max_length": 64, **arguments}
+    return Job(method="gkd", model=str(model), dataset=data, arguments=given)
+
+
+def filled(model: pathlib.Path, scratch: pathlib.Path, **arguments: Any) -> Configs:
+    return gkd.configs(counting_arguments(job_of(model, **arguments), str(scratch)))
+
+
+def written(folder: pathlib.Path, *rows: dict[str, Any]) -> str:
+    path = folder / "rows.jsonl"
+    Dataset.from_list(list(rows)).to_json(path)
+    return str(path)
+
+
+def test_rows_prompts_and_answers_are_counted_as_trls_collator_makes_them(
+    model_folder: Callable[[str], pathlib.Path], tmp_path: pathlib.Path
+) -> None:
+    from trl.experimental.utils import DataCollatorForChatML
+
+    model = model_folder("qwen2")
+    longer = {"messages": [ASKED, ANSWERED, {"role": "user", "content": "eight"}, {**ANSWERED, "content": "nine"}]}
+    rows = [{"messages": [ASKED, {**ANSWERED, "content": "six seven " * 9}]}, longer]
+    counted = profile(job_of(model, written(tmp_path, *rows)), str(tmp_path / "scratch"))
+    collate = DataCollatorForChatML(load_tokenizer(str(model)), max_length=500)
+    batches = [collate([row]) for row in rows]
+    lengths, prompts = ([batch[name].shape[1] for batch in batches] for name in ("input_ids", "prompts"))
+    assert counted.rows_by_length == dict.fromkeys(lengths, 1)
+    answers = [length - prompt for length, prompt in zip(lengths, prompts, strict=True)]
+    assert (counted.longest_prompt, counted.longest_answer) == (max(prompts), max(answers))
+    assert prompts[1] > prompts[0]
+    assert counted.least_length == max(answers) + 1
+    with pytest.raises(ValueError, match="no prompt tokens left"):
+        DataCollatorForChatML(load_tokenizer(str(model)), max_length=max(answers))(rows)
+    DataCollatorForChatML(load_tokenizer(str(model)), max_length=counted.least_length)(rows)
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({"messages": [ASKED]}, "1 of 1 conversations have one message alone"),
+        ({"messages": [ASKED, ANSWERED], "prompt": "one two"}, "texts in a column prompt"),
+    ],
+)
+def test_rows_without_a_prompt_or_with_one_that_is_no_beginning_are_refused(
+    row: dict[str, Any], why: str, model_folder: Callable[[str], pathlib.Path], tmp_path: pathlib.Path
+) -> None:
+    with pytest.raises(DatasetError, match=why):
+        profile(job_of(model_folder("qwen2"), written(tmp_path, row)), str(tmp_path / "scratch"))
+
+
+def test_a_prompt_that_is_a_conversation_becomes_the_text_that_trls_example_makes_of_it(
+    model_folder: Callable[[str], pathlib.Path],
+) -> None:
+    tokenizer = load_tokenizer(str(model_folder("qwen2")))
+    rows = Dataset.from_list([{"messages": [ASKED, ANSWERED], "prompt": [ASKED]}])
+    text = gkd._with_prompt_texts(rows, tokenizer)[0]["prompt"]
+    assert tokenizer.apply_chat_template([ASKED, ANSWERED], tokenize=False).startswith(text)
+    assert text.endswith(tokenizer.apply_chat_template([ASKED], tokenize=False, add_generation_prompt=True)[-9:])
+
+
+@pytest.mark.parametrize(("length", "prompt", "kept"), [(12, None, 11), (12, 5, 5), (12, 40, 11), (2, 5, 1)])
+def test_worst_rows_have_the_longest_prompt_of_the_data_and_one_token_of_an_answer_at_least(
+    length: int, prompt: int | None, kept: int, tmp_path: pathlib.Path
+) -> None:
+    from trl.experimental.utils import DataCollatorForChatML
+
+    known = Configs(script=None, training=None, model=None, dataset=None, prompt_length=prompt)
+    rows = gkd.rows_editor(known)(list(gkd.worst_rows(known, length, 2)))
+    batch = DataCollatorForChatML(stub_tokenizer("left"), max_length=length)(rows)
+    assert batch["input_ids"].shape == (2, length)
+    assert batch["prompts"].shape == (2, kept)
+    is_padded = kept > 1  # nothing is left of a shorter prompt
+    assert batch["attention_mask"].sum().item() == 2 * length - is_padded
+    answered = gkd._labelled(lambda rows: batch, 1)(rows)["labels"] != -100
+    assert answered[:, -1:].all()
+    assert not answered[:, :-1].any()
+    everywhere = gkd._labelled(lambda rows: batch, None)(rows)["labels"] != -100
+    assert everywhere.sum().item() == 2 * (length - 1) - is_padded
+
+
+@pytest.mark.parametrize(
+    ("chance", "seq_kd", "ways"),
+    [
+        (1.0, False, [Way.STUDENT]),
+        (1.0, True, [Way.STUDENT]),
+        (0.0, False, [Way.DATA]),
+        (0.0, True, [Way.TEACHER]),
+        (0.4, False, [Way.DATA, Way.STUDENT]),
+        (0.4, True, [Way.TEACHER, Way.STUDENT]),
+    ],
+)
+def test_the_ways_of_a_step_are_those_that_chance_may_choose_and_only_the_datas_rows_are_split(
+    chance: float, seq_kd: bool, ways: list[Way], tmp_path: pathlib.Path
+) -> None:
+    training = filled(tmp_path, tmp_path, lmbda=chance, seq_kd=seq_kd).training
+    assert list(gkd._ways(training)) == ways
+    trainer = SimpleNamespace(args=training)
+    assert (gkd.why_not_split(trainer) is None) == (ways == [Way.DATA])
+
+
+@pytest.mark.parametrize(("prompt", "last"), [(20, Way.STUDENT), (3, Way.DATA)])
+def test_micro_steps_take_turns_and_the_way_with_more_tokens_comes_last(
+    prompt: int, last: Way, tmp_path: pathlib.Path
+) -> None:
+    """A row has 24 tokens, and an answer 8."""
+    from trl.experimental.gkd import gkd_trainer
+
+    gone: list[Way] = []
+
+    def step(model: Any, inputs: Any, items: Any) -> None:
+        assert trainer.generation_config.min_new_tokens == 8
+        gone.append(Way.STUDENT if gkd_trainer.random.random() <= 0.5 else Way.DATA)
+
+    inputs = {name: SimpleNamespace(shape=(1, size)) for name, size in (("input_ids", 24), ("prompts", prompt))}
+    trainer = SimpleNamespace(
+        args=filled(tmp_path, tmp_path, max_new_tokens=8).training,
+        training_step=step,
+        generation_config=SimpleNamespace(max_new_tokens=8, min_new_tokens=None),
+        train_dataset=SimpleNamespace(column_names=["messages"]),
+    )
+    with gkd.training_patches(trainer, filled(tmp_path, tmp_path), TRL_DEFAULTS):
+        for _ in range(4):
+            trainer.training_step(None, inputs, None)
+    (first,) = {Way.STUDENT, Way.DATA} - {last}
+    assert gone == [first, last, first, last]
+    assert (trainer.training_step, trainer.generation_config.min_new_tokens) == (step, None)
+
+
+@pytest.mark.parametrize(
+    ("chance", "seq_kd", "accumulation", "expected"),
+    [(1.0, False, 4, 2), (0.5, False, 4, 2), (0.25, False, 4, 4), (0.0, False, 4, 0), (0.5, True, 1, 1)],
+)
+def test_a_training_generates_as_often_as_chance_says(
+    chance: float, seq_kd: bool, accumulation: int, expected: int, tmp_path: pathlib.Path
+) -> None:
+    """Of 8 micro-steps that generate with a chance of 0.25, 2 do; a rehearsed step of two does once: 8 / 4 = 2."""
+    from dataclasses import replace
+
+    known = filled(tmp_path, tmp_path, lmbda=chance, seq_kd=seq_kd)
+    knobs = replace(TRL_DEFAULTS, gradient_accumulation_steps=accumulation)
+    assert gkd.micro_steps_per_generation(known, knobs) == expected
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *({name: True} for name in ("packing", "eval_packing", "padding_free", "assistant_only_loss")),
+        {"max_length": None},
+        {"teacher_model_name_or_path": None},
+        {"teacher_model_init_kwargs": {"device_map": "auto"}},
+        {"chat_template_path": "org/model"},
+    ],
+)
+def test_what_the_trainer_takes_for_something_else_is_refused(given: dict[str, Any], tmp_path: pathlib.Path) -> None:
+    gkd.check(filled(tmp_path, tmp_path), to_train=False)
+    with pytest.raises(UsageError):
+        gkd.check(filled(tmp_path, tmp_path, **given), to_train=False)
