@@ -11,8 +11,9 @@ from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.engine.absent import absent_from, settings_on
 from autotrain_mem.engine.for_processes import for_processes
 from autotrain_mem.engine.kept_answers import answered
+from autotrain_mem.engine.length_checks import check_lengths
 from autotrain_mem.engine.probe.calibration import Correction
-from autotrain_mem.errors import AutofitError, ContextLengthError, ModelNotFoundError, UsageError
+from autotrain_mem.errors import AutofitError, ModelNotFoundError
 from autotrain_mem.estimator.replay import Room
 from autotrain_mem.estimator.vllm_share import asleep_bytes, vllm_share_bytes
 from autotrain_mem.machine.prices import Prices, listed_prices, price_of
@@ -254,8 +255,8 @@ class Rehearsals:
             rows=None if profile is None else profile.rows,
             nodes=self.hardware.topology.nodes,
         )
-        _check_images(lengths, space)
-        _check_answers(lengths, space)
+        if lengths.profile is not None:
+            check_lengths(lengths.profile, space)
         base = precise_for(space.base, self.job.arguments, self.compute_capability)
         space = replace(space, base=base, forbid=space.forbid | absent_from(self.hardware))
         if "expandable_segments" not in environment_setting(self.job.environment):
@@ -304,48 +305,6 @@ def as_rehearsed(job: Job, lengths: Lengths) -> Job:
     if profile is None or not profile.longest_prompt:
         return shown
     return replace(shown, prompt_length=profile.longest_prompt, answer_length=profile.longest_answer)
-
-
-def _check_answers(lengths: Lengths, space: Space) -> None:
-    """Refuses a length at which an answer fills a row, whose prompt is cut away: TRL's collator would end the run when
-    it comes to that row; and answers that find no room behind the longest prompt."""
-    profile, limit = lengths.profile, space.base.max_length
-    if profile is None or not profile.longest_answer or limit is None:
-        return
-    if limit <= profile.longest_answer:
-        raise UsageError(
-            f"{limit:,} tokens leave nothing of a prompt: TRL cuts the beginning of a row, and the longest answer has "
-            f"{profile.longest_answer:,}.",
-            hint=f"--max_length {profile.least_length} or more, or auto, keeps a token of every prompt; or drop the "
-            "rows with the longest answers.",
-        )
-    answer = space.base.max_new_tokens or 0
-    prompt = min(profile.longest_prompt, limit - 1)
-    if space.context_length is not None and prompt + answer > space.context_length:
-        room = space.context_length - prompt
-        cure = f"use --max_new_tokens {room} or less" if room > 0 else "drop the longest prompts from the data"
-        raise ContextLengthError(
-            f"the longest prompt ({prompt} tokens) and --max_new_tokens {answer} are beyond the model's context of "
-            f"{space.context_length} tokens",
-            hint=cure,
-        )
-
-
-def _check_images(lengths: Lengths, space: Space) -> None:
-    """Refuses a length that would take a part of an image away: the model's forward would end
-    (``transformers/models/*/modeling_*.py: get_placeholder_mask``), hours into the run perhaps."""
-    images = None if lengths.profile is None else lengths.profile.images
-    limit = space.base.max_length
-    if images is None or limit is None or images.end <= limit:
-        return
-    cures = ["--max_pixels makes images smaller", f"drop the {images.rows_cut(limit):,} rows"]
-    if space.context_length is None or images.end <= space.context_length:
-        cures.insert(0, f"--max_length {images.end} or more, or auto, cuts no image")
-    raise UsageError(
-        f"{limit:,} tokens cut images of {images.rows_cut(limit):,} rows: the last image of one ends at token "
-        f"{images.end:,}.",
-        hint=f"{'; or '.join(cures)}.",
-    )
 
 
 def row_length(job: Job, knobs: Knobs, longest: int | None) -> int:

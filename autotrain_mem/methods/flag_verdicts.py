@@ -71,13 +71,8 @@ REFUSED_WHEN_OFF: dict[str, str] = {
 _DPO, _KTO, _GRPO, _RLOO, _PPO, _REWARD = "dpo", "kto", "grpo", "rloo", "ppo", "reward"
 _DISTILLATION, _ORPO, _CPO, _ONLINE_DPO, _GKD = "distillation", "orpo", "cpo", "online_dpo", "gkd"
 _WITH_OWN_LOSS = (_REWARD, _DPO, _KTO, _ORPO, _CPO, _GRPO, _RLOO, _DISTILLATION, _ONLINE_DPO, _GKD, _PPO)
-_R, _H, _C, _ONLY, _IDLE = (
-    Verdict.REHEARSED,
-    Verdict.HARMLESS,
-    Verdict.COUNTED,
-    Verdict.ONLY_FOR_REAL,
-    Verdict.IDLE,
-)
+_R, _H, _C = Verdict.REHEARSED, Verdict.HARMLESS, Verdict.COUNTED
+_ONLY, _IDLE = Verdict.ONLY_FOR_REAL, Verdict.IDLE
 
 _ROWS_FOR_ALL = (
     FlagGroup(
@@ -301,9 +296,8 @@ _ROWS_OF_METHODS = (
     ),
     FlagGroup(
         verdict=_IDLE,
-        methods=(
-            _GKD,
-        ),  # trl/experimental/gkd/gkd_trainer.py: __init__, compute_loss; ../utils.py: DataCollatorForChatML
+        # trl/experimental/gkd/gkd_trainer.py: __init__, compute_loss; ../utils.py: DataCollatorForChatML
+        methods=(_GKD,),
         why="this trainer has a loss and a collator of its own: rows are cut at their beginning, and not prepared",
         names=(
             *("loss_type", "packing_strategy", "pad_to_multiple_of", "truncation_mode", "completion_only_loss"),
@@ -330,14 +324,8 @@ _ROWS_OF_METHODS = (
         methods=(_ONLINE_DPO,),
         why="nothing asks for it: TRL's online DPO cannot be evaluated, and its batches are text",
         names=(
-            *(
-                "eval_steps",
-                "eval_delay",
-                "eval_accumulation_steps",
-                "include_for_metrics",
-                "per_device_eval_batch_size",
-            ),
-            *("load_best_model_at_end", "metric_for_best_model", "greater_is_better", "label_names"),
+            *("eval_steps", "eval_delay", "eval_accumulation_steps", "include_for_metrics", "load_best_model_at_end"),
+            *("per_device_eval_batch_size", "metric_for_best_model", "greater_is_better", "label_names"),
             *("average_tokens_across_devices", "include_num_input_tokens_seen", "length_column_name"),
         ),
     ),
