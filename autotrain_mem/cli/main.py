@@ -8,6 +8,7 @@ import importlib
 import os
 import signal
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
@@ -18,6 +19,7 @@ from autotrain_mem.errors import AutofitError, InterruptedByUser, UsageError
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.printable import printable
 
+_METHOD_IS = textwrap.fill(f"METHOD is one of {', '.join(METHODS)}.", 80)
 HELP = f"""\
 usage: autofit COMMAND [FLAGS]
 
@@ -68,8 +70,7 @@ This machine
   autofit quickstart                               a first run, without a GPU
   autofit completion bash|zsh|fish                 tab completion
 
-METHOD is one of
-{", ".join(METHODS)}.
+{_METHOD_IS}
 Every flag and YAML key of `trl METHOD` works too. A flag that you give is never
 changed.
 
@@ -183,7 +184,7 @@ def _help_of(command: str) -> str:
             heading = line
         elif f"autofit {command} METHOD" in line or line.startswith(f"    autofit {command} "):
             lines += [*([] if heading in lines else ["", heading]), line]
-    flags = f"METHOD is one of\n{', '.join(METHODS)}.\n\n  autofit {command} METHOD --help      all flags"
+    flags = f"{_METHOD_IS}\n\n  autofit {command} METHOD --help      all flags"
     return "\n".join([f"usage: autofit {command} METHOD [FLAGS]", *lines, "", flags, ""])
 
 

@@ -98,6 +98,7 @@ def write(folder: Path, rows: list[dict[str, Any]]) -> None:
     for name in ("no_template", "same_pad", "judge", "small_vocabulary"):
         shutil.copytree(folder / "tiny", folder / name)
     (folder / "no_template" / "chat_template.jinja").unlink()
+    shutil.copytree(folder / "tiny", folder / "weights_alone", ignore=shutil.ignore_patterns("tokenizer*"))
     four_bits = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
     changes = {
         "no_tokenizer": {},

@@ -4,7 +4,7 @@ import itertools
 import pathlib
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
@@ -110,7 +110,7 @@ def trained(one: Case, output_dir: pathlib.Path, **card: Any) -> tuple[Trace, An
     watch = Watch(knobs=one.knobs, **card)
     with watch.cuda_semantics(), _ends_as_rehearsed(), _unshuffled():
         spec = trainer_spec(one.job, one.knobs, one.length, str(output_dir))
-        with _quantized_as_on_a_card():
+        with _quantized_as_on_a_card() if one.job.method == "online_dpo" else nullcontext():
             trainer = spec.build()
         with spec.patches(trainer):
             watch.train(trainer, edit_rows=spec.edit_rows)
@@ -119,8 +119,8 @@ def trained(one: Case, output_dir: pathlib.Path, **card: Any) -> tuple[Trace, An
 
 @contextmanager
 def _quantized_as_on_a_card() -> Iterator[None]:
-    """TRL takes 4-bit weights on the CPU for those of a sharded model, and prepares them otherwise: it goes by the name
-    of their class (``trl/experimental/utils.py: prepare_peft_model``)."""
+    """Online DPO takes 4-bit weights on the CPU for those of a sharded model, and prepares them otherwise: it goes by
+    the name of their class (``trl/experimental/utils.py: prepare_peft_model``)."""
     name, Params4bit.__name__ = Params4bit.__name__, "Params4bitOfACard"
     try:
         yield
