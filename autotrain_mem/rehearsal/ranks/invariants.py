@@ -16,6 +16,9 @@ from torch.nn.modules import module as hooks
 from autotrain_mem.errors import RehearsalError
 from autotrain_mem.rehearsal.ranks.recording import local
 
+_UNDEFINED = "gradient which is undefined"
+"""DDP says so where it looks for unused parameters and finds one: a rehearsal has no other ranks that might have used
+it (``torch/csrc/distributed/c10d/reducer.cpp: finalize_bucket_dense``)."""
 LARGEST_PADDING = 0.001
 """Share of all elements by which shards may exceed their part of the model, beside one row of each parameter."""
 
@@ -31,6 +34,10 @@ def trained_in_full(trainer: Any) -> Iterator[None]:
     hook = hooks.register_module_forward_pre_hook(lambda module, _: ran.add(id(module)))
     try:
         yield
+    except RuntimeError as error:
+        if _UNDEFINED in str(error):
+            raise _without_gradient("some parameters") from error
+        raise
     finally:
         hook.remove()
     model = trainer.accelerator.unwrap_model(trainer.model)
@@ -52,7 +59,7 @@ def trained_in_full(trainer: Any) -> Iterator[None]:
         raise _broken(f"the optimizer does not hold {_some(missing)}")
     with_state = {id(parameter) for parameter, state in optimizer.state.items() if state}
     if with_state and (missing := [name for name, each in used.items() if id(each) not in with_state]):
-        raise _broken(f"the optimizer made no step on {_some(missing)}")
+        raise _without_gradient(_some(missing))
 
 
 def _check_flat(optimizer: Any, model: torch.nn.Module, engine: Any) -> None:
@@ -90,6 +97,16 @@ def check_shards(before: dict[str, int], model: torch.nn.Module, shards: int) ->
     rows = sum(shards * parameter.shape[1:].numel() for parameter in model.parameters())
     if not whole * (1 - LARGEST_PADDING) - rows <= held <= whole * (1 + LARGEST_PADDING) + rows:
         raise _broken(f"its shards hold {held} of {whole} parameters")
+
+
+def _without_gradient(names: str) -> RehearsalError:
+    """Makes an error of what was computed and not learned: a vision tower may end in layers that nobody asks for."""
+    return RehearsalError(
+        f"The optimizer made no step on {names}: the loss does not depend on them, or they were lost as they were "
+        "divided among the processes.",
+        hint="With several GPUs that is not rehearsed yet. Where parts of the model are not used by the loss, DDP needs "
+        "--ddp_find_unused_parameters true, or ends in its second step. --gpus 1 plans for one.",
+    )
 
 
 def _some(names: list[str]) -> str:
