@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from real_run import assert_alike, case, rehearsed
 
-from autotrain_mem.errors import UnsupportedModelError, UsageError
+from autotrain_mem.errors import RehearsalError, UnsupportedModelError, UsageError
 from autotrain_mem.estimator.model_parts import LANGUAGE, PROJECTOR, VISION, parts_of
 from autotrain_mem.spec import Owner
 
@@ -40,6 +40,16 @@ def test_a_rehearsal_with_images_is_the_training(
 ) -> None:
     fake, _, _ = assert_alike(pictured(method, vision_folder(family), **knobs), tmp_path)
     assert {part for part, _ in parts_of(fake.blocks)} >= {VISION, PROJECTOR, LANGUAGE}
+
+
+@pytest.mark.parametrize("knobs", [{}, {"gradient_checkpointing": False}])
+def test_several_processes_with_a_part_that_no_loss_depends_on_are_refused(
+    knobs: dict[str, Any], vision_folder: Callable[[str], Path]
+) -> None:
+    """Gemma's tower is made with a head here that nobody asks; with a gradient for all of it two processes do."""
+    with pytest.raises(RehearsalError, match="the loss does not depend on them"):
+        rehearsed(pictured("sft", vision_folder("gemma3"), processes=2, sharding="ddp", **knobs))
+    assert rehearsed(pictured("sft", vision_folder("qwen2_5_vl"), processes=2, sharding="ddp", **knobs)).blocks
 
 
 def test_larger_images_take_more_unless_they_are_made_smaller(vision_folder: Callable[[str], Path]) -> None:
