@@ -16,9 +16,10 @@ from torch.nn.modules import module as hooks
 from autotrain_mem.errors import RehearsalError
 from autotrain_mem.rehearsal.ranks.recording import local
 
-_UNDEFINED = "gradient which is undefined"
-"""DDP says so where it looks for unused parameters and finds one: a rehearsal has no other ranks that might have used
-it (``torch/csrc/distributed/c10d/reducer.cpp: finalize_bucket_dense``)."""
+_WAITING = ("gradient which is undefined", "mark a variable ready only once")
+"""DDP ends so where a gradient never comes: the first where it looks for unused parameters, and a rehearsal has no
+other ranks that might have used one; the second in a real run as well
+(``torch/csrc/distributed/c10d/reducer.cpp: finalize_bucket_dense, mark_variable_ready``)."""
 LARGEST_PADDING = 0.001
 """Share of all elements by which shards may exceed their part of the model, beside one row of each parameter."""
 
@@ -35,7 +36,7 @@ def trained_in_full(trainer: Any) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if _UNDEFINED in str(error):
+        if any(words in str(error) for words in _WAITING):
             raise _without_gradient("some parameters") from error
         raise
     finally:
