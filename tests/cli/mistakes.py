@@ -190,7 +190,6 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "reward_no_module": (2, f"{GRPO} --reward_funcs no_rewards.short", "no_rewards module.function"),
     "reward_not_callable": (2, f"{GRPO} --reward_funcs my_rewards.THRESHOLD", "my_rewards.THRESHOLD module.function"),
     "reward_import_fails": (2, f"{GRPO} --reward_funcs broken_rewards.a", "broken_rewards a_package_that_nobody_has"),
-    "reward_model_no_tokenizer": (20, f"{GRPO} --reward_model_name_or_path no_tokenizer", "'autofit reward'"),
     "reward_model_adapter": (20, f"{PPO} --reward_model_path adapter", "adapter --reward_model_path merge_and_unload"),
     "ppo_no_reward_model": (2, PPO, "--reward_model_path 'autofit reward'"),
     "ppo_pad_is_end": (2, JUDGED.replace("tiny", "same_pad"), "<|im_end|> 2"),
