@@ -137,10 +137,13 @@ class Child:
                 raise
 
     def log_tail(self) -> str:
-        """The last lines that the child printed."""
-        self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(0, self._log.tell() - LOG_TAIL_CHARACTERS))
-        text = self._log.read(LOG_TAIL_CHARACTERS).decode("utf-8", errors="replace")
+        """The last lines that the child printed; none where another thread has stopped it and closed its log."""
+        try:
+            self._log.seek(0, os.SEEK_END)
+            self._log.seek(max(0, self._log.tell() - LOG_TAIL_CHARACTERS))
+            text = self._log.read(LOG_TAIL_CHARACTERS).decode("utf-8", errors="replace")
+        except ValueError:
+            return ""
         return _OVERWRITTEN.sub("", text).strip()
 
     def interrupt(self) -> None:

@@ -200,6 +200,25 @@ def test_a_child_that_is_killed_is_a_death_by_that_signal_for_who_waits_and_who_
     assert caught.value.code == -signal.SIGKILL
 
 
+def test_who_waits_while_another_thread_stops_the_child_hears_of_its_end(make: Make) -> None:
+    child = make(CHILD)
+    heard: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            child.receive(SOON)
+        except Exception as error:
+            heard.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    child.stop()
+    waiting.join(SOON)
+    assert isinstance(heard[0], ChildDied)
+    with pytest.raises(ChildDied):  # its log is closed by now
+        child.receive(SOON)
+
+
 def test_a_busy_child_lives_on_after_a_timeout_leaves_interrupts_to_its_parent_and_ends_when_stopped(
     make: Make,
 ) -> None:
