@@ -201,7 +201,7 @@ def test_a_child_that_is_killed_is_a_death_by_that_signal_for_who_waits_and_who_
 
 
 def test_who_waits_while_another_thread_stops_the_child_hears_of_its_end(make: Make) -> None:
-    child = make(CHILD)
+    child = make()
     heard: list[Exception] = []
 
     def wait() -> None:
