@@ -223,14 +223,23 @@ def check_rewards(filled: Configs, model: str | None, argument: str, *, to_train
     """
     names = filled.script.reward_funcs or []
     if to_train and not (model or names):
-        raise UsageError(
-            "No reward is given: nothing says which completions are good.",
-            hint="Give --reward_funcs module.function (or one of TRL's own, such as think_format_reward), or "
-            f"--{argument} MODEL.",
-        )
+        raise missing_reward(argument)
     reward_functions(names)
     if to_train:
         check_packages(names)
+
+
+def missing_reward(argument: str) -> UsageError:
+    """Make the error of a training without a reward.
+
+    Args:
+        argument: By which a reward model is given.
+    """
+    return UsageError(
+        "No reward is given: nothing says which completions are good.",
+        hint="Give --reward_funcs module.function (or one of TRL's own, such as think_format_reward), or "
+        f"--{argument} MODEL.",
+    )
 
 
 _LOGGED = {

@@ -12,6 +12,14 @@ _LOADED_BY = frozenset({"dtype", "attn_implementation", "revision", "trust_remot
 """Keys of ``teacher_model_init_kwargs`` that a rehearsal follows: where and how a model is placed is not among them."""
 
 
+def missing() -> UsageError:
+    """Make the error of a job without a teacher."""
+    return UsageError(
+        "No teacher is given: nothing says what the student is to learn.",
+        hint="Give --teacher_model_name_or_path MODEL, a larger model with the student's vocabulary.",
+    )
+
+
 def check(filled: Configs) -> None:
     """Refuse to go without a teacher, and one that is loaded in a way that cannot be followed.
 
@@ -19,10 +27,7 @@ def check(filled: Configs) -> None:
         UsageError: no teacher is given, or it is placed or quantized in a way of its own.
     """
     if not filled.training.teacher_model_name_or_path:
-        raise UsageError(
-            "No teacher is given: nothing says what the student is to learn.",
-            hint="Give --teacher_model_name_or_path MODEL, a larger model with the student's vocabulary.",
-        )
+        raise missing()
     given: Mapping[str, Any] = filled.training.teacher_model_init_kwargs or {}
     if others := sorted(given.keys() - _LOADED_BY):
         raise UsageError(
