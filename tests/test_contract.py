@@ -64,6 +64,7 @@ LAYERS = {
     "methods.flag_verdicts": part(0),
     "methods.parameter_count": part(0),
     "methods.table": part(1, "methods.facts"),
+    "methods.missing": part(1, "errors methods.facts"),
     "allocator": part(1, "units"),
     "files": part(1, "errors"),
     "local_files": part(1, "errors"),
@@ -86,7 +87,8 @@ LAYERS = {
     "trainers": part(3, "errors spec", "accelerate deepspeed peft torch transformers trl"),
     "methods": part(
         4,
-        "columns errors host methods.facts methods.flag_verdicts methods.flags methods.table parallel spec trainers",
+        "columns errors host methods.facts methods.flag_verdicts methods.flags methods.missing methods.table parallel "
+        "spec trainers",
         "datasets peft tokenizers torch transformers trl",
     ),
     "rehearsal": part(
@@ -119,8 +121,8 @@ LAYERS = {
     ),
     "engine": part(
         9,
-        "allocator errors estimator files local_files machine methods.flags methods.parameter_count methods.table "
-        "parallel planner rehearsal report spec store training units versions worker yaml_files",
+        "allocator errors estimator files local_files machine methods.flags methods.missing methods.parameter_count "
+        "methods.table parallel planner rehearsal report spec store training units versions worker yaml_files",
     ),
     "errands": part(
         7,

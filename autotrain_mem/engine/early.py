@@ -17,9 +17,8 @@ from autotrain_mem.engine.wish import Wish, check_launch
 from autotrain_mem.errors import AutofitError, UsageError
 from autotrain_mem.local_files import check_data_path, check_image_packages, check_model_folder
 from autotrain_mem.machine.choose import check_device, several, training_device
-from autotrain_mem.methods import teacher
 from autotrain_mem.methods.flags import parser_of, read_given
-from autotrain_mem.methods.online import missing_reward
+from autotrain_mem.methods.missing import missing
 from autotrain_mem.methods.table import METHODS, OTHER_MODEL_ARGUMENTS
 from autotrain_mem.rehearsal.model.hub_errors import check_cached
 from autotrain_mem.spec import Job
@@ -118,7 +117,8 @@ def refuse(wish: Wish, *, to_train: bool, reads_data: bool = True) -> None:
         raise no_model()
     _refuse_device(wish, to_train=to_train)
     _refuse_processes(wish)
-    _refuse_alone(wish, to_train=to_train)
+    if (error := missing(METHODS[wish.method], wish.argument, to_train=to_train)) is not None:
+        raise error
     config = _refuse_model(job.model, "--model", wish.argument("model_revision"))
     for name in filter(job.arguments.get, OTHER_MODEL_ARGUMENTS):
         _refuse_model(job.arguments[name], f"--{name}")
@@ -186,19 +186,6 @@ def _refuse_device(wish: Wish, *, to_train: bool) -> None:
     card = check_device(autofit.gpu, gpus=gpus, spared=spared, link=autofit.link, environment=environment)
     if to_train and card is not None and (autofit.nodes or 1) == 1:
         training_device(card, simulate=wish.simulate, environment=environment)
-
-
-def _refuse_alone(wish: Wish, *, to_train: bool) -> None:
-    """A student without a teacher; answers of which nothing says how good they are, where they are to be learned from.
-
-    PPO, whose value model starts from the reward model, has a refusal of its own (``methods.ppo``).
-    """
-    facts = METHODS[wish.method]
-    if facts.teacher_argument and not wish.argument(facts.teacher_argument):
-        raise teacher.missing()
-    judge = None if facts.has_value_model else facts.reward_model_argument
-    if to_train and judge and not (wish.argument(judge) or wish.argument("reward_funcs")):
-        raise missing_reward(judge)
 
 
 def _refuse_model(name: str, flag: str, revision: object = None) -> dict[str, Any] | None:

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from autotrain_mem.errors import UsageError
 from autotrain_mem.methods import image_rows
 from autotrain_mem.methods.configs import Configs, trainer_arguments
 from autotrain_mem.methods.image_rows import RowImages, Texts
 from autotrain_mem.methods.interface import Basis, method_of_trainer
+from autotrain_mem.methods.missing import missing_reward
 from autotrain_mem.methods.reward_functions import check_packages, rehearsed_reward, reward_functions, try_once
 from autotrain_mem.methods.row_lengths import RowLengths
 from autotrain_mem.methods.table import METHODS
@@ -227,19 +227,6 @@ def check_rewards(filled: Configs, model: str | None, argument: str, *, to_train
     reward_functions(names)
     if to_train:
         check_packages(names)
-
-
-def missing_reward(argument: str) -> UsageError:
-    """Make the error of a training without a reward.
-
-    Args:
-        argument: By which a reward model is given.
-    """
-    return UsageError(
-        "No reward is given: nothing says which completions are good.",
-        hint="Give --reward_funcs module.function (or one of TRL's own, such as think_format_reward), or "
-        f"--{argument} MODEL.",
-    )
 
 
 _LOGGED = {

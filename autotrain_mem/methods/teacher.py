@@ -7,17 +7,10 @@ from typing import Any
 
 from autotrain_mem.errors import UsageError
 from autotrain_mem.methods.configs import Configs
+from autotrain_mem.methods.missing import missing_teacher
 
 _LOADED_BY = frozenset({"dtype", "attn_implementation", "revision", "trust_remote_code"})
 """Keys of ``teacher_model_init_kwargs`` that a rehearsal follows: where and how a model is placed is not among them."""
-
-
-def missing() -> UsageError:
-    """Make the error of a job without a teacher."""
-    return UsageError(
-        "No teacher is given: nothing says what the student is to learn.",
-        hint="Give --teacher_model_name_or_path MODEL, a larger model with the student's vocabulary.",
-    )
 
 
 def check(filled: Configs) -> None:
@@ -27,7 +20,7 @@ def check(filled: Configs) -> None:
         UsageError: no teacher is given, or it is placed or quantized in a way of its own.
     """
     if not filled.training.teacher_model_name_or_path:
-        raise missing()
+        raise missing_teacher()
     given: Mapping[str, Any] = filled.training.teacher_model_init_kwargs or {}
     if others := sorted(given.keys() - _LOADED_BY):
         raise UsageError(

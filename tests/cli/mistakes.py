@@ -225,7 +225,11 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     ),
     "zero_on_the_cpu": (2, f"{TRAIN} --use_cpu --sharding zero3", "'--sharding zero3 with --use_cpu' --simulate"),
     "liger_simulated": (2, f"{SIMULATED} --use_liger_kernel", "--use_liger_kernel --plan_only"),
-    "vllm_simulated": (2, f"{GRPO[5:]} --simulate --use_vllm", "--use_vllm --plan_only"),
+    "vllm_simulated": (
+        2,
+        f"{GRPO[5:]} --simulate --use_vllm --reward_funcs my_rewards.short",
+        "--use_vllm --plan_only",
+    ),
     "simulated_and_not_trained": (2, f"{SIMULATED} --plan_only", "--simulate --plan_only"),
     "optimizer_not_rehearsed": (2, f"{SHORT} --optim adamw_torch_4bit", "adamw_torch_4bit adamw_8bit adafactor"),
     "optimizer_not_offloaded": (2, f"{SHORT} --optimizer_offload --optim adafactor", "adafactor adamw_torch sgd"),
