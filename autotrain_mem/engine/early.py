@@ -196,7 +196,7 @@ def _refuse_model(name: str, flag: str, revision: object = None) -> dict[str, An
 
 
 def _refuse_processes(wish: Wish) -> None:
-    """Where a number of GPUs is given, and how they share the work: a file may say more, and is read later."""
+    """Refuses where a number of GPUs is given, and how they share the work: a file may say more, and is read later."""
     autofit = wish.autofit
     counts, given = autofit.gpu_counts, autofit.pins
     if len(counts) == 1 and given and autofit.accelerate_config is None:

@@ -36,7 +36,7 @@ class OnlineDPOTrainer(_OnlineDPOTrainer):  # type: ignore[misc]  # TRL is untyp
 
     @property
     def stats(self) -> dict[str, list[float]]:
-        """What is logged next, kept where TRL's other trainers keep it."""
+        """Holds what is logged next, where TRL's other trainers keep it."""
         return self._metrics["train"]
 
     @stats.setter
@@ -45,7 +45,7 @@ class OnlineDPOTrainer(_OnlineDPOTrainer):  # type: ignore[misc]  # TRL is untyp
 
     @property
     def max_completion_length(self) -> int:
-        """Tokens of a completion, as TRL's other trainers call it."""
+        """Returns the tokens of a completion, under the name that TRL's other trainers have for it."""
         return int(self.args.max_new_tokens)
 
     def _prepare_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:

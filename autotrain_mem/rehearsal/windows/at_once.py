@@ -80,7 +80,7 @@ class _Registry:
         return getattr(self._registry, name)
 
     def get_interface(self, *names: Any) -> Interface:
-        """What transformers knows by a name, watched where it is sdpa."""
+        """Returns what transformers knows by a name, watched where it is sdpa."""
         interface: Interface = self._registry.get_interface(*names)
         return self._calls.watched(interface)
 

@@ -24,7 +24,7 @@ runs, and what joins the results."""
 
 
 class Saving(Enum):
-    """What becomes of the tensors that autograd saves."""
+    """Says what becomes of the tensors that autograd saves."""
 
     NOTHING_SAVED = "no gradients are wanted"
     KEPT = "kept"
