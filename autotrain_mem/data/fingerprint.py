@@ -92,7 +92,9 @@ def _data(job: Job, filled: Configs) -> tuple[Any, list[Any]]:
 
 def _image_files(rows: Any) -> str:
     """Digests the files that images of rows lie in, by place, size and date; empty where there are none."""
-    places = [_place(pathlib.Path(file)) for file in image_files(rows)]
+    places = [
+        f"{os.path.abspath(file)} {status.st_size} {status.st_mtime_ns}".encode() for file, status in image_files(rows)
+    ]
     return _digest(places) if places else ""
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -57,8 +59,8 @@ def sizes_of_row(row: Mapping[str, Any]) -> tuple[Size, ...]:
     return tuple(map(_size, _images(row)))
 
 
-def image_files(rows: Any) -> Iterator[str]:
-    """Name the files on this machine in which images of rows lie, as the rows name them; nothing is opened.
+def image_files(rows: Any) -> Iterator[tuple[str, os.stat_result]]:
+    """Name the files on this machine in which images of rows lie, as the rows name them, each looked up once.
 
     Args:
         rows: As those of :func:`row_image_sizes`.
@@ -67,8 +69,10 @@ def image_files(rows: Any) -> Iterator[str]:
         for image in _images(row):
             if isinstance(image, Mapping):
                 image = None if image.get("bytes") is not None else image.get("path")
-            if isinstance(image, str) and os.path.isfile(image):
-                yield image
+            if isinstance(image, str):
+                with contextlib.suppress(OSError, ValueError):  # an address, or what is no path
+                    if stat.S_ISREG((status := os.stat(image)).st_mode):
+                        yield image, status
 
 
 def _undecoded(rows: Any) -> Iterator[Mapping[str, Any]]:
