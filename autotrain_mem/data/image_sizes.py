@@ -217,7 +217,7 @@ def _size(value: Any) -> Size:
 
 
 def _size_of_text(text: str) -> Size:
-    """As ``transformers/image_utils.py: load_image`` reads a text, but for what lies on other machines."""
+    """Reads a text as ``transformers/image_utils.py: load_image`` does, but for what lies on other machines."""
     if os.path.isfile(text):
         return _size_in_file(text)
     if text.startswith(("http://", "https://")):
@@ -230,7 +230,7 @@ def _size_of_text(text: str) -> Size:
 
 
 def _size_of_object(value: Mapping[str, Any]) -> Size:
-    """As ``datasets/features/image.py: Image.decode_example`` reads it."""
+    """Reads an object as ``datasets/features/image.py: Image.decode_example`` does."""
     if value.get("bytes") is not None:
         return _size_in_file(io.BufferedReader(_Buffer(value["bytes"])))
     path = value.get("path")
