@@ -29,6 +29,11 @@ READ = (
 
 REALS = st.floats(-1e12, 1e12, allow_nan=False)
 JSON = st.none() | st.booleans() | st.integers() | st.text(max_size=3) | REALS | st.lists(st.integers(), max_size=2)
+NARROWER: dict[Any, dict[str, st.SearchStrategy[Any]]] = {
+    Job: {"method": st.sampled_from(list(METHODS))},
+    spec.VllmServer: {"gpus": st.integers(0, 8)},  # its command names each
+}
+"""Fields of which not every value of their type will do."""
 
 
 def drawn(kind: Any) -> st.SearchStrategy[Any]:
@@ -43,7 +48,7 @@ def drawn(kind: Any) -> st.SearchStrategy[Any]:
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
         parts = {field.name: drawn(hints[field.name]) for field in dataclasses.fields(kind)}
-        return st.builds(kind, **parts | ({"method": st.sampled_from(list(METHODS))} if kind is Job else {}))
+        return st.builds(kind, **parts | NARROWER.get(kind, {}))
     if origin in (typing.Union, types.UnionType):
         return st.one_of(*map(drawn, arguments))
     if origin is Mapping:
