@@ -15,14 +15,17 @@ from autotrain_mem.training.process.collectives import last_collectives
 rank, port = sys.argv[1:]
 dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=int(rank), world_size=2)
 dist.all_reduce(torch.ones(2))
+def wait_until(is_so):
+    until = time.monotonic() + 20
+    while not is_so(name for _, name in last_collectives().values()) and time.monotonic() < until:
+        time.sleep(0.01)
 if rank == "0":
+    wait_until(lambda names: not any(names))  # that it is done is noted by another thread
     print(json.dumps(last_collectives()), flush=True)
     sys.stdin.read()
     os._exit(0)
 threading.Thread(target=lambda: dist.all_gather([torch.ones(3), torch.ones(3)], torch.ones(3)), daemon=True).start()
-until = time.monotonic() + 20
-while not any(name for _, name in last_collectives().values()) and time.monotonic() < until:
-    time.sleep(0.01)
+wait_until(any)
 print(json.dumps(last_collectives()), flush=True)
 os._exit(0)
 """
