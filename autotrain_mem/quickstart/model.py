@@ -6,9 +6,11 @@ generation settings) is walked in seconds, without network or GPU.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -116,8 +118,6 @@ def write_model(folder: Path, config: Any, tokenizer: Any) -> None:
     Raises:
         OutputFolderError: something stands there that no earlier build made.
     """
-    from transformers.utils import logging
-
     card = folder / "README.md"
     ours = card.is_file() and card.read_text(encoding="utf-8", errors="replace") == MODEL_CARD
     empty = folder.is_dir() and not any(folder.iterdir())
@@ -130,18 +130,30 @@ def write_model(folder: Path, config: Any, tokenizer: Any) -> None:
     unfinished.mkdir(parents=True, exist_ok=True)
     try:
         tokenizer.save_pretrained(unfinished)
-        shown = logging.is_progress_bar_enabled()
-        logging.disable_progress_bar()  # a tiny model is written before it could be drawn
-        try:
+        with _silence():
             _random_model(config).save_pretrained(unfinished)
-        finally:
-            if shown:
-                logging.enable_progress_bar()
         (unfinished / "README.md").write_text(MODEL_CARD, encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Says nothing: a tiny model is written before a bar could be drawn, and DeepSpeed, which is imported for it where
+    it is installed, warns on stdout that no GPU is here."""
+    from transformers.utils import logging as progress
+
+    disabled, shown = logging.root.manager.disable, progress.is_progress_bar_enabled()
+    logging.disable(logging.WARNING)
+    progress.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.disable(disabled)
+        if shown:
+            progress.enable_progress_bar()
 
 
 def _random_model(config: Any) -> Any:

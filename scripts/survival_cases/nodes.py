@@ -32,6 +32,7 @@ from survival_cases.sizes import filled_card
 
 RUNS = 20
 FAULT = "node"
+EPOCHS = 9
 SHARDINGS = ("ddp", "fsdp2")
 AWAY_SECONDS = 0.5
 """How long a machine is away."""
@@ -60,8 +61,8 @@ class Case:
 
 def flags(sharding: str) -> list[str]:
     """Of a run of 108 steps of 8 rows, a checkpoint every 4."""
-    kind = f"--dataset short_text --effective_batch_size 8 --bf16 false --num_train_epochs 9 --sharding {sharding}"
-    return f"{faults.SHARED} {kind} --gpus 1".split()
+    kind = f"--dataset short_text --effective_batch_size 8 --bf16 false --num_train_epochs {EPOCHS}"
+    return f"{faults.SHARED} {kind} --sharding {sharding} --gpus 1".split()
 
 
 def undisturbed(

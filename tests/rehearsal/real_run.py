@@ -22,7 +22,7 @@ from autotrain_mem.spec import Job, Knobs, Owner, Phase, Trace
 
 LENGTH = 40
 """Tokens of a row, or of a prompt with its completion."""
-COMPLETION = 12
+COMPLETION = 6
 
 SMALL = Knobs(
     per_device_train_batch_size=2,

@@ -43,7 +43,7 @@ def test_an_answer_behind_a_long_prompt_takes_more_than_the_row_and_one_behind_a
     model = model_folder("qwen2")
 
     def of_tokens(prompt: int | None, **arguments: Any) -> int:
-        one = case("gkd", model, arguments, gradient_checkpointing=False)
+        one = case("gkd", model, arguments, gradient_checkpointing=False, max_new_tokens=12)
         largest = peaks(rehearsed(replace(one, job=replace(one.job, prompt_length=prompt))))
         return largest[Phase.FORWARD] - largest[Phase.OPTIMIZER_STEP]
 

@@ -432,8 +432,9 @@ def test_adapters(script: Load, models: pathlib.Path, tmp_path: pathlib.Path, mo
     assert "not rehearsed: which parts of a weight" in ran.out
 
 
-def test_image_counting(script: Load) -> None:
-    ran = script("image_counting").run("--rows", 20, "--family", "gemma3")
+def test_image_counting(script: Load, forge: Forge) -> None:
+    with forge.children():
+        ran = script("image_counting").run("--rows", 20, "--family", "gemma3")
     assert "again, out of the cache" in ran.out
     assert ran.code == 0
 
@@ -476,6 +477,9 @@ def test_survival(
     monkeypatch.setattr(faults, "SHARED", faults.SHARED.replace("--save_steps 4", "--save_steps 1"))
     monkeypatch.setattr(faults, "filled_card", lambda *_: "64MiB")
     monkeypatch.setattr(nodes, "filled_card", lambda *_: "64MiB")
+    monkeypatch.setattr(nodes, "EPOCHS", 2)
+    in_the_middle = [nodes.Case(number=2, sharding="ddp", machine=1, moment=0.5)]
+    monkeypatch.setattr(nodes, "cases", lambda: in_the_middle)
     monkeypatch.setattr(hosts, "can_be_made", lambda: False)  # what is forked is in no network of its own
     with forge.commands(command, against, nodes):
         ran = script("survival").run(f"--{section}", "--work", tmp_path, "--only", only, "--processes", 1)
