@@ -35,10 +35,16 @@ MOST_FILES = 8
 SOON = 60.0
 """Seconds within which children end whose stdin is closed; far more than it takes, for a busy machine."""
 IMPORTED = (
+    "autotrain_mem.checks.arguments",
+    "autotrain_mem.cli.commands",
+    "autotrain_mem.engine.early",
     "autotrain_mem.rehearsal.rehearse",
     "autotrain_mem.rehearsal.fake_run",
+    "autotrain_mem.training.process.probe",
+    "autotrain_mem.training.process.train",
     "bitsandbytes",
     "datasets",
+    "deepspeed",  # accelerate imports it with the first model, and it looks the processor up, in a second
     "peft",
     "trl.experimental.ppo",
 )
@@ -178,7 +184,7 @@ class ForkedProcess:
 def serve() -> None:
     """Fork at every connection until stdin closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for whoever runs the tests
-    os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
+    os.environ |= {"HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"}
     address = sys.argv[1]
     gc.disable()  # looking for garbage took a fifth of the imports' time
     from trl import DPOTrainer, GRPOTrainer, RewardTrainer, RLOOTrainer, SFTTrainer  # noqa: F401

@@ -57,8 +57,7 @@ def trainer(folder: pathlib.Path, args: Any, dataset: Any = None, *, use_lora: b
     from autotrain_mem.trainers.ppo import ppo_trainer_class
 
     trainer_class = ppo_trainer_class()  # imports TRL
-    if not gc.get_freeze_count():
-        gc.freeze()  # TRL collects garbage twice per update, and most of a test's time goes into imported modules
+    gc.freeze()  # TRL collects garbage twice per update, and most of a test's time goes into imported modules
     set_seed(0)  # the heads of reward and value model, and the adapter, are drawn
     lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
     build = {
