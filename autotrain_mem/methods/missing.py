@@ -11,15 +11,15 @@ from autotrain_mem.methods.facts import MethodFacts
 def missing(facts: MethodFacts, given: Callable[[str], object], *, to_train: bool) -> UsageError | None:
     """Make the error of a student without a teacher, or of answers of which nothing says how good they are.
 
-    PPO, whose value model starts from the reward model, has a refusal of its own (``methods.ppo``).
-
     Args:
         given: Finds what an argument of TRL's is; None where it is not given.
         to_train: The answers are to be learned from.
     """
     if facts.teacher_argument and not given(facts.teacher_argument):
         return missing_teacher()
-    judge = None if facts.has_value_model else facts.reward_model_argument
+    judge = facts.reward_model_argument
+    if facts.has_value_model:
+        return missing_reward_model() if judge and not given(judge) else None
     if to_train and judge and not (given(judge) or given("reward_funcs")):
         return missing_reward(judge)
     return None
@@ -30,6 +30,14 @@ def missing_teacher() -> UsageError:
     return UsageError(
         "No teacher is given: nothing says what the student is to learn.",
         hint="Give --teacher_model_name_or_path MODEL, a larger model with the student's vocabulary.",
+    )
+
+
+def missing_reward_model() -> UsageError:
+    """Make the error of PPO without a reward model, which it cannot be planned without either."""
+    return UsageError(
+        "PPO needs a reward model: it gives the scores, and the value model starts from it.",
+        hint="Give --reward_model_path MODEL, such as `autofit reward` makes; it reads the policy's tokens.",
     )
 
 

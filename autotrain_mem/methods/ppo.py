@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from autotrain_mem.columns import list_lengths
-from autotrain_mem.errors import UsageError
 from autotrain_mem.methods import online
 from autotrain_mem.methods.configs import (
     REHEARSED_ACCUMULATION,
@@ -18,6 +17,7 @@ from autotrain_mem.methods.configs import (
     trainer_arguments,
     trusts_remote_code,
 )
+from autotrain_mem.methods.missing import missing_reward_model
 from autotrain_mem.methods.row_lengths import RowLengths
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, PADDING_TOKEN, EditRows
 from autotrain_mem.spec import Knobs
@@ -122,10 +122,7 @@ def check(filled: Configs, *, to_train: bool) -> None:
         UsageError: no reward model is given.
     """
     if filled.training.reward_model_path == _config_type().reward_model_path:
-        raise UsageError(
-            "PPO needs a reward model: it gives the scores, and the value model starts from it.",
-            hint="Give --reward_model_path MODEL, such as `autofit reward` makes; it reads the policy's tokens.",
-        )
+        raise missing_reward_model()
 
 
 def tokenizer_findings(filled: Configs, tokenizer: Any) -> Iterator[Finding]:
