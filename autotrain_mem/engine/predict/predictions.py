@@ -191,7 +191,7 @@ class Predictions:
 
     def _known(self, knobs: Knobs, whole: bool) -> Footprint | None:
         """Finds a footprint from this run or one before: of the whole model, or of few layers where these will do."""
-        depths = self._facts.depths_for(knobs)
+        depths = self._fewer_layers(knobs)
         for layers in (None,) if whole or depths is None else (depths.long, None):
             key = self._key(knobs, layers)
             if key not in self._footprints:
@@ -232,7 +232,10 @@ class Predictions:
 
     def _depths(self, knobs: Knobs) -> Depths | None:
         """Returns the depths of the copies that tell what the whole does; None where it must be rehearsed itself."""
-        return None if _kind(knobs) in self._unclear else self._facts.depths_for(knobs)
+        return None if _kind(knobs) in self._unclear else self._fewer_layers(knobs)
+
+    def _fewer_layers(self, knobs: Knobs) -> Depths | None:
+        return self._facts.depths_for(knobs, has_images=bool(self._lengths.images))
 
     def _tokens(self, knobs: Knobs) -> int:
         return row_length(self._rehearsals.job, knobs, self._lengths.longest)

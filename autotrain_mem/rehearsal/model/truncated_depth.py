@@ -175,7 +175,7 @@ def _pattern_of_config(config: Any) -> LayerPattern | None:
     if config is None or getattr(config, "auto_map", None):
         return None  # a model's own code is not run for this
     model = _built(config)
-    return None if model is None else _pattern(_layers_of(model), _least(config))
+    return None if model is None else _pattern(_layers_of(model), config)
 
 
 def _least(config: Any) -> int:
@@ -187,6 +187,12 @@ def _least(config: Any) -> int:
     has_router_loss = getattr(config.get_text_config(decoder=True), "output_router_logits", None) is not None
     tower = getattr(config, "vision_config", None)
     return (2 if has_router_loss else 1) + len(getattr(tower, "deepstack_visual_indexes", None) or ())
+
+
+def _tower(config: Any) -> int:
+    """Counts the layers of a model's vision tower, by whichever name its config has for them."""
+    tower = getattr(config, "vision_config", None)
+    return int(getattr(tower, "depth", None) or getattr(tower, "num_hidden_layers", None) or 0)
 
 
 def _asked_adapter(job: Job) -> dict[str, Any]:
@@ -231,7 +237,7 @@ def model_pattern(model: Any) -> LayerPattern | None:
     # A trainer may have put another forward in the place of the class's.
     homes = [type(module).__module__ for module in around] + [module.forward.__module__ for module in around]
     known = all(home.split(".")[0] in _LIBRARIES for home in homes)
-    return _pattern(layers, _least(model.config)) if known else None
+    return _pattern(layers, model.config) if known else None
 
 
 _LIBRARIES = frozenset({"torch", "transformers", "peft", "trl"})
@@ -266,7 +272,7 @@ def _depth(config: Any) -> int | None:
     return getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)
 
 
-def _pattern(layers: Any, least: int) -> LayerPattern | None:
+def _pattern(layers: Any, config: Any) -> LayerPattern | None:
     """Two layers are alike when all their modules and tensors are, and every plain value among their attributes."""
     if layers is None:
         return None
@@ -276,7 +282,7 @@ def _pattern(layers: Any, least: int) -> LayerPattern | None:
     tables = [_table(layer) for layer in layers]
     for period in range(1, min(MOST_KINDS, len(tables) // 2) + 1):
         if all(_are_alike(tables[i - period], i - period, tables[i], i) for i in range(period, len(tables))):
-            return LayerPattern(layers=len(tables), period=period, least=least)
+            return LayerPattern(layers=len(tables), period=period, least=_least(config), tower=_tower(config))
     return None
 
 

@@ -171,6 +171,13 @@ def test_the_fewest_layers_are_rehearsed_that_end_in_a_whole_period(
     assert replace(pattern, layers=6).depths() is None  # few layers are rehearsed whole
 
 
+def test_a_copy_with_a_tower_that_images_go_through_is_hardly_faster_than_the_whole() -> None:
+    pattern = LayerPattern(layers=36, period=1, tower=32)
+    assert pattern.depths() == LayerPattern(layers=36, period=1).depths()
+    assert pattern.depths(has_images=True) is None
+    assert replace(pattern, layers=80).depths(has_images=True) is not None
+
+
 @pytest.mark.parametrize(
     ("short", "long"),
     [

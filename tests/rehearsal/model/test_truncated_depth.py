@@ -173,6 +173,19 @@ def test_the_period_is_that_of_the_kinds_of_layers(family: str, changes: dict[st
     assert pattern_of(JOB, deep_config(family, **changes)) == expected
 
 
+@pytest.mark.parametrize(("family", "name"), [("qwen2_5_vl", "depth"), ("smolvlm", "num_hidden_layers")])
+def test_the_layers_of_a_vision_tower_are_counted(
+    family: str, name: str, vision_folder: Callable[[str], pathlib.Path]
+) -> None:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(vision_folder(family))
+    setattr(config.vision_config, name, 7)
+    pattern = pattern_of(JOB, config)
+    assert pattern is not None
+    assert pattern.tower == 7
+
+
 def test_models_of_one_step_have_a_pattern_where_they_share_it(tmp_path: pathlib.Path) -> None:
     alike, deeper = tmp_path / "alike", tmp_path / "deeper"
     deep_config("qwen2").save_pretrained(alike)
