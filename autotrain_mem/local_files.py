@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -46,7 +44,7 @@ def check_model_folder(name: str, flag: str) -> dict[str, Any] | None:
     path = Path(name)
     if path.is_file():
         raise ModelNotFoundError(f"{path} is a file.", hint=f"Give the folder that holds it: {flag} {path.parent}")
-    if _is_path(name) and not path.exists():
+    if is_path(name) and not path.exists():
         raise ModelNotFoundError(f"No folder {name}.", hint=f"Check the path that {flag} gives.")
     if not path.is_dir():
         return None
@@ -96,7 +94,7 @@ def check_image_packages(model: str, model_type: str) -> None:
         )
 
 
-def _is_path(name: str) -> bool:
+def is_path(name: str) -> bool:
     """Tells whether a name cannot be a hub id."""
     return name.startswith(_PATHS) or name.count("/") > _MOST_SLASHES
 
@@ -115,43 +113,5 @@ def check_data_path(name: str) -> None:
             raise EmptyDatasetError(f"{path} is empty.", hint=ONE_ROW)
     elif path.is_file():
         raise MalformedDatasetError(f"{name} is not a kind of file that is read here.", hint=WHAT_IS_READ)
-    elif _is_path(name) and not path.exists():
+    elif is_path(name) and not path.exists():
         raise DatasetNotFoundError(f"No file or folder {name}.", hint=_CHECK_PATH)
-
-
-_TRUE = ("1", "ON", "YES", "TRUE")
-_OFFLINE = ("HF_DATASETS_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-"""The first of these that is set counts (``datasets/config.py``, ``huggingface_hub/constants.py``)."""
-
-
-def check_kept_data(name: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Refuses a hub id of which the datasets library keeps nothing on this disk, where the hub is not to be asked.
-
-    Its folder is ``OWNER___NAME``, with capitals written otherwise (``datasets/load.py: CachedDatasetModuleFactory``);
-    here any that differs by capitals and underscores alone is taken for it.
-
-    Raises:
-        DatasetNotFoundError: so it is.
-    """
-    asked_not_to = next((value for flag in _OFFLINE if (value := environment.get(flag))), "").upper() in _TRUE
-    if not asked_not_to or _is_path(name) or Path(name).exists():
-        return
-    kept = _datasets_cache(environment)
-    if kept.is_dir() and any(_plain(folder.name) == _plain(name) for folder in kept.iterdir()):
-        return
-    raise DatasetNotFoundError(
-        f"No dataset {name!r}: there is no file or folder of that name here, none that was loaded from the hub before "
-        f"lies in {kept}, and HF_HUB_OFFLINE keeps the hub from being asked for one.",
-        hint=WHAT_IS_READ,
-    )
-
-
-def _datasets_cache(environment: Mapping[str, str]) -> Path:
-    """As ``datasets/config.py: HF_DATASETS_CACHE``."""
-    above = Path(environment.get("XDG_CACHE_HOME", "~/.cache"))
-    home = Path(environment.get("HF_HOME", above / "huggingface"))
-    return Path(environment.get("HF_DATASETS_CACHE", home / "datasets")).expanduser()
-
-
-def _plain(name: str) -> str:
-    return name.replace("/", "").replace("_", "").lower()

@@ -68,6 +68,7 @@ LAYERS = {
     "allocator": part(1, "units"),
     "files": part(1, "errors"),
     "local_files": part(1, "errors"),
+    "hub": part(2, "errors local_files", "huggingface_hub"),
     "quickstart": part(1, "errors", "tokenizers torch transformers"),
     "recipe_files": part(1, "errors"),
     "store": part(1, "units", "platformdirs"),
@@ -93,7 +94,7 @@ LAYERS = {
     ),
     "rehearsal": part(
         5,
-        "errors files methods methods.table parallel planner spec trainers units versions",
+        "errors files hub methods methods.table parallel planner spec trainers units versions",
         "PIL accelerate bitsandbytes deepspeed dill huggingface_hub peft torch transformers trl",
     ),
     "data": part(
@@ -121,8 +122,8 @@ LAYERS = {
     ),
     "engine": part(
         9,
-        "allocator errors estimator files local_files machine methods.flags methods.missing methods.parameter_count "
-        "methods.table parallel planner rehearsal report spec store training units versions worker yaml_files",
+        "allocator errors estimator files hub local_files machine methods.flags methods.missing "
+        "methods.parameter_count methods.table parallel planner rehearsal report spec store training units versions worker yaml_files",
     ),
     "errands": part(
         7,

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from autotrain_mem import local_files
 from autotrain_mem.errors import DatasetNotFoundError, MissingExtraError, ModelNotFoundError
-from autotrain_mem.local_files import check_data_path, check_image_packages, check_kept_data, check_model_folder
+from autotrain_mem.local_files import check_data_path, check_image_packages, check_model_folder
 
 
 def test_a_name_with_two_slashes_is_a_path_and_one_with_one_may_be_a_hub_id() -> None:
@@ -26,17 +24,3 @@ def test_what_images_are_read_with_is_named_where_it_is_missing(monkeypatch: pyt
     assert raised.value.hint == 'Run: pip install "autotrain_mem[vision]"'
     with pytest.raises(MissingExtraError, match="and Pillow and num2words are not installed"):
         check_image_packages("a model", "smolvlm")
-
-
-def test_a_hub_id_whose_rows_are_not_kept_is_refused_where_the_hub_is_not_asked(tmp_path: Path) -> None:
-    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path)}
-    refused = r"No dataset 'trl-lib/SomeRows': there is no file .* HF_HUB_OFFLINE keeps the hub"
-    with pytest.raises(DatasetNotFoundError, match=refused):
-        check_kept_data("trl-lib/SomeRows", offline)
-    check_kept_data("trl-lib/SomeRows", {**offline, "HF_HUB_OFFLINE": "0"})
-    check_kept_data("trl-lib/SomeRows", {**offline, "HF_DATASETS_OFFLINE": "0"})
-    check_kept_data(str(tmp_path), offline)
-    (tmp_path / "trl-lib___some_rows").mkdir()
-    check_kept_data("trl-lib/SomeRows", offline)
-    with pytest.raises(DatasetNotFoundError, match="datasets, and"):
-        check_kept_data("trl-lib/SomeRows", {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)})

@@ -15,12 +15,12 @@ from autotrain_mem.engine.predict.vllm_server import gpus_served_here
 from autotrain_mem.engine.resuming import check_checkpoint
 from autotrain_mem.engine.wish import Wish, check_launch
 from autotrain_mem.errors import AutofitError, UsageError
-from autotrain_mem.local_files import check_data_path, check_image_packages, check_kept_data, check_model_folder
+from autotrain_mem.hub import check_cached, check_kept_rows
+from autotrain_mem.local_files import check_data_path, check_image_packages, check_model_folder
 from autotrain_mem.machine.choose import check_device, several, training_device
 from autotrain_mem.methods.flags import parser_of, read_given
 from autotrain_mem.methods.missing import missing
 from autotrain_mem.methods.table import METHODS, OTHER_MODEL_ARGUMENTS
-from autotrain_mem.rehearsal.model.hub_errors import check_cached
 from autotrain_mem.spec import Job
 from autotrain_mem.spec.topology import Topology
 from autotrain_mem.store import Store, cache_folder
@@ -125,7 +125,7 @@ def refuse(wish: Wish, *, to_train: bool, reads_data: bool = True) -> None:
     data = job.dataset or job.arguments.get("dataset_name")
     if data and reads_data:
         check_data_path(str(data))
-        check_kept_data(str(data))
+        check_kept_rows(str(data))
     if config is not None and "vision_config" in config and (to_train or job.images or (data and reads_data)):
         check_image_packages(job.model, config["model_type"])
     if to_train:
