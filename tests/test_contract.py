@@ -123,7 +123,8 @@ LAYERS = {
     "engine": part(
         9,
         "allocator errors estimator files hub local_files machine methods.flags methods.missing "
-        "methods.parameter_count methods.table parallel planner rehearsal report spec store training units versions worker yaml_files",
+        "methods.parameter_count methods.table parallel planner rehearsal report spec store training units versions "
+        "worker yaml_files",
     ),
     "errands": part(
         7,
