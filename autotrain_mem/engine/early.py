@@ -125,6 +125,7 @@ def refuse(wish: Wish, *, to_train: bool, reads_data: bool = True) -> None:
     data = job.dataset or job.arguments.get("dataset_name")
     if data and reads_data:
         check_data_path(str(data))
+    if data and to_train:  # a plan does without rows that are out of reach
         check_kept_rows(str(data))
     if config is not None and "vision_config" in config and (to_train or job.images or (data and reads_data)):
         check_image_packages(job.model, config["model_type"])
