@@ -364,7 +364,8 @@ def test_speed(script: Load, models: pathlib.Path, forge: Forge, monkeypatch: py
     for figures in ("estimates", "plans"):
         smallest = getattr(speed.names, figures)
         monkeypatch.setattr(speed.names, figures, lambda options, smallest=smallest: smallest(options)[:1])
-    monkeypatch.setattr(speed.names, "FREE", ["--max_length", "64", "--effective_batch_size", "2", "--json"])
+    few = "--max_length 64 --effective_batch_size 2 --gradient_checkpointing true --json"
+    monkeypatch.setattr(speed.names, "FREE", few.split())
     monkeypatch.setattr(speed.names, "_cpu", time.process_time)  # of children that another process waits for
     with forge.commands(speed.names):
         ran = speed.run("--runs", 1, "--models", models, "--llama-8b", models / "Qwen/Qwen2.5-0.5B")
@@ -377,7 +378,8 @@ def test_speed(script: Load, models: pathlib.Path, forge: Forge, monkeypatch: py
 
 def test_scale(script: Load, models: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
     scale = script("scale")
-    monkeypatch.setattr(scale.names, "FREE", ["--max_length", "64", "--fit", "lossless"])
+    few = "--max_length 64 --fit lossless --sharding fsdp2 --gradient_checkpointing true"
+    monkeypatch.setattr(scale.names, "FREE", few.split())
     monkeypatch.setattr(scale.names, "BAR", math.inf)
     with forge.commands(scale.names):
         ran = scale.run("--runs", 1, "--models", models, "--nodes", 2)
