@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import socket
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -42,7 +41,9 @@ def why_not_asked() -> str:
 
 def _is_away(endpoint: str) -> bool:
     """Tells whether a host has no address, or refuses; what stands behind a proxy is not seen from here."""
-    if urllib.request.getproxies():
+    from urllib.request import getproxies  # 16 ms to import
+
+    if getproxies():
         return False
     parts = urlsplit(endpoint)
     try:
@@ -54,18 +55,36 @@ def _is_away(endpoint: str) -> bool:
         return True
 
 
+def no_model(model: str, why: str, hint: str) -> ModelNotFoundError:
+    """Makes the error of a name that no folder has, and that the hub did not answer to either.
+
+    Args:
+        why: It did not, as the end of a sentence.
+    """
+    return ModelNotFoundError(f"No model {model!r}: there is no folder of that name here, and {why}.", hint=hint)
+
+
+def no_id(model: str) -> ModelNotFoundError:
+    """Makes the error of a name that the hub can have nothing under."""
+    hint = "Give a folder, or a hub id such as Qwen/Qwen2.5-0.5B."
+    return no_model(model, "no hub id is written so", hint)
+
+
 def check_cached(model: str, revision: str | None) -> None:
-    """Refuses a hub id of a model of which nothing is kept, where the hub cannot be asked.
+    """Refuses what is no hub id, and one of a model of which nothing is kept, where the hub cannot be asked.
 
     Raises:
         ModelNotFoundError: so it is.
     """
     from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
-    if not try_to_load_from_cache(model, "config.json", revision=revision) and (why := why_not_asked()):
-        raise ModelNotFoundError(
-            f"No model {model!r}: there is no folder of that name here, and {why}.", hint=OFFLINE_HINT
-        )
+    try:
+        is_kept = try_to_load_from_cache(model, "config.json", revision=revision) is not None
+    except HFValidationError as error:
+        raise no_id(model) from error
+    if not is_kept and (why := why_not_asked()):
+        raise no_model(model, why, OFFLINE_HINT)
 
 
 def check_kept_rows(name: str, environment: Mapping[str, str] = os.environ) -> None:
@@ -91,7 +110,7 @@ def check_kept_rows(name: str, environment: Mapping[str, str] = os.environ) -> N
 
 
 def _datasets_cache(environment: Mapping[str, str]) -> Path:
-    """As ``datasets/config.py: HF_DATASETS_CACHE``."""
+    """Finds the folder in which the datasets library keeps rows (``datasets/config.py: HF_DATASETS_CACHE``)."""
     above = Path(environment.get("XDG_CACHE_HOME", "~/.cache"))
     home = Path(environment.get("HF_HOME", above / "huggingface"))
     return Path(environment.get("HF_DATASETS_CACHE", home / "datasets")).expanduser()

@@ -40,6 +40,11 @@ def test_a_hub_that_takes_no_connection_is_not_waited_for(
     check_cached("nobody/nothing", None)
 
 
+def test_a_name_that_is_no_id_of_the_hubs_is_told_as_that(listening: socket.socket) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"No model 'my model': .* and no hub id is written so"):
+        check_cached("my model", None)
+
+
 def test_a_host_without_an_address_is_away_and_one_that_is_slow_is_not(
     listening: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

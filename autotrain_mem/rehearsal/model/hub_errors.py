@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 from autotrain_mem.errors import ModelNotFoundError
-from autotrain_mem.hub import OFFLINE_HINT, unreachable
+from autotrain_mem.hub import OFFLINE_HINT, no_id, no_model, unreachable
 
 _LOG_IN = "hf auth login"
 
 
 def not_loaded(model: str, error: OSError) -> ModelNotFoundError:
     """Makes an error of what ``from_pretrained`` raised, by its cause (``transformers/utils/hub.py: cached_files``)."""
-    message, hint = _told(model, error)
-    return ModelNotFoundError(message, hint=hint)
-
-
-def _told(model: str, error: OSError) -> tuple[str, str]:
     from huggingface_hub import errors
 
-    cause, missing = error.__cause__, _missing(model)
+    cause = error.__cause__
     if isinstance(cause, errors.GatedRepoError):
-        page = f"https://huggingface.co/{model}"
-        return f"{model} is gated: the hub does not give it to you.", f"Ask for access at {page}, then: {_LOG_IN}"
+        hint = f"Ask for access at https://huggingface.co/{model}, then: {_LOG_IN}"
+        return ModelNotFoundError(f"{model} is gated: the hub does not give it to you.", hint=hint)
     if isinstance(cause, errors.RevisionNotFoundError):
-        return f"The hub's {model} has no such --model_revision.", f"See https://huggingface.co/{model}/commits/main"
+        hint = f"See https://huggingface.co/{model}/commits/main"
+        return ModelNotFoundError(f"The hub's {model} has no such --model_revision.", hint=hint)
     if isinstance(cause, errors.RepositoryNotFoundError):
-        return f"{missing}, and the hub has no such model.", f"Check the spelling; where it is private: {_LOG_IN}"
+        hint = f"Check the spelling; where it is private: {_LOG_IN}"
+        return no_model(model, "the hub has no such model", hint)
     if isinstance(cause, errors.HFValidationError):
-        return f"{missing}, and no hub id is written so.", "Give a folder, or a hub id such as Qwen/Qwen2.5-0.5B."
+        return no_id(model)
     if why := why_unreachable(error):
-        return f"{missing}, and {why}.", OFFLINE_HINT
+        return no_model(model, why, OFFLINE_HINT)
     reason = str(error).strip().splitlines()[0].rstrip(".")
-    return f"The model {model!r} cannot be loaded: {reason}.", OFFLINE_HINT
-
-
-def _missing(model: str) -> str:
-    return f"No model {model!r}: there is no folder of that name here"
+    return ModelNotFoundError(f"The model {model!r} cannot be loaded: {reason}.", hint=OFFLINE_HINT)
 
 
 def why_unreachable(error: Exception) -> str:
