@@ -77,7 +77,7 @@ LAYERS = {
     "methods.flags": part(3, "errors spec"),
     "estimator": part(3, "allocator spec"),
     "parallel": part(3, "errors spec"),
-    "exports": part(4, "errors methods.facts methods.table parallel printable spec units", "yaml"),
+    "exports": part(4, "allocator errors methods.facts methods.table parallel printable spec units", "yaml"),
     "machine": part(
         3,
         "allocator errors files host host_compiler processes spec store units versions",

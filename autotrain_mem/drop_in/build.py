@@ -102,7 +102,7 @@ def build(
     asked = Asked(method=method, config_class=config_class, call=call, autofit=ours, lost=lost_levers())
     plan = _made(asked)
     if plan.knobs.expandable_segments:
-        grow_segments()
+        grow_segments(keywords["args"].device)
     # The script's keywords with the plan in them; those it changes are made anew, none is altered.
     config = planned_config(keywords["args"], plan.knobs, loads=isinstance(keywords["model"], str))
     planned = with_knobs(keywords, plan.method, {**plan.job.arguments, **codec.to_json(plan.knobs)})

@@ -92,11 +92,11 @@ def lost_levers() -> tuple[str, ...]:
     return (f"expandable_segments: this process's allocator holds segments of fixed size already. {_START}",)
 
 
-def grow_segments() -> None:
-    """Segments that grow, for what this process allocates from now on; its environment stays as it is.
+def grow_segments(device: Any) -> None:
+    """Turns expandable segments on for what this process allocates on a device from now on.
 
     ``c10/core/AllocatorConfig.cpp: setAllocatorSettings``, which torch.cuda.memory calls too; a later process does not
-    inherit it.
+    inherit it, as its environment stays as it is.
 
     Raises:
         UnreadableGpuError: the card refuses them.
@@ -105,4 +105,4 @@ def grow_segments() -> None:
 
     torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
     if torch.cuda.is_initialized():  # else the trainer runs on the CPU, with a plan for a card by name
-        check_usable(grows=True)
+        check_usable(device.index or 0, grows=True)

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from autotrain_mem.allocator.settings import NEWER_VARIABLE, OLDER_VARIABLE
 from autotrain_mem.exports.accelerate import FIRST_MACHINE, PORT
 from autotrain_mem.exports.axolotl_rewards import grpo
-from autotrain_mem.exports.case import ALLOCATOR_VARIABLES, LORA_DEFAULTS, Case, Data, case_of
+from autotrain_mem.exports.case import LORA_DEFAULTS, Case, Data, case_of
 from autotrain_mem.exports.part import (
     Part,
     Tool,
@@ -69,9 +70,9 @@ def axolotl(plan: Plan, job: Job) -> str:
     case = case_of(plan, job)
     model = Part(keys={"base_model": job.model, **_known(case).keys}, answered=frozenset({"model_name_or_path"}))
     variables = case.environment
-    if not any(name in variables for name in ALLOCATOR_VARIABLES):
+    if variables.keys().isdisjoint({NEWER_VARIABLE, OLDER_VARIABLE}):
         # Unless it is told otherwise Axolotl grows segments (``utils/__init__.py: set_pytorch_cuda_alloc_conf``).
-        variables[ALLOCATOR_VARIABLES[-1]] = "expandable_segments:False"
+        variables[NEWER_VARIABLE] = "expandable_segments:False"
     tool = Tool(name="Axolotl", command=f"axolotl train FILE{_launcher(case)}", trains_with_trl=False)
     parts = [
         model,

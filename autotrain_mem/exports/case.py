@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autotrain_mem.allocator.settings import variable_that_counts
 from autotrain_mem.methods.facts import MethodFacts
 from autotrain_mem.parallel.config import accelerate_config
 from autotrain_mem.spec import Job, Knobs, Plan
@@ -36,9 +37,6 @@ NO_LIMIT_TOKENS = 1 << 20
 
 FILE_KINDS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 """What ``datasets.load_dataset`` calls the kinds of files."""
-
-ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""Where both are set the first counts (``c10/cuda/CUDAAllocatorConfig.h: instance``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,7 +146,7 @@ class Case:
         given = dict(self.job.environment)
         if not self.knobs.expandable_segments:
             return given
-        variable = next((name for name in ALLOCATOR_VARIABLES if name in given), ALLOCATOR_VARIABLES[-1])
+        variable = variable_that_counts(given)
         settings = [text for text in given.get(variable, "").split(",") if text]
         if "expandable_segments:True" not in settings:
             settings.append("expandable_segments:True")

@@ -131,6 +131,38 @@ def cuda_device(index: int) -> Hardware | None:
             raise UnreadableGpuError(f"NVML does not answer for cuda:{index}: {error}.", hint=_UNANSWERED) from error
 
 
+def ask_device(index: int, question: str) -> Any:
+    """Asks NVML about this process's ``cuda:index``, by the name of a function such as ``nvmlDeviceGetName``.
+
+    Returns:
+        NVML's answer; None without NVML, without such a device, and where NVML does not know.
+    """
+    with nvml_session() as nvml:
+        if isinstance(nvml, str):
+            return None
+        with contextlib.suppress(nvml.NVMLError, UnreadableGpuError, IndexError):
+            return getattr(nvml, question)(_shown(nvml, _NOTHING)[0][index].card)
+    return None
+
+
+def numbers_in_pci_order(uuids: Sequence[str]) -> tuple[str, ...] | None:
+    """Returns the number of each device under ``CUDA_DEVICE_ORDER=PCI_BUS_ID``, which NVML counts by too.
+
+    None if a number would not reach one of them (CUDA shows only the first MIG instance of a card by its number), or
+    if a card does not answer, since CUDA may then count without it.
+    """
+    with nvml_session() as nvml:
+        if isinstance(nvml, str):
+            return None
+        try:
+            cards = [_card(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+        except nvml.NVMLError:
+            return None
+    numbers = {card.devices[0].uuid: str(number) for number, card in enumerate(cards) if card.devices}
+    is_sure = not any(card.unanswered for card in cards) and set(uuids) <= numbers.keys()
+    return tuple(numbers[uuid] for uuid in uuids) if is_sure else None
+
+
 def free_bytes(card: Hardware) -> int | None:
     """Read what is free of a detected card now; None where neither NVML nor amdsmi tells."""
     if card.architecture:

@@ -28,7 +28,7 @@ def main() -> None:
     try:
         import torch
 
-        check_usable()
+        check_usable(0)
         channel.send({"device": _device()})
         # fp16 where bf16 is only emulated (before Ampere)
         half = torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16

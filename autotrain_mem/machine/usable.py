@@ -10,11 +10,10 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from typing import Any
 
 from autotrain_mem.allocator.settings import NEWER_VARIABLE, given_settings
 from autotrain_mem.errors import UnreadableGpuError
-from autotrain_mem.machine.detect import nvml_session
+from autotrain_mem.machine.detect import ask_device, nvml_session
 
 OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
 """Oldest driver for each major version of CUDA, which serves all its minor ones (NVIDIA CUDA Compatibility, "Minor
@@ -26,12 +25,15 @@ TURING = (7, 5)
 _OTHERWISE = "--gpu NAME --plan_only  plans for a card that is not here\n--use_cpu               trains on the CPU"
 
 
-def check_usable(*, grows: bool = False) -> None:
-    """Run one kernel on the card that this process sees.
+def check_usable(index: int, *, grows: bool = False) -> None:
+    """Makes ``cuda:index`` this process's current device and runs one kernel on it.
 
-    A card that is full passes: what is on it may end before it is needed.
+    Without ``set_device`` every rank would open a context on GPU 0 first, hundreds of MiB each that no plan counts.
+    ``torch.cuda.init`` opens none (``aten/src/ATen/cuda/detail/CUDAHooks.cpp: CUDAHooks::init``). A full card passes:
+    what fills it may end before the memory is needed.
 
     Args:
+        index: Of the device, as torch counts those that the process sees: the local rank.
         grows: This process has turned expandable segments on, beside what its environment says.
 
     Raises:
@@ -42,21 +44,22 @@ def check_usable(*, grows: bool = False) -> None:
     try:
         torch.cuda.init()
     except (AssertionError, RuntimeError) as error:
-        raise UnreadableGpuError(f"torch cannot use {_name()}: {_words(error)}", hint=_cure()) from error
+        raise UnreadableGpuError(f"torch cannot use {_name(index)}: {_words(error)}", hint=_cure(index)) from error
     try:
-        torch.ones(1, device="cuda").add_(1).item()
+        torch.cuda.set_device(index)
+        torch.ones(1, device=f"cuda:{index}").add_(1).item()
     except torch.OutOfMemoryError:
         return
     except RuntimeError as error:
         if grows or "expandable_segments:True" in given_settings(os.environ):
             raise UnreadableGpuError(
-                f"{_name()} refuses expandable segments, as virtual GPUs and some WSL do: {_words(error)}",
+                f"{_name(index)} refuses expandable segments, as virtual GPUs and some WSL do: {_words(error)}",
                 hint=f"--forbid expandable_segments  plans without them; set no expandable_segments:True in "
                 f"{NEWER_VARIABLE} either.",
             ) from error
-        raise UnreadableGpuError(f"torch cannot use {_name()}: {_words(error)}", hint=_cure()) from error
+        raise UnreadableGpuError(f"torch cannot use {_name(index)}: {_words(error)}", hint=_cure(index)) from error
     torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.reset_peak_memory_stats(index)
 
 
 def _words(error: Exception) -> str:
@@ -65,7 +68,7 @@ def _words(error: Exception) -> str:
     return text.partition(" CUDA kernel errors might be")[0].partition(" Compile with `TORCH_USE_CUDA_DSA`")[0]
 
 
-def _cure() -> str:
+def _cure(index: int) -> str:
     import torch
 
     name, built_for = f"torch {torch.__version__}", torch.version.cuda
@@ -93,7 +96,7 @@ def _cure() -> str:
             "In a container: start it with --gpus all and NVIDIA_DRIVER_CAPABILITIES=compute,utility.",
         ]
     elif (
-        (capability := _of_card("nvmlDeviceGetCudaComputeCapability"))
+        (capability := ask_device(index, "nvmlDeviceGetCudaComputeCapability"))
         and tuple(capability) < TURING
         and built_for != "12.6"
     ):
@@ -126,25 +129,8 @@ def _driver() -> tuple[str, int | None]:
             return "", None
 
 
-def _name() -> str:
-    return _of_card("nvmlDeviceGetName") or "the GPU"
-
-
-def _of_card(question: str) -> Any:
-    """NVML's answer for the card whose UUID this process was given; None where it does not tell."""
-    with nvml_session() as nvml:
-        if isinstance(nvml, str):
-            return None
-        try:
-            return getattr(nvml, question)(nvml.nvmlDeviceGetHandleByUUID(_own_uuid()))
-        except nvml.NVMLError:
-            return None
-
-
-def _own_uuid() -> str:
-    """The card of this process: of several on one machine each is shown all, and takes the one of its local rank."""
-    uuids = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    return uuids[int(os.environ.get("LOCAL_RANK", "0")) % len(uuids)]
+def _name(index: int) -> str:
+    return ask_device(index, "nvmlDeviceGetName") or "the GPU"
 
 
 def _has_libcuda() -> bool:

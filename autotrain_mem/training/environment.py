@@ -17,6 +17,7 @@ from autotrain_mem.allocator.settings import (
     variable_that_counts,
 )
 from autotrain_mem.errors import UsageError
+from autotrain_mem.machine.detect import ORDER, VISIBLE, numbers_in_pci_order
 from autotrain_mem.parallel.config import accelerate_config
 from autotrain_mem.parallel.environment import launch_environment, rank_environment
 from autotrain_mem.spec import Hardware, Knobs
@@ -93,10 +94,16 @@ def process_environment(
 
 
 def seen_cards(device: Hardware, uuids: Sequence[str]) -> dict[str, str]:
-    """Returns the variables by which a process sees these cards alone, in this order."""
+    """Returns the variables by which a process sees these cards alone, in this order.
+
+    By number where that is sure: vLLM, which TRL or a user's reward may start in the process, calls ``int`` on each
+    name (``vllm/platforms/interface.py: Platform.device_id_to_physical_device_id``; vllm issues 13815 and 41848).
+    """
     names = ",".join(map(opened_by, uuids))
-    hip = {"HIP_VISIBLE_DEVICES": names} if device.architecture else {}
-    return {"CUDA_VISIBLE_DEVICES": names, **hip}
+    if device.architecture:
+        return {VISIBLE: names, "HIP_VISIBLE_DEVICES": names}
+    numbers = numbers_in_pci_order(uuids)
+    return {VISIBLE: names} if numbers is None else {VISIBLE: ",".join(numbers), ORDER: "PCI_BUS_ID"}
 
 
 def _devices(device: Hardware, knobs: Knobs) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from autotrain_mem.machine.catalog import catalog, named
 from autotrain_mem.machine.detect import HOST_NON_TORCH_BYTES, detect, host
 from autotrain_mem.machine.overhead import overhead
 from autotrain_mem.machine.torch_child import NoAnswer, TorchDevice
+from autotrain_mem.training.environment import seen_cards
 from autotrain_mem.units import GIB, MIB
 
 A = "GPU-aaaa1111-0000-0000-0000-000000000000"
@@ -259,6 +260,33 @@ def test_an_instance_is_chosen_by_its_uuid_by_its_numbers_or_through_its_card(
     nvml.gpus = [split_a100(FakeInstance(X, 4864), FakeInstance(Y, 9856, gpu_instance=9, compute_instance=1))]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", wanted)
     assert [device.total_bytes // MIB for device in detect()] == shown_mib
+
+
+@pytest.mark.parametrize("order", [None, "FASTEST_FIRST"])
+def test_a_process_is_shown_its_cards_by_numbers_that_vllm_can_read_in_the_order_of_the_bus(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, order: str | None
+) -> None:
+    nvml.gpus[2].clock *= 2  # the fastest, which CUDA would otherwise number 0
+    nvml.gpus[2].name = "NVIDIA GeForce RTX 3090 Ti"
+    if order is not None:
+        monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
+    for uuids in ((A,), (C,), (C, A), (B, C, A)):
+        variables = seen_cards(named("rtx3090"), uuids)
+        numbers = variables["CUDA_VISIBLE_DEVICES"].split(",")
+        assert [nvml.gpus[int(number)].uuid for number in numbers] == list(uuids)
+        assert variables["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+        assert [card.uuid for card in detect(variables)] == list(uuids)
+
+
+def test_a_process_is_shown_its_card_by_uuid_if_a_number_might_mean_another(nvml: FakeNvml) -> None:
+    card = named("rtx3090")
+    nvml.gpus[0].lost = "GPU is lost"  # CUDA may count without it
+    assert seen_cards(card, (B,)) == {"CUDA_VISIBLE_DEVICES": B}
+    nvml.gpus = [FakeGpu(A), split_a100(FakeInstance(X, 7, 0), FakeInstance(Y, 8, 0))]
+    assert seen_cards(card, (X,)) == {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert seen_cards(card, (Y,)) == {"CUDA_VISIBLE_DEVICES": Y}  # not the first instance
+    nvml.driver = None
+    assert seen_cards(card, (A,)) == {"CUDA_VISIBLE_DEVICES": A}
 
 
 def test_the_host_is_a_device_with_this_machines_memory() -> None:

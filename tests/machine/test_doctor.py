@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from autotrain_mem import api
+from autotrain_mem.allocator.settings import AllocatorSettings, settings_of
 from autotrain_mem.cli import main
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.machine.doctor import gather as gathering
@@ -249,3 +250,17 @@ def test_the_command_ends_with_1_where_something_is_broken_and_a_paste_holds_no_
     assert "~/cache" in shown
     assert str(tmp_path) not in shown
     assert private_free(f"{tmp_path}/x") == "~/x"
+
+
+def test_of_both_names_of_the_allocators_variable_the_one_that_torch_does_not_read_is_to_be_unset() -> None:
+    newer = "expandable_segments:True"
+    for older, read, idle in (
+        ("max_split_size_mb:64", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
+        ("", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
+    ):
+        variables = {"PYTORCH_ALLOC_CONF": newer, "PYTORCH_CUDA_ALLOC_CONF": older}
+        (finding,) = (each for each in only(replace(GOOD, variables=variables)) if each.name == "allocator")
+        assert finding.text == f"{read} and {idle} are both set: torch reads {read} alone"
+        assert finding.fix == f"unset {idle}"
+        counts = AllocatorSettings(max_split_bytes=64 * MIB) if older else AllocatorSettings(expandable_segments=True)
+        assert settings_of(variables) == counts

@@ -1,17 +1,23 @@
 """Why torch cannot use a card that is here, in torch's words with the cure; torch and NVML are stood in for."""
 
 import sys
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
 from fake_nvml import FakeGpu, FakeNvml
+from nouns import TRL_DEFAULTS
 
 from autotrain_mem.drop_in.device import grow_segments
 from autotrain_mem.errors import UnreadableGpuError
 from autotrain_mem.machine import usable
+from autotrain_mem.machine.catalog import named
 from autotrain_mem.machine.usable import check_usable
+from autotrain_mem.spec import Job
+from autotrain_mem.training.process.build import device_of
+from autotrain_mem.training.request import Request
 
 UUID = "GPU-aaaa1111-0000-0000-0000-000000000000"
 OLD = "The NVIDIA driver on your system is too old (found version 12020).\nPlease update your GPU driver"
@@ -30,8 +36,10 @@ def raising(error: Exception) -> Any:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     """A card that torch can use until a test says otherwise."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", UUID)
-    for name in ("init", "empty_cache", "reset_peak_memory_stats"):
+    for name in ("init", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
+    for name in ("set_device", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda index: None)
     ones = torch.ones
     monkeypatch.setattr(torch, "ones", lambda size, device: ones(size))
     monkeypatch.setattr(usable, "_has_libcuda", lambda: True)
@@ -46,7 +54,7 @@ def use(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu, *, cuda: int, built_for: 
 
 def refusal() -> tuple[str, str]:
     with pytest.raises(UnreadableGpuError) as refused:
-        check_usable()
+        check_usable(0)
     return refused.value.message, refused.value.hint
 
 
@@ -89,7 +97,7 @@ def test_a_card_for_which_torch_has_no_kernels_is_found_by_the_first_one(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(monkeypatch, gpu, cuda=13000, built_for="13.0")
-    check_usable()
+    check_usable(0)
     monkeypatch.setattr(torch, "ones", raising(RuntimeError(KERNELS)))
     gpu.capability = (7, 0)
     message, hint = refusal()
@@ -112,14 +120,61 @@ def test_where_expandable_segments_are_set_the_first_allocation_says_that_a_virt
     monkeypatch.delenv("PYTORCH_ALLOC_CONF")
     assert refusal()[0] == f"torch cannot use NVIDIA GeForce RTX 3090: {words}"
     monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", lambda text: None)
-    grow_segments()  # a drop-in trainer's own process, on the CPU
+    grow_segments(torch.device("cpu"))  # a drop-in trainer's own process, on the CPU
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with pytest.raises(UnreadableGpuError, match="refuses expandable segments"):
-        grow_segments()
+        grow_segments(torch.device("cuda", 0))
 
 
 def test_a_full_card_is_usable(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory"))
     monkeypatch.setattr(torch, "ones", refused)
-    check_usable()
+    check_usable(0)
     assert refused.called
+
+
+@pytest.mark.parametrize(("processes", "local_rank", "opened"), [(4, "3", "cuda:3"), (1, "3", "cuda:0")])
+def test_a_rank_opens_its_own_card_and_no_other(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, processes: int, local_rank: str, opened: str
+) -> None:
+    """Torch's rule: what names no index goes to the current device, and the first touch of a device opens a context."""
+    current, contexts = [0], list[str]()
+
+    def touch(device: Any) -> None:
+        device = torch.device(device if isinstance(device, str) else f"cuda:{device}")
+        contexts.append(f"cuda:{current[0] if device.index is None else device.index}")
+
+    def set_device(index: int) -> None:
+        current[0] = index
+        touch(index)
+
+    def allocate(size: int, *, device: Any) -> torch.Tensor:
+        touch(device)
+        return torch.zeros(size)
+
+    monkeypatch.setattr(torch.cuda, "set_device", set_device)
+    monkeypatch.setattr(torch, "ones", allocate)
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    hardware = replace(named("rtx3090"), origin="detected", uuid=UUID)
+    job = Job(method="sft", model="m", dataset=None, arguments={})
+    knobs = replace(TRL_DEFAULTS, processes=processes)
+    request = Request(task="probe", job=job, knobs=knobs, hardware=hardware, simulate=False, output_dir=".")
+    with device_of(request):
+        assert set(contexts) == {opened}
+        assert f"cuda:{current[0]}" == opened
+    contexts.clear()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", lambda text: None)
+    grow_segments(torch.device("cuda", 2))  # a drop-in trainer under torchrun
+    assert set(contexts) == {"cuda:2"}
+
+
+def test_what_torch_cannot_use_is_named_when_cards_are_shown_by_number(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, gpu, cuda=13000, built_for="13.0")
+    sys.modules["pynvml"].gpus.append(FakeGpu("GPU-bbbb2222", name="NVIDIA L4"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    monkeypatch.setattr(torch, "ones", raising(RuntimeError(KERNELS)))
+    assert refusal()[0].startswith("torch cannot use NVIDIA L4: ")

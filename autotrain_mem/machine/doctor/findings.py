@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
+from autotrain_mem.allocator.settings import NEWER_VARIABLE, OLDER_VARIABLE, variable_that_counts
 from autotrain_mem.machine.doctor.facts import Facts, Library
 from autotrain_mem.machine.usable import OLDEST_DRIVERS, TURING, install_torch
 from autotrain_mem.spec import Hardware
@@ -284,10 +285,11 @@ def _system(facts: Facts) -> Iterator[Finding]:
 
 
 def _variables(facts: Facts) -> Iterator[Finding]:
-    both = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} <= facts.variables.keys()
-    if both:
-        text = "PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF are both set: torch reads the first"
-        yield _note("system", "allocator", text, "unset PYTORCH_CUDA_ALLOC_CONF")
+    both = {NEWER_VARIABLE, OLDER_VARIABLE}
+    if both <= facts.variables.keys():
+        read = variable_that_counts(facts.variables)
+        (idle,) = both - {read}
+        yield _note("system", "allocator", f"{read} and {idle} are both set: torch reads {read} alone", f"unset {idle}")
     if facts.variables.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
         text = "PYTORCH_NO_CUDA_MEMORY_CACHING turns torch's cache off: training is many times slower"
         yield _broken("system", "allocator", text, "unset PYTORCH_NO_CUDA_MEMORY_CACHING")

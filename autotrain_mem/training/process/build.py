@@ -160,7 +160,8 @@ def device_of(request: Request) -> Iterator[Device]:
     """
     if not request.simulate:
         if request.hardware.origin != "cpu":
-            check_usable()
+            # As accelerate places a rank (accelerate/state.py: PartialState.set_device).
+            check_usable(int(os.environ["LOCAL_RANK"]) if request.knobs.processes > 1 else 0)
         yield Device(hardware=request.hardware, simulated=None, watch=None, peaks=_cuda_peaks(request.hardware))
         return
     from autotrain_mem.rehearsal.fake_run import Watch
