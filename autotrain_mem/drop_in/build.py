@@ -84,6 +84,8 @@ def build(
         args: What reached it, as ``kwargs``.
         autofit: How to plan; None: as :class:`AutoFit` says by itself.
     """
+    from transformers import set_seed
+
     outer_args, outer_kwargs = vars(trainer).pop(_CALL, ((), {}))
     try:
         keywords: Keywords = dict(inspect.signature(construct).bind(*args, **kwargs).arguments)
@@ -106,6 +108,7 @@ def build(
     # The script's keywords with the plan in them; those it changes are made anew, none is altered.
     config = planned_config(keywords["args"], plan.knobs, loads=isinstance(keywords["model"], str))
     planned = with_knobs(keywords, plan.method, {**plan.job.arguments, **codec.to_json(plan.knobs)})
+    set_seed(config.seed)  # TRL draws an adapter and a reward's head before transformers' Trainer does
     construct(**{**planned, **_processor(plan), "args": config})
     finished(trainer, plan.knobs)
     trainer.plan = plan

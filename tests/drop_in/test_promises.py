@@ -13,6 +13,8 @@ import psutil
 import pytest
 import torch
 import trl
+from peft import LoraConfig
+from transformers import set_seed
 
 import autotrain_mem
 from autotrain_mem import AutoFit
@@ -74,6 +76,20 @@ def test_it_trains_as_trls_does_with_the_plans_settings_and_leaves_nothing_behin
     assert ours.plan.knobs.gradient_checkpointing is False  # a plan that is not TRL's defaults
     args = sft(tmp_path, seed=7, learning_rate=1e-3, gradient_checkpointing=False)
     assert of_ours == losses(trl.SFTTrainer(str(tiny_qwen), args=args, train_dataset=texts()))
+
+
+def test_an_adapter_follows_from_the_seed(tiny_qwen: Path, tmp_path: Path) -> None:
+    def adapter(kind: type, **ours: Any) -> list[torch.Tensor]:
+        lora = LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM")
+        args = sft(tmp_path, seed=7, **SETTLED)
+        trainer = kind(str(tiny_qwen), args=args, train_dataset=texts(), peft_config=lora, **ours)
+        return [weight.detach() for name, weight in trainer.model.named_parameters() if "lora_A" in name]
+
+    torch.seed()  # as a new process begins
+    drawn = adapter(autotrain_mem.SFTTrainer, autofit=QUIET)
+    set_seed(7)
+    assert drawn
+    assert all(torch.equal(*pair) for pair in zip(drawn, adapter(trl.SFTTrainer), strict=True))
 
 
 def test_without_a_config_the_output_folder_is_named_as_trl_names_it() -> None:

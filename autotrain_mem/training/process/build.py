@@ -201,6 +201,7 @@ def build(request: Request, placed: Placing, changes: Mapping[str, Any] | None =
         changes: Arguments that this run needs otherwise than the job says.
     """
     import torch
+    from transformers import set_seed
 
     job, knobs = request.job, request.knobs
     arguments = {
@@ -211,6 +212,8 @@ def build(request: Request, placed: Placing, changes: Mapping[str, Any] | None =
         "disable_tqdm": True,
     }
     filled = method_of(job.method).configs(placed({**arguments, **(changes or {})}))
+    # TRL draws an adapter and a reward's head before transformers' Trainer sets the seed.
+    set_seed(filled.training.seed)
     splits = load.load(job, filled)
     if job.method_facts.reads_images and has_images(splits[filled.script.dataset_train_split].column_names):
         filled = replace(filled, processor=load_processor(job.model, knobs.max_pixels, **revision_of(job)))

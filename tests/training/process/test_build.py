@@ -1,0 +1,45 @@
+"""The real trainer, as it is built: the same command gives the same weights to train."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from nouns import TRL_DEFAULTS
+
+from autotrain_mem.machine.detect import host
+from autotrain_mem.quickstart.data import write_rows
+from autotrain_mem.spec import Job
+from autotrain_mem.training.process.build import build, device_of
+from autotrain_mem.training.request import Request
+
+ADAPTER = replace(TRL_DEFAULTS, use_peft=True, lora_target_modules=("all-linear",), max_length=32)
+
+
+@pytest.mark.parametrize(("method", "drawn"), [("sft", "lora_A"), ("reward", "score")])
+def test_what_is_drawn_before_training_follows_from_the_seed(
+    qwen: Path, tmp_path: Path, method: str, drawn: str
+) -> None:
+    row = {"text": "a word"} if method == "sft" else {"prompt": "a", "chosen": " word", "rejected": " b"}
+    write_rows(tmp_path / "rows.jsonl", [row] * 2)
+
+    def weights(seed: int) -> list[torch.Tensor]:
+        torch.seed()  # as a new process begins
+        job = Job(
+            method=method,
+            model=str(qwen),
+            dataset=str(tmp_path / "rows.jsonl"),
+            arguments={"seed": seed, "use_cpu": True, "bf16": False, "report_to": "none"},
+        )
+        knobs = ADAPTER if method == "sft" else replace(TRL_DEFAULTS, max_length=32)
+        request = Request(
+            task="train", job=job, knobs=knobs, hardware=host(), simulate=False, output_dir=str(tmp_path / "out")
+        )
+        with device_of(request) as device:
+            trainer = build(request, device.placed)
+        return [weight.detach() for name, weight in trainer.model.named_parameters() if drawn in name]
+
+    first, again, other = weights(7), weights(7), weights(8)
+    assert first
+    assert all(torch.equal(*pair) for pair in zip(first, again, strict=True))
+    assert not any(torch.equal(*pair) for pair in zip(first, other, strict=True))
