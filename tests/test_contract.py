@@ -140,8 +140,8 @@ LAYERS = {
     ),
     "drop_in": part(
         11,
-        "api engine errors machine methods methods.table parallel planner rehearsal report spec store trainers "
-        "training units worker",
+        "allocator api engine errors machine methods methods.table parallel planner rehearsal report spec store "
+        "trainers training units worker",
         "accelerate datasets rich torch transformers trl",
     ),
     "verbs": part(11, "api errors methods.table printable spec"),

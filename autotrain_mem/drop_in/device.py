@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from autotrain_mem.allocator.settings import variable_that_counts
 from autotrain_mem.errors import UnreadableGpuError, UsageError
 from autotrain_mem.machine.choose import choose
 from autotrain_mem.machine.detect import cuda_device, host
@@ -15,8 +17,6 @@ from autotrain_mem.machine.usable import check_usable
 from autotrain_mem.spec import Hardware
 from autotrain_mem.store import Store
 from autotrain_mem.training.environment import environment_settings
-
-_START = "Set PYTORCH_ALLOC_CONF=expandable_segments:True before Python starts."
 
 
 def device_of(config: Any, gpu: str | None, models: Iterable[Any], store: Store) -> Hardware:
@@ -89,7 +89,8 @@ def lost_levers() -> tuple[str, ...]:
         return ()
     if environment_settings({}).expandable_segments:
         return ()  # they grow already
-    return (f"expandable_segments: this process's allocator holds segments of fixed size already. {_START}",)
+    cure = f"Set {variable_that_counts(os.environ)}=expandable_segments:True before Python starts."
+    return (f"expandable_segments: this process's allocator holds segments of fixed size already. {cure}",)
 
 
 def grow_segments(device: Any) -> None:

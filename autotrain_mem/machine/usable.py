@@ -11,7 +11,7 @@ import ctypes
 import os
 import sys
 
-from autotrain_mem.allocator.settings import NEWER_VARIABLE, given_settings
+from autotrain_mem.allocator.settings import given_settings, variable_that_counts
 from autotrain_mem.errors import UnreadableGpuError
 from autotrain_mem.machine.detect import ask_device, nvml_session
 
@@ -55,7 +55,7 @@ def check_usable(index: int, *, grows: bool = False) -> None:
             raise UnreadableGpuError(
                 f"{_name(index)} refuses expandable segments, as virtual GPUs and some WSL do: {_words(error)}",
                 hint=f"--forbid expandable_segments  plans without them; set no expandable_segments:True in "
-                f"{NEWER_VARIABLE} either.",
+                f"{variable_that_counts(os.environ)} either.",
             ) from error
         raise UnreadableGpuError(f"torch cannot use {_name(index)}: {_words(error)}", hint=_cure(index)) from error
     torch.cuda.empty_cache()

@@ -95,4 +95,7 @@ def test_segments_cannot_grow_any_more_once_there_are_some(monkeypatch: pytest.M
     use_cuda(monkeypatch, allocated_bytes=0, reserved_bytes=2 * MIB)
     (lost,) = lost_levers()
     assert lost.startswith("expandable_segments: ")
-    assert "PYTORCH_ALLOC_CONF=expandable_segments:True" in lost
+    assert "Set PYTORCH_ALLOC_CONF=expandable_segments:True" in lost
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")  # then torch reads the other no longer
+    (lost,) = lost_levers()
+    assert "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in lost

@@ -7,13 +7,14 @@ a day of samples costs no more per log than the first hour.
 from __future__ import annotations
 
 import itertools
+import os
 import statistics
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from autotrain_mem.allocator.settings import LARGE_SEGMENT_BYTES
+from autotrain_mem.allocator.settings import LARGE_SEGMENT_BYTES, variable_that_counts
 from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.units import format_bytes
 
@@ -63,7 +64,6 @@ HOST_LEFT = 0.05
 AGAIN = 4.0
 """Times as bad as when it was last said. Of a steady leak a run of days hears some five times."""
 
-EXPANDABLE = "set PYTORCH_ALLOC_CONF=expandable_segments:True"
 SMALLER = "lower --per_device_train_batch_size and raise --gradient_accumulation_steps by as much"
 
 
@@ -198,7 +198,7 @@ class Lookout:
     def _less_slack(self, otherwise: str) -> str:
         if self._expandable:
             return f"{otherwise[0].upper()}{otherwise[1:]}."
-        return f"To end it, {EXPANDABLE}; or {otherwise}."
+        return f"To end it, set {variable_that_counts(os.environ)}=expandable_segments:True; or {otherwise}."
 
     def _leak(self) -> Sign | None:
         """Find memory held after a step that grows with the number of steps; longer rows may leave more."""

@@ -223,6 +223,11 @@ def test_a_cliff_in_speed_while_the_cache_is_given_back_is_no_spill() -> None:
     assert "spill" not in kinds(cliff(23, num_alloc_retries=lambda step: max(0, step - 18)))
 
 
+def test_expandable_segments_are_advised_under_the_name_that_torch_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+    assert "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in signs(staircase())[0].advice
+
+
 def test_who_has_expandable_segments_is_not_told_to_set_them() -> None:
     sign = signs(staircase(), expandable_segments=True)[0]
     assert "PYTORCH_ALLOC_CONF" not in sign.advice
