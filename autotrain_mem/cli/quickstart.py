@@ -1,4 +1,4 @@
-"""``autofit quickstart``: the whole product in about a minute, on a card that does not exist.
+"""``autofit quickstart``: the whole product in a minute or two, on a card that does not exist.
 
 A tiny model on a 104 MiB card is a large model on a real one: TRL's defaults train well until a batch draws the one
 long row in a hundred, and die. Then the plan that fits, and the same training to its end.
@@ -29,7 +29,7 @@ from autotrain_mem.spec import Job
 from autotrain_mem.store import Store, cache_folder
 
 ABOUT = """\
-Shows the whole product in about a minute, without a GPU: a tiny model is trained with TRL's defaults on a simulated
+Shows the whole product in a minute or two, without a GPU: a tiny model is trained with TRL's defaults on a simulated
 card until that is full; then with the plan that fits, to its end.
 """
 CARD = "104MiB"

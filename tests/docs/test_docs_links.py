@@ -1,5 +1,7 @@
 """README is short, and every link of it and of the pages leads somewhere."""
 
+import re
+
 import pytest
 
 from tests.docs.pages import DOCS, PAGES, README, ROOT, anchors, links
@@ -9,6 +11,13 @@ KILOBYTES_8 = 8_192
 
 def test_the_readme_is_at_most_8_kilobytes() -> None:
     assert README.stat().st_size <= KILOBYTES_8
+
+
+def test_the_readme_names_the_two_commands_that_set_a_fresh_machine_up_the_second_as_ci_runs_it() -> None:
+    (run_by_ci,) = re.findall(r"exec .*/(scripts/\w+)", (ROOT / ".ci" / "run").read_text(encoding="utf-8"))
+    for command in ("scripts/quickstart", run_by_ci):
+        assert f"| `{command}` |" in README.read_text(encoding="utf-8")
+        assert "/environment" in (ROOT / command).read_text(encoding="utf-8"), "it installs what is missing"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
