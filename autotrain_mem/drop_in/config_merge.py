@@ -32,6 +32,13 @@ _DERIVED = (STEPS_OF_GENERATION, "generation_batch_size")
 """What GRPO's and RLOO's configs fill in from the other sizes, and refuse to be given both of
 (``trl/trainer/grpo_config.py: __post_init__``)."""
 
+_FOLLOWING = (
+    *("do_eval", "eval_steps", "greater_is_better", "metric_for_best_model", "torch_compile_backend", "torch_compile"),
+    *("loss_type", "use_transformers_continuous_batching", "vllm_importance_sampling_clip_max"),
+)
+"""What a config sets by itself where other settings ask for it; what follows from one of these comes before it
+(``transformers/training_args.py: __post_init__``, ``trl/trainer/sft_config.py, grpo_config.py, rloo_config.py``)."""
+
 _MIRRORED = {
     "gradient_checkpointing": "activation_checkpointing",
     "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
@@ -90,19 +97,23 @@ def given_arguments(keywords: Keywords, config_class: type, autofit: AutoFit) ->
 
 
 def _differing(config: Any, config_class: type) -> dict[str, Any]:
-    placed = {name: getattr(config, name) for name in _PLACED}
-    default = _construct(config_class, {"output_dir": config.output_dir, **placed})
-    differing = {
-        name: _plain(getattr(config, name))
+    placed = {name: getattr(config, name) for name in ("output_dir", *_PLACED)}
+    default, skipped = _construct(config_class, placed), _SKIPPED | _derived(config)
+    given = {
+        name: getattr(config, name)
         for name in _names(config_class)
-        if _plain(getattr(config, name)) != _plain(getattr(default, name)) and name not in _SKIPPED
+        if _plain(getattr(config, name)) != _plain(getattr(default, name)) and name not in skipped
     }
+    if hasattr(config, STEPS_OF_GENERATION) and "generation_batch_size" not in skipped:
+        given["generation_batch_size"] = config.generation_batch_size
+    for name in filter(given.__contains__, _FOLLOWING):
+        others = {other: value for other, value in given.items() if other != name}
+        if getattr(_construct(config_class, others | placed), name) == given[name]:
+            given = others
     # TRL's default is bf16, unless fp16 is asked for (``trl/trainer/base_config.py: __post_init__``).
     if config.fp16 or not config.bf16:
-        differing |= {"fp16": True} if config.fp16 else {"bf16": False}
-    if hasattr(config, STEPS_OF_GENERATION):
-        differing["generation_batch_size"] = config.generation_batch_size
-    return {name: value for name, value in differing.items() if name not in _derived(config)}
+        given |= {"fp16": True} if config.fp16 else {"bf16": False}
+    return {name: _plain(value) for name, value in given.items()}
 
 
 def _derived(config: Any) -> frozenset[str]:

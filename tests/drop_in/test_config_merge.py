@@ -118,6 +118,42 @@ def test_what_differs_from_the_default_is_given_as_trls_flags_tell_it(settings: 
     assert given(config(**settings)) == words
 
 
+BEST = {"load_best_model_at_end": True, "save_steps": 10}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"eval_strategy": "steps"},  # do_eval, eval_steps
+        {"eval_strategy": "steps", "logging_steps": 5, **BEST},  # metric_for_best_model, greater_is_better
+        {"eval_strategy": "epoch", "save_strategy": "best", "metric_for_best_model": "eval_reward"},
+        {"eval_strategy": "epoch", "lr_scheduler_type": "reduce_lr_on_plateau"},
+        {"torch_compile": True},  # torch_compile_backend
+        {"torch_compile_mode": "default"},  # torch_compile
+        {"torch_compile_backend": "aot_eager"},
+        {"use_liger_kernel": True},  # loss_type, of SFT and GKD
+        {"use_transformers_paged": True},  # use_transformers_continuous_batching
+        {"vllm_importance_sampling_cap": 3.0},  # vllm_importance_sampling_clip_max
+    ],
+    ids=lambda value: ",".join(value),
+)
+def test_what_a_config_sets_by_itself_is_not_given(settings: dict[str, Any]) -> None:
+    for method in METHODS:
+        if settings.keys() <= {field.name for field in fields(kind_of(method))}:
+            assert given(config(method, **settings)) == settings
+
+
+@pytest.mark.parametrize("method", GENERATING)
+def test_nor_is_it_beside_sizes_of_a_generation_that_need_each_other(method: str) -> None:
+    """Its 8 rows are TRL's default, so that they do not differ, and 4 alone hold no group of 8."""
+    words = {"per_device_train_batch_size": 4, "eval_strategy": "steps"}
+    args = config(method, num_generations=8, per_device_eval_batch_size=8, steps_per_generation=2, **words)
+    assert {name: value for name, value in given(args).items() if name != "num_generations"} == {
+        **words,
+        "generation_batch_size": 8,
+    }
+
+
 @pytest.mark.parametrize(
     ("keywords", "words"),
     [
