@@ -14,6 +14,15 @@ from autotrain_mem.errors import UsageError
 from autotrain_mem.spec.job import MAX_LENGTH, MAXIMIZED, MOST, read_length
 from autotrain_mem.spec.trl_flags import TrlFlag
 
+_RENAMED = {
+    "evaluation_strategy": "eval_strategy",
+    "group_by_length": "train_sampling_strategy",
+    "max_seq_length": "max_length",
+    "torch_dtype": "dtype",
+    "warmup_ratio": "warmup_steps",
+}
+"""What TRL and transformers 4 called it -> the name of today, which means the same."""
+
 _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "batch_size": ("per_device_train_batch_size",),
     "max_completion_length": ("response_length", "max_new_tokens"),
@@ -28,10 +37,10 @@ _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "lora_rank": ("lora_r",),
     "lr": ("learning_rate",),
     "max_seq_len": ("max_length",),
-    "max_seq_length": ("max_length",),
+    "no_cuda": ("use_cpu",),
     "seq_len": ("max_length",),
     "steps": ("max_steps",),
-}
+} | {old: (new,) for old, new in _RENAMED.items()}
 """What other trainers, and other methods, call it: names too far from TRL's for a comparison of letters."""
 
 _WITH_A_VALUE = "--{} has no opposite: give it a value, --{} false"
@@ -63,17 +72,48 @@ def read_given(
     parser.error = functools.partial(_refuse, method)  # type: ignore[method-assign]
     actions = actions_of(parser)
     known = [*actions, *also_known]
-    unknown = [name for name in config if name not in actions]
+    unknown = [name for name in config if name not in actions and _RENAMED.get(name) not in actions]
     if unknown:
         raise unknown_names(method, unknown, known, "key", "", methods_with)
-    spoken, silent = _as_flags(config, actions)
-    _forget_defaults(parser, silent)
-    namespace, extra = parser.parse_known_args([*spoken, *argv])
+    _forget_defaults(parser)
+    for old, new in _RENAMED.items():
+        if new in actions:
+            bare: dict[str, Any] = {"nargs": "?", "const": old} if old == "group_by_length" else {}
+            action = parser.add_argument(f"--{old}", default=argparse.SUPPRESS, choices=actions[new].choices, **bare)
+            action.type = _READERS.get(old, actions[new].type)
+    spoken, silent = _as_flags(config, actions_of(parser))
+    keys, _ = parser.parse_known_args(spoken)
+    flags, extra = parser.parse_known_args(argv)
     if extra:
         raise _unknown_tokens(method, extra, known, methods_with)
-    given = vars(namespace)
+    given = _by_todays_names({**silent, **vars(keys)}) | _by_todays_names(vars(flags))
     _check_most(given)
     return given
+
+
+def _ratio(text: str) -> float:
+    """Reads a share of all steps: below 1 ``warmup_steps`` is one (``training_args.py: get_warmup_steps``)."""
+    if not 0 <= float(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no share; --warmup_steps {text} is so many steps, 0.03 a share")
+    return float(text)
+
+
+def _sampling(text: str) -> str:
+    return {"true": "group_by_length", "false": "random"}.get(text.lower(), text)
+
+
+_READERS = {"warmup_ratio": _ratio, "group_by_length": _sampling}
+
+
+def _by_todays_names(given: Mapping[str, Any]) -> dict[str, Any]:
+    read = {name: value for name, value in given.items() if name not in _RENAMED}
+    for old, new in _RENAMED.items():
+        if old in given and read.setdefault(new, given[old]) != given[old]:
+            raise UsageError(
+                f"--{old} and --{new} are an old and a new name of one setting, and contradict each other.",
+                hint=f"Remove --{old}.",
+            )
+    return read
 
 
 def _check_most(given: Mapping[str, Any]) -> None:
@@ -116,6 +156,8 @@ def unknown_names(
 
 _TYPES: Mapping[str, Any] = {"int": int, "float": float}
 """Those whose refusal Python itself words: a value of another type is left to TRL's parser."""
+_SWITCH = "string_to_bool"
+"""Names the type of those that are on or off (``transformers/hf_argparser.py``)."""
 _CHOOSES = "make_choice_type_function"
 """Names the function that makes types of choices (``transformers/hf_argparser.py``): a text stands for its value."""
 
@@ -146,7 +188,8 @@ def parser_of(flags: Sequence[TrlFlag]) -> argparse.ArgumentParser:
             parser.add_argument(*flag.names, dest=flag.dest, action="store_false")
             continue
         options: dict[str, Any] = {"type": _TYPES.get(flag.kind, str), "choices": flag.choices}
-        parser.add_argument(*flag.names, dest=flag.dest, nargs=flag.nargs, **options)
+        nargs = "?" if flag.kind == _SWITCH else flag.nargs
+        parser.add_argument(*flag.names, dest=flag.dest, nargs=nargs, **options)
     return parser
 
 
@@ -181,13 +224,18 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _forget_defaults(parser: argparse.ArgumentParser, silent: Mapping[str, Any]) -> None:
-    """Leave in the namespace only what is given; accept what TRL's parser does not but its documentation means."""
+def _forget_defaults(parser: argparse.ArgumentParser) -> None:
+    """Leave in the namespace only what is given; accept what TRL's parser does not but its documentation means.
+
+    A switch needs no value, though TRL's parser asks for one where the default is None, as of ``--bf16``.
+    """
     for action in parser._actions:
         if action.dest == "help":
             continue
-        action.default = silent.get(action.dest, argparse.SUPPRESS)
+        action.default = argparse.SUPPRESS
         action.required = False
+        if _kind(action) == _SWITCH and action.nargs is None:
+            action.nargs, action.const = "?", True
         if action.dest == MAX_LENGTH:
             action.type = _length_or_wish
         elif action.dest in MAXIMIZED:

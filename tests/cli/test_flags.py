@@ -8,6 +8,7 @@ import pytest
 
 from autotrain_mem.cli import flags
 from autotrain_mem.errors import UsageError
+from autotrain_mem.methods.flags import flags_of, read_given
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.spec import Knobs
@@ -58,6 +59,48 @@ def test_dashes_and_underscores_are_the_same_and_a_value_keeps_its_dashes(worker
     assert _given(worker, "--learning-rate", "1e-4") == _given(worker, "--learning_rate=1e-4")
     wish, _ = flags.read("autofit sft", ["--model=some-org/some-model", "--gpu", "a100-80gb", "--run-name", "a-b"])
     assert (wish.model, wish.autofit.gpu, wish.argv) == ("some-org/some-model", "a100-80gb", ("--run_name", "a-b"))
+
+
+OLD_NAMES = {
+    "torch_dtype": ("bfloat16", {"dtype": "bfloat16"}),
+    "evaluation_strategy": ("steps", {"eval_strategy": "steps"}),
+    "max_seq_length": (512, {"max_length": 512}),
+    "warmup_ratio": (0.03, {"warmup_steps": 0.03}),
+    "group_by_length": (True, {"train_sampling_strategy": "group_by_length"}),
+}
+
+
+@pytest.mark.parametrize("old", OLD_NAMES)
+def test_a_name_of_transformers_4_is_taken_as_a_flag_and_as_a_key(old: str, worker: Worker) -> None:
+    value, read = OLD_NAMES[old]
+    assert _given(worker, f"--{old}", str(value).lower()) == read
+    as_key = worker.parse("sft", (), {old: value}, {}, flags.own_names())[0]
+    assert as_key == read, "of YAML and of Python"
+
+
+def test_an_old_name_beside_todays_must_say_the_same_and_a_flag_of_either_wins_over_a_key(worker: Worker) -> None:
+    assert _given(worker, "--group_by_length") == {"train_sampling_strategy": "group_by_length"}
+    assert _given(worker, "--group_by_length", "false") == {"train_sampling_strategy": "random"}
+    assert _given(worker, "--torch_dtype=bfloat16", "--dtype=bfloat16") == {"dtype": "bfloat16"}
+    for flag in ("--dtype=float32", "--torch_dtype=float32"):
+        keys = {"torch_dtype": "bfloat16", "dtype": "bfloat16"}
+        assert worker.parse("sft", (flag,), keys, {}, ())[0] == {"dtype": "float32"}
+    with pytest.raises(UsageError, match="--torch_dtype and --dtype are an old and a new name") as caught:
+        worker.parse("sft", (), {"torch_dtype": "bfloat16", "dtype": "float32"}, {}, ())
+    assert caught.value.hint == "Remove --torch_dtype."
+    with pytest.raises(UsageError, match="--torch_dtype takes no 'bf16'"):
+        _given(worker, "--torch_dtype", "bf16")
+    with pytest.raises(UsageError, match="Unknown key: torch_dtypes") as caught:
+        worker.parse("sft", (), {"torch_dtypes": "bfloat16"}, {}, ())
+    assert caught.value.hint == "torch_dtypes: did you mean dtype?"
+
+
+def test_every_switch_needs_no_value() -> None:
+    parser = method_of("sft").make_parser()
+    switches = [flag.dest for flag in flags_of(parser) if flag.kind == "string_to_bool" and flag.nargs != 0]
+    assert {"bf16", "fp16", "tf32", "greater_is_better"} <= set(switches)
+    read = read_given(parser, "sft", [f"--{name}" for name in switches], {}, (), lambda name: [])
+    assert read == dict.fromkeys(switches, True)
 
 
 def test_a_recipe_is_read_in_its_three_parts_and_our_keys_may_also_stand_at_the_top(

@@ -128,7 +128,8 @@ def test_an_answer_about_a_hub_id_counts_for_an_hour(store: Store, monkeypatch: 
 FLAGS = (
     TrlFlag(names=("--learning_rate", "--learning-rate"), dest="learning_rate", nargs=None, kind="float", choices=None),
     TrlFlag(names=("--packing_strategy",), dest="packing_strategy", nargs=None, kind="str", choices=("bfd", "wrapped")),
-    TrlFlag(names=("--bf16",), dest="bf16", nargs="?", kind="string_to_bool", choices=None),
+    TrlFlag(names=("--bf16",), dest="bf16", nargs=None, kind="string_to_bool", choices=None),
+    TrlFlag(names=("--warmup_steps",), dest="warmup_steps", nargs=None, kind="float", choices=None),
     TrlFlag(names=("--no_bf16",), dest="bf16", nargs=0, kind="", choices=None),
 )
 BETA = TrlFlag(names=("--beta",), dest="beta", nargs=None, kind="float", choices=None)
@@ -144,6 +145,10 @@ BETA = TrlFlag(names=("--beta",), dest="beta", nargs=None, kind="float", choices
         ((), {"learning_ratt": 1}, "did you mean learning_rate"),
         ((), {"learning_rate": "abc"}, "invalid float value: 'abc'"),
         (("--bf16", "perhaps", "--learning_rate=1"), {}, ""),
+        (("--bf16",), {"warmup_ratio": 0.03}, ""),
+        (("--warmup_ratio", "3"), {}, "3 is no share; --warmup_steps 3 is so many steps"),
+        (("--warmup_ratio=0.1",), {"warmup_steps": 5}, ""),
+        (("--warmup_ratio=0.1", "--warmup_steps=5"), {}, "Remove --warmup_ratio."),
         (("--no_bf16",), {"learning_rate": 1e-4}, ""),
     ],
 )
