@@ -143,7 +143,8 @@ def _of_model(keywords: Keywords) -> dict[str, Any]:
     quantization = quantization_of(keywords)
     settings = quantization if isinstance(quantization, Mapping) else vars(quantization) if quantization else {}
     quantized = {name: True for name in BASE_BITS if settings.get(name) or settings.get(f"_{name}")}
-    quantized |= {"use_bnb_nested_quant": True} if settings.get("bnb_4bit_use_double_quant") else {}
+    if "load_in_4bit" in quantized:  # the script's own quantization is loaded as it is
+        quantized["use_bnb_nested_quant"] = bool(settings.get("bnb_4bit_use_double_quant"))
     options.pop("quantization_config", None)
     given = {flag: _plain(options.pop(name)) for name, flag in _LOADING.items() if name in options}
     rest = {name: _plain(value) for name, value in options.items() if name not in _HARMLESS}

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from autotrain_mem.planner.adapter import LEARNING_RATE_FACTOR, NEAR, adapter_learning_rate
 from autotrain_mem.planner.levels import LEVELS, SHORTER_ROWS
-from autotrain_mem.planner.levers import LADDER, ROUNDING, is_pulled
+from autotrain_mem.planner.levers import LADDER, ROUNDING, brought, is_pulled
 from autotrain_mem.spec import Candidate, Harm, Job, Knobs, Proposal
 from autotrain_mem.spec.adapter_config import LORA, kind_of
 from autotrain_mem.spec.model import ModelFacts
@@ -50,8 +50,9 @@ def _gain(each: Candidate) -> str:
 
 
 def _differences(knobs: Knobs, other: Knobs) -> str:
+    along = brought(knobs, other)
     rows = [row for row in LADDER if row.harm >= Harm.ROUNDING and is_pulled(row, other) and not is_pulled(row, knobs)]
-    settings = [(row.knobs[0], getattr(other, row.knobs[0])) for row in rows]
+    settings = [(row.knobs[0], getattr(other, row.knobs[0])) for row in rows if row.knobs[0] not in along]
     return ", ".join(name if value is True else f"{name} {value}" for name, value in settings)
 
 

@@ -24,6 +24,7 @@ from autotrain_mem.planner.levers import (
     OFFLOADING,
     SHARDING,
     LeverRow,
+    brought,
     taken_back,
 )
 from autotrain_mem.planner.memo import Memo
@@ -43,7 +44,8 @@ def changes(space: Space, knobs: Knobs, memo: Memo, *, too_slow: Sequence[Estima
     Example: ``Lever(name="use_peft", before=False, after=True, harm=WHAT_IS_TRAINED, why="full fine-tuning needs at
     least 31.2 GiB, the budget is 11.1 GiB: a LoRA adapter is trained and the base model stays frozen")``.
     """
-    moved = [row for row in LADDER if _value(row, space.base) != _value(row, knobs)]
+    along = brought(space.base, knobs)
+    moved = [row for row in LADDER if _value(row, space.base) != _value(row, knobs) and along.isdisjoint(row.knobs)]
     levers = [
         Lever(
             name=lever_name(row),

@@ -102,7 +102,8 @@ def _pull(row: LeverRow, knobs: Knobs, space: Space) -> Knobs:
     moved = {name: to for name in row.knobs if getattr(knobs, name) in row.moves_from}
     if not moved:
         return knobs
-    also = {name: value for name, value in row.also.items() if name not in space.pinned}
+    kept = space.pinned.union(*(LEVERS[name].knobs for name in space.forbid))
+    also = {name: value for name, value in row.also.items() if name not in kept}
     if row.turns_on_adapter and space.adapter is not None:
         also |= space.adapter.settings(space.pinned)
     return replace(knobs, **also, **moved)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from autotrain_mem.planner.levers import EIGHT_BIT, LEVERS, SLOWING
+from autotrain_mem.planner.levers import EIGHT_BIT, LEVERS, NESTED_QUANT, SLOWING
 from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.points import Line
 from autotrain_mem.planner.shardings import SAVES
@@ -15,7 +15,6 @@ from autotrain_mem.spec.knobs import BASE_BITS
 
 HALF_BITS = 16
 """Of a weight of a base that is not quantized: half precision, or more."""
-NESTED = "use_bnb_nested_quant"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +85,7 @@ def _is_heavier(one: Knobs, other: Knobs) -> bool:
     """Whether two lines differ in the base of an adapter alone, of which the first has more bits a weight."""
     if not one.use_peft or other.base_bits is None or (one.base_bits or HALF_BITS) <= other.base_bits:
         return False
-    return replace(one, **{name: getattr(other, name) for name in ("dtype", *BASE_BITS, NESTED)}) == other
+    return replace(one, **{name: getattr(other, name) for name in ("dtype", *BASE_BITS, NESTED_QUANT)}) == other
 
 
 def _differs(one: Knobs, other: Knobs) -> bool:
@@ -103,7 +102,7 @@ def shares_alike(one: Knobs, other: Knobs) -> bool:
 def _otherwise(knobs: Knobs) -> tuple[object, ...]:
     row = LEVERS[EIGHT_BIT]
     optim = row.to if knobs.optim in row.moves_from else knobs.optim
-    return optim, knobs.use_peft, knobs.lora_r, knobs.dtype, knobs.base_bits
+    return optim, knobs.use_peft, knobs.lora_r, knobs.dtype, knobs.base_bits, knobs.use_bnb_nested_quant
 
 
 def saving_levers(knobs: Knobs) -> frozenset[str]:

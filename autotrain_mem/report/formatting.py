@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from autotrain_mem.planner.levers import HARM_FIRST, is_pulled, pulled
+from autotrain_mem.planner.levers import HARM_FIRST, LEVERS, is_pulled, pulled
 from autotrain_mem.spec import Hardware, Harm, Knobs, Owner, Phase, StepTime, Trained
 from autotrain_mem.spec.adapter_config import LORA, PEFT_CONFIG, kind_of, name_of
 from autotrain_mem.spec.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
@@ -276,10 +276,11 @@ def difference(knobs: Knobs, asked: Knobs) -> str:
     Batches and checkpointing are said elsewhere; how processes share the model is nobody's wish, and always said.
     """
     offloaded = [row.brief for row in pulled(knobs) if row.offloads and not is_pulled(row, asked)]
-    base, generated = _base(knobs), knobs.local_rollout_forward_batch_size
+    base, nested, generated = _base(knobs), LEVERS["nested_quant"], knobs.local_rollout_forward_batch_size
     parts = [
         sharing(knobs),
         base if base != _base(asked) else "",
+        nested.words if base == _base(asked) and is_pulled(nested, knobs) and not is_pulled(nested, asked) else "",
         knobs.dtype if knobs.dtype != asked.dtype and "bit" not in base else "",
         knobs.optim if knobs.optim != asked.optim else "",
         "activations and optimizer on host" if len(offloaded) > 1 else "".join(offloaded),

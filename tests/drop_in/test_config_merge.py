@@ -158,6 +158,10 @@ def test_nor_is_it_beside_sizes_of_a_generation_that_need_each_other(method: str
     ("keywords", "words"),
     [
         ({"quantization_config": BitsAndBytesConfig(**FOUR_BITS)}, IN_FOUR),
+        (
+            {"quantization_config": BitsAndBytesConfig(load_in_4bit=True)},
+            {"load_in_4bit": True, "use_bnb_nested_quant": False},  # which no plan replaces
+        ),
         ({"quantization_config": BitsAndBytesConfig(load_in_8bit=True)}, {"load_in_8bit": True}),
         (lora(["v_proj", "q_proj"]), LORA | {"lora_target_modules": ["q_proj", "v_proj"]}),
         (lora(["q_proj"]), LORA | {"lora_target_modules": [r".*\.q_proj"]}),

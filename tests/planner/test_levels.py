@@ -125,6 +125,18 @@ def test_limits_pins_and_methods_end_the_levels(words: dict[str, Any], expected:
     assert names(**words) == expected
 
 
+def test_scales_of_a_4_bit_base_are_rounded_where_the_user_asked_for_it_and_come_with_it_where_the_plan_does() -> None:
+    asked, nested = {"use_peft": True, "load_in_4bit": True}, {"use_bnb_nested_quant": True}
+    rounding = climbed(**asked)["rounding"]
+    assert nested in rounding
+    assert rounding[-1] == {"dtype": "bfloat16", "optim": "adamw_8bit", **nested}
+    for words in ({"use_bnb_nested_quant": False}, {"forbid": frozenset({"nested_quant"})}, {"load_in_4bit": False}):
+        assert not any("use_bnb_nested_quant" in setting for setting in every(**{**asked, **words}))
+    assert climbed()["LoRA on a 4-bit base"] == [FOUR_BIT]
+    without = {name: value for name, value in FOUR_BIT.items() if name != "use_bnb_nested_quant"}
+    assert climbed(forbid=frozenset({"nested_quant"}))["LoRA on a 4-bit base"] == [without]
+
+
 def test_fp16_keeps_the_dtype_of_what_is_trained() -> None:
     """The scaler takes no gradients in half precision; a frozen base has none."""
     changed = [setting for setting in every(fp16=True) if "dtype" in setting]

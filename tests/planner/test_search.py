@@ -20,7 +20,7 @@ from autotrain_mem.planner.nearest import budget_line
 from autotrain_mem.planner.points import floors_of, least_demanding, lines
 from autotrain_mem.planner.search import Found, search
 from autotrain_mem.planner.space import Space
-from autotrain_mem.spec import Candidate, Estimate, Harm, Knobs, Phase, StepTime
+from autotrain_mem.spec import Candidate, Estimate, Harm, Knobs, Owner, Phase, StepTime
 from autotrain_mem.spec.estimate import candidate
 from autotrain_mem.spec.job import MAX_SLOWDOWN
 from autotrain_mem.units import GIB, MIB, format_bytes
@@ -286,6 +286,26 @@ def test_lever_says_what_the_gentler_rung_would_have_needed() -> None:
         *[("learning_rate", 2e-5, 2e-4, found.levers[-1].why)],
     ]
     assert found.levers[-2].why.endswith(": a LoRA adapter is trained and the base model stays frozen")
+
+
+def test_scales_of_a_4_bit_base_are_a_change_where_it_was_asked_for_and_part_of_it_where_it_was_not() -> None:
+    class Scaled(LinearMemory):
+        def owners(self, knobs: Knobs) -> dict[Owner, int]:
+            owners = super().owners(knobs)
+            saved = 9 if knobs.use_bnb_nested_quant else 10
+            return {**owners, Owner.WEIGHTS: owners[Owner.WEIGHTS] * saved // 10}
+
+    on_device = {"activation_offloading": False, "optimizer_offload": False}
+    words = {"use_peft": True, "load_in_4bit": True, "dtype": "bfloat16", "optim": "sgd", **on_device}
+    found = search(space_of(max_length=64, **words), Scaled(budget_bytes=830 * MIB))
+    (rounded,) = [lever for lever in found.levers if lever.harm is Harm.ROUNDING]
+    assert (found.level, rounded.name, rounded.after) == ("rounding", "use_bnb_nested_quant", True)
+    assert rounded.why.startswith("without it 1 row at once needs 869.7 MiB, the budget is 830.0 MiB: ")
+    found = search(space_of(max_length=64), Scaled(budget_bytes=850 * MIB))
+    assert found.level.startswith("LoRA on a 4-bit base")
+    assert found.estimate.knobs.use_bnb_nested_quant
+    assert "use_bnb_nested_quant" not in [lever.name for lever in found.levers]
+    assert not [each for each in found.attempts if each.knobs.load_in_4bit and not each.knobs.use_bnb_nested_quant]
 
 
 def test_a_need_that_reads_as_the_budget_is_told_by_what_is_missing() -> None:
