@@ -98,11 +98,8 @@ def _ratio(text: str) -> float:
     return float(text)
 
 
-def _sampling(text: str) -> str:
-    return {"true": "group_by_length", "false": "random"}.get(text.lower(), text)
-
-
-_READERS = {"warmup_ratio": _ratio, "group_by_length": _sampling}
+_SAMPLING = {"true": "group_by_length", "false": "random"}
+_READERS = {"warmup_ratio": _ratio, "group_by_length": lambda text: _SAMPLING.get(text.lower(), text)}
 
 
 def _by_todays_names(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,10 +153,9 @@ def unknown_names(
 
 _TYPES: Mapping[str, Any] = {"int": int, "float": float}
 """Those whose refusal Python itself words: a value of another type is left to TRL's parser."""
-_SWITCH = "string_to_bool"
-"""Names the type of those that are on or off (``transformers/hf_argparser.py``)."""
-_CHOOSES = "make_choice_type_function"
-"""Names the function that makes types of choices (``transformers/hf_argparser.py``): a text stands for its value."""
+_SWITCH, _CHOOSES = "string_to_bool", "make_choice_type_function"
+"""The type of what is on or off, and the function that makes types of choices (``transformers/hf_argparser.py``): a
+text stands for its value."""
 
 
 def flags_of(parser: argparse.ArgumentParser) -> tuple[TrlFlag, ...]:
@@ -225,16 +221,13 @@ def _text(value: Any) -> str:
 
 
 def _forget_defaults(parser: argparse.ArgumentParser) -> None:
-    """Leave in the namespace only what is given; accept what TRL's parser does not but its documentation means.
-
-    A switch needs no value, though TRL's parser asks for one where the default is None, as of ``--bf16``.
-    """
+    """Leave in the namespace only what is given; accept what TRL's parser does not but its documentation means."""
     for action in parser._actions:
         if action.dest == "help":
             continue
         action.default = argparse.SUPPRESS
         action.required = False
-        if _kind(action) == _SWITCH and action.nargs is None:
+        if _kind(action) == _SWITCH and action.nargs is None:  # TRL's parser asks for a value where the default is None
             action.nargs, action.const = "?", True
         if action.dest == MAX_LENGTH:
             action.type = _length_or_wish

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from autotrain_mem.planner.adapter import LEARNING_RATE_FACTOR, NEAR, adapter_learning_rate
 from autotrain_mem.planner.levels import LEVELS, SHORTER_ROWS
-from autotrain_mem.planner.levers import LADDER, ROUNDING, brought, is_pulled
+from autotrain_mem.planner.levers import LADDER, ROUNDING, is_pulled
+from autotrain_mem.planner.precision import KEEPS_UPDATES, LOST_ABOVE, USUAL_WEIGHT, loses_updates
 from autotrain_mem.spec import Candidate, Harm, Job, Knobs, Proposal
 from autotrain_mem.spec.adapter_config import LORA, kind_of
 from autotrain_mem.spec.model import ModelFacts
@@ -16,13 +17,6 @@ from autotrain_mem.spec.model import ModelFacts
 MUCH_FASTER = 1.25
 """From which gain in speed a coarser level is a question. Predicted speeds are off by up to 15 % either way, mostly the
 same way for both; what gains less than a quarter may gain nothing."""
-
-LOST_ABOVE = 2**9
-"""A weight in bfloat16 this many times as large as an update is left as it was: of 8 significant bits, numbers lie at
-least 2**-8 of their size apart, and what is less than half of that is rounded away."""
-
-USUAL_WEIGHT = 0.02
-"""transformers' ``initializer_range``: how large the weights of most models are, about."""
 
 
 def questions(level: str, knobs: Knobs, alternatives: Sequence[Candidate]) -> tuple[Proposal, ...]:
@@ -50,9 +44,8 @@ def _gain(each: Candidate) -> str:
 
 
 def _differences(knobs: Knobs, other: Knobs) -> str:
-    along = brought(knobs, other)
     rows = [row for row in LADDER if row.harm >= Harm.ROUNDING and is_pulled(row, other) and not is_pulled(row, knobs)]
-    settings = [(row.knobs[0], getattr(other, row.knobs[0])) for row in rows if row.knobs[0] not in along]
+    settings = [(row.knobs[0], getattr(other, row.knobs[0])) for row in rows]
     return ", ".join(name if value is True else f"{name} {value}" for name, value in settings)
 
 
@@ -95,14 +88,12 @@ def _quoted(text: str) -> str:
 
 
 def _lost_updates(job: Job, knobs: Knobs) -> Iterator[Proposal]:
-    """Warns where weights are trained in bfloat16 itself and most are too large to be changed by a step of Adam."""
-    rate = knobs.learning_rate
-    is_half = knobs.dtype == "bfloat16" and not knobs.use_peft and not knobs.is_sharded
-    if not is_half or rate is None or "adam" not in knobs.optim or rate * LOST_ABOVE >= USUAL_WEIGHT:
+    rate = knobs.learning_rate or 0.0
+    if not loses_updates(knobs):
         return
-    kept = "float32 weights keep them, and so does --optim stable_adamw, which sums up what is lost (Kahan summation; "
     yield Proposal(
-        flags="--dtype float32" if "dtype" in job.arguments else "--forbid bf16_weights",
+        flags="--dtype float32" if "dtype" in job.arguments else f"--optim {KEEPS_UPDATES}",
         why=f"weights in bfloat16 lose small updates: a step of Adam is about {rate:g}, which leaves all above "
-        f"{rate * LOST_ABOVE:.2g} as it was, and most are about {USUAL_WEIGHT:g}; {kept}pip install torch-optimi)",
+        f"{rate * LOST_ABOVE:.2g} as it was, and most are about {USUAL_WEIGHT:g}; float32 weights keep them, and so "
+        f"does --optim {KEEPS_UPDATES}, which sums up what is lost (Kahan summation; pip install torch-optimi)",
     )

@@ -29,7 +29,7 @@ from autotrain_mem.planner.levers import (
 )
 from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.points import floors_of
-from autotrain_mem.planner.precision import half_of
+from autotrain_mem.planner.precision import half_of, loses_updates
 from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Estimate, Harm, Knobs, Lever, Owner
 from autotrain_mem.units import format_bytes
@@ -63,7 +63,7 @@ def changes(space: Space, knobs: Knobs, memo: Memo, *, too_slow: Sequence[Estima
 def _harm(row: LeverRow, space: Space, knobs: Knobs) -> Harm:
     if _is_let_go(row, space.base, knobs) or _rounds_nothing(row, space, knobs):
         return Harm.NONE
-    return harm_of(row, space)
+    return Harm.WHAT_IS_TRAINED if row.name == HALF_WEIGHTS and loses_updates(knobs) else harm_of(row, space)
 
 
 def _rounds_nothing(row: LeverRow, space: Space, knobs: Knobs) -> bool:

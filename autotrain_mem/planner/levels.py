@@ -6,14 +6,14 @@ since each gives up more of what is trained on than the one before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 
 from autotrain_mem.planner.adapter import smaller_ranks
 from autotrain_mem.planner.ladder import allowed, check_forbid, harm_of, moves, pull_all
 from autotrain_mem.planner.levers import LEVERS, OFFLOADED_SHARDS, OFFLOADING, ROUNDING, TRAINED
-from autotrain_mem.planner.precision import can_scale
+from autotrain_mem.planner.precision import can_scale, loses_updates
 from autotrain_mem.planner.shardings import least_shared, shared
 from autotrain_mem.planner.space import Space
 from autotrain_mem.spec import Harm, Knobs
@@ -34,6 +34,8 @@ class _Step:
     name: str
     own: tuple[str, ...]
     offloads: tuple[str, ...] = ()
+    loses: bool = False
+    """Each of its settings loses updates that the job as asked for keeps (``precision.loses_updates``)."""
 
 
 OFFLOADING_ADAPTERS = tuple(name for name in OFFLOADING if LEVERS[name].pays_for_adapters)
@@ -47,11 +49,13 @@ LEVELS = (
     _Step("LoRA on an 8-bit base", ("8bit_base",)),
     _Step("LoRA on a 4-bit base", ("4bit_base",)),
     _Step("LoRA on a 4-bit base, offloading", ("4bit_base",), OFFLOADING_ADAPTERS),
+    _Step("losing updates", ROUNDING, loses=True),
+    _Step("losing updates, offloading", ROUNDING, OFFLOADING, loses=True),
 )
 """Batches, sharding and checkpointing are free on each. Offloading changes nothing but time either, but it takes the
 host's memory and its link, which no card's data sheet tells: so a plan without it goes first. The optimizer state of an
 adapter is too small to be worth offloading, and a quantized base is faster than one whose activations wait on the
-host. After these come shorter rows.
+host. An adapter learns more than a whole model most of whose weights no step changes. After these come shorter rows.
 """
 SHORTER_ROWS = "shorter rows"
 SMALLER_IMAGES_LEVEL = "smaller images"
@@ -73,6 +77,8 @@ class Level:
     lengths: tuple[int, ...] = ()
     offloads: bool = False
     """Whether each of its settings needs the host's memory."""
+    loses: bool = False
+    """Whether each of its settings loses updates: like shorter rows, it is taken to fit and never to be done sooner."""
     ranks: tuple[int, ...] = ()
     """Smaller ranks of the adapter that the level turns on, the largest first, for where its own does not fit."""
 
@@ -106,19 +112,24 @@ def levels(space: Space) -> tuple[Level, ...]:
             harm = max((LEVERS[name].harm for name in step.own), default=Harm.TIME)
             ranks = _ranks(space, settings[0])
             level = Level(name=step.name, harm=harm, settings=settings, offloads=bool(step.offloads), ranks=ranks)
-            climbed.append(level)
+            climbed.append(replace(level, loses=True, harm=Harm.WHAT_IS_TRAINED) if step.loses else level)
     if lengths := _lengths(space):
         climbed.append(Level(name=SHORTER_ROWS, harm=Harm.DATA, settings=(_least(space),), lengths=lengths))
     return tuple(climbed)
 
 
+def strongest(climbed: Sequence[Level]) -> Level:
+    """The level that needs least: the last with an adapter, or without one the last."""
+    return max(reversed(climbed), key=lambda level: level.strongest.use_peft)
+
+
 def _steps(space: Space) -> tuple[_Step, ...]:
-    """Those of the table, and offloading at the end of what is trained where there is no 4-bit base."""
+    """Those of the table, and offloading at the end of adapters where there is no 4-bit base."""
     trained = [name for name in TRAINED if moves(name, space)]
     if not trained or trained[-1] == TRAINED[-1]:
         return LEVELS
     last = next(step for step in LEVELS if step.own == (trained[-1],))
-    return (*LEVELS, _Step(f"{last.name}, offloading", last.own, OFFLOADING_ADAPTERS))
+    return (*LEVELS[:-2], _Step(f"{last.name}, offloading", last.own, OFFLOADING_ADAPTERS), *LEVELS[-2:])
 
 
 def _settings(space: Space, step: _Step) -> Iterator[Knobs]:
@@ -134,6 +145,7 @@ def _settings(space: Space, step: _Step) -> Iterator[Knobs]:
         replaced = {name for lever in offloaded for name in LEVERS[lever].instead_of}
         setting = pull_all(space, (*chosen, *offloaded))
         is_allowed = setting == space.base or can_scale(setting)
+        is_allowed &= step.loses is (loses_updates(setting) and not loses_updates(space.base))
         if replaced.isdisjoint(chosen) and is_allowed and shared(space, setting):
             yield setting
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from autotrain_mem.methods.table import METHODS, methods_where
 from autotrain_mem.planner.division import EVALUATED_ROWS, ROWS, STEPS
+from autotrain_mem.planner.precision import KEEPS_UPDATES, LOST_ABOVE, USUAL_WEIGHT
 from autotrain_mem.spec import Harm, Knobs
 
 
@@ -243,6 +244,8 @@ LADDER = (
         to="bfloat16",
         reason="weights, gradients and optimizer state take half the bytes and are rounded to bfloat16",
         without="without rounding it needs",
+        warning=f"loses most updates, as bfloat16 does below --learning_rate {USUAL_WEIGHT / LOST_ABOVE:.0e}: a higher "
+        f"one keeps them, and so does --optim {KEEPS_UPDATES} (pip install torch-optimi)",
     ),
     LeverRow(
         name=EIGHT_BIT,
@@ -277,7 +280,7 @@ LADDER = (
         along=("bf16_weights",),  # a frozen base has no update that rounding could swallow
         turns_on_adapter=True,
         reason="a LoRA adapter is trained and the base model stays frozen",
-        without="full fine-tuning needs",
+        without="full fine-tuning that keeps its updates needs",
         warning="trains an adapter (LoRA), not the whole model",
     ),
     LeverRow(

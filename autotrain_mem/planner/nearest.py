@@ -8,7 +8,7 @@ from autotrain_mem.errors import DoesNotFitError
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.division import EVALUATED_ROWS, ROWS, STEPS
 from autotrain_mem.planner.explore import fits_at_once, longest_rows
-from autotrain_mem.planner.levels import Level, levels
+from autotrain_mem.planner.levels import Level, levels, strongest
 from autotrain_mem.planner.levers import FREE, LADDER, LEVERS, SWITCHES, pulled
 from autotrain_mem.planner.memo import Memo
 from autotrain_mem.planner.points import at, checkpointing_choices, least_demanding, unaccumulated
@@ -59,8 +59,7 @@ def _least(space: Space, memo: Memo) -> Estimate:
 
     Levels whose weights alone are beyond the card were passed over without a rehearsal.
     """
-    strongest = [level for level in levels(space) if not level.lengths][-1]
-    memo.ask([least_demanding(space, strongest)])
+    memo.ask([least_demanding(space, strongest([level for level in levels(space) if not level.lengths]))])
     return min(reversed(memo.estimates), key=lambda estimate: estimate.required_bytes)
 
 

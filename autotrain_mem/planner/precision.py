@@ -20,6 +20,15 @@ table "Tensor Core Input Data Types"."""
 
 HALF = ("float16", "bfloat16")
 
+LOST_ABOVE = 2**9
+"""A weight in bfloat16 this many times as large as an update is left as it was: of 8 significant bits, numbers lie at
+least 2**-8 of their size apart, and what is less than half of that is rounded away."""
+
+USUAL_WEIGHT = 0.02
+"""transformers' ``initializer_range``: how large the weights of most models are, about."""
+
+KEEPS_UPDATES = "stable_adamw"  # it sums up what is lost (Kahan summation; torch-optimi)
+
 
 def lacks_bf16(compute_capability: Capability) -> bool:
     """``lacks_bf16((7, 5)) is True``: a T4's bfloat16 is emulated. All of AMD's that are known compute it."""
@@ -52,6 +61,14 @@ def loses_nothing(base: Knobs, checkpoint_dtype: str | None) -> bool:
     that of a quantized base bfloat16 in any case (``trl/trainer/sft_trainer.py: __init__``).
     """
     return base.use_peft and checkpoint_dtype == half_of(base)
+
+
+def loses_updates(knobs: Knobs) -> bool:
+    """Whether weights are trained in bfloat16 itself and most are too large to be changed by a step of Adam, which is
+    about the learning rate. Shards have float32 copies (``planner.shardings``)."""
+    is_half = knobs.dtype == "bfloat16" and not knobs.use_peft and not knobs.is_sharded
+    is_adam = "adam" in knobs.optim and knobs.optim != KEEPS_UPDATES
+    return is_half and is_adam and (knobs.learning_rate or 1.0) * LOST_ABOVE < USUAL_WEIGHT
 
 
 def can_scale(knobs: Knobs) -> bool:

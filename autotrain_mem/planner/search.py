@@ -131,8 +131,8 @@ def _climb(
     for number, level in enumerate(every):
         if level.name in too_large:
             continue
-        if level.lengths and any(each.fits for each in passed.values()):
-            break  # rows are cut to fit, never to be done sooner
+        if any(each.fits and (level.lengths or (level.loses and limits.keeps(each))) for each in passed.values()):
+            break  # rows are cut and updates lost to fit, never to be done sooner
         before, after = every[:number], every[number + 1 :]
         larger = [too_large[each.name] for each in before if each.name in too_large]
         best = best_of(space, level, memo, meanwhile=partial(_look_around, space, level, larger, after, memo))
@@ -233,9 +233,9 @@ def slowdown(one: Estimate, other: Estimate) -> float:
 
 
 def _next_level(space: Space, further: tuple[Level, ...], memo: Memo) -> dict[str, Estimate]:
-    """The fastest plan of the next level that gives up more, if there is one. Rows are never cut for speed's sake."""
+    """The fastest plan of the next level that gives up more, if there is one, but for what is done only to fit."""
     for level in further:
-        if level.harm is Harm.DATA:
+        if level.harm is Harm.DATA or level.loses:
             return {}
         if level.offloads:
             continue

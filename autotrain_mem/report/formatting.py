@@ -54,6 +54,8 @@ LEVELS = {
     "LoRA on an 8-bit base, offloading": "an adapter is trained, base rounded to 8 bits, activations on the host",
     "LoRA on a 4-bit base": "an adapter is trained, on a base rounded to 4 bits",
     "LoRA on a 4-bit base, offloading": "an adapter is trained, base rounded to 4 bits, activations on the host",
+    "losing updates": "the whole model is trained, and most updates are rounded away",
+    "losing updates, offloading": "most updates are rounded away, and a part is in the host's memory",
     "shorter rows": "rows are cut to fewer tokens than they have",
     "smaller images": "images are made smaller than they are",
 }

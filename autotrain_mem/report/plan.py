@@ -49,7 +49,7 @@ def decision(plan: Plan) -> list[RenderableType]:
 
 def loud(lever: Lever) -> str:
     """Says what a user must not overlook of a lever that was pulled; empty where there is nothing of the kind."""
-    return WARNINGS.get(lever.name, "") if lever.after is True else ""
+    return WARNINGS.get(lever.name, "") if lever.harm is Harm.WHAT_IS_TRAINED else ""
 
 
 # -- facts ---------------------------------------------------------------------------------------------------------

@@ -14,7 +14,10 @@ from autotrain_mem.spec.price import Price
 LOSSLESS = ("lossless", "lossless, offloading")
 """The levels that change nothing but speed, the faster first (``planner.levels``)."""
 
-GIVING_UP = ("lossless", "rounding", "LoRA", "LoRA on an 8-bit base", "LoRA on a 4-bit base", "shorter rows")
+GIVING_UP = (
+    *("lossless", "rounding", "LoRA", "LoRA on an 8-bit base", "LoRA on a 4-bit base", "losing updates"),
+    "shorter rows",
+)
 """The levels without those that offload, least harm first (``planner.levels``)."""
 
 NOTHING_FITS = "nothing fits"

@@ -106,13 +106,13 @@ def test_plans_are_as_fast_as_the_best_of_the_grid(noise: float, share: float) -
 
 
 def test_rehearsals_are_few_with_those_of_the_next_level_and_of_the_confirmation() -> None:
-    """Measured: 7 in the median, 12 in the ninth decile; a search without hope ends after eleven."""
+    """Measured: 7 in the median, 12 in the ninth decile; a search without hope ends after thirteen."""
     counts = [len(model.calls) for _, model, _ in every_job(0.02)]
     assert median(counts) <= 8
     assert quantiles(counts, n=10)[-1] <= 14
     hopeless = [len(model.calls) for _, model, found in every_job(0.02) if found is None]
     assert len(hopeless) > JOBS / 10
-    assert max(hopeless) <= 11
+    assert max(hopeless) <= 13
 
 
 def test_plans_of_several_processes_are_as_fast_as_the_best_way_of_sharing_in_few_rehearsals() -> None:

@@ -8,7 +8,7 @@ from synthetic_memory import EIGHT, ONLINE, PPO, TRL, space_of
 
 from autotrain_mem.errors import UsageError
 from autotrain_mem.planner.ladder import check_forbid
-from autotrain_mem.planner.levels import LEVELS, SHORTER_ROWS, levels
+from autotrain_mem.planner.levels import SHORTER_ROWS, levels, strongest
 from autotrain_mem.planner.levers import LADDER, LEVERS
 from autotrain_mem.planner.points import least_demanding, lines
 from autotrain_mem.spec import codec
@@ -63,10 +63,18 @@ ADAPTER = {"use_peft": True, "dtype": "bfloat16", "learning_rate": 2e-4}
 FOUR_BIT = ADAPTER | {"load_in_4bit": True, "use_bnb_nested_quant": True}
 
 
+LORA = {
+    "LoRA": [ADAPTER],
+    "LoRA on an 8-bit base": [ADAPTER | {"load_in_8bit": True}],
+    "LoRA on a 4-bit base": [FOUR_BIT],
+    "LoRA on a 4-bit base, offloading": [FOUR_BIT | {"activation_offloading": True}],
+}
+
+
 def test_levels_climb_from_time_to_data() -> None:
     activations, host = {"activation_offloading": True}, {"optimizer_offload": True}
     bf16, eight_bit = {"dtype": "bfloat16"}, {"optim": "adamw_8bit"}
-    assert climbed() == {
+    assert climbed(learning_rate=2e-4) == {
         "lossless": [{}],
         "lossless, offloading": [activations, host, OFFLOADED],
         "rounding": [bf16, eight_bit, bf16 | eight_bit],
@@ -74,12 +82,23 @@ def test_levels_climb_from_time_to_data() -> None:
             *(bf16 | activations, eight_bit | activations, bf16 | eight_bit | activations),
             *(bf16 | host, bf16 | OFFLOADED),
         ],
-        "LoRA": [ADAPTER],
-        "LoRA on an 8-bit base": [ADAPTER | {"load_in_8bit": True}],
-        "LoRA on a 4-bit base": [FOUR_BIT],
-        "LoRA on a 4-bit base, offloading": [FOUR_BIT | activations],
+        **{
+            name: [dict(setting.items() - {("learning_rate", 2e-4)}) for setting in each] for name, each in LORA.items()
+        },
     }
-    assert names()[-1] == "shorter rows"
+    at_trls_rate = {
+        "lossless": [{}],
+        "lossless, offloading": [activations, host, OFFLOADED],
+        "rounding": [eight_bit],
+        "rounding, offloading": [eight_bit | activations],
+        **LORA,
+        "losing updates": [bf16, bf16 | eight_bit],
+        "losing updates, offloading": [
+            *(bf16 | activations, bf16 | eight_bit | activations, bf16 | host, bf16 | OFFLOADED)
+        ],
+    }
+    assert climbed() == at_trls_rate
+    assert names() == [*at_trls_rate, "shorter rows"]
     harms = [level.harm for level in levels(space_of())]
     assert harms == sorted(harms)
 
@@ -108,12 +127,31 @@ def test_some_words_rule_levers_out_and_leave_others(words: dict[str, Any], neve
     assert still <= changed
 
 
+FIRST = ("lossless", "lossless, offloading", "rounding", "rounding, offloading")
+LOSING = ("losing updates", "losing updates, offloading")
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
         ({"fit": "lossless"}, ["lossless", "lossless, offloading"]),
-        ({"fit": "rounding"}, ["lossless", "lossless, offloading", "rounding", "rounding, offloading"]),
-        ({"method": "grpo", "defaults": ONLINE}, [step.name for step in LEVELS][:-1]),  # no prompt is cut
+        ({"fit": "rounding"}, [*FIRST, *LOSING]),
+        ({"use_peft": False}, [*FIRST, *LOSING, SHORTER_ROWS]),
+        ({"forbid": frozenset({"lora"})}, [*FIRST, *LOSING, SHORTER_ROWS]),
+        (
+            {"forbid": frozenset({"4bit_base"})},
+            [*FIRST, *list(LORA)[:2], f"{list(LORA)[1]}, offloading", *LOSING, SHORTER_ROWS],
+        ),
+        # What the user asked for is no harm: whatever comes before LoRA loses what the job loses anyway.
+        ({"dtype": "bfloat16"}, [*FIRST, *LORA, SHORTER_ROWS]),
+        # Nothing is lost by a larger step, by an optimizer that sums up what is lost, or by float32.
+        ({"learning_rate": 1e-4}, [*FIRST, *LORA, SHORTER_ROWS]),
+        (
+            {"optim": "stable_adamw"},
+            ["lossless", "lossless, offloading", "rounding", "rounding, offloading", *LORA, SHORTER_ROWS],
+        ),
+        ({"dtype": "float32"}, [*FIRST, *LORA, SHORTER_ROWS]),
+        ({"method": "grpo", "defaults": ONLINE}, [*FIRST[:3], *list(LORA)[:3], *LOSING]),  # no prompt is cut
         (
             {"dtype": "float32", "optim": "adamw_torch", "use_peft": False, "max_length": 512}
             | {"activation_offloading": False, "optimizer_offload": True},
@@ -165,8 +203,9 @@ def test_no_length_is_tried_that_would_drop_every_pair_of_a_reward_job() -> None
 
 
 def test_lengths_are_tried_with_the_levers_that_leave_least_even_where_a_gentler_level_came_last() -> None:
-    *_, below, cut = levels(space_of())
-    assert cut.strongest == replace(below.strongest, lora_r=8)
+    *climbed, cut = levels(space_of())
+    assert strongest(climbed).name == "LoRA on a 4-bit base, offloading"
+    assert cut.strongest == replace(strongest(climbed).strongest, lora_r=8)
     *_, below, cut = levels(space_of(use_peft=False, dtype="float32", longest=512))
     assert below.strongest.optim == "adamw_8bit"
     assert cut.strongest.optimizer_offload
@@ -220,7 +259,9 @@ PLAIN = [("ddp", None), ("fsdp2-no-reshard", None), ("fsdp2", None)]
         ("lossless", {"sharding": "fsdp1"}, [("fsdp1", None)]),
         ("lossless", {"method": "ppo", "defaults": replace(PPO, processes=8, sharding="ddp")}, PLAIN[:1]),
         # What is trained is float32 under FSDP, and bitsandbytes' optimizer takes whole parameters.
-        ("rounding", {}, PLAIN[:1] * 3),
+        ("rounding", {"learning_rate": 1e-4}, PLAIN[:1] * 3),
+        ("rounding", {}, PLAIN[:1]),
+        ("losing updates", {}, PLAIN[:1] * 2),
         ("LoRA", {}, PLAIN),
         ("LoRA on an 8-bit base", {}, PLAIN[:1]),
         ("LoRA on a 4-bit base", {}, PLAIN),

@@ -72,7 +72,8 @@ def test_a_batch_in_one_micro_batch_may_be_of_longer_rows_than_one_row_at_a_time
     effective: int, gib: int, one_row: int
 ) -> None:
     """Where gradients are accumulated, they and the activations of one row are there together."""
-    asked, model = question("max_length", LENGTHS, effective_batch_size=effective), LinearMemory(gib * GIB)
+    words = {"effective_batch_size": effective, "learning_rate": 1e-4}
+    asked, model = question("max_length", LENGTHS, **words), LinearMemory(gib * GIB)
     found = search_most(asked, model)
     assert found.most is not None
     assert found.most.value > 1.5 * one_row

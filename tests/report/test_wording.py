@@ -18,7 +18,7 @@ from autotrain_mem.report import formatting
 from autotrain_mem.report.console import report_view
 from autotrain_mem.report.estimate import estimate_view
 from autotrain_mem.report.events import event_line
-from autotrain_mem.report.plan import plan_view
+from autotrain_mem.report.plan import loud, plan_view
 from autotrain_mem.spec import Harm, Job, Knobs, Lever, OtherProcess, Owner, Phase, Probe, codec
 from autotrain_mem.spec.model import ModelFacts
 from autotrain_mem.units import GIB, MIB
@@ -127,10 +127,21 @@ def test_levels_are_told_by_their_planners_names_least_harm_first() -> None:
     assert {"as given", SMALLER_IMAGES_LEVEL}.union(*every) == set(formatting.LEVELS)
 
 
-def test_every_lever_that_changes_what_is_trained_is_loud() -> None:
+def test_every_lever_that_changes_what_is_trained_is_loud_and_so_is_half_precision_that_loses_updates() -> None:
     from autotrain_mem.planner.levers import LADDER
 
-    assert all(bool(row.warning) is (row.harm is Harm.WHAT_IS_TRAINED) for row in LADDER)
+    assert {row.name for row in LADDER if row.warning} == {
+        "bf16_weights",
+        *(row.name for row in LADDER if row.harm is Harm.WHAT_IS_TRAINED),
+    }
+    lost, rounded = (
+        examples.lever("dtype", "float32", "bfloat16", harm, "why") for harm in (Harm.WHAT_IS_TRAINED, Harm.ROUNDING)
+    )
+    assert loud(lost) == (
+        "loses most updates, as bfloat16 does below --learning_rate 4e-05: a higher one keeps them, and so does "
+        "--optim stable_adamw (pip install torch-optimi)"
+    )
+    assert loud(rounded) == ""
 
 
 READING = replace(examples.MEASURED, peak_reserved_bytes=10 * GIB)

@@ -12,7 +12,7 @@ from autotrain_mem.estimator.vllm_share import asleep_bytes, vllm_share_bytes
 from autotrain_mem.machine.catalog import catalog
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planner.division import GROUP, ROWS, SMALLEST_GROUP, STEPS, divisors
-from autotrain_mem.planner.levels import levels
+from autotrain_mem.planner.levels import levels, strongest
 from autotrain_mem.planner.levers import pulled
 from autotrain_mem.planner.points import least_demanding
 from autotrain_mem.planner.precision import lacks_bf16
@@ -138,7 +138,7 @@ def _line(method: str, job: Job, space: Space, predict: Predict) -> str:
         # PPO's defaults serve: what differs by method is given.
         defaults = replace(space.base, response_length=None, local_rollout_forward_batch_size=None)
         other_space = make_space(defaults, other, facts, longest=space.longest)
-        least = predict(other, least_demanding(other_space, levels(other_space)[-1]))
+        least = predict(other, least_demanding(other_space, strongest(levels(other_space))))
     except AutofitError:  # the error that is on its way matters more than one about a proposal
         return ""
     fits = "which fits" if least.fits else "which does not fit either"
