@@ -16,12 +16,24 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import shutil
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 ROOT = pathlib.Path("/")
+
+
+def existing(folder: pathlib.Path) -> pathlib.Path:
+    """Returns the folder, or the nearest one above it that is there."""
+    folder = folder.absolute()
+    return next(each for each in (folder, *folder.parents) if each.exists())
+
+
+def free_disk_bytes(folder: str | pathlib.Path) -> int:
+    """Returns what is free on the disk of a folder, which may not be there yet, or any more."""
+    return shutil.disk_usage(existing(pathlib.Path(folder))).free
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

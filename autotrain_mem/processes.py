@@ -163,6 +163,7 @@ class Child:
             self._process.wait(grace_seconds)
         except subprocess.TimeoutExpired:
             self.kill()
+            self._process.wait()
         self.end_orphans()
         self._log.close()
 
@@ -173,10 +174,8 @@ class Child:
                 self._process.stdin.close()
 
     def kill(self) -> None:
-        """End the child at once."""
+        """Signal the child to end at once. Call :meth:`stop` afterwards, once all others are signalled too."""
         self._process.kill()
-        self._process.wait()
-        self.end_orphans()
 
     def end_orphans(self) -> None:
         """End what a child that is gone has left behind. A group's number is not given away while it has members."""

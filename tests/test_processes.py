@@ -376,7 +376,12 @@ def killed_from_outside(child: Child) -> None:
     death_of(child)
 
 
-@pytest.mark.parametrize("end", [Child.kill, Child.stop, killed_from_outside], ids=lambda end: end.__name__)
+def killed(child: Child) -> None:
+    child.kill()
+    child.stop()
+
+
+@pytest.mark.parametrize("end", [killed, Child.stop, killed_from_outside], ids=lambda end: end.__name__)
 def test_a_child_that_ends_takes_its_own_children_with_it(end: Callable[[Child], None], make: Make) -> None:
     child = make(has_children=True)
     left: int = ask(child, do="leave")["left"]

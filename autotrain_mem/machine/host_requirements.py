@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from autotrain_mem.errors import AutofitError, HostMemoryError, ModelNotFoundError, OutputFolderError
-from autotrain_mem.host import HostMemory, host_memory
+from autotrain_mem.host import HostMemory, existing, host_memory
 from autotrain_mem.machine.detect import HOST_NON_TORCH_BYTES
 from autotrain_mem.spec import Job, MemoryEstimate
 from autotrain_mem.spec.job import EPOCHS
@@ -190,7 +190,7 @@ def room_findings(
         free_disk_bytes: Of the disk of the output folder; read here by default.
     """
     if free_disk_bytes is None:  # of a folder that may yet have to be made
-        free_disk_bytes = shutil.disk_usage(_existing(load.output_dir.absolute())).free
+        free_disk_bytes = shutil.disk_usage(existing(load.output_dir)).free
     room = (*_memory(load, memory or host_memory()), *_disk(load, free_disk_bytes), *_download(load))
     return (*room, *_nvme(load))
 
@@ -203,10 +203,10 @@ def _download(load: Load) -> Iterator[Finding]:
     """Weights go to the hub's cache; where this is on the disk of the output folder, both must find room there."""
     if load.download is None:
         return
-    folder = _existing(pathlib.Path(load.download.folder))
+    folder = existing(pathlib.Path(load.download.folder))
     free_bytes = shutil.disk_usage(folder).free
     needed, beside = load.download.size_bytes, ""
-    if folder.stat().st_dev == _existing(load.output_dir.absolute()).stat().st_dev and load.model_bytes:
+    if folder.stat().st_dev == existing(load.output_dir).stat().st_dev and load.model_bytes:
         needed += load.model_bytes
         beside = f", and the trained model {format_bytes(load.model_bytes)} on the same disk"
     if needed <= free_bytes:
@@ -224,7 +224,7 @@ def _nvme(load: Load) -> Iterator[Finding]:
     zero = (load.job.arguments.get("deepspeed") or {}).get("zero_optimization") or {}
     parts = (zero[name.removesuffix("_device")] for name in load.on_nvme)
     for folder in sorted({str(part["nvme_path"]) for part in parts}):
-        there = _existing(pathlib.Path(folder).absolute())
+        there = existing(pathlib.Path(folder))
         cure = "Write another nvme_path into the file that --deepspeed names."
         if not os.access(there, os.W_OK):
             message = f"DeepSpeed is to write to {folder} (nvme_path), and {there} may not be written to."
@@ -236,11 +236,6 @@ def _nvme(load: Load) -> Iterator[Finding]:
                 message=f"{message}disk has {format_bytes(free_bytes)} free.",
                 cure=f"Free some space. {cure}",
             )
-
-
-def _existing(folder: pathlib.Path) -> pathlib.Path:
-    """Returns the folder, or the nearest one above it that is there."""
-    return next(parent for parent in (folder, *folder.parents) if parent.exists())
 
 
 def _memory(load: Load, memory: HostMemory) -> Iterator[Finding]:

@@ -73,11 +73,11 @@ WHY_CHARACTERS = 120
 """Of what a library raised, which may be pages: the error that ends a run has it all."""
 
 _TEXTS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("host out of memory", ("MemoryError", "is killed by signal: Killed")),
+    ("host out of memory", (r"(?<!OutOf)MemoryError", "is killed by signal: Killed")),
     ("NCCL error", ("NCCL error", "collective operation timeout")),
     ("CUDA error", ("CUDA error", "CUDA driver error", "CUDNN_STATUS_", "CUBLAS_STATUS_", "ECC error")),
 )
-"""Cause -> what tells it, beside what tells that memory ran out; the first that is found counts."""
+"""Cause -> patterns that tell it, beside what tells that memory ran out; the first that is found counts."""
 
 _OF_OTHERS = (
     *("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection was likely closed"),
@@ -198,4 +198,4 @@ def _named_in(text: str) -> str | None:
     memory = kind_of_text(text)
     if memory is not None:
         return "host out of memory" if memory == HOST else "GPU out of memory"
-    return next((name for name, texts in _TEXTS if any(each in text for each in texts)), None)
+    return next((name for name, texts in _TEXTS if any(re.search(each, text) for each in texts)), None)

@@ -21,9 +21,11 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("GPU memory", ("cuda out of memory",)),
     ("GPU memory", ("hip out of memory",)),
     # torch/csrc/distributed/c10d/NCCLUtils.cpp: getNcclErrorDetailStr appends ncclGetLastError; NCCL's
-    # include/alloc.h and enqueue.cc warn "Cuda failure 2 'out of memory'", older ones without the number.
-    ("NCCL buffer", ("nccl", "cuda failure", "'out of memory'")),
-    ("NCCL buffer", ("nccl", "failed to cuda calloc")),
+    # include/checks.h: CUDACHECK warns "Cuda failure 2 'out of memory'", older ones without the number, and its
+    # include/alloc.h "Failed to CUDA calloc async 4 bytes". Of a log, such a line is read by itself.
+    ("NCCL buffer", ("cuda failure", "'out of memory'")),
+    ("NCCL buffer", ("failed to cuda calloc",)),
+    ("NCCL buffer", ("failed to cuda malloc",)),
     # aten/src/ATen/cuda/Exceptions.h: TORCH_CUDABLAS_CHECK, aten/src/ATen/cuda/CublasHandlePool.cpp:
     # createCublasHandle. The workspace of a handle is made with it: cublasCreate says "not initialized" where it
     # cannot be had.
@@ -53,6 +55,8 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (HOST, ("unable to mmap", "cannot allocate memory")),
     # C++'s own, as torch/csrc/Exceptions.h: CATCH_CORE_ERRORS passes it on.
     (HOST, ("std::bad_alloc",)),
+    # c10/util/Exception.h: OutOfMemoryError, of which only the name is left in a text that says none of the above.
+    ("GPU memory", ("outofmemoryerror",)),
 )
 """Whose memory ran out, and the words that stand in a library's text, whatever their case, when it could have none."""
 

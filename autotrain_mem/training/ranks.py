@@ -100,14 +100,16 @@ class Ranks:
         """End all at once; a process that is stopped ends too."""
         for child in self._children:
             child.kill()
+        self.wait(GRACE_SECONDS)
 
     def stop(self) -> None:
         """End all within ``GRACE_SECONDS`` together: those that do not end by themselves are killed."""
-        deadline = time.monotonic() + GRACE_SECONDS
         for child in self._children:
             child.close_input()
+        self.wait(GRACE_SECONDS)
+        self.kill()
         for child in self._children:
-            child.stop(max(0.0, deadline - time.monotonic()))
+            child.stop(0)
 
     def _put(self, rank: int, line: str | None) -> None:
         self._lines.put((rank, line))

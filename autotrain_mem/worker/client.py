@@ -196,7 +196,7 @@ class Worker:
         except ChildDied as death:
             raise _died(operation, death) from death
         except ChildTimeout as timeout:
-            child.kill()
+            child.stop(0)
             raise WorkerTimeoutError(
                 f"The {operation} step took longer than {self._time_limit_seconds:.0f} s.",
                 hint="A very large dataset or model can: give --max_length N to skip counting tokens.",

@@ -22,6 +22,13 @@ SAID = {
     "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:275, unhandled cuda error, NCCL version 2.20.5\n"
     "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'": "NCCL buffer",
     "NCCL error: unhandled cuda error\nLast error:\nFailed to CUDA calloc 6291456 bytes": "NCCL buffer",
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77, unhandled cuda error (run with "
+    "NCCL_DEBUG=INFO for details), NCCL version 2.26.2\nncclUnhandledCudaError: Call to CUDA function failed.\n"
+    "Last error:\nFailed to CUDA calloc async 4 bytes": "NCCL buffer",
+    "node:2134736:2285781 [0] include/alloc.h:178 NCCL WARN Cuda failure 'out of memory'": "NCCL buffer",
+    "Cuda failure 2 'out of memory'": "NCCL buffer",
+    "Failed to CUDA calloc async 4 bytes": "NCCL buffer",
+    "torch.OutOfMemoryError: Allocation on device 0 would exceed allowed memory.": "GPU memory",
     "Error out of memory at line 88 in file /src/csrc/ops.cu": "bitsandbytes buffer",
     "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported": "CUDA runtime memory",
     "CUDA driver error: out of memory": "CUDA driver memory",
@@ -40,6 +47,7 @@ NOT_MEMORY = (
     "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input.",
     "NCCL error in: NCCLUtils.hpp:275, unhandled cuda error\nLast error:\nCuda failure 1 'invalid argument'",
     "CUDA error: an illegal memory access was encountered, after CUDA out of memory",
+    "OutOfMemoryError: CUDA error: an illegal memory access was encountered",
     "mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)",
 )
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import queue
 import signal
 import socket
+import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import psutil
 import pytest
 from nouns import TRL_DEFAULTS
 
+from autotrain_mem import processes
 from autotrain_mem.errors import TrainingError, UsageError
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.processes import ChildDied, ChildTimeout
@@ -44,6 +47,40 @@ if request["say"] == "stop":
     os.kill(os.getpid(), signal.SIGSTOP)
 channel.receive()
 """
+
+
+class SlowToDie:
+    """A process of the system's that takes its time to end, and says what is done to it."""
+
+    pid, stdout, returncode = 0, (), None
+
+    def __init__(self, done: list[str]) -> None:
+        self._done, self.stdin = done, io.StringIO()
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def kill(self) -> None:
+        if self.returncode is None:
+            self._done.append("signal")
+            self.returncode = -9
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired("it", timeout or 0.0)
+        self._done.append("wait")
+        return self.returncode
+
+
+@pytest.mark.parametrize("end", [Ranks.kill, Ranks.stop])
+def test_all_are_signalled_before_one_is_waited_for(
+    end: Callable[[Ranks], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **options: SlowToDie(done))
+    monkeypatch.setattr(processes.os, "killpg", lambda *args: None)
+    end(Ranks("module", [{}] * 3, [tmp_path / f"{rank}.log" for rank in range(3)]))
+    assert done[:4] == ["signal", "signal", "signal", "wait"]
 
 
 class Clock:

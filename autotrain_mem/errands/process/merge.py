@@ -17,6 +17,7 @@ from autotrain_mem.errands.process.load import (
     weight_bytes,
 )
 from autotrain_mem.errors import OutputFolderError, UsageError
+from autotrain_mem.host import free_disk_bytes
 from autotrain_mem.units import format_bytes
 
 CARD_NAME = "README.md"
@@ -69,7 +70,7 @@ def check_merges(model: Any) -> None:
 
 def _check_disk(target: Path, written_bytes: int) -> None:
     folder = target.absolute().parent
-    free_bytes = shutil.disk_usage(folder).free
+    free_bytes = free_disk_bytes(folder)
     if written_bytes > free_bytes:
         raise OutputFolderError(
             f"The merged model takes {format_bytes(written_bytes)}, and the disk of {folder} has "

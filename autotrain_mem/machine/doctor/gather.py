@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from autotrain_mem.errors import AutofitError
-from autotrain_mem.host import host_memory
+from autotrain_mem.host import existing, host_memory
 from autotrain_mem.host_compiler import missing_to_compile
 from autotrain_mem.machine.amd import why_no_amdsmi
 from autotrain_mem.machine.catalog import recognise
@@ -182,9 +182,7 @@ def _folders() -> list[Folder]:
 
 
 def _folder(purpose: str, path: str) -> Folder:
-    nearest = pathlib.Path(path)
-    while not nearest.exists() and nearest != nearest.parent:
-        nearest = nearest.parent
+    nearest = existing(pathlib.Path(path))
     try:
         free_bytes = shutil.disk_usage(nearest).free
     except OSError:

@@ -174,8 +174,11 @@ class _Following:
             )
             self._tell(key, line=json.dumps(error.to_json()))
             return
-        for stint, rank in [each for each in self._children if each[0] != key[0]]:
-            self._children.pop((stint, rank)).stop(0)
+        earlier = [self._children.pop(each) for each in [*self._children] if each[0] != key[0]]
+        for child in earlier:
+            child.kill()
+        for child in earlier:
+            child.stop(0)
         self._is_asked_to_end, self._interrupted_at = False, None
         environment = {**order["environment"], **self._sees()}
         try:

@@ -68,7 +68,6 @@ class RemoteChild:
     def kill(self) -> None:
         """End it at once, and what it started."""
         self._order("kill")
-        self.wait(GRACE_SECONDS)
 
     def wait(self, timeout_seconds: float) -> None:
         """Give it the time to end by itself."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -16,6 +15,7 @@ from transformers import TrainerCallback
 from transformers import trainer as trainer_module
 
 from autotrain_mem.errors import OutputFolderError
+from autotrain_mem.host import free_disk_bytes
 from autotrain_mem.training.checkpoints import discard, newest_whole, reach_disk, rotate, sync_all, write_manifest
 from autotrain_mem.training.out_of_memory import is_out_of_memory, release
 from autotrain_mem.training.process.world import World
@@ -41,7 +41,7 @@ def is_full_disk(error: BaseException, folder: str) -> bool:
     """Whether it was the disk, or the user's part of it, that had no room."""
     if getattr(error, "errno", None) in _FULL or any(text in str(error) for text in _FULL_TEXTS):
         return True
-    return shutil.disk_usage(folder).free < FULL_DISK_BYTES
+    return free_disk_bytes(folder) < FULL_DISK_BYTES
 
 
 def follow_saving(trainer: Any, send: SendEvent, run: str = "", world: World | None = None) -> None:
@@ -229,7 +229,7 @@ def save_trained(trainer: Any, output_dir: str) -> None:
 def _unsaved(folder: Path, trainer: Any, error: Exception) -> OutputFolderError:
     step = trainer.state.global_step
     best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
-    free = format_bytes(shutil.disk_usage(folder).free)
+    free = format_bytes(free_disk_bytes(folder))
     reason = _in_a_line(error)
     message = f"The trained model could not be written to {folder}, whose disk has {free} free: {reason}"
     newest = newest_whole(folder)

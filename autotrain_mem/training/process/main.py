@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import shutil
 import signal
 import traceback
 
 from autotrain_mem.errors import AutofitError, OutputFolderError, TrainingError
+from autotrain_mem.host import free_disk_bytes
 from autotrain_mem.processes import Channel
 from autotrain_mem.spec import codec
 from autotrain_mem.training.request import Request, interrupted_before_training
@@ -57,7 +57,7 @@ def _failure(error: BaseException, output_dir: str) -> AutofitError:
 
     reason = " ".join(str(error).split())
     if is_full_disk(error, output_dir) or getattr(error, "errno", None) in _UNWRITABLE:
-        free = format_bytes(shutil.disk_usage(output_dir).free)
+        free = format_bytes(free_disk_bytes(output_dir))
         return OutputFolderError(
             f"The run could not be written to {output_dir}, whose disk has {free} free: {reason}",
             hint="Free some space, or give --output_dir a folder on another disk. Of what is in the folder, the file "

@@ -1,6 +1,9 @@
 """The process that trains answers once its log says why."""
 
+import errno
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,3 +43,10 @@ def test_a_traceback_is_in_the_log_before_the_parent_hears_of_the_error(
     monkeypatch.setattr(process.signal, "signal", lambda *_: None)
     process.main()
     assert "in fail" in logged[0]
+
+
+def test_an_error_is_told_as_it_was_raised_where_the_output_folder_is_gone(tmp_path: Path) -> None:
+    gone = str(tmp_path / "moved" / "run")
+    raised, denied = ValueError("no such row"), PermissionError(errno.EACCES, "Permission denied")
+    assert process._failure(raised, gone).message == "The trainer raised ValueError: no such row"
+    assert re.search("run, whose disk has .+ free: .*Permission denied", process._failure(denied, gone).message)
