@@ -36,6 +36,7 @@ _REASONS = {
 """What the operating system's refusals mean to the user, and what to do about them."""
 
 NOT_ORDINARY = "it is a device, a pipe or a socket, not a file"
+A_LINK = "it is a symbolic link, which is not followed"
 
 
 def write_json(path: Path, payload: dict[str, Any], *, place: str = OUTPUT_FOLDER) -> None:
@@ -93,13 +94,32 @@ class JsonLines:
         """
         if not self._is_mended:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("ab+") as file:
+            with open(self.path, "ab+", opener=open_own) as file:
                 if file.tell() and file.seek(-1, 2) >= 0 and file.read(1) != b"\n":
                     file.write(b"\n")
         self._is_mended = False  # until it is known to be whole
-        with self.path.open("a", encoding="utf-8") as file:
+        with open(self.path, "a", encoding="utf-8", opener=open_own) as file:
             file.write(json.dumps(line) + "\n")
         self._is_mended = True
+
+
+def open_own(path: str | Path, flags: int = os.O_RDONLY, mode: int = 0o666, *, follows_links: bool = False) -> int:
+    """Opens a file of a name that is known beforehand, in a folder that others may write to; also an ``open``'s opener.
+
+    Raises:
+        OSError: also a folder, a device or a pipe has the name, which are not written to and not waited for; or a link.
+    """
+    flags |= getattr(os, "O_NONBLOCK", 0) | (0 if follows_links else getattr(os, "O_NOFOLLOW", 0))
+    try:
+        file = os.open(path, flags, mode)
+    except OSError as error:
+        raise OSError(error.errno, A_LINK if error.errno == errno.ELOOP else error.strerror, path) from error
+    kind = stat.S_IFMT(os.fstat(file).st_mode)
+    if kind == stat.S_IFREG:
+        return file
+    os.close(file)
+    number, reason = (errno.EISDIR, os.strerror(errno.EISDIR)) if kind == stat.S_IFDIR else (errno.EINVAL, NOT_ORDINARY)
+    raise OSError(number, reason, path)
 
 
 def read_start(path: Path, most_bytes: int) -> bytes:
@@ -115,13 +135,7 @@ def open_ordinary(path: Path) -> Iterator[BinaryIO]:
     Raises:
         OSError: it cannot be read, or is a folder, a device, a pipe or a socket.
     """
-    unread = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # else opening a pipe waits, too
-    with open(unread, "rb") as file:
-        mode = os.fstat(unread).st_mode
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if not stat.S_ISREG(mode):
-            raise OSError(errno.EINVAL, NOT_ORDINARY)
+    with os.fdopen(open_own(path, follows_links=True), "rb") as file:
         yield file
 
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from autotrain_mem.ending_signals import ENDING_SIGNALS
+from autotrain_mem.files import open_own
 from autotrain_mem.lossy_stream import LossyStream
 
 LOG_TAIL_CHARACTERS = 2000
@@ -71,7 +72,7 @@ class Child:
         keeps_open: Sequence[int] = (),
         on_line: Callable[[str | None], None] | None = None,
     ) -> None:
-        self._log = open(log, "a+b") if log is not None else tempfile.TemporaryFile()  # noqa: SIM115
+        self._log = open(log, "a+b", opener=open_own) if log is not None else tempfile.TemporaryFile()  # noqa: SIM115
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._on_line = on_line or self._lines.put
         self._process = subprocess.Popen(

@@ -3,13 +3,15 @@
 import errno
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from autotrain_mem import files
 from autotrain_mem.errors import OutputFolderError
-from autotrain_mem.files import write_json
+from autotrain_mem.files import A_LINK, NOT_ORDINARY, JsonLines, write_json
+from autotrain_mem.processes import Child
 
 OLD = {"steps": 1}
 
@@ -88,3 +90,16 @@ def test_where_else_it_could_be_is_said_in_the_users_own_words(written: Path, mo
     fail_with(monkeypatch, errno.EFBIG)
     with pytest.raises(OutputFolderError, match="larger than the largest file allowed"):
         write_json(written, {"steps": 2})
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"), [(Path.symlink_to, A_LINK), (lambda path, _: os.mkfifo(path), NOT_ORDINARY)]
+)
+def test_lines_and_logs_go_to_files_alone(tmp_path: Path, make: Callable[[Path, Path], None], reason: str) -> None:
+    victim, path = tmp_path / "victim", tmp_path / "events.jsonl"
+    victim.write_text("mine\n")
+    make(path, victim)
+    for write in (lambda: JsonLines(path).write({}), lambda: Child("no_module", {}, path)):
+        with pytest.raises(OSError, match=reason):
+            write()
+    assert victim.read_text() == "mine\n"

@@ -19,6 +19,7 @@ import pytest
 from nouns import TRL_DEFAULTS
 from tiny import tiny_folder
 
+from autotrain_mem import processes
 from autotrain_mem.ending_signals import ENDING_SIGNALS
 from autotrain_mem.errors import ModelNotFoundError, WorkerDiedError, WorkerTimeoutError
 from autotrain_mem.processes import LOG_TAIL_CHARACTERS, Child, ChildDied, ChildTimeout
@@ -110,7 +111,10 @@ def death_of(child: Child) -> ChildDied:
     return caught.value
 
 
-def test_a_child_whose_log_takes_no_more_goes_on_and_says_so(tmp_path: pathlib.Path) -> None:
+def test_a_child_whose_log_takes_no_more_goes_on_and_says_so(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "open_own", os.open)  # else a device is no log
     code = """
         import sys
         from autotrain_mem.processes import Channel

@@ -7,12 +7,13 @@ than eight times the median. A batch that fits on the usual rows then overflows 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
+
+from autotrain_mem.files import replace_file
 
 ROWS_PER_LONG_ROW = 100
 _SHORT_STEPS = (1,) * 7 + (2,) * 7 + (3,) * 3 + (4, 5, 7)
@@ -122,13 +123,7 @@ def write_dataset(path: Path, *, rows: int, seed: int) -> None:
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write rows as JSON lines. The file appears whole or not at all; an older one is replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with unfinished.open("w", encoding="utf-8", newline="\n") as lines:
-            lines.writelines(json.dumps(row) + "\n" for row in rows)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    replace_file(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
 def _problem(random: Random, step_count: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ generation settings) is walked in seconds, without network or GPU.
 from __future__ import annotations
 
 import logging
-import os
+import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -126,8 +126,8 @@ def write_model(folder: Path, config: Any, tokenizer: Any) -> None:
             f"{folder} exists and was not made by the quickstart, so it is not replaced.",
             hint="Name another folder, or remove this one.",
         )
-    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
-    unfinished.mkdir(parents=True, exist_ok=True)
+    unfinished = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    unfinished.mkdir(parents=True)
     try:
         tokenizer.save_pretrained(unfinished)
         with _silence():

@@ -112,7 +112,10 @@ def _started(
 ) -> Ranks:
     logs = [_log_of(log, rank) for rank in range(request.knobs.processes)]
     elsewhere = None if machines is None else machines.begin_stint(request.processes_here)
-    return Ranks(RUN_PROCESS, environments, logs, keeps_open=keeps_open, elsewhere=elsewhere)
+    try:
+        return Ranks(RUN_PROCESS, environments, logs, keeps_open=keeps_open, elsewhere=elsewhere)
+    except OSError as error:
+        raise unwritable(log.parent, f"{pathlib.Path(error.filename or log).name}: {error.strerror}") from error
 
 
 def _names(request: Request, machines: Machines | None) -> list[str]:

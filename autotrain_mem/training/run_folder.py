@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from autotrain_mem.errors import OutputFolderError
+from autotrain_mem.files import A_LINK, NOT_ORDINARY, open_own
 from autotrain_mem.spec.report import RUN_NAME
 
 if sys.platform != "win32":  # which has none of its kind: a run there goes on without
@@ -97,11 +98,9 @@ class RunFolder:
 
 def is_left_by(output_dir: str, command: Sequence[str]) -> bool:
     """Whether the run in a folder was begun on several machines by these words, has checkpoints, and has not ended."""
-    with contextlib.suppress(OSError), open(Path(output_dir) / LOCK_NAME, "rb") as file:
-        record = _read_record(file.fileno())
-        is_same = record.get("command") == list(command) and not record.get("has_ended", True)
-        return is_same and any(Path(output_dir).glob("checkpoint-*"))
-    return False
+    record = _record_in(Path(output_dir))
+    is_same = record.get("command") == list(command) and not record.get("has_ended", True)
+    return is_same and any(Path(output_dir).glob("checkpoint-*"))
 
 
 @contextlib.contextmanager
@@ -124,15 +123,22 @@ def hold_folder(
     """
     folder = Path(output_dir)
     with contextlib.ExitStack() as stack:
-        _prepare(folder)
+        _make(folder)
         lock = stack.enter_context(lock_folder(output_dir, on_event))
         aside = move_aside(output_dir) if overwrite else None
         if aside is not None:
             on_event({"event": "moved_aside", "path": str(aside)})
-            _prepare(folder)
+            _make(folder)
             lock = stack.enter_context(lock_folder(output_dir))
         elif not resuming:
             _check_holds_nothing(folder)
+        import tempfile  # an early refusal writes nothing
+
+        try:
+            with tempfile.TemporaryFile(dir=folder, buffering=0) as trial:
+                trial.write(bytes(4096))
+        except OSError as error:
+            raise unwritable(folder, str(error.strerror)) from error
         yield RunFolder(path=folder, lock=lock)
 
 
@@ -193,7 +199,7 @@ def check_folder(output_dir: str, *, resuming: bool) -> None:
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         reason = "may not be written to" if nearest.is_dir() else "is a file"
         raise unwritable(output_dir, f"{nearest} {reason}")
-    if (folder / LOCK_NAME).exists():
+    if os.path.lexists(folder / LOCK_NAME):
         with lock_folder(output_dir):
             pass
     if not resuming:
@@ -227,26 +233,23 @@ def identity_of(folder: Path) -> str:
 
 def is_held_by(folder: Path, pid: int, host: str) -> bool:
     """Whether that process of that machine has locked the folder last, by what stands in the lock's file."""
-    with contextlib.suppress(OSError), open(folder / LOCK_NAME, "rb") as file:
-        record = _read_record(file.fileno())
-        return (record.get("pid"), record.get("host")) == (pid, host)
-    return False
+    record = _record_in(folder)
+    return (record.get("pid"), record.get("host")) == (pid, host)
 
 
 def unwritable(folder: str | Path, reason: str) -> OutputFolderError:
     """The error of an output folder that cannot be written to."""
     return OutputFolderError(
         f"Cannot write to the output folder {folder}: {reason}.",
-        hint="Give --output_dir a folder that you may write to, on a disk with room for the model.",
+        hint="Remove what has that name, or give another --output_dir."
+        if reason.endswith((A_LINK, NOT_ORDINARY))
+        else "Give --output_dir a folder that you may write to, on a disk with room for the model.",
     )
 
 
-def _prepare(folder: Path) -> None:
+def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".autofit-probe"
-        probe.write_bytes(b"\0" * 4096)
-        probe.unlink()
     except OSError as error:
         raise unwritable(folder, str(error.strerror)) from error
 
@@ -275,7 +278,7 @@ def is_under_way(folder: Path) -> bool | None:
     if sys.platform == "win32":
         return None
     try:
-        file = os.open(folder / LOCK_NAME, os.O_RDONLY)
+        file = open_own(folder / LOCK_NAME)
     except FileNotFoundError:
         return False
     except OSError:
@@ -298,7 +301,7 @@ def _try_lock(folder: Path, on_event: OnEvent) -> int | None:
     """Lock the file that has the lock's name; None where another has locked it, or has just moved its folder away."""
     path = folder / LOCK_NAME
     try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        file = open_own(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise unwritable(folder, f"{LOCK_NAME}: {error.strerror}") from error
     try:
@@ -320,10 +323,8 @@ def _try_lock(folder: Path, on_event: OnEvent) -> int | None:
 
 
 def _busy(folder: Path) -> OutputFolderError:
-    who = ""
-    with contextlib.suppress(OSError), open(folder / LOCK_NAME, "rb") as file:
-        record = _read_record(file.fileno())
-        who = f" (process {record['pid']} on {record.get('host')})" if record.get("pid") else ""
+    record = _record_in(folder)
+    who = f" (process {record['pid']} on {record.get('host')})" if record.get("pid") else ""
     return OutputFolderError(
         f"Another run is under way in the output folder {folder}{who}.",
         hint="Wait until it has ended, or give another --output_dir.",
@@ -332,6 +333,13 @@ def _busy(folder: Path) -> OutputFolderError:
 
 def _identity(status: os.stat_result) -> str:
     return f"{status.st_dev}:{status.st_ino}"
+
+
+def _record_in(folder: Path) -> dict[str, Any]:
+    """Returns what the lock's file says; nothing where there is none."""
+    with contextlib.suppress(OSError), os.fdopen(open_own(folder / LOCK_NAME), "rb") as file:
+        return _read_record(file.fileno())
+    return {}
 
 
 def _read_record(file: int) -> dict[str, Any]:

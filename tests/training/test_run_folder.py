@@ -53,6 +53,8 @@ def test_a_folder_is_one_runs_until_it_has_ended(tmp_path: Path) -> None:
             check_folder(str(folder), resuming=False)
 
 
+WORDS = ("--nodes", "2")
+
 HOLDER = """
 import os, sys, time
 from autotrain_mem.processes import Child
@@ -152,3 +154,41 @@ def test_weights_that_somebody_else_wrote_are_refused_or_moved_whole(tmp_path: P
         assert "--overwrite_output_dir" in raised.value.hint
     with hold_folder(str(folder), resuming=False, overwrite=True):
         assert (tmp_path / "run.previous-1" / name).is_file()
+
+
+IN_THE_WAY = {
+    "link": (lambda path: path.symlink_to(path.parents[1] / "victim"), "it is a symbolic link, which is not followed"),
+    "pipe": (os.mkfifo, "it is a device, a pipe or a socket, not a file"),
+}
+
+
+@pytest.mark.parametrize("kind", IN_THE_WAY)
+def test_what_has_the_locks_name_and_is_no_file_is_told_and_not_written_through(tmp_path: Path, kind: str) -> None:
+    folder, victim = tmp_path / "run", tmp_path / "victim"
+    folder.mkdir()
+    victim.write_text("mine")
+    make, reason = IN_THE_WAY[kind]
+    make(folder / LOCK_NAME)
+    asking = (
+        lambda: hold_folder(str(folder), resuming=False).__enter__(),
+        lambda: check_folder(str(folder), resuming=False),
+    )
+    for ask in asking:
+        with pytest.raises(OutputFolderError, match=f"run: {LOCK_NAME}: {reason}") as raised:
+            ask()
+        assert raised.value.hint == "Remove what has that name, or give another --output_dir."
+    assert run_folder.is_under_way(folder) is None
+    assert not run_folder.is_left_by(str(folder), WORDS)
+    assert not run_folder.is_held_by(folder, os.getpid(), "here")
+    assert victim.read_text() == "mine"
+
+
+def test_whether_a_folder_takes_a_file_is_tried_under_no_name(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / ".autofit-probe").symlink_to(victim)
+    with hold_folder(str(folder), resuming=False):
+        assert sorted(os.listdir(folder)) == [".autofit-probe", LOCK_NAME]
+    assert victim.read_text() == "mine"

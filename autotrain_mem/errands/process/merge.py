@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import secrets
 import shutil
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,8 @@ def merge(errand: Errand, send: Send, receive: Receive) -> dict[str, Any]:
     check_merges(model)
     send({"event": "note", "message": "merging"})
     merged = model.merge_and_unload(safe_merge=True)  # refuses weights that are no numbers
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+    unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    unfinished.mkdir()
     try:
         merged.save_pretrained(unfinished)
         load_tokenizer(errand).save_pretrained(unfinished)
