@@ -178,8 +178,8 @@ def fit(
         Steps, loss, seconds, and the peaks predicted and measured in bytes.
 
     Raises:
-        OutputFolderError: ``output_dir`` cannot be written, holds another run or weights, is another live run's, or is,
-            holds or lies in the model's or a dataset's folder.
+        OutputFolderError: ``output_dir`` cannot be written, holds another run, weights or files that no run wrote and
+            this one would, is another live run's, or is, holds or lies in the model's or a dataset's folder.
         GpuOutOfMemoryError: the card, real or simulated, was full.
         TrainingError, RewardFunctionError: the trainer or a reward function raised.
         InterruptedByUser: Ctrl-C while it trained; what was written is whole. Before that it is KeyboardInterrupt.

@@ -14,14 +14,14 @@ from autotrain_mem.engine.output_dir import RESUME, check_output, check_weights
 from autotrain_mem.engine.predict.vllm_server import gpus_served_here
 from autotrain_mem.engine.resuming import check_checkpoint
 from autotrain_mem.engine.wish import Wish, check_launch
-from autotrain_mem.errors import AutofitError, UsageError
+from autotrain_mem.errors import AutofitError, PlanFileError, UsageError
 from autotrain_mem.hub import check_cached, check_kept_rows
 from autotrain_mem.local_files import check_data_path, check_image_packages, check_model_folder
 from autotrain_mem.machine.choose import check_device, several, training_device
 from autotrain_mem.methods.flags import parser_of, read_given
 from autotrain_mem.methods.missing import missing
 from autotrain_mem.methods.table import METHODS, OTHER_MODEL_ARGUMENTS
-from autotrain_mem.spec import Job
+from autotrain_mem.spec import Job, Plan
 from autotrain_mem.spec.topology import Topology
 from autotrain_mem.store import Store, cache_folder
 from autotrain_mem.worker.kept_flags import kept_flags, kept_names
@@ -100,7 +100,7 @@ def refuse_flags(wish: Wish) -> None:
 def refuse(wish: Wish, *, to_train: bool, reads_data: bool = True) -> None:
     """Refuses an unknown card, a machine without one, files that are not there, and an output folder that is taken.
 
-    What a plan of before says instead is known later, and looked at then; so is what TRL's parser alone can tell.
+    What a plan of before says, folders apart, is looked at later, and so is what TRL's parser alone can tell.
 
     Raises:
         UsageError, NoGpuError, UnknownGpuError, UnreadableGpuError, ModelNotFoundError, ModelConfigError,
@@ -108,6 +108,12 @@ def refuse(wish: Wish, *, to_train: bool, reads_data: bool = True) -> None:
     """
     if to_train and wish.argument(RESUME):
         check_checkpoint(wish)
+    elif to_train and (plan := wish.autofit.plan) is not None:
+        with contextlib.suppress(PlanFileError):  # told where it is read to be followed
+            planned = (plan if isinstance(plan, Plan) else Plan.load(plan)).job
+            given = replace(wish, model=wish.model or planned.model, config={**planned.arguments, **wish.config})
+            if (job := _job(given)) is not None:
+                _check_written(job, wish)
     if wish.autofit.plan is not None or wish.argument(RESUME):
         return
     if wish.simulate and wish.autofit.gpu is None:  # words that contradict each other are told with all that do

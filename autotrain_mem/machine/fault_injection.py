@@ -94,7 +94,7 @@ def full_disk(folder: pathlib.Path, is_full: Callable[[], bool]) -> Iterator[Non
             path = pathlib.Path(file).absolute()
             names = path.relative_to(folder.absolute()).parts if path.is_relative_to(folder.absolute()) else ()
             if names and names[0] != MARKS_NAME and not pathlib.Path(names[0]).match(CHECKPOINTS) and is_full():
-                return io_open("/dev/full", mode.replace("x", "w"), *args, **options)
+                return io_open("/dev/full", mode.replace("x", "w"), *args, **{**options, "opener": None})
         return io_open(file, mode, *args, **options)
 
     io_open = io.open

@@ -12,7 +12,7 @@ from typing import Any
 from rich.text import Text
 
 from autotrain_mem.errors import OutputFolderError
-from autotrain_mem.files import refusal, replace_file
+from autotrain_mem.files import read_start, refusal, replace_file
 from autotrain_mem.spec import Estimate
 from autotrain_mem.units import format_bytes
 
@@ -27,7 +27,8 @@ def check_snapshot(path: Path) -> None:
     """Refuses what :func:`write_snapshot` would refuse, as far as it can be told before there is a snapshot.
 
     Raises:
-        OutputFolderError: it is a folder or a device, or its folder is not there or cannot be written.
+        OutputFolderError: it is a folder, a device or a file that is no pickle, or its folder is not there or cannot
+            be written.
     """
     try:
         target = path.resolve()
@@ -39,12 +40,15 @@ def check_snapshot(path: Path) -> None:
             raise OSError(errno.EACCES, "")
         if target.exists() and not target.is_file():
             raise OutputFolderError(f"Cannot write {path}: it is no file.", hint="Give --snapshot the name of a file.")
+        if target.exists() and read_start(target, 1) not in (b"", pickle.PROTO):
+            message = f"{path} is there and is no snapshot, so it is not written over."
+            raise OutputFolderError(message, hint=f"Move it away, or give {_PLACE} elsewhere.")
     except OSError as error:
         raise refusal(path, error, _PLACE) from error
 
 
 def write_snapshot(path: Path, snapshot: Mapping[str, Any]) -> None:
-    """Replace ``path`` in one step, whatever file was there; a write that fails leaves it as it was.
+    """Replace ``path``, an earlier snapshot, in one step; a write that fails leaves it as it was.
 
     Raises:
         OutputFolderError: the file cannot be written; the hint says what to do.

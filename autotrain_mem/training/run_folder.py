@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import itertools
 import json
 import os
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,8 +31,9 @@ from autotrain_mem.spec.report import RUN_NAME
 if sys.platform != "win32":  # which has none of its kind: a run there goes on without
     import fcntl
 
-LOCK_NAME = "_autofit.lock"
-"""With a ``_``, since what begins so is not pushed to the hub (``transformers/trainer.py: push_to_hub``)."""
+LOCK_NAME, KEY_NAME = "_autofit.lock", "_autofit.key"
+"""With a ``_``, since what begins so is not pushed to the hub (``transformers/trainer.py: push_to_hub``). By the key
+the machines of a run know each other (``training.machines``)."""
 
 LOCK_SECONDS = 1.0
 """How long a lock is waited for: a command that only asks whether a folder is free holds it for a moment."""
@@ -38,6 +41,18 @@ LOCK_SECONDS = 1.0
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.index.json")
 """Files of weights, and what tells their shards. ``save_pretrained`` deletes those that it does not write itself
 (``transformers/modeling_utils.py: save_pretrained``, "Clean the folder from a previous save")."""
+
+WRITTEN = (
+    "plan.json report.html events.jsonl memory.jsonl memory.rank*.jsonl train.log train.rank*.log probe.log "
+    "probe.rank*.log README.md config.json generation_config.json adapter_config.json preprocessor_config.json "
+    "processor_config.json video_preprocessor_config.json chat_template.json chat_template.jinja "
+    "additional_chat_templates tokenizer_config.json special_tokens_map.json added_tokens.json tokenizer.json "
+    "tokenizer.model vocab.json vocab.txt merges.txt spiece.model sentencepiece.bpe.model spm*.model modeling_*.py "
+    "configuration_*.py trainer_state.json latest zero_to_*.py completions"
+)
+"""What a run writes beside weights and checkpoints: autofit; transformers (``utils/__init__.py, utils/hub.py,
+tokenization_utils_base.py``, its models' ``VOCAB_FILES_NAMES``, ``dynamic_module_utils.py: custom_object_save``); PEFT;
+DeepSpeed (``engine.py: save_checkpoint``); TRL (``grpo_trainer.py: log``). TensorBoard's files have new names."""
 
 _RECORD_BYTES = 65536
 _HAS_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -85,7 +100,7 @@ class RunFolder:
         """
         start = None if run.start is None else str(run.start.resolve())
         try:
-            record = {**_read_record(self.lock), "run": run.number, "start": start, "command": run.command}
+            record = {**_read_record(self.lock), "run": run.number, "start": start, "command": _digest(run.command)}
             _write_record(self.lock, record | {"has_ended": False})
         except OSError as error:
             raise unwritable(self.path, str(error.strerror)) from error
@@ -99,7 +114,7 @@ class RunFolder:
 def is_left_by(output_dir: str, command: Sequence[str]) -> bool:
     """Whether the run in a folder was begun on several machines by these words, has checkpoints, and has not ended."""
     record = _record_in(Path(output_dir))
-    is_same = record.get("command") == list(command) and not record.get("has_ended", True)
+    is_same = record.get("command") == _digest(command) and not record.get("has_ended", True)
     return is_same and any(Path(output_dir).glob("checkpoint-*"))
 
 
@@ -123,18 +138,17 @@ def hold_folder(
     """
     folder = Path(output_dir)
     with contextlib.ExitStack() as stack:
-        _make(folder)
         lock = stack.enter_context(lock_folder(output_dir, on_event))
         aside = move_aside(output_dir) if overwrite else None
         if aside is not None:
             on_event({"event": "moved_aside", "path": str(aside)})
-            _make(folder)
             lock = stack.enter_context(lock_folder(output_dir))
+            with contextlib.suppress(FileNotFoundError):  # of this run's machines
+                (aside / KEY_NAME).rename(folder / KEY_NAME)
         elif not resuming:
-            _check_holds_nothing(folder)
-        import tempfile  # an early refusal writes nothing
-
+            _check_is_free(folder)
         try:
+            _write_record(lock, {"run": "", **_read_record(lock)})
             with tempfile.TemporaryFile(dir=folder, buffering=0) as trial:
                 trial.write(bytes(4096))
         except OSError as error:
@@ -144,10 +158,10 @@ def hold_folder(
 
 @contextlib.contextmanager
 def lock_folder(output_dir: str, on_event: OnEvent = lambda event: None) -> Iterator[int]:
-    """Keep every other run out of a folder, which exists, and yield the open file that holds the lock.
+    """Make a folder, keep every other run out of it, and yield the open file that holds the lock.
 
     Raises:
-        OutputFolderError: a run is under way in it, or the lock's file cannot be made.
+        OutputFolderError: a run is under way in it, or it or the lock's file cannot be made.
     """
     folder, give_up = Path(output_dir), time.monotonic() + LOCK_SECONDS
     while (file := _try_lock(folder, on_event)) is None:
@@ -187,7 +201,7 @@ def move_aside(output_dir: str) -> Path | None:
         ) from error
 
 
-def check_folder(output_dir: str, *, resuming: bool) -> None:
+def check_folder(output_dir: str, *, resuming: bool, overwrite: bool = False) -> None:
     """Refuse what :func:`hold_folder` would, as far as it can be told without making anything.
 
     Raises:
@@ -203,7 +217,7 @@ def check_folder(output_dir: str, *, resuming: bool) -> None:
         with lock_folder(output_dir):
             pass
     if not resuming:
-        _check_holds_nothing(Path(output_dir))
+        _check_is_free(Path(output_dir), overwrite=overwrite)
 
 
 def check_in_place(output_dir: str, identity: str) -> None:
@@ -247,13 +261,6 @@ def unwritable(folder: str | Path, reason: str) -> OutputFolderError:
     )
 
 
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise unwritable(folder, str(error.strerror)) from error
-
-
 def _holds(folder: Path) -> list[str]:
     """Names of what a run, or whoever wrote weights there, would lose."""
     weights = sorted({path.name for kind in WEIGHTS for path in folder.glob(kind)})
@@ -261,8 +268,10 @@ def _holds(folder: Path) -> list[str]:
     return [*([RUN_NAME] if (folder / RUN_NAME).exists() else []), *checkpoints, *weights]
 
 
-def _check_holds_nothing(folder: Path) -> None:
-    if names := _holds(folder):
+def _check_is_free(folder: Path, *, overwrite: bool = False) -> None:
+    """Refuse another run and weights, unless they are to be moved aside, and what no run of ours has written."""
+    names = _holds(folder)
+    if names and not overwrite:
         checkpoints = [name for name in names if name.startswith("checkpoint-")]
         what = "a run" if checkpoints or RUN_NAME in names else "weights"
         go_on = "\nTo continue it, add --resume_from_checkpoint." if checkpoints else ""
@@ -270,6 +279,13 @@ def _check_holds_nothing(folder: Path) -> None:
             f"The output folder {folder} already holds {what} ({', '.join(names[:3])}).",
             hint="Give another --output_dir, or add --overwrite_output_dir: "
             f"that folder is then renamed, and nothing of it is lost.{go_on}",
+        )
+    own = [] if names else sorted(path.name for path in folder.glob("*") if any(map(path.match, WRITTEN.split())))
+    if own and "run" not in _record_in(folder):
+        raise OutputFolderError(
+            f"The output folder {folder} holds files that no run of autofit wrote there and this one would write over "
+            f"({', '.join(own[:3])}{', ...' * (len(own) > 3)}).",
+            hint="Give another --output_dir: a new folder, or one without files of these names.",
         )
 
 
@@ -301,9 +317,10 @@ def _try_lock(folder: Path, on_event: OnEvent) -> int | None:
     """Lock the file that has the lock's name; None where another has locked it, or has just moved its folder away."""
     path = folder / LOCK_NAME
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         file = open_own(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
-        raise unwritable(folder, f"{LOCK_NAME}: {error.strerror}") from error
+        raise unwritable(folder, f"{Path(error.filename).name}: {error.strerror}") from error
     try:
         if sys.platform != "win32":
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -333,6 +350,11 @@ def _busy(folder: Path) -> OutputFolderError:
 
 def _identity(status: os.stat_result) -> str:
     return f"{status.st_dev}:{status.st_ino}"
+
+
+def _digest(command: Sequence[str]) -> str:
+    """Stands for words that may hold a token, in a file that others can read."""
+    return hashlib.sha256(json.dumps([*command]).encode()).hexdigest()
 
 
 def _record_in(folder: Path) -> dict[str, Any]:

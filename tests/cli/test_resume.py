@@ -1,13 +1,14 @@
 """A run that is gone on with, after it died and by hand; and one that makes room for another."""
 
 import json
+import os
 import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from autotrain_mem import api
+from autotrain_mem import api, processes
 from autotrain_mem.cli import flags
 from autotrain_mem.engine import output_dir
 from autotrain_mem.errors import OutputFolderError, UsageError
@@ -25,9 +26,12 @@ TRAIN = shlex.split(
 @pytest.fixture(scope="module")
 def survived(autofit_once: Autofit, files: Path) -> Ran:
     """Killed in the middle of its second checkpoint, and with no room for what the trainer prints."""
-    (files / "survived").mkdir()
-    (files / "survived/train.log").symlink_to("/dev/full")
+
+    def opened(path: str, flags: int) -> int:
+        return os.open("/dev/full" if str(path).endswith("train.log") else path, flags)
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "open_own", opened)
         patch.setenv("AUTOFIT_MISHAPS", "kill:save:2")
         return autofit_once(*TRAIN, "--max_steps", "5", "--output_dir", "survived", "--json")
 

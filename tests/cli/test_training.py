@@ -14,6 +14,8 @@ import psutil
 import pytest
 
 from autotrain_mem.spec import Plan
+from autotrain_mem.spec.report import RUN_NAME
+from autotrain_mem.training.run_folder import LOCK_NAME, WEIGHTS, WRITTEN
 from tests.place import Autofit
 
 pytestmark = pytest.mark.slow
@@ -66,6 +68,11 @@ def test_a_plan_is_tried_once_before_it_trains(autofit_once: Autofit, files: Pat
     assert told["job"]["arguments"] == before["job"]["arguments"] | {"output_dir": "again"}
     same = ("knobs", "estimate", "versions", "model_digest", "warnings")
     assert {name: told[name] for name in same} == {name: before[name] for name in same}
+
+
+def test_no_name_that_a_run_writes_is_one_under_which_a_users_file_would_be_lost(files: Path) -> None:
+    known = (*WRITTEN.split(), *WEIGHTS, RUN_NAME, LOCK_NAME, "runs")
+    assert [path.name for path in (files / "tried").iterdir() if not any(map(path.match, known))] == []
 
 
 def test_a_training_leaves_a_report_with_its_rehearsed_step_and_what_it_measured(

@@ -1,13 +1,19 @@
 """What needs no TRL is refused before a worker is asked."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import fake_worker
 import pytest
+from fake_worker import FakeWorker
+from test_compare_gpus import LARGE
 
 from autotrain_mem import api, local_files
 from autotrain_mem.engine.early import refuse
-from autotrain_mem.errors import MissingExtraError
+from autotrain_mem.errors import MissingExtraError, OutputFolderError
+from autotrain_mem.parallel.place import Place
+from autotrain_mem.spec import Job
 from autotrain_mem.spec.autofit import AutoFit
 
 
@@ -25,3 +31,15 @@ def test_a_model_that_reads_images_is_refused_where_nothing_can_read_them(
     with pytest.raises(MissingExtraError, match="Pillow"):
         refuse(wish, to_train=False)
     refuse(wish, to_train=False, reads_data=False)
+
+
+def test_a_folder_with_a_file_of_the_users_own_is_refused_also_where_a_plan_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("mine")
+    job = Job(method="sft", model="here/m", dataset=None, arguments={"max_length": 64, "output_dir": str(tmp_path)})
+    plan = api.plan(fake_worker.rehearsals(FakeWorker(), job, LARGE))
+    wish = api.Wish(method="sft", autofit=AutoFit(plan=plan))
+    refuse(wish, to_train=False)
+    with pytest.raises(OutputFolderError, match=r"\(README\.md\)"):
+        refuse(wish, to_train=True)
+    refuse(replace(wish, argv=("--output_dir", str(tmp_path / "new"))), to_train=True)
+    refuse(replace(wish, place=Place(rank=1, machines=2, address="", port=0)), to_train=True)  # the first one's folder

@@ -12,8 +12,8 @@ from autotrain_mem.report.snapshot import check_snapshot, write_snapshot
 SNAPSHOT = {"segments": [], "device_traces": [[]]}
 
 
-def test_a_file_of_that_name_is_overwritten_and_a_link_stays_a_link(tmp_path: Path) -> None:
-    (tmp_path / "run.pickle").write_text("an older one")
+def test_an_older_snapshot_is_overwritten_and_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "run.pickle").write_bytes(pickle.dumps("an older one"))
     (tmp_path / "latest").symlink_to("run.pickle")
     write_snapshot(tmp_path / "latest", SNAPSHOT)
     assert (tmp_path / "latest").is_symlink()
@@ -28,6 +28,7 @@ def test_a_file_of_that_name_is_overwritten_and_a_link_stays_a_link(tmp_path: Pa
         ("file/run.pickle", "its folder does not exist, or is a file"),
         ("fifo", "it is no file"),
         ("x" * 300, "its name is too long"),
+        ("notes.md", "notes.md is there and is no snapshot, so it is not written over"),
     ],
 )
 def test_a_target_that_cannot_be_written_is_refused_before_there_is_a_snapshot(
@@ -36,8 +37,10 @@ def test_a_target_that_cannot_be_written_is_refused_before_there_is_a_snapshot(
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "notes.md").write_text("mine")
     for refuse in (lambda: check_snapshot(tmp_path / name), lambda: write_snapshot(tmp_path / name, SNAPSHOT)):
         with pytest.raises(OutputFolderError, match=reason) as refused:
             refuse()
         assert refused.value.hint
-    assert sorted(os.listdir(tmp_path)) == ["fifo", "file", "folder"]
+    assert sorted(os.listdir(tmp_path)) == ["fifo", "file", "folder", "notes.md"]
+    assert (tmp_path / "notes.md").read_text() == "mine"

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -192,3 +193,60 @@ def test_whether_a_folder_takes_a_file_is_tried_under_no_name(tmp_path: Path) ->
     with hold_folder(str(folder), resuming=False):
         assert sorted(os.listdir(folder)) == [".autofit-probe", LOCK_NAME]
     assert victim.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("README.md", "config.json", "generation_config.json", "chat_template.jinja", "tokenizer.json", "plan.json"),
+        *("train.log", "train.rank3.log", "events.jsonl", "memory.jsonl"),
+    ],
+)
+def test_a_file_of_the_users_own_that_a_run_would_write_over_is_refused_by_its_name(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / name).write_text("mine")
+    (folder / "data.jsonl").write_text("mine")
+    for overwrite in (False, True):
+        for check in (check_folder, lambda *args, **options: hold_folder(*args, **options).__enter__()):
+            with pytest.raises(
+                OutputFolderError, match=rf"project holds files that no run .+\({re.escape(name)}\)"
+            ) as raised:
+                check(str(folder), resuming=False, overwrite=overwrite)
+            assert "--overwrite_output_dir" not in raised.value.hint
+    assert {path.name: path.read_text() for path in folder.iterdir() if path.name != LOCK_NAME} == {
+        name: "mine",
+        "data.jsonl": "mine",
+    }
+    assert os.listdir(tmp_path) == ["project"]
+
+
+def test_files_of_a_run_of_ours_and_files_of_other_names_are_gone_on_beside(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "data.jsonl").write_text("mine")
+    (folder / "train.py").write_text("mine")
+    with hold_folder(str(folder), resuming=False):
+        (folder / "probe.log").write_text("it did not fit")  # the run ended here
+    check_folder(str(folder), resuming=False)
+    with hold_folder(str(folder), resuming=False) as held:
+        assert held.last_run() is None
+    assert (folder / "data.jsonl").read_text() == "mine"
+
+
+def test_a_run_of_trls_own_is_gone_on_with_beside_its_card(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-5").mkdir()
+    (tmp_path / "README.md").write_text("TRL's")
+    check_folder(str(tmp_path), resuming=True)
+    with hold_folder(str(tmp_path), resuming=True) as held:
+        assert held.last_run() is None
+
+
+def test_a_run_of_several_machines_is_known_by_its_words_which_nobody_can_read_there(tmp_path: Path) -> None:
+    words = (*WORDS, "--hub_token", "hf_secret")
+    with hold_folder(str(tmp_path), resuming=False) as held:
+        held.begin(LastRun(number="first", start=None, command=words))
+    (tmp_path / "checkpoint-4").mkdir()
+    assert run_folder.is_left_by(str(tmp_path), words)
+    assert not run_folder.is_left_by(str(tmp_path), WORDS)
+    assert "hf_secret" not in (tmp_path / LOCK_NAME).read_text()
