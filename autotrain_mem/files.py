@@ -10,6 +10,7 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -58,11 +59,11 @@ def write_json(path: Path, payload: dict[str, Any], *, place: str = OUTPUT_FOLDE
         raise refusal(path, error, place) from error
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Put a file in the place of another in one step; if that raises OSError, the other is still there."""
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with open(unfinished, "xb") as file:
+        with open(unfinished, "xb", opener=partial(os.open, mode=mode)) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())  # else the new name may outlive a power cut and its content not
@@ -104,22 +105,21 @@ class JsonLines:
 
 
 def open_own(path: str | Path, flags: int = os.O_RDONLY, mode: int = 0o666, *, follows_links: bool = False) -> int:
-    """Opens a file of a name that is known beforehand, in a folder that others may write to; also an ``open``'s opener.
+    """Opens a file whose name others know, in a folder that they may write to. Raises OSError for what is no file, too.
 
-    Raises:
-        OSError: also a folder, a device or a pipe has the name, which are not written to and not waited for; or a link.
+    A link is not followed, a pipe not waited for.
     """
     flags |= getattr(os, "O_NONBLOCK", 0) | (0 if follows_links else getattr(os, "O_NOFOLLOW", 0))
     try:
         file = os.open(path, flags, mode)
     except OSError as error:
         raise OSError(error.errno, A_LINK if error.errno == errno.ELOOP else error.strerror, path) from error
-    kind = stat.S_IFMT(os.fstat(file).st_mode)
-    if kind == stat.S_IFREG:
+    mode = os.fstat(file).st_mode
+    if stat.S_ISREG(mode):
         return file
     os.close(file)
-    number, reason = (errno.EISDIR, os.strerror(errno.EISDIR)) if kind == stat.S_IFDIR else (errno.EINVAL, NOT_ORDINARY)
-    raise OSError(number, reason, path)
+    is_folder = stat.S_ISDIR(mode)
+    raise OSError(*((errno.EISDIR, os.strerror(errno.EISDIR)) if is_folder else (errno.EINVAL, NOT_ORDINARY)), path)
 
 
 def read_start(path: Path, most_bytes: int) -> bytes:

@@ -6,9 +6,10 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotrain_mem.engine.output_dir import RESUME, default_dir
+from autotrain_mem.engine.output_dir import RESUME
 from autotrain_mem.engine.wish import Wish
 from autotrain_mem.errors import UsageError
 from autotrain_mem.parallel.place import FLAGS, how_to_start, place_of
@@ -79,7 +80,8 @@ def follow_first(wish: Wish, say: Say) -> None:
         NoGpuError, UnknownGpuError, UnreadableGpuError: this machine has not what is asked for.
         AutofitError: as ``training.machines.follow.follow``.
     """
-    assert wish.place is not None
+    place = wish.place
+    assert place is not None
     if wish.argument("use_cpu"):
         raise UsageError("--use_cpu trains in one process, on one machine.", hint="Remove --use_cpu, or --nodes.")
     from autotrain_mem.machine.choose import devices_here
@@ -92,7 +94,11 @@ def follow_first(wish: Wish, say: Say) -> None:
         simulate=wish.simulate,
         environment=wish.environment,
     )
-    follow(wish.place, wish.command, hardware, real=not wish.simulate, say=say)
+    if wish.autofit.plan is not None and not wish.argument("output_dir"):
+        from autotrain_mem.engine.request import PlanHints, with_plan
+
+        wish = with_plan(wish, PlanHints(other_method="", objects=""), say, to_train=True)
+    follow(place, wish.command, Path(wish.folder or ""), hardware, real=not wish.simulate, say=say)
 
 
 @contextlib.contextmanager
@@ -101,13 +107,15 @@ def leading(wish: Wish, say: Say) -> Iterator[Machines | None]:
 
     Raises:
         UsageError: their port cannot be listened at.
+        OutputFolderError: their key cannot be written.
     """
     if wish.place is None:
         yield None
         return
     from autotrain_mem.training.machines.lead import leading as leads
 
-    with leads(wish.place, wish.command, min_nodes=wish.min_nodes, say=say) as machines:
+    folder = Path(wish.folder or "")
+    with leads(wish.place, wish.command, folder, min_nodes=wish.min_nodes, say=say) as machines:
         yield machines
 
 
@@ -120,9 +128,8 @@ def again(wish: Wish, say: Say) -> Wish:
         return wish
     from autotrain_mem.training.run_folder import is_left_by
 
-    model = wish.model or wish.argument("model_name_or_path")
-    folder = wish.argument("output_dir") or (model and default_dir(wish.method, str(model)))
-    if not folder or not is_left_by(str(folder), wish.command):
+    folder = wish.folder
+    if not folder or not is_left_by(folder, wish.command):
         return wish
     say(f"The same command began a run in {folder}, which has not ended: going on with it")
     return replace(wish, config={**wish.config, RESUME: True})

@@ -11,7 +11,7 @@ from autotrain_mem.engine.accelerate_config import launch_warnings, with_acceler
 from autotrain_mem.engine.early import no_model
 from autotrain_mem.engine.for_processes import for_processes
 from autotrain_mem.engine.kept_answers import parsed
-from autotrain_mem.engine.output_dir import RESUME, default_dir
+from autotrain_mem.engine.output_dir import RESUME
 from autotrain_mem.engine.peft_config import with_peft_config
 from autotrain_mem.engine.predict.vllm_server import gpus_served_here
 from autotrain_mem.engine.rehearsals import Rehearsals
@@ -54,18 +54,17 @@ def resumed(wish: Wish, warn: Callable[[str], None], on_folder: Callable[[str], 
     """
     if wish.autofit.plan is not None or not wish.argument(RESUME):
         return wish
-    model = wish.model or wish.argument("model_name_or_path")
-    folder = wish.argument("output_dir") or (model and default_dir(wish.method, str(model)))
+    folder = wish.folder
     if not folder:
         return wish
     try:
-        Plan.load(str(folder))
+        Plan.load(folder)
     except PlanFileError as error:  # another version wrote it, or somebody changed it
-        if Path(str(folder), PLAN_NAME).exists():
+        if Path(folder, PLAN_NAME).exists():
             warn(f"the run in {folder} continues with a new plan: {error.message}")
         return wish
-    on_folder(str(folder))
-    return replace(wish, autofit=replace(wish.autofit, plan=str(folder)))
+    on_folder(folder)
+    return replace(wish, autofit=replace(wish.autofit, plan=folder))
 
 
 def read_plan(given: Plan | str | Path, method: str, other_method: str) -> Plan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from autotrain_mem.engine.output_dir import RESUME, default_dir
+from autotrain_mem.engine.output_dir import RESUME
 from autotrain_mem.engine.wish import Wish
 from autotrain_mem.errors import OutputFolderError, PlanFileError, UsageError
 from autotrain_mem.spec import Plan
@@ -36,15 +36,9 @@ def check_checkpoint(wish: Wish) -> None:
         raise OutputFolderError(f"Cannot go on with {checkpoint}: {why}.", hint=as_it_was_begun(checkpoint))
 
 
-def _folder(wish: Wish) -> Path | None:
-    model = wish.model or wish.argument("model_name_or_path")
-    folder = wish.argument("output_dir") or (model and default_dir(wish.method, str(model)))
-    return Path(str(folder)) if folder else None
-
-
 def _plan(wish: Wish) -> Plan | None:
     """The plan that is followed; None where one is made."""
-    given = wish.plan or wish.autofit.plan or _folder(wish)
+    given = wish.plan or wish.autofit.plan or wish.folder
     with contextlib.suppress(PlanFileError):  # told where it is read to be followed
         return given if given is None or isinstance(given, Plan) else Plan.load(given)
     return None
@@ -73,8 +67,8 @@ def _checkpoints(wish: Wish) -> list[Path]:
     named = wish.argument(RESUME)
     if named not in (True, "true", "True"):
         return [Path(str(named))] if Path(str(named)).is_dir() else []
-    folder = _folder(wish)
-    found = [] if folder is None else [path for path in folder.glob("checkpoint-*") if path.name[11:].isdigit()]
+    folder = wish.folder
+    found = [] if folder is None else [path for path in Path(folder).glob("checkpoint-*") if path.name[11:].isdigit()]
     return [path for path in sorted(found, key=lambda path: -int(path.name[11:])) if not why_torn(path)]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from autotrain_mem.engine.output_dir import default_dir
 from autotrain_mem.errors import UsageError
 from autotrain_mem.spec import Job
 from autotrain_mem.spec.autofit import AutoFit
@@ -73,6 +74,12 @@ class Wish:
         same = {name: getattr(self.autofit, name) for name in names}
         ways = {"simulate": self.simulate, "plan_only": self.plan_only}
         return {**same, **ways, "forbid": sorted(self.autofit.forbid)}
+
+    @property
+    def folder(self) -> str | None:
+        """The output folder, as far as flags and keys name it or a model."""
+        model = self.model or self.argument("model_name_or_path")
+        return str(self.argument("output_dir") or (default_dir(self.method, str(model)) if model else "")) or None
 
     def argument(self, name: str) -> object:
         """The value that a flag or a key gives one of TRL's arguments; None where neither does.

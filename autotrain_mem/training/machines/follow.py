@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import queue
 import socket
 import time
@@ -20,15 +21,16 @@ from typing import Any
 
 from autotrain_mem import errors
 from autotrain_mem.errors import AutofitError, InterruptedByUser, OutputFolderError, TrainingError
+from autotrain_mem.files import open_own
 from autotrain_mem.parallel.place import Place
 from autotrain_mem.processes import GRACE_SECONDS, Child, ChildDied
 from autotrain_mem.spec import Hardware, codec
 from autotrain_mem.training.environment import seen_cards
 from autotrain_mem.training.launch import RUN_PROCESS
 from autotrain_mem.training.machines.lead import Hello, capitalized, how_to_reach, join_seconds
-from autotrain_mem.training.machines.link import Link, Message
+from autotrain_mem.training.machines.link import Link, Message, introduced
 from autotrain_mem.training.request import Request
-from autotrain_mem.training.run_folder import LOCK_NAME, identity_of, is_held_by
+from autotrain_mem.training.run_folder import KEY_NAME, LOCK_NAME, identity_of, is_held_by
 
 TRY_SECONDS = 1.0
 """Between two attempts to reach the first machine."""
@@ -44,10 +46,11 @@ Say = Callable[[str], None]
 _LOST = "lost"
 
 
-def follow(place: Place, command: Sequence[str], hardware: Hardware, *, real: bool, say: Say) -> None:
+def follow(place: Place, command: Sequence[str], folder: Path, hardware: Hardware, *, real: bool, say: Say) -> None:
     """Take part in a training until the first machine says that it has ended.
 
     Args:
+        folder: The output folder, in which the first machine leaves the key.
         hardware: This machine's devices.
         real: They are there; else they are simulated.
         say: Takes a line for the user.
@@ -60,7 +63,7 @@ def follow(place: Place, command: Sequence[str], hardware: Hardware, *, real: bo
     hello = Hello.of(place, command, hardware)
     why = ""
     while True:
-        connection = _reached(place, why, say)
+        connection = _reached(place, folder, why, say)
         following = _Following(connection, hello, hardware, real=real, say=say)
         try:
             ended = following.serve()
@@ -75,15 +78,21 @@ def follow(place: Place, command: Sequence[str], hardware: Hardware, *, real: bo
         say(f"Machine 0 ({place.address}) is gone: {why}. Its ranks here have ended; waiting for it to come back")
 
 
-def _reached(place: Place, lost: str, say: Say) -> Connection:
-    deadline = time.monotonic() + join_seconds()
+def _reached(place: Place, folder: Path, lost: str, say: Say) -> Connection:
+    deadline, stranger = time.monotonic() + join_seconds(), ""
     if not lost:
         say(f"Machine {place.rank} of {place.machines} looks for machine 0 at {place.address}:{place.port}")
     while True:
         try:
-            reached = socket.create_connection((place.address, place.port), timeout=10 * TRY_SECONDS)
-            reached.setblocking(True)
-            return Connection(reached.detach())
+            with socket.create_connection((place.address, place.port), timeout=10 * TRY_SECONDS) as reached:
+                try:
+                    with os.fdopen(open_own(folder / KEY_NAME), "rb") as file:
+                        return introduced(reached, file.read(), leads=False)
+                except OSError as error:
+                    if not stranger:
+                        stranger = f"what answers there does not hold a key that is seen here as {folder / KEY_NAME}"
+                        say(f"{capitalized(stranger)}: trying again")
+                    raise ConnectionAbortedError(stranger) from error
         except OSError as error:
             if time.monotonic() > deadline:
                 what = "was lost, and has not come back" if lost else "cannot be reached"
@@ -108,8 +117,9 @@ class _Following:
         self._children: dict[tuple[int, int], Child] = {}
         self._interrupted_at: float | None = None
         self._is_asked_to_end = False
+        with contextlib.suppress(OSError):  # the link tells of its end
+            connection.send_bytes(json.dumps(asdict(hello)).encode())
         self._link = Link(connection, self._messages.put, lambda why: self._messages.put({"do": _LOST, "why": why}))
-        self._link.send(asdict(hello))
 
     def serve(self) -> AutofitError | str | None:
         """Do what is asked; returns the error of a training that failed, or why the first machine is gone."""

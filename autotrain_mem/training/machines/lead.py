@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import json
 import os
+import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection
+from functools import partial
 from pathlib import Path
 
 from autotrain_mem.errors import AutofitError, InterruptedByUser, TrainingError, UsageError
+from autotrain_mem.files import read_start, replace_file
 from autotrain_mem.parallel.place import Place
 from autotrain_mem.spec import Hardware
-from autotrain_mem.training.machines.link import Link, Message
+from autotrain_mem.training.machines.link import MOST_BYTES, Link, Message, introduced
 from autotrain_mem.training.machines.remote import MachineGone, OnLine, RemoteChild
+from autotrain_mem.training.run_folder import KEY_NAME, unwritable
 from autotrain_mem.units import format_bytes
 
 JOIN_SECONDS = 600.0
@@ -82,7 +86,7 @@ class Hello:
 @dataclass(slots=True)
 class _Member:
     hello: Hello
-    link: Link
+    link: Link = field(init=False)
     children: dict[tuple[int, int], RemoteChild] = field(default_factory=dict)
     gone: str = ""
     """Why it is."""
@@ -111,14 +115,18 @@ class Machines:
     Args:
         place: This one's, the first.
         command: The words that all have in common.
+        folder: The output folder, in which the others find the key.
         min_nodes: With how many it may go on where one is lost and does not come back.
         say: Takes a line for the user.
 
     Raises:
         UsageError: the port cannot be listened at.
+        OutputFolderError: the key cannot be written.
     """
 
-    def __init__(self, place: Place, command: Sequence[str], *, min_nodes: int | None = None, say: Say) -> None:
+    def __init__(
+        self, place: Place, command: Sequence[str], folder: Path, *, min_nodes: int | None = None, say: Say
+    ) -> None:
         self.place, self.command = place, tuple(command)
         self.min_nodes = place.machines if min_nodes is None else min_nodes
         self._say, self._mine = say, Hello.of(place, command, _NOTHING)
@@ -134,6 +142,12 @@ class Machines:
                 f"The other machines cannot be waited for at port {place.port}: {error}.",
                 hint="Give all of them another --main_process_port.",
             ) from error
+        self._key, self._key_file = secrets.token_bytes(), folder / KEY_NAME
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            replace_file(self._key_file, self._key, mode=0o600)
+        except OSError as error:
+            raise unwritable(folder, f"{KEY_NAME}: {error.strerror}") from error
         threading.Thread(target=self._accept, daemon=True).start()
 
     # -- who is there --------------------------------------------------------------------------------------------------
@@ -221,6 +235,9 @@ class Machines:
     def close(self, error: AutofitError | None) -> None:
         """Tell the others how it ended, and hang up."""
         self.stop_listening()
+        with contextlib.suppress(OSError):
+            if read_start(self._key_file, len(self._key)) == self._key:  # else another run's is there
+                self._key_file.unlink()
         there = self._there()
         for member in there:
             member.link.send({"do": "finish", "error": None if error is None else error.to_json()})
@@ -245,38 +262,23 @@ class Machines:
             threading.Thread(target=self._welcome, args=(came,), daemon=True).start()
 
     def _welcome(self, came: socket.socket) -> None:
-        came.setblocking(True)
-        connection = Connection(came.detach())
-        member: _Member | None = None
+        try:
+            connection = introduced(came, self._key, leads=True)
+            message = json.loads(connection.recv_bytes(MOST_BYTES))
+            member = _Member(Hello(**{**message, "command": tuple(message["command"])}))
+        except (OSError, EOFError, ValueError, TypeError, KeyError):
+            return  # and hang up
+        member.link = Link(connection, partial(self._hear, member), partial(self._end, member))
+        self._join(member)
 
-        def hear(message: Message) -> None:
-            nonlocal member
-            if member is not None:
-                member.hear(message)
-                return
-            try:
-                hello = Hello(**{**message, "command": tuple(message["command"])})
-            except (TypeError, KeyError):
-                link.close()
-                return
-            member = _Member(hello, link)
-            self._join(member)
+    def _hear(self, member: _Member, message: Message) -> None:
+        if self._members.get(member.hello.rank) is member:  # else it was refused, or has come again
+            member.hear(message)
 
-        def end(why: str) -> None:
-            if member is not None:
-                member.end(why)
-                with self._changed:
-                    self._changed.notify_all()
-
-        started = threading.Event()
-        link: Link
-
-        def hear_when_started(message: Message) -> None:
-            started.wait()
-            hear(message)
-
-        link = Link(connection, hear_when_started, end)
-        started.set()
+    def _end(self, member: _Member, why: str) -> None:
+        member.end(why)
+        with self._changed:
+            self._changed.notify_all()
 
     def _join(self, member: _Member) -> None:
         if (refusal := self._why_not(member.hello)) is not None:
@@ -317,9 +319,11 @@ _NOTHING = Hardware(name="", origin="cpu", total_bytes=0, free_bytes=0, non_torc
 
 
 @contextlib.contextmanager
-def leading(place: Place, command: Sequence[str], *, min_nodes: int | None, say: Say) -> Iterator[Machines]:
+def leading(
+    place: Place, command: Sequence[str], folder: Path, *, min_nodes: int | None, say: Say
+) -> Iterator[Machines]:
     """Lead the other machines inside; however the block ends, they are told."""
-    machines = Machines(place, command, min_nodes=min_nodes, say=say)
+    machines = Machines(place, command, folder, min_nodes=min_nodes, say=say)
     try:
         yield machines
     except AutofitError as error:
@@ -340,8 +344,8 @@ def capitalized(text: str) -> str:
 def how_to_reach(place: Place) -> str:
     """Says what to look at where machines do not find each other."""
     return (
-        f"Each needs the same command with a --machine_rank of its own, and must reach {place.address}:{place.port}: "
-        f"firewall, address, port? {JOIN_VARIABLE} says how long they wait."
+        f"Each needs the same command with a --machine_rank of its own, must see the same --output_dir, and must reach "
+        f"{place.address}:{place.port}: firewall, address, port? {JOIN_VARIABLE} says how long they wait."
     )
 
 

@@ -1,17 +1,21 @@
 """Carries JSON objects between two machines, with a sign of life each way every second.
 
-Objects travel as messages of ``multiprocessing.connection``, which knows where each ends; none is unpickled. As with
-torch's own store and NCCL nobody is asked who he is: the network must be one that is trusted.
+Objects travel as messages of ``multiprocessing.connection``, which knows where each ends; none is unpickled. Nothing is
+said before both ends have shown that they hold the key in the output folder (:func:`introduced`). What is said then is
+not encrypted, as with torch's own store and NCCL: the network must be one on which nobody else listens.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
-from multiprocessing.connection import Connection
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
 BEAT_SECONDS = 1.0
@@ -22,6 +26,24 @@ MOST_BYTES = 64 << 20
 """Of one object: a request is some KiB."""
 
 Message = dict[str, Any]
+
+
+def introduced(reached: socket.socket, key: bytes, *, leads: bool) -> Connection:
+    """Have both ends of a socket prove that they hold the key; the one that leads asks first, and answers nobody else.
+
+    Raises ConnectionAbortedError where the other end does not hold it, or says nothing for as long as a lost one.
+    """
+    wait = struct.pack("ll", int(LOST_SECONDS), int(LOST_SECONDS % 1 * 1e6))
+    reached.setblocking(True)
+    reached.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, wait)
+    connection = Connection(reached.detach())
+    try:
+        for prove in (deliver_challenge, answer_challenge) if leads else (answer_challenge, deliver_challenge):
+            prove(connection, key)
+    except (OSError, EOFError, ValueError, AssertionError, AuthenticationError) as error:
+        connection.close()
+        raise ConnectionAbortedError("it does not hold the key") from error
+    return connection
 
 
 class Link:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import stat
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,14 @@ from autotrain_mem.processes import ChildDied
 from autotrain_mem.spec import Hardware, Job, Topology, codec
 from autotrain_mem.training.machines import follow as following
 from autotrain_mem.training.machines import lead, link
-from autotrain_mem.training.machines.lead import JOIN_VARIABLE, Machines, leading
+from autotrain_mem.training.machines.lead import JOIN_VARIABLE, Hello, Machines, leading
+from autotrain_mem.training.machines.link import introduced
 from autotrain_mem.training.ranks import RankDied, Ranks
 from autotrain_mem.training.request import Request
-from autotrain_mem.training.run_folder import hold_folder
+from autotrain_mem.training.run_folder import KEY_NAME, hold_folder
 
-WORDS = ("--nodes", "2")
+TOKEN = "hf_secret"
+WORDS = ("--nodes", "2", "--hub_token", TOKEN)
 CARD = replace(named("rtx3060"), topology=Topology(devices=1, nodes=2))
 SOON = 10.0
 
@@ -69,8 +72,8 @@ class FakeChild:
 
 
 @pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    FakeChild.started = []
+def hasty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    FakeChild.started, Second.folder = [], tmp_path
     monkeypatch.setattr(following, "Child", FakeChild)
     monkeypatch.setattr(following, "TRY_SECONDS", 0.05)
     monkeypatch.setattr(link, "BEAT_SECONDS", 0.05)
@@ -94,6 +97,9 @@ def place(rank: int, port: int) -> Place:
 class Second:
     """The second machine's command, in a thread."""
 
+    folder: Path
+    """The output folder, which it shares with the first."""
+
     def __init__(self, port: int, words: tuple[str, ...] = WORDS, card: Hardware = CARD) -> None:
         self.error: AutofitError | None = None
         self.said: list[str] = []
@@ -103,7 +109,7 @@ class Second:
 
     def _run(self, port: int, words: tuple[str, ...], card: Hardware) -> None:
         try:
-            following.follow(place(1, port), words, card, real=False, say=self._say)
+            following.follow(place(1, port), words, self.folder, card, real=False, say=self._say)
         except AutofitError as error:
             self.error = error
         except SystemExit:
@@ -123,7 +129,9 @@ class Second:
 @contextlib.contextmanager
 def together(port: int, **more: Any) -> Iterator[tuple[Machines, Second]]:
     said: list[str] = []
-    with leading(place(0, port), WORDS, min_nodes=more.pop("min_nodes", None), say=said.append) as machines:
+    with leading(
+        place(0, port), WORDS, Second.folder, min_nodes=more.pop("min_nodes", None), say=said.append
+    ) as machines:
         second = Second(port, **more)
         yield machines, second
 
@@ -206,11 +214,11 @@ def test_without_it_the_run_ends_or_goes_on_with_those_that_are_left(
     monkeypatch.setenv(JOIN_VARIABLE, "0.2")
     with (
         pytest.raises(TrainingError, match="Machine 1 of 2 did not come within 0 s"),
-        leading(place(0, port), WORDS, min_nodes=None, say=lambda line: None) as machines,
+        leading(place(0, port), WORDS, Second.folder, min_nodes=None, say=lambda line: None) as machines,
     ):
         machines.gather(CARD)
     said: list[str] = []
-    with leading(place(0, port), WORDS, min_nodes=1, say=said.append) as machines:
+    with leading(place(0, port), WORDS, Second.folder, min_nodes=1, say=said.append) as machines:
         assert machines.gather(CARD).topology.nodes == 1
         assert machines.present == (0,)
     assert said[-1] == "Going on with 1 of 2 machines (--min_nodes)"
@@ -227,7 +235,7 @@ def test_the_others_learn_what_ended_it(port: int) -> None:
 
 
 def test_a_lost_first_machine_ends_the_ranks_here_and_is_waited_for(port: int, tmp_path: Path) -> None:
-    first = Machines(place(0, port), WORDS, say=lambda line: None)
+    first = Machines(place(0, port), WORDS, Second.folder, say=lambda line: None)
     second = Second(port)
     with hold_folder(str(tmp_path), resuming=False):
         first.gather(CARD)
@@ -236,7 +244,7 @@ def test_a_lost_first_machine_ends_the_ranks_here_and_is_waited_for(port: int, t
         ranks.receive(SOON)
         first.stop_listening()
         first._members[1].link.close()  # as its system does when it dies
-        with leading(place(0, port), WORDS, min_nodes=None, say=lambda line: None) as machines:
+        with leading(place(0, port), WORDS, Second.folder, min_nodes=None, say=lambda line: None) as machines:
             machines.gather(CARD)
             assert FakeChild.started[0].death().code == -9
     assert second.end() is None
@@ -265,13 +273,152 @@ def test_unlike_machines_are_refused(port: int, more: dict[str, Any], words: str
     assert errors
 
 
-def test_a_taken_port_is_refused_and_a_stranger_is_hung_up_on(port: int) -> None:
-    with leading(place(0, port), WORDS, min_nodes=None, say=lambda line: None):
+def test_a_taken_port_is_refused_and_leaves_the_key_of_whoever_has_it(port: int) -> None:
+    with lead_alone(port):
+        key = (Second.folder / KEY_NAME).read_bytes()
         with pytest.raises(UsageError, match=f"at port {port}"):
-            Machines(place(0, port), WORDS, say=lambda line: None)
-        with socket.create_connection(("127.0.0.1", port)) as stranger:
-            stranger.settimeout(SOON)
-            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-            with contextlib.suppress(ConnectionResetError):
-                while stranger.recv(100):  # signs of life, until it is known not to be one of us
-                    time.sleep(0.01)
+            Machines(place(0, port), WORDS, Second.folder, say=lambda line: None)
+        assert (Second.folder / KEY_NAME).read_bytes() == key
+
+
+# -- who is listened to ------------------------------------------------------------------------------------------------
+
+
+def lead_alone(port: int) -> contextlib.AbstractContextManager[Machines]:
+    return leading(place(0, port), WORDS, Second.folder, min_nodes=None, say=lambda line: None)
+
+
+@pytest.fixture
+def interrupts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What would end the training."""
+    ended: list[str] = []
+    monkeypatch.setattr(lead._thread, "interrupt_main", lambda: ended.append("interrupted"))
+    return ended
+
+
+def heard(connection: Connection) -> bytes:
+    """All that is said until the other end hangs up."""
+    words = b""
+    with contextlib.suppress(EOFError, ConnectionResetError):
+        while True:
+            assert connection.poll(SOON), "it does not hang up"
+            words += connection.recv_bytes()
+    return words
+
+
+INTERRUPT = json.dumps({"do": "interrupt"}).encode()
+HELLO = Hello.of(place(1, 0), WORDS, CARD)
+
+
+@pytest.mark.parametrize(
+    "sent", [[b"", b"{}", INTERRUPT], [INTERRUPT], [json.dumps(asdict(HELLO)).encode(), INTERRUPT], [b"x" * 300]]
+)
+def test_whoever_does_not_hold_the_key_is_told_nothing_and_ends_nothing(
+    port: int, interrupts: list[str], sent: list[bytes]
+) -> None:
+    with lead_alone(port) as machines:
+        stranger = Connection(socket.create_connection(("127.0.0.1", port)).detach())
+        with contextlib.suppress(OSError):
+            for message in sent:
+                stranger.send_bytes(message)
+        answers = heard(stranger)
+        assert answers.startswith(b"#CHALLENGE#")
+        assert len(answers) < 100
+        assert TOKEN.encode() not in answers
+        assert not machines._members
+    assert interrupts == []
+
+
+def test_what_speaks_another_protocol_is_hung_up_on(port: int) -> None:
+    with lead_alone(port), socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.settimeout(SOON)
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        with contextlib.suppress(ConnectionResetError):
+            while stranger.recv(100):
+                pass
+
+
+def test_one_that_says_nothing_keeps_no_other_waiting_and_is_hung_up_on(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "LOST_SECONDS", 0.3)
+    with lead_alone(port) as machines:
+        silent = Connection(socket.create_connection(("127.0.0.1", port)).detach())
+        assert silent.recv_bytes().startswith(b"#CHALLENGE#")
+        monkeypatch.setattr(link, "LOST_SECONDS", SOON)
+        second = Second(port)
+        machines.gather(CARD)
+        assert heard(silent) == b""
+    assert second.end() is None
+
+
+@pytest.mark.parametrize("hello", [replace(HELLO, command=()), replace(HELLO, rank=7)], ids=["other words", "no rank"])
+def test_one_that_holds_the_key_and_was_refused_ends_nothing(port: int, interrupts: list[str], hello: Hello) -> None:
+    with lead_alone(port):
+        key = (Second.folder / KEY_NAME).read_bytes()
+        refused = introduced(socket.create_connection(("127.0.0.1", port)), key, leads=False)
+        refused.send_bytes(json.dumps(asdict(hello)).encode())
+        assert b'"finish"' in refused.recv_bytes()
+        refused.send_bytes(INTERRUPT)
+        refused.send_bytes(b"[]")  # for which it is hung up on
+        heard(refused)
+    assert interrupts == []
+
+
+def test_one_that_has_joined_may_end_the_training(port: int, interrupts: list[str]) -> None:
+    with lead_alone(port):
+        key = (Second.folder / KEY_NAME).read_bytes()
+        joined = introduced(socket.create_connection(("127.0.0.1", port)), key, leads=False)
+        joined.send_bytes(json.dumps(asdict(HELLO)).encode())
+        assert b'"welcome"' in joined.recv_bytes()
+        joined.send_bytes(INTERRUPT)
+        joined.send_bytes(b"[]")
+        heard(joined)
+    assert interrupts == ["interrupted"]
+
+
+def test_the_key_is_the_users_alone_another_for_each_run_and_gone_with_it(port: int) -> None:
+    path, victim = Second.folder / KEY_NAME, Second.folder / "victim"
+    victim.write_text("mine")
+    path.symlink_to(victim)
+    keys = []
+    for _ in range(2):
+        with lead_alone(port):
+            assert stat.S_IMODE(path.lstat().st_mode) == 0o600
+            keys.append(path.read_bytes())
+        assert not path.exists()
+    assert [len(key) for key in keys] == [32, 32]
+    assert keys[0] != keys[1]
+    assert victim.read_text() == "mine"
+
+
+def test_the_key_stays_in_the_output_folder_where_another_run_is_moved_aside(port: int) -> None:
+    folder = Second.folder / "run"
+    folder.mkdir()
+    (folder / "run.json").write_text("{}")
+    with (
+        leading(place(0, port), WORDS, folder, min_nodes=None, say=lambda line: None),
+        hold_folder(str(folder), resuming=False, overwrite=True),
+    ):
+        assert len((folder / KEY_NAME).read_bytes()) == 32
+    assert not (Second.folder / "run.previous-1" / KEY_NAME).exists()
+    assert not (folder / KEY_NAME).exists()
+
+
+@pytest.mark.parametrize("key", [None, b"an earlier run's"])
+def test_another_machine_that_does_not_see_the_key_says_so_and_tells_nothing(
+    port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, key: bytes | None
+) -> None:
+    monkeypatch.setenv(JOIN_VARIABLE, "0.2")
+    with lead_alone(port) as machines:
+        monkeypatch.setattr(Second, "folder", tmp_path / "not shared")
+        if key is not None:
+            Second.folder.mkdir()
+            (Second.folder / KEY_NAME).write_bytes(key)
+        second = Second(port)
+        error = second.end()
+        assert not machines._members
+    assert isinstance(error, TrainingError)
+    assert f"does not hold a key that is seen here as {Second.folder / KEY_NAME}" in error.message
+    assert "must see the same --output_dir" in error.hint
+    assert sum("trying again" in line for line in second.said) == 1
