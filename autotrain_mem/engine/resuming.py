@@ -11,7 +11,7 @@ from autotrain_mem.errors import OutputFolderError, PlanFileError, UsageError
 from autotrain_mem.spec import Plan
 from autotrain_mem.spec.knobs import alone_too
 from autotrain_mem.training.checkpoint_kinds import Resumer, as_it_was_begun, why_not
-from autotrain_mem.training.checkpoints import why_torn
+from autotrain_mem.training.checkpoints import newest_first, why_torn
 
 
 def check_checkpoint(wish: Wish) -> None:
@@ -67,9 +67,8 @@ def _checkpoints(wish: Wish) -> list[Path]:
     named = wish.argument(RESUME)
     if named not in (True, "true", "True"):
         return [Path(str(named))] if Path(str(named)).is_dir() else []
-    folder = wish.folder
-    found = [] if folder is None else [path for path in Path(folder).glob("checkpoint-*") if path.name[11:].isdigit()]
-    return [path for path in sorted(found, key=lambda path: -int(path.name[11:])) if not why_torn(path)]
+    found = [] if wish.folder is None else newest_first(Path(wish.folder))
+    return [each.path for each in found if not why_torn(each.path)]
 
 
 def _check_batch(wish: Wish, plan: Plan) -> None:

@@ -97,7 +97,3 @@ def as_it_was_begun(checkpoint: Path) -> str:
         return "Go on as it was begun, with any number of GPUs: --sharding fsdp2."
     stage = "zero3" if form == "zero3" else "zero1 or zero2"
     return f"Go on as it was begun: --gpus {before} --sharding {stage}."
-
-
-def _ranks(number: int) -> str:
-    return "1 rank" if number == 1 else f"{number} ranks"

@@ -118,7 +118,7 @@ def rotate(output_dir: Path, *, step: int, limit: int | None, best: str | None) 
     if limit is None or limit <= 0:
         return
     spared = {f"checkpoint-{step}", Path(best or "").name}
-    earlier = [each.path for each in _newest_first(output_dir) if each.step <= step]
+    earlier = [each.path for each in newest_first(output_dir) if each.step <= step]
     removable = [path for path in earlier if path.name not in spared]
     for path in removable[max(0, limit - (len(earlier) - len(removable))) :]:
         discard(path)
@@ -152,7 +152,7 @@ def why_no_start(checkpoint: Path) -> str:
 
 def newest_whole(output_dir: Path) -> Checkpoint | None:
     """Find the newest that holds all that was to be in it; None where there is none."""
-    return next((each for each in _newest_first(output_dir) if not why_not_whole(each.path)), None)
+    return next((each for each in newest_first(output_dir) if not why_not_whole(each.path)), None)
 
 
 def newest_start(
@@ -166,10 +166,10 @@ def newest_start(
         run: The id of the run whose checkpoints count; None: anybody's.
         on_torn: Is told of each that is torn: what is wrong, and where it is now.
     """
-    for each in _newest_first(output_dir):
+    for each in newest_first(output_dir):
         if why := why_torn(each.path):
             on_torn(_set_aside(each.path, why))
-    for each in _newest_first(output_dir):
+    for each in newest_first(output_dir):
         if run not in (None, run_of(each.path)) or not _has_state(each.path):
             continue
         why = why_not_whole(each.path)
@@ -194,13 +194,21 @@ def is_in_shards(checkpoint: Path) -> bool:
 
 def is_deepspeeds(checkpoint: Path) -> bool:
     """Whether DeepSpeed wrote it, each rank its part, beside what transformers writes (``deepspeed/runtime/engine.py:
-    save_checkpoint``)."""
-    return any(path.is_dir() for path in checkpoint.glob("global_step*"))
+    save_checkpoint, _get_ckpt_name``)."""
+    return any(checkpoint.glob("global_step*/*mp_rank_00_model_states.pt"))
 
 
 def processes_of(checkpoint: Path) -> int:
     """Count the processes that wrote it, each its own random state (``transformers/trainer.py: _save_rng_state``)."""
     return max(1, len(list(checkpoint.glob("rng_state_*.pth"))))
+
+
+def instead_of(checkpoint: Path) -> str:
+    """Name the newest older checkpoint that is whole, as a hint for one that cannot be read; or a new start."""
+    older = (each.path for each in newest_first(checkpoint.parent) if each.step < step_of(checkpoint))
+    found = next((path for path in older if not why_no_start(path)), None)
+    again = "Start again: give another --output_dir, and no --resume_from_checkpoint."
+    return again if found is None else f"Go on from an older one: --resume_from_checkpoint {found}."
 
 
 def discard(checkpoint: Path) -> None:
@@ -216,15 +224,11 @@ def step_of(checkpoint: Path) -> int:
     return 0
 
 
-def _newest_first(output_dir: Path) -> list[Checkpoint]:
-    return sorted(_checkpoints(output_dir), key=lambda each: each.step, reverse=True)
-
-
-def _checkpoints(output_dir: Path) -> Iterator[Checkpoint]:
-    for path in output_dir.glob("checkpoint-*"):
-        number = _NUMBERED.fullmatch(path.name)
-        if number and path.is_dir():
-            yield Checkpoint(path=path, step=int(number[1]))
+def newest_first(output_dir: Path) -> list[Checkpoint]:
+    """List the checkpoints of a folder, whole or not."""
+    found = ((path, _NUMBERED.fullmatch(path.name)) for path in output_dir.glob("checkpoint-*") if path.is_dir())
+    numbered = [Checkpoint(path=path, step=int(number[1])) for path, number in found if number]
+    return sorted(numbered, key=lambda each: each.step, reverse=True)
 
 
 def _has_state(checkpoint: Path) -> bool:

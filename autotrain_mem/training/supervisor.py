@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from autotrain_mem.errors import AutofitError, InterruptedByUser
+from autotrain_mem.errors import AutofitError, InterruptedByUser, OutputFolderError
 from autotrain_mem.spec import Knobs, Learned, codec
 from autotrain_mem.spec.experience import Restart
 from autotrain_mem.training.checkpoints import Checkpoint
@@ -107,6 +107,8 @@ def supervise(first: Stint, ways: Ways, *, restarts: int, on_event: Callable[[Ev
             if change is None and cause.remedy is Remedy.LESS_DEVICE_MEMORY and is_hopeless:
                 refusal = refusal or "No other settings of the same training take less."
             if refusal:
+                if isinstance(ended.error, OutputFolderError) and ended.step == ended.began_at:
+                    newest = None  # what it began with is what it refused
                 raise _given_up(cause, ways.explained(ended), refusal, newest)
         except KeyboardInterrupt as interrupt:
             raise InterruptedByUser(

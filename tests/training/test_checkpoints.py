@@ -12,6 +12,7 @@ import pytest
 from autotrain_mem.training.checkpoints import (
     MANIFEST,
     discard,
+    instead_of,
     newest_start,
     newest_whole,
     reach_disk,
@@ -204,3 +205,12 @@ def test_a_second_torn_one_of_the_same_step_does_not_replace_the_first(tmp_path:
         assert newest_start(tmp_path) is None
     discard(tmp_path / "checkpoint-5")  # what is not there is no error
     assert sorted(path.name for path in tmp_path.iterdir()) == ["torn-checkpoint-5", "torn-checkpoint-5-2"]
+
+
+def test_an_older_one_that_a_run_can_go_on_with_is_named_instead_and_never_the_same_or_a_newer_one(
+    tmp_path: Path,
+) -> None:
+    made = {step: _checkpoint(tmp_path, step) for step in (5, 10, 15, 20)}
+    _cut(made[10] / "optimizer.pt")
+    assert instead_of(made[15]) == f"Go on from an older one: --resume_from_checkpoint {made[5]}."
+    assert instead_of(made[5]) == "Start again: give another --output_dir, and no --resume_from_checkpoint."

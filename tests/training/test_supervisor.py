@@ -13,6 +13,7 @@ from autotrain_mem.errors import (
     AutofitError,
     GpuOutOfMemoryError,
     InterruptedByUser,
+    OutputFolderError,
     RewardFunctionError,
     TrainingError,
 )
@@ -167,3 +168,12 @@ def test_the_users_own_error_is_told_in_its_own_words_and_with_the_checkpoint() 
         Script([(Ending(error=error, step=7), 5)]).run()
     said = "Its last whole checkpoint is run/checkpoint-5; --resume_from_checkpoint continues from there."
     assert caught.value.hint.splitlines() == ["Mend it.[explained]", said]
+
+
+def test_a_checkpoint_that_was_refused_is_not_recommended_and_one_before_a_full_disk_is() -> None:
+    for step, is_named in ((40, False), (47, True)):
+        refused = Ending(error=OutputFolderError("Cannot.", hint="Otherwise."), step=step, began_at=40)
+        with pytest.raises(OutputFolderError) as caught:
+            Script([(refused, 40)]).run()
+        assert caught.value.hint.startswith("Otherwise.")
+        assert ("run/checkpoint-40" in caught.value.hint) == is_named

@@ -312,10 +312,7 @@ class SupervisedRun:
         return newest
 
     def _newest_start(self, run: str | None = None) -> Checkpoint | None:
-        def on_torn(message: str) -> None:
-            self.on_event({"event": "torn", "message": message})
-
-        return newest_start(self.folder, run, on_torn)
+        return newest_start(self.folder, run, lambda message: self.on_event({"event": "torn", "message": message}))
 
 
 def _division(knobs: Knobs) -> str:

@@ -1,8 +1,14 @@
-"""Writes checkpoints so that each ends with its manifest, and a full disk costs a checkpoint, not the run."""
+"""Writes checkpoints so that each ends with its manifest, and a full disk costs a checkpoint, not the run.
+
+And loads them without running code that they bring: a pickle calls whatever it names.
+"""
 
 from __future__ import annotations
 
 import errno
+import pickle
+import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -10,13 +16,23 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from torch.distributed.checkpoint import CheckpointException
+import torch
+from torch.distributed.checkpoint import CheckpointException, filesystem
 from transformers import TrainerCallback
 from transformers import trainer as trainer_module
 
 from autotrain_mem.errors import OutputFolderError
 from autotrain_mem.host import free_disk_bytes
-from autotrain_mem.training.checkpoints import discard, newest_whole, reach_disk, rotate, sync_all, write_manifest
+from autotrain_mem.training.checkpoints import (
+    discard,
+    instead_of,
+    is_deepspeeds,
+    newest_whole,
+    reach_disk,
+    rotate,
+    sync_all,
+    write_manifest,
+)
 from autotrain_mem.training.out_of_memory import is_out_of_memory, release
 from autotrain_mem.training.process.world import World
 from autotrain_mem.training.request import SendEvent
@@ -247,3 +263,60 @@ def _unsaved(folder: Path, trainer: Any, error: Exception) -> OutputFolderError:
         hint=f"Free some space and run the same command {'' if newest is None else 'with --resume_from_checkpoint '}"
         f"again: it trains {where}.",
     )
+
+
+_OF_SHARDS = re.compile(
+    r"torch\.(Size|serialization\._get_layout|(b?float|u?int|complex|bool)\d*(_e\dm\d\w*)?)|pathlib\.(_local\.)?PosixPath"
+    r"|torch\.distributed\.checkpoint\.(filesystem\._StorageInfo|metadata\.(\w*Metadata|MetadataIndex|StorageMeta"
+    r"|TensorProperties|_MEM_FORMAT_ENCODING))"
+)
+"""What the index of shards is made of (``torch/distributed/checkpoint/metadata.py: Metadata`` and its fields)."""
+
+
+class _Index(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if _OF_SHARDS.fullmatch(f"{module}.{name}"):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"GLOBAL {module}.{name}")
+
+
+@contextmanager
+def without_code(checkpoint: Path) -> Iterator[None]:
+    """Inside, torch loads tensors, numbers, and of DeepSpeed's classes those that keep what they are given: a loss
+    scale, a stage, places of weights (``runtime/zero/stage_1_and_2.py, stage3.py: state_dict``).
+
+    By themselves DeepSpeed (``runtime/checkpoint_engine/torch_checkpoint_engine.py: load``) and shards
+    (``torch/distributed/checkpoint/default_planner.py: load_bytes``, ``filesystem.py: read_metadata``) load anything.
+
+    Raises:
+        OutputFolderError: a file asks for something else.
+    """
+    classes: list[Any] = []
+    if is_deepspeeds(checkpoint) or "deepspeed" in sys.modules:
+        from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+        from deepspeed.runtime.zero.config import ZeroStageEnum
+        from deepspeed.utils.tensor_fragment import fragment_address
+
+        classes = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
+    last: Any = checkpoint
+
+    def named(load: Callable[..., Any], **always: Any) -> Callable[..., Any]:
+        def loads(file: Any, *args: Any, **options: Any) -> Any:
+            nonlocal last
+            last = file if isinstance(file, str | Path) else getattr(file, "name", checkpoint)
+            return load(file, *args, **options | always)
+
+        return loads
+
+    index = SimpleNamespace(**vars(pickle) | {"load": named(lambda file: _Index(file).load())})
+    tensors = patch.object(torch, "load", named(torch.load, weights_only=True))
+    try:
+        with torch.serialization.safe_globals(classes), tensors, patch.object(filesystem, "pickle", index):
+            yield
+    except (pickle.UnpicklingError, CheckpointException) as error:
+        asked = re.search(r"GLOBAL (\S+)", str(error))
+        if asked is None and isinstance(error, CheckpointException):
+            raise
+        what = f"{asked[1]}, which is no part of a checkpoint and" if asked else "more than tensors, which"
+        message = f"{last} was not loaded: it asks for {what} may run code."
+        raise OutputFolderError(message, hint=instead_of(checkpoint)) from error

@@ -4,22 +4,28 @@ import errno
 import itertools
 import json
 import os
+import pickle
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import tiny_trainers
+import torch
+import torch.distributed.checkpoint as dcp
+from nouns import TRL_DEFAULTS
 from tiny import tiny_folder
 from transformers import TrainerCallback
 
 from autotrain_mem.errors import OutputFolderError
 from autotrain_mem.report.events import event_line
 from autotrain_mem.training.checkpoints import MANIFEST, newest_whole, step_of, why_not_whole
-from autotrain_mem.training.process import checkpointing
-from autotrain_mem.training.process.checkpointing import follow_saving, save_trained
+from autotrain_mem.training.process import checkpointing, train
+from autotrain_mem.training.process.checkpointing import follow_saving, save_trained, without_code
 from autotrain_mem.training.process.lossy_logs import drop_logs_without_room
+from autotrain_mem.training.process.resharding.resume import opened
 from autotrain_mem.training.process.train import NoStepAfterTheLast
 
 STEPS = 7
@@ -261,3 +267,115 @@ def test_logs_for_which_the_disk_has_no_room_end_no_training(gpt2: Path, tmp_pat
     assert [event["message"] for event in told] == [
         f"what {who} {no_room}" for who in ("Tracker logs", "the trainer logs")
     ]
+
+
+# -- loading -----------------------------------------------------------------------------------------------------------
+
+HARMLESS = {"a": torch.zeros(2)}
+
+
+class Evil:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.mark),)
+
+
+def _torchs(name: str) -> Callable[[Path, Evil], None]:
+    def write(folder: Path, evil: Evil) -> None:
+        (folder / name).parent.mkdir(exist_ok=True)
+        torch.save({"harmless": HARMLESS, "evil": evil}, folder / name)
+
+    return write
+
+
+def _shards(folder: Path, content: Any = HARMLESS) -> None:
+    for name in ("pytorch_model_fsdp_0", "optimizer_0"):
+        dcp.save({"optimizer": content}, storage_writer=dcp.FileSystemWriter(folder / name), no_dist=True)
+
+
+def _index(folder: Path, evil: Evil) -> None:
+    _shards(folder)
+    (folder / "pytorch_model_fsdp_0/.metadata").write_bytes(pickle.dumps(evil))
+
+
+def _states_of(folder: Path, evil: Evil) -> None:
+    (folder / "global_step3").mkdir()
+    torch.save(HARMLESS, folder / "global_step3/mp_rank_00_model_states.pt")
+    _torchs("global_step3/zero_pp_rank_0_mp_rank_00_optim_states.pt")(folder, evil)
+
+
+def _read(folder: Path) -> None:
+    with opened(folder):
+        pass
+
+
+def _engine(folder: Path) -> None:
+    from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
+
+    TorchCheckpointEngine().load(str(next(folder.glob("global_step3/zero*"))))
+
+
+def _fsdp(folder: Path) -> None:
+    wanted = {"optimizer": {"a": torch.zeros(2), "evil": None}}
+    dcp.load(wanted, storage_reader=dcp.FileSystemReader(folder / "optimizer_0"), no_dist=True)
+
+
+def _index_by_torch(folder: Path) -> None:
+    dcp.load({"a": torch.zeros(2)}, storage_reader=dcp.FileSystemReader(folder / "pytorch_model_fsdp_0"), no_dist=True)
+
+
+@pytest.mark.parametrize(
+    ("write", "load", "named"),
+    [
+        (_torchs("global_step3/mp_rank_00_model_states.pt"), _read, ""),
+        (_states_of, _read, "global_step3/zero_pp_rank_0_mp_rank_00_optim_states.pt"),
+        (_states_of, _engine, "global_step3/zero_pp_rank_0_mp_rank_00_optim_states.pt"),
+        (_torchs("optimizer.pt"), _read, "optimizer.pt"),
+        (_index, _read, "pytorch_model_fsdp_0/.metadata"),
+        (_index, _index_by_torch, "pytorch_model_fsdp_0/.metadata"),
+        (lambda folder, evil: _shards(folder, {"evil": evil, **HARMLESS}), _fsdp, ""),
+    ],
+)
+def test_a_checkpoint_that_asks_for_code_is_refused_by_name_and_runs_none(
+    tmp_path: Path, write: Callable[[Path, Evil], None], load: Callable[[Path], None], named: str
+) -> None:
+    checkpoint, mark = tmp_path / "checkpoint-3", tmp_path / "ran"
+    checkpoint.mkdir()
+    write(checkpoint, Evil(mark))
+    with pytest.raises(OutputFolderError) as caught, without_code(checkpoint):
+        load(checkpoint)
+    assert not mark.exists()
+    assert f"{checkpoint / named}" in caught.value.message
+    assert "asks for posix.mkdir" in caught.value.message
+    assert caught.value.hint == "Start again: give another --output_dir, and no --resume_from_checkpoint."
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("_load_from_checkpoint", "_prepare_for_training", "_load_optimizer_and_scheduler", "_load_rng_state"),
+        "_load_best_model",
+    ],
+)
+def test_whatever_of_a_trainer_loads_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(train, "FiniteValues", lambda *_: None)
+    torch.save(Evil(tmp_path / "ran"), tmp_path / "file.pt")
+    ours: Any = {"_prepare_for_training": None, name: lambda: torch.load(tmp_path / "file.pt", weights_only=False)}
+    trainer = SimpleNamespace(add_callback=lambda _: None, **ours)
+    request: Any = SimpleNamespace(guarded=False, knobs=TRL_DEFAULTS, job=SimpleNamespace(arguments={}))
+    device: Any = SimpleNamespace(train=lambda made, **_: getattr(made, name)())
+    world: Any = SimpleNamespace()
+    with pytest.raises(OutputFolderError, match=r"file\.pt was not loaded: it asks for posix.mkdir"):
+        train._run(trainer, device, request, lambda _: None, world)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_users_own_files_are_loaded_as_they_ask_before_and_after(tmp_path: Path) -> None:
+    torch.save(Path("own"), tmp_path / "own.pt")
+    with without_code(tmp_path):
+        pass
+    assert torch.load(tmp_path / "own.pt", weights_only=False) == Path("own")

@@ -7,23 +7,33 @@ from typing import Any
 
 import pytest
 import torch
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.utils.tensor_fragment import fragment_address
 
+from autotrain_mem.errors import OutputFolderError
 from autotrain_mem.training.process.resharding.names import OptimizerOrder, numbered, options_of
-from autotrain_mem.training.process.resharding.zero_files import ZeroFiles
+from autotrain_mem.training.process.resharding.resume import opened
 
 SHAPES = {"a": (3, 2), "b": (5,), "c": (4, 1)}
 WHOLE = {name: torch.arange(math.prod(shape), dtype=torch.float32).reshape(shape) for name, shape in SHAPES.items()}
 KEYS = {"exp_avg": 10.0, "exp_avg_sq": 20.0}
 GROUPS = [{"lr": 0.5, "params": [0]}]
 RANKS = 2
+BESIDE = {
+    "zero_stage": ZeroStageEnum.weights,
+    "loss_scaler": LossScaler(1.0),
+    "dynamic": DynamicLossScaler(2.0**16, 1000, 1.0, 2, False),
+}
+"""What ZeRO's optimizers write, of one dtype and of the other (``state_dict``)."""
 
 
 def save(folder: Path, parameters: Any, states: list[dict[str, Any]], model: str) -> Path:
     place = folder / "global_step3"
-    place.mkdir()
+    place.mkdir(parents=True)
     for rank, state in enumerate(states):
         file = place / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
-        torch.save({"optimizer_state_dict": state}, file)
+        torch.save({"optimizer_state_dict": BESIDE | state}, file)
     torch.save({"param_shapes": parameters, "shared_params": {"tied": "a"}}, place / model)
     return folder
 
@@ -54,8 +64,8 @@ def second(folder: Path) -> Path:
     flat = torch.cat([each.reshape(-1) for each in WHOLE.values()])
     flat = torch.cat([flat, torch.full((1,), math.nan)])
     places: list[dict[str, Any]] = [
-        {"a": SimpleNamespace(start=0, numel=6), "b": SimpleNamespace(start=6, numel=2)},
-        {"b": SimpleNamespace(start=0, numel=3), "c": SimpleNamespace(start=3, numel=4)},
+        {"a": fragment_address(start=0, numel=6), "b": fragment_address(start=6, numel=2)},
+        {"b": fragment_address(start=0, numel=3), "c": fragment_address(start=3, numel=4)},
     ]
     states = [
         {
@@ -71,21 +81,36 @@ def second(folder: Path) -> Path:
 
 @pytest.mark.parametrize("layout", [second, third])
 def test_each_ranks_part_is_joined(layout: Any, tmp_path: Path) -> None:
-    saved = ZeroFiles(layout(tmp_path))
-    assert saved.names == {*SHAPES, "tied"}
-    assert saved.states() == len(SHAPES)
-    assert saved.options() == [{"lr": 0.5}]
-    for index, (name, whole) in enumerate(WHOLE.items()):
-        assert torch.equal(saved.weight(name), whole)
-        state = saved.state(name, index)
-        assert float(state["step"]) == 3
-        assert all(torch.equal(state[key], whole + more) for key, more in KEYS.items())
-    assert torch.equal(saved.weight("tied"), WHOLE["a"])
+    with opened(layout(tmp_path)) as saved:
+        assert saved.names == {*SHAPES, "tied"}
+        assert saved.states() == len(SHAPES)
+        assert saved.options() == [{"lr": 0.5}]
+        for index, (name, whole) in enumerate(WHOLE.items()):
+            assert torch.equal(saved.weight(name), whole)
+            state = saved.state(name, index)
+            assert float(state["step"]) == 3
+            assert all(torch.equal(state[key], whole + more) for key, more in KEYS.items())
+        assert torch.equal(saved.weight("tied"), WHOLE["a"])
 
 
 def test_a_group_without_parameters_may_be_left_out(tmp_path: Path) -> None:
-    saved = ZeroFiles(second(tmp_path))
     order = OptimizerOrder(SimpleNamespace(create_optimizer=None, optimizer=None))
     order.groups = [["a", "b", "c"], []]
-    assert numbered(order, saved) == {"a": 0, "b": 1, "c": 2}
-    assert options_of(order, saved) == [{"lr": 0.5}, {}]
+    with opened(second(tmp_path)) as saved:
+        assert numbered(order, saved) == {"a": 0, "b": 1, "c": 2}
+        assert options_of(order, saved) == [{"lr": 0.5}, {}]
+
+
+@pytest.mark.parametrize("left_out", ["*_optim_states.pt", "*_0_mp_rank_00_optim_states.pt", "*_model_states.pt"])
+@pytest.mark.parametrize("content", [None, {}])
+def test_a_checkpoint_without_its_files_is_named_and_not_recommended(
+    tmp_path: Path, left_out: str, content: dict[str, Any] | None
+) -> None:
+    folder = second(tmp_path / "checkpoint-3")
+    for file in folder.glob(f"global_step3/{left_out}"):
+        file.unlink() if content is None else torch.save(content, file)
+    with pytest.raises(OutputFolderError) as caught, opened(folder):
+        pass
+    assert caught.value.message.startswith(f"Cannot resume from {folder}, whose files are not as they should be: ")
+    assert "--resume_from_checkpoint" in caught.value.hint
+    assert str(folder) not in caught.value.hint

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from unittest.mock import patch
 
 import torch
 from transformers import trainer as trainer_module
 
-from autotrain_mem.errors import TrainingError
+from autotrain_mem.errors import OutputFolderError, TrainingError
 from autotrain_mem.spec import Knobs
 from autotrain_mem.training.checkpoint_kinds import Resumer, form_of, is_of_another_form
+from autotrain_mem.training.checkpoints import instead_of
+from autotrain_mem.training.process.checkpointing import without_code
 from autotrain_mem.training.process.resharding.names import OptimizerOrder, Weight, numbered, weights_of
 from autotrain_mem.training.process.resharding.parts import TorchParts, on_host, states_of
 from autotrain_mem.training.process.resharding.saved import Saved, Shards, WholeFiles
@@ -25,24 +27,7 @@ from autotrain_mem.training.process.resharding.zero_files import ZeroFiles
 from autotrain_mem.training.process.resharding.zero_parts import ZeroParts
 from autotrain_mem.training.request import SendEvent
 
-
-class Parts(Protocol):
-    """Holds a training's weights and optimizer state, wherever they are."""
-
-    def put_weight(self, weight: Weight, saved: Saved) -> None:
-        """Take over a weight."""
-
-    def put_states(self, order: OptimizerOrder, numbers: Any, saved: Saved) -> None:
-        """Take over the state of all parameters, and the options of their groups."""
-
-    def weight(self, weight: Weight) -> torch.Tensor:
-        """Gather one weight; every rank calls it."""
-
-    def steps(self) -> Iterator[float]:
-        """Steps that each state counts."""
-
-    def states(self) -> int:
-        """Counts the parameters of which there is state."""
+Parts = TorchParts | ZeroParts
 
 
 @contextmanager
@@ -79,22 +64,18 @@ def opened(checkpoint: Path) -> Iterator[Saved]:
     """Open a checkpoint of whatever form.
 
     Raises:
-        TrainingError: a file cannot be read.
+        OutputFolderError: a file cannot be read, or asks for code.
     """
     form = form_of(checkpoint)
-    with ExitStack() as close:
+    with without_code(checkpoint), ExitStack() as close:
         try:
-            saved: Saved = (
-                WholeFiles(checkpoint, close)
-                if form == "whole"
-                else Shards(checkpoint)
-                if form == "shards"
-                else ZeroFiles(checkpoint)
-            )
-        except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-            raise TrainingError(
-                f"Cannot resume from {checkpoint}: {' '.join(str(error).split())}",
-                hint="Name an earlier checkpoint: --resume_from_checkpoint FOLDER.",
+            other: Any = Shards if form == "shards" else ZeroFiles
+            saved: Saved = WholeFiles(checkpoint, close) if form == "whole" else other(checkpoint)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, ImportError) as error:
+            raise OutputFolderError(
+                f"Cannot resume from {checkpoint}, whose files are not as they should be: {type(error).__name__}: "
+                f"{' '.join(str(error).split())}",
+                hint=instead_of(checkpoint),
             ) from error
         yield saved
 

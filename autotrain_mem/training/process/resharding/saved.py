@@ -91,17 +91,19 @@ class Shards:
         self._keys = keys
 
     def weight(self, name: str) -> torch.Tensor:
-        return self._model.tensors([f"model.{name}"])[f"model.{name}"]
+        tensor: torch.Tensor = self._model.read([f"model.{name}"])[f"model.{name}"]
+        return tensor
 
     def state(self, name: str, index: int) -> State:
         keys = self._keys.get(name, [])
-        read = self._optimizer.tensors([f"{_STATE}{name}.{key}" for key in keys])
+        read = self._optimizer.read([f"{_STATE}{name}.{key}" for key in keys])
         return {key: read[f"{_STATE}{name}.{key}"] for key in keys}
 
     def options(self) -> Sequence[Mapping[str, Any]]:
         groups: dict[int, dict[str, Any]] = {}
-        for key, value in self._optimizer.objects(_GROUPS).items():
-            number, _, option = key.partition(".")
+        names = [_GROUPS + key for key in self._optimizer.names(_GROUPS)]
+        for key, value in self._optimizer.read(names).items():
+            number, _, option = key.removeprefix(_GROUPS).partition(".")
             groups.setdefault(int(number), {})[option] = value
         return [without_parameters(groups[number]) for number in sorted(groups)]
 
@@ -122,36 +124,17 @@ class _Reader:
     def names(self, start: str) -> Iterator[str]:
         return (name.removeprefix(start) for name in self._index.state_dict_metadata if name.startswith(start))
 
-    def tensors(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        kept = {name: self._index.state_dict_metadata[name] for name in names}
-        wanted = {
-            name: torch.empty(tuple(each.size), dtype=each.properties.dtype)
-            for name, each in kept.items()
-            if isinstance(each, TensorStorageMetadata)
-        }
-        self._load(wanted)
-        return wanted
-
-    def objects(self, start: str) -> dict[str, Any]:
-        entries = self._index.state_dict_metadata.items()
-        names = [
-            name for name, each in entries if name.startswith(start) and not isinstance(each, TensorStorageMetadata)
-        ]
-        wanted: dict[str, Any] = dict.fromkeys(names)
-        self._load(wanted)
-        return {name.removeprefix(start): value for name, value in wanted.items()} | {
-            name.removeprefix(start): value
-            for name, value in self.tensors(
-                [name for name, each in entries if name.startswith(start) and isinstance(each, TensorStorageMetadata)]
-            ).items()
-        }
-
-    def _load(self, wanted: dict[str, Any]) -> None:
+    def read(self, names: Sequence[str]) -> dict[str, Any]:
         """Each rank reads for itself: none waits for another, and nothing passes between them."""
+        read: dict[str, Any] = dict.fromkeys(names)
+        for name in names:
+            if isinstance(each := self._index.state_dict_metadata[name], TensorStorageMetadata):
+                read[name] = torch.empty(tuple(each.size), dtype=each.properties.dtype)
         reader = dcp.FileSystemReader(self._folder)
         reader.read_metadata = lambda *args, **options: self._index
-        if wanted:
-            dcp.load(wanted, storage_reader=reader, no_dist=True)
+        if read:
+            dcp.load(read, storage_reader=reader, no_dist=True)
+        return read
 
 
 def without_parameters(group: Mapping[str, Any]) -> dict[str, Any]:

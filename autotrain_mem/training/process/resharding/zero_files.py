@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -27,13 +27,13 @@ class ZeroFiles:
     has_names_of_model = True
 
     def __init__(self, checkpoint: Path) -> None:
-        (folder,) = checkpoint.glob("global_step*")
+        (folder,) = {file.parent for file in checkpoint.glob("global_step*/*mp_rank_00_model_states.pt")}
         ranks = {int(found[1]): file for file in folder.iterdir() if (found := _RANK.search(file.name))}
-        states = [_mapped(ranks[rank])["optimizer_state_dict"] for rank in sorted(ranks)]
+        states = [_mapped(ranks[rank])["optimizer_state_dict"] for rank in range(len(ranks))]
         model = _mapped(next(folder.glob("*mp_rank_00_model_states.pt")))
         shapes: dict[str, torch.Size] = {name: size for group in model["param_shapes"] for name, size in group.items()}
         self._shapes = shapes
-        self._parts: _Parts = _Third(states, shapes) if "fp32_flat_groups" in states[0] else _Second(states)
+        self._parts = _Third(states, shapes) if "fp32_flat_groups" in states[0] else _Second(states)
         tied: Mapping[str, str] = model.get("shared_params") or {}
         self._tied = {name: first for name, first in tied.items() if first in shapes}
         self.names = frozenset({*shapes, *self._tied})
@@ -62,16 +62,6 @@ class ZeroFiles:
         return flat[: math.prod(shape)].reshape(shape)
 
 
-class _Parts(Protocol):
-    groups: Sequence[Mapping[str, Any]]
-
-    def of(self, name: str, key: str | None) -> Iterator[torch.Tensor]:
-        """Each rank's part of a weight, or of its state by that name."""
-
-    def state_of(self, name: str) -> Mapping[str, Any]:
-        """The state of the flat tensor that holds it, of a rank that has some of it."""
-
-
 class _Second:
     """Stages 1 and 2: a flat tensor of a group is cut evenly, and says which part of which weight it holds
     (``runtime/zero/stage_1_and_2.py: state_dict``)."""
@@ -86,6 +76,7 @@ class _Second:
                     self._places.setdefault(name, []).append((rank, group, place))
 
     def of(self, name: str, key: str | None) -> Iterator[torch.Tensor]:
+        """Each rank's part of a weight, or of its state by that name."""
         for rank, group, place in self._places[name]:
             state = self._states[rank]
             kept = state["base_optimizer_state"]["state"]
@@ -93,6 +84,7 @@ class _Second:
             yield flat.narrow(0, place.start, place.numel)
 
     def state_of(self, name: str) -> Mapping[str, Any]:
+        """The state of the flat tensor that holds it, of a rank that has some of it."""
         rank, group, _ = self._places[name][0]
         state: Mapping[str, Any] = self._states[rank]["base_optimizer_state"]["state"].get(group, {})
         return state
@@ -128,6 +120,5 @@ class _Third:
 
 
 def _mapped(file: Path) -> Mapping[str, Any]:
-    """Classes of DeepSpeed's are in it: it is loaded as DeepSpeed loads it (``runtime/checkpoint_engine``)."""
-    content: Mapping[str, Any] = torch.load(file, map_location="cpu", weights_only=False, mmap=True)
+    content: Mapping[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     return content
