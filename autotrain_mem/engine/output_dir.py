@@ -162,7 +162,7 @@ def how_to_resume(folder: pathlib.Path) -> str:
 
 def check_weights(model: pathlib.Path) -> None:
     """A folder is planned for by its config alone, but trained with its weights; a hub id is not looked up here."""
-    if model.is_dir() and not any(next(model.glob(kind), None) for kind in ("*.safetensors", "*.bin")):
+    if model.is_dir() and not any(next(model.glob(kind), None) for kind in ("*.safetensors", "*model*.bin")):
         raise ModelNotFoundError(
             f"{model} holds no weights (*.safetensors or *.bin), so there is nothing to train.",
             hint="--plan_only plans with the config alone. To train, give a folder made by save_pretrained.",

@@ -33,6 +33,12 @@ TORN = "torn-"
 (``trainer_utils.py: sort_checkpoints``), and would delete a whole one in its stead."""
 
 _NUMBERED = re.compile(r"checkpoint-(\d+)")
+_WEIGHTS = (
+    *("model*.safetensors", "pytorch_model*.bin", "adapter_model.*"),
+    *("pytorch_model_fsdp*/*.distcp", "global_step*/*_model_states.pt"),
+)
+"""Files of a whole model or an adapter (``transformers/utils/__init__.py: WEIGHTS_NAME`` and those below it), of FSDP's
+ranks and of DeepSpeed's; ``training_args.bin`` is none."""
 _PICKLED = (".pt", ".pth", ".bin")
 """torch.save writes a zip archive, whose directory stands at its end (``torch/serialization.py: save``)."""
 _ZIP = b"PK\x03\x04"
@@ -290,11 +296,12 @@ def _by_structure(checkpoint: Path) -> Iterator[str]:
     if not (checkpoint / STATE).is_file():
         yield f"{STATE} is missing"
         return
-    int(json.loads((checkpoint / STATE).read_text(encoding="utf-8"))["global_step"])
-    files = list(_files(checkpoint))
-    if not any(file.suffix in (".safetensors", ".bin", ".distcp") for file in files):
+    step = int(json.loads((checkpoint / STATE).read_text(encoding="utf-8"))["global_step"])
+    if _NUMBERED.fullmatch(checkpoint.name) and checkpoint.name != f"checkpoint-{step}":
+        yield f"{STATE} says that it is of step {step}"
+    if not any(any(checkpoint.rglob(kind)) for kind in _WEIGHTS):
         yield "it holds no weights"
-    for file in files:
+    for file in _files(checkpoint):
         if file.name.endswith(".index.json"):
             shards = sorted(set(json.loads(file.read_text(encoding="utf-8"))["weight_map"].values()))
             yield from (f"{shard} is missing" for shard in shards if not (file.parent / shard).is_file())

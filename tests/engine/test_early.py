@@ -11,7 +11,8 @@ from test_compare_gpus import LARGE
 
 from autotrain_mem import api, local_files
 from autotrain_mem.engine.early import refuse
-from autotrain_mem.errors import MissingExtraError, OutputFolderError
+from autotrain_mem.engine.output_dir import check_weights
+from autotrain_mem.errors import MissingExtraError, ModelNotFoundError, OutputFolderError
 from autotrain_mem.parallel.place import Place
 from autotrain_mem.spec import Job
 from autotrain_mem.spec.autofit import AutoFit
@@ -43,3 +44,11 @@ def test_a_folder_with_a_file_of_the_users_own_is_refused_also_where_a_plan_is_f
         refuse(wish, to_train=True)
     refuse(replace(wish, argv=("--output_dir", str(tmp_path / "new"))), to_train=True)
     refuse(replace(wish, place=Place(rank=1, machines=2, address="", port=0)), to_train=True)  # the first one's folder
+
+
+def test_only_files_of_weights_make_a_folder_one_to_train_from(tmp_path: Path) -> None:
+    (tmp_path / "training_args.bin").touch()
+    with pytest.raises(ModelNotFoundError, match="holds no weights"):
+        check_weights(tmp_path)
+    (tmp_path / "pytorch_model.bin").touch()
+    check_weights(tmp_path)

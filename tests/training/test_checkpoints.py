@@ -102,6 +102,40 @@ def test_a_manifest_of_sizes_alone_is_still_read(tmp_path: Path) -> None:
     assert newest_start(tmp_path).step == 5
 
 
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        *(("model.safetensors", True), ("model-00001-of-00002.safetensors", True), ("pytorch_model.bin", True)),
+        *(("adapter_model.safetensors", True), ("adapter_model.bin", True), ("second/adapter_model.bin", True)),
+        *(("pytorch_model_fsdp_0/__0_0.distcp", True), ("global_step5/mp_rank_00_model_states.pt", True)),
+        *(("global_step5/zero_pp_rank_0_mp_rank_00_model_states.pt", True), ("pytorch_model_fsdp.bin", True)),
+        *(("training_args.bin", False), ("other.safetensors", False), ("optimizer_0/__0_0.distcp", False)),
+        *(("global_step5/zero_pp_rank_0_mp_rank_00_optim_states.pt", False), ("adapter_config.json", False)),
+    ],
+)
+def test_without_a_manifest_only_files_of_weights_pass_for_weights(tmp_path: Path, name: str, is_one: bool) -> None:
+    made, other = _checkpoint(tmp_path, 5), _checkpoint(tmp_path, 4)
+    (made / name).parent.mkdir(exist_ok=True)
+    content = (made / ("model.safetensors" if name.endswith(".safetensors") else "rng_state.pth")).read_bytes()
+    (made / "model.safetensors").unlink()
+    (made / name).write_bytes(content)
+    assert why_torn(made) == ("" if is_one else "it holds no weights")
+    told: list[str] = []
+    assert newest_start(tmp_path, on_torn=told.append).path == (made if is_one else other)
+    assert told == ([] if is_one else ["checkpoint-5 is torn (it holds no weights): it was moved to torn-checkpoint-5"])
+
+
+def test_without_a_manifest_a_name_of_another_step_is_told_and_not_gone_on_with(tmp_path: Path) -> None:
+    made = _checkpoint(tmp_path, 5)
+    assert why_torn(made.rename(tmp_path / "before-the-holidays")) == ""
+    (tmp_path / "before-the-holidays").rename(tmp_path / "checkpoint-9")
+    _checkpoint(tmp_path, 3)
+    told: list[str] = []
+    assert newest_start(tmp_path, on_torn=told.append).step == 3
+    why = "trainer_state.json says that it is of step 5"
+    assert told == [f"checkpoint-9 is torn ({why}): it was moved to torn-checkpoint-9"]
+
+
 def test_a_file_of_zeros_is_none_of_torchs(tmp_path: Path) -> None:
     """As a power cut may leave one that nobody waited for."""
     made = _checkpoint(tmp_path, 5)
