@@ -251,7 +251,8 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         ppo_resume.seed_shuffling(dataloader, seed)
         restore_rng = functools.partial(self._load_rng_state, None if checkpoint is None else str(checkpoint))
-        batches = ppo_resume.batches_after(self.state.global_step, dataloader, restore_rng)
+        done = 0 if self.args.ignore_data_skip else self.state.global_step
+        batches = ppo_resume.batches_after(done, dataloader, restore_rng)
         while not self.control.should_training_stop and self.state.global_step < self.state.max_steps:
             self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
             yield next(batches)

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from autotrain_mem.files import replace_file
 
 MANIFEST = "autofit.checkpoint.json"
@@ -37,15 +39,12 @@ _WEIGHTS = (
     *("model*.safetensors", "pytorch_model*.bin", "adapter_model.*"),
     *("pytorch_model_fsdp*/*.distcp", "global_step*/*_model_states.pt"),
 )
-"""Files of a whole model or an adapter (``transformers/utils/__init__.py: WEIGHTS_NAME`` and those below it), of FSDP's
-ranks and of DeepSpeed's; ``training_args.bin`` is none."""
+"""A model's or adapter's (``transformers/utils/__init__.py: WEIGHTS_NAME``), FSDP's and DeepSpeed's files."""
 _PICKLED = (".pt", ".pth", ".bin")
 """torch.save writes a zip archive, whose directory stands at its end (``torch/serialization.py: save``)."""
 _ZIP = b"PK\x03\x04"
 _PICKLE = b"\x80"
 """Of a file without an archive, which is older: only reading it would tell whether it is whole."""
-_HEADER_AT_MOST = 100_000_000
-"""Bytes of a header of safetensors (``safetensors/src/tensor.rs: MAX_HEADER_SIZE``)."""
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 """What file systems answer that have nothing to wait for (``man 2 fsync``); some do for folders only."""
 _CHUNK_BYTES = 1 << 20
@@ -95,18 +94,20 @@ def sync_all(paths: Iterable[Path]) -> None:
             os.close(opened)
 
 
-def write_manifest(checkpoint: Path, sums: Mapping[str, int], run: str = "") -> None:
+def write_manifest(checkpoint: Path, sums: Mapping[str, int], run: str = "", order: Mapping[str, str] = {}) -> None:
     """Write it when all other files are on the disk: whoever finds the manifest knows what each has to be.
 
     Args:
         sums: What :func:`reach_disk` returned.
         run: The id of the run that wrote the checkpoint, for :func:`run_of`.
+        order: What the order of its rows comes from (``training.process.checkpointing: order_of``).
 
     Raises:
         OSError: it cannot be written.
     """
     sizes = {name: (checkpoint / name).stat().st_size for name in sums}
-    replace_file(checkpoint / MANIFEST, json.dumps({"run": run, "files": sizes, "crc32": sums}, indent=2).encode())
+    content = {"run": run, "order": {**order}, "files": sizes, "crc32": sums}
+    replace_file(checkpoint / MANIFEST, json.dumps(content, indent=2).encode())
     sync_all([checkpoint])
 
 
@@ -312,24 +313,13 @@ def _by_structure(checkpoint: Path) -> Iterator[str]:
 def _is_complete(file: Path) -> bool:
     """Compare a file's length with what it says of it; one that says nothing is taken as it is."""
     if file.suffix == ".safetensors":
-        return _ends_where_it_says(file)
+        try:
+            with safe_open(file, "np"):  # ``safetensors/src/tensor.rs: SafeTensors::read_metadata`` looks at the length
+                return True
+        except SafetensorError:
+            return False
     if file.suffix not in _PICKLED:
         return True
     with file.open("rb") as opened:
         start = opened.read(len(_ZIP))
     return start.startswith(_PICKLE) or (start == _ZIP and zipfile.is_zipfile(file))
-
-
-def _ends_where_it_says(file: Path) -> bool:
-    """A header's length in 8 bytes, the header, and the tensors, whose places it names (safetensors' README)."""
-    with file.open("rb") as opened:
-        start = opened.read(8)
-        length = int.from_bytes(start, "little")
-        if len(start) < 8 or length > _HEADER_AT_MOST:
-            return False
-        header_text = opened.read(length)
-    if len(header_text) < length:
-        return False
-    header = json.loads(header_text)
-    ends: list[int] = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
-    return file.stat().st_size == 8 + length + max(ends, default=0)

@@ -45,6 +45,8 @@ def test_a_run_whose_process_is_killed_comes_to_its_end(survived: Ran, files: Pa
     assert (told["run"]["steps"], told["run"]["restarts"]) == (5, 1)
     assert json.loads((files / "survived/run.json").read_text())["experience"]["restarts"] == [restart]
     assert "after 4 steps (killed: signal 9)" in survived.err
+    manifest = json.loads((files / "survived/checkpoint-5/autofit.checkpoint.json").read_text())
+    assert (manifest["order"]["--seed"], manifest["order"]["--dataset"][:3]) == ("42", "of ")
     assert survived.err.count("the log cannot be written (No space left on device)") == 1
 
 

@@ -48,6 +48,19 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(use_lora: bool, done: int
     assert_same_end(straight, resumed)
 
 
+def test_prompts_come_from_the_beginning_where_none_are_to_be_left_out(model: Path, tmp_path: Path) -> None:
+    built = trainer(model, config(tmp_path, max_steps=3))
+    built.state.max_steps = 3
+
+    def first(*, done: int, ignore_data_skip: bool) -> Any:
+        built.state.global_step, built.args.ignore_data_skip = done, ignore_data_skip
+        return next(built._prompts(built.dataloader, None))["input_ids"].tolist()
+
+    beginning = first(done=0, ignore_data_skip=False)
+    assert first(done=2, ignore_data_skip=True) == beginning
+    assert first(done=2, ignore_data_skip=False) != beginning
+
+
 def test_true_resumes_from_the_newest_checkpoint_that_is_whole(model: Path, tmp_path: Path) -> None:
     straight = run(model, tmp_path)
     torch.save(torch.get_rng_state(), tmp_path / "rng.pt")

@@ -29,6 +29,7 @@ from autotrain_mem.rehearsal.rehearse import build_trainer
 from autotrain_mem.spec import Hardware, Phase, PhasePeak, codec
 from autotrain_mem.spec.report import MemoryReading
 from autotrain_mem.training.out_of_memory import is_out_of_memory
+from autotrain_mem.training.process.checkpointing import order_of
 from autotrain_mem.training.request import Request
 
 if TYPE_CHECKING:
@@ -219,7 +220,7 @@ def build(request: Request, placed: Placing, changes: Mapping[str, Any] | None =
         filled = replace(filled, processor=load_processor(job.model, knobs.max_pixels, **revision_of(job)))
     evaluated = splits[filled.script.dataset_test_split] if filled.is_evaluated else None
     try:
-        return build_trainer(job, knobs, filled, splits[filled.script.dataset_train_split], evaluated)
+        trainer = build_trainer(job, knobs, filled, splits[filled.script.dataset_train_split], evaluated)
     except torch.OutOfMemoryError as error:
         raise GpuOutOfMemoryError(f"Out of memory while the models were loaded: {error}", hint=SMALLER) from error
     except OSError as error:
@@ -229,3 +230,5 @@ def build(request: Request, placed: Placing, changes: Mapping[str, Any] | None =
             f"The weights or the tokenizer of {job.model} cannot be loaded: {' '.join(str(error).split())}",
             hint="A plan needs config.json only; training needs the whole model. Download it, or give another --model.",
         ) from error
+    trainer.autofit_order = order_of(filled.training, splits[filled.script.dataset_train_split])
+    return trainer

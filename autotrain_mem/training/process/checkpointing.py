@@ -1,16 +1,15 @@
-"""Writes checkpoints so that each ends with its manifest, and a full disk costs a checkpoint, not the run.
-
-And loads them without running code that they bring: a pickle calls whatever it names.
-"""
+"""Writes checkpoints so that each ends with its manifest, and loads them without running code that they bring."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import pickle
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +23,7 @@ from transformers import trainer as trainer_module
 from autotrain_mem.errors import OutputFolderError
 from autotrain_mem.host import free_disk_bytes
 from autotrain_mem.training.checkpoints import (
+    MANIFEST,
     discard,
     instead_of,
     is_deepspeeds,
@@ -58,6 +58,41 @@ def is_full_disk(error: BaseException, folder: str) -> bool:
     if getattr(error, "errno", None) in _FULL or any(text in str(error) for text in _FULL_TEXTS):
         return True
     return free_disk_bytes(folder) < FULL_DISK_BYTES
+
+
+def order_of(arguments: Any, rows: Any) -> dict[str, str]:
+    """Tell what an order of rows comes from: what draws it, how many there are, and up to 2,047 of them, evenly spread;
+    of images in rows the size alone, and of files that rows name no folder."""
+    view, digest = rows.with_format("arrow"), hashlib.blake2b(digest_size=6)
+    for index in range(0, len(rows), max(1, len(rows) // 1024)):
+        row = json.dumps(
+            view[index].to_pylist(), default=lambda value: len(value) if type(value) is bytes else repr(value)
+        )
+        digest.update(re.sub(r'"/[^"]*/', '"', row).encode())
+    # ``transformers/trainer.py: _get_train_sampler``, and the same of ``trl/trainer/grpo_trainer.py``
+    names = ("seed", "data_seed", "shuffle_dataset", "train_sampling_strategy")
+    drawn = {f"--{name}": str(getattr(arguments, name, None)) for name in names}
+    return drawn | {"--dataset": f"of {len(rows)} rows ({digest.hexdigest()})"}
+
+
+def check_order(checkpoint: Path, order: Mapping[str, str]) -> None:
+    """Refuse to leave out the first rows of an order where a checkpoint was trained on those of another.
+
+    Raises:
+        OutputFolderError: it was. Without a manifest that is not known.
+    """
+    before = order
+    with suppress(OSError, ValueError, KeyError):
+        before = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["order"]
+    if other := {name: was for name, was in before.items() if was != order.get(name)}:
+        changes = "; ".join(f"{name} {was} in the checkpoint, {order.get(name)} now" for name, was in other.items())
+        flags = ", ".join(f"no {name}" if was == "None" else f"{name} {was}" for name, was in other.items())
+        raise OutputFolderError(
+            f"{checkpoint} was trained on rows in another order: {changes}. Some would be met twice in this epoch, and "
+            "others never.",
+            hint=f"Go on with what it has begun with: {flags}.\n"
+            "Or add --ignore_data_skip true: the epoch then begins anew, with the rows as they are now.",
+        )
 
 
 def follow_saving(trainer: Any, send: SendEvent, run: str = "", world: World | None = None) -> None:
@@ -150,7 +185,7 @@ class _Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         if not self._world.is_first:
             return
         try:
-            write_manifest(path, sums, self._run)
+            write_manifest(path, sums, self._run, getattr(trainer, "autofit_order", {}))
         except OSError as error:
             self._send({"event": "checkpoint", **place, "message": _in_a_line(error)})
             return
@@ -210,18 +245,6 @@ def _in_a_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-def _twice_if_full(save: Callable[[], None]) -> None:
-    """A device that is full as weights are gathered has room once the cache is given back; the files are made anew."""
-    try:
-        save()
-        return
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-    release()
-    save()
-
-
 def save_trained(trainer: Any, output_dir: str) -> None:
     """Write the model as it is at the end, and wait until it is on the disk.
 
@@ -231,10 +254,14 @@ def save_trained(trainer: Any, output_dir: str) -> None:
     folder = Path(output_dir)
     try:
         write_shards(trainer, whole=True)
-        if _is_sharded(trainer):
-            trainer.save_model(output_dir)
-        else:
-            _twice_if_full(lambda: trainer.save_model(output_dir))
+        for is_last in (_is_sharded(trainer), True):  # a device that is full has room once the cache is given back
+            try:
+                trainer.save_model(output_dir)
+                break
+            except Exception as error:
+                if is_last or not is_out_of_memory(error):
+                    raise
+            release()
         sync_all([*(path for path in folder.iterdir() if path.is_file()), folder])
     except Exception as error:
         if not is_full_disk(error, output_dir):

@@ -25,7 +25,7 @@ from autotrain_mem.training.longest_batch.rows import LongestBatch
 from autotrain_mem.training.longest_batch.run import attach_longest_batch, cost_of_emptying
 from autotrain_mem.training.out_of_memory import HOST, kind_of
 from autotrain_mem.training.process.build import SMALLER, Device, build, device_of
-from autotrain_mem.training.process.checkpointing import follow_saving, save_trained, without_code
+from autotrain_mem.training.process.checkpointing import check_order, follow_saving, save_trained, without_code
 from autotrain_mem.training.process.finite_values import FiniteValues
 from autotrain_mem.training.process.lossy_logs import drop_logs_without_room
 from autotrain_mem.training.process.model_card import complete_cards, write_last_card
@@ -77,6 +77,8 @@ def _run(trainer: Any, device: Device, request: Request, send: SendEvent, world:
     safeguards = Safeguards(trainer, request, device, send) if request.guarded else None
     trainer.add_callback(FiniteValues(trainer, send, world))  # outermost: the longest rows' loss is none of the run's
     resume = request.job.arguments.get("resume_from_checkpoint")
+    if resume and not trainer.args.ignore_data_skip:
+        check_order(Path(resume), trainer.autofit_order)
     for name in ("_prepare_for_training", *(name for name in dir(trainer) if name.startswith("_load_"))):
         setattr(trainer, name, without_code(Path(resume or ""))(getattr(trainer, name)))
     try:

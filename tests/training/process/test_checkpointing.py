@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,21 +16,29 @@ import pytest
 import tiny_trainers
 import torch
 import torch.distributed.checkpoint as dcp
+from datasets import Dataset, concatenate_datasets
 from nouns import TRL_DEFAULTS
 from tiny import tiny_folder
 from transformers import TrainerCallback
 
 from autotrain_mem.errors import OutputFolderError
 from autotrain_mem.report.events import event_line
-from autotrain_mem.training.checkpoints import MANIFEST, newest_whole, step_of, why_not_whole
+from autotrain_mem.training.checkpoints import MANIFEST, newest_whole, step_of, why_not_whole, write_manifest
 from autotrain_mem.training.process import checkpointing, train
-from autotrain_mem.training.process.checkpointing import follow_saving, save_trained, without_code
+from autotrain_mem.training.process.checkpointing import (
+    check_order,
+    follow_saving,
+    order_of,
+    save_trained,
+    without_code,
+)
 from autotrain_mem.training.process.lossy_logs import drop_logs_without_room
 from autotrain_mem.training.process.resharding.resume import opened
 from autotrain_mem.training.process.train import NoStepAfterTheLast
 
 STEPS = 7
 """Of 13 rows by 4: into the second pass over the data."""
+ORDER = {"--seed": "42", "--dataset": "of 13 rows (0ff)"}
 SAVING = {"save_strategy": "steps", "save_steps": 2, "max_steps": STEPS, "per_device_train_batch_size": 4}
 
 
@@ -37,6 +46,7 @@ def _trainer(model: Path, folder: Path, **changes: Any) -> tuple[Any, list[dict[
     made = tiny_trainers.trainer("sft", model, folder, **SAVING | changes)
     told: list[dict[str, Any]] = []
     made.add_callback(NoStepAfterTheLast(made))
+    made.autofit_order = ORDER
     follow_saving(made, lambda event: told.append(dict(event)))
     return made, told
 
@@ -64,6 +74,7 @@ def test_every_checkpoint_is_told_and_ends_with_its_manifest(calm: Any) -> None:
     ]
     for event in calm.told[1::2]:
         assert why_not_whole(Path(event["path"])) == ""
+        assert json.loads((Path(event["path"]) / MANIFEST).read_text())["order"] == ORDER
         assert (Path(event["path"]) / MANIFEST).is_file()
 
 
@@ -156,7 +167,7 @@ class Saver:
     def _save_checkpoint(self) -> None:
         folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
         folder.mkdir()
-        (folder / "model.bin").write_bytes(b"\x80 weights")
+        (folder / "pytorch_model.bin").write_bytes(b"\x80 weights")
         (folder / "trainer_state.json").write_text(json.dumps({"global_step": self.state.global_step}))
         self.state.best_model_checkpoint = str(folder)
 
@@ -267,6 +278,85 @@ def test_logs_for_which_the_disk_has_no_room_end_no_training(gpt2: Path, tmp_pat
     assert [event["message"] for event in told] == [
         f"what {who} {no_room}" for who in ("Tracker logs", "the trainer logs")
     ]
+
+
+# -- the order of rows -------------------------------------------------------------------------------------------------
+
+CHATS = [{"messages": [{"role": "user", "content": f"No. {n}"}], "image": b"%d" % n} for n in range(50)]
+
+
+def _order(rows: Any, **arguments: Any) -> dict[str, str]:
+    return order_of(SimpleNamespace(**{"seed": 42, "data_seed": None} | arguments), rows)
+
+
+def test_the_same_rows_in_the_same_order_are_known_however_they_lie() -> None:
+    rows = Dataset.from_list(CHATS)
+    parts = concatenate_datasets([rows.select(range(30)), rows.select(range(30, 50))])
+    backwards = Dataset.from_list(CHATS[::-1]).select(range(49, -1, -1))
+    assert _order(rows) == _order(parts) == _order(backwards)
+    assert _order(rows)["--dataset"].startswith("of 50 rows (")
+    moved = [Dataset.from_dict({"image": [f"{place}/{n}.png" for n in range(3)]}) for place in ("/old/place", "/new")]
+    assert _order(moved[0]) == _order(moved[1])
+
+
+def test_other_rows_another_order_and_whatever_draws_it_are_told_apart() -> None:
+    rows = Dataset.from_list(CHATS)
+    changed = Dataset.from_list([*CHATS[:-1], {**CHATS[0], "messages": [{"role": "user", "content": "No. 0!"}]}])
+    orders = [_order(each) for each in (rows, rows.shuffle(seed=1), rows.select(range(49)), changed)]
+    orders += [_order(rows, seed=7), _order(rows, data_seed=7), _order(rows, train_sampling_strategy="sequential")]
+    orders += [_order(rows, shuffle_dataset=True)]
+    assert len({json.dumps(order) for order in orders}) == len(orders)
+
+
+def test_of_a_million_rows_few_are_read() -> None:
+    read: list[int] = []
+
+    class Rows:
+        def __len__(self) -> int:
+            return 1_000_000
+
+        def with_format(self, kind: str) -> Any:
+            return self
+
+        def __getitem__(self, index: int) -> Any:
+            read.append(index)
+            return SimpleNamespace(to_pylist=lambda: [{"text": str(index)}])
+
+    _order(Rows())
+    assert (read[0], read[1], len(read)) == (0, 976, 1025)
+
+
+def test_a_checkpoint_of_another_order_is_refused_with_what_it_was_and_what_accepts_it(tmp_path: Path) -> None:
+    write_manifest(tmp_path, {}, "run", {"--seed": "42", "--data_seed": "None", "--dataset": "of 13 rows (0ff)"})
+    check_order(tmp_path, {"--seed": "42", "--data_seed": "None", "--dataset": "of 13 rows (0ff)"})
+    with pytest.raises(OutputFolderError) as caught:
+        check_order(tmp_path, {"--seed": "7", "--data_seed": "9", "--dataset": "of 13 rows (0ff)"})
+    assert caught.value.message == (
+        f"{tmp_path} was trained on rows in another order: --seed 42 in the checkpoint, 7 now; --data_seed None in the "
+        "checkpoint, 9 now. Some would be met twice in this epoch, and others never."
+    )
+    assert caught.value.hint.startswith("Go on with what it has begun with: --seed 42, no --data_seed.\n")
+    assert "--ignore_data_skip true" in caught.value.hint
+    with pytest.raises(OutputFolderError, match=r"--dataset of 13 rows \(0ff\) in the checkpoint, of 14 rows"):
+        check_order(tmp_path, {"--seed": "42", "--data_seed": "None", "--dataset": "of 14 rows (1ff)"})
+    check_order(tmp_path / "TRL's own", {"--seed": "7"})
+
+
+@pytest.mark.parametrize("accepts", [False, True])
+def test_another_order_is_refused_before_anything_is_loaded_unless_the_epoch_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accepts: bool
+) -> None:
+    write_manifest(tmp_path, {}, "run", {"--seed": "42"})
+    monkeypatch.setattr(train, "FiniteValues", lambda *_: None)
+    ours: Any = {"autofit_order": {"--seed": "7"}, "_prepare_for_training": None, "add_callback": lambda _: None}
+    trainer = SimpleNamespace(args=SimpleNamespace(ignore_data_skip=accepts), **ours)
+    job = SimpleNamespace(arguments={"resume_from_checkpoint": str(tmp_path)})
+    request: Any = SimpleNamespace(guarded=False, knobs=TRL_DEFAULTS, job=job)
+    trained: list[Any] = []
+    device: Any = SimpleNamespace(train=lambda made, **options: trained.append(options))
+    with nullcontext() if accepts else pytest.raises(OutputFolderError, match="--seed 42 in the checkpoint, 7 now"):
+        train._run(trainer, device, request, lambda _: None, SimpleNamespace())  # type: ignore[arg-type]
+    assert trained == ([{"resume_from_checkpoint": str(tmp_path)}] if accepts else [])
 
 
 # -- loading -----------------------------------------------------------------------------------------------------------
