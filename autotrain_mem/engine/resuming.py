@@ -11,7 +11,7 @@ from autotrain_mem.errors import OutputFolderError, PlanFileError, UsageError
 from autotrain_mem.spec import Plan
 from autotrain_mem.spec.knobs import alone_too
 from autotrain_mem.training.checkpoint_kinds import Resumer, as_it_was_begun, why_not
-from autotrain_mem.training.checkpoints import newest_first, why_torn
+from autotrain_mem.training.checkpoints import check_order, newest_first, why_torn
 
 
 def check_checkpoint(wish: Wish) -> None:
@@ -20,7 +20,8 @@ def check_checkpoint(wish: Wish) -> None:
     Where they leave it open, the plan that is made is looked at (``engine.recover.supervised``).
 
     Raises:
-        OutputFolderError: none of the checkpoints that it may mean can be read by so many ranks in this way.
+        OutputFolderError: none of the checkpoints that it may mean can be read by so many ranks in this way, or the
+            newest was trained with another seed.
         UsageError: so many GPUs do not divide the run's effective batch.
     """
     plan = _plan(wish)
@@ -28,6 +29,9 @@ def check_checkpoint(wish: Wish) -> None:
         _check_batch(wish, plan)
     resumer = _resumer(wish, plan)
     checkpoints = list(_checkpoints(wish))
+    if checkpoints and not wish.argument("ignore_data_skip"):  # the rows themselves are looked at once they are loaded
+        said = {f"--{name}": wish.argument(name) for name in ("seed", "data_seed")}
+        check_order(checkpoints[0], {name: str(value) for name, value in said.items() if value is not None})
     if resumer is None or not checkpoints:
         return
     refused = {checkpoint: why_not(checkpoint, resumer) for checkpoint in checkpoints}

@@ -25,6 +25,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from autotrain_mem.errors import OutputFolderError
 from autotrain_mem.files import replace_file
 
 MANIFEST = "autofit.checkpoint.json"
@@ -216,6 +217,29 @@ def instead_of(checkpoint: Path) -> str:
     found = next((path for path in older if not why_no_start(path)), None)
     again = "Start again: give another --output_dir, and no --resume_from_checkpoint."
     return again if found is None else f"Go on from an older one: --resume_from_checkpoint {found}."
+
+
+def check_order(checkpoint: Path, order: Mapping[str, str]) -> None:
+    """Refuse to leave out the first rows of an order where a checkpoint was trained on those of another.
+
+    Args:
+        order: As far as it is known: of the keys of :func:`training.process.checkpointing.order_of`.
+
+    Raises:
+        OutputFolderError: it was. Without a manifest that is not known.
+    """
+    before = order
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        before = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["order"]
+    if other := {name: was for name, was in before.items() if was != order.get(name, was)}:
+        changes = "; ".join(f"{name} {was} in the checkpoint, {order[name]} now" for name, was in other.items())
+        flags = ", ".join(f"no {name}" if was == "None" else f"{name} {was}" for name, was in other.items())
+        raise OutputFolderError(
+            f"{checkpoint} was trained on rows in another order: {changes}. Some would be met twice in this epoch, and "
+            "others never.",
+            hint=f"Go on with what it has begun with: {flags}.\n"
+            "Or add --ignore_data_skip true: the epoch then begins anew, with the rows as they are now.",
+        )
 
 
 def discard(checkpoint: Path) -> None:

@@ -12,6 +12,7 @@ from autotrain_mem import api
 from autotrain_mem.engine.early import refuse
 from autotrain_mem.errors import OutputFolderError, UsageError
 from autotrain_mem.spec.autofit import AutoFit
+from autotrain_mem.training.checkpoints import write_manifest
 
 
 def checkpoint(folder: Path, step: int, *names: str, ranks: int = 2) -> None:
@@ -41,6 +42,16 @@ def test_ranks_that_cannot_read_it_are_refused_within_a_second(tmp_path: Path) -
     with pytest.raises(OutputFolderError, match="FSDP1"):
         refuse(wish(tmp_path, AutoFit(sharding="fsdp1"), str(tmp_path / "checkpoint-3")), to_train=True)
     refuse(wish(tmp_path, AutoFit(sharding="zero3")), to_train=True)
+
+
+def test_another_seed_is_refused_before_anything_is_planned_unless_the_epoch_begins_anew(tmp_path: Path) -> None:
+    for step, seed in ((3, "7"), (6, "42")):
+        checkpoint(tmp_path, step, "optimizer.pt")
+        write_manifest(tmp_path / f"checkpoint-{step}", {}, "", {"--seed": seed, "--dataset": "of 13 rows"})
+    with pytest.raises(OutputFolderError, match=r"checkpoint-6 was trained .*: --seed 42 in the checkpoint, 7 now"):
+        refuse(wish(tmp_path, AutoFit(), argv=("--seed", "7")), to_train=True)
+    refuse(wish(tmp_path, AutoFit(), argv=("--seed=42", "--data_seed", "1")), to_train=True)
+    refuse(wish(tmp_path, AutoFit(), argv=("--seed", "7", "--ignore_data_skip")), to_train=True)
 
 
 def test_a_checkpoint_that_may_still_be_meant_refuses_nothing(tmp_path: Path) -> None:

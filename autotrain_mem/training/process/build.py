@@ -160,10 +160,18 @@ def device_of(request: Request) -> Iterator[Device]:
         UnreadableGpuError: torch cannot use the card.
     """
     if not request.simulate:
+        peaks = None
         if request.hardware.origin != "cpu":
+            import torch
+
+            from autotrain_mem.training.watch.callback import cuda_reading
+
             # As accelerate places a rank (accelerate/state.py: PartialState.set_device).
             check_usable(int(os.environ["LOCAL_RANK"]) if request.knobs.processes > 1 else 0)
-        yield Device(hardware=request.hardware, simulated=None, watch=None, peaks=_cuda_peaks(request.hardware))
+            peaks = PhasePeaks(
+                lambda: cuda_reading() or MemoryReading.from_stats({}), torch.cuda.reset_peak_memory_stats
+            )
+        yield Device(hardware=request.hardware, simulated=None, watch=None, peaks=peaks)
         return
     from autotrain_mem.rehearsal.fake_run import Watch
 
@@ -183,16 +191,6 @@ def device_of(request: Request) -> Iterator[Device]:
         peaks.listen(watch.recorder)
         device = Device(hardware=hardware, simulated=simulated, watch=watch, peaks=peaks)
         yield replace(device, end_faults=until_trained.close)
-
-
-def _cuda_peaks(hardware: Hardware) -> PhasePeaks | None:
-    if hardware.origin == "cpu":
-        return None
-    import torch
-
-    from autotrain_mem.training.watch.callback import cuda_reading
-
-    return PhasePeaks(lambda: cuda_reading() or MemoryReading.from_stats({}), torch.cuda.reset_peak_memory_stats)
 
 
 def build(request: Request, placed: Placing, changes: Mapping[str, Any] | None = None) -> Any:

@@ -8,8 +8,8 @@ import json
 import pickle
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +23,6 @@ from transformers import trainer as trainer_module
 from autotrain_mem.errors import OutputFolderError
 from autotrain_mem.host import free_disk_bytes
 from autotrain_mem.training.checkpoints import (
-    MANIFEST,
     discard,
     instead_of,
     is_deepspeeds,
@@ -73,26 +72,6 @@ def order_of(arguments: Any, rows: Any) -> dict[str, str]:
     names = ("seed", "data_seed", "shuffle_dataset", "train_sampling_strategy")
     drawn = {f"--{name}": str(getattr(arguments, name, None)) for name in names}
     return drawn | {"--dataset": f"of {len(rows)} rows ({digest.hexdigest()})"}
-
-
-def check_order(checkpoint: Path, order: Mapping[str, str]) -> None:
-    """Refuse to leave out the first rows of an order where a checkpoint was trained on those of another.
-
-    Raises:
-        OutputFolderError: it was. Without a manifest that is not known.
-    """
-    before = order
-    with suppress(OSError, ValueError, KeyError):
-        before = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["order"]
-    if other := {name: was for name, was in before.items() if was != order.get(name)}:
-        changes = "; ".join(f"{name} {was} in the checkpoint, {order.get(name)} now" for name, was in other.items())
-        flags = ", ".join(f"no {name}" if was == "None" else f"{name} {was}" for name, was in other.items())
-        raise OutputFolderError(
-            f"{checkpoint} was trained on rows in another order: {changes}. Some would be met twice in this epoch, and "
-            "others never.",
-            hint=f"Go on with what it has begun with: {flags}.\n"
-            "Or add --ignore_data_skip true: the epoch then begins anew, with the rows as they are now.",
-        )
 
 
 def follow_saving(trainer: Any, send: SendEvent, run: str = "", world: World | None = None) -> None:

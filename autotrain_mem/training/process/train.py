@@ -20,12 +20,13 @@ from autotrain_mem.errors import GpuOutOfMemoryError
 from autotrain_mem.spec import Incident, Learned, codec
 from autotrain_mem.spec.report import REWARD_NAMES, MemoryReading
 from autotrain_mem.spec.shortage import Shortage
+from autotrain_mem.training.checkpoints import check_order
 from autotrain_mem.training.guard.attach import attach_guard
 from autotrain_mem.training.longest_batch.rows import LongestBatch
 from autotrain_mem.training.longest_batch.run import attach_longest_batch, cost_of_emptying
 from autotrain_mem.training.out_of_memory import HOST, kind_of
 from autotrain_mem.training.process.build import SMALLER, Device, build, device_of
-from autotrain_mem.training.process.checkpointing import check_order, follow_saving, save_trained, without_code
+from autotrain_mem.training.process.checkpointing import follow_saving, save_trained, without_code
 from autotrain_mem.training.process.finite_values import FiniteValues
 from autotrain_mem.training.process.lossy_logs import drop_logs_without_room
 from autotrain_mem.training.process.model_card import complete_cards, write_last_card

@@ -23,10 +23,16 @@ from transformers import TrainerCallback
 
 from autotrain_mem.errors import OutputFolderError
 from autotrain_mem.report.events import event_line
-from autotrain_mem.training.checkpoints import MANIFEST, newest_whole, step_of, why_not_whole, write_manifest
+from autotrain_mem.training.checkpoints import (
+    MANIFEST,
+    check_order,
+    newest_whole,
+    step_of,
+    why_not_whole,
+    write_manifest,
+)
 from autotrain_mem.training.process import checkpointing, train
 from autotrain_mem.training.process.checkpointing import (
-    check_order,
     follow_saving,
     order_of,
     save_trained,
