@@ -52,7 +52,10 @@ def opened(
     """
     check_launch(is_placed=wish.place is not None)
     refuse_flags(wish)
-    _check_prices(wish)
+    if wish.autofit.prices is not None:
+        from autotrain_mem.machine.prices import prices  # only a file of the user's can be wrong
+
+        prices(str(wish.autofit.prices))
     if is_one:
         refuse(wish, to_train=to_train, reads_data=reads_data)
     from autotrain_mem.engine.kept_answers import is_parsed  # what is refused above waits for neither
@@ -64,14 +67,10 @@ def opened(
         try:
             yield workers
         except UsageError:  # the next typo is told at once
-            _keep_flags(workers)
+            with contextlib.suppress(AutofitError):
+                if kept_names(Store(cache_folder())) is None:
+                    workers.first.flags()
             raise
-
-
-def _keep_flags(workers: Workers) -> None:
-    with contextlib.suppress(AutofitError):
-        if kept_names(Store(cache_folder())) is None:
-            workers.first.flags()
 
 
 def refuse_flags(wish: Wish) -> None:
@@ -175,13 +174,6 @@ def _check_written(job: Job, wish: Wish) -> None:
         check_weights(pathlib.Path(name))
     if wish.place is None or not wish.place.rank:  # the first machine's run holds the folder of all
         check_output(job, overwrite=wish.overwrite_output_dir)
-
-
-def _check_prices(wish: Wish) -> None:
-    if wish.autofit.prices is not None:
-        from autotrain_mem.machine.prices import prices  # only a file of the user's can be wrong
-
-        prices(str(wish.autofit.prices))
 
 
 def _refuse_device(wish: Wish, *, to_train: bool) -> None:

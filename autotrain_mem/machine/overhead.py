@@ -52,9 +52,6 @@ COMMUNICATOR_BYTES = 700 * MIB
 """Of each communicator of several GPUs. NVIDIA/nccl#964 measured 544 MiB for groups of 2 and 688 for groups of 3 and 4
 on A100s with NVLink; it grows with the channels, and no further beyond 2 nodes (NVIDIA/nccl#986). A probe measures it
 with the rest."""
-CENTRAL_KERNELS_BYTES = 48 * MIB
-"""The centre: what 21 training processes held beyond the context, from 18 to 143 MiB. With it the rule meets half of
-the 56 the figures within 7.6 %; the others are up to 112 MiB above and 123 below it."""
 KERNELS_BYTES = 160 * MIB
 """Planned: the most found, in inference with flash attention 3. With it the rule is above every figure: above half of
 them by 35 % or less, at most by 156 % (99 MiB on an RTX 3060 that loads weights) or 235 MiB (contexts that idle)."""
