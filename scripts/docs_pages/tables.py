@@ -13,7 +13,7 @@ from autotrain_mem.cli.flags import make_parser
 from autotrain_mem.cli.main import HELP
 from autotrain_mem.methods.flag_verdicts import GROUPS, REFUSED, REFUSED_WHEN_OFF, Verdict
 from autotrain_mem.planner.levels import LEVELS, SHORTER_ROWS, SMALLER_IMAGES_LEVEL
-from autotrain_mem.planner.levers import LADDER, LEVERS, LeverRow
+from autotrain_mem.planner.levers import HALF_WEIGHTS, LADDER, LEVERS, LeverRow
 from autotrain_mem.recipe_files import Recipe, recipes
 from autotrain_mem.spec import Harm
 from docs_pages.cures import CURES
@@ -64,14 +64,18 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def levels() -> str:
-    rows = [(str(number), step.name, _level(step.own, step.offloads)) for number, step in enumerate(LEVELS, 1)]
+    rows = [
+        (str(number), step.name, _level(step.own, step.offloads, loses=step.loses))
+        for number, step in enumerate(LEVELS, 1)
+    ]
     rows.append((str(len(rows) + 1), SHORTER_ROWS, sentence(LEVERS["max_length"].reason)))
     rows.append((f"{len(rows)}, before it", SMALLER_IMAGES_LEVEL, sentence(LEVERS["max_pixels"].reason)))
     return table(("no.", "level", "what may be given up there"), rows)
 
 
-def _level(own: tuple[str, ...], offloads: tuple[str, ...]) -> str:
+def _level(own: tuple[str, ...], offloads: tuple[str, ...], *, loses: bool) -> str:
     given = f"One or more of {_listed(own)}." if len(own) > 1 else f"`{own[0]}`." if own else "Nothing but time."
+    given = f"Most updates, to `{HALF_WEIGHTS}`, where bfloat16 keeps few at the learning rate." if loses else given
     return f"{given} With one or more of {_listed(offloads)}." if offloads else given
 
 
