@@ -265,8 +265,7 @@ LADDER = (
         knobs=(NESTED_QUANT,),
         moves_from=(False,),
         to=True,
-        needs={"load_in_4bit": (True,)},  # 4bit_base brings it along
-        # Dettmers et al., "QLoRA" (arXiv 2305.14314), section 3: 0.373 bits
+        needs={"load_in_4bit": (True,)},  # Dettmers et al., "QLoRA" (arXiv 2305.14314), section 3: 0.373 bits
         reason="the scales of the base's 4-bit blocks are rounded to 8 bits: 0.37 bits fewer for each weight",
         without="without rounding it needs",
         words="scales in 8 bits",

@@ -238,10 +238,15 @@ def test_how_far_to_go_is_compared_with_how_far_the_plan_went_and_a_length_it_fo
     assert offloading.level == "lossless, offloading"
     assert reason(offloading, replace(JOB, fit="lossless"), SMALL) == ""
     card = replace(SMALL, total_bytes=8 * GIB, free_bytes=8 * GIB)
-    plan = made(card=card)
-    assert reason(plan, replace(JOB, fit="rounding"), card) == ""
-    with pytest.raises(UsageError, match="fit is lossless, and the plan is of the level rounding"):
-        followed(plan, replace(JOB, fit="lossless"), card)
+    for job, level in (
+        (asking(learning_rate=1e-4), "rounding"),
+        (replace(JOB, forbid=frozenset({"lora"})), "losing updates"),
+    ):
+        plan = made(job, card=card)
+        assert plan.level == level
+        assert reason(plan, replace(job, fit="rounding"), card) == ""
+        with pytest.raises(UsageError, match=f"fit is lossless, and the plan is of the level {level}"):
+            followed(plan, replace(job, fit="lossless"), card)
     plan = made(replace(asking(max_length="auto"), dataset="d"))
     with pytest.raises(UsageError, match="max_length is 200, and 300 in the plan"):
         followed(plan, replace(asking(max_length=200), dataset="d"))

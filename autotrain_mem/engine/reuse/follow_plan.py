@@ -211,7 +211,8 @@ def _contradictions(plan: Plan, space: Space, job: Job) -> Iterator[str]:
     rows = plan.knobs.effective_batch_size
     if job.effective_batch_size not in (None, rows):
         yield f"effective_batch_size is {job.effective_batch_size}, and {rows} in the plan"
-    given_up = max((lever.harm for lever in plan.levers), default=Harm.NONE)
+    lowered = (min(lever.harm, Harm.ROUNDING) if lever.name == "dtype" else lever.harm for lever in plan.levers)
+    given_up = max(lowered, default=Harm.NONE)  # updates may be lost to rounding however far it goes
     if job.fit != plan.job.fit and given_up > FURTHEST[job.fit]:
         yield f"fit is {job.fit}, and the plan is of the level {plan.level}"
     harms = {lever.name: lever.harm for lever in plan.levers}  # less than its row's where it is let go: that may be
