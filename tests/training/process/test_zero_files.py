@@ -101,12 +101,16 @@ def test_a_group_without_parameters_may_be_left_out(tmp_path: Path) -> None:
         assert options_of(order, saved) == [{"lr": 0.5}, {}]
 
 
-@pytest.mark.parametrize("left_out", ["*_optim_states.pt", "*_0_mp_rank_00_optim_states.pt", "*_model_states.pt"])
+@pytest.mark.parametrize(
+    "left_out", ["*_optim_states.pt", "*_0_mp_*_optim_states.pt", "*_1_mp_*_optim_states.pt", "*_model_states.pt"]
+)
 @pytest.mark.parametrize("content", [None, {}])
 def test_a_checkpoint_without_its_files_is_named_and_not_recommended(
     tmp_path: Path, left_out: str, content: dict[str, Any] | None
 ) -> None:
     folder = second(tmp_path / "checkpoint-3")
+    for rank in range(2):
+        (folder / f"rng_state_{rank}.pth").touch()
     for file in folder.glob(f"global_step3/{left_out}"):
         file.unlink() if content is None else torch.save(content, file)
     with pytest.raises(OutputFolderError) as caught, opened(folder):

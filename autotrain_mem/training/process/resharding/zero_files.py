@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from autotrain_mem.training.checkpoints import processes_of
 from autotrain_mem.training.process.resharding.saved import State, without_parameters
 
 _RANK = re.compile(r"zero_pp_rank_(\d+)_mp_rank_00_optim_states\.pt$")
@@ -29,7 +30,8 @@ class ZeroFiles:
     def __init__(self, checkpoint: Path) -> None:
         (folder,) = {file.parent for file in checkpoint.glob("global_step*/*mp_rank_00_model_states.pt")}
         ranks = {int(found[1]): file for file in folder.iterdir() if (found := _RANK.search(file.name))}
-        states = [_mapped(ranks[rank])["optimizer_state_dict"] for rank in range(len(ranks))]
+        count = max(len(ranks), processes_of(checkpoint))
+        states = [_mapped(ranks[rank])["optimizer_state_dict"] for rank in range(count)]
         model = _mapped(next(folder.glob("*mp_rank_00_model_states.pt")))
         shapes: dict[str, torch.Size] = {name: size for group in model["param_shapes"] for name, size in group.items()}
         self._shapes = shapes
