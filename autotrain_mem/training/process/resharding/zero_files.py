@@ -30,9 +30,9 @@ class ZeroFiles:
     def __init__(self, checkpoint: Path) -> None:
         (folder,) = {file.parent for file in checkpoint.glob("global_step*/*mp_rank_00_model_states.pt")}
         ranks = {int(found[1]): file for file in folder.iterdir() if (found := _RANK.search(file.name))}
+        model = _mapped(next(folder.glob("*mp_rank_00_model_states.pt")))
         count = max(len(ranks), processes_of(checkpoint))
         states = [_mapped(ranks[rank])["optimizer_state_dict"] for rank in range(count)]
-        model = _mapped(next(folder.glob("*mp_rank_00_model_states.pt")))
         shapes: dict[str, torch.Size] = {name: size for group in model["param_shapes"] for name, size in group.items()}
         self._shapes = shapes
         self._parts = _Third(states, shapes) if "fp32_flat_groups" in states[0] else _Second(states)
