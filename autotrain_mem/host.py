@@ -47,7 +47,7 @@ class HostMemory:
 
 
 class _Version(NamedTuple):
-    """Says where one version of control groups keeps its figures."""
+    """Holds the file names of one version of control groups."""
 
     controller: str
     """In a line of ``/proc/self/cgroup``: ``number:controllers:path``."""

@@ -344,7 +344,7 @@ def row_tokens(job: Job, knobs: Knobs, lengths: Lengths) -> float:
 UNSEEN = frozenset(
     {
         *("output_dir", "run_name", "report_to", "logging_steps", "logging_dir", "logging_strategy", "push_to_hub"),
-        *("learning_rate", "lr_scheduler_type", "warmup_ratio", "warmup_steps", "num_train_epochs"),
+        *("learning_rate", "lr_scheduler_type", "warmup_steps", "num_train_epochs"),
         *("max_steps", "seed", "data_seed", "save_steps", "save_strategy", "save_total_limit", "eval_steps"),
         "resume_from_checkpoint",
     }

@@ -93,7 +93,7 @@ def axolotl(plan: Plan, job: Job) -> str:
 
 
 def _known(case: Case) -> AxolotlFacts:
-    """Says what Axolotl has for the method, which was asked before anything was planned (``tools.check_method``)."""
+    """Returns Axolotl's facts of the method; ``tools.check_method`` has refused methods without any."""
     known = case.method_facts.axolotl
     assert known is not None
     return known

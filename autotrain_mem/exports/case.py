@@ -86,7 +86,7 @@ class Case:
 
     @property
     def precision(self) -> str:
-        """Says what is computed in: ``bf16`` (TRL's default), ``fp16`` or ``no`` mixed precision."""
+        """Returns the mixed precision: ``bf16`` (TRL's default), ``fp16`` or ``no``."""
         if self.knobs.fp16 or self.settings.get("fp16"):
             return "fp16"
         return "no" if self.settings.get("bf16") is False else "bf16"
@@ -97,12 +97,12 @@ class Case:
 
     @property
     def launch(self) -> Mapping[str, Any]:
-        """Says how processes are launched, in the keys of ``accelerate launch``: as the user's own file has it, or as
+        """Returns the launch settings, in the keys of ``accelerate launch``: as the user's own file has it, or as
         autofit launches them."""
         return self.launched() if self.job.accelerate is None else self.job.accelerate
 
     def launched(self, layers: Sequence[str] = ()) -> dict[str, Any]:
-        """Says how autofit launches them.
+        """Returns the launch settings that autofit itself uses.
 
         Args:
             layers: Those that accelerate does not find by itself.
@@ -142,7 +142,7 @@ class Case:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Says what must be set before the training process starts: the job's own words and the plan's allocator."""
+        """Returns the variables to set before the training process starts: the job's own and the plan's allocator."""
         given = dict(self.job.environment)
         if not self.knobs.expandable_segments:
             return given

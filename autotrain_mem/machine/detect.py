@@ -277,7 +277,7 @@ def _in_cuda_order(nvml: Any, cards: Sequence[_Card], order: str | None) -> Sequ
 
 
 def _visible(cards: Sequence[_Card], wanted: str | None) -> tuple[_Device, ...]:
-    """Says what CUDA shows of these cards; ``wanted`` is CUDA_VISIBLE_DEVICES, None when it is not set."""
+    """Returns the devices that CUDA exposes; ``wanted`` is CUDA_VISIBLE_DEVICES, None if it is unset."""
     shown = [card.devices[0] for card in cards if card.devices] if wanted is None else _listed(cards, wanted)
     instances = [device for device in shown if device.instance]
     return tuple(instances[:1] or shown)

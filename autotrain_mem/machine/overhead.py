@@ -1,4 +1,4 @@
-"""Says what a training process holds on a device outside torch's allocator.
+"""Estimates the memory that a training process holds on a device outside torch's allocator.
 
 ======================  ==============================  ==============================================================
 what                    bytes                           depends on; source

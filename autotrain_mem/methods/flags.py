@@ -21,7 +21,7 @@ _RENAMED = {
     "torch_dtype": "dtype",
     "warmup_ratio": "warmup_steps",
 }
-"""What TRL and transformers 4 called it -> the name of today, which means the same."""
+"""Names of TRL's and transformers 4's -> today's names of the same settings."""
 
 _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "batch_size": ("per_device_train_batch_size",),

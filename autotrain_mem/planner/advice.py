@@ -1,4 +1,4 @@
-"""Says what a plan leaves to the user: a question where more harm is much faster, and advice on the job's own words."""
+"""Lists what a plan leaves to the user: questions where more harm is much faster, and advice on given settings."""
 
 from __future__ import annotations
 

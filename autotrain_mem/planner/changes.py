@@ -1,4 +1,4 @@
-"""Says what a plan changes against the settings asked for, and why, with the numbers that decided it.
+"""Lists what a plan changes against the settings asked for, and why, with the numbers that decided it.
 
 A reason is measured: it tells what was rehearsed with just that change taken back, or with more saved elsewhere.
 """
@@ -153,7 +153,7 @@ def _otherwise_needed(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too
 
 
 def _taken_back(row: LeverRow, space: Space, knobs: Knobs, memo: Memo) -> str:
-    """Says what the plan would need, or how fast it would be, with just this change taken back; empty where that was
+    """Describes the memory or speed of the plan with just this change taken back; empty where that was
     not rehearsed."""
     without = taken_back(row, knobs, space.base)
     found = next(iter(memo.known([without])), None) if without is not None else None
@@ -166,7 +166,7 @@ def _taken_back(row: LeverRow, space: Space, knobs: Knobs, memo: Memo) -> str:
 
 
 def _why_shared(knobs: Knobs, memo: Memo) -> str:
-    """Says what each GPU holds of the model, and what is the matter with holding all of it."""
+    """Describes each GPU's share of the model, and why it does not hold all of it."""
     shards, resharded = knobs.shards, knobs.sharding != "fsdp2-no-reshard"
     kept = "as it computes" if resharded else "once and kept from its forward to its backward pass"
     reason = (
@@ -233,7 +233,7 @@ def _rows_need(space: Space, estimate: Estimate) -> str:
 
 
 def _needed_without(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequence[Estimate]) -> str:
-    """Says what every level without this lever needs at least, of those rehearsed before this one was reached."""
+    """Describes the least memory of the levels without this lever that were rehearsed before this one."""
     if row.harm is Harm.ROUNDING and knobs.use_peft and not space.base.use_peft:
         return "" if _rounds_nothing(row, space, knobs) else "the base model is frozen and loses no update to rounding"
     asked = _value(row, space.base)
@@ -252,7 +252,7 @@ def _needed_without(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_s
 
 
 def _needed_on_the_device(row: LeverRow, space: Space, knobs: Knobs, memo: Memo) -> str:
-    """Says what settings needed that lack this lever alone: no more rows, and all the others of time, or more."""
+    """Describes the memory of settings that lack this lever alone: no more rows, and at least the other time levers."""
     without = [each for each in memo.estimates if not _value(row, each.knobs) and not each.fits]
     time, others = (*OFFLOADING, "gradient_checkpointing"), _pulled(knobs) - {row.knobs[0]}
     alike = [

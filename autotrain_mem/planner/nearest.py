@@ -187,7 +187,7 @@ def _settings(space: Space, knobs: Knobs) -> str:
 
 
 def budget_line(least: Estimate) -> str:
-    """Says what there is of the device, and what of it is not the run's."""
+    """Returns the line that splits the device's memory into the budget and what the run may not use."""
     hardware = least.hardware
     others = hardware.total_bytes - hardware.free_bytes
     parts = [f"{format_bytes(hardware.total_bytes)} total"]

@@ -37,17 +37,17 @@ class Found:
 
 
 class Limits(Protocol):
-    """Says what a plan must keep beside the budget of bytes, such as a time by which it is done."""
+    """A limit of a plan beside its memory budget, such as a deadline."""
 
     def keeps(self, estimate: Estimate) -> bool:
-        """Tells whether a plan that fits may be taken."""
+        """Returns whether a plan that fits may be taken."""
 
     def broken(self, fitting: Sequence[Estimate]) -> PlanError:
         """Returns the error for a search in which this much fits, and none of it may be taken."""
 
 
 class _NoLimits:
-    """Lets everything be taken that fits."""
+    """Accepts every plan that fits."""
 
     def keeps(self, estimate: Estimate) -> bool:
         return True

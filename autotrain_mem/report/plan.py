@@ -48,7 +48,7 @@ def decision(plan: Plan) -> list[RenderableType]:
 
 
 def loud(lever: Lever) -> str:
-    """Says what a user must not overlook of a lever that was pulled; empty where there is nothing of the kind."""
+    """Returns the warning of a pulled lever that changes what is trained; empty if it has none."""
     return WARNINGS.get(lever.name, "") if lever.harm is Harm.WHAT_IS_TRAINED else ""
 
 

@@ -1,4 +1,4 @@
-"""Tells in which form a checkpoint holds model and optimizer, and which trainings can go on with it.
+"""Finds the form in which a checkpoint holds model and optimizer, and which trainings can resume from it.
 
 A training goes on with a checkpoint of its own form as the libraries do. What it reads of another form is in
 ``training.process.resharding``; what it cannot is refused here, before anything starts.
@@ -32,7 +32,7 @@ cut out of it. Blocks of 8 bits and factors cannot."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resumer:
-    """Says how the training is shared that is to go on with a checkpoint."""
+    """Holds how the resuming training divides the model among its processes."""
 
     sharding: str | None
     processes: int

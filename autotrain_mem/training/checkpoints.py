@@ -1,4 +1,4 @@
-"""Tells whole checkpoints from torn ones, and finds the one to go on from.
+"""Distinguishes whole checkpoints from torn ones, and finds the one to resume from.
 
 transformers writes a checkpoint in place, file by file, and takes the one with the highest number to go on from
 (``trainer_utils.py: get_last_checkpoint``), whole or not. So whoever trains here writes a manifest of all files, their

@@ -1,4 +1,4 @@
-"""Tells a full device or host from every other error, whoever raises it, and gives back what nobody holds any more."""
+"""Recognises errors of a full device or host, whatever raises them, and frees memory that is no longer held."""
 
 from __future__ import annotations
 

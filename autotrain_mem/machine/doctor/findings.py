@@ -159,7 +159,7 @@ def _torch_cure(facts: Facts) -> str:
 
 
 def _kernels(facts: Facts, torch: Library) -> Iterator[Finding]:
-    """Says where a build has no kernels for a card; a newer card of the same generation runs an older one's."""
+    """Reports cards for which the build has no kernels; a newer card of one generation runs an older one's."""
     archs = [int(each) for each in re.findall(r"sm_(\d+)", torch.details.get("archs", ""))]
     if not archs:
         return

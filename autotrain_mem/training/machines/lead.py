@@ -53,7 +53,7 @@ def join_seconds() -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hello:
-    """What a machine says when it comes."""
+    """The first message of a machine that joins."""
 
     rank: int
     machines: int
@@ -342,7 +342,7 @@ def capitalized(text: str) -> str:
 
 
 def how_to_reach(place: Place) -> str:
-    """Says what to look at where machines do not find each other."""
+    """Returns the hint of an error for machines that do not find each other."""
     return (
         f"Each needs the same command with a --machine_rank of its own, must see the same --output_dir, and must reach "
         f"{place.address}:{place.port}: firewall, address, port? {JOIN_VARIABLE} says how long they wait."

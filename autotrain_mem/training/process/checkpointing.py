@@ -60,8 +60,8 @@ def is_full_disk(error: BaseException, folder: str) -> bool:
 
 
 def order_of(arguments: Any, rows: Any) -> dict[str, str]:
-    """Tell what an order of rows comes from: what draws it, how many there are, and up to 2,047 of them, evenly spread;
-    of images in rows the size alone, and of files that rows name no folder."""
+    """Returns what the order of rows follows from: the arguments that draw it, and a digest of up to 2,047 rows,
+    evenly spread. The digest takes only the size of an image, and only the name of a file, without its folder."""
     view, digest = rows.with_format("arrow"), hashlib.blake2b(digest_size=6)
     for index in range(0, len(rows), max(1, len(rows) // 1024)):
         row = json.dumps(

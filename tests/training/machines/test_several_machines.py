@@ -352,28 +352,27 @@ def test_one_that_says_nothing_keeps_no_other_waiting_and_is_hung_up_on(
     assert second.end() is None
 
 
+def interrupt_as(hello: Hello, port: int, *, answered: str) -> None:
+    """Introduces itself with the key and asks for the training's end, whatever the first machine answers."""
+    key = (Second.folder / KEY_NAME).read_bytes()
+    connection = introduced(socket.create_connection(("127.0.0.1", port)), key, leads=False)
+    connection.send_bytes(json.dumps(asdict(hello)).encode())
+    assert f'"{answered}"'.encode() in connection.recv_bytes()
+    connection.send_bytes(INTERRUPT)
+    connection.send_bytes(b"[]")  # for which it is hung up on
+    heard(connection)
+
+
 @pytest.mark.parametrize("hello", [replace(HELLO, command=()), replace(HELLO, rank=7)], ids=["other words", "no rank"])
 def test_one_that_holds_the_key_and_was_refused_ends_nothing(port: int, interrupts: list[str], hello: Hello) -> None:
     with lead_alone(port):
-        key = (Second.folder / KEY_NAME).read_bytes()
-        refused = introduced(socket.create_connection(("127.0.0.1", port)), key, leads=False)
-        refused.send_bytes(json.dumps(asdict(hello)).encode())
-        assert b'"finish"' in refused.recv_bytes()
-        refused.send_bytes(INTERRUPT)
-        refused.send_bytes(b"[]")  # for which it is hung up on
-        heard(refused)
+        interrupt_as(hello, port, answered="finish")
     assert interrupts == []
 
 
 def test_one_that_has_joined_may_end_the_training(port: int, interrupts: list[str]) -> None:
     with lead_alone(port):
-        key = (Second.folder / KEY_NAME).read_bytes()
-        joined = introduced(socket.create_connection(("127.0.0.1", port)), key, leads=False)
-        joined.send_bytes(json.dumps(asdict(HELLO)).encode())
-        assert b'"welcome"' in joined.recv_bytes()
-        joined.send_bytes(INTERRUPT)
-        joined.send_bytes(b"[]")
-        heard(joined)
+        interrupt_as(HELLO, port, answered="welcome")
     assert interrupts == ["interrupted"]
 
 
