@@ -18,7 +18,7 @@ The verbs, which need no GPU::
 
 ``estimate`` says what one configuration needs, ``plan`` finds the best that fits, ``fit`` trains with it, ``cards``
 compares cards, ``gpus`` lists those that are known, and ``write_report`` makes a page for a browser of a plan or a run.
-The command is ``autofit`` (``autotrain_mem.cli``). Errors are those of ``autotrain_mem.errors``. ``MemoryWatch`` is a
+The command is ``autofit``. Errors are those of ``autotrain_mem.support.errors``. ``MemoryWatch`` is a
 callback for any Trainer of transformers. Importing this package loads no torch; a trainer's class loads TRL when it is
 first named.
 """
@@ -72,19 +72,19 @@ _NAMES = {
     "drop_in.online_dpo": "OnlineDPOTrainer",
     "drop_in.ppo": "PPOTrainer",
     "drop_in.trainers": "DPOTrainer DistillationTrainer GRPOTrainer KTOTrainer RLOOTrainer RewardTrainer SFTTrainer",
-    "errors": "AutofitError DoesNotFitError UsageError",
-    "spec": (
+    "support.errors": "AutofitError DoesNotFitError UsageError",
+    "types": (
         "Candidate DataSummary Estimate Experience Hardware Harm ImageSummary Incident Job Knobs Learned "
         "Lever "
         "MemoryEstimate MixedLengths OtherProcess Owner Phase PhasePeak Plan Probe Proposal Report ReservedByMode "
         "ReservedByOrder ReservedEstimate ReservedOverSteps Restart Routing StepTime Topology Trained VllmServer "
         "VllmSleep"
     ),
-    "spec.autofit": "AutoFit",
-    "spec.gpu_comparison": "CardVerdict Cards",
-    "spec.most": "Most",
-    "spec.price": "Price",
-    "spec.report": "MemoryReading",
+    "types.autofit": "AutoFit",
+    "types.gpu_comparison": "CardVerdict Cards",
+    "types.most": "Most",
+    "types.price": "Price",
+    "types.report": "MemoryReading",
     "training.watch.callback": "MemoryWatch",
     "training.watch.diagnose": "Sign",
     "verbs": "cards estimate fit gpus plan write_report",
@@ -106,8 +106,10 @@ if TYPE_CHECKING:
         RLOOTrainer,
         SFTTrainer,
     )
-    from autotrain_mem.errors import AutofitError, DoesNotFitError, UsageError
-    from autotrain_mem.spec import (
+    from autotrain_mem.support.errors import AutofitError, DoesNotFitError, UsageError
+    from autotrain_mem.training.watch.callback import MemoryWatch
+    from autotrain_mem.training.watch.diagnose import Sign
+    from autotrain_mem.types import (
         Candidate,
         DataSummary,
         Estimate,
@@ -142,16 +144,14 @@ if TYPE_CHECKING:
         VllmServer,
         VllmSleep,
     )
-    from autotrain_mem.spec.autofit import AutoFit
-    from autotrain_mem.spec.gpu_comparison import Cards, CardVerdict
-    from autotrain_mem.spec.most import Most
-    from autotrain_mem.spec.price import Price
-    from autotrain_mem.spec.report import MemoryReading
-    from autotrain_mem.training.watch.callback import MemoryWatch
-    from autotrain_mem.training.watch.diagnose import Sign
+    from autotrain_mem.types.autofit import AutoFit
+    from autotrain_mem.types.gpu_comparison import Cards, CardVerdict
+    from autotrain_mem.types.most import Most
+    from autotrain_mem.types.price import Price
+    from autotrain_mem.types.report import MemoryReading
     from autotrain_mem.verbs import cards, estimate, fit, gpus, plan, write_report
 else:  # hidden from type checkers, to whom it would say that there is every name
-    from autotrain_mem.lazy_names import lazily_imported
+    from autotrain_mem.support.lazy_names import lazily_imported
 
     def __getattr__(name: str) -> object:
         return lazily_imported(__name__, _NAMES, name)

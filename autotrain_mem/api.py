@@ -13,32 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from autotrain_mem.engine.accelerate_config import with_accelerate
-from autotrain_mem.engine.early import check_to_train, opened
-from autotrain_mem.engine.machines import leading
-from autotrain_mem.engine.output_dir import output_dir, resumes, resumes_in_folder
-from autotrain_mem.engine.predict.compare_gpus import compare_cards
-from autotrain_mem.engine.predict.frontier import frontier_of
-from autotrain_mem.engine.predict.mixed_lengths import with_reason
-from autotrain_mem.engine.predict.most import settled
-from autotrain_mem.engine.predict.plan import make_plan, plan_as_given, searched_with_images
-from autotrain_mem.engine.predict.predictions import Predictions, judge_trace
-from autotrain_mem.engine.predict.preflight import check_preflight, check_room, examine
-from autotrain_mem.engine.predict.sweep import check_size, combinations, estimate_all
-from autotrain_mem.engine.probe.confirm import Ways, confirmed, is_probed
-from autotrain_mem.engine.recover.supervised import SupervisedRun
-from autotrain_mem.engine.rehearsals import OnCounting, Rehearsals, example_dataset, reads_dataset, row_length
-from autotrain_mem.engine.report_file import (
-    check_report_place,
-    report_path,
-    write_report,
-    write_run_report,
-)
-from autotrain_mem.engine.report_material import keep_for_report, material_of
-from autotrain_mem.engine.request import PlanHints, rehearsals_for, resumed, with_plan
-from autotrain_mem.engine.reuse.follow_plan import check_subject, follow_plan
-from autotrain_mem.engine.wish import Wish, check_launch
-from autotrain_mem.errors import UsageError
 from autotrain_mem.estimator.snapshot import make_snapshot
 from autotrain_mem.machine.catalog import catalog
 from autotrain_mem.machine.choose import choose, several, training_device
@@ -46,24 +20,50 @@ from autotrain_mem.machine.detect import VISIBLE, detect
 from autotrain_mem.machine.doctor.findings import health_of
 from autotrain_mem.machine.doctor.gather import gather
 from autotrain_mem.machine.fault_syntax import check_mishaps
-from autotrain_mem.planner.ladder import check_forbid
-from autotrain_mem.planner.levers import LEVERS, SMALLER_IMAGES
+from autotrain_mem.planning.accelerate_config import with_accelerate
+from autotrain_mem.planning.early import check_to_train, opened
+from autotrain_mem.planning.machines import leading
+from autotrain_mem.planning.output_dir import output_dir, resumes, resumes_in_folder
+from autotrain_mem.planning.predict.compare_gpus import compare_cards
+from autotrain_mem.planning.predict.frontier import frontier_of
+from autotrain_mem.planning.predict.mixed_lengths import with_reason
+from autotrain_mem.planning.predict.most import settled
+from autotrain_mem.planning.predict.plan import make_plan, plan_as_given, searched_with_images
+from autotrain_mem.planning.predict.predictions import Predictions, judge_trace
+from autotrain_mem.planning.predict.preflight import check_preflight, check_room, examine
+from autotrain_mem.planning.predict.sweep import check_size, combinations, estimate_all
+from autotrain_mem.planning.probe.confirm import Ways, confirmed, is_probed
+from autotrain_mem.planning.recover.supervised import SupervisedRun
+from autotrain_mem.planning.rehearsals import OnCounting, Rehearsals, example_dataset, reads_dataset, row_length
+from autotrain_mem.planning.report_file import (
+    check_report_place,
+    report_path,
+    write_report,
+    write_run_report,
+)
+from autotrain_mem.planning.report_material import keep_for_report, material_of
+from autotrain_mem.planning.request import PlanHints, rehearsals_for, resumed, with_plan
+from autotrain_mem.planning.reuse.follow_plan import check_subject, follow_plan
+from autotrain_mem.planning.wish import Wish, check_launch
 from autotrain_mem.report.content.build import page_of
 from autotrain_mem.report.snapshot import write_snapshot
-from autotrain_mem.spec import Candidate, Estimate, Hardware, Job, Plan, Report
-from autotrain_mem.spec.autofit import AutoFit
-from autotrain_mem.spec.experience import Experience
-from autotrain_mem.spec.gpu_comparison import Cards
-from autotrain_mem.spec.hardware import ASSUMED_CAPABILITY
-from autotrain_mem.spec.health import Health
-from autotrain_mem.spec.job import MOST, RESTARTS
-from autotrain_mem.spec.most import Frontier
-from autotrain_mem.spec.page import Page
-from autotrain_mem.store import Store, cache_folder
+from autotrain_mem.search.ladder import check_forbid
+from autotrain_mem.search.levers import LEVERS, SMALLER_IMAGES
+from autotrain_mem.support.errors import UsageError
+from autotrain_mem.support.store import Store, cache_folder
+from autotrain_mem.support.versions import versions_key
 from autotrain_mem.training.environment import environment_setting, process_environment
 from autotrain_mem.training.machines.lead import Machines
 from autotrain_mem.training.run_folder import RunFolder, hold_folder, is_under_way
-from autotrain_mem.versions import versions_key
+from autotrain_mem.types import Candidate, Estimate, Hardware, Job, Plan, Report
+from autotrain_mem.types.autofit import AutoFit
+from autotrain_mem.types.experience import Experience
+from autotrain_mem.types.gpu_comparison import Cards
+from autotrain_mem.types.hardware import ASSUMED_CAPABILITY
+from autotrain_mem.types.health import Health
+from autotrain_mem.types.job import MOST, RESTARTS
+from autotrain_mem.types.most import Frontier
+from autotrain_mem.types.page import Page
 from autotrain_mem.worker.client import Worker
 from autotrain_mem.worker.pool import Workers
 
@@ -153,7 +153,7 @@ def _together(rehearsals: Rehearsals, machines: Machines, device: Hardware) -> R
 def train(rehearsals: Rehearsals, chosen: Plan, wish: Wish, on_event: OnEvent = lambda event: None) -> Report:
     """Confirm a plan by a probe, unless the wish is otherwise, and train with it. Raises as both do.
 
-    ``on_event`` hears of the events of :func:`fit`, of those of ``engine.probe.confirm.confirmed``, and of
+    ``on_event`` hears of the events of :func:`fit`, of those of ``planning.probe.confirm.confirmed``, and of
     ``moved_aside`` with the ``path`` of another run. Last it hears ``report`` with the ``path`` of the run's report,
     which is written however the training ended.
     """
@@ -233,7 +233,7 @@ def plan(
         on_counting: Is called with how far the counting of tokens is.
         to_train: The data will be needed, so they are read even where the plan could do without.
         simulate: The training will run on the CPU, under a simulated card.
-        again: How to make the earlier plan again, for the hints of errors (``engine.reuse.follow_plan``).
+        again: How to make the earlier plan again, for the hints of errors (``planning.reuse.follow_plan``).
     """
     started = time.perf_counter()
     if earlier is not None and SMALLER_IMAGES not in rehearsals.job.arguments:  # so that tokens are those of its images
@@ -290,7 +290,7 @@ def compared(autofit: AutoFit) -> tuple[Hardware, ...]:
 def _confirmed(rehearsals: Rehearsals, chosen: Plan, wish: Wish, folder: RunFolder, on_event: OnEvent) -> Plan:
     """Try a plan before it trains: two real steps on the longest rows, in a process that then ends.
 
-    A plan that the user follows does not move (``engine.probe.confirm: confirmed``). Nothing is probed where nothing
+    A plan that the user follows does not move (``planning.probe.confirm: confirmed``). Nothing is probed where nothing
     measures, nor a plan that a run goes on with and that nothing has changed since.
 
     Raises:

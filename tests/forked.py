@@ -25,7 +25,7 @@ from typing import Any, TextIO
 
 import pytest
 
-from autotrain_mem import processes
+from autotrain_mem.support import processes
 
 ROOT = pathlib.Path(__file__).parents[1]
 REQUEST_BYTES = 1 << 20
@@ -37,7 +37,7 @@ SOON = 60.0
 IMPORTED = (
     "autotrain_mem.checks.arguments",
     "autotrain_mem.cli.commands",
-    "autotrain_mem.engine.early",
+    "autotrain_mem.planning.early",
     "autotrain_mem.rehearsal.rehearse",
     "autotrain_mem.rehearsal.fake_run",
     "autotrain_mem.training.process.probe",

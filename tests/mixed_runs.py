@@ -3,8 +3,8 @@
 from array import array
 
 from autotrain_mem.estimator.block_sizes import Rehearsed
-from autotrain_mem.spec import Block, Owner, Phase, Trace
-from autotrain_mem.units import KIB, MIB
+from autotrain_mem.support.units import KIB, MIB
+from autotrain_mem.types import Block, Owner, Phase, Trace
 
 LAYERS, LONGEST, SHORTER = 6, 1000, 300
 

@@ -1,6 +1,6 @@
 """Example nouns that many tests start from; each changes what it is about with ``dataclasses.replace``."""
 
-from autotrain_mem.spec import Knobs
+from autotrain_mem.types import Knobs
 
 TRL_DEFAULTS = Knobs(
     per_device_train_batch_size=8,

@@ -3,7 +3,7 @@
 from typing import Any
 
 from autotrain_mem.estimator.depth.alignment import in_order
-from autotrain_mem.spec import Trace
+from autotrain_mem.types import Trace
 
 
 def story(trace: Trace) -> list[Any]:

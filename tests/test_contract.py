@@ -15,9 +15,9 @@ from collections.abc import Iterator
 import pytest
 
 import autotrain_mem
-from autotrain_mem import errors
 from autotrain_mem.methods.interface import Method
 from autotrain_mem.methods.table import METHODS
+from autotrain_mem.support import errors
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / "autotrain_mem"
@@ -48,103 +48,84 @@ HUGGING_FACE = "torch transformers trl peft accelerate datasets tokenizers huggi
 
 # A part may import itself, the standard library, and what stands in its row. A part that has no row fails the test.
 LAYERS = {
-    "__init__": part(0, "drop_in errors lazy_names spec training verbs"),
-    "columns": part(0),
-    "errors": part(0, "printable"),
-    "ending_signals": part(0),
-    "host": part(0, "", "psutil"),
-    "host_compiler": part(0),
-    "printable": part(0),
-    "lazy_names": part(0),
-    "lossy_stream": part(0),
-    "processes": part(2, "ending_signals files lossy_stream"),
-    "units": part(0),
-    "versions": part(0),
+    "__init__": part(0, "drop_in support training types verbs"),
+    "support": part(0, "", "huggingface_hub platformdirs psutil yaml"),
     "methods.facts": part(0),
     "methods.flag_verdicts": part(0),
     "methods.parameter_count": part(0),
     "methods.table": part(1, "methods.facts"),
-    "methods.missing": part(1, "errors methods.facts"),
-    "allocator": part(1, "units"),
-    "files": part(1, "errors"),
-    "local_files": part(1, "errors"),
-    "hub": part(2, "errors local_files", "huggingface_hub"),
-    "quickstart": part(2, "errors files", "tokenizers torch transformers"),
-    "recipe_files": part(1, "errors"),
-    "store": part(1, "units", "platformdirs"),
-    "yaml_files": part(1, "errors units", "yaml"),
-    "spec": part(2, "errors files lazy_names methods.facts methods.table units"),
-    "methods.flags": part(3, "errors spec"),
-    "estimator": part(3, "allocator spec"),
-    "parallel": part(3, "errors spec"),
-    "exports": part(4, "allocator errors methods.facts methods.table parallel printable spec units", "yaml"),
+    "methods.missing": part(1, "support methods.facts"),
+    "allocator": part(1, "support"),
+    "quickstart": part(2, "support", "tokenizers torch transformers"),
+    "types": part(2, "support methods.facts methods.table"),
+    "methods.flags": part(3, "support types"),
+    "estimator": part(3, "allocator types"),
+    "parallel": part(3, "support types"),
+    "exports": part(4, "allocator support methods.facts methods.table parallel types", "yaml"),
     "machine": part(
         3,
-        "allocator errors files host host_compiler processes spec store units versions",
+        "allocator support types",
         "amdsmi bitsandbytes huggingface_hub pynvml requests torch",
     ),
-    "planner": part(3, "errors methods.table spec units"),
-    "report": part(4, "errors files lossy_stream planner printable recipe_files spec units", "jinja2 rich"),
-    "trainers": part(3, "errors spec", "accelerate deepspeed peft torch transformers trl"),
+    "search": part(3, "support methods.table types"),
+    "report": part(4, "support search types", "jinja2 rich"),
+    "trainers": part(3, "support types", "accelerate deepspeed peft torch transformers trl"),
     "methods": part(
         4,
-        "columns errors host methods.facts methods.flag_verdicts methods.flags methods.missing methods.table parallel "
-        "spec trainers",
+        "support methods.facts methods.flag_verdicts methods.flags methods.missing methods.table parallel "
+        "types trainers",
         "datasets peft tokenizers torch transformers trl",
     ),
     "rehearsal": part(
         5,
-        "errors files hub methods methods.table parallel planner spec trainers units versions",
+        "support methods methods.table parallel search types trainers",
         "PIL accelerate bitsandbytes deepspeed dill huggingface_hub peft torch transformers trl",
     ),
     "data": part(
         6,
-        "errors local_files methods methods.table planner rehearsal spec versions",
+        "support methods methods.table search rehearsal types",
         "PIL datasets huggingface_hub transformers trl",
     ),
     "checks": part(
         7,
-        "data errors host_compiler local_files methods methods.facts methods.flag_verdicts methods.flags "
-        "methods.table planner rehearsal spec trainers versions",
+        "data support methods methods.facts methods.flag_verdicts methods.flags "
+        "methods.table search rehearsal types trainers",
         "huggingface_hub packaging peft torch transformers trl",
     ),
     "training": part(
         7,
-        "allocator columns data errors files host machine methods methods.table parallel processes rehearsal spec "
-        "units",
+        "allocator support data machine methods methods.table parallel rehearsal types support",
         "accelerate deepspeed peft safetensors torch transformers trl",
     ),
     "worker": part(
         8,
-        "checks data errors host methods methods.parameter_count processes rehearsal spec store trainers units "
-        "versions",
+        "checks data support methods methods.parameter_count rehearsal types trainers support",
         "torch trl",
     ),
-    "engine": part(
+    "planning": part(
         9,
-        "allocator errors estimator files hub local_files machine methods.flags methods.missing "
-        "methods.parameter_count methods.table parallel planner rehearsal report spec store training units versions "
-        "worker yaml_files",
+        "allocator support estimator machine methods.flags methods.missing "
+        "methods.parameter_count methods.table parallel search rehearsal report types training "
+        "worker",
     ),
     "errands": part(
         7,
-        "data errors files host methods.facts methods.table processes spec units",
+        "data support methods.facts methods.table types",
         "huggingface_hub peft torch transformers",
     ),
-    "api": part(10, "engine errors estimator machine methods.table planner report spec store training versions worker"),
+    "api": part(10, "planning support estimator machine methods.table search report types training worker"),
     "cli": part(
         11,
-        "__init__ api ending_signals engine errands errors exports files methods.table printable quickstart "
-        "recipe_files report spec store units versions worker yaml_files",
+        "__init__ api support planning errands exports methods.table quickstart support report types worker",
         "rich",
     ),
     "drop_in": part(
         11,
-        "allocator api engine errors machine methods methods.table parallel planner rehearsal report spec store "
-        "trainers training units worker",
+        "allocator api planning support machine methods methods.table parallel search rehearsal report types "
+        "trainers training support worker",
         "accelerate datasets rich torch transformers trl",
     ),
-    "verbs": part(11, "api errors methods.table printable spec"),
+    "verbs": part(11, "api support methods.table types"),
 }
 
 # Seconds to import: only where a process exists to run them. Everywhere else they stand inside functions.
@@ -162,7 +143,7 @@ def may_be_slow_to_import(module: str) -> bool:
 
 
 def part_of(module: str) -> str:
-    """``autotrain_mem.spec.job`` -> ``spec``; ``autotrain_mem`` itself is ``__init__``.
+    """``autotrain_mem.types.job`` -> ``spec``; ``autotrain_mem`` itself is ``__init__``.
 
     A module that has a row of its own is that: ``methods.table`` is pure, and lies below the rest of its folder.
     """

@@ -22,10 +22,10 @@ from autotrain_mem.methods.flag_verdicts import (
 )
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.table import METHODS
-from autotrain_mem.planner.levers import LADDER
-from autotrain_mem.spec import Job, Knobs
-from autotrain_mem.spec.job import PythonCall
-from autotrain_mem.spec.knobs import LAUNCH_KNOBS, OWN_KNOBS
+from autotrain_mem.search.levers import LADDER
+from autotrain_mem.types import Job, Knobs
+from autotrain_mem.types.job import PythonCall
+from autotrain_mem.types.knobs import LAUNCH_KNOBS, OWN_KNOBS
 
 pytestmark = pytest.mark.newest
 

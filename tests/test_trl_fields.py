@@ -9,13 +9,13 @@ import pytest
 from nouns import TRL_DEFAULTS
 from test_contract import TREES
 
-from autotrain_mem.engine.predict.suggestions import LARGEST_GROUP
 from autotrain_mem.estimator import vllm_share
 from autotrain_mem.methods.flag_verdicts import Verdict, group_of
 from autotrain_mem.methods.table import METHODS
-from autotrain_mem.planner.levers import LADDER, LEVERS
-from autotrain_mem.spec import Job, Knobs
-from autotrain_mem.spec.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
+from autotrain_mem.planning.predict.suggestions import LARGEST_GROUP
+from autotrain_mem.search.levers import LADDER, LEVERS
+from autotrain_mem.types import Job, Knobs
+from autotrain_mem.types.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
 
 pytestmark = pytest.mark.newest
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autotrain_mem.units import GIB, KIB, MIB
+from autotrain_mem.support.units import GIB, KIB, MIB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from autotrain_mem.units import MIB
+from autotrain_mem.support.units import MIB
 
 LARGE_SEGMENT_BYTES = 20 * MIB
 """``c10/core/AllocatorConfig.h: large_segment_size_``."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from autotrain_mem.errors import AutofitError
-from autotrain_mem.spec.preflight import Finding, settle
+from autotrain_mem.support.errors import AutofitError
+from autotrain_mem.types.preflight import Finding, settle
 
 Problems = Iterator[tuple[str, str] | Finding]
 """What a check yields: a message and what to do about it, for a UsageError; or a finding of another kind."""

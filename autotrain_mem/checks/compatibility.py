@@ -16,17 +16,17 @@ from autotrain_mem.checks.collect import Problems
 from autotrain_mem.checks.flags import Flags
 from autotrain_mem.checks.model import ModelOnCard
 from autotrain_mem.data.token_lengths import lacks_tokenizer
-from autotrain_mem.errors import ModelNotFoundError, UsageError
 from autotrain_mem.methods.configs import is_in_mxfp4, on_cpu, read_config, undivided
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.table import METHODS
-from autotrain_mem.planner.absent import OPTIMIZERS_OF_BITSANDBYTES
 from autotrain_mem.rehearsal.model.image_processor import FAMILIES
-from autotrain_mem.spec import Job
-from autotrain_mem.spec.adapter_config import PEFT_CONFIG
-from autotrain_mem.spec.hardware import Capability
-from autotrain_mem.spec.preflight import Finding
-from autotrain_mem.versions import has_rocm_library
+from autotrain_mem.search.absent import OPTIMIZERS_OF_BITSANDBYTES
+from autotrain_mem.support.errors import ModelNotFoundError, UsageError
+from autotrain_mem.support.versions import has_rocm_library
+from autotrain_mem.types import Job
+from autotrain_mem.types.adapter_config import PEFT_CONFIG
+from autotrain_mem.types.hardware import Capability
+from autotrain_mem.types.preflight import Finding
 
 
 def packages(flags: Flags) -> Problems:
@@ -69,7 +69,7 @@ def _stays_quantized(config: Any) -> bool:
 
 
 def bitsandbytes_on_card(subject: ModelOnCard) -> Problems:
-    """On an AMD card it needs a library for ROCm, which older packages and some builds lack (``spec.amd``)."""
+    """On an AMD card it needs a library for ROCm, which older packages and some builds lack (``types.amd``)."""
     capability, given = subject.compute_capability, subject.job.arguments
     if not isinstance(capability, str) or given.get("use_cpu") or has_rocm_library("bitsandbytes"):
         return

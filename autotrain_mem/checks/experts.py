@@ -11,7 +11,7 @@ from autotrain_mem.checks.collect import Problems
 from autotrain_mem.checks.model import model_without_weights
 from autotrain_mem.checks.preflight import Setup
 from autotrain_mem.methods.configs import has_experts, peft_config, trusts_remote_code
-from autotrain_mem.spec.preflight import Finding
+from autotrain_mem.types.preflight import Finding
 
 CHUNKED = "chunked_nll"
 """TRL's name for the loss that goes over the tokens in chunks, its default."""

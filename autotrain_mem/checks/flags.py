@@ -15,12 +15,12 @@ from autotrain_mem.checks.collect import Problems
 from autotrain_mem.methods.flag_verdicts import REFUSED, REFUSED_WHEN_OFF, Verdict, group_of
 from autotrain_mem.methods.optimizer_verdicts import is_projecting, package_of, why_refused
 from autotrain_mem.methods.table import METHODS
-from autotrain_mem.planner.levers import LEVERS
-from autotrain_mem.spec.adapter_config import PEFT_CONFIG, kind_of, why_not_quantized, why_unrehearsed
-from autotrain_mem.spec.job import AUTO, MAX_LENGTH, is_wish
-from autotrain_mem.spec.knobs import BASE_BITS
-from autotrain_mem.spec.preflight import Finding
+from autotrain_mem.search.levers import LEVERS
 from autotrain_mem.trainers.host_optimizer import SUPPORTED as OFFLOADED
+from autotrain_mem.types.adapter_config import PEFT_CONFIG, kind_of, why_not_quantized, why_unrehearsed
+from autotrain_mem.types.job import AUTO, MAX_LENGTH, is_wish
+from autotrain_mem.types.knobs import BASE_BITS
+from autotrain_mem.types.preflight import Finding
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,7 +143,7 @@ def adapter(flags: Flags) -> Problems:
 
 def generations(flags: Flags) -> Problems:
     """One of two that exclude each other. What does not divide has an error of its own, with the next sum done
-    (``planner.division``)."""
+    (``search.division``)."""
     given = flags.given
     if given.get("generation_batch_size") is not None and given.get("steps_per_generation") is not None:
         yield (

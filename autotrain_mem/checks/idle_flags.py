@@ -11,7 +11,7 @@ from autotrain_mem.checks.preflight import Setup
 from autotrain_mem.methods.configs import Configs
 from autotrain_mem.methods.flag_verdicts import FlagGroup, Verdict, group_of
 from autotrain_mem.methods.optimizer_verdicts import is_projecting
-from autotrain_mem.spec.preflight import Finding
+from autotrain_mem.types.preflight import Finding
 
 
 def idle(setup: Setup) -> Problems:

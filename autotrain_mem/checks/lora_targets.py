@@ -11,8 +11,8 @@ from autotrain_mem.checks.collect import Problems
 from autotrain_mem.checks.model import model_without_weights
 from autotrain_mem.checks.preflight import Setup
 from autotrain_mem.methods.configs import has_experts, peft_config, trusts_remote_code
-from autotrain_mem.spec import Job
-from autotrain_mem.spec.preflight import Finding
+from autotrain_mem.types import Job
+from autotrain_mem.types.preflight import Finding
 
 NAMED_AT_MOST = 12
 """Kinds of modules that an error lists; a transformer layer has seven."""

@@ -1,6 +1,6 @@
 """Checks what is asked for beside shards of the model (FSDP, ZeRO): what libraries refuse, and what is not rehearsed.
 
-The search combines none of these either; why a lever does not go with shards stands in its row (``planner.levers``).
+The search combines none of these either; why a lever does not go with shards stands in its row (``search.levers``).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from autotrain_mem.checks.collect import Problems
 from autotrain_mem.checks.flags import Flags
 from autotrain_mem.checks.model import ModelOnCard
 from autotrain_mem.methods.table import METHODS
-from autotrain_mem.planner.levers import LADDER
-from autotrain_mem.planner.shared_tokens import WAYS, SharedTokens
-from autotrain_mem.spec.knobs import BASE_BITS, TOKEN_KNOBS, ZEROS
+from autotrain_mem.search.levers import LADDER
+from autotrain_mem.search.shared_tokens import WAYS, SharedTokens
+from autotrain_mem.types.knobs import BASE_BITS, TOKEN_KNOBS, ZEROS
 
 FSDP2 = ("fsdp2-no-reshard", "fsdp2", "hsdp")
 FSDP = (*FSDP2, "fsdp1")

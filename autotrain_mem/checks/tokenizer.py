@@ -5,10 +5,10 @@ from __future__ import annotations
 from autotrain_mem.checks.collect import Problems
 from autotrain_mem.checks.preflight import Setup
 from autotrain_mem.data.load import columns_read
-from autotrain_mem.errors import AutofitError
 from autotrain_mem.methods.configs import Configs
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.spec.preflight import Finding
+from autotrain_mem.support.errors import AutofitError
+from autotrain_mem.types.preflight import Finding
 
 LOOKED_AT_ROWS = 4
 """Rows in which a conversation is looked for: the trainers look at the first alone."""

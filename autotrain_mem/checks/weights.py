@@ -6,7 +6,7 @@ import json
 import pathlib
 from typing import Any
 
-from autotrain_mem.spec.preflight import Download
+from autotrain_mem.types.preflight import Download
 
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Sequence
 
 from autotrain_mem.cli import flags
-from autotrain_mem.engine.wish import Wish
 from autotrain_mem.methods.table import METHODS, OTHER_MODEL_ARGUMENTS
-from autotrain_mem.printable import printable
-from autotrain_mem.store import Store, cache_folder
-from autotrain_mem.versions import TESTED, installed_versions, untested
+from autotrain_mem.planning.wish import Wish
+from autotrain_mem.support.printable import printable
+from autotrain_mem.support.store import Store, cache_folder
+from autotrain_mem.support.versions import TESTED, installed_versions, untested
 
 _WORDS = {"plan": "plan ", "estimate": "estimate ", "train": ""}
 """Functions of ``cli.commands`` -> what stands before the method."""
@@ -38,11 +38,11 @@ def run(command: str, method: str, argv: Sequence[str]) -> int:
         return _help(method, prog)
     for sentence in untested(installed_versions(TESTED)):
         sys.stderr.write(f"note: {sentence}\n")
-    from autotrain_mem.engine.early import opened, refuse_to_follow  # a typo in a flag of ours is told before that
+    from autotrain_mem.planning.early import opened, refuse_to_follow  # a typo in a flag of ours is told before that
 
     to_train = command == "train" and not (wish.plan_only or output.stops)
     if to_train:
-        from autotrain_mem.engine import machines
+        from autotrain_mem.planning import machines
 
         wish = machines.again(machines.placed(wish), _say)
         if machines.follows(wish):
@@ -76,7 +76,7 @@ def _say(line: str) -> None:
 
 
 def _say_coarse(wish: Wish) -> None:
-    from autotrain_mem.engine.coarse import coarse_answer
+    from autotrain_mem.planning.coarse import coarse_answer
 
     if line := coarse_answer(wish):
         sys.stderr.write(f"{line}\n")

@@ -16,8 +16,6 @@ from rich.text import Text
 
 from autotrain_mem import api
 from autotrain_mem.cli import export, flags, plan_files, sweep
-from autotrain_mem.errors import UsageError
-from autotrain_mem.printable import printable
 from autotrain_mem.report.attempts import attempts_view
 from autotrain_mem.report.console import gpus_view, report_view
 from autotrain_mem.report.estimate import estimate_view
@@ -30,10 +28,12 @@ from autotrain_mem.report.progress import SearchProgress, TrainingProgress, wait
 from autotrain_mem.report.snapshot import check_snapshot, snapshot_view
 from autotrain_mem.report.sweep import sweep_csv, sweep_view
 from autotrain_mem.report.terminal import Console, lasting_console, whole_lines
-from autotrain_mem.spec import Hardware, Plan, codec
-from autotrain_mem.spec.job import MOST
-from autotrain_mem.spec.report import REWARD_NAMES
-from autotrain_mem.spec.sweep import Sweep, SweepPoint
+from autotrain_mem.support.errors import UsageError
+from autotrain_mem.support.printable import printable
+from autotrain_mem.types import Hardware, Plan, codec
+from autotrain_mem.types.job import MOST
+from autotrain_mem.types.report import REWARD_NAMES
+from autotrain_mem.types.sweep import Sweep, SweepPoint
 
 
 def estimate(workers: api.Workers, wish: api.Wish, output: flags.Output) -> int:

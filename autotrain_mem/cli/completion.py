@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 from autotrain_mem.cli import flags
-from autotrain_mem.errors import UsageError
 from autotrain_mem.methods.table import METHODS
+from autotrain_mem.support.errors import UsageError
 
 HELP = """\
 usage: autofit completion bash|zsh|fish
@@ -110,7 +110,7 @@ def _of_command(command: str, current: str) -> list[str]:
 
 
 def _flag_names(prog: str, method: str) -> Iterator[str]:
-    from autotrain_mem.store import Store, cache_folder
+    from autotrain_mem.support.store import Store, cache_folder
     from autotrain_mem.worker.kept_flags import kept_names
 
     yield from (name for name in flags.own_names(prog) if name != "help")
@@ -137,7 +137,7 @@ def _values(prog: str, method: str, name: str) -> Iterator[str]:
 
 
 def _trl_choices(method: str, name: str) -> Iterator[str]:
-    from autotrain_mem.store import Store, cache_folder
+    from autotrain_mem.support.store import Store, cache_folder
     from autotrain_mem.worker.kept_flags import kept_flags
 
     table = kept_flags(Store(cache_folder()), method)
@@ -147,6 +147,6 @@ def _trl_choices(method: str, name: str) -> Iterator[str]:
 
 
 def _recipes(method: str = "") -> Iterator[str]:
-    from autotrain_mem.recipe_files import recipes
+    from autotrain_mem.support.recipe_files import recipes
 
     yield from (each.name for each in recipes() if each.name.startswith(method))

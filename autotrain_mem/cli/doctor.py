@@ -11,7 +11,7 @@ from autotrain_mem.cli.run_flags import flag_parser, parsed
 from autotrain_mem.report.doctor import doctor_view, issue_text
 from autotrain_mem.report.progress import waiting
 from autotrain_mem.report.terminal import Console
-from autotrain_mem.spec import codec
+from autotrain_mem.types import codec
 
 ABOUT = """\
 Examines this machine: driver, GPUs, torch's build, packages, the Hugging Face Hub, disks, container and system. Says

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from autotrain_mem.errors import UsageError
 from autotrain_mem.report.explain import explain_view
 from autotrain_mem.report.terminal import Console
-from autotrain_mem.spec import Plan
-from autotrain_mem.spec.plan import read_plan
-from autotrain_mem.spec.plan_file import LARGEST_BYTES, STDIN
+from autotrain_mem.support.errors import UsageError
+from autotrain_mem.types import Plan
+from autotrain_mem.types.plan import read_plan
+from autotrain_mem.types.plan_file import LARGEST_BYTES, STDIN
 
 HELP = """\
 usage: autofit explain PLAN [--debug]

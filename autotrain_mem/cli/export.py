@@ -10,15 +10,15 @@ from typing import Any
 from autotrain_mem import api
 from autotrain_mem.cli.flags import Output
 from autotrain_mem.cli.plan_files import check_one_card
-from autotrain_mem.errors import UsageError
 from autotrain_mem.exports.case import case_of
 from autotrain_mem.exports.dry_run import dry_run
 from autotrain_mem.exports.tools import OF_MACHINES, check_adapter, check_method, check_sharding, export
 from autotrain_mem.report.first_screen import first_screen
 from autotrain_mem.report.terminal import Console
-from autotrain_mem.spec import Job, Plan, codec
-from autotrain_mem.spec.knobs import ZEROS
-from autotrain_mem.spec.plan import as_recorded
+from autotrain_mem.support.errors import UsageError
+from autotrain_mem.types import Job, Plan, codec
+from autotrain_mem.types.knobs import ZEROS
+from autotrain_mem.types.plan import as_recorded
 
 
 def check(wish: api.Wish, output: Output) -> None:

@@ -9,16 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
-from autotrain_mem.engine.accelerate_config import with_accelerate
-from autotrain_mem.engine.machines import shared_words
-from autotrain_mem.engine.peft_config import with_peft_config
-from autotrain_mem.engine.wish import Wish
-from autotrain_mem.errors import UsageError
 from autotrain_mem.exports.tools import EXPORTERS
-from autotrain_mem.spec.autofit import AutoFit
-from autotrain_mem.spec.job import FITS, MAXIMIZED, RESTARTS
-from autotrain_mem.spec.knobs import OWN_SWITCHES, SHARDINGS
-from autotrain_mem.yaml_files import read_yaml
+from autotrain_mem.planning.accelerate_config import with_accelerate
+from autotrain_mem.planning.machines import shared_words
+from autotrain_mem.planning.peft_config import with_peft_config
+from autotrain_mem.planning.wish import Wish
+from autotrain_mem.support.errors import UsageError
+from autotrain_mem.support.yaml_files import read_yaml
+from autotrain_mem.types.autofit import AutoFit
+from autotrain_mem.types.job import FITS, MAXIMIZED, RESTARTS
+from autotrain_mem.types.knobs import OWN_SWITCHES, SHARDINGS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

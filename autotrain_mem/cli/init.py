@@ -13,10 +13,10 @@ from autotrain_mem import api
 from autotrain_mem.cli.commands import warn
 from autotrain_mem.cli.run_flags import flag_parser, parsed
 from autotrain_mem.errands.columns_of import Columns, columns_of
-from autotrain_mem.errors import AutofitError, DatasetFormatError, OutputFolderError, UsageError
-from autotrain_mem.files import refusal
 from autotrain_mem.methods.table import METHODS, methods_reading
-from autotrain_mem.units import format_bytes
+from autotrain_mem.support.errors import AutofitError, DatasetFormatError, OutputFolderError, UsageError
+from autotrain_mem.support.files import refusal
+from autotrain_mem.support.units import format_bytes
 
 ABOUT = """\
 Writes a config for `autofit METHOD --config FILE`, with comments: the method that the columns of the data are for, the

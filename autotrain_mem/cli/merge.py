@@ -12,7 +12,7 @@ from autotrain_mem.errands.of_run import errand_of, merge_errand, quantized_note
 from autotrain_mem.errands.trained_run import find_run
 from autotrain_mem.report.progress import waiting
 from autotrain_mem.report.terminal import Console
-from autotrain_mem.units import format_bytes
+from autotrain_mem.support.units import format_bytes
 
 ABOUT = """\
 Writes the adapter that a run trained into its base model's weights, in the base's own type, and the whole into a new

@@ -7,16 +7,16 @@ from pathlib import Path
 
 from autotrain_mem import api
 from autotrain_mem.cli.flags import Output
-from autotrain_mem.errors import OutputFolderError, PlanFileError, UsageError
 from autotrain_mem.report.command_line import command_line
 from autotrain_mem.report.terminal import Console
-from autotrain_mem.spec import Job, Plan
-from autotrain_mem.spec.adapter_config import without_said
-from autotrain_mem.spec.autofit import AutoFit
-from autotrain_mem.spec.job import MAX_SLOWDOWN
-from autotrain_mem.spec.knobs import LAUNCH_KNOBS
-from autotrain_mem.spec.plan import save_plan
-from autotrain_mem.spec.plan_file import STDIN, check_place
+from autotrain_mem.support.errors import OutputFolderError, PlanFileError, UsageError
+from autotrain_mem.types import Job, Plan
+from autotrain_mem.types.adapter_config import without_said
+from autotrain_mem.types.autofit import AutoFit
+from autotrain_mem.types.job import MAX_SLOWDOWN
+from autotrain_mem.types.knobs import LAUNCH_KNOBS
+from autotrain_mem.types.plan import save_plan
+from autotrain_mem.types.plan_file import STDIN, check_place
 
 OUT = "--out a file"
 

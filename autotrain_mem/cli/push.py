@@ -12,9 +12,9 @@ from autotrain_mem.errands.child import finish
 from autotrain_mem.errands.errand import Errand
 from autotrain_mem.errands.of_run import check_repository
 from autotrain_mem.errands.trained_run import find_run
-from autotrain_mem.errors import UsageError
 from autotrain_mem.report.progress import waiting
 from autotrain_mem.report.terminal import Console
+from autotrain_mem.support.errors import UsageError
 
 ABOUT = """\
 Uploads weights, configs, tokenizer and the model card, and nothing else: no checkpoints, no logs, no plan.json,

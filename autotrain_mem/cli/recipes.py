@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from autotrain_mem import recipe_files
-from autotrain_mem.errors import UsageError
-from autotrain_mem.recipe_files import recipe
-from autotrain_mem.spec import codec
+from autotrain_mem.support import recipe_files
+from autotrain_mem.support.errors import UsageError
+from autotrain_mem.support.recipe_files import recipe
+from autotrain_mem.types import codec
 
 HELP = """\
 usage: autofit recipes [--json]

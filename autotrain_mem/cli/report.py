@@ -9,12 +9,12 @@ from pathlib import Path
 
 from autotrain_mem import api
 from autotrain_mem.cli.run_flags import flag_parser, parsed
-from autotrain_mem.errors import UsageError
 from autotrain_mem.report.progress import waiting
 from autotrain_mem.report.terminal import Console, whole_lines
-from autotrain_mem.spec import Plan, codec
-from autotrain_mem.spec.plan_file import STDIN
-from autotrain_mem.units import format_bytes
+from autotrain_mem.support.errors import UsageError
+from autotrain_mem.support.units import format_bytes
+from autotrain_mem.types import Plan, codec
+from autotrain_mem.types.plan_file import STDIN
 
 ABOUT = """\
 Writes one HTML file that opens without a network: memory over the rehearsed step, stacked by what it is for; what was

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from autotrain_mem.errors import UsageError
+from autotrain_mem.support.errors import UsageError
 
 _BASE = "where the base model of an adapter is now: a folder or a hub id (default: where it was trained from)"
 _REMOTE = "let the model's own code run, where it has some"

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 from autotrain_mem import api
 from autotrain_mem.cli.flags import Output, own_names, read_one
-from autotrain_mem.errors import AutofitError, UsageError
 from autotrain_mem.report.progress import waiting
 from autotrain_mem.report.sweep import SweepProgress
 from autotrain_mem.report.terminal import Console
-from autotrain_mem.spec.knobs import OWN_SWITCHES
-from autotrain_mem.spec.sweep import Axis, Setting, Sweep
+from autotrain_mem.support.errors import AutofitError, UsageError
+from autotrain_mem.types.knobs import OWN_SWITCHES
+from autotrain_mem.types.sweep import Axis, Setting, Sweep
 
 _OF_PLANNING = (
     *("gpu", "gpus", "nodes", "link", "headroom", "effective_batch_size", "prompt_length", "image_sizes", "sharding"),

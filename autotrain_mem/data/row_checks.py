@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from autotrain_mem.errors import DatasetFormatError, MalformedDatasetError
+from autotrain_mem.support.errors import DatasetFormatError, MalformedDatasetError
 
 _MENDED = "Drop or mend such rows."
 _CONVERSATION = (

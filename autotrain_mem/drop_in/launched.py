@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotrain_mem.drop_in import ranks
-from autotrain_mem.engine.deepspeed_file import deepspeed_content
-from autotrain_mem.errors import UsageError
 from autotrain_mem.parallel.deepspeed_config import read_deepspeed, with_auto
 from autotrain_mem.parallel.environment import config_of_environment
 from autotrain_mem.parallel.user_config import Launch, read_launch
-from autotrain_mem.spec.autofit import AutoFit
-from autotrain_mem.spec.knobs import TOKEN_KNOBS, ZERO_KNOBS
+from autotrain_mem.planning.deepspeed_file import deepspeed_content
+from autotrain_mem.support.errors import UsageError
+from autotrain_mem.types.autofit import AutoFit
+from autotrain_mem.types.knobs import TOKEN_KNOBS, ZERO_KNOBS
 
 _PLUGIN = {
     **{"fsdp_version": "version", "cpu_offload": "offload_params"},

@@ -17,16 +17,13 @@ from autotrain_mem.drop_in.config_merge import given_arguments
 from autotrain_mem.drop_in.device import device_of
 from autotrain_mem.drop_in.launched import Launched, read_launched
 from autotrain_mem.drop_in.reload_alternatives import with_reloaded
-from autotrain_mem.engine.for_processes import for_processes
-from autotrain_mem.engine.output_dir import check_saves_over_no_model
-from autotrain_mem.engine.rehearsals import Rehearsals
-from autotrain_mem.engine.request import read_plan
-from autotrain_mem.engine.wish import Wish
-from autotrain_mem.errors import EmptyDatasetError, UsageError
 from autotrain_mem.machine.prices import prices
 from autotrain_mem.methods.table import METHODS
-from autotrain_mem.planner.division import ROWS, STEPS
-from autotrain_mem.planner.ladder import check_forbid
+from autotrain_mem.planning.for_processes import for_processes
+from autotrain_mem.planning.output_dir import check_saves_over_no_model
+from autotrain_mem.planning.rehearsals import Rehearsals
+from autotrain_mem.planning.request import read_plan
+from autotrain_mem.planning.wish import Wish
 from autotrain_mem.rehearsal.python_call import capture
 from autotrain_mem.rehearsal.python_call.capture import Call
 from autotrain_mem.rehearsal.python_call.keywords import quantization_of
@@ -34,11 +31,14 @@ from autotrain_mem.rehearsal.python_call.supported_models import check_loading, 
 from autotrain_mem.report.first_screen import first_screen
 from autotrain_mem.report.progress import SearchProgress
 from autotrain_mem.report.terminal import Console
-from autotrain_mem.spec import Job, Plan
-from autotrain_mem.spec.autofit import AutoFit
-from autotrain_mem.spec.hardware import Hardware
-from autotrain_mem.spec.job import MAX_LENGTH, PythonCall
-from autotrain_mem.store import Store, cache_folder
+from autotrain_mem.search.division import ROWS, STEPS
+from autotrain_mem.search.ladder import check_forbid
+from autotrain_mem.support.errors import EmptyDatasetError, UsageError
+from autotrain_mem.support.store import Store, cache_folder
+from autotrain_mem.types import Job, Plan
+from autotrain_mem.types.autofit import AutoFit
+from autotrain_mem.types.hardware import Hardware
+from autotrain_mem.types.job import MAX_LENGTH, PythonCall
 from autotrain_mem.worker.pool import Workers
 
 OUR_LIBRARIES = frozenset({"autotrain_mem", "trl", "transformers", "peft", "bitsandbytes", "builtins"})

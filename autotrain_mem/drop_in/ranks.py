@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from autotrain_mem import errors
-from autotrain_mem.errors import AutofitError
 from autotrain_mem.machine.choose import least
 from autotrain_mem.machine.links import topology
-from autotrain_mem.spec import Hardware, Plan, codec
+from autotrain_mem.support import errors
+from autotrain_mem.support.errors import AutofitError
+from autotrain_mem.types import Hardware, Plan, codec
 
 Noun = TypeVar("Noun", Hardware, Plan)
 

@@ -7,19 +7,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from autotrain_mem.errors import AutofitError, DoesNotFitError
 from autotrain_mem.rehearsal.python_call import capture
 from autotrain_mem.rehearsal.python_call.capture import Call
-from autotrain_mem.spec import Job, Plan
-from autotrain_mem.spec.estimate import candidate
-from autotrain_mem.spec.knobs import BASE_BITS
-from autotrain_mem.units import format_bytes
+from autotrain_mem.support.errors import AutofitError, DoesNotFitError
+from autotrain_mem.support.units import format_bytes
+from autotrain_mem.types import Job, Plan
+from autotrain_mem.types.estimate import candidate
+from autotrain_mem.types.knobs import BASE_BITS
 
 RELOADING = ("dtype", *BASE_BITS)
 """Knobs that are decided as the model is loaded."""
 
 LOSSLESS = "lossless"
-"""The level (``planner.levels``) on which nothing is given up that loading anew could give back."""
+"""The level (``search.levels``) on which nothing is given up that loading anew could give back."""
 
 PlanJob = Callable[[Job], Plan]
 

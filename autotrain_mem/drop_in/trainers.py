@@ -20,7 +20,7 @@ class SFTTrainer(Planned, trl.SFTTrainer, method="sft", config_class=trl.SFTConf
 
     Raises:
         DoesNotFitError: nothing that is allowed fits; the message holds the nearest that would.
-        AutofitError: see ``autotrain_mem.errors``. What TRL refuses is refused by TRL.
+        AutofitError: see ``autotrain_mem.support.errors``. What TRL refuses is refused by TRL.
     """
 
 

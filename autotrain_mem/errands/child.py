@@ -7,11 +7,11 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from autotrain_mem import errors
 from autotrain_mem.errands.errand import Errand
-from autotrain_mem.errors import TrainingError
-from autotrain_mem.processes import Child, ChildDied
-from autotrain_mem.spec import codec
+from autotrain_mem.support import errors
+from autotrain_mem.support.errors import TrainingError
+from autotrain_mem.support.processes import Child, ChildDied
+from autotrain_mem.types import codec
 
 PROCESS = "autotrain_mem.errands.process.main"
 ENVIRONMENT = {"HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}

@@ -10,8 +10,8 @@ from typing import Any
 
 from autotrain_mem.errands.child import finish
 from autotrain_mem.errands.errand import Errand
-from autotrain_mem.errors import DatasetNotFoundError, EmptyDatasetError, MalformedDatasetError
-from autotrain_mem.units import MIB
+from autotrain_mem.support.errors import DatasetNotFoundError, EmptyDatasetError, MalformedDatasetError
+from autotrain_mem.support.units import MIB
 
 LARGEST_LINE = 16 * MIB
 """Of a text file whose first row is looked at."""

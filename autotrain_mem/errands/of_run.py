@@ -8,7 +8,7 @@ from pathlib import Path
 
 from autotrain_mem.errands.errand import Errand, Task
 from autotrain_mem.errands.trained_run import TrainedRun
-from autotrain_mem.errors import ModelNotFoundError, OutputFolderError, UsageError
+from autotrain_mem.support.errors import ModelNotFoundError, OutputFolderError, UsageError
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 

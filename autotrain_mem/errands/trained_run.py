@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotrain_mem.errors import OutputFolderError, UsageError
-from autotrain_mem.files import read_start
 from autotrain_mem.methods.facts import MethodFacts
 from autotrain_mem.methods.table import METHODS
-from autotrain_mem.spec.knobs import BASE_BITS
-from autotrain_mem.spec.plan_file import LARGEST_BYTES, PLAN_NAME
-from autotrain_mem.spec.report import RUN_NAME
+from autotrain_mem.support.errors import OutputFolderError, UsageError
+from autotrain_mem.support.files import read_start
+from autotrain_mem.types.knobs import BASE_BITS
+from autotrain_mem.types.plan_file import LARGEST_BYTES, PLAN_NAME
+from autotrain_mem.types.report import RUN_NAME
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")

@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from autotrain_mem.estimator.depth.alignment import name_of
-from autotrain_mem.spec import Block, Trace
+from autotrain_mem.types import Block, Trace
 
 SMALLEST_BYTES = 512
 """What CUDA's allocator makes of any size (``c10/core/AllocatorConfig.h: kMinBlockSize``)."""

@@ -9,7 +9,7 @@ from itertools import islice
 from autotrain_mem.allocator.rounding import round_size
 from autotrain_mem.estimator.model_parts import parts_of
 from autotrain_mem.estimator.replay import Room, reserve
-from autotrain_mem.spec import Block, MemoryEstimate, Owner, Phase, ReservedByMode, Trace
+from autotrain_mem.types import Block, MemoryEstimate, Owner, Phase, ReservedByMode, Trace
 
 LARGEST_MODULES = 5
 

@@ -25,9 +25,9 @@ from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.allocator.simulator import CachingAllocator, OutOfMemory
 from autotrain_mem.estimator.block_sizes import BlockSizes, Rehearsed
 from autotrain_mem.estimator.step_parts import FOREIGN, Kind, Part, step_parts
-from autotrain_mem.spec import DataProfile
-from autotrain_mem.spec.mixed_lengths import STEPS, MixedLengths, ReservedByOrder, ReservedOverSteps
-from autotrain_mem.spec.trace import CACHE_EMPTIED
+from autotrain_mem.types import DataProfile
+from autotrain_mem.types.mixed_lengths import STEPS, MixedLengths, ReservedByOrder, ReservedOverSteps
+from autotrain_mem.types.trace import CACHE_EMPTIED
 
 CLASSES = 8
 """Lengths that are told apart; a plan waits for each."""

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from autotrain_mem.allocator.rounding import round_size
-from autotrain_mem.spec import Block
+from autotrain_mem.types import Block
 
 VISION, PROJECTOR, LANGUAGE, BETWEEN = "vision tower", "projector", "language model", "shared"
 PARTS = (VISION, PROJECTOR, LANGUAGE, BETWEEN)

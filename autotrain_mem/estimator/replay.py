@@ -10,8 +10,8 @@ from autotrain_mem.allocator.rounding import round_size
 from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.allocator.simulator import CachingAllocator, OutOfMemory
 from autotrain_mem.allocator.state import OnAction
-from autotrain_mem.spec import ReservedEstimate, Trace
-from autotrain_mem.spec.trace import CACHE_EMPTIED
+from autotrain_mem.types import ReservedEstimate, Trace
+from autotrain_mem.types.trace import CACHE_EMPTIED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

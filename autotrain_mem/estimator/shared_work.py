@@ -9,8 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from autotrain_mem.spec import Estimate, Knobs, Owner, Phase, Topology, Work, Workload
-from autotrain_mem.spec.work import Kind
+from autotrain_mem.types import Estimate, Knobs, Owner, Phase, Topology, Work, Workload
+from autotrain_mem.types.work import Kind
 
 COLLECTIVES = (Kind.COLLECTIVE, Kind.NETWORK_COLLECTIVE)
 HALF = ("bfloat16", "float16")

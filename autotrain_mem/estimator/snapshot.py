@@ -21,7 +21,7 @@ from typing import Any
 
 from autotrain_mem.allocator.settings import ROUNDUP_INTERVALS, AllocatorSettings
 from autotrain_mem.estimator.replay import Replay, Room
-from autotrain_mem.spec import Owner, Phase, Trace
+from autotrain_mem.types import Owner, Phase, Trace
 
 Snapshot = dict[str, Any]
 Frames = list[dict[str, Any]]

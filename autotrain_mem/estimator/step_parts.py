@@ -7,8 +7,8 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from autotrain_mem.spec import Block, Owner, Phase, Trace
-from autotrain_mem.spec.trace import CACHE_EMPTIED
+from autotrain_mem.types import Block, Owner, Phase, Trace
+from autotrain_mem.types.trace import CACHE_EMPTIED
 
 FOREIGN = 1 << 40
 """From here on an event ends a block of an earlier part: what is added is the number of its kind."""

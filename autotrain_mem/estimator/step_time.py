@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
-from autotrain_mem.spec.hardware import Hardware
-from autotrain_mem.spec.topology import Topology
-from autotrain_mem.spec.work import Kind, Phase, StepTime, Work, Workload
+from autotrain_mem.types.hardware import Hardware
+from autotrain_mem.types.topology import Topology
+from autotrain_mem.types.work import Kind, Phase, StepTime, Work, Workload
 
 MATMUL_EFFICIENCY = 0.75
 """Of the data sheet's FLOP/s. The best of many shapes reaches 0.86 on an A100 SXM, 0.82 on an A100 PCIe, 0.80 on an

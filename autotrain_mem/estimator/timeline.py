@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from autotrain_mem.allocator.rounding import round_size
 from autotrain_mem.estimator.replay import Room, held_after_each
-from autotrain_mem.spec import Owner, Trace
-from autotrain_mem.spec.page import Holder, Timeline
-from autotrain_mem.spec.trace import CACHE_EMPTIED
+from autotrain_mem.types import Owner, Trace
+from autotrain_mem.types.page import Holder, Timeline
+from autotrain_mem.types.trace import CACHE_EMPTIED
 
 PLACES = 1000
 """Stretches of events that become one place on the screen each: about as many as a figure has pixels."""

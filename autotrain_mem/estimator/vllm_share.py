@@ -11,9 +11,9 @@ from itertools import accumulate, islice
 from autotrain_mem.allocator.rounding import round_size
 from autotrain_mem.estimator.memory import alive_after, largest_modules, owners_of
 from autotrain_mem.estimator.replay import Room, held_after_each
-from autotrain_mem.spec import Estimate, Hardware, Job, MemoryEstimate, Phase, ReservedByMode, ReservedEstimate, Trace
-from autotrain_mem.spec.trace import CACHE_EMPTIED
-from autotrain_mem.spec.vllm import ASLEEP_BYTES, ASLEEP_PARALLEL_BYTES, VllmSleep
+from autotrain_mem.types import Estimate, Hardware, Job, MemoryEstimate, Phase, ReservedByMode, ReservedEstimate, Trace
+from autotrain_mem.types.trace import CACHE_EMPTIED
+from autotrain_mem.types.vllm import ASLEEP_BYTES, ASLEEP_PARALLEL_BYTES, VllmSleep
 
 VLLM_MODE = "colocate"
 VLLM_SHARE = 0.3

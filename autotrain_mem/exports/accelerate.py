@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from autotrain_mem.exports.case import Case, case_of
 from autotrain_mem.exports.part import Part, Tool, allocator, document, environment, host_optimizer
-from autotrain_mem.spec import Job, Plan
+from autotrain_mem.types import Job, Plan
 
 TRL_FILE = "trl.yaml"
 ACCELERATE_FILE = "accelerate.yaml"

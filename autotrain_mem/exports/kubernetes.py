@@ -12,7 +12,7 @@ from typing import Any
 from autotrain_mem.exports.case import Case, case_of
 from autotrain_mem.exports.machines import NOTES_HEAD, machine_words, rendezvous, shared_files
 from autotrain_mem.exports.part import Part, Tool, document
-from autotrain_mem.spec import Job, Plan
+from autotrain_mem.types import Job, Plan
 
 IMAGE = "IMAGE"
 """Stands for a registry's name of an image that nobody here knows; no image can be called so."""

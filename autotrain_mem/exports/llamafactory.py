@@ -27,7 +27,7 @@ from autotrain_mem.exports.part import (
     whole_logits,
 )
 from autotrain_mem.methods.facts import LlamaFactoryFacts
-from autotrain_mem.spec import Job, Plan
+from autotrain_mem.types import Job, Plan
 
 TRAINER_ARGUMENTS = (
     *("output_dir", "per_device_train_batch_size", "num_train_epochs", "max_steps", "learning_rate"),

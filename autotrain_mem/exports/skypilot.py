@@ -11,7 +11,7 @@ from autotrain_mem.exports.accelerate import PORT
 from autotrain_mem.exports.case import Case, case_of
 from autotrain_mem.exports.machines import NOTES_HEAD, machine_words, rendezvous, shared_files, shell_line
 from autotrain_mem.exports.part import Part, Tool, document
-from autotrain_mem.spec import Job, Plan
+from autotrain_mem.types import Job, Plan
 
 CARD = "CARD"
 """Stands for a card whose name at SkyPilot is not known here."""

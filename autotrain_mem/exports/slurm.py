@@ -6,7 +6,7 @@ from autotrain_mem.exports.case import Case, case_of
 from autotrain_mem.exports.machines import NOTES_HEAD, machine_words, rendezvous, shared_files, shell_line
 from autotrain_mem.exports.part import Tool, heading
 from autotrain_mem.parallel.place import FIRST_PORT, PORTS
-from autotrain_mem.spec import Job, Plan
+from autotrain_mem.types import Job, Plan
 
 
 def slurm(plan: Plan, job: Job) -> str:

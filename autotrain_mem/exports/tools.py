@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
-from autotrain_mem.errors import UsageError
 from autotrain_mem.methods.table import METHODS
+from autotrain_mem.support.errors import UsageError
 
 if TYPE_CHECKING:  # every command reads the tools' names
-    from autotrain_mem.spec import Job, Plan
+    from autotrain_mem.types import Job, Plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,14 +15,14 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from autotrain_mem.errors import UnreadableGpuError
 from autotrain_mem.machine.catalog import rates_of, recognise
 from autotrain_mem.machine.overhead import AMD_BYTES, COMMUNICATOR_BYTES
 from autotrain_mem.machine.torch_child import NoAnswer
 from autotrain_mem.machine.torch_sees import HIP_VISIBLE, HipDevice, seen
-from autotrain_mem.spec.amd import ARCHITECTURES, architecture_name
-from autotrain_mem.spec.hardware import Hardware
-from autotrain_mem.units import MIB
+from autotrain_mem.support.errors import UnreadableGpuError
+from autotrain_mem.support.units import MIB
+from autotrain_mem.types.amd import ARCHITECTURES, architecture_name
+from autotrain_mem.types.hardware import Hardware
 
 _OTHERWISE = """\
 rocminfo and amd-smi say more: a user of GPUs must be in the groups render and video.

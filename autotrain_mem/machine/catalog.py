@@ -28,7 +28,7 @@ Express, without peer access for GeForce cards. ``--link`` says otherwise.
 **The host link** is PCI Express, of a generation and so many lanes. Cards of generation 5 in an older board get the
 board's.
 
-**AMD's cards** have an architecture (``spec.amd``) in place of a compute capability, and compute units in place of
+**AMD's cards** have an architecture (``types.amd``) in place of a compute capability, and compute units in place of
 multiprocessors. Their **fp32** is that of their matrix cores, which rocBLAS takes.
 
 The rows are in ``gpus.csv``: a new card is a new row.
@@ -44,10 +44,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotrain_mem.errors import UnknownGpuError
 from autotrain_mem.machine.overhead import AMD_BYTES, COMMUNICATOR_BYTES, overhead
-from autotrain_mem.spec.hardware import Hardware
-from autotrain_mem.units import MIB, parse_bytes
+from autotrain_mem.support.errors import UnknownGpuError
+from autotrain_mem.support.units import MIB, parse_bytes
+from autotrain_mem.types.hardware import Hardware
 
 _ROWS = Path(__file__).with_name("gpus.csv")
 

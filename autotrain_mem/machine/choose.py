@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from autotrain_mem.errors import NoGpuError, UsageError
 from autotrain_mem.machine.catalog import catalog, named
 from autotrain_mem.machine.detect import VISIBLE, detect, host, why_no_nvml
 from autotrain_mem.machine.links import named_links, topology
 from autotrain_mem.machine.torch_child import NoAnswer
 from autotrain_mem.machine.torch_sees import HIP_VISIBLE, seen, torch_build
-from autotrain_mem.spec.hardware import Hardware
-from autotrain_mem.spec.topology import opened_by
-from autotrain_mem.store import Store, cache_folder
-from autotrain_mem.units import format_bytes
+from autotrain_mem.support.errors import NoGpuError, UsageError
+from autotrain_mem.support.store import Store, cache_folder
+from autotrain_mem.support.units import format_bytes
+from autotrain_mem.types.hardware import Hardware
+from autotrain_mem.types.topology import opened_by
 
 _WITHOUT_A_GPU = """\
 --gpu NAME --plan_only  plans for that card and trains nothing (autofit gpus lists the cards)
@@ -137,7 +137,7 @@ def _shown(environment: Mapping[str, str]) -> str | None:
 
 
 def _beside(detected: Sequence[Hardware], gpus: int | None, spared: int) -> Sequence[Hardware]:
-    """The GPUs that a server of vLLM's on this machine leaves, the first ones (``spec.vllm: VllmServer.devices``)."""
+    """The GPUs that a server of vLLM's on this machine leaves, the first ones (``types.vllm: VllmServer.devices``)."""
     left = len(detected) - spared
     if left >= (gpus or 1):
         return detected[: gpus or left]

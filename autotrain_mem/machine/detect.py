@@ -28,14 +28,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotrain_mem.errors import UnreadableGpuError
-from autotrain_mem.host import host_memory
 from autotrain_mem.machine.amd import amd_cards, free_bytes_of
 from autotrain_mem.machine.catalog import catalog, rates_of, recognise
 from autotrain_mem.machine.overhead import COMMUNICATOR_BYTES, overhead
 from autotrain_mem.machine.torch_sees import torch_build
-from autotrain_mem.spec.hardware import Hardware
-from autotrain_mem.units import MIB
+from autotrain_mem.support.errors import UnreadableGpuError
+from autotrain_mem.support.host import host_memory
+from autotrain_mem.support.units import MIB
+from autotrain_mem.types.hardware import Hardware
 
 HOST_NON_TORCH_BYTES = 768 * MIB
 """What a training process holds in the host's memory beside tensors. 482 MiB are resident (VmRSS) once all is imported

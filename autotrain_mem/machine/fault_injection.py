@@ -34,7 +34,7 @@ from autotrain_mem.machine.fault_syntax import (
     parse_mishaps,
 )
 from autotrain_mem.machine.simulated import SimulatedGpu
-from autotrain_mem.spec import Phase
+from autotrain_mem.types import Phase
 
 CHECKPOINTS = "checkpoint-*"
 STDERR = 2

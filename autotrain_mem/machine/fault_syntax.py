@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from autotrain_mem.errors import UsageError
-from autotrain_mem.spec import Phase
-from autotrain_mem.units import parse_bytes
+from autotrain_mem.support.errors import UsageError
+from autotrain_mem.support.units import parse_bytes
+from autotrain_mem.types import Phase
 
 VARIABLE = "AUTOFIT_MISHAPS"
 MARKS_NAME = ".autofit-mishaps"

@@ -13,14 +13,14 @@ import shutil
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from autotrain_mem.errors import AutofitError, HostMemoryError, ModelNotFoundError, OutputFolderError
-from autotrain_mem.host import HostMemory, existing, host_memory
 from autotrain_mem.machine.detect import HOST_NON_TORCH_BYTES
-from autotrain_mem.spec import Job, MemoryEstimate
-from autotrain_mem.spec.job import EPOCHS
-from autotrain_mem.spec.knobs import BASE_BITS
-from autotrain_mem.spec.preflight import Download, Finding
-from autotrain_mem.units import format_bytes
+from autotrain_mem.support.errors import AutofitError, HostMemoryError, ModelNotFoundError, OutputFolderError
+from autotrain_mem.support.host import HostMemory, existing, host_memory
+from autotrain_mem.support.units import format_bytes
+from autotrain_mem.types import Job, MemoryEstimate
+from autotrain_mem.types.job import EPOCHS
+from autotrain_mem.types.knobs import BASE_BITS
+from autotrain_mem.types.preflight import Download, Finding
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 QUANTIZED_BYTES = {name: bits / 8 for name, bits in BASE_BITS.items()}

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from autotrain_mem.errors import UsageError
 from autotrain_mem.machine.catalog import joined_by
 from autotrain_mem.machine.detect import nvml_session
-from autotrain_mem.spec.hardware import Hardware
-from autotrain_mem.spec.topology import Topology
+from autotrain_mem.support.errors import UsageError
+from autotrain_mem.types.hardware import Hardware
+from autotrain_mem.types.topology import Topology
 
 _ROWS = Path(__file__).with_name("links.csv")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotrain_mem.processes import Channel
+from autotrain_mem.support.processes import Channel
 
 
 def main() -> None:

@@ -20,10 +20,10 @@ from typing import Any
 
 from autotrain_mem.machine.detect import nvml_session
 from autotrain_mem.machine.torch_child import NoAnswer, next_answer, torch_child
-from autotrain_mem.spec.hardware import Hardware
-from autotrain_mem.store import Store
-from autotrain_mem.units import GIB, MIB, format_bytes
-from autotrain_mem.versions import installed_version
+from autotrain_mem.support.store import Store
+from autotrain_mem.support.units import GIB, MIB, format_bytes
+from autotrain_mem.support.versions import installed_version
+from autotrain_mem.types.hardware import Hardware
 
 RELEASE_SECONDS = 10.0
 """How long the driver may take to give back what a process held."""

@@ -12,9 +12,9 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from autotrain_mem.errors import UnreadableGpuError
 from autotrain_mem.machine.usable import check_usable
-from autotrain_mem.processes import Channel
+from autotrain_mem.support.errors import UnreadableGpuError
+from autotrain_mem.support.processes import Channel
 
 SIZES = (64, 512, 2048)
 """Widths of the matrices. The largest takes some 200 MiB in fp32, with gradients and optimizer state."""

@@ -15,9 +15,9 @@ from typing import Any
 
 from autotrain_mem.machine.amd import processes_on, taken_bytes
 from autotrain_mem.machine.detect import nvml_session
-from autotrain_mem.spec.experience import OtherProcess
-from autotrain_mem.spec.hardware import Hardware
-from autotrain_mem.units import MIB
+from autotrain_mem.support.units import MIB
+from autotrain_mem.types.experience import OtherProcess
+from autotrain_mem.types.hardware import Hardware
 
 NOBODY = 0
 """The process number of what is taken by nobody that NVML names: no process has it."""

@@ -45,7 +45,7 @@ explains: 1.2 GiB on an A10G of 22.20 GiB that trained in 8 bit under torch 2.1 
 
 from __future__ import annotations
 
-from autotrain_mem.units import KIB, MIB
+from autotrain_mem.support.units import KIB, MIB
 
 CONTEXT_BYTES_PER_THREAD = 9 * KIB // 4
 COMMUNICATOR_BYTES = 700 * MIB

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotrain_mem.errors import from_json
-from autotrain_mem.processes import Child, ChildDied, ChildTimeout
+from autotrain_mem.support.errors import from_json
+from autotrain_mem.support.processes import Child, ChildDied, ChildTimeout
 
 CHILD_MODULE = "autotrain_mem.machine.measure_process"
 TIME_LIMIT_SECONDS = 120.0

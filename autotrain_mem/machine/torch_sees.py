@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autotrain_mem.machine.torch_child import NoAnswer, next_answer
-from autotrain_mem.processes import Child
-from autotrain_mem.spec import codec
-from autotrain_mem.units import format_bytes
+from autotrain_mem.support.processes import Child
+from autotrain_mem.support.units import format_bytes
+from autotrain_mem.types import codec
 
 CHILD_MODULE = "autotrain_mem.machine.list_process"
 HIP_VISIBLE = "HIP_VISIBLE_DEVICES"

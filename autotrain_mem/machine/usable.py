@@ -12,8 +12,8 @@ import os
 import sys
 
 from autotrain_mem.allocator.settings import given_settings, variable_that_counts
-from autotrain_mem.errors import UnreadableGpuError
 from autotrain_mem.machine.detect import ask_device, nvml_session
+from autotrain_mem.support.errors import UnreadableGpuError
 
 OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
 """Oldest driver for each major version of CUDA, which serves all its minor ones (NVIDIA CUDA Compatibility, "Minor

@@ -11,9 +11,9 @@ from typing import Any
 
 from autotrain_mem.methods.flag_verdicts import only_for_real
 from autotrain_mem.parallel.config import sharding_arguments
-from autotrain_mem.spec import Job, Knobs, codec
-from autotrain_mem.spec.adapter_config import LORA, PEFT_CONFIG, kind_of
-from autotrain_mem.spec.job import without_wish
+from autotrain_mem.types import Job, Knobs, codec
+from autotrain_mem.types.adapter_config import LORA, PEFT_CONFIG, kind_of
+from autotrain_mem.types.job import without_wish
 
 REHEARSED_ACCUMULATION = 2
 """Micro-steps per optimizer step in a rehearsal: the second is the first to meet gradients, a third meets no more."""

@@ -11,7 +11,7 @@ from autotrain_mem.methods import online, teacher
 from autotrain_mem.methods.configs import Configs, fill, script_parser, trainer_arguments
 from autotrain_mem.methods.interface import Basis
 from autotrain_mem.methods.row_lengths import RowLengths
-from autotrain_mem.spec import Knobs
+from autotrain_mem.types import Knobs
 
 make_parser = partial(script_parser, "distillation")
 configs = partial(fill, make_parser)

@@ -7,13 +7,13 @@ from functools import partial
 from operator import add
 from typing import Any
 
-from autotrain_mem.columns import list_lengths
 from autotrain_mem.methods import image_rows, preference
 from autotrain_mem.methods.configs import Configs, build, fill, script_parser
 from autotrain_mem.methods.image_rows import RowImages, Texts
 from autotrain_mem.methods.interface import Basis
 from autotrain_mem.methods.row_lengths import RowLengths, pair_lengths
 from autotrain_mem.methods.worst_case_text import EditRows, shorten_last_rejected, text_of
+from autotrain_mem.support.columns import list_lengths
 
 make_parser = partial(script_parser, "dpo")
 configs = partial(fill, make_parser)

@@ -57,7 +57,7 @@ class MethodFacts:
     title: str
     """The method as TRL's classes call it: ``SFT``."""
     knobs: tuple[str, ...]
-    """Knobs worth showing beside those that every method has (``spec.knobs.knob_names``)."""
+    """Knobs worth showing beside those that every method has (``types.knobs.knob_names``)."""
     defaults: Mapping[str, Any]
     """TRL's defaults that another tool must be told, since its own differ (``trl/trainer/*_config.py``)."""
 

@@ -18,7 +18,6 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from autotrain_mem.errors import DatasetFormatError, UsageError
 from autotrain_mem.methods import teacher
 from autotrain_mem.methods.configs import (
     REHEARSED_ACCUMULATION,
@@ -32,7 +31,8 @@ from autotrain_mem.methods.configs import (
 from autotrain_mem.methods.interface import Basis
 from autotrain_mem.methods.row_lengths import RowLengths
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, EditRows, text_of
-from autotrain_mem.spec import Knobs
+from autotrain_mem.support.errors import DatasetFormatError, UsageError
+from autotrain_mem.types import Knobs
 
 make_parser = partial(experimental_parser, "gkd", "GKDConfig")
 configs = partial(fill, make_parser)

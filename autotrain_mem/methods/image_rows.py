@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotrain_mem.errors import UsageError
 from autotrain_mem.methods.worst_case_text import EditRows, text_of
+from autotrain_mem.support.errors import UsageError
 
 
 def mark_of(processor: Any) -> str:

@@ -14,8 +14,8 @@ from autotrain_mem.methods.image_rows import RowImages, Texts
 from autotrain_mem.methods.row_lengths import RowLengths
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.methods.worst_case_text import EditRows
-from autotrain_mem.spec import Knobs
-from autotrain_mem.spec.preflight import Finding
+from autotrain_mem.types import Knobs
+from autotrain_mem.types.preflight import Finding
 
 
 class Basis(StrEnum):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from autotrain_mem.columns import row_lengths as prepared_lengths
 from autotrain_mem.methods import preference
 from autotrain_mem.methods.configs import Configs, build, fill, script_parser
 from autotrain_mem.methods.row_lengths import RowLengths
 from autotrain_mem.methods.worst_case_text import EditRows, shorten_last_row, text_of
+from autotrain_mem.support.columns import row_lengths as prepared_lengths
 
 make_parser = partial(script_parser, "kto")
 configs = partial(fill, make_parser)

@@ -11,12 +11,12 @@ import sys
 from functools import partial
 from typing import Any
 
-from autotrain_mem.columns import list_lengths
-from autotrain_mem.columns import row_lengths as prepared_lengths
-from autotrain_mem.errors import DatasetFormatError, UsageError
 from autotrain_mem.methods.configs import Configs, own_tokenizer, padding, trainer_arguments
 from autotrain_mem.methods.row_lengths import RowLengths, pair_lengths, smallest_model
 from autotrain_mem.methods.worst_case_text import EditRows, text_of
+from autotrain_mem.support.columns import list_lengths
+from autotrain_mem.support.columns import row_lengths as prepared_lengths
+from autotrain_mem.support.errors import DatasetFormatError, UsageError
 
 
 def build_trainer(

@@ -20,7 +20,7 @@ from autotrain_mem.methods.reward_functions import check_packages, rehearsed_rew
 from autotrain_mem.methods.row_lengths import RowLengths
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.methods.worst_case_text import EditRows, text_of
-from autotrain_mem.spec import Knobs
+from autotrain_mem.types import Knobs
 
 
 def build_trainer(

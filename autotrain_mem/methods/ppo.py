@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from autotrain_mem.columns import list_lengths
 from autotrain_mem.methods import online
 from autotrain_mem.methods.configs import (
     REHEARSED_ACCUMULATION,
@@ -20,8 +19,9 @@ from autotrain_mem.methods.configs import (
 from autotrain_mem.methods.missing import missing_reward_model
 from autotrain_mem.methods.row_lengths import RowLengths
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, PADDING_TOKEN, EditRows
-from autotrain_mem.spec import Knobs
-from autotrain_mem.spec.preflight import Finding
+from autotrain_mem.support.columns import list_lengths
+from autotrain_mem.types import Knobs
+from autotrain_mem.types.preflight import Finding
 
 
 def make_parser() -> Any:

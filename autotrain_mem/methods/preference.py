@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from autotrain_mem.methods.configs import Configs
 from autotrain_mem.methods.row_lengths import smallest_model
-from autotrain_mem.spec import Knobs
+from autotrain_mem.types import Knobs
 
 
 def without_precomputing(trainer: str, columns: Callable[[Any], Sequence[str]]) -> AbstractContextManager[Any]:

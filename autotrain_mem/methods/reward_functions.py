@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from autotrain_mem.errors import MissingExtraError, RewardFunctionError, UsageError
+from autotrain_mem.support.errors import MissingExtraError, RewardFunctionError, UsageError
 
 RewardFunction = Callable[..., Any]
 

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any, Self
 from unittest.mock import patch
 
-from autotrain_mem.host import cores
-from autotrain_mem.spec.data import Counting
+from autotrain_mem.support.host import cores
+from autotrain_mem.types.data import Counting
 
 OnProgress = Callable[[Counting], None]
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from autotrain_mem.columns import list_lengths
 from autotrain_mem.methods import image_rows
 from autotrain_mem.methods.configs import Configs, build, fill, script_parser
 from autotrain_mem.methods.image_rows import RowImages, Texts
 from autotrain_mem.methods.interface import Basis
 from autotrain_mem.methods.row_lengths import RowLengths, smallest_model, without_labels
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, EditRows, shorten_last_row
+from autotrain_mem.support.columns import list_lengths
 
 make_parser = partial(script_parser, "sft")
 configs = partial(fill, make_parser)

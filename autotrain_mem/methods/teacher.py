@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotrain_mem.errors import UsageError
 from autotrain_mem.methods.configs import Configs
 from autotrain_mem.methods.missing import missing_teacher
+from autotrain_mem.support.errors import UsageError
 
 _LOADED_BY = frozenset({"dtype", "attn_implementation", "revision", "trust_remote_code"})
 """Keys of ``teacher_model_init_kwargs`` that a rehearsal follows: where and how a model is placed is not among them."""

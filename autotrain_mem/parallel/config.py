@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from autotrain_mem.parallel.deepspeed_config import deepspeed_config
-from autotrain_mem.spec import Knobs
+from autotrain_mem.types import Knobs
 
 CP_COMM_STRATEGY = "alltoall"
 """Keys and values go around one share at a time. accelerate's default, ``allgather``, has those of all processes in

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotrain_mem.errors import UsageError
-from autotrain_mem.spec import Knobs
-from autotrain_mem.spec.knobs import OffloadDevice, Sharding
+from autotrain_mem.support.errors import UsageError
+from autotrain_mem.types import Knobs
+from autotrain_mem.types.knobs import OffloadDevice, Sharding
 
 BUCKET_ELEMENTS = 32 * 1024**2
 """What one collective sends: 64 MiB in half precision, from which on NCCL's bandwidth grows no more (nccl-tests,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotrain_mem.errors import UsageError
+from autotrain_mem.support.errors import UsageError
 
 PORT = 29500
 """Where nothing names one (``accelerate/commands/launch.py: main_process_port``; torchrun's too)."""

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotrain_mem.errors import UsageError
 from autotrain_mem.parallel.environment import fsdp_settings
-from autotrain_mem.spec.knobs import Sharding
+from autotrain_mem.support.errors import UsageError
+from autotrain_mem.types.knobs import Sharding
 
 KEYS = frozenset(
     {"compute_environment", "distributed_type", "mixed_precision", "use_cpu", "debug", "num_processes", "machine_rank"}

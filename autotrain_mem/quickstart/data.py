@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from autotrain_mem.files import replace_file
+from autotrain_mem.support.files import replace_file
 
 ROWS_PER_LONG_ROW = 100
 _SHORT_STEPS = (1,) * 7 + (2,) * 7 + (3,) * 3 + (4, 5, 7)

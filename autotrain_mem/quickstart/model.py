@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from autotrain_mem.errors import OutputFolderError
+from autotrain_mem.support.errors import OutputFolderError
 
 VOCABULARY_SIZE = 2048
 """Rows of the embedding. The tokenizer may need fewer; the size is fixed so that memory does not hang on the texts."""

@@ -18,7 +18,7 @@ from transformers.integrations.moe import ExpertsInterface
 
 from autotrain_mem.rehearsal import known_values
 from autotrain_mem.rehearsal.known_values import know, real_tensors
-from autotrain_mem.spec.trace import Routing
+from autotrain_mem.types.trace import Routing
 
 LARGEST_ROUTED_ELEMENTS = 1 << 26
 """A loop over experts makes a mask of tokens x choices x experts, which is known here up to 64 Mi elements: 64 Ki

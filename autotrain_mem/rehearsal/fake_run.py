@@ -32,8 +32,8 @@ from autotrain_mem.rehearsal.trace.phases import follow
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.rehearsal.vllm_stub import vllm_stand_in
 from autotrain_mem.rehearsal.windows.at_once import windows_at_once
-from autotrain_mem.spec import Knobs, Phase, Trace, Trained
-from autotrain_mem.spec.hardware import Capability
+from autotrain_mem.types import Knobs, Phase, Trace, Trained
+from autotrain_mem.types.hardware import Capability
 
 Collate = Callable[[list[Any]], Any]
 EditRows = Callable[[list[Any]], list[Any]]

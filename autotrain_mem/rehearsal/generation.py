@@ -23,13 +23,13 @@ from transformers import GenerationMixin, cache_utils
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 from transformers.utils import ModelOutput
 
-from autotrain_mem.errors import UsageError
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN
 from autotrain_mem.rehearsal.known_values import know, known_value, real_tensors
 from autotrain_mem.rehearsal.model.truncated_depth import whole_depth
 from autotrain_mem.rehearsal.trace.flops import Mark
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.rehearsal.trace.skipped_decode_steps import Budget, Jump, State, write_skipped_steps
+from autotrain_mem.support.errors import UsageError
 
 _DYNAMIC = {cache_utils.DynamicLayer, cache_utils.LinearAttentionAndFullAttentionLayer}
 _SLIDING = {cache_utils.DynamicSlidingWindowLayer, cache_utils.LinearAttentionAndSlidingWindowAttentionLayer}

@@ -13,7 +13,6 @@ from autotrain_mem.methods.configs import REHEARSED_ACCUMULATION, REHEARSED_STEP
 from autotrain_mem.methods.image_rows import RowImages
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.worst_case_text import stub_tokenizer
-from autotrain_mem.planner.levers import HARM_FIRST, is_pulled
 from autotrain_mem.rehearsal.experts import routed
 from autotrain_mem.rehearsal.fake_run import TrainerSpec, rehearse_trainer
 from autotrain_mem.rehearsal.model.image_processor import rehearsed_processor, revision_of
@@ -21,10 +20,11 @@ from autotrain_mem.rehearsal.model.truncated_depth import models_in_step, with_c
 from autotrain_mem.rehearsal.python_call.keywords import call_again, left_out
 from autotrain_mem.rehearsal.ranks.rules import rehearsed_rank
 from autotrain_mem.rehearsal.trace.loss_chunks import marked_chunks
-from autotrain_mem.spec import Job, Knobs, Trace
-from autotrain_mem.spec.adapter_config import PEFT_CONFIG, starts_from_weights
-from autotrain_mem.spec.hardware import Capability
-from autotrain_mem.spec.trace import Routing
+from autotrain_mem.search.levers import HARM_FIRST, is_pulled
+from autotrain_mem.types import Job, Knobs, Trace
+from autotrain_mem.types.adapter_config import PEFT_CONFIG, starts_from_weights
+from autotrain_mem.types.hardware import Capability
+from autotrain_mem.types.trace import Routing
 
 EVALUATED_BATCHES = 2
 """Batches of a rehearsed evaluation: the second meets what the first left behind."""

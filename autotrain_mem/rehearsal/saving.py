@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.spec import Owner, Phase
 from autotrain_mem.trainers.host_optimizer import HostOptimizer
+from autotrain_mem.types import Owner, Phase
 
 
 def rehearse_saving(trainer: Any, recorder: Recorder) -> None:

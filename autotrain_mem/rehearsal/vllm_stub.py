@@ -13,7 +13,7 @@ from unittest.mock import patch
 import torch
 
 from autotrain_mem.rehearsal.trace.recorder import current_recorder
-from autotrain_mem.spec.trace import EngineMark
+from autotrain_mem.types.trace import EngineMark
 
 PACKED_BUFFER_BYTES = 1 << 30
 PACKED_BUFFERS = 2

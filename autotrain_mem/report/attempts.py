@@ -9,7 +9,7 @@ from rich.text import Text
 
 from autotrain_mem.report import formatting
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, Column, Scale, columned, hanging, scale_for, title
-from autotrain_mem.spec import Candidate, Knobs, Plan
+from autotrain_mem.types import Candidate, Knobs, Plan
 
 _SEGMENTS = "expandable_segments"
 _LAYERS = "rehearsed_layers"

@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autotrain_mem.spec import Plan
-from autotrain_mem.spec.adapter_config import without_said
-from autotrain_mem.spec.flag_words import flag_words
-from autotrain_mem.spec.job import MAX_SLOWDOWN
+from autotrain_mem.types import Plan
+from autotrain_mem.types.adapter_config import without_said
+from autotrain_mem.types.flag_words import flag_words
+from autotrain_mem.types.job import MAX_SLOWDOWN
 
 
 def command_line(words: Sequence[str], settings: Mapping[str, Any]) -> str:

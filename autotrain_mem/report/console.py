@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autotrain_mem.recipe_files import Recipe
 from autotrain_mem.report import formatting
 from autotrain_mem.report.layout import BAD, QUIET, Block, Column, add, columned, table
-from autotrain_mem.spec import Hardware, Report
-from autotrain_mem.units import format_bytes
+from autotrain_mem.support.recipe_files import Recipe
+from autotrain_mem.support.units import format_bytes
+from autotrain_mem.types import Hardware, Report
 
 _UNKNOWN = "-"
 

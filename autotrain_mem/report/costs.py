@@ -9,8 +9,8 @@ from rich.text import Text
 
 from autotrain_mem.report import formatting
 from autotrain_mem.report.layout import GOOD, Column, columned, hanging, section
-from autotrain_mem.spec.gpu_comparison import Cards, CardVerdict
-from autotrain_mem.spec.price import Price
+from autotrain_mem.types.gpu_comparison import Cards, CardVerdict
+from autotrain_mem.types.price import Price
 
 _ENTRIES = 12
 """Cards without a price that are named, before it is said how many more there are."""

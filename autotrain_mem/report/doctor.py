@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, add, table, title
-from autotrain_mem.spec.health import Health, State
+from autotrain_mem.types.health import Health, State
 
 _MARK_COLUMNS, _NAME_COLUMNS = 6, 16
 _MARKS = {State.OK: ("ok", GOOD), State.NOTE: ("note", "yellow"), State.BROKEN: ("BROKEN", f"bold {BAD}")}

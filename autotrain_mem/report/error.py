@@ -6,9 +6,9 @@ import os
 import sys
 from typing import TextIO
 
-from autotrain_mem.errors import AutofitError
-from autotrain_mem.printable import printable
 from autotrain_mem.report.labels import label_of
+from autotrain_mem.support.errors import AutofitError
+from autotrain_mem.support.printable import printable
 
 _TITLE = "error: "
 _RED, _PLAIN = "\x1b[1;31m", "\x1b[0m"

@@ -11,10 +11,10 @@ from rich.text import Text
 
 from autotrain_mem.report import formatting
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Bar, Block, Scale, add, hanging, scale_for, section, table
-from autotrain_mem.spec import Estimate, Hardware, Owner
-from autotrain_mem.spec.mixed_lengths import STEPS, MixedLengths, ReservedOverSteps
-from autotrain_mem.spec.vllm import VllmSleep
-from autotrain_mem.units import format_bytes
+from autotrain_mem.support.units import format_bytes
+from autotrain_mem.types import Estimate, Hardware, Owner
+from autotrain_mem.types.mixed_lengths import STEPS, MixedLengths, ReservedOverSteps
+from autotrain_mem.types.vllm import VllmSleep
 
 LARGEST_MODULES = 5
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotrain_mem.report import formatting
-from autotrain_mem.spec import OtherProcess, Plan, Probe, codec
-from autotrain_mem.spec.knobs import Knobs
-from autotrain_mem.units import format_bytes
+from autotrain_mem.support.units import format_bytes
+from autotrain_mem.types import OtherProcess, Plan, Probe, codec
+from autotrain_mem.types.knobs import Knobs
 
 
 def event_line(event: Mapping[str, Any]) -> str:

@@ -22,8 +22,8 @@ from autotrain_mem.report.estimate import (
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Bar, Block, add, section, table, title
 from autotrain_mem.report.plan import changes, decision, elsewhere, facts, gentler, passed_over, proposed, searched
 from autotrain_mem.report.sharing import sharing_view
-from autotrain_mem.spec import Estimate, Plan
-from autotrain_mem.units import format_bytes
+from autotrain_mem.support.units import format_bytes
+from autotrain_mem.types import Estimate, Plan
 
 LARGEST_OWNERS = 2
 

@@ -17,7 +17,7 @@ from autotrain_mem.report.estimate import sum_of, sum_table, verdict, why_not
 from autotrain_mem.report.layout import LOUD, QUIET, Block
 from autotrain_mem.report.plan import cost, data, loud, most_sentence, searched, speed, vllm_server, vllm_share
 from autotrain_mem.report.sharing import devices
-from autotrain_mem.spec import Estimate, Harm, Plan
+from autotrain_mem.types import Estimate, Harm, Plan
 
 LINES = 24
 """Of a terminal as it opens."""

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from autotrain_mem.planner.levers import HARM_FIRST, LEVERS, is_pulled, pulled
-from autotrain_mem.spec import Hardware, Harm, Knobs, Owner, Phase, StepTime, Trained
-from autotrain_mem.spec.adapter_config import LORA, PEFT_CONFIG, kind_of, name_of
-from autotrain_mem.spec.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
-from autotrain_mem.units import format_bytes
+from autotrain_mem.search.levers import HARM_FIRST, LEVERS, is_pulled, pulled
+from autotrain_mem.support.units import format_bytes
+from autotrain_mem.types import Hardware, Harm, Knobs, Owner, Phase, StepTime, Trained
+from autotrain_mem.types.adapter_config import LORA, PEFT_CONFIG, kind_of, name_of
+from autotrain_mem.types.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
 
 OWNERS = {
     Owner.WEIGHTS: "weights",
@@ -59,7 +59,7 @@ LEVELS = {
     "shorter rows": "rows are cut to fewer tokens than they have",
     "smaller images": "images are made smaller than they are",
 }
-"""What the levels of harm mean, by their names (``planner.levels``), least harm first. Of an adapter those that offload
+"""What the levels of harm mean, by their names (``search.levels``), least harm first. Of an adapter those that offload
 are there only where there is no level after them but shorter rows."""
 
 SHARINGS = {

@@ -11,8 +11,8 @@ from rich.text import Text
 from autotrain_mem.report import formatting
 from autotrain_mem.report.layout import BAD, QUIET, Bar, Block, Column, Scale, add, columned, hanging, scale_for, title
 from autotrain_mem.report.layout import table as plain_table
-from autotrain_mem.spec.most import Frontier, Reach
-from autotrain_mem.units import format_bytes
+from autotrain_mem.support.units import format_bytes
+from autotrain_mem.types.most import Frontier, Reach
 
 BAR_WIDTH = 40
 

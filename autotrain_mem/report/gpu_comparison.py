@@ -8,13 +8,13 @@ from rich.console import Console, Group, RenderableType
 from rich.status import Status
 from rich.text import Text
 
-from autotrain_mem.planner.levers import pulled
 from autotrain_mem.report import formatting
 from autotrain_mem.report.costs import costs
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, Scale, add, hanging, scale_for, table, title
 from autotrain_mem.report.progress import Redrawn, is_live, say
-from autotrain_mem.spec import Candidate, Counting, Hardware, Knobs
-from autotrain_mem.spec.gpu_comparison import BRIEF, OFFLOADING, Cards, CardVerdict
+from autotrain_mem.search.levers import pulled
+from autotrain_mem.types import Candidate, Counting, Hardware, Knobs
+from autotrain_mem.types.gpu_comparison import BRIEF, OFFLOADING, Cards, CardVerdict
 
 SMALLEST = ">"
 

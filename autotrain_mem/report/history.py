@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotrain_mem.files import open_ordinary
 from autotrain_mem.report.events import event_line
-from autotrain_mem.spec import Phase, PhasePeak, codec
-from autotrain_mem.spec.history import EVENTS_NAME, RECORD_NAME, Happening, Moment, RunHistory
-from autotrain_mem.spec.report import MemoryReading
-from autotrain_mem.units import MIB
+from autotrain_mem.support.files import open_ordinary
+from autotrain_mem.support.units import MIB
+from autotrain_mem.types import Phase, PhasePeak, codec
+from autotrain_mem.types.history import EVENTS_NAME, RECORD_NAME, Happening, Moment, RunHistory
+from autotrain_mem.types.report import MemoryReading
 
 LARGEST_BYTES = 256 * MIB
 """Of a file that is read: a line of some 700 bytes for each log makes 350,000 of them."""

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotrain_mem.report.labels import label_of
-from autotrain_mem.units import format_bytes, parse_bytes
+from autotrain_mem.support.units import format_bytes, parse_bytes
 
 Row = TypeVar("Row")
 

@@ -11,8 +11,8 @@ from autotrain_mem.report.console import report_view
 from autotrain_mem.report.first_screen import estimate_screen, first_screen
 from autotrain_mem.report.gpu_comparison import cards_view
 from autotrain_mem.report.terminal import Console
-from autotrain_mem.spec import Estimate, Plan, Report
-from autotrain_mem.spec.gpu_comparison import Cards
+from autotrain_mem.types import Estimate, Plan, Report
+from autotrain_mem.types.gpu_comparison import Cards
 
 COLUMNS = 100
 _PAGE = '<pre style="white-space: pre; overflow-x: auto; line-height: 1.3">{code}</pre>'

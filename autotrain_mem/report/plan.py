@@ -10,20 +10,20 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autotrain_mem.planner.changes import against
-from autotrain_mem.planner.levers import WARNINGS
 from autotrain_mem.report import formatting
 from autotrain_mem.report.estimate import caches, verdict
 from autotrain_mem.report.layout import BAD, LOUD, QUIET, Block, add, hanging, section, table
 from autotrain_mem.report.sharing import devices
-from autotrain_mem.spec import Candidate, DataSummary, Estimate, Harm, Lever, Plan
-from autotrain_mem.spec.data import PERCENTILES
-from autotrain_mem.spec.flag_words import flag_words
-from autotrain_mem.spec.knobs import LAUNCH_KNOBS, OWN_KNOBS, TOKEN_KNOBS, ZERO_KNOBS, knob_names
-from autotrain_mem.spec.mixed_lengths import STEPS
-from autotrain_mem.spec.most import Most
-from autotrain_mem.spec.price import Price
-from autotrain_mem.units import format_bytes
+from autotrain_mem.search.changes import against
+from autotrain_mem.search.levers import WARNINGS
+from autotrain_mem.support.units import format_bytes
+from autotrain_mem.types import Candidate, DataSummary, Estimate, Harm, Lever, Plan
+from autotrain_mem.types.data import PERCENTILES
+from autotrain_mem.types.flag_words import flag_words
+from autotrain_mem.types.knobs import LAUNCH_KNOBS, OWN_KNOBS, TOKEN_KNOBS, ZERO_KNOBS, knob_names
+from autotrain_mem.types.mixed_lengths import STEPS
+from autotrain_mem.types.most import Most
+from autotrain_mem.types.price import Price
 
 
 def plan_view(plan: Plan) -> RenderableType:

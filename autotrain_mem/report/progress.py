@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from autotrain_mem.report import formatting
-from autotrain_mem.spec import Candidate, Counting, Knobs
-from autotrain_mem.units import format_bytes
+from autotrain_mem.support.units import format_bytes
+from autotrain_mem.types import Candidate, Counting, Knobs
 
 Line = TypeVar("Line", Progress, Live, Status)
 

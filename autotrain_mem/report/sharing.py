@@ -11,12 +11,12 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autotrain_mem.planner.shardings import FASTEST_FIRST
 from autotrain_mem.report import formatting
 from autotrain_mem.report.layout import BAD, QUIET, Block, add, hanging, section, table
-from autotrain_mem.spec import Candidate, Estimate, Knobs, Owner, Plan
-from autotrain_mem.spec.knobs import Sharding
-from autotrain_mem.units import format_bytes
+from autotrain_mem.search.shardings import FASTEST_FIRST
+from autotrain_mem.support.units import format_bytes
+from autotrain_mem.types import Candidate, Estimate, Knobs, Owner, Plan
+from autotrain_mem.types.knobs import Sharding
 
 DIVIDED = (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE)
 """What shards divide among the processes."""

@@ -10,13 +10,13 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from autotrain_mem.errors import GpuOutOfMemoryError
 from autotrain_mem.report import formatting
 from autotrain_mem.report.layout import QUIET, Block, Scale, add, hanging, scale_for, table
 from autotrain_mem.report.terminal import Console
-from autotrain_mem.spec import Owner, Plan, codec
-from autotrain_mem.spec.shortage import Shortage
-from autotrain_mem.units import format_bytes
+from autotrain_mem.support.errors import GpuOutOfMemoryError
+from autotrain_mem.support.units import format_bytes
+from autotrain_mem.types import Owner, Plan, codec
+from autotrain_mem.types.shortage import Shortage
 
 WIDTH = 80
 """Of the text in an error, which a log or a notebook shows as it is."""

@@ -11,10 +11,10 @@ from typing import Any
 
 from rich.text import Text
 
-from autotrain_mem.errors import OutputFolderError
-from autotrain_mem.files import read_start, refusal, replace_file
-from autotrain_mem.spec import Estimate
-from autotrain_mem.units import format_bytes
+from autotrain_mem.support.errors import OutputFolderError
+from autotrain_mem.support.files import read_start, refusal, replace_file
+from autotrain_mem.support.units import format_bytes
+from autotrain_mem.types import Estimate
 
 _PROTOCOL = 4
 """The page reads pickles of protocols 2 to 4 (torch/utils/viz/MemoryViz.js: unpickle)."""

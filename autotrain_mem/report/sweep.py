@@ -16,9 +16,9 @@ from rich.text import Text
 from autotrain_mem.report import formatting
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, Scale, add, hanging, scale_for, section, table
 from autotrain_mem.report.progress import Redrawn, is_live
-from autotrain_mem.spec import Knobs, codec
-from autotrain_mem.spec.sweep import Axis, Sweep, SweepPoint
-from autotrain_mem.units import format_bytes
+from autotrain_mem.support.units import format_bytes
+from autotrain_mem.types import Knobs, codec
+from autotrain_mem.types.sweep import Axis, Sweep, SweepPoint
 
 FIGURES = (
     *("peak_allocated_bytes", "peak_reserved_bytes", "non_torch_bytes", "communicators_bytes", "vllm_share_bytes"),

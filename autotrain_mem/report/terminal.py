@@ -11,8 +11,8 @@ from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from autotrain_mem.lossy_stream import LossyStream
-from autotrain_mem.printable import printable
+from autotrain_mem.support.lossy_stream import LossyStream
+from autotrain_mem.support.printable import printable
 
 UNWRAPPED_COLUMNS = 4000
 """Where no terminal shows it, a line is not wrapped: a name cut in two cannot be searched for in a log."""

@@ -12,10 +12,10 @@ from rich.text import Text
 
 from autotrain_mem.report import formatting
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, hanging
-from autotrain_mem.spec import Plan
-from autotrain_mem.spec.history import Happening, Moment, RunHistory
-from autotrain_mem.spec.report import REWARD_NAMES, MemoryReading
-from autotrain_mem.units import format_bytes
+from autotrain_mem.support.units import format_bytes
+from autotrain_mem.types import Plan
+from autotrain_mem.types.history import Happening, Moment, RunHistory
+from autotrain_mem.types.report import REWARD_NAMES, MemoryReading
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.-=+*#%"

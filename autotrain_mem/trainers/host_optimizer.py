@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from autotrain_mem.errors import UsageError
+from autotrain_mem.support.errors import UsageError
 
 SUPPORTED = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
 """Names of ``--optim`` whose optimizer is torch's own, and so runs on host tensors as it does on the device's."""

@@ -9,7 +9,7 @@ import importlib.util
 import warnings
 from typing import Any
 
-from autotrain_mem.errors import MissingExtraError
+from autotrain_mem.support.errors import MissingExtraError
 
 
 def ppo_trainer_class() -> type[Any]:

@@ -14,7 +14,7 @@ from peft.utils import load_peft_weights, set_peft_model_state_dict
 from transformers import TrainerCallback
 from transformers.modeling_utils import load_state_dict
 
-from autotrain_mem.errors import OutputFolderError, TrainingError
+from autotrain_mem.support.errors import OutputFolderError, TrainingError
 
 VALUE_MODEL = "value_model"
 """Subfolder of a checkpoint, and of the output folder, that holds the value model."""

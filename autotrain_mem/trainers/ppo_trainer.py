@@ -22,9 +22,9 @@ from accelerate.utils import GradientAccumulationPlugin
 from transformers import DataCollatorWithPadding
 from trl.experimental.ppo import ppo_trainer as trl_ppo
 
-from autotrain_mem.errors import TrainingError, UnsupportedModelError
-from autotrain_mem.spec import Phase
+from autotrain_mem.support.errors import TrainingError, UnsupportedModelError
 from autotrain_mem.trainers import ppo_checks, ppo_resume
+from autotrain_mem.types import Phase
 
 _trl_batch_generation, _trl_forward, _trl_get_reward = trl_ppo.batch_generation, trl_ppo.forward, trl_ppo.get_reward
 _trl_log_probabilities = trl_ppo.selective_log_softmax

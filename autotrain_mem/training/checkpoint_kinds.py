@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from autotrain_mem.spec import Knobs
 from autotrain_mem.training.checkpoints import is_deepspeeds, is_in_shards, processes_of
+from autotrain_mem.types import Knobs
 
 Form = Literal["whole", "shards", "zero", "zero3"]
 """``whole``: files with all of the model and the optimizer (one process, DDP); ``shards``: those of

@@ -25,8 +25,8 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from autotrain_mem.errors import OutputFolderError
-from autotrain_mem.files import replace_file
+from autotrain_mem.support.errors import OutputFolderError
+from autotrain_mem.support.files import replace_file
 
 MANIFEST = "autofit.checkpoint.json"
 STATE = "trainer_state.json"

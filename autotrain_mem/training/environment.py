@@ -16,14 +16,14 @@ from autotrain_mem.allocator.settings import (
     parse_settings,
     variable_that_counts,
 )
-from autotrain_mem.errors import UsageError
 from autotrain_mem.machine.detect import ORDER, VISIBLE, numbers_in_pci_order
 from autotrain_mem.parallel.config import accelerate_config
 from autotrain_mem.parallel.environment import launch_environment, rank_environment
-from autotrain_mem.spec import Hardware, Knobs
-from autotrain_mem.spec.topology import opened_by
+from autotrain_mem.support.errors import UsageError
+from autotrain_mem.support.units import MIB
 from autotrain_mem.training.request import Request
-from autotrain_mem.units import MIB
+from autotrain_mem.types import Hardware, Knobs
+from autotrain_mem.types.topology import opened_by
 
 PORT, ADDRESS, THREADS = "MASTER_PORT", "127.0.0.1", "OMP_NUM_THREADS"
 PORTS = 3

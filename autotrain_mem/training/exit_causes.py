@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from autotrain_mem.errors import AutofitError, GpuOutOfMemoryError, OutputFolderError, TrainingError
+from autotrain_mem.support.errors import AutofitError, GpuOutOfMemoryError, OutputFolderError, TrainingError
 from autotrain_mem.training.out_of_memory import HOST, kind_of_text
 
 
@@ -63,7 +63,7 @@ CAUSES: Mapping[str, Remedy] = {
     "raised": Remedy.UNLESS_LOST,
     "refused": Remedy.NONE,
 }
-"""Every cause by its name, as a :class:`~autotrain_mem.spec.experience.Restart` has it."""
+"""Every cause by its name, as a :class:`~autotrain_mem.types.experience.Restart` has it."""
 
 LOW_HOST_SHARE = 0.05
 """Less than this of the host's memory was left: a process that was killed then was killed for it. earlyoom, which

@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from autotrain_mem.processes import ChildTimeout
-from autotrain_mem.spec import codec
-from autotrain_mem.spec.report import MemoryReading
+from autotrain_mem.support.processes import ChildTimeout
 from autotrain_mem.training.exit_causes import blames_others
 from autotrain_mem.training.pulses import Pulses
 from autotrain_mem.training.ranks import LOOK_SECONDS, RankDied, Ranks
+from autotrain_mem.types import codec
+from autotrain_mem.types.report import MemoryReading
 
 CULPRIT_SECONDS = 5.0
 """How long a rank that was left by another is not taken for the one that failed: a socket closes when a process is

@@ -11,11 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from autotrain_mem import errors
-from autotrain_mem.errors import AutofitError, InterruptedByUser, RewardFunctionError, TrainingError
-from autotrain_mem.processes import ChildDied, ChildTimeout
-from autotrain_mem.spec import codec
-from autotrain_mem.spec.experience import PhasePeak, Probe
+from autotrain_mem.support import errors
+from autotrain_mem.support.errors import AutofitError, InterruptedByUser, RewardFunctionError, TrainingError
+from autotrain_mem.support.processes import ChildDied, ChildTimeout
 from autotrain_mem.training.environment import Meeting, rank_environments
 from autotrain_mem.training.exit_causes import Ending
 from autotrain_mem.training.heard import Heard, WaitedFor, most_read
@@ -25,6 +23,8 @@ from autotrain_mem.training.progress import Progress
 from autotrain_mem.training.ranks import RankDied, Ranks
 from autotrain_mem.training.request import Request, interrupted_before_training
 from autotrain_mem.training.run_folder import unwritable
+from autotrain_mem.types import codec
+from autotrain_mem.types.experience import PhasePeak, Probe
 
 RUN_PROCESS = "autotrain_mem.training.process.main"
 LOG_NAME = "train.log"

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from autotrain_mem.errors import AutofitError
-from autotrain_mem.host import host_memory, oom_kills
+from autotrain_mem.support.errors import AutofitError
+from autotrain_mem.support.host import host_memory, oom_kills
 from autotrain_mem.training.exit_causes import Ending
 
 HOST_SECONDS = 1.0

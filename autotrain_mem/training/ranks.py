@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autotrain_mem.processes import GRACE_SECONDS, Child, ChildDied, ChildTimeout
+from autotrain_mem.support.processes import GRACE_SECONDS, Child, ChildDied, ChildTimeout
 from autotrain_mem.training.machines.lead import Elsewhere
 from autotrain_mem.training.machines.remote import MachineGone, RemoteChild
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from autotrain_mem.errors import InterruptedByUser
-from autotrain_mem.spec import Hardware, Job, Knobs, Learned, Lever, Phase
+from autotrain_mem.support.errors import InterruptedByUser
 from autotrain_mem.training.pulses import SILENT_SECONDS
+from autotrain_mem.types import Hardware, Job, Knobs, Learned, Lever, Phase
 
 Task = Literal["train", "probe"]
 

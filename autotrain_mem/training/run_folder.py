@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotrain_mem.errors import OutputFolderError
-from autotrain_mem.files import A_LINK, NOT_ORDINARY, open_own
-from autotrain_mem.spec.report import RUN_NAME
+from autotrain_mem.support.errors import OutputFolderError
+from autotrain_mem.support.files import A_LINK, NOT_ORDINARY, open_own
+from autotrain_mem.types.report import RUN_NAME
 
 if sys.platform != "win32":  # which has none of its kind: a run there goes on without
     import fcntl

@@ -8,14 +8,14 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from autotrain_mem import errors
-from autotrain_mem.errors import WorkerDiedError, WorkerTimeoutError
-from autotrain_mem.processes import Child, ChildDied, ChildTimeout
-from autotrain_mem.spec import Counting, DataProfile, Fingerprint, Job, Knobs, Trace, codec
-from autotrain_mem.spec.hardware import Capability
-from autotrain_mem.spec.model import ModelFacts
-from autotrain_mem.spec.preflight import Preflight
-from autotrain_mem.spec.trl_flags import TrlFlags
+from autotrain_mem.support import errors
+from autotrain_mem.support.errors import WorkerDiedError, WorkerTimeoutError
+from autotrain_mem.support.processes import Child, ChildDied, ChildTimeout
+from autotrain_mem.types import Counting, DataProfile, Fingerprint, Job, Knobs, Trace, codec
+from autotrain_mem.types.hardware import Capability
+from autotrain_mem.types.model import ModelFacts
+from autotrain_mem.types.preflight import Preflight
+from autotrain_mem.types.trl_flags import TrlFlags
 from autotrain_mem.worker.scratch_folders import PREFIX, SCRATCH
 
 HIDDEN_CUDA = {

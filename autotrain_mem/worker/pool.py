@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
-from autotrain_mem.host import cores, host_memory
-from autotrain_mem.units import GIB
+from autotrain_mem.support.host import cores, host_memory
+from autotrain_mem.support.units import GIB
 from autotrain_mem.worker.client import TIME_LIMIT_SECONDS, Worker
 
 T = TypeVar("T")

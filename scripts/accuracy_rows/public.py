@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from accuracy_rows.rows import FLOAT32, Case, framework, ran_older_trl
 from autotrain_mem import api
 from autotrain_mem.checks.model import read_config
-from autotrain_mem.engine.predict.predictions import judge_trace
-from autotrain_mem.engine.rehearsals import Lengths
 from autotrain_mem.machine.catalog import named
-from autotrain_mem.spec import Estimate, Phase
-from autotrain_mem.units import GIB
+from autotrain_mem.planning.predict.predictions import judge_trace
+from autotrain_mem.planning.rehearsals import Lengths
+from autotrain_mem.support.units import GIB
+from autotrain_mem.types import Estimate, Phase
 
 SMI_MODEL = "Mistral-7B"
 """The family of runs whose nvidia-smi figure stands for one process on one card, idle memory subtracted."""

@@ -11,12 +11,12 @@ from gpu_records.replay import replay
 from gpu_records.sequences import Birth, births_of_history, births_of_trace, differences, summary
 
 from autotrain_mem import api
-from autotrain_mem.engine.predict.predictions import judge_trace
-from autotrain_mem.engine.rehearsals import Lengths
-from autotrain_mem.errors import AutofitError
 from autotrain_mem.machine.overhead import overhead
-from autotrain_mem.spec import Hardware, Trace, codec
-from autotrain_mem.units import GIB, MIB
+from autotrain_mem.planning.predict.predictions import judge_trace
+from autotrain_mem.planning.rehearsals import Lengths
+from autotrain_mem.support.errors import AutofitError
+from autotrain_mem.support.units import GIB, MIB
+from autotrain_mem.types import Hardware, Trace, codec
 
 MOST_LINES = 12
 

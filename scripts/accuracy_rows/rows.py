@@ -9,7 +9,7 @@ from typing import Any
 
 from autotrain_mem.checks.model import read_config
 from autotrain_mem.rehearsal.cuda.liger import MODEL_TYPES
-from autotrain_mem.spec import Job, Knobs
+from autotrain_mem.types import Job, Knobs
 
 FLOAT32 = 4
 

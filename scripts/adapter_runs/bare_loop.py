@@ -20,7 +20,7 @@ from autotrain_mem.rehearsal.fake_run import fake_tensors
 from autotrain_mem.rehearsal.known_values import KnownValues
 from autotrain_mem.rehearsal.model.from_pretrained import without_weights
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.spec import Owner, Phase, Trace
+from autotrain_mem.types import Owner, Phase, Trace
 
 STEPS = 2
 """The optimizer makes its state in the first; the second is as all others."""

@@ -19,7 +19,7 @@ import psutil
 from hollow_cuda.build import Hollow
 from survival_cases.kept import Row
 
-from autotrain_mem.units import parse_bytes
+from autotrain_mem.support.units import parse_bytes
 from command_cases.cases import CAPACITY_MIB, MIB, STEPS, Case
 
 LIMIT_SECONDS = 400.0

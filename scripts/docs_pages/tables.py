@@ -8,17 +8,17 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from autotrain_mem import errors
 from autotrain_mem.cli.flags import make_parser
 from autotrain_mem.cli.main import HELP
 from autotrain_mem.methods.flag_verdicts import GROUPS, REFUSED, REFUSED_WHEN_OFF, Verdict
-from autotrain_mem.planner.levels import LEVELS, SHORTER_ROWS, SMALLER_IMAGES_LEVEL
-from autotrain_mem.planner.levers import HALF_WEIGHTS, LADDER, LEVERS, LeverRow
-from autotrain_mem.recipe_files import Recipe, recipes
-from autotrain_mem.spec import Harm
+from autotrain_mem.search.levels import LEVELS, SHORTER_ROWS, SMALLER_IMAGES_LEVEL
+from autotrain_mem.search.levers import HALF_WEIGHTS, LADDER, LEVERS, LeverRow
+from autotrain_mem.support import errors
+from autotrain_mem.support.recipe_files import Recipe, recipes
+from autotrain_mem.types import Harm
 from docs_pages.cures import CURES
 
-MACHINE = Path(errors.__file__).parent / "machine"
+MACHINE = Path(errors.__file__).parents[1] / "machine"
 
 HARMS = {
     Harm.NONE: "none",
@@ -164,7 +164,7 @@ _ERROR = re.compile(r"(\w+) {2,}(\d+) {2,}(.+)$", re.MULTILINE)
 
 
 def exit_codes() -> Iterator[tuple[str, int, str]]:
-    """Yields class, exit code and meaning of each error, as ``autotrain_mem.errors`` draws them."""
+    """Yields class, exit code and meaning of each error, as ``autotrain_mem.support.errors`` draws them."""
     for name, code, meaning in _ERROR.findall(errors.__doc__ or ""):
         yield name, int(code), meaning
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from autotrain_mem.methods.table import METHODS
-from autotrain_mem.spec import Job, Knobs
-from autotrain_mem.spec.codec import Form
+from autotrain_mem.types import Job, Knobs
+from autotrain_mem.types.codec import Form
 
 SEED = 0
 COMPLETION = 64

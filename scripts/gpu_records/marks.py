@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from autotrain_mem.rehearsal.trace.phases import follow
-from autotrain_mem.spec import Owner, Phase
+from autotrain_mem.types import Owner, Phase
 
 Say = Callable[[str], None]
 

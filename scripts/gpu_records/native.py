@@ -19,7 +19,7 @@ from typing import Any
 from unittest.mock import patch
 
 from autotrain_mem.methods.table import METHODS
-from autotrain_mem.spec import Trace, codec
+from autotrain_mem.types import Trace, codec
 from gpu_records.cases import GpuCase
 from gpu_records.child import import_all, real_trainer_spec
 from gpu_records.sequences import births_of_trace, differences, summary
@@ -61,7 +61,7 @@ def compare_all(
     cases: Iterable[GpuCase], out: Path, models: Path, packages: Path | None, budget_seconds: float
 ) -> bool:
     """Rehearse cases natively and as usual, and print where the two differ; returns whether all could be."""
-    from autotrain_mem.errors import AutofitError
+    from autotrain_mem.support.errors import AutofitError
     from autotrain_mem.worker.client import Worker
     from gpu_records.models import model_folder
     from gpu_records.runs import python_path, start_child

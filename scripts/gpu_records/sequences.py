@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from autotrain_mem.allocator.rounding import round_size
-from autotrain_mem.spec import Trace
+from autotrain_mem.types import Trace
 from gpu_records.history import History
 
 ALIKE = 6

@@ -16,8 +16,8 @@ from gpu_records.sequences import Birth, any_layer, births_of_trace, differences
 from autotrain_mem.allocator.rounding import round_size
 from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.estimator.replay import Replay, Room
-from autotrain_mem.spec import Trace
-from autotrain_mem.units import MIB
+from autotrain_mem.support.units import MIB
+from autotrain_mem.types import Trace
 from hollow_cuda.frames import Frames
 
 SMALLEST_BYTES = 64 << 10

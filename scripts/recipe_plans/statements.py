@@ -7,10 +7,10 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from autotrain_mem.recipe_files import Recipe
 from autotrain_mem.report import formatting
-from autotrain_mem.spec import Candidate, Knobs, Plan, codec
-from autotrain_mem.units import MIB, format_bytes
+from autotrain_mem.support.recipe_files import Recipe
+from autotrain_mem.support.units import MIB, format_bytes
+from autotrain_mem.types import Candidate, Knobs, Plan, codec
 
 VERSIONED = ("torch", "transformers", "trl", "peft", "bitsandbytes")
 WIDTH = 120

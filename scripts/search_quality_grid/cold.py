@@ -15,14 +15,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from autotrain_mem.engine.predict.predictions import Predictions
-from autotrain_mem.engine.rehearsals import Lengths, Rehearsals
-from autotrain_mem.spec import Estimate, Footprint, Knobs
-from autotrain_mem.spec.model import ModelFacts
-from autotrain_mem.store import Store
-from autotrain_mem.versions import OURS, content_digest
+from autotrain_mem.planning.predict.predictions import Predictions
+from autotrain_mem.planning.rehearsals import Lengths, Rehearsals
+from autotrain_mem.support.store import Store
+from autotrain_mem.support.versions import OURS, content_digest
+from autotrain_mem.types import Estimate, Footprint, Knobs
+from autotrain_mem.types.model import ModelFacts
 
-RELEVANT = ("allocator", "estimator", "rehearsal", "spec", "trainers")
+RELEVANT = ("allocator", "estimator", "rehearsal", "types", "trainers")
 """Packages that a rehearsal and its replay are made by."""
 
 

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from autotrain_mem.errors import DoesNotFitError
-from autotrain_mem.planner.explore import TIE
-from autotrain_mem.planner.ladder import allowed
-from autotrain_mem.planner.levels import Level, levels
-from autotrain_mem.planner.levers import EXPANDABLE, LEVERS
-from autotrain_mem.planner.memo import Predictor
-from autotrain_mem.planner.points import lines
-from autotrain_mem.planner.search import Found, search
-from autotrain_mem.planner.space import Space
-from autotrain_mem.spec import Estimate, Knobs, codec
+from autotrain_mem.search.explore import TIE
+from autotrain_mem.search.ladder import allowed
+from autotrain_mem.search.levels import Level, levels
+from autotrain_mem.search.levers import EXPANDABLE, LEVERS
+from autotrain_mem.search.memo import Predictor
+from autotrain_mem.search.points import lines
+from autotrain_mem.search.search import Found, search
+from autotrain_mem.search.space import Space
+from autotrain_mem.support.errors import DoesNotFitError
+from autotrain_mem.types import Estimate, Knobs, codec
 
 RATIO = 0.99
 """Of the grid's best tokens per second, what the choice must have."""

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autotrain_mem.spec import Job
+from autotrain_mem.types import Job
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

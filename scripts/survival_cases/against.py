@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotrain_mem.units import KIB, format_bytes
+from autotrain_mem.support.units import KIB, format_bytes
 from survival_cases import jobs
 from survival_cases.command import ROOT, autofit, surroundings
 from survival_cases.kept import Row

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from autotrain_mem import api
 from autotrain_mem.cli import flags
-from autotrain_mem.errors import DoesNotFitError
-from autotrain_mem.spec import Plan
-from autotrain_mem.units import KIB
+from autotrain_mem.support.errors import DoesNotFitError
+from autotrain_mem.support.units import KIB
+from autotrain_mem.types import Plan
 
 LARGE = "16GiB"
 """A card that holds the whole effective batch of every job."""

@@ -26,7 +26,7 @@ from autotrain_mem.rehearsal.known_values import KnownValues
 from autotrain_mem.rehearsal.model.from_pretrained import without_weights
 from autotrain_mem.rehearsal.ranks.recording import RankRecorder
 from autotrain_mem.rehearsal.ranks.rules import rehearsed_rank
-from autotrain_mem.spec import Knobs, Owner, Phase, Trace
+from autotrain_mem.types import Knobs, Owner, Phase, Trace
 
 STEPS = 3
 """ZeRO-3 learns the order of its modules in the first, makes its optimizer's state there, and fetches ahead from then

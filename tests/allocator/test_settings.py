@@ -16,7 +16,7 @@ from autotrain_mem.allocator.settings import (
     parse_settings,
     settings_of,
 )
-from autotrain_mem.units import GIB, MIB
+from autotrain_mem.support.units import GIB, MIB
 
 DEFAULTS = AllocatorSettings()
 

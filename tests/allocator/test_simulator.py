@@ -13,7 +13,7 @@ from autotrain_mem.allocator.rounding import MIN_BLOCK_BYTES, round_size
 from autotrain_mem.allocator.settings import parse_settings
 from autotrain_mem.allocator.simulator import CachingAllocator, OutOfMemory
 from autotrain_mem.allocator.state import FIRST_ADDRESS
-from autotrain_mem.units import GIB, MIB
+from autotrain_mem.support.units import GIB, MIB
 
 SIZES = st.integers(0, 100 * GIB)
 

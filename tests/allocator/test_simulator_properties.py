@@ -13,7 +13,7 @@ from autotrain_mem.allocator.blocks import Block, Pool
 from autotrain_mem.allocator.rounding import MIN_BLOCK_BYTES, SMALL_BYTES, round_size_by
 from autotrain_mem.allocator.settings import LARGE_SEGMENT_BYTES, ROUNDUP_INTERVALS, AllocatorSettings
 from autotrain_mem.allocator.simulator import CachingAllocator, OutOfMemory
-from autotrain_mem.units import KIB, MIB
+from autotrain_mem.support.units import KIB, MIB
 
 STREAMS = st.integers(0, 2)
 SIZES = st.one_of(

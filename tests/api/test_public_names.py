@@ -18,7 +18,7 @@ import pytest
 
 import autotrain_mem
 from autotrain_mem.methods.facts import MethodFacts
-from autotrain_mem.spec.job import PythonCall
+from autotrain_mem.types.job import PythonCall
 from tests.forked import Forge
 
 ROOT = Path(__file__).parents[2]
@@ -141,8 +141,8 @@ autotrain_mem.plan("sft", 5)
 chosen.knobs.max_length = 5
 """
 TYPES = (
-    *("autotrain_mem.spec.plan.Plan", "int", "autotrain_mem.spec.knobs.Harm", "int", "float | None", "list[int]"),
-    *("autotrain_mem.spec.estimate.Estimate | None", "autotrain_mem.spec.plan.Plan"),
+    *("autotrain_mem.types.plan.Plan", "int", "autotrain_mem.types.knobs.Harm", "int", "float | None", "list[int]"),
+    *("autotrain_mem.types.estimate.Estimate | None", "autotrain_mem.types.plan.Plan"),
 )
 REFUSED = ("[attr-defined]", "[arg-type]", "[misc]")
 

@@ -12,7 +12,7 @@ from autotrain_mem.checks.collect import collect
 from autotrain_mem.checks.model import ModelOnCard
 from autotrain_mem.checks.preflight import UNFORESEEN, setup_of
 from autotrain_mem.rehearsal.model.materialize import load_config
-from autotrain_mem.spec import Job
+from autotrain_mem.types import Job
 
 Folder = Callable[[str], pathlib.Path]
 EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]

@@ -19,8 +19,8 @@ from autotrain_mem.checks.preflight import UNFORESEEN, Setup, setup_of
 from autotrain_mem.checks.weights import parameters_on_disk
 from autotrain_mem.quickstart import data
 from autotrain_mem.rehearsal.model.materialize import load_config
-from autotrain_mem.spec import Job
-from autotrain_mem.spec.preflight import Finding
+from autotrain_mem.types import Job
+from autotrain_mem.types.preflight import Finding
 
 Folder = Callable[[str], pathlib.Path]
 

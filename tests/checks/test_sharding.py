@@ -5,15 +5,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.planner.synthetic_memory import ONLINE, PPO, TRL, space_of
 
 from autotrain_mem.checks import sharding, table
 from autotrain_mem.checks.collect import collect
 from autotrain_mem.checks.flags import Flags
 from autotrain_mem.checks.model import ModelOnCard
-from autotrain_mem.planner.levels import levels
-from autotrain_mem.planner.shardings import shared
-from autotrain_mem.spec import Job, codec
-from tests.planner.synthetic_memory import ONLINE, PPO, TRL, space_of
+from autotrain_mem.search.levels import levels
+from autotrain_mem.search.shardings import shared
+from autotrain_mem.types import Job, codec
 
 
 def problems(method: str = "sft", **given: Any) -> list[str]:

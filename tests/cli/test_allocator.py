@@ -6,8 +6,8 @@ import shlex
 
 import pytest
 
-from autotrain_mem.spec.hardware import HEADROOM_FRACTION
-from autotrain_mem.units import MIB
+from autotrain_mem.support.units import MIB
+from autotrain_mem.types.hardware import HEADROOM_FRACTION
 from tests.place import Autofit
 
 PINNED = "--model tiny --max_length 512 --per_device_train_batch_size 4 --gradient_checkpointing true"

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from mistakes import MISTAKES, SHELL
 
-from autotrain_mem import api, errors
+from autotrain_mem import api
+from autotrain_mem.support import errors
 from tests.golden import kept
 from tests.place import Autofit
 

@@ -9,9 +9,9 @@ import pytest
 from autotrain_mem.cli import init as module
 from autotrain_mem.cli.init import Answers, answered, config_text, init
 from autotrain_mem.errands.columns_of import Columns, columns_of
-from autotrain_mem.errors import AutofitError, DatasetError, OutputFolderError, UsageError
 from autotrain_mem.methods.table import METHODS, methods_reading
-from autotrain_mem.yaml_files import read_yaml
+from autotrain_mem.support.errors import AutofitError, DatasetError, OutputFolderError, UsageError
+from autotrain_mem.support.yaml_files import read_yaml
 
 
 def test_the_columns_tell_the_method() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from autotrain_mem.cli import asked
 from autotrain_mem.quickstart import data
-from autotrain_mem.units import MIB
+from autotrain_mem.support.units import MIB
 from tests.forked import Forge
 from tests.place import SharedWorkers, a_user_in
 

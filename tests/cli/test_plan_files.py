@@ -11,8 +11,8 @@ from jsonschema import Draft202012Validator
 
 from autotrain_mem.cli import flags
 from autotrain_mem.cli.plan_files import command
-from autotrain_mem.spec import Job, Plan
-from autotrain_mem.spec.autofit import AutoFit
+from autotrain_mem.types import Job, Plan
+from autotrain_mem.types.autofit import AutoFit
 from autotrain_mem.worker.client import Worker
 from tests.place import Autofit, Ran
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from autotrain_mem import api, processes
+from autotrain_mem import api
 from autotrain_mem.cli import flags
-from autotrain_mem.engine import output_dir
-from autotrain_mem.errors import OutputFolderError, UsageError
-from autotrain_mem.spec import Job
+from autotrain_mem.planning import output_dir
+from autotrain_mem.support import processes
+from autotrain_mem.support.errors import OutputFolderError, UsageError
 from autotrain_mem.training import run_folder
+from autotrain_mem.types import Job
 from tests.place import Autofit, Ran
 
 TRAIN = shlex.split(

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotrain_mem.spec import Plan
-from autotrain_mem.spec.report import RUN_NAME
 from autotrain_mem.training.run_folder import LOCK_NAME, WEIGHTS, WRITTEN
+from autotrain_mem.types import Plan
+from autotrain_mem.types.report import RUN_NAME
 from tests.place import Autofit
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 
 from autotrain_mem.data import fingerprint as module
 from autotrain_mem.data.fingerprint import fingerprint
-from autotrain_mem.spec import Job
+from autotrain_mem.types import Job
 
 ROWS = [{"prompt": f"{index} + 1?", "completion": str(index + 1), "chosen": "a", "rejected": "b"} for index in range(9)]
 

@@ -15,8 +15,8 @@ from trl.trainer.dpo_trainer import DataCollatorForVisionPreference
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
 from autotrain_mem.data.token_lengths import load_tokenizer, profile
-from autotrain_mem.errors import DatasetFormatError
-from autotrain_mem.spec import Job
+from autotrain_mem.support.errors import DatasetFormatError
+from autotrain_mem.types import Job
 
 SIZES = ((64, 56), (30, 200), (300, 40), (200, 190))
 IMAGES = ([0], [1, 2], [], [3], [2, 0, 1])

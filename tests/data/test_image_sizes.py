@@ -12,7 +12,7 @@ from PIL import Image as Pillow
 from PIL.PngImagePlugin import PngInfo
 
 from autotrain_mem.data.image_sizes import has_images, pixels, row_image_sizes
-from autotrain_mem.errors import DatasetFormatError
+from autotrain_mem.support.errors import DatasetFormatError
 
 TURNED, UPSIDE_DOWN = 6, 3
 XMP = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf tiff:Orientation="8"/></x:xmpmeta>'

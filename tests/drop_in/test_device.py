@@ -9,10 +9,10 @@ import torch
 
 from autotrain_mem.drop_in import device
 from autotrain_mem.drop_in.device import device_of, lost_levers, with_own_use
-from autotrain_mem.errors import UnknownGpuError, UnreadableGpuError, UsageError
 from autotrain_mem.machine.catalog import named
-from autotrain_mem.spec import Hardware
-from autotrain_mem.units import GIB, MIB
+from autotrain_mem.support.errors import UnknownGpuError, UnreadableGpuError, UsageError
+from autotrain_mem.support.units import GIB, MIB
+from autotrain_mem.types import Hardware
 
 CARD = replace(named("rtx4090"), origin="detected", index=0, free_bytes=20 * GIB)
 CUDA = torch.device("cuda", 0)

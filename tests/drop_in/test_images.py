@@ -11,7 +11,7 @@ from datasets import Dataset
 from PIL import Image
 
 import autotrain_mem
-from autotrain_mem.errors import DatasetFormatError
+from autotrain_mem.support.errors import DatasetFormatError
 from tests.drop_in.conftest import QUIET, config
 
 

@@ -14,8 +14,8 @@ from autotrain_mem import AutoFit
 from autotrain_mem.drop_in import launched, ranks
 from autotrain_mem.drop_in.config_merge import given_arguments
 from autotrain_mem.drop_in.launched import Launched, read_launched
-from autotrain_mem.errors import UsageError
 from autotrain_mem.parallel.environment import launch_environment
+from autotrain_mem.support.errors import UsageError
 
 DDP = {"sharding": "ddp", "fsdp_offload_params": False}
 FSDP = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2, "fsdp_offload_params": True}}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autotrain_mem.spec import Plan, codec
+from autotrain_mem.types import Plan, codec
 from autotrain_mem.worker import server
 from tests.forked import Forge
 
@@ -24,7 +24,7 @@ from autotrain_mem import AutoFit, DoesNotFitError, SFTTrainer, UsageError
 from autotrain_mem.drop_in import plan as planning
 from autotrain_mem.drop_in import ranks
 from autotrain_mem.machine.catalog import named
-from autotrain_mem.spec import codec
+from autotrain_mem.types import codec
 
 model, folder = sys.argv[1:]
 make, shared = planning.Workers, []

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 import autotrain_mem
 from autotrain_mem import AutoFit
-from autotrain_mem.errors import DatasetFormatError, EmptyDatasetError, OutputFolderError, UsageError
+from autotrain_mem.support.errors import DatasetFormatError, EmptyDatasetError, OutputFolderError, UsageError
 from tests.drop_in.conftest import QUIET, SETTLED, config, prompts, shortness, texts
 
 

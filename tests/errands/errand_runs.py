@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotrain_mem.spec import codec
+from autotrain_mem.types import codec
 from tests.report.report_examples import UNCHANGED_PLAN
 
 MakeRun = Callable[..., pathlib.Path]

@@ -6,7 +6,7 @@ import pytest
 from peft import PeftType
 
 from autotrain_mem.errands.process.merge import check_merges
-from autotrain_mem.errors import UsageError
+from autotrain_mem.support.errors import UsageError
 
 
 def test_prompts_are_not_merged_and_the_error_says_what_they_are() -> None:

@@ -10,7 +10,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from autotrain_mem.errands.errand import Errand
 from autotrain_mem.errands.process import push as module
 from autotrain_mem.errands.process.push import UPLOADED, push
-from autotrain_mem.errors import AutofitError, TrainingError, UsageError
+from autotrain_mem.support.errors import AutofitError, TrainingError, UsageError
 
 ERRAND = Errand(task="push", folder="run", to="ORG/NAME")
 

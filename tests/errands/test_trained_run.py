@@ -9,7 +9,7 @@ from errand_runs import ADAPTER, MakeRun
 
 from autotrain_mem.errands.of_run import check_repository, errand_of, merge_errand, quantized_note
 from autotrain_mem.errands.trained_run import find_run
-from autotrain_mem.errors import AutofitError, ModelNotFoundError, OutputFolderError, UsageError
+from autotrain_mem.support.errors import AutofitError, ModelNotFoundError, OutputFolderError, UsageError
 
 
 def test_an_adapter_is_told_from_a_whole_model(make_run: MakeRun, tmp_path: pathlib.Path) -> None:

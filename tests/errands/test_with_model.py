@@ -14,8 +14,8 @@ from autotrain_mem.errands.errand import Errand
 from autotrain_mem.errands.process import load
 from autotrain_mem.errands.process.chat import chat
 from autotrain_mem.errands.process.merge import merge
-from autotrain_mem.errors import HostMemoryError, ModelNotFoundError, OutputFolderError
-from autotrain_mem.host import HostMemory
+from autotrain_mem.support.errors import HostMemoryError, ModelNotFoundError, OutputFolderError
+from autotrain_mem.support.host import HostMemory
 
 pytestmark = pytest.mark.slow
 

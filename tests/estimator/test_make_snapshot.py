@@ -19,9 +19,9 @@ from autotrain_mem.allocator.settings import parse_settings
 from autotrain_mem.estimator.memory import estimate_memory
 from autotrain_mem.estimator.replay import Room
 from autotrain_mem.estimator.snapshot import Snapshot, make_snapshot
-from autotrain_mem.spec import Owner, Phase, Trace
-from autotrain_mem.spec.trace import StreamUse
-from autotrain_mem.units import MIB
+from autotrain_mem.support.units import MIB
+from autotrain_mem.types import Owner, Phase, Trace
+from autotrain_mem.types.trace import StreamUse
 
 ROOMY = Room(capacity_bytes=1 << 40, total_bytes=1 << 40)
 BOTH_MODES = pytest.mark.parametrize("expandable", [False, True], ids=["native", "expandable"])

@@ -11,9 +11,9 @@ from autotrain_mem.allocator.simulator import CachingAllocator
 from autotrain_mem.estimator.memory import LARGEST_MODULES, estimate_memory
 from autotrain_mem.estimator.replay import Room, reserve
 from autotrain_mem.estimator.vllm_share import vllm_share_bytes
-from autotrain_mem.spec import Hardware, Job, MemoryEstimate, Owner, Phase, Trace
-from autotrain_mem.spec.trace import CACHE_EMPTIED
-from autotrain_mem.units import GIB, MIB
+from autotrain_mem.support.units import GIB, MIB
+from autotrain_mem.types import Hardware, Job, MemoryEstimate, Owner, Phase, Trace
+from autotrain_mem.types.trace import CACHE_EMPTIED
 
 ENDLESS = Room(capacity_bytes=None)
 

@@ -12,9 +12,9 @@ from autotrain_mem.allocator.simulator import CachingAllocator
 from autotrain_mem.estimator.block_sizes import BlockSizes
 from autotrain_mem.estimator.mixed_lengths import Batches, drawn_batches, mixed_lengths, reserved_after
 from autotrain_mem.estimator.step_parts import UnclearError, step_parts
-from autotrain_mem.spec import DataProfile, Phase, Trace
-from autotrain_mem.spec.trace import StreamUse
-from autotrain_mem.units import MIB
+from autotrain_mem.support.units import MIB
+from autotrain_mem.types import DataProfile, Phase, Trace
+from autotrain_mem.types.trace import StreamUse
 
 SETTINGS = AllocatorSettings()
 

@@ -12,9 +12,9 @@ from autotrain_mem.allocator.settings import AllocatorSettings, parse_settings
 from autotrain_mem.allocator.simulator import CachingAllocator
 from autotrain_mem.estimator.memory import estimate_memory
 from autotrain_mem.estimator.replay import Room, reserve
-from autotrain_mem.spec import Trace
-from autotrain_mem.spec.trace import CACHE_EMPTIED
-from autotrain_mem.units import MIB
+from autotrain_mem.support.units import MIB
+from autotrain_mem.types import Trace
+from autotrain_mem.types.trace import CACHE_EMPTIED
 
 LARGE_RUNS = traces(largest=48 * MIB, empties=True)
 

@@ -6,7 +6,7 @@ import pytest
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem.estimator.shared_work import GATHERED_IN, shared_work
-from autotrain_mem.spec import (
+from autotrain_mem.types import (
     Estimate,
     Hardware,
     Knobs,
@@ -20,8 +20,8 @@ from autotrain_mem.spec import (
     Work,
     Workload,
 )
-from autotrain_mem.spec.knobs import Sharding
-from autotrain_mem.spec.work import Kind
+from autotrain_mem.types.knobs import Sharding
+from autotrain_mem.types.work import Kind
 
 SHARDED = replace(TRL_DEFAULTS, processes=8, sharding="fsdp2")
 WEIGHTS = 32_000_000

@@ -7,8 +7,8 @@ import pytest
 
 from autotrain_mem.estimator import step_time as module
 from autotrain_mem.estimator.step_time import step_time
-from autotrain_mem.spec import Hardware, Phase, Topology, Work, Workload
-from autotrain_mem.spec.work import Kind
+from autotrain_mem.types import Hardware, Phase, Topology, Work, Workload
+from autotrain_mem.types.work import Kind
 
 RATES = {
     "bandwidth_bytes_per_second": 1000 * 10**9,

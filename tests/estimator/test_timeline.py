@@ -8,8 +8,8 @@ from traces import block, trace, traces
 from autotrain_mem.estimator.memory import estimate_memory
 from autotrain_mem.estimator.replay import Room
 from autotrain_mem.estimator.timeline import HOLDERS, make_timeline
-from autotrain_mem.spec import Owner, Phase, Trace
-from autotrain_mem.spec.page import Holder, Timeline
+from autotrain_mem.types import Owner, Phase, Trace
+from autotrain_mem.types.page import Holder, Timeline
 
 ENDLESS = Room(capacity_bytes=None)
 

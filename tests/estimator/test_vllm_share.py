@@ -15,10 +15,10 @@ from autotrain_mem.estimator.vllm_share import (
     sleeps,
     with_sleep,
 )
-from autotrain_mem.spec import Estimate, Hardware, Job, MemoryEstimate, Owner, Phase, StepTime, Trace
-from autotrain_mem.spec.trace import CACHE_EMPTIED, EngineMark
-from autotrain_mem.spec.vllm import ASLEEP_BYTES, ASLEEP_PARALLEL_BYTES
-from autotrain_mem.units import GIB, MIB
+from autotrain_mem.support.units import GIB, MIB
+from autotrain_mem.types import Estimate, Hardware, Job, MemoryEstimate, Owner, Phase, StepTime, Trace
+from autotrain_mem.types.trace import CACHE_EMPTIED, EngineMark
+from autotrain_mem.types.vllm import ASLEEP_BYTES, ASLEEP_PARALLEL_BYTES
 
 ENDLESS = Room(capacity_bytes=None)
 CARD = Hardware(name="toy24", origin="named", total_bytes=24 * GIB, free_bytes=24 * GIB, non_torch_bytes=GIB)

@@ -5,8 +5,8 @@ from typing import Any
 
 from nouns import TRL_DEFAULTS
 
-from autotrain_mem.spec import Estimate, Hardware, Job, Knobs, Plan, ReservedByMode, StepTime, Topology
-from autotrain_mem.units import GIB, MIB
+from autotrain_mem.support.units import GIB, MIB
+from autotrain_mem.types import Estimate, Hardware, Job, Knobs, Plan, ReservedByMode, StepTime, Topology
 from tests.report.report_examples import PLAN, reserved
 
 CARD = Hardware(name="rtx4090", origin="named", total_bytes=24 * GIB, free_bytes=24 * GIB, non_torch_bytes=255 * MIB)

@@ -18,8 +18,8 @@ from autotrain_mem.exports.tools import EXPORTERS, OF_MACHINES, export
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.parallel.environment import launch_environment
 from autotrain_mem.parallel.user_config import read_launch
-from autotrain_mem.spec import Job, Knobs, codec
-from autotrain_mem.spec.knobs import OWN_KNOBS
+from autotrain_mem.types import Job, Knobs, codec
+from autotrain_mem.types.knobs import OWN_KNOBS
 from tests.golden import kept
 
 GOLDEN = Path(__file__).parent / "golden"

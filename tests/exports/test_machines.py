@@ -15,9 +15,9 @@ from export_examples import FOUR, FSDP2, FULL, HSDP, QLORA, TWO_MACHINES, job, p
 
 from autotrain_mem.cli import flags
 from autotrain_mem.cli.export import check
-from autotrain_mem.errors import UsageError
 from autotrain_mem.exports.tools import OF_MACHINES, export
-from autotrain_mem.spec import Hardware, Job, Knobs
+from autotrain_mem.support.errors import UsageError
+from autotrain_mem.types import Hardware, Job, Knobs
 
 RENDEZVOUS = ("--machine_rank", "--main_process_ip", "--main_process_port")
 ODD = job(model="my model", environment={"WANDB_NAME": "a b$(c)"}, arguments={"run_name": "it's $HOME $(hostname) \\n"})

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from autotrain_mem.units import MIB
+from autotrain_mem.support.units import MIB
 
 
 class FakeNvmlError(Exception):

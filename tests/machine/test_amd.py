@@ -9,7 +9,6 @@ import pytest
 from fake_amdsmi import FakeAmdGpu, FakeAmdSmi
 from fake_nvml import FakeGpu, FakeNvml
 
-from autotrain_mem.errors import NoGpuError, UnreadableGpuError
 from autotrain_mem.machine import amd, choose, detect, torch_sees
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.machine.list_process import hip_devices, mps_bytes, xpu_devices
@@ -18,9 +17,10 @@ from autotrain_mem.machine.other_processes import NOBODY, held_by, others_on
 from autotrain_mem.machine.overhead import AMD_BYTES
 from autotrain_mem.machine.torch_child import NoAnswer
 from autotrain_mem.machine.torch_sees import HipDevice, Seen, XpuDevice, seen, torch_build
-from autotrain_mem.spec.hardware import Hardware
-from autotrain_mem.store import Store
-from autotrain_mem.units import GIB, MIB
+from autotrain_mem.support.errors import NoGpuError, UnreadableGpuError
+from autotrain_mem.support.store import Store
+from autotrain_mem.support.units import GIB, MIB
+from autotrain_mem.types.hardware import Hardware
 
 FIRST, SECOND = "0000:c1:00.0", "0000:85:00.0"
 
@@ -277,7 +277,7 @@ def test_the_process_that_is_asked_tells_what_the_installed_torch_sees(monkeypat
 
 
 def test_hardware_of_amd_is_read_back_as_it_was_written() -> None:
-    from autotrain_mem.spec import codec
+    from autotrain_mem.types import codec
 
     for card in (named("mi300x"), named("t4")):
         written = codec.to_json(card)

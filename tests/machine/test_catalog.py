@@ -2,10 +2,10 @@
 
 import pytest
 
-from autotrain_mem.errors import UnknownGpuError
 from autotrain_mem.machine import catalog as module
 from autotrain_mem.machine.catalog import catalog, named, recognise
-from autotrain_mem.units import GIB, MIB
+from autotrain_mem.support.errors import UnknownGpuError
+from autotrain_mem.support.units import GIB, MIB
 
 
 def test_every_card_has_all_its_figures_and_says_where_they_are_from() -> None:

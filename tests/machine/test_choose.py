@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from autotrain_mem.errors import NoGpuError, UnknownGpuError, UsageError
 from autotrain_mem.machine import choose as module
 from autotrain_mem.machine import measure
 from autotrain_mem.machine.catalog import catalog, named
 from autotrain_mem.machine.choose import choose, several
-from autotrain_mem.spec.hardware import Hardware
-from autotrain_mem.spec.topology import Topology
-from autotrain_mem.store import Store
-from autotrain_mem.units import GIB
+from autotrain_mem.support.errors import NoGpuError, UnknownGpuError, UsageError
+from autotrain_mem.support.store import Store
+from autotrain_mem.support.units import GIB
+from autotrain_mem.types.hardware import Hardware
+from autotrain_mem.types.topology import Topology
 
 
 def found(name: str, index: int) -> Hardware:

@@ -7,16 +7,16 @@ from collections.abc import Iterator, Mapping
 import pytest
 from fake_nvml import FakeGpu, FakeInstance, FakeNvml
 
-from autotrain_mem.errors import UnreadableGpuError
-from autotrain_mem.host import HostMemory
 from autotrain_mem.machine import detect as module
 from autotrain_mem.machine import torch_child
 from autotrain_mem.machine.catalog import catalog, named
 from autotrain_mem.machine.detect import HOST_NON_TORCH_BYTES, detect, host
 from autotrain_mem.machine.overhead import overhead
 from autotrain_mem.machine.torch_child import NoAnswer, TorchDevice
+from autotrain_mem.support.errors import UnreadableGpuError
+from autotrain_mem.support.host import HostMemory
+from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.training.environment import seen_cards
-from autotrain_mem.units import GIB, MIB
 
 A = "GPU-aaaa1111-0000-0000-0000-000000000000"
 B = "GPU-bbbb2222-0000-0000-0000-000000000000"

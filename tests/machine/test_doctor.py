@@ -16,9 +16,9 @@ from autotrain_mem.machine.doctor import gather as gathering
 from autotrain_mem.machine.doctor.facts import Facts, Folder, Hub, Library
 from autotrain_mem.machine.doctor.findings import health_of
 from autotrain_mem.report.doctor import private_free, summary
-from autotrain_mem.spec.health import Finding, State
-from autotrain_mem.units import GIB, MIB
-from autotrain_mem.versions import TESTED, untested, version_of
+from autotrain_mem.support.units import GIB, MIB
+from autotrain_mem.support.versions import TESTED, untested, version_of
+from autotrain_mem.types.health import Finding, State
 
 ROOT = Path(__file__).parent.parent.parent
 CARD = replace(named("rtx4090"), origin="detected", uuid="GPU-1")

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from autotrain_mem.errors import UsageError
 from autotrain_mem.machine.fault_injection import beset
 from autotrain_mem.machine.fault_syntax import MARKS_NAME, VARIABLE, parse_mishaps
 from autotrain_mem.machine.simulated import SimulatedGpu
-from autotrain_mem.spec import Hardware, Phase
-from autotrain_mem.units import MIB
+from autotrain_mem.support.errors import UsageError
+from autotrain_mem.support.units import MIB
+from autotrain_mem.types import Hardware, Phase
 
 CARD = Hardware(name="toy", origin="imagined", total_bytes=128 * MIB, free_bytes=110 * MIB, non_torch_bytes=10 * MIB)
 

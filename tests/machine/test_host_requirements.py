@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from autotrain_mem.errors import HostMemoryError, OutputFolderError
-from autotrain_mem.host import HostMemory
 from autotrain_mem.machine.detect import HOST_NON_TORCH_BYTES
 from autotrain_mem.machine.host_requirements import Load, room_findings
-from autotrain_mem.spec import Job, MemoryEstimate, Phase, ReservedByMode, ReservedEstimate
-from autotrain_mem.spec.preflight import Download, Finding, settle
-from autotrain_mem.units import GIB
+from autotrain_mem.support.errors import HostMemoryError, OutputFolderError
+from autotrain_mem.support.host import HostMemory
+from autotrain_mem.support.units import GIB
+from autotrain_mem.types import Job, MemoryEstimate, Phase, ReservedByMode, ReservedEstimate
+from autotrain_mem.types.preflight import Download, Finding, settle
 
 BILLIONS = 1_000_000_000
 PLENTY = 10_000 * GIB

@@ -5,10 +5,10 @@ import sys
 import pytest
 from fake_nvml import FakeGpu, FakeNvml
 
-from autotrain_mem.errors import UsageError
 from autotrain_mem.machine.catalog import catalog, named
 from autotrain_mem.machine.links import found, links, named_links, topology, usual
-from autotrain_mem.units import MIB
+from autotrain_mem.support.errors import UsageError
+from autotrain_mem.support.units import MIB
 
 GB = 10**9
 

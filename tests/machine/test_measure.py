@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 import pytest
 from fake_nvml import FakeGpu, FakeNvml
 
-from autotrain_mem.errors import UnreadableGpuError
 from autotrain_mem.machine import measure, measure_process
 from autotrain_mem.machine.detect import detect
 from autotrain_mem.machine.measure import Loaded, measured, run_child
-from autotrain_mem.spec.hardware import Hardware
-from autotrain_mem.store import Store
-from autotrain_mem.units import GIB, MIB
+from autotrain_mem.support.errors import UnreadableGpuError
+from autotrain_mem.support.store import Store
+from autotrain_mem.support.units import GIB, MIB
+from autotrain_mem.types.hardware import Hardware
 
 UUID = "GPU-aaaa1111-0000-0000-0000-000000000000"
 CHILD_PID = 4242
@@ -162,14 +162,14 @@ CHILDREN = {
     "hangs": "import time; time.sleep(600)",
     "fails": """
         import os
-        from autotrain_mem.processes import Channel
+        from autotrain_mem.support.processes import Channel
         channel = Channel(ignore_interrupt=True)
         channel.send({"error": "RuntimeError: no kernel image for " + os.environ["SOME"]})
         channel.receive()
     """,
     "cannot": """
-        from autotrain_mem.errors import UnreadableGpuError
-        from autotrain_mem.processes import Channel
+        from autotrain_mem.support.errors import UnreadableGpuError
+        from autotrain_mem.support.processes import Channel
         channel = Channel(ignore_interrupt=True)
         channel.send({"unusable": UnreadableGpuError("too old", hint="Update the driver").to_json()})
         channel.receive()

@@ -7,8 +7,8 @@ import pytest
 from fake_nvml import FakeGpu, FakeNvml
 
 from autotrain_mem.machine.other_processes import NOBODY, held_by, others_on
-from autotrain_mem.spec import Hardware, OtherProcess
-from autotrain_mem.units import GIB, MIB
+from autotrain_mem.support.units import GIB, MIB
+from autotrain_mem.types import Hardware, OtherProcess
 
 CARD = Hardware(
     name="card", origin="detected", total_bytes=24 * GIB, free_bytes=20 * GIB, non_torch_bytes=GIB, uuid="GPU-1"

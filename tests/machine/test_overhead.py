@@ -9,7 +9,7 @@ import pytest
 
 from autotrain_mem.machine import overhead as module
 from autotrain_mem.machine.overhead import KERNELS_BYTES, overhead
-from autotrain_mem.units import GIB, MIB
+from autotrain_mem.support.units import GIB, MIB
 
 ROUNDING_BYTES = 16 * MIB
 """Three sizes of an OOM message, each rounded to 0.01 GiB."""

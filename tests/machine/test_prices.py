@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from autotrain_mem.errors import UsageError
 from autotrain_mem.machine.catalog import catalog, named
 from autotrain_mem.machine.prices import listed_prices, price_of, prices
+from autotrain_mem.support.errors import UsageError
 
 
 def written(tmp_path: Path, text: str) -> str:

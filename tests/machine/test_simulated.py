@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.allocator.simulator import CachingAllocator, OutOfMemory
 from autotrain_mem.machine.simulated import SimulatedGpu
-from autotrain_mem.spec import Hardware
-from autotrain_mem.units import MIB
+from autotrain_mem.support.units import MIB
+from autotrain_mem.types import Hardware
 
 CARD = Hardware(name="toy", origin="imagined", total_bytes=128 * MIB, free_bytes=110 * MIB, non_torch_bytes=10 * MIB)
 ROOM_BYTES = 100 * MIB

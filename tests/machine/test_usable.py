@@ -11,13 +11,13 @@ from fake_nvml import FakeGpu, FakeNvml
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem.drop_in.device import grow_segments
-from autotrain_mem.errors import UnreadableGpuError
 from autotrain_mem.machine import usable
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.machine.usable import check_usable
-from autotrain_mem.spec import Job
+from autotrain_mem.support.errors import UnreadableGpuError
 from autotrain_mem.training.process.build import device_of
 from autotrain_mem.training.request import Request
+from autotrain_mem.types import Job
 
 UUID = "GPU-aaaa1111-0000-0000-0000-000000000000"
 OLD = "The NVIDIA driver on your system is too old (found version 12020).\nPlease update your GPU driver"

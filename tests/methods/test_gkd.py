@@ -10,12 +10,12 @@ from datasets import Dataset
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem.data.token_lengths import counting_arguments, load_tokenizer, profile
-from autotrain_mem.errors import DatasetError, UsageError
 from autotrain_mem.methods import gkd
 from autotrain_mem.methods.configs import Configs
 from autotrain_mem.methods.gkd import Way
 from autotrain_mem.methods.worst_case_text import stub_tokenizer
-from autotrain_mem.spec import Job
+from autotrain_mem.support.errors import DatasetError, UsageError
+from autotrain_mem.types import Job
 
 pytestmark = pytest.mark.newest
 

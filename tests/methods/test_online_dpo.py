@@ -11,8 +11,8 @@ from transformers import AutoTokenizer
 from autotrain_mem.checks import compatibility, table
 from autotrain_mem.checks.collect import refuse
 from autotrain_mem.checks.flags import Flags
-from autotrain_mem.errors import AutofitError, DatasetFormatError, ModelNotFoundError, UsageError
 from autotrain_mem.methods import online_dpo
+from autotrain_mem.support.errors import AutofitError, DatasetFormatError, ModelNotFoundError, UsageError
 
 pytestmark = pytest.mark.newest
 Folder = Callable[[str], pathlib.Path]

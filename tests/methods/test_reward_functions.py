@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from autotrain_mem.errors import MissingExtraError, RewardFunctionError, UsageError
 from autotrain_mem.methods import reward_functions
+from autotrain_mem.support.errors import MissingExtraError, RewardFunctionError, UsageError
 
 PLAIN = [{"prompt": "How many?", "answer": "4"}, {"prompt": "How much?", "answer": "5"}]
 CHAT = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in PLAIN]

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from nouns import TRL_DEFAULTS
 
-from autotrain_mem.errors import UsageError
 from autotrain_mem.parallel.config import accelerate_config, sharding_arguments
 from autotrain_mem.parallel.deepspeed_config import BUCKET_ELEMENTS, read_deepspeed, with_auto
 from autotrain_mem.parallel.environment import launch_environment
+from autotrain_mem.support.errors import UsageError
 
 
 def zero(stage: int = 2, **more: Any) -> dict[str, Any]:

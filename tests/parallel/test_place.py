@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from autotrain_mem.errors import UsageError
 from autotrain_mem.parallel.place import Place, place_of
+from autotrain_mem.support.errors import UsageError
 
 SLURM = {
     "SLURM_STEP_NUM_NODES": "2",

@@ -5,8 +5,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoProcessor, AutoTokenizer, GenerationConfig
 
-from autotrain_mem.errors import OutputFolderError
 from autotrain_mem.quickstart import data, model
+from autotrain_mem.support.errors import OutputFolderError
 
 ROWS = list(data.problems(200, seed=0))
 STRANGE_TEXT = "Ünïcode,\n\n  tabs\tand 'll x=3,14 1234 \N{SNOWMAN} 日本語"

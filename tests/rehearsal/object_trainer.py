@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from autotrain_mem.rehearsal.fake_run import TrainerSpec, Watch, rehearse_trainer
-from autotrain_mem.spec import Trace
+from autotrain_mem.types import Trace
 
 ROWS, LENGTH, STEPS = 2, 48, 2
 

@@ -13,8 +13,8 @@ from real_run import Case, trained
 
 from autotrain_mem.parallel.config import accelerate_config
 from autotrain_mem.parallel.environment import launch_environment, rank_environment
-from autotrain_mem.spec import Phase, Trace, codec
-from autotrain_mem.spec.codec import from_json
+from autotrain_mem.types import Phase, Trace, codec
+from autotrain_mem.types.codec import from_json
 
 SECONDS = 120
 """For all ranks of a case; each takes a few."""

@@ -18,7 +18,7 @@ from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN
 from autotrain_mem.rehearsal.fake_run import Watch
 from autotrain_mem.rehearsal.generation import end_of_sequence
 from autotrain_mem.rehearsal.rehearse import rehearse, trainer_spec
-from autotrain_mem.spec import Job, Knobs, Owner, Phase, Trace
+from autotrain_mem.types import Job, Knobs, Owner, Phase, Trace
 
 LENGTH = 40
 """Tokens of a row, or of a prompt with its completion."""

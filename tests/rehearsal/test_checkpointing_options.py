@@ -8,7 +8,7 @@ import pytest
 from real_run import assert_alike, case, peaks, rehearsed
 
 from autotrain_mem.rehearsal.model.truncated_depth import pattern_of
-from autotrain_mem.spec import Job, Phase
+from autotrain_mem.types import Job, Phase
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ import pytest
 from autotrain_mem.estimator.memory import estimate_memory
 from autotrain_mem.estimator.replay import Room
 from autotrain_mem.rehearsal.rehearse import rehearse
-from autotrain_mem.spec import Job, Knobs
+from autotrain_mem.types import Job, Knobs
 
 RECORDING = pathlib.Path(__file__).with_name("recorded_cuda.json")
 RECORDED: dict[str, Any] = json.loads(RECORDING.read_text(encoding="utf-8"))

@@ -13,7 +13,6 @@ from tiny import tiny_config
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers import GenerationConfig
 
-from autotrain_mem.errors import UsageError
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, stub_tokenizer
 from autotrain_mem.rehearsal import generation
 from autotrain_mem.rehearsal.cuda.rules import grouped_experts_of_bfloat16
@@ -23,8 +22,9 @@ from autotrain_mem.rehearsal.known_values import KnownValues
 from autotrain_mem.rehearsal.model.materialize import materialize
 from autotrain_mem.rehearsal.trace import skipped_decode_steps
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.spec import Phase, Trace
-from autotrain_mem.units import KIB
+from autotrain_mem.support.errors import UsageError
+from autotrain_mem.support.units import KIB
+from autotrain_mem.types import Phase, Trace
 
 EOS, PAD, BOS = 1, 2, 0
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from real_run import assert_alike, case, peaks, rehearsed
 
-from autotrain_mem.spec import Phase
+from autotrain_mem.types import Phase
 
 pytestmark = pytest.mark.newest
 

@@ -17,7 +17,7 @@ from real_run import case
 from autotrain_mem.methods.configs import on_cpu, on_host
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.rehearsal.rehearse import build_trainer
-from autotrain_mem.spec import codec
+from autotrain_mem.types import codec
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from real_run import LENGTH, Case, assert_alike, case, peaks, rehearsed
 
-from autotrain_mem.spec import Owner, Phase
+from autotrain_mem.types import Owner, Phase
 
 pytestmark = [pytest.mark.slow, pytest.mark.newest]
 Folder = Callable[[str], pathlib.Path]

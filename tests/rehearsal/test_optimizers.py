@@ -11,7 +11,7 @@ import pytest
 from real_run import case, difference, peak, peaks, rehearsed, trained
 
 from autotrain_mem.methods.optimizer_verdicts import PACKAGES, is_projecting
-from autotrain_mem.spec import Owner
+from autotrain_mem.types import Owner
 
 pytestmark = pytest.mark.slow
 

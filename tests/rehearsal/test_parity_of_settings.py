@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from real_run import LENGTH, assert_alike, births, case, first_difference, peaks, rehearsed, trained
 
-from autotrain_mem.spec import Owner, Phase, Trace
-from autotrain_mem.spec.trace import CACHE_EMPTIED
+from autotrain_mem.types import Owner, Phase, Trace
+from autotrain_mem.types.trace import CACHE_EMPTIED
 
 pytestmark = pytest.mark.slow
 

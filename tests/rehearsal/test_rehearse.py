@@ -12,13 +12,13 @@ from real_run import rehearsal_of
 from tiny import tiny_config
 
 from autotrain_mem.checks import arguments
-from autotrain_mem.errors import AutofitError
 from autotrain_mem.estimator.memory import estimate_memory
 from autotrain_mem.estimator.replay import Room
 from autotrain_mem.methods.configs import REHEARSED_STEPS
 from autotrain_mem.methods.worst_case_text import shorten_last_rejected, shorten_last_row
 from autotrain_mem.rehearsal.rehearse import rehearse as rehearse_anew
-from autotrain_mem.spec import Job, Knobs, Owner, Trace, codec
+from autotrain_mem.support.errors import AutofitError
+from autotrain_mem.types import Job, Knobs, Owner, Trace, codec
 from autotrain_mem.worker import server
 
 pytestmark = pytest.mark.slow

@@ -13,8 +13,8 @@ from tiny import pack_in_mxfp4, tiny_folder
 from autotrain_mem.rehearsal import experts, rehearse
 from autotrain_mem.rehearsal.known_values import real_tensors
 from autotrain_mem.rehearsal.rehearse import _rehearse
-from autotrain_mem.spec import Owner, Trace
-from autotrain_mem.spec.trace import Routing
+from autotrain_mem.types import Owner, Trace
+from autotrain_mem.types.trace import Routing
 
 pytestmark = pytest.mark.slow
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from real_run import assert_alike, case, rehearsed
 
-from autotrain_mem.errors import RehearsalError, UnsupportedModelError, UsageError
 from autotrain_mem.estimator.model_parts import LANGUAGE, PROJECTOR, VISION, parts_of
-from autotrain_mem.spec import Owner
+from autotrain_mem.support.errors import RehearsalError, UnsupportedModelError, UsageError
+from autotrain_mem.types import Owner
 
 IMAGES = ("128x96", "64x80")
 """Of every row: Qwen's windows are whole in the one and not in the other."""

@@ -16,12 +16,12 @@ from rank_run import moves_in_order, trained_by_ranks
 from real_run import Case, case, peaks, rehearsed
 from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty
 
-from autotrain_mem.errors import RehearsalError
 from autotrain_mem.rehearsal import rehearse
 from autotrain_mem.rehearsal.ranks.fsdp2 import Chunks
 from autotrain_mem.rehearsal.ranks.rules import rehearsed_rank
-from autotrain_mem.spec import Owner
-from autotrain_mem.spec.work import Kind
+from autotrain_mem.support.errors import RehearsalError
+from autotrain_mem.types import Owner
+from autotrain_mem.types.work import Kind
 
 SMALL = 512
 """Bytes up to which blocks are told apart: scalars of metrics, which c10d boxes anew as it likes."""

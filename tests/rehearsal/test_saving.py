@@ -13,8 +13,8 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Mo
 
 from autotrain_mem.rehearsal.saving import rehearse_saving
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.spec import Phase, Trace
 from autotrain_mem.trainers.host_optimizer import HostOptimizer
+from autotrain_mem.types import Phase, Trace
 
 SIZES: dict[str, Any] = {
     "hidden_size": 8,

@@ -9,7 +9,7 @@ from rank_run import moves_in_order, trained_by_ranks
 from real_run import case, peaks, rehearsed
 
 from autotrain_mem.rehearsal.vllm_stub import vllm_stand_in
-from autotrain_mem.spec import Owner, Phase
+from autotrain_mem.types import Owner, Phase
 
 PICKLED = 2500
 """Bytes up to which blocks are told apart: prompts and metrics, which a group that is not there does not pickle."""

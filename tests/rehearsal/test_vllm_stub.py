@@ -15,8 +15,8 @@ from trace_reading import sizes
 from autotrain_mem.rehearsal import vllm_stub
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.rehearsal.vllm_stub import vllm_stand_in
-from autotrain_mem.spec import Phase
-from autotrain_mem.spec.trace import CACHE_EMPTIED
+from autotrain_mem.types import Phase
+from autotrain_mem.types.trace import CACHE_EMPTIED
 
 PROMPTS = [[5, 6, 7], [5, 6, 7], [8, 9], [8, 9]]
 TOKENS = 6

@@ -12,7 +12,7 @@ from transformers.utils import import_utils
 from autotrain_mem.rehearsal.fake_mode import QuickFakeMode
 from autotrain_mem.rehearsal.known_values import KnownValues
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.spec import Block, Trace
+from autotrain_mem.types import Block, Trace
 
 REAL_AND_FAKE = pytest.mark.parametrize("tensors", [nullcontext, QuickFakeMode], ids=["real", "fake"])
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 from report_examples import ASSUMED_TIME, CHOSEN, DEFAULTS, RTX3060, estimate
 
 from autotrain_mem.report.gpu_comparison import cards_view
-from autotrain_mem.spec import Hardware, Knobs
-from autotrain_mem.spec.gpu_comparison import NOTHING_FITS, Cards, CardVerdict
-from autotrain_mem.spec.topology import Topology
-from autotrain_mem.units import GIB
+from autotrain_mem.support.units import GIB
+from autotrain_mem.types import Hardware, Knobs
+from autotrain_mem.types.gpu_comparison import NOTHING_FITS, Cards, CardVerdict
+from autotrain_mem.types.topology import Topology
 
 NO_FLASH = (
     "--attn_implementation flash_attention_2 needs compute capability 8.0, and this card has 7.5: "

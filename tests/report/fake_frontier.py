@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from report_examples import CHOSEN, RTX3060, estimate
 
-from autotrain_mem.spec.estimate import candidate
-from autotrain_mem.spec.most import Frontier, Most, Reach
+from autotrain_mem.types.estimate import candidate
+from autotrain_mem.types.most import Frontier, Most, Reach
 
 FULL = estimate(RTX3060, knobs=replace(CHOSEN, use_peft=False, max_length=1024))
 LORA = estimate(RTX3060, knobs=replace(CHOSEN, max_length=4096))

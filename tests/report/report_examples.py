@@ -5,7 +5,8 @@ from typing import Any
 
 from nouns import TRL_DEFAULTS
 
-from autotrain_mem.spec import (
+from autotrain_mem.support.units import GIB, MIB
+from autotrain_mem.types import (
     Candidate,
     DataSummary,
     Estimate,
@@ -26,10 +27,9 @@ from autotrain_mem.spec import (
     Topology,
     Trained,
 )
-from autotrain_mem.spec.mixed_lengths import MixedLengths, ReservedByOrder, ReservedOverSteps
-from autotrain_mem.spec.report import MemoryReading
-from autotrain_mem.spec.vllm import VllmSleep
-from autotrain_mem.units import GIB, MIB
+from autotrain_mem.types.mixed_lengths import MixedLengths, ReservedByOrder, ReservedOverSteps
+from autotrain_mem.types.report import MemoryReading
+from autotrain_mem.types.vllm import VllmSleep
 
 RTX3060 = Hardware(
     name="rtx3060",

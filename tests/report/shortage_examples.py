@@ -6,12 +6,12 @@ from report_examples import OWNERS, PLAN, RTX3060
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
 
-from autotrain_mem.errors import AutofitError
 from autotrain_mem.report.error import error_text
 from autotrain_mem.report.shortage import explained
-from autotrain_mem.spec import Owner, Phase
-from autotrain_mem.spec.shortage import Shortage
-from autotrain_mem.units import GIB, MIB
+from autotrain_mem.support.errors import AutofitError
+from autotrain_mem.support.units import GIB, MIB
+from autotrain_mem.types import Owner, Phase
+from autotrain_mem.types.shortage import Shortage
 
 OWNED = {**OWNERS, Owner.ACTIVATIONS: 5_905_374_720, Owner.TEMPORARY: 1_100_000_256}
 ALLOCATED = sum(OWNED.values())

@@ -8,7 +8,7 @@ from card_examples import NO_FLASH, NONE, SETS, SHORTER, TEN
 from test_console import rendered
 
 from autotrain_mem.report.gpu_comparison import cards_view
-from autotrain_mem.spec.gpu_comparison import Cards
+from autotrain_mem.types.gpu_comparison import Cards
 
 
 def table(cards: Cards, width: int) -> list[str]:

@@ -21,7 +21,6 @@ from shortage_examples import VIEWS as SHORTAGES
 from sweep_examples import LIST
 from sweep_examples import VIEWS as SWEEPS
 
-from autotrain_mem.errors import TrainingError
 from autotrain_mem.report.attempts import attempts_view
 from autotrain_mem.report.console import gpus_view, report_view
 from autotrain_mem.report.error import error_text, print_error
@@ -33,8 +32,9 @@ from autotrain_mem.report.plan import plan_view
 from autotrain_mem.report.progress import COUNTING_COLUMNS, SearchProgress, TrainingProgress
 from autotrain_mem.report.sweep import SweepProgress
 from autotrain_mem.report.terminal import Console
-from autotrain_mem.spec import Counting, Estimate, Owner, ReservedByMode
-from autotrain_mem.units import GIB, MIB
+from autotrain_mem.support.errors import TrainingError
+from autotrain_mem.support.units import GIB, MIB
+from autotrain_mem.types import Counting, Estimate, Owner, ReservedByMode
 from tests.golden import kept
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -12,13 +12,13 @@ from report_examples import attempt, estimate, memory, reserved
 from test_console import rendered
 from test_contract import SLOW_TO_IMPORT, loaded_by
 
-from autotrain_mem.files import write_json
 from autotrain_mem.report.explain import explain_view
 from autotrain_mem.report.plan import plan_view
-from autotrain_mem.spec import Owner, Plan, codec
-from autotrain_mem.spec.estimate import candidate
-from autotrain_mem.spec.plan_file import PLAN_NAME
-from autotrain_mem.units import GIB, format_bytes
+from autotrain_mem.support.files import write_json
+from autotrain_mem.support.units import GIB, format_bytes
+from autotrain_mem.types import Owner, Plan, codec
+from autotrain_mem.types.estimate import candidate
+from autotrain_mem.types.plan_file import PLAN_NAME
 
 
 def text_of(plan: Plan) -> str:

@@ -8,7 +8,7 @@ from report_examples import PLAN
 from rich.console import Console
 
 from autotrain_mem.report.first_screen import COLUMNS, LINES, estimate_screen, first_screen
-from autotrain_mem.spec import Harm, Plan, Proposal
+from autotrain_mem.types import Harm, Plan, Proposal
 
 COMMAND = "autofit sft --model meta-llama/Llama-3.1-8B --dataset DATA --max_length 2048"
 PLANS = {name: each for name, each in vars(examples).items() if isinstance(each, Plan)}

@@ -7,8 +7,8 @@ from fake_frontier import FRONTIER
 from test_console import rendered
 
 from autotrain_mem.report.frontier import BAR_WIDTH, frontier_view
-from autotrain_mem.spec import codec
-from autotrain_mem.spec.most import Frontier, Reach
+from autotrain_mem.types import codec
+from autotrain_mem.types.most import Frontier, Reach
 
 
 def test_each_level_has_a_line_with_its_most_the_neighbour_and_its_speed() -> None:

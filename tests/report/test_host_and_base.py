@@ -8,8 +8,8 @@ import report_examples as examples
 from rich.console import Console
 
 from autotrain_mem.report.estimate import estimate_view
-from autotrain_mem.spec import Estimate
-from autotrain_mem.units import GIB
+from autotrain_mem.support.units import GIB
+from autotrain_mem.types import Estimate
 
 
 def of_experts(**knobs: Any) -> Estimate:

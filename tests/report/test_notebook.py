@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from report_examples import PLAN
 
-from autotrain_mem.spec import Plan
+from autotrain_mem.types import Plan
 
 
 def test_a_plan_shows_itself_and_its_names_are_escaped() -> None:

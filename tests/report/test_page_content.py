@@ -8,11 +8,11 @@ from autotrain_mem.report.command_line import command_of
 from autotrain_mem.report.content.build import page_of
 from autotrain_mem.report.content.material import CardOffer, Material
 from autotrain_mem.report.page.render import page_html
-from autotrain_mem.spec import Phase, Plan
-from autotrain_mem.spec.data import DataProfile
-from autotrain_mem.spec.history import Happening, Moment, RunHistory
-from autotrain_mem.spec.page import Chart, Page
-from autotrain_mem.spec.report import MemoryReading
+from autotrain_mem.types import Phase, Plan
+from autotrain_mem.types.data import DataProfile
+from autotrain_mem.types.history import Happening, Moment, RunHistory
+from autotrain_mem.types.page import Chart, Page
+from autotrain_mem.types.report import MemoryReading
 
 DEVICE = MemoryReading(
     allocated_bytes=10, peak_allocated_bytes=20, reserved_bytes=30, peak_reserved_bytes=40, num_alloc_retries=0

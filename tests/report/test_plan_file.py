@@ -17,24 +17,24 @@ from jsonschema import Draft202012Validator
 from report_examples import GRPO_PLAN, PLAN, PLANS
 from test_console import rendered
 
-from autotrain_mem.engine.rehearsals import job_key
-from autotrain_mem.engine.request import PlanHints, with_plan
-from autotrain_mem.engine.wish import Wish
-from autotrain_mem.errors import OutputFolderError, PlanFileError
+from autotrain_mem.planning.rehearsals import job_key
+from autotrain_mem.planning.request import PlanHints, with_plan
+from autotrain_mem.planning.wish import Wish
 from autotrain_mem.report.explain import explain_view
 from autotrain_mem.report.plan import plan_view
-from autotrain_mem.spec import Job, Plan, codec
-from autotrain_mem.spec.autofit import AutoFit
-from autotrain_mem.spec.data import ImageSummary
-from autotrain_mem.spec.estimate import ESTIMATE_SCHEMA
-from autotrain_mem.spec.hardware import Hardware
-from autotrain_mem.spec.job import PythonCall
-from autotrain_mem.spec.knobs import Knobs
-from autotrain_mem.spec.most import Most
-from autotrain_mem.spec.plan import read_plan
-from autotrain_mem.spec.plan_file import LARGEST_BYTES, PLAN_NAME, PLAN_SCHEMA
-from autotrain_mem.spec.price import Price
-from autotrain_mem.units import GIB, MIB
+from autotrain_mem.support.errors import OutputFolderError, PlanFileError
+from autotrain_mem.support.units import GIB, MIB
+from autotrain_mem.types import Job, Plan, codec
+from autotrain_mem.types.autofit import AutoFit
+from autotrain_mem.types.data import ImageSummary
+from autotrain_mem.types.estimate import ESTIMATE_SCHEMA
+from autotrain_mem.types.hardware import Hardware
+from autotrain_mem.types.job import PythonCall
+from autotrain_mem.types.knobs import Knobs
+from autotrain_mem.types.most import Most
+from autotrain_mem.types.plan import read_plan
+from autotrain_mem.types.plan_file import LARGEST_BYTES, PLAN_NAME, PLAN_SCHEMA
+from autotrain_mem.types.price import Price
 
 WRITTEN = json.loads(json.dumps(codec.to_json(PLAN)))
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from autotrain_mem.engine.recover.event_log import EventLog
+from autotrain_mem.planning.recover.event_log import EventLog
 from autotrain_mem.report.history import read_history
-from autotrain_mem.spec import Phase
-from autotrain_mem.spec.history import EVENTS_NAME, RECORD_NAME
+from autotrain_mem.types import Phase
+from autotrain_mem.types.history import EVENTS_NAME, RECORD_NAME
 
 DEVICE = {
     "allocated_bytes": 10,

@@ -5,11 +5,11 @@ import re
 from report_examples import PLAN
 from shortage_examples import MISHAP, ON_A_CARD, SIMULATED
 
-from autotrain_mem import errors
-from autotrain_mem.errors import GpuOutOfMemoryError
 from autotrain_mem.report.shortage import explained, shortage_text
-from autotrain_mem.spec import codec
-from autotrain_mem.spec.shortage import Shortage
+from autotrain_mem.support import errors
+from autotrain_mem.support.errors import GpuOutOfMemoryError
+from autotrain_mem.types import codec
+from autotrain_mem.types.shortage import Shortage
 
 
 def columns(text: str) -> list[tuple[str, str, float, float]]:

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from report_examples import GRPO_KNOBS, GRPO_PLAN
 
-from autotrain_mem.engine.predict.vllm_server import check_colocated, vllm_server
-from autotrain_mem.errors import DoesNotFitError
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.methods.parameter_count import kv_cache
+from autotrain_mem.planning.predict.vllm_server import check_colocated, vllm_server
 from autotrain_mem.report.plan import vllm_server as shown
-from autotrain_mem.spec import Job, Plan, Topology
-from autotrain_mem.spec.model import ModelFacts
-from autotrain_mem.spec.vllm import OVERHEAD_BYTES, VllmServer
-from autotrain_mem.units import GIB
+from autotrain_mem.support.errors import DoesNotFitError
+from autotrain_mem.support.units import GIB
+from autotrain_mem.types import Job, Plan, Topology
+from autotrain_mem.types.model import ModelFacts
+from autotrain_mem.types.vllm import OVERHEAD_BYTES, VllmServer
 
 QWEN_7B = ModelFacts(
     context_length=32768, is_quantized=False, parameters=7_615_616_512, kv_heads=4, kv_head_elements=2 * 28 * 128

@@ -12,10 +12,10 @@ from test_page_content import history, moment
 
 from autotrain_mem import api
 from autotrain_mem.cli import main, watch
-from autotrain_mem.engine.recover.event_log import EventLog
+from autotrain_mem.planning.recover.event_log import EventLog
 from autotrain_mem.report.watch import SPARKS, Watched, spark, watch_line, watch_view
-from autotrain_mem.spec.history import RunHistory
 from autotrain_mem.training.run_folder import lock_folder
+from autotrain_mem.types.history import RunHistory
 
 RUNNING = replace(history(*(moment(step, loss=10.0 - step) for step in range(1, 8))), ending="")
 

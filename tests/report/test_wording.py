@@ -12,16 +12,16 @@ from report_examples import CHOSEN, PLAN
 from test_console import rendered
 
 from autotrain_mem.methods.table import METHODS
-from autotrain_mem.planner.levels import SMALLER_IMAGES_LEVEL, levels
-from autotrain_mem.planner.space import make_space
 from autotrain_mem.report import formatting
 from autotrain_mem.report.console import report_view
 from autotrain_mem.report.estimate import estimate_view
 from autotrain_mem.report.events import event_line
 from autotrain_mem.report.plan import loud, plan_view
-from autotrain_mem.spec import Harm, Job, Knobs, Lever, OtherProcess, Owner, Phase, Probe, codec
-from autotrain_mem.spec.model import ModelFacts
-from autotrain_mem.units import GIB, MIB
+from autotrain_mem.search.levels import SMALLER_IMAGES_LEVEL, levels
+from autotrain_mem.search.space import make_space
+from autotrain_mem.support.units import GIB, MIB
+from autotrain_mem.types import Harm, Job, Knobs, Lever, OtherProcess, Owner, Phase, Probe, codec
+from autotrain_mem.types.model import ModelFacts
 
 
 def test_durations_carry_over_and_shares_have_the_digits_that_they_are_good_for() -> None:
@@ -128,7 +128,7 @@ def test_levels_are_told_by_their_planners_names_least_harm_first() -> None:
 
 
 def test_every_lever_that_changes_what_is_trained_is_loud_and_so_is_half_precision_that_loses_updates() -> None:
-    from autotrain_mem.planner.levers import LADDER
+    from autotrain_mem.search.levers import LADDER
 
     assert {row.name for row in LADDER if row.warning} == {
         "bf16_weights",

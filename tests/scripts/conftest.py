@@ -12,7 +12,7 @@ TESTS = pathlib.Path(__file__).parents[1]
 
 sys.path.insert(0, str(TESTS.parent / "scripts"))
 sys.path.append(str(TESTS / "report" / "page"))  # page_examples: a report that is made up
-sys.path.append(str(TESTS / "planner"))  # synthetic_memory: a predictor without rehearsals
+sys.path.append(str(TESTS / "search"))  # synthetic_memory: a predictor without rehearsals
 sys.path.append(str(TESTS / "allocator"))  # real_allocator: events played through our simulator
 
 from recorded_run import Cuda  # noqa: E402

@@ -14,7 +14,7 @@ from command_cases import material
 from autotrain_mem.estimator.memory import estimate_memory
 from autotrain_mem.estimator.replay import Room
 from autotrain_mem.rehearsal.rehearse import rehearse
-from autotrain_mem.spec import Job, Knobs
+from autotrain_mem.types import Job, Knobs
 
 RECORDED: dict[str, Any] = json.loads(pathlib.Path(__file__).with_name("recorded_commands.json").read_text("utf-8"))
 CASES: dict[str, dict[str, Any]] = {case["name"]: case for case in RECORDED["cases"]}

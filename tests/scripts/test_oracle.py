@@ -12,7 +12,7 @@ from oracle_cases.digest import columns, settled
 from oracle_cases.execute import printed, warm
 from script_runner import Script
 
-from autotrain_mem.spec import Block, Owner, Phase, Trace
+from autotrain_mem.types import Block, Owner, Phase, Trace
 from tests.forked import Forge
 
 TRACE = Trace(

@@ -7,9 +7,9 @@ from search_quality_grid import grid
 from search_quality_grid.grid import Outcome, compare
 from synthetic_memory import LinearMemory, brute_force, space_of
 
-from autotrain_mem.planner.search import Found, search
-from autotrain_mem.spec import Knobs
-from autotrain_mem.units import GIB
+from autotrain_mem.search.search import Found, search
+from autotrain_mem.support.units import GIB
+from autotrain_mem.types import Knobs
 
 SPACE = space_of(max_length=1024, effective_batch_size=8)
 

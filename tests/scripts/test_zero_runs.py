@@ -12,8 +12,8 @@ from zero_runs import engine_loop
 from zero_runs.engine_loop import BareRun, rehearse_loop
 from zero_runs.rows import MODEL, Row, zero_section
 
-from autotrain_mem.spec import Owner, Trace
-from autotrain_mem.spec.trace import CACHE_EMPTIED
+from autotrain_mem.types import Owner, Trace
+from autotrain_mem.types.trace import CACHE_EMPTIED
 from tests.tiny import tiny_config, tiny_folder
 
 PROCESSES = 4

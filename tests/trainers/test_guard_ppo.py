@@ -8,7 +8,7 @@ import pytest
 import torch
 from ppo_runs import NEEDS_PPO, config, logged, models, prompts, same_weights, trainer, weights
 
-from autotrain_mem.spec import Learned, Phase
+from autotrain_mem.types import Learned, Phase
 from tests.training.guard.guarded import Told
 
 pytestmark = NEEDS_PPO

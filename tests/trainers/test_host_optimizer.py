@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from autotrain_mem.errors import UsageError
+from autotrain_mem.support.errors import UsageError
 from autotrain_mem.trainers.host_optimizer import SUPPORTED, HostOptimizer, offload_to_host
 from tests.training import tiny_trainers
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from ppo_runs import NEEDS_PPO, Build, logged, models, prompts, same_weights
 
-from autotrain_mem.spec import Learned
 from autotrain_mem.training.longest_batch.run import attach_longest_batch
+from autotrain_mem.types import Learned
 
 pytestmark = NEEDS_PPO
 

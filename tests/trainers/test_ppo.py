@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from autotrain_mem.errors import MissingExtraError
+from autotrain_mem.support.errors import MissingExtraError
 from autotrain_mem.trainers import ppo
 
 

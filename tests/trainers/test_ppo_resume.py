@@ -8,7 +8,7 @@ import torch
 from ppo_runs import NEEDS_PPO, ROLLOUT, config, logged, prompts, same_weights, trainer, weights
 from tiny import tiny_config
 
-from autotrain_mem.errors import OutputFolderError, TrainingError
+from autotrain_mem.support.errors import OutputFolderError, TrainingError
 
 pytestmark = NEEDS_PPO
 

@@ -10,8 +10,8 @@ import torch
 from datasets import Dataset
 from ppo_runs import NEEDS_PPO, ROLLOUT, Build, config, logged, models, prompts, trainer, weights
 
-from autotrain_mem.errors import DatasetFormatError, EmptyDatasetError, TrainingError, UsageError
-from autotrain_mem.spec import Phase
+from autotrain_mem.support.errors import DatasetFormatError, EmptyDatasetError, TrainingError, UsageError
+from autotrain_mem.types import Phase
 
 pytestmark = NEEDS_PPO
 

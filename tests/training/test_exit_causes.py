@@ -4,7 +4,13 @@ import signal
 
 import pytest
 
-from autotrain_mem.errors import AutofitError, DatasetFormatError, GpuOutOfMemoryError, OutputFolderError, TrainingError
+from autotrain_mem.support.errors import (
+    AutofitError,
+    DatasetFormatError,
+    GpuOutOfMemoryError,
+    OutputFolderError,
+    TrainingError,
+)
 from autotrain_mem.training.exit_causes import CAUSES, LOW_HOST_SHARE, WHY_CHARACTERS, Ending, Remedy, cause_of
 
 ENDED = TrainingError("The training process ended before its time.")

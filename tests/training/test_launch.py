@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from nouns import TRL_DEFAULTS
 
-from autotrain_mem.errors import InterruptedByUser, TrainingError
 from autotrain_mem.machine.catalog import named
-from autotrain_mem.processes import ChildDied
-from autotrain_mem.spec import Job, Probe, codec
+from autotrain_mem.support.errors import InterruptedByUser, TrainingError
+from autotrain_mem.support.processes import ChildDied
 from autotrain_mem.training import launch
 from autotrain_mem.training.launch import PROBE_LOG_NAME, SCRATCH_NAME, Event, run_probe
 from autotrain_mem.training.ranks import RankDied
 from autotrain_mem.training.request import Request, Task
+from autotrain_mem.types import Job, Probe, codec
 
 DEAF = """
 import signal, time
-from autotrain_mem.processes import Channel
+from autotrain_mem.support.processes import Channel
 
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 channel = Channel(ignore_interrupt=False)

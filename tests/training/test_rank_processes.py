@@ -18,12 +18,10 @@ import psutil
 import pytest
 from nouns import TRL_DEFAULTS
 
-from autotrain_mem import processes
-from autotrain_mem.errors import TrainingError, UsageError
 from autotrain_mem.machine.catalog import named
-from autotrain_mem.processes import ChildDied, ChildTimeout
-from autotrain_mem.spec import Job, Phase, PhasePeak, Probe, Topology, codec
-from autotrain_mem.spec.report import MemoryReading
+from autotrain_mem.support import processes
+from autotrain_mem.support.errors import TrainingError, UsageError
+from autotrain_mem.support.processes import ChildDied, ChildTimeout
 from autotrain_mem.training import heard as hearing
 from autotrain_mem.training import ranks as several
 from autotrain_mem.training.environment import PORT, Meeting, process_environment, rank_environments
@@ -33,13 +31,15 @@ from autotrain_mem.training.launch import most_of
 from autotrain_mem.training.pulses import ASLEEP_SECONDS, MUTE_SECONDS, Pulses
 from autotrain_mem.training.ranks import RankDied, Ranks
 from autotrain_mem.training.request import Request
+from autotrain_mem.types import Job, Phase, PhasePeak, Probe, Topology, codec
+from autotrain_mem.types.report import MemoryReading
 
 GONE = "The trainer raised RuntimeError: [pair.cc:534] Connection closed by peer [127.0.0.1]:4242"
 """What gloo says of a rank that has ended."""
 
 CHILD = """
 import os, signal, sys
-from autotrain_mem.processes import Channel
+from autotrain_mem.support.processes import Channel
 channel = Channel(ignore_interrupt=True)
 request = channel.receive()
 channel.send({"said": request["say"], "rank": os.environ["RANK"]})

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from autotrain_mem.errors import OutputFolderError
+from autotrain_mem.support.errors import OutputFolderError
 from autotrain_mem.training import run_folder
 from autotrain_mem.training.process.train import save_in_place
 from autotrain_mem.training.run_folder import LOCK_NAME, LastRun, check_folder, hold_folder
@@ -58,7 +58,7 @@ WORDS = ("--nodes", "2")
 
 HOLDER = """
 import os, sys, time
-from autotrain_mem.processes import Child
+from autotrain_mem.support.processes import Child
 from autotrain_mem.training.run_folder import hold_folder
 
 with hold_folder(sys.argv[1], resuming=False) as held:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from nouns import TRL_DEFAULTS
 
-from autotrain_mem.errors import (
+from autotrain_mem.support.errors import (
     AutofitError,
     GpuOutOfMemoryError,
     InterruptedByUser,
@@ -17,11 +17,11 @@ from autotrain_mem.errors import (
     RewardFunctionError,
     TrainingError,
 )
-from autotrain_mem.spec import Knobs, Learned, codec
-from autotrain_mem.spec.job import RESTARTS
 from autotrain_mem.training.checkpoints import Checkpoint
 from autotrain_mem.training.exit_causes import Cause, Ending
 from autotrain_mem.training.supervisor import Change, Stint, supervise
+from autotrain_mem.types import Knobs, Learned, codec
+from autotrain_mem.types.job import RESTARTS
 
 END = {"event": "end", "interrupted": False}
 SMALLER = Change(

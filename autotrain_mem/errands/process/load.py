@@ -8,9 +8,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from autotrain_mem.errands.errand import Errand
-from autotrain_mem.errors import HostMemoryError, ModelNotFoundError, UsageError
-from autotrain_mem.host import host_memory
-from autotrain_mem.units import format_bytes
+from autotrain_mem.support.errors import HostMemoryError, ModelNotFoundError, UsageError
+from autotrain_mem.support.host import host_memory
+from autotrain_mem.support.units import format_bytes
 
 ROOM = 1.15
 """Of the weights' bytes, for what loading and computing take beside them: a layer's copy while a file is read

@@ -6,9 +6,9 @@ import importlib
 import traceback
 
 from autotrain_mem.errands.errand import Errand
-from autotrain_mem.errors import AutofitError, TrainingError
-from autotrain_mem.processes import Channel
-from autotrain_mem.spec import codec
+from autotrain_mem.support.errors import AutofitError, TrainingError
+from autotrain_mem.support.processes import Channel
+from autotrain_mem.types import codec
 
 
 def main() -> None:

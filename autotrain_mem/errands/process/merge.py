@@ -16,9 +16,9 @@ from autotrain_mem.errands.process.load import (
     read_config,
     weight_bytes,
 )
-from autotrain_mem.errors import OutputFolderError, UsageError
-from autotrain_mem.host import free_disk_bytes
-from autotrain_mem.units import format_bytes
+from autotrain_mem.support.errors import OutputFolderError, UsageError
+from autotrain_mem.support.host import free_disk_bytes
+from autotrain_mem.support.units import format_bytes
 
 CARD_NAME = "README.md"
 

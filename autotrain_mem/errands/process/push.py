@@ -9,7 +9,7 @@ from huggingface_hub import HfApi, constants, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from autotrain_mem.errands.errand import Errand, Receive, Send
-from autotrain_mem.errors import TrainingError, UsageError
+from autotrain_mem.support.errors import TrainingError, UsageError
 
 UPLOADED = (
     *("README.md", "config.json", "generation_config.json", "adapter_config.json", "*.safetensors"),

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
 
-from autotrain_mem.spec import Trace
-from autotrain_mem.spec.model import Depths
-from autotrain_mem.spec.trace import CACHE_EMPTIED
+from autotrain_mem.types import Trace
+from autotrain_mem.types.model import Depths
+from autotrain_mem.types.trace import CACHE_EMPTIED
 
 NOWHERE = -1
 """The birth that belongs to a step which concerns no block."""

@@ -32,9 +32,9 @@ from autotrain_mem.estimator.depth.alignment import (
     steps_of,
 )
 from autotrain_mem.estimator.depth.writer import Act, Birth, Pick, Picks, UnclearError, Use, Writer, agreed
-from autotrain_mem.spec import Block, Phase, Trace, Trained, Workload
-from autotrain_mem.spec.model import Depths
-from autotrain_mem.spec.trace import EngineMark
+from autotrain_mem.types import Block, Phase, Trace, Trained, Workload
+from autotrain_mem.types.model import Depths
+from autotrain_mem.types.trace import EngineMark
 
 MOST_MISTAKES = 50
 """Steps that seem alike and are not, before two runs are given up."""

@@ -7,8 +7,8 @@ from bisect import bisect_left
 from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autotrain_mem.spec import Block, Phase
-from autotrain_mem.spec.trace import CACHE_EMPTIED, EngineMark, StreamUse
+from autotrain_mem.types import Block, Phase
+from autotrain_mem.types.trace import CACHE_EMPTIED, EngineMark, StreamUse
 
 
 class UnclearError(Exception):

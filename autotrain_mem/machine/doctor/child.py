@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from autotrain_mem.processes import Channel
+from autotrain_mem.support.processes import Channel
 
 
 def examine(package: str) -> dict[str, Any]:

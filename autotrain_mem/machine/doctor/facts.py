@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from autotrain_mem.spec import Hardware
+from autotrain_mem.types import Hardware
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from autotrain_mem.allocator.settings import NEWER_VARIABLE, OLDER_VARIABLE, variable_that_counts
 from autotrain_mem.machine.doctor.facts import Facts, Library
 from autotrain_mem.machine.usable import OLDEST_DRIVERS, TURING, install_torch
-from autotrain_mem.spec import Hardware
-from autotrain_mem.spec.health import Finding, Health, State
-from autotrain_mem.units import GIB, MIB, format_bytes
-from autotrain_mem.versions import TESTED, version_of
+from autotrain_mem.support.units import GIB, MIB, format_bytes
+from autotrain_mem.support.versions import TESTED, version_of
+from autotrain_mem.types import Hardware
+from autotrain_mem.types.health import Finding, Health, State
 
 LEAST_SHARED_BYTES = 1 * GIB
 """Of /dev/shm: data loader workers pass batches through it, and NCCL needs 33 MB a GPU at least (NCCL User Guide,

@@ -13,9 +13,6 @@ import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from autotrain_mem.errors import AutofitError
-from autotrain_mem.host import existing, host_memory
-from autotrain_mem.host_compiler import missing_to_compile
 from autotrain_mem.machine.amd import why_no_amdsmi
 from autotrain_mem.machine.catalog import recognise
 from autotrain_mem.machine.detect import detect, nvml_session
@@ -23,10 +20,13 @@ from autotrain_mem.machine.doctor.facts import Facts, Folder, Hub, Library
 from autotrain_mem.machine.other_processes import others_on
 from autotrain_mem.machine.torch_child import NoAnswer
 from autotrain_mem.machine.torch_sees import seen
-from autotrain_mem.processes import Child, ChildDied, ChildTimeout
-from autotrain_mem.spec import Hardware
-from autotrain_mem.store import cache_folder
-from autotrain_mem.versions import installed_versions
+from autotrain_mem.support.errors import AutofitError
+from autotrain_mem.support.host import existing, host_memory
+from autotrain_mem.support.host_compiler import missing_to_compile
+from autotrain_mem.support.processes import Child, ChildDied, ChildTimeout
+from autotrain_mem.support.store import cache_folder
+from autotrain_mem.support.versions import installed_versions
+from autotrain_mem.types import Hardware
 
 CHILD_MODULE = "autotrain_mem.machine.doctor.child"
 IMPORT_SECONDS = 40.0

@@ -19,7 +19,7 @@ import torch
 
 from autotrain_mem.rehearsal.cuda.attention_buffers import Call, FusedAttention, plain_attention
 from autotrain_mem.rehearsal.cuda.attention_choice import HALF, Backend, Inputs, choose, trains
-from autotrain_mem.spec.hardware import Capability
+from autotrain_mem.types.hardware import Capability
 
 _FLASH_SPLIT = (
     "flash attention's split over the keys where few queries run (batch x heads x tokens / 64 below 1.6 x the card's "

@@ -20,8 +20,8 @@ from autotrain_mem.rehearsal.cuda.attention_choice import HALF, Backend, Inputs
 from autotrain_mem.rehearsal.known_values import known_value
 from autotrain_mem.rehearsal.trace.flops import note
 from autotrain_mem.rehearsal.trace.operator_costs import attention
-from autotrain_mem.spec.amd import ARCHITECTURES
-from autotrain_mem.spec.hardware import Capability
+from autotrain_mem.types.amd import ARCHITECTURES
+from autotrain_mem.types.hardware import Capability
 
 plain_attention = torch.nn.functional.scaled_dot_product_attention
 

@@ -10,8 +10,8 @@ from enum import StrEnum
 
 import torch
 
-from autotrain_mem.spec.amd import ARCHITECTURES, Architecture
-from autotrain_mem.spec.hardware import Capability
+from autotrain_mem.types.amd import ARCHITECTURES, Architecture
+from autotrain_mem.types.hardware import Capability
 
 HALF = (torch.float16, torch.bfloat16)
 LARGEST_ALIGNED_HEAD = 256

@@ -21,11 +21,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from autotrain_mem.errors import UsageError
 from autotrain_mem.rehearsal.cuda.attention_choice import HALF
 from autotrain_mem.rehearsal.trace.flops import note
 from autotrain_mem.rehearsal.trace.operator_costs import pass_through, product
-from autotrain_mem.versions import installed_versions, version_of
+from autotrain_mem.support.errors import UsageError
+from autotrain_mem.support.versions import installed_versions, version_of
 
 MODEL_TYPES = ("gemma3_text", "llama", "mistral", "qwen2", "qwen3")
 """``config.model_type`` of the models whose layers are imitated."""

@@ -44,8 +44,8 @@ from transformers.quantizers.quantizer_mxfp4 import Mxfp4HfQuantizer
 from trl.trainer import utils as trl_utils
 
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.spec import Owner
-from autotrain_mem.units import MIB
+from autotrain_mem.support.units import MIB
+from autotrain_mem.types import Owner
 
 NOT_COUNTED = (
     "where loading is not plain: tensors that are merged as they arrive (the experts of a mixture), weights that the "

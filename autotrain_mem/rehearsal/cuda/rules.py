@@ -33,7 +33,7 @@ from autotrain_mem.rehearsal.cuda.host_offload import host_offloading
 from autotrain_mem.rehearsal.cuda.liger import liger_stand_ins
 from autotrain_mem.rehearsal.cuda.loading import cuda_loading
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.spec.hardware import Capability
+from autotrain_mem.types.hardware import Capability
 
 Tensors = Literal["fake cpu", "real cpu", "fake cuda"]
 """The tensors that a trainer runs on: a rehearsal's, a simulated card's, and those of a rehearsal on a machine with a

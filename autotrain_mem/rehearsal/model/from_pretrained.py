@@ -24,9 +24,9 @@ from transformers.core_model_loading import build_glob_alternation
 from transformers.models.auto import auto_factory
 from transformers.utils.loading_report import LoadStateDictInfo
 
-from autotrain_mem.errors import UnsupportedModelError
 from autotrain_mem.rehearsal.model.materialize import materialize
 from autotrain_mem.rehearsal.model.quantized import refuse_unrehearsed
+from autotrain_mem.support.errors import UnsupportedModelError
 
 _Function = Callable[..., Any]
 

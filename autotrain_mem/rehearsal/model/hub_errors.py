@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from autotrain_mem.errors import ModelNotFoundError
-from autotrain_mem.hub import OFFLINE_HINT, no_id, no_model, unreachable
+from autotrain_mem.support.errors import ModelNotFoundError
+from autotrain_mem.support.hub import OFFLINE_HINT, no_id, no_model, unreachable
 
 _LOG_IN = "hf auth login"
 

@@ -10,11 +10,11 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from autotrain_mem.errors import UnsupportedModelError, UsageError
 from autotrain_mem.methods.image_rows import mark_of
 from autotrain_mem.methods.worst_case_text import stub_tokenizer
 from autotrain_mem.rehearsal.known_values import real_tensors
-from autotrain_mem.spec import Job
+from autotrain_mem.support.errors import UnsupportedModelError, UsageError
+from autotrain_mem.types import Job
 
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}

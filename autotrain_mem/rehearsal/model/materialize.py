@@ -13,9 +13,9 @@ from unittest.mock import patch
 
 import torch
 
-from autotrain_mem.errors import UnsupportedModelError
 from autotrain_mem.rehearsal.model.hub_errors import not_loaded
 from autotrain_mem.rehearsal.model.quantized import stand_in
+from autotrain_mem.support.errors import UnsupportedModelError
 
 
 def load_config(model: str, **options: Any) -> Any:

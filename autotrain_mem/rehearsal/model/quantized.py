@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import torch
 
-from autotrain_mem.errors import UnsupportedModelError
+from autotrain_mem.support.errors import UnsupportedModelError
 
 
 def refuse_unrehearsed(config: Any, asked: Any) -> None:

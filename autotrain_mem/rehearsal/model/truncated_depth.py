@@ -18,8 +18,8 @@ from unittest.mock import patch
 
 from autotrain_mem.rehearsal.python_call.capture import keyword_of, model_of
 from autotrain_mem.rehearsal.trace import loss_chunks
-from autotrain_mem.spec import Job
-from autotrain_mem.spec.model import FEWEST_LOSS_CHUNKS, LayerPattern
+from autotrain_mem.types import Job
+from autotrain_mem.types.model import FEWEST_LOSS_CHUNKS, LayerPattern
 
 MOST_KINDS = 4
 """Layers whose kinds repeat after more than these are not worth it: two copies of few periods would be half a model."""

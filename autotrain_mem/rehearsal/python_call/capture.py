@@ -14,11 +14,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotrain_mem.errors import RehearsalError, UsageError
-from autotrain_mem.files import refusal
 from autotrain_mem.methods.configs import Configs
 from autotrain_mem.rehearsal.python_call import pickle_without_tensors
-from autotrain_mem.spec import Job
+from autotrain_mem.support.errors import RehearsalError, UsageError
+from autotrain_mem.support.files import refusal
+from autotrain_mem.types import Job
 
 Keywords = dict[str, Any]
 """Arguments of a TRL trainer's constructor, by name."""

@@ -13,7 +13,7 @@ from autotrain_mem.methods.reward_functions import rehearsed_reward
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.rehearsal.model.truncated_depth import shorten_model
 from autotrain_mem.rehearsal.python_call.capture import EVALUATED, Call, Keywords, read, substitution
-from autotrain_mem.spec import Job, Knobs, codec
+from autotrain_mem.types import Job, Knobs, codec
 
 
 def call_again(

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from transformers import PreTrainedModel
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
-from autotrain_mem.errors import UsageError
+from autotrain_mem.support.errors import UsageError
 
 
 def pack(value: Any) -> bytes:

@@ -13,7 +13,7 @@ import sysconfig
 import traceback
 from typing import Any
 
-from autotrain_mem.errors import RehearsalError
+from autotrain_mem.support.errors import RehearsalError
 
 _PACKAGES = ("site-packages", "dist-packages")
 """Folders of installed packages; Debian's are the second."""

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from autotrain_mem.rehearsal.known_values import know, known_value, real_tensors, tensors_in
 from autotrain_mem.rehearsal.trace.operator_costs import Cost
-from autotrain_mem.spec.work import Kind
+from autotrain_mem.types.work import Kind
 
 if TYPE_CHECKING:
     from autotrain_mem.rehearsal.ranks.recording import RankRecorder

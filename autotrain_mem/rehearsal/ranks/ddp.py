@@ -11,7 +11,7 @@ import torch
 from torch.nn.parallel import distributed
 
 from autotrain_mem.rehearsal.ranks.recording import RankRecorder
-from autotrain_mem.spec import Owner
+from autotrain_mem.types import Owner
 
 
 class _KeepsBuckets:

@@ -19,7 +19,7 @@ from torch.distributed.fsdp._flat_param import FlatParamHandle
 
 from autotrain_mem.rehearsal.ranks.recording import RankRecorder
 from autotrain_mem.rehearsal.ranks.streams import Streams
-from autotrain_mem.spec import Owner
+from autotrain_mem.types import Owner
 
 
 class _Device(Streams):

@@ -32,7 +32,7 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from autotrain_mem.rehearsal.ranks.invariants import check_shards
 from autotrain_mem.rehearsal.ranks.recording import RankRecorder
 from autotrain_mem.rehearsal.ranks.streams import Streams
-from autotrain_mem.spec import Owner
+from autotrain_mem.types import Owner
 
 _MODULES = (_fsdp_collectives, _fsdp_init, _fsdp_param, _fsdp_param_group, _fsdp_state, _fully_shard, package)
 

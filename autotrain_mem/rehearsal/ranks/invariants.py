@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.nn.modules import module as hooks
 
-from autotrain_mem.errors import RehearsalError
 from autotrain_mem.rehearsal.ranks.recording import local
+from autotrain_mem.support.errors import RehearsalError
 
 _WAITING = ("gradient which is undefined", "mark a variable ready only once")
 """DDP ends so where a gradient never comes: the first where it looks for unused parameters, and a rehearsal has no

@@ -19,8 +19,8 @@ from torch.distributed.tensor import DTensor
 
 from autotrain_mem.rehearsal.ranks.recording import RankRecorder, local
 from autotrain_mem.rehearsal.trace.operator_costs import Cost
-from autotrain_mem.spec import Phase
-from autotrain_mem.spec.work import Kind
+from autotrain_mem.types import Phase
+from autotrain_mem.types.work import Kind
 
 
 @contextmanager

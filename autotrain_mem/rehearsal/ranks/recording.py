@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from autotrain_mem.rehearsal.ranks.collectives import Collectives
 from autotrain_mem.rehearsal.trace.operator_costs import Cost, host_step
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.spec import Owner
+from autotrain_mem.types import Owner
 
 if TYPE_CHECKING:
     from autotrain_mem.rehearsal.ranks.zero_offload import HostTensors

@@ -25,13 +25,13 @@ from torch.distributed.tensor.experimental._context_parallel._attention import (
 )
 from torch.nn import functional
 
-from autotrain_mem.errors import RehearsalError
 from autotrain_mem.rehearsal.cuda.attention import autocast_inputs
 from autotrain_mem.rehearsal.cuda.attention_buffers import Call, by_rows, kernels, unseen, visible_share
 from autotrain_mem.rehearsal.cuda.attention_choice import Backend, choose
 from autotrain_mem.rehearsal.trace.flops import note
 from autotrain_mem.rehearsal.trace.operator_costs import attention
-from autotrain_mem.spec.hardware import Capability
+from autotrain_mem.support.errors import RehearsalError
+from autotrain_mem.types.hardware import Capability
 
 TOKENS_DIM = 2
 """Of B x H x S x D (``_attention.py: _scaled_dot_product_ring_flash_attention``)."""

@@ -18,8 +18,8 @@ from autotrain_mem.rehearsal.ranks.offload import fsdp2_offload
 from autotrain_mem.rehearsal.ranks.recording import RankRecorder
 from autotrain_mem.rehearsal.ranks.ring_attention import ring_attention
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.spec import Knobs
-from autotrain_mem.spec.hardware import Capability
+from autotrain_mem.types import Knobs
+from autotrain_mem.types.hardware import Capability
 
 _LOADED_BY_ALL = {"FSDP_CPU_RAM_EFFICIENT_LOADING": "false", "FSDP_SYNC_MODULE_STATES": "false"}
 """A rehearsal loads nothing: shards come out the same, whoever read the weights."""

@@ -37,8 +37,8 @@ from autotrain_mem.rehearsal.ranks.streams import Streams
 from autotrain_mem.rehearsal.ranks.zero_offload import DeviceName, HostTensors, zero_offload
 from autotrain_mem.rehearsal.trace.operator_costs import host_step
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.spec import Knobs, Owner
-from autotrain_mem.spec.knobs import ZERO_KNOBS
+from autotrain_mem.types import Knobs, Owner
+from autotrain_mem.types.knobs import ZERO_KNOBS
 
 _ROOM_BYTES = sys.maxsize
 """What is free on the device, as far as DeepSpeed asks: it flattens on the host what has no room for a copy."""

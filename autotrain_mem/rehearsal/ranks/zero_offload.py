@@ -22,7 +22,7 @@ from autotrain_mem.rehearsal.known_values import tensors_in
 from autotrain_mem.rehearsal.ranks.host_adam import HostAdamBuilder
 from autotrain_mem.rehearsal.ranks.recording import RankRecorder
 from autotrain_mem.rehearsal.trace.operator_costs import Cost
-from autotrain_mem.spec.work import Kind
+from autotrain_mem.types.work import Kind
 
 DEVICE_OF = torch.Tensor.device.__get__
 TO = torch.Tensor.to

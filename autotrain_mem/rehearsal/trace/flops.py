@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from autotrain_mem.rehearsal.trace.operator_costs import Cost, cost_of, is_free
-from autotrain_mem.spec import Phase, Work, Workload
+from autotrain_mem.types import Phase, Work, Workload
 
 COUNTED = frozenset({Phase.GENERATE, Phase.SCORE, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER_STEP})
 """What every training step consists of; loading, evaluating and saving come once in a while."""

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from autotrain_mem.spec import Block, Owner, Phase, Trace, Workload
-from autotrain_mem.spec.trace import CACHE_EMPTIED, EngineMark, LossPass, StreamUse
+from autotrain_mem.types import Block, Owner, Phase, Trace, Workload
+from autotrain_mem.types.trace import CACHE_EMPTIED, EngineMark, LossPass, StreamUse
 
 _NO_WORK = Workload()
 

@@ -11,8 +11,8 @@ import torch
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from autotrain_mem.rehearsal.known_values import tensors_in
-from autotrain_mem.spec import Phase, Work
-from autotrain_mem.spec.work import Kind
+from autotrain_mem.types import Phase, Work
+from autotrain_mem.types.work import Kind
 
 Shapes = Set[tuple[int, ...]]
 

@@ -12,8 +12,8 @@ import torch
 
 from autotrain_mem.rehearsal.model.quantized import statistics
 from autotrain_mem.rehearsal.trace.operator_costs import Cost, host_step
-from autotrain_mem.spec import Owner, Phase
 from autotrain_mem.trainers.host_optimizer import HostOptimizer
+from autotrain_mem.types import Owner, Phase
 
 PAGED_FROM_ELEMENTS = 100_000
 """State of a paged optimizer from this size on lies in CUDA's managed memory, outside torch's allocator

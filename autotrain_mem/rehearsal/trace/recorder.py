@@ -23,8 +23,8 @@ from autotrain_mem.rehearsal.trace.flops import WorkCounter, counting
 from autotrain_mem.rehearsal.trace.ledger import Device, Ledger
 from autotrain_mem.rehearsal.trace.operator_costs import Cost
 from autotrain_mem.rehearsal.trace.pinned import PinnedMemory, UnpinnedMemory
-from autotrain_mem.spec import Owner, Phase, Trace
-from autotrain_mem.spec.trace import EngineMark
+from autotrain_mem.types import Owner, Phase, Trace
+from autotrain_mem.types.trace import EngineMark
 
 _DEVICE_OF = torch.ops.prim.device.default
 _DROPOUT = torch.ops.aten.native_dropout.default

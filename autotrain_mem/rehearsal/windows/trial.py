@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _pop_mode_temporarily
 
 from autotrain_mem.rehearsal.trace.flops import Mark, counting
 from autotrain_mem.rehearsal.trace.recorder import Played, Recorder
-from autotrain_mem.spec import Phase
+from autotrain_mem.types import Phase
 
 Attend = Callable[[Recorder, Sequence[torch.Tensor]], tuple[Any, Callable[[], torch.Tensor]]]
 """Attends to queries, keys and values of all windows, in turn: returns what stays alive while the model's function

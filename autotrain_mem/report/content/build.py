@@ -7,9 +7,9 @@ from autotrain_mem.report.content.figures import bars, charts
 from autotrain_mem.report.content.grids import grids
 from autotrain_mem.report.content.material import Material
 from autotrain_mem.report.estimate import verdict
-from autotrain_mem.spec import Plan, Report
-from autotrain_mem.spec.page import Page
-from autotrain_mem.units import format_bytes
+from autotrain_mem.support.units import format_bytes
+from autotrain_mem.types import Plan, Report
+from autotrain_mem.types.page import Page
 
 DIGITS = 12
 """Of our own version, which is a digest: enough to tell it from others."""

@@ -7,11 +7,11 @@ from itertools import accumulate
 
 from autotrain_mem.report import formatting
 from autotrain_mem.report.content.material import Material
-from autotrain_mem.spec.data import PERCENTILES
-from autotrain_mem.spec.history import Moment, RunHistory
-from autotrain_mem.spec.mixed_lengths import STEPS
-from autotrain_mem.spec.page import Bars, Chart, Mark, Series
-from autotrain_mem.spec.report import REWARD_NAMES
+from autotrain_mem.types.data import PERCENTILES
+from autotrain_mem.types.history import Moment, RunHistory
+from autotrain_mem.types.mixed_lengths import STEPS
+from autotrain_mem.types.page import Bars, Chart, Mark, Series
+from autotrain_mem.types.report import REWARD_NAMES
 
 SHOWN_MOMENTS = 2000
 """Of a run, at most, each with its highest: more than a figure has pixels."""

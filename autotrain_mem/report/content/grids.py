@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from autotrain_mem.report import formatting
 from autotrain_mem.report.content.material import CardOffer, Material
-from autotrain_mem.spec import Plan
-from autotrain_mem.spec.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
-from autotrain_mem.spec.page import Grid
-from autotrain_mem.units import format_bytes
+from autotrain_mem.support.units import format_bytes
+from autotrain_mem.types import Plan
+from autotrain_mem.types.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
+from autotrain_mem.types.page import Grid
 
 
 def grids(material: Material) -> Iterator[Grid]:

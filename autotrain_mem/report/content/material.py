@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autotrain_mem.spec import Hardware, Plan, Report
-from autotrain_mem.spec.data import DataProfile
-from autotrain_mem.spec.history import RunHistory
-from autotrain_mem.spec.page import Timeline
-from autotrain_mem.spec.price import Price
+from autotrain_mem.types import Hardware, Plan, Report
+from autotrain_mem.types.data import DataProfile
+from autotrain_mem.types.history import RunHistory
+from autotrain_mem.types.page import Timeline
+from autotrain_mem.types.price import Price
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from autotrain_mem.report.page.figures import Figure, format_value, spread
-from autotrain_mem.spec import codec
+from autotrain_mem.types import codec
 
 if TYPE_CHECKING:
-    from autotrain_mem.spec.page import Bars, Chart, Series
+    from autotrain_mem.types.page import Bars, Chart, Series
 
 
 def chart_figure(chart: Chart) -> Figure:

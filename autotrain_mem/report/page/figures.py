@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotrain_mem.units import format_bytes
+from autotrain_mem.support.units import format_bytes
 
 MOST_ROWS = 60
 """Of the table that stands in a figure's place."""

@@ -17,13 +17,13 @@ from functools import cache
 from importlib import metadata, resources
 from typing import TYPE_CHECKING, Any
 
-from autotrain_mem.errors import MissingExtraError
 from autotrain_mem.report.page.charts import bars_figure, chart_figure
 from autotrain_mem.report.page.figures import Figure
 from autotrain_mem.report.page.timelines import timeline_figure
+from autotrain_mem.support.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from autotrain_mem.spec.page import Page
+    from autotrain_mem.types.page import Page
 
 MARKER = '<meta name="generator" content="autofit report/1">'
 """Stands near the top of each report; a file without it is not ours to write over."""

@@ -8,10 +8,10 @@ from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 from autotrain_mem.report.page.figures import MOST_ROWS, Figure
-from autotrain_mem.units import format_bytes
+from autotrain_mem.support.units import format_bytes
 
 if TYPE_CHECKING:
-    from autotrain_mem.spec.page import Holder, Timeline
+    from autotrain_mem.types.page import Holder, Timeline
 
 _WHOLE = "rehearsed step"
 

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from autotrain_mem.spec import Learned
 from autotrain_mem.training.guard.context import GuardContext, OnIncident, OnNotice
 from autotrain_mem.training.guard.evaluation import Evaluation
 from autotrain_mem.training.guard.generation import Generation, Scoring, guard_reward_model
@@ -24,6 +23,7 @@ from autotrain_mem.training.guard.loss_weights import why_not_exact
 from autotrain_mem.training.guard.micro_step import MicroSteps
 from autotrain_mem.training.guard.optimizer import OptimizerSteps
 from autotrain_mem.training.guard.ranks import Ranks, ranks_of, shares_by_ddp
+from autotrain_mem.types import Learned
 
 GROW_AFTER = 50
 """Optimizer steps without a shortage after which twice as much is tried at once. A failed try costs one micro-step: at

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from autotrain_mem.methods.interface import Basis
-from autotrain_mem.spec import Phase
 from autotrain_mem.training.guard.batch_split import Piece, count
 from autotrain_mem.training.guard.context import ON_HOST, GuardContext, keep_rng_state
 from autotrain_mem.training.guard.loss_trial import UNKNOWN, OwnLoss, try_loss
@@ -30,6 +29,7 @@ from autotrain_mem.training.guard.loss_weights import (
 from autotrain_mem.training.guard.metrics_ledger import MetricsLedger
 from autotrain_mem.training.guard.ranks import OtherRankFullError
 from autotrain_mem.training.out_of_memory import Full, attempt, release
+from autotrain_mem.types import Phase
 
 NEFTUNE = (
     "NEFTune draws other noise for the parts of a micro-batch than for the whole; its size is the whole's. Training "

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from autotrain_mem.columns import row_lengths
 from autotrain_mem.methods.interface import method_of, method_of_trainer
 from autotrain_mem.methods.table import METHODS
+from autotrain_mem.support.columns import row_lengths
 from autotrain_mem.training.longest_batch.rows import CANDIDATES, characters, longest_rows
 
 

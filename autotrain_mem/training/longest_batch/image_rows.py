@@ -7,8 +7,8 @@ from typing import Any
 
 from trl.data_utils import prepare_multimodal_messages
 
-from autotrain_mem.columns import row_lengths
 from autotrain_mem.data.image_sizes import has_images, pixels, row_image_sizes
+from autotrain_mem.support.columns import row_lengths
 from autotrain_mem.training.longest_batch.rows import characters, fetched, is_padded, longest_rows
 
 FEWEST_CANDIDATES = 8

@@ -13,10 +13,10 @@ from typing import Any
 from torch.distributed.fsdp import FSDPModule
 from transformers import GenerationConfig
 
-from autotrain_mem.columns import row_lengths
 from autotrain_mem.data.image_sizes import has_images
-from autotrain_mem.errors import DatasetFormatError
 from autotrain_mem.methods import online
+from autotrain_mem.support.columns import row_lengths
+from autotrain_mem.support.errors import DatasetFormatError
 from autotrain_mem.training.longest_batch.conversations import are_conversations, longest_conversations, ways_of_step
 from autotrain_mem.training.longest_batch.image_rows import are_image_rows, longest_image_rows
 from autotrain_mem.training.longest_batch.restore import (

@@ -19,18 +19,18 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from autotrain_mem import errors
-from autotrain_mem.errors import AutofitError, InterruptedByUser, OutputFolderError, TrainingError
-from autotrain_mem.files import open_own
 from autotrain_mem.parallel.place import Place
-from autotrain_mem.processes import GRACE_SECONDS, Child, ChildDied
-from autotrain_mem.spec import Hardware, codec
+from autotrain_mem.support import errors
+from autotrain_mem.support.errors import AutofitError, InterruptedByUser, OutputFolderError, TrainingError
+from autotrain_mem.support.files import open_own
+from autotrain_mem.support.processes import GRACE_SECONDS, Child, ChildDied
 from autotrain_mem.training.environment import seen_cards
 from autotrain_mem.training.launch import RUN_PROCESS
 from autotrain_mem.training.machines.lead import Hello, capitalized, how_to_reach, join_seconds
 from autotrain_mem.training.machines.link import Link, Message, introduced
 from autotrain_mem.training.request import Request
 from autotrain_mem.training.run_folder import KEY_NAME, LOCK_NAME, identity_of, is_held_by
+from autotrain_mem.types import Hardware, codec
 
 TRY_SECONDS = 1.0
 """Between two attempts to reach the first machine."""

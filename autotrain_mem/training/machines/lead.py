@@ -15,14 +15,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from autotrain_mem.errors import AutofitError, InterruptedByUser, TrainingError, UsageError
-from autotrain_mem.files import read_start, replace_file
 from autotrain_mem.parallel.place import Place
-from autotrain_mem.spec import Hardware
+from autotrain_mem.support.errors import AutofitError, InterruptedByUser, TrainingError, UsageError
+from autotrain_mem.support.files import read_start, replace_file
+from autotrain_mem.support.units import format_bytes
 from autotrain_mem.training.machines.link import MOST_BYTES, Link, Message, introduced
 from autotrain_mem.training.machines.remote import MachineGone, OnLine, RemoteChild
 from autotrain_mem.training.run_folder import KEY_NAME, unwritable
-from autotrain_mem.units import format_bytes
+from autotrain_mem.types import Hardware
 
 JOIN_SECONDS = 600.0
 """How long the others are waited for, at the beginning and when one is lost: torchrun's ``join_timeout``

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from autotrain_mem.processes import GRACE_SECONDS, ChildDied
+from autotrain_mem.support.processes import GRACE_SECONDS, ChildDied
 from autotrain_mem.training.machines.link import Link
 
 OnLine = Callable[[str | None], None]

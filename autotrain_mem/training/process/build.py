@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from autotrain_mem.allocator.settings import settings_of
 from autotrain_mem.data import load
 from autotrain_mem.data.image_sizes import has_images
-from autotrain_mem.errors import GpuOutOfMemoryError, ModelNotFoundError
 from autotrain_mem.machine.fault_injection import beset
 from autotrain_mem.machine.simulated import SimulatedGpu
 from autotrain_mem.machine.usable import check_usable
@@ -26,11 +25,12 @@ from autotrain_mem.methods.interface import method_of
 from autotrain_mem.parallel.config import sharding_arguments
 from autotrain_mem.rehearsal.model.image_processor import load_processor, revision_of
 from autotrain_mem.rehearsal.rehearse import build_trainer
-from autotrain_mem.spec import Hardware, Phase, PhasePeak, codec
-from autotrain_mem.spec.report import MemoryReading
+from autotrain_mem.support.errors import GpuOutOfMemoryError, ModelNotFoundError
 from autotrain_mem.training.out_of_memory import is_out_of_memory
 from autotrain_mem.training.process.checkpointing import order_of
 from autotrain_mem.training.request import Request
+from autotrain_mem.types import Hardware, Phase, PhasePeak, codec
+from autotrain_mem.types.report import MemoryReading
 
 if TYPE_CHECKING:
     from autotrain_mem.rehearsal.fake_run import Watch

@@ -20,8 +20,9 @@ from torch.distributed.checkpoint import CheckpointException, filesystem
 from transformers import TrainerCallback
 from transformers import trainer as trainer_module
 
-from autotrain_mem.errors import OutputFolderError
-from autotrain_mem.host import free_disk_bytes
+from autotrain_mem.support.errors import OutputFolderError
+from autotrain_mem.support.host import free_disk_bytes
+from autotrain_mem.support.units import MIB, format_bytes
 from autotrain_mem.training.checkpoints import (
     discard,
     instead_of,
@@ -35,7 +36,6 @@ from autotrain_mem.training.checkpoints import (
 from autotrain_mem.training.out_of_memory import is_out_of_memory, release
 from autotrain_mem.training.process.world import World
 from autotrain_mem.training.request import SendEvent
-from autotrain_mem.units import MIB, format_bytes
 
 FULL_DISK_BYTES = MIB
 """Less than this free, and it was the disk, whatever the library says: torch tells no reason (``caffe2/serialize/

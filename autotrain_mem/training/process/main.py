@@ -7,12 +7,12 @@ import errno
 import signal
 import traceback
 
-from autotrain_mem.errors import AutofitError, OutputFolderError, TrainingError
-from autotrain_mem.host import free_disk_bytes
-from autotrain_mem.processes import Channel
-from autotrain_mem.spec import codec
+from autotrain_mem.support.errors import AutofitError, OutputFolderError, TrainingError
+from autotrain_mem.support.host import free_disk_bytes
+from autotrain_mem.support.processes import Channel
+from autotrain_mem.support.units import format_bytes
 from autotrain_mem.training.request import Request, interrupted_before_training
-from autotrain_mem.units import format_bytes
+from autotrain_mem.types import codec
 
 _UNWRITABLE = (errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 

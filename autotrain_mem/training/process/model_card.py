@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from autotrain_mem.data.load import dataset_name
-from autotrain_mem.files import replace_file
-from autotrain_mem.spec import codec
-from autotrain_mem.spec.knobs import knob_names
-from autotrain_mem.spec.report import MemoryReading
+from autotrain_mem.support.files import replace_file
+from autotrain_mem.support.units import format_bytes
 from autotrain_mem.training.request import Request
-from autotrain_mem.units import format_bytes
+from autotrain_mem.types import codec
+from autotrain_mem.types.knobs import knob_names
+from autotrain_mem.types.report import MemoryReading
 
 NO_BASE = "[None](https://huggingface.co/None)"
 """What TRL's template makes of a base model that is a folder (``trl/templates/lm_model_card.md``, ``trl/trainer/

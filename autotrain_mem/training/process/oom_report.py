@@ -17,11 +17,11 @@ import torch
 from autotrain_mem.allocator.out_of_memory import Refusal
 from autotrain_mem.machine.simulated import Refused
 from autotrain_mem.rehearsal.model.quantized import statistics
-from autotrain_mem.spec import Owner, Phase
-from autotrain_mem.spec.shortage import Shortage
+from autotrain_mem.support.units import parse_bytes
 from autotrain_mem.training.longest_batch.restore import models_of
 from autotrain_mem.training.process.build import Device
-from autotrain_mem.units import parse_bytes
+from autotrain_mem.types import Owner, Phase
+from autotrain_mem.types.shortage import Shortage
 
 if TYPE_CHECKING:
     from autotrain_mem.rehearsal.fake_run import Watch

@@ -20,8 +20,6 @@ import torch
 from torch.utils.data import DataLoader, SequentialSampler
 from transformers import TrainerCallback
 
-from autotrain_mem.columns import row_lengths
-from autotrain_mem.errors import GpuOutOfMemoryError
 from autotrain_mem.machine.detect import free_bytes
 from autotrain_mem.machine.measure import PLAUSIBLE_BYTES
 from autotrain_mem.machine.other_processes import held_by
@@ -29,9 +27,8 @@ from autotrain_mem.methods import online
 from autotrain_mem.methods.configs import REHEARSED_ACCUMULATION, REHEARSED_STEPS, Configs
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.rehearsal.rehearse import EVALUATED_BATCHES
-from autotrain_mem.spec import Job, Knobs, Phase, codec
-from autotrain_mem.spec.experience import Probe
-from autotrain_mem.spec.report import MemoryReading
+from autotrain_mem.support.columns import row_lengths
+from autotrain_mem.support.errors import GpuOutOfMemoryError
 from autotrain_mem.training.longest_batch.conversations import are_conversations, longest_conversations
 from autotrain_mem.training.longest_batch.image_rows import are_image_rows, longest_image_rows
 from autotrain_mem.training.longest_batch.rows import cut, is_padded, longest_rows, repeated
@@ -40,6 +37,9 @@ from autotrain_mem.training.process.build import Device, PhasePeaks, build, devi
 from autotrain_mem.training.process.checkpointing import write_shards
 from autotrain_mem.training.process.world import Moves
 from autotrain_mem.training.request import Request, SendEvent
+from autotrain_mem.types import Job, Knobs, Phase, codec
+from autotrain_mem.types.experience import Probe
+from autotrain_mem.types.report import MemoryReading
 
 
 @dataclass(slots=True)

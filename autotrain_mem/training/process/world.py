@@ -19,7 +19,7 @@ from typing import Any
 import torch.distributed as dist
 from transformers import TrainerCallback
 
-from autotrain_mem.host import interface_to
+from autotrain_mem.support.host import interface_to
 from autotrain_mem.training.process.collectives import last_collectives
 from autotrain_mem.training.pulses import PULSE_SECONDS
 from autotrain_mem.training.request import SendEvent

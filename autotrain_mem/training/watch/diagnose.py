@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autotrain_mem.allocator.settings import LARGE_SEGMENT_BYTES, variable_that_counts
-from autotrain_mem.spec.report import MemoryReading
-from autotrain_mem.units import format_bytes
+from autotrain_mem.support.units import format_bytes
+from autotrain_mem.types.report import MemoryReading
 
 Kind = Literal["staircase", "fragmentation", "full", "leak", "host", "spill"]
 

@@ -3,8 +3,8 @@
 from array import array
 from dataclasses import dataclass, field
 
-from autotrain_mem.spec import Block, Owner, Phase, Trace
-from autotrain_mem.spec.trace import CACHE_EMPTIED, LossPass, StreamUse
+from autotrain_mem.types import Block, Owner, Phase, Trace
+from autotrain_mem.types.trace import CACHE_EMPTIED, LossPass, StreamUse
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,10 @@ from layered import PLAIN, Model, run
 from story import story
 
 from autotrain_mem.estimator.depth.extrapolate import expand
-from autotrain_mem.spec import Phase, Trace
-from autotrain_mem.spec.model import FEW_LOSS_CHUNKS, LAYERS_HELD_BACK, MORE_LOSS_CHUNKS, Depths, LayerPattern
-from autotrain_mem.spec.trace import CACHE_EMPTIED
-from autotrain_mem.spec.work import Kind, Work, Workload
+from autotrain_mem.types import Phase, Trace
+from autotrain_mem.types.model import FEW_LOSS_CHUNKS, LAYERS_HELD_BACK, MORE_LOSS_CHUNKS, Depths, LayerPattern
+from autotrain_mem.types.trace import CACHE_EMPTIED
+from autotrain_mem.types.work import Kind, Work, Workload
 
 DEPTHS = Depths(short=1, long=3, whole=12)
 

@@ -12,8 +12,8 @@ from trace_reading import live, sizes
 from autotrain_mem.rehearsal.cuda.attention import cuda_attention, why_not
 from autotrain_mem.rehearsal.cuda.attention_choice import Backend, choose
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.spec import Owner
-from autotrain_mem.spec.hardware import Capability
+from autotrain_mem.types import Owner
+from autotrain_mem.types.hardware import Capability
 
 BATCH, HEADS, GROUPS, TOKENS, SIZE = 2, 4, 2, 40, 16
 ROWS = BATCH * HEADS * TOKENS

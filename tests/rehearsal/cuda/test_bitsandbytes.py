@@ -12,7 +12,6 @@ from bitsandbytes import functional
 from torch._subclasses.fake_tensor import FakeTensorMode
 from trace_reading import sizes
 
-from autotrain_mem.errors import UnsupportedModelError
 from autotrain_mem.quickstart.model import VOCABULARY_SIZE
 from autotrain_mem.rehearsal import fake_run
 from autotrain_mem.rehearsal.cuda.bitsandbytes import FUSED_UP_TO_TOKENS, cuda_bitsandbytes
@@ -20,7 +19,8 @@ from autotrain_mem.rehearsal.known_values import KnownValues
 from autotrain_mem.rehearsal.model.from_pretrained import without_weights
 from autotrain_mem.rehearsal.model.quantized import refuse_unrehearsed, statistics
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.spec import Owner
+from autotrain_mem.support.errors import UnsupportedModelError
+from autotrain_mem.types import Owner
 
 Folder = Callable[[str], pathlib.Path]
 

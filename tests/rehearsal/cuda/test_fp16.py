@@ -8,7 +8,7 @@ import torch
 from real_run import VARIANTS, Case, assert_alike, births, case, rehearsal_of, trained
 
 from autotrain_mem.rehearsal.cuda import rules
-from autotrain_mem.spec import Phase
+from autotrain_mem.types import Phase
 
 Folder = Callable[[str], pathlib.Path]
 HALF_BASE = {"full": {}} | {name: {**VARIANTS[name], "dtype": "float16"} for name in ("lora", "4-bit", "8-bit")}

@@ -11,7 +11,7 @@ from trace_reading import recorded_step
 
 from autotrain_mem.rehearsal.cuda.fused_head import fused_head_stand_ins
 from autotrain_mem.rehearsal.known_values import known_value
-from autotrain_mem.spec import Owner
+from autotrain_mem.types import Owner
 
 HAS_FUSED_HEAD = importlib.util.find_spec("trl.kernels") is not None
 needs_fused_head = pytest.mark.skipif(not HAS_FUSED_HEAD, reason="TRL 1.16 brought the fused head")

@@ -16,8 +16,8 @@ from autotrain_mem.rehearsal.cuda.host_offload import host_offloading
 from autotrain_mem.rehearsal.fake_run import fake_tensors
 from autotrain_mem.rehearsal.known_values import KnownValues, known_value
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.spec import Owner, Phase, Trace
-from autotrain_mem.spec.work import Kind
+from autotrain_mem.types import Owner, Phase, Trace
+from autotrain_mem.types.work import Kind
 
 
 @pytest.fixture

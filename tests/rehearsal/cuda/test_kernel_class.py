@@ -14,7 +14,7 @@ from autotrain_mem.rehearsal.cuda import attention, workspaces
 from autotrain_mem.rehearsal.cuda.attention_buffers import Call, _efficient_workspace_bytes
 from autotrain_mem.rehearsal.cuda.attention_choice import Backend, Inputs, choose
 from autotrain_mem.rehearsal.cuda.rules import not_imitated
-from autotrain_mem.spec.hardware import Capability, kernel_class
+from autotrain_mem.types.hardware import Capability, kernel_class
 
 CAPABILITIES = sorted({card.compute_capability for card in catalog() if card.compute_capability is not None})
 MERGED = [capability for capability in CAPABILITIES if kernel_class(capability) != capability]

@@ -13,13 +13,13 @@ from real_run import peak
 from torch._subclasses.fake_tensor import FakeTensorMode
 from trace_reading import recorded_step, sizes
 
-from autotrain_mem.errors import UsageError
 from autotrain_mem.rehearsal.cuda import liger
 from autotrain_mem.rehearsal.cuda.liger import MODEL_TYPES, chunk_tokens, liger_stand_ins, why_not_liger
 from autotrain_mem.rehearsal.fake_mode import QuickFakeMode
 from autotrain_mem.rehearsal.known_values import KnownValues, known_value
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.spec import Owner
+from autotrain_mem.support.errors import UsageError
+from autotrain_mem.types import Owner
 
 BF16, FP32 = torch.bfloat16, torch.float32
 ROWS, TOKENS, HIDDEN, VOCABULARY = 2, 24, 64, 300

@@ -19,7 +19,7 @@ from autotrain_mem.rehearsal.cuda.loading import ASKED_FREE, WARM_UP, cuda_loadi
 from autotrain_mem.rehearsal.fake_run import fake_tensors
 from autotrain_mem.rehearsal.model.from_pretrained import without_weights
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.spec import Owner, Phase, Trace
+from autotrain_mem.types import Owner, Phase, Trace
 
 Folder = Callable[[str], pathlib.Path]
 

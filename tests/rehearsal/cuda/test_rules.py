@@ -17,8 +17,8 @@ from trace_reading import REAL_AND_FAKE, live
 from autotrain_mem.rehearsal.cuda import rules as rules_module
 from autotrain_mem.rehearsal.cuda.rules import RULES, cuda_semantics, not_imitated, recorded_empty_cache
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.spec import Owner
-from autotrain_mem.spec.trace import CACHE_EMPTIED
+from autotrain_mem.types import Owner
+from autotrain_mem.types.trace import CACHE_EMPTIED
 
 LAYERS = 4
 ELEMENTS = 1000

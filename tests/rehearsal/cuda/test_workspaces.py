@@ -14,9 +14,9 @@ from trace_reading import REAL_AND_FAKE
 from autotrain_mem.machine import catalog
 from autotrain_mem.rehearsal.cuda.workspaces import MULTIPROCESSORS, workspaces
 from autotrain_mem.rehearsal.trace.recorder import Recorder, Scratch
-from autotrain_mem.spec import Block, Owner, Phase
-from autotrain_mem.spec.amd import ARCHITECTURES
-from autotrain_mem.units import MIB
+from autotrain_mem.support.units import MIB
+from autotrain_mem.types import Block, Owner, Phase
+from autotrain_mem.types.amd import ARCHITECTURES
 
 aten = torch.ops.aten
 AMPERE, HOPPER = (8, 0), (9, 0)

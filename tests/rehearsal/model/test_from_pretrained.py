@@ -11,8 +11,8 @@ from tiny import FAMILIES
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen2ForCausalLM, Qwen2Model
 
-from autotrain_mem.errors import UnsupportedModelError
 from autotrain_mem.rehearsal.model.from_pretrained import without_weights
+from autotrain_mem.support.errors import UnsupportedModelError
 
 Folder = Callable[[str], pathlib.Path]
 

@@ -22,8 +22,8 @@ from autotrain_mem.rehearsal.model.truncated_depth import (
     with_layers,
 )
 from autotrain_mem.rehearsal.python_call.pickle_without_tensors import pack, unpack
-from autotrain_mem.spec import Job, Phase, Trace, Work
-from autotrain_mem.spec.model import FEW_LOSS_CHUNKS, LAYERS_HELD_BACK, MORE_LOSS_CHUNKS, Depths, LayerPattern
+from autotrain_mem.types import Job, Phase, Trace, Work
+from autotrain_mem.types.model import FEW_LOSS_CHUNKS, LAYERS_HELD_BACK, MORE_LOSS_CHUNKS, Depths, LayerPattern
 
 DEPTH = 10
 JOB = Job(method="sft", model="a model", dataset=None)

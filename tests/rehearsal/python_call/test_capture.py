@@ -13,13 +13,13 @@ from tiny import tiny_config
 
 from autotrain_mem.data import fingerprint
 from autotrain_mem.data.token_lengths import load_tokenizer, profile
-from autotrain_mem.errors import DatasetFormatError, OutputFolderError, UsageError
 from autotrain_mem.methods.row_lengths import smallest_model
 from autotrain_mem.rehearsal.model.truncated_depth import pattern_of
 from autotrain_mem.rehearsal.python_call import capture
 from autotrain_mem.rehearsal.python_call.capture import Call
-from autotrain_mem.spec import Job
-from autotrain_mem.spec.job import PythonCall
+from autotrain_mem.support.errors import DatasetFormatError, OutputFolderError, UsageError
+from autotrain_mem.types import Job
+from autotrain_mem.types.job import PythonCall
 
 Folder = Callable[[str], pathlib.Path]
 Make = Callable[..., Job]

@@ -21,10 +21,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from transformers import PreTrainedModel
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
-from autotrain_mem.errors import UsageError
 from autotrain_mem.rehearsal import fake_run
 from autotrain_mem.rehearsal.model.quantized import statistics
 from autotrain_mem.rehearsal.python_call.pickle_without_tensors import pack, unpack
+from autotrain_mem.support.errors import UsageError
 from tests.forked import Forge
 
 

@@ -11,8 +11,8 @@ from tiny import tiny_config
 from torch.testing._internal.two_tensor import TwoTensor
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-from autotrain_mem.errors import UnsupportedModelError
 from autotrain_mem.rehearsal.python_call.supported_models import check_loading, check_model_object
+from autotrain_mem.support.errors import UnsupportedModelError
 
 
 def tiny() -> Any:

@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from autotrain_mem.rehearsal.cuda.attention import cuda_attention
 from autotrain_mem.rehearsal.rehearse import trainer_spec
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.spec import Job, Knobs, Phase, Work
-from autotrain_mem.spec.work import Kind
+from autotrain_mem.types import Job, Knobs, Phase, Work
+from autotrain_mem.types.work import Kind
 
 TOKENS, INPUTS, OUTPUTS = 12, 32, 48
 FLOAT = 4

@@ -6,7 +6,7 @@ from trl.trainer import sft_trainer
 
 from autotrain_mem.rehearsal.trace.loss_chunks import marked_chunks
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.spec import Phase, Work
+from autotrain_mem.types import Phase, Work
 
 WIDTH, VOCABULARY, CHUNK = 6, 40, 4
 

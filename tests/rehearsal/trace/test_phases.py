@@ -7,7 +7,7 @@ import pytest
 from real_run import COMPLETION, LENGTH, SMALL, case, difference, peaks, rehearsed, trained
 
 from autotrain_mem.rehearsal.vllm_stub import vllm_stand_in
-from autotrain_mem.spec import Owner, Phase, Trace
+from autotrain_mem.types import Owner, Phase, Trace
 
 pytestmark = pytest.mark.slow
 

@@ -3,7 +3,7 @@
 import pytest
 
 from autotrain_mem.rehearsal.trace.pinned import PinnedMemory, block_bytes
-from autotrain_mem.units import MIB
+from autotrain_mem.support.units import MIB
 
 
 class Holder:

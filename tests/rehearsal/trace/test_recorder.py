@@ -11,9 +11,9 @@ from small_card import SmallCard
 from trace_reading import live
 
 from autotrain_mem.rehearsal.trace.recorder import Recorder, Scratch, Workspace
-from autotrain_mem.spec import Block, Owner, Phase, Trace
-from autotrain_mem.spec.trace import CACHE_EMPTIED
-from autotrain_mem.units import KIB
+from autotrain_mem.support.units import KIB
+from autotrain_mem.types import Block, Owner, Phase, Trace
+from autotrain_mem.types.trace import CACHE_EMPTIED
 
 FLOAT = 4
 N = 1000

@@ -16,7 +16,7 @@ from autotrain_mem.rehearsal.trace.skipped_decode_steps import (
     State,
     write_skipped_steps,
 )
-from autotrain_mem.spec import Owner, Phase, Trace
+from autotrain_mem.types import Owner, Phase, Trace
 
 TOKEN = 100
 PREFILL = 3

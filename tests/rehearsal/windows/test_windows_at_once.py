@@ -14,7 +14,7 @@ from story import story
 from autotrain_mem.rehearsal import fake_run
 from autotrain_mem.rehearsal.rehearse import rehearse
 from autotrain_mem.rehearsal.windows import at_once, trial
-from autotrain_mem.spec import Trace
+from autotrain_mem.types import Trace
 
 IMAGES = ("168x140",)
 """Three windows by three of 56 pixels, of which the lowest are cut."""

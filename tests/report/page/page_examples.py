@@ -7,10 +7,10 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from autotrain_mem.spec.page import Bars, Chart, Grid, Holder, Mark, Page, Series, Timeline
-from autotrain_mem.spec.trace import Owner
-from autotrain_mem.spec.work import Phase
-from autotrain_mem.units import GIB, MIB
+from autotrain_mem.support.units import GIB, MIB
+from autotrain_mem.types.page import Bars, Chart, Grid, Holder, Mark, Page, Series, Timeline
+from autotrain_mem.types.trace import Owner
+from autotrain_mem.types.work import Phase
 
 OWNERS = tuple(owner for owner in Owner)
 LAYERS = 80

@@ -13,11 +13,11 @@ from importlib import metadata
 import page_examples
 import pytest
 
-from autotrain_mem.errors import MissingExtraError
 from autotrain_mem.report.page import render
 from autotrain_mem.report.page.figures import MOST_ROWS
 from autotrain_mem.report.page.render import MARKER, figures_of, json_for_script, page_html
 from autotrain_mem.report.page.timelines import differences
+from autotrain_mem.support.errors import MissingExtraError
 
 
 class Elements(html.parser.HTMLParser):

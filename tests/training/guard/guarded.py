@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from autotrain_mem.spec import Incident, Learned
+from autotrain_mem.types import Incident, Learned
 
 
 @dataclass

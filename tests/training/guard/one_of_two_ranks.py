@@ -15,9 +15,9 @@ from peft import LoraConfig
 from tiny_trainers import rows, trainer
 from transformers import TrainerCallback
 
-from autotrain_mem.spec import Learned
 from autotrain_mem.training.guard.attach import attach_guard
 from autotrain_mem.training.longest_batch.run import attach_longest_batch
+from autotrain_mem.types import Learned
 
 UNTIMED = ("runtime", "second", "step_time", "eps")
 Disturb = Callable[[Any], Any]

@@ -12,8 +12,8 @@ import torch
 from guarded import Faults, Told, blocks
 from tiny_trainers import trainer
 
-from autotrain_mem.spec import Learned, Phase
 from autotrain_mem.training.guard.attach import Guard, attach_guard
+from autotrain_mem.types import Learned, Phase
 
 UNTIMED = ("step_time",)
 COUNTED = ("_step", "_total_train_tokens")

@@ -13,10 +13,10 @@ from test_guard_gradients import assert_same_when, fail_in_backward, fail_in_for
 from tiny import IMAGE_TOKEN
 from tiny_vision_trainers import vision_trainer
 
-from autotrain_mem.spec import Learned
 from autotrain_mem.training.guard.attach import Guard, attach_guard
 from autotrain_mem.training.guard.batch_split import Layout, Piece
 from autotrain_mem.training.guard.image_split import image_token_of
+from autotrain_mem.types import Learned
 
 OF_ALL = 1e-7
 """Of the largest number in all gradients: those of a key's bias are nothing but what sums leave."""

@@ -11,8 +11,8 @@ import torch
 from guarded import Faults, Told, blocks, failing, numbers
 from tiny_trainers import rows, trainer
 
-from autotrain_mem.spec import Learned, Phase
 from autotrain_mem.training.guard.attach import Guard, attach_guard
+from autotrain_mem.types import Learned, Phase
 
 SIZES = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 4}
 Disturb = Callable[[Any], Any]

@@ -9,8 +9,8 @@ from guarded import Told, numbers
 from tiny_trainers import trainer
 
 from autotrain_mem.rehearsal.fake_run import Watch
-from autotrain_mem.spec import Learned
 from autotrain_mem.training.guard.attach import attach_guard
+from autotrain_mem.types import Learned
 
 WORKSPACES_BYTES = 2 * 8_519_680
 """cuBLAS's, forward and backward, which are kept for good (``rehearsal.cuda.workspaces``)."""

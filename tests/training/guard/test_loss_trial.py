@@ -11,12 +11,12 @@ from test_guard_gradients import SIZES, Outcome, assert_same, fail_in_backward, 
 from tiny_trainers import rows, trainer
 
 from autotrain_mem.methods.interface import Basis
-from autotrain_mem.spec import Learned
 from autotrain_mem.training.guard.attach import attach_guard
 from autotrain_mem.training.guard.batch_split import Layout, Piece, count
 from autotrain_mem.training.guard.context import GuardContext
 from autotrain_mem.training.guard.loss_trial import UNKNOWN, OwnLoss
 from autotrain_mem.training.guard.micro_step import MicroSteps
+from autotrain_mem.types import Learned
 
 Reduce = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Of the loss of each token and whether it counts, by row."""

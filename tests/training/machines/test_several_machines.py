@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 from nouns import TRL_DEFAULTS
 
-from autotrain_mem.errors import AutofitError, OutputFolderError, TrainingError, UsageError
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.parallel.place import Place
-from autotrain_mem.processes import ChildDied
-from autotrain_mem.spec import Hardware, Job, Topology, codec
+from autotrain_mem.support.errors import AutofitError, OutputFolderError, TrainingError, UsageError
+from autotrain_mem.support.processes import ChildDied
 from autotrain_mem.training.machines import follow as following
 from autotrain_mem.training.machines import lead, link
 from autotrain_mem.training.machines.lead import JOIN_VARIABLE, Hello, Machines, leading
@@ -28,6 +27,7 @@ from autotrain_mem.training.machines.link import introduced
 from autotrain_mem.training.ranks import RankDied, Ranks
 from autotrain_mem.training.request import Request
 from autotrain_mem.training.run_folder import KEY_NAME, hold_folder
+from autotrain_mem.types import Hardware, Job, Topology, codec
 
 TOKEN = "hf_secret"
 WORDS = ("--nodes", "2", "--hub_token", TOKEN)

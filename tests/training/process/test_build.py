@@ -9,9 +9,9 @@ from nouns import TRL_DEFAULTS
 
 from autotrain_mem.machine.detect import host
 from autotrain_mem.quickstart.data import write_rows
-from autotrain_mem.spec import Job
 from autotrain_mem.training.process.build import build, device_of
 from autotrain_mem.training.request import Request
+from autotrain_mem.types import Job
 
 ADAPTER = replace(TRL_DEFAULTS, use_peft=True, lora_target_modules=("all-linear",), max_length=32)
 

@@ -21,8 +21,8 @@ from nouns import TRL_DEFAULTS
 from tiny import tiny_folder
 from transformers import TrainerCallback
 
-from autotrain_mem.errors import OutputFolderError
 from autotrain_mem.report.events import event_line
+from autotrain_mem.support.errors import OutputFolderError
 from autotrain_mem.training.checkpoints import (
     MANIFEST,
     check_order,

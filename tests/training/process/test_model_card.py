@@ -6,11 +6,11 @@ from pathlib import Path
 
 from tiny_trainers import trainer
 
-from autotrain_mem.spec import Hardware, Harm, Job, Lever, Phase
-from autotrain_mem.spec.report import MemoryReading
+from autotrain_mem.support.units import GIB
 from autotrain_mem.training.process.model_card import NO_BASE, complete_cards
 from autotrain_mem.training.request import Request
-from autotrain_mem.units import GIB
+from autotrain_mem.types import Hardware, Harm, Job, Lever, Phase
+from autotrain_mem.types.report import MemoryReading
 from tests.nouns import TRL_DEFAULTS
 
 CARD = Hardware(name="toy", origin="imagined", total_bytes=12 * GIB, free_bytes=11 * GIB, non_torch_bytes=0)

@@ -9,11 +9,11 @@ import torch
 from autotrain_mem.allocator.out_of_memory import Refusal
 from autotrain_mem.machine.simulated import SimulatedGpu
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.spec import Hardware, Owner, Phase
+from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.training.process.build import Device, PhasePeaks
 from autotrain_mem.training.process.oom_report import _measured_on_a_real_card, phase_of, shortage_of
 from autotrain_mem.training.process.train import Safeguards
-from autotrain_mem.units import GIB, MIB
+from autotrain_mem.types import Hardware, Owner, Phase
 
 CARD = Hardware(name="toy", origin="imagined", total_bytes=128 * MIB, free_bytes=110 * MIB, non_torch_bytes=10 * MIB)
 REAL = Hardware(name="real", origin="detected", total_bytes=24 * GIB, free_bytes=23 * GIB, non_torch_bytes=300 * MIB)

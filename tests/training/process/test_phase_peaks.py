@@ -5,11 +5,11 @@ import torch
 
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.machine.simulated import SimulatedGpu
-from autotrain_mem.spec import Phase
-from autotrain_mem.spec.experience import PhasePeak
-from autotrain_mem.spec.report import MemoryReading
+from autotrain_mem.support.units import MIB
 from autotrain_mem.training.process.build import PhasePeaks
-from autotrain_mem.units import MIB
+from autotrain_mem.types import Phase
+from autotrain_mem.types.experience import PhasePeak
+from autotrain_mem.types.report import MemoryReading
 
 
 @pytest.fixture

@@ -10,14 +10,14 @@ import pytest
 from nouns import TRL_DEFAULTS
 from tiny import tiny_folder
 
-from autotrain_mem.errors import OutputFolderError
 from autotrain_mem.machine import catalog
 from autotrain_mem.quickstart.data import write_rows
-from autotrain_mem.spec import Job, Phase, Probe, codec
+from autotrain_mem.support.errors import OutputFolderError
+from autotrain_mem.support.units import MIB
 from autotrain_mem.training.process import probe as probing
 from autotrain_mem.training.process.probe import probe, probe_changes
 from autotrain_mem.training.request import Request
-from autotrain_mem.units import MIB
+from autotrain_mem.types import Job, Phase, Probe, codec
 
 KNOBS = replace(
     TRL_DEFAULTS,

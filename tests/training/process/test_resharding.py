@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from transformers import TrainerCallback
 
-from autotrain_mem.errors import OutputFolderError, TrainingError
+from autotrain_mem.support.errors import OutputFolderError, TrainingError
 from autotrain_mem.training.process.resharding.parts import TorchParts
 from autotrain_mem.training.process.resharding.resume import _load_schedule, opened, reading_other_forms
 from autotrain_mem.training.process.resharding.saved import Shards, WholeFiles

@@ -11,7 +11,7 @@ from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 
-from autotrain_mem.errors import OutputFolderError
+from autotrain_mem.support.errors import OutputFolderError
 from autotrain_mem.training.process.resharding.names import OptimizerOrder, numbered, options_of
 from autotrain_mem.training.process.resharding.resume import opened
 

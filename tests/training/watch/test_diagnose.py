@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.allocator.simulator import CachingAllocator
-from autotrain_mem.spec.report import MemoryReading
+from autotrain_mem.support.units import GIB, KIB, MIB
 from autotrain_mem.training.watch import diagnose as module
 from autotrain_mem.training.watch.diagnose import AGAIN, WINDOW, Lookout, Sample, Sign
-from autotrain_mem.units import GIB, KIB, MIB
+from autotrain_mem.types.report import MemoryReading
 
 TOTAL = 24 * GIB
 HOST = 64 * GIB

@@ -7,10 +7,10 @@ from typing import Literal
 
 import torch
 
-from autotrain_mem.spec import Phase
 from autotrain_mem.training.guard.batch_split import split_evenly
 from autotrain_mem.training.guard.context import ON_HOST, GuardContext
 from autotrain_mem.training.out_of_memory import Full, attempt
+from autotrain_mem.types import Phase
 
 Finished = Sequence[torch.Tensor]
 """Parameters whose gradients hold the rows already."""

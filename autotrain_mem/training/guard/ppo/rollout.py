@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from autotrain_mem.spec import Phase
 from autotrain_mem.training.guard.context import REPEATED, GuardContext, keep_rng_state
 from autotrain_mem.training.guard.ppo.batches import Finished, Parts
 from autotrain_mem.training.out_of_memory import Full, attempt
+from autotrain_mem.types import Phase
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,12 +22,12 @@ from typing import Any
 
 import torch
 
-from autotrain_mem.spec import Phase
 from autotrain_mem.training.guard.context import REPEATED, GuardContext
 from autotrain_mem.training.guard.micro_step import activations_on_host
 from autotrain_mem.training.guard.ppo.batches import Finished, Parts
 from autotrain_mem.training.guard.ranks import average, ddp_of, prepare
 from autotrain_mem.training.out_of_memory import Full, attempt, is_out_of_memory, release
+from autotrain_mem.types import Phase
 
 LOSS_NEEDS_LOGITS_ONLY = (torch.float32, torch.float64)
 """With these, the loss's graph holds the logits and little else; with others, log-probabilities as large as they

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from peft import PeftModel, get_peft_model_state_dict
 
-from autotrain_mem.errors import TrainingError
+from autotrain_mem.support.errors import TrainingError
 from autotrain_mem.training.process.resharding.saved import Saved
 
 OTHER_MODEL = "Resume with the model and the LoRA settings of the first run."

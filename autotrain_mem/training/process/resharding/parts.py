@@ -13,7 +13,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from autotrain_mem.errors import TrainingError
+from autotrain_mem.support.errors import TrainingError
 from autotrain_mem.training.process.resharding.names import OptimizerOrder, Weight, options_of
 from autotrain_mem.training.process.resharding.saved import Saved, State, without_parameters
 

@@ -15,8 +15,7 @@ from unittest.mock import patch
 import torch
 from transformers import trainer as trainer_module
 
-from autotrain_mem.errors import OutputFolderError, TrainingError
-from autotrain_mem.spec import Knobs
+from autotrain_mem.support.errors import OutputFolderError, TrainingError
 from autotrain_mem.training.checkpoint_kinds import Resumer, form_of, is_of_another_form
 from autotrain_mem.training.checkpoints import instead_of
 from autotrain_mem.training.process.checkpointing import without_code
@@ -26,6 +25,7 @@ from autotrain_mem.training.process.resharding.saved import Saved, Shards, Whole
 from autotrain_mem.training.process.resharding.zero_files import ZeroFiles
 from autotrain_mem.training.process.resharding.zero_parts import ZeroParts
 from autotrain_mem.training.request import SendEvent
+from autotrain_mem.types import Knobs
 
 Parts = TorchParts | ZeroParts
 

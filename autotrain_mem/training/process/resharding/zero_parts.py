@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autotrain_mem.errors import TrainingError
+from autotrain_mem.support.errors import TrainingError
 from autotrain_mem.training.process.resharding.names import OptimizerOrder, Weight, options_of
 from autotrain_mem.training.process.resharding.parts import on_host, states_of
 from autotrain_mem.training.process.resharding.saved import Saved

@@ -1,0 +1,149 @@
+"""Takes a user's own config of ``accelerate launch`` into a wish, as words of the user's like flags."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autotrain_mem.planning.deepspeed_file import with_deepspeed
+from autotrain_mem.support.errors import UsageError
+from autotrain_mem.support.yaml_files import read_yaml
+from autotrain_mem.types.knobs import TOKEN_KNOBS, ZERO_KNOBS
+
+if TYPE_CHECKING:
+    from autotrain_mem.parallel.user_config import Launch
+    from autotrain_mem.planning.wish import Wish
+
+FLAG = "--accelerate_config"
+_NUMBERS = {"gradient_accumulation_steps": "gradient_accumulation_steps", "gradient_clipping": "max_grad_norm"}
+"""Keys of ``deepspeed_config`` that are TRL's arguments too, under their names."""
+_RECOMPUTES = ("gradient_checkpointing", "activation_checkpointing")
+"""Two names of one argument (``transformers/training_args.py``)."""
+
+
+def with_accelerate(wish: Wish) -> Wish:
+    """The wish with what its config of accelerate says of processes, machines and sharding.
+
+    It may be asked for twice: what was said since, such as the point of a sweep, must not contradict the config.
+
+    Raises:
+        UsageError: the config cannot be read or planned with, or contradicts flags; all that does.
+    """
+    wish = with_deepspeed(wish)
+    content, name = _content(wish)
+    if content is None:
+        return wish
+    from autotrain_mem.parallel.user_config import read_launch  # most have no such config
+
+    launch = read_launch(content, name)
+    if problems := [*_contradictions(wish, launch, name)]:
+        reasons, cures = zip(*problems, strict=True)
+        raise UsageError(f"{'; '.join(reasons)}.", hint="\n".join(cures))
+    autofit = wish.autofit
+    gpus = launch.processes // launch.nodes if launch.processes else autofit.gpus
+    processes = launch.processes or autofit.gpu_counts[0] * launch.nodes
+    if str(content.get("distributed_type")) == "DEEPSPEED":
+        return _with_zero(wish, content, launch, gpus=gpus)
+    sharding = launch.sharding if processes > 1 else None
+    return replace(
+        wish,
+        accelerate={**content, "num_processes": processes},
+        autofit=replace(autofit, gpus=gpus, nodes=launch.nodes, sharding=sharding),
+        pins=_pins(launch) if sharding else {},
+        config={**wish.config, **_trl_arguments(wish, launch)},
+    )
+
+
+def _with_zero(wish: Wish, content: Mapping[str, Any], launch: Launch, *, gpus: Any) -> Wish:
+    """The wish with what a config says of DeepSpeed, as flags and DeepSpeed's own file say it: no config is left."""
+    from autotrain_mem.parallel.user_config import zero_settings
+
+    given = zero_settings(content)
+    file = given.get("deepspeed_config_file")
+    autofit = replace(wish.autofit, gpus=gpus, nodes=launch.nodes, accelerate_config=None)
+    config = {**_trl_arguments(wish, launch), **wish.config}
+    if file is not None:
+        placed = replace(wish, autofit=autofit, accelerate=None, config=config | {"deepspeed": str(file)})
+        return with_deepspeed(placed)
+    numbers = {ours: given[key] for key, ours in _NUMBERS.items() if isinstance(given.get(key), int | float)}
+    offload = {name: given[name] for name in ZERO_KNOBS if given.get(name) not in (None, "none")}
+    autofit = replace(autofit, sharding=launch.sharding, **offload)
+    return replace(wish, autofit=autofit, accelerate=None, config=numbers | config)
+
+
+def launch_warnings(wish: Wish) -> tuple[str, ...]:
+    """Lists what to know of the wish's config of accelerate."""
+    if wish.accelerate is None:
+        return ()
+    from autotrain_mem.parallel.user_config import read_launch
+
+    return read_launch(wish.accelerate, FLAG).warnings
+
+
+def _content(wish: Wish) -> tuple[Mapping[str, Any] | None, str]:
+    given = wish.autofit.accelerate_config
+    if given is None:
+        return wish.accelerate, "the plan's config of accelerate launch"
+    if isinstance(given, Mapping):
+        return given, FLAG
+    return wish.accelerate or read_yaml(str(given), FLAG), str(Path(given))
+
+
+def _pins(launch: Launch) -> dict[str, Any]:
+    """Returns the knobs of a launch that no flag of ours says, also that nothing is offloaded."""
+    groups = {} if launch.dp_replicate_size is None else {"dp_replicate_size": launch.dp_replicate_size}
+    groups |= {name: size for name in TOKEN_KNOBS if (size := getattr(launch, name)) > 1}
+    return {"fsdp_offload_params": launch.fsdp_offload_params, **groups}
+
+
+def _trl_arguments(wish: Wish, launch: Launch) -> dict[str, Any]:
+    """Returns what follows for TRL's arguments.
+
+    ``mixed_precision: no`` says nothing: TRL's own default, bf16, wins over it (``transformers/training_args.py:
+    __post_init__``, ``trl/trainer/base_config.py``).
+    """
+    precision = launch.mixed_precision
+    computes = {} if precision == "no" or wish.names(precision) else {precision: True}
+    return computes | ({"gradient_checkpointing": False} if launch.recomputes else {})
+
+
+def _contradictions(wish: Wish, launch: Launch, name: str) -> Iterator[tuple[str, str]]:
+    autofit, counts = wish.autofit, wish.autofit.gpu_counts
+    devices = None if launch.processes is None else launch.processes // launch.nodes
+    if devices is None and len(counts) != 1:
+        yield f"{name} leaves num_processes open", "Give --gpus N, or write num_processes: N."
+    elif devices is not None and counts not in ((), (devices,)):
+        machines = f" on {launch.nodes} machines" if launch.nodes > 1 else ""
+        written = ",".join(map(str, counts))
+        cure = f"Remove --gpus, or write num_processes: {counts[0] * launch.nodes}."
+        yield f"--gpus {written} and num_processes {launch.processes}{machines} in {name} contradict each other", cure
+    if autofit.nodes not in (None, launch.nodes):
+        cure = f"Remove --nodes, or write num_machines: {autofit.nodes}."
+        yield f"--nodes {autofit.nodes} and num_machines {launch.nodes} in {name} contradict each other", cure
+    if autofit.sharding not in (None, launch.sharding) and (launch.sharding or launch.processes == 1):
+        asked = launch.sharding or "a single process"
+        yield f"--sharding {autofit.sharding} and {name}, which asks for {asked}, contradict each other", "Remove one."
+    if autofit.fsdp_offload_params and not launch.fsdp_offload_params:
+        cure = "Remove the flag, or write fsdp_offload_params: true."
+        yield f"--fsdp_offload_params is not what {name} says", cure
+    for knob in TOKEN_KNOBS:
+        asked, size = getattr(autofit, knob), getattr(launch, knob)
+        if asked not in (None, size):
+            cure = f"Remove --{knob}, or write parallelism_config_{knob}: {asked}."
+            yield f"--{knob} {asked} is not the {size} of {name}", cure
+    attention = wish.argument("attn_implementation") or "sdpa"
+    if launch.sp_size > 1 and attention != launch.sp_attention:
+        cure = f"Write parallelism_config_sp_attn_implementation: {attention}."
+        yield f"{name} shares rows of {launch.sp_attention}, and --attn_implementation is {attention}", cure
+    if launch.recomputes and any(wish.argument(each) for each in _RECOMPUTES):
+        cure = "Remove --gradient_checkpointing, or write fsdp_activation_checkpointing: false; transformers takes one."
+        yield f"--gradient_checkpointing and fsdp_activation_checkpointing in {name} recompute the same twice", cure
+    precision = launch.mixed_precision
+    other = {"bf16": "fp16", "fp16": "bf16"}.get(precision)
+    is_off = wish.names(precision) and not wish.argument(precision)
+    if other is not None and (is_off or wish.argument(other)):
+        flag = f"--{precision} false" if is_off else f"--{other}"
+        cure = f"Remove {flag}, or write mixed_precision: {'no' if is_off else other}."
+        yield f"{flag} and mixed_precision {precision} in {name} contradict each other", cure

@@ -1,0 +1,216 @@
+"""Refuses what needs no TRL, before a worker could have imported it: device, files, output folder. Light to import."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from autotrain_mem.machine.choose import check_device, several, training_device
+from autotrain_mem.methods.flags import parser_of, read_given
+from autotrain_mem.methods.missing import missing
+from autotrain_mem.methods.table import METHODS, OTHER_MODEL_ARGUMENTS
+from autotrain_mem.planning.for_processes import check_processes
+from autotrain_mem.planning.output_dir import RESUME, check_output, check_weights
+from autotrain_mem.planning.predict.vllm_server import gpus_served_here
+from autotrain_mem.planning.resuming import check_checkpoint
+from autotrain_mem.planning.wish import Wish, check_launch
+from autotrain_mem.support.errors import AutofitError, PlanFileError, UsageError
+from autotrain_mem.support.hub import check_cached, check_kept_rows
+from autotrain_mem.support.local_files import check_data_path, check_image_packages, check_model_folder
+from autotrain_mem.support.store import Store, cache_folder
+from autotrain_mem.types import Job, Plan
+from autotrain_mem.types.topology import Topology
+from autotrain_mem.worker.kept_flags import kept_flags, kept_names
+
+if TYPE_CHECKING:
+    from autotrain_mem.worker.pool import Workers
+
+_READ = ("output_dir", RESUME, "dataset_name", "datasets", *OTHER_MODEL_ARGUMENTS)
+"""The arguments of TRL's that are looked at before its parser has read them."""
+
+
+@contextmanager
+def opened(
+    wish: Wish, *, to_train: bool, reads_data: bool = True, is_one: bool = True, count: int | None = None
+) -> Iterator[Workers]:
+    """Workers for a wish, which end with the block.
+
+    They import TRL while the rest is looked at, unless what was kept says that they may not be needed.
+
+    Args:
+        to_train: A training follows, on this machine.
+        reads_data: Where data are named, they will be read.
+        is_one: There is one configuration, to plan or train; each point of a sweep may have another device or model.
+        count: Of the workers; None for as many as there is room for.
+
+    Raises:
+        AutofitError: what is wrong with the wish by itself (:func:`refuse`).
+    """
+    check_launch(is_placed=wish.place is not None)
+    refuse_flags(wish)
+    if wish.autofit.prices is not None:
+        from autotrain_mem.machine.prices import prices  # only a file of the user's can be wrong
+
+        prices(str(wish.autofit.prices))
+    if is_one:
+        refuse(wish, to_train=to_train, reads_data=reads_data)
+    from autotrain_mem.planning.kept_answers import is_parsed  # what is refused above waits for neither
+    from autotrain_mem.worker.pool import Workers
+
+    with Workers(count) as workers:
+        if not is_parsed(Store(cache_folder()), wish):
+            workers.start()
+        try:
+            yield workers
+        except UsageError:  # the next typo is told at once
+            with contextlib.suppress(AutofitError):
+                if kept_names(Store(cache_folder())) is None:
+                    workers.first.flags()
+            raise
+
+
+def refuse_flags(wish: Wish) -> None:
+    """Refuses names that TRL does not know, and values that no parser takes, by what was kept of the installed TRL.
+
+    Nothing is refused where nothing was kept: then a worker reads the flags, with TRL's own parser, as it does
+    where nothing is wrong here.
+
+    Raises:
+        UsageError: an unknown flag or key (with the nearest), or a value of a wrong kind.
+    """
+    store = Store(cache_folder())
+    kept = kept_flags(store, wish.method)
+    if kept is None:
+        return
+    read_given(
+        parser_of(kept.flags),
+        wish.method,
+        wish.argv,
+        wish.config,
+        wish.also_known,
+        lambda name: [method for method, names in (kept_names(store) or {}).items() if name in names],
+    )
+
+
+def refuse(wish: Wish, *, to_train: bool, reads_data: bool = True) -> None:
+    """Refuses an unknown card, a machine without one, files that are not there, and an output folder that is taken.
+
+    What a plan of before says, folders apart, is looked at later, and so is what TRL's parser alone can tell.
+
+    Raises:
+        UsageError, NoGpuError, UnknownGpuError, UnreadableGpuError, ModelNotFoundError, ModelConfigError,
+            MissingExtraError, DatasetError, OutputFolderError.
+    """
+    if to_train and wish.argument(RESUME):
+        check_checkpoint(wish)
+    elif to_train and (plan := wish.autofit.plan) is not None:
+        with contextlib.suppress(PlanFileError):  # told where it is read to be followed
+            planned = (plan if isinstance(plan, Plan) else Plan.load(plan)).job
+            given = replace(wish, model=wish.model or planned.model, config={**planned.arguments, **wish.config})
+            if (job := _job(given)) is not None:
+                _check_written(job, wish)
+    if wish.autofit.plan is not None or wish.argument(RESUME):
+        return
+    if wish.simulate and wish.autofit.gpu is None:  # words that contradict each other are told with all that do
+        return
+    job = _job(wish)
+    if job is None:
+        raise no_model()
+    _refuse_device(wish, to_train=to_train)
+    _refuse_processes(wish)
+    if (error := missing(METHODS[wish.method], wish.argument, to_train=to_train)) is not None:
+        raise error
+    config = _refuse_model(job.model, "--model", wish.argument("model_revision"))
+    for name in filter(job.arguments.get, OTHER_MODEL_ARGUMENTS):
+        _refuse_model(job.arguments[name], f"--{name}")
+    data = job.dataset or job.arguments.get("dataset_name")
+    if data and reads_data:
+        check_data_path(str(data))
+    if data and to_train:  # a plan does without rows that are out of reach
+        check_kept_rows(str(data))
+    if config is not None and "vision_config" in config and (to_train or job.images or (data and reads_data)):
+        check_image_packages(job.model, config["model_type"])
+    if to_train:
+        _check_written(job, wish)
+
+
+def refuse_to_follow(wish: Wish) -> None:
+    """Refuses on another machine than the first what would keep it from taking part.
+
+    Raises:
+        AutofitError: as :func:`opened`.
+    """
+    check_launch(is_placed=True)
+    refuse_flags(wish)
+    refuse(wish, to_train=True)
+
+
+def no_model() -> UsageError:
+    """Returns what is said where nothing names a model."""
+    return UsageError("No model is given.", hint="Give --model MODEL, a hub id such as Qwen/Qwen2.5-0.5B or a folder.")
+
+
+def check_to_train(job: Job, wish: Wish) -> None:
+    """Refuses to train without data or weights, or into a folder that is taken.
+
+    Raises:
+        UsageError, ModelNotFoundError, OutputFolderError.
+    """
+    if not job.names_data:
+        example = f"The example of TRL's documentation is --dataset {job.method_facts.example_dataset}."
+        raise UsageError(
+            "No --dataset is given, and training needs one.",
+            hint=f"Give --dataset a hub id, a folder or a file. {example}\n--plan_only plans without.",
+        )
+    _check_written(job, wish)
+
+
+def _check_written(job: Job, wish: Wish) -> None:
+    for name in filter(None, (job.model, *map(job.arguments.get, OTHER_MODEL_ARGUMENTS))):
+        check_weights(pathlib.Path(name))
+    if wish.place is None or not wish.place.rank:  # the first machine's run holds the folder of all
+        check_output(job, overwrite=wish.overwrite_output_dir)
+
+
+def _refuse_device(wish: Wish, *, to_train: bool) -> None:
+    autofit, environment = wish.autofit, wish.environment
+    if wish.argument("use_cpu") or several_asked(wish):
+        return
+    counts = autofit.gpu_counts
+    gpus = counts[0] if len(counts) == 1 else None
+    spared = gpus_served_here(wish.argument, autofit.nodes or 1)
+    card = check_device(autofit.gpu, gpus=gpus, spared=spared, link=autofit.link, environment=environment)
+    if to_train and card is not None and (autofit.nodes or 1) == 1:
+        training_device(card, simulate=wish.simulate, environment=environment)
+
+
+def _refuse_model(name: str, flag: str, revision: object = None) -> dict[str, Any] | None:
+    config = check_model_folder(name, flag)
+    if config is None:
+        check_cached(name, None if revision is None else str(revision))
+    return config
+
+
+def _refuse_processes(wish: Wish) -> None:
+    """Refuses where a number of GPUs is given, and how they share the work: a file may say more, and is read later."""
+    autofit = wish.autofit
+    counts, given = autofit.gpu_counts, autofit.pins
+    if len(counts) == 1 and given and autofit.accelerate_config is None:
+        check_processes(Topology(nodes=autofit.nodes or 1, devices=counts[0]), given)
+
+
+def several_asked(wish: Wish) -> bool:
+    """Whether cards are to be compared; raises UnknownGpuError for a name that none has."""
+    autofit = wish.autofit
+    return bool(several(autofit.gpu or "", autofit.gpu_counts, nodes=autofit.nodes or 1, link=autofit.link))
+
+
+def _job(wish: Wish) -> Job | None:
+    """The job as far as flags and keys tell it by themselves; None without a model."""
+    model = wish.model or wish.argument("model_name_or_path")
+    given = {name: value for name in _READ if (value := wish.argument(name)) is not None}
+    return replace(wish, model=str(model)).job(given) if model else None

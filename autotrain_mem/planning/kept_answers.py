@@ -1,0 +1,214 @@
+"""Keeps what workers answered about a job between runs, as long as nothing that it depends on has changed.
+
+A kept answer saves the start of a worker, and so the import of TRL. Its key holds the words of the question, all files
+that they name (by size and date), the hub's commits on this disk, the variables that the libraries read, and what is
+installed. What cannot be told so is asked each time: code of the user's own, above all. No error is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from autotrain_mem.methods.table import OTHER_MODEL_ARGUMENTS
+from autotrain_mem.planning.output_dir import RESUME, hub_cache
+from autotrain_mem.planning.wish import Wish
+from autotrain_mem.support.store import Store
+from autotrain_mem.support.versions import versions_key
+from autotrain_mem.types import Job, Knobs, codec
+from autotrain_mem.types.plan import as_recorded
+from autotrain_mem.worker.pool import Workers
+
+Answer = TypeVar("Answer")
+
+MOST_FILES = 10_000
+"""Of a folder; one with more is not looked through, and nothing is kept of it."""
+SETTLED_SECONDS = 2.0
+"""A file that was written since may be written again within the resolution of its date: nothing is kept of it yet."""
+HUB_SECONDS = 3600
+"""How long an answer about a hub id counts, since only the hub knows whether there is a new commit."""
+
+_USERS_CODE = ("reward_funcs", "trust_remote_code", RESUME)
+"""Arguments by which the user's own code runs, or that read what a run wrote."""
+_WRITTEN = ("output_dir", "logging_dir")
+"""Arguments that name what is written, not read."""
+_MAY_BE_HUB_IDS = ("datasets", "chat_template_path")
+_READ_BY_LIBRARIES = (
+    *("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TRL_", "ACCELERATE_", "TORCH", "PYTORCH_", "BNB_", "XFORMERS_"),
+    *("FSDP_", "WANDB_", "COMET_", "MLFLOW_", "PYTHONPATH", "XDG_CACHE_HOME", "HOME"),
+)
+"""How the names of variables begin on which the libraries' answers may depend."""
+
+
+def parsed(store: Store, workers: Workers, wish: Wish) -> tuple[dict[str, Any], Knobs]:
+    """Returns what the user gave of TRL's arguments, and TRL's defaults: kept, or read by a worker.
+
+    Raises:
+        UsageError: an argument that TRL does not know or refuses; all that contradicts itself.
+    """
+    key = _parse_key(wish)
+    kept = None if key is None else store.get("parsed", key)
+    if kept is not None:
+        return kept["given"], codec.from_json(Knobs, kept["defaults"])
+    given, defaults = workers.first.parse(
+        wish.method,
+        wish.argv,
+        wish.config,
+        wish.environment,
+        wish.also_known,
+        {**wish.autofit.pins, **wish.pins},
+        wish.own,
+    )
+    if key is not None and not _is_secret(wish.job(given)):
+        store.put("parsed", key, {"given": given, "defaults": codec.to_json(defaults)})
+    return given, defaults
+
+
+def is_parsed(store: Store, wish: Wish) -> bool:
+    """Whether :func:`parsed` will need no worker."""
+    key = _parse_key(wish)
+    return key is not None and store.get("parsed", key) is not None
+
+
+def answered(
+    store: Store,
+    job: Job,
+    question: str,
+    words: Mapping[str, Any],
+    noun: type[Answer],
+    ask: Callable[[], Answer],
+    *,
+    reads_data: bool = False,
+    keeps: Callable[[Answer], bool] = lambda answer: True,
+) -> Answer:
+    """Returns a worker's answer about a job: kept, or asked for now.
+
+    Args:
+        question: Its name.
+        words: What it says beside the job.
+        noun: What the answer is.
+        ask: Asks a worker.
+        reads_data: The answer depends on the training data.
+        keeps: Whether an answer may be kept.
+    """
+    key = _job_key(job, words, reads_data=reads_data)
+    kept = None if key is None else store.get(question, key)
+    if kept is not None:
+        return codec.from_json(noun, kept)
+    answer = ask()
+    if key is not None and keeps(answer):
+        store.put(question, key, codec.to_json(answer))
+    return answer
+
+
+# -- what an answer depends on -----------------------------------------------------------------------------------------
+
+
+def _parse_key(wish: Wish) -> dict[str, Any] | None:
+    if wish.names(*_USERS_CODE) or wish.plan is not None:
+        return None
+    words = {
+        "method": wish.method,
+        "model": wish.model,
+        "dataset": wish.dataset,
+        "argv": wish.argv,
+        "config": wish.config,
+        "environment": wish.environment,
+        "names": wish.also_known,
+        "pins": {**wish.autofit.pins, **wish.pins},
+        "own": wish.own,
+    }
+    return _key(words, _texts([[token.partition("=")[2] or token for token in wish.argv], wish.config]), ())
+
+
+def _job_key(job: Job, words: Mapping[str, Any], *, reads_data: bool) -> dict[str, Any] | None:
+    given = job.arguments
+    if job.python_call is not None or any(given.get(name) for name in _USERS_CODE):
+        return None
+    data = job.dataset or given.get("dataset_name") or job.method_facts.example_dataset
+    named = [job.model, *map(given.get, OTHER_MODEL_ARGUMENTS), *map(given.get, _MAY_BE_HUB_IDS)]
+    hub_ids = [*_texts([*named, data if reads_data else None])]
+    read = {name: value for name, value in given.items() if name not in _WRITTEN}
+    return _key({"job": codec.to_json(job), **words}, [*hub_ids, *_texts(read)], hub_ids)
+
+
+def _key(words: Mapping[str, Any], texts: Iterable[str], hub_ids: Iterable[str]) -> dict[str, Any] | None:
+    """Only digests of the words: a cache is a file, and they may hold a token of the user's."""
+    files = {text: _state(Path(text)) for text in sorted({*texts}) if _exists(text)}
+    if None in files.values():
+        return None
+    hub = {text: _commits(text) for text in hub_ids if text not in files}
+    variables = {name: value for name, value in os.environ.items() if name.startswith(_READ_BY_LIBRARIES)}
+    return {
+        "words": _digest(words),
+        "files": _digest(files),
+        "hub": _digest(hub),
+        "hour": int(time.time()) // HUB_SECONDS if hub else None,
+        "environment": _digest(variables),
+        "folder": str(Path.cwd()),
+        "versions": versions_key(),
+    }
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yields every text in a value, however deep."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _texts([*value.values()])
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts(each)
+
+
+def _exists(text: str) -> bool:
+    try:
+        return bool(text) and Path(text).exists()
+    except (OSError, ValueError):  # too long for a name, or with a zero byte
+        return False
+
+
+def _state(path: Path) -> list[Any] | None:
+    """Sizes and dates of a file, or of all in a folder but what is hidden; None where that does not tell it."""
+    files = [path] if path.is_file() else [*_below(path)]
+    if len(files) > MOST_FILES:
+        return None
+    try:
+        status = [(str(file), file.stat()) for file in files]
+    except OSError:
+        return None
+    if any(each.st_mtime > time.time() - SETTLED_SECONDS for _, each in status):
+        return None
+    return [str(path.resolve()), sorted((name, each.st_size, each.st_mtime_ns) for name, each in status)]
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    count = 0
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            if count > MOST_FILES:
+                return
+            count += 1
+            yield Path(parent, name)
+
+
+def _commits(hub_id: str) -> list[tuple[str, str]]:
+    """The commits that are on this disk (``huggingface_hub/file_download.py: repo_folder_name``), by ref."""
+    names = (f"{kind}--{hub_id.replace('/', '--')}" for kind in ("models", "datasets"))
+    refs = [ref for name in names for ref in sorted((hub_cache() / name / "refs").rglob("*")) if ref.is_file()]
+    return [(str(ref), ref.read_text(encoding="utf-8", errors="replace")) for ref in refs]
+
+
+def _is_secret(job: Job) -> bool:
+    return as_recorded(job).arguments != job.arguments
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(codec.to_json(value), sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,169 @@
+"""The output folder of a run: where it is, whether it may be written, and how to go on with what is in it."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping
+
+from autotrain_mem.methods.table import OTHER_MODEL_ARGUMENTS
+from autotrain_mem.support.errors import ModelNotFoundError, OutputFolderError, UsageError
+from autotrain_mem.types import Job
+
+RESUME = "resume_from_checkpoint"
+
+
+def output_dir(job: Job) -> str:
+    """Returns the folder of the run: as given, or named after the model and the method as TRL names it."""
+    return str(job.arguments.get("output_dir") or default_dir(job.method, job.model))
+
+
+def default_dir(method: str, model: str) -> str:
+    """``tiny-SFT`` for ``models/tiny`` and ``sft``."""
+    name = model.rstrip("/").split("/")[-1]
+    return f"{name}-{method.upper()}"
+
+
+def resumes(job: Job) -> bool:
+    """Whether it goes on with a run that was begun before."""
+    return bool(job.arguments.get(RESUME))
+
+
+def resumes_in_folder(job: Job) -> bool:
+    """Whether that run is the one in the output folder, and not a checkpoint elsewhere that is named."""
+    wish = job.arguments.get(RESUME)
+    if not wish or wish is True:
+        return bool(wish)
+    return pathlib.Path(str(wish)).resolve().parent == pathlib.Path(output_dir(job)).resolve()
+
+
+def check_output(job: Job, *, overwrite: bool) -> None:
+    """Fail before minutes of planning, not after.
+
+    Raises:
+        OutputFolderError: the folder cannot be written, a run is under way in it, it holds what the run would replace,
+            or what is trained there would be written over what the training reads.
+        UsageError: the run in it is to be moved away, and read from.
+    """
+    folder = output_dir(job)
+    if overwrite and resumes_in_folder(job):
+        raise UsageError(
+            f"--overwrite_output_dir moves a run away, and --{RESUME} continues it.", hint="Remove one of them."
+        )
+    check_apart(folder, [job.model, *map(job.arguments.get, OTHER_MODEL_ARGUMENTS)], _datasets(job))
+    if overwrite:
+        _check_moves_nothing_read(folder, job)
+    from autotrain_mem.training.run_folder import check_folder  # a plan is made without a folder
+
+    check_folder(folder, resuming=resumes_in_folder(job), overwrite=overwrite)
+
+
+def check_apart(output_dir: str, models: Iterable[object], datasets: Iterable[object] = ()) -> None:
+    """Refuse an output folder that is, holds or lies in the folder of a model or of a dataset.
+
+    A model that is saved there would replace what is read, and the datasets library reads all files in a folder. A data
+    file's folder may be the output folder. What is looked at are the folders themselves, under whatever name.
+
+    Args:
+        models: Hub ids and folders; of what is no path of this machine nothing is asked.
+        datasets: As ``models``, and files.
+
+    Raises:
+        OutputFolderError: it does.
+    """
+    folder = pathlib.Path(output_dir).resolve()
+    kinds = [*(("model", name) for name in models), *(("dataset", name) for name in datasets)]
+    for kind, name in kinds:
+        path = pathlib.Path(str(name)).resolve() if name else folder
+        if not name or not path.is_dir():
+            continue
+        if _lies_in(folder, path):
+            relation = "is" if _lies_in(path, folder) else "lies in"
+        elif _lies_in(path, folder):
+            relation = "holds"
+        else:
+            continue
+        raise OutputFolderError(
+            f"The output folder {output_dir} {relation} the {kind}'s folder, {name}, which the training reads.",
+            hint="Give another --output_dir, beside that folder: what is saved could replace what is read.",
+        )
+    if _lies_in(folder, hub_cache()):
+        raise OutputFolderError(
+            f"The output folder {output_dir} lies in the cache of the Hugging Face Hub, {hub_cache()}.",
+            hint="Give another --output_dir: what is saved could replace what was downloaded.",
+        )
+
+
+def check_saves_over_no_model(output_dir: str, models: Iterable[str]) -> None:
+    """Refuse a script's output folder where saving would replace a model of the same call.
+
+    That is the model's own folder, or the one in which it is a checkpoint, which may be rotated out. All else is the
+    script's to decide, as with TRL alone.
+
+    Args:
+        models: Hub ids and folders.
+
+    Raises:
+        OutputFolderError: it would.
+    """
+    folder = pathlib.Path(output_dir).resolve()
+    for name in filter(None, models):
+        path = pathlib.Path(name).resolve()
+        saved_to = path.parent if path.name.startswith("checkpoint-") else path
+        if path.is_dir() and any(_lies_in(folder, each) and _lies_in(each, folder) for each in (path, saved_to)):
+            raise OutputFolderError(
+                f"What is saved to the output folder {output_dir} would replace the model in {name}.",
+                hint="Give another --output_dir.",
+            )
+
+
+def _check_moves_nothing_read(output_dir: str, job: Job) -> None:
+    """Refuse to move a folder away that holds a data file or the hub's cache (--overwrite_output_dir)."""
+    for name in (*_datasets(job), hub_cache()):
+        path = pathlib.Path(str(name)).resolve()
+        if path.exists() and _lies_in(path, pathlib.Path(output_dir).resolve()):
+            raise UsageError(
+                f"--overwrite_output_dir would move {name} away, which the training reads.",
+                hint="Give another --output_dir.",
+            )
+
+
+def _datasets(job: Job) -> Iterator[str]:
+    """Names all that rows may be read from, a mixture's parts included (``trl/scripts/utils.py: DatasetConfig``)."""
+    yield from filter(None, (job.dataset, job.arguments.get("dataset_name")))
+    for part in job.arguments.get("datasets") or ():
+        if isinstance(part, Mapping):
+            files = part.get("data_files") or ()
+            files = files.values() if isinstance(files, Mapping) else [files] if isinstance(files, str) else files
+            named = (part.get("path"), part.get("data_dir"), *files)
+            yield from (name for name in named if isinstance(name, str))
+
+
+def _lies_in(inner: pathlib.Path, outer: pathlib.Path) -> bool:
+    """Whether one is the other or within it: by what they are, since a folder may be mounted under two names."""
+    return outer.exists() and any(each.exists() and each.samefile(outer) for each in (inner, *inner.parents))
+
+
+def hub_cache() -> pathlib.Path:
+    """Returns where models from the hub lie (``huggingface_hub/constants.py: HF_HUB_CACHE``)."""
+    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if named := os.environ.get(variable):
+            return pathlib.Path(os.path.expandvars(named)).expanduser()
+    home = os.environ.get("HF_HOME") or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    return pathlib.Path(os.path.expandvars(home)).expanduser() / "hub"
+
+
+def how_to_resume(folder: pathlib.Path) -> str:
+    """After an interrupt."""
+    if any(folder.glob("checkpoint-*")):
+        return f"Its checkpoint is in {folder}; resume with --{RESUME}."
+    return "There is no checkpoint to resume from: --save_steps says how often one is written."
+
+
+def check_weights(model: pathlib.Path) -> None:
+    """A folder is planned for by its config alone, but trained with its weights; a hub id is not looked up here."""
+    if model.is_dir() and not any(next(model.glob(kind), None) for kind in ("*.safetensors", "*model*.bin")):
+        raise ModelNotFoundError(
+            f"{model} holds no weights (*.safetensors or *.bin), so there is nothing to train.",
+            hint="--plan_only plans with the config alone. To train, give a folder made by save_pretrained.",
+        )

@@ -1,0 +1,126 @@
+"""``--within`` and ``--budget``: what a plan keeps beside the bytes, and what it would take where none does.
+
+A training takes its steps times the predicted seconds of one, and costs that by the card's price. On one level of harm
+the fastest plan is also the cheapest, so a level whose fastest plan does not keep a limit holds none that does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from autotrain_mem.planning.predict.steps import optimizer_steps
+from autotrain_mem.planning.rehearsals import Lengths, Rehearsals
+from autotrain_mem.report.formatting import brief, duration, money
+from autotrain_mem.support.errors import LimitError, UsageError
+from autotrain_mem.types import Estimate, Hardware, Job, Knobs
+from autotrain_mem.types.gpu_comparison import TOO_DEAR, TOO_SLOW
+from autotrain_mem.types.price import Price
+
+
+@dataclass(kw_only=True, slots=True)
+class RunLimits:
+    """Holds the limits of one job on one device (:class:`autotrain_mem.search.search.Limits`)."""
+
+    job: Job
+    lengths: Lengths
+    price: Price | None
+    """None where nothing is to be paid."""
+    refusals: list[str] = field(default_factory=list)
+    """What was the matter with plans that were refused, in a word."""
+
+    def keeps(self, estimate: Estimate) -> bool:
+        """Tells whether a plan is done in time, and for the money."""
+        refusal = self._refusal(estimate)
+        self.refusals += [refusal] if refusal else []
+        return not refusal
+
+    def _refusal(self, estimate: Estimate) -> str:
+        within_seconds, budget = self.job.within_seconds, self.job.budget
+        if within_seconds is not None and self._seconds(estimate) > within_seconds:
+            return TOO_SLOW
+        return TOO_DEAR if budget is not None and self._cost(estimate) > budget else ""
+
+    def broken(self, fitting: Sequence[Estimate]) -> LimitError:
+        """Returns the error that says how long the fastest takes, what it costs, and what would do."""
+        fastest = min(fitting, key=self._seconds)
+        seconds, hardware = self._seconds(fastest), fastest.hardware
+        steps = self._steps(fastest.knobs)
+        each = f"{steps:,} steps of {brief(fastest.time.step_seconds)}"
+        cost = "" if self.price is None else f" and costs {money(self._cost(fastest), self.price.currency)}"
+        wishes = " and ".join(self._wishes())
+        return LimitError(
+            f"Nothing that fits {hardware.name} keeps {wishes}.\n"
+            f"  the fastest takes {duration(seconds)} ({each}){cost}",
+            hint="what it would take, one of:\n" + "\n".join(self._ways(fastest)),
+        )
+
+    def _wishes(self) -> Iterator[str]:
+        if self.job.within_seconds is not None:
+            yield f"--within {duration(self.job.within_seconds)}"
+        if self.job.budget is not None and self.price is not None:
+            yield f"--budget {money(self.job.budget, self.price.currency)}"
+
+    def _ways(self, fastest: Estimate) -> Iterator[str]:
+        """Yields flags that would make the fastest plan keep the limits, and where faster ones may be."""
+        seconds, cost, job = self._seconds(fastest), self._cost(fastest), self.job
+        share, flags = 1.0, []
+        if job.within_seconds is not None and seconds > job.within_seconds:
+            flags.append(f"--within {math.ceil(seconds / 60)}min")
+            share = job.within_seconds / seconds
+        if job.budget is not None and cost > job.budget:
+            flags.append(f"--budget {math.ceil(100 * cost) / 100:g}")
+            share = min(share, job.budget / cost)
+        yield f"  {' '.join(flags)}"
+        if fewer := math.floor(self._steps(fastest.knobs) * share):
+            yield f"  --max_steps {fewer}  fewer optimizer steps, {100 * share:.0f} % of the training"
+        yield "  --gpu all  tells which cards keep it (autofit plan)"
+
+    def _steps(self, knobs: Knobs) -> int:
+        return optimizer_steps(self.job, knobs, self.lengths) or 0
+
+    def _seconds(self, estimate: Estimate) -> float:
+        return self._steps(estimate.knobs) * estimate.time.step_seconds
+
+    def _cost(self, estimate: Estimate) -> float:
+        cards = estimate.hardware.topology.processes
+        return 0.0 if self.price is None else self.price.cost(self._seconds(estimate), cards=cards)
+
+
+def limits_of(rehearsals: Rehearsals, knobs: Knobs, lengths: Lengths) -> RunLimits | None:
+    """The limits that a job names, on its device; None where it names none.
+
+    Args:
+        knobs: As asked for, by which the steps are counted.
+
+    Raises:
+        UsageError: nobody can tell whether they are kept: the steps, the card's speed or its price are not known.
+    """
+    job = rehearsals.job
+    wished = [name for name, given in (("within", job.within_seconds), ("budget", job.budget)) if given is not None]
+    if not wished:
+        return None
+    flags = " and ".join(f"--{name}" for name in wished)
+    if optimizer_steps(job, knobs, lengths) is None:
+        raise UsageError(
+            f"{flags}: how many steps the training has is not known.",
+            hint="Name the data with --dataset, or say --max_steps N.",
+        )
+    if not knows_speed(rehearsals.hardware):
+        raise UsageError(
+            f"{flags}: how fast {rehearsals.hardware.name} is is not known.",
+            hint="Give --gpu a card by name (autofit gpus lists them).",
+        )
+    if job.budget is not None and rehearsals.price is None:
+        raise UsageError(
+            f"--budget: what {rehearsals.hardware.name} costs is not known.",
+            hint="Give --prices FILE, a CSV with the columns gpu,per_hour and a row for this card.",
+        )
+    return RunLimits(job=job, lengths=lengths, price=rehearsals.price)
+
+
+def knows_speed(card: Hardware) -> bool:
+    """Tells whether seconds on this card are its own: those of one that is imagined by its size only rank plans."""
+    rates = (card.bandwidth_bytes_per_second, card.fp16_flops_per_second, card.fp32_flops_per_second)
+    return None not in (*rates, card.host_link_bytes_per_second)

@@ -1,0 +1,147 @@
+"""Asks for what a replay of rows of every length needs: one more rehearsal, of shorter rows, and the data's lengths."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+
+from autotrain_mem.estimator.block_sizes import Rehearsed
+from autotrain_mem.estimator.mixed_lengths import Batches, drawn_batches, mixed_lengths
+from autotrain_mem.estimator.step_parts import UnclearError, step_parts
+from autotrain_mem.estimator.vllm_share import sleeps
+from autotrain_mem.planning.rehearsals import Lengths, Rehearsals, row_length
+from autotrain_mem.types import Estimate, Job, Knobs, MemoryEstimate, Trace
+from autotrain_mem.types.mixed_lengths import MixedLengths, ReservedByOrder, ReservedOverSteps
+
+LEAST_TOKENS = 32
+"""Rows that are no longer than this leave no room for shorter ones."""
+SHORTER = (0.125, 0.5)
+"""The shorter rehearsal's rows have the median batch's tokens, within these shares of the longest."""
+MOST_BATCHES = 8
+"""Of a step; more of them count as so many."""
+
+TraceOf = Callable[[int], Trace]
+"""A rehearsal of the same settings with rows of so many tokens."""
+
+
+def batches_of(job: Job, knobs: Knobs, lengths: Lengths) -> Batches | None:
+    """Draws a run's batches; None where all count as alike, or where the data were not read."""
+    profile = lengths.profile
+    if profile is None or _count_as_alike(job, knobs):
+        return None
+    limit = None if job.is_online else knobs.max_length
+    longest = row_length(job, knobs, lengths.longest)
+    if longest < LEAST_TOKENS or len(profile.kept_lengths(limit)) < 2:
+        return None
+    rows, each_step = knobs.per_device_train_batch_size, min(MOST_BATCHES, knobs.gradient_accumulation_steps)
+    if (
+        job.is_online and not job.method_facts.samples_each_micro_step
+    ):  # all that is generated at once is padded together, each prompt as often as it is answered
+        rows, each_step = max(1, rows * knobs.gradient_accumulation_steps // (knobs.num_generations or 1)), 1
+    return drawn_batches(profile, rows=rows, each_step=each_step, max_length=limit, longest=longest)
+
+
+def _count_as_alike(job: Job, knobs: Knobs) -> bool:
+    """Tells whether all batches have the same tokens, since their rows are packed, or joined without padding; or
+    whether nothing of those before is cached, since vLLM's sleep gives the cache back at every generation."""
+    return knobs.packing or bool(job.arguments.get("padding_free")) or sleeps(job)
+
+
+def shorter_tokens(batches: Batches, longest: int) -> int:
+    """Chooses the tokens of the second rehearsal's rows."""
+    least, most = (round(share * longest) for share in SHORTER)
+    return min(most, max(least, round(statistics.median(batches.tokens))))
+
+
+def replayed(
+    rehearsals: Rehearsals, knobs: Knobs, lengths: Lengths, trace_of: TraceOf, *, capacity_bytes: int | None
+) -> MixedLengths | None:
+    """Replays rows of every length; None where that is not known: see :func:`batches_of`, and ``UnclearError``.
+
+    Raises:
+        RehearsalError: of the shorter rows.
+    """
+    batches = batches_of(rehearsals.job, knobs, lengths)
+    if batches is None or not rehearsals.caches or lengths.images:
+        return None
+    longest = row_length(rehearsals.job, knobs, lengths.longest)
+    shorter, settings = shorter_tokens(batches, longest), rehearsals.endless_room.settings
+    long = Rehearsed(tokens=longest, trace=trace_of(longest))
+    try:
+        step_parts(long.trace, accumulates=batches.each_step > 1)  # else no other is rehearsed
+        short = Rehearsed(tokens=shorter, trace=trace_of(shorter))
+        mixed = mixed_lengths(long, short, batches, settings, capacity_bytes=capacity_bytes)
+    except UnclearError:
+        return None
+    steps = int(rehearsals.job.arguments.get("torch_empty_cache_steps") or 0)
+    return mixed if steps < 2 else without_cache(mixed)  # of every step the rehearsal's own events tell
+
+
+def without_cache(mixed: MixedLengths) -> MixedLengths:
+    """Counts the more of both orders where ``torch_empty_cache_steps`` gives back what the longest rows left.
+
+    Every few steps it does, so that they protect from nothing, and still reserve what they reserve.
+    """
+
+    def more(order: ReservedByOrder) -> ReservedByOrder:
+        first, drawn = order.longest_first, order.any_order
+        reserved = tuple(map(max, first.reserved_bytes, drawn.reserved_bytes))
+        retries = tuple(map(max, first.num_alloc_retries, drawn.num_alloc_retries))
+        return replace(order, longest_first=ReservedOverSteps(reserved_bytes=reserved, num_alloc_retries=retries))
+
+    return MixedLengths(native=more(mixed.native), expandable_segments=more(mixed.expandable_segments))
+
+
+def with_mixed_lengths(estimate: Estimate, mixed: MixedLengths | None, rehearsed: MemoryEstimate) -> Estimate:
+    """The estimate that knows of them.
+
+    Args:
+        rehearsed: As it was before probes corrected it: by as much the figures move.
+    """
+    if mixed is None:
+        return estimate
+
+    def moved(by_order: ReservedByOrder, *, expandable: bool) -> ReservedByOrder:
+        reserved = [memory.reserved.of(expandable_segments=expandable) for memory in (estimate.memory, rehearsed)]
+        return by_order.moved(reserved[0].peak_reserved_bytes - reserved[1].peak_reserved_bytes)
+
+    both = MixedLengths(
+        native=moved(mixed.native, expandable=False),
+        expandable_segments=moved(mixed.expandable_segments, expandable=True),
+    )
+    return replace(estimate, memory=replace(estimate.memory, mixed_lengths=both))
+
+
+def with_reason(estimate: Estimate, rehearsals: Rehearsals, lengths: Lengths) -> Estimate:
+    """The estimate that says why it does not know of rows of every length, where it does not and they would matter."""
+    memory = estimate.memory
+    why = "" if memory.mixed_lengths is not None else _why_unknown(rehearsals, estimate.knobs, lengths)
+    if not why:
+        return estimate
+    not_counted = (f"what rows of every length make the allocator reserve over hours: {why}", *memory.not_counted)
+    return replace(estimate, memory=replace(memory, not_counted=not_counted))
+
+
+def _why_unknown(rehearsals: Rehearsals, knobs: Knobs, lengths: Lengths) -> str:
+    """Returns the reason with its cure; empty where all batches are alike, or nothing is cached."""
+    job = rehearsals.job
+    if not rehearsals.caches or _count_as_alike(job, knobs):
+        return ""
+    if lengths.profile is None:
+        if not job.names_data:
+            return "nothing says how long they are; give --dataset"
+        return f"the data could not be read: {lengths.why_not.rstrip('.')}"
+    if batches_of(job, knobs, lengths) is None:
+        return ""
+    if lengths.images:
+        return "how many pixels stand beside how much text is another thing in every row"
+    return "the steps of this rehearsal cannot be played again with others (several processes, offloading)"
+
+
+def exceeds(mixed: MixedLengths, capacity_bytes: int) -> bool:
+    """Tells whether any order, in either mode, reserves more than there is: only then does it give its cache back."""
+    orders = [
+        order for mode in (mixed.native, mixed.expandable_segments) for order in (mode.any_order, mode.longest_first)
+    ]
+    return max(order.last_bytes for order in orders) > capacity_bytes

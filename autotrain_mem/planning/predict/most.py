@@ -1,0 +1,180 @@
+"""``--max_length max`` and its like: which values a job allows, and the search for the largest that fits.
+
+``--per_device_train_batch_size max`` asks how many rows a card takes at once: an effective batch that is given is kept,
+and its divisors are what is tried; else the effective batch follows from the rows, as it does from a number. Where
+``--num_generations max`` comes without words on batches, a step has as many prompts as TRL's defaults make of it, and
+the effective batch follows. ``--lora_r max`` asks for an adapter, so it asks for LoRA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from math import gcd, lcm
+
+from autotrain_mem.planning.rehearsals import PROMPT_UNKNOWN, Lengths, Rehearsals
+from autotrain_mem.search.division import GROUP, ROWS, SMALLEST_GROUP, STEPS, divisors
+from autotrain_mem.search.levels import COARSE_FROM, COARSE_GRID, FINE_GRID, SHORTEST
+from autotrain_mem.search.most import Question
+from autotrain_mem.search.space import Space
+from autotrain_mem.support.errors import ContextLengthError
+from autotrain_mem.types import Job, Knobs
+from autotrain_mem.types.job import MAX_LENGTH, MAXIMIZED, MOST
+from autotrain_mem.types.model import ModelFacts
+
+MOST_ROWS = 16_384
+"""Rows at once, and completions of a prompt, beyond which nobody asks."""
+MOST_TOKENS = 1 << 20
+"""Tokens where neither the model's config nor the data end."""
+MOST_RANK = 4096
+"""Where the config does not say how wide the layers are."""
+
+_Asked = tuple[Sequence[int], str]
+"""Values, smallest first, and what ends them."""
+
+
+def question_of(rehearsals: Rehearsals, facts: ModelFacts, lengths: Lengths, name: str) -> Question:
+    """The question of how much of one argument fits, on the job's device.
+
+    Raises:
+        ContextLengthError: the longest prompt leaves no token for a completion.
+        BatchSplitError: no value divides what the user gave of batches.
+    """
+    job = rehearsals.job
+
+    @cache
+    def space(value: int) -> Space:
+        return replace(rehearsals, job=with_value(job, rehearsals.defaults, name, value)).space(facts, lengths)
+
+    values, stopped_by = _VALUES[name](rehearsals, facts, lengths)
+    return Question(name=name, values=_allowed(values, space), space=space, stopped_by=stopped_by)
+
+
+def with_value(job: Job, defaults: Knobs, name: str, value: int) -> Job:
+    """The job in which the argument is this number, and what follows from it is said."""
+    arguments = {**job.arguments, name: value} | ({"use_peft": True} if name == "lora_r" else {})
+    if name == GROUP and not _says_batches(job):
+        return replace(job, arguments=arguments, effective_batch_size=value * _prompts(defaults))
+    return replace(job, arguments=arguments)
+
+
+def settled(job: Job, knobs: Knobs) -> Job:
+    """The job with the numbers that a plan found for what was asked as ``max``, and with the images that it made
+    smaller; the same where neither was."""
+    arguments = {name: getattr(knobs, name) if each == MOST else each for name, each in job.arguments.items()}
+    if knobs.max_pixels is not None:
+        arguments["max_pixels"] = knobs.max_pixels
+    if job.maximized is None:
+        return replace(job, arguments=arguments)
+    return replace(job, arguments=arguments, effective_batch_size=knobs.effective_batch_size)
+
+
+def _allowed(values: Sequence[int], space: Callable[[int], Space]) -> Sequence[int]:
+    """The values, if the first of them makes a job; what is wrong with that is wrong with all."""
+    space(values[0])
+    return values
+
+
+# -- values ----------------------------------------------------------------------------------------------------------
+
+
+def _lengths(rehearsals: Rehearsals, facts: ModelFacts, lengths: Lengths) -> _Asked:
+    packs = bool(rehearsals.job.arguments.get("packing"))
+    longest = None if packs or lengths.profile is None else lengths.longest
+    ends = {facts.context_length: "the model's context", longest: "no row of the data is longer"}
+    known = [end for end in ends if end is not None]
+    end = min(known, default=MOST_TOKENS)
+    least = 0 if lengths.profile is None else lengths.profile.least_length
+    return _grid(end, least), ends.get(end, "no end is known of the model's context")
+
+
+def _grid(end: int, least: int = 0) -> tuple[int, ...]:
+    """Lengths as a search that shortens rows has them, and the last one: 64, 80 ... 256, 320 ... 1000 for 1000."""
+    fine, coarse = range(SHORTEST, min(COARSE_FROM, end), FINE_GRID), range(COARSE_FROM, end, COARSE_GRID)
+    return (*(length for length in (*fine, *coarse) if length >= least), end)
+
+
+def _completions(rehearsals: Rehearsals, facts: ModelFacts, lengths: Lengths) -> _Asked:
+    prompt = lengths.longest or PROMPT_UNKNOWN
+    if facts.context_length is None:
+        return _grid(MOST_TOKENS), "no end is known of the model's context"
+    if facts.context_length <= prompt:
+        raise ContextLengthError(
+            f"The longest prompt has {prompt} tokens, and the model's context is {facts.context_length}.",
+            hint="TRL truncates no prompt: drop the longest ones from the data, or take a model with a longer context.",
+        )
+    return _grid(facts.context_length - prompt), f"the model's context, less a prompt of {prompt} tokens"
+
+
+def _rows(rehearsals: Rehearsals, facts: ModelFacts, lengths: Lengths) -> _Asked:
+    job, defaults = rehearsals.job, rehearsals.defaults
+    least = job.method_facts.least_rows
+    if job.effective_batch_size is not None:
+        without = {name: each for name, each in job.arguments.items() if name != ROWS}
+        plain = replace(rehearsals, job=replace(job, arguments=without)).space(facts, lengths)
+        steps = job.arguments.get(STEPS)
+        allowed = plain.rows_allowed or tuple(divisors(plain.share))
+        fixed = [plain.share // steps] if isinstance(steps, int) else sorted(allowed)
+        return [rows for rows in fixed if rows >= least] or fixed, "the effective batch size"
+    unit = _unit(job, defaults)
+    end = MOST_ROWS
+    if lengths.profile is not None and not job.is_online:
+        end = max(unit, least, lengths.profile.rows // defaults.processes)
+    values = [rows for rows in range(unit, end + 1, unit) if rows >= least]
+    return values or [unit], "the data have no more rows" if end < MOST_ROWS else f"{end:,} rows are asked for at most"
+
+
+def _unit(job: Job, defaults: Knobs) -> int:
+    """Rows of which a micro-batch is a multiple: an effective batch has whole groups, and whole mini-batches."""
+    steps = job.arguments.get(STEPS) or defaults.gradient_accumulation_steps
+    group = job.arguments.get(GROUP) or defaults.num_generations or 1
+    every, whole = steps * defaults.processes, group
+    if job.method_facts.has_mini_batches:
+        every, whole = steps, job.arguments.get("num_mini_batches") or 1
+    return whole // gcd(whole, every)
+
+
+def _groups(rehearsals: Rehearsals, facts: ModelFacts, lengths: Lengths) -> _Asked:
+    job, defaults = rehearsals.job, rehearsals.defaults
+    if _says_batches(job):
+        without = {name: each for name, each in job.arguments.items() if name != GROUP}
+        size = job.arguments.get("generation_batch_size") or _effective(replace(job, arguments=without), defaults)
+        sizes = [each for each in divisors(size) if each >= SMALLEST_GROUP]
+        return sizes or [SMALLEST_GROUP], "the completions of a generation"
+    unit = defaults.processes // gcd(defaults.processes, _prompts(defaults))
+    first = lcm(unit, SMALLEST_GROUP) if unit > 1 else SMALLEST_GROUP
+    return range(first, MOST_ROWS + 1, unit), f"{MOST_ROWS:,} completions are asked for at most"
+
+
+def _says_batches(job: Job) -> bool:
+    names = (ROWS, STEPS, "generation_batch_size", "steps_per_generation")
+    return job.effective_batch_size is not None or any(job.arguments.get(name) is not None for name in names)
+
+
+def _effective(job: Job, defaults: Knobs) -> int:
+    rows = job.arguments.get(ROWS) or defaults.per_device_train_batch_size
+    steps = job.arguments.get(STEPS) or defaults.gradient_accumulation_steps
+    return job.effective_batch_size or rows * steps * defaults.processes
+
+
+def _prompts(defaults: Knobs) -> int:
+    """Prompts of an optimizer step by TRL's defaults."""
+    return max(1, defaults.effective_batch_size // (defaults.num_generations or 1))
+
+
+def _ranks(rehearsals: Rehearsals, facts: ModelFacts, lengths: Lengths) -> _Asked:
+    end = facts.hidden_size or MOST_RANK
+    fine, coarse = (1, 2, 4, *range(8, min(64, end), 8)), (*range(64, min(256, end), 16), *range(256, end, 64))
+    stop = "the width of the model's layers" if facts.hidden_size else f"{end} is asked for at most"
+    return sorted({*(rank for rank in (*fine, *coarse) if rank < end), end}), stop
+
+
+_VALUES: dict[str, Callable[[Rehearsals, ModelFacts, Lengths], _Asked]] = {
+    MAX_LENGTH: _lengths,
+    ROWS: _rows,
+    "lora_r": _ranks,
+    GROUP: _groups,
+    "max_completion_length": _completions,
+}
+assert {*_VALUES} == {*MAXIMIZED}

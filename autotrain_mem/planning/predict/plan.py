@@ -1,0 +1,141 @@
+"""Makes a plan of a search's result: what stands beside the settings, for those who have to agree with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from autotrain_mem.planning.predict.limits import limits_of
+from autotrain_mem.planning.predict.machines import machine_warnings
+from autotrain_mem.planning.predict.most import question_of
+from autotrain_mem.planning.predict.predictions import Predictions
+from autotrain_mem.planning.predict.shared_tokens import with_shared_tokens
+from autotrain_mem.planning.predict.smaller_images import Searched, with_smaller_images
+from autotrain_mem.planning.predict.steps import optimizer_steps
+from autotrain_mem.planning.predict.suggestions import with_other_methods
+from autotrain_mem.planning.predict.vllm_server import check_colocated, vllm_server
+from autotrain_mem.planning.rehearsals import Lengths, Rehearsals, row_length
+from autotrain_mem.search.advice import advice, questions
+from autotrain_mem.search.most import search_most
+from autotrain_mem.search.precision import why_fp16
+from autotrain_mem.search.proposals import FLASH_ATTENTION, context_cut, proposals
+from autotrain_mem.search.search import NO_LIMITS, Found, search
+from autotrain_mem.support.errors import DoesNotFitError
+from autotrain_mem.support.versions import versions_key
+from autotrain_mem.training.environment import environment_setting
+from autotrain_mem.types import Candidate, Estimate, Footprint, Harm, Job, Knobs, Lever, Plan
+from autotrain_mem.types.data import summary
+from autotrain_mem.types.model import ModelFacts
+
+
+def searched(
+    rehearsals: Rehearsals,
+    facts: ModelFacts,
+    lengths: Lengths,
+    on_attempt: Callable[[Candidate], None],
+    footprints: dict[Any, Footprint] | None = None,
+) -> Found:
+    """The best settings that fit; the error of a search that finds none also says what other methods would need.
+
+    Args:
+        on_attempt: Hears of every configuration as it has been rehearsed.
+        footprints: What was rehearsed for a search before, and is added to.
+
+    Raises:
+        DoesNotFitError: nothing that the user allows fits; the message holds the nearest that would.
+        LimitError: what fits takes longer, or costs more, than the user allows.
+        RehearsalError, BatchSplitError, ContextLengthError.
+    """
+    name = rehearsals.job.maximized
+    question = None if name is None else question_of(rehearsals, facts, lengths, name)
+    space = rehearsals.space(facts, lengths) if question is None else question.space(question.values[0])
+    check_colocated(rehearsals.job, space.base, rehearsals.hardware, facts, longest_prompt=lengths.longest)
+    limits = limits_of(rehearsals, space.base, lengths)
+    footprints = {} if footprints is None else footprints
+    predictions = Predictions(rehearsals, facts, lengths, footprints)
+
+    def least_needed(other: Job, knobs: Knobs) -> Estimate:
+        return Predictions(replace(rehearsals, job=other), facts, lengths).rehearse([knobs], whole=True)[0]
+
+    if question is None and (
+        shared := with_shared_tokens(rehearsals, facts, lengths, space, limits or NO_LIMITS, on_attempt, footprints)
+    ):
+        return shared
+    try:
+        if question is None:
+            return search(space, predictions, on_attempt, limits or NO_LIMITS)
+        return search_most(question, predictions, on_attempt, limits or NO_LIMITS)
+    except DoesNotFitError as error:
+        raise with_other_methods(error, rehearsals.job, space, least_needed) from error
+
+
+def searched_with_images(
+    rehearsals: Rehearsals,
+    facts: ModelFacts,
+    lengths: Lengths,
+    on_attempt: Callable[[Candidate], None],
+    footprints: dict[Any, Footprint] | None = None,
+) -> Searched:
+    """Finds what :func:`searched` does, with smaller images where that finds nothing; raises the same."""
+
+    def search_for(job: Rehearsals, counted: Lengths, hear: Callable[[Candidate], None]) -> Found:
+        return searched(job, facts, counted, hear, footprints)
+
+    return with_smaller_images(rehearsals, facts, lengths, search_for, on_attempt)
+
+
+def make_plan(
+    rehearsals: Rehearsals,
+    best: Found,
+    facts: ModelFacts,
+    lengths: Lengths,
+    *,
+    seconds: float,
+) -> Plan:
+    """The plan of what was found best, with alternatives, what the data say, and how long it will take."""
+    job, knobs, profile = rehearsals.job, best.estimate.knobs, lengths.profile
+    limit = None if job.is_online else knobs.max_length
+    rows, levers, cut = knobs.per_device_train_batch_size, best.levers, None
+    flash_attention = None if facts.flash_attention else FLASH_ATTENTION[0]
+    if knobs.fp16 and "fp16" not in job.arguments:  # the card's own precision, which is not TRL's
+        why = why_fp16(rehearsals.compute_capability)
+        levers = (Lever(name="fp16", before=False, after=True, harm=Harm.NONE, why=why), *levers)
+    if profile is not None and not job.pins_length and not job.is_online:  # the length was left to us
+        cut = context_cut(profile, facts.context_length, job.method)
+    return Plan(
+        job=job,
+        level=best.level,
+        estimate=best.estimate,
+        defaults=rehearsals.defaults,
+        levers=levers,
+        attempts=best.attempts,
+        alternatives=best.alternatives,
+        data=None if profile is None else summary(profile, max_length=limit, rows=rows, pads=not knobs.packing),
+        proposals=() if profile is None else proposals(profile, knobs, job, flash_attention=flash_attention),
+        warnings=(
+            *filter(None, (cut, lengths.why_not, best.estimate.unquantized)),
+            *machine_warnings(job, knobs, rehearsals.hardware.topology),
+        ),
+        questions=questions(best.level, best.estimate.knobs, best.alternatives),
+        advice=advice(job, knobs, rehearsals.defaults, facts),
+        optimizer_steps=optimizer_steps(job, knobs, lengths),
+        seconds=round(seconds, 3),
+        row_tokens=row_length(job, knobs, lengths.longest),
+        versions=versions_key(),
+        model_digest=facts.digest,
+        allocator=environment_setting(job.environment),
+        most=best.most,
+        objects=None if job.python_call is None else job.python_call.digest,
+        price=None if job.budget is None else rehearsals.price,
+        vllm_server=vllm_server(job, knobs, rehearsals.hardware, facts, longest_prompt=lengths.longest),
+    )
+
+
+def plan_as_given(rehearsals: Rehearsals, predicted: Estimate) -> Plan:
+    """A job's own settings as a plan, for those who want to see them run out of memory."""
+    job, facts = rehearsals.job, rehearsals.describe()
+    longest = job.prompt_length if job.is_online else facts.context_length
+    given = Found(level="as given", estimate=predicted, attempts=(), levers=(), alternatives=())
+    seconds = predicted.memory.rehearsal_seconds
+    return make_plan(rehearsals, given, facts, Lengths(longest=longest), seconds=seconds)

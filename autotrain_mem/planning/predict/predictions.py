@@ -1,0 +1,308 @@
+"""Answers what the planner asks: rehearsals by two workers, of few layers where that is enough, kept on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+from autotrain_mem.estimator.memory import estimate_memory
+from autotrain_mem.estimator.replay import Room
+from autotrain_mem.estimator.shared_work import shared_work
+from autotrain_mem.estimator.vllm_share import estimate_while_awake, with_sleep
+from autotrain_mem.machine.host_requirements import ITEM_BYTES
+from autotrain_mem.planning.predict.depth_extrapolation import Point, traces_of_copies
+from autotrain_mem.planning.predict.mixed_lengths import batches_of, exceeds, replayed, with_mixed_lengths
+from autotrain_mem.planning.predict.suggestions import would_fit
+from autotrain_mem.planning.rehearsals import Lengths, Rehearsals, as_rehearsed, job_key, row_length
+from autotrain_mem.search.levers import SWITCHES
+from autotrain_mem.support.errors import AutofitError
+from autotrain_mem.support.versions import versions_key
+from autotrain_mem.types import Estimate, Footprint, Knobs, Phase, Trace, Workload, codec
+from autotrain_mem.types.hardware import kernel_class
+from autotrain_mem.types.mixed_lengths import MixedLengths
+from autotrain_mem.types.model import Depths, ModelFacts
+from autotrain_mem.worker.client import Worker
+
+LEAST_RECOMPUTED = 0.3
+"""Share of a forward pass that checkpointing does again, at least: all layers, and not the head, which has half of the
+work in the smallest models."""
+TRACES_KEPT = 6
+"""Of the last rehearsals, for what is asked of a plan once it is chosen; each takes some megabytes."""
+
+
+class Predictions:
+    """The ``Predictor`` of one job on one device.
+
+    Args:
+        facts: Of the job's model.
+        lengths: Of its rows.
+        shared: Footprints that other cards with the same kernels were asked for, and that are added to.
+        confirms: Whether the whole model is rehearsed where that is asked for; not to compare cards.
+    """
+
+    def __init__(
+        self,
+        rehearsals: Rehearsals,
+        facts: ModelFacts,
+        lengths: Lengths,
+        shared: dict[Any, Footprint] | None = None,
+        *,
+        confirms: bool = True,
+    ) -> None:
+        self._confirms = confirms
+        self._rehearsals = rehearsals
+        self._facts = facts
+        self._lengths = lengths
+        self._footprints: dict[Any, Footprint] = {} if shared is None else shared
+        self._unclear: set[Any] = set()
+        self._begun: dict[Any, Future[Trace]] = {}
+        """Rehearsals of the whole model that were foreseen and not asked for yet."""
+        self._traces = rehearsals.traces
+        self._kernels = kernel_class(rehearsals.compute_capability)
+
+    def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> list[Estimate]:
+        """Returns what these points need, each in the order of asking. Raises RehearsalError."""
+        whole = whole and self._confirms
+        missing = [knobs for knobs in points if self._known(knobs, whole) is None]
+        few = [] if whole else [knobs for knobs in missing if self._depths(knobs) is not None]
+        unclear = self._rehearse_few_layers(few)
+        full = [knobs for knobs in missing if knobs not in few or knobs in unclear]
+        self._rehearse_whole([knobs for knobs in full if self._key(knobs, None) not in self._begun])
+        for knobs in full:
+            if begun := self._begun.pop(self._key(knobs, None), None):
+                self._keep(knobs, self._rehearsals.workers.result(begun), None)
+        return [judge(self._rehearsals, knobs, self._there(knobs, whole), self._lengths) for knobs in points]
+
+    def exceeds(self, knobs: Knobs) -> bool:
+        """Whether weights, and the gradients of all of them where all are trained, are more than the device."""
+        if self._facts.parameters is None or knobs.base_bits or knobs.has_group:
+            return False
+        copies = 1 if knobs.use_peft else 2
+        least = self._facts.parameters * ITEM_BYTES.get(knobs.dtype, 0) * copies
+        return least + self._rehearsals.outside_bytes(knobs) > self._rehearsals.budget_bytes
+
+    def foresee(self, knobs: Knobs) -> None:
+        """Lets a worker begin on the whole model of a point that is going to be asked for."""
+        key = self._key(knobs, None)
+        if self._confirms and key not in self._begun and self._known(knobs, whole=True) is None:
+            self._begun[key] = self._rehearsals.workers.begin(partial(self._trace, knobs, None, None))
+
+    def tokens_per_second(self, known: Estimate, knobs: Knobs) -> float:
+        """By the work of a rehearsed point: at best, where recomputation differs, with offloading as it is; about so,
+        where processes share the model otherwise."""
+        rows, known_rows = knobs.per_device_train_batch_size, known.knobs.per_device_train_batch_size
+        work = self._there(known.knobs, False).work
+        if knobs.sharding != known.knobs.sharding:
+            work = shared_work(work, known, knobs)
+        if rows == 1 < known_rows and not knobs.packing:
+            work = work.without_mask()
+        time = self._rehearsals.step_time(work, knobs, self._lengths, ratio=rows / known_rows)
+        recomputed = 0.0  # forward passes that are done more, at least, or fewer, at most
+        if knobs.gradient_checkpointing != known.knobs.gradient_checkpointing:
+            recomputed = LEAST_RECOMPUTED if knobs.gradient_checkpointing else -1.0
+        seconds = time.step_seconds + recomputed * time.phases.get(Phase.FORWARD, 0.0)
+        return time.tokens / seconds if seconds > 0 else 0.0
+
+    def would_fit(self, estimate: Estimate, *, rehearsed: bool) -> tuple[str, ...]:
+        """The next larger cards of the catalog, and more of this one."""
+        return would_fit(self._rehearsals, estimate, self._shared if rehearsed else None)
+
+    def over_steps(self, estimate: Estimate) -> Estimate:
+        """Adds what rows of every length make of a plan's reserved bytes; as it is where that is not known."""
+        knobs, rehearsals = estimate.knobs, self._rehearsals
+        batches = batches_of(rehearsals.job, knobs, self._lengths) if self._confirms and rehearsals.caches else None
+        if batches is None or estimate.memory.mixed_lengths is not None:
+            return estimate
+        rehearsed = self._known(knobs, whole=False) or Footprint(memory=estimate.memory, work=Workload())
+        key = ("over steps", self._key(knobs, None))
+        if key not in self._footprints:  # a search that is repeated after a probe asks again
+            memory = replace(rehearsed.memory, mixed_lengths=self._replayed(knobs))
+            self._footprints[key] = replace(rehearsed, memory=memory)
+        return with_mixed_lengths(estimate, self._footprints[key].memory.mixed_lengths, rehearsed.memory)
+
+    def _replayed(self, knobs: Knobs) -> MixedLengths | None:
+        known, capacity_bytes = self._mixed(knobs, None), self._rehearsals.room(knobs).capacity_bytes
+        if known is not None and capacity_bytes is not None and exceeds(known, capacity_bytes):
+            return self._mixed(knobs, capacity_bytes)
+        return known
+
+    def _mixed(self, knobs: Knobs, capacity_bytes: int | None) -> MixedLengths | None:
+        store, key = self._rehearsals.footprint_store, self._stored_key(knobs, None)
+        profile = self._lengths.profile
+        key |= {"capacity": capacity_bytes, "rows": None if profile is None else codec.to_json(profile)}
+        kept = store.get("mixed_lengths", key)
+        if kept is not None:
+            return codec.from_json(MixedLengths, kept)
+        try:
+            mixed = replayed(
+                self._rehearsals, knobs, self._lengths, partial(self._trace_at, knobs), capacity_bytes=capacity_bytes
+            )
+        except AutofitError:  # the plan that is on its way matters more
+            return None
+        if mixed is not None:
+            store.put("mixed_lengths", key, codec.to_json(mixed))
+        return mixed
+
+    def _trace_at(self, knobs: Knobs, tokens: int) -> Trace:
+        """Gives a trace of rows of so many tokens: one that was just made, or of few layers where these will do."""
+        key = self._rehearsals.trace_key(knobs, tokens)
+        if key not in self._traces:
+            depths = self._depths(knobs)
+
+            def rehearse(knobs: Knobs, layers: int | None, chunks: int | None, worker: Worker) -> Trace:
+                return self._trace(knobs, layers, chunks, worker, tokens)
+
+            trace = None
+            if depths is not None:
+                point = Point(knobs=knobs, depths=depths)
+                (trace,) = traces_of_copies(self._rehearsals.workers, rehearse, [point])
+            if trace is None:
+                (trace,) = self._rehearsals.workers.map([partial(rehearse, knobs, None, None)])
+            self.remember(knobs, tokens, trace)
+        return self._traces[key]
+
+    def remember(self, knobs: Knobs, tokens: int, trace: Trace) -> None:
+        """Keeps a rehearsal of rows of so many tokens, so that none like it is made again; the oldest goes."""
+        key = self._rehearsals.trace_key(knobs, tokens)
+        self._traces.pop(key, None)
+        self._traces[key] = trace
+        for oldest in list(self._traces)[:-TRACES_KEPT]:
+            del self._traces[oldest]
+
+    def _shared(self, knobs: Knobs, devices: int) -> Estimate | None:
+        """Returns what settings need where so many of these cards share the model; None where that is refused."""
+        hardware = self._rehearsals.hardware
+        try:
+            there = self._rehearsals.on(replace(hardware, topology=replace(hardware.topology, devices=devices)))
+            more = Predictions(there, self._facts, self._lengths, self._footprints, confirms=False)
+            return more.rehearse([knobs], whole=False)[0]
+        except AutofitError:  # the plan that is on its way matters more than one about a proposal
+            return None
+
+    def _there(self, knobs: Knobs, whole: bool) -> Footprint:
+        footprint = self._known(knobs, whole)
+        assert footprint is not None, "an estimate comes of a footprint"
+        return footprint
+
+    # -- what is known -----------------------------------------------------------------------------------------------
+
+    def _known(self, knobs: Knobs, whole: bool) -> Footprint | None:
+        """Finds a footprint from this run or one before: of the whole model, or of few layers where these will do."""
+        depths = self._fewer_layers(knobs)
+        for layers in (None,) if whole or depths is None else (depths.long, None):
+            key = self._key(knobs, layers)
+            if key not in self._footprints:
+                kept = self._rehearsals.footprint_store.get("footprint", self._stored_key(knobs, layers))
+                if kept is None:
+                    continue
+                self._footprints[key] = codec.from_json(Footprint, kept)
+            return self._footprints[key]
+        return None
+
+    def _keep(self, knobs: Knobs, trace: Trace, layers: int | None) -> None:
+        footprint = footprint_of(trace, self._rehearsals.endless_room, layers)
+        self.remember(knobs, self._tokens(knobs), trace)
+        self._footprints[self._key(knobs, layers)] = footprint
+        self._rehearsals.footprint_store.put("footprint", self._stored_key(knobs, layers), codec.to_json(footprint))
+
+    def _key(self, knobs: Knobs, layers: int | None) -> Any:
+        return _rehearsed(knobs), layers, self._kernels
+
+    def _stored_key(self, knobs: Knobs, layers: int | None) -> dict[str, Any]:
+        return {
+            "job": job_key(self._rehearsals.job),
+            "model": self._facts.digest,
+            "knobs": codec.to_json(_rehearsed(knobs)),
+            "tokens": self._tokens(knobs),
+            "images": list(self._lengths.images),
+            "answers": self._answers(),
+            "layers": layers,
+            "kernels": self._kernels,
+            "allocator": asdict(self._rehearsals.endless_room),
+            "versions": versions_key(),
+        }
+
+    def _answers(self) -> list[int]:
+        """Lists the longest prompt and the longest answer, where rows hold both apart."""
+        profile = self._lengths.profile
+        return [] if profile is None else [profile.longest_prompt, profile.longest_answer]
+
+    def _depths(self, knobs: Knobs) -> Depths | None:
+        """Returns the depths of the copies that tell what the whole does; None where it must be rehearsed itself."""
+        return None if _kind(knobs) in self._unclear else self._fewer_layers(knobs)
+
+    def _fewer_layers(self, knobs: Knobs) -> Depths | None:
+        return self._facts.depths_for(knobs, has_images=bool(self._lengths.images))
+
+    def _tokens(self, knobs: Knobs) -> int:
+        return row_length(self._rehearsals.job, knobs, self._lengths.longest)
+
+    # -- what is rehearsed -------------------------------------------------------------------------------------------
+
+    def _rehearse_whole(self, points: Sequence[Knobs]) -> None:
+        traces = self._rehearsals.workers.map([partial(self._trace, knobs, None, None) for knobs in points])
+        for knobs, trace in zip(points, traces, strict=True):
+            self._keep(knobs, trace, None)
+
+    def _rehearse_few_layers(self, points: Sequence[Knobs]) -> list[Knobs]:
+        """Returns the points for which few layers do not tell what the whole does."""
+        depths = ((knobs, self._depths(knobs)) for knobs in points)
+        asked = [Point(knobs=knobs, depths=each) for knobs, each in depths if each is not None]
+        traces = traces_of_copies(self._rehearsals.workers, self._trace, asked)
+        unclear = []
+        for point, trace in zip(asked, traces, strict=True):
+            if trace is None:
+                unclear.append(point.knobs)
+                self._unclear.add(_kind(point.knobs))
+            else:
+                self._keep(point.knobs, trace, point.depths.long)
+        return unclear
+
+    def _trace(
+        self, knobs: Knobs, layers: int | None, chunks: int | None, worker: Worker, tokens: int | None = None
+    ) -> Trace:
+        tokens = self._tokens(knobs) if tokens is None else tokens
+        job = as_rehearsed(self._rehearsals.job, self._lengths)
+        return worker.rehearse(job, knobs, tokens, self._kernels, layers=layers, chunks=chunks)
+
+
+def judge(rehearsals: Rehearsals, knobs: Knobs, footprint: Footprint, lengths: Lengths) -> Estimate:
+    """A footprint against one device: whether it fits, by what probes measured too, and how fast it is."""
+    estimate = Estimate(
+        knobs=knobs,
+        hardware=rehearsals.hardware,
+        memory=rehearsals.correction.of(footprint.memory, knobs),
+        budget_bytes=rehearsals.budget_bytes,
+        time=rehearsals.step_time(footprint.work, knobs, lengths),
+        vllm_share_bytes=rehearsals.vllm_share_bytes,
+    )
+    return with_sleep(estimate, footprint.awake, asleep_bytes=rehearsals.vllm_asleep_bytes)
+
+
+def judge_trace(rehearsals: Rehearsals, knobs: Knobs, trace: Trace, lengths: Lengths) -> Estimate:
+    """The same for one rehearsal, replayed on the device that there is: what happens where it ends is told as well."""
+    return judge(rehearsals, knobs, footprint_of(trace, rehearsals.room(knobs)), lengths)
+
+
+def footprint_of(trace: Trace, room: Room, layers: int | None = None) -> Footprint:
+    """Replays one rehearsal in a room.
+
+    Args:
+        layers: How many the rehearsed copies had at most; None for all.
+    """
+    memory = replace(estimate_memory(trace, room), rehearsed_layers=layers)
+    return Footprint(memory=memory, work=trace.work, awake=estimate_while_awake(trace, room, memory))
+
+
+def _rehearsed(knobs: Knobs) -> Knobs:
+    """Leaves out what no rehearsal depends on."""
+    return replace(knobs, expandable_segments=False, learning_rate=None)
+
+
+def _kind(knobs: Knobs) -> Any:
+    """Settings that run the same code: where few layers are unclear for one, no time is lost on the next."""
+    names = ("gradient_checkpointing", *SWITCHES, "optim", "packing", "sharding")
+    return tuple(getattr(knobs, name) for name in names)

@@ -1,0 +1,117 @@
+"""Looks at all that can be wrong before the first rehearsal, and at the room that a plan needs beside the card."""
+
+from __future__ import annotations
+
+import pathlib
+from dataclasses import dataclass, replace
+
+from autotrain_mem.machine.host_requirements import Load, room_findings
+from autotrain_mem.planning.kept_answers import answered
+from autotrain_mem.planning.output_dir import output_dir
+from autotrain_mem.planning.rehearsals import Lengths, OnCounting, Rehearsals, reads_dataset
+from autotrain_mem.search.levers import OFFLOADING
+from autotrain_mem.support.errors import DatasetNotFoundError
+from autotrain_mem.types import Estimate
+from autotrain_mem.types.knobs import BASE_BITS, ZERO_KNOBS
+from autotrain_mem.types.preflight import Finding, Preflight, settle
+
+_OUT_OF_REACH = DatasetNotFoundError.__name__
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checked:
+    """A job that nothing is known against."""
+
+    warnings: tuple[Finding, ...]
+    data_out_of_reach: bool
+    """Whether the data were to be read but nothing answered, and a plan does without them."""
+    load: Load | None
+    """What it would put on this machine; None where that is not known, or nothing is trained here."""
+
+
+def check_preflight(
+    rehearsals: Rehearsals, *, to_train: bool = False, simulate: bool = False, reads_data: bool = True
+) -> Checked:
+    """Looks at model and tokenizer, which takes half a second, most of it the tokenizer.
+
+    Args:
+        to_train: Look at the output folder and at host memory, too.
+        simulate: It will run on the CPU, under a simulated card.
+        reads_data: False where planning does without the data.
+
+    Raises:
+        AutofitError: all errors as one, see :func:`autotrain_mem.types.preflight.settle`.
+    """
+    job, on_cpu = rehearsals.job, simulate or rehearsals.hardware.origin == "cpu"
+    capability = rehearsals.compute_capability
+    facts = {"to_train": to_train, "on_cpu": on_cpu, "reads_data": reads_data}
+
+    def ask() -> Preflight:
+        return rehearsals.workers.first.preflight(job, capability, **facts)
+
+    words = {"compute_capability": capability, **facts}
+    result = answered(
+        rehearsals.store, job, "preflight", words, Preflight, ask, reads_data=reads_data, keeps=_is_settled
+    )
+    load = None
+    if to_train and result.parameters is not None:
+        load = Load(
+            job=job,
+            parameters=result.parameters,
+            on_cpu=on_cpu,
+            output_dir=pathlib.Path(output_dir(job)),
+            processes=rehearsals.hardware.topology.devices,
+            machines=rehearsals.hardware.topology.nodes,
+            offloads=tuple(name for name in OFFLOADING if job.arguments.get(name)),
+            download=result.download,
+        )
+    room = () if load is None else room_findings(load)
+    warnings = settle((*result.findings, *room))
+    unseen = any(finding.error == _OUT_OF_REACH for finding in warnings)
+    return Checked(warnings=warnings, data_out_of_reach=unseen, load=load)
+
+
+def _is_settled(result: Preflight) -> bool:
+    """Whether nothing was found that may be mended without a change of the job or its files, such as the network."""
+    return not any(finding.kind == "error" or finding.error == _OUT_OF_REACH for finding in result.findings)
+
+
+def examine(
+    rehearsals: Rehearsals, on_counting: OnCounting, *, to_train: bool = False, simulate: bool = False
+) -> tuple[Checked, Lengths]:
+    """Looks at the job before the first rehearsal: is anything known against it, and how long are its rows?
+
+    Raises:
+        AutofitError: see :func:`check_preflight` and ``Rehearsals.lengths``.
+    """
+    job = rehearsals.job
+    reads = reads_dataset(job, to_train=to_train)
+    checked = check_preflight(rehearsals, to_train=to_train, simulate=simulate, reads_data=reads)
+    counts = reads and not checked.data_out_of_reach
+    return checked, rehearsals.lengths(on_counting) if counts else Lengths(longest=job.prompt_length, images=job.images)
+
+
+def check_room(checked: Checked, planned: Estimate, optimizer_steps: int | None) -> tuple[Finding, ...]:
+    """The warnings, once a plan says what is trained, in which dtype, and for how many steps.
+
+    Raises:
+        AutofitError: there is no memory or disk for it on this machine.
+    """
+    if checked.load is None:
+        return checked.warnings
+    job, knobs = checked.load.job, planned.knobs
+    names = ("use_peft", "dtype", "optim", "sharding", "fsdp_offload_params", *ZERO_KNOBS, *OFFLOADING)
+    decided = {name: getattr(knobs, name) for name in names}
+    quantized = {name: True for name in BASE_BITS if getattr(knobs, name)}
+    job = replace(job, arguments={**job.arguments, **decided, **quantized})
+    memory = planned.memory
+    load = replace(
+        checked.load,
+        job=job,
+        optimizer_steps=optimizer_steps,
+        held_bytes=memory.peak_allocated_bytes,
+        memory=memory,
+        offloads=tuple(name for name in OFFLOADING if decided[name]),
+    )
+    room = room_findings(load)
+    return settle((*checked.warnings, *room))

@@ -1,0 +1,162 @@
+"""Suggests where a run would fit that does not fit here: a larger card, more of these, or another method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from autotrain_mem.estimator.vllm_share import asleep_bytes, vllm_share_bytes
+from autotrain_mem.machine.catalog import catalog
+from autotrain_mem.methods.table import METHODS
+from autotrain_mem.planning.rehearsals import Rehearsals
+from autotrain_mem.search.division import GROUP, ROWS, SMALLEST_GROUP, STEPS, divisors
+from autotrain_mem.search.levels import levels, strongest
+from autotrain_mem.search.levers import pulled
+from autotrain_mem.search.points import least_demanding
+from autotrain_mem.search.precision import lacks_bf16
+from autotrain_mem.search.space import Space, make_space, with_rows
+from autotrain_mem.support.errors import AutofitError, DoesNotFitError
+from autotrain_mem.support.units import format_bytes
+from autotrain_mem.types import Estimate, Hardware, Job, Knobs, Owner
+from autotrain_mem.types.model import ModelFacts
+
+CARDS_NAMED = 2
+"""How many larger cards are named: the next one, and one more for those who cannot get it."""
+
+SHARDED = (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE)
+"""What FSDP divides among its cards."""
+
+MORE = (2, 4, 8)
+"""Times as many cards as are looked at; a machine holds up to eight."""
+MOST_CARDS = 8
+
+Shared = Callable[[Knobs, int], Estimate | None]
+"""What settings need on so many cards, which share the model; None where that cannot be rehearsed."""
+
+
+def would_fit(rehearsals: Rehearsals, estimate: Estimate, shared: Shared | None) -> tuple[str, ...]:
+    """Names what a run that does not fit here would fit: the next larger cards, and more of this one.
+
+    On another card by what this one's rehearsal reserves; cards with other kernels may need a few percent more or less.
+
+    Args:
+        shared: Rehearses settings on more cards; None for arithmetic alone.
+    """
+    if rehearsals.hardware.origin == "cpu":
+        return ()
+    ways = [f"{card.name} ({format_bytes(card.total_bytes)})" for card in _larger_cards(rehearsals, estimate)]
+    return (*ways, *_more_of_these(rehearsals, estimate, shared))
+
+
+def _more_of_these(rehearsals: Rehearsals, estimate: Estimate, shared: Shared | None) -> Iterator[str]:
+    """Finds the fewest that hold it under FSDP2: where what is divided leaves room for all else, confirmed by a
+    rehearsal."""
+    job, knobs, topology = rehearsals.job, estimate.knobs, rehearsals.hardware.topology
+    whole = [row for row in pulled(knobs) if "fsdp2" not in row.needs.get("sharding", ("fsdp2",))]
+    # What waits on the host to save bytes need not, where shards save them.
+    let_go: dict[str, Any] = {
+        row.knobs[0]: False for row in whole if row.offloads and row.knobs[0] not in job.arguments
+    }
+    needs_whole = len(let_go) < len(whole)
+    if job.method_facts.has_value_model or needs_whole or topology.nodes > 1 or job.arguments.get("sharding"):
+        return
+    rows, owners = knobs.effective_batch_size, estimate.memory.owners_at_peak
+    divided = sum(owners.get(owner, 0) for owner in SHARDED)
+    counts = [topology.devices * times for times in MORE if topology.devices * times <= MOST_CARDS]
+    for count in (each for each in counts if rows % each == 0):
+        each_bytes = estimate.required_bytes - divided + divided * knobs.shards // count
+        if each_bytes > estimate.budget_bytes:
+            continue
+        if shared is None:
+            yield f"{count} of these (--gpus {count}), about {format_bytes(each_bytes)} each"
+            return
+        split = replace(knobs, processes=count, sharding="fsdp2", **let_go)
+        there = shared(with_rows(split, min(knobs.per_device_train_batch_size, rows // count), rows), count)
+        if there is not None and there.fits:
+            yield f"{count} of these (--gpus {count}), {format_bytes(there.required_bytes)} each"
+            return
+
+
+def _larger_cards(rehearsals: Rehearsals, estimate: Estimate) -> list[Hardware]:
+    """The smallest cards of the catalog that would hold it, smallest first, the fastest of each size.
+
+    A card without bfloat16 computes otherwise, so none is named for a run on one that has it, and the reverse; nor is
+    one of another maker.
+    """
+    halves = lacks_bf16(rehearsals.compute_capability)
+    fitting = [
+        card
+        for card in catalog(laptops=False)
+        if isinstance(card.capability, str) is isinstance(rehearsals.compute_capability, str)
+        and lacks_bf16(card.capability) is halves
+        and card.non_torch_bytes + _beside_vllm(rehearsals.job, estimate, card)
+        <= card.budget_bytes(rehearsals.headroom_bytes)
+    ]
+    fastest: dict[int, Hardware] = {}
+    for card in sorted(fitting, key=_speed, reverse=True):
+        fastest.setdefault(card.total_bytes, card)
+    return [fastest[size] for size in sorted(fastest)[:CARDS_NAMED]]
+
+
+def _beside_vllm(job: Job, estimate: Estimate, card: Hardware) -> int:
+    """Adds up what the trainer's allocator and a colocated engine take of a card, in whose size the latter asks."""
+    share_bytes, sleep = vllm_share_bytes(job, card), estimate.vllm_sleep
+    if sleep is None:
+        return estimate.reserved.peak_reserved_bytes + share_bytes
+    return replace(sleep, awake_bytes=share_bytes, asleep_bytes=asleep_bytes(job, card)).needed_bytes
+
+
+def _speed(card: Hardware) -> tuple[int, int]:
+    return card.bandwidth_bytes_per_second or 0, card.fp16_flops_per_second or 0
+
+
+# -- another method -------------------------------------------------------------------------------------------------
+
+LARGEST_GROUP = 8
+"""GRPO's default ``num_generations``; RLOO's, 2, would leave the size of a rollout to chance in the comparison."""
+
+_DECIDED = (ROWS, STEPS, "local_rollout_forward_batch_size")
+
+Predict = Callable[[Job, Knobs], Estimate]
+
+
+def with_other_methods(error: DoesNotFitError, job: Job, space: Space, predict: Predict) -> DoesNotFitError:
+    """The error, whose hint also says what each lighter method would need at least: one rehearsal each."""
+    lighter = job.method_facts.lighter_methods
+    if not lighter or job.python_call is not None:  # other trainers are called otherwise
+        return error
+    lines = [line for method in lighter if (line := _line(method, job, space, predict))]
+    return DoesNotFitError(error.message, hint="\n".join([error.hint, *lines]))
+
+
+def _line(method: str, job: Job, space: Space, predict: Predict) -> str:
+    """``autofit rloo would need 9.10 GiB at least, which fits ...``; empty where it cannot be rehearsed."""
+    other = _other_job(method, job, space)
+    try:
+        facts = ModelFacts(context_length=space.context_length, is_quantized=space.is_quantized)
+        # PPO's defaults serve: what differs by method is given.
+        defaults = replace(space.base, response_length=None, local_rollout_forward_batch_size=None)
+        other_space = make_space(defaults, other, facts, longest=space.longest)
+        least = predict(other, least_demanding(other_space, strongest(levels(other_space))))
+    except AutofitError:  # the error that is on its way matters more than one about a proposal
+        return ""
+    fits = "which fits" if least.fits else "which does not fit either"
+    named = ("reward_model_name_or_path", "max_completion_length", GROUP)
+    flags = [f"--{name} {other.arguments[name]}" for name in named if name in other.arguments]
+    command = " ".join(["autofit", method, *flags, f"--effective_batch_size {other.effective_batch_size}"])
+    needed = f"would need {format_bytes(least.required_bytes)} at least, {fits}"
+    return f"{command} {needed}: {job.method_facts.lighter_methods[method]}"
+
+
+def _other_job(method: str, job: Job, space: Space) -> Job:
+    """The same rewards, completions and effective batch in the words of another method."""
+    renamed = {
+        job.method_facts.reward_model_argument: METHODS[method].reward_model_argument,
+        "response_length": "max_completion_length",
+    }
+    kept = {renamed.get(name) or name: value for name, value in job.arguments.items() if name not in _DECIDED}
+    effective = max(SMALLEST_GROUP, space.effective_batch_size)
+    groups = [size for size in divisors(effective) if SMALLEST_GROUP <= size <= LARGEST_GROUP]
+    needed = {"max_completion_length": space.base.completion_length, GROUP: max(groups, default=effective)}
+    return replace(job, method=method, arguments=kept | needed, effective_batch_size=effective)

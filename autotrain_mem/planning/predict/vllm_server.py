@@ -1,0 +1,155 @@
+"""Budgets what vLLM takes: the GPUs of a server that generates for those that train, or its share of these."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+
+from autotrain_mem.estimator.vllm_share import VLLM_MODE, VLLM_SHARE, vllm_share_bytes
+from autotrain_mem.support.errors import DoesNotFitError
+from autotrain_mem.support.units import format_bytes
+from autotrain_mem.types import Hardware, Job, Knobs
+from autotrain_mem.types.model import ModelFacts
+from autotrain_mem.types.vllm import OVERHEAD_BYTES, SERVER_PORT, SERVER_UTILIZATION, VllmServer
+
+_HERE = ("0.0.0.0", "127.0.0.1", "localhost")  # TRL's default for a server on this machine
+_HALF_BYTES = 2
+"""``dtype auto`` serves a float32 checkpoint in half precision, too (``vllm/config/model.py``)."""
+_MOST_GPUS = 8
+_MOST_PERCENT = 95
+"""Of a card, with what must be left for the trainer: more is no advice."""
+
+
+def vllm_server(
+    job: Job, knobs: Knobs, hardware: Hardware, facts: ModelFacts, *, longest_prompt: int | None
+) -> VllmServer | None:
+    """The server of ``--vllm_mode server``, on cards like those that train; None without one.
+
+    TRL leaves ``vllm_tensor_parallel_size`` and ``vllm_gpu_memory_utilization`` to the server's own command there
+    (``trl/trainer/grpo_config.py``): what is given of them is what that command says.
+
+    Raises:
+        DoesNotFitError: the weights and one completion are more than the server may take of its cards.
+    """
+    given = job.arguments
+    if not given.get("use_vllm") or given.get("vllm_mode", VLLM_MODE) != "server":
+        return None
+    host, port = _address(given)
+    is_here = host in _HERE and hardware.topology.nodes == 1
+    first_gpu = hardware.topology.devices if is_here else None
+    server = _engine(job, knobs, hardware, facts, longest_prompt, utilization=SERVER_UTILIZATION)
+    server = replace(server, first_gpu=first_gpu, port=port)
+    if not server.fits:
+        raise _does_not_fit(server, facts)
+    return server
+
+
+def gpus_served_here(argument: Callable[[str], Any], nodes: int) -> int:
+    """Counts the GPUs of this machine that a server takes which runs beside a training.
+
+    Args:
+        argument: Returns the value of one of TRL's arguments, None where it is not given.
+        nodes: Machines that train: of several, it is on none that is known.
+    """
+    is_served = argument("use_vllm") and (argument("vllm_mode") or VLLM_MODE) == "server"
+    if not is_served or nodes > 1 or _host(argument) not in _HERE:
+        return 0
+    gpus = str(argument("vllm_tensor_parallel_size") or 1)
+    return int(gpus) if gpus.isdigit() else 1  # what is no number TRL's parser refuses
+
+
+def check_colocated(
+    job: Job, knobs: Knobs, hardware: Hardware, facts: ModelFacts, *, longest_prompt: int | None
+) -> None:
+    """Refuses an engine in the processes that train whose share of their cards does not hold what it needs.
+
+    vLLM itself says so minutes later, when all weights are loaded ("No available memory for the cache blocks",
+    ``vllm/v1/core/kv_cache_utils.py: check_enough_kv_cache_memory``).
+
+    Raises:
+        DoesNotFitError: its weights and the cache of one completion are more than its share.
+    """
+    if not vllm_share_bytes(job, hardware):
+        return
+    engine = _engine(job, knobs, hardware, facts, longest_prompt, utilization=VLLM_SHARE)
+    if engine.fits:
+        return
+    held_bytes = (engine.weights_bytes or 0) + (engine.completion_bytes or 0)
+    share = math.ceil(100 * (held_bytes + OVERHEAD_BYTES) / hardware.total_bytes)
+    cures = [f"--vllm_gpu_memory_utilization {share / 100:.2f} gives it as much"] if share < _MOST_PERCENT else []
+    if (gpus := hardware.topology.devices) > engine.gpus:
+        cures.append(f"--vllm_tensor_parallel_size {gpus} divides it among {gpus} of the GPUs")
+    cures.append("--vllm_mode server generates on GPUs of its own")
+    raise DoesNotFitError(
+        f"{_needs(engine)} do not fit vLLM's share of a card, {format_bytes(engine.share_bytes)}.",
+        hint=f"{'; '.join(cures)}.",
+    )
+
+
+def _engine(
+    job: Job, knobs: Knobs, hardware: Hardware, facts: ModelFacts, longest_prompt: int | None, *, utilization: float
+) -> VllmServer:
+    given = job.arguments
+    length = None if longest_prompt is None else longest_prompt + knobs.completion_length
+    engine = VllmServer(
+        model=job.model,
+        gpus=1,
+        first_gpu=None,
+        port=SERVER_PORT,
+        gpu_memory_utilization=float(given.get("vllm_gpu_memory_utilization", utilization)),
+        max_model_len=given.get("vllm_max_model_length") or length,
+        total_bytes=hardware.total_bytes,
+        weights_bytes=None,
+        token_bytes=None,
+        completions=_completions(given, knobs),
+    )
+    return _on(engine, facts, int(given.get("vllm_tensor_parallel_size", 1)))
+
+
+def _address(given: Mapping[str, Any]) -> tuple[str, int]:
+    """Returns host and port where the trainer looks for it (``trl/generation/vllm_generation.py: _init_vllm``)."""
+    if url := given.get("vllm_server_base_url"):
+        return _host(given.get), urlsplit(str(url)).port or SERVER_PORT
+    return _host(given.get), int(given.get("vllm_server_port", SERVER_PORT))
+
+
+def _host(argument: Callable[[str], Any]) -> str:
+    if url := argument("vllm_server_base_url"):
+        return urlsplit(str(url)).hostname or ""
+    return str(argument("vllm_server_host") or _HERE[0])
+
+
+def _completions(given: Mapping[str, Any], knobs: Knobs) -> int:
+    """Counts those of all processes, as the first sends the prompts of all (``vllm_generation.py: generate``)."""
+    if given.get("generation_batch_size"):
+        return int(given["generation_batch_size"])
+    steps = given.get("steps_per_generation") or knobs.gradient_accumulation_steps
+    return int(steps) * knobs.per_device_train_batch_size * knobs.processes
+
+
+def _on(server: VllmServer, facts: ModelFacts, gpus: int) -> VllmServer:
+    """Divides it among so many GPUs: each holds its part of the weights, and whole heads of keys and values."""
+    weights = None if facts.parameters is None or facts.is_quantized else facts.parameters * _HALF_BYTES // gpus
+    token = None
+    if facts.kv_heads is not None and facts.kv_head_elements is not None:
+        token = max(1, facts.kv_heads // gpus) * facts.kv_head_elements * _HALF_BYTES
+    return replace(server, gpus=gpus, weights_bytes=weights, token_bytes=token)
+
+
+def _does_not_fit(server: VllmServer, facts: ModelFacts) -> DoesNotFitError:
+    more = (_on(server, facts, gpus) for gpus in (2, 4, _MOST_GPUS) if gpus > server.gpus)
+    nearest = next((each for each in more if each.fits), None)
+    cure = "Generate with a smaller model, or on larger cards"
+    if nearest is not None:
+        held = format_bytes(nearest.weights_bytes or 0)
+        cure = f"Give --vllm_tensor_parallel_size {nearest.gpus}: {nearest.gpus} GPUs hold {held} of weights each"
+    cards = f"a card of the vLLM server, which takes {format_bytes(server.share_bytes)} of it"
+    return DoesNotFitError(f"{_needs(server)} do not fit {cards}.", hint=f"{cure}.")
+
+
+def _needs(engine: VllmServer) -> str:
+    weights, cache = format_bytes(engine.weights_bytes or 0), format_bytes(engine.completion_bytes or 0)
+    return f"{weights} of weights and {cache} of KV cache for one completion"

@@ -1,0 +1,291 @@
+"""Confirms a plan by probes: it stays as it is, or moves to what fits by what was measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from autotrain_mem.machine.detect import free_bytes
+from autotrain_mem.machine.measure import STEADY_BYTES
+from autotrain_mem.machine.other_processes import others_on
+from autotrain_mem.planning.predict.plan import make_plan, searched_with_images
+from autotrain_mem.planning.predict.predictions import Predictions
+from autotrain_mem.planning.probe.calibration import Correction, Point, corrected
+from autotrain_mem.planning.rehearsals import Rehearsals
+from autotrain_mem.report.events import outcome
+from autotrain_mem.support.errors import DoesNotFitError
+from autotrain_mem.support.units import format_bytes
+from autotrain_mem.training.environment import process_environment
+from autotrain_mem.training.launch import run_probe
+from autotrain_mem.training.request import Request
+from autotrain_mem.types import Estimate, Experience, Footprint, Hardware, Job, Plan, Probe, codec
+from autotrain_mem.types.job import without_wish
+from autotrain_mem.worker.pool import Workers
+
+MOST_PROBES = 3
+"""The design's figure. A probe takes about as long as the start of the training."""
+ROOM_WORTH_A_MOVE = 0.10
+"""Share of what was predicted that must turn out not to be needed before a plan is moved up. Public runs were predicted
+within 5 % mostly (docs/understand/accuracy.md), which is no reason to plan again."""
+
+OnEvent = Callable[[Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replanned:
+    """The best plan under a correction."""
+
+    plan: Plan
+    """With the corrected prediction."""
+    predicted: Estimate
+    """Of the same settings, as no probe has corrected it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ways:
+    """Does what confirming a plan needs of the machine, for one job on one device.
+
+    Its workers may have ended: others are started if the plan has to move, and end before the next probe.
+    """
+
+    rehearsals: Rehearsals
+    device: Hardware
+    """That the training runs on: the planned one, or one that is here and holds a plan for it."""
+    simulate: bool
+    folder: Path
+    """The run's output folder, which exists."""
+    workers: Callable[[], Workers]
+    footprints: dict[Any, Footprint] = field(default_factory=dict)
+    """What was rehearsed for one move serves the next."""
+
+    def look(self) -> Hardware:
+        """The device that is planned for, with what is free of it now; only a card that is here has others on it."""
+        planned_for = self.rehearsals.hardware
+        return planned_for if self.simulate or planned_for.origin != "detected" else _now(planned_for)
+
+    def budget_bytes(self, hardware: Hardware) -> int:
+        """Returns the budget with the user's headroom."""
+        return replace(self.rehearsals, hardware=hardware).budget_bytes
+
+    def probe(self, plan: Plan) -> Probe:
+        """Try the plan's settings in a process of its own; this one never opens a CUDA context.
+
+        ``fits`` says only that nothing was refused and no cache given back.
+        """
+        job = self.rehearsals.job
+        device = self.device if self.simulate else _now(self.device)
+        others = () if self.simulate else others_on(device)
+        request = Request(
+            task="probe",
+            job=replace(job, arguments=without_wish(job.arguments)),
+            knobs=plan.knobs,
+            hardware=device,
+            simulate=self.simulate,
+            output_dir=str(self.folder),
+        )
+        environment = process_environment(device, plan.knobs, job.environment, simulate=self.simulate)
+        return replace(run_probe(request, environment, self.folder, self.rehearsals.machines), others=others)
+
+    def planned(self, correction: Correction, hardware: Hardware) -> Replanned:
+        """Search again, by the same words; what was rehearsed for it is mostly kept. Raises DoesNotFitError."""
+        with self.workers() as workers:
+            started, plain = time.perf_counter(), replace(self.rehearsals, workers=workers, hardware=hardware)
+            rehearsals = replace(plain, correction=correction)
+            facts, lengths = rehearsals.describe(), rehearsals.lengths()
+            best = searched_with_images(rehearsals, facts, lengths, lambda attempt: None, self.footprints)
+            uncorrected = replace(best.rehearsals, correction=plain.correction)
+            predictions = Predictions(uncorrected, facts, best.lengths, self.footprints)
+            (predicted,) = predictions.rehearse([best.found.estimate.knobs], whole=True)
+            seconds = time.perf_counter() - started
+            plan = make_plan(best.rehearsals, best.found, facts, best.lengths, seconds=seconds)
+            return Replanned(plan=plan, predicted=predicted)
+
+
+def _now(card: Hardware) -> Hardware:
+    """Give the same card with what is free of it now; as it was where NVML does not tell."""
+    now_bytes = free_bytes(card)
+    return card if now_bytes is None else replace(card, free_bytes=now_bytes)
+
+
+@dataclass(slots=True)
+class _Course:
+    """How far the probes of one plan came."""
+
+    plan: Plan
+    predicted: Estimate
+    """For its settings, as no probe has corrected it."""
+    ways: Ways
+    on_event: OnEvent
+    experience: Experience
+    points: tuple[Point, ...] = ()
+    fitting: Plan | None = None
+    """The plan that fitted, once it was moved up."""
+    non_torch_bytes: int | None = None
+    """As measured."""
+
+    @property
+    def budget_bytes(self) -> int:
+        return self.predicted.budget_bytes
+
+
+def is_probed(job: Job, hardware: Hardware, *, vllm_share_bytes: int) -> bool:
+    """Whether a probe can tell anything.
+
+    On a plain CPU nothing measures. A vLLM engine in the trainer's own process takes its share of the card through the
+    same allocator, so that nobody can tell what is the trainer's. A drop-in trainer holds its card already.
+    """
+    return hardware.origin != "cpu" and not vllm_share_bytes and job.python_call is None
+
+
+def confirmed(chosen: Plan, ways: Ways, on_event: OnEvent = lambda event: None, *, may_move: bool = True) -> Plan:
+    """The plan as a probe has shown it to fit; its experience holds every probe.
+
+    A probe that does not fit corrects the prediction, and the search is repeated with that: at most three probes. One
+    that needs far less than predicted moves the plan up, once; where that does not fit, the first one stays. A plan
+    that was probed before, and fits what is free now, is not probed again.
+
+    Args:
+        on_event: Hears ``probing``, ``probe``, ``replanned`` and ``room`` events.
+        may_move: Settings are the search's; else they are the user's, and a probe that does not fit ends it.
+
+    Raises:
+        DoesNotFitError: nothing that is allowed fits, by what was measured.
+    """
+    course = _Course(chosen, chosen.estimate, ways, on_event, chosen.experience)
+    _look(course, may_move=may_move)
+    known = [probe for probe in chosen.experience.probes if probe.fits and probe.knobs == course.plan.knobs]
+    if known and (known[-1].required_bytes or 0) <= course.budget_bytes:
+        return chosen
+    while True:
+        fits = _probe(course).fits
+        if fits and not (may_move and _has_room(course) and _moves_up(course)):
+            return replace(_as_measured(course), experience=course.experience)
+        if not fits and course.fitting is not None:
+            return replace(course.fitting, experience=course.experience)
+        if not fits:
+            if len(course.points) == MOST_PROBES or not may_move:
+                raise _never_fitted(course)
+            _move(course)
+        _look(course, may_move=may_move)
+
+
+def _look(course: _Course, *, may_move: bool) -> None:
+    """Who came to the card or left it since the plan was made counts: the budget is what is free now."""
+    planned_for, device = course.predicted.hardware, course.ways.look()
+    if abs(device.free_bytes - planned_for.free_bytes) <= STEADY_BYTES:
+        return
+    course.on_event({"event": "room", "before_bytes": planned_for.free_bytes, "now_bytes": device.free_bytes})
+    here = replace(planned_for, free_bytes=device.free_bytes)
+    budget_bytes = course.ways.budget_bytes(here)
+    course.predicted = replace(course.predicted, hardware=here, budget_bytes=budget_bytes)
+    estimate = replace(course.plan.estimate, hardware=here, budget_bytes=budget_bytes)
+    course.plan = replace(course.plan, estimate=estimate)
+    if not course.plan.estimate.fits:
+        if not may_move:
+            raise _no_longer_fits(course)
+        _move(course)
+
+
+def _probe(course: _Course) -> Probe:
+    course.on_event({"event": "probing", "knobs": codec.to_json(course.plan.knobs)})
+    probe = course.ways.probe(course.plan)
+    # What is reserved and what lies outside counts; where the latter is not known, as predicted.
+    outside_bytes = course.predicted.outside_bytes if probe.non_torch_bytes is None else probe.non_torch_bytes
+    held_bytes = 0 if probe.measured is None else probe.measured.peak_reserved_bytes + outside_bytes
+    probe = replace(probe, fits=probe.fits and held_bytes <= course.budget_bytes)
+    course.experience = course.experience.with_probe(probe)
+    course.points = (*course.points, Point(predicted=course.predicted, probe=probe))
+    course.non_torch_bytes = probe.non_torch_bytes if probe.non_torch_bytes is not None else course.non_torch_bytes
+    course.on_event(
+        {
+            "event": "probe",
+            "probe": codec.to_json(probe),
+            "predicted_bytes": course.plan.estimate.required_bytes,
+            "budget_bytes": course.budget_bytes,
+        }
+    )
+    return probe
+
+
+def _as_measured(course: _Course) -> Plan:
+    """Takes what was measured for the prediction, which holds the mistrust of probes that failed before."""
+    if all(point.probe.fits for point in course.points):
+        return course.plan
+    correction = corrected(course.points[-1:], course.budget_bytes)
+    memory = correction.of(course.predicted.memory, course.plan.knobs)
+    memory = replace(memory, mixed_lengths=course.plan.estimate.memory.mixed_lengths)
+    return replace(course.plan, estimate=replace(course.plan.estimate, memory=memory))
+
+
+def _has_room(course: _Course) -> bool:
+    """Not where another probe came before, nor where the rows that there are were shorter than those planned for."""
+    (point, *others), probe = course.points, course.points[-1].probe
+    if others or probe.required_bytes is None or (probe.row_tokens or 0) < course.plan.row_tokens:
+        return False
+    return probe.required_bytes < (1 - ROOM_WORTH_A_MOVE) * point.predicted.required_bytes
+
+
+def _moves_up(course: _Course) -> bool:
+    """Whether there is something better by what was measured; the plan that fits is kept beside it."""
+    before = course.plan
+    better = _planned(course)
+    if better.plan.knobs == before.knobs:
+        return False
+    course.fitting = before
+    _take(course, better)
+    return True
+
+
+def _move(course: _Course) -> None:
+    try:
+        _take(course, _planned(course))
+    except DoesNotFitError as error:
+        if not course.points:
+            raise
+        raise DoesNotFitError(f"{error.message}\n{_measured(course)}", hint=error.hint) from error
+
+
+def _planned(course: _Course) -> Replanned:
+    correction = corrected(course.points, course.budget_bytes) if course.points else Correction()
+    hardware = course.predicted.hardware
+    if course.non_torch_bytes is not None:
+        hardware = replace(hardware, non_torch_bytes=course.non_torch_bytes, communicator_bytes=0)
+    return course.ways.planned(correction, hardware)
+
+
+def _take(course: _Course, replanned: Replanned) -> None:
+    before = course.plan
+    course.plan = replace(replanned.plan, warnings=before.warnings)
+    course.predicted = replanned.predicted
+    course.on_event({"event": "replanned", "before": codec.to_json(before.knobs), "plan": codec.to_json(course.plan)})
+
+
+# -- where it ends -------------------------------------------------------------------------------------------------
+
+
+def _never_fitted(course: _Course) -> DoesNotFitError:
+    card, number = course.predicted.hardware.name, len(course.points)
+    times = f"{number} probes were made, and none of them" if number > 1 else "A probe was made, and it did not"
+    return DoesNotFitError(
+        f"{course.plan.model} does not fit {card} when it is tried. {times} fit{'' if number == 1 else 's'}.\n"
+        f"{_measured(course)}",
+        hint="--headroom SIZE  plan for less than there is, with more headroom\n--no_probe       train all the same",
+    )
+
+
+def _no_longer_fits(course: _Course) -> DoesNotFitError:
+    needed, free = course.plan.estimate.required_bytes, course.predicted.hardware.free_bytes
+    return DoesNotFitError(
+        f"{course.plan.model} with the settings of its plan does not fit what is free of "
+        f"{course.predicted.hardware.name} now: it needs {format_bytes(needed)}, and {format_bytes(free)} are free.",
+        hint="End what else is on the card, or plan again without --plan.",
+    )
+
+
+def _measured(course: _Course) -> str:
+    points = ((point.probe, point.predicted) for point in course.points)
+    lines = (outcome(probe, predicted.required_bytes, predicted.budget_bytes) for probe, predicted in points)
+    return "\n".join(f"  probed {line}" for line in lines)

@@ -1,0 +1,203 @@
+"""Plans again for a run that is under way, after what was measured: less memory, and the same training.
+
+What a checkpoint holds, and what is trained, stays as it is: dtype, optimizer, adapter, quantization, lengths, packing,
+and the rows of an optimizer step. What may move is how these rows are divided, recomputation, offloading (an optimizer
+on the host writes the checkpoint of one on the device, ``trainers.host_optimizer``) and expandable segments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from autotrain_mem.machine.detect import free_bytes
+from autotrain_mem.planning.predict.predictions import Predictions
+from autotrain_mem.planning.rehearsals import Rehearsals
+from autotrain_mem.search.division import EVALUATED_ROWS, ROWS, STEPS
+from autotrain_mem.search.ladder import allowed
+from autotrain_mem.search.levers import EXPANDABLE, LEVERS, OFFLOADING
+from autotrain_mem.search.memo import Memo
+from autotrain_mem.search.nearest import confirmed, suggestion
+from autotrain_mem.search.search import find
+from autotrain_mem.support.errors import AutofitError, TrainingError
+from autotrain_mem.types import Estimate, Knobs, Lever, Plan
+from autotrain_mem.types.knobs import OWN_SWITCHES, alone_too
+from autotrain_mem.types.shortage import Shortage
+from autotrain_mem.types.topology import Topology
+
+MOVABLE = frozenset({ROWS, STEPS, EVALUATED_ROWS, EXPANDABLE, "gradient_checkpointing", *OFFLOADING})
+
+LESS_SHARE = 0.1
+"""A plan that ran out of memory was predicted too low by an unknown share, or something else took what it needed. The
+worst prediction of a public run's reserved bytes was 5.3 % low (DESIGN.md, "The idea"); twice that is left."""
+
+
+def with_less_on_device(
+    rehearsals: Rehearsals, chosen: Plan, peak_reserved_bytes: int | None, others_bytes: int = 0
+) -> Plan | None:
+    """The fastest that is predicted to take clearly less than what ran out; None where nothing does.
+
+    Args:
+        peak_reserved_bytes: That was measured, if it was.
+        others_bytes: What other processes were seen to hold of the device as it ran out.
+    """
+    card = rehearsals.hardware
+    came_bytes = max(0, others_bytes - (card.total_bytes - card.free_bytes))
+    left_bytes = max(0, rehearsals.budget_bytes - came_bytes)
+    limit_bytes = min(_limit_bytes(rehearsals, chosen, peak_reserved_bytes), left_bytes)
+    return _searched(replace(rehearsals, headroom_bytes=max(0, card.free_bytes - limit_bytes)), chosen)
+
+
+def with_less_on_host(rehearsals: Rehearsals, chosen: Plan) -> Plan | None:
+    """Without what the plan, not the user, moved to the host; None where it moved nothing, or the card is too small."""
+    asked = rehearsals.job.arguments
+    moved = [name for name in OFFLOADING if getattr(chosen.knobs, name) and not asked.get(name)]
+    return _searched(rehearsals, chosen, moved) if moved else None
+
+
+def on_machines(rehearsals: Rehearsals, chosen: Plan, topology: Topology) -> tuple[Rehearsals, Plan]:
+    """The same training on other machines, and its plan: as many rows in each step, the model divided as before.
+
+    Raises:
+        TrainingError: the rows cannot be divided among so many processes, or what each of them takes does not fit.
+    """
+    knobs, processes = chosen.knobs, topology.processes
+    each, rest = divmod(knobs.effective_batch_size * knobs.token_shards, processes)
+    if rest:
+        why, shared = f"a step's {knobs.effective_batch_size} rows are no multiple of them", knobs.token_shards
+        raise _cannot_go_on(chosen, processes, f"{why} (each is of {shared})" if shared > 1 else why)
+    sharding = "fsdp2" if knobs.sharding == "hsdp" and topology.nodes == 1 else knobs.sharding
+    sharding = alone_too(sharding, processes)
+    at_once = math.gcd(knobs.per_device_train_batch_size, each)
+    base = replace(
+        knobs,
+        processes=processes,
+        sharding=sharding,
+        dp_replicate_size=topology.nodes if sharding == "hsdp" else None,
+        per_device_train_batch_size=at_once,
+        gradient_accumulation_steps=each // at_once,
+    )
+    arguments = {name: value for name, value in rehearsals.job.arguments.items() if name != "sharding"}
+    asked = {"sharding": sharding} if sharding and "sharding" in rehearsals.job.arguments else {}
+    job = replace(rehearsals.job, arguments=arguments | asked)
+    others = replace(rehearsals, job=job).on(replace(rehearsals.hardware, topology=topology))
+    plan = _searched(others, replace(chosen, estimate=replace(chosen.estimate, knobs=base)), is_other=True)
+    if plan is None:
+        raise _cannot_go_on(chosen, processes, "it does not fit them")
+    return others, plan
+
+
+def _cannot_go_on(chosen: Plan, processes: int, why: str) -> TrainingError:
+    count = f"{processes} process{'es' * (processes > 1)}"
+    return TrainingError(
+        f"The training cannot go on with {count} in place of {chosen.knobs.processes}: {why}.",
+        hint="Start the lost machine's command again, and where the others have ended theirs too.",
+    )
+
+
+def flags_of(before: Knobs, after: Knobs) -> str:
+    """The settings that differ, as they would be typed.
+
+    >>> from autotrain_mem import Knobs
+    >>> one = dict(use_peft=False, dtype="float32", optim="adamw_torch", gradient_checkpointing=True)
+    >>> before = Knobs(per_device_train_batch_size=4, gradient_accumulation_steps=1, **one)
+    >>> flags_of(before, replace(before, per_device_train_batch_size=2, gradient_accumulation_steps=2))
+    '--per_device_train_batch_size 2 --gradient_accumulation_steps 2'
+    """
+    flags = []
+    for name in (each.name for each in fields(Knobs)):
+        if (value := getattr(after, name)) != getattr(before, name):
+            text = f" {str(value).lower() if isinstance(value, bool) else value}"
+            flags.append(f"--{name}{'' if name in OWN_SWITCHES and value is True else text}")
+    return " ".join(flags)
+
+
+def _limit_bytes(rehearsals: Rehearsals, chosen: Plan, peak_reserved_bytes: int | None) -> int:
+    """Limits what the next plan may be predicted to take: below the last, by as much as that was too low."""
+    predicted_bytes = chosen.estimate.required_bytes
+    most_bytes = min(rehearsals.budget_bytes, predicted_bytes)
+    now_bytes = free_bytes(rehearsals.hardware)
+    if now_bytes is not None:  # other processes may have come since the plan was made
+        now = replace(rehearsals, hardware=replace(rehearsals.hardware, free_bytes=now_bytes))
+        most_bytes = min(most_bytes, now.budget_bytes)
+    measured_bytes = (peak_reserved_bytes or 0) + rehearsals.outside_bytes(chosen.knobs)
+    too_low = max(1.0, measured_bytes / predicted_bytes)
+    return int((1 - LESS_SHARE) * most_bytes / too_low)
+
+
+def _searched(
+    rehearsals: Rehearsals, chosen: Plan, without: Sequence[str] = (), *, is_other: bool = False
+) -> Plan | None:
+    """Search around the settings of a plan; None where nothing fits, or they alone do.
+
+    Args:
+        without: Levers that are let go.
+        is_other: The plan's settings are new themselves.
+    """
+    facts, lengths = rehearsals.describe(), rehearsals.lengths()
+    space = rehearsals.space(facts, lengths)
+    let_go: dict[str, Any] = dict.fromkeys(without, False)
+    # Rows that fill no micro-batch are left out with dataloader_drop_last: other micro-batches, other steps.
+    movable = MOVABLE - {ROWS, STEPS} if rehearsals.job.arguments.get("dataloader_drop_last") else MOVABLE
+    fixed = frozenset(each.name for each in fields(Knobs)) - movable
+    space = replace(
+        space,
+        base=replace(chosen.knobs, **let_go),
+        pinned=space.pinned | fixed,
+        effective_batch_size=chosen.knobs.effective_batch_size,
+        forbid=space.forbid | frozenset(without),
+    )
+    best = find(space, Predictions(rehearsals, facts, lengths))
+    if best is None or (best.estimate.knobs == chosen.knobs and not is_other):
+        return None
+    return replace(
+        chosen,
+        estimate=replace(best.estimate, budget_bytes=chosen.estimate.budget_bytes),  # that the plan was made for
+        levers=_levers(chosen.levers, best.levers),
+        attempts=(*chosen.attempts, *best.attempts),
+    )
+
+
+def _levers(before: Iterable[Lever], after: Iterable[Lever]) -> tuple[Lever, ...]:
+    """One that is pulled further starts where it started before; one that is let go is gone."""
+    kept = {lever.name: lever for lever in before}
+    for lever in after:
+        start = kept.pop(lever.name, lever).before
+        if start != lever.after:
+            kept[lever.name] = replace(lever, before=start)
+    return tuple(kept.values())
+
+
+# -- what to say where nothing goes on ---------------------------------------------------------------------------------
+
+
+def smallest_change(rehearsals: Rehearsals, chosen: Estimate, shortage: Shortage) -> str | None:
+    """Flags that lead from the settings that ran out to the nearest that would fit; None where nothing does.
+
+    First what the user's words allow: the fastest of the least harm. Then, as when nothing can be planned, what would
+    fit if pins and limits gave way. Predictions are held against a budget that is smaller by as much as the chosen
+    settings took more than predicted.
+
+    Example: planned 10.0 GiB of a budget of 11.0, and needed 11.8 when it ran out: what is looked for may be predicted
+    to take 11.0 - 1.8 = 9.2 GiB.
+    """
+    headroom_bytes = max(0, rehearsals.hardware.free_bytes - lowered_budget_bytes(chosen, shortage))
+    narrower = replace(rehearsals, headroom_bytes=headroom_bytes)
+    try:
+        facts, lengths = narrower.describe(), narrower.lengths()
+        space, predictions = narrower.space(facts, lengths), Predictions(narrower, facts, lengths)
+        if (best := find(space, predictions)) is not None:
+            return flags_of(chosen.knobs, best.estimate.knobs) or None
+        near = confirmed(space, Memo(predictions, may_expand=allowed(LEVERS[EXPANDABLE], space)))
+        return None if near is None else suggestion(space, near.knobs)
+    except AutofitError:  # the error that is on its way matters more than one about a proposal
+        return None
+
+
+def lowered_budget_bytes(chosen: Estimate, shortage: Shortage) -> int:
+    """Computes what another plan may be predicted to take; always less than was predicted for the chosen one."""
+    too_low = max(0, shortage.needed_bytes - chosen.required_bytes)
+    there = min(chosen.budget_bytes, shortage.total_bytes - shortage.others_bytes)
+    return max(0, min(there - too_low, chosen.required_bytes - 1))

@@ -1,0 +1,105 @@
+"""Adds up for a report what the processes of one run sent."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from autotrain_mem.training.launch import Event
+from autotrain_mem.types import Plan, Report, codec
+from autotrain_mem.types.report import REWARD_NAMES, MemoryReading
+
+
+@dataclass(kw_only=True)
+class RunFigures:
+    """Holds the figures of a run, from its first process to its last."""
+
+    _losses: list[float] = field(default_factory=list)
+    _rewards: list[float] = field(default_factory=list)
+    _began: list[tuple[int, float]] = field(default_factory=list)
+    """Of each process: the step that it went on from, and when, by the clock of this one."""
+    _started_at: str = field(default_factory=lambda: _now())
+    _before: MemoryReading | None = None
+    """Of the processes before, as far as they had the settings of this one."""
+    _reading: MemoryReading | None = None
+    """The last one of this process."""
+    _not_finite_step: int | None = None
+    _longest_rows_first: bool = False
+
+    def see(self, event: Event) -> None:
+        """Take the next event."""
+        match event["event"]:
+            case "start":
+                self._began.append((event["step"], time.perf_counter()))
+                if self._not_finite_step is not None and event["step"] < self._not_finite_step:
+                    self._not_finite_step = None  # it goes on from a checkpoint before that
+            case "step" if event["memory"] is not None:
+                self._reading = codec.from_json(MemoryReading, event["memory"])
+            case "log" if self._not_finite_step is None:
+                logs = event["logs"]
+                self._losses += [logs["loss"]] if "loss" in logs else []
+                self._rewards += [logs[name] for name in REWARD_NAMES if name in logs]
+            case "not_finite" if event["spoils"]:
+                self._not_finite_step = event["step"]
+            case "worst_batch":
+                self._longest_rows_first = not event["why_not"]
+            case "restart":  # other settings are predicted otherwise
+                self._before = None if event["restart"]["change"] else _together(self._before, self._reading)
+                self._reading, self._longest_rows_first = None, False
+
+    def report(self, end: Event, plan: Plan, output_dir: str) -> Report:
+        """Report on all processes of the run.
+
+        Where nothing was left to train, nothing was logged or measured. The time is by the last process's own clock
+        where it was the only one; else from the first one's start to the end.
+        """
+        began_at, began = self._began[0] if self._began else (0, time.perf_counter())
+        seconds = time.perf_counter() - began if len(self._began) > 1 else end["seconds"]
+        has_trained = end["steps"] != began_at
+        losses, rewards = self._losses, self._rewards
+        if has_trained and self._not_finite_step is None:  # too short to log
+            losses, rewards = losses or end["losses"], rewards or end["rewards"]
+        last = self._began[-1][0] if self._began else 0
+        if end["memory"] is not None and end["steps"] != last:
+            self._reading = codec.from_json(MemoryReading, end["memory"])
+        estimate = plan.estimate
+        return Report(
+            output_dir=output_dir,
+            steps=end["steps"],
+            began_at=began_at,
+            knobs=plan.knobs,
+            trained=estimate.memory.trained,
+            schedule=plan.schedule,
+            step_tokens=estimate.time.tokens,
+            first_loss=losses[0] if losses else None,
+            last_loss=losses[-1] if losses and self._not_finite_step is None else None,
+            not_finite_step=self._not_finite_step,
+            first_reward=rewards[0] if rewards else None,
+            last_reward=rewards[-1] if rewards else None,
+            predicted_peak_bytes=estimate.reserved.peak_allocated_bytes,
+            predicted_peak_reserved_bytes=estimate.reserved_bytes,
+            measured=_together(self._before, self._reading) if has_trained else None,
+            longest_rows_first=self._longest_rows_first,
+            seconds=round(seconds, 3),
+            incidents=len(plan.experience.incidents),
+            restarts=len(plan.experience.restarts),
+            started_at=self._started_at,
+            ended_at=_now(),
+        )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _together(before: MemoryReading | None, now: MemoryReading | None) -> MemoryReading | None:
+    """Gives the peaks of several processes, one after the other, with the last one's readings."""
+    if before is None or now is None:
+        return now or before
+    return replace(
+        now,
+        peak_allocated_bytes=max(before.peak_allocated_bytes, now.peak_allocated_bytes),
+        peak_reserved_bytes=max(before.peak_reserved_bytes, now.peak_reserved_bytes),
+        num_alloc_retries=before.num_alloc_retries + now.num_alloc_retries,
+    )

@@ -1,0 +1,345 @@
+"""Trains under a supervisor: starts each process, and writes what it teaches into ``plan.json``."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from autotrain_mem.planning.output_dir import RESUME, how_to_resume, resumes
+from autotrain_mem.planning.recover.event_log import EventLog
+from autotrain_mem.planning.recover.replan import (
+    flags_of,
+    on_machines,
+    smallest_change,
+    with_less_on_device,
+    with_less_on_host,
+)
+from autotrain_mem.planning.recover.run_figures import RunFigures
+from autotrain_mem.planning.rehearsals import Rehearsals
+from autotrain_mem.report.formatting import counted
+from autotrain_mem.report.shortage import explained
+from autotrain_mem.support.errors import AutofitError, GpuOutOfMemoryError, InterruptedByUser, OutputFolderError
+from autotrain_mem.support.files import write_json
+from autotrain_mem.support.versions import versions_key
+from autotrain_mem.training import launch
+from autotrain_mem.training.checkpoint_kinds import Resumer, as_it_was_begun, is_of_another_form, why_not
+from autotrain_mem.training.checkpoints import (
+    Checkpoint,
+    discard,
+    newest_start,
+    processes_of,
+    step_of,
+    why_no_start,
+    why_torn,
+)
+from autotrain_mem.training.environment import one_tracked_run, process_environment
+from autotrain_mem.training.exit_causes import Cause, Ending, Remedy, cause_of
+from autotrain_mem.training.launch import Event
+from autotrain_mem.training.request import Request
+from autotrain_mem.training.run_folder import LastRun, RunFolder
+from autotrain_mem.training.supervisor import Change, Stint, supervise
+from autotrain_mem.types import Hardware, Incident, Knobs, Plan, Report, codec
+from autotrain_mem.types.experience import Experience, Learned, Restart
+from autotrain_mem.types.job import without_wish
+from autotrain_mem.types.plan import as_recorded
+from autotrain_mem.types.plan_file import PLAN_NAME
+from autotrain_mem.types.report import RUN_NAME
+from autotrain_mem.types.shortage import Shortage
+from autotrain_mem.worker.pool import Workers
+
+
+@dataclass(kw_only=True)
+class SupervisedRun:
+    """One run in one folder; where a process dies, another goes on (``training.supervisor``)."""
+
+    rehearsals: Rehearsals
+    plan: Plan
+    """What ``plan.json`` holds: with what the run taught, and the settings that it goes on with."""
+    device: Hardware
+    """That it trains on."""
+    output: RunFolder
+    """The output folder."""
+    simulate: bool
+    guarded: bool
+    """Else the process trains as TRL does by itself."""
+    on_event: Callable[[Mapping[str, Any]], None]
+    _first: Checkpoint | None = None
+    _tracked: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """What makes all processes one run of Weights & Biases."""
+    _number: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """The run's own, in its checkpoints: of those in the folder no other run's are gone on with."""
+    _notes: set[str] = field(default_factory=set)
+    """What was said of output that could not be written."""
+    _figures: RunFigures = field(default_factory=RunFigures)
+    _log: EventLog = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._log = EventLog(self.folder)
+
+    @property
+    def folder(self) -> Path:
+        return self.output.path
+
+    def finish(self, *, restarts: int) -> Report:
+        """Trains to the end, and writes ``plan.json`` before it and ``run.json`` after it.
+
+        Args:
+            restarts: How often in a row without a new checkpoint.
+
+        Raises:
+            OutputFolderError: there is no whole checkpoint to go on from; a file cannot be written.
+            InterruptedByUser: Ctrl-C; what was written is whole.
+            GpuOutOfMemoryError, TrainingError and what else ``supervise`` raises.
+        """
+        checkpoint = self.first_checkpoint()
+        if checkpoint is not None:
+            self._check_processes(checkpoint.path)
+        machines = self.rehearsals.machines
+        command = () if machines is None else machines.command
+        start = None if checkpoint is None else checkpoint.path
+        self.output.begin(LastRun(number=self._number, start=start, command=command))
+        self.plan = as_begun(self.plan)
+        write_json(self.folder / PLAN_NAME, codec.to_json(self.plan))
+        first = Stint(knobs=self.plan.knobs, learned=self.plan.experience.learned, checkpoint=checkpoint)
+        end = self._supervised(first, restarts)
+        report = self._figures.report(end, self.plan, str(self.folder))
+        if report.has_trained or not (self.folder / RUN_NAME).exists():  # else that of the run that trained stays
+            self._write(RUN_NAME, self._run(report))
+        if self._notes:  # there may be room by now
+            self._keep(self.plan)
+        if end["interrupted"]:
+            message = f"Interrupted after step {report.steps}; what was written is whole."
+            raise InterruptedByUser(message, hint=how_to_resume(self.folder))
+        self.output.end()
+        return report
+
+    def _supervised(self, first: Stint, restarts: int) -> Event:
+        """Runs every process, and says in the log of events how the last one ended."""
+        try:
+            end = supervise(first, self, restarts=restarts, on_event=self.record)
+        except BaseException as error:
+            self._log.end("interrupted" if isinstance(error, InterruptedByUser | KeyboardInterrupt) else "failed")
+            raise
+        self._log.end("interrupted" if end["interrupted"] else "finished", end["steps"])
+        return end
+
+    # -- what the supervisor asks for ---------------------------------------------------------------------------------
+
+    def train(self, stint: Stint, on_event: Callable[[Event], None]) -> Event | Ending:
+        job = self.rehearsals.job
+        resume_from = None if stint.resume_from is None else str(stint.resume_from)
+        arguments: dict[str, Any] = {**without_wish(job.arguments), RESUME: resume_from}
+        request = Request(
+            task="train",
+            job=replace(job, arguments=arguments),
+            knobs=stint.knobs,
+            hardware=self.device,
+            simulate=self.simulate,
+            output_dir=str(self.folder),
+            run=self._number,
+            folder=self.output.identity,
+            learned=stint.learned,
+            predicted=self.plan.estimate.memory.phases,
+            predicted_reserved_bytes=self.plan.estimate.reserved_bytes,
+            budget_bytes=max(0, self.plan.estimate.budget_bytes - self.plan.estimate.outside_bytes),
+            level=self.plan.level,
+            levers=self.plan.levers,
+            guarded=self.guarded,
+        )
+        environment = process_environment(self.device, stint.knobs, job.environment, simulate=self.simulate)
+        environment |= one_tracked_run(self._tracked, job.environment)
+        log = self.folder / launch.LOG_NAME
+        machines = self.rehearsals.machines
+        return launch.train(request, environment, log, on_event, lock=self.output.lock, machines=machines)
+
+    def newest(self, ending: Ending) -> Checkpoint | None:
+        if ending.saving and why_torn(Path(ending.saving)):
+            discard(Path(ending.saving))
+        newest = self._newest_start(self._number)
+        if newest is None and self._first is not None and not why_no_start(self._first.path):
+            return self._first  # else it was rotated out, and what came after it is torn
+        return newest
+
+    def changed(self, cause: Cause, ending: Ending, knobs: Knobs) -> Change | None:
+        if cause.remedy is Remedy.MACHINES:
+            return self._with_machines_that_are_there(knobs)
+        with Workers() as workers:
+            rehearsals = replace(self.rehearsals, workers=workers)
+            try:
+                if cause.remedy is Remedy.LESS_HOST_MEMORY:
+                    plan = with_less_on_host(rehearsals, self.plan)
+                else:
+                    details = ending.error.details
+                    others_bytes = 0 if details is None else codec.from_json(Shortage, details).others_bytes
+                    plan = with_less_on_device(rehearsals, self.plan, ending.peak_reserved_bytes, others_bytes)
+            except (AutofitError, OSError):
+                return None  # the user reads what ended the training, not what came of the search for a way out
+        if plan is None:
+            return None
+        self._keep(plan)
+        return Change(knobs=plan.knobs, flags=flags_of(knobs, plan.knobs))
+
+    def _with_machines_that_are_there(self, knobs: Knobs) -> Change | None:
+        """Waits for the machine that was lost; where it does not come, plans for those that are left.
+
+        Raises:
+            TrainingError: they are too few, or the same training does not fit them.
+        """
+        machines = self.rehearsals.machines
+        assert machines is not None
+        device = machines.gather(self.device)
+        if device.topology.processes == knobs.processes:
+            return None
+        with Workers() as workers:
+            rehearsals = replace(self.rehearsals, workers=workers)
+            self.rehearsals, plan = on_machines(rehearsals, self.plan, device.topology)
+        self.device = device
+        self._keep(plan)
+        return Change(knobs=plan.knobs, flags=f"--nodes {device.topology.nodes} {_division(plan.knobs)}")
+
+    def explained(self, ending: Ending) -> AutofitError:
+        error = ending.error
+        if cause_of(ending).remedy is Remedy.LESS_HOST_MEMORY:
+            error.hint = f"{error.hint}\n{_HOST}".strip()
+        if not isinstance(error, GpuOutOfMemoryError) or error.details is None:
+            return error
+        shortage = codec.from_json(Shortage, error.details)
+        with Workers() as workers:
+            nearest = smallest_change(replace(self.rehearsals, workers=workers), self.plan.estimate, shortage)
+        error = explained(shortage, self.plan, nearest)
+        if ending.rank is not None:
+            error.message = f"Rank {ending.rank}: {error.message}"
+        return error
+
+    # -- what the processes report -------------------------------------------------------------------------------------
+
+    def record(self, event: Event) -> None:
+        """Keep what is to be kept, and pass it on."""
+        experience = self.plan.experience
+        match event["event"]:
+            case "incident":
+                experience = experience.with_incident(codec.from_json(Incident, event["incident"]))
+                experience = experience.with_learned(codec.from_json(Learned, event["learned"]))
+            case "restart":
+                experience = experience.with_restart(codec.from_json(Restart, event["restart"]))
+            case "note" if event["message"] in self._notes:
+                return
+            case "note":
+                self._notes.add(event["message"])
+        self._figures.see(event)
+        self._log.see(event)
+        if experience is not self.plan.experience:
+            self._keep(replace(self.plan, experience=experience))
+        self.on_event(event)
+
+    def _run(self, report: Report) -> dict[str, Any]:
+        """Add to a report what else ``run.json`` holds."""
+        return codec.to_json(report) | {
+            "versions": versions_key(),
+            "job": codec.to_json(as_recorded(self.rehearsals.job)),
+            "experience": codec.to_json(self.plan.experience),
+        }
+
+    def _keep(self, plan: Plan) -> None:
+        self.plan = plan
+        self._write(PLAN_NAME, codec.to_json(plan))
+
+    def _write(self, name: str, content: dict[str, Any]) -> None:
+        """Write a file of the run. One for which there is no room ends no training; that is said once."""
+        try:
+            write_json(self.folder / name, content)
+        except OutputFolderError as error:
+            self.record({"event": "note", "message": f"{error.message} The run continues without it."})
+
+    # -- what there is to go on from ----------------------------------------------------------------------------------
+
+    def first_checkpoint(self) -> Checkpoint | None:
+        """The one that the user wishes to resume from: the newest whole one of the folder's run, or the one named."""
+        wish = self.rehearsals.job.arguments.get(RESUME)
+        if not wish:
+            return None
+        if wish is not True:
+            self._first = _named(Path(str(wish)))
+            return self._first
+        self._first = self._last_start()
+        if self._first is None:
+            other, whose, by_name = self._newest_start(), "", ""
+            if other is not None:
+                whose = " of the run that was in it last"
+                by_name = f"\nTo go on from another run's, name it: --resume_from_checkpoint {other.path}"
+            raise OutputFolderError(
+                f"The output folder {self.folder} holds no whole checkpoint to resume from{whose}.",
+                hint=f"Remove --resume_from_checkpoint and give another --output_dir, to start again.{by_name}",
+            )
+        return self._first
+
+    def _check_processes(self, checkpoint: Path) -> None:
+        """Say what becomes of a checkpoint that another number of processes wrote, or another way of sharing a model.
+
+        Raises:
+            OutputFolderError: the training cannot go on with it.
+        """
+        resumer, before = Resumer.of(self.plan.knobs), processes_of(checkpoint)
+        if why := why_not(checkpoint, resumer):
+            raise OutputFolderError(f"Cannot go on with {checkpoint}: {why}.", hint=as_it_was_begun(checkpoint))
+        changes = []
+        if before != resumer.processes:
+            changes.append(f"is of {counted(before, 'rank')}, and {resumer.processes} go on with it")
+        if is_of_another_form(checkpoint, resumer):
+            changes.append(f"is shared otherwise than by --sharding {resumer.sharding or 'none'}, and is divided anew")
+        if changes:
+            message = (
+                f"{checkpoint.name} {'; it '.join(changes)}: random numbers are others; the rows of each step are the "
+                "same where the effective batch is"
+            )
+            self.record({"event": "note", "message": message})
+
+    def _last_start(self) -> Checkpoint | None:
+        """Find where the run that was in the folder last has got to, and go on as that run.
+
+        Where no run has left its id (TRL alone trained there) the newest checkpoint counts, whoever wrote it.
+        """
+        last = self.output.last_run()
+        if last is None:
+            return self._newest_start()
+        self._number = last.number
+        newest = self._newest_start(last.number)
+        if newest is None and last.start is not None and not why_no_start(last.start):
+            return Checkpoint(path=last.start, step=step_of(last.start))
+        return newest
+
+    def _newest_start(self, run: str | None = None) -> Checkpoint | None:
+        return newest_start(self.folder, run, lambda message: self.on_event({"event": "torn", "message": message}))
+
+
+def _division(knobs: Knobs) -> str:
+    names = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    return " ".join(f"--{name} {getattr(knobs, name)}" for name in names)
+
+
+_HOST = "--dataloader_num_workers 0 and settings without offloading take less of the host's memory."
+
+
+def as_begun(chosen: Plan) -> Plan:
+    """The plan as the output folder is to hold it: with all that befell the run that it resumes.
+
+    Of another run it keeps only what its guard and its probes measured. Whoever follows it begins a run of his own.
+    """
+    experience, job = chosen.experience, chosen.job
+    if not resumes(job):
+        experience = Experience(learned=experience.learned, probes=experience.probes)
+    arguments = {name: value for name, value in job.arguments.items() if name != RESUME}
+    return replace(chosen, job=replace(job, arguments=arguments), experience=experience)
+
+
+def _named(checkpoint: Path) -> Checkpoint:
+    why = why_no_start(checkpoint)
+    if why:
+        raise OutputFolderError(
+            f"Cannot resume from {checkpoint}: {why}.",
+            hint="--resume_from_checkpoint without a folder takes the newest whole checkpoint of --output_dir.",
+        )
+    return Checkpoint(path=checkpoint, step=step_of(checkpoint))

@@ -1,0 +1,203 @@
+"""Gathers what a report shows of a plan or of a run: from its files, from what is kept, or by rehearsing it again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from autotrain_mem.estimator.replay import Room
+from autotrain_mem.estimator.timeline import make_timeline
+from autotrain_mem.machine.catalog import catalog
+from autotrain_mem.machine.prices import listed_prices
+from autotrain_mem.planning.rehearsals import Lengths, Rehearsals, job_key
+from autotrain_mem.report.command_line import command_of
+from autotrain_mem.report.content.material import CardOffer, Material
+from autotrain_mem.report.history import read_history
+from autotrain_mem.search.precision import lacks_bf16
+from autotrain_mem.support.errors import AutofitError, PlanFileError
+from autotrain_mem.support.store import Store
+from autotrain_mem.training.environment import environment_settings
+from autotrain_mem.types import Plan, Report, Trace, codec
+from autotrain_mem.types.data import DataProfile
+from autotrain_mem.types.hardware import Capability, Hardware, kernel_class
+from autotrain_mem.types.page import Timeline
+from autotrain_mem.types.report import RUN_NAME
+from autotrain_mem.worker.pool import Workers
+
+_TIMELINE, _ROWS = "timeline", "row lengths"
+"""Kinds of what is kept for the report of a plan."""
+_OTHER_VERSIONS = (
+    "The first figure was rehearsed with other versions than the plan was: it peaks at {now} bytes allocated, and the "
+    "plan at {then}. Plan again for figures that agree."
+)
+
+
+def keep_for_report(rehearsals: Rehearsals, plan: Plan, lengths: Lengths) -> None:
+    """Keeps what the report of a plan shows that its file does not hold, as far as it is at hand; then lets the
+    traces go."""
+    key, store = _key(plan), rehearsals.footprint_store
+    trace = rehearsals.traces.get(rehearsals.trace_key(plan.knobs, plan.row_tokens))
+    if trace is not None and store.get(_TIMELINE, key) is None:
+        store.put(_TIMELINE, key, codec.to_json(_drawn(plan, trace)))
+    if lengths.profile is not None:
+        store.put(_ROWS, key, codec.to_json(lengths.profile))
+    rehearsals.traces.clear()
+
+
+def material_of(
+    path: str | Path,
+    store: Store,
+    *,
+    workers: Callable[[], Workers] | None,
+    on_progress: Callable[[str], None] = lambda what: None,
+) -> Material:
+    """Gathers what is known of a plan's file or of an output folder.
+
+    Args:
+        workers: Start those that rehearse the plan where nothing was kept of it; None to do without.
+        on_progress: Hears what takes seconds.
+
+    Raises:
+        PlanFileError: no plan is there, or it cannot be read.
+    """
+    plan, folder = Plan.load(path), Path(path)
+    is_run = folder.is_dir()
+    report, made = _run(folder) if is_run else (None, "")
+    timeline, missing = _timeline(plan, store, workers, on_progress)
+    rows = store.get(_ROWS, _key(plan))
+    return Material(
+        plan=plan,
+        command=command_of(plan, trains=is_run),
+        made=made or _written(folder),
+        timelines=() if timeline is None else (timeline,),
+        report=report,
+        history=read_history(folder) if is_run else None,
+        profile=None if rows is None else codec.from_json(DataProfile, rows),
+        cards=tuple(_offers(plan)),
+        not_shown=tuple(filter(None, (missing, _no_run(report) if is_run else ""))),
+    )
+
+
+# -- the rehearsed step ------------------------------------------------------------------------------------------------
+
+
+def _timeline(
+    plan: Plan, store: Store, workers: Callable[[], Workers] | None, on_progress: Callable[[str], None]
+) -> tuple[Timeline | None, str]:
+    """Returns the timeline that was kept, or is rehearsed now, and what there is to say of it."""
+    kept = store.get(_TIMELINE, _key(plan))
+    if kept is not None:
+        # A probe may have measured since what lies outside torch.
+        return replace(codec.from_json(Timeline, kept), budget_bytes=_room_bytes(plan)), ""
+    missing = "Memory over the rehearsed step is not shown: "
+    if plan.objects is not None:
+        return None, f"{missing}the plan was made of a script's own objects, which no file holds."
+    if workers is None:
+        return None, f"{missing}nothing of its rehearsal is kept here. autofit report rehearses it again."
+    on_progress("rehearsing the plan, of which nothing is kept here")
+    try:
+        with workers() as pool:
+            trace = _rehearsed(plan, store, pool)
+    except AutofitError as error:
+        return None, f"{missing}the plan could not be rehearsed again: {error.message}"
+    timeline = _drawn(plan, trace)
+    store.put(_TIMELINE, _key(plan), codec.to_json(timeline))
+    now = sum(column[timeline.peak] for column in timeline.owners.values())
+    then = plan.estimate.memory.peak_allocated_bytes
+    differs = now != then and not plan.experience.probes
+    return timeline, _OTHER_VERSIONS.format(now=f"{now:,}", then=f"{then:,}") if differs else ""
+
+
+def _rehearsed(plan: Plan, store: Store, workers: Workers) -> Trace:
+    rehearsals = Rehearsals(
+        workers=workers, job=plan.job, defaults=plan.defaults, hardware=plan.estimate.hardware, store=store
+    )
+    facts = rehearsals.describe()
+    if plan.model_digest != facts.digest:
+        raise PlanFileError(f"{plan.model} is another model now.", hint="Plan again.")
+    return workers.first.rehearse(plan.job, plan.knobs, plan.row_tokens, kernel_class(rehearsals.compute_capability))
+
+
+def _drawn(plan: Plan, trace: Trace) -> Timeline:
+    estimate = plan.estimate
+    room = Room(
+        capacity_bytes=_room_bytes(plan),
+        total_bytes=estimate.hardware.total_bytes,
+        settings=environment_settings(plan.job.environment),
+        caches=estimate.hardware.origin != "cpu",
+    )
+    name = "rehearsed step" if plan.knobs.processes == 1 else "rehearsed step of rank 0, which stands for all"
+    return make_timeline(trace, room, expandable_segments=plan.knobs.expandable_segments, name=name)
+
+
+def _room_bytes(plan: Plan) -> int:
+    return max(0, plan.estimate.budget_bytes - plan.estimate.outside_bytes)
+
+
+def _key(plan: Plan) -> dict[str, Any]:
+    """Names a plan's rehearsal on its device, among what is kept."""
+    return {
+        "job": job_key(plan.job),
+        "model": plan.model_digest,
+        "knobs": codec.to_json(replace(plan.knobs, learning_rate=None)),
+        "tokens": plan.row_tokens,
+        "card": plan.estimate.hardware.name,
+        "memory": plan.estimate.hardware.total_bytes,
+        "allocator": plan.allocator,
+        "versions": dict(plan.versions),
+    }
+
+
+# -- the run -----------------------------------------------------------------------------------------------------------
+
+
+def _run(folder: Path) -> tuple[Report | None, str]:
+    """Reads ``run.json``, and when the run ended; nothing where it did not, or the file cannot be read."""
+    try:
+        values = json.loads((folder / RUN_NAME).read_text(encoding="utf-8"))
+        known = {name: value for name, value in values.items() if name not in ("versions", "job", "experience")}
+        report = codec.from_json(Report, known)
+    except (OSError, ValueError):
+        return None, ""
+    return report, report.ended_at
+
+
+def _no_run(report: Report | None) -> str:
+    return "" if report is not None else "What the run measured at its end is not shown: it has not ended, or died."
+
+
+def _written(path: Path) -> str:
+    """Says when a file was written, in ISO 8601 and UTC."""
+    return datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
+
+
+# -- other cards -------------------------------------------------------------------------------------------------------
+
+
+def _offers(plan: Plan) -> list[CardOffer]:
+    """Holds what the plan reserves against each known card that runs the same kernels."""
+    estimate, capability = plan.estimate, plan.estimate.hardware.capability
+    if estimate.hardware.origin == "cpu" or estimate.vllm_share_bytes:
+        return []
+    prices = listed_prices()
+    return [
+        CardOffer(
+            hardware=card,
+            required_bytes=estimate.reserved_bytes
+            + card.non_torch_bytes
+            + card.communicator_bytes * plan.knobs.communicators,
+            budget_bytes=card.budget_bytes(),
+            price=prices.get(card.name),
+        )
+        for card in catalog(laptops=False)
+        if _runs_alike(card, capability)
+    ]
+
+
+def _runs_alike(card: Hardware, capability: Capability) -> bool:
+    other = card.capability
+    return kernel_class(other) == kernel_class(capability) and lacks_bf16(other) == lacks_bf16(capability)

@@ -1,0 +1,195 @@
+"""Turns a user's wish into one job on one device: the one way in for the command, the verbs of Python and trainers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from autotrain_mem.machine.choose import choose
+from autotrain_mem.machine.prices import prices
+from autotrain_mem.planning.accelerate_config import launch_warnings, with_accelerate
+from autotrain_mem.planning.early import no_model
+from autotrain_mem.planning.for_processes import for_processes
+from autotrain_mem.planning.kept_answers import parsed
+from autotrain_mem.planning.output_dir import RESUME
+from autotrain_mem.planning.peft_config import with_peft_config
+from autotrain_mem.planning.predict.vllm_server import gpus_served_here
+from autotrain_mem.planning.rehearsals import Rehearsals
+from autotrain_mem.planning.reuse.other_processes import arguments_of, autofit_of, is_shared_otherwise
+from autotrain_mem.planning.wish import Wish, check_launch
+from autotrain_mem.support.errors import PlanFileError, UsageError
+from autotrain_mem.support.store import Store, cache_folder
+from autotrain_mem.types import Job, Plan
+from autotrain_mem.types.autofit import AutoFit
+from autotrain_mem.types.plan_file import PLAN_NAME
+from autotrain_mem.worker.pool import Workers
+
+_MODEL_NAMES = ("model", "model_name_or_path")
+_DATASET_NAMES = ("dataset", "dataset_name", "datasets")
+"""What names the same: ours, and TRL's own."""
+
+
+# -- a plan that was made before -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanHints:
+    """Holds what one face advises where a plan cannot be followed: texts for ``str.format``.
+
+    They may name ``plan``, its file; ``made_for`` and ``model``, its method and model; ``method``, the one asked for.
+    """
+
+    other_method: str
+    objects: str
+
+
+def resumed(wish: Wish, warn: Callable[[str], None], on_folder: Callable[[str], None] = lambda folder: None) -> Wish:
+    """A run that is resumed follows its own plan, ``plan.json`` in its output folder, unless the wish names another.
+
+    Args:
+        warn: Hears why the plan that is there is not followed.
+        on_folder: Hears of the folder whose plan is followed.
+    """
+    if wish.autofit.plan is not None or not wish.argument(RESUME):
+        return wish
+    folder = wish.folder
+    if not folder:
+        return wish
+    try:
+        Plan.load(folder)
+    except PlanFileError as error:  # another version wrote it, or somebody changed it
+        if Path(folder, PLAN_NAME).exists():
+            warn(f"the run in {folder} continues with a new plan: {error.message}")
+        return wish
+    on_folder(folder)
+    return replace(wish, autofit=replace(wish.autofit, plan=folder))
+
+
+def read_plan(given: Plan | str | Path, method: str, other_method: str) -> Plan:
+    """A plan to follow, read from its file, with the hint (see :class:`PlanHints`) for one of another method.
+
+    Raises:
+        PlanFileError: there is none in that file.
+        UsageError: it is another method's.
+    """
+    plan = given if isinstance(given, Plan) else Plan.load(given)
+    if plan.method != method:
+        advice = other_method.format(plan=given, made_for=plan.method, model=plan.model, method=method)
+        raise UsageError(f"{_called(given)} is for {plan.method}, not for {method}.", hint=advice)
+    return plan
+
+
+def with_plan(wish: Wish, hints: PlanHints, warn: Callable[[str], None], *, to_train: bool) -> Wish:
+    """The wish with the plan that it names, whose own words stand where the wish leaves something open.
+
+    Args:
+        warn: Hears which variables the plan sets, before any process has them, and which it does not have.
+        to_train: On the device that is here; else on the plan's, unless the wish names another.
+
+    Raises:
+        PlanFileError: there is none in that file.
+        UsageError: it is another method's, or was made of a script's objects and these are not named.
+    """
+    given = wish.autofit.plan
+    if given is None:
+        return wish
+    plan = read_plan(given, wish.method, hints.other_method)
+    names_model, names_dataset = wish.names(*_MODEL_NAMES), wish.names(*_DATASET_NAMES)
+    if plan.objects is not None and not (names_model and names_dataset):
+        raise UsageError(
+            f"{_called(given)} was made in Python, from data or a model that no file holds.",
+            hint=hints.objects.format(plan=given),
+        )
+    job = plan.job
+    for message in _taken(job, wish):
+        warn(message)
+    autofit, arguments = wish.autofit.over(plan, here=to_train and not wish.simulate), dict(job.trl_arguments)
+    if is_shared_otherwise(wish.autofit, plan):
+        autofit = autofit_of(wish.autofit, autofit, plan)
+        arguments = arguments_of(plan, autofit)
+    return replace(
+        wish,
+        plan=plan,
+        autofit=autofit,
+        model=wish.model if names_model else job.model,
+        dataset=wish.dataset if names_dataset else job.dataset,
+        config={**arguments, **wish.config},
+        accelerate=job.accelerate if wish.accelerate is None else wish.accelerate,
+        environment={**job.environment, **wish.environment},
+    )
+
+
+def _taken(planned: Job, wish: Wish) -> Iterator[str]:
+    """Yields what to know of a plan's variables, and of code that it runs, where the user does not say the same."""
+    given = wish.environment
+    if planned.arguments.get("trust_remote_code") and not wish.names("trust_remote_code"):
+        yield f"the plan runs code that comes with {planned.model} (trust_remote_code)"
+    if taken := [f"{name}={value}" for name, value in planned.environment.items() if name not in given]:
+        yield f"the plan sets {' '.join(taken)} for the processes that load the model"
+    if missing := sorted({*(planned.unrecorded or ())} - given.keys() - os.environ.keys()):
+        yield (
+            f"the plan was made with {', '.join(missing)}, whose value no plan holds, and which is not set here: "
+            f"{missing[0]}=... before the command sets it, or the env: block of a config"
+        )
+
+
+def _called(given: Plan | str | Path) -> str:
+    return "The plan" if isinstance(given, Plan) else f"The plan in {given}"
+
+
+# -- a job on a device -----------------------------------------------------------------------------------------------
+
+
+def rehearsals_for(workers: Workers, wish: Wish, warn: Callable[[str], None]) -> Rehearsals:
+    """The job that is asked for, on its device.
+
+    Args:
+        warn: Hears when the cache on disk was damaged or cannot be written, and of GPUs that do not answer.
+
+    Raises:
+        UsageError: an argument that TRL does not know (with the nearest) or refuses; all that contradicts itself; a
+            headroom that leaves nothing; torchrun started this process.
+        NoGpuError, UnknownGpuError: there is no such device.
+    """
+    check_launch(is_placed=wish.place is not None)
+    wish = with_accelerate(with_peft_config(wish))
+    for message in launch_warnings(wish):
+        warn(message)
+    autofit, store = wish.autofit, Store(cache_folder(), on_damage=warn)
+    given, defaults = parsed(store, workers, wish)
+    model = wish.model or given.get("model_name_or_path")
+    if not model:
+        raise no_model()
+    table = prices(None if autofit.prices is None else str(autofit.prices))
+    hardware = choose(
+        autofit.gpu,
+        use_cpu=bool(given.get("use_cpu")),
+        gpus=_one(autofit),
+        nodes=autofit.nodes or 1,
+        spared=gpus_served_here(given.get, autofit.nodes or 1),
+        link=autofit.link,
+        store=store,
+        environment=wish.environment,
+        warn=warn,
+    )
+    return Rehearsals(
+        workers=workers,
+        job=replace(wish, model=str(model)).job(given),
+        defaults=for_processes(defaults, hardware.topology, given),
+        hardware=hardware,
+        headroom_bytes=autofit.headroom_bytes(hardware.total_bytes),
+        store=store,
+        prices=table,
+    )
+
+
+def _one(autofit: AutoFit) -> int | None:
+    counts = autofit.gpu_counts
+    if len(counts) > 1:
+        raise UsageError(
+            f"--gpus {','.join(map(str, counts))} asks for several plans.",
+            hint="Only autofit plan METHOD --gpu NAME compares numbers of GPUs; give --gpus one here.",
+        )
+    return counts[0] if counts else None

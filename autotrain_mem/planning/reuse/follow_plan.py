@@ -1,0 +1,289 @@
+"""Follows a plan that was made before: as it is where nothing that it rests on has changed, else rehearsed once.
+
+Nothing is searched: the settings are the plan's. What the user says beside it is law too, so a word that contradicts
+one of them is refused, not obeyed in silence.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from autotrain_mem.machine.catalog import recognise
+from autotrain_mem.machine.detect import CHOOSE_CARDS
+from autotrain_mem.planning.predict.plan import make_plan
+from autotrain_mem.planning.predict.predictions import Predictions
+from autotrain_mem.planning.rehearsals import UNSEEN, Lengths, Rehearsals, row_length
+from autotrain_mem.planning.reuse.other_processes import ROWS, STEPS, changes, ways_to_share
+from autotrain_mem.search.ladder import FURTHEST, check_forbid, lever_name
+from autotrain_mem.search.levers import LEVERS
+from autotrain_mem.search.nearest import budget_line, needs_line
+from autotrain_mem.search.precision import precise_for
+from autotrain_mem.search.search import Found
+from autotrain_mem.search.space import Space
+from autotrain_mem.support.errors import DoesNotFitError, UsageError
+from autotrain_mem.support.units import format_bytes
+from autotrain_mem.support.versions import versions_key
+from autotrain_mem.training.environment import environment_setting
+from autotrain_mem.types import Candidate, Estimate, Hardware, Harm, Job, Knobs, Learned, Plan
+from autotrain_mem.types.estimate import candidate
+from autotrain_mem.types.job import MAX_LENGTH, MAXIMIZED, is_wish
+from autotrain_mem.types.knobs import COMPLETION_KNOBS
+from autotrain_mem.types.model import ModelFacts
+from autotrain_mem.types.plan import as_recorded
+
+GIVEN_ANEW = (
+    *(MAX_LENGTH, *COMPLETION_KNOBS),
+    *("lora_r", "lora_alpha", "lora_target_modules"),
+)
+"""Knobs that may be given anew beside a plan, where they were the user's own words when it was made: another length or
+adapter is another question for the same settings. All others are what a plan decides, or what it was decided around."""
+NOT_REHEARSED = "learning_rate"
+"""A knob that may always be given: no rehearsal depends on it."""
+
+_SAID_OTHERWISE = frozenset({"model_name_or_path", *(field.name for field in fields(Knobs))})
+"""Arguments that are compared as what they come to: the model by its digest, knobs as the plan has them."""
+_FILES = " files"
+"""Ends the name of a digest of a package's files (``versions.versions_key``), which says nothing to a reader."""
+
+
+def follow_plan(
+    rehearsals: Rehearsals,
+    plan: Plan,
+    facts: ModelFacts,
+    lengths: Lengths,
+    on_attempt: Callable[[Candidate], None],
+    *,
+    again: str,
+) -> Plan:
+    """The plan for the job, the card and the versions that there are here.
+
+    Example: a plan made for an RTX 3060 under trl 1.12, followed on one under trl 1.16, is rehearsed once, whole, and
+    comes back with that prediction and with the warning that says why.
+
+    Args:
+        on_attempt: Hears of the settings where they are rehearsed.
+        again: How to plan again, for the hints: a command, or what a script would say.
+
+    Raises:
+        UsageError: what is asked for contradicts its settings.
+        DoesNotFitError: here it takes more than there is.
+    """
+    started = time.perf_counter()
+    before = plan.estimate
+    if rehearsals.headroom_bytes is None and _card_name(before.hardware) == _card_name(rehearsals.hardware):
+        rehearsals = replace(rehearsals, headroom_bytes=before.hardware.free_bytes - before.budget_bytes)
+    space = rehearsals.space(facts, lengths)
+    ways = list(ways_to_share(plan, space, again))
+    differing = tuple(changes(plan.knobs, ways[0]))
+    plan = replace(plan, estimate=replace(before, knobs=ways[0]))
+    if wrong := [*_contradictions(plan, space, rehearsals.job)]:
+        raise UsageError(
+            f"The plan decides otherwise: {'; '.join(wrong)}.",
+            hint=f"Remove that to train with the plan, or plan again: {again}",
+        )
+    given = _given_anew(plan, space)
+    knobs = precise_for(replace(plan.knobs, **given), rehearsals.job.arguments, rehearsals.compute_capability)
+    reasons = (*differing, *_changed(plan, knobs, rehearsals, facts, lengths))
+    if not reasons and any(probe.fits and probe.knobs == plan.knobs for probe in plan.experience.probes):
+        rehearsals = _as_probed(rehearsals, before)
+    estimate = replace(  # the same bytes against what is free here
+        before,
+        knobs=knobs,
+        hardware=rehearsals.hardware,
+        budget_bytes=rehearsals.budget_bytes,
+        vllm_share_bytes=before.vllm_share_bytes if before.vllm_sleep else rehearsals.vllm_share_bytes,
+    )
+    if not reasons and estimate.fits:
+        followed = _planned(plan, estimate, rehearsals, facts, lengths, attempts=plan.attempts, seconds=plan.seconds)
+        return replace(followed, alternatives=plan.alternatives, experience=plan.experience)
+    reasons = reasons or _less_room(before, estimate)
+    predictions = Predictions(rehearsals, facts, lengths)
+    attempts = []
+    for way in ways:  # one, but where other processes share it
+        split = {name: getattr(way, name) for name in (ROWS, STEPS)}
+        (estimate,) = predictions.rehearse([replace(knobs, **split)], whole=True)
+        estimate = predictions.over_steps(estimate) if estimate.fits else estimate
+        attempts.append(candidate(estimate))
+        on_attempt(attempts[-1])
+        if estimate.fits:
+            break
+    if not estimate.fits:
+        raise _does_not_fit(plan, estimate, reasons, again)
+    seconds = time.perf_counter() - started
+    followed = _planned(plan, estimate, rehearsals, facts, lengths, attempts=tuple(attempts), seconds=seconds)
+    experience = replace(plan.experience, learned=Learned(), probes=())  # what was measured was measured elsewhere
+    warning = f"The plan was made before and rehearsed once more, since this has changed: {', '.join(reasons)}."
+    return replace(followed, warnings=(*followed.warnings, warning), experience=experience)
+
+
+def _less_room(before: Estimate, now: Estimate) -> tuple[str, ...]:
+    """Names what the plan no longer fits for, where its settings take the same of torch's allocator."""
+    figures = {
+        "budget": (before.budget_bytes, now.budget_bytes),
+        "memory outside torch": (before.outside_bytes, now.outside_bytes),
+    }
+    return tuple(
+        f"{name} {format_bytes(old)} -> {format_bytes(new)}" for name, (old, new) in figures.items() if old != new
+    )
+
+
+def _as_probed(rehearsals: Rehearsals, before: Estimate) -> Rehearsals:
+    """Keeps the figures outside torch with which a probe showed that the plan fits: without the job they are others."""
+    figures = ("non_torch_bytes", "communicator_bytes")
+    as_measured = {name: getattr(before.hardware, name) for name in figures}
+    return replace(rehearsals, hardware=replace(rehearsals.hardware, **as_measured))
+
+
+def _given_anew(plan: Plan, space: Space) -> dict[str, Any]:
+    """Returns the knobs that the user gives beside the plan, and that may differ from it."""
+    given = {name: getattr(space.base, name) for name in GIVEN_ANEW if _may_be_given(name, plan, space)}
+    return given | ({NOT_REHEARSED: space.base.learning_rate} if NOT_REHEARSED in space.pinned else {})
+
+
+def _may_be_given(name: str, plan: Plan, space: Space) -> bool:
+    before = plan.job.arguments.get(name)
+    return name in space.pinned and name in plan.job.arguments and not is_wish(before)
+
+
+def _planned(
+    plan: Plan,
+    estimate: Estimate,
+    rehearsals: Rehearsals,
+    facts: ModelFacts,
+    lengths: Lengths,
+    *,
+    attempts: tuple[Candidate, ...],
+    seconds: float,
+) -> Plan:
+    """Makes the plan as a search that found these settings would; the card's own precision is a lever of each card."""
+    levers = tuple(lever for lever in plan.levers if lever.name != "fp16")
+    result = Found(
+        level=plan.level, estimate=estimate, attempts=attempts, levers=levers, alternatives=(), most=plan.most
+    )
+    return make_plan(rehearsals, result, facts, lengths, seconds=seconds)
+
+
+def _does_not_fit(plan: Plan, estimate: Estimate, reasons: tuple[str, ...], again: str) -> DoesNotFitError:
+    before = f"{format_bytes(plan.estimate.required_bytes)} of {format_bytes(plan.estimate.budget_bytes)}"
+    lines = (
+        f"{plan.model} with the settings of its plan does not fit {estimate.hardware.name}.",
+        needs_line(estimate),
+        budget_line(estimate),
+        f"  planned {before} on {plan.estimate.hardware.name}; since then: {', '.join(reasons)}",
+    )
+    return DoesNotFitError("\n".join(lines), hint=f"Plan again: {again}")
+
+
+# -- what contradicts it -------------------------------------------------------------------------------------------
+
+
+def check_subject(plan: Plan, job: Job, facts: ModelFacts, again: str) -> None:
+    """Refuse a plan of another model or method; the same model may lie elsewhere. Raises UsageError."""
+    for made_for, asked, same in (
+        (plan.method, job.method, plan.method == job.method),
+        (plan.model, job.model, plan.model == job.model or plan.model_digest == facts.digest),
+    ):
+        if not same:
+            ways = f"Train {plan.model} with {plan.method} to follow it, or plan again: {again}"
+            raise UsageError(f"The plan is for {made_for}, not for {asked}.", hint=ways)
+
+
+def _contradictions(plan: Plan, space: Space, job: Job) -> Iterator[str]:
+    """Yields what is asked otherwise, each in words that a flag and a keyword of Python share.
+
+    What says how to search counts as far as the settings that were found do not meet it. How much slower than others
+    they may be was the search's to ask: there are no others here.
+
+    Raises:
+        UsageError: ``forbid`` names no lever.
+    """
+    for name in sorted(space.pinned - {NOT_REHEARSED}):
+        given, planned = getattr(space.base, name), getattr(plan.knobs, name)
+        if given != planned and not (name in GIVEN_ANEW and _may_be_given(name, plan, space)):
+            yield f"{name} is {given}, and {planned} in the plan"
+    for name in MAXIMIZED:
+        wish = job.arguments.get(name)
+        if is_wish(wish) and wish != plan.job.arguments.get(name):
+            yield f"{name} is {wish}, and {getattr(plan.knobs, name)} in the plan"
+    rows = plan.knobs.effective_batch_size
+    if job.effective_batch_size not in (None, rows):
+        yield f"effective_batch_size is {job.effective_batch_size}, and {rows} in the plan"
+    lowered = (min(lever.harm, Harm.ROUNDING) if lever.name == "dtype" else lever.harm for lever in plan.levers)
+    given_up = max(lowered, default=Harm.NONE)  # updates may be lost to rounding however far it goes
+    if job.fit != plan.job.fit and given_up > FURTHEST[job.fit]:
+        yield f"fit is {job.fit}, and the plan is of the level {plan.level}"
+    harms = {lever.name: lever.harm for lever in plan.levers}  # less than its row's where it is let go: that may be
+    newly = {name: LEVERS[name] for name in sorted(check_forbid(job.forbid) - plan.job.forbid)}
+    if pulled := [name for name, row in newly.items() if harms.get(lever_name(row), Harm.NONE - 1) >= row.harm]:
+        yield f"forbid has {', '.join(pulled)}, and the plan needs {'it' if len(pulled) == 1 else 'them'}"
+
+
+# -- what has changed ----------------------------------------------------------------------------------------------
+
+
+def _changed(plan: Plan, knobs: Knobs, rehearsals: Rehearsals, facts: ModelFacts, lengths: Lengths) -> tuple[str, ...]:
+    """Everything that a rehearsal depends on and that is no longer what it was, each as ``before -> after``."""
+    job, before, now = rehearsals.job, plan.estimate.hardware, rehearsals.hardware
+    changes = [*_versions(plan.versions, versions_key())]
+    if _card_name(before) != _card_name(now) or before.capability != now.capability:
+        changes.append(f"card {before.name} -> {now.name}")
+    changes += _words(plan, job, knobs)
+    tokens = row_length(job, knobs, lengths.longest)
+    if tokens > plan.row_tokens:  # shorter rows need no more than longer ones
+        changes.append(f"longest {'prompt' if plan.job.is_online else 'row'} {plan.row_tokens} -> {tokens} tokens")
+    digest = None if job.python_call is None else job.python_call.digest
+    if digest != plan.objects or digest == "":  # an empty one says that the objects cannot be known
+        changes.append("what the script hands over")
+    if facts.digest != plan.model_digest:
+        changes.append(f"the config of {job.model}")
+    if job.arguments.get("trust_remote_code"):
+        changes.append("perhaps the model's own code")
+    if (setting := environment_setting(job.environment)) != plan.allocator:
+        changes.append(f"PYTORCH_ALLOC_CONF {plan.allocator or 'not set'} -> {setting or 'not set'}")
+    return tuple(changes)
+
+
+def _versions(before: Mapping[str, str | None], now: Mapping[str, str | None]) -> Iterator[str]:
+    """Builds of one version for another kind of device, such as ``2.13.0+cpu``, rehearse the same."""
+    differing = [name for name in sorted({*before, *now}) if _public(before.get(name)) != _public(now.get(name))]
+    for name in differing:
+        package, old, new = name.removesuffix(_FILES), _public(before.get(name)), _public(now.get(name))
+        if name == "autotrain_mem":
+            yield "autofit's own code"
+        elif package == name:
+            yield f"{name} {old or 'not installed'} -> {new or 'not installed'}"
+        elif package not in differing:
+            yield f"{package}'s files"
+
+
+def _public(version: str | None) -> str | None:
+    """Without its local label (PEP 440)."""
+    return None if version is None else version.partition("+")[0]
+
+
+def _card_name(hardware: Hardware) -> str:
+    """The catalog's, so that ``rtx3060`` and NVML's ``NVIDIA GeForce RTX 3060`` are one card."""
+    known = recognise(hardware.name, hardware.total_bytes)
+    return hardware.name if known is None else known.name
+
+
+def _words(plan: Plan, job: Job, knobs: Knobs) -> Iterator[str]:
+    """The user's. What learning rate, output folder and the like are is nothing to a rehearsal."""
+    before, now = plan.job, as_recorded(job)
+    if before.dataset != now.dataset:
+        yield f"dataset {before.dataset or 'not given'} -> {now.dataset or 'not given'}"
+    for name in GIVEN_ANEW:
+        if getattr(knobs, name) != getattr(plan.knobs, name):
+            yield f"{name} {getattr(plan.knobs, name)} -> {getattr(knobs, name)}"
+    for name in sorted((before.arguments.keys() | now.arguments.keys()) - UNSEEN - _SAID_OTHERWISE):
+        if before.arguments.get(name) != now.arguments.get(name):
+            words = [str(each.arguments[name]) if name in each.arguments else "not given" for each in (before, now)]
+            yield f"{name} {' -> '.join(words)}"
+    if before.accelerate != now.accelerate:
+        yield "the config of accelerate launch"
+    for name in sorted((before.environment.keys() | now.environment.keys()) - {*CHOOSE_CARDS}):  # the card is compared
+        if before.environment.get(name) != now.environment.get(name):
+            yield f"the variable {name}"

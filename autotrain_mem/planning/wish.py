@@ -1,0 +1,167 @@
+"""Holds a training as any face asks for it, before TRL's parser has read a word. No worker is asked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from autotrain_mem.planning.output_dir import default_dir
+from autotrain_mem.support.errors import UsageError
+from autotrain_mem.types import Job
+from autotrain_mem.types.autofit import AutoFit
+from autotrain_mem.types.job import RESTARTS, PythonCall
+
+if TYPE_CHECKING:
+    from autotrain_mem.parallel.place import Place
+    from autotrain_mem.types import Plan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wish:
+    """A training as any face asks for it: flags and YAML, the verbs of Python, or a trainer's call.
+
+    TRL's arguments are not read yet. A :class:`Job` is what comes of them: another thing, since it holds exactly the
+    arguments that TRL's parser has accepted, goes to other processes, and is recorded in ``plan.json``.
+    """
+
+    method: str
+    """One of ``methods.table.METHODS``."""
+    model: str | None = None
+    """A hub id or a folder; None where one of TRL's arguments names it."""
+    dataset: str | None = None
+    autofit: AutoFit = field(default_factory=AutoFit)
+    argv: tuple[str, ...] = ()
+    """Flags for TRL's parser."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments by name for TRL's parser, as JSON has them: YAML keys, or keywords of Python. Flags win over them."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """For the processes that load the model."""
+    also_known: tuple[str, ...] = ()
+    """Names of our own, for did-you-mean."""
+    accelerate: Mapping[str, Any] | None = None
+    """The content of the user's config of ``accelerate launch``, as :func:`with_accelerate` read it."""
+    pins: Mapping[str, Any] = field(default_factory=dict)
+    """Knobs that it pins beside those that AutoFit holds."""
+    simulate: bool = False
+    """Train on the CPU, with a simulated card."""
+    plan_only: bool = False
+    max_restarts: int = RESTARTS
+    """How often in a row another process may go on with a training, without a new checkpoint."""
+    overwrite_output_dir: bool = False
+    """Move another run's folder aside."""
+    probe: bool = True
+    """Try the plan before it trains."""
+    machine_rank: int | None = None
+    """Which of several machines this is."""
+    main_process_ip: str | None = None
+    """Address of the first of them."""
+    main_process_port: int | None = None
+    min_nodes: int | None = None
+    """With how many of them the training may go on where others are lost."""
+    place: Place | None = None
+    """This machine's, as ``engine.machines.placed`` found it; None where there is one."""
+    command: tuple[str, ...] = field(default=(), compare=False)
+    """The words that all machines have in common."""
+    plan: Plan | None = None
+    """The plan that is followed, as ``planning.request.with_plan`` read it; None where one is to be made."""
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """Those of our own settings that may contradict one of TRL's, or each other."""
+        names = ("gpu", "gpus", "nodes", "effective_batch_size", "prompt_length", "image_sizes")
+        same = {name: getattr(self.autofit, name) for name in names}
+        ways = {"simulate": self.simulate, "plan_only": self.plan_only}
+        return {**same, **ways, "forbid": sorted(self.autofit.forbid)}
+
+    @property
+    def folder(self) -> str | None:
+        """The output folder, as far as flags and keys name it or a model."""
+        model = self.model or self.argument("model_name_or_path")
+        return str(self.argument("output_dir") or (default_dir(self.method, str(model)) if model else "")) or None
+
+    def argument(self, name: str) -> object:
+        """The value that a flag or a key gives one of TRL's arguments; None where neither does.
+
+        A flag without a value is ``true``.
+        """
+        for token, following in zip(self.argv, (*self.argv[1:], "--"), strict=False):
+            flag, equals, text = token.partition("=")
+            if flag == f"--{name}":
+                value = text if equals else ("true" if following.startswith("--") else following)
+                return None if value.lower() == "false" else value
+        return self.config.get(name)
+
+    def names(self, *names: str) -> bool:
+        """Whether one of these is given, as a field, a flag or a key."""
+        flags = {token.partition("=")[0].lstrip("-").replace("-", "_") for token in self.argv if token.startswith("--")}
+        is_field = any(getattr(self, name, None) is not None for name in names)
+        return is_field or not flags.isdisjoint(names) or not self.config.keys().isdisjoint(names)
+
+    def job(self, arguments: Mapping[str, Any], python_call: PythonCall | None = None) -> Job:
+        """The job that is asked for.
+
+        Args:
+            arguments: Exactly what the user gave of TRL's, as its parser has read it.
+            python_call: What a script hands to a trainer beside its config.
+        """
+        autofit = self.autofit
+        return Job(
+            method=self.method,
+            model=str(self.model),
+            dataset=self.dataset,
+            arguments=arguments,
+            environment=self.environment,
+            unrecorded=None if self.plan is None else self.plan.job.unrecorded,
+            effective_batch_size=autofit.effective_batch_size,
+            prompt_length=autofit.prompt_length,
+            images=tuple((autofit.image_sizes or "").split(",")) if autofit.image_sizes else (),
+            fit=autofit.fit,
+            forbid=frozenset(autofit.forbid),
+            max_slowdown=autofit.max_slowdown,
+            within_seconds=autofit.within_seconds,
+            budget=autofit.budget,
+            accelerate=self.accelerate,
+            python_call=python_call,
+        )
+
+
+# -- who started this process ------------------------------------------------------------------------------------------
+
+_WORLD_SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+"""What torchrun and MPI say to the processes that they start (``accelerate/utils/environment.py:
+get_cpu_distributed_information``)."""
+
+
+_SHARDS = (
+    *("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM"),
+    "ACCELERATE_USE_PARALLELISM_CONFIG",
+)
+"""What accelerate says to the processes that it starts (``accelerate/utils/launch.py``)."""
+
+
+def check_launch(*, is_placed: bool = False) -> None:
+    """Refuse to be one of several processes: each would begin a run of its own, whose training waits for the others.
+
+    ``LOCAL_RANK`` alone has accelerate wait for them (``accelerate/state.py: PartialState.__init__``).
+
+    Args:
+        is_placed: This machine knows its place among several, of which each has one such process.
+
+    Raises:
+        UsageError: torchrun, accelerate or MPI started this process, or it has what they say.
+    """
+    sizes = [os.environ.get(name, "") for name in _WORLD_SIZES]
+    is_one_of_several = any(size.isdigit() and int(size) > 1 for size in sizes) and not is_placed
+    if "LOCAL_RANK" in os.environ or is_one_of_several:
+        raise UsageError(
+            "autofit was started by torchrun, accelerate launch or mpirun: it starts a process for each GPU itself.",
+            hint="Start it without them: --gpus N and --sharding, or --accelerate_config FILE, say how many and how.\n"
+            "They launch a script with a trainer of autotrain_mem: from autotrain_mem import SFTTrainer.",
+        )
+    if on := [name for name in _SHARDS if os.environ.get(name, "").lower() == "true"]:
+        raise UsageError(
+            f"{on[0]} is set in this shell: every process would shard, whatever is planned.",
+            hint=f"unset {on[0]}; --sharding, or --accelerate_config FILE, says how processes share the model.",
+        )

@@ -1,0 +1,281 @@
+"""Lists what a plan changes against the settings asked for, and why, with the numbers that decided it.
+
+A reason is measured: it tells what was rehearsed with just that change taken back, or with more saved elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from autotrain_mem.methods.table import METHODS
+from autotrain_mem.search.adapter import ADAPTED
+from autotrain_mem.search.explore import TIE
+from autotrain_mem.search.ladder import harm_of, lever_name
+from autotrain_mem.search.levels import levels
+from autotrain_mem.search.levers import (
+    BATCHES,
+    EXPANDABLE,
+    HALF_WEIGHTS,
+    LADDER,
+    LEVERS,
+    MICRO_BATCH,
+    OFFLOADING,
+    SHARDING,
+    LeverRow,
+    brought,
+    taken_back,
+)
+from autotrain_mem.search.memo import Memo
+from autotrain_mem.search.points import floors_of
+from autotrain_mem.search.precision import half_of, loses_updates
+from autotrain_mem.search.space import Space
+from autotrain_mem.support.units import format_bytes
+from autotrain_mem.types import Estimate, Harm, Knobs, Lever, Owner
+
+
+def changes(space: Space, knobs: Knobs, memo: Memo, *, too_slow: Sequence[Estimate] = ()) -> tuple[Lever, ...]:
+    """Every difference between the plan and ``space.base``, in the ladder's order; empty when there is none.
+
+    Args:
+        too_slow: Plans of less harm that fit, and were passed over for their speed.
+
+    Example: ``Lever(name="use_peft", before=False, after=True, harm=WHAT_IS_TRAINED, why="full fine-tuning needs at
+    least 31.2 GiB, the budget is 11.1 GiB: a LoRA adapter is trained and the base model stays frozen")``.
+    """
+    along = brought(space.base, knobs)
+    moved = [row for row in LADDER if _value(row, space.base) != _value(row, knobs) and along.isdisjoint(row.knobs)]
+    levers = [
+        Lever(
+            name=lever_name(row),
+            before=_value(row, space.base),
+            after=_value(row, knobs),
+            harm=_harm(row, space, knobs),
+            why=_why(row, space, knobs, memo, too_slow),
+        )
+        for row in moved
+    ]
+    cut = [lever for lever in levers if lever.harm is Harm.DATA]
+    return (*(lever for lever in levers if lever not in cut), *_of_adapter(space, knobs, memo), *cut)
+
+
+def _harm(row: LeverRow, space: Space, knobs: Knobs) -> Harm:
+    if _is_let_go(row, space.base, knobs) or _rounds_nothing(row, space, knobs):
+        return Harm.NONE
+    return Harm.WHAT_IS_TRAINED if row.name == HALF_WEIGHTS and loses_updates(knobs) else harm_of(row, space)
+
+
+def _rounds_nothing(row: LeverRow, space: Space, knobs: Knobs) -> bool:
+    """Whether weights are frozen in the precision that they are saved in, whoever turned the adapter on."""
+    return row.name == HALF_WEIGHTS and knobs.use_peft and space.checkpoint_dtype == knobs.dtype == half_of(knobs)
+
+
+def _of_adapter(space: Space, knobs: Knobs, memo: Memo) -> list[Lever]:
+    """Lists the settings of the adapter that the plan turns on, as far as they are not TRL's."""
+    adapter, base = space.adapter, space.base
+    if adapter is None or not knobs.use_peft:
+        return []
+    why = dict(adapter.why)
+    if knobs.lora_r < adapter.lora_r:
+        why["lora_r"] = _why_smaller(knobs, adapter.lora_r, memo)
+    return [
+        Lever(name=name, before=before, after=after, harm=Harm.WHAT_IS_TRAINED, why=why[name])
+        for name in ADAPTED
+        if (before := getattr(base, name)) != (after := getattr(knobs, name))
+    ]
+
+
+def _why_smaller(knobs: Knobs, wanted: int, memo: Memo) -> str:
+    larger = [each for each in memo.estimates if not each.fits and each.knobs.lora_r == wanted]
+    alike = [each for each in larger if _otherwise(each.knobs, knobs)]
+    reason = "the data ask for more, and there is no memory for it"
+    if not alike:
+        return reason
+    least = min(alike, key=lambda each: each.required_bytes)
+    return f"rank {wanted} needs at least {against(least.required_bytes, least.budget_bytes)}: {reason}"
+
+
+def _value(row: LeverRow, knobs: Knobs) -> Any:
+    """The knob's value; ``8 x 1`` (rows x accumulation steps) for the micro-batch."""
+    values = [getattr(knobs, name) for name in row.knobs]
+    return " x ".join(map(str, values)) if row.name == MICRO_BATCH else values[0]
+
+
+def _is_let_go(row: LeverRow, base: Knobs, knobs: Knobs) -> bool:
+    """Whether a lever of time is let go, not pulled, which does no harm: more rows at once, or no recomputation."""
+    if row.name == MICRO_BATCH:
+        return knobs.per_device_train_batch_size > base.per_device_train_batch_size
+    return row.name == "gradient_checkpointing" and not knobs.gradient_checkpointing
+
+
+def _why(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequence[Estimate]) -> str:
+    if _is_let_go(row, space.base, knobs):
+        return row.let_go
+    if row.name == SHARDING:
+        return _why_shared(knobs, memo)
+    if row.name == EXPANDABLE:
+        estimate = memo(knobs)
+        native = replace(estimate, knobs=replace(knobs, expandable_segments=False))
+        hours = (
+            ", over hours with rows of every length,"
+            if native.reserved_bytes > native.reserved.peak_reserved_bytes
+            else ""
+        )
+        needed = f"with segments of fixed size{hours} it needs {against(native.required_bytes, native.budget_bytes)}"
+    elif row.name == MICRO_BATCH:
+        needed = _next_that_failed(space, knobs, memo)
+    else:
+        needed = _taken_back(row, space, knobs, memo) or _otherwise_needed(row, space, knobs, memo, too_slow)
+    reason = row.reason
+    if _rounds_nothing(row, space, knobs):
+        reason = SAVED_SO
+    elif row.name == HALF_WEIGHTS and knobs.use_peft:
+        reason = ROUNDED_ONCE
+    elif METHODS[space.method].drops_long_rows and row.name == "max_length":
+        reason = "pairs with a side of more tokens are dropped"
+    return f"{needed}: {reason}" if needed else reason
+
+
+SAVED_SO = (
+    "the base model is frozen, and saved in this precision: no weight loses anything; what passes from layer to layer "
+    "is in it too, as the model was trained"
+)
+
+
+ROUNDED_ONCE = "its weights take half the bytes: they are rounded once, as they are loaded"
+
+
+def _otherwise_needed(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequence[Estimate]) -> str:
+    if harm_of(row, space) <= Harm.TIME:
+        return _needed_on_the_device(row, space, knobs, memo)
+    return _needed_without(row, space, knobs, memo, too_slow) if row.without else ""
+
+
+def _taken_back(row: LeverRow, space: Space, knobs: Knobs, memo: Memo) -> str:
+    """Describes the memory or speed of the plan with just this change taken back; empty where that was
+    not rehearsed."""
+    without = taken_back(row, knobs, space.base)
+    found = next(iter(memo.known([without])), None) if without is not None else None
+    if found is None:
+        return ""
+    if not found.fits:
+        return f"without it {_rows_need(space, found)} {against(found.required_bytes, found.budget_bytes)}"
+    ratio = found.tokens_per_second / memo(knobs).tokens_per_second if found.tokens_per_second else 1.0
+    return f"without it the same fits at {ratio:.2f} x the speed" if ratio < 1 - TIE else ""
+
+
+def _why_shared(knobs: Knobs, memo: Memo) -> str:
+    """Describes each GPU's share of the model, and why it does not hold all of it."""
+    shards, resharded = knobs.shards, knobs.sharding != "fsdp2-no-reshard"
+    kept = "as it computes" if resharded else "once and kept from its forward to its backward pass"
+    reason = (
+        f"each GPU holds one of {shards} shards of weights, gradients and optimizer state; a layer is gathered {kept}"
+    )
+    chosen = memo(knobs)
+    whole = [each for each in memo.estimates if each.knobs.sharding == "ddp" and _otherwise(each.knobs, knobs)]
+    if fitting := [each.tokens_per_second for each in whole if each.fits and each.tokens_per_second]:
+        return f"DDP fits too, at {max(fitting) / chosen.tokens_per_second:.2f} x the speed: {reason}"
+    if whole:
+        least = min(whole, key=lambda each: each.required_bytes)
+        return f"DDP needs {against(least.required_bytes, least.budget_bytes)}: {reason}"
+    held = chosen.memory.owners_at_peak
+    static = sum(held.get(owner, 0) for owner in (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE)) * shards
+    if static + chosen.outside_bytes <= chosen.budget_bytes:
+        return reason
+    return f"whole these take {against(static, chosen.budget_bytes)}: {reason}"
+
+
+def _otherwise(one: Knobs, other: Knobs) -> bool:
+    """Whether two points train the same, in the same precision and with the same optimizer."""
+    names = ("use_peft", "base_bits", "dtype", "optim")
+    return all(getattr(one, name) == getattr(other, name) for name in names)
+
+
+def _next_that_failed(space: Space, knobs: Knobs, memo: Memo) -> str:
+    """The next larger micro-batch, which was rehearsed and did not fit; empty where a larger one would be slower."""
+    failed = [
+        each
+        for each in memo.estimates
+        if not each.fits
+        and _alike(each.knobs, knobs, but=())
+        and each.knobs.per_device_train_batch_size > knobs.per_device_train_batch_size
+    ]
+    if not failed:
+        return _larger_but_slower(space, knobs, memo)
+    least = min(failed, key=lambda each: each.knobs.per_device_train_batch_size)
+    return f"{_rows_need(space, least)} {against(least.required_bytes, least.budget_bytes)}"
+
+
+def _larger_but_slower(space: Space, knobs: Knobs, memo: Memo) -> str:
+    """The next larger micro-batch, where it was rehearsed, fits and is no faster."""
+    rows = knobs.per_device_train_batch_size
+    larger = [each for each in memo.estimates if each.knobs.per_device_train_batch_size > rows]
+    fitting = [each for each in larger if each.fits and _alike(each.knobs, knobs, but=())]
+    if not fitting:
+        return ""
+    least = min(fitting, key=lambda each: each.knobs.per_device_train_batch_size)
+    count = METHODS[space.method].rows(least.knobs.per_device_train_batch_size)
+    return f"{count} at once fit and are no faster"
+
+
+def _alike(one: Knobs, other: Knobs, *, but: Sequence[str]) -> bool:
+    """Whether two points differ in nothing but batches, segments and these knobs."""
+    batches = [name for lever in BATCHES for name in LEVERS[lever].knobs]
+    kept = {name: getattr(other, name) for name in (*batches, EXPANDABLE, *but)}
+    return replace(one, **kept) == other
+
+
+def _rows_need(space: Space, estimate: Estimate) -> str:
+    """``4 pairs at once need``, ``1 pair at once needs``."""
+    rows = estimate.knobs.per_device_train_batch_size
+    return f"{METHODS[space.method].rows(rows)} at once {'need' if rows > 1 else 'needs'}"
+
+
+def _needed_without(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequence[Estimate]) -> str:
+    """Describes the least memory of the levels without this lever that were rehearsed before this one."""
+    if row.harm is Harm.ROUNDING and knobs.use_peft and not space.base.use_peft:
+        return "" if _rounds_nothing(row, space, knobs) else "the base model is frozen and loses no update to rounding"
+    asked = _value(row, space.base)
+    if passed := [estimate for estimate in too_slow if _value(row, estimate.knobs) == asked]:
+        ratio = memo(knobs).tokens_per_second / max(estimate.tokens_per_second for estimate in passed)
+        return f"without it a plan fits that takes {ratio:.1f} times as long"
+    gentler = [
+        level for level in levels(space) if level.harm < row.harm or level.harm is Harm.WHAT_IS_TRAINED is row.harm
+    ]
+    floors = memo.known([floor for level in gentler for floor in floors_of(space, level)])
+    tried = [floor for floor in floors if not floor.fits and _value(row, floor.knobs) == asked]
+    if not tried:
+        return ""
+    least = min(tried, key=lambda estimate: estimate.required_bytes)
+    return f"{row.without} at least {against(least.required_bytes, least.budget_bytes)}"
+
+
+def _needed_on_the_device(row: LeverRow, space: Space, knobs: Knobs, memo: Memo) -> str:
+    """Describes the memory of settings that lack this lever alone: no more rows, and at least the other time levers."""
+    without = [each for each in memo.estimates if not _value(row, each.knobs) and not each.fits]
+    time, others = (*OFFLOADING, "gradient_checkpointing"), _pulled(knobs) - {row.knobs[0]}
+    alike = [
+        each
+        for each in without
+        if _alike(each.knobs, knobs, but=time)
+        and _pulled(each.knobs) >= others
+        and each.knobs.per_device_train_batch_size <= knobs.per_device_train_batch_size
+    ]
+    if not alike:
+        return ""
+    least = min(alike, key=lambda estimate: estimate.required_bytes)
+    return f"without it {_rows_need(space, least)} {against(least.required_bytes, least.budget_bytes)}"
+
+
+def _pulled(knobs: Knobs) -> frozenset[str]:
+    """The levers of time that a point has."""
+    return frozenset(name for name in (*OFFLOADING, "gradient_checkpointing") if getattr(knobs, name))
+
+
+def against(required_bytes: int, budget_bytes: int) -> str:
+    """``31.2 GiB, the budget is 11.1 GiB``; where both would read the same, what is missing."""
+    required, budget = format_bytes(required_bytes), format_bytes(budget_bytes)
+    if required == budget:
+        return f"{format_bytes(required_bytes - budget_bytes)} more than the budget of {budget}"
+    return f"{required}, the budget is {budget}"

@@ -1,0 +1,219 @@
+"""Finds the micro-batches that divide a job's batches: its effective batch, and those that GRPO, RLOO and PPO add."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import gcd, lcm
+from typing import Any
+
+from autotrain_mem.support.errors import BatchSplitError, UsageError
+from autotrain_mem.types import Job, Knobs
+
+ROWS = "per_device_train_batch_size"
+STEPS = "gradient_accumulation_steps"
+GROUP = "num_generations"
+EVALUATED_GROUP = "num_generations_eval"
+EVALUATED_ROWS = "per_device_eval_batch_size"
+GENERATION = "generation_batch_size"
+GENERATION_STEPS = "steps_per_generation"
+MINI_BATCHES = "num_mini_batches"
+
+SMALLEST_GROUP = 2
+"""``trl/trainer/grpo_config.py: __post_init__`` and ``rloo_config.py``."""
+
+WHITENED_AT_LEAST = 8
+"""Rows of a mini-batch over which PPO whitens rewards: ``trl/experimental/ppo/ppo_trainer.py: __init__`` asserts it."""
+
+NAMED_AT_MOST = 6
+"""How many alternatives an error lists: more than a user reads at a glance helps nobody."""
+
+
+def divisors(number: int) -> list[int]:
+    """``divisors(6) == [1, 2, 3, 6]``."""
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+def either(numbers: list[int]) -> str:
+    """``1, 2 or 5``."""
+    *first, last = map(str, numbers)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def check_positive(numbers: Mapping[str, Any]) -> None:
+    """Raises UsageError for flags whose number is not a whole one of at least 1, for all of them at once."""
+    wrong = [f"--{name} {value}" for name, value in numbers.items() if not isinstance(value, int) or value < 1]
+    if wrong:
+        raise UsageError(f"Not a whole number of at least 1: {', '.join(wrong)}.", hint="Write 1 or more.")
+
+
+def share(knobs: Knobs) -> int:
+    """Counts the rows of an optimizer step that each process has."""
+    return knobs.effective_batch_size // knobs.data_parallel_size
+
+
+def rows_allowed(job: Job, knobs: Knobs) -> tuple[int, ...] | None:
+    """Rows of a micro-batch that the trainer would take, largest first; None where the effective batch alone decides.
+
+    Raises:
+        BatchSplitError: none would do, or not those that were given.
+        UsageError: the sizes of groups and generations make no sense together.
+    """
+    # TRL divides by these unasked: no rows, and it ends in a division by zero or in an empty generation.
+    names = (GENERATION, GENERATION_STEPS, MINI_BATCHES, EVALUATED_GROUP)
+    check_positive({name: value for name in names if (value := job.arguments.get(name)) is not None})
+    if knobs.num_generations is not None:
+        _check_evaluated_groups(job, knobs)
+        return _checked(job, knobs, _of_whole_groups(job, knobs, knobs.num_generations))
+    if job.method_facts.has_mini_batches:
+        return _checked(job, knobs, _of_whole_mini_batches(job, knobs))
+    if job.method_facts.least_rows > 1 and job.arguments.get("loss_type") not in job.method_facts.one_row_losses:
+        return _of_several_rows(job, knobs, job.method_facts.least_rows)
+    return None
+
+
+def _of_several_rows(job: Job, knobs: Knobs, least: int) -> tuple[int, ...]:
+    """KTO estimates its KL divergence over the rows of a micro-batch (``trl/trainer/kto_trainer.py: __init__``)."""
+    rows = knobs.per_device_train_batch_size
+    allowed = tuple(size for size in divisors(share(knobs))[::-1] if size >= least)
+    pinned = [f"--{name}" for name in (ROWS, STEPS) if name in job.arguments]
+    if not allowed or (pinned and rows not in allowed):
+        instead = f", or remove {' and '.join(pinned)}" if pinned and allowed else ""
+        effective = least * knobs.processes
+        raise BatchSplitError(
+            f"{job.method} compares the rows of a micro-batch with each other, so it takes {least} at least",
+            hint=f"use --{ROWS} {least} or more{instead}"
+            if pinned
+            else f"use --effective_batch_size {effective} or more",
+        )
+    return allowed
+
+
+def _checked(job: Job, knobs: Knobs, allowed: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """The same, unless the user's own micro-batch is not among them."""
+    rows = knobs.per_device_train_batch_size
+    pinned = [name for name in (ROWS, STEPS) if name in job.arguments]
+    if allowed is None or not pinned or rows in allowed:
+        return allowed
+    given = [name for name in (GENERATION, GENERATION_STEPS, MINI_BATCHES) if job.arguments.get(name) is not None]
+    divided = " and ".join(f"--{name} {job.arguments[name]}" for name in given)
+    raise BatchSplitError(
+        f"micro-batches of {rows} do not go with {divided}: groups and mini-batches stay whole",
+        hint=f"use --{ROWS} {either(nearest(list(allowed), rows))}, or remove --{' and --'.join(pinned)}",
+    )
+
+
+def _of_whole_groups(job: Job, knobs: Knobs, group: int) -> tuple[int, ...] | None:
+    """A generation holds whole groups; it is the effective batch unless its size or its steps are given.
+
+    ``trl/trainer/grpo_config.py: __post_init__`` and ``rloo_config.py``.
+    """
+    size, steps = job.arguments.get(GENERATION), job.arguments.get(GENERATION_STEPS)
+    _check_meaning(group, size, steps)
+    every, processes = divisors(share(knobs))[::-1], knobs.processes
+    if steps is not None:
+        allowed = tuple(rows for rows in every if rows * processes * steps % group == 0)
+        if not allowed:
+            raise BatchSplitError(
+                f"--{GROUP} {group} does not divide the completions of a generation, whichever micro-batch of an "
+                f"effective batch of {knobs.effective_batch_size} is taken {steps} times: those of one prompt form a "
+                "group, and groups stay whole",
+                hint=f"use --effective_batch_size "
+                f"{either(multiples(lcm(group, processes), knobs.effective_batch_size))}, "
+                f"or remove --{GENERATION_STEPS}",
+            )
+        return allowed
+    if size is not None:
+        _check_groups(group, size, GENERATION, group)
+        if size % processes:
+            raise BatchSplitError(
+                f"--{GENERATION} {size} is of all processes, and {processes} of them do not divide it",
+                hint=f"use --{GENERATION} {either(multiples(lcm(group, processes), size))}",
+            )
+        return tuple(rows for rows in every if size % (rows * processes) == 0)
+    pinned = [value for name in (ROWS, STEPS) if isinstance(value := job.arguments.get(name), int)]
+    _check_groups(group, knobs.effective_batch_size, "effective_batch_size", lcm(group, processes, *pinned))
+    return None
+
+
+def _check_meaning(group: int, size: Any, steps: Any) -> None:
+    if group < SMALLEST_GROUP:
+        raise UsageError(
+            f"--{GROUP} {group}: a completion is judged against the others of its prompt, so it takes two at least.",
+            hint=f"Give --{GROUP} {SMALLEST_GROUP} or more.",
+        )
+    if size is not None and steps is not None:
+        raise UsageError(
+            f"--{GENERATION} and --{GENERATION_STEPS} exclude each other: one follows from the other.",
+            hint=f"Remove --{GENERATION_STEPS}.",
+        )
+
+
+def _check_groups(group: int, completions: int, flag: str, unit: int) -> None:
+    """Args: ``unit`` divides every size that would do."""
+    if completions % group == 0:
+        return
+    groups = nearest([size for size in divisors(completions) if size >= SMALLEST_GROUP], group)
+    others = f",\nor keep it and use --{GROUP} {either(groups)}" if groups else ""
+    raise BatchSplitError(
+        f"--{GROUP} {group} does not divide {completions} completions: those of one prompt form a group, and groups "
+        "stay whole",
+        hint=f"use --{flag} {either(multiples(unit, completions))}{others}",
+    )
+
+
+def _check_evaluated_groups(job: Job, knobs: Knobs) -> None:
+    """An evaluated batch, which all processes make up together, holds whole groups too."""
+    group, rows = job.arguments.get(EVALUATED_GROUP) or knobs.num_generations or 1, knobs.per_device_eval_batch_size
+    together = 0 if rows is None else rows * knobs.processes
+    if not job.is_evaluated or rows is None or together % group == 0:
+        return
+    unit = group // gcd(group, knobs.processes)
+    raise BatchSplitError(
+        f"groups of {group} completions do not divide the {together} of an evaluated batch, and groups stay whole",
+        hint=f"use --{EVALUATED_ROWS} {either(multiples(unit, rows))}, or --{EVALUATED_GROUP} "
+        f"{either(nearest(divisors(together), group))}",
+    )
+
+
+def multiples(unit: int, near: int) -> list[int]:
+    """``multiples(8, 12) == [8, 16]``."""
+    below = near // unit * unit
+    return [multiple for multiple in (below, below + unit) if multiple]
+
+
+def nearest(numbers: list[int], to: int) -> list[int]:
+    """Picks as many as a user reads, in their order."""
+    return sorted(sorted(numbers, key=lambda number: abs(number - to))[:NAMED_AT_MOST])
+
+
+def _of_whole_mini_batches(job: Job, knobs: Knobs) -> tuple[int, ...] | None:
+    """Each process's share of the effective batch makes whole mini-batches, and these whole micro-batches.
+
+    ``trl/experimental/ppo/ppo_trainer.py: __init__`` asks the first; with the second not true, its loop would run more
+    micro-steps than are accumulated.
+    """
+    effective, batches = knobs.effective_batch_size, job.arguments.get(MINI_BATCHES) or 1
+    rows, processes = share(knobs), knobs.processes
+    if rows % batches:
+        each = f" in the share of each of {processes} processes" if processes > 1 else ""
+        raise BatchSplitError(
+            f"--{MINI_BATCHES} {batches} does not divide the effective batch size {effective}{each}",
+            hint=f"use --effective_batch_size {either(multiples(batches * processes, effective))}, or --{MINI_BATCHES} "
+            f"{either(nearest(divisors(rows), batches))}",
+        )
+    if job.arguments.get("whiten_rewards"):
+        _check_whitened(rows, batches, processes)
+    return tuple(divisors(rows // batches)[::-1]) if batches > 1 else None
+
+
+def _check_whitened(rows: int, batches: int, processes: int) -> None:
+    """Args: ``rows`` are of one process."""
+    if rows // batches >= WHITENED_AT_LEAST:
+        return
+    fewer = [size for size in divisors(rows) if rows // size >= WHITENED_AT_LEAST]
+    instead = f", or --{MINI_BATCHES} {either(nearest(fewer, batches))}" if fewer else ""
+    raise BatchSplitError(
+        f"--whiten_rewards takes mini-batches of {WHITENED_AT_LEAST} at least, and {rows} rows in {batches} are "
+        f"{rows // batches}",
+        hint=f"use --effective_batch_size {WHITENED_AT_LEAST * batches * processes} or more{instead}",
+    )

@@ -1,0 +1,322 @@
+"""Guesses what a point that was not rehearsed will need and how fast it can be at best, from points that were.
+
+Guesses only steer the search: what is taken is always rehearsed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+from operator import attrgetter
+
+from autotrain_mem.search.levers import LEVERS, OFFLOADING, LeverRow, Savings
+from autotrain_mem.search.memo import Memo
+from autotrain_mem.search.points import Line
+from autotrain_mem.search.sights import Sight, saving_levers, shares_alike, sights
+from autotrain_mem.search.space import Space, with_rows
+from autotrain_mem.types import Estimate, Knobs, Owner, Phase
+
+STATIC = (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE)
+"""Owners whose bytes do not grow with the rows of a micro-batch."""
+GROWING = (Phase.FORWARD, Phase.BACKWARD, Phase.GENERATE, Phase.SCORE, Phase.EVALUATE)
+"""Phases whose peaks do."""
+
+LEAST_SLOWER = 1.02
+"""How much longer at least: what is copied to the host is read from the memory that the kernels are waiting for."""
+FEWER_ROWS_FASTER = 1.06
+"""By how much fewer rows may be faster than more: the most seen of rehearsals of 0.5B to 1.5B models (5 %), rounded."""
+SHARED_FASTER = 1.05
+"""By how much a point may be faster than the work of one that shares the model otherwise makes it: what is sent is
+computed from the bytes of weights and gradients, and not counted."""
+LEEWAY_OF_ONE = 1.1
+LEEWAY = 1.02
+"""A guess from one point alone, or from two and more, may be that far above the budget and the point still be worth a
+rehearsal: reserved bytes are not strictly monotone, and stray by 1 to 2 % from a line."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speed:
+    """Holds the speed of a point that was not rehearsed, in tokens per second; infinite where nothing like it was."""
+
+    knobs: Knobs
+    at_best: float
+    expected: float
+
+
+def speed(memo: Memo, sight: Sight, knobs: Knobs) -> Speed:
+    """Guesses from points of the same line, by the work that they do, and from lines with fewer levers of time.
+
+    Such a lever makes a step of the same rows slower, by how much is only known of recomputation.
+    """
+    speeds = [_slowed(memo, known, knobs) for known in sight.gentler]
+    if sight.known:
+        expected = memo.speed(_nearest(sight.known, knobs), knobs)
+        speeds.append(Speed(knobs=knobs, at_best=_at_best(memo, sight.known, knobs), expected=expected))
+    at_best = min((each.at_best for each in speeds), default=float("inf"))
+    return Speed(knobs=knobs, at_best=at_best, expected=min([at_best, *(each.expected for each in speeds[-1:])]))
+
+
+def _slowed(memo: Memo, known: Sequence[Estimate], knobs: Knobs) -> Speed:
+    nearest = _nearest(known, knobs)
+    offloads = (saving_levers(knobs) - saving_levers(nearest.knobs)) & frozenset(OFFLOADING)
+    least = prod(LEAST_SLOWER for _ in offloads)
+    usually = prod(LEVERS[name].usual.slower for name in offloads)
+    least /= 1.0 if shares_alike(nearest.knobs, knobs) else SHARED_FASTER
+    at_best = _at_best(memo, known, knobs) / least
+    return Speed(knobs=knobs, at_best=at_best, expected=min(at_best, memo.speed(nearest, knobs) / usually))
+
+
+def _at_best(memo: Memo, known: Sequence[Estimate], knobs: Knobs) -> float:
+    """More rows are as fast as the work says; fewer are no faster than more, but for two things that work is blind to.
+
+    One row has no padding, and so no mask to compute with; and a loss in chunks writes a gradient of all tokens for
+    each of them. Once fewer rows were seen to be slower, still fewer are slower too: all but a single one. Without a
+    mask keys and values are not repeated for each head either, and so not copied to the host as often.
+    """
+    nearest = _nearest(known, knobs)
+    by_work = memo.speed(nearest, knobs)
+    if _rows(knobs) >= _rows(nearest.knobs):
+        return by_work
+    same = memo.speed(nearest, with_rows(knobs, _rows(nearest.knobs)))
+    larger = [each.tokens_per_second for each in known if _rows(each.knobs) > _rows(nearest.knobs)]
+    if _rows(knobs) > 1 and max(larger, default=0.0) > nearest.tokens_per_second:
+        return same
+    offloads = any(LEVERS[name].offloads and not LEVERS[name].steps_on_host for name in saving_levers(knobs))
+    is_unmasked = _rows(knobs) == 1 and offloads
+    return same * FEWER_ROWS_FASTER if is_unmasked else min(max(by_work, same), same * FEWER_ROWS_FASTER)
+
+
+def may_fit(memo: Memo, space: Space, line: Line, among: Sequence[Line], knobs: Knobs) -> bool:
+    """Whether a point of a line was not rehearsed, and nothing that is known rules it out."""
+    (sight,) = sights(memo, (line,), among)
+    return knobs in _may_fit(space, sight)
+
+
+def may_fit_at_once(space: Space, least: Estimate, knobs: Knobs) -> bool:
+    """Whether a point that does not accumulate may fit where one of the same setting with fewer rows does not."""
+    return _with_activations(space, least, knobs) <= least.budget_bytes * LEEWAY_OF_ONE
+
+
+def promise(memo: Memo, space: Space, sight: Sight, beyond: float) -> Speed | None:
+    """The point of a line to rehearse next if the line may hold one that is faster than ``beyond``; None if not.
+
+    The largest that should fit; where none should, the smallest that could: if that does not fit, no larger one does.
+    """
+    guessed = [speed(memo, sight, knobs) for knobs in _may_fit(space, sight)]
+    faster = [each for each in guessed if each.at_best > beyond]
+    likely = [each for each in faster if _should_fit(space, sight, each.knobs)]
+    return next(iter(likely[-1:] or faster[:1]), None)
+
+
+def _may_fit(space: Space, sight: Sight) -> list[Knobs]:
+    """The points of a line that were not rehearsed and that nothing known rules out, smallest first."""
+    rehearsed = {_rows(each.knobs) for each in sight.known}
+    points = [knobs for knobs in sight.line if _rows(knobs) not in rehearsed and not is_ruled_out(sight, knobs)]
+    if len(sight.known) == 1:
+        (one,) = sight.known
+        return [each for each in points if _with_activations(space, one, each) <= one.budget_bytes * LEEWAY_OF_ONE]
+    if known := sight.known:
+        return [each for each in points if required_bytes(space, known, each) <= known[0].budget_bytes * LEEWAY]
+    points = [each for each in points if all(_leaves_room(space, known, each) for known in sight.heavier)]
+    if not sight.gentler and not sight.shared_harder:
+        return points[-1:]
+    return [
+        each
+        for each in points
+        if all(_may_be_within(space, known, each) for known in sight.gentler)
+        and all(_at_least(space, known, each) <= known[0].budget_bytes * LEEWAY for known in sight.shared_harder)
+    ]
+
+
+def is_ruled_out(sight: Sight, knobs: Knobs) -> bool:
+    """Whether no more rows were seen not to fit, here or, by more than bytes stray, on a line that needs less."""
+    failed = [each for each in sight.known if not each.fits]
+    harder = [each for known in sight.harder for each in known]
+    failed += [each for each in harder if each.required_bytes > each.budget_bytes * LEEWAY]
+    return any(
+        _rows(each.knobs) <= _rows(knobs) and each.required_bytes + _accumulated(each, knobs) > each.budget_bytes
+        for each in failed
+    )
+
+
+def _leaves_room(space: Space, known: Sequence[Estimate], knobs: Knobs) -> bool:
+    """Whether what points on a heavier base need beside its weights is within the budget."""
+    weights = _nearest(known, knobs).memory.owners_at_peak.get(Owner.WEIGHTS, 0)
+    return required_bytes(space, known, knobs) - weights <= known[0].budget_bytes * LEEWAY_OF_ONE
+
+
+def _may_be_within(space: Space, known: Sequence[Estimate], knobs: Knobs) -> bool:
+    is_one = len(known) == 1 and saving_levers(known[0].knobs) == saving_levers(knobs)
+    most = known[0].budget_bytes * (LEEWAY_OF_ONE if is_one else LEEWAY)
+    nearest = _nearest(known, knobs)
+    fewer = with_rows(knobs, min(_rows(knobs), _rows(nearest.knobs)))
+    least = _with_levers(space, known, fewer, attrgetter("at_best")) + min(0.0, _accumulated(nearest, knobs))
+    return least <= most
+
+
+def _should_fit(space: Space, sight: Sight, knobs: Knobs) -> bool:
+    if sight.known:
+        return required_bytes(space, sight.known, knobs) <= sight.known[0].budget_bytes
+    akin = sight.gentler[-1:]
+    return all(_with_levers(space, known, knobs, attrgetter("usual")) <= known[0].budget_bytes for known in akin)
+
+
+def _with_levers(
+    space: Space, known: Sequence[Estimate], knobs: Knobs, savings: Callable[[LeverRow], Savings]
+) -> float:
+    """Guesses from points with fewer levers, by what such levers leave, and by what other shards do."""
+    nearest = _nearest(known, knobs)
+    pulled = [LEVERS[name] for name in saving_levers(knobs) - saving_levers(nearest.knobs)]
+    if not pulled:
+        return required_bytes(space, known, knobs)
+    kept = prod(savings(row).kept for row in pulled)
+    state = nearest.memory.owners_at_peak.get(Owner.OPTIMIZER_STATE, 0)
+    on_device = not any(row.steps_on_host for row in pulled)
+    taken = state * min(1.0, sum(savings(row).taken for row in pulled))
+    return _scaled(space, nearest, knobs, kept=kept, step=float(on_device), taken=taken)
+
+
+def _at_least(space: Space, known: Sequence[Estimate], knobs: Knobs) -> float:
+    """Guesses from points with more levers: activations are no fewer with fewer of them, or with more rows."""
+    nearest = _nearest(known, knobs)
+    fewer = _scaled(space, nearest, with_rows(knobs, min(_rows(knobs), _rows(nearest.knobs))))
+    return fewer + min(0.0, _accumulated(nearest, knobs))
+
+
+def _with_activations(space: Space, one: Estimate, knobs: Knobs) -> float:
+    """Guesses from one point of a line: with more rows activations grow, and not always what is beside them.
+
+    Temporary bytes are those of a chunk of the loss, whatever the rows, or of all logits.
+    """
+    if _rows(knobs) <= _rows(one.knobs) or one.memory.peak_phase not in GROWING:
+        return _scaled(space, one, knobs)
+    more = space.micro_batch_tokens(knobs) / space.micro_batch_tokens(one.knobs) - 1
+    grown = more * one.memory.owners_at_peak.get(Owner.ACTIVATIONS, 0)
+    return max(one.required_bytes + grown + _accumulated(one, knobs), _static(one) + one.outside_bytes)
+
+
+def required_bytes(space: Space, known: Sequence[Estimate], knobs: Knobs) -> float:
+    """A guess at what a point needs, from those of its line that were rehearsed, or of one that shares otherwise."""
+    return _scaled(space, known[0], knobs) if len(known) == 1 else between(space, knobs, *_around(known, knobs))
+
+
+def between(space: Space, knobs: Knobs, small: Estimate, large: Estimate) -> float:
+    """Bytes that a point on the line through two rehearsed ones needs if each phase is linear in tokens.
+
+    By phase, because the optimizer step does not grow with the micro-batch: between 1 row (step 10 GiB, backward
+    6 GiB) and 8 rows (10 and 20 GiB) the peak leaves 10 GiB at 3 rows, where a line through 10 and 20 would not.
+    """
+    start, end = space.micro_batch_tokens(small.knobs), space.micro_batch_tokens(large.knobs)
+    share = (space.micro_batch_tokens(knobs) - start) / (end - start) if end > start else 0.0
+    return _largest(_peaks(small, large, share, knobs), small, knobs) + _beside(small, large, share)
+
+
+def linear(small: Estimate, large: Estimate, share: float) -> float:
+    """Bytes that a point needs which lies that share of the way from one rehearsed point to another of its line."""
+    return max(_peaks(small, large, share, small.knobs).values()) + _beside(small, large, share)
+
+
+def _peaks(small: Estimate, large: Estimate, share: float, knobs: Knobs) -> dict[Phase, float]:
+    first, last = (
+        {phase: held + _accumulated(known, knobs, phase) for phase, held in known.memory.phases.items()}
+        for known in (small, large)
+    )
+    return {phase: first[phase] + share * (last[phase] - first[phase]) for phase in first.keys() & last.keys()}
+
+
+def _accumulated(known: Estimate, knobs: Knobs, phase: Phase = Phase.FORWARD) -> float:
+    """Bytes of gradients that a phase finds with these knobs and did not find at a rehearsed point; below 0 the other
+    way round.
+
+    They are let go of after an optimizer step (``torch/optim/optimizer.py: zero_grad``), so that only the later ones of
+    several micro-steps find any. Where none are accumulated the peak may come before there are any, or once there are.
+    """
+    memory, training = known.memory, (Phase.FORWARD, Phase.BACKWARD)
+    accumulates = (known.knobs.gradient_accumulation_steps > 1, knobs.gradient_accumulation_steps > 1)
+    if memory.trained is None or accumulates[0] == accumulates[1] or phase not in training:
+        return 0.0
+    if not accumulates[1]:
+        return -memory.trained.bytes / knobs.shards
+    if memory.peak_phase not in training:
+        return 0.0
+    there = memory.owners_at_peak.get(Owner.GRADIENTS, 0) * known.knobs.shards
+    return max(0.0, memory.trained.bytes - there) / knobs.shards
+
+
+def _beside(small: Estimate, large: Estimate, share: float) -> float:
+    """Guesses what the allocator holds beside the peak, with what lies outside of it."""
+    first, last = _beyond_peak(small), _beyond_peak(large)
+    return first + share * (last - first)
+
+
+def _scaled(
+    space: Space, known: Estimate, knobs: Knobs, *, kept: float = 1.0, step: float = 1.0, taken: float = 0.0
+) -> float:
+    """Guesses from one point: what a phase holds beyond the model and its optimizer's state grows as the rows do.
+
+    What the allocator holds beside stays the same share of the peak: of 256 rows it is most of a small card.
+
+    Args:
+        kept: Share of that which is left by levers.
+        step: Share of what the optimizer step holds beyond them.
+        taken: Bytes of optimizer state that levers take off the device.
+    """
+    ratio = kept * space.micro_batch_tokens(knobs) / space.micro_batch_tokens(known.knobs)
+    static, gathered = _static(known), known.memory.owners_at_peak.get(Owner.GATHERED_WEIGHTS, 0)
+    beyond = {phase: float(peak - static) for phase, peak in known.memory.phases.items() if peak > static}
+    growing = {phase: (held - min(gathered, held)) * ratio + min(gathered, held) for phase, held in beyond.items()}
+    beyond |= {phase: held for phase, held in growing.items() if phase in GROWING}
+    if Phase.OPTIMIZER_STEP in beyond:
+        beyond[Phase.OPTIMIZER_STEP] *= step
+    peaks = {phase: static - taken + held + _accumulated(known, knobs, phase) for phase, held in beyond.items()}
+    peak = _largest(peaks, known, knobs, taken=taken)
+    return peak * known.reserved.peak_reserved_bytes / known.memory.peak_allocated_bytes + known.outside_bytes
+
+
+def _largest(peaks: Mapping[Phase, float], known: Estimate, knobs: Knobs, *, taken: float = 0.0) -> float:
+    """The largest of the phases' peaks, where they are as at a known point but for how processes share the model."""
+    static, gathered = _static(known) - taken, known.memory.owners_at_peak.get(Owner.GATHERED_WEIGHTS, 0)
+    if not peaks:
+        return static
+    if shares_alike(known.knobs, knobs) and known.knobs.fsdp_offload_params == knobs.fsdp_offload_params:
+        return max(peaks.values())
+    held = static * (0.0 if knobs.fsdp_offload_params else known.knobs.shards / knobs.shards)
+    more = {phase: _gathered(known, knobs) - gathered if phase in GROWING else 0.0 for phase in peaks}
+    return max(peak - static + held + more[phase] for phase, peak in peaks.items())
+
+
+def _static(known: Estimate) -> int:
+    return sum(known.memory.owners_at_peak.get(owner, 0) for owner in STATIC)
+
+
+def _gathered(known: Estimate, knobs: Knobs) -> float:
+    """Guesses at the weights that are whole: all of them, at least in half precision, where none are let go of."""
+    held = known.memory.owners_at_peak
+    if not knobs.is_sharded:
+        return 0.0
+    if knobs.sharding == "fsdp2-no-reshard":
+        weights = held.get(Owner.WEIGHTS, 0) * known.knobs.shards
+        return weights / (2 if knobs.dtype == "float32" else 1)
+    return 0.0 if known.knobs.sharding == "fsdp2-no-reshard" else held.get(Owner.GATHERED_WEIGHTS, 0)
+
+
+def _around(known: Sequence[Estimate], knobs: Knobs) -> tuple[Estimate, Estimate]:
+    """The two rehearsed points between which this one lies, or those next to it."""
+    ordered = sorted(known, key=lambda each: _rows(each.knobs))
+    pairs = list(pairwise(ordered))
+    return next((pair for pair in pairs if _rows(pair[1].knobs) >= _rows(knobs)), pairs[-1])
+
+
+def _nearest(known: Sequence[Estimate], knobs: Knobs) -> Estimate:
+    """Picks by rows; the larger of two, whose kernels are closer to their full speed."""
+    return min(known, key=lambda each: (abs(_rows(each.knobs) - _rows(knobs)), -_rows(each.knobs)))
+
+
+def _beyond_peak(estimate: Estimate) -> int:
+    return estimate.required_bytes - estimate.memory.peak_allocated_bytes
+
+
+def _rows(knobs: Knobs) -> int:
+    return knobs.per_device_train_batch_size

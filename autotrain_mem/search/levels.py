@@ -1,0 +1,193 @@
+"""The levels of harm for one job: which settings each may choose from. The search takes the first that fits.
+
+A level is finer than ``Harm``: an adapter on a bfloat16 base, on an 8-bit and on a 4-bit one are levels of their own,
+since each gives up more of what is trained on than the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, product
+
+from autotrain_mem.search.adapter import smaller_ranks
+from autotrain_mem.search.ladder import allowed, check_forbid, harm_of, moves, pull_all
+from autotrain_mem.search.levers import LEVERS, OFFLOADED_SHARDS, OFFLOADING, ROUNDING, TRAINED
+from autotrain_mem.search.precision import can_scale, loses_updates
+from autotrain_mem.search.shardings import least_shared, shared
+from autotrain_mem.search.space import Space
+from autotrain_mem.types import Harm, Knobs
+
+SHORTEST = 64
+FINE_GRID = 16
+COARSE_GRID = 64
+COARSE_FROM = 256
+"""Lengths tried, in tokens: 64, 80, ... 256, 320, 384 and so on. Attention kernels work on tiles of 64 or 128 tokens,
+so that a finer grid buys little; below 256 a step of 64 would cut too much of a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A level before it meets a job: at least one of its own levers is pulled, and with them at least one of those that
+    offload, if it has any."""
+
+    name: str
+    own: tuple[str, ...]
+    offloads: tuple[str, ...] = ()
+    loses: bool = False
+    """Each of its settings loses updates that the job as asked for keeps (``precision.loses_updates``)."""
+
+
+OFFLOADING_ADAPTERS = tuple(name for name in OFFLOADING if LEVERS[name].pays_for_adapters)
+
+LEVELS = (
+    _Step("lossless", ()),
+    _Step("lossless, offloading", (), OFFLOADING),
+    _Step("rounding", ROUNDING),
+    _Step("rounding, offloading", ROUNDING, OFFLOADING),
+    _Step("LoRA", ("lora",)),
+    _Step("LoRA on an 8-bit base", ("8bit_base",)),
+    _Step("LoRA on a 4-bit base", ("4bit_base",)),
+    _Step("LoRA on a 4-bit base, offloading", ("4bit_base",), OFFLOADING_ADAPTERS),
+    _Step("losing updates", ROUNDING, loses=True),
+    _Step("losing updates, offloading", ROUNDING, OFFLOADING, loses=True),
+)
+"""Batches, sharding and checkpointing are free on each. Offloading changes nothing but time either, but it takes the
+host's memory and its link, which no card's data sheet tells: so a plan without it goes first. The optimizer state of an
+adapter is too small to be worth offloading, and a quantized base is faster than one whose activations wait on the
+host. An adapter learns more than a whole model most of whose weights no step changes. After these come shorter rows.
+"""
+SHORTER_ROWS = "shorter rows"
+SMALLER_IMAGES_LEVEL = "smaller images"
+"""Any of the levels before shorter rows, with images made smaller (``planning.predict.smaller_images``)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Level:
+    """Holds what a plan may choose from at one level of harm. ``lengths`` is empty but on the level that cuts rows.
+
+    Example, for TRL's defaults: ``rounding`` has bf16 weights, an 8-bit optimizer, both, and those with offloading.
+    """
+
+    name: str
+    harm: Harm
+    settings: tuple[Knobs, ...]
+    """What its levers make of the knobs asked for, the gentlest first. Batches and checkpointing stay free, and so does
+    sharding."""
+    lengths: tuple[int, ...] = ()
+    offloads: bool = False
+    """Whether each of its settings needs the host's memory."""
+    loses: bool = False
+    """Whether each of its settings loses updates: like shorter rows, it is taken to fit and never to be done sooner."""
+    ranks: tuple[int, ...] = ()
+    """Smaller ranks of the adapter that the level turns on, the largest first, for where its own does not fit."""
+
+    @property
+    def gentlest(self) -> Knobs:
+        return self.settings[0]
+
+    @property
+    def strongest(self) -> Knobs:
+        """The settings that need least memory."""
+        return self.settings[-1]
+
+    def of_rank(self, rank: int) -> Level:
+        """Returns the level with an adapter of a smaller rank."""
+        settings = tuple(replace(setting, lora_r=rank) for setting in self.settings)
+        return replace(self, settings=settings, ranks=tuple(each for each in self.ranks if each < rank))
+
+
+def levels(space: Space) -> tuple[Level, ...]:
+    """The levels of one job, least harm first. The first holds the job as asked for.
+
+    Raises:
+        UsageError: ``space.forbid`` names an unknown lever.
+    """
+    check_forbid(space.forbid)
+    climbed: list[Level] = []
+    for step in _steps(space):
+        seen = {setting for level in climbed for setting in level.settings}
+        settings = tuple(setting for setting in _settings(space, step) if setting not in seen)
+        if settings:
+            harm = max((LEVERS[name].harm for name in step.own), default=Harm.TIME)
+            ranks = _ranks(space, settings[0])
+            level = Level(name=step.name, harm=harm, settings=settings, offloads=bool(step.offloads), ranks=ranks)
+            climbed.append(replace(level, loses=True, harm=Harm.WHAT_IS_TRAINED) if step.loses else level)
+    if lengths := _lengths(space):
+        climbed.append(Level(name=SHORTER_ROWS, harm=Harm.DATA, settings=(_least(space),), lengths=lengths))
+    return tuple(climbed)
+
+
+def strongest(climbed: Sequence[Level]) -> Level:
+    """The level that needs least: the last with an adapter, or without one the last."""
+    return max(reversed(climbed), key=lambda level: level.strongest.use_peft)
+
+
+def _steps(space: Space) -> tuple[_Step, ...]:
+    """Those of the table, and offloading at the end of adapters where there is no 4-bit base."""
+    trained = [name for name in TRAINED if moves(name, space)]
+    if not trained or trained[-1] == TRAINED[-1]:
+        return LEVELS
+    last = next(step for step in LEVELS if step.own == (trained[-1],))
+    return (*LEVELS[:-2], _Step(f"{last.name}, offloading", last.own, OFFLOADING_ADAPTERS), *LEVELS[-2:])
+
+
+def _settings(space: Space, step: _Step) -> Iterator[Knobs]:
+    """Every set of the level's levers with every set of offloading levers, fewest levers of time first."""
+    free = [name for name in ROUNDING if harm_of(LEVERS[name], space) is Harm.NONE and moves(name, space)]
+    own = tuple(name for name in step.own if name not in free)
+    pulled = [chosen for chosen in _sets(own, space) if chosen or not step.own]
+    if free:  # only the job as asked for is offered without what costs nothing as well
+        pulled = [*([()] if step == LEVELS[0] else []), *((*free, *chosen) for chosen in pulled)]
+    offloads = [chosen for chosen in _sets(step.offloads, space) if chosen or not step.offloads]
+    offloads.sort(key=lambda chosen: OFFLOADED_SHARDS in chosen)  # leaves least on the device
+    for offloaded, chosen in product(offloads, pulled):
+        replaced = {name for lever in offloaded for name in LEVERS[lever].instead_of}
+        setting = pull_all(space, (*chosen, *offloaded))
+        is_allowed = setting == space.base or can_scale(setting)
+        is_allowed &= step.loses is (loses_updates(setting) and not loses_updates(space.base))
+        if replaced.isdisjoint(chosen) and is_allowed and shared(space, setting):
+            yield setting
+
+
+def _sets(names: tuple[str, ...], space: Space) -> list[tuple[str, ...]]:
+    moving = [name for name in names if moves(name, space)]
+    return [chosen for size in range(len(moving) + 1) for chosen in combinations(moving, size)]
+
+
+def _least(space: Space) -> Knobs:
+    """The settings that need least of all, from whichever levels they are.
+
+    Where shards may be divided among processes, what works on whole parameters alone is not among them.
+    """
+    trained = [name for name in TRAINED if moves(name, space)][-1:]
+    names = (*trained, *OFFLOADING_ADAPTERS) if trained else (*ROUNDING, *OFFLOADING)
+    moving: list[str] = []
+    for name in (each for each in names if moves(each, space)):
+        replaced = {other for each in names for other in LEVERS[each].instead_of if moves(each, space)}
+        if name not in replaced and _keeps_shards(space, pull_all(space, (*moving, name))):
+            moving.append(name)
+    least = pull_all(space, moving)
+    return replace(least, lora_r=min(_ranks(space, least), default=least.lora_r))
+
+
+def _ranks(space: Space, setting: Knobs) -> tuple[int, ...]:
+    """Lists the smaller ranks of an adapter that a level turns on; none of one that the user asked for."""
+    is_fixed = space.adapter is None or not setting.use_peft or "lora_r" in space.pinned
+    return () if is_fixed else smaller_ranks(setting.lora_r)
+
+
+def _keeps_shards(space: Space, setting: Knobs) -> bool:
+    """Whether what a process holds of these settings can be divided as far as it can of any."""
+    ways = shared(space, setting)
+    return bool(ways) and least_shared(space, setting).sharding == least_shared(space, space.base).sharding
+
+
+def _lengths(space: Space) -> tuple[int, ...]:
+    """Lengths that would cut a row, shortest first; none where ``max_length`` may not move."""
+    if not allowed(LEVERS["max_length"], space):
+        return ()
+    longest = space.row_tokens(space.base.max_length)
+    fine = range(SHORTEST, min(COARSE_FROM, longest), FINE_GRID)
+    lengths = (*fine, *range(COARSE_FROM, longest, COARSE_GRID))
+    return tuple(length for length in lengths if length >= space.least_length)

@@ -1,0 +1,391 @@
+"""The levers, in one table: what may be given up, in the order of the harm it does, and what each one is worth.
+
+A lever moves one way: it takes bytes away and mostly costs something. To add one, give it a row here and a field in
+``spec.Knobs``, and let the trainer be built with it (``methods.configs``, or ``rehearsal.rehearse`` where it is ours).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from autotrain_mem.methods.table import METHODS, methods_where
+from autotrain_mem.search.division import EVALUATED_ROWS, ROWS, STEPS
+from autotrain_mem.search.precision import KEEPS_UPDATES, LOST_ABOVE, USUAL_WEIGHT
+from autotrain_mem.types import Harm, Knobs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Savings:
+    """Holds what a lever is taken to save before anything is known of it, roughly: it says where a search begins."""
+
+    kept: float = 1.0
+    """Share of what a micro-batch holds beside weights, gradients and optimizer state: left on the device."""
+    taken: float = 0.0
+    """Share of the optimizer state: taken off it."""
+    slower: float = 1.0
+    """How much longer a step takes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeverRow:
+    """One lever. ``moves_from`` and ``to`` are values of its knob; both stay empty where it moves over a range."""
+
+    name: str
+    harm: Harm
+    knobs: tuple[str, ...]
+    moves_from: tuple[Any, ...] = ()
+    to: Any = None
+    also: Mapping[str, Any] = field(default_factory=dict)
+    """Knobs that only matter once this one has moved, and what they are set to where the user did not say."""
+    along: tuple[str, ...] = ()
+    """Levers pulled with this one: those of less harm where they are allowed, those of the same harm always."""
+    instead_of: tuple[str, ...] = ()
+    """Levers that this one makes pointless or impossible."""
+    needs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Values that other knobs must have."""
+    methods: frozenset[str] = frozenset(METHODS)
+    quantizes: bool = False
+    """Quantizes the checkpoint's weights, which works once."""
+    offloads: bool = False
+    """Takes the host's memory and its link, which no card's data sheet tells."""
+    pays_for_adapters: bool = False
+    """Offloads what is large with an adapter too; an adapter's own optimizer state is not."""
+    steps_on_host: bool = False
+    """The optimizer's step holds nothing on the device."""
+    usual: Savings = Savings()
+    at_best: Savings = Savings()
+    """No more is saved than this: what is not rehearsed is ruled out by it. Logits and one layer stay whatever is
+    recomputed or offloaded."""
+    reason: str
+    """One line for the user."""
+    turns_on_adapter: bool = False
+    """The adapter's own settings come with it (``search.adapter``)."""
+    without: str = ""
+    """What the least demanding point without the lever stands for, in the reason of one that is pulled."""
+    let_go: str = ""
+    """The reason of one that may also be let go: fewer rows become more, or a switch that was on is off."""
+    words: str = ""
+    """How a line of settings says that it is pulled; empty where the knob itself is told otherwise."""
+    brief: str = ""
+    """The same in a column."""
+    not_sharded: tuple[str, ...] = ()
+    """Why it does not go with shards of the model (FSDP), and what does; empty where it does."""
+    warning: str = ""
+    """What a user must not overlook, of a lever that changes what is trained."""
+    not_counted: tuple[str, ...] = ()
+    """What it adds to a run that an estimate leaves out, in sentences. Sources stand where each is imitated
+    (``rehearsal.cuda``)."""
+
+
+EXPANDABLE = "expandable_segments"
+"""The lever that is on no rung: any point may have it, at no cost (``Memo``)."""
+
+HALF_WEIGHTS = "bf16_weights"
+"""Its weights are float16 where the card has no bfloat16 (``precision.half_of``)."""
+
+EIGHT_BIT = "8bit_optimizer"
+
+NESTED_QUANT = "use_bnb_nested_quant"
+SHARDING = "sharding"
+SHARED_TOKENS = "cp_size"
+"""Context parallelism: tried where rows are long (``search.shared_tokens``)."""
+SHARED_SEQUENCE = "sp_size"
+"""DeepSpeed's sequence parallelism: the same, where the user asks for ZeRO."""
+OFFLOADED_SHARDS = "fsdp_offload_params"
+SMALLER_IMAGES = "max_pixels"
+"""Tried where rows have images and nothing else fits (``planning.predict.smaller_images``)."""
+
+UNSHARDED = (None, "ddp")
+"""Values of ``sharding`` of what works on whole parameters alone."""
+
+LADDER = (
+    LeverRow(
+        name=EXPANDABLE,
+        harm=Harm.NONE,
+        knobs=(EXPANDABLE,),
+        moves_from=(False,),
+        to=True,
+        reason="segments that grow page by page leave fewer gaps between tensors: the same training",
+        words="expandable segments",
+    ),
+    LeverRow(
+        name="eval_batch",
+        harm=Harm.NONE,
+        knobs=(EVALUATED_ROWS,),
+        methods=methods_where(
+            lambda method: not method.is_online
+        ),  # elsewhere a batch of evaluation holds whole groups, or writes a few samples
+        reason="evaluation takes no more rows at once than training does: the same results, in more batches",
+    ),
+    LeverRow(
+        name="micro_batch",
+        harm=Harm.TIME,
+        knobs=(ROWS, STEPS),
+        reason="fewer rows at once with more accumulation: the same optimizer steps in less memory",
+        let_go="more rows at once fit, with less accumulation: the same optimizer steps in less time",
+    ),
+    LeverRow(
+        name="rollout_batch",
+        harm=Harm.TIME,
+        knobs=("local_rollout_forward_batch_size",),
+        methods=methods_where(lambda method: "local_rollout_forward_batch_size" in method.knobs),
+        reason="completions are generated and scored a few rows at a time",
+    ),
+    LeverRow(
+        name=SHARDING,
+        harm=Harm.TIME,
+        knobs=("sharding", "dp_replicate_size"),
+        methods=methods_where(
+            lambda method: not method.holds_models_whole
+        ),  # PPO prepares two models as one (trl/experimental/ppo/ppo_trainer.py: PolicyAndValueWrapper)
+        reason="the GPUs divide weights, gradients and optimizer state among them",
+    ),
+    LeverRow(
+        name=SHARED_TOKENS,
+        harm=Harm.TIME,
+        knobs=(SHARED_TOKENS,),
+        methods=methods_where(lambda method: method.shares_tokens),
+        reason="GPUs share the tokens of each row, and send keys and values around: the same gradients",
+    ),
+    LeverRow(
+        name=SHARED_SEQUENCE,
+        harm=Harm.TIME,
+        knobs=(SHARED_SEQUENCE,),
+        methods=methods_where(lambda method: method.shares_tokens),
+        reason="GPUs share the tokens of each row, and its heads while a layer attends: the same gradients",
+    ),
+    LeverRow(
+        name="gradient_checkpointing",
+        harm=Harm.TIME,
+        knobs=("gradient_checkpointing",),
+        moves_from=(False,),
+        to=True,
+        reason="activations are recomputed in the backward pass instead of kept: the same gradients, more time",
+        let_go="the activations fit without recomputing them, which is faster",
+        usual=Savings(kept=0.25),
+        at_best=Savings(kept=0.1),
+    ),
+    LeverRow(
+        name="activation_offloading",
+        harm=Harm.TIME,
+        knobs=("activation_offloading",),
+        moves_from=(False,),
+        to=True,
+        methods=methods_where(lambda method: method.has_activation_offload),
+        needs={"sharding": UNSHARDED},
+        not_sharded=(
+            "what TRL's offloading makes of FSDP's gathered weights is not rehearsed yet",
+            "Remove --activation_offloading: --gradient_checkpointing true keeps as little, or --sharding ddp.",
+        ),
+        reason="what the backward pass needs waits in host memory: the same gradients, with copies both ways",
+        words="activations offloaded",
+        brief="activations on host",
+        offloads=True,
+        pays_for_adapters=True,
+        usual=Savings(kept=0.4, slower=1.15),
+        at_best=Savings(kept=0.1),
+        not_counted=(
+            "activation offloading allocates what comes back on a stream of its own: how long that stream's copies "
+            "take, for which memory in use there may have to wait before it is handed out again, depends on the card",
+            "activation offloading knows a tensor by its address, and may leave one on the device that lies where "
+            "another, just sent away, has died: no bound is known; it needs a saved view or transposed tensor just "
+            "before",
+        ),
+    ),
+    LeverRow(
+        name="optimizer_offload",
+        harm=Harm.TIME,
+        knobs=("optimizer_offload",),
+        moves_from=(False,),
+        to=True,
+        methods=methods_where(lambda method: not method.makes_optimizer_early),
+        needs={"optim": ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"), "fp16": (False,)}
+        | {"sharding": UNSHARDED},
+        instead_of=("8bit_optimizer",),
+        not_sharded=(
+            # trainers/host_optimizer.py makes its copies before accelerate divides the parameters
+            "it holds copies of whole parameters on the host",
+            "--fsdp_offload_params keeps shards, their gradients and the optimizer's state there.",
+        ),
+        reason="optimizer state and step are the host's: the same updates, with copies of gradients and weights",
+        words="optimizer offloaded",
+        brief="optimizer on host",
+        offloads=True,
+        steps_on_host=True,
+        usual=Savings(taken=1.0, slower=1.5),
+        at_best=Savings(taken=1.0),
+        not_counted=(
+            "host memory: weights and gradients are pinned there, and the optimizer's state lies beside them",
+        ),
+    ),
+    LeverRow(
+        name=OFFLOADED_SHARDS,
+        harm=Harm.TIME,
+        knobs=(OFFLOADED_SHARDS,),
+        moves_from=(False,),
+        to=True,
+        needs={"sharding": ("fsdp2", "hsdp", "fsdp1"), "load_in_4bit": (False,), "load_in_8bit": (False,)},
+        reason="shards of weights, gradients and optimizer state wait in host memory, where the optimizer steps too",
+        words="shards offloaded",
+        brief="shards on host",
+        offloads=True,
+        pays_for_adapters=True,
+        steps_on_host=True,
+        usual=Savings(slower=2.0),
+        not_counted=("host memory: each process keeps its shards there, pinned, with the optimizer's state",),
+    ),
+    LeverRow(
+        name=HALF_WEIGHTS,
+        harm=Harm.ROUNDING,
+        knobs=("dtype",),
+        moves_from=("float32",),
+        to="bfloat16",
+        reason="weights, gradients and optimizer state take half the bytes and are rounded to bfloat16",
+        without="without rounding it needs",
+        warning=f"loses most updates, as bfloat16 does below --learning_rate {USUAL_WEIGHT / LOST_ABOVE:.0e}: a higher "
+        f"one keeps them, and so does --optim {KEEPS_UPDATES} (pip install torch-optimi)",
+    ),
+    LeverRow(
+        name=EIGHT_BIT,
+        harm=Harm.ROUNDING,
+        knobs=("optim",),
+        moves_from=("adamw_torch", "adamw_torch_fused"),
+        to="adamw_8bit",
+        needs={"optimizer_offload": (False,), "sharding": UNSHARDED},  # bitsandbytes' kernels are the device's
+        reason="AdamW's two moments take one byte each per parameter, quantized block by block",
+        without="without rounding it needs",
+        usual=Savings(taken=0.5),
+        at_best=Savings(taken=0.75),  # float32 moments of 8 bytes become 2
+    ),
+    LeverRow(
+        name="nested_quant",
+        harm=Harm.ROUNDING,
+        knobs=(NESTED_QUANT,),
+        moves_from=(False,),
+        to=True,
+        needs={"load_in_4bit": (True,)},  # Dettmers et al., "QLoRA" (arXiv 2305.14314), section 3: 0.373 bits
+        reason="the scales of the base's 4-bit blocks are rounded to 8 bits: 0.37 bits fewer for each weight",
+        without="without rounding it needs",
+        words="scales in 8 bits",
+    ),
+    LeverRow(
+        name="lora",
+        harm=Harm.WHAT_IS_TRAINED,
+        knobs=("use_peft",),
+        moves_from=(False,),
+        to=True,
+        along=("bf16_weights",),  # a frozen base has no update that rounding could swallow
+        turns_on_adapter=True,
+        reason="a LoRA adapter is trained and the base model stays frozen",
+        without="full fine-tuning that keeps its updates needs",
+        warning="trains an adapter (LoRA), not the whole model",
+    ),
+    LeverRow(
+        name="8bit_base",
+        harm=Harm.WHAT_IS_TRAINED,
+        knobs=("load_in_8bit",),
+        moves_from=(False,),
+        to=True,
+        along=("bf16_weights", "lora"),
+        needs={"load_in_4bit": (False,), "sharding": UNSHARDED},
+        quantizes=True,
+        not_sharded=(
+            # bitsandbytes/nn/modules.py: Linear8bitLt.init_8bit_state reads weight.CB and weight.SCB
+            "bitsandbytes keeps the scales of 8-bit weights beside the parameter, which FSDP replaces",
+            "--load_in_4bit can be sharded; or --sharding ddp keeps 8 bits.",
+        ),
+        reason="the frozen base model's linear weights take one byte each",
+        without="LoRA on a base that is not quantized needs",
+        words="8-bit base",
+        warning="rounds the frozen base model to 8 bits, which changes its outputs a little",
+        not_counted=(
+            "outlier columns of 8-bit layers, which are kept in 16 bits for the backward pass: how many there are "
+            "depends on the weights, at most the layers' inputs once more",
+        ),
+    ),
+    LeverRow(
+        name="4bit_base",
+        harm=Harm.WHAT_IS_TRAINED,
+        knobs=("load_in_4bit",),
+        moves_from=(False,),
+        to=True,
+        also={NESTED_QUANT: True},
+        along=("bf16_weights", "lora"),
+        needs={"load_in_8bit": (False,), "sharding": (*UNSHARDED, "fsdp2-no-reshard", "fsdp2", "hsdp")},
+        quantizes=True,
+        reason="the frozen base model's linear weights take half a byte each (nf4, with scales quantized too)",
+        without="LoRA without a 4-bit base needs",
+        words="4-bit base",
+        warning="rounds the frozen base model to 4 bits, which changes its outputs",
+        not_counted=(
+            "which kernel the card takes for 4-bit layers between 5 and 1536 tokens: counted as a dequantized weight, "
+            "so at most one weight too much",
+        ),
+    ),
+    LeverRow(
+        name="max_length",
+        harm=Harm.DATA,
+        knobs=("max_length",),
+        methods=methods_where(lambda method: not method.is_online and method.keeps_max_length),  # TRL cuts no prompt
+        reason="rows are truncated to fewer tokens",
+        without="the length asked for needs",
+    ),
+    LeverRow(
+        name=SMALLER_IMAGES,
+        harm=Harm.DATA,
+        knobs=(SMALLER_IMAGES,),
+        methods=methods_where(lambda method: method.reads_images),
+        reason="larger images are made smaller, and take fewer tokens: what is small in them may no longer be seen",
+    ),
+)
+
+LEVERS = {row.name: row for row in LADDER}
+
+MICRO_BATCH = "micro_batch"
+BATCHES = ("eval_batch", MICRO_BATCH, "rollout_batch")
+"""Levers that move over a range. They and checkpointing are free at every level, and so is sharding."""
+FREE = (*BATCHES, "gradient_checkpointing")
+OFFLOADING = tuple(row.name for row in LADDER if row.offloads)
+ROUNDING = tuple(row.name for row in LADDER if row.harm is Harm.ROUNDING)
+TRAINED = tuple(row.name for row in LADDER if row.harm is Harm.WHAT_IS_TRAINED)
+SLOWING = tuple(row.name for row in LADDER if row.harm is Harm.TIME and row.moves_from)
+"""Levers that take bytes away and cost time, and do nothing else."""
+
+HARM_FIRST = tuple(sorted(LADDER, key=lambda row: -row.harm))
+"""The rows as a reader wants them told: what changes most comes first."""
+SWITCHES = tuple(
+    name for row in HARM_FIRST if row.to is True and row.name not in (EXPANDABLE, *FREE) for name in row.knobs
+)
+"""Knobs whose flag needs no value."""
+
+
+WARNINGS = {row.knobs[0]: row.warning for row in LADDER if row.warning}
+"""By knob: what a user must not overlook."""
+
+
+def is_pulled(row: LeverRow, knobs: Knobs) -> bool:
+    """Whether a point has what this lever sets; False of one that moves over a range."""
+    return row.to is not None and getattr(knobs, row.knobs[0]) == row.to
+
+
+def brought(base: Knobs, knobs: Knobs) -> frozenset[str]:
+    """The knobs that came along with levers which a job did not ask for."""
+    return frozenset(name for row in LADDER if is_pulled(row, knobs) and not is_pulled(row, base) for name in row.also)
+
+
+def taken_back(row: LeverRow, knobs: Knobs, base: Knobs) -> Knobs | None:
+    """The same point without one lever, which the job did not ask for; None where it is not pulled, or goes with
+    others: what is trained, and the rows of a batch."""
+    is_alone = row.to is not None and row.name not in (EXPANDABLE, *FREE) and row.harm <= Harm.ROUNDING
+    values = {name: getattr(base, name) for name in row.knobs}
+    is_alone = is_alone and brought(base, knobs).isdisjoint(row.knobs)
+    if not is_alone or all(getattr(knobs, name) == value for name, value in values.items()):
+        return None
+    return replace(knobs, **values)
+
+
+def pulled(knobs: Knobs) -> list[LeverRow]:
+    """The levers whose values a point has, least harm first."""
+    return [row for row in LADDER if is_pulled(row, knobs)]

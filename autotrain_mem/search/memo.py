@@ -1,0 +1,168 @@
+"""Every rehearsal is made once and remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from operator import attrgetter
+from typing import Protocol
+
+from autotrain_mem.types import Candidate, Estimate, Knobs, Owner, Phase
+from autotrain_mem.types.estimate import candidate
+from autotrain_mem.types.knobs import BASE_BITS
+
+OnAttempt = Callable[[Candidate], None]
+
+
+class Predictor(Protocol):
+    """Answers what the planner asks. It knows the job, the device and who rehearses; the planner knows none of them."""
+
+    def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> Sequence[Estimate]:
+        """Returns what these points need; rehearsed at once where that is possible; each takes 1 to 20 seconds.
+
+        Args:
+            whole: On the whole model, where the search may do with copies of it that have fewer layers.
+        """
+
+    def exceeds(self, knobs: Knobs) -> bool:
+        """Tells whether the number of parameters alone says that a point does not fit; False where it does not."""
+
+    def foresee(self, knobs: Knobs) -> None:
+        """Says that a point is going to be asked for on the whole model: it may be begun while others are asked."""
+
+    def over_steps(self, estimate: Estimate) -> Estimate:
+        """Adds what rows of every length make the allocator reserve over a run, where that is known; takes a second."""
+
+    def tokens_per_second(self, known: Estimate, knobs: Knobs) -> float:
+        """The speed of a point that differs from a rehearsed one by its micro-batch, by levers that only slow it, or by
+        how processes share the model."""
+
+    def would_fit(self, estimate: Estimate, *, rehearsed: bool) -> Sequence[str]:
+        """Tells where a run that does not fit here would: other cards, each in a few words.
+
+        Args:
+            rehearsed: Whether what several cards share is rehearsed, which takes seconds, or computed from this.
+        """
+
+
+class Memo:
+    """Answers a repeated question from memory and keeps what was asked, in order.
+
+    Args:
+        may_expand: Whether ``expandable_segments`` may be turned on. It costs nothing and needs no other rehearsal, so
+            it is no question of its own: it is on where it makes the difference, or where nothing else would.
+        on_attempt: Hears of every rehearsal as it is judged.
+    """
+
+    def __init__(
+        self, predictor: Predictor, *, may_expand: bool = False, on_attempt: OnAttempt = lambda attempt: None
+    ) -> None:
+        self._predictor = predictor
+        self._on_attempt = on_attempt
+        self._may_expand = may_expand
+        self._estimates: dict[Knobs, Estimate] = {}
+        self._attempts: list[Candidate] = []
+        self._speeds: dict[tuple[Knobs, int | None, Knobs], float] = {}
+
+    def __call__(self, knobs: Knobs) -> Estimate:
+        """Returns what a point needs; rehearsed if it was not yet."""
+        self.ask([knobs])
+        return self._estimates[_native(knobs)]
+
+    def ask(self, points: Sequence[Knobs], *, whole: bool = False) -> None:
+        """Rehearse those of the points that are not known, all at once."""
+        named = map(_native, points) if self._may_expand else points
+        asked = list(dict.fromkeys(knobs for knobs in named if not self._is_known(knobs, whole)))
+        if not asked:
+            return
+        for knobs, estimate in zip(asked, self._predictor.rehearse(asked, whole=whole), strict=True):
+            judged = self._expanded(estimate)
+            self._estimates[_native(knobs)] = judged
+            self._attempts.append(candidate(judged))
+            self._on_attempt(self._attempts[-1])
+
+    def exceeds(self, knobs: Knobs) -> bool:
+        """Whether the number of parameters alone says that a point does not fit."""
+        return self._predictor.exceeds(knobs)
+
+    def foresee(self, knobs: Knobs) -> None:
+        """Let the whole model of a point be rehearsed while others are asked, since it is going to be asked for."""
+        native = _native(knobs) if self._may_expand else knobs
+        if not self._is_known(native, whole=True):
+            self._predictor.foresee(native)
+
+    def over_steps(self, knobs: Knobs) -> None:
+        """Look at a point that fits once more: over a whole run, with rows of every length."""
+        estimate = self(knobs)
+        if estimate.fits and estimate.memory.mixed_lengths is None:
+            self._estimates[_native(knobs)] = self._expanded(self._predictor.over_steps(estimate))
+
+    def known(self, points: Sequence[Knobs]) -> list[Estimate]:
+        """Returns what has been rehearsed of these."""
+        return [self._estimates[native] for native in map(_native, points) if native in self._estimates]
+
+    def speed(self, known: Estimate, knobs: Knobs) -> float:
+        """Tokens per second at a point that was not rehearsed, by the work of one that was."""
+        key = (known.knobs, known.memory.rehearsed_layers, knobs)
+        if key not in self._speeds:
+            self._speeds[key] = self._predictor.tokens_per_second(known, knobs)
+        return self._speeds[key]
+
+    def would_fit(self, estimate: Estimate, *, rehearsed: bool = False) -> Sequence[str]:
+        """Tells where a run that does not fit here would."""
+        return self._predictor.would_fit(estimate, rehearsed=rehearsed)
+
+    def weights_exceed(self, knobs: Knobs) -> bool:
+        """Whether the same weights were beyond the budget as soon as they were loaded: nothing can make that fit."""
+        return any(_weights(knobs) == _weights(each.knobs) for each in self.estimates if _is_beyond_loading(each))
+
+    def of_each_weights(self, points: Sequence[Knobs]) -> list[Knobs]:
+        """Returns the first point with each kind of weights, but for those that are known to be beyond the budget."""
+        first: dict[object, Knobs] = {}
+        for knobs in points:
+            first.setdefault(_weights(knobs), knobs)
+        return [knobs for knobs in first.values() if not self.weights_exceed(knobs)]
+
+    @property
+    def any_weights_exceed(self) -> bool:
+        """Whether that is so of weights of any kind."""
+        return any(map(_is_beyond_loading, self.estimates))
+
+    @property
+    def estimates(self) -> tuple[Estimate, ...]:
+        """Returns what is known."""
+        return tuple(self._estimates.values())
+
+    @property
+    def attempts(self) -> tuple[Candidate, ...]:
+        """Every rehearsal in its order, as a plan records it."""
+        return tuple(self._attempts)
+
+    def _is_known(self, knobs: Knobs, whole: bool) -> bool:
+        known = self._estimates.get(_native(knobs))
+        return known is not None and (not whole or known.memory.rehearsed_layers is None)
+
+    def _expanded(self, estimate: Estimate) -> Estimate:
+        if estimate.fits or not self._may_expand:
+            return estimate
+        expanded = estimate.with_expandable_segments()
+        return expanded if expanded.required_bytes < estimate.required_bytes else estimate
+
+
+def _native(knobs: Knobs) -> Knobs:
+    """Leaves segments out: where the user decides on them, all of a search's knobs agree, whatever an estimate says."""
+    return replace(knobs, expandable_segments=False) if knobs.expandable_segments else knobs
+
+
+def _is_beyond_loading(estimate: Estimate) -> bool:
+    """Whether a model is too large before its first batch, which is on the device by then and large where it has
+    images."""
+    memory = estimate.memory
+    loaded_bytes = memory.phases.get(Phase.LOAD, 0) - memory.owners_at_peak.get(Owner.OTHER, 0)
+    return loaded_bytes + estimate.outside_bytes > estimate.budget_bytes
+
+
+_weights = attrgetter(
+    *("use_peft", "dtype", *BASE_BITS, "use_bnb_nested_quant", "sharding", "dp_replicate_size", "fsdp_offload_params")
+)
+"""Reads what decides the weights' bytes: with LoRA a reference model may be left out, and so counts."""

@@ -1,0 +1,273 @@
+"""Finds the largest value of one knob that a card holds, with all that the user gave kept.
+
+The answer is of a level of harm. Each is asked with its least demanding point, since it is the value that is wanted,
+and no speed; what is left of the card is then the plan's to use. Beyond that point's border the whole batch at once may
+still fit, which accumulates no gradients: where it may, its own border is looked for.
+
+The first level that holds the smallest value is the one that gives up least of what was asked for, so it is the
+answer's, unless its plan is passed over as any other would be, for its speed or a limit: then it is the next one's.
+
+Peaks are close to linear in the value, phase by phase, so two rehearsals lead near the border, and both of its sides
+are rehearsed, in the end on the whole model.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+
+from autotrain_mem.search.explore import MIDDLE_EVERY, surely_fits
+from autotrain_mem.search.guess import STATIC, linear, may_fit_at_once
+from autotrain_mem.search.levels import Level, levels
+from autotrain_mem.search.memo import Memo, OnAttempt, Predictor
+from autotrain_mem.search.points import least_demanding, unaccumulated
+from autotrain_mem.search.search import NO_LIMITS, Found, Limits, climb, make_memo, no_plan
+from autotrain_mem.search.space import Space
+from autotrain_mem.types import Estimate, Knobs
+from autotrain_mem.types.most import Most
+
+TURNS = 12
+"""Guesses for one level, at most; plain bisection of 16,384 values takes 14."""
+
+FAR = 8
+"""How many times the smallest value the second one is at least: nearer ones may have their peak in the optimizer's
+step, which does not grow."""
+
+STEEPER = 1.5
+"""How many times as steep as in proportion a line through one point alone is taken to be: the second point of a line is
+worth most where it fits."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """Asks how much of one knob fits."""
+
+    name: str
+    values: Sequence[int]
+    """What it may be, smallest first; not empty."""
+    space: Callable[[int], Space]
+    """Of the job in which it has this value."""
+    stopped_by: str
+    """Why there is no larger one, in a few words."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Border:
+    """The last value of a level that fits, and the next one, which does not."""
+
+    index: int
+    estimate: Estimate
+    beyond: Estimate | None
+    """None where the last of all values fits."""
+
+    def most(self, question: Question) -> Most:
+        """Tells it as an answer."""
+        if self.beyond is None:
+            value = question.values[self.index]
+            return Most(name=question.name, value=value, next_value=None, stopped_by=question.stopped_by)
+        return Most(
+            name=question.name,
+            value=question.values[self.index],
+            next_value=getattr(self.beyond.knobs, question.name),
+            next_required_bytes=self.beyond.required_bytes,
+        )
+
+
+def search_most(
+    question: Question,
+    predictor: Predictor,
+    on_attempt: OnAttempt = lambda attempt: None,
+    limits: Limits = NO_LIMITS,
+) -> Found:
+    """The plan with as much as fits.
+
+    Args:
+        on_attempt: Hears of every configuration as it has been rehearsed.
+
+    Raises:
+        DoesNotFitError: not even the smallest value fits; the error names the nearest settings that do.
+        PlanError: what fits does not keep the limits (``limits.broken``).
+    """
+    smallest = question.space(question.values[0])
+    memo = make_memo(smallest, predictor, on_attempt)
+    found = find_most(question, memo, limits)
+    if found is None:
+        raise no_plan(smallest, memo, limits)
+    return found
+
+
+def find_most(question: Question, memo: Memo, limits: Limits = NO_LIMITS) -> Found | None:
+    """The same, and None where not even the smallest value fits, or no plan keeps the limits."""
+    tried: set[str] = set()
+    best: Found | None = None
+    name = next((level.name for level in answering(question) if _holds(question, level, memo)), None)
+    while name is not None and name not in tried:
+        tried.add(name)
+        border = find_border(question, name, memo)
+        if border is None:
+            break
+        found = climb(question.space(question.values[border.index]), memo, limits)
+        if found is None:
+            break
+        best = replace(found, most=border.most(question))
+        name = found.level
+    return best
+
+
+def answering(question: Question) -> tuple[Level, ...]:
+    """The levels that an answer may be of: rows are not cut to have more of something else."""
+    return tuple(level for level in levels(question.space(question.values[0])) if not level.lengths)
+
+
+def _holds(question: Question, level: Level, memo: Memo) -> bool:
+    least = least_demanding(question.space(question.values[0]), level)
+    if memo.weights_exceed(least):
+        return False
+    if surely_fits(memo, least):
+        return True
+    points, start = _at_once(question, level.name, memo, 0)
+    return start is not None and points.holds(start)
+
+
+def find_border(question: Question, level: str, memo: Memo, *, whole: bool = True) -> Border | None:
+    """The border of one level; None where its smallest value does not fit.
+
+    Args:
+        whole: Rehearse both of its sides on the whole model; what that overturns is looked for again.
+    """
+    border = _border(_Points(question, level, memo, least_demanding), 0, whole=whole)
+    following = 0 if border is None else border.index + 1
+    if following == len(question.values):
+        return border
+    points, start = _at_once(question, level, memo, following)
+    return border if start is None else _border(points, start, whole=whole) or border
+
+
+def _at_once(question: Question, level: str, memo: Memo, following: int) -> tuple[_Points, int | None]:
+    """The points of the whole batch at once, and the value from which on they may fit where fewer rows at once do not.
+
+    Of rows at once it is the last value that leaves nothing to accumulate; None where nothing accumulates, or too much.
+    """
+    accumulated = _Points(question, level, memo, least_demanding)(following)
+    points, ends = _Points(question, level, memo, unaccumulated), (following, len(question.values) - 1)
+    start = next((each for each in ends if points.knobs(each).gradient_accumulation_steps == 1), None)
+    if start is None or points.knobs(start) == accumulated.knobs:
+        return points, None
+    space = question.space(question.values[start])
+    return points, start if may_fit_at_once(space, accumulated, points.knobs(start)) else None
+
+
+def _border(points: _Points, start: int, *, whole: bool) -> Border | None:
+    """The border of such points from a value on; None where that one does not fit."""
+    if not points.holds(start):
+        return None
+    low, high = _narrowed(points, start, len(points.question.values))
+    if whole:
+        points.whole = True  # copies of few layers led here; from here on none is asked
+        low, high = _confirmed(points, start, low, high)
+    if not points(low).fits:
+        return None
+    return Border(index=low, estimate=points(low), beyond=points(high) if high < len(points.question.values) else None)
+
+
+def _confirmed(points: _Points, start: int, low: int, high: int) -> tuple[int, int]:
+    """The same sides where the whole model agrees, or else those that it has."""
+    end = len(points.question.values)
+    points.ask([side for side in (low, high) if side < end])
+    if low > start and not points(low).fits:
+        return _narrowed(points, start, low)
+    return _narrowed(points, high, end) if high < end and points(high).fits else (low, high)
+
+
+def _narrowed(points: _Points, low: int, high: int) -> tuple[int, int]:
+    """Moves both sides of the border together; the lower fits, and the upper does not, or is past the last value."""
+    for turn in range(1, TURNS + 1):
+        if high - low <= 1:
+            break
+        is_bracketed = high < len(points.question.values)
+        if is_bracketed and turn % MIDDLE_EVERY == 0:
+            guess = (low + high) // 2
+        else:
+            guess = points.guess(low, high, at_least=1 if is_bracketed else 2 ** (turn - 1))
+        low, high = (guess, high) if points(guess).fits else (low, guess)
+    return low, high
+
+
+class _Points:
+    """Holds one point of a level at each value, by the value's index.
+
+    Args:
+        of: Which one: the least demanding, or the whole batch at once.
+    """
+
+    def __init__(self, question: Question, level: str, memo: Memo, of: Callable[[Space, Level], Knobs]) -> None:
+        self.question = question
+        self.whole = False
+        self.known: list[int] = []
+        self._level = level
+        self._memo = memo
+        self._of = of
+
+    def __call__(self, index: int) -> Estimate:
+        self.ask([index])
+        return self._memo(self.knobs(index))
+
+    def ask(self, indices: Sequence[int]) -> None:
+        """Rehearses several at once."""
+        self._memo.ask([self.knobs(index) for index in indices], whole=self.whole)
+        self.known = sorted({*self.known, *indices})
+
+    @cache  # noqa: B019  it lives as long as a search
+    def knobs(self, index: int) -> Knobs:
+        """Returns the point at a value."""
+        space = self.question.space(self.question.values[index])
+        level = next(each for each in levels(space) if each.name == self._level)
+        return self._of(space, level)
+
+    def holds(self, index: int) -> bool:
+        """Tells whether a value fits, from which larger ones are looked for."""
+        self.known = [index]
+        return surely_fits(self._memo, self.knobs(index))
+
+    def guess(self, low: int, high: int, *, at_least: int) -> int:
+        """The last value between both sides that should fit, as many further than the lower at least."""
+        needs, values, budget_bytes = self._least(low, high), self.question.values, self(low).budget_bytes
+        inside = range(low + 1, high)
+        if self.known == [0]:
+            at_least = bisect_left(values, FAR * values[0])
+        # What a line says only grows, so that it can be bisected.
+        fitting = bisect_left(inside, True, key=lambda index: needs(values[index]) > budget_bytes)
+        return min(max(low + fitting, low + at_least), high - 1)
+
+    def _least(self, low: int, high: int) -> Callable[[int], float]:
+        """Guesses what a value needs, from both sides of the border and from beyond it, by what is less.
+
+        Without accumulation a phase is bent: of few tokens it peaks where all gradients are there, of many where none
+        are yet. Then a line between both sides is above it, and one through two points that do not fit is not.
+        """
+        between, beyond = self._line(low, high), next((each for each in self.known if each > high), None)
+        if beyond is None:
+            return between
+        after = self._through(high, beyond)
+        return lambda value: min(between(value), after(value))
+
+    def _line(self, low: int, high: int) -> Callable[[int], float]:
+        """Guesses what a value needs, by the two rehearsed ones nearest to the border, or by the smallest alone."""
+        other = high if high in self.known else next((each for each in reversed(self.known) if each < low), None)
+        if other is None:
+            return partial(_scaled, self(low), self.question.values[low])
+        return self._through(low, other)
+
+    def _through(self, one: int, other: int) -> Callable[[int], float]:
+        start, end, smallest = self(one), self(other), self.question.values[one]
+        span = self.question.values[other] - smallest
+        return lambda value: linear(start, end, (value - smallest) / span)
+
+
+def _scaled(known: Estimate, smallest: int, value: int) -> float:
+    """Guesses from one point: what is neither model nor optimizer state grows as the value does, and more of it."""
+    held = known.memory.owners_at_peak
+    static = sum(held.get(owner, 0) for owner in STATIC) + known.outside_bytes
+    return static + STEEPER * (known.required_bytes - static) * value / smallest

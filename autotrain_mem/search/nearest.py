@@ -1,0 +1,199 @@
+"""Says, when nothing allowed fits, what is missing, and the nearest settings that would do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autotrain_mem.methods.table import METHODS
+from autotrain_mem.search.division import EVALUATED_ROWS, ROWS, STEPS
+from autotrain_mem.search.explore import fits_at_once, longest_rows
+from autotrain_mem.search.levels import Level, levels, strongest
+from autotrain_mem.search.levers import FREE, LADDER, LEVERS, SWITCHES, pulled
+from autotrain_mem.search.memo import Memo
+from autotrain_mem.search.points import at, checkpointing_choices, least_demanding, unaccumulated
+from autotrain_mem.search.shardings import least_shared, shardings
+from autotrain_mem.search.space import Space
+from autotrain_mem.support.errors import DoesNotFitError
+from autotrain_mem.support.units import format_bytes
+from autotrain_mem.types import Estimate, Harm, Knobs, Phase
+
+_PHASES = {
+    Phase.LOAD: "while loading",
+    Phase.GENERATE: "while generating",
+    Phase.SCORE: "while scoring",
+    Phase.FORWARD: "in the forward pass",
+    Phase.BACKWARD: "in the backward pass",
+    Phase.OPTIMIZER_STEP: "in the optimizer step",
+    Phase.EVALUATE: "in evaluation",
+    Phase.SAVE: "while saving",
+}
+
+FOLLOWING = {EVALUATED_ROWS: "eval_batch", "local_rollout_forward_batch_size": "rollout_batch"}
+"""Batches that follow the micro-batch, and must be told where the job keeps them from it -> their levers."""
+
+LENGTH_TURNS = 3
+"""Guesses at a length for a suggestion: close to the longest is near enough, and an error should come soon."""
+
+
+def does_not_fit(space: Space, memo: Memo) -> DoesNotFitError:
+    """The error for a search that came back empty-handed; rehearses a few points more to find a way out."""
+    least = _least(space, memo)
+    fitting = confirmed(space, memo)
+    bits = least.knobs.base_bits
+    kind = f"LoRA on a {bits}-bit base" if bits else "LoRA" if least.knobs.use_peft else "full fine-tuning"
+    headline = f"{space.model} with {kind} does not fit {least.hardware.name}."
+    message = f"{headline}\n{needs_line(least)},\n{_settings(space, least.knobs)}\n{budget_line(least)}"
+    if least.unquantized:
+        message += f"\n  base    {least.unquantized}"
+    if fitting is None:
+        hint = "nothing that can be changed makes it fit here"
+    else:
+        hint = f"nearest that fits: {suggestion(space, fitting.knobs)}  ({format_bytes(fitting.required_bytes)})"
+    elsewhere = memo.would_fit(least, rehearsed=True)
+    where = f"\nthese settings would fit {' or '.join(elsewhere)}" if elsewhere else ""
+    return DoesNotFitError(message, hint=hint + where)
+
+
+def _least(space: Space, memo: Memo) -> Estimate:
+    """Finds what needs least of all that is allowed; of those that need the same, the one that demands least.
+
+    Levels whose weights alone are beyond the card were passed over without a rehearsal.
+    """
+    memo.ask([least_demanding(space, strongest([level for level in levels(space) if not level.lengths]))])
+    return min(reversed(memo.estimates), key=lambda estimate: estimate.required_bytes)
+
+
+def confirmed(space: Space, memo: Memo) -> Estimate | None:
+    """The nearest, rehearsed on the whole model; each turn rehearses one point whole that was not."""
+    asked: set[Knobs] = set()
+    fitting = nearest(space, memo)
+    while fitting is not None and fitting.knobs not in asked:
+        asked.add(fitting.knobs)
+        memo.ask([fitting.knobs], whole=True)
+        fitting = nearest(space, memo)
+    return fitting
+
+
+def nearest(space: Space, memo: Memo) -> Estimate | None:
+    """The settings of least harm that fit once pins and limits give way, and as few of these as that harm needs.
+
+    Each level is first asked with everything given way: if that does not fit, one rehearsal has settled it. None when
+    no level fits even so.
+    """
+    steps = _loosened(space)
+    for level in levels(steps[-1]):
+        least = least_demanding(steps[-1], level)
+        if memo.weights_exceed(least) or not (memo(least).fits or fits_at_once(steps[-1], level, memo)):
+            continue
+        if level.lengths:
+            return longest_rows(steps[-1], level, memo, turns=LENGTH_TURNS)
+        return _gentlest(steps, level, memo)
+    return None
+
+
+def _gentlest(steps: tuple[Space, ...], level: Level, memo: Memo) -> Estimate:
+    """The fewest of a level's levers that fit, and then as many of the pins on the levers of time as fit with them."""
+    of = least_demanding if memo(least_demanding(steps[-1], level)).fits else unaccumulated
+    floors = [of(step, level) for step in steps]
+    settings = (least_shared(steps[-1], each) for each in level.settings)
+    setting = next(each for each in settings if memo(at(each, floors[-1])).fits)
+    tried = (memo(at(setting, floor)) for floor in floors)
+    return next(estimate for estimate in tried if estimate.fits)
+
+
+def _loosened(space: Space) -> tuple[Space, ...]:
+    """The job with all limits gone but those on batches and checkpointing, then without each of these, one by one.
+
+    Offloading is among a level's settings, and sharding goes with some of them: their limits go with the first step.
+    """
+    loose = replace(space, fit="all")
+    for row in LADDER:
+        if row.name not in FREE:
+            loose = _without(loose, row.name, row.knobs)
+    steps = [loose]
+    for name in FREE:
+        steps.append(_without(steps[-1], name, LEVERS[name].knobs))
+    return tuple(steps)
+
+
+def _without(space: Space, lever: str, knobs: tuple[str, ...]) -> Space:
+    return replace(space, pinned=space.pinned.difference(knobs), forbid=space.forbid - {lever})
+
+
+def suggestion(space: Space, knobs: Knobs) -> str:
+    """The flags that lead from the job to these knobs: ``--use_peft --dtype bfloat16 --max_length 512``.
+
+    A micro-batch that the search may choose by itself is not named. One that was pinned gives way to the effective
+    batch, so that the run can still take more rows at once where they fit; its flags are then named as to be left out.
+    """
+    base = space.base
+    flags = [_batch_flags(space, knobs)]
+    moved = {name for name in FOLLOWING if getattr(knobs, name) != getattr(base, name)}
+    kept = [name for name, lever in FOLLOWING.items() if name in space.pinned or lever in space.forbid]
+    flags += [f"--{name} {getattr(knobs, name)}" for name in kept if name in moved]
+    if knobs.gradient_checkpointing not in checkpointing_choices(space):
+        flags.append(f"--gradient_checkpointing {str(knobs.gradient_checkpointing).lower()}")
+    if knobs.sharding not in shardings(space):
+        flags.append(f"--sharding {knobs.sharding}")
+    flags += [f"--{name}" for name in SWITCHES if getattr(knobs, name) and not getattr(base, name)]
+    flags += [
+        f"--{name} {getattr(knobs, name)}"
+        for name in ("dtype", "optim", "max_length")
+        if getattr(knobs, name) != getattr(base, name)
+    ]
+    left_out = [f"--{name}" for name in (ROWS, STEPS) if name in space.pinned and flags[0] == _effective(space)]
+    without = f", without {' and '.join(left_out)}" if left_out else ""
+    return " ".join(flag for flag in flags if flag) + without
+
+
+def _batch_flags(space: Space, knobs: Knobs) -> str:
+    if knobs.per_device_train_batch_size == space.base.per_device_train_batch_size:
+        return ""
+    if "micro_batch" in space.forbid:
+        return f"--{ROWS} {knobs.per_device_train_batch_size} --{STEPS} {knobs.gradient_accumulation_steps}"
+    return _effective(space) if space.pinned & {ROWS, STEPS} else ""
+
+
+def _effective(space: Space) -> str:
+    return f"--effective_batch_size {space.effective_batch_size}"
+
+
+def needs_line(least: Estimate) -> str:
+    """The parts add up to the whole: what is alive at the peak, what the allocator holds beside, what it never sees."""
+    memory = least.memory
+    parts = {owner.value.replace("_", " "): size for owner, size in memory.owners_at_peak.items()}
+    parts |= {"cached": least.cached_bytes, "outside torch": least.hardware.non_torch_bytes}
+    parts |= {"NCCL": least.communicators_bytes, "vLLM's share": least.vllm_share_bytes}
+    listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
+    return f"  needs   {format_bytes(least.required_bytes)} {_PHASES[memory.peak_phase]} ({listed})"
+
+
+def _settings(space: Space, knobs: Knobs) -> str:
+    batch = f"{knobs.per_device_train_batch_size} x {knobs.gradient_accumulation_steps}"
+    noun = METHODS[space.method].noun(knobs.effective_batch_size)
+    if knobs.completion_length:
+        rows = f"{batch} {noun} of {knobs.completion_length} tokens"
+    else:
+        limit = "untruncated rows" if knobs.max_length is None else f"max_length {knobs.max_length}"
+        rows = f"{batch} {noun}, {limit}"
+    settings = [
+        rows,
+        *([f"{knobs.processes} GPUs ({knobs.sharding})"] if knobs.processes > 1 else []),
+        f"{'with' if knobs.gradient_checkpointing else 'without'} gradient checkpointing",
+        *(row.words for row in pulled(knobs) if row.words and row.harm <= Harm.TIME),
+        *(knobs.dtype, knobs.optim),
+    ]
+    return f"          at the least demanding settings allowed: {', '.join(settings)}"
+
+
+def budget_line(least: Estimate) -> str:
+    """Returns the line that splits the device's memory into the budget and what the run may not use."""
+    hardware = least.hardware
+    others = hardware.total_bytes - hardware.free_bytes
+    parts = [f"{format_bytes(hardware.total_bytes)} total"]
+    parts += [f"{format_bytes(others)} used by others"] if others else []
+    parts += [f"{format_bytes(hardware.free_bytes - least.budget_bytes)} headroom"]
+    missing = least.required_bytes - least.budget_bytes
+    is_close = missing > 0 and format_bytes(least.required_bytes) == format_bytes(least.budget_bytes)
+    short = f", {format_bytes(missing)} too little" if is_close else ""
+    return f"  budget  {format_bytes(least.budget_bytes)} ({', '.join(parts)}){short}"

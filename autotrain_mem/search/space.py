@@ -1,0 +1,323 @@
+"""Holds what the search may move: the settings asked for, what is pinned, and how the effective batch may be split.
+
+Lengths are tokens, batch sizes are rows; a micro-batch is one device's, the effective batch that of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from autotrain_mem.search.adapter import Adapter, adapter_for
+from autotrain_mem.search.division import (
+    EVALUATED_ROWS,
+    ROWS,
+    STEPS,
+    check_positive,
+    divisors,
+    either,
+    multiples,
+    nearest,
+    rows_allowed,
+)
+from autotrain_mem.search.levers import EXPANDABLE
+from autotrain_mem.support.errors import BatchSplitError, ContextLengthError
+from autotrain_mem.types import Fit, Job, Knobs
+from autotrain_mem.types.job import MAX_SLOWDOWN, without_wish
+from autotrain_mem.types.knobs import COMPLETION_KNOBS
+from autotrain_mem.types.model import ModelFacts
+
+UNKNOWN_ROW_TOKENS = 1024
+"""TRL 1.12's default ``max_length`` (``SFTConfig``), taken where neither rows nor model say how long a row gets. It
+only ranks plans and guides the search; what fits is always rehearsed."""
+
+
+WHOLE_ONLY = ("save_only_model",)
+"""Arguments that do not go with shards (``checks.sharding: REFUSED``), beside those that are knobs."""
+SAYS_SHARING = "deepspeed"
+"""A config of DeepSpeed's own, which says how the model is divided: nothing else can be tried beside it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Space:
+    """Everything the search needs to know of a job.
+
+    Example: TRL's defaults and ``--effective_batch_size 12`` give ``base`` 6 x 2 (the largest divisor of 12 that is
+    not above TRL's 8), and 12 x 1, 6 x 2, 4 x 3, 3 x 4, 2 x 6 and 1 x 12 as the splits to choose from.
+    """
+
+    base: Knobs
+    """TRL's defaults overlaid with everything the user pinned; its max_length is the length asked for."""
+    pinned: frozenset[str] = frozenset()
+    """Names of the knobs that the user gave. ``max_length: auto`` is a wish, not a pin."""
+    effective_batch_size: int
+    """Of all processes."""
+    fit: Fit = "all"
+    forbid: frozenset[str] = frozenset()
+    context_length: int | None = None
+    is_quantized: bool = False
+    """The checkpoint is quantized already."""
+    longest: int | None = None
+    """Tokens of the longest row, when the dataset was read; of the longest prompt, in online methods."""
+    least_length: int = 0
+    """Tokens below which ``max_length`` may not go (``DataProfile.least_length``)."""
+    rows_allowed: tuple[int, ...] | None = None
+    """Micro-batches to choose from, largest first, where the trainer's own batches leave fewer than the divisors of
+    the effective batch."""
+    max_slowdown: float = MAX_SLOWDOWN
+    """A plan that takes so many times as long as the best of the next level is not taken by itself."""
+    method: str = "sft"
+    nodes: int = 1
+    """Machines, on which the processes are spread evenly."""
+    may_shard: bool = True
+    """Nothing that the user gave forbids to divide the model among processes (``checks.sharding``), or says how."""
+    shares_tokens: bool = False
+    """The model's layers are such that several processes can share the tokens of a row."""
+    model: str = "the model"
+    """Name for messages."""
+    adapter: Adapter | None = None
+    """What comes with LoRA where the plan turns it on; None where the user did."""
+    checkpoint_dtype: str | None = None
+    """The dtype of the saved weights; None where that is not known."""
+
+    @property
+    def share(self) -> int:
+        """Counts the rows of an optimizer step that each process has, with those that share its rows."""
+        return self.effective_batch_size // self.base.data_parallel_size
+
+    def row_tokens(self, max_length: int | None) -> int:
+        """The longest that a row of the batch can be at this ``max_length``: 80 of 1024 where no row is longer.
+
+        A packed row is always filled to ``max_length``; a prompt is followed by a completion.
+        """
+        if self.base.completion_length:
+            return (self.longest or UNKNOWN_ROW_TOKENS) + self.base.completion_length
+        longest = None if self.base.packing else self.longest
+        known = [tokens for tokens in (max_length, longest, self.context_length) if tokens is not None]
+        return min(known, default=UNKNOWN_ROW_TOKENS)
+
+    def micro_batch_tokens(self, knobs: Knobs) -> int:
+        """Tokens of one micro-batch, to which activations are proportional."""
+        return knobs.per_device_train_batch_size * self.row_tokens(knobs.max_length)
+
+
+def micro_batches(space: Space) -> tuple[int, ...]:
+    """List the rows at once to choose from, largest first; a single size as soon as rows or steps are pinned."""
+    if space.pinned & {ROWS, STEPS}:
+        return (space.base.per_device_train_batch_size,)
+    return space.rows_allowed or tuple(divisors(space.share)[::-1])
+
+
+def with_rows(knobs: Knobs, rows: int, effective_batch_size: int | None = None) -> Knobs:
+    """Split the effective batch, that of the knobs unless given, into micro-batches of so many rows on each device."""
+    steps = (effective_batch_size or knobs.effective_batch_size) // (rows * knobs.data_parallel_size)
+    return replace(knobs, per_device_train_batch_size=rows, gradient_accumulation_steps=steps)
+
+
+def make_space(
+    defaults: Knobs,
+    job: Job,
+    facts: ModelFacts,
+    *,
+    longest: int | None,
+    least_length: int = 0,
+    asked_length: int | None = None,
+    tokens: int | None = None,
+    rows: int | None = None,
+    nodes: int = 1,
+) -> Space:
+    """The space of one job.
+
+    Args:
+        defaults: What the installed TRL would take for each knob.
+        job: The user's words; an argument given is pinned.
+        facts: Of the job's model.
+        longest: Tokens of the longest row; None when the dataset was not read.
+        least_length: Below which ``max_length`` may not go, for the data.
+        asked_length: What the data answer to a ``max_length`` of ``p99`` (``DataProfile.asked_length``); None for the
+            longest row.
+        tokens: Of all rows together; None when the dataset was not read.
+        rows: How many there are.
+        nodes: Machines that the processes run on.
+
+    Raises:
+        UsageError: a number that is not a positive whole one; all of them in one message.
+        BatchSplitError: the pinned sizes do not make up the effective batch.
+        ContextLengthError: the pinned max_length, or prompt and completion together, are beyond the model's context.
+    """
+    names, context_length = {field.name for field in fields(Knobs)}, facts.context_length
+    given = {name: _hashable(value) for name, value in without_wish(job.arguments).items() if name in names}
+    _check_numbers(given, job.effective_batch_size)
+    overlaid = replace(_applying(defaults, job), **given)
+    if job.effective_batch_size is not None:
+        overlaid = with_rows(
+            overlaid, _base_rows(defaults, job.effective_batch_size, given, nodes), job.effective_batch_size
+        )
+    if "max_length" in given:
+        _check_context(given["max_length"], context_length)
+    elif not job.is_online:
+        _check_whole_rows(job, longest, context_length)
+        overlaid = replace(overlaid, max_length=_length((asked_length, longest, defaults.max_length), context_length))
+    _check_completion(overlaid, longest, context_length)
+    allowed = rows_allowed(job, overlaid)
+    if allowed is not None and overlaid.per_device_train_batch_size not in allowed:
+        smaller = [rows for rows in allowed if rows < overlaid.per_device_train_batch_size]
+        overlaid = with_rows(overlaid, max(smaller, default=min(allowed)))
+    # vLLM's sleep mode refuses such segments (``vllm/device_allocator/cumem.py: CuMemAllocator``).
+    implied = {EXPANDABLE} if job.arguments.get("use_vllm") else set()
+    return Space(
+        base=overlaid,
+        pinned=frozenset(given) | implied,
+        effective_batch_size=overlaid.effective_batch_size,
+        fit=job.fit,
+        forbid=job.forbid,
+        context_length=context_length,
+        is_quantized=facts.is_quantized,
+        longest=longest,
+        least_length=least_length,
+        rows_allowed=allowed,
+        max_slowdown=job.max_slowdown,
+        nodes=nodes,
+        may_shard=not any(job.arguments.get(name) for name in (*WHOLE_ONLY, SAYS_SHARING)),
+        shares_tokens=facts.shares_tokens,
+        method=job.method,
+        model=job.model,
+        adapter=None if overlaid.use_peft else adapter_for(overlaid, job, facts, tokens=tokens, rows=rows),
+        checkpoint_dtype=facts.checkpoint_dtype,
+    )
+
+
+def _length(wanted: Sequence[int | None], context_length: int | None) -> int | None:
+    """Picks the first length that is known, within the model's context."""
+    first = next((tokens for tokens in wanted if tokens is not None), None)
+    return min((tokens for tokens in (first, context_length) if tokens is not None), default=None)
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _applying(defaults: Knobs, job: Job) -> Knobs:
+    """TRL's defaults without those that this job never uses.
+
+    DPO's reference scores the data in batches of evaluation's size when that is done before training
+    (trl/trainer/dpo_trainer.py: _precompute_ref_logps).
+    """
+    used = job.is_evaluated or job.arguments.get("precompute_ref_log_probs")
+    return defaults if used else replace(defaults, per_device_eval_batch_size=None)
+
+
+_COUNTS = (
+    *(ROWS, STEPS, EVALUATED_ROWS, "max_length", *COMPLETION_KNOBS, "num_generations"),
+    "local_rollout_forward_batch_size",
+)
+
+
+def _check_numbers(given: dict[str, Any], effective_batch_size: int | None) -> None:
+    unlimited = {"max_length"} if given.get("max_length") is None else set()
+    numbers = {name: given[name] for name in _COUNTS if name in given and name not in unlimited}
+    if effective_batch_size is not None:
+        numbers["effective_batch_size"] = effective_batch_size
+    check_positive(numbers)
+
+
+def _check_context(max_length: int | None, context_length: int | None) -> None:
+    if max_length is None or context_length is None or max_length <= context_length:
+        return
+    raise ContextLengthError(
+        f"--max_length {max_length} is beyond the model's context of {context_length} tokens",
+        hint=f"use --max_length {context_length} or less, or --max_length auto",
+    )
+
+
+def _check_whole_rows(job: Job, longest: int | None, context_length: int | None) -> None:
+    """Rows that nothing cuts must find room in the model."""
+    if job.method_facts.keeps_max_length or longest is None or context_length is None or longest <= context_length:
+        return
+    raise ContextLengthError(
+        f"The longest row has {longest} tokens, the model's context is {context_length}, and TRL's "
+        f"{job.method_facts.trainer} cuts answers alone: a long prompt stays",
+        hint="drop the longest rows from the data, or take a model with a longer context",
+    )
+
+
+def _check_completion(knobs: Knobs, prompt: int | None, context_length: int | None) -> None:
+    """Nothing cuts a prompt, so prompt and completion must find room together."""
+    together = (prompt or 0) + knobs.completion_length
+    if not knobs.completion_length or context_length is None or together <= context_length:
+        return
+    name = knobs.completion_knob
+    room = context_length - (prompt or 0)
+    if room < 1:
+        raise ContextLengthError(
+            f"The longest prompt has {prompt} tokens, and the model's context is {context_length}.",
+            hint="TRL truncates no prompt: drop the longest ones from the data, or take a model with a longer context.",
+        )
+    longest = f"the longest prompt ({prompt} tokens) and " if prompt else ""
+    raise ContextLengthError(
+        f"{longest}--{name} {knobs.completion_length} are beyond the model's context of {context_length} tokens",
+        hint=f"use --{name} {room} or less",
+    )
+
+
+def _base_rows(defaults: Knobs, effective: int, given: dict[str, Any], nodes: int) -> int:
+    """Take what the user's words and TRL's defaults make of the effective batch before any tuning."""
+    rows, steps, processes = given.get(ROWS), given.get(STEPS), defaults.data_parallel_size
+    if effective % processes:
+        raise BatchSplitError(
+            f"{_groups(defaults)} do not divide the effective batch size {effective}: each has as many rows of it",
+            hint=f"use --effective_batch_size {either(multiples(processes, effective))}, "
+            f"or {_fewer(effective, defaults, nodes)}",
+        )
+    if rows and steps and rows * steps * processes != effective:
+        product, of_all = rows * steps * processes, f" times {processes} GPUs" if processes > 1 else ""
+        raise BatchSplitError(
+            f"--{ROWS} {rows} times --{STEPS} {steps}{of_all} is {product}, not the effective batch size {effective}",
+            hint=f"use --effective_batch_size {product} with both flags, or --effective_batch_size {effective} alone",
+        )
+    share = effective // processes
+    for name in (ROWS, STEPS):
+        if name in given and share % given[name]:
+            raise _does_not_divide(name, given[name], effective, processes)
+    if rows:
+        return int(rows)
+    if steps:
+        return share // int(steps)
+    # TRL's micro-batch where it divides the effective batch, else the next smaller one that does
+    return max(rows for rows in divisors(share) if rows <= defaults.per_device_train_batch_size)
+
+
+def _groups(knobs: Knobs) -> str:
+    """``8 GPUs``, or ``2 groups of 4 GPUs`` that share their rows."""
+    if knobs.token_shards == 1:
+        return f"{knobs.processes} GPUs"
+    return f"{knobs.data_parallel_size} groups of {knobs.token_shards} GPUs"
+
+
+def _fewer(effective: int, knobs: Knobs, nodes: int) -> str:
+    if knobs.token_shards == 1:
+        return _dividing(effective, knobs.processes, nodes)
+    return f"another --{'cp_size' if knobs.cp_size > 1 else 'sp_size'}"
+
+
+def _dividing(effective: int, processes: int, nodes: int) -> str:
+    """Says how many GPUs divide an effective batch, the nearest to those that do not."""
+    if nodes == 1:
+        return f"--gpus {either(nearest(divisors(effective), processes))}"
+    devices = processes // nodes
+    counts = [each for each in divisors(effective) if each % devices == 0]
+    if not counts:
+        return f"another number of GPUs in all: {either(nearest(divisors(effective), processes))}"
+    return f"--gpus {devices} --nodes {either([each // devices for each in nearest(counts, processes)])}"
+
+
+def _does_not_divide(name: str, value: int, effective: int, processes: int) -> BatchSplitError:
+    whole = " or ".join(f"--effective_batch_size {product}" for product in multiples(value * processes, effective))
+    of_all = f" on {processes} GPUs" if processes > 1 else ""
+    smaller = either(nearest(divisors(effective // processes), value))
+    return BatchSplitError(
+        f"--{name} {value}{of_all} does not divide the effective batch size {effective}",
+        hint=f"keep --{name} {value} and use {whole},\n"
+        f"or keep --effective_batch_size {effective} and use --{name} {smaller}",
+    )

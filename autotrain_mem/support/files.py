@@ -1,0 +1,156 @@
+"""Files that are whole or not there, also when the disk fills up or the power goes; and read without being trusted."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import secrets
+import stat
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from autotrain_mem.support.errors import OutputFolderError
+
+OUTPUT_FOLDER = "--output_dir a folder"
+"""The flag that says where a run's records go, with what it takes."""
+
+_ON_ANOTHER_DISK = "Free some space, or give {place} on another disk."
+_WRITABLE = "Give {place} that you may write to."
+_THERE = "Make the folder first, or give {place} elsewhere."
+_REASONS = {
+    errno.ENOSPC: ("the disk is full", _ON_ANOTHER_DISK),
+    errno.EDQUOT: ("the disk quota is used up", _ON_ANOTHER_DISK),
+    errno.EFBIG: ("it is larger than the largest file allowed", "Raise the limit that ulimit -f shows."),
+    errno.EACCES: ("writing there is not permitted", _WRITABLE),
+    errno.EPERM: ("writing there is not permitted", _WRITABLE),
+    errno.EROFS: ("the disk is read-only", _WRITABLE),
+    errno.ENOENT: ("its folder does not exist, or is a file", _THERE),
+    errno.ENOTDIR: ("its folder does not exist, or is a file", _THERE),
+    errno.EISDIR: ("a folder of that name is in the way", "Move it away, or give {place} elsewhere."),
+    errno.ENAMETOOLONG: ("its name is too long", "Give {place} with a shorter name."),
+}
+"""What the operating system's refusals mean to the user, and what to do about them."""
+
+NOT_ORDINARY = "it is a device, a pipe or a socket, not a file"
+A_LINK = "it is a symbolic link, which is not followed"
+
+
+def write_json(path: Path, payload: dict[str, Any], *, place: str = OUTPUT_FOLDER) -> None:
+    """Replace ``path`` in one step; a write that fails leaves what was there.
+
+    Loss may be NaN, which JSON has no number for: it is written as the text ``"nan"``, so that any reader can parse
+    the file and none takes a diverged loss for one that was not measured (null).
+
+    Args:
+        place: What the user would say to have it elsewhere, for the hint.
+
+    Raises:
+        OutputFolderError: the file cannot be written; the hint says what to do.
+    """
+    text = json.dumps(_finite(payload), indent=2, allow_nan=False) + "\n"
+    try:
+        replace_file(path, text.encode())
+    except OSError as error:
+        raise refusal(path, error, place) from error
+
+
+def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Put a file in the place of another in one step; if that raises OSError, the other is still there."""
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with open(unfinished, "xb", opener=partial(os.open, mode=mode)) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # else the new name may outlive a power cut and its content not
+        os.replace(unfinished, path)
+    finally:
+        with contextlib.suppress(OSError):  # the error that matters is already on its way
+            unfinished.unlink(missing_ok=True)
+
+
+class JsonLines:
+    """Adds to a file of one JSON object a line, such as those that a run leaves in its output folder.
+
+    It is appended to, so that a run that goes on writes on, and opened for each line, so that nothing is lost with the
+    process. A line that was cut short (a kill, a full disk) is ended first, and stays one that no JSON reader takes.
+
+    Args:
+        path: The folder is made when it is not there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._is_mended = False
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Add one line.
+
+        Raises:
+            OSError: The disk is full, or the folder cannot be written to.
+        """
+        if not self._is_mended:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with open(self.path, "ab+", opener=open_own) as file:
+                if file.tell() and file.seek(-1, 2) >= 0 and file.read(1) != b"\n":
+                    file.write(b"\n")
+        self._is_mended = False  # until it is known to be whole
+        with open(self.path, "a", encoding="utf-8", opener=open_own) as file:
+            file.write(json.dumps(line) + "\n")
+        self._is_mended = True
+
+
+def open_own(path: str | Path, flags: int = os.O_RDONLY, mode: int = 0o666, *, follows_links: bool = False) -> int:
+    """Opens a file whose name others know, in a folder that they may write to. Raises OSError for what is no file, too.
+
+    A link is not followed, a pipe not waited for.
+    """
+    flags |= getattr(os, "O_NONBLOCK", 0) | (0 if follows_links else getattr(os, "O_NOFOLLOW", 0))
+    try:
+        file = os.open(path, flags, mode)
+    except OSError as error:
+        raise OSError(error.errno, A_LINK if error.errno == errno.ELOOP else error.strerror, path) from error
+    mode = os.fstat(file).st_mode
+    if stat.S_ISREG(mode):
+        return file
+    os.close(file)
+    is_folder = stat.S_ISDIR(mode)
+    raise OSError(*((errno.EISDIR, os.strerror(errno.EISDIR)) if is_folder else (errno.EINVAL, NOT_ORDINARY)), path)
+
+
+def read_start(path: Path, most_bytes: int) -> bytes:
+    """An ordinary file's first bytes. Raises OSError as :func:`open_ordinary`."""
+    with open_ordinary(path) as file:
+        return file.read(most_bytes)
+
+
+@contextlib.contextmanager
+def open_ordinary(path: Path) -> Iterator[BinaryIO]:
+    """Opens an ordinary file to read. A device may give bytes without end, and a pipe waits for somebody to write.
+
+    Raises:
+        OSError: it cannot be read, or is a folder, a device, a pipe or a socket.
+    """
+    with os.fdopen(open_own(path, follows_links=True), "rb") as file:
+        yield file
+
+
+def refusal(path: Path, error: OSError, place: str) -> OutputFolderError:
+    """The operating system's words in the user's: why a file cannot be written, and where it could be."""
+    unforeseen = (error.strerror or str(error), "Give {place} elsewhere.")
+    reason, hint = _REASONS.get(error.errno or 0, unforeseen)
+    return OutputFolderError(f"Cannot write {path}: {reason}.", hint=hint.format(place=place))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return value

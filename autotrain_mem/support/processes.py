@@ -1,0 +1,263 @@
+"""Child processes that speak JSON, one object a line: the parent's side and the child's.
+
+The parent asks on the child's stdin and reads answers from its stdout. Whatever else the child prints, libraries'
+warnings and progress bars included, goes to its log. A child ends when its parent does: its stdin closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import queue
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TextIO
+
+from autotrain_mem.support.ending_signals import ENDING_SIGNALS
+from autotrain_mem.support.files import open_own
+from autotrain_mem.support.lossy_stream import LossyStream
+
+LOG_TAIL_CHARACTERS = 2000
+_HAS_GROUPS = hasattr(os, "killpg")
+"""Windows has no process groups of this kind."""
+GRACE_SECONDS = 10.0
+"""How long a child may take to end after it was told to, before it is killed."""
+
+_OVERWRITTEN = re.compile(r"[^\n]*\r(?=[^\n])")
+"""All but the last state of a progress bar, which a terminal would have shown in one line."""
+
+
+class ChildDied(Exception):
+    """The child ended without an answer. ``code`` is its exit status, negative for a signal."""
+
+    def __init__(self, code: int | None, log_tail: str) -> None:
+        super().__init__(f"the child process ended with status {code}")
+        self.code = code
+        self.log_tail = log_tail
+
+
+class ChildTimeout(Exception):
+    """No answer within the limit."""
+
+
+class Child:
+    """The parent's side of one child process.
+
+    Args:
+        module: Run as ``python -m module``.
+        environment: Over this process's own environment.
+        log: Where the child's stderr goes; None for a temporary file that ends with the child.
+        has_children: It starts processes of its own. It gets a process group, out of reach of the terminal's Ctrl-C,
+            and whatever ends the child ends all of them: one left over would hold its stdout open, and be waited for.
+        keeps_open: Open files that it inherits.
+        on_line: Gets each line of its answers, and None at their end, in a thread of this child's; for whoever listens
+            to several. :meth:`receive` then has nothing to give.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        environment: Mapping[str, str],
+        log: pathlib.Path | None = None,
+        *,
+        has_children: bool = False,
+        keeps_open: Sequence[int] = (),
+        on_line: Callable[[str | None], None] | None = None,
+    ) -> None:
+        self._log = open(log, "a+b", opener=open_own) if log is not None else tempfile.TemporaryFile()  # noqa: SIM115
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._on_line = on_line or self._lines.put
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env={**os.environ, **environment},
+            text=True,
+            encoding="utf-8",
+            process_group=0 if has_children and _HAS_GROUPS else None,
+            pass_fds=keeps_open if _HAS_GROUPS else (),
+        )
+        self._leads_group = has_children and _HAS_GROUPS
+        threading.Thread(target=self._read, daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is still running."""
+        return self._process.poll() is None
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send one object. Raises ChildDied when nobody reads any more."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(message) + "\n")
+            self._process.stdin.flush()
+        except (BrokenPipeError, ValueError) as error:
+            raise self.death() from error
+
+    def receive(self, timeout_seconds: float | None = None) -> dict[str, Any]:
+        """The next object. Raises ChildDied, or ChildTimeout after ``timeout_seconds`` (None: wait for ever)."""
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        while True:
+            # Short waits: a signal handler of Python's runs only between them.
+            wait = 0.5 if deadline is None else min(0.5, deadline - time.monotonic())
+            if wait <= 0:
+                raise ChildTimeout
+            try:
+                line = self._lines.get(timeout=wait)
+            except queue.Empty:
+                self.end_orphans()
+                continue
+            if line is None:
+                self._lines.put(None)  # whoever asks again is told again
+                raise self.death()
+            answer: dict[str, Any] = json.loads(line)
+            return answer
+
+    def messages(self) -> Iterator[dict[str, Any]]:
+        """Objects until the child ends well. Raises ChildDied when it ends otherwise."""
+        while True:
+            try:
+                yield self.receive()
+            except ChildDied as death:
+                if death.code == 0:
+                    return
+                raise
+
+    def log_tail(self) -> str:
+        """The last lines that the child printed; none where another thread has stopped it and closed its log."""
+        try:
+            self._log.seek(0, os.SEEK_END)
+            self._log.seek(max(0, self._log.tell() - LOG_TAIL_CHARACTERS))
+            text = self._log.read(LOG_TAIL_CHARACTERS).decode("utf-8", errors="replace")
+        except ValueError:
+            return ""
+        return _OVERWRITTEN.sub("", text).strip()
+
+    def interrupt(self) -> None:
+        """Ask the child to end as after Ctrl-C."""
+        if self.alive:
+            self._process.send_signal(signal.SIGINT)
+
+    def wait(self, timeout_seconds: float) -> None:
+        """Give a child that is done the time to end by itself. Returns when it has, or when the time is up."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_seconds)
+
+    def stop(self, grace_seconds: float = GRACE_SECONDS) -> None:
+        """End the child: close its stdin, wait, then kill. Safe to call twice."""
+        self.close_input()
+        try:
+            self._process.wait(grace_seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            self._process.wait()
+        self.end_orphans()
+        self._log.close()
+
+    def close_input(self) -> None:
+        """Tell the child to end."""
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+
+    def kill(self) -> None:
+        """Signal the child to end at once. Call :meth:`stop` afterwards, once all others are signalled too."""
+        self._process.kill()
+
+    def end_orphans(self) -> None:
+        """End what a child that is gone has left behind. A group's number is not given away while it has members."""
+        if self._leads_group and not self.alive:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._on_line(line)
+        self._on_line(None)
+
+    def death(self) -> ChildDied:
+        """Say how the child ended, which it has, or is about to."""
+        code = self._process.wait()
+        self.end_orphans()
+        return ChildDied(code, self.log_tail())
+
+
+class Channel:
+    """The child's side. Takes over stdin and stdout: from then on ``print`` goes to the log.
+
+    Args:
+        ignore_interrupt: Leave Ctrl-C to the parent, which ends this process itself.
+        on_message: Is given each object as it arrives, whatever the process does meanwhile.
+        on_close: Is called when the parent closes its end, before the process ends.
+        on_loss: Is called where the log takes no more, once for each stream: what is printed is then dropped.
+    """
+
+    def __init__(
+        self,
+        *,
+        ignore_interrupt: bool,
+        on_message: Callable[[Mapping[str, Any]], None] = lambda request: None,
+        on_close: Callable[[], None] = lambda: None,
+        on_loss: Callable[[OSError], None] = lambda error: None,
+    ) -> None:
+        if ignore_interrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for each in ENDING_SIGNALS:  # they reach the parent too, which asks this process to end
+            signal.signal(each, signal.SIG_IGN)
+        self._out: TextIO = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        self._sending = threading.Lock()
+        os.dup2(2, 1)
+        out = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+        sys.stdout, sys.stderr = LossyStream(out, on_loss), LossyStream(sys.stderr, on_loss)
+        # A fork of this process closes its sys.stdin, and would wait for ever for the thread that reads from it here.
+        self._in: TextIO = os.fdopen(os.dup(0), encoding="utf-8")
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
+        self._requests: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._on_message, self._on_close = on_message, on_close
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether an object waits to be received."""
+        return not self._requests.empty()
+
+    def receive(self) -> dict[str, Any]:
+        """The parent's next object. The process ends, here or anywhere, when the parent closes its end."""
+        return self._requests.get()
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Answer with one object; any thread may."""
+        try:
+            with self._sending:
+                self._out.write(json.dumps(message) + "\n")
+                self._out.flush()
+        except BrokenPipeError:
+            self._reader.join(GRACE_SECONDS)  # the parent is gone: the reader ends the process, and tidies up before
+            raise
+
+    def _read(self) -> None:
+        for line in self._in:
+            request = json.loads(line)
+            self._on_message(request)
+            self._requests.put(request)
+        with contextlib.suppress(Exception):  # whatever it is, nobody is left to be told
+            self._on_close()
+        if _HAS_GROUPS and os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)  # with the processes that it started (see Child: has_children)
+        os._exit(0)  # nobody is left to answer; an ordinary exit would wait for the run

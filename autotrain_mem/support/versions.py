@@ -1,0 +1,166 @@
+"""Tells what is installed, for a cache's key: with other libraries or another autofit what was kept counts no more."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.util
+import os
+import pathlib
+import re
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+PACKAGES = (
+    *("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes", "datasets", "tokenizers"),
+    *("liger-kernel", "flash-attn", "kernels", "vllm"),
+)
+"""Whose code a rehearsal runs or stands in for, and which are looked for to choose what runs."""
+TESTED = {
+    "torch": ((2, 13), (2, 15)),
+    "transformers": ((5, 23), (5, 23)),
+    "trl": ((1, 12), (1, 16)),
+    "peft": ((0, 21), (0, 21)),
+    "accelerate": ((1, 15), (1, 15)),
+    "datasets": ((5, 2), (5, 2)),
+    "bitsandbytes": ((0, 50), (0, 50)),
+}
+"""Packages whose private names are used -> the oldest and the newest minor version that was run. The suite runs on
+those of scripts/constraints.txt, its core on trl 1.16 (scripts/newest) and on torch 2.14.1; of torch 2.15 plans alone
+were made."""
+OFTEN_EDITED = ("trl",)
+"""Patched in place by those who try things out, and small enough to read each file: 13 ms, and the same digest wherever
+it is installed, so that a plan can be carried to another machine."""
+DEVELOPMENT = ".dev"
+"""In the version of a checkout, which stays the same while its files change: those are looked at too."""
+
+OURS = pathlib.Path(__file__).parents[1]
+
+
+@functools.cache
+def versions_key() -> dict[str, str | None]:
+    """``{"python": "3.11.9", "torch": "2.13.0", ..., "flash-attn": None, "autotrain_mem": "<digest of its files>"}``.
+
+    The same for the same code, wherever it is installed. Imports none of them; about 30 ms.
+    """
+    return _key(content_digest(OURS), read=OFTEN_EDITED)
+
+
+@functools.cache
+def local_key() -> dict[str, str | None]:
+    """The same by sizes and dates of the files, which hold for this machine alone: in 8 ms, for an early refusal."""
+    return _key(state_digest(str(OURS)), read=())
+
+
+def _key(ours: str, *, read: Collection[str]) -> dict[str, str | None]:
+    versions = installed_versions(PACKAGES)
+    key: dict[str, str | None] = {"python": sys.version.partition(" ")[0], "autotrain_mem": ours}
+    for package, version in versions.items():
+        key[package] = version
+        if version is not None and (package in OFTEN_EDITED or DEVELOPMENT in version):
+            key[f"{package} files"] = _files_digest(package, read=package in read)
+    return key
+
+
+def has_rocm_library(package: str) -> bool:
+    """Tells whether an installed package of compiled code holds some for AMD's cards, without importing it."""
+    spec = importlib.util.find_spec(package)
+    folders = () if spec is None else spec.submodule_search_locations or ()
+    return any(any(pathlib.Path(folder).glob("*_rocm*.so")) for folder in folders)
+
+
+def installed_versions(packages: Iterable[str]) -> dict[str, str | None]:
+    """Reads versions off the names of the folders that installers leave: None where a package is not installed.
+
+    ``torch-2.13.0+cu130.dist-info`` says both (packaging.python.org, "Recording installed projects"), and the first on
+    ``sys.path`` counts, as for ``importlib.metadata``. That reads every package's description too, and takes 30 ms.
+    Only older layouts, ``.egg-info``, are left to it.
+    """
+    known: dict[str, str] = {}
+    for folder in sys.path:
+        with contextlib.suppress(OSError):
+            for entry in os.listdir(folder or "."):
+                if match := _INSTALLED.fullmatch(entry):
+                    known.setdefault(_normal(match["name"]), match["version"] or _OTHERWISE)
+    return {package: _version(package, known.get(_normal(package))) for package in packages}
+
+
+_INSTALLED = re.compile(r"(?P<name>[^-]+)(?:-(?P<version>[^-]+)\.dist-info|.*\.egg-info)")
+_OTHERWISE = "egg-info"
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "_", name).lower()
+
+
+def _version(package: str, named: str | None) -> str | None:
+    if named != _OTHERWISE:
+        return named
+    import importlib.metadata  # it takes longer than all else that an early refusal imports
+
+    return importlib.metadata.version(package)
+
+
+def installed_version(package: str) -> str | None:
+    """None where it is not installed."""
+    return installed_versions([package])[package]
+
+
+def untested(installed: Mapping[str, str | None]) -> list[str]:
+    """Says of each package that is older or newer than what was tested what to do; nothing of one that is missing.
+
+    >>> untested({"torch": "2.99.0", "trl": "1.12.0", "peft": None})
+    ['torch 2.99.0 is newer than 2.15, the newest that autofit was tested with: plans may fail or be off']
+    """
+    sentences = []
+    for package, (oldest, newest) in TESTED.items():
+        version = installed.get(package)
+        numbers = version_of(version or "")[:2]
+        if numbers and numbers < oldest:
+            wanted = ".".join(map(str, oldest))
+            sentences.append(f"{package} {version} is older than {wanted}: pip install --upgrade '{package}>={wanted}'")
+        elif numbers > newest:
+            limit = ".".join(map(str, newest))
+            so = "the newest that autofit was tested with: plans may fail or be off"
+            sentences.append(f"{package} {version} is newer than {limit}, {so}")
+    return sentences
+
+
+def version_of(text: str) -> tuple[int, ...]:
+    """Reads the numbers that a version begins with: ``version_of("2.13.0+cu130") == (2, 13, 0)``."""
+    match = re.match(r"\d+(?:\.\d+)*", text)
+    return tuple(map(int, match[0].split("."))) if match else ()
+
+
+def content_digest(folder: pathlib.Path) -> str:
+    """Digests the names and the content of all its Python files: a copy elsewhere has the same."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted(_python_files(str(folder))):
+        with open(path, "rb") as file:
+            content = file.read()
+        digest.update(f"{path[len(str(folder)) + 1 :]}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
+
+
+def state_digest(folder: str) -> str:
+    """Digests sizes and dates of all its Python files, which is quicker than reading them."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted(_python_files(folder)):
+        status = os.stat(path)
+        digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+    return digest.hexdigest()
+
+
+def _files_digest(package: str, *, read: bool) -> str:
+    """Digests the content of its Python files, or their sizes and dates."""
+    digest = hashlib.blake2b(digest_size=16)
+    spec = importlib.util.find_spec(package.replace("-", "_"))
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        digest.update((content_digest(pathlib.Path(folder)) if read else state_digest(folder)).encode())
+    return digest.hexdigest()
+
+
+def _python_files(folder: str) -> Iterator[str]:
+    for parent, _, names in os.walk(folder):
+        yield from (os.path.join(parent, name) for name in names if name.endswith(".py"))

@@ -1,0 +1,100 @@
+"""Holds the nouns: frozen values that pass between the layers. Runs in any process (pure).
+
+A module is imported when one of its nouns is first asked for: all of them together take longer to import than whatever
+an early refusal looks at.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+_NAMES = {
+    "data": "Counting DataProfile DataSummary Fingerprint ImageSummary",
+    "estimate": "Candidate Estimate Footprint MemoryEstimate ReservedByMode ReservedEstimate",
+    "experience": "Experience Incident Learned OtherProcess PhasePeak Probe Restart",
+    "hardware": "Hardware",
+    "job": "Fit Job",
+    "knobs": "Harm Knobs Lever Sharding",
+    "mixed_lengths": "MixedLengths ReservedByOrder ReservedOverSteps",
+    "plan": "Plan Proposal",
+    "report": "Report",
+    "topology": "Topology",
+    "trace": "Block Owner Routing Trace Trained",
+    "vllm": "VllmServer VllmSleep",
+    "work": "Phase StepTime Work Workload",
+}
+"""Module -> the nouns of it that this package offers."""
+
+if TYPE_CHECKING:
+    from autotrain_mem.types.data import Counting, DataProfile, DataSummary, Fingerprint, ImageSummary
+    from autotrain_mem.types.estimate import (
+        Candidate,
+        Estimate,
+        Footprint,
+        MemoryEstimate,
+        ReservedByMode,
+        ReservedEstimate,
+    )
+    from autotrain_mem.types.experience import Experience, Incident, Learned, OtherProcess, PhasePeak, Probe, Restart
+    from autotrain_mem.types.hardware import Hardware
+    from autotrain_mem.types.job import Fit, Job
+    from autotrain_mem.types.knobs import Harm, Knobs, Lever, Sharding
+    from autotrain_mem.types.mixed_lengths import MixedLengths, ReservedByOrder, ReservedOverSteps
+    from autotrain_mem.types.plan import Plan, Proposal
+    from autotrain_mem.types.report import Report
+    from autotrain_mem.types.topology import Topology
+    from autotrain_mem.types.trace import Block, Owner, Routing, Trace, Trained
+    from autotrain_mem.types.vllm import VllmServer, VllmSleep
+    from autotrain_mem.types.work import Phase, StepTime, Work, Workload
+else:  # hidden from type checkers, to whom it would say that there is every name
+    from autotrain_mem.support.lazy_names import lazily_imported
+
+    def __getattr__(name: str) -> object:
+        return lazily_imported(__name__, _NAMES, name)
+
+
+__all__ = [
+    "Block",
+    "Candidate",
+    "Counting",
+    "DataProfile",
+    "DataSummary",
+    "Estimate",
+    "Experience",
+    "Fingerprint",
+    "Fit",
+    "Footprint",
+    "Hardware",
+    "Harm",
+    "ImageSummary",
+    "Incident",
+    "Job",
+    "Knobs",
+    "Learned",
+    "Lever",
+    "MemoryEstimate",
+    "MixedLengths",
+    "OtherProcess",
+    "Owner",
+    "Phase",
+    "PhasePeak",
+    "Plan",
+    "Probe",
+    "Proposal",
+    "Report",
+    "ReservedByMode",
+    "ReservedByOrder",
+    "ReservedEstimate",
+    "ReservedOverSteps",
+    "Restart",
+    "Routing",
+    "Sharding",
+    "StepTime",
+    "Topology",
+    "Trace",
+    "Trained",
+    "VllmServer",
+    "VllmSleep",
+    "Work",
+    "Workload",
+]

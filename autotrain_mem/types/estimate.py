@@ -1,0 +1,312 @@
+"""An estimate says what a configuration will need, and whether that is there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from autotrain_mem.support.lazy_names import html_of
+from autotrain_mem.support.units import format_bytes
+from autotrain_mem.types.codec import Form
+from autotrain_mem.types.hardware import Hardware
+from autotrain_mem.types.knobs import Knobs
+from autotrain_mem.types.mixed_lengths import MixedLengths, ReservedByOrder
+from autotrain_mem.types.trace import Owner, Routing, Trained
+from autotrain_mem.types.vllm import VllmSleep
+from autotrain_mem.types.work import Phase, StepTime, Workload
+
+ESTIMATE_SCHEMA = "autofit.estimate/1"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReservedEstimate:
+    """Holds what the caching allocator takes of the device in one of its two modes, for one rehearsed run.
+
+    >>> from autotrain_mem import ReservedEstimate
+    >>> reserved = ReservedEstimate(
+    ...     peak_allocated_bytes=7 * 2**30,
+    ...     peak_reserved_bytes=9 * 2**30,
+    ...     peak_limited_bytes=8 * 2**30,
+    ...     slack_bytes=2 * 2**30,
+    ...     num_alloc_retries=1,
+    ...     largest_refused_bytes=None,
+    ... )
+    >>> reserved.fits  # it would have to give its cache back on the way
+    False
+    """
+
+    peak_allocated_bytes: int
+    """``torch.cuda.max_memory_allocated``: the peak of what is allocated, with the ends of blocks that were handed out
+    whole since what was left of them was too small to be split off."""
+    peak_reserved_bytes: int
+    """Largest sum of its segments. Where the run does not get by with what there is: what it would take if there were
+    no end, so that it can be told how much is missing."""
+    peak_limited_bytes: int
+    """The same on the device that there is, where the allocator gives its cache back before it refuses a request; what
+    was refused is given all the same, so that the run goes on. Equal to the peak where that fits."""
+    slack_bytes: int
+    """Of these, what was not allocated when the peak was first reached: cached blocks and the ends of split ones."""
+    num_alloc_retries: int
+    """How often everything cached had to be given back to the device before a request could be met."""
+    largest_refused_bytes: int | None
+    """The largest request that could not be met even then; None if all were met."""
+
+    @property
+    def fits(self) -> bool:
+        """Tells whether the run gets by without giving its cache back, which stops the device each time."""
+        return self.num_alloc_retries == 0 and self.largest_refused_bytes is None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReservedByMode:
+    """Holds what the allocator takes in each of its two modes, for one rehearsed run.
+
+    >>> from autotrain_mem import AutoFit, estimate
+    >>> found = estimate("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
+    >>> found.memory.reserved.native == found.memory.reserved.of(expandable_segments=False) == found.reserved
+    True
+    """
+
+    native: ReservedEstimate
+    """With a segment for each request that no cached block can serve: the allocator's default."""
+    expandable_segments: ReservedEstimate
+    """With ``expandable_segments:True``."""
+
+    def of(self, *, expandable_segments: bool) -> ReservedEstimate:
+        return self.expandable_segments if expandable_segments else self.native
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryEstimate:
+    """Holds the peaks of one rehearsed run, in bytes. ``sum(owners_at_peak.values()) == peak_allocated_bytes`` holds.
+
+    >>> from autotrain_mem import AutoFit, estimate
+    >>> memory = estimate("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512).memory
+    >>> max(memory.phases.values()) == memory.phases[memory.peak_phase] == memory.peak_allocated_bytes
+    True
+    """
+
+    json_form: ClassVar = Form(
+        objects={
+            "phases": ("phase", "peak_bytes"),
+            "modules_at_peak": ("module", "bytes"),
+            "parts_at_peak": ("part", "bytes"),
+        }
+    )
+
+    peak_allocated_bytes: int
+    """Largest sum of live blocks, each rounded as CUDA's allocator rounds it (512 bytes)."""
+    peak_phase: Phase
+    phases: Mapping[Phase, int]
+    """Peak allocated bytes per phase, in the order in which the phases were first met."""
+    owners_at_peak: Mapping[Owner, int]
+    modules_at_peak: tuple[tuple[str, int], ...]
+    """The largest holders of activations and temporaries at the peak, by module name, largest first."""
+    reserved: ReservedByMode
+    not_counted: tuple[str, ...]
+    rehearsal_seconds: float
+    parts_at_peak: tuple[tuple[str, int], ...] = ()
+    """Of a model that reads images, what each of its parts holds at the peak, whatever it is: vision tower, projector
+    and language model, and what lies between them."""
+    pinned_host_bytes: int = 0
+    """Host memory that each process takes for activations and an optimizer that are kept there, in pinned blocks."""
+    unpinned_host_bytes: int = 0
+    """Other host memory that each process takes for what DeepSpeed offloads, at most."""
+    nvme_bytes: int = 0
+    """Files on NVMe that each process has while it trains, where DeepSpeed offloads to them."""
+    saved_model_bytes: int = 0
+    """What is written to disk of the model: all weights, or those of the adapter."""
+    saved_state_bytes: int = 0
+    """The optimizer's state, which a checkpoint has beside them."""
+    unquantized_bytes: int = 0
+    """Of a quantized base, the experts that bitsandbytes does not quantize, since they are fused into one tensor."""
+    rehearsed_layers: int | None = None
+    """How many layers the rehearsed copies of the model had at most, from which this was expanded; None where the whole
+    model was rehearsed."""
+    mixed_lengths: MixedLengths | None = None
+    """What rows of every length make of it over hours; None where all rows are equally long, or that is not known."""
+    trained: Trained | None = None
+    """How many parameters are trained, of how many; None where no trainer was built."""
+    routing: Routing | None = None
+    """How tokens were routed to experts; None for a model without, or one whose own code does it unseen."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Footprint:
+    """Holds what one rehearsed configuration takes of any card with the same kernels: its bytes and its work."""
+
+    memory: MemoryEstimate
+    """Replayed on a device without an end."""
+    work: Workload
+    awake: MemoryEstimate | None = None
+    """Of the moments in which a colocated vLLM is awake; None where it never sleeps."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """Holds one configuration against one device, in bytes and seconds.
+
+    >>> from autotrain_mem import AutoFit, estimate
+    >>> found = estimate("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
+    >>> found.required_bytes == found.reserved_bytes + found.outside_bytes
+    True
+    """
+
+    json_form: ClassVar = Form(
+        schema=ESTIMATE_SCHEMA,
+        derived={
+            "gpu": "hardware.name",
+            "gpu_source": "hardware.source",
+            "peak_reserved_bytes": "reserved.peak_reserved_bytes",
+            "non_torch_bytes": "hardware.non_torch_bytes",
+            "communicators_bytes": "communicators_bytes",
+            "required_bytes": "required_bytes",
+            "fits": "fits",
+            "step_seconds": "time.known_step_seconds",
+            "tokens_per_second": "time.known_tokens_per_second",
+        },
+        inline=("memory",),
+        optional=("vllm_sleep",),
+    )
+
+    knobs: Knobs
+    hardware: Hardware
+    memory: MemoryEstimate
+    budget_bytes: int
+    time: StepTime
+    """Of one optimizer step, on average over the data where these are known."""
+    vllm_share_bytes: int = 0
+    """What a vLLM engine on the same card takes for itself: weights and KV cache in a pool of its own. Where it sleeps,
+    what it takes at the moment that needs most, of which ``memory`` is then."""
+    vllm_sleep: VllmSleep | None = None
+    """What it takes awake and asleep; None where it never sleeps."""
+
+    def _repr_html_(self) -> str:
+        """Shows itself in a notebook."""
+        return html_of(self)
+
+    @property
+    def outside_bytes(self) -> int:
+        """Adds up what the run holds outside the trainer's own allocator."""
+        return self.hardware.non_torch_bytes + self.communicators_bytes + self.vllm_share_bytes
+
+    @property
+    def communicators_bytes(self) -> int:
+        """Computes what NCCL holds of the device; 0 for one process."""
+        return self.hardware.communicator_bytes * self.knobs.communicators
+
+    @property
+    def reserved(self) -> ReservedEstimate:
+        """Returns the figures of the mode that these knobs choose."""
+        return self.memory.reserved.of(expandable_segments=self.knobs.expandable_segments)
+
+    @property
+    def mixed(self) -> ReservedByOrder | None:
+        """Returns what rows of every length make of these knobs' mode; None where that is not known."""
+        mixed = self.memory.mixed_lengths
+        return None if mixed is None else mixed.of(expandable_segments=self.knobs.expandable_segments)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Returns what the allocator takes at most: for the worst batch, or over steps of rows of every length, where
+        the longest run first, as in every run of this project."""
+        worst_batch = self.reserved.peak_reserved_bytes
+        return worst_batch if self.mixed is None else max(worst_batch, self.mixed.longest_first.last_bytes)
+
+    @property
+    def cached_bytes(self) -> int:
+        """Computes what the allocator holds at its peak beyond the peak of what tensors take."""
+        return max(0, self.reserved_bytes - self.memory.peak_allocated_bytes)
+
+    @property
+    def required_bytes(self) -> int:
+        """Adds up what must fit the budget: reserved bytes, and what lies outside the allocator."""
+        return self.reserved_bytes + self.outside_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.reserved.fits and self.required_bytes <= self.budget_bytes
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Ranks plans; it is good for no more than that where ``time.assumed`` names another card."""
+        return self.time.tokens_per_second
+
+    @property
+    def unquantized(self) -> str:
+        """Says what of a quantized base stays as it was, in a sentence; empty where nothing does."""
+        size_bytes = self.memory.unquantized_bytes
+        if not size_bytes or self.knobs.base_bits is None:
+            return ""
+        return (
+            f"{format_bytes(size_bytes)} of the base are not quantized to {self.knobs.base_bits} bits: bitsandbytes "
+            "quantizes linear layers, and these experts are fused into one tensor a layer, which stays in "
+            f"{self.knobs.dtype}{' (--dtype bfloat16 halves it)' if self.knobs.dtype == 'float32' else ''}"
+        )
+
+    @property
+    def routed(self) -> str:
+        """Says for which routing of tokens to experts the figure holds; empty for a model that has none."""
+        worst = "the worst that a loop over experts allows"
+        return {
+            None: "",
+            Routing.ANY: "grouped: memory does not depend on which ones the tokens choose",
+            Routing.ONE: f"all tokens at the same experts, {worst}",
+            Routing.EVEN: f"as many tokens at every expert, {worst}",
+        }[self.memory.routing]
+
+    def with_expandable_segments(self) -> Estimate:
+        """Returns the same run in the allocator's other mode; nothing needs to be rehearsed again."""
+        return replace(self, knobs=replace(self.knobs, expandable_segments=True))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """A configuration on one device: a search rehearsed it, or a level of harm has it to offer.
+
+    >>> from autotrain_mem import AutoFit, plan
+    >>> chosen = plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
+    >>> any(attempt.fits for attempt in chosen.attempts)
+    True
+    """
+
+    json_form: ClassVar = Form(derived={"fits": "fits"})
+
+    level: str = ""
+    """The level of harm whose best plan it is, or the least that the level would need; empty for a rehearsal of the
+    search."""
+    knobs: Knobs
+    required_bytes: int
+    budget_bytes: int
+    tokens_per_second: float | None = None
+    """None on a device whose speed is not known."""
+    rehearsed_layers: int | None = None
+    """How many layers the rehearsed copies had at most; None where the whole model was rehearsed."""
+    ratio: float | None = None
+    """Its tokens per second over the chosen plan's; None where it does not fit, and for a rehearsal of the search."""
+    would_fit: tuple[str, ...] = ()
+    """Where it would: the next larger cards, or more of these, each in a few words; empty where it fits here."""
+
+    @property
+    def fits(self) -> bool:
+        return self.required_bytes <= self.budget_bytes
+
+
+def candidate(
+    estimate: Estimate, *, level: str = "", beside: Estimate | None = None, would_fit: tuple[str, ...] = ()
+) -> Candidate:
+    """Keeps the figures of an estimate: of a rehearsal, or of what a level offers beside the plan that was chosen."""
+    ratio = None
+    if beside is not None and beside.tokens_per_second and estimate.fits:
+        ratio = estimate.tokens_per_second / beside.tokens_per_second
+    return Candidate(
+        level=level,
+        knobs=estimate.knobs,
+        required_bytes=estimate.required_bytes,
+        budget_bytes=estimate.budget_bytes,
+        tokens_per_second=estimate.time.known_tokens_per_second,
+        rehearsed_layers=estimate.memory.rehearsed_layers,
+        ratio=ratio,
+        would_fit=would_fit,
+    )

@@ -1,0 +1,170 @@
+"""Experience holds what a run taught beyond its plan: probes, batches that were too large, and restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from autotrain_mem.types.knobs import Knobs
+from autotrain_mem.types.report import MemoryReading
+from autotrain_mem.types.work import Phase
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Learned:
+    """Limits how large a batch may be at once before it is split: a guard goes by it, and a resumed run starts with it.
+
+    >>> from autotrain_mem import Learned
+    >>> Learned(train_tokens=4096).train_tokens
+    4096
+    """
+
+    train_tokens: int | None = None
+    """Tokens, with padding, that a part of a micro-batch may have; None where none was ever too large."""
+    evaluate_tokens: int | None = None
+    generate_rows: int | None = None
+    """Prompts that are answered at once."""
+    score_rows: int | None = None
+    """Completions that are judged at once."""
+    activations_on_host: bool = False
+    """A micro-batch of one row was too large: what its backward needs waits in host memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Incident:
+    """Records that the device was full, and the run went on.
+
+    >>> from autotrain_mem import Incident, Phase
+    >>> Incident(step=7, phase=Phase.BACKWARD, rows=8, tokens=9576, remedy="split into 4 + 4 rows", message="").step
+    7
+    """
+
+    step: int
+    """Optimizer steps that were done before."""
+    phase: Phase
+    rows: int | None = None
+    """Of the batch that was too large; None where it was no batch (the optimizer step, saving)."""
+    tokens: int | None = None
+    """Of that batch, with padding."""
+    remedy: str
+    """In a few words: ``split into 4 + 4 rows``, ``repeated after the cache was emptied``."""
+    message: str
+    """The first line of what the library raised."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhasePeak:
+    """Holds the most that was taken within one phase, in bytes.
+
+    >>> from autotrain_mem import PhasePeak
+    >>> PhasePeak(allocated_bytes=1536, reserved_bytes=2097152).reserved_bytes
+    2097152
+    """
+
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OtherProcess:
+    """Describes another process on the card.
+
+    >>> from autotrain_mem import OtherProcess
+    >>> OtherProcess(pid=1402, name="Xorg", used_bytes=335544320).name
+    'Xorg'
+    """
+
+    pid: int
+    name: str
+    """Empty where the system does not tell."""
+    used_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Probe:
+    """Holds what a few real steps on the longest rows measured, in a process that ended before the training began.
+
+    Two optimizer steps, one evaluation step where the job evaluates, one save.
+
+    >>> from autotrain_mem import AutoFit, MemoryReading, Probe, plan
+    >>> chosen = plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
+    >>> measured = MemoryReading.from_stats({"reserved_bytes.all.peak": 2097152})
+    >>> Probe(knobs=chosen.knobs, fits=True, measured=measured, phases={}, non_torch_bytes=1048576).required_bytes
+    3145728
+    """
+
+    knobs: Knobs
+    fits: bool
+    """Nothing was refused, no cache had to be given back to go on, and the peak is within the budget."""
+    measured: MemoryReading | None
+    """At the end; None where nothing measures (plain CPU)."""
+    phases: Mapping[Phase, PhasePeak]
+    """Of those that were reached."""
+    row_tokens: int | None = None
+    """Of the longest row that there was, which was among the first; of the longest prompt where completions are
+    sampled. None where the probe did not come so far."""
+    non_torch_bytes: int | None = None
+    """What the process held on the device outside torch's allocator; None where that is not known."""
+    others: tuple[OtherProcess, ...] = ()
+    """On the card at that time."""
+    step_seconds: float | None = None
+    """Of the last optimizer step; None where it was not reached."""
+    seconds: float = 0.0
+    """Of the whole probe, from the start of its process."""
+    refused: str = ""
+    """The first line of the out-of-memory error that ended it; empty where none did."""
+    refused_in: Phase | None = None
+
+    @property
+    def required_bytes(self) -> int | None:
+        """Adds up what it took of the device: reserved, and outside torch's allocator as far as that is known."""
+        return None if self.measured is None else self.measured.peak_reserved_bytes + (self.non_torch_bytes or 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Restart:
+    """Records that the training process ended before its time, and another went on.
+
+    >>> from autotrain_mem import Restart
+    >>> Restart(step=40, resumed_at=30, cause="killed", why="signal 9", change="").resumed_at
+    30
+    """
+
+    step: int
+    """The last optimizer step that the process told of."""
+    resumed_at: int
+    """The step of the checkpoint that the next one began with; 0 for the beginning."""
+    cause: str
+    """One of ``training.causes.CAUSES``."""
+    why: str
+    """What was seen of it, in one line."""
+    change: str
+    """What of the plan was changed, as flags; empty for nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Experience:
+    """Holds all that was learned, in its order. A plan carries it, so that a run that goes on starts with it.
+
+    >>> from autotrain_mem import Experience, Restart
+    >>> killed = Restart(step=40, resumed_at=30, cause="killed", why="signal 9", change="")
+    >>> [restart.step for restart in Experience().with_restart(killed).restarts]
+    [40]
+    """
+
+    learned: Learned = field(default_factory=Learned)
+    probes: tuple[Probe, ...] = ()
+    incidents: tuple[Incident, ...] = ()
+    restarts: tuple[Restart, ...] = ()
+
+    def with_probe(self, probe: Probe) -> Experience:
+        return replace(self, probes=(*self.probes, probe))
+
+    def with_incident(self, incident: Incident) -> Experience:
+        return replace(self, incidents=(*self.incidents, incident))
+
+    def with_restart(self, restart: Restart) -> Experience:
+        return replace(self, restarts=(*self.restarts, restart))
+
+    def with_learned(self, learned: Learned) -> Experience:
+        return replace(self, learned=learned)

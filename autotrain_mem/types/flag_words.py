@@ -1,0 +1,24 @@
+"""Writes settings as flags of ours and of TRL's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from autotrain_mem.types.knobs import OWN_SWITCHES
+
+
+def flag_words(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Lists the words of a command, not quoted.
+
+    >>> [*flag_words({"optimizer_offload": True, "packing": False, "max_length": None, "report_to": ["none"]})]
+    ['--optimizer_offload', '--packing', 'false', '--max_length', 'none', '--report_to', 'none']
+    """
+    for name, value in settings.items():
+        if name in OWN_SWITCHES:  # TRL's take true or false
+            yield from [f"--{name}"] * bool(value)
+            continue
+        yield f"--{name}"
+        for each in value if isinstance(value, list | tuple) else [value]:
+            yield each if isinstance(each, str) else "none" if each is None else json.dumps(each)

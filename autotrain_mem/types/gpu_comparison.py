@@ -1,0 +1,178 @@
+"""Cards compares one job on many cards, for those who ask which one to rent or to buy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from autotrain_mem.support.lazy_names import html_of
+from autotrain_mem.types.codec import Form
+from autotrain_mem.types.estimate import Estimate
+from autotrain_mem.types.hardware import Hardware
+from autotrain_mem.types.price import Price
+
+LOSSLESS = ("lossless", "lossless, offloading")
+"""The levels that change nothing but speed, the faster first (``search.levels``)."""
+
+GIVING_UP = (
+    *("lossless", "rounding", "LoRA", "LoRA on an 8-bit base", "LoRA on a 4-bit base", "losing updates"),
+    "shorter rows",
+)
+"""The levels without those that offload, least harm first (``search.levels``)."""
+
+NOTHING_FITS = "nothing fits"
+TOO_SLOW = "takes too long"
+TOO_DEAR = "costs too much"
+NO_PRICE = "no price known"
+BRIEF = (NOTHING_FITS, TOO_SLOW, TOO_DEAR, NO_PRICE)
+"""Refusals that are short enough for a table's cell."""
+
+OFFLOADING = ", offloading"
+"""Ends the name of a level that needs the host's memory, and gives up no more than the one before it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CardVerdict:
+    """Says what one card, or several of it, can do for a job.
+
+    >>> from autotrain_mem import CardVerdict, gpus
+    >>> verdict = CardVerdict(hardware=gpus()[0], refusal="nothing fits")
+    >>> verdict.estimate is None
+    True
+    """
+
+    json_form: ClassVar = Form(
+        derived={
+            "gpu": "hardware.name",
+            "gpus": "hardware.topology.devices",
+            "nodes": "hardware.topology.nodes",
+            "total_bytes": "hardware.total_bytes",
+            "knobs": "estimate.knobs",
+            "required_bytes": "estimate.required_bytes",
+            "budget_bytes": "estimate.budget_bytes",
+            "step_seconds": "estimate.time.known_step_seconds",
+            "tokens_per_second": "estimate.time.known_tokens_per_second",
+            "run_seconds": "run_seconds",
+            "cost": "cost",
+            "cost_per_million_tokens": "cost_per_million_tokens",
+        },
+        hidden=("hardware", "estimate"),
+    )
+
+    hardware: Hardware
+    level: str | None = None
+    """The level of harm of its best plan; None where nothing fits."""
+    estimate: Estimate | None = None
+    """Its best plan; None where nothing fits."""
+    refusal: str | None = None
+    """Why there is none, in a sentence."""
+    optimizer_steps: int | None = None
+    """Of the whole training with its best plan; None where neither the data nor ``max_steps`` say."""
+    price: Price | None = None
+    """What one such card is rented for; None where that is not known."""
+
+    @property
+    def run_seconds(self) -> float | None:
+        """Computes how long the training takes; None where its steps or the card's speed are not known."""
+        step = None if self.estimate is None else self.estimate.time.known_step_seconds
+        return None if step is None or self.optimizer_steps is None else self.optimizer_steps * step
+
+    @property
+    def cost(self) -> float | None:
+        """Computes what the training costs on all of these cards, in the price's currency; None where not known."""
+        if self.price is None or self.run_seconds is None:
+            return None
+        return self.price.cost(self.run_seconds, cards=self.hardware.topology.processes)
+
+    @property
+    def cost_per_million_tokens(self) -> float | None:
+        """Computes what a million trained tokens cost, which needs no number of steps; None where not known."""
+        speed = None if self.estimate is None else self.estimate.time.known_tokens_per_second
+        if self.price is None or not speed:
+            return None
+        return self.price.cost(10**6 / speed, cards=self.hardware.topology.processes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cards:
+    """Holds the verdicts of all sets of cards, smallest first.
+
+    >>> from autotrain_mem import Cards, CardVerdict, gpus
+    >>> Cards(verdicts=tuple(CardVerdict(hardware=card, refusal="nothing fits") for card in gpus())).smallest_lossless
+    """
+
+    json_form: ClassVar = Form(
+        schema="autofit.cards/1",
+        derived={
+            "smallest_lossless": "smallest_lossless.hardware.name",
+            "cheapest": "cheapest.hardware.name",
+            "fastest": "fastest.hardware.name",
+            "best_value": "best_value.hardware.name",
+            "cards": "verdicts",
+        },
+        hidden=("verdicts",),
+    )
+
+    verdicts: tuple[CardVerdict, ...]
+
+    def _repr_html_(self) -> str:
+        """Shows itself in a notebook."""
+        return html_of(self)
+
+    @property
+    def priced(self) -> tuple[CardVerdict, ...]:
+        """Lists those whose cost can be told, the cheapest first."""
+        known = [each for each in self.verdicts if each.cost_per_million_tokens is not None]
+        return tuple(sorted(known, key=_cost))
+
+    @property
+    def comparable(self) -> tuple[CardVerdict, ...]:
+        """Keeps those of them that give up least: a card that trains less for less money is no bargain."""
+        least = min((_harm(each) for each in self.priced), default=0)
+        return tuple(each for each in self.priced if _harm(each) == least)
+
+    @property
+    def cheapest(self) -> CardVerdict | None:
+        """Finds the cheapest of those that give up least; None where no price is known."""
+        return next(iter(self.comparable), None)
+
+    @property
+    def fastest(self) -> CardVerdict | None:
+        """Finds the fastest of those."""
+        return max(self.comparable, key=_speed, default=None)
+
+    @property
+    def best_value(self) -> CardVerdict | None:
+        """Finds the one with the least product of time and cost: twice as fast may cost less than twice as much."""
+        return min(self.comparable, key=lambda each: _cost(each) / _speed(each), default=None)
+
+    @property
+    def smallest_lossless(self) -> CardVerdict | None:
+        """Finds the smallest set of cards that trains what was asked for, unchanged; the fastest of those as small.
+
+        The size of a set is the memory of all its cards.
+
+        One that must offload to do so counts only where none does without.
+        """
+        for level in LOSSLESS:
+            if fitting := [each for each in self.verdicts if each.level == level]:
+                return min(fitting, key=_size_then_speed)
+        return None
+
+
+def _harm(verdict: CardVerdict) -> int:
+    name = (verdict.level or "").removesuffix(OFFLOADING)
+    return GIVING_UP.index(name) if name in GIVING_UP else len(GIVING_UP)
+
+
+def _cost(verdict: CardVerdict) -> float:
+    return verdict.cost_per_million_tokens or 0.0
+
+
+def _speed(verdict: CardVerdict) -> float:
+    return 0.0 if verdict.estimate is None else verdict.estimate.tokens_per_second
+
+
+def _size_then_speed(verdict: CardVerdict) -> tuple[int, float]:
+    speed = 0.0 if verdict.estimate is None else verdict.estimate.tokens_per_second
+    return verdict.hardware.topology.processes * verdict.hardware.total_bytes, -speed

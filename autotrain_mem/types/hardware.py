@@ -1,0 +1,104 @@
+"""Hardware describes the device that a plan is made for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
+
+from autotrain_mem.support.units import MIB
+from autotrain_mem.types.codec import Form
+from autotrain_mem.types.topology import Topology
+
+HEADROOM_FRACTION = 0.04
+MINIMUM_HEADROOM_BYTES = 400 * MIB
+"""Default headroom, from the design's budget: 4 % of the card, at least 400 MiB on a real card."""
+
+Capability = tuple[int, int] | str
+"""What the kernels of a card go by: NVIDIA's compute capability, or the name of one of AMD's architectures
+(``gfx942``), which have none (``types.amd``)."""
+
+ASSUMED_CAPABILITY = (8, 0)
+"""Compute capability of a card that is imagined by its size alone: Ampere's."""
+
+_SAME_KERNELS: dict[Capability, Capability] = {(7, 5): (7, 0), (8, 6): (8, 9), (9, 0): (10, 0)}
+"""Capabilities whose cards take the same kernels with the same buffers, as far as a rehearsal imitates them
+(``rehearsal.cuda``): attention's choice and workspaces, cuBLAS's workspace. They differ in how many blocks share a sum
+over rows: the larger card stands for both, as more blocks take more memory. Of Qwen2.5-0.5B, Qwen2.5-7B and
+Llama-3.1-8B, full and LoRA, 2 rows of 1024, no peak differed within a class by a byte."""
+
+
+def kernel_class(compute_capability: Capability) -> Capability:
+    """Returns the capability to rehearse for, which cards of one class share: 8.6 goes with 8.9, and 8.0 is alone, as
+    each of AMD's architectures is."""
+    return _SAME_KERNELS.get(compute_capability, compute_capability)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hardware:
+    """Describes one device, as the planner sees it. All sizes are bytes, speeds are per second.
+
+    >>> from autotrain_mem import gpus
+    >>> (card,) = (each for each in gpus() if each.name == "rtx3060")
+    >>> card.total_bytes // 2**20, card.compute_capability
+    (11910, (8, 6))
+    >>> card.budget_bytes() == card.total_bytes - card.default_headroom_bytes()
+    True
+    """
+
+    name: str
+    """The catalog's key (``rtx3060``), what NVML calls the card, ``cpu``, or an imagined card's size (``300MiB``)."""
+    origin: Literal["detected", "named", "imagined", "cpu"]
+    """How we know of it: found on this machine, named from the catalog, imagined by size, or the host itself."""
+    total_bytes: int
+    """What torch reports as the device's total memory."""
+    free_bytes: int
+    """What is free before our process opens a context; equal to ``total_bytes`` for a card that is not here."""
+    non_torch_bytes: int
+    """What our process will hold on the device outside torch's allocator: the CUDA context and its modules."""
+    communicator_bytes: int = 0
+    """What NCCL holds for each communicator of several processes, outside torch's allocator too; 0 where nothing is
+    known of the card but its size, on the host, and where ``non_torch_bytes`` was measured with it."""
+    compute_capability: tuple[int, int] | None = None
+    """NVIDIA's; None for any other card, and where only the size is known."""
+    architecture: str | None = None
+    """AMD's, by HIP's name (``gfx942``); None for any other card."""
+    bandwidth_bytes_per_second: int | None = None
+    bf16_flops_per_second: int | None = None
+    """Dense, without sparsity; None where the card has no bf16 tensor cores."""
+    fp16_flops_per_second: int | None = None
+    """Dense, tensor cores."""
+    fp32_flops_per_second: int | None = None
+    """Ordinary cores, without TF32."""
+    host_link_bytes_per_second: int | None = None
+    """One way, between the card and the host."""
+    index: int | None = None
+    """NVML index of a detected card, or HIP's."""
+    uuid: str | None = None
+    """NVML's UUID of a detected card or MIG instance, by which a process is bound to it (CUDA_VISIBLE_DEVICES). Of an
+    AMD card, whose UUID may be none, what HIP_VISIBLE_DEVICES calls it and its PCI address: ``1@0000:c1:00.0``."""
+    source: str = ""
+    """Where the figures come from."""
+    topology: Topology = field(default_factory=Topology)
+    """How many such devices a run has; all figures above are of one of them, the smallest where they differ."""
+
+    json_form: ClassVar = Form(optional=("architecture",))
+
+    @property
+    def capability(self) -> Capability:
+        """Says what its kernels go by; Ampere's where nothing but its size is known."""
+        return self.architecture or self.compute_capability or ASSUMED_CAPABILITY
+
+    def with_communicators(self, count: int) -> Hardware:
+        """Returns the card of a process that holds so many communicators, in one figure with all else outside torch."""
+        held_bytes = self.non_torch_bytes + count * self.communicator_bytes
+        return replace(self, non_torch_bytes=held_bytes, communicator_bytes=0)
+
+    def default_headroom_bytes(self) -> int:
+        """Returns 4 % of the card, at least 400 MiB on a real one; an imagined card of a few MiB has no such floor."""
+        share = int(self.total_bytes * HEADROOM_FRACTION)
+        return share if self.origin == "imagined" else max(share, MINIMUM_HEADROOM_BYTES)
+
+    def budget_bytes(self, headroom_bytes: int | None = None) -> int:
+        """Computes what a run may take, in reserved plus non-torch bytes: what is free, less the headroom."""
+        headroom = self.default_headroom_bytes() if headroom_bytes is None else headroom_bytes
+        return max(0, self.free_bytes - headroom)

@@ -1,0 +1,203 @@
+"""A job is what the user asked for; its ``max_length`` is a number of tokens, or a wish that the data answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from autotrain_mem.methods.facts import MethodFacts
+from autotrain_mem.methods.table import METHODS
+from autotrain_mem.types.adapter_config import without_said
+from autotrain_mem.types.codec import Form
+from autotrain_mem.types.knobs import LAUNCH_KNOBS, OWN_KNOBS
+
+Fit = Literal["all", "rounding", "lossless"]
+"""How far the ladder may be climbed: ``lossless`` stops before rounding changes, ``rounding`` before LoRA."""
+
+FITS: tuple[Fit, ...] = ("all", "rounding", "lossless")
+
+MAX_SLOWDOWN = 4.0
+"""Default of ``--max_slowdown``."""
+
+RESTARTS = 3
+"""How many processes in a row may go on with a run: a fourth that gets no further has shown that it is not chance."""
+
+EPOCHS = 3.0
+"""transformers' default of ``num_train_epochs`` (``training_args.py: TrainingArguments``)."""
+
+AUTO = "auto"
+"""Asks for the longest row."""
+MOST = "max"
+"""Asks for as much as fits."""
+NO_LIMIT = "none"
+MAX_LENGTH = "max_length"
+MAXIMIZED = (MAX_LENGTH, "per_device_train_batch_size", "lora_r", "num_generations", "max_completion_length")
+"""Arguments of which as much as fits can be asked for, each a knob."""
+
+_IMAGE_SIZE = re.compile(r"[1-9]\d{0,4}x[1-9]\d{0,4}")
+_PERCENTILE = re.compile(r"p(\d+(?:\.\d+)?)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PythonCall:
+    """Names a file with a script's call of a trainer, for the process that rehearses it
+    (``rehearsal.python_call.capture``).
+    """
+
+    path: str
+    holds_model: bool
+    """Whether the model is an object, whose structure is rehearsed; else it is loaded by its name."""
+    holds_rows: bool
+    """Whether the training data can be counted: a stream's cannot."""
+    digest: str
+    """Of all in it that a rehearsal depends on; empty where that cannot be known, and nothing may be kept of it: code
+    or a model of the user's own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """Holds one training job in the user's own words.
+
+    >>> from autotrain_mem import Job
+    >>> job = Job(method="sft", model="Qwen/Qwen2.5-0.5B", dataset=None, arguments={"max_length": 512})
+    >>> job.pins_length, job.row_tokens
+    (True, 512)
+
+    ``arguments`` holds exactly what the user gave, under TRL's names, and nothing else: every one of them is pinned.
+    """
+
+    json_form: ClassVar = Form(
+        optional=("python_call", "unrecorded", "accelerate", "within_seconds", "budget", "images", "answer_length")
+    )
+
+    method: str
+    """The TRL trainer: one of ``methods.table.METHODS``."""
+    model: str
+    """A hub id or a folder. A rehearsal needs its config.json only; training needs the weights."""
+    dataset: str | None
+    """A hub id, a folder, or a .json, .jsonl, .parquet or .csv file. None: as the arguments say, or none, with which a
+    plan takes its rows to be those of TRL's example, and nothing trains."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """The ``env:`` mapping of a YAML config, for the processes that load the model."""
+    unrecorded: tuple[str, ...] | None = None
+    """Names of variables that a file's ``environment`` leaves out, since their values may be secrets; None for none."""
+    effective_batch_size: int | None = None
+    """Rows per optimizer step, when given as one number instead of TRL's two."""
+    prompt_length: int | None = None
+    """Tokens of the longest prompt to plan for, where no data are to be read; online methods only. In a rehearsal of
+    rows whose prompts are answered while training (GKD), those of the data's longest prompt."""
+    answer_length: int | None = None
+    """Tokens of the longest answer in such rows, in a rehearsal; no word of the user's."""
+    fit: Fit = "all"
+    forbid: frozenset[str] = frozenset()
+    """Levers that may not be pulled, by name (see ``search.ladder``)."""
+    max_slowdown: float = MAX_SLOWDOWN
+    """A plan that takes more than so many times as long per token as the best of the next level of harm is shown, and
+    the next level is taken."""
+    within_seconds: float | None = None
+    """How long the whole training may take; None: as long as it does."""
+    budget: float | None = None
+    """What it may cost, in the currency of the prices; None: whatever it does."""
+    accelerate: Mapping[str, Any] | None = None
+    """The user's own file for ``accelerate launch``, by its keys: how processes are launched is pinned by it."""
+    images: tuple[str, ...] = ()
+    """Sizes of the images of each row that is rehearsed, ``"1024x768"`` (width x height): those of the data's worst
+    row, or as given. Empty where rows are text."""
+    python_call: PythonCall | None = None
+    """What a Python script handed to the trainer beside its config; None for a job in flags. It lives no longer than
+    the script plans: no file of ours holds it."""
+
+    @property
+    def names_data(self) -> bool:
+        """Tells whether it says what to train on."""
+        is_named = bool(self.dataset or self.arguments.get("dataset_name") or self.arguments.get("datasets"))
+        return is_named or self.python_call is not None
+
+    @property
+    def pins_length(self) -> bool:
+        """Tells whether no row need be read to know how long they get: max_length is a number (or no limit, or as much
+        as fits), or the longest prompt is given."""
+        if self.is_online:
+            return self.prompt_length is not None
+        return self.arguments.get(MAX_LENGTH, AUTO) == MOST or not is_wish(self.arguments.get(MAX_LENGTH, AUTO))
+
+    @property
+    def row_tokens(self) -> int | None:
+        """Returns the tokens of the longest row, or prompt, where the job says a number: no wish and not no limit."""
+        if not self.pins_length or self.arguments.get(MAX_LENGTH) == MOST:
+            return None
+        return self.prompt_length if self.is_online else self.arguments[MAX_LENGTH]
+
+    @property
+    def maximized(self) -> str | None:
+        """Names the argument of which as much as fits is asked for; None where there is none."""
+        return next((name for name in MAXIMIZED if self.arguments.get(name) == MOST), None)
+
+    @property
+    def trl_arguments(self) -> dict[str, Any]:
+        """Returns what was given under TRL's names, without the model's own."""
+        others = (*OWN_KNOBS, *LAUNCH_KNOBS, "model_name_or_path")
+        return {name: value for name, value in without_said(self.arguments).items() if name not in others}
+
+    @property
+    def method_facts(self) -> MethodFacts:
+        return METHODS[self.method]
+
+    @property
+    def is_online(self) -> bool:
+        """Tells whether completions are sampled while training, so that the data are prompts."""
+        return self.method_facts.is_online
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Tells whether the trainer evaluates while it trains, or before its first step."""
+        strategy = str(self.arguments.get("eval_strategy", "no"))
+        return strategy not in ("no", "IntervalStrategy.NO") or bool(self.arguments.get("eval_on_start"))
+
+
+def is_image_size(text: str) -> bool:
+    """Tells whether a text is the size of an image: ``1024x768``.
+
+    >>> is_image_size("1024x768"), is_image_size("1024"), is_image_size("0x5")
+    (True, False, False)
+    """
+    return _IMAGE_SIZE.fullmatch(text) is not None
+
+
+def read_length(text: str) -> int | str | None:
+    """Reads a flag's or a YAML key's value: ``512``, ``"auto"``, ``"p99.9"``, ``"max"``, or None for no limit.
+
+    Raises:
+        ValueError: anything else; says what is wrong with it.
+    """
+    word = text.strip().lower()
+    if word == NO_LIMIT:
+        return None
+    if word in (AUTO, MOST):
+        return word
+    if match := _PERCENTILE.fullmatch(word):
+        if not 0 < float(match[1]) <= 100:
+            raise ValueError(f"{text!r} is no percentile of the rows: they go from above p0 to p100")
+        return word
+    if not word.isdigit() or int(word) < 1:
+        raise ValueError(f"{text!r} is neither a number of tokens, nor auto, nor max, nor a percentile such as p99.9")
+    return int(word)
+
+
+def is_wish(value: Any) -> bool:
+    """Tells whether a search is to say: ``auto`` or a percentile, of the data, or ``max``, of the card."""
+    return isinstance(value, str) and (value in (AUTO, MOST) or _PERCENTILE.fullmatch(value) is not None)
+
+
+def wished_share(value: Any) -> float:
+    """Returns the share of the rows that are to keep all their tokens: 0.999 for ``p99.9``, 1 for ``auto``."""
+    match = _PERCENTILE.fullmatch(value) if isinstance(value, str) else None
+    return 1.0 if match is None else float(match[1]) / 100
+
+
+def without_wish(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Keeps the arguments that TRL can be given: it knows no length but a number."""
+    return {name: value for name, value in arguments.items() if name not in MAXIMIZED or not is_wish(value)}

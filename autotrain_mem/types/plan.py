@@ -1,0 +1,277 @@
+"""A plan is the decision: settings that fit, what was changed to get there, and what was tried."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from autotrain_mem.methods.table import METHODS
+from autotrain_mem.support.errors import PlanFileError
+from autotrain_mem.support.files import write_json
+from autotrain_mem.support.lazy_names import html_of
+from autotrain_mem.support.units import format_bytes
+from autotrain_mem.types import codec, plan_file
+from autotrain_mem.types.codec import Form
+from autotrain_mem.types.data import PERCENTILES, DataSummary
+from autotrain_mem.types.estimate import Candidate, Estimate
+from autotrain_mem.types.experience import Experience
+from autotrain_mem.types.job import Job
+from autotrain_mem.types.knobs import Knobs, Lever
+from autotrain_mem.types.most import Most
+from autotrain_mem.types.price import Price
+from autotrain_mem.types.vllm import VllmServer
+
+_SECRET_ARGUMENTS = ("hub_token", "push_to_hub_token")
+RECORDED_VARIABLES = frozenset(
+    {
+        *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING", "MALLOC_ARENA_MAX"),
+        *("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
+        *("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "PYTORCH_HIP_ALLOC_CONF"),
+        *("CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE"),
+        *("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "TOKENIZERS_PARALLELISM"),
+        *("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE", "TRANSFORMERS_VERBOSITY"),
+        *("WANDB_PROJECT", "WANDB_NAME", "WANDB_RUN_GROUP", "WANDB_TAGS", "WANDB_NOTES", "WANDB_MODE"),
+        *("WANDB_DISABLED", "WANDB_LOG_MODEL", "WANDB_WATCH", "COMET_PROJECT_NAME", "MLFLOW_EXPERIMENT_NAME"),
+    }
+)
+"""Of the environment, what a file may hold: devices, allocators, threads, and the names that trackers give a run.
+
+A plan is made to be passed on, and others' plans are followed. So it holds no other value, which may let somebody in
+(HF_TOKEN, DATABASE_URL, a proxy with its password), name another server (HF_ENDPOINT), or run code (PYTHONPATH,
+LD_PRELOAD), and none is taken from it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proposal:
+    """Names what would pay and a plan may not do by itself, since it changes the batches or their order.
+
+    >>> from autotrain_mem import Proposal
+    >>> Proposal(flags="--packing", why="41 % of what a micro-batch computes is padding").flags
+    '--packing'
+    """
+
+    flags: str
+    """As they would be added to the command: ``--packing``."""
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """Holds settings that fit the budget, with the way they were found, and all that they were found for.
+
+    ``plan.schema.json`` in this package describes the file that it can be written to.
+
+    >>> from autotrain_mem import AutoFit, Plan, plan
+    >>> chosen = plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
+    >>> chosen.save("plan.json")
+    >>> Plan.load("plan.json").knobs == chosen.knobs
+    True
+    """
+
+    json_form: ClassVar = Form(
+        schema=plan_file.PLAN_SCHEMA,
+        derived={
+            "method": "method",
+            "model": "model",
+            "knobs": "knobs",
+            "effective_batch_size": "knobs.effective_batch_size",
+            "step_seconds": "estimate.time.known_step_seconds",
+            "tokens_per_second": "estimate.time.known_tokens_per_second",
+            "run_seconds": "run_seconds",
+            "prompt_length": "prompt_length",
+            "lr_scheduler_type": "schedule",
+        },
+        optional=("most", "price", "vllm_server"),
+    )
+
+    job: Job
+    """What the user asked for, without secrets and without what only a running script has."""
+    level: str
+    """Name of the level of harm that the settings are of (``search.levels``): ``lossless``, ``rounding``, ``LoRA``."""
+    estimate: Estimate
+    """Of these settings, on the card that the plan is for."""
+    defaults: Knobs
+    """What the installed TRL takes where nothing is given."""
+    levers: tuple[Lever, ...]
+    """What differs from the settings asked for, in the ladder's order; empty when these fit as they are."""
+    attempts: tuple[Candidate, ...]
+    alternatives: tuple[Candidate, ...] = ()
+    """Of the levels around, least harm first."""
+    data: DataSummary | None = None
+    """What the rows say under the plan's ``max_length``; None when the dataset was not read."""
+    proposals: tuple[Proposal, ...] = ()
+    questions: tuple[Proposal, ...] = ()
+    """Levels that do more harm and are much faster, with the flags that take them."""
+    advice: tuple[Proposal, ...] = ()
+    """What would make the training worth more and is the user's to say, since it was the user's word."""
+    warnings: tuple[str, ...] = ()
+    """What was found before planning that does not end the run, each with its cure; and why a plan that was made
+    elsewhere was rehearsed again."""
+    optimizer_steps: int | None = None
+    """Of the whole run; None when neither the data nor ``max_steps`` say."""
+    seconds: float
+    row_tokens: int
+    """Tokens of the longest row that was rehearsed; of the longest prompt where completions are sampled."""
+    versions: Mapping[str, str | None]
+    """What was installed (``versions.versions_key``); None for a package that was not."""
+    model_digest: str
+    """Of the configs of all models of the job, by which it is told whether another folder holds the same."""
+    allocator: str = ""
+    """What the environment said to torch's allocator, as PYTORCH_ALLOC_CONF has it."""
+    objects: str | None = None
+    """Digest of what a Python script handed over beside rows and config, which no file holds: a model, an adapter's
+    config, a loss; empty where that is not known. None for a job in flags."""
+    most: Most | None = None
+    """Where as much as fits of one thing was asked for: how much that is, and what stops it."""
+    price: Price | None = None
+    """What one such card is rented for, where a budget was to be kept."""
+    vllm_server: VllmServer | None = None
+    """The server that generates, where one does on GPUs of its own."""
+    experience: Experience = field(default_factory=Experience)
+    """What probes and runs with these settings taught so far; empty for a plan that nothing has tried."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "job", as_recorded(self.job))
+
+    def __repr__(self) -> str:
+        estimate = self.estimate
+        needs = f"{format_bytes(estimate.required_bytes)} of {format_bytes(estimate.budget_bytes)}"
+        fits = "fits" if estimate.fits else "does not fit"
+        return f"<Plan of {self.method}, {self.model}: {fits} {estimate.hardware.name}, {needs}, {self.level}>"
+
+    def _repr_html_(self) -> str:
+        """Shows itself in a notebook."""
+        return html_of(self)
+
+    @property
+    def method(self) -> str:
+        """Names the TRL trainer: one of ``methods.table.METHODS``."""
+        return self.job.method
+
+    @property
+    def model(self) -> str:
+        return self.job.model
+
+    @property
+    def knobs(self) -> Knobs:
+        return self.estimate.knobs
+
+    @property
+    def prompt_length(self) -> int | None:
+        """Returns the tokens of the longest prompt planned for; None for methods whose rows are whole texts."""
+        return self.row_tokens if self.job.is_online else None
+
+    @property
+    def schedule(self) -> str:
+        """Names the learning rate's schedule; TRL's is transformers' own (``training_args.py: lr_scheduler_type``)."""
+        given = self.job.arguments.get("lr_scheduler_type", "linear")
+        return str(getattr(given, "value", given)).lower()
+
+    @property
+    def run_seconds(self) -> float | None:
+        """Computes how long the training will take; None where steps or speed are not known."""
+        if self.optimizer_steps is None or self.estimate.time.assumed:
+            return None
+        return self.optimizer_steps * self.estimate.time.step_seconds
+
+    @property
+    def cost(self) -> float | None:
+        """Computes what the training will cost, in the price's currency; None where price, steps or speed are not
+        known."""
+        if self.price is None or self.run_seconds is None:
+            return None
+        return self.price.cost(self.run_seconds, cards=self.estimate.hardware.topology.processes)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Reads the plan of a file, or of the ``plan.json`` in an output folder.
+
+        Raises:
+            PlanFileError: it is not there, is no ordinary file, was cut short or changed, or was made by another
+                version of this schema.
+        """
+        return read_plan(*plan_file.read_content(path))
+
+    def save(self, path: str | Path) -> None:
+        """Writes the plan, as ``plan.json`` where the path is a folder; a plan that is there is replaced in one step.
+
+        Raises:
+            PlanFileError: a file that is no plan is there.
+            OutputFolderError: the file cannot be written; what was there still is.
+        """
+        save_plan(path, self)
+
+
+def as_recorded(job: Job) -> Job:
+    """Returns the job as others may read it in a file: no token of the user's, no object of a script's.
+
+    Of variables that are none of :data:`RECORDED_VARIABLES` it has the names.
+    """
+    arguments = {name: value for name, value in job.arguments.items() if name not in _SECRET_ARGUMENTS}
+    public = {name: value for name, value in job.environment.items() if name in RECORDED_VARIABLES}
+    unrecorded = sorted({*(job.unrecorded or ()), *job.environment} - public.keys())
+    recorded = replace(job, arguments=arguments, environment=public, python_call=None)
+    return replace(recorded, unrecorded=tuple(unrecorded) or None)
+
+
+def save_plan(path: str | Path, plan: Plan, *, place: str = plan_file.PYTHON) -> Path:
+    """Writes a plan, as ``plan.json`` where the path is a folder, in one step and only over another plan.
+
+    Args:
+        place: What the user would say to have it elsewhere, for the hint.
+
+    Returns:
+        The file that was written.
+
+    Raises:
+        PlanFileError, OutputFolderError: see ``plan_file.check_place``; nothing that was there is lost.
+    """
+    plan_file.check_place(path, place)
+    file = plan_file.file_of(path)
+    write_json(file, codec.to_json(plan), place=place)
+    return file
+
+
+def read_plan(content: bytes, name: str) -> Plan:
+    """Reads the plan that a text holds; arguments and errors are those of ``plan_file.plan_values``."""
+    values = plan_file.plan_values(content, name)
+    _refuse_unrecorded(values, name)
+    try:
+        plan = codec.from_json(Plan, values)
+    except codec.CodecError as error:
+        raise plan_file.damaged(name, str(error), values) from error
+    if plan.method not in METHODS:
+        raise plan_file.damaged(name, f"job.method is {plan.method!r}", values)
+    if wrong := plan_file.differing(values, codec.to_json(plan)) or _wrong_sums(plan):
+        raise plan_file.damaged(name, wrong, values)
+    return plan
+
+
+def _refuse_unrecorded(values: dict[str, Any], name: str) -> None:
+    """Refuses variables that no plan holds, but for those that the user sets as well: these are the user's own."""
+    job = values.get("job")
+    environment = job.get("environment") if isinstance(job, dict) else None
+    if not isinstance(environment, dict):
+        return
+    for variable in environment.keys() - RECORDED_VARIABLES & os.environ.keys():
+        del environment[variable]
+    if others := sorted(environment.keys() - RECORDED_VARIABLES):
+        why = "it could run code, or send data elsewhere"
+        message = f"{name} sets {', '.join(others)} for the training, which no plan may: {why}."
+        own = f"To have it all the same, set it yourself: {others[0]}=... autofit ..."
+        raise PlanFileError(message, hint=f"Remove that from the plan's environment. {own}")
+
+
+def _wrong_sums(plan: Plan) -> str:
+    """Says which column does not come to the total that a view shows; empty where all do."""
+    estimate, memory = plan.estimate, plan.estimate.memory
+    if sum(memory.owners_at_peak.values()) != memory.peak_allocated_bytes:
+        return "estimate.owners_at_peak do not sum to peak_allocated_bytes"
+    if estimate.reserved.peak_reserved_bytes < memory.peak_allocated_bytes:
+        return "estimate.reserved is less than what is allocated"
+    if plan.data is not None and len(plan.data.percentiles) != len(PERCENTILES):
+        return "data.percentiles are not as many as there should be"
+    return ""

@@ -1,0 +1,188 @@
+"""Reads the JSON of a plan's file as this version wrote it, or refuses it with the reason and the cure.
+
+Nothing that is shown of a plan is computed anew where the file is wrong: every value is held to the type of its field
+(``types.codec``), and the plan, written again, must be the file that was read.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import reprlib
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autotrain_mem.support.errors import PlanFileError
+from autotrain_mem.support.files import NOT_ORDINARY, read_start, refusal
+from autotrain_mem.support.units import MIB, format_bytes
+
+PLAN_SCHEMA = "autofit.plan/5"
+"""``plan.schema.json`` in this package describes it."""
+PLAN_NAME = "plan.json"
+"""Of the plan in an output folder."""
+STDIN = "-"
+
+LARGEST_BYTES = 8 * MIB
+"""Of what is read as a plan: it takes some 10 KiB, and 1 KiB for each attempt and each time out of memory. The worst
+JSON of this size, which is of nothing but empty objects, takes 192 MiB as Python's (measured with Python 3.11, x86-64).
+"""
+
+_MAKES_ONE = (
+    "autofit plan METHOD --model MODEL --gpu NAME --out plan.json  writes one;\n"
+    f"training writes one too, as {PLAN_NAME} in its output folder."
+)
+_FROM_A_PIPE = "Write it to a file first; autofit explain - tells what a plan on standard input holds."
+
+_FIT = "autofit.fit/"
+"""What ``autofit METHOD --json`` prints holds the plan and the run."""
+_FAMILY = PLAN_SCHEMA.partition("/")[0] + "/"
+"""What the schemas of all versions begin with."""
+
+PYTHON = "Plan.save a path"
+"""What a script says to have the plan elsewhere."""
+
+
+def check_place(path: str | Path, place: str = PYTHON) -> None:
+    """Refuses what ``Plan.save`` would refuse, as far as it can be told before there is a plan.
+
+    Raises:
+        PlanFileError: a file that is no plan is there. An empty one may be replaced, as a shell leaves it behind. Or
+            the path is empty.
+        OutputFolderError: its folder is not there, or may not be written; a device or a pipe is there.
+    """
+    file = file_of(path)
+    try:
+        if not file.parent.is_dir():
+            raise OSError(errno.ENOENT, "")
+        if not os.access(file.parent, os.W_OK | os.X_OK):
+            raise OSError(errno.EACCES, "")
+        taken = file.exists() and not _may_be_replaced(file)
+    except OSError as error:
+        raise refusal(file, error, place) from error
+    if taken:
+        message = f"{file} is there and is no plan, so it is not written over."
+        raise PlanFileError(message, hint=f"Move it away, or give {place} elsewhere.")
+
+
+def file_of(path: str | Path) -> Path:
+    """Names the file that is meant. An empty text, such as a variable of the shell that is not set, is no folder,
+    though pathlib takes it for the current one."""
+    if not str(path).strip():
+        raise PlanFileError("The path of the plan is empty.", hint="Name a file, such as plan.json, or a folder.")
+    return Path(path, PLAN_NAME) if os.path.isdir(path) else Path(path)
+
+
+def _may_be_replaced(file: Path) -> bool:
+    """Tells whether a file is a plan, of whichever version, or empty. Raises OSError where it cannot be read."""
+    text = read_start(file, LARGEST_BYTES + 1)
+    if len(text) > LARGEST_BYTES:
+        return False
+    try:
+        values = json.loads(text) if text.strip() else {"schema": PLAN_SCHEMA}
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(values, dict) and str(values.get("schema")).startswith(_FAMILY)
+
+
+def read_content(path: str | Path) -> tuple[bytes, str]:
+    """Reads a plan's file, or that in an output folder, as far as a plan may go; returns it with the file's name.
+
+    Raises:
+        PlanFileError: it is not there, or is no ordinary file.
+    """
+    file = file_of(path)
+    try:
+        content = read_start(file, LARGEST_BYTES + 1)
+    except FileNotFoundError as error:
+        missing = f"The folder {path} holds no {PLAN_NAME}" if os.path.isdir(path) else f"There is no plan at {path}"
+        raise PlanFileError(f"{missing}.", hint=_MAKES_ONE) from error
+    except OSError as error:
+        hint = _FROM_A_PIPE if error.strerror == NOT_ORDINARY else _MAKES_ONE
+        raise PlanFileError(f"Cannot read {file}: {error.strerror}.", hint=hint) from error
+    return content, str(file)
+
+
+def plan_values(content: bytes, name: str) -> dict[str, Any]:
+    """Returns the JSON of a plan that a text in UTF-8 holds.
+
+    Args:
+        content: At least :data:`LARGEST_BYTES` + 1 bytes of it, or all.
+        name: Of the file, for the reader of an error.
+
+    Raises:
+        PlanFileError: it is not JSON, was cut short or changed, holds something else, or is another version's.
+    """
+    values = _json(content, name)
+    if isinstance(values, dict) and str(values.get("schema")).startswith(_FIT):
+        values = values.get("plan")
+    schema = values.get("schema") if isinstance(values, dict) else None
+    if isinstance(values, dict) and schema == PLAN_SCHEMA:
+        return values
+    if isinstance(schema, str) and schema.startswith(_FAMILY):
+        message = f"{name} was made by another version of autofit: it is {schema}, this one reads {PLAN_SCHEMA}."
+        raise PlanFileError(message, hint=_plan_again(values))
+    holds = f"it holds {schema}" if isinstance(schema, str) else "it does not say that it is one"
+    raise PlanFileError(f"{name} is no plan: {holds}.", hint=_MAKES_ONE)
+
+
+def _json(content: bytes, name: str) -> Any:
+    if len(content) > LARGEST_BYTES:
+        message = f"{name} is no plan: it is larger than {format_bytes(LARGEST_BYTES)}."
+        raise PlanFileError(message, hint=_MAKES_ONE)
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise PlanFileError(f"{name} is no plan: it is not UTF-8 text.", hint=_MAKES_ONE) from error
+    if not text.strip():
+        raise PlanFileError(f"{name} is empty.", hint=_MAKES_ONE)
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise PlanFileError(f"{name} is no plan: it is nested too deeply.", hint=_MAKES_ONE) from error
+    except ValueError as error:
+        where = f"line {error.lineno}" if isinstance(error, json.JSONDecodeError) else "a number in it"
+        if text.lstrip().startswith("{") and _is_cut_short(error, text):
+            message = f"{name} was cut short: it ends at {where}, in the middle of a plan."
+        else:
+            message = f"{name} is no plan: it is not JSON, at {where}."
+        raise PlanFileError(message, hint=_MAKES_ONE) from error
+
+
+def _is_cut_short(error: ValueError, text: str) -> bool:
+    """Tells whether the parser ran into the end: an open text is told by where it began."""
+    ended = isinstance(error, json.JSONDecodeError) and error.pos >= len(text.rstrip()) - 1
+    return ended or "Unterminated string" in str(error)
+
+
+def _plan_again(values: Mapping[str, Any]) -> str:
+    """Writes the command that plans again, as far as the file tells it."""
+    method, model = (value if isinstance(value := values.get(key), str) else "" for key in ("method", "model"))
+    named = f" --model {shlex.quote(model)}" if model else " --model MODEL"
+    return f"Plan again: autofit plan {method or 'METHOD'}{named} --gpu NAME --out plan.json"
+
+
+def damaged(name: str, reason: str, values: Mapping[str, Any]) -> PlanFileError:
+    """Makes the error for a file that was changed, with the command that plans again."""
+    message = f"{name} is not the plan that autofit wrote: {reason}."
+    return PlanFileError(message, hint=f"It was changed, or made by another version. {_plan_again(values)}")
+
+
+def differing(written: Any, again: Any, path: str = "") -> str:
+    """Says where the file and the plan, written again, differ; empty where they do not."""
+    if isinstance(written, dict) and isinstance(again, dict):
+        if odd := sorted(written.keys() ^ again.keys()):
+            return f"{path}{odd[0]} is {'missing' if odd[0] in again else 'unknown'}"
+        parts = [differing(written[name], again[name], f"{path}{name}.") for name in again]
+        return next(filter(None, parts), "")
+    if isinstance(written, list) and isinstance(again, list) and len(written) == len(again):
+        return next(filter(None, [differing(*pair, path) for pair in zip(written, again, strict=True)]), "")
+    if isinstance(written, float) and isinstance(again, float):
+        is_same = math.isclose(written, again, rel_tol=1e-9)
+    else:
+        is_same = type(written) is type(again) and bool(written == again)
+    name = path.removesuffix(".")
+    return "" if is_same else f"{name} is {reprlib.repr(written)} where it should be {reprlib.repr(again)}"

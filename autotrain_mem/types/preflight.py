@@ -1,0 +1,71 @@
+"""Preflight is what is found out about a job before anything is rehearsed: what would fail or hurt, and its cure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from autotrain_mem.support.errors import AutofitError, from_json
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """Says one thing that is wrong, or that the user should know."""
+
+    kind: Literal["error", "warning"]
+    """Whether training would end with it, or only be other than the user thinks."""
+    message: str
+    cure: str
+    """What to do about it, with the exact flag."""
+    error: str = "UsageError"
+    """The class in ``errors`` that an error of this kind is, and so its exit code."""
+
+    def __str__(self) -> str:
+        """Joins the message with its cure, as a plan keeps it."""
+        return f"{self.message} {self.cure}".strip()
+
+    @classmethod
+    def of(cls, error: AutofitError) -> Finding:
+        """Makes a finding of an error that was met while looking."""
+        return cls(kind="error", message=error.message, cure=error.hint, error=type(error).__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Download:
+    """Says what is still to be fetched before a training can begin."""
+
+    size_bytes: int
+    folder: str
+    """Where it will lie."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preflight:
+    """Holds what a look at model, tokenizer and data found."""
+
+    findings: tuple[Finding, ...]
+    parameters: int | None
+    """Of the model; None where neither files on this disk nor the hub say."""
+    download: Download | None = None
+    """Of its weights; None where they are here, or nobody asked since nothing is trained here."""
+
+
+def settle(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Returns the warnings, and raises all errors as one.
+
+    Raises:
+        AutofitError: of the class of the first error; the hint of several holds every message with its cure.
+    """
+    findings = tuple(dict.fromkeys(findings))
+    errors = [finding for finding in findings if finding.kind == "error"]
+    if not errors:
+        return findings
+    message, hint = errors[0].message, errors[0].cure
+    if len(errors) > 1:
+        message, lines = f"{len(errors)} problems:", []
+        for number, finding in enumerate(errors, 1):
+            mark = f"{number}. "
+            lines.append(mark + f"{finding.message}\n{finding.cure}".replace("\n", "\n" + " " * len(mark)))
+        hint = "\n".join(lines)
+    raise from_json({"error": errors[0].error, "message": message, "hint": hint})

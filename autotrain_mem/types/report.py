@@ -1,0 +1,145 @@
+"""A report says what a training run did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from autotrain_mem.support.lazy_names import html_of
+from autotrain_mem.types.codec import Form
+from autotrain_mem.types.knobs import Knobs
+from autotrain_mem.types.trace import Trained
+
+REWARD_NAMES = ("reward", "objective/scores")
+"""What the mean reward is called in the logs of GRPO and RLOO, and of PPO (``trl/trainer/grpo_trainer.py: log`` and
+``trl/experimental/ppo/ppo_trainer.py: train``)."""
+RUN_NAME = "run.json"
+"""The file in the output folder that holds a Report."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryReading:
+    """Holds what a device's allocator says of itself, in bytes.
+
+    >>> from autotrain_mem import MemoryReading
+    >>> MemoryReading.from_stats({"reserved_bytes.all.peak": 2097152}).peak_reserved_bytes
+    2097152
+    """
+
+    allocated_bytes: int
+    peak_allocated_bytes: int
+    reserved_bytes: int
+    peak_reserved_bytes: int
+    num_alloc_retries: int
+
+    @classmethod
+    def from_stats(cls, stats: Mapping[str, int]) -> MemoryReading:
+        """Reads ``torch.cuda.memory_stats()``; what is not in it, as before a context is opened, is 0."""
+        return cls(
+            allocated_bytes=stats.get("allocated_bytes.all.current", 0),
+            peak_allocated_bytes=stats.get("allocated_bytes.all.peak", 0),
+            reserved_bytes=stats.get("reserved_bytes.all.current", 0),
+            peak_reserved_bytes=stats.get("reserved_bytes.all.peak", 0),
+            num_alloc_retries=stats.get("num_alloc_retries", 0),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """Holds one finished run: predicted against measured. Sizes in bytes, time in seconds.
+
+    >>> from autotrain_mem import Knobs, MemoryReading, Report
+    >>> measured = MemoryReading.from_stats({"allocated_bytes.all.peak": 1000, "reserved_bytes.all.peak": 2000})
+    >>> report = Report(
+    ...     output_dir="run",
+    ...     steps=60,
+    ...     knobs=Knobs(
+    ...         per_device_train_batch_size=4,
+    ...         gradient_accumulation_steps=2,
+    ...         gradient_checkpointing=True,
+    ...         use_peft=False,
+    ...         dtype="bfloat16",
+    ...         optim="adamw_torch_fused",
+    ...     ),
+    ...     schedule="linear",
+    ...     step_tokens=8192.0,
+    ...     first_loss=6.3,
+    ...     last_loss=1.0,
+    ...     predicted_peak_bytes=1010,
+    ...     predicted_peak_reserved_bytes=2000,
+    ...     measured=measured,
+    ...     seconds=44.0,
+    ... )
+    >>> report.prediction_error, report.reserved_prediction_error
+    (0.01, 0.0)
+    """
+
+    json_form: ClassVar = Form(
+        schema="autofit.run/1",
+        derived={name: name for name in ("prediction_error", "reserved_prediction_error")},
+    )
+
+    output_dir: str
+    steps: int
+    """Optimizer steps that are done, those before a resume included."""
+    began_at: int = 0
+    """The step of the checkpoint that this training went on from; 0 for the beginning."""
+    knobs: Knobs
+    """The settings that the training ended with."""
+    trained: Trained | None = None
+    """How many parameters were trained, of how many; None where the plan does not say."""
+    schedule: str
+    """The learning rate's, by transformers' name; its peak is one of the knobs."""
+    step_tokens: float
+    """Tokens of an optimizer step as planned for: on average, without padding."""
+    first_loss: float | None
+    last_loss: float | None
+    """None where none was logged, and from :attr:`not_finite_step` on."""
+    not_finite_step: int | None = None
+    """The first step whose gradient was no finite number; what was trained from there on is of no use."""
+    first_reward: float | None = None
+    """Mean reward of the completions, where they are rewarded; None elsewhere."""
+    last_reward: float | None = None
+    predicted_peak_bytes: int
+    """Allocated; what follows says what is reserved."""
+    predicted_peak_reserved_bytes: int
+    """As the plan says: over steps of rows of every length, where that is known (:attr:`Estimate.reserved_bytes`)."""
+    measured: MemoryReading | None
+    """The peaks of all its processes with the plan's settings, and the rest as training ended; None where nothing
+    measures (plain CPU training)."""
+    longest_rows_first: bool = False
+    """The longest rows ran before the first step, so that the peak is theirs at least."""
+    seconds: float
+    incidents: int = 0
+    """How often the device was full and the run went on; ``run.json`` has each of them."""
+    restarts: int = 0
+    """How often another process went on with it."""
+    started_at: str = ""
+    """When the first of its processes was started, in ISO 8601 and UTC."""
+    ended_at: str = ""
+
+    def _repr_html_(self) -> str:
+        """Shows itself in a notebook."""
+        return html_of(self)
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether there was a step left to train."""
+        return self.steps != self.began_at
+
+    @property
+    def prediction_error(self) -> float | None:
+        """Computes (predicted - measured) / measured, of the peak allocated; None when nothing was measured."""
+        return None if self.measured is None else _error(self.predicted_peak_bytes, self.measured.peak_allocated_bytes)
+
+    @property
+    def reserved_prediction_error(self) -> float | None:
+        """Computes the same of the peak reserved."""
+        if self.measured is None:
+            return None
+        return _error(self.predicted_peak_reserved_bytes, self.measured.peak_reserved_bytes)
+
+
+def _error(predicted: int, measured: int) -> float | None:
+    return (predicted - measured) / measured if measured else None

@@ -1,0 +1,143 @@
+"""VllmServer and VllmSleep hold what vLLM takes of GPUs: of those beside the ones that train, and of these."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import ClassVar
+
+from autotrain_mem.support.units import GIB, MIB
+from autotrain_mem.types.codec import Form
+
+OVERHEAD_BYTES = 3 * GIB
+"""What a server holds of each card beside weights and KV cache: activations of its profile run, CUDA graphs, NCCL. Its
+own log says so (``vllm/v1/worker/gpu_worker.py: determine_available_memory``, ``Actual usage is``): 1.5 GiB for a
+model of 0.9 GiB on 16 GB, 2.1 GiB for Qwen3-8B on 24 GB, 3.05 GiB for Llama-3-8B on an H100
+(https://github.com/vllm-project/vllm/pull/10511). Mixtures of experts take more, up to 7 GiB: it only says how many
+completions run at once, and refuses nothing."""
+
+ASLEEP_BYTES = OVERHEAD_BYTES
+"""What an engine on one card keeps while it sleeps, at most: CUDA graphs, workspaces, NCCL. Only weights and KV cache
+lie in the pool that sleep gives back (``vllm/v1/worker/gpu_worker.py: load_model, initialize_from_config``). By its log
+(``Sleep mode freed``) it kept 0.3 GiB of a share of 19.8 (https://github.com/vllm-project/vllm/issues/17117); CUDA
+graphs took 1.4 GiB for a model of 72 GiB a card (https://github.com/vllm-project/vllm/issues/47654)."""
+ASLEEP_PARALLEL_BYTES = 7424 * MIB
+"""The same where several cards hold one engine: 7,392 MiB of Llama-3.2-1B on 2 cards, the CUDA context included
+(https://github.com/NVIDIA-NeMo/RL/issues/223), 6,962 to 7,121 MiB of Kimi-K2.6 on 8
+(https://github.com/vllm-project/vllm/issues/47654)."""
+
+SEQUENCES, SEQUENCES_OF_LARGE_CARDS, LARGE_CARD_BYTES = 256, 1024, 70 * GIB
+"""``max_num_seqs`` of a server where nothing is given (``vllm/engine/arg_utils.py: get_batch_defaults``)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VllmServer:
+    """Describes the server of ``--vllm_mode server``. All bytes are of one of its GPUs.
+
+    Example: Qwen2.5-7B on one A100 with 40 GiB holds 14.2 GiB of weights; a token of its KV cache takes 56 KiB.
+
+    >>> from autotrain_mem import VllmServer
+    >>> taken = {"total_bytes": 40 * 2**30, "weights_bytes": None, "token_bytes": 57344, "completions": 8}
+    >>> where = {"gpus": 1, "first_gpu": 1, "port": 8000, "gpu_memory_utilization": 0.9, "max_model_len": 1024}
+    >>> VllmServer(model="Qwen/Qwen2.5-7B", **where, **taken).completion_bytes
+    58720256
+    """
+
+    json_form: ClassVar = Form(derived={"command": "command", "at_once": "at_once"})
+
+    model: str
+    gpus: int
+    """``tensor_parallel_size``."""
+    first_gpu: int | None
+    """The GPUs before it train; None where the server runs on another machine."""
+    port: int
+    gpu_memory_utilization: float
+    max_model_len: int | None
+    """Tokens of the longest prompt with its completion; None where no prompt was counted."""
+    total_bytes: int
+    weights_bytes: int | None
+    """None where the model's config does not tell."""
+    token_bytes: int | None
+    """What a token of a sequence takes of the KV cache; None where the config does not tell."""
+    completions: int
+    """Of one generation, of all processes that train."""
+
+    @property
+    def share_bytes(self) -> int:
+        """Computes what vLLM takes of the card (``vllm/v1/worker/utils.py: request_memory``)."""
+        return int(self.total_bytes * self.gpu_memory_utilization)
+
+    @property
+    def completion_bytes(self) -> int | None:
+        """Computes the KV cache of a prompt with its completion."""
+        if self.token_bytes is None or self.max_model_len is None:
+            return None
+        return self.token_bytes * self.max_model_len
+
+    @property
+    def fits(self) -> bool:
+        """Tells whether weights and one completion fit; what else vLLM takes comes on top."""
+        return (self.weights_bytes or 0) + (self.completion_bytes or 0) <= self.share_bytes
+
+    @property
+    def at_once(self) -> int | None:
+        """Counts the completions that are generated at once, about; None where that is not known."""
+        if self.weights_bytes is None or not self.completion_bytes:
+            return None
+        cache_bytes = self.share_bytes - self.weights_bytes - OVERHEAD_BYTES
+        most = SEQUENCES_OF_LARGE_CARDS if self.total_bytes >= LARGE_CARD_BYTES else SEQUENCES
+        return max(0, min(self.completions, most, cache_bytes // self.completion_bytes))
+
+    @property
+    def command(self) -> str:
+        """Writes the command that starts it (``trl/scripts/vllm_serve.py: ScriptArguments``)."""
+        visible = () if self.first_gpu is None else (f"CUDA_VISIBLE_DEVICES={self.devices}",)
+        length = () if self.max_model_len is None else ("--max_model_len", str(self.max_model_len))
+        port = () if self.port == SERVER_PORT else ("--port", str(self.port))
+        words = ("trl", "vllm-serve", "--model", self.model, "--tensor_parallel_size", str(self.gpus), *length)
+        words = (*visible, *words, "--gpu_memory_utilization", str(self.gpu_memory_utilization), *port)
+        return " ".join(map(shlex.quote, words))
+
+    @property
+    def devices(self) -> str:
+        """Lists its GPUs on the machine that trains, as ``6,7``."""
+        first = self.first_gpu or 0
+        return ",".join(str(first + number) for number in range(self.gpus))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VllmSleep:
+    """Describes an engine on the cards that train which sleeps while nothing is generated. All bytes are of one card.
+
+    >>> from autotrain_mem import VllmSleep
+    >>> beside = {"reserved_awake_bytes": 9 * 2**30, "reserved_asleep_bytes": 20 * 2**30}
+    >>> sleep = VllmSleep(awake_bytes=24 * 2**30, asleep_bytes=3 * 2**30, **beside)
+    >>> sleep.is_decided_awake, sleep.needed_bytes // 2**30
+    (True, 33)
+    """
+
+    awake_bytes: int
+    """Its share, while completions are sampled and while it is given the weights."""
+    asleep_bytes: int
+    """What it keeps of that while it sleeps, at most."""
+    reserved_awake_bytes: int
+    """What torch's allocator holds for the trainer at most while it is awake."""
+    reserved_asleep_bytes: int
+    """The same of the whole run."""
+
+    @property
+    def is_decided_awake(self) -> bool:
+        """Tells whether the card needs as much while the engine is awake as while it sleeps, or more."""
+        awake_bytes = self.awake_bytes + self.reserved_awake_bytes
+        return awake_bytes >= self.asleep_bytes + self.reserved_asleep_bytes
+
+    @property
+    def needed_bytes(self) -> int:
+        """Computes what both take of the card at most."""
+        awake_bytes = self.awake_bytes + self.reserved_awake_bytes
+        return max(awake_bytes, self.asleep_bytes + self.reserved_asleep_bytes)
+
+
+SERVER_PORT = 8000
+SERVER_UTILIZATION = 0.9
+"""Of ``trl vllm-serve`` (trl/scripts/vllm_serve.py: ScriptArguments) and of the trainer that looks for it."""

@@ -1,0 +1,89 @@
+"""A config of ``accelerate launch`` counts like flags, and contradicts none of them."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from autotrain_mem.planning.accelerate_config import launch_warnings, with_accelerate
+from autotrain_mem.planning.wish import Wish
+from autotrain_mem.support.errors import UsageError
+from autotrain_mem.types.autofit import AutoFit
+
+FSDP2: dict[str, Any] = {
+    "distributed_type": "FSDP",
+    "num_processes": 8,
+    "num_machines": 2,
+    "mixed_precision": "bf16",
+    "fsdp_config": {
+        "fsdp_version": 2,
+        "fsdp_state_dict_type": "FULL_STATE_DICT",
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+    },
+}
+RECOMPUTES = FSDP2 | {"fsdp_config": {"fsdp_version": 2, "fsdp_activation_checkpointing": True}}
+OPEN = FSDP2 | {"num_processes": -1}
+HSDP = FSDP2 | {
+    "parallelism_config": {"parallelism_config_dp_replicate_size": 4, "parallelism_config_dp_shard_size": 2}
+}
+
+
+def wish(config: Any, *argv: str, **words: Any) -> Wish:
+    return Wish(method="sft", model="tiny", argv=argv, autofit=AutoFit(accelerate_config=config, **words))
+
+
+def test_a_file_says_how_processes_are_launched(tmp_path: Path) -> None:
+    path = tmp_path / "fsdp.yaml"
+    path.write_text(yaml.safe_dump(FSDP2), encoding="utf-8")
+    read = with_accelerate(wish(path))
+    assert (read.autofit.gpus, read.autofit.nodes, read.autofit.sharding) == (4, 2, "fsdp2")
+    assert read.pins == {"fsdp_offload_params": False}, "nothing is offloaded that the file does not offload"
+    assert read.config == {"bf16": True}
+    assert read.accelerate == FSDP2
+    assert with_accelerate(read) == read
+    assert read.job({}).accelerate == FSDP2
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "gpus", "pins", "arguments"),
+    [
+        ({"distributed_type": "NO"}, {}, 1, {}, {}),
+        (OPEN, {"gpus": 2}, 2, {"fsdp_offload_params": False}, {"bf16": True}),
+        (HSDP, {}, 4, {"fsdp_offload_params": False, "dp_replicate_size": 4}, {"bf16": True}),
+        (RECOMPUTES, {}, 4, {"fsdp_offload_params": False}, {"bf16": True, "gradient_checkpointing": False}),
+    ],
+)
+def test_what_it_pins(config: Any, words: Any, gpus: int, pins: Any, arguments: Any) -> None:
+    read = with_accelerate(wish(config, **words))
+    assert (read.autofit.gpus, read.pins, read.config) == (gpus, pins, arguments)
+    assert read.accelerate is not None
+    assert read.accelerate["num_processes"] == gpus * (read.autofit.nodes or 1)
+
+
+@pytest.mark.parametrize(
+    ("made", "named"),
+    [
+        (wish(FSDP2, gpus=8), "--gpus 8 num_processes 8"),
+        (wish(FSDP2, gpus=(4, 8)), "--gpus 4,8 num_processes"),
+        (wish(OPEN), "--gpus num_processes"),
+        (wish(FSDP2, nodes=1), "--nodes 1 num_machines 2"),
+        (wish(FSDP2, sharding="ddp"), "--sharding ddp fsdp2"),
+        (wish(FSDP2, fsdp_offload_params=True), "--fsdp_offload_params true"),
+        (wish(RECOMPUTES, "--gradient_checkpointing"), "--gradient_checkpointing fsdp_activation_checkpointing"),
+        (wish(FSDP2, "--fp16"), "--fp16 bf16"),
+        (wish(FSDP2, "--bf16", "false"), "--bf16 false bf16"),
+        (wish(FSDP2 | {"mixed_precision": "fp16"}, "--bf16", "true"), "--bf16 fp16"),
+        (replace(with_accelerate(wish(FSDP2)), autofit=AutoFit(gpus=2)), "--gpus 2 num_processes plan's"),
+    ],
+)
+def test_flags_that_contradict_it_are_named(made: Wish, named: str) -> None:
+    with pytest.raises(UsageError) as error:
+        with_accelerate(made)
+    assert [word for word in named.split() if word not in str(error.value)] == []
+
+
+def test_what_is_to_be_known_is_said_once_it_is_read() -> None:
+    assert launch_warnings(wish(FSDP2)) == ()
+    assert "SHARDED_STATE_DICT" in " ".join(launch_warnings(with_accelerate(wish(RECOMPUTES))))

@@ -1,0 +1,128 @@
+"""One job on many cards: a plan for each, from rehearsals that serve all cards with the same kernels."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fake_worker import FakeWorker, rehearsals, toy
+
+from autotrain_mem import api
+from autotrain_mem.support.errors import RehearsalError, UsageError
+from autotrain_mem.support.units import GIB, MIB
+from autotrain_mem.types import Candidate, Hardware, Job, Knobs, codec
+from autotrain_mem.types.gpu_comparison import NOTHING_FITS, Cards
+from autotrain_mem.types.topology import Topology
+
+AMPERE, ADA, TURING = (8, 6), (8, 9), (7, 5)
+SPEEDS = {
+    "bandwidth_bytes_per_second": 10**12,
+    "bf16_flops_per_second": 10**14,
+    "fp16_flops_per_second": 10**14,
+    "fp32_flops_per_second": 10**13,
+    "host_link_bytes_per_second": 10**10,
+}
+
+
+def card(name: str, gib: float, capability: tuple[int, int] = ADA) -> Hardware:
+    return toy(gib, name, origin="named", compute_capability=capability, **SPEEDS)
+
+
+TINY, SMALL, LARGE = card("tiny", 0.7), card("small", 12), card("large", 24, AMPERE)
+
+
+def compared(
+    worker: FakeWorker, *cards: Hardware, attempts: list[tuple[str, Candidate]] | None = None, fit: Any = "all"
+) -> Cards:
+    job = Job(method="sft", model="m", dataset=None, arguments={"max_length": 512}, fit=fit)
+    reported: list[tuple[str, Candidate]] = [] if attempts is None else attempts
+    asked = rehearsals(worker, job, cards[0])
+    return api.cards(asked, cards, lambda card, attempt: reported.append((card.name, attempt)))
+
+
+def levels(cards: Cards) -> dict[str, str]:
+    return {verdict.hardware.name: verdict.level or verdict.refusal for verdict in cards.verdicts}
+
+
+def rehearsed_for(*cards: Hardware) -> list[Any]:
+    worker = FakeWorker()
+    compared(worker, *cards)
+    return [(each.knobs, each.kernels) for each in worker.asked]
+
+
+def test_several_of_a_card_are_compared_and_the_smallest_set_of_all_is_named() -> None:
+    def sizes(job: Job, knobs: Knobs) -> list[int]:
+        """30 GiB of a model that processes may divide."""
+        return [30 * GIB // knobs.processes, 0]
+
+    counts = [replace(SMALL, topology=Topology(devices=count)) for count in (8, 1, 2, 4)]
+    cards = compared(FakeWorker(sizes), *counts, LARGE)
+    found = [(each.hardware.name, each.hardware.topology.devices, each.level) for each in cards.verdicts]
+    assert found == [
+        ("small", 1, None),
+        *(("large", 1, None), ("small", 2, None)),
+        ("small", 4, "lossless"),
+        ("small", 8, "lossless"),
+    ]
+    smallest = cards.smallest_lossless
+    assert smallest is not None
+    assert smallest.hardware.topology.devices == 4
+    assert [each.estimate.knobs.effective_batch_size for each in cards.verdicts if each.estimate] == [32, 64]
+    written = codec.to_json(cards)
+    assert [each["gpus"] for each in written["cards"]] == [1, 1, 2, 4, 8]
+
+
+def test_every_card_has_its_verdict_smallest_first() -> None:
+    cards = compared(FakeWorker(), LARGE, TINY, SMALL)
+    assert list(levels(cards).items()) == [
+        ("tiny", NOTHING_FITS),
+        ("small", "lossless, offloading"),
+        ("large", "lossless"),
+    ]
+    smallest = cards.smallest_lossless
+    assert smallest is not None
+    assert smallest.hardware.name == "large"
+
+
+def test_a_verdict_is_what_the_card_alone_would_get_and_cards_of_one_kernel_class_share_rehearsals() -> None:
+    verdicts = [compared(FakeWorker(), each).verdicts[0] for each in (TINY, SMALL, LARGE)]
+    assert list(compared(FakeWorker(), TINY, SMALL, LARGE).verdicts) == verdicts
+    alone = [rehearsed_for(each) for each in (TINY, SMALL, LARGE)]
+    together = rehearsed_for(TINY, SMALL, LARGE)
+    assert len(together) == len(set(together))
+    assert set(together) == set().union(*alone)
+    assert len(together) < sum(map(len, alone))
+    near = [card(f"card{gib}", gib) for gib in (23, 24, 25)]
+    assert len(rehearsed_for(*near)) < 1.5 * len(rehearsed_for(near[0]))
+    turing = replace(LARGE, name="turing", compute_capability=TURING)
+    assert {kernels for _, kernels in rehearsed_for(LARGE, turing)} == {ADA, (7, 0)}
+
+
+def test_a_card_that_refuses_the_job_does_not_end_the_others_unless_all_do() -> None:
+    worker, t4 = FakeWorker(refusing=frozenset({TURING})), card("t4", 16, TURING)
+    assert levels(compared(worker, LARGE, t4)) == {"t4": "(7, 5) has no such kernel.", "large": "lossless"}
+    with pytest.raises(UsageError, match=r"\(7, 5\) has no such kernel\."):
+        compared(FakeWorker(refusing=frozenset({TURING, ADA})), SMALL, card("t4", 10, TURING))
+
+
+def test_what_is_wrong_whatever_the_card_ends_it_at_once() -> None:
+    worker = FakeWorker(failing=frozenset({"sft"}))
+    with pytest.raises(RehearsalError):
+        compared(worker, TINY, SMALL, LARGE)
+    assert len(worker.asked) == 1
+
+
+def test_whoever_listens_hears_of_each_card_in_turn() -> None:
+    attempts: list[tuple[str, Candidate]] = []
+    compared(FakeWorker(), TINY, attempts=attempts)
+    assert budgets(attempts, "tiny") == {TINY.total_bytes - 400 * MIB}, "the least headroom"
+    attempts.clear()
+    compared(FakeWorker(), LARGE, SMALL, attempts=attempts)
+    names = [name for name, _ in attempts]
+    assert names == sorted(names, reverse=True)
+    assert set(names) == {"small", "large"}
+    assert budgets(attempts, "small") == {SMALL.total_bytes - int(0.04 * SMALL.total_bytes)}
+
+
+def budgets(attempts: Sequence[tuple[str, Candidate]], name: str) -> set[int]:
+    return {attempt.budget_bytes for each, attempt in attempts if each == name}

@@ -1,0 +1,216 @@
+"""A plan is confirmed by a probe, or moves by what was measured, or is given up with what was measured."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from fake_worker import FakeWorker, rehearsals, toy
+from nouns import TRL_DEFAULTS
+from probe_examples import BUDGET, CARD, ROW_TOKENS, measured, predicted, probe
+
+from autotrain_mem import api
+from autotrain_mem.planning.probe.calibration import Correction, Line
+from autotrain_mem.planning.probe.confirm import MOST_PROBES, Replanned, Ways, confirmed, is_probed
+from autotrain_mem.support.errors import DoesNotFitError
+from autotrain_mem.support.units import GIB, MIB
+from autotrain_mem.types import Estimate, Hardware, Job, Knobs, Phase, Plan, Probe, codec
+from autotrain_mem.types.job import PythonCall
+from tests.report.report_examples import PLAN
+
+JOB = Job(method="sft", model="here/m", dataset=None, arguments={"max_length": 512})
+
+
+def rows(count: int) -> Knobs:
+    return replace(TRL_DEFAULTS, per_device_train_batch_size=count, gradient_accumulation_steps=8 // count)
+
+
+BARE = replace(
+    PLAN, job=JOB, level="lossless", defaults=TRL_DEFAULTS, levers=(), attempts=(), alternatives=(), data=None
+)
+
+
+def plan(estimate: Estimate) -> Plan:
+    return replace(BARE, estimate=estimate, warnings=("the disk is nearly full",), row_tokens=ROW_TOKENS)
+
+
+@dataclass
+class FakeWays:
+    """A model of 20 MiB whose rows are predicted at 10 MiB each, and take what ``needed`` says."""
+
+    needed: Callable[[int], int]
+    cards: list[Hardware] = field(default_factory=list)
+    """One for each look; the last one stays."""
+    row_tokens: int | None = ROW_TOKENS
+    is_pressed: bool = False
+    """The first probe gives its cache back."""
+    non_torch_bytes: int | None = 0
+    corrections: list[Correction] = field(default_factory=list)
+    planned_on: list[Hardware] = field(default_factory=list)
+    probed: list[int] = field(default_factory=list)
+
+    def look(self) -> Hardware:
+        return (self.cards.pop(0) if len(self.cards) > 1 else self.cards[0]) if self.cards else CARD
+
+    def budget_bytes(self, hardware: Hardware) -> int:
+        return hardware.free_bytes - 4 * MIB
+
+    def probe(self, made: Plan) -> Probe:
+        count = made.knobs.per_device_train_batch_size
+        self.probed.append(count)
+        peak_mib = 20 + self.needed(count)
+        if peak_mib > 104:
+            return probe(measured(104, load_mib=20), knobs=made.knobs, fits=False, refused_in=Phase.BACKWARD)
+        retries = int(self.is_pressed and len(self.probed) == 1)
+        found = measured(peak_mib, load_mib=20, retries=retries)
+        tried = probe(found, knobs=made.knobs, fits=not retries, non_torch_bytes=self.non_torch_bytes)
+        return replace(tried, row_tokens=self.row_tokens)
+
+    def planned(self, correction: Correction, hardware: Hardware) -> Replanned:
+        self.corrections.append(correction)
+        self.planned_on.append(hardware)
+        for count in (8, 4, 2, 1):
+            raw = replace(of(count), hardware=hardware, budget_bytes=self.budget_bytes(hardware))
+            told = replace(raw, memory=correction.of(raw.memory, raw.knobs))
+            if told.fits:
+                return Replanned(plan=plan(told), predicted=raw)
+        raise DoesNotFitError("here/m does not fit toy.", hint="--gpu larger")
+
+
+def of(count: int) -> Estimate:
+    return predicted(20 + 10 * count, load_mib=20, knobs=rows(count))
+
+
+def as_predicted(count: int) -> int:
+    return 10 * count
+
+
+CHOSEN = plan(of(4))
+
+
+def test_a_plan_that_fits_is_confirmed_as_it_is_and_not_probed_again_while_it_fits() -> None:
+    ways, events = FakeWays(as_predicted), list[Mapping[str, Any]]()
+    made = confirmed(CHOSEN, ways, events.append)
+    assert made == replace(CHOSEN, experience=made.experience)
+    assert [(each.knobs, each.fits) for each in made.experience.probes] == [(rows(4), True)]
+    assert [event["event"] for event in events] == ["probing", "probe"]
+    assert (events[1]["predicted_bytes"], events[1]["budget_bytes"]) == (60 * MIB, BUDGET)
+    assert not ways.corrections
+    ways = FakeWays(as_predicted)
+    assert confirmed(made, ways) == made
+    assert not ways.probed
+    ways = FakeWays(as_predicted, cards=[replace(CARD, free_bytes=50 * MIB)])
+    assert confirmed(made, ways).knobs == rows(2), "less is free now than it needed"
+    assert ways.probed == [2]
+
+
+def test_a_misfit_moves_the_plan_to_what_fits_by_what_was_measured() -> None:
+    """4 rows are predicted to need 60 MiB and need 108: so 2 rows are taken to need 64, and do."""
+    events = list[Mapping[str, Any]]()
+    made = confirmed(CHOSEN, FakeWays(lambda count: 22 * count), events.append)
+    assert [event["event"] for event in events] == ["probing", "probe", "replanned", "probing", "probe"]
+    assert codec.from_json(Plan, events[2]["plan"]).knobs == made.knobs == rows(2)
+    assert made.warnings == CHOSEN.warnings
+
+
+@pytest.mark.parametrize(
+    ("needed", "start", "fits", "probed"),
+    [
+        pytest.param(lambda n: 20 * n + 2, 4, [False, True], [4, 2], id="the card holds it and the budget does not"),
+        pytest.param(lambda n: 5 * n, 2, [True, True], [2, 8], id="far less than predicted moves up once"),
+        pytest.param(lambda n: 5 * n if n < 8 else 90, 2, [True, False], [2, 8], id="the first one stays"),
+        pytest.param(lambda n: 8 * n, 2, [True], [2], id="a little less moves nothing"),
+    ],
+)
+def test_a_plan_moves_by_what_its_probes_need(
+    needed: Callable[[int], int], start: int, fits: list[bool], probed: list[int]
+) -> None:
+    ways = FakeWays(needed)
+    made = confirmed(plan(of(start)), ways)
+    assert (ways.probed, [each.fits for each in made.experience.probes]) == (probed, fits)
+    assert made.knobs == rows(probed[fits.index(True) if False in fits else -1])
+    assert confirmed(plan(of(start)), FakeWays(needed)) == made, "the same probes lead to the same plan"
+
+
+def test_a_plan_that_fits_after_one_that_did_not_is_predicted_as_measured() -> None:
+    """Else the report would call what those failures were feared to mean an error of the prediction."""
+    made = confirmed(CHOSEN, FakeWays(lambda count: 90 if count == 4 else 5 * count))
+    assert [each.fits for each in made.experience.probes] == [False, True]
+    assert made.estimate.memory.peak_allocated_bytes == made.estimate.reserved.peak_reserved_bytes
+    assert made.estimate.memory.peak_allocated_bytes == (20 + 5 * made.knobs.per_device_train_batch_size) * MIB
+
+
+def test_three_probes_are_made_at_most_and_the_error_says_what_they_measured() -> None:
+    ways = FakeWays(lambda count: 90)
+    with pytest.raises(DoesNotFitError) as raised:
+        confirmed(CHOSEN, ways)
+    assert len(ways.probed) <= MOST_PROBES
+    assert raised.value.message.count("probed") == len(ways.probed)
+    assert "out of memory in the backward phase" in raised.value.message
+    with pytest.raises(DoesNotFitError) as raised:
+        confirmed(plan(of(1)), FakeWays(lambda count: 90))
+    assert raised.value.message.splitlines()[0] == "here/m does not fit toy."
+    assert "probed 1 x 8 rows of 300 tokens: held 104.0 MiB of 100.0 MiB" in raised.value.message
+    assert raised.value.hint == "--gpu larger"
+
+
+def test_rows_that_are_shorter_than_planned_for_and_settings_of_the_users_move_nothing() -> None:
+    ways = FakeWays(lambda count: count, row_tokens=ROW_TOKENS - 1)
+    assert confirmed(plan(of(2)), ways).knobs == rows(2)
+    assert ways.probed == [2]
+    assert confirmed(plan(of(2)), FakeWays(lambda count: 1), may_move=False).knobs == rows(2)
+    with pytest.raises(DoesNotFitError, match="A probe was made, and it did not fit") as raised:
+        confirmed(CHOSEN, FakeWays(lambda count: 90), may_move=False)
+    assert "--no_probe" in raised.value.hint
+
+
+def test_who_came_since_the_plan_was_made_counts_before_the_first_probe() -> None:
+    ways, events = FakeWays(as_predicted, cards=[replace(CARD, free_bytes=50 * MIB)]), list[Mapping[str, Any]]()
+    made = confirmed(CHOSEN, ways, events.append)
+    assert events[0] == {"event": "room", "before_bytes": 104 * MIB, "now_bytes": 50 * MIB}
+    assert (made.knobs, made.estimate.budget_bytes) == (rows(2), 46 * MIB)
+
+
+def test_a_cache_that_was_given_back_is_a_misfit_and_what_is_held_outside_torch_is_planned_with() -> None:
+    ways = FakeWays(as_predicted, is_pressed=True)
+    assert confirmed(CHOSEN, ways).knobs == rows(2)
+    assert ways.probed == [4, 2]
+    ways = FakeWays(as_predicted, non_torch_bytes=50 * MIB)
+    made = confirmed(CHOSEN, ways)
+    assert [each.fits for each in made.experience.probes] == [False, True]
+    assert [card.non_torch_bytes for card in ways.planned_on] == [50 * MIB]
+    assert made.knobs == rows(2)
+
+
+def test_what_is_probed() -> None:
+    assert is_probed(JOB, CARD, vllm_share_bytes=0)
+    assert not is_probed(JOB, replace(CARD, origin="cpu"), vllm_share_bytes=0), "it measures nothing"
+    assert not is_probed(JOB, CARD, vllm_share_bytes=GIB), "it cannot be told apart"
+    call = PythonCall(path="call", holds_model=False, holds_rows=True, digest="")
+    assert not is_probed(replace(JOB, python_call=call), CARD, vllm_share_bytes=0), "a drop-in trainer holds its card"
+
+
+class Closing(api.Workers):
+    ended = 0
+
+    def __exit__(self, *_: object) -> None:
+        self.ended += 1
+
+
+def test_the_search_is_repeated_with_workers_of_its_own_and_what_was_measured(tmp_path: Any) -> None:
+    """A backward that needs 18 GiB more leads to another level; what is kept stays as it was rehearsed."""
+    worker, card = FakeWorker(longest=300), toy(32)
+    workers: Any = Closing.holding(worker)
+    asked_of = replace(rehearsals(worker, JOB, card), workers=workers)
+    before = api.plan(asked_of, to_train=True)
+    ways = Ways(rehearsals=asked_of, device=card, simulate=True, folder=tmp_path, workers=lambda: workers)
+    peak = before.estimate.memory.phases[Phase.BACKWARD]
+    line = Line(predicted_bytes=peak, measured_bytes=peak + 18 * GIB)
+    moved = ways.planned(Correction(lines={Phase.BACKWARD: line}), card)
+    assert workers.ended == 1
+    assert (before.level, moved.plan.level) == ("lossless", "lossless, offloading")
+    assert moved.plan.estimate.memory.peak_allocated_bytes == moved.predicted.memory.peak_allocated_bytes + 18 * GIB
+    assert moved.plan.estimate.fits
+    asked = len(worker.asked)
+    assert ways.planned(Correction(lines={Phase.BACKWARD: line}), card).plan.knobs == moved.plan.knobs
+    assert len(worker.asked) == asked

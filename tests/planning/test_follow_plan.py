@@ -1,0 +1,260 @@
+"""A plan followed: as it is where nothing that it rests on has changed, else rehearsed once, or refused with why."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fake_worker
+import probe_examples
+import pytest
+from fake_worker import FakeWorker
+from test_compare_gpus import ADA, LARGE, SMALL
+
+from autotrain_mem import api
+from autotrain_mem.machine.catalog import named
+from autotrain_mem.planning.rehearsals import NOWHERE, Rehearsals, job_key
+from autotrain_mem.planning.reuse import follow_plan
+from autotrain_mem.support.errors import DoesNotFitError, UsageError
+from autotrain_mem.support.store import Store
+from autotrain_mem.support.units import GIB, MIB
+from autotrain_mem.support.versions import versions_key
+from autotrain_mem.types import Candidate, Hardware, Job, Plan
+from autotrain_mem.types.job import PythonCall
+
+JOB = Job(method="sft", model="here/m", dataset=None, arguments={"max_length": 512, "lora_r": 16})
+DIGESTS = {"here/m": "one", "elsewhere/m": "one", "another": "two"}
+AGAIN = "autofit plan ..."
+
+
+def counting(longest: int = 300, digests: Any = DIGESTS) -> FakeWorker:
+    """Knows its models apart, and how long the rows of its data are."""
+    return FakeWorker(longest=longest, digests=digests)
+
+
+def rehearsals(worker: FakeWorker, job: Job = JOB, card: Hardware = LARGE, **more: Any) -> Rehearsals:
+    return fake_worker.rehearsals(worker, job, card, **more)
+
+
+def made(job: Job = JOB, card: Hardware = LARGE, **more: Any) -> Plan:
+    return api.plan(rehearsals(counting(), job, card, **more))
+
+
+def asking(**arguments: Any) -> Job:
+    return replace(JOB, arguments={**JOB.arguments, **arguments})
+
+
+def handing(digest: str) -> Job:
+    return replace(JOB, python_call=PythonCall(path="call", holds_model=False, holds_rows=True, digest=digest))
+
+
+def followed(plan: Plan, job: Job = JOB, card: Hardware = LARGE, worker: FakeWorker | None = None, **more: Any) -> Plan:
+    return api.plan(rehearsals(worker or counting(), job, card, **more), earlier=plan, again=AGAIN)
+
+
+def reason(plan: Plan, job: Job = JOB, card: Hardware = LARGE, worker: FakeWorker | None = None) -> str:
+    """Why it was rehearsed once, whole; empty where it was not."""
+    worker = worker or counting()
+    warnings = followed(plan, job, card, worker).warnings
+    assert len(worker.asked) == len(warnings)
+    return warnings[0].partition("changed: ")[2].rstrip(".") if warnings else ""
+
+
+def test_where_nothing_has_changed_nothing_is_rehearsed_and_the_plan_is_the_same() -> None:
+    plan, worker = made(), counting()
+    assert plan.alternatives == (), "the next level is no faster with these workers"
+    assert followed(plan, worker=worker) == plan
+    assert not worker.asked
+    job = asking(learning_rate=1e-5, output_dir="elsewhere", max_steps=7, seed=1)  # no rehearsal depends on these
+    assert reason(plan, job) == ""
+    again = followed(plan, job)
+    assert (again.job, again.optimizer_steps, again.knobs) == (job, 7, replace(plan.knobs, learning_rate=1e-5))
+    same = {"per_device_train_batch_size": plan.knobs.per_device_train_batch_size, "use_peft": plan.knobs.use_peft}
+    assert reason(plan, asking(**same)) == ""
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"trl": "99.0", "vllm": "1.0"}, f"trl {versions_key()['trl']} -> 99.0, vllm not installed -> 1.0"),
+        ({"trl files": "1", "autotrain_mem": "2"}, "autofit's own code, trl's files"),
+        ({"trl files": "1", "trl": "99.0"}, f"trl {versions_key()['trl']} -> 99.0"),
+        ({"torch": f"{str(versions_key()['torch']).partition('+')[0]}+cu130"}, ""),
+    ],
+    ids=["others", "digests of files", "one package is named once", "a build for another device is no change"],
+)
+def test_versions_are_compared_in_words_and_others_are_rehearsed_once(
+    changed: dict[str, str], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, worker, attempts = made(), counting(), list[Candidate]()
+    monkeypatch.setattr(follow_plan, "versions_key", lambda: {**versions_key(), **changed})
+    assert reason(plan) == why
+    again = api.plan(rehearsals(worker), attempts.append, earlier=plan)
+    assert [each.knobs for each in worker.asked] == [each.knobs for each in attempts] == [plan.knobs] * bool(why)
+    assert again.knobs == plan.knobs
+    assert again.estimate.memory.rehearsed_layers is None
+
+
+@pytest.mark.parametrize(
+    ("job", "why"),
+    [
+        (replace(JOB, model="elsewhere/m"), ""),
+        (replace(JOB, fit="lossless", forbid=frozenset({"lora", "gradient_checkpointing"}), max_slowdown=2.0), ""),
+        (asking(max_length=1024), "max_length 512 -> 1024, longest row 512 -> 1024 tokens"),
+        (
+            replace(asking(lora_r=32, weight_decay=0.1), environment={"TOKENIZERS_PARALLELISM": "false"}),
+            "lora_r 16 -> 32, weight_decay not given -> 0.1, the variable TOKENIZERS_PARALLELISM",
+        ),
+    ],
+    ids=["the same model elsewhere", "what it meets anyhow", "a given length", "every other word"],
+)
+def test_a_word_counts_where_a_rehearsal_depends_on_it(job: Job, why: str) -> None:
+    plan = made()
+    assert [lever.name for lever in plan.levers] == ["gradient_checkpointing"], "let go, which no forbid is about"
+    assert reason(plan, job) == why
+    assert followed(plan, job).job == job
+
+
+def test_the_environment_the_models_config_and_data_whose_rows_have_grown_count_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    automatic, job = replace(asking(max_length="auto"), dataset="d"), replace(JOB, dataset="d")
+    assert made(automatic).row_tokens == 300
+    assert reason(made(automatic), automatic, worker=counting(longest=299)) == ""
+    plan = made(job)
+    assert reason(plan, job, worker=counting(longest=301)) == "longest row 300 -> 301 tokens"
+    assert reason(plan, replace(JOB, dataset="e")) == "dataset d -> e"
+    assert reason(plan, job, worker=counting(digests={"here/m": "edited"})) == "the config of here/m"
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
+    assert reason(plan, job) == "PYTORCH_ALLOC_CONF not set -> max_split_size_mb:64"
+
+
+def test_what_a_script_hands_over_is_told_by_its_digest() -> None:
+    plan, why = made(handing("a")), "what the script hands over"
+    assert (plan.objects, plan.job.python_call) == ("a", None)
+    assert [reason(plan, handing(digest)) for digest in "ab"] == ["", why]
+    assert reason(made(handing("")), handing("")) == why
+    assert reason(plan, JOB).endswith(why)
+
+
+def test_another_card_is_judged_by_what_it_has() -> None:
+    plan = made()
+    larger = replace(LARGE, name="larger", total_bytes=40 * GIB, free_bytes=40 * GIB)
+    assert reason(plan, card=larger) == "card large -> larger"
+    again = followed(plan, card=larger)
+    assert (again.estimate.hardware, again.estimate.budget_bytes) == (larger, larger.budget_bytes())
+    assert again.alternatives == (), "they were those of the other card"
+    nvml = replace(named("rtx4090"), name="NVIDIA GeForce RTX 4090", origin="detected", uuid="GPU-1")
+    assert reason(made(card=named("rtx4090")), card=nvml) == "", "a card of the catalog by NVML's name"
+
+
+def test_a_card_without_bfloat16_is_followed_in_float16() -> None:
+    again = followed(made(), card=replace(LARGE, name="turing", compute_capability=(7, 5)))
+    assert again.knobs.fp16
+    assert again.levers[0].name == "fp16"
+    assert followed(again, card=replace(LARGE, compute_capability=ADA)).knobs.fp16, "what the plan says is kept"
+
+
+def test_what_no_longer_fits_is_refused_with_the_sums_and_the_way_out() -> None:
+    with pytest.raises(DoesNotFitError) as raised:
+        followed(made(), card=SMALL)
+    message = raised.value.message
+    assert message.startswith("here/m with the settings of its plan does not fit small.\n  needs   ")
+    assert "  budget  11.5 GiB (12.0 GiB total, 491.5 MiB headroom)" in message
+    assert "on large; since then: card large -> small" in message
+    assert raised.value.hint == f"Plan again: {AGAIN}"
+
+
+def test_less_free_memory_counts_only_where_the_plan_needs_it_and_its_headroom_is_kept() -> None:
+    plan = made(headroom_bytes=2 * GIB)
+    assert followed(plan).estimate.budget_bytes == LARGE.total_bytes - 2 * GIB
+    assert followed(plan, headroom_bytes=GIB).estimate.budget_bytes == LARGE.total_bytes - GIB
+    plan = made()
+    spare = plan.estimate.budget_bytes - plan.estimate.required_bytes
+    enough = replace(LARGE, free_bytes=LARGE.free_bytes - spare)
+    assert reason(plan, card=enough) == ""
+    assert followed(plan, card=enough).estimate.hardware == enough
+    with pytest.raises(DoesNotFitError, match=r"since then: budget 23\.0 GiB -> "):
+        followed(plan, card=replace(enough, free_bytes=enough.free_bytes - 1))
+
+
+def test_a_plan_that_a_probe_confirmed_keeps_its_figure_outside_torch_and_any_other_is_told_what_has_changed() -> None:
+    """As where the context cannot be measured this time, so that the table's figure counts."""
+    plan = made()
+    spare = plan.estimate.budget_bytes - plan.estimate.required_bytes
+    unmeasured = replace(LARGE, non_torch_bytes=LARGE.non_torch_bytes + spare + 500 * MIB)
+    with pytest.raises(DoesNotFitError, match="since then: memory outside torch ") as refusal:
+        followed(plan, card=unmeasured)
+    assert "budget 23.0 GiB ->" not in refusal.value.message
+    measured = replace(probe_examples.probe(probe_examples.measured(60)), knobs=plan.knobs)
+    probed = replace(plan, experience=plan.experience.with_probe(measured))
+    again = followed(probed, card=unmeasured)
+    assert (again.warnings, again.estimate.required_bytes) == ((), plan.estimate.required_bytes)
+    assert again.experience == probed.experience
+    refuted = replace(plan, experience=plan.experience.with_probe(replace(measured, fits=False)))
+    with pytest.raises(DoesNotFitError, match="memory outside torch"):
+        followed(refuted, card=unmeasured)
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        (asking(per_device_train_batch_size=3), "per_device_train_batch_size is 3, and 2 in the plan"),
+        (asking(gradient_checkpointing=True), "gradient_checkpointing is True, and False in the plan"),
+        (asking(max_length="p99"), "max_length is p99, and 512 in the plan"),
+        (replace(JOB, effective_batch_size=12), "effective_batch_size is 12, and 8 in the plan"),
+        (
+            replace(JOB, forbid=frozenset({"lora", "optimizer_offload"})),
+            "forbid has optimizer_offload, and the plan needs it",
+        ),
+    ],
+    ids=["rows", "a switch", "a wish", "effective batch", "forbid"],
+)
+def test_what_contradicts_the_plan_is_refused_with_both_ways_out(job: Job, said: str) -> None:
+    plan, worker = made(card=SMALL), counting()
+    with pytest.raises(UsageError, match="The plan decides otherwise: ") as raised:
+        followed(plan, job, SMALL, worker)
+    assert said in raised.value.message, (raised.value.message, plan.knobs)
+    assert raised.value.hint == f"Remove that to train with the plan, or plan again: {AGAIN}"
+    assert not worker.asked
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        (replace(JOB, model="another"), r"The plan is for here/m, not for another\."),
+        (replace(JOB, method="dpo"), r"The plan is for sft, not for dpo\."),
+        (replace(JOB, forbid=frozenset({"lara"})), "knows no lever named lara"),
+    ],
+)
+def test_another_subject_is_refused_before_anything_is_rehearsed(job: Job, message: str) -> None:
+    worker = counting()
+    with pytest.raises(UsageError, match=message):
+        followed(made(), job, worker=worker)
+    assert not worker.asked
+
+
+def test_how_far_to_go_is_compared_with_how_far_the_plan_went_and_a_length_it_found_is_kept() -> None:
+    offloading = made(card=SMALL)
+    assert offloading.level == "lossless, offloading"
+    assert reason(offloading, replace(JOB, fit="lossless"), SMALL) == ""
+    card = replace(SMALL, total_bytes=8 * GIB, free_bytes=8 * GIB)
+    for job, level in (
+        (asking(learning_rate=1e-4), "rounding"),
+        (replace(JOB, forbid=frozenset({"lora"})), "losing updates"),
+    ):
+        plan = made(job, card=card)
+        assert plan.level == level
+        assert reason(plan, replace(job, fit="rounding"), card) == ""
+        with pytest.raises(UsageError, match=f"fit is lossless, and the plan is of the level {level}"):
+            followed(plan, replace(job, fit="lossless"), card)
+    plan = made(replace(asking(max_length="auto"), dataset="d"))
+    with pytest.raises(UsageError, match="max_length is 200, and 300 in the plan"):
+        followed(plan, replace(asking(max_length=200), dataset="d"))
+
+
+def test_only_what_moves_bytes_is_part_of_a_kept_rehearsals_key(tmp_path: Path) -> None:
+    assert job_key(asking(learning_rate=3e-3, output_dir="elsewhere", num_train_epochs=7)) == job_key(JOB)
+    assert job_key(asking(weight_decay=0.1)) != job_key(JOB), "some optimizers hold decayed gradients"
+    kept = rehearsals(counting(), store=Store(tmp_path))
+    assert kept.footprint_store is kept.store
+    assert replace(kept, job=asking(trust_remote_code=True)).footprint_store is NOWHERE, "its code may change unseen"

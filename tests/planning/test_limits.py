@@ -1,0 +1,116 @@
+"""``--within`` and ``--budget``: the gentlest plan that keeps them, and what it would take where none does."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fake_worker import FakeWorker, rehearsals, toy
+from test_compare_gpus import SPEEDS
+
+from autotrain_mem import api
+from autotrain_mem.planning.predict.limits import limits_of
+from autotrain_mem.report.plan import passed_over
+from autotrain_mem.support.errors import LimitError, UsageError
+from autotrain_mem.types import Job, Plan
+from autotrain_mem.types.gpu_comparison import NO_PRICE, TOO_DEAR, TOO_SLOW
+from autotrain_mem.types.price import Price
+
+CARD = toy(16.2, "toy", origin="named", compute_capability=(8, 9), **SPEEDS)
+"""On which a billion parameters train in float32 with their activations recomputed, and without in bfloat16."""
+PRICES = {"toy": Price(gpu="toy", per_hour=36.0, seen="2026-01-01")}
+
+
+def asked(steps: int | None = 1000, card: Any = CARD, prices: Any = PRICES, **limits: Any) -> api.Rehearsals:
+    arguments: dict[str, Any] = {"max_length": 512} | ({} if steps is None else {"max_steps": steps})
+    forbid = frozenset({"optimizer_offload", "activation_offloading"})  # which would be faster, with a toy's rates
+    job = Job(method="sft", model="m", dataset=None, arguments=arguments, forbid=forbid, **limits)
+    return replace(rehearsals(FakeWorker(), job, card), prices=prices)
+
+
+def planned(**limits: Any) -> Plan:
+    return api.plan(asked(**limits))
+
+
+FREE = planned()
+FREE_SECONDS = FREE.run_seconds or 0.0
+
+
+def test_a_limit_that_is_kept_anyway_changes_nothing() -> None:
+    kept = planned(within_seconds=FREE_SECONDS)
+    assert (kept.level, kept.knobs) == (FREE.level, FREE.knobs)
+    assert FREE.price is None
+
+
+def test_the_gentlest_level_whose_plan_is_done_in_time_is_taken_and_the_others_say_what_they_take() -> None:
+    assert FREE.level.startswith("lossless")
+    faster = planned(within_seconds=0.9 * FREE_SECONDS)
+    assert faster.level == "rounding"
+    assert faster.run_seconds is not None
+    assert faster.run_seconds <= 0.9 * FREE_SECONDS
+    (gentler,) = [each for each in faster.alternatives if each.level == FREE.level]
+    assert gentler.fits
+    assert passed_over(gentler, faster).startswith(f"{FREE.level} fits, but takes ")
+    assert "max_slowdown" not in passed_over(gentler, faster)
+
+
+def test_a_budget_is_kept_by_the_price_of_all_cards_for_the_time_that_they_take() -> None:
+    cost = FREE_SECONDS / 100  # 36 an hour are 0.01 a second
+    cheaper = planned(budget=0.9 * cost)
+    assert cheaper.cost is not None
+    assert cheaper.run_seconds is not None
+    assert cheaper.cost == pytest.approx(cheaper.run_seconds / 100)
+    assert cheaper.cost <= 0.9 * cost
+    assert cheaper.level == "rounding"
+    (gentler,) = [each for each in cheaper.alternatives if each.level == FREE.level]
+    assert " USD" in passed_over(gentler, cheaper)
+
+
+def test_where_nothing_keeps_it_the_error_says_what_it_would_take() -> None:
+    with pytest.raises(LimitError) as raised:
+        planned(within_seconds=1.0, budget=0.01)
+    error = raised.value
+    assert "keeps --within 1.0 s and --budget 0.01 USD" in error.message
+    assert re.search(r"1,000 steps of [1-9]\d* ms", error.message)
+    first, second, *_ = error.hint.splitlines()[1:]
+    assert first.split()[0::2] == ["--within", "--budget"]
+    assert second.split()[0] == "--max_steps"
+    assert 1 <= int(second.split()[1]) < 1000
+
+
+def test_rows_are_not_cut_to_be_done_sooner() -> None:
+    with pytest.raises(LimitError):
+        planned(within_seconds=1.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"steps": None, "within_seconds": 60.0}, "how many steps"),
+        ({"card": toy(18), "within_seconds": 60.0}, "how fast toy is is not known"),
+        ({"prices": {}, "budget": 3.0}, "what toy costs is not known"),
+    ],
+)
+def test_what_nobody_can_tell_is_said_before_anything_is_rehearsed(words: dict[str, Any], said: str) -> None:
+    rehearsals = asked(**words)
+    facts, lengths = rehearsals.describe(), rehearsals.lengths_to_estimate()
+    base = rehearsals.space(facts, lengths).base
+    with pytest.raises(UsageError, match=said):
+        limits_of(rehearsals, base, lengths)
+
+
+def test_of_many_cards_those_that_break_a_limit_say_which() -> None:
+    other = replace(CARD, name="other")
+    for words, expected in (
+        ({"within_seconds": 1.0}, TOO_SLOW),
+        ({"budget": 0.01}, TOO_DEAR),
+    ):
+        cards = api.cards(asked(**words), [CARD, other])
+        refusals = {each.hardware.name: each.refusal for each in cards.verdicts}
+        assert refusals == {"toy": expected, "other": NO_PRICE if "budget" in words else expected}
+    cards = api.cards(asked(), [CARD, other])
+    costs = {each.hardware.name: each.cost for each in cards.verdicts}
+    assert costs["other"] is None
+    assert costs["toy"] == pytest.approx(FREE_SECONDS / 100, rel=0.01)
+    assert cards.cheapest is not None
+    assert cards.cheapest.hardware.name == "toy"

@@ -1,0 +1,151 @@
+"""``max`` on the way from a job to a plan: what is tried of each argument, what is kept, and what a training gets."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fake_worker import FakeWorker, rehearsals, toy
+from nouns import TRL_DEFAULTS
+
+from autotrain_mem import api
+from autotrain_mem.planning.predict.most import question_of, settled
+from autotrain_mem.planning.rehearsals import Lengths
+from autotrain_mem.report.plan import most_sentence
+from autotrain_mem.support.errors import BatchSplitError, ContextLengthError, UsageError
+from autotrain_mem.support.units import GIB
+from autotrain_mem.types import DataProfile, Job, Knobs
+from autotrain_mem.types.job import MOST
+from autotrain_mem.types.model import ModelFacts
+
+GRPO = replace(TRL_DEFAULTS, max_length=None, max_completion_length=256, num_generations=8)
+
+
+def sizes(job: Job, knobs: Knobs) -> list[int]:
+    """Two GiB, and 1 MiB for each token of a micro-batch, for each rank, and for each completion of a group."""
+    tokens = knobs.per_device_train_batch_size * (knobs.max_length or knobs.max_completion_length or 0)
+    ranks = knobs.lora_r if knobs.use_peft else 0
+    return [2 * GIB, (tokens + ranks + (knobs.num_generations or 0)) * 2**20]
+
+
+def asked(name: str, method: str = "sft", defaults: Knobs = TRL_DEFAULTS, **words: Any) -> api.Rehearsals:
+    of_job = {each: words.pop(each) for each in ("effective_batch_size", "prompt_length", "fit") if each in words}
+    job = Job(method=method, model="m", dataset=None, arguments={**words, name: MOST}, **of_job)
+    return rehearsals(FakeWorker(sizes, context_length=8192), job, toy(6), defaults)
+
+
+def values(
+    name: str, method: str = "sft", defaults: Knobs = TRL_DEFAULTS, profile: DataProfile | None = None, **words: Any
+) -> tuple[list[int], str]:
+    longest = 100 if profile is None else profile.longest
+    facts = ModelFacts(context_length=8192, is_quantized=False, hidden_size=896)
+    found = question_of(asked(name, method, defaults, **words), facts, Lengths(longest=longest, profile=profile), name)
+    return list(found.values), found.stopped_by
+
+
+def test_lengths_end_with_the_context_or_with_the_longest_row_unless_rows_are_packed() -> None:
+    profile = DataProfile(rows_by_length={100: 9, 700: 1})
+    lengths, stopped_by = values("max_length")
+    assert (lengths[:2], lengths[-2:], stopped_by) == ([64, 80], [8128, 8192], "the model's context")
+    lengths, stopped_by = values("max_length", profile=profile)
+    assert (lengths[-2:], stopped_by) == ([640, 700], "no row of the data is longer")
+    assert values("max_length", profile=profile, packing=True)[0][-1] == 8192
+
+
+def test_rows_divide_an_effective_batch_that_is_given_and_make_one_that_is_not() -> None:
+    rows = "per_device_train_batch_size"
+    assert values(rows, max_length=64, effective_batch_size=12) == ([1, 2, 3, 4, 6, 12], "the effective batch size")
+    assert values(rows, max_length=64, effective_batch_size=12, gradient_accumulation_steps=4)[0] == [3]
+    assert values(rows, max_length=64)[0][:3] == [1, 2, 3]
+    assert values(rows, "kto", max_length=64)[0][0] == 2
+    assert values(rows, "grpo", GRPO)[0][:2] == [8, 16], "whole groups"
+    profile = DataProfile(rows_by_length={100: 9})
+    assert values(rows, profile=profile, max_length=64) == ([*range(1, 10)], "the data have no more rows")
+
+
+def test_groups_divide_a_batch_that_is_given_and_make_one_that_is_not() -> None:
+    group = "num_generations"
+    assert values(group, "grpo", GRPO, effective_batch_size=12)[0] == [2, 3, 4, 6, 12]
+    assert values(group, "grpo", GRPO)[0][:3] == [2, 3, 4]
+    assert values(group, "grpo", GRPO, per_device_train_batch_size=4)[0] == [2, 4]
+
+
+def test_completions_end_where_the_longest_prompt_leaves_no_room() -> None:
+    name = "max_completion_length"
+    lengths, stopped_by = values(name, "grpo", GRPO)
+    assert lengths[-1] == 8092
+    assert "less a prompt of 100 tokens" in stopped_by
+    profile = DataProfile(rows_by_length={8192: 1})
+    with pytest.raises(ContextLengthError, match="The longest prompt has 8192"):
+        values(name, "grpo", GRPO, profile=profile)
+
+
+def test_ranks_end_with_the_width_of_the_layers() -> None:
+    ranks, stopped_by = values("lora_r", max_length=64)
+    assert ranks[:5] == [1, 2, 4, 8, 16]
+    assert (ranks[-1], stopped_by) == (896, "the width of the model's layers")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("max_length", {}),
+        ("per_device_train_batch_size", {"max_length": 256}),
+        ("lora_r", {"max_length": 3000, "per_device_train_batch_size": 1}),
+        ("num_generations", {"method": "grpo", "defaults": GRPO, "prompt_length": 64}),
+        ("max_completion_length", {"method": "grpo", "defaults": GRPO, "prompt_length": 64}),
+    ],
+)
+def test_the_plan_has_as_much_as_fits_and_tells_the_neighbour_that_does_not(name: str, words: dict[str, Any]) -> None:
+    wished = asked(name, fit="lossless", **words)
+    chosen = api.plan(wished)
+    most = chosen.most
+    assert most is not None
+    assert getattr(chosen.knobs, name) == most.value
+    assert chosen.estimate.fits
+    assert most.next_value is not None
+    assert most.next_value > most.value
+    budget = chosen.estimate.budget_bytes
+    assert (most.next_required_bytes or 0) > budget
+    assert f"{name} {most.value}" in most_sentence(most, budget, chosen.level)
+    assert chosen.job.arguments[name] == MOST, "the user's own words"
+    trained = settled(wished.job, chosen.knobs)
+    assert trained.arguments[name] == most.value
+    assert trained.maximized is None
+    followed = api.plan(wished, earlier=chosen)
+    assert (followed.knobs, followed.most, followed.warnings) == (chosen.knobs, most, chosen.warnings)
+
+
+def test_the_effective_batch_that_is_given_is_kept() -> None:
+    chosen = api.plan(asked("per_device_train_batch_size", max_length=256, effective_batch_size=24, fit="lossless"))
+    assert chosen.knobs.effective_batch_size == 24
+    assert chosen.most is not None
+    assert chosen.most.value == chosen.knobs.per_device_train_batch_size
+
+
+def test_a_plan_that_was_made_for_a_number_is_none_for_the_most() -> None:
+    wished = asked("max_length", fit="lossless")
+    given = replace(wished, job=replace(wished.job, arguments={"max_length": 128}))
+    with pytest.raises(UsageError, match="max_length is max, and 128 in the plan"):
+        api.plan(wished, earlier=api.plan(given))
+
+
+def test_an_estimate_is_of_a_number() -> None:
+    with pytest.raises(UsageError, match="--max_length max asks how much fits"):
+        api.estimate(asked("max_length"))
+
+
+def test_what_is_wrong_with_every_value_is_said() -> None:
+    with pytest.raises(BatchSplitError):
+        values("num_generations", "grpo", GRPO, effective_batch_size=7, per_device_train_batch_size=2)
+
+
+def test_the_frontier_has_each_level_with_its_border_and_no_level_that_cuts_rows() -> None:
+    found = api.frontier(asked("max_length"))
+    reaches = {each.level: each for each in found.reaches}
+    assert next(iter(reaches)) == "lossless"
+    assert "shorter rows" not in reaches
+    gentlest = reaches["lossless"]
+    planned = api.plan(asked("max_length", fit="lossless"))
+    assert gentlest.most == planned.most
+    assert gentlest.point is not None
+    assert gentlest.point.required_bytes <= found.budget_bytes

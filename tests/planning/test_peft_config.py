@@ -1,0 +1,74 @@
+"""``--peft_config``: read from where PEFT saves it, and refused where flags say otherwise."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotrain_mem.checks.collect import collect
+from autotrain_mem.checks.flags import Flags, adapter
+from autotrain_mem.exports.tools import check_adapter
+from autotrain_mem.planning.peft_config import with_peft_config
+from autotrain_mem.planning.wish import Wish
+from autotrain_mem.support.errors import UsageError
+from autotrain_mem.types.autofit import AutoFit
+
+VERA = {"peft_type": "VERA", "r": 256, "inference_mode": True}
+
+
+def wish(config: object, *argv: str) -> Wish:
+    return Wish(method="sft", model="tiny", argv=argv, autofit=AutoFit(peft_config=config))  # type: ignore[arg-type]
+
+
+def test_a_folder_a_file_the_keys_and_json_are_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "adapter_config.json"
+    file.write_text(json.dumps(VERA))
+    read = [with_peft_config(wish(each)) for each in (tmp_path, str(file), VERA, json.dumps(VERA))]
+    assert {one.autofit.peft_config for one in read} == {'{"peft_type": "VERA", "r": 256}'}
+    assert read[0].autofit.pins == {"peft_config": '{"peft_type": "VERA", "r": 256}', "use_peft": True}
+    assert with_peft_config(read[0]) == read[0]
+
+
+def test_a_plan_hands_its_config_on() -> None:
+    planned = with_peft_config(wish(VERA))
+    assert with_peft_config(replace(planned, argv=("--use_peft",))).autofit == planned.autofit
+
+
+@pytest.mark.parametrize(
+    ("config", "argv", "words"),
+    [
+        ("nowhere", (), "nowhere cannot be read"),
+        ("{", (), "is no JSON"),
+        ('{"r": 8}', (), "names no peft_type"),
+        (VERA, ("--use_peft", "false"), "--use_peft false and --peft_config contradict"),
+        (VERA, ("--lora_r", "4", "--use_dora"), "--lora_r, --use_dora and --peft_config both say"),
+        ({"peft_type": "LOKR"}, ("--load_in_4bit",), "--load_in_4bit does not go with LOKR"),
+        ({"peft_type": "PREFIX_TUNING"}, ("--gradient_checkpointing",), "has no prefix"),
+        ({"peft_type": "LORA", "init_lora_weights": "eva"}, (), "initialize_lora_eva_weights"),
+    ],
+)
+def test_what_cannot_be_is_refused(config: object, argv: tuple[str, ...], words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        with_peft_config(wish(config, *argv))
+    assert words in caught.value.message
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"peft_config": '{"peft_type": "SHIRA"}'}, "SHIRA is not supported yet"),
+        ({"peft_config": '{"peft_type": "LOHA"}', "load_in_8bit": True}, "--load_in_8bit does not go with LOHA"),
+    ],
+)
+def test_a_script_hears_the_same(given: dict[str, object], words: str) -> None:
+    (finding,) = collect([adapter], Flags(method="sft", given=given))
+    assert words in finding.message
+
+
+def test_no_tools_file_trains_another_adapter() -> None:
+    check_adapter("commands", "{}")
+    check_adapter("trl", None)
+    with pytest.raises(UsageError, match="has no key for a config of PEFT's own"):
+        check_adapter("axolotl", "{}")

@@ -1,0 +1,329 @@
+"""Another plan for a run under way: less memory, and the same training; or what would have fit."""
+
+import errno
+import json
+import os
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import fake_worker
+import pytest
+from fake_worker import FakeWorker, toy
+from nouns import TRL_DEFAULTS
+from test_follow_plan import JOB, counting, made, rehearsals
+
+from autotrain_mem.planning.predict.predictions import Predictions
+from autotrain_mem.planning.recover import supervised
+from autotrain_mem.planning.recover.replan import (
+    MOVABLE,
+    flags_of,
+    lowered_budget_bytes,
+    on_machines,
+    smallest_change,
+    with_less_on_device,
+    with_less_on_host,
+)
+from autotrain_mem.planning.recover.supervised import SupervisedRun, as_begun
+from autotrain_mem.planning.rehearsals import Rehearsals
+from autotrain_mem.support import files
+from autotrain_mem.support.errors import OutputFolderError, TrainingError
+from autotrain_mem.support.units import GIB
+from autotrain_mem.training.checkpoints import reach_disk, write_manifest
+from autotrain_mem.training.exit_causes import Ending
+from autotrain_mem.training.run_folder import LOCK_NAME, LastRun, RunFolder
+from autotrain_mem.types import Estimate, Incident, Job, Knobs, Learned, Phase, Plan, Topology, codec
+from autotrain_mem.types.experience import Restart
+from autotrain_mem.types.shortage import Shortage
+
+PLAN = made(replace(JOB, effective_batch_size=16))
+RESTART = Restart(step=7, resumed_at=5, cause="killed", why="signal 9", change="")
+INCIDENT = Incident(step=7, phase=Phase.BACKWARD, remedy="split into 4 + 4 rows", message="")
+
+
+def _less(peak_reserved_bytes: int | None = None, plan: Plan = PLAN, **arguments: Any) -> Plan | None:
+    job = replace(plan.job, arguments={**plan.job.arguments, **arguments})
+    return with_less_on_device(rehearsals(counting(), job), plan, peak_reserved_bytes)
+
+
+def _moved(before: Knobs, after: Knobs) -> set[str]:
+    return {each.name for each in fields(Knobs) if getattr(before, each.name) != getattr(after, each.name)}
+
+
+def test_a_plan_that_ran_out_of_memory_is_followed_by_the_same_training_in_clearly_less() -> None:
+    less, much_less = _less(), _less(peak_reserved_bytes=2 * PLAN.estimate.required_bytes)
+    assert less is not None
+    assert less.estimate.required_bytes <= 0.9 * PLAN.estimate.required_bytes
+    assert less.estimate.budget_bytes == PLAN.estimate.budget_bytes
+    assert less.knobs.effective_batch_size == PLAN.knobs.effective_batch_size
+    assert _moved(PLAN.knobs, less.knobs) <= MOVABLE
+    assert much_less is None or much_less.estimate.required_bytes < less.estimate.required_bytes
+    # 100 rows in eights are 12 steps; in fours, of which two make a step, 13: where rows are dropped they stay divided
+    assert "per_device_train_batch_size" in _moved(PLAN.knobs, less.knobs)
+    whole = _less(dataloader_drop_last=True)
+    assert whole is None or "per_device_train_batch_size" not in _moved(PLAN.knobs, whole.knobs)
+
+
+def on_machines_of(nodes: int, devices: int = 2, **knobs: Any) -> tuple[Rehearsals, Plan]:
+    """A plan of 16 rows a step on four such machines, gone on with on fewer."""
+    before = replace(PLAN.knobs, processes=4 * devices, per_device_train_batch_size=1, **knobs)
+    before = replace(before, gradient_accumulation_steps=16 // (4 * devices))
+    plan = replace(PLAN, estimate=replace(PLAN.estimate, knobs=before))
+    job = replace(plan.job, arguments=plan.job.arguments | {"sharding": before.sharding})
+    asked = rehearsals(counting(), job)
+    asked = replace(asked, hardware=replace(asked.hardware, topology=Topology(nodes=4, devices=devices)))
+    return on_machines(asked, plan, Topology(nodes=nodes, devices=devices))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "before", "after"),
+    [
+        (2, {"sharding": "fsdp2"}, ("fsdp2", None)),
+        (2, {"sharding": "hsdp", "dp_replicate_size": 4}, ("hsdp", 2)),
+        (1, {"sharding": "hsdp", "dp_replicate_size": 4}, ("fsdp2", None)),
+    ],
+)
+def test_on_fewer_machines_a_step_has_as_many_rows(nodes: int, before: dict[str, Any], after: Any) -> None:
+    asked, plan = on_machines_of(nodes, **before)
+    assert plan.knobs.processes == 2 * nodes
+    assert plan.knobs.effective_batch_size == 16
+    assert (plan.knobs.sharding, plan.knobs.dp_replicate_size) == after
+    assert asked.job.arguments["sharding"] == after[0]
+    assert asked.hardware.topology.nodes == nodes
+
+
+def test_one_gpu_that_is_left_goes_on_alone() -> None:
+    asked, plan = on_machines_of(1, 1, sharding="fsdp2")
+    assert (plan.knobs.processes, plan.knobs.sharding, "sharding" in asked.job.arguments) == (1, None, False)
+
+
+def test_machines_that_do_not_divide_the_rows_say_so() -> None:
+    with pytest.raises(TrainingError, match="16 rows are no multiple"):
+        on_machines_of(3, 1, sharding="ddp")
+
+
+def test_what_the_user_gave_is_not_moved() -> None:
+    names = ("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
+    rows = {name: getattr(PLAN.knobs, name) for name in names}
+    plan = replace(PLAN, job=replace(PLAN.job, forbid=frozenset({"activation_offloading", "optimizer_offload"})))
+    less = _less(plan=plan, **rows)
+    assert less is None or _moved(plan.knobs, less.knobs) == {"expandable_segments"}
+
+
+def test_what_the_plan_moved_to_the_host_comes_back() -> None:
+    plan = replace(PLAN, estimate=replace(PLAN.estimate, knobs=replace(PLAN.knobs, activation_offloading=True)))
+    back = with_less_on_host(rehearsals(counting(), plan.job), plan)
+    assert back is not None
+    assert not back.knobs.activation_offloading
+    assert with_less_on_host(rehearsals(counting(), PLAN.job), PLAN) is None, "it moved nothing"
+    after = replace(PLAN.knobs, gradient_checkpointing=True, optimizer_offload=True)
+    before = replace(PLAN.knobs, gradient_checkpointing=False)
+    assert flags_of(before, after) == "--gradient_checkpointing true --optimizer_offload"
+
+
+def _run(folder: Path, job: Job = JOB) -> Any:
+    events: list[Any] = []
+    device = PLAN.estimate.hardware
+    output = RunFolder(path=folder, lock=os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT))
+    work = rehearsals(counting(), job)
+    run: Any = SupervisedRun(
+        rehearsals=work, plan=PLAN, device=device, output=output, simulate=True, guarded=True, on_event=events.append
+    )
+    run.events = events
+    return run
+
+
+def _checkpoint(folder: Path, step: int) -> Path:
+    made = folder / f"checkpoint-{step}"
+    made.mkdir()
+    (made / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    for name in ("pytorch_model.bin", "optimizer.pt", "scheduler.pt"):
+        (made / name).write_bytes(b"\x80 older than zip")
+    return made
+
+
+def _resuming(wish: object) -> Job:
+    return replace(JOB, arguments={**JOB.arguments, "resume_from_checkpoint": wish})
+
+
+def test_what_befalls_a_run_is_in_its_plan_file_at_once(tmp_path: Path) -> None:
+    run, learned = _run(tmp_path), Learned(train_tokens=512)
+    run.record({"event": "incident", "incident": codec.to_json(INCIDENT), "learned": codec.to_json(learned)})
+    run.record({"event": "restart", "restart": codec.to_json(RESTART)})
+    kept = Plan.load(tmp_path).experience
+    assert (kept.incidents, kept.restarts, kept.learned) == ((INCIDENT,), (RESTART,), learned)
+    assert [event["event"] for event in run.events] == ["incident", "restart"]
+
+
+def test_a_full_disk_ends_no_run_and_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    run = _run(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "replace_file", full)
+        for _ in range(2):
+            run.record({"event": "restart", "restart": codec.to_json(RESTART)})
+    assert [event["event"] for event in run.events] == ["note", "restart", "restart"]
+    assert "plan.json: the disk is full. The run continues without it." in run.events[0]["message"]
+    run.record({"event": "restart", "restart": codec.to_json(RESTART)})
+    assert Plan.load(tmp_path).experience.restarts == (RESTART,) * 3
+
+
+def test_a_finished_run_that_is_resumed_keeps_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Resumed, it trains nothing: what trained before stays on record."""
+    end = {
+        "event": "end",
+        "interrupted": False,
+        "losses": [],
+        "rewards": [],
+        "seconds": 0.8,
+        "memory": None,
+        "steps": 9,
+    }
+    monkeypatch.setattr(supervised, "supervise", lambda *_, **__: end)
+    reports = []
+    for start in (0, 9):
+        run = _run(tmp_path)
+        run.record({"event": "start", "step": start, "total_steps": 9})
+        run.record({"event": "log", "step": 9, "logs": {"loss": 1.5}} if start == 0 else {"event": "other"})
+        reports.append(run.finish(restarts=0))
+    assert [report.has_trained for report in reports] == [True, False]
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert (record["last_loss"], record["began_at"]) == (1.5, 0)
+    assert record["versions"]["trl"]
+
+
+def test_a_run_is_resumed_at_its_newest_whole_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-10").mkdir()
+    with pytest.raises(OutputFolderError, match="holds no whole checkpoint"):
+        _run(tmp_path, _resuming(True)).first_checkpoint()
+    with pytest.raises(OutputFolderError, match=r"trainer_state\.json is missing"):
+        _run(tmp_path, _resuming(str(tmp_path / "torn-checkpoint-10"))).first_checkpoint()
+    _checkpoint(tmp_path, 5)
+    (tmp_path / "checkpoint-12").mkdir()
+    rotten = _checkpoint(tmp_path, 13)
+    write_manifest(rotten, reach_disk(rotten) | {"optimizer.pt": 0})
+    with pytest.raises(OutputFolderError, match=r"Cannot resume from .*: optimizer\.pt is not as it was written"):
+        _run(tmp_path, _resuming(str(rotten))).first_checkpoint()
+    run = _run(tmp_path, _resuming(True))
+    assert run.first_checkpoint().step == 5
+    assert [event["event"] for event in run.events] == ["torn", "torn"]
+
+
+def test_of_the_checkpoints_in_its_folder_a_run_goes_on_with_its_own_alone(tmp_path: Path) -> None:
+    for step in (5, 10):
+        _checkpoint(tmp_path, step)
+    write_manifest(_checkpoint(tmp_path, 120), {}, "another run")
+    run = _run(tmp_path, _resuming(str(tmp_path / "checkpoint-5")))
+    assert run.first_checkpoint().step == 5
+    ending = Ending(error=TrainingError("It ended."), code=-9, step=12)
+    assert run.newest(ending).step == 5, "the one that was named"
+    write_manifest(tmp_path / "checkpoint-10", {}, run._number)
+    assert run.newest(ending).step == 10
+    assert _run(tmp_path).newest(ending) is None
+
+
+def test_the_run_that_was_in_the_folder_last_is_gone_on_with(tmp_path: Path) -> None:
+    first = _run(tmp_path)
+    first.output.begin(LastRun(number=first._number, start=None))
+    write_manifest(_checkpoint(tmp_path, 120), {}, "another run")
+    with pytest.raises(OutputFolderError, match="of the run that was in it last") as raised:
+        _run(tmp_path, _resuming(True)).first_checkpoint()
+    assert f"name it: --resume_from_checkpoint {tmp_path / 'checkpoint-120'}" in raised.value.hint
+    write_manifest(_checkpoint(tmp_path, 10), {}, first._number)
+    again = _run(tmp_path, _resuming(True))
+    assert (again.first_checkpoint().step, again._number) == (10, first._number)
+    branch = _run(tmp_path, _resuming(str(tmp_path / "checkpoint-10")))
+    branch.output.begin(LastRun(number=branch._number, start=branch.first_checkpoint().path))
+    write_manifest(_checkpoint(tmp_path, 15), {}, first._number)
+    assert _run(tmp_path, _resuming(True)).first_checkpoint().step == 10, "where the branch began"
+
+
+def test_a_checkpoint_of_another_folder_counts_first_and_one_that_was_being_written_is_removed(tmp_path: Path) -> None:
+    elsewhere, folder = tmp_path / "elsewhere", tmp_path / "run"
+    unfinished = folder / "checkpoint-10"
+    for each in (elsewhere, folder, unfinished):
+        each.mkdir()
+    named = _checkpoint(elsewhere, 10)
+    run = _run(folder, _resuming(str(named)))
+    assert run.first_checkpoint().step == 10
+    ending = Ending(error=TrainingError("It ended."), code=-9, step=12, saving=str(unfinished))
+    assert run.newest(ending).path == named
+    assert not unfinished.exists()
+    (named / "optimizer.pt").unlink()
+    assert run.newest(ending) is None, "what it began with may be gone by now"
+
+
+def test_a_run_that_begins_takes_over_what_was_learned_and_not_what_befell() -> None:
+    befallen = replace(PLAN.experience, learned=Learned(train_tokens=512), restarts=(RESTART,))
+    plan = replace(PLAN, experience=befallen)
+    assert as_begun(plan).experience == replace(befallen, restarts=())
+    resuming = replace(plan, job=_resuming(True))
+    assert as_begun(resuming).experience == befallen
+    assert as_begun(resuming).job == JOB
+
+
+CARD = toy(20)
+
+
+def sizes(job: Job, knobs: Knobs) -> list[int]:
+    """A row takes 1 GiB, or a half where it is recomputed; weights take 8 GiB, an adapter's 2."""
+    row = GIB // 2 if knobs.gradient_checkpointing else GIB
+    return [2 * GIB if knobs.use_peft else 8 * GIB, row * knobs.per_device_train_batch_size]
+
+
+def toys(worker: FakeWorker | None = None, **words: Any) -> Rehearsals:
+    job = Job(method="sft", model="m", dataset="d", arguments=words, prompt_length=None)
+    return fake_worker.rehearsals(worker or FakeWorker(sizes, context_length=2048), job, CARD)
+
+
+def chosen(asked: Rehearsals) -> Estimate:
+    facts, lengths, knobs = asked.describe(), asked.lengths(), replace(TRL_DEFAULTS, max_length=512)
+    return Predictions(asked, facts, lengths).rehearse([knobs], whole=True)[0]
+
+
+def shortage(needed_bytes: int, others_bytes: int = 0) -> Shortage:
+    """A run that held all but 2 GiB of what it needed, and asked for these."""
+    held = needed_bytes - 2 * GIB
+    return Shortage(
+        phase=Phase.BACKWARD,
+        step=1,
+        requested_bytes=2 * GIB,
+        segment_bytes=2 * GIB,
+        total_bytes=CARD.total_bytes,
+        free_bytes=CARD.total_bytes - held - others_bytes,
+        allocated_bytes=held,
+        reserved_bytes=held,
+        outside_bytes=0,
+        measured={},
+    )
+
+
+def test_the_budget_is_lowered_by_what_was_needed_beyond_the_prediction() -> None:
+    plan = chosen(toys())
+    assert plan.required_bytes == 12 * GIB
+    assert lowered_budget_bytes(plan, shortage(13 * GIB)) == 12 * GIB - 1
+    beyond = 19 * GIB - plan.required_bytes
+    assert lowered_budget_bytes(plan, shortage(19 * GIB)) == min(plan.budget_bytes - beyond, 12 * GIB - 1)
+    assert lowered_budget_bytes(plan, shortage(12 * GIB, others_bytes=10 * GIB)) == 10 * GIB
+
+
+def test_the_smallest_change_is_that_of_least_harm() -> None:
+    asked = toys()
+    flags = smallest_change(asked, chosen(asked), shortage(16 * GIB))
+    assert flags == "--per_device_train_batch_size 1 --gradient_accumulation_steps 8"
+    # where no batch is small enough more harm is done
+    asked = toys(per_device_train_batch_size=8, gradient_accumulation_steps=1, use_peft=False)
+    flags = smallest_change(asked, chosen(asked), shortage(13 * GIB, others_bytes=11 * GIB))
+    assert flags is not None
+    assert "--use_peft" in flags
+
+
+@pytest.mark.parametrize("reason", ["nothing", "failing"])
+def test_there_may_be_none(reason: str) -> None:
+    worker = FakeWorker(sizes, context_length=2048)
+    asked = toys(worker)
+    plan = chosen(asked)
+    worker.failing = frozenset({"sft"} if reason == "failing" else ())
+    assert smallest_change(asked, plan, shortage(20 * GIB, others_bytes=19 * GIB)) is None

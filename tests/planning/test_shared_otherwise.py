@@ -1,0 +1,108 @@
+"""A plan followed on other GPUs, or with the model shared otherwise: the effective batch stays, and what is refused."""
+
+from dataclasses import replace
+from typing import Any
+
+import fake_worker
+import pytest
+from fake_worker import FakeWorker
+from test_compare_gpus import LARGE
+
+from autotrain_mem import api
+from autotrain_mem.planning.request import with_plan
+from autotrain_mem.planning.reuse import other_processes
+from autotrain_mem.support.errors import BatchSplitError, UsageError
+from autotrain_mem.types import Job, Knobs, Plan, Topology
+from autotrain_mem.types.autofit import AutoFit
+
+JOB = Job(
+    method="sft",
+    model="here/m",
+    dataset=None,
+    arguments={"max_length": 512, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2},
+)
+HINTS: Any = api.PlanHints(other_method="", objects="")
+
+
+def on_cards(job: Job, gpus: int) -> api.Rehearsals:
+    card = replace(LARGE, topology=Topology(devices=gpus))
+    return fake_worker.rehearsals(FakeWorker(longest=300), job, card).on(card)
+
+
+def made(gpus: int = 2, **more: Any) -> Plan:
+    return api.plan(on_cards(replace(JOB, **more), gpus))
+
+
+def followed(plan: Plan, asked: AutoFit, gpus: int) -> Plan:
+    """As ``request.with_plan`` and ``rehearsals_for`` make the job."""
+    wish = with_plan(api.Wish(method="sft", autofit=asked), HINTS, print, to_train=False)
+    job = wish.job({**wish.config, **wish.autofit.pins})
+    return api.plan(on_cards(job, gpus), earlier=plan, again="autofit plan ...")
+
+
+def split(knobs: Knobs) -> tuple[int, int, int]:
+    return knobs.per_device_train_batch_size, knobs.gradient_accumulation_steps, knobs.processes
+
+
+@pytest.mark.parametrize(
+    ("begun", "gpus", "sharding", "wanted"),
+    [
+        (2, 4, None, (4, 1, 4)),
+        (2, 1, None, (4, 4, 1)),
+        (4, 2, "fsdp2", (4, 4, 2)),
+        (2, 8, None, (2, 1, 8)),  # four at once are no longer in the batch of 16
+        (1, 2, "zero2", (4, 1, 2)),
+    ],
+)
+def test_the_effective_batch_stays(begun: int, gpus: int, sharding: Any, wanted: tuple[int, int, int]) -> None:
+    plan = made(begun)
+    asked = AutoFit(plan=plan, gpus=gpus, sharding=sharding)
+    now = followed(plan, asked, gpus)
+    assert split(now.knobs) == wanted
+    assert now.knobs.effective_batch_size == plan.knobs.effective_batch_size
+    assert now.optimizer_steps == plan.optimizer_steps
+    assert now.knobs.sharding == (sharding or (plan.knobs.sharding or "ddp" if gpus > 1 else None))
+    (warning,) = [each for each in now.warnings if "has changed" in each]
+    assert f"GPUs {begun} -> {gpus}" in warning
+
+
+def test_the_sharding_alone_may_be_another() -> None:
+    plan = made(2)
+    now = followed(plan, AutoFit(plan=plan, sharding="zero1"), 2)
+    assert now.knobs == replace(plan.knobs, sharding="zero1")
+    again = followed(now, AutoFit(plan=now, gpus=4), 4)
+    assert (again.knobs.sharding, split(again.knobs)) == ("zero1", (4, 1, 4))
+
+
+def test_the_same_processes_change_nothing() -> None:
+    plan = made(2)
+    for asked in (AutoFit(plan=plan), AutoFit(plan=plan, gpus=2), AutoFit(plan=plan, sharding=plan.knobs.sharding)):
+        assert not other_processes.is_shared_otherwise(asked, plan)
+        assert followed(plan, asked, 2).knobs == plan.knobs
+
+
+def test_gpus_that_do_not_divide_the_batch_and_another_batch_are_refused() -> None:
+    plan = made(2)
+    with pytest.raises(BatchSplitError, match="3 GPUs do not divide the effective batch size 16"):
+        followed(plan, AutoFit(plan=plan, gpus=3), 3)
+    with pytest.raises(UsageError, match="effective_batch_size is 32, and 16 in the plan"):
+        followed(plan, AutoFit(plan=plan, gpus=4, effective_batch_size=32), 4)
+
+
+def test_a_lever_that_does_not_go_with_shards_is_refused() -> None:
+    plan = made(1, arguments={**JOB.arguments, "optim": "adamw_bnb_8bit"})
+    with pytest.raises(UsageError, match="optim, which does not go with --sharding fsdp2"):
+        followed(plan, AutoFit(plan=plan, gpus=2, sharding="fsdp2"), 2)
+
+
+def test_as_many_gpus_share_a_row_as_before_unless_asked_otherwise() -> None:
+    plan = made(4, arguments={**JOB.arguments, "cp_size": 2})
+    assert plan.knobs.effective_batch_size == 16
+    wider = followed(plan, AutoFit(plan=plan, gpus=8), 8).knobs
+    assert (wider.cp_size, split(wider), wider.effective_batch_size) == (2, (4, 1, 8), 16)
+    asked = AutoFit(plan=plan, cp_size=1)
+    assert other_processes.is_shared_otherwise(asked, plan)
+    alone = followed(plan, asked, 4).knobs
+    assert (alone.cp_size, split(alone), alone.effective_batch_size) == (1, (4, 1, 4), 16)
+    with pytest.raises(UsageError, match="--cp_size 2 does not divide 3 GPUs"):
+        followed(plan, AutoFit(plan=plan, gpus=3), 3)

@@ -1,0 +1,132 @@
+"""What an adapter is where a plan turns LoRA on, what the user's words keep, and what is asked and advised."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from synthetic_memory import TRL, LinearMemory
+
+from autotrain_mem.search.adapter import adapter_for, smaller_ranks
+from autotrain_mem.search.advice import advice, questions
+from autotrain_mem.search.levels import levels
+from autotrain_mem.search.points import least_demanding
+from autotrain_mem.search.search import search
+from autotrain_mem.search.space import Space, make_space
+from autotrain_mem.support.units import GIB
+from autotrain_mem.types import Estimate, Harm, Job, Knobs, Owner, Trained
+from autotrain_mem.types.estimate import candidate
+from autotrain_mem.types.model import ModelFacts
+
+WIDTH = 500_000
+"""Parameters of an adapter for each of its ranks."""
+
+FACTS = ModelFacts(
+    context_length=None,
+    is_quantized=False,
+    lora_targets=("q_proj", "v_proj"),
+    adapted="all-linear",
+    adapter_width=WIDTH,
+    checkpoint_dtype="bfloat16",
+)
+
+
+def job_of(method: str = "sft", **words: object) -> Job:
+    return Job(method=method, model="toy-1B", dataset=None, arguments=words)
+
+
+def space_of(tokens: int | None = None, **words: object) -> Space:
+    return make_space(TRL, job_of(**words), FACTS, longest=1024, tokens=tokens, rows=1000)
+
+
+@pytest.mark.parametrize(
+    ("method", "tokens", "rank"),
+    [("sft", None, 16), ("sft", 1_000_000, 16), ("sft", 19_000_000, 64), ("sft", 10**9, 256), ("dpo", 10**9, 16)],
+)
+def test_the_rank_has_room_for_what_the_data_say(method: str, tokens: int | None, rank: int) -> None:
+    chosen = adapter_for(TRL, job_of(method), FACTS, tokens=tokens, rows=1000)
+    assert chosen.lora_r == rank
+    assert chosen.smaller == smaller_ranks(rank)
+
+
+def settings_of(estimate: Estimate) -> tuple[object, ...]:
+    knobs = estimate.knobs
+    return knobs.use_peft, knobs.lora_target_modules, knobs.learning_rate
+
+
+def test_lora_of_the_plan_is_on_all_layers_with_a_rate_of_its_own_and_the_users_words_stay() -> None:
+    small = LinearMemory(budget_bytes=4 * GIB)
+    assert settings_of(search(space_of(), small).estimate) == (True, ("all-linear",), 2e-4)
+    given = search(space_of(learning_rate=3e-5, lora_target_modules=["q_proj", "o_proj"]), small).estimate
+    assert settings_of(given) == (True, ("q_proj", "o_proj"), 3e-5)
+    assert settings_of(search(space_of(use_peft=True), small).estimate) == (True, None, TRL.learning_rate)
+
+
+class Ranked(LinearMemory):
+    """An adapter's weights, gradients and optimizer state grow with its rank: all of them in float32."""
+
+    def owners(self, knobs: Knobs) -> dict[Owner, int]:
+        held = super().owners(knobs)
+        if not knobs.use_peft:
+            return held
+        adapter_bytes = 4 * WIDTH * knobs.lora_r
+        held[Owner.WEIGHTS] += adapter_bytes
+        return held | {Owner.GRADIENTS: adapter_bytes, Owner.OPTIMIZER_STATE: 2 * adapter_bytes}
+
+    def estimate(self, knobs: Knobs) -> Estimate:
+        whole = super().estimate(knobs)
+        count = WIDTH * knobs.lora_r if knobs.use_peft else self.parameters
+        trained = Trained(parameters=count, of_parameters=self.parameters, dtype="float32")
+        return replace(whole, memory=replace(whole.memory, trained=trained))
+
+
+def test_a_rank_that_the_card_has_no_memory_for_makes_way_for_the_largest_that_fits() -> None:
+    space, model = space_of(10**9), Ranked(budget_bytes=int(3.3 * GIB))
+    found = search(space, model)
+    assert (found.level, found.estimate.knobs.lora_r) == ("LoRA", 64)
+    level = next(each for each in levels(space) if each.name == "LoRA")
+    larger, same = (model.estimate(least_demanding(space, level.of_rank(rank))) for rank in (128, 64))
+    assert same.fits
+    assert not larger.fits
+    (lever,) = [lever for lever in found.levers if lever.name == "lora_r"]
+    assert (lever.before, lever.after) == (16, 64)
+    assert re.fullmatch(
+        r"rank 256 needs at least \S+ GiB, the budget is \S+ GiB: the data ask for more, and there is no memory for it",
+        lever.why,
+    )
+    assert search(space_of(10**9, lora_r=256), model).level != "LoRA"  # one that the user gave is kept
+
+
+def test_half_precision_of_frozen_weights_that_are_saved_so_is_no_harm() -> None:
+    found = search(replace(space_of(use_peft=True), fit="lossless"), LinearMemory(budget_bytes=4 * GIB))
+    assert found.level == "lossless"
+    assert [lever.harm for lever in found.levers if lever.name == "dtype"] == [Harm.NONE]
+    assert search(
+        space_of(use_peft=True, dtype="float32"), LinearMemory(budget_bytes=8 * GIB)
+    ).estimate.knobs.dtype == ("float32")
+
+
+def test_a_coarser_level_is_asked_about_where_it_is_much_faster() -> None:
+    model = LinearMemory(budget_bytes=40 * GIB)
+    chosen, other = model.estimate(TRL), model.estimate(replace(TRL, dtype="bfloat16"))
+    offered = candidate(other, beside=chosen, level="rounding")
+    (question,) = questions("lossless", TRL, [replace(offered, ratio=1.3)])
+    assert question.flags == "--max_slowdown 1.2 --fit rounding"
+    assert not questions("lossless", TRL, [replace(offered, ratio=1.2)])
+
+
+@pytest.mark.parametrize(
+    ("words", "knobs", "flags"),
+    [
+        ({}, replace(TRL, use_peft=True), ["--learning_rate 0.0002", "--lora_target_modules all-linear"]),
+        ({}, replace(TRL, use_peft=True, learning_rate=1e-4, lora_target_modules=("all-linear",)), []),
+        ({}, replace(TRL, use_peft=True, learning_rate=2e-4, lora_target_modules=("all-linear",)), []),
+        ({}, replace(TRL, dtype="bfloat16"), ["--optim stable_adamw"]),
+        ({}, replace(TRL, dtype="bfloat16", optim="stable_adamw"), []),
+        ({"dtype": "bfloat16"}, replace(TRL, dtype="bfloat16"), ["--dtype float32"]),
+        ({}, replace(TRL, dtype="bfloat16", learning_rate=1e-3), []),
+    ],
+)
+def test_what_hurts_by_the_users_own_words_is_advised_against(
+    words: dict[str, object], knobs: Knobs, flags: list[str]
+) -> None:
+    assert [each.flags for each in advice(job_of(**words), knobs, TRL, FACTS)] == flags

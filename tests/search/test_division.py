@@ -1,0 +1,275 @@
+"""Every micro-batch that is offered is one that the trainer's own config takes."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from synthetic_memory import ONLINE, PPO, TRL, LinearMemory
+from synthetic_memory import space_of as any_space_of
+
+from autotrain_mem.search.points import line
+from autotrain_mem.search.search import search
+from autotrain_mem.search.space import Space, micro_batches, with_rows
+from autotrain_mem.support.errors import BatchSplitError, DoesNotFitError, UsageError
+from autotrain_mem.support.units import GIB, MIB
+from autotrain_mem.types import Harm, codec
+
+DEFAULTS = {"grpo": ONLINE, "rloo": ONLINE, "ppo": PPO}
+
+
+def space_of(method: str, effective: int | None = None, processes: int = 1, **words: Any) -> Space:
+    defaults = replace(DEFAULTS.get(method, TRL), per_device_eval_batch_size=8, processes=processes)
+    return any_space_of(method=method, effective_batch_size=effective, defaults=defaults, longest=100, **words)
+
+
+def rows_of(space: Space) -> list[int]:
+    return list(micro_batches(space))
+
+
+def trl_config(method: str, processes: int = 1, **arguments: Any) -> Any:
+    """TRL's own dataclass, which refuses what does not divide as it is made."""
+    import trl
+
+    of_trl = {"grpo": trl.GRPOConfig, "rloo": trl.RLOOConfig}[method]
+    kind = type("Config", (of_trl,), {"world_size": property(lambda self: processes)})
+    return kind(output_dir="unused", use_cpu=True, bf16=False, report_to="none", **arguments)
+
+
+NAMES = (
+    *("effective", "num_generations", "generation_batch_size", "steps_per_generation", "gradient_accumulation_steps"),
+    *("per_device_train_batch_size", "per_device_eval_batch_size", "num_generations_eval"),
+)
+
+
+@st.composite
+def words_of_groups(draw: st.DrawFn) -> dict[str, Any]:
+    sizes = st.sampled_from((1, 2, 3, 4, 5, 6, 8, 12, 16, 24))
+    words: dict[str, Any] = {name: draw(sizes) for name in sorted(draw(st.sets(st.sampled_from(NAMES))))}
+    words["processes"] = draw(st.sampled_from((1, 2, 3, 4)))
+    return words | ({"eval_strategy": "steps"} if draw(st.booleans()) else {})
+
+
+@given(st.sampled_from(("grpo", "rloo")), words_of_groups())
+@settings(max_examples=25, deadline=None)
+def test_trl_takes_every_split_that_is_offered(method: str, words: dict[str, Any]) -> None:
+    try:
+        space = space_of(method, **words)
+    except (BatchSplitError, UsageError):
+        assume(False)
+    asked = {name: value for name, value in words.items() if name != "effective"}
+    assert space.effective_batch_size % words["processes"] == 0
+    assert space.base.per_device_train_batch_size in rows_of(space)
+    for rows in {min(rows_of(space)), space.base.per_device_train_batch_size, max(rows_of(space))}:
+        split = codec.to_json(with_rows(space.base, rows))
+        knobs = ("num_generations", "per_device_train_batch_size", "gradient_accumulation_steps")
+        config = trl_config(method, **asked | {name: split[name] for name in knobs})
+        assert config.generation_batch_size % config.num_generations == 0
+
+
+@given(st.sampled_from(("grpo", "rloo")), words_of_groups())
+@settings(max_examples=25, deadline=None)
+def test_what_is_refused_is_refused_by_trl_too(method: str, words: dict[str, Any]) -> None:
+    """Where the user leaves nothing to choose, an error of ours is one of TRL's."""
+    words = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_generations": 8} | words
+    words.pop("effective", None)
+    try:
+        space_of(method, **words)
+    except (BatchSplitError, UsageError):
+        with pytest.raises(ValueError, match=r"divisible|same time|at least 2"):
+            trl_config(method, **words)
+    else:
+        trl_config(method, **words)
+
+
+@pytest.mark.parametrize(
+    ("method", "effective", "words", "rows", "base"),
+    [
+        ("grpo", 16, {}, [16, 8, 4, 2, 1], (8, 2)),  # a generation is the effective batch
+        ("grpo", 16, {"steps_per_generation": 2}, [16, 8, 4], (8, 2)),  # whole groups
+        ("rloo", 12, {"generation_batch_size": 8, "num_generations": 4}, [4, 2, 1], (4, 3)),
+    ],
+)
+def test_rows_that_divide_a_generation_are_offered(
+    method: str, effective: int, words: dict[str, Any], rows: list[int], base: tuple[int, int]
+) -> None:
+    space = space_of(method, effective, **words)
+    assert rows_of(space) == rows
+    assert (space.base.per_device_train_batch_size, space.base.gradient_accumulation_steps) == base
+
+
+@pytest.mark.parametrize(
+    ("method", "words", "message"),
+    [
+        *(("grpo", {name: 0}, f"--{name} 0") for name in ("generation_batch_size", "steps_per_generation")),
+        ("grpo", {"num_generations_eval": 0}, "--num_generations_eval 0"),
+        ("ppo", {"num_mini_batches": 0}, "--num_mini_batches 0"),
+        ("rloo", {"num_generations": 1}, "takes two at least"),
+        ("grpo", {"generation_batch_size": 8, "steps_per_generation": 1}, "exclude each other"),
+    ],
+)
+def test_sizes_that_make_no_generation_are_refused(method: str, words: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        space_of(method, **words)
+
+
+ROWS, STEPS, WHOLE = "--per_device_train_batch_size", "--gradient_accumulation_steps", "--effective_batch_size"
+
+
+@pytest.mark.parametrize(
+    ("method", "words", "hint"),
+    [
+        (
+            *("sft", {"effective": 10, "per_device_train_batch_size": 4}),
+            f"keep {ROWS} 4 and use {WHOLE} 8 or {WHOLE} 12,\nor keep {WHOLE} 10 and use {ROWS} 1, 2, 5 or 10",
+        ),
+        (
+            *("sft", {"effective": 3, "gradient_accumulation_steps": 4}),
+            f"keep {STEPS} 4 and use {WHOLE} 4,\nor keep {WHOLE} 3 and use {STEPS} 1 or 3",
+        ),
+        ("grpo", {"per_device_train_batch_size": 3}, f"use {WHOLE} 24,\nor keep it and use --num_generations 3"),
+        (
+            *("grpo", {"generation_batch_size": 12}),
+            "use --generation_batch_size 8 or 16,\nor keep it and use --num_generations 2, 3, 4, 6 or 12",
+        ),
+        (
+            "grpo",
+            {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 4, "steps_per_generation": 2},
+            f"use {ROWS} 4, 8, 12 or 24, or remove {ROWS} and {STEPS}",
+        ),
+        ("grpo", {"effective": 6, "steps_per_generation": 2}, f"use {WHOLE} 8, or remove --steps_per_generation"),
+        (
+            *("grpo", {"num_generations": 6, "effective": 12, "eval_strategy": "steps"}),
+            "use --per_device_eval_batch_size 6 or 12, or --num_generations_eval 1, 2, 4 or 8",
+        ),
+        ("ppo", {"per_device_train_batch_size": 8, "num_mini_batches": 2}, f"use {ROWS} 1, 2 or 4, or remove {ROWS}"),
+        (  # TRL asserts eight rows once the models are loaded
+            *("ppo", {"effective": 16, "num_mini_batches": 4, "whiten_rewards": True}),
+            f"use {WHOLE} 32 or more, or --num_mini_batches 1 or 2",
+        ),
+        ("ppo", {"effective": 4, "whiten_rewards": True}, f"use {WHOLE} 8 or more"),
+        ("kto", {"effective": 8, "per_device_train_batch_size": 1}, f"use {ROWS} 2 or more, or remove {ROWS}"),
+        ("kto", {"effective": 8, "gradient_accumulation_steps": 8}, f"use {ROWS} 2 or more, or remove {STEPS}"),
+        ("kto", {"effective": 1}, f"use {WHOLE} 2 or more"),
+        ("kto", {"effective": 4, "processes": 4}, f"use {WHOLE} 8 or more"),
+        ("sft", {"effective": 12, "processes": 8}, f"use {WHOLE} 8 or 16, or --gpus 1, 2, 3, 4, 6 or 12"),
+        (
+            *("sft", {"effective": 20, "per_device_train_batch_size": 4, "processes": 2}),
+            f"keep {ROWS} 4 and use {WHOLE} 16 or {WHOLE} 24,\nor keep {WHOLE} 20 and use {ROWS} 1, 2, 5 or 10",
+        ),
+        (
+            "sft",
+            {"effective": 16, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "processes": 2},
+            f"use {WHOLE} 32 with both flags, or {WHOLE} 16 alone",
+        ),
+        (
+            *("grpo", {"generation_batch_size": 8, "processes": 3}),
+            "use --generation_batch_size 24",
+        ),
+        (
+            *("grpo", {"num_generations": 6, "effective": 12, "eval_strategy": "steps", "processes": 2}),
+            "use --per_device_eval_batch_size 6 or 9, or --num_generations_eval 1, 2, 4, 8 or 16",
+        ),
+        (
+            "ppo",
+            {"effective": 24, "num_mini_batches": 5, "processes": 2},
+            f"use {WHOLE} 20 or 30, or --num_mini_batches 1, 2, 3, 4, 6 or 12",
+        ),
+        (
+            *("ppo", {"effective": 16, "num_mini_batches": 2, "whiten_rewards": True, "processes": 2}),
+            f"use {WHOLE} 32 or more, or --num_mini_batches 1",
+        ),
+    ],
+)
+def test_sizes_that_do_not_divide_are_told_what_would(method: str, words: dict[str, Any], hint: str) -> None:
+    with pytest.raises(BatchSplitError) as raised:
+        space_of(method, **words)
+    assert raised.value.hint == hint
+
+
+@given(st.integers(1, 64), st.integers(1, 8))
+@settings(max_examples=100, deadline=None)
+def test_micro_batches_of_ppo_make_whole_mini_batches(effective: int, batches: int) -> None:
+    if effective % batches:
+        with pytest.raises(BatchSplitError) as raised:
+            space_of("ppo", effective, num_mini_batches=batches)
+        (size, *_) = [int(word) for word in raised.value.hint.replace(",", "").split() if word.isdigit()]
+        assert space_of("ppo", size, num_mini_batches=batches)
+    else:
+        space = space_of("ppo", effective, num_mini_batches=batches)
+        assert all(effective // batches % rows == 0 for rows in rows_of(space))
+        assert space.base.per_device_train_batch_size in rows_of(space)
+    assert space_of("ppo", 8 * batches, num_mini_batches=batches, whiten_rewards=True)
+
+
+def followed(space: Space, name: str) -> list[tuple[int, int | None]]:
+    """Rows of each point, and those of the batch that follows them."""
+    return [
+        (knobs.per_device_train_batch_size, getattr(knobs, name))
+        for knobs in line(space, space.base, checkpointing=True)
+    ]
+
+
+ROLLOUT, EVALUATION = "local_rollout_forward_batch_size", "per_device_eval_batch_size"
+
+
+def test_rows_generated_at_once_follow_the_micro_batch_up_to_the_whole_rollout() -> None:
+    assert followed(space_of("ppo", 16), ROLLOUT) == [(1, 1), (2, 2), (4, 4), (8, 8), (16, 64)]
+
+
+def test_the_batch_of_evaluation_follows_up_to_trls_own_where_there_is_one() -> None:
+    evaluated = space_of("sft", 16, eval_strategy="steps")
+    assert followed(evaluated, EVALUATION) == [(1, 1), (2, 2), (4, 4), (8, 8), (16, 8)]
+    assert evaluated.base.per_device_eval_batch_size == 8
+    assert followed(space_of("dpo", 8, precompute_ref_log_probs=True), EVALUATION)[0] == (1, 1)
+    none = space_of("sft").base
+    assert none.per_device_eval_batch_size is None
+    assert EVALUATION not in codec.to_json(none)
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "words"),
+    [
+        *(("ppo", ROLLOUT, words) for words in ({ROLLOUT: 64}, {"forbid": frozenset({"rollout_batch"})})),
+        *(("sft", EVALUATION, words) for words in ({EVALUATION: 8}, {"forbid": frozenset({"eval_batch"})})),
+        *((method, EVALUATION, {}) for method in ("grpo", "rloo", "ppo")),
+    ],
+)
+def test_a_batch_that_is_given_or_may_not_move_stays(method: str, name: str, words: dict[str, Any]) -> None:
+    space = space_of(method, 16, eval_strategy="steps", **words)
+    assert {rows for _, rows in followed(space, name)} == {getattr(space.base, name)}
+
+
+def test_as_many_rows_are_generated_at_once_as_fit() -> None:
+    space = space_of("ppo", 64, use_peft=True, dtype="bfloat16", load_in_8bit=False, load_in_4bit=False)
+    model = LinearMemory(budget_bytes=6 * GIB, rollout_bytes=150 * MIB)
+    chosen = search(space, model).estimate.knobs
+    rolled_out = chosen.local_rollout_forward_batch_size
+    assert rolled_out is not None
+    assert chosen.per_device_train_batch_size < rolled_out < 64
+    assert not model.estimate(replace(chosen, local_rollout_forward_batch_size=2 * rolled_out)).fits
+
+
+def test_an_error_names_a_rollout_that_was_pinned_too_large() -> None:
+    pins = {ROLLOUT: 64, "use_peft": True, "dtype": "bfloat16"}
+    space = space_of("ppo", 8, forbid=frozenset({"8bit_base", "4bit_base"}), **pins)
+    with pytest.raises(DoesNotFitError) as raised:
+        search(space, LinearMemory(budget_bytes=4 * GIB, rollout_bytes=100 * MIB))
+    assert f"--{ROLLOUT} 1" in raised.value.hint
+    assert "1 x 8 completions of 53 tokens, with gradient checkpointing" in raised.value.message
+
+
+def test_an_evaluation_that_would_be_the_peak_gives_way_before_anything_else() -> None:
+    model = LinearMemory(budget_bytes=20 * GIB, evaluated_bytes=1_000_000)
+    pins = {"per_device_train_batch_size": 1, "gradient_checkpointing": True}
+    space = space_of("sft", eval_strategy="steps", max_length=1024, **pins)
+    assert not model.estimate(space.base).fits
+    (lever,) = search(space, model).levers
+    assert (lever.name, lever.before, lever.after, lever.harm) == (EVALUATION, 8, 1, Harm.NONE)
+    assert lever.why == "evaluation takes no more rows at once than training does: the same results, in more batches"
+
+
+def test_kto_takes_two_rows_at_least_but_for_a_loss_without_a_divergence() -> None:
+    assert rows_of(space_of("kto", 8)) == [8, 4, 2]
+    assert rows_of(space_of("kto", 8, loss_type="apo_zero_unpaired")) == [8, 4, 2, 1]

@@ -1,0 +1,158 @@
+"""Expandable segments: the lever without harm, on no level, pulled where it makes the difference."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synthetic_memory import LinearMemory, found_or_none, space_of
+
+from autotrain_mem.search.ladder import allowed
+from autotrain_mem.search.levers import EXPANDABLE, LEVERS
+from autotrain_mem.search.memo import Memo
+from autotrain_mem.search.search import search
+from autotrain_mem.search.space import Space
+from autotrain_mem.support.units import GIB
+from autotrain_mem.types import Estimate, Harm, Knobs, Phase, StepTime
+from autotrain_mem.types.estimate import candidate
+from autotrain_mem.types.mixed_lengths import MixedLengths, ReservedByOrder, ReservedOverSteps
+
+SAVED = 0.02
+"""Of the 3 % that native segments waste here."""
+
+
+def tight(space: Space) -> LinearMemory:
+    """A card on which the job as asked fits with expandable segments only, to the byte."""
+    needed = LinearMemory(budget_bytes=200 * GIB, unmapped=SAVED).estimate(space.base).with_expandable_segments()
+    return LinearMemory(budget_bytes=needed.required_bytes, unmapped=SAVED)
+
+
+ON_DEVICE = {"gradient_checkpointing": True, "activation_offloading": False, "optimizer_offload": False}
+ONE_POINT = space_of(per_device_train_batch_size=1, fit="lossless", **ON_DEVICE)
+"""A job whose every batch is pinned: its one level has one point."""
+
+
+def test_they_are_turned_on_where_native_segments_do_not_fit_for_no_rehearsal_and_no_harm() -> None:
+    model = tight(ONE_POINT)
+    found = search(ONE_POINT, model)
+    assert found.estimate.knobs == replace(ONE_POINT.base, expandable_segments=True)
+    assert found.estimate.required_bytes == model.budget_bytes
+    assert found.estimate.reserved == found.estimate.memory.reserved.expandable_segments
+    assert model.calls == [ONE_POINT.base]
+    assert found.attempts == (candidate(found.estimate),)
+    (lever,) = found.levers
+    assert (lever.name, lever.before, lever.after, lever.harm) == (EXPANDABLE, False, True, Harm.NONE)
+    assert lever.why == (
+        "with segments of fixed size it needs 19.5 GiB, the budget is 19.1 GiB: "
+        "segments that grow page by page leave fewer gaps between tensors: the same training"
+    )
+
+
+class Fragmenting(LinearMemory):
+    """Rows of every length leave 2 GiB more in segments of fixed size, in whichever order they come."""
+
+    def over_steps(self, estimate: Estimate) -> Estimate:
+        def order(more_bytes: int, *, expandable: bool) -> ReservedByOrder:
+            peak = estimate.memory.reserved.of(expandable_segments=expandable).peak_reserved_bytes
+            over = ReservedOverSteps(reserved_bytes=(peak + more_bytes,) * 3, num_alloc_retries=(0, 0, 0))
+            return ReservedByOrder(any_order=over, longest_first=over)
+
+        both = MixedLengths(native=order(2 * GIB, expandable=False), expandable_segments=order(0, expandable=True))
+        return replace(estimate, memory=replace(estimate.memory, mixed_lengths=both))
+
+
+class OfOneSpeed(Fragmenting):
+    """A device without rates, of which no speeds are known; rows of every length weigh on a single row alone."""
+
+    def time(self, knobs: Knobs) -> StepTime:
+        return StepTime(tokens=1.0, phases={Phase.BACKWARD: 1.0})
+
+    def over_steps(self, estimate: Estimate) -> Estimate:
+        is_single = estimate.knobs.per_device_train_batch_size == 1
+        return super().over_steps(estimate) if is_single else estimate
+
+
+def test_where_hours_overturn_the_smallest_batch_a_larger_one_is_taken() -> None:
+    space = space_of(effective_batch_size=64, fit="lossless", expandable_segments=False, **ON_DEVICE)
+    single = replace(space.base, per_device_train_batch_size=1, gradient_accumulation_steps=64)
+    needed = LinearMemory(budget_bytes=200 * GIB).estimate(single).required_bytes
+    found = search(space, OfOneSpeed(budget_bytes=needed + GIB))
+    assert found.estimate.knobs.per_device_train_batch_size > 1
+
+
+def test_the_reason_says_so_where_it_is_the_hours_after_that_do_not_fit() -> None:
+    needed = LinearMemory(budget_bytes=200 * GIB, unmapped=SAVED).estimate(ONE_POINT.base)
+    found = search(ONE_POINT, Fragmenting(budget_bytes=needed.required_bytes + GIB, unmapped=SAVED))
+    (lever,) = found.levers
+    assert lever.name == EXPANDABLE
+    assert lever.why.startswith("with segments of fixed size, over hours with rows of every length, it needs 21.5 GiB")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"expandable_segments": False},
+        {"forbid": frozenset({EXPANDABLE})},
+        {"method": "grpo", "use_vllm": True},
+    ],
+    ids=str,
+)
+def test_they_are_never_turned_on_against_the_users_words_or_vllm(words: dict[str, object]) -> None:
+    space = space_of(per_device_train_batch_size=1, gradient_checkpointing=True, **words)
+    assert EXPANDABLE not in space_of(method="grpo", use_vllm=False).pinned
+    assert not allowed(LEVERS[EXPANDABLE], space)
+    model = tight(space)
+    found = found_or_none(space, model)
+    assert found is None or not found.estimate.knobs.expandable_segments
+    assert len(model.calls) > 1  # what needs no other lever with them needs one without
+
+
+def test_the_users_own_are_kept_and_are_no_change() -> None:
+    space = replace(space_of(expandable_segments=True), pinned=ONE_POINT.pinned | {EXPANDABLE})
+    model = LinearMemory(budget_bytes=200 * GIB, unmapped=SAVED)
+    found = search(space, model)
+    assert found.estimate.knobs.expandable_segments
+    assert all(call.expandable_segments for call in model.calls)
+    assert EXPANDABLE not in [lever.name for lever in found.levers]
+
+
+def test_a_memo_answers_for_either_kind_of_segments_from_one_rehearsal() -> None:
+    model = tight(ONE_POINT)
+    memo = Memo(model, may_expand=True)
+    expanded = replace(ONE_POINT.base, expandable_segments=True)
+    assert memo(expanded) == memo(ONE_POINT.base) == memo(memo(expanded).knobs)
+    assert model.calls == [ONE_POINT.base]
+
+
+def test_segments_that_the_environment_sets_cost_no_second_rehearsal() -> None:
+    """Then every estimate comes back with them, whatever the search asked for."""
+
+    class Expanding(LinearMemory):
+        def estimate(self, knobs: Knobs) -> Estimate:
+            return super().estimate(knobs).with_expandable_segments()
+
+    model = Expanding(budget_bytes=200 * GIB, unmapped=SAVED)
+    space = replace(ONE_POINT, pinned=ONE_POINT.pinned | {EXPANDABLE})
+    assert search(space, model).estimate.knobs.expandable_segments
+    assert model.calls == [space.base]
+
+
+def test_where_neither_kind_fits_the_one_that_needs_less_counts() -> None:
+    model = LinearMemory(budget_bytes=3 * GIB, unmapped=SAVED)
+    assert Memo(model, may_expand=True)(ONE_POINT.base).knobs.expandable_segments
+    worse = LinearMemory(budget_bytes=3 * GIB, unmapped=-SAVED)
+    assert not Memo(worse, may_expand=True)(ONE_POINT.base).knobs.expandable_segments
+
+
+@given(st.integers(2 * GIB, 64 * GIB), st.sampled_from((1, 8, 64)), st.sampled_from((0.0, 0.02)))
+@settings(max_examples=40, deadline=None)
+def test_a_plan_has_them_if_and_only_if_it_does_not_fit_without(budget: int, effective: int, noise: float) -> None:
+    model = LinearMemory(budget_bytes=budget, noise=noise, unmapped=SAVED)
+    found = found_or_none(space_of(effective_batch_size=effective), model)
+    if found is None:
+        return
+    assert found.estimate.fits
+    knobs = found.estimate.knobs
+    assert knobs.expandable_segments != model.estimate(replace(knobs, expandable_segments=False)).fits
+    assert (EXPANDABLE in [lever.name for lever in found.levers]) == knobs.expandable_segments
+    assert len(model.calls) == len(set(model.calls))

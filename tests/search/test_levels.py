@@ -1,0 +1,287 @@
+"""The table of levers, the levels of harm that a job has, and the points of each."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from synthetic_memory import EIGHT, ONLINE, PPO, TRL, space_of
+
+from autotrain_mem.search.ladder import check_forbid
+from autotrain_mem.search.levels import SHORTER_ROWS, levels, strongest
+from autotrain_mem.search.levers import LADDER, LEVERS
+from autotrain_mem.search.points import least_demanding, lines
+from autotrain_mem.support.errors import UsageError
+from autotrain_mem.types import codec
+
+
+def test_the_table_is_in_the_order_of_harm_and_moves_knobs_that_exist() -> None:
+    assert [row.harm for row in LADDER] == sorted(row.harm for row in LADDER)
+    assert all(hasattr(TRL, knob) for row in LADDER for knob in (*row.knobs, *row.also, *row.needs))
+    assert all(LEVERS[name].harm <= row.harm for row in LADDER for name in row.along)
+    assert all(row.at_best.kept <= row.usual.kept and row.at_best.taken >= row.usual.taken for row in LADDER)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        *(("lorra", "lora"), ("bf16", "bf16_weights"), ("use_peft", "lora"), ("dtype", "bf16_weights")),
+        *(("4bit", "4bit_base"), ("load_in_8bit", "8bit_base"), ("zzz", None)),
+    ],
+)
+def test_an_unknown_lever_is_answered_with_the_one_meant(name: str, meant: str | None) -> None:
+    with pytest.raises(UsageError) as raised:
+        check_forbid([name, "max_length"])
+    assert raised.value.message == f"--forbid knows no lever named {name}"
+    did_you_mean = f"did you mean --forbid {meant} instead of {name}?\n" if meant else ""
+    assert raised.value.hint == f"{did_you_mean}the levers are {', '.join(LEVERS)}"
+    assert check_forbid(["lora", "lora"]) == {"lora"}
+
+
+def names(**words: Any) -> list[str]:
+    return [level.name for level in levels(space_of(**words))]
+
+
+def climbed(**words: Any) -> dict[str, list[dict[str, object]]]:
+    """What each level's settings change, lengths left out."""
+    space = space_of(**words)
+    assert levels(space)[0].gentlest == space.base
+    old = codec.to_json(space.base).items()
+    return {
+        level.name: [dict(codec.to_json(setting).items() - old) for setting in level.settings]
+        for level in levels(space)
+        if not level.lengths
+    }
+
+
+def every(**words: Any) -> list[dict[str, object]]:
+    """All settings of all levels."""
+    return [changed for settings in climbed(**words).values() for changed in settings]
+
+
+OFFLOADED = {"activation_offloading": True, "optimizer_offload": True}
+ADAPTER = {"use_peft": True, "dtype": "bfloat16", "learning_rate": 2e-4}
+FOUR_BIT = ADAPTER | {"load_in_4bit": True, "use_bnb_nested_quant": True}
+
+
+LORA = {
+    "LoRA": [ADAPTER],
+    "LoRA on an 8-bit base": [ADAPTER | {"load_in_8bit": True}],
+    "LoRA on a 4-bit base": [FOUR_BIT],
+    "LoRA on a 4-bit base, offloading": [FOUR_BIT | {"activation_offloading": True}],
+}
+
+
+def test_levels_climb_from_time_to_data() -> None:
+    activations, host = {"activation_offloading": True}, {"optimizer_offload": True}
+    bf16, eight_bit = {"dtype": "bfloat16"}, {"optim": "adamw_8bit"}
+    assert climbed(learning_rate=2e-4) == {
+        "lossless": [{}],
+        "lossless, offloading": [activations, host, OFFLOADED],
+        "rounding": [bf16, eight_bit, bf16 | eight_bit],
+        "rounding, offloading": [
+            *(bf16 | activations, eight_bit | activations, bf16 | eight_bit | activations),
+            *(bf16 | host, bf16 | OFFLOADED),
+        ],
+        **{
+            name: [dict(setting.items() - {("learning_rate", 2e-4)}) for setting in each] for name, each in LORA.items()
+        },
+    }
+    at_trls_rate = {
+        "lossless": [{}],
+        "lossless, offloading": [activations, host, OFFLOADED],
+        "rounding": [eight_bit],
+        "rounding, offloading": [eight_bit | activations],
+        **LORA,
+        "losing updates": [bf16, bf16 | eight_bit],
+        "losing updates, offloading": [
+            *(bf16 | activations, bf16 | eight_bit | activations, bf16 | host, bf16 | OFFLOADED)
+        ],
+    }
+    assert climbed() == at_trls_rate
+    assert names() == [*at_trls_rate, "shorter rows"]
+    harms = [level.harm for level in levels(space_of())]
+    assert harms == sorted(harms)
+
+
+@pytest.mark.parametrize(
+    ("words", "never", "still"),
+    [
+        ({"method": "ppo", "defaults": PPO}, {"activation_offloading", "optimizer_offload"}, {"dtype", "optim"}),
+        ({"method": "grpo", "defaults": ONLINE}, {"activation_offloading"}, {"dtype", "optimizer_offload"}),
+        ({"optimizer_offload": True}, {"optim"}, {"dtype"}),
+        ({"forbid": frozenset({"lora"})}, {"use_peft", "load_in_4bit", "load_in_8bit"}, {"optim"}),
+        ({"forbid": frozenset({"lora"}), "use_peft": True, "fit": "all"}, set(), {"load_in_4bit", "load_in_8bit"}),
+        ({"dtype": "float32"}, {"dtype"}, {"use_peft", "optim"}),
+        ({"forbid": frozenset({"bf16_weights"})}, {"dtype"}, {"use_peft", "optim"}),
+        ({"use_peft": False}, {"load_in_4bit", "load_in_8bit"}, {"optim"}),
+        ({"use_peft": True, "load_in_4bit": True}, {"load_in_8bit"}, {"dtype"}),
+        ({"use_peft": True, "load_in_8bit": True}, {"load_in_4bit"}, {"dtype"}),
+        ({"use_bnb_nested_quant": False}, {"use_bnb_nested_quant"}, {"load_in_4bit"}),
+        *(({"optim": optim}, {"optimizer_offload", "optim"}, {"dtype"}) for optim in ("adamw_8bit", "adafactor")),
+        ({"defaults": replace(TRL, optim="sgd")}, {"optim"}, {"optimizer_offload"}),
+    ],
+)
+def test_some_words_rule_levers_out_and_leave_others(words: dict[str, Any], never: set[str], still: set[str]) -> None:
+    changed = {name for setting in every(**words) for name in setting}
+    assert not changed & never
+    assert still <= changed
+
+
+FIRST = ("lossless", "lossless, offloading", "rounding", "rounding, offloading")
+LOSING = ("losing updates", "losing updates, offloading")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ({"fit": "lossless"}, ["lossless", "lossless, offloading"]),
+        ({"fit": "rounding"}, [*FIRST, *LOSING]),
+        ({"use_peft": False}, [*FIRST, *LOSING, SHORTER_ROWS]),
+        ({"forbid": frozenset({"lora"})}, [*FIRST, *LOSING, SHORTER_ROWS]),
+        (
+            {"forbid": frozenset({"4bit_base"})},
+            [*FIRST, *list(LORA)[:2], f"{list(LORA)[1]}, offloading", *LOSING, SHORTER_ROWS],
+        ),
+        # What the user asked for is no harm: whatever comes before LoRA loses what the job loses anyway.
+        ({"dtype": "bfloat16"}, [*FIRST, *LORA, SHORTER_ROWS]),
+        # Nothing is lost by a larger step, by an optimizer that sums up what is lost, or by float32.
+        ({"learning_rate": 1e-4}, [*FIRST, *LORA, SHORTER_ROWS]),
+        (
+            {"optim": "stable_adamw"},
+            ["lossless", "lossless, offloading", "rounding", "rounding, offloading", *LORA, SHORTER_ROWS],
+        ),
+        ({"dtype": "float32"}, [*FIRST, *LORA, SHORTER_ROWS]),
+        ({"method": "grpo", "defaults": ONLINE}, [*FIRST[:3], *list(LORA)[:3], *LOSING]),  # no prompt is cut
+        (
+            {"dtype": "float32", "optim": "adamw_torch", "use_peft": False, "max_length": 512}
+            | {"activation_offloading": False, "optimizer_offload": True},
+            ["lossless"],
+        ),
+    ],
+)
+def test_limits_pins_and_methods_end_the_levels(words: dict[str, Any], expected: list[str]) -> None:
+    assert names(**words) == expected
+
+
+def test_scales_of_a_4_bit_base_are_rounded_where_the_user_asked_for_it_and_come_with_it_where_the_plan_does() -> None:
+    asked, nested = {"use_peft": True, "load_in_4bit": True}, {"use_bnb_nested_quant": True}
+    rounding = climbed(**asked)["rounding"]
+    assert nested in rounding
+    assert rounding[-1] == {"dtype": "bfloat16", "optim": "adamw_8bit", **nested}
+    for words in ({"use_bnb_nested_quant": False}, {"forbid": frozenset({"nested_quant"})}, {"load_in_4bit": False}):
+        assert not any("use_bnb_nested_quant" in setting for setting in every(**{**asked, **words}))
+    assert climbed()["LoRA on a 4-bit base"] == [FOUR_BIT]
+    without = {name: value for name, value in FOUR_BIT.items() if name != "use_bnb_nested_quant"}
+    assert climbed(forbid=frozenset({"nested_quant"}))["LoRA on a 4-bit base"] == [without]
+
+
+def test_fp16_keeps_the_dtype_of_what_is_trained() -> None:
+    """The scaler takes no gradients in half precision; a frozen base has none."""
+    changed = [setting for setting in every(fp16=True) if "dtype" in setting]
+    assert changed
+    assert all(setting["use_peft"] and setting["dtype"] == "float16" for setting in changed)
+
+
+def test_a_checkpoint_that_is_quantized_is_not_quantized_again() -> None:
+    space = space_of(use_peft=True)
+    plain, quantized = (levels(replace(space, is_quantized=known)) for known in (False, True))
+    assert any(level.strongest.load_in_4bit for level in plain)
+    assert not any(level.strongest.load_in_4bit or level.strongest.load_in_8bit for level in quantized)
+
+
+def test_lengths_that_cut_a_row_are_tried_coarser_from_256_tokens() -> None:
+    assert levels(space_of(longest=400))[-1].lengths == (*range(64, 256, 16), 256, 320, 384)
+    assert SHORTER_ROWS not in names(longest=64)
+    assert SHORTER_ROWS in names(longest=65)
+
+
+def test_no_length_is_tried_that_would_drop_every_pair_of_a_reward_job() -> None:
+    space = space_of(method="reward", longest=512)
+    lengths = {floor: levels(replace(space, least_length=floor))[-1].lengths for floor in (0, 300)}
+    assert min(lengths[0]) < 300 <= min(lengths[300])
+    assert set(lengths[300]) < set(lengths[0])
+
+
+def test_lengths_are_tried_with_the_levers_that_leave_least_even_where_a_gentler_level_came_last() -> None:
+    *climbed, cut = levels(space_of())
+    assert strongest(climbed).name == "LoRA on a 4-bit base, offloading"
+    assert cut.strongest == replace(strongest(climbed).strongest, lora_r=8)
+    *_, below, cut = levels(space_of(use_peft=False, dtype="float32", longest=512))
+    assert below.strongest.optim == "adamw_8bit"
+    assert cut.strongest.optimizer_offload
+
+
+@pytest.mark.parametrize(
+    ("words", "checkpointing", "rows"),
+    [
+        ({"effective_batch_size": 12}, {False, True}, [1, 2, 3, 4, 6, 12]),
+        ({"effective_batch_size": 12, "forbid": frozenset({"micro_batch"})}, {False, True}, [6, 12]),
+        ({"forbid": frozenset({"gradient_checkpointing"})}, {False}, [1, 2, 4, 8]),
+        ({"gradient_checkpointing": True}, {True}, [1, 2, 4, 8]),
+        ({"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}, {False, True}, [4]),
+    ],
+)
+def test_every_setting_is_tried_at_all_batches_and_checkpointing_that_the_job_allows(
+    words: dict[str, Any], checkpointing: set[bool], rows: list[int]
+) -> None:
+    space = space_of(**words)
+    for level in levels(space):
+        found = list(lines(space, level))
+        assert len(found) == len(level.settings) * len(checkpointing)
+        assert {knobs.gradient_checkpointing for line in found for knobs in line} == checkpointing
+        assert all([knobs.per_device_train_batch_size for knobs in line] == rows for line in found)
+        assert {knobs.effective_batch_size for line in found for knobs in line} == {space.effective_batch_size}
+
+
+def ways(name: str, nodes: int = 1, **words: Any) -> list[tuple[object, ...]]:
+    """How the settings of a level are shared; the least demanding has the smallest shards among them."""
+    space = replace(space_of(**{"defaults": EIGHT, **words}), nodes=nodes)
+    level = next(level for level in levels(space) if level.name == name)
+    first = [line[0] for line in lines(space, level) if line[0].gradient_checkpointing]
+    least = min((knobs.sharding for knobs in first), key=LEAST.index)
+    assert least_demanding(space, level).sharding == least
+    return [(knobs.sharding, knobs.dp_replicate_size) for knobs in first]
+
+
+LEAST = ("fsdp2", "fsdp1", "hsdp", "fsdp2-no-reshard", "ddp")
+PLAIN = [("ddp", None), ("fsdp2-no-reshard", None), ("fsdp2", None)]
+
+
+@pytest.mark.parametrize(
+    ("level", "words", "expected"),
+    [
+        ("lossless", {}, PLAIN),
+        ("lossless", {"nodes": 2}, [*PLAIN, ("hsdp", 2)]),
+        ("lossless", {"forbid": frozenset({"sharding"})}, PLAIN[:1]),
+        ("lossless", {"sharding": "hsdp", "nodes": 4}, [("hsdp", 4)]),
+        ("lossless", {"use_vllm": True}, PLAIN),
+        ("lossless", {"optim": "paged_adamw_32bit"}, PLAIN[:1]),
+        ("lossless", {"sharding": "fsdp1"}, [("fsdp1", None)]),
+        ("lossless", {"method": "ppo", "defaults": replace(PPO, processes=8, sharding="ddp")}, PLAIN[:1]),
+        # What is trained is float32 under FSDP, and bitsandbytes' optimizer takes whole parameters.
+        ("rounding", {"learning_rate": 1e-4}, PLAIN[:1] * 3),
+        ("rounding", {}, PLAIN[:1]),
+        ("losing updates", {}, PLAIN[:1] * 2),
+        ("LoRA", {}, PLAIN),
+        ("LoRA on an 8-bit base", {}, PLAIN[:1]),
+        ("LoRA on a 4-bit base", {}, PLAIN),
+        ("LoRA on a 4-bit base, offloading", {}, PLAIN[:1]),
+    ],
+)
+def test_each_setting_is_shared_in_the_ways_that_go_with_it(
+    level: str, words: dict[str, Any], expected: list[tuple[object, ...]]
+) -> None:
+    assert ways(level, **words) == expected
+
+
+def test_shards_are_offloaded_where_there_are_some_and_whole_parameters_where_there_are_none() -> None:
+    space = space_of(defaults=EIGHT)
+    level = next(level for level in levels(space) if level.name == "lossless, offloading")
+    names = ("activation_offloading", "optimizer_offload", "fsdp_offload_params")
+    offloaded = [(line[0].sharding, *(getattr(line[0], name) for name in names)) for line in lines(space, level)]
+    whole = [("ddp", *pulled) for pulled in ((True, False, False), (False, True, False), (True, True, False))]
+    assert list(dict.fromkeys(offloaded)) == [*whole, ("fsdp2", False, False, True)]
+    assert least_demanding(space, level).fsdp_offload_params
+    assert levels(space_of(defaults=EIGHT, forbid=frozenset({"lora"}), longest=2048))[-1].strongest.fsdp_offload_params
+    alone = [line[0].fsdp_offload_params for line in lines(space_of(), levels(space_of())[1])]
+    assert not any(alone)

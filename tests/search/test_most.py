@@ -1,0 +1,171 @@
+"""As much as fits of one knob: the border of a level in few rehearsals, and which level the answer is of."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+from synthetic_memory import LinearMemory, space_of
+
+from autotrain_mem.search.levels import levels
+from autotrain_mem.search.most import Question, answering, find_border, search_most
+from autotrain_mem.search.points import least_demanding, lines
+from autotrain_mem.search.search import make_memo
+from autotrain_mem.search.space import Space
+from autotrain_mem.support.errors import DoesNotFitError, PlanError
+from autotrain_mem.support.units import GIB
+from autotrain_mem.types import Estimate
+from autotrain_mem.types.most import Most
+
+LENGTHS = (*range(64, 256, 16), *range(256, 16_384, 64), 16_384)
+ROWS = range(1, 4097)
+
+
+def question(name: str, values: Sequence[int], **words: Any) -> Question:
+    @cache
+    def space(value: int) -> Space:
+        return space_of(**{**words, name: value})
+
+    return Question(name=name, values=values, space=space, stopped_by="the end")
+
+
+def fits(asked: Question, level: str, model: LinearMemory, value: int) -> bool:
+    """Whether the whole model does, without a search."""
+    space = asked.space(value)
+    point = least_demanding(space, next(each for each in levels(space) if each.name == level))
+    estimate = model.estimate(point)
+    return estimate.fits or estimate.with_expandable_segments().fits
+
+
+def is_border(asked: Question, level: str, model: LinearMemory, most: Most) -> bool:
+    """Whether a value fits and its neighbour does not."""
+    after = asked.values.index(most.value) + 1
+    is_last = after == len(asked.values)
+    neighbour = None if is_last else asked.values[after]
+    beyond = is_last or not fits(asked, level, model, asked.values[after])
+    return fits(asked, level, model, most.value) and beyond and most.next_value == neighbour
+
+
+@pytest.mark.parametrize("budget", [9, 17, 20, 24, 48])
+@pytest.mark.parametrize(
+    ("name", "values"), [("max_length", LENGTHS), ("per_device_train_batch_size", ROWS)], ids=["length", "rows"]
+)
+@pytest.mark.parametrize(("frees_gradients", "rehearsals"), [(False, 8), (True, 11)], ids=["straight", "bent"])
+def test_the_border_of_each_level_is_found_in_few_rehearsals(
+    budget: int, name: str, values: Sequence[int], frees_gradients: bool, rehearsals: int
+) -> None:
+    """Without accumulation few rows peak where all gradients are there, and many where none are yet."""
+    asked = question(name, values, **({} if name == "max_length" else {"max_length": 512}))
+    model = LinearMemory(int(budget * GIB), evaluated_bytes=0, frees_gradients=frees_gradients)
+    for level in answering(asked):
+        memo = make_memo(asked.space(values[0]), model, lambda attempt: None)
+        border = find_border(asked, level.name, memo)
+        assert (border is not None) == fits(asked, level.name, model, values[0]), level.name
+        if border is not None:
+            assert is_border(asked, level.name, model, border.most(asked)), level.name
+            assert len(memo.attempts) <= rehearsals, level.name
+
+
+@pytest.mark.parametrize(("effective", "gib", "one_row"), [(2, 8, 144), (8, 8, 144), (2, 5, 3968)])
+def test_a_batch_in_one_micro_batch_may_be_of_longer_rows_than_one_row_at_a_time(
+    effective: int, gib: int, one_row: int
+) -> None:
+    """Where gradients are accumulated, they and the activations of one row are there together."""
+    words = {"effective_batch_size": effective, "learning_rate": 1e-4}
+    asked, model = question("max_length", LENGTHS, **words), LinearMemory(gib * GIB)
+    found = search_most(asked, model)
+    assert found.most is not None
+    assert found.most.value > 1.5 * one_row
+    after = LENGTHS[LENGTHS.index(found.most.value) + 1]
+    assert found.most.next_value == after
+    assert fits(asked, found.level, model, one_row)
+    assert not fits(asked, found.level, model, LENGTHS[LENGTHS.index(one_row) + 1])
+    assert holds(asked, found.level, model, found.most.value)
+    assert not holds(asked, found.level, model, after)
+    assert len(found.attempts) <= 28
+
+
+def test_all_rows_at_once_may_fit_where_fewer_do_not() -> None:
+    """Of 8 rows all in one micro-batch leave nothing to accumulate."""
+    asked = question("per_device_train_batch_size", (1, 2, 4, 8), effective_batch_size=8, fit="lossless")
+    for gib, accumulating in ((8, []), (8.2, [1])):
+        model = LinearMemory(int(gib * GIB))
+        every = [each for each in (1, 2, 4, 8) if fits(asked, "lossless, offloading", model, each)]
+        assert every == [*accumulating, 8]
+        found = search_most(asked, model)
+        assert found.most == Most(name="per_device_train_batch_size", value=8, next_value=None, stopped_by="the end")
+        assert found.estimate.knobs.gradient_accumulation_steps == 1
+
+
+def holds(asked: Question, level: str, model: LinearMemory, value: int) -> bool:
+    """Whether any point of a level fits."""
+    space = asked.space(value)
+    named = next(each for each in levels(space) if each.name == level)
+    estimates = [model.estimate(knobs) for line in lines(space, named) for knobs in line]
+    return any(each.fits or each.with_expandable_segments().fits for each in estimates)
+
+
+def test_what_the_whole_model_overturns_is_looked_for_again() -> None:
+    asked = question("max_length", LENGTHS, fit="lossless", forbid=frozenset({"optimizer_offload"}))
+    for amiss in (0.02, -0.02):
+        model = LinearMemory(int(19.6 * GIB), copied_layers=3, amiss=amiss)
+        memo = make_memo(asked.space(64), model, lambda attempt: None)
+        border = find_border(asked, "lossless", memo)
+        assert border is not None
+        assert is_border(asked, "lossless", model, border.most(asked))
+        assert border.beyond is not None
+        assert {border.estimate.memory.rehearsed_layers, border.beyond.memory.rehearsed_layers} == {None}
+
+
+def test_the_answer_is_of_the_gentlest_level_that_holds_the_smallest_value_and_its_plan_has_that_value() -> None:
+    found = search_most(question("max_length", LENGTHS), LinearMemory(24 * GIB))
+    assert found.level == "lossless"
+    assert found.most is not None
+    assert found.estimate.knobs.max_length == found.most.value
+    assert found.estimate.fits
+    assert not [lever for lever in found.levers if lever.name == "max_length"], "it is the user's word"
+    small = search_most(question("max_length", LENGTHS), LinearMemory(9 * GIB))
+    assert small.level not in ("lossless", "shorter rows")
+    assert small.most is not None
+    assert small.estimate.knobs.max_length == small.most.value
+
+
+def test_where_all_values_fit_it_says_what_ends_them() -> None:
+    found = search_most(question("max_length", (64, 80)), LinearMemory(80 * GIB))
+    assert found.most == Most(name="max_length", value=80, next_value=None, stopped_by="the end")
+
+
+def test_a_level_that_is_passed_over_for_its_speed_is_not_the_answers() -> None:
+    words = {"max_slowdown": 1.2}
+    model = LinearMemory(9 * GIB)
+    gentle = search_most(question("max_length", LENGTHS), model)
+    swift = search_most(question("max_length", LENGTHS, **words), LinearMemory(9 * GIB))
+    order = [level.name for level in answering(question("max_length", LENGTHS))]
+    assert order.index(swift.level) > order.index(gentle.level)
+    assert swift.most is not None
+    assert is_border(question("max_length", LENGTHS), swift.level, model, swift.most)
+
+
+def test_where_not_even_the_smallest_value_fits_the_error_names_what_does() -> None:
+    with pytest.raises(DoesNotFitError, match="does not fit toy12"):
+        search_most(question("max_length", LENGTHS, fit="lossless"), LinearMemory(2 * GIB))
+
+
+def test_limits_are_kept() -> None:
+    class Nothing:
+        def keeps(self, estimate: Estimate) -> bool:
+            return False
+
+        def broken(self, fitting: Sequence[Estimate]) -> PlanError:
+            return PlanError(f"{len(fitting) > 0}")
+
+    with pytest.raises(PlanError, match="True"):
+        search_most(question("max_length", LENGTHS[:20]), LinearMemory(24 * GIB), limits=Nothing())
+
+
+def test_an_estimate_of_a_level_is_never_of_cut_rows() -> None:
+    asked = question("lora_r", (1, 2, 4), use_peft=True)
+    assert "shorter rows" in [level.name for level in levels(asked.space(1))]
+    assert "shorter rows" not in [level.name for level in answering(asked)]
+    assert replace(asked, values=(2, 4)).values[0] == 2

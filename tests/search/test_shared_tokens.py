@@ -1,0 +1,75 @@
+"""Where a plan tries to share the tokens of rows among GPUs, and what becomes of its batches."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.planner.synthetic_memory import TRL, space_of
+
+from autotrain_mem.search.levels import levels
+from autotrain_mem.search.shardings import shared
+from autotrain_mem.search.shared_tokens import LONG_ROW_TOKENS, degrees, way_of
+from autotrain_mem.search.space import micro_batches, with_rows
+from autotrain_mem.support.errors import BatchSplitError
+from autotrain_mem.types import Job
+
+EIGHT = replace(TRL, processes=8, sharding="ddp")
+PAIRS = replace(EIGHT, sharding="fsdp2", cp_size=2)
+
+
+def tried(tokens: int = LONG_ROW_TOKENS, *, layers: bool = True, **words: Any) -> tuple[int, ...]:
+    given = {"max_length": tokens, **words}
+    forbid = frozenset(given.pop("forbid", ()))
+    space = space_of(defaults=EIGHT, forbid=forbid, **given)
+    return degrees(replace(space, shares_tokens=layers), Job(model="toy", dataset=None, method="sft", arguments=given))
+
+
+def test_tokens_are_shared_by_what_divides_the_gpus_and_where_rows_are_long() -> None:
+    assert tried() == (2, 4, 8)
+    assert tried(LONG_ROW_TOKENS - 1) == ()
+    assert tried(layers=False) == ()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"cp_size": 2},
+        {"forbid": ("cp_size",)},
+        {"sp_size": 2},
+        {"sharding": "ddp"},
+        {"sharding": "zero3", "forbid": ("sp_size",)},
+        {"packing": True},
+        {"attn_implementation": "flash_attention_2"},
+        {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4},
+    ],
+    ids=str,
+)
+def test_no_other_is_tried_than_what_is_said_allows(words: dict[str, Any]) -> None:
+    assert tried(**words) == ()
+
+
+def test_under_zero_they_are_shared_in_its_way() -> None:
+    assert tried(sharding="zero3", attn_implementation="flash_attention_2") == (2, 4, 8)
+    jobs = (Job(model="toy", dataset=None, method="sft", arguments=each) for each in ({}, {"sharding": "zero3"}))
+    assert [way_of(job).name for job in jobs] == ["cp_size", "sp_size"]
+    assert replace(PAIRS, cp_size=1, sp_size=4, sharding="zero3").data_parallel_size == 2
+
+
+def test_the_effective_batch_is_of_those_that_have_rows_of_their_own() -> None:
+    assert PAIRS.data_parallel_size == 4
+    assert PAIRS.effective_batch_size == EIGHT.effective_batch_size / 2
+    space = space_of(defaults=PAIRS, effective_batch_size=32)
+    assert space.share == 8
+    assert micro_batches(space) == (8, 4, 2, 1)
+    assert {with_rows(space.base, rows).effective_batch_size for rows in micro_batches(space)} == {32}
+
+
+def test_an_effective_batch_that_groups_do_not_divide_is_refused() -> None:
+    with pytest.raises(BatchSplitError, match="4 groups of 2 GPUs do not divide the effective batch size 6"):
+        space_of(defaults=PAIRS, effective_batch_size=6)
+
+
+def test_shared_tokens_are_tried_with_fsdp2_alone() -> None:
+    space = space_of(defaults=PAIRS, longest=2048)
+    ways = {way.sharding for level in levels(space) for setting in level.settings for way in shared(space, setting)}
+    assert ways == {"fsdp2", "fsdp2-no-reshard"}

@@ -1,0 +1,168 @@
+"""What a job leaves to the search, and the precision of its card."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from synthetic_memory import TRL, space_of
+
+from autotrain_mem.search.precision import can_scale, half_of, lacks_bf16, precise_for, why_fp16
+from autotrain_mem.search.shardings import shardings
+from autotrain_mem.search.space import Space, make_space, micro_batches, with_rows
+from autotrain_mem.support.errors import BatchSplitError, ContextLengthError, UsageError
+from autotrain_mem.types import Job
+from autotrain_mem.types.model import ModelFacts
+
+
+def rows_of(space: Space) -> list[int]:
+    return list(micro_batches(space))
+
+
+def test_trl_defaults_are_the_base_when_nothing_is_given_and_knobs_alone_are_pinned() -> None:
+    space = space_of()
+    assert (space.base, space.pinned, space.effective_batch_size) == (TRL, frozenset(), 8)
+    assert space_of(weight_decay=0.1, dtype="bfloat16").pinned == {"dtype"}
+
+
+@pytest.mark.parametrize(
+    ("words", "effective", "splits", "base"),
+    [
+        # Every divisor is a choice, largest first; the base is the largest that is not above TRL's micro-batch.
+        ({"effective_batch_size": 12}, 12, [12, 6, 4, 3, 2, 1], (6, 2)),
+        ({"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}, 12, [4], (4, 3)),
+        ({"per_device_train_batch_size": 4}, 4, [4], (4, 1)),
+        ({"gradient_accumulation_steps": 4}, 32, [8], (8, 4)),
+        ({"per_device_train_batch_size": 4, "effective_batch_size": 64}, 64, [4], (4, 16)),
+        ({"gradient_accumulation_steps": 16, "effective_batch_size": 64}, 64, [4], (4, 16)),
+    ],
+    ids=str,
+)
+def test_batch_flags_decide_the_splits(
+    words: dict[str, Any], effective: int, splits: list[int], base: tuple[int, int]
+) -> None:
+    space = space_of(**words)
+    assert (space.effective_batch_size, rows_of(space)) == (effective, splits)
+    assert (space.base.per_device_train_batch_size, space.base.gradient_accumulation_steps) == base
+
+
+@pytest.mark.parametrize(
+    ("words", "effective", "splits", "base"),
+    [
+        ({}, 32, [8, 4, 2, 1], (8, 1)),
+        ({"effective_batch_size": 64}, 64, [16, 8, 4, 2, 1], (8, 2)),
+        ({"effective_batch_size": 64, "gradient_accumulation_steps": 16}, 64, [1], (1, 16)),
+        ({"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}, 48, [4], (4, 3)),
+    ],
+    ids=str,
+)
+def test_the_effective_batch_is_that_of_all_processes_and_each_divides_its_share(
+    words: dict[str, Any], effective: int, splits: list[int], base: tuple[int, int]
+) -> None:
+    space = space_of(defaults=replace(TRL, processes=4, sharding="ddp"), **words)
+    assert (space.effective_batch_size, rows_of(space)) == (effective, splits)
+    assert (space.base.per_device_train_batch_size, space.base.gradient_accumulation_steps) == base
+    assert with_rows(space.base, splits[-1]).effective_batch_size == effective
+
+
+@pytest.mark.parametrize(
+    ("machines", "effective", "hint"),
+    [
+        (1, 12, "--gpus 1, 2, 3, 4, 6 or 12$"),
+        (128, 64, "8 --nodes 1, 2, 4 or 8$"),
+        (3, 20, "GPUs in all: 1, 2, 4, 5, 10 or 20$"),
+    ],
+)
+def test_gpus_that_do_not_divide_the_effective_batch_are_told_how_many_would(
+    machines: int, effective: int, hint: str
+) -> None:
+    job = Job(method="sft", model="toy-1B", dataset=None, effective_batch_size=effective)
+    facts, defaults = ModelFacts(context_length=None, is_quantized=False), replace(TRL, processes=8 * machines)
+    with pytest.raises(BatchSplitError) as refused:
+        make_space(defaults, job, facts, longest=None, nodes=machines)
+    assert re.search(hint, str(refused.value.hint))
+
+
+def test_sizes_below_one_are_all_named_at_once() -> None:
+    with pytest.raises(UsageError, match=r"--per_device_train_batch_size 0, --max_length -1, --effective_batch_size 0"):
+        space_of(per_device_train_batch_size=0, max_length=-1, effective_batch_size=0)
+
+
+@pytest.mark.parametrize("words", [{}, {"max_length": "auto"}], ids=["absent", "auto"])
+@pytest.mark.parametrize(
+    ("longest", "context_length", "length"),
+    [(80, 2048, 80), (9000, 2048, 2048), (80, None, 80), (None, 2048, 1024), (None, 512, 512), (None, None, 1024)],
+)
+def test_auto_length_is_the_longest_row_within_the_context(
+    words: dict[str, str], longest: int | None, context_length: int | None, length: int
+) -> None:
+    space = space_of(**words, longest=longest, context_length=context_length)
+    assert space.base.max_length == length
+    assert "max_length" not in space.pinned
+
+
+@pytest.mark.parametrize(("context_length", "length"), [(2048, 70), (64, 64)])
+def test_a_percentile_is_what_the_data_answer_to_it_within_the_context(context_length: int, length: int) -> None:
+    job = Job(method="sft", model="any", dataset=None, arguments={"max_length": "p99"})
+    facts = ModelFacts(context_length=context_length, is_quantized=False)
+    space = make_space(TRL, job, facts, longest=80, asked_length=70)
+    assert space.base.max_length == length
+    assert "max_length" not in space.pinned
+
+
+def test_a_given_length_is_pinned_and_rows_count_as_long_as_they_are_unless_packed() -> None:
+    space = space_of(max_length=512, longest=80)
+    assert (space.base.max_length, "max_length" in space.pinned) == (512, True)
+    assert space.row_tokens(512) == 80
+    assert space_of(max_length=512, longest=80, packing=True).row_tokens(512) == 512
+
+
+def test_length_beyond_the_context_is_refused_with_the_length_that_works() -> None:
+    with pytest.raises(ContextLengthError) as raised:
+        space_of(max_length=4096, context_length=2048)
+    assert raised.value.hint == "use --max_length 2048 or less, or --max_length auto"
+
+
+T4, V100, A100 = (7, 5), (7, 0), (8, 0)
+
+
+@pytest.mark.parametrize(
+    ("card", "words", "fp16"),
+    [
+        *((T4, {"use_peft": True}, True), (V100, {}, True), (A100, {}, False)),
+        *((T4, {"bf16": True}, False), (T4, {"bf16": False}, False), (T4, {"fp16": False}, False)),
+    ],
+)
+def test_a_card_before_ampere_trains_in_fp16_unless_the_user_chose(
+    card: tuple[int, int], words: dict[str, Any], fp16: bool
+) -> None:
+    assert precise_for(TRL, words, card) == replace(TRL, fp16=fp16)
+    assert lacks_bf16(card) is (card != A100)
+
+
+@pytest.mark.parametrize(
+    ("fp16", "use_peft", "dtype", "scales"),
+    [
+        (False, False, "bfloat16", True),
+        (True, False, "float32", True),
+        (True, False, "float16", False),
+        (True, False, "bfloat16", False),
+        (True, True, "float16", True),
+    ],
+)
+def test_the_scaler_takes_no_gradients_in_half_precision(fp16: bool, use_peft: bool, dtype: str, scales: bool) -> None:
+    assert can_scale(replace(TRL, fp16=fp16, use_peft=use_peft, dtype=dtype)) is scales
+
+
+def test_half_precision_is_that_of_the_products_and_the_reason_names_the_card() -> None:
+    assert (half_of(TRL), half_of(replace(TRL, fp16=True))) == ("bfloat16", "float16")
+    assert "7.5" in why_fp16(T4)
+
+
+def test_a_config_of_deepspeeds_says_how_a_model_is_divided_also_where_all_limits_are_let_go() -> None:
+    """Under another sharding the trainer would be DeepSpeed's all the same."""
+    divided = replace(TRL, processes=2, sharding="zero2")
+    said = space_of(defaults=divided, deepspeed={"zero_optimization": {"stage": 2}})
+    free = space_of(defaults=divided)
+    assert shardings(replace(said, pinned=frozenset())) == ("zero2",)
+    assert len(shardings(free)) > 1

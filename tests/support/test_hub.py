@@ -1,0 +1,68 @@
+"""What the hub would have to be asked for, and is not kept here, is refused at once where it cannot be asked."""
+
+from __future__ import annotations
+
+import socket
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from autotrain_mem.support.errors import DatasetNotFoundError, ModelNotFoundError
+from autotrain_mem.support.hub import check_cached, check_kept_rows, why_not_asked
+
+ROWS = "trl-lib/SomeRows"
+
+
+@pytest.fixture
+def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """A hub on this machine that takes connections until it is closed."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(urllib.request, "getproxies", dict)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        yield server
+
+
+def test_a_hub_that_takes_no_connection_is_not_waited_for(
+    listening: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert why_not_asked() == ""
+    check_cached("nobody/nothing", None)
+    listening.close()
+    with pytest.raises(
+        ModelNotFoundError, match=r"No model 'nobody/nothing': .* the hub cannot be reached \(http://127"
+    ):
+        check_cached("nobody/nothing", None)
+    monkeypatch.setattr(urllib.request, "getproxies", lambda: {"http": "http://proxy"})
+    check_cached("nobody/nothing", None)
+
+
+def test_a_name_that_is_no_id_of_the_hubs_is_told_as_that(listening: socket.socket) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"No model 'my model': .* and no hub id is written so"):
+        check_cached("my model", None)
+
+
+def test_a_host_without_an_address_is_away_and_one_that_is_slow_is_not(
+    listening: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for error, is_away in ((socket.gaierror(-2, "Name or service not known"), True), (TimeoutError(), False)):
+
+        def connect(*_: object, error: OSError = error) -> None:
+            raise error
+
+        monkeypatch.setattr(socket, "create_connection", connect)
+        assert bool(why_not_asked()) is is_away
+
+
+def test_rows_that_were_loaded_before_are_kept_under_their_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(DatasetNotFoundError, match=f"No dataset '{ROWS}': .* HF_HUB_OFFLINE keeps the hub"):
+        check_kept_rows(ROWS, {"HF_DATASETS_CACHE": str(tmp_path)})
+    check_kept_rows(str(tmp_path), {})
+    (tmp_path / "datasets" / "trl-lib___some_rows").mkdir(parents=True)
+    check_kept_rows(ROWS, {"HF_HOME": str(tmp_path)})

@@ -1,0 +1,258 @@
+"""The cache on disk: what was put is what is got, whatever happens to the files meanwhile."""
+
+import errno
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotrain_mem.support import store as module
+from autotrain_mem.support.store import PAGE_BYTES, PLAIN_BYTES, Store, cache_folder, drop_oldest
+
+KEY = {"model": "tiny", "batch": 4}
+LARGE = list(range(PLAIN_BYTES))
+
+
+def never() -> float:
+    """No put looks for files to drop."""
+    return 1.0
+
+
+class Messages(list[str]):
+    """What a store said."""
+
+    def __call__(self, message: str) -> None:
+        self.append(message)
+
+
+@pytest.fixture
+def messages() -> Messages:
+    return Messages()
+
+
+@pytest.fixture
+def store(tmp_path: pathlib.Path, messages: Messages) -> Store:
+    return Store(tmp_path / "cache", on_damage=messages, draw=never)
+
+
+def only_file(tmp_path: pathlib.Path) -> pathlib.Path:
+    (path,) = (tmp_path / "cache").iterdir()
+    return path
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=60)
+@given(kind=st.sampled_from(["rehearsal", "profile"]), key=st.dictionaries(st.text(), JSON, max_size=4), value=JSON)
+def test_what_was_put_is_got_by_a_later_process(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, key: dict[str, Any], value: Any
+) -> None:
+    folder, messages = tmp_path_factory.mktemp("store"), Messages()
+    Store(folder, on_damage=messages).put(kind, key, value)
+    assert Store(folder, on_damage=messages).get(kind, key) == value
+    assert Store(folder, on_damage=messages).get("another", key) is None
+    assert Store(folder, on_damage=messages).get(kind, {**key, "more": 1}) is None
+    assert messages == []
+
+
+def test_a_large_value_is_compressed_and_a_small_one_can_be_read_by_a_person(
+    store: Store, tmp_path: pathlib.Path
+) -> None:
+    store.put("kind", KEY, LARGE)
+    assert only_file(tmp_path).stat().st_size < len(json.dumps(LARGE)) / 2
+    assert store.get("kind", dict(reversed(KEY.items()))) == LARGE, "in any order of the key's names"
+    store.put("kind", KEY, "small")
+    assert '"value":"small"' in only_file(tmp_path).read_text(encoding="utf-8")
+    store.put("kind", {"pair": (2, 3)}, "value")
+    assert store.get("kind", {"pair": [2, 3]}) == "value"
+
+
+@pytest.mark.parametrize("value", ["small", list(range(5000))], ids=["plain", "zlib"])
+def test_a_file_cut_short_at_any_byte_is_dropped_said_once_and_made_again(
+    tmp_path: pathlib.Path, store: Store, value: Any
+) -> None:
+    store.put("kind", KEY, value)
+    path = only_file(tmp_path)
+    whole = path.read_bytes()
+    assert (b" zlib\n" in whole) is (value != "small")
+    for length in range(0, len(whole), 1 if value == "small" else 97):
+        path.write_bytes(whole[:length])
+        messages = Messages()
+        reader = Store(path.parent, on_damage=messages)
+        assert reader.get("kind", KEY) is None
+        assert not path.exists()
+        assert reader.get("kind", KEY) is None
+        assert len(messages) == 1
+        assert "damaged" in messages[0]
+        assert "rebuilt" in messages[0]
+    store.put("kind", KEY, value)
+    assert store.get("kind", KEY) == value
+
+
+@settings(max_examples=100)
+@given(data=st.data())
+def test_no_changed_byte_gives_another_value(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    folder, messages = tmp_path_factory.mktemp("store"), Messages()
+    Store(folder, on_damage=messages).put("kind", KEY, {"bytes": 12345})
+    (path,) = folder.iterdir()
+    content = bytearray(path.read_bytes())
+    place = data.draw(st.integers(0, len(content) - 1))
+    content[place] = data.draw(st.integers(0, 255).filter(lambda byte: byte != content[place]))
+    path.write_bytes(content)
+    assert Store(folder, on_damage=messages).get("kind", KEY) is None
+    assert len(messages) == 1
+
+
+def test_a_value_kept_under_another_key_is_not_taken(store: Store, tmp_path: pathlib.Path, messages: Messages) -> None:
+    store.put("kind", KEY, "mine")
+    path = only_file(tmp_path)
+    store.put("kind", {"model": "other"}, "another's")
+    (other,) = set(path.parent.iterdir()) - {path}
+    os.replace(other, path)
+    assert store.get("kind", KEY) is None
+    assert messages == [f"the cache in {path.parent} was damaged (a file is another's): rebuilt"]
+
+
+def refuse(number: int) -> Callable[..., Any]:
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    return refused
+
+
+@pytest.mark.parametrize("call", ["mkdir", "open", "replace"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
+def test_whatever_cannot_be_written_is_said_once_and_leaves_nothing(
+    store: Store, tmp_path: pathlib.Path, messages: Messages, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    store.put("kind", {"old": 1}, "old")
+    with monkeypatch.context() as patch:
+        if call == "mkdir":
+            patch.setattr(pathlib.Path, "mkdir", refuse(number))
+        elif call == "replace":
+            patch.setattr(os, "replace", refuse(number))
+        else:
+            patch.setattr(module, "open", refuse(number), raising=False)
+        store.put("kind", KEY, 1)
+        store.put("kind", KEY, 2)
+    assert len(messages) == 1
+    assert os.strerror(number) in messages[0]
+    assert len(list((tmp_path / "cache").iterdir())) == 1, "no half of a file stays"
+    assert store.get("kind", {"old": 1}) == "old", "what was kept before can still be read"
+
+
+HAMMER = """
+    import pathlib, sys
+    from autotrain_mem.support.store import Store
+    messages = []
+    store = Store(pathlib.Path(sys.argv[1]), on_damage=messages.append, limit_bytes=6 * 4096, draw=lambda: 0.0)
+    wrong = 0
+    for turn in range(60):
+        for number in range(8):
+            found = store.get("kind", {"number": number})
+            wrong += found is not None and (found["number"] != number or len(set(found["rows"])) != 1)
+            store.put("kind", {"number": number}, {"number": number, "rows": [turn] * 3000})
+    print(wrong, messages)
+"""
+
+
+def hammer(folder: pathlib.Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(HAMMER), str(folder)], stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_two_processes_that_keep_the_same_keys_never_read_a_torn_value(tmp_path: pathlib.Path) -> None:
+    both = [hammer(tmp_path), hammer(tmp_path)]
+    said = [process.communicate(timeout=60)[0] for process in both]
+    assert said == ["0 []\n"] * 2
+    assert len(list(tmp_path.glob("*.json"))) <= 6, "and each dropped what was too much"
+
+
+def test_a_process_that_is_killed_leaves_only_whole_values(tmp_path: pathlib.Path, messages: Messages) -> None:
+    for wait_seconds in (0.1, 0.2):
+        process = hammer(tmp_path)
+        deadline = time.monotonic() + 30
+        while not list(tmp_path.glob("*.json")) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(wait_seconds)
+        process.kill()
+        process.communicate()
+        store = Store(tmp_path, on_damage=messages)
+        found = [store.get("kind", {"number": number}) for number in range(8)]
+        assert any(found)
+        assert messages == []
+
+
+def aged(path: pathlib.Path, seconds: float) -> None:
+    then = time.time() - seconds
+    os.utime(path, (then, then))
+
+
+def test_what_was_longest_unused_goes_first(tmp_path: pathlib.Path, messages: Messages) -> None:
+    limited = Store(tmp_path, on_damage=messages, limit_bytes=8 * PAGE_BYTES, draw=lambda: 0.0)
+    for number in range(8):
+        before = set(tmp_path.iterdir())
+        limited.put("kind", {"number": number}, number)
+        (new,) = set(tmp_path.iterdir()) - before
+        aged(new, 1000 - number)
+    assert limited.get("kind", {"number": 0}) == 0, "used just now"
+    limited.put("kind", {"number": 8}, 8)
+    kept = [number for number in range(9) if limited.get("kind", {"number": number}) is not None]
+    assert kept == [0, 4, 5, 6, 7, 8], "three quarters of eight pages"
+    assert messages == []
+
+
+def test_one_put_in_many_looks_and_a_large_one_more_often(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[pathlib.Path] = []
+    monkeypatch.setattr(module, "drop_oldest", lambda folder, limit_bytes: looked.append(folder))
+    chance = PAGE_BYTES / module.LOOK_EVERY_BYTES
+    for drawn, looks in ((chance * 0.99, 1), (chance, 1), (1.0, 1), (0.0, 2)):
+        Store(tmp_path, on_damage=Messages(), draw=lambda drawn=drawn: drawn).put("kind", KEY, 1)  # type: ignore[misc]
+        assert len(looked) == looks
+    assert chance < 1e-3
+
+
+def test_half_a_file_is_dropped_when_nobody_can_still_be_writing_it(tmp_path: pathlib.Path) -> None:
+    young, old, foreign = (tmp_path / name for name in ("a.1.partial", "a.2.partial", "README"))
+    for path in (young, old, foreign):
+        path.write_text("half")
+    aged(old, 2 * module.ABANDONED_SECONDS)
+    aged(foreign, 2 * module.ABANDONED_SECONDS)
+    drop_oldest(tmp_path, 0)
+    assert sorted(tmp_path.iterdir()) == sorted([young, foreign])
+
+
+def test_results_are_kept_in_the_users_cache_or_where_the_variable_says_or_nowhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, messages: Messages
+) -> None:
+    monkeypatch.delenv("AUTOFIT_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = cache_folder()
+    assert folder is not None
+    assert folder.name == "autofit"
+    assert not sys.platform.startswith("linux") or folder == tmp_path / "autofit"
+    monkeypatch.setenv("AUTOFIT_CACHE", str(tmp_path / "mine"))
+    assert cache_folder() == tmp_path / "mine"
+    monkeypatch.setenv("AUTOFIT_CACHE", "")
+    assert cache_folder() is None
+    nowhere = Store(None, on_damage=messages)
+    nowhere.put("kind", KEY, 1)
+    assert nowhere.get("kind", KEY) is None
+    assert messages == []

@@ -1,0 +1,116 @@
+"""Every noun that crosses a process border or lies in a file comes back as it went, and what is changed is refused."""
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from autotrain_mem import types as nouns
+from autotrain_mem.methods.table import METHODS
+from autotrain_mem.training.request import Request
+from autotrain_mem.types import DataProfile, Hardware, Job, Phase, StepTime, codec
+from autotrain_mem.types.model import ModelFacts
+from autotrain_mem.types.preflight import Preflight
+from autotrain_mem.types.report import MemoryReading
+from autotrain_mem.types.shortage import Shortage
+from autotrain_mem.types.sweep import Sweep
+
+READ = (
+    *(nouns.Counting, nouns.DataProfile, nouns.Estimate, nouns.Experience, nouns.Footprint, nouns.Hardware, nouns.Job),
+    *(nouns.Knobs, nouns.Plan, nouns.Report, nouns.StepTime, nouns.Workload, ModelFacts, Preflight, Request, Shortage),
+)
+"""What a worker, a training process, the cache or a file holds, with all nouns that are parts of these."""
+
+REALS = st.floats(-1e12, 1e12, allow_nan=False)
+JSON = st.none() | st.booleans() | st.integers() | st.text(max_size=3) | REALS | st.lists(st.integers(), max_size=2)
+NARROWER: dict[Any, dict[str, st.SearchStrategy[Any]]] = {
+    Job: {"method": st.sampled_from(list(METHODS))},
+    nouns.VllmServer: {"gpus": st.integers(0, 8)},  # its command names each
+}
+"""Fields of which not every value of their type will do."""
+
+
+def drawn(kind: Any) -> st.SearchStrategy[Any]:
+    """Any value of a field's type."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return JSON
+    if kind is float:
+        return REALS
+    if kind is str:
+        return st.text(max_size=3)
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        parts = {field.name: drawn(hints[field.name]) for field in dataclasses.fields(kind)}
+        return st.builds(kind, **parts | NARROWER.get(kind, {}))
+    if origin in (typing.Union, types.UnionType):
+        return st.one_of(*map(drawn, arguments))
+    if origin is Mapping:
+        return st.dictionaries(*map(drawn, arguments), max_size=2)
+    if origin is frozenset:
+        return st.frozensets(drawn(arguments[0]), max_size=2)
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return st.lists(drawn(arguments[0]), max_size=2).map(tuple)
+    return st.tuples(*map(drawn, arguments)) if origin is tuple else st.from_type(kind)
+
+
+def over_the_wire(value: Any) -> Any:
+    return json.loads(json.dumps(codec.to_json(value)))
+
+
+@pytest.mark.parametrize("noun", READ, ids=lambda noun: noun.__name__)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(data=st.data())
+def test_a_noun_comes_back_as_it_went(noun: Any, data: st.DataObject) -> None:
+    sent = data.draw(drawn(noun))
+    written = over_the_wire(sent)
+    assert codec.from_json(noun, written) == sent
+    with pytest.raises(codec.CodecError, match=r"^colour is unknown$"):
+        codec.from_json(noun, {**written, "colour": 7})
+    for key in written.keys() - {*getattr(noun, "json_form", codec.Form()).optional}:
+        with pytest.raises(codec.CodecError, match=f"^{key} is missing$"):
+            codec.from_json(noun, {name: value for name, value in written.items() if name != key})
+
+
+TIME = over_the_wire(StepTime(tokens=300.0, phases={Phase.FORWARD: 0.25}))
+PROFILE = over_the_wire(DataProfile(rows_by_length={10: 99, 80: 1}))
+CARD = over_the_wire(Hardware(name="a", origin="cpu", total_bytes=1, free_bytes=1, non_torch_bytes=0))
+READING = over_the_wire(MemoryReading.from_stats({}))
+
+
+@pytest.mark.parametrize(
+    ("noun", "values", "problem"),
+    [
+        (MemoryReading, [1], "it is [1]"),
+        (MemoryReading, {**READING, "reserved_bytes": "many"}, "reserved_bytes is 'many'"),
+        (MemoryReading, {**READING, "reserved_bytes": True}, "reserved_bytes is True"),
+        (MemoryReading, {**READING, "reserved_bytes": 1.0}, "reserved_bytes is 1.0"),
+        (StepTime, {**TIME, "tokens": float("nan")}, "tokens is nan"),
+        (StepTime, {**TIME, "tokens": True}, "tokens is True"),
+        (StepTime, {**TIME, "phases": {"forward": "long"}}, "phases.forward is 'long'"),
+        (StepTime, {**TIME, "phases": {"backwards": 1.0}}, "phases.backwards is 'backwards'"),
+        (StepTime, {**TIME, "assumed": 7}, "assumed is 7"),
+        (DataProfile, {**PROFILE, "rows_by_length": {"10": 99}}, "rows_by_length is {'10': 99}"),
+        (DataProfile, {**PROFILE, "rows_by_length": [[10, 99], [10, 1]]}, "rows_by_length has a key twice"),
+        (DataProfile, {**PROFILE, "rows_by_length": [[10]]}, "rows_by_length[0] has 1 values where it should have 2"),
+        (DataProfile, {**PROFILE, "drops": 1}, "drops is 1"),
+        (Hardware, {**CARD, "origin": "found"}, "origin is 'found'"),
+        (Sweep, {"schema": "old", "axes": [], "points": []}, "schema is 'old', not 'autofit.sweep/1'"),
+        (Hardware, {**CARD, "compute_capability": [8, "0"]}, "compute_capability[1] is '0'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_value_of_another_type_is_refused_by_its_path(noun: Any, values: Any, problem: str) -> None:
+    with pytest.raises(codec.CodecError) as raised:
+        codec.from_json(noun, values)
+    assert str(raised.value) == problem
+
+
+def test_a_whole_number_stands_for_a_real_one() -> None:
+    assert codec.from_json(StepTime, {**TIME, "tokens": 300}).tokens == 300
