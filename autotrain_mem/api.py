@@ -45,8 +45,8 @@ from autotrain_mem.planning.report_material import keep_for_report, material_of
 from autotrain_mem.planning.request import PlanHints, rehearsals_for, resumed, with_plan
 from autotrain_mem.planning.reuse.follow_plan import check_subject, follow_plan
 from autotrain_mem.planning.wish import Wish, check_launch
-from autotrain_mem.report.content.build import page_of
-from autotrain_mem.report.snapshot import write_snapshot
+from autotrain_mem.report.page.content import page_of
+from autotrain_mem.report.snapshot_file import write_snapshot
 from autotrain_mem.search.ladder import check_forbid
 from autotrain_mem.search.levers import LEVERS, SMALLER_IMAGES
 from autotrain_mem.support.errors import UsageError

@@ -12,8 +12,7 @@ from autotrain_mem.errands.child import ErrandProcess, started
 from autotrain_mem.errands.errand import Errand
 from autotrain_mem.errands.of_run import errand_of, quantized_note
 from autotrain_mem.errands.trained_run import find_run
-from autotrain_mem.report.progress import waiting
-from autotrain_mem.report.terminal import Console
+from autotrain_mem.report.terminal import Console, waiting
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.printable import printable
 

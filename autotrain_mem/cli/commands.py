@@ -17,17 +17,24 @@ from rich.text import Text
 from autotrain_mem import api
 from autotrain_mem.cli import export, flags, plan_files, sweep
 from autotrain_mem.report.attempts import attempts_view
-from autotrain_mem.report.console import gpus_view, report_view
-from autotrain_mem.report.estimate import estimate_view
-from autotrain_mem.report.events import event_line
+from autotrain_mem.report.comparison_view import cards_view, frontier_view
+from autotrain_mem.report.estimate_view import estimate_view
 from autotrain_mem.report.first_screen import estimate_screen, first_screen
-from autotrain_mem.report.frontier import frontier_view
-from autotrain_mem.report.gpu_comparison import CardsProgress, cards_view
-from autotrain_mem.report.plan import plan_view
-from autotrain_mem.report.progress import SearchProgress, TrainingProgress, waiting
-from autotrain_mem.report.snapshot import check_snapshot, snapshot_view
-from autotrain_mem.report.sweep import sweep_csv, sweep_view
-from autotrain_mem.report.terminal import Console, lasting_console, whole_lines
+from autotrain_mem.report.machine_view import gpus_view
+from autotrain_mem.report.plan_view import plan_view
+from autotrain_mem.report.run_history import event_line
+from autotrain_mem.report.run_view import report_view
+from autotrain_mem.report.snapshot_file import check_snapshot, snapshot_view
+from autotrain_mem.report.sweep_view import sweep_csv, sweep_view
+from autotrain_mem.report.terminal import (
+    CardsProgress,
+    Console,
+    SearchProgress,
+    TrainingProgress,
+    lasting_console,
+    waiting,
+    whole_lines,
+)
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.printable import printable
 from autotrain_mem.types import Hardware, Plan, codec

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 
 from autotrain_mem import api
 from autotrain_mem.cli.run_flags import flag_parser, parsed
-from autotrain_mem.report.doctor import doctor_view, issue_text
-from autotrain_mem.report.progress import waiting
-from autotrain_mem.report.terminal import Console
+from autotrain_mem.report.machine_view import doctor_view, issue_text
+from autotrain_mem.report.terminal import Console, waiting
 from autotrain_mem.types import codec
 
 ABOUT = """\

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from autotrain_mem.report.explain import explain_view
+from autotrain_mem.report.explain_view import explain_view
 from autotrain_mem.report.terminal import Console
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import Plan

@@ -212,7 +212,7 @@ def _say(text: str) -> int:
 def _report(error: AutofitError, argv: Sequence[str]) -> int:
     if "--debug" in argv:
         sys.stderr.write(printable("".join(traceback.format_exception(error))))
-    from autotrain_mem.report.error import print_error
+    from autotrain_mem.report.error_text import print_error
 
     with contextlib.suppress(OSError):  # the terminal may be closed
         print_error(error, sys.stderr)

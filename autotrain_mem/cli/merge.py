@@ -10,8 +10,7 @@ from autotrain_mem.cli.run_flags import model_flags, parsed, run_parser
 from autotrain_mem.errands.child import finish
 from autotrain_mem.errands.of_run import errand_of, merge_errand, quantized_note
 from autotrain_mem.errands.trained_run import find_run
-from autotrain_mem.report.progress import waiting
-from autotrain_mem.report.terminal import Console
+from autotrain_mem.report.terminal import Console, waiting
 from autotrain_mem.support.units import format_bytes
 
 ABOUT = """\

@@ -20,10 +20,9 @@ from autotrain_mem.cli.commands import progress_bar
 from autotrain_mem.cli.flags import own_names
 from autotrain_mem.cli.run_flags import flag_parser, parsed
 from autotrain_mem.quickstart import data, model
-from autotrain_mem.report.console import report_view
 from autotrain_mem.report.first_screen import estimate_screen, first_screen
-from autotrain_mem.report.progress import SearchProgress
-from autotrain_mem.report.terminal import Console
+from autotrain_mem.report.run_view import report_view
+from autotrain_mem.report.terminal import Console, SearchProgress
 from autotrain_mem.support.errors import AutofitError, GpuOutOfMemoryError, OutputFolderError, UsageError
 from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.types import Job

@@ -43,7 +43,7 @@ def recipes(argv: Sequence[str]) -> int:
         listed = [{**codec.to_json(each), "method": each.method} for each in recipe_files.recipes()]
         sys.stdout.write(json.dumps({"schema": "autofit.recipes/1", "recipes": listed}, indent=2) + "\n")
     else:
-        from autotrain_mem.report.console import (
+        from autotrain_mem.report.machine_view import (
             recipes_view,  # rich takes a tenth of a second, and every command reads recipes
         )
         from autotrain_mem.report.terminal import whole_lines

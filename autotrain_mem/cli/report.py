@@ -9,8 +9,7 @@ from pathlib import Path
 
 from autotrain_mem import api
 from autotrain_mem.cli.run_flags import flag_parser, parsed
-from autotrain_mem.report.progress import waiting
-from autotrain_mem.report.terminal import Console, whole_lines
+from autotrain_mem.report.terminal import Console, waiting, whole_lines
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.types import Plan, codec

@@ -12,11 +12,10 @@ from rich.live import Live
 
 from autotrain_mem import api
 from autotrain_mem.cli.run_flags import flag_parser, parsed
-from autotrain_mem.report.history import HistoryReader
 from autotrain_mem.report.layout import Block
-from autotrain_mem.report.progress import is_live
-from autotrain_mem.report.terminal import Console, lasting_console
-from autotrain_mem.report.watch import Watched, happening_lines, watch_line, watch_view
+from autotrain_mem.report.run_history import HistoryReader
+from autotrain_mem.report.run_view import Watched, happening_lines, watch_line, watch_view
+from autotrain_mem.report.terminal import Console, is_live, lasting_console
 from autotrain_mem.support.errors import PlanFileError, UsageError
 from autotrain_mem.types import Plan, codec
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from autotrain_mem.drop_in import ranks
 from autotrain_mem.drop_in.plan import OUR_LIBRARIES
-from autotrain_mem.report.events import event_line
+from autotrain_mem.report.run_history import event_line
 from autotrain_mem.training.run_folder import lock_folder
 from autotrain_mem.types import Incident, Learned, codec
 

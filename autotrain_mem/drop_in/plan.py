@@ -29,8 +29,7 @@ from autotrain_mem.rehearsal.python_call.capture import Call
 from autotrain_mem.rehearsal.python_call.keywords import quantization_of
 from autotrain_mem.rehearsal.python_call.supported_models import check_loading, check_model_object
 from autotrain_mem.report.first_screen import first_screen
-from autotrain_mem.report.progress import SearchProgress
-from autotrain_mem.report.terminal import Console
+from autotrain_mem.report.terminal import Console, SearchProgress
 from autotrain_mem.search.division import ROWS, STEPS
 from autotrain_mem.search.ladder import check_forbid
 from autotrain_mem.support.errors import EmptyDatasetError, UsageError

@@ -15,8 +15,7 @@ from autotrain_mem.machine.catalog import catalog
 from autotrain_mem.machine.prices import listed_prices
 from autotrain_mem.planning.rehearsals import Lengths, Rehearsals, job_key
 from autotrain_mem.report.command_line import command_of
-from autotrain_mem.report.content.material import CardOffer, Material
-from autotrain_mem.report.history import read_history
+from autotrain_mem.report.run_history import read_history
 from autotrain_mem.search.precision import lacks_bf16
 from autotrain_mem.support.errors import AutofitError, PlanFileError
 from autotrain_mem.support.store import Store
@@ -24,7 +23,7 @@ from autotrain_mem.training.environment import environment_settings
 from autotrain_mem.types import Plan, Report, Trace, codec
 from autotrain_mem.types.data import DataProfile
 from autotrain_mem.types.hardware import Capability, Hardware, kernel_class
-from autotrain_mem.types.page import Timeline
+from autotrain_mem.types.page import CardOffer, Material, Timeline
 from autotrain_mem.types.report import RUN_NAME
 from autotrain_mem.worker.pool import Workers
 

@@ -1,23 +1,29 @@
 """A plan's first screen: 24 lines that say whether it fits, what is trained, how fast, and what was given up and why.
 
-All else that a plan holds is shown by ``report.plan: plan_view`` and ``report.explain``.
+All else that a plan holds is shown by ``plan_view`` and ``explain_view``. A notebook shows the same.
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+import rich.console
+from rich.console import ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
+from rich.terminal_theme import DEFAULT_TERMINAL_THEME
 from rich.text import Text
 
 from autotrain_mem.report import formatting
-from autotrain_mem.report.estimate import sum_of, sum_table, verdict, why_not
+from autotrain_mem.report.comparison_view import cards_view
+from autotrain_mem.report.estimate_view import sum_of, sum_table, verdict, why_not
 from autotrain_mem.report.layout import LOUD, QUIET, Block
-from autotrain_mem.report.plan import cost, data, loud, most_sentence, searched, speed, vllm_server, vllm_share
-from autotrain_mem.report.sharing import devices
-from autotrain_mem.types import Estimate, Harm, Plan
+from autotrain_mem.report.plan_view import cost, data, loud, most_sentence, searched, speed, vllm_server, vllm_share
+from autotrain_mem.report.run_view import report_view
+from autotrain_mem.report.terminal import Console
+from autotrain_mem.types import Estimate, Harm, Plan, Report
+from autotrain_mem.types.gpu_comparison import Cards
 
 LINES = 24
 """Of a terminal as it opens."""
@@ -106,7 +112,7 @@ class _Screen:
         self._fixed = fixed
         self._below = below
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, console: rich.console.Console, options: ConsoleOptions) -> RenderResult:
         def lines(part: RenderableType) -> int:
             return len(console.render_lines(part, options, pad=False))
 
@@ -175,7 +181,7 @@ def _facts(plan: Plan) -> Iterator[_Part]:
     batch = f"{knobs.effective_batch_size} = {formatting.batch(knobs)} {count}"
     yield _Part(Text(f"{batch}  ({noun} at once x accumulation x devices)"), "  batch", 40)
     if knobs.processes > 1:
-        yield _Part(Text(devices(knobs)), "  GPUs", 40)
+        yield _Part(Text(formatting.devices(knobs)), "  GPUs", 40)
     for number, line in enumerate(data(plan).split("\n")):
         yield _Part(line, "  " if number else "  data", 60 - number)
     for number, sentence in enumerate(vllm_share(estimate)):
@@ -207,3 +213,28 @@ def _tail(plan: Plan, next_command: str | None) -> Iterator[_Part]:
         short = next_command if len(next_command) <= LONGEST_COMMAND else "the same command without the word plan"
         yield _Part(Text(short, style="bold"), "train", 100, whole=True)
     yield _Part(Text(f"{searched(plan)}; {_REST}", style=QUIET), gravity=5)
+
+
+NOTEBOOK_COLUMNS = 100
+_PAGE = '<pre style="white-space: pre; overflow-x: auto; line-height: 1.3">{code}</pre>'
+
+Shown = Plan | Estimate | Report | Cards
+
+
+def html_of(shown: Shown) -> str:
+    """Renders what ``_repr_html_`` gives: the terminal's view, every text escaped."""
+    console = Console(record=True, width=NOTEBOOK_COLUMNS, file=io.StringIO(), force_terminal=True, force_jupyter=False)
+    console.print(_view(shown))
+    return console.export_html(inline_styles=True, theme=DEFAULT_TERMINAL_THEME, code_format=_PAGE)
+
+
+def _view(shown: Shown) -> RenderableType:
+    match shown:
+        case Plan():
+            return first_screen(shown)
+        case Estimate():
+            return estimate_screen(shown)
+        case Report():
+            return report_view(shown)
+        case Cards():
+            return cards_view(shown)

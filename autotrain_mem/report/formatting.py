@@ -268,6 +268,12 @@ def sharing(knobs: Knobs) -> str:
     return SHARINGS[knobs.sharding] + tokens if knobs.sharding is not None else ""
 
 
+def devices(knobs: Knobs) -> str:
+    """``4 GPUs (FSDP2, full shard): each needs what is said here``."""
+    count, way = counted(knobs.processes, "GPU"), sharing(knobs)
+    return f"{count} ({way}), a process on each: bytes are those of one"
+
+
 def _at_once(done: str, rows: int | None) -> str:
     return "" if rows is None else f"{done} {rows} at a time"
 

@@ -12,7 +12,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from autotrain_mem.report.labels import label_of
+from autotrain_mem.report.error_text import label_of
 from autotrain_mem.support.units import format_bytes, parse_bytes
 
 Row = TypeVar("Row")

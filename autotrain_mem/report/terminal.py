@@ -1,18 +1,31 @@
-"""Makes the consoles that everything is printed to."""
+"""Makes the consoles that everything is printed to, and the lines on them that live while something takes long."""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import sys
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
 
 import rich.console
 from rich.console import ConsoleOptions, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress_bar import ProgressBar
 from rich.segment import Segment
+from rich.spinner import Spinner
+from rich.status import Status
+from rich.table import Column, Table
 from rich.text import Text
 
+from autotrain_mem.report import formatting
 from autotrain_mem.support.lossy_stream import LossyStream
 from autotrain_mem.support.printable import printable
+from autotrain_mem.support.units import format_bytes
+from autotrain_mem.types import Candidate, Counting, Hardware, Knobs
+from autotrain_mem.types.sweep import Axis, SweepPoint
 
 UNWRAPPED_COLUMNS = 4000
 """Where no terminal shows it, a line is not wrapped: a name cut in two cannot be searched for in a log."""
@@ -43,3 +56,256 @@ def whole_lines(*, stderr: bool = False) -> Console:
 def lasting_console(*, stderr: bool = False) -> Console:
     """A console for what is told while a training runs: a closed terminal, a full disk and ``| head`` end nothing."""
     return Console(file=LossyStream(sys.stderr if stderr else sys.stdout))
+
+
+Line = TypeVar("Line", Progress, Live, Status)
+
+SMOOTHING = 0.8
+"""Weight of the past in the shown loss: about the mean of the last five logs, so that single batches do not flicker."""
+
+PLAIN_LINES = 10
+"""Lines that a whole run prints where there is no terminal."""
+
+COUNTING_COLUMNS = 20
+"""Width of the bar while tokens are counted: beside it, words and figures find room in 80 columns."""
+
+_SAID_OTHERWISE = ("per_device_train_batch_size", "gradient_checkpointing", "per_device_eval_batch_size")
+"""The first two always, the last never: it follows the micro-batch."""
+
+
+def is_live(console: Console) -> bool:
+    """Whether a line can be redrawn in place."""
+    return console.is_terminal and not console.is_dumb_terminal
+
+
+class Redrawn(Generic[Line]):
+    """Starts a line that is redrawn in place when it is entered, and stops it when it is left.
+
+    Args:
+        line: None where nobody watches a terminal.
+    """
+
+    def __init__(self, line: Line | None = None) -> None:
+        self._line: Line | None = line
+
+    def __enter__(self) -> Self:
+        if self._line is not None:
+            self._line.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if self._line is not None:
+            self._line.stop()
+
+
+class TrainingProgress(Redrawn[Progress]):
+    """A bar over the optimizer steps, with loss, peak memory and time left. Entered before the run, left after it.
+
+    Args:
+        console: Where to print; stderr keeps stdout free for results.
+        budget_bytes: What the peak is shown against.
+    """
+
+    def __init__(self, console: Console, *, budget_bytes: int) -> None:
+        super().__init__()
+        self._console = console
+        self._budget_bytes = budget_bytes
+        self._total_steps = 0
+        self._loss: float | None = None
+        self._reward: float | None = None
+        self._peak_bytes: int | None = None
+        self._first: tuple[int, float] | None = None
+        self._tenths_said = -1
+        self._task = TaskID(0)
+
+    def start(self, total_steps: int) -> None:
+        """Training begins; draws the bar where there is a terminal. A process that goes on draws none of its own."""
+        self._first = None
+        if self._total_steps == total_steps:
+            return
+        self._total_steps = total_steps
+        if not is_live(self._console):
+            say(self._console, f"training {formatting.counted(total_steps, 'step')}")
+            return
+        self._line = Progress(
+            TextColumn("step {task.completed}/{task.total}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[facts]}", markup=False),
+            console=self._console,
+            expand=True,
+            refresh_per_second=4,
+        )
+        self._task = self._line.add_task("", total=total_steps, facts="")
+        self._line.start()
+
+    def advance(
+        self, step: int, loss: float | None, allocated_bytes: int | None, seconds: float, reward: float | None = None
+    ) -> None:
+        """Optimizer step number ``step`` is done.
+
+        Args:
+            step: Counted from the run's beginning, also after a resume.
+            loss: None when this step logged none.
+            allocated_bytes: Now or at most so far; the largest one is shown. None where nothing measures it.
+            seconds: Since training began.
+            reward: Mean reward of the completions; None when this step logged none.
+        """
+        if loss is not None:
+            self._loss = loss if self._loss is None else SMOOTHING * self._loss + (1 - SMOOTHING) * loss
+        if allocated_bytes is not None:
+            self._peak_bytes = max(allocated_bytes, self._peak_bytes or 0)
+        self._reward = self._reward if reward is None else reward
+        if self._first is None:
+            self._first = (step, seconds)
+        facts = "  ".join(self._facts(step, seconds))
+        if self._line is not None:
+            self._line.update(self._task, completed=step, facts=facts)
+            return
+        tenths = PLAIN_LINES * step // max(1, self._total_steps)
+        if tenths > self._tenths_said:  # at the first step, at the last, and when another tenth of the steps is done
+            self._tenths_said = tenths
+            say(self._console, f"step {step}/{self._total_steps}  {facts}".rstrip())
+
+    def _facts(self, step: int, seconds: float) -> list[str]:
+        facts = [] if self._loss is None else [f"loss {self._loss:#.4g}"]
+        facts += [] if self._reward is None else [f"reward {self._reward:#.4g}"]
+        if self._peak_bytes is not None:
+            peak, budget = format_bytes(self._peak_bytes), format_bytes(self._budget_bytes)
+            number, unit = peak.split()
+            facts.append(f"peak {number if budget.endswith(f' {unit}') else peak} of {budget}")
+        # The first step seen warms up kernels and allocator, and so is left out of the pace.
+        first_step, first_seconds = self._first or (step, seconds)
+        if first_step < step < self._total_steps:
+            left = (seconds - first_seconds) / (step - first_step) * (self._total_steps - step)
+            facts.append(f"{formatting.duration(left)} left")
+        return facts
+
+
+class SearchProgress(Redrawn[Live]):
+    """One line about what was rehearsed last, redrawn in place; a line for each where there is no terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._spinner = Spinner("line" if console.options.ascii_only else "dots")
+        line = Live(self._row("rehearsing", ""), console=console, transient=True) if is_live(console) else None
+        super().__init__(line)
+        self._first: Knobs | None = None
+        self._tried = 0
+        self._copies = False
+
+    def tried(self, attempt: Candidate) -> None:
+        """One configuration has been rehearsed."""
+        self._tried += 1
+        self._first = self._first or attempt.knobs
+        self._copies |= attempt.rehearsed_layers is not None
+        whole = ", whole model" if self._copies and attempt.rehearsed_layers is None else ""
+        # Micro-batch and checkpointing, and whatever else this attempt changes against the first.
+        changed = [name for name in formatting.differing([self._first, attempt.knobs]) if name not in _SAID_OTHERWISE]
+        more = formatting.settings(attempt.knobs, ["gradient_checkpointing", "sharding", *changed])
+        settings = f"micro-batch {attempt.knobs.per_device_train_batch_size}, {more}{whole}"
+        if self._line is None:
+            say(self._console, f"rehearsing: {settings} ... {_outcome(attempt)}")
+        else:
+            self._line.update(self._row(f"rehearsing, {self._tried} tried: {settings}", f"... {_outcome(attempt)}"))
+
+    def counting(self, counting: Counting) -> None:
+        """The tokens of the data are being counted: a bar where there is a terminal, and nothing anywhere else."""
+        if self._line is None:
+            return
+        done = f"{counting.done:,} of {formatting.counted(counting.rows, 'row')}"
+        share = counting.done / max(1, counting.rows)
+        row = Table.grid(padding=(0, 1), expand=True)
+        row.add_row(
+            self._spinner,
+            Text(f"counting tokens, {counting.doing[:1].lower()}{counting.doing[1:]}", no_wrap=True, overflow="crop"),
+            ProgressBar(total=1.0, completed=share, width=COUNTING_COLUMNS),
+            Text(done, no_wrap=True),
+        )
+        row.columns[1].ratio = 1
+        row.columns[3].no_wrap = True
+        self._line.update(row)
+
+    def _row(self, settings: str, outcome: str) -> Table:
+        """Settings are cut where the terminal ends, the outcome never: a line that wraps flickers when redrawn."""
+        grid = Table.grid(padding=(0, 1))
+        grid.add_row(self._spinner, Text(settings, no_wrap=True, overflow="crop"), Text(outcome, no_wrap=True))
+        grid.columns[2].no_wrap = True
+        return grid
+
+
+class CardsProgress(Redrawn[Status]):
+    """A line on stderr that says which card is being planned for; one for each where nobody watches a terminal."""
+
+    def __init__(self, console: Console, count: int) -> None:
+        super().__init__(console.status("") if is_live(console) else None)
+        self._console = console
+        self._count = count
+        self._seen: dict[str, int] = {}
+
+    def counting(self, counting: Counting) -> None:
+        """Tokens of the data are being counted, before any card is looked at."""
+        if self._line is not None:
+            rows = formatting.counted(counting.rows, "row")
+            self._line.update(Text(f"counting tokens: {counting.done:,} of {rows}"))
+
+    def tried(self, card: Hardware, attempt: Candidate) -> None:
+        """A configuration was judged for a card."""
+        name = formatting.cards(card)
+        is_new = name not in self._seen
+        number = self._seen.setdefault(name, len(self._seen) + 1)
+        line = f"card {number} of {self._count}: {name}"
+        if self._line is not None:
+            self._line.update(Text(f"{line}, {formatting.batch(attempt.knobs)}"))
+        elif is_new:
+            say(self._console, line)
+
+
+class SweepProgress(Redrawn[Progress]):
+    """A bar over the points, on a terminal only: the table that follows says everything again."""
+
+    def __init__(self, console: Console, axes: Sequence[Axis]) -> None:
+        self._axes = axes
+        bar = Progress(
+            TextColumn("rehearsing"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=20),
+            # A line that wraps flickers when it is redrawn.
+            TextColumn("{task.fields[last]}", markup=False, table_column=Column(no_wrap=True, overflow="crop")),
+            console=console,
+            transient=True,
+        )
+        self._task = bar.add_task("", total=math.prod(len(axis.settings) for axis in axes), last="")
+        super().__init__(bar if is_live(console) else None)
+
+    def done(self, point: SweepPoint) -> None:
+        """One point has its figures, or its refusal."""
+        if self._line is None:
+            return
+        settings = (f"{axis.name} {each.text}" for axis, each in zip(self._axes, point.settings, strict=True))
+        needs = "refused" if point.estimate is None else f"needs {format_bytes(point.estimate.required_bytes)}"
+        self._line.update(self._task, advance=1, last=f"{needs}: {', '.join(settings)}")
+
+
+def _outcome(attempt: Candidate) -> str:
+    return f"needs {format_bytes(attempt.required_bytes)}, {'fits' if attempt.fits else 'does not fit'}"
+
+
+def say(console: Console, line: str) -> None:
+    """Print a line whole: one that is wrapped at 80 columns cannot be searched for in a log."""
+    console.print(Text(line), soft_wrap=True)
+
+
+@contextlib.contextmanager
+def waiting(console: Console, what: str) -> Iterator[Callable[[str], None]]:
+    """Shows on a terminal what is being done, with the seconds that it has taken; says nothing anywhere else.
+
+    Yields:
+        What takes the next thing that is being done.
+    """
+    if not is_live(console):
+        yield lambda doing: None
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(what)
+        yield lambda doing: progress.update(task, description=doing)

@@ -23,5 +23,5 @@ def lazily_imported(package: str, names: Mapping[str, str], name: str) -> object
 
 def html_of(shown: object) -> str:
     """Returns what a notebook shows of a result; the module that knows how is imported when one is shown."""
-    html = lazily_imported(__name__.partition(".")[0], {"report.notebook": "html_of"}, "html_of")
+    html = lazily_imported(__name__.partition(".")[0], {"report.first_screen": "html_of"}, "html_of")
     return str(html(shown))  # type: ignore[operator]

@@ -7,6 +7,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autotrain_mem.types.codec import Form
+from autotrain_mem.types.data import DataProfile
+from autotrain_mem.types.hardware import Hardware
+from autotrain_mem.types.history import RunHistory
+from autotrain_mem.types.plan import Plan
+from autotrain_mem.types.price import Price
+from autotrain_mem.types.report import Report
 from autotrain_mem.types.trace import Owner
 from autotrain_mem.types.work import Phase
 
@@ -155,3 +161,35 @@ class Page:
     grids: tuple[Grid, ...]
     not_shown: tuple[str, ...] = ()
     """What is missing on this page, each in a sentence with what would add it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CardOffer:
+    """Says whether one known card holds a plan's settings, and what it is rented for."""
+
+    hardware: Hardware
+    required_bytes: int
+    budget_bytes: int
+    price: Price | None
+
+    @property
+    def fits(self) -> bool:
+        return self.required_bytes <= self.budget_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Material:
+    """Holds a plan and whatever is known beside it."""
+
+    plan: Plan
+    command: str
+    """By which it can be made again."""
+    made: str = ""
+    timelines: tuple[Timeline, ...] = ()
+    report: Report | None = None
+    """Of the run that trained with it, once it has ended."""
+    history: RunHistory | None = None
+    profile: DataProfile | None = None
+    """How many rows there are of each length; None where that was not kept."""
+    cards: tuple[CardOffer, ...] = ()
+    not_shown: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ from autotrain_mem.machine.catalog import named
 from autotrain_mem.machine.doctor import gather as gathering
 from autotrain_mem.machine.doctor.facts import Facts, Folder, Hub, Library
 from autotrain_mem.machine.doctor.findings import health_of
-from autotrain_mem.report.doctor import private_free, summary
+from autotrain_mem.report.machine_view import private_free, summary
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.support.versions import TESTED, untested, version_of
 from autotrain_mem.types.health import Finding, State

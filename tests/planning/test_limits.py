@@ -10,7 +10,7 @@ from test_compare_gpus import SPEEDS
 
 from autotrain_mem import api
 from autotrain_mem.planning.predict.limits import limits_of
-from autotrain_mem.report.plan import passed_over
+from autotrain_mem.report.plan_view import passed_over
 from autotrain_mem.support.errors import LimitError, UsageError
 from autotrain_mem.types import Job, Plan
 from autotrain_mem.types.gpu_comparison import NO_PRICE, TOO_DEAR, TOO_SLOW

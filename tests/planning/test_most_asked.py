@@ -10,7 +10,7 @@ from nouns import TRL_DEFAULTS
 from autotrain_mem import api
 from autotrain_mem.planning.predict.most import question_of, settled
 from autotrain_mem.planning.rehearsals import Lengths
-from autotrain_mem.report.plan import most_sentence
+from autotrain_mem.report.plan_view import most_sentence
 from autotrain_mem.support.errors import BatchSplitError, ContextLengthError, UsageError
 from autotrain_mem.support.units import GIB
 from autotrain_mem.types import DataProfile, Job, Knobs

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from report_examples import ASSUMED_TIME, CHOSEN, DEFAULTS, RTX3060, estimate
 
-from autotrain_mem.report.gpu_comparison import cards_view
+from autotrain_mem.report.comparison_view import cards_view
 from autotrain_mem.support.units import GIB
 from autotrain_mem.types import Hardware, Knobs
 from autotrain_mem.types.gpu_comparison import NOTHING_FITS, Cards, CardVerdict

@@ -6,8 +6,8 @@ from report_examples import OWNERS, PLAN, RTX3060
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
 
-from autotrain_mem.report.error import error_text
-from autotrain_mem.report.shortage import explained
+from autotrain_mem.report.error_text import error_text
+from autotrain_mem.report.shortage_view import explained
 from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types import Owner, Phase

@@ -5,7 +5,7 @@ from dataclasses import replace
 from report_examples import CHOSEN, RTX3060, V100, estimate
 
 from autotrain_mem.planning.predict.sweep import combinations
-from autotrain_mem.report.sweep import sweep_view
+from autotrain_mem.report.sweep_view import sweep_view
 from autotrain_mem.support.errors import AutofitError, BatchSplitError, ContextLengthError, UsageError
 from autotrain_mem.types import Estimate
 from autotrain_mem.types.sweep import Axis, Setting, Sweep, SweepPoint

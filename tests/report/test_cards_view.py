@@ -7,7 +7,7 @@ import pytest
 from card_examples import NO_FLASH, NONE, SETS, SHORTER, TEN
 from test_console import rendered
 
-from autotrain_mem.report.gpu_comparison import cards_view
+from autotrain_mem.report.comparison_view import cards_view
 from autotrain_mem.types.gpu_comparison import Cards
 
 

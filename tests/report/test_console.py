@@ -22,16 +22,21 @@ from sweep_examples import LIST
 from sweep_examples import VIEWS as SWEEPS
 
 from autotrain_mem.report.attempts import attempts_view
-from autotrain_mem.report.console import gpus_view, report_view
-from autotrain_mem.report.error import error_text, print_error
-from autotrain_mem.report.estimate import estimate_view
-from autotrain_mem.report.explain import explain_view
-from autotrain_mem.report.gpu_comparison import CardsProgress
+from autotrain_mem.report.error_text import error_text, print_error
+from autotrain_mem.report.estimate_view import estimate_view
+from autotrain_mem.report.explain_view import explain_view
 from autotrain_mem.report.layout import scale_for
-from autotrain_mem.report.plan import plan_view
-from autotrain_mem.report.progress import COUNTING_COLUMNS, SearchProgress, TrainingProgress
-from autotrain_mem.report.sweep import SweepProgress
-from autotrain_mem.report.terminal import Console
+from autotrain_mem.report.machine_view import gpus_view
+from autotrain_mem.report.plan_view import plan_view
+from autotrain_mem.report.run_view import report_view
+from autotrain_mem.report.terminal import (
+    COUNTING_COLUMNS,
+    CardsProgress,
+    Console,
+    SearchProgress,
+    SweepProgress,
+    TrainingProgress,
+)
 from autotrain_mem.support.errors import TrainingError
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types import Counting, Estimate, Owner, ReservedByMode

@@ -7,7 +7,7 @@ from typing import Any
 import report_examples as examples
 from rich.console import Console
 
-from autotrain_mem.report.estimate import estimate_view
+from autotrain_mem.report.estimate_view import estimate_view
 from autotrain_mem.support.units import GIB
 from autotrain_mem.types import Estimate
 

@@ -5,13 +5,12 @@ from dataclasses import fields, replace
 from report_examples import DATA, MIXED, PLAN, RTX3060, estimate
 
 from autotrain_mem.report.command_line import command_of
-from autotrain_mem.report.content.build import page_of
-from autotrain_mem.report.content.material import CardOffer, Material
+from autotrain_mem.report.page.content import page_of
 from autotrain_mem.report.page.render import page_html
 from autotrain_mem.types import Phase, Plan
 from autotrain_mem.types.data import DataProfile
 from autotrain_mem.types.history import Happening, Moment, RunHistory
-from autotrain_mem.types.page import Chart, Page
+from autotrain_mem.types.page import CardOffer, Chart, Material, Page
 from autotrain_mem.types.report import MemoryReading
 
 DEVICE = MemoryReading(

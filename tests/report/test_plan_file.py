@@ -20,8 +20,8 @@ from test_console import rendered
 from autotrain_mem.planning.rehearsals import job_key
 from autotrain_mem.planning.request import PlanHints, with_plan
 from autotrain_mem.planning.wish import Wish
-from autotrain_mem.report.explain import explain_view
-from autotrain_mem.report.plan import plan_view
+from autotrain_mem.report.explain_view import explain_view
+from autotrain_mem.report.plan_view import plan_view
 from autotrain_mem.support.errors import OutputFolderError, PlanFileError
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types import Job, Plan, codec

@@ -9,7 +9,7 @@ from sweep_examples import CARDS, CUBE, LIST, MATRIX, WIDE
 from test_console import rendered
 
 from autotrain_mem.report.layout import scale_for
-from autotrain_mem.report.sweep import FIGURES, sweep_csv, sweep_view
+from autotrain_mem.report.sweep_view import FIGURES, sweep_csv, sweep_view
 from autotrain_mem.types.sweep import Sweep, SweepPoint
 
 SWEEPS = {"list": LIST, "matrix": MATRIX, "wide": WIDE, "cube": CUBE, "cards": CARDS}

@@ -13,10 +13,10 @@ from test_console import rendered
 
 from autotrain_mem.methods.table import METHODS
 from autotrain_mem.report import formatting
-from autotrain_mem.report.console import report_view
-from autotrain_mem.report.estimate import estimate_view
-from autotrain_mem.report.events import event_line
-from autotrain_mem.report.plan import loud, plan_view
+from autotrain_mem.report.estimate_view import estimate_view
+from autotrain_mem.report.plan_view import loud, plan_view
+from autotrain_mem.report.run_history import event_line
+from autotrain_mem.report.run_view import report_view
 from autotrain_mem.search.levels import SMALLER_IMAGES_LEVEL, levels
 from autotrain_mem.search.space import make_space
 from autotrain_mem.support.units import GIB, MIB

@@ -15,7 +15,7 @@ from autotrain_mem.planning.predict.plan import make_plan, searched_with_images
 from autotrain_mem.planning.predict.predictions import Predictions
 from autotrain_mem.planning.probe.calibration import Correction, Point, corrected
 from autotrain_mem.planning.rehearsals import Rehearsals
-from autotrain_mem.report.events import outcome
+from autotrain_mem.report.run_history import outcome
 from autotrain_mem.support.errors import DoesNotFitError
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.training.environment import process_environment

@@ -20,7 +20,7 @@ from autotrain_mem.planning.recover.replan import (
 from autotrain_mem.planning.recover.run_figures import RunFigures
 from autotrain_mem.planning.rehearsals import Rehearsals
 from autotrain_mem.report.formatting import counted
-from autotrain_mem.report.shortage import explained
+from autotrain_mem.report.shortage_view import explained
 from autotrain_mem.support.errors import AutofitError, GpuOutOfMemoryError, InterruptedByUser, OutputFolderError
 from autotrain_mem.support.files import write_json
 from autotrain_mem.support.versions import versions_key

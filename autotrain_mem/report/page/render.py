@@ -17,9 +17,7 @@ from functools import cache
 from importlib import metadata, resources
 from typing import TYPE_CHECKING, Any
 
-from autotrain_mem.report.page.charts import bars_figure, chart_figure
-from autotrain_mem.report.page.figures import Figure
-from autotrain_mem.report.page.timelines import timeline_figure
+from autotrain_mem.report.page.figures import Figure, bars_figure, chart_figure, timeline_figure
 from autotrain_mem.support.errors import MissingExtraError
 
 if TYPE_CHECKING:

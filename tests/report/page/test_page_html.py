@@ -14,9 +14,8 @@ import page_examples
 import pytest
 
 from autotrain_mem.report.page import render
-from autotrain_mem.report.page.figures import MOST_ROWS
+from autotrain_mem.report.page.figures import MOST_ROWS, differences
 from autotrain_mem.report.page.render import MARKER, figures_of, json_for_script, page_html
-from autotrain_mem.report.page.timelines import differences
 from autotrain_mem.support.errors import MissingExtraError
 
 

@@ -21,7 +21,7 @@ from nouns import TRL_DEFAULTS
 from tiny import tiny_folder
 from transformers import TrainerCallback
 
-from autotrain_mem.report.events import event_line
+from autotrain_mem.report.run_history import event_line
 from autotrain_mem.support.errors import OutputFolderError
 from autotrain_mem.training.checkpoints import (
     MANIFEST,

@@ -10,7 +10,7 @@ import torch
 from tiny_trainers import trainer
 from transformers import TrainerCallback
 
-from autotrain_mem.report.events import event_line
+from autotrain_mem.report.run_history import event_line
 from autotrain_mem.training.process.finite_values import FiniteValues
 
 

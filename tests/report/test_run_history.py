@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autotrain_mem.planning.recover.event_log import EventLog
-from autotrain_mem.report.history import read_history
+from autotrain_mem.report.run_history import read_history
 from autotrain_mem.types import Phase
 from autotrain_mem.types.history import EVENTS_NAME, RECORD_NAME
 

@@ -11,9 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from autotrain_mem.report import formatting
-from autotrain_mem.report.estimate import caches, verdict
+from autotrain_mem.report.estimate_view import caches, verdict
 from autotrain_mem.report.layout import BAD, LOUD, QUIET, Block, add, hanging, section, table
-from autotrain_mem.report.sharing import devices
 from autotrain_mem.search.changes import against
 from autotrain_mem.search.levers import WARNINGS
 from autotrain_mem.support.units import format_bytes
@@ -80,7 +79,7 @@ def facts(plan: Plan) -> Table:
     parts = f"{plan.knobs.effective_batch_size} = {formatting.batch(plan.knobs)} {count}"
     add(grid, "batch", f"{parts}  ({plan.job.method_facts.row_noun} at once x accumulation x devices)")
     if several:
-        add(grid, "GPUs", devices(plan.knobs))
+        add(grid, "GPUs", formatting.devices(plan.knobs))
     add(grid, "data", data(plan))
     share = vllm_share(plan.estimate)
     lines = (f"{share[0]}: --vllm_gpu_memory_utilization says how much", *share[1:]) if share else vllm_server(plan)

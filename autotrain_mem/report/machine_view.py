@@ -1,4 +1,4 @@
-"""Shows what a machine's examination found, and writes it as a text to paste into an issue."""
+"""Shows the cards and recipes that are known, and what a machine's examination found."""
 
 from __future__ import annotations
 
@@ -7,13 +7,63 @@ import itertools
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, add, table, title
+from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, Column, add, columned, table, title
+from autotrain_mem.support.recipe_files import Recipe
+from autotrain_mem.support.units import format_bytes
+from autotrain_mem.types import Hardware
 from autotrain_mem.types.health import Health, State
+
+_UNKNOWN = "-"
+
+_GPU_COLUMNS: tuple[Column[Hardware], ...] = (
+    Column("name", lambda card: card.name),
+    Column("memory", lambda card: format_bytes(card.total_bytes), right=True),
+    Column("bandwidth GB/s", lambda card: _scaled(card.bandwidth_bytes_per_second, 1e9, 0), right=True),
+    Column("bf16 TFLOP/s", lambda card: _scaled(card.bf16_flops_per_second, 1e12, 1), right=True),
+    Column("compute capability", lambda card: _kernels(card), right=True),
+)
+
+
+def _kernels(card: Hardware) -> str:
+    """NVIDIA's compute capability, or AMD's architecture."""
+    return card.architecture or ".".join(map(str, card.compute_capability or _UNKNOWN))
+
+
+def gpus_view(cards: Sequence[Hardware]) -> RenderableType:
+    """The cards that a plan can be made for."""
+    return Block(Group(columned(cards, _GPU_COLUMNS), Text(), Text(_GPUS_NOTE, style=QUIET)))
+
+
+def _scaled(rate: float | None, unit: float, digits: int) -> str:
+    return _UNKNOWN if rate is None else f"{rate / unit:.{digits}f}"
+
+
+_GPUS_NOTE = f"""\
+Memory is what torch reports, which is less than the size on the box.
+Speeds are the vendors': 1 GB/s is 10**9 bytes per second, bf16 is dense.
+{_UNKNOWN} is not known or not there, such as bf16 tensor cores before Ampere."""
+
+_RECIPES_NOTE = """\
+autofit METHOD --recipe NAME plans for the GPU that is here and trains; flags win over what a recipe says.
+The card is the one that its header speaks of: --gpu CARD --plan_only shows that plan without it."""
+
+_RECIPE_COLUMNS: tuple[Column[Recipe], ...] = (
+    Column("name", lambda recipe: recipe.name),
+    Column("method", lambda recipe: recipe.method),
+    Column("card", lambda recipe: recipe.card if recipe.gpus == 1 else f"{recipe.gpus}x{recipe.card}"),
+    Column("what it is", lambda recipe: recipe.what),
+)
+
+
+def recipes_view(recipes: Sequence[Recipe]) -> RenderableType:
+    """A line for each, by name."""
+    return Block(Group(columned(recipes, _RECIPE_COLUMNS), Text(), Text(_RECIPES_NOTE, style=QUIET)))
+
 
 _MARK_COLUMNS, _NAME_COLUMNS = 6, 16
 _MARKS = {State.OK: ("ok", GOOD), State.NOTE: ("note", "yellow"), State.BROKEN: ("BROKEN", f"bold {BAD}")}

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
-import math
-from collections.abc import Sequence
 from dataclasses import fields
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from autotrain_mem.report import formatting
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, Scale, add, hanging, scale_for, section, table
-from autotrain_mem.report.progress import Redrawn, is_live
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.types import Knobs, codec
-from autotrain_mem.types.sweep import Axis, Sweep, SweepPoint
+from autotrain_mem.types.sweep import Sweep, SweepPoint
 
 FIGURES = (
     *("peak_allocated_bytes", "peak_reserved_bytes", "non_torch_bytes", "communicators_bytes", "vllm_share_bytes"),
@@ -171,29 +167,3 @@ def sweep_csv(sweep: Sweep) -> str:
         values = ["" if figures.get(name) is None else formatting.value(figures[name]) for name in FIGURES]
         writer.writerow([*(setting.text for setting in point.settings), *values, _reason(point)])
     return out.getvalue()
-
-
-class SweepProgress(Redrawn[Progress]):
-    """A bar over the points, on a terminal only: the table that follows says everything again."""
-
-    def __init__(self, console: Console, axes: Sequence[Axis]) -> None:
-        self._axes = axes
-        bar = Progress(
-            TextColumn("rehearsing"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=20),
-            # A line that wraps flickers when it is redrawn.
-            TextColumn("{task.fields[last]}", markup=False, table_column=Column(no_wrap=True, overflow="crop")),
-            console=console,
-            transient=True,
-        )
-        self._task = bar.add_task("", total=math.prod(len(axis.settings) for axis in axes), last="")
-        super().__init__(bar if is_live(console) else None)
-
-    def done(self, point: SweepPoint) -> None:
-        """One point has its figures, or its refusal."""
-        if self._line is None:
-            return
-        settings = (f"{axis.name} {each.text}" for axis, each in zip(self._axes, point.settings, strict=True))
-        needs = "refused" if point.estimate is None else f"needs {format_bytes(point.estimate.required_bytes)}"
-        self._line.update(self._task, advance=1, last=f"{needs}: {', '.join(settings)}")

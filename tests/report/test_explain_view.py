@@ -12,8 +12,8 @@ from report_examples import attempt, estimate, memory, reserved
 from test_console import rendered
 from test_contract import SLOW_TO_IMPORT, loaded_by
 
-from autotrain_mem.report.explain import explain_view
-from autotrain_mem.report.plan import plan_view
+from autotrain_mem.report.explain_view import explain_view
+from autotrain_mem.report.plan_view import plan_view
 from autotrain_mem.support.files import write_json
 from autotrain_mem.support.units import GIB, format_bytes
 from autotrain_mem.types import Owner, Plan, codec

@@ -1,14 +1,30 @@
-"""Prints errors. By hand: rich takes as long to import as all that refuses a typo."""
+"""Writes errors as text. By hand: rich takes as long to import as all that refuses a typo."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import TextIO
 
-from autotrain_mem.report.labels import label_of
 from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.printable import printable
+
+_LABEL = re.compile(r"(\s*\S.*?\s{2,})(?=\S)|(\s+)")
+_LABEL_WIDTH = 32
+"""A label that takes more than two fifths of 80 columns leaves too little for what stands beside it."""
+
+
+def label_of(line: str) -> str:
+    """Returns what stands before two spaces or more, or the line's own indent; empty where there is neither.
+
+    >>> label_of("--plan_only  plans for that card and trains nothing")
+    '--plan_only  '
+    """
+    match = _LABEL.match(line)
+    label = match[0] if match is not None else ""
+    return label if label and len(label) <= _LABEL_WIDTH else line[: len(line) - len(line.lstrip())]
+
 
 _TITLE = "error: "
 _RED, _PLAIN = "\x1b[1;31m", "\x1b[0m"
