@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from autotrain_mem import api
+from autotrain_mem.cli import word_problems
 from autotrain_mem.machine import choose
-from autotrain_mem.quickstart import data
 from autotrain_mem.worker import pool
 from tests.forked import Forge
 
@@ -39,9 +39,9 @@ class SharedWorkers(api.Workers):
 
 def write_rows(folder: Path) -> None:
     """Good data of every kind."""
-    data.write_dataset(folder / "data.jsonl", rows=60, seed=0)
-    data.write_rows(folder / "pairs.jsonl", data.preferences(40, seed=0))
-    data.write_rows(folder / "prompts.jsonl", data.questions(40, seed=0))
+    word_problems.write_dataset(folder / "data.jsonl", rows=60, seed=0)
+    word_problems.write_rows(folder / "pairs.jsonl", word_problems.preferences(40, seed=0))
+    word_problems.write_rows(folder / "prompts.jsonl", word_problems.questions(40, seed=0))
 
 
 def _cache(folder: Path) -> str:

@@ -56,7 +56,6 @@ LAYERS = {
     "methods.table": part(1, "methods.facts"),
     "methods.missing": part(1, "support methods.facts"),
     "allocator": part(1, "support"),
-    "quickstart": part(2, "support", "tokenizers torch transformers"),
     "types": part(2, "support methods.facts methods.table"),
     "methods.flags": part(3, "support types"),
     "estimator": part(3, "allocator types"),
@@ -108,16 +107,11 @@ LAYERS = {
         "methods.parameter_count methods.table parallel search rehearsal report types training "
         "worker",
     ),
-    "errands": part(
-        7,
-        "data support methods.facts methods.table types",
-        "huggingface_hub peft torch transformers",
-    ),
     "api": part(10, "planning support estimator machine methods.table search report types training worker"),
     "cli": part(
         11,
-        "__init__ api support planning errands exports methods.table quickstart support report types worker",
-        "rich",
+        "__init__ api data exports methods.facts methods.table planning report support types worker",
+        "huggingface_hub peft rich tokenizers torch transformers",
     ),
     "drop_in": part(
         11,
@@ -133,7 +127,7 @@ SLOW_TO_IMPORT = frozenset(HUGGING_FACE.split()) | {"numpy"}
 ROOMS_OF_TORCH = (
     *("rehearsal", "trainers", "training.process", "training.guard", "training.watch", "training.longest_batch"),
     *("drop_in.trainers", "drop_in.ppo", "drop_in.one_policy", "drop_in.online_dpo", "drop_in.gkd"),
-    "errands.process",
+    "cli.errand_process",
 )
 """They are imported in the worker, in the training process or in a user's script alone."""
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from autotrain_mem.quickstart import data, model
+from autotrain_mem.cli import tiny_model, word_problems
 
 FAMILIES = ("qwen2", "qwen3", "llama", "gemma3", "gpt2")
 WINDOW = 16
@@ -13,8 +13,8 @@ WINDOW = 16
 
 def tiny_folder(path: Path, family: str) -> Path:
     """Make a folder that ``from_pretrained`` loads offline: hidden size 64, the quickstart's tokenizer."""
-    tokenizer = model.train_tokenizer(data.texts(data.problems(100, seed=0)))
-    model.write_model(path, tiny_config(family), tokenizer)
+    tokenizer = tiny_model.train_tokenizer(word_problems.texts(word_problems.problems(100, seed=0)))
+    tiny_model.write_model(path, tiny_config(family), tokenizer)
     return path
 
 
@@ -52,13 +52,13 @@ def tiny_config(family: str) -> Any:
         Qwen3MoeConfig,
     )
 
-    shared = {"vocab_size": model.VOCABULARY_SIZE, "tie_word_embeddings": True, **model.special_token_ids()}
+    shared = {"vocab_size": tiny_model.VOCABULARY_SIZE, "tie_word_embeddings": True, **tiny_model.special_token_ids()}
     if family == "gpt2":
-        return GPT2Config(n_positions=model.CONTEXT_LENGTH, n_embd=64, n_layer=2, n_head=4, **shared)
+        return GPT2Config(n_positions=tiny_model.CONTEXT_LENGTH, n_embd=64, n_layer=2, n_head=4, **shared)
     if family == "bart":
         sizes = {"d_model": 64, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 128}
         decodes = {"is_decoder": True, "is_encoder_decoder": False, "dropout": 0.0, "encoder_layers": 1}
-        return BartConfig(max_position_embeddings=model.CONTEXT_LENGTH, **sizes, **decodes, **shared)
+        return BartConfig(max_position_embeddings=tiny_model.CONTEXT_LENGTH, **sizes, **decodes, **shared)
     kind, more = {
         "qwen2": (Qwen2Config, {}),
         "qwen3": (Qwen3Config, {"head_dim": 16}),
@@ -74,7 +74,7 @@ def tiny_config(family: str) -> Any:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=model.CONTEXT_LENGTH,
+        max_position_embeddings=tiny_model.CONTEXT_LENGTH,
         **shared,
         **more,
     )
@@ -139,7 +139,7 @@ def tiny_vision_folder(path: Path, family: str) -> Path:
     import torch
     from transformers import AutoModelForImageTextToText
 
-    tokenizer = model.train_tokenizer(data.texts(data.problems(100, seed=0)))
+    tokenizer = tiny_model.train_tokenizer(word_problems.texts(word_problems.problems(100, seed=0)))
     tokenizer._set_model_specific_special_tokens(_MARKS[family])
     marks = [*_MARKS[family].values()]
     marks += [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)] * (family == "smolvlm")
@@ -162,10 +162,10 @@ def tiny_vision_folder(path: Path, family: str) -> Path:
 def _vision_config(family: str, ids: dict[str, int]) -> tuple[Any, dict[str, Any]]:
     from transformers import Gemma3Config, LlavaConfig, Qwen2_5_VLConfig, SmolVLMConfig
 
-    special = model.special_token_ids()
+    special = tiny_model.special_token_ids()
     layers = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "intermediate_size": 128}
-    text = {**layers, "num_key_value_heads": 2, "vocab_size": model.VOCABULARY_SIZE, **special}
-    text |= {"max_position_embeddings": model.CONTEXT_LENGTH, "tie_word_embeddings": True}
+    text = {**layers, "num_key_value_heads": 2, "vocab_size": tiny_model.VOCABULARY_SIZE, **special}
+    text |= {"max_position_embeddings": tiny_model.CONTEXT_LENGTH, "tie_word_embeddings": True}
     tower = {**layers, "image_size": 56, "patch_size": 14}
     if family == "qwen2_5_vl":
         rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4}

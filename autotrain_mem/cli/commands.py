@@ -15,7 +15,7 @@ from typing import Any
 from rich.text import Text
 
 from autotrain_mem import api
-from autotrain_mem.cli import export, flags, plan_files, sweep
+from autotrain_mem.cli import flags, plan_files, sweep_axes
 from autotrain_mem.report.attempts import attempts_view
 from autotrain_mem.report.comparison_view import cards_view, frontier_view
 from autotrain_mem.report.estimate_view import estimate_view
@@ -45,12 +45,12 @@ from autotrain_mem.types.sweep import Sweep, SweepPoint
 
 def estimate(workers: api.Workers, wish: api.Wish, output: flags.Output) -> int:
     """``autofit estimate METHOD``: one configuration exactly as given, or each of a sweep."""
-    axes = sweep.read_axes(output)
+    axes = sweep_axes.read_axes(output)
     snapshot = None if output.snapshot is None else pathlib.Path(output.snapshot)
     if snapshot is not None:
         check_snapshot(snapshot)
     if axes:
-        points = sweep.run(workers, wish, axes, lambda point: api.rehearsals_for(workers, point, warn))
+        points = sweep_axes.run(workers, wish, axes, lambda point: api.rehearsals_for(workers, point, warn))
     else:
         with _waiting("importing TRL") as (say, note):
             rehearsals = api.rehearsals_for(workers, wish, note)
@@ -81,13 +81,13 @@ def plan(workers: api.Workers, wish: api.Wish, output: flags.Output) -> int:
         rehearsals = api.begin(workers, wish, note, to_train=False)
     chosen = _decide(rehearsals, wish, output, to_train=False)
     if output.stops:
-        return export.write(rehearsals, chosen, wish, output)
+        return plan_files.write_export(rehearsals, chosen, wish, output)
     return _print_plan(chosen, wish, output)
 
 
 def _checked(wish: api.Wish, output: flags.Output, *, to_train: bool) -> api.Wish:
     """The wish with the plan that it names; what cannot be done is refused before any process starts."""
-    export.check(wish, output)
+    plan_files.check_export(wish, output)
     plan_files.check_files(wish, output)
     return api.with_plan(wish, plan_files.HINTS, warn, to_train=to_train)
 
@@ -160,7 +160,7 @@ def train(workers: api.Workers, wish: api.Wish, output: flags.Output) -> int:
                 rehearsals = api.begin(workers, wish, note, to_train=to_train, machines=machines)
             chosen = _decide(rehearsals, wish, output, to_train=to_train)
             if output.stops:
-                return export.write(rehearsals, chosen, wish, output)
+                return plan_files.write_export(rehearsals, chosen, wish, output)
         if wish.plan_only:
             return _print_plan(chosen, wish, output)
         return _trained(rehearsals, chosen, wish, output)

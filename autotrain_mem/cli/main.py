@@ -79,12 +79,10 @@ changed.
 """
 
 
-_OWN_MODULES = (
-    *("init", "doctor", "explain", "report", "watch", "completion", "recipes", "quickstart"),
-    *("chat", "merge", "push"),
-)
 _WITHOUT_METHOD = {
-    **{name: name for name in _OWN_MODULES},
+    **{name: name for name in ("init", "completion", "recipes", "quickstart")},
+    **dict.fromkeys(("doctor", "explain", "report", "watch"), "inspect_commands"),
+    **dict.fromkeys(("chat", "merge", "push"), "trained_model_commands"),
     "gpus": "commands",
 }
 """Commands that take no method -> the modules that have functions of their names, and are imported when they run."""

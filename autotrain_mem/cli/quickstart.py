@@ -16,10 +16,10 @@ from dataclasses import replace
 from rich.rule import Rule
 
 from autotrain_mem import api
+from autotrain_mem.cli import tiny_model, word_problems
 from autotrain_mem.cli.commands import progress_bar
 from autotrain_mem.cli.flags import own_names
 from autotrain_mem.cli.run_flags import flag_parser, parsed
-from autotrain_mem.quickstart import data, model
 from autotrain_mem.report.first_screen import estimate_screen, first_screen
 from autotrain_mem.report.run_view import report_view
 from autotrain_mem.report.terminal import Console, SearchProgress
@@ -98,8 +98,8 @@ def _folder(named: str | None) -> pathlib.Path:
 
 def _make(folder: pathlib.Path) -> None:
     try:
-        data.write_dataset(folder / "data.jsonl", rows=ROWS, seed=0)
-        model.build(folder / "model", data.texts(data.problems(ROWS, seed=0)))
+        word_problems.write_dataset(folder / "data.jsonl", rows=ROWS, seed=0)
+        tiny_model.build(folder / "model", word_problems.texts(word_problems.problems(ROWS, seed=0)))
     except OSError as error:
         raise OutputFolderError(
             f"Cannot write to {folder}: {error.strerror or error}.",

@@ -12,7 +12,7 @@ from typing import Any
 
 from survival_cases import material
 
-from autotrain_mem.quickstart import data, model
+from autotrain_mem.cli import tiny_model, word_problems
 
 ROWS, TEST_ROWS = 96, 16
 LENGTH = 320
@@ -49,14 +49,14 @@ print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f} in {trainer.state.global_step} 
 
 def write(folder: Path) -> None:
     """``model``, ``judge``, ``judging.py``, ``drop_in.py``, and ``text_rows`` and its like, in two splits each."""
-    tokenizer = model.train_tokenizer(row["text"] for row in rows("text", ROWS, seed=1))
-    model.write_model(folder / "model", config(), tokenizer)
+    tokenizer = tiny_model.train_tokenizer(row["text"] for row in rows("text", ROWS, seed=1))
+    tiny_model.write_model(folder / "model", config(), tokenizer)
     material.write_judge(folder / "judge", tokenizer, config())
     (folder / "judging.py").write_text(material.REWARD, encoding="utf-8")
     (folder / "drop_in.py").write_text(DROP_IN, encoding="utf-8")
     for kind in material.KINDS:
-        data.write_rows(folder / f"{kind}_rows" / "train.jsonl", rows(kind, ROWS, seed=2))
-        data.write_rows(folder / f"{kind}_rows" / "test.jsonl", rows(kind, TEST_ROWS, seed=3))
+        word_problems.write_rows(folder / f"{kind}_rows" / "train.jsonl", rows(kind, ROWS, seed=2))
+        word_problems.write_rows(folder / f"{kind}_rows" / "test.jsonl", rows(kind, TEST_ROWS, seed=3))
 
 
 def rows(kind: str, count: int, seed: int) -> list[dict[str, Any]]:
@@ -78,7 +78,7 @@ def config() -> Any:
         num_attention_heads=8,
         num_key_value_heads=4,
         max_position_embeddings=CONTEXT_LENGTH,
-        initializer_range=model.INITIALIZER_RANGE,
+        initializer_range=tiny_model.INITIALIZER_RANGE,
         tie_word_embeddings=True,
-        **model.special_token_ids(),
+        **tiny_model.special_token_ids(),
     )

@@ -75,12 +75,12 @@ def config_files(folder: Path) -> dict[str, str]:
 
 
 def _write(folder: Path, name: str) -> None:
-    from autotrain_mem.quickstart import data, model
+    from autotrain_mem.cli import tiny_model, word_problems
 
     unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
     unfinished.mkdir(parents=True, exist_ok=True)
     try:
-        model.train_tokenizer(data.texts(data.problems(100, seed=0))).save_pretrained(unfinished)
+        tiny_model.train_tokenizer(word_problems.texts(word_problems.problems(100, seed=0))).save_pretrained(unfinished)
         _random_model(name).save_pretrained(unfinished)
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)
@@ -93,7 +93,7 @@ def _random_model(name: str) -> Any:
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    from autotrain_mem.quickstart.model import special_token_ids
+    from autotrain_mem.cli.tiny_model import special_token_ids
 
     kind, sizes = MODELS[name]
     config = getattr(transformers, kind)(**sizes, **special_token_ids())

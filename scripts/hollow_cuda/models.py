@@ -89,7 +89,7 @@ def config_of(name: str) -> Any:
     """The model's config, with the special tokens that a rehearsal's tokenizer has room for."""
     import transformers
 
-    from autotrain_mem.quickstart.model import special_token_ids
+    from autotrain_mem.cli.tiny_model import special_token_ids
 
     special = special_token_ids()
     if name not in VISION:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-from autotrain_mem.quickstart import data, model
+from autotrain_mem.cli import tiny_model, word_problems
 
 ROWS = 1000
 SHORT_ROWS, TEST_ROWS = 96, 8
@@ -32,14 +32,14 @@ def short(completions, **kwargs):
 
 def write(folder: pathlib.Path) -> None:
     """``model``, ``judge`` (a classifier), ``judging.py`` (a reward function) and ``text|pairs|prompts.jsonl``."""
-    tokenizer = model.train_tokenizer(row["text"] for row in rows("text", seed=1))
-    model.write_model(folder / "model", tiny_config(), tokenizer)
+    tokenizer = tiny_model.train_tokenizer(row["text"] for row in rows("text", seed=1))
+    tiny_model.write_model(folder / "model", tiny_config(), tokenizer)
     write_judge(folder / "judge", tokenizer)
     (folder / "judging.py").write_text(REWARD, encoding="utf-8")
     for kind in KINDS:
-        data.write_rows(folder / f"{kind}.jsonl", rows(kind, seed=0))
-        data.write_rows(folder / f"short_{kind}" / "train.jsonl", rows(kind, seed=2, count=SHORT_ROWS))
-        data.write_rows(folder / f"short_{kind}" / "test.jsonl", rows(kind, seed=3, count=TEST_ROWS))
+        word_problems.write_rows(folder / f"{kind}.jsonl", rows(kind, seed=0))
+        word_problems.write_rows(folder / f"short_{kind}" / "train.jsonl", rows(kind, seed=2, count=SHORT_ROWS))
+        word_problems.write_rows(folder / f"short_{kind}" / "test.jsonl", rows(kind, seed=3, count=TEST_ROWS))
 
 
 def rows(kind: str, seed: int, count: int = ROWS) -> Iterator[dict[str, Any]]:
@@ -80,10 +80,10 @@ def tiny_config() -> Any:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=model.CONTEXT_LENGTH,
-        initializer_range=model.INITIALIZER_RANGE,
+        max_position_embeddings=tiny_model.CONTEXT_LENGTH,
+        initializer_range=tiny_model.INITIALIZER_RANGE,
         tie_word_embeddings=True,
-        **model.special_token_ids(),
+        **tiny_model.special_token_ids(),
     )
 
 

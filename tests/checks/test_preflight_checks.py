@@ -17,7 +17,7 @@ from autotrain_mem.checks.compatibility import why_no_flash_attention
 from autotrain_mem.checks.model import ModelOnCard
 from autotrain_mem.checks.preflight import UNFORESEEN, Setup, setup_of
 from autotrain_mem.checks.weights import parameters_on_disk
-from autotrain_mem.quickstart import data
+from autotrain_mem.cli import word_problems
 from autotrain_mem.rehearsal.model.materialize import load_config
 from autotrain_mem.types import Job
 from autotrain_mem.types.preflight import Finding
@@ -27,7 +27,7 @@ Folder = Callable[[str], pathlib.Path]
 
 @pytest.fixture
 def chat(tmp_path: pathlib.Path) -> str:
-    data.write_dataset(tmp_path / "chat.jsonl", rows=4, seed=0)
+    word_problems.write_dataset(tmp_path / "chat.jsonl", rows=4, seed=0)
     return str(tmp_path / "chat.jsonl")
 
 

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from autotrain_mem.quickstart import data
+from autotrain_mem.cli import word_problems
 
 DATASETS = {
     "empty.jsonl": b"",
@@ -117,7 +117,11 @@ def write(folder: Path, rows: list[dict[str, Any]]) -> None:
     (folder / "splits").mkdir()
     texts = [{"text": " ".join(message["content"] for message in row["messages"])} for row in rows]
     for path, some in {"splits/train": rows, "splits/test": rows[:8], "text": texts}.items():
-        data.write_rows(folder / f"{path}.jsonl", some)
-    data.write_rows(folder / "long_prompt.jsonl", [{"prompt": "How many? " * 800}])
-    data.write_rows(folder / "text_and_chat.jsonl", [{**pair, "chosen": "4"} for pair in data.preferences(4, seed=0)])
-    data.write_rows(folder / "prompt_is_empty.jsonl", [{"prompt": []}, {"prompt": [{"role": "user", "content": "a"}]}])
+        word_problems.write_rows(folder / f"{path}.jsonl", some)
+    word_problems.write_rows(folder / "long_prompt.jsonl", [{"prompt": "How many? " * 800}])
+    word_problems.write_rows(
+        folder / "text_and_chat.jsonl", [{**pair, "chosen": "4"} for pair in word_problems.preferences(4, seed=0)]
+    )
+    word_problems.write_rows(
+        folder / "prompt_is_empty.jsonl", [{"prompt": []}, {"prompt": [{"role": "user", "content": "a"}]}]
+    )

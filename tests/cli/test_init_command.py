@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from autotrain_mem.cli import init as module
-from autotrain_mem.cli.init import Answers, answered, config_text, init
-from autotrain_mem.errands.columns_of import Columns, columns_of
+from autotrain_mem.cli.init import Answers, Columns, answered, columns_of, config_text, init
 from autotrain_mem.methods.table import METHODS, methods_reading
 from autotrain_mem.support.errors import AutofitError, DatasetError, OutputFolderError, UsageError
 from autotrain_mem.support.yaml_files import read_yaml

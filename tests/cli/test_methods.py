@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from autotrain_mem.cli import asked
-from autotrain_mem.quickstart import data
+from autotrain_mem.cli import asked, word_problems
 from autotrain_mem.support.units import MIB
 from tests.forked import Forge
 from tests.place import SharedWorkers, a_user_in
@@ -86,15 +85,15 @@ def train(workers: SharedWorkers, files: Path, forge: Forge) -> Iterator[Train]:
 
 def _write_alike(folder: Path) -> None:
     """One problem, again and again; every second time its last character is missing, so that batches are padded."""
-    pair = next(data.preferences(2, seed=0))
-    question = next(data.questions(2, seed=0))
-    problem = next(data.problems(2, seed=0))
+    pair = next(word_problems.preferences(2, seed=0))
+    question = next(word_problems.questions(2, seed=0))
+    problem = next(word_problems.problems(2, seed=0))
     judged = {"prompt": pair["prompt"], "completion": pair["chosen"], "label": True}
     rows = {"sft": (problem, "messages"), "pairs": (pair, "rejected"), "judged": (judged, "completion")}
     for name, (row, column) in (rows | {"prompts": (question, "prompt")}).items():
         *before, last = row[column]
         shorter = {**row, column: [*before, {**last, "content": last["content"][:-1]}]}
-        data.write_rows(folder / f"alike_{name}.jsonl", [row, shorter] * 16)
+        word_problems.write_rows(folder / f"alike_{name}.jsonl", [row, shorter] * 16)
 
 
 @pytest.mark.parametrize("method", OWN)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from autotrain_mem import AutoFit
+from autotrain_mem.cli import tiny_model, word_problems
 from autotrain_mem.drop_in import plan as planning
-from autotrain_mem.quickstart import data, model
 from autotrain_mem.worker.pool import Workers
 from tests.forked import Forge
 from tests.tiny import tiny_config, tiny_folder
@@ -45,7 +45,7 @@ def tiny_reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import AutoModelForSequenceClassification
 
     folder = tmp_path_factory.mktemp("models") / "judge"
-    model.train_tokenizer(data.texts(data.problems(100, seed=0))).save_pretrained(folder)
+    tiny_model.train_tokenizer(word_problems.texts(word_problems.problems(100, seed=0))).save_pretrained(folder)
     config = tiny_config("qwen2")
     config.num_labels = 1
     AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)

@@ -14,7 +14,7 @@ import yaml
 from export_examples import FOUR, FSDP2, FULL, HSDP, QLORA, TWO_MACHINES, job, plan
 
 from autotrain_mem.cli import flags
-from autotrain_mem.cli.export import check
+from autotrain_mem.cli.plan_files import check_export
 from autotrain_mem.exports.tools import OF_MACHINES, export
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import Hardware, Job, Knobs
@@ -151,7 +151,7 @@ def test_what_no_flag_can_say_is_refused_before_a_plan_is_made(
     (tmp_path / "file.yaml").write_text(content, encoding="utf-8")
     words = ["--model", "tiny", flag, str(tmp_path / "file.yaml"), "--export", "slurm"]
     with pytest.raises(UsageError, match=why):
-        check(*flags.read("autofit plan sft", words))
+        check_export(*flags.read("autofit plan sft", words))
 
 
 def test_yaml_words_are_texts_to_every_reader() -> None:

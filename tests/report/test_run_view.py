@@ -11,7 +11,7 @@ from rich.console import Console
 from test_page_content import history, moment
 
 from autotrain_mem import api
-from autotrain_mem.cli import main, watch
+from autotrain_mem.cli import inspect_commands, main
 from autotrain_mem.planning.recover.event_log import EventLog
 from autotrain_mem.report.run_view import SPARKS, Watched, spark, watch_line, watch_view
 from autotrain_mem.training.run_folder import lock_folder
@@ -79,13 +79,13 @@ def test_a_line_of_blocks_goes_from_the_lowest_to_the_highest() -> None:
 def test_watch_follows_a_run_to_its_end_and_refuses_what_is_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(inspect_commands, "LOOK_SECONDS", 0.01)
     assert main.run(["watch", str(tmp_path)]) == 2
     assert main.run(["watch", str(tmp_path / "gone")]) == 2
     assert "Give the --output_dir" in capsys.readouterr().err
     log = EventLog(tmp_path)
     log.see({"event": "start", "step": 0, "total_steps": 2})
-    follower = threading.Thread(target=watch.watch, args=([str(tmp_path)],))
+    follower = threading.Thread(target=inspect_commands.watch, args=([str(tmp_path)],))
     with lock_folder(str(tmp_path)):
         assert api.is_under_way(tmp_path)
         follower.start()

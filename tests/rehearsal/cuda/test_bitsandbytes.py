@@ -12,7 +12,7 @@ from bitsandbytes import functional
 from torch._subclasses.fake_tensor import FakeTensorMode
 from trace_reading import sizes
 
-from autotrain_mem.quickstart.model import VOCABULARY_SIZE
+from autotrain_mem.cli.tiny_model import VOCABULARY_SIZE
 from autotrain_mem.rehearsal import fake_run
 from autotrain_mem.rehearsal.cuda.bitsandbytes import FUSED_UP_TO_TOKENS, cuda_bitsandbytes
 from autotrain_mem.rehearsal.known_values import KnownValues

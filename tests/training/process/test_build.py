@@ -7,8 +7,8 @@ import pytest
 import torch
 from nouns import TRL_DEFAULTS
 
+from autotrain_mem.cli.word_problems import write_rows
 from autotrain_mem.machine.detect import host
-from autotrain_mem.quickstart.data import write_rows
 from autotrain_mem.training.process.build import build, device_of
 from autotrain_mem.training.request import Request
 from autotrain_mem.types import Job

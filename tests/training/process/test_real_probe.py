@@ -10,8 +10,8 @@ import pytest
 from nouns import TRL_DEFAULTS
 from tiny import tiny_folder
 
+from autotrain_mem.cli.word_problems import write_rows
 from autotrain_mem.machine import catalog
-from autotrain_mem.quickstart.data import write_rows
 from autotrain_mem.support.errors import OutputFolderError
 from autotrain_mem.support.units import MIB
 from autotrain_mem.training.process import probe as probing

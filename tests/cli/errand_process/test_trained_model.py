@@ -3,18 +3,18 @@
 import pathlib
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftType, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from autotrain_mem.errands.errand import Errand
-from autotrain_mem.errands.process import load
-from autotrain_mem.errands.process.chat import chat
-from autotrain_mem.errands.process.merge import merge
-from autotrain_mem.support.errors import HostMemoryError, ModelNotFoundError, OutputFolderError
+from autotrain_mem.cli.errand_process import trained_model
+from autotrain_mem.cli.errand_process.trained_model import chat, check_merges, merge
+from autotrain_mem.cli.errands import Errand
+from autotrain_mem.support.errors import HostMemoryError, ModelNotFoundError, OutputFolderError, UsageError
 from autotrain_mem.support.host import HostMemory
 
 pytestmark = pytest.mark.slow
@@ -74,8 +74,16 @@ def test_what_there_is_no_room_for_is_not_loaded(
     with pytest.raises(ModelNotFoundError, match="--base"):
         merge(replace(adapter, base=str(tmp_path)), lambda event: None, dict)
     small = HostMemory(total_bytes=1 << 20, available_bytes=1000, source="test")
-    monkeypatch.setattr(load, "host_memory", lambda: small)
+    monkeypatch.setattr(trained_model, "host_memory", lambda: small)
     errand = replace(adapter, task="merge", to=str(tmp_path / "merged"))
     with pytest.raises(HostMemoryError, match="are available"):
         merge(errand, lambda event: None, dict)
     assert not [*tmp_path.iterdir()]
+
+
+def test_prompts_are_not_merged_and_the_error_says_what_they_are() -> None:
+    configs = {"default": SimpleNamespace(peft_type=PeftType.PREFIX_TUNING)}
+    with pytest.raises(UsageError, match="kind PREFIX_TUNING is not merged") as caught:
+        check_merges(SimpleNamespace(peft_config=configs))
+    assert "autofit chat" in caught.value.hint
+    check_merges(SimpleNamespace(peft_config=configs, merge_and_unload=print))

@@ -5,10 +5,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoProcessor, AutoTokenizer, GenerationConfig
 
-from autotrain_mem.quickstart import data, model
+from autotrain_mem.cli import tiny_model, word_problems
 from autotrain_mem.support.errors import OutputFolderError
 
-ROWS = list(data.problems(200, seed=0))
+ROWS = list(word_problems.problems(200, seed=0))
 STRANGE_TEXT = "Ünïcode,\n\n  tabs\tand 'll x=3,14 1234 \N{SNOWMAN} 日本語"
 CONVERSATION = [
     {"role": "user", "content": "How many?"},
@@ -22,7 +22,7 @@ def folder(tmp_path_factory):
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
-    model.build(path, data.texts(ROWS))
+    tiny_model.build(path, word_problems.texts(ROWS))
     assert torch.equal(torch.rand(3), expected), "building leaves the caller's random numbers alone"
     return path
 
@@ -51,15 +51,15 @@ def test_config_tokenizer_and_generation_agree_on_the_special_tokens(folder, tok
     for settings in (loaded.config, GenerationConfig.from_pretrained(folder)):
         assert settings.eos_token_id == tokenizer.eos_token_id
         assert settings.pad_token_id == tokenizer.pad_token_id
-    assert tokenizer.convert_ids_to_tokens(list(range(4))) == list(model.SPECIAL_TOKENS)
+    assert tokenizer.convert_ids_to_tokens(list(range(4))) == list(tiny_model.SPECIAL_TOKENS)
     assert tokenizer.eos_token == "<|im_end|>"
     assert tokenizer.pad_token_id != tokenizer.eos_token_id
-    assert len(tokenizer) <= model.VOCABULARY_SIZE
+    assert len(tokenizer) <= tiny_model.VOCABULARY_SIZE
     assert AutoProcessor.from_pretrained(folder).get_vocab() == tokenizer.get_vocab()
 
 
 def test_text_survives_the_tokenizer_and_digits_are_tokens_of_their_own(tokenizer):
-    for text in [*list(data.texts(ROWS))[:6], STRANGE_TEXT, ""]:
+    for text in [*list(word_problems.texts(ROWS))[:6], STRANGE_TEXT, ""]:
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     tokens = tokenizer.tokenize("137 + 25 = 162.")
     assert [token for token in tokens if any(map(str.isdigit, token))] == list("13725162")
@@ -79,7 +79,7 @@ def test_the_assistants_words_and_the_end_of_its_turn_are_marked_for_the_loss(to
 def test_a_folder_that_the_quickstart_did_not_make_is_not_replaced(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(OutputFolderError, match="not made by the quickstart"):
-        model.build(tmp_path, data.texts(ROWS))
+        tiny_model.build(tmp_path, word_problems.texts(ROWS))
     assert (tmp_path / "config.json").read_text() == "{}"
 
 
@@ -93,11 +93,11 @@ def test_a_build_that_breaks_off_keeps_the_older_folder_and_a_whole_one_gives_th
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(model, "_random_model", no_memory)
+        patch.setattr(tiny_model, "_random_model", no_memory)
         with pytest.raises(MemoryError):
-            model.build(path, data.texts(ROWS))
+            tiny_model.build(path, word_problems.texts(ROWS))
     assert fingerprint(path) == fingerprint(folder)
     (path / "config.json").unlink()
-    model.build(path, data.texts(ROWS))
+    tiny_model.build(path, word_problems.texts(ROWS))
     assert fingerprint(path) == fingerprint(folder), "the same texts, the same folder"
     assert list(tmp_path.iterdir()) == [path]

@@ -1,15 +1,19 @@
-"""Uploads a trained model with its card to the Hugging Face Hub, and nothing else that lies in its folder."""
+"""Does one job (``python -m autotrain_mem.cli.errand_process.main``), and ends."""
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi, constants, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-from autotrain_mem.errands.errand import Errand, Receive, Send
-from autotrain_mem.support.errors import TrainingError, UsageError
+from autotrain_mem.cli.errands import Errand, Receive, Send
+from autotrain_mem.support.errors import AutofitError, TrainingError, UsageError
+from autotrain_mem.support.processes import Channel
+from autotrain_mem.types import codec
 
 UPLOADED = (
     *("README.md", "config.json", "generation_config.json", "adapter_config.json", "*.safetensors"),
@@ -83,3 +87,42 @@ def _refused(errand: Errand, error: HfHubHTTPError) -> TrainingError | UsageErro
         message = f"The hub does not let this token write to {errand.to}: {reason}"
         return UsageError(message, hint=f"{_LOG_IN} --to takes a user or an organisation that is yours.")
     return TrainingError(f"The hub refused: {reason}", hint="Run this again later.")
+
+
+def columns(errand: Errand, send: Send, receive: Receive) -> dict[str, Any]:
+    """Load the dataset as a training does, and name the columns of its first split.
+
+    Raises:
+        DatasetError: it is not there, or cannot be read.
+    """
+    from autotrain_mem.data.load import load_named
+
+    splits = load_named(errand.dataset, None)
+    first = next(iter(splits.values()))
+    return {"event": "end", "columns": list(first.column_names), "rows": len(first)}
+
+
+def _job(errand: Errand) -> Callable[[Errand, Send, Receive], dict[str, Any]]:
+    if errand.task in ("push", "columns"):
+        return {"push": push, "columns": columns}[errand.task]
+    from autotrain_mem.cli.errand_process import trained_model  # torch and transformers, which the others go without
+
+    return trained_model.chat if errand.task == "chat" else trained_model.merge
+
+
+def main() -> None:
+    """Receive the errand, do it, and answer with its last event or an error."""
+    channel = Channel(ignore_interrupt=True)
+    errand = codec.from_json(Errand, channel.receive())
+    try:
+        channel.send(_job(errand)(errand, channel.send, channel.receive))
+    except AutofitError as error:
+        channel.send(error.to_json())
+    except Exception as error:  # whatever a library raises is the user's to read, in one line
+        traceback.print_exc()
+        reason = " ".join(str(error).split())
+        channel.send(TrainingError(f"{type(error).__name__}: {reason}").to_json())
+
+
+if __name__ == "__main__":
+    main()

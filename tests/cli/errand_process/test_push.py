@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from huggingface_hub.errors import HfHubHTTPError
 
-from autotrain_mem.errands.errand import Errand
-from autotrain_mem.errands.process import push as module
-from autotrain_mem.errands.process.push import UPLOADED, push
+from autotrain_mem.cli.errand_process import main as module
+from autotrain_mem.cli.errand_process.main import UPLOADED, push
+from autotrain_mem.cli.errands import Errand
 from autotrain_mem.support.errors import AutofitError, TrainingError, UsageError
 
 ERRAND = Errand(task="push", folder="run", to="ORG/NAME")

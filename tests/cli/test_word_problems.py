@@ -4,7 +4,7 @@ from statistics import median
 
 import pytest
 
-from autotrain_mem.quickstart import data
+from autotrain_mem.cli import word_problems
 
 NUMBER = re.compile(r"\d+")
 SUM = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)\.$", re.MULTILINE)
@@ -43,7 +43,7 @@ def conversation(problem):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_every_answer_follows_from_the_question_and_every_line_of_reasoning_from_the_last(seed):
-    for problem in data.problems(300, seed):
+    for problem in word_problems.problems(300, seed):
         question, solution = conversation(problem)
         opening, *reasoning, answer = solution.splitlines()
         assert answer == f"Answer: {answer_by_reading(question)}"
@@ -57,42 +57,42 @@ def test_every_answer_follows_from_the_question_and_every_line_of_reasoning_from
 
 
 def test_the_same_seed_gives_the_same_rows_and_another_seed_others():
-    assert list(data.problems(150, seed=3)) == list(data.problems(150, seed=3))
-    assert list(data.problems(150, seed=3)) != list(data.problems(150, seed=4))
-    conversations = [conversation(problem) for problem in data.problems(600, seed=0)]
+    assert list(word_problems.problems(150, seed=3)) == list(word_problems.problems(150, seed=3))
+    assert list(word_problems.problems(150, seed=3)) != list(word_problems.problems(150, seed=4))
+    conversations = [conversation(problem) for problem in word_problems.problems(600, seed=0)]
     assert len({question for question, _ in conversations}) >= 590
     assert all(sum(f" {symbol} " in solution for _, solution in conversations) >= 60 for symbol in "+-*/")
 
 
 @pytest.mark.parametrize("count", [20, 100, 1000])
 def test_one_row_in_every_hundred_is_eight_times_the_median(count):
-    rows = [len("".join(conversation(problem))) for problem in data.problems(count, seed=count)]
+    rows = [len("".join(conversation(problem))) for problem in word_problems.problems(count, seed=count)]
     long_rows = [place for place, length in enumerate(rows) if length >= 8 * median(rows)]
     assert [place // 100 for place in long_rows] == list(range(-(-count // 100)))
 
 
 def test_a_write_that_breaks_off_keeps_the_older_file(tmp_path, monkeypatch):
     path = tmp_path / "on the way" / "problems.jsonl"
-    data.write_dataset(path, rows=10, seed=1)
+    word_problems.write_dataset(path, rows=10, seed=1)
     lines = path.read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line) for line in lines] == list(data.problems(10, seed=1))
+    assert [json.loads(line) for line in lines] == list(word_problems.problems(10, seed=1))
     before = path.read_bytes()
 
     def one_problem_then_none(count, seed):
         yield {"messages": []}
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(data, "problems", one_problem_then_none)
+    monkeypatch.setattr(word_problems, "problems", one_problem_then_none)
     with pytest.raises(OSError, match="disk is full"):
-        data.write_dataset(path, rows=10, seed=2)
+        word_problems.write_dataset(path, rows=10, seed=2)
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("conversational", [True, False])
 def test_a_pair_prefers_the_true_solution_to_one_that_ends_wrong(conversational):
-    pairs = list(data.preferences(100, seed=2, conversational=conversational))
-    for pair, problem in zip(pairs, data.problems(100, seed=2), strict=True):
+    pairs = list(word_problems.preferences(100, seed=2, conversational=conversational))
+    for pair, problem in zip(pairs, word_problems.problems(100, seed=2), strict=True):
         question, chosen, rejected = (read(pair[name]) for name in ("prompt", "chosen", "rejected"))
         assert (question, chosen) == conversation(problem)
         assert chosen.splitlines()[:-2] == rejected.splitlines()[:-2]

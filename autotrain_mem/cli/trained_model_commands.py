@@ -1,24 +1,33 @@
-"""``autofit chat``: a few words with the model that a run trained, to see that it came out well."""
+"""``autofit chat``, ``merge`` and ``push``: what is done with the model that a run trained."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from autotrain_mem.cli.commands import warn
+from autotrain_mem.cli.errands import (
+    Errand,
+    ErrandProcess,
+    check_repository,
+    errand_of,
+    find_run,
+    finish,
+    merge_errand,
+    quantized_note,
+    started,
+)
 from autotrain_mem.cli.run_flags import model_flags, parsed, run_parser
-from autotrain_mem.errands.child import ErrandProcess, started
-from autotrain_mem.errands.errand import Errand
-from autotrain_mem.errands.of_run import errand_of, quantized_note
-from autotrain_mem.errands.trained_run import find_run
 from autotrain_mem.report.terminal import Console, waiting
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.printable import printable
+from autotrain_mem.support.units import format_bytes
 
 MAX_NEW_TOKENS = 256
 
-ABOUT = """\
+_CHAT = """\
 Loads the model that a run trained, with the base where it is an adapter, on the GPU where there is room, and answers:
 --prompt TEXT, or what comes through a pipe, once; on a terminal one line after the other, as a conversation, until
 Ctrl-C or an empty line. A reward model gives its score: of --prompt with --answer, or of one text.
@@ -29,7 +38,7 @@ Messages = list[dict[str, str]]
 
 def chat(argv: Sequence[str]) -> int:
     """Answer prompts. Raises UsageError, OutputFolderError, ModelNotFoundError and HostMemoryError."""
-    parser = run_parser("chat", ABOUT)
+    parser = run_parser("chat", _CHAT)
     parser.add_argument("--prompt", metavar="TEXT", help="answer this, and end")
     parser.add_argument("--answer", metavar="TEXT", help="reward models: score this answer to the prompt")
     parser.add_argument("--max_new_tokens", type=int, default=MAX_NEW_TOKENS, metavar="N", help="of an answer at most")
@@ -119,3 +128,61 @@ def _reply(process: ErrandProcess, errand: Errand, messages: Messages) -> str:
 
 def _turn(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
+
+
+_MERGE = """\
+Writes the adapter that a run trained into its base model's weights, in the base's own type, and the whole into a new
+folder, which any tool loads that loads the base. Works in host memory, and says first where there is too little of it,
+or of the disk. Nothing is written over.
+"""
+
+
+def merge(argv: Sequence[str]) -> int:
+    """Merge. Raises UsageError, OutputFolderError, ModelNotFoundError and HostMemoryError."""
+    parser = run_parser("merge", _MERGE)
+    parser.add_argument("--out", metavar="FOLDER", help="a new folder (default: RUN-merged, beside the run)")
+    model_flags(parser)
+    if (options := parsed(parser, argv)) is None:
+        return 0
+    run = find_run(options.run)
+    errand = merge_errand(
+        run,
+        errand_of(
+            run, "merge", base=options.base if run.is_adapter else None, trust_remote_code=options.trust_remote_code
+        ),
+        options.out,
+    )
+    if note := quantized_note(errand):
+        warn(note)
+    with waiting(Console(stderr=True), "merging the adapter into its base"):
+        end = finish(errand, lambda event: warn(event["message"]))
+    sys.stdout.write(f"{end['path']}: {format_bytes(end['bytes'])} in {end['dtype']}\n")
+    return 0
+
+
+_PUSH = """\
+Uploads weights, configs, tokenizer and the model card, and nothing else: no checkpoints, no logs, no plan.json,
+run.json or training_args.bin, which may name paths of this machine or hold tokens. The repository is made where there
+is none, private unless --public is given.
+"""
+
+
+def push(argv: Sequence[str]) -> int:
+    """Upload. Raises UsageError, OutputFolderError and TrainingError."""
+    parser = run_parser("push", _PUSH)
+    parser.add_argument("--to", metavar="ORG/NAME", help="the repository")
+    parser.add_argument("--public", action="store_true", help="make it public, where it is made")
+    parser.add_argument("--update", action="store_true", help="put a commit on a repository that holds files already")
+    if (options := parsed(parser, argv)) is None:
+        return 0
+    if options.to is None:
+        raise UsageError("autofit push needs the name of a repository.", hint="autofit push RUN --to ORG/NAME")
+    check_repository(options.to)
+    run = find_run(options.run)
+    if run.is_adapter and Path(run.base).expanduser().is_dir():
+        warn(f"the adapter names its base by a folder of this machine, {run.base}: others cannot load it from there")
+    errand = Errand(task="push", folder=str(run.folder), to=options.to, public=options.public, update=options.update)
+    with waiting(Console(stderr=True), f"uploading to {options.to}"):
+        end = finish(errand, lambda event: warn(event["message"]))
+    sys.stdout.write(f"{end['url']}\n")
+    return 0

@@ -1,0 +1,235 @@
+"""``autofit report``, ``watch``, ``explain`` and ``doctor``: shows a plan, a run or this machine, and changes none."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.live import Live
+
+from autotrain_mem.cli.run_flags import flag_parser, parsed
+from autotrain_mem.report.explain_view import explain_view
+from autotrain_mem.report.layout import Block
+from autotrain_mem.report.machine_view import doctor_view, issue_text
+from autotrain_mem.report.run_history import HistoryReader
+from autotrain_mem.report.run_view import Watched, happening_lines, watch_line, watch_view
+from autotrain_mem.report.terminal import Console, is_live, lasting_console, waiting, whole_lines
+from autotrain_mem.support.errors import PlanFileError, UsageError
+from autotrain_mem.support.units import format_bytes
+from autotrain_mem.types import Plan, codec
+from autotrain_mem.types.plan import read_plan
+from autotrain_mem.types.plan_file import LARGEST_BYTES, STDIN
+
+_REPORT = """\
+Writes one HTML file that opens without a network: memory over the rehearsed step, stacked by what it is for; what was
+predicted beside what a probe and the run measured; loss and speed; what was tried; how long the rows are; other cards.
+Where nothing is kept of the plan's rehearsal it is rehearsed again, which takes some ten seconds and no GPU.
+
+  autofit report Qwen2.5-0.5B-SFT
+"""
+_PATH = "a plan's file: the report is written beside it; or an output folder: it is written into it, as report.html"
+
+
+def report(argv: Sequence[str]) -> int:
+    """Writes the report of one plan or run. Raises UsageError, PlanFileError and OutputFolderError."""
+    from autotrain_mem import api
+
+    parser = flag_parser("report", _REPORT)
+    parser.add_argument("path", metavar="PLAN|RUN", nargs="?", help=_PATH)
+    parser.add_argument("--out", metavar="FILE", help="write it here, over an earlier report and over nothing else")
+    parser.add_argument("--json", action="store_true", help="print what the page shows, and write no file")
+    parser.add_argument("--debug", action="store_true", help="a traceback with an error")
+    if (options := parsed(parser, argv)) is None:
+        return 0
+    if options.path in (None, STDIN):
+        raise UsageError("autofit report needs a plan's file or an output folder.", hint="autofit report plan.json")
+    Plan.load(options.path)  # what is no plan is refused first
+    file = api.report_path(options.path) if options.out is None else Path(options.out)
+    if not options.json:
+        api.check_report_place(file)
+    with waiting(Console(stderr=True), "reading the plan") as say:
+        page = api.report_page(options.path, on_progress=say)
+    if options.json:
+        sys.stdout.write(json.dumps(codec.to_json(page)) + "\n")
+        return 0
+    api.write_report(file, page)
+    console = whole_lines()
+    console.print(f"Wrote {file} ({format_bytes(file.stat().st_size)}): open it in a browser.", highlight=False)
+    for sentence in page.not_shown:
+        console.print(sentence, highlight=False)
+    return 0
+
+
+_WATCH = """\
+Shows a run from the files in its output folder: steps and time left, memory against the budget, loss, speed, and what
+happened to it. It updates in place until the run ends; where no terminal is, it prints a line for what is new.
+
+  autofit watch Qwen2.5-0.5B-SFT
+"""
+LOOK_SECONDS = 1.0
+"""Between two looks at the files."""
+
+
+def watch(argv: Sequence[str]) -> int:
+    """Watches a run until it ends. Raises UsageError where the folder is none of a run's, and is none to be."""
+    parser = flag_parser("watch", _WATCH)
+    parser.add_argument("run", metavar="RUN", nargs="?", help="the output folder of a training")
+    parser.add_argument("--once", action="store_true", help="show how it is now, and stop")
+    parser.add_argument("--json", action="store_true", help="its whole history as one JSON object, once")
+    parser.add_argument("--debug", action="store_true", help="a traceback with an error")
+    if (options := parsed(parser, argv)) is None:
+        return 0
+    folder = Path(options.run)
+    look = _looking(folder)
+    first = look()
+    if options.json:
+        history = None if first.history is None else codec.to_json(first.history)
+        sys.stdout.write(json.dumps({"schema": "autofit.watch/1", "state": first.state, "history": history}) + "\n")
+        return 0
+    console = Console()
+    if options.once or first.is_over:
+        console.print(Block(watch_view(first, ascii_only=console.options.ascii_only)))
+        return 0
+    try:
+        _follow(look, first)
+    except KeyboardInterrupt:  # whoever watches stops watching; the run goes on
+        sys.stdout.write("\n")
+    return 0
+
+
+def _looking(folder: Path) -> Callable[[], Watched]:
+    """Returns what looks at a folder.
+
+    Raises:
+        UsageError: it is not there, or holds neither a run nor a plan.
+    """
+    from autotrain_mem import api
+
+    if not folder.is_dir():
+        raise UsageError(f"There is no folder {folder}.", hint="Give the --output_dir of a training.")
+    reader = HistoryReader(folder)
+
+    def look() -> Watched:
+        try:
+            history, alive = reader.read(), api.is_under_way(folder)
+        except OSError as error:
+            raise UsageError(f"{folder} cannot be read: {error.strerror}.", hint="Give another folder.") from error
+        return Watched(
+            name=folder.name or str(folder), plan=_plan(folder), history=history, alive=alive, now=time.time()
+        )
+
+    found = look()
+    if found.history is None and not found.alive and found.plan is None:
+        hint = "Give the --output_dir of a training that autofit has begun."
+        raise UsageError(f"{folder} holds no run of autofit.", hint=hint)
+    return look
+
+
+def _plan(folder: Path) -> Plan | None:
+    try:
+        return Plan.load(folder)
+    except PlanFileError:
+        return None
+
+
+def _follow(look: Callable[[], Watched], watched: Watched) -> None:
+    console = lasting_console()
+    if not is_live(console):
+        _print_lines(look, watched)
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            live.update(watch_view(watched, ascii_only=console.options.ascii_only), refresh=True)
+            if watched.is_over:
+                return
+            time.sleep(LOOK_SECONDS)
+            watched = look()
+
+
+def _print_lines(look: Callable[[], Watched], watched: Watched) -> None:
+    """Prints a line for each step that is new, and for whatever happens."""
+    said, last = 0, ""
+    while True:
+        happenings = () if watched.history is None else watched.history.happenings
+        for line in happening_lines(happenings[said:]):
+            print(line, flush=True)
+        said = len(happenings)
+        line = watch_line(watched)
+        if line.split("  ")[0] != last or watched.is_over:
+            last = line.split("  ")[0]
+            print(line, flush=True)
+        if watched.is_over:
+            return
+        time.sleep(LOOK_SECONDS)
+        watched = look()
+
+
+_EXPLAIN = """\
+usage: autofit explain PLAN [--debug]
+
+Tells from the file alone what a plan was made of: the budget line by line, where the bytes are at the peak, what binds,
+what was tried in which order, the time of a step, and what other levels of harm have to offer.
+
+PLAN is what `autofit plan ... --out FILE` wrote or --json printed, what `autofit METHOD ... --json` printed, an output
+folder, which holds a plan.json, or - for standard input.
+"""
+
+_USAGE = "autofit explain plan.json, autofit explain OUTPUT_FOLDER, or autofit explain - for standard input."
+
+
+def explain(argv: Sequence[str]) -> int:
+    """Read one plan and say what it knows. Raises UsageError and PlanFileError."""
+    if {"--help", "-h"} & set(argv):
+        sys.stdout.write(_EXPLAIN)
+        return 0
+    path = _path(argv)
+    piped = path == STDIN
+    plan = read_plan(sys.stdin.buffer.read(LARGEST_BYTES + 1), "Standard input") if piped else Plan.load(path)
+    Console().print(explain_view(plan))
+    return 0
+
+
+def _path(argv: Sequence[str]) -> str:
+    given = [token for token in argv if token != "--debug"]
+    flags = [token for token in given if token.startswith("-") and token != STDIN]
+    if "--json" in flags:
+        raise UsageError("autofit explain takes no --json: the plan is JSON itself.", hint=_USAGE)
+    if flags:
+        raise UsageError(f"autofit explain takes no {flags[0]}.", hint=_USAGE)
+    if len(given) != 1:
+        wrong = f"autofit explain takes one plan, not {len(given)}." if given else "autofit explain needs a plan."
+        raise UsageError(wrong, hint=_USAGE)
+    return given[0]
+
+
+_DOCTOR = """\
+Examines this machine: driver, GPUs, torch's build, packages, the Hugging Face Hub, disks, container and system. Says
+what works, what does not, and the command that mends it. Ends with status 1 where something is broken, else with 0: a
+machine without a GPU is not broken, since planning needs none.
+
+  autofit doctor --issue | xclip
+"""
+
+
+def doctor(argv: Sequence[str]) -> int:
+    """Examines the machine, and prints what was found."""
+    from autotrain_mem import api
+
+    parser = flag_parser("doctor", _DOCTOR)
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--issue", action="store_true", help="a text to paste into an issue, without names or secrets")
+    parser.add_argument("--debug", action="store_true", help="a traceback with an error")
+    if (options := parsed(parser, argv)) is None:
+        return 0
+    with waiting(Console(stderr=True), "looking at the GPU") as say:
+        found = api.health(say)
+    if options.json:
+        sys.stdout.write(json.dumps(codec.to_json(found), indent=2) + "\n")
+    elif options.issue:
+        sys.stdout.write(issue_text(found, api.versions_key()))
+    else:
+        Console().print(doctor_view(found))
+    return 1 if found.broken else 0
