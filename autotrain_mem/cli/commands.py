@@ -6,13 +6,10 @@ import json
 import pathlib
 import shlex
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
-
-from rich.text import Text
 
 from autotrain_mem import api
 from autotrain_mem.cli import flags, plan_files, sweep_axes
@@ -22,7 +19,6 @@ from autotrain_mem.report.estimate_view import estimate_view
 from autotrain_mem.report.first_screen import estimate_screen, first_screen
 from autotrain_mem.report.machine_view import gpus_view
 from autotrain_mem.report.plan_view import plan_view
-from autotrain_mem.report.run_history import event_line
 from autotrain_mem.report.run_view import report_view
 from autotrain_mem.report.snapshot_file import check_snapshot, snapshot_view
 from autotrain_mem.report.sweep_view import sweep_csv, sweep_view
@@ -32,14 +28,15 @@ from autotrain_mem.report.terminal import (
     SearchProgress,
     TrainingProgress,
     lasting_console,
+    say,
     waiting,
+    warn,
     whole_lines,
 )
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.printable import printable
 from autotrain_mem.types import Hardware, Plan, codec
 from autotrain_mem.types.job import MOST
-from autotrain_mem.types.report import REWARD_NAMES
 from autotrain_mem.types.sweep import Sweep, SweepPoint
 
 
@@ -52,9 +49,9 @@ def estimate(workers: api.Workers, wish: api.Wish, output: flags.Output) -> int:
     if axes:
         points = sweep_axes.run(workers, wish, axes, lambda point: api.rehearsals_for(workers, point, warn))
     else:
-        with _waiting("importing TRL") as (say, note):
+        with _waiting("importing TRL") as (doing, note):
             rehearsals = api.rehearsals_for(workers, wish, note)
-            say("rehearsing")
+            doing("rehearsing")
             estimated = api.estimate(rehearsals, snapshot)
         points = Sweep(axes=(), points=(SweepPoint(settings=(), outcome=estimated),))
     if output.json:
@@ -154,7 +151,7 @@ def train(workers: api.Workers, wish: api.Wish, output: flags.Output) -> int:
     wish = api.resumed(wish, warn, lambda folder: warn(f"continuing the run in {folder}, with its plan"))
     to_train = not (wish.plan_only or output.stops)
     wish = _checked(wish, output, to_train=to_train)
-    with api.leading(wish, _say_line) as machines:
+    with api.leading(wish, lambda line: say(Console(stderr=True), line)) as machines:
         with workers:  # they end before the training begins
             with _waiting("importing TRL, looking at model and data") as (_, note):
                 rehearsals = api.begin(workers, wish, note, to_train=to_train, machines=machines)
@@ -170,8 +167,8 @@ def _trained(rehearsals: api.Rehearsals, chosen: Plan, wish: api.Wish, output: f
     console = lasting_console(stderr=output.json)
     console.print(plan_view(chosen) if output.verbose else first_screen(chosen))
     pages: list[str] = []
-    with progress_bar(console, rehearsals, pages) as on_event:
-        report = api.train(rehearsals, chosen, wish, on_event)
+    with TrainingProgress(console, budget_bytes=rehearsals.budget_bytes, pages=pages) as progress:
+        report = api.train(rehearsals, chosen, wish, progress.on_event)
     if output.out is not None:
         plan_files.refresh(output.out, report.output_dir)
     if output.json:
@@ -191,15 +188,6 @@ def gpus(argv: Sequence[str]) -> int:
         return _print_json({"schema": "autofit.gpus/1", "gpus": [codec.to_json(card) for card in cards]})
     whole_lines().print(gpus_view(cards))
     return 0
-
-
-def warn(message: str) -> None:
-    """Something that the user should know, and that stops nothing."""
-    Console(stderr=True).print(f"note: {message}", style="dim", highlight=False)
-
-
-def _say_line(line: str) -> None:
-    Console(stderr=True).print(Text(line), soft_wrap=True)
 
 
 @contextmanager
@@ -256,45 +244,6 @@ def _without_card(words: Sequence[str]) -> list[str]:
         else:
             kept.append(word)
     return kept
-
-
-@contextmanager
-def progress_bar(
-    console: Console, rehearsals: api.Rehearsals, pages: list[str] | None = None
-) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Draws the events of a run as a progress bar; yields what takes them.
-
-    Args:
-        pages: Gets the paths of reports that were written; None to say them as they come.
-    """
-    started = time.monotonic()
-    loss: float | None = None
-    reward: float | None = None
-    with TrainingProgress(console, budget_bytes=rehearsals.budget_bytes) as progress:
-
-        def on_event(event: Mapping[str, Any]) -> None:
-            nonlocal started, loss, reward
-            if event["event"] == "start":
-                started = time.monotonic()
-                progress.start(event["total_steps"])
-            elif event["event"] == "interrupted":
-                console.print("Interrupted: training ends after this step; Ctrl-C again ends it now.")
-            elif event["event"] == "log":
-                loss = event["logs"].get("loss", loss)
-                reward = next((event["logs"][name] for name in REWARD_NAMES if name in event["logs"]), reward)
-            elif event["event"] == "step":
-                seconds = time.monotonic() - started
-                peak = None if event["memory"] is None else event["memory"]["peak_reserved_bytes"]
-                progress.advance(event["step"], loss, peak, seconds, reward)
-                loss = reward = None
-            elif event["event"] == "report" and pages is not None:
-                pages.append(event["path"])
-            elif event["event"] == "moved_aside":
-                console.print(Text(f"The run that was there is now in {event['path']}."), soft_wrap=True)
-            elif line := event_line(event):
-                console.print(Text(line), soft_wrap=True)
-
-        yield on_event
 
 
 def _print_json(payload: Mapping[str, Any]) -> int:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from autotrain_mem import api
-from autotrain_mem.cli.commands import warn
 from autotrain_mem.cli.errands import Errand, finish
 from autotrain_mem.cli.run_flags import flag_parser, parsed
 from autotrain_mem.methods.table import METHODS, methods_reading
+from autotrain_mem.report.terminal import warn
 from autotrain_mem.support.errors import (
     AutofitError,
     DatasetFormatError,

@@ -17,12 +17,11 @@ from rich.rule import Rule
 
 from autotrain_mem import api
 from autotrain_mem.cli import tiny_model, word_problems
-from autotrain_mem.cli.commands import progress_bar
 from autotrain_mem.cli.flags import own_names
 from autotrain_mem.cli.run_flags import flag_parser, parsed
 from autotrain_mem.report.first_screen import estimate_screen, first_screen
 from autotrain_mem.report.run_view import report_view
-from autotrain_mem.report.terminal import Console, SearchProgress
+from autotrain_mem.report.terminal import Console, SearchProgress, TrainingProgress
 from autotrain_mem.support.errors import AutofitError, GpuOutOfMemoryError, OutputFolderError, UsageError
 from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.types import Job
@@ -72,8 +71,8 @@ def quickstart(argv: Sequence[str]) -> int:
             chosen = api.plan(rehearsals, progress.tried, progress.counting, to_train=True, simulate=True)
     console.print(first_screen(chosen))
     _chapter(console, f"4. {STEPS} real steps with that plan, on the same card")
-    with progress_bar(console, rehearsals) as on_event:
-        report = api.fit(rehearsals, chosen, simulate=True, on_event=on_event)
+    with TrainingProgress(console, budget_bytes=rehearsals.budget_bytes) as bar:
+        report = api.fit(rehearsals, chosen, simulate=True, on_event=bar.on_event)
         pages: list[str] = []
         api.write_run_report(folder / "run", store, lambda event: pages.append(str(event.get("path", ""))))
     console.print(report_view(report, page="".join(pages) or None))
@@ -115,9 +114,9 @@ def _run_out_of_memory(console: Console, rehearsals: api.Rehearsals, folder: pat
     arguments = {**rehearsals.job.arguments, "output_dir": str(folder / "trl-defaults")}
     trial = replace(rehearsals, job=replace(rehearsals.job, arguments=arguments))
     try:
-        with progress_bar(console, trial) as on_event:
+        with TrainingProgress(console, budget_bytes=trial.budget_bytes) as bar:
             given = api.plan_as_given(trial, predicted)
-            api.fit(trial, given, simulate=True, guarded=False, max_restarts=0, on_event=on_event)
+            api.fit(trial, given, simulate=True, guarded=False, max_restarts=0, on_event=bar.on_event)
     except GpuOutOfMemoryError as error:
         # Torch's words end in an address, which is kept whole.
         lines = textwrap.wrap(error.message, console.width, break_long_words=False, break_on_hyphens=False)

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from autotrain_mem.cli.commands import warn
 from autotrain_mem.cli.errands import (
     Errand,
     ErrandProcess,
@@ -20,7 +19,7 @@ from autotrain_mem.cli.errands import (
     started,
 )
 from autotrain_mem.cli.run_flags import model_flags, parsed, run_parser
-from autotrain_mem.report.terminal import Console, waiting
+from autotrain_mem.report.terminal import Console, waiting, warn
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.printable import printable
 from autotrain_mem.support.units import format_bytes

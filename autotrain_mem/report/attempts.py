@@ -9,6 +9,7 @@ from rich.text import Text
 
 from autotrain_mem.report import formatting
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, Column, Scale, columned, hanging, scale_for, title
+from autotrain_mem.support.units import counted, rate
 from autotrain_mem.types import Candidate, Knobs, Plan
 
 _SEGMENTS = "expandable_segments"
@@ -77,7 +78,7 @@ def _outcome(attempt: Candidate, *, speeds: bool) -> Text:
     """Speed where it fits: that of what does not fit is nobody's."""
     if not attempt.fits:
         return Text("too much" if speeds else "no", style=BAD)
-    return Text(formatting.rate(attempt.tokens_per_second) if attempt.tokens_per_second else "yes")
+    return Text(rate(attempt.tokens_per_second) if attempt.tokens_per_second else "yes")
 
 
 def _marks(plan: Plan) -> list[_Mark]:
@@ -91,7 +92,7 @@ def _marks(plan: Plan) -> list[_Mark]:
     layers = {attempt.rehearsed_layers for attempt in plan.attempts}
     if len(layers) > 1 and None in layers:
         few = max(filter(None, layers))
-        others = f"the others on copies of {formatting.counted(few, 'layer')}"
+        others = f"the others on copies of {counted(few, 'layer')}"
         marks.append(_Mark(_LAYERS, "w", when=None, meaning=f"rehearsed on the whole model, {others}"))
     return marks
 

@@ -27,7 +27,7 @@ from autotrain_mem.report.layout import (
 )
 from autotrain_mem.report.layout import table as plain_table
 from autotrain_mem.search.levers import pulled
-from autotrain_mem.support.units import format_bytes
+from autotrain_mem.support.units import amount, duration, format_bytes, rate
 from autotrain_mem.types import Knobs
 from autotrain_mem.types.gpu_comparison import BRIEF, OFFLOADING, Cards, CardVerdict
 from autotrain_mem.types.most import Frontier, Reach
@@ -99,7 +99,7 @@ class _Rows:
             return [*named, Text(f"refused {mark}" if mark else verdict.refusal or "", style=BAD)]
         estimate, knobs = verdict.estimate, verdict.estimate.knobs
         signs = "".join(sign for sign, (has, _) in _MARKS.items() if has(knobs))
-        speed = formatting.rate(estimate.tokens_per_second) if formatting.has_speed(estimate.time) else "-"
+        speed = rate(estimate.tokens_per_second) if formatting.has_speed(estimate.time) else "-"
         length = [_tokens(knobs)] if self.lengths else []
         batch = f"{formatting.batch(knobs)} {signs}".rstrip()
         level, needs = formatting.short_level(verdict.level), self._size(estimate.required_bytes)
@@ -160,7 +160,7 @@ def _cost_columns(cards: Cards, *, whole: bool) -> list[Column[CardVerdict]]:
         Column("level", lambda each: formatting.short_level(each.level)),
         *time,
         Column("cost" if whole else _PER_TOKENS, lambda each: _cost(each, whole=whole), right=True),
-        Column("an hour", lambda each: formatting.amount(_price(each).per_hour), right=True),
+        Column("an hour", lambda each: amount(_price(each).per_hour), right=True),
         Column("seen", lambda each: _price(each).seen or "-"),
     ]
 
@@ -171,12 +171,12 @@ def _price(verdict: CardVerdict) -> Price:
 
 
 def _time(verdict: CardVerdict) -> str:
-    return "" if verdict.run_seconds is None else formatting.duration(verdict.run_seconds)
+    return "" if verdict.run_seconds is None else duration(verdict.run_seconds)
 
 
 def _cost(verdict: CardVerdict, *, whole: bool) -> str:
     cost = verdict.cost if whole else verdict.cost_per_million_tokens
-    return "" if cost is None else formatting.amount(cost)
+    return "" if cost is None else amount(cost)
 
 
 def _named(cards: Cards) -> dict[str, tuple[CardVerdict | None, str]]:
@@ -264,7 +264,7 @@ def _speed(reach: Reach) -> str:
     if reach.point is None:
         return ""
     speed = reach.point.tokens_per_second
-    return "-" if not speed else formatting.rate(speed)
+    return "-" if not speed else rate(speed)
 
 
 def _size(scale: Scale, size_bytes: int) -> str:

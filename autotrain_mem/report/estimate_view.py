@@ -11,7 +11,7 @@ from rich.text import Text
 
 from autotrain_mem.report import formatting
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Bar, Block, Scale, add, hanging, scale_for, section, table
-from autotrain_mem.support.units import format_bytes
+from autotrain_mem.support.units import counted, duration, format_bytes
 from autotrain_mem.types import Estimate, Hardware, Owner
 from autotrain_mem.types.mixed_lengths import STEPS, MixedLengths, ReservedOverSteps
 from autotrain_mem.types.vllm import VllmSleep
@@ -59,7 +59,7 @@ def estimate_view(estimate: Estimate) -> RenderableType:
     ]
     if estimate.hardware.origin == "detected":
         parts += [Text(), hanging(f"card      {estimate.hardware.source}")]
-    parts += [Text(), Text(f"rehearsed in {formatting.duration(memory.rehearsal_seconds)}", style=QUIET)]
+    parts += [Text(), Text(f"rehearsed in {duration(memory.rehearsal_seconds)}", style=QUIET)]
     return Block(Group(*parts))
 
 
@@ -109,7 +109,7 @@ def why_not(estimate: Estimate) -> list[str]:
     if reserved.largest_refused_bytes is not None:
         reason = f"the largest request that fails: {format_bytes(reserved.largest_refused_bytes)}"
     elif reserved.num_alloc_retries:
-        times = formatting.counted(reserved.num_alloc_retries, "time")
+        times = counted(reserved.num_alloc_retries, "time")
         reason = f"it would run only by freeing its cache {times}, and each stalls the GPU"
     else:
         reason = "what is allocated would fit, what is cached beside it does not"

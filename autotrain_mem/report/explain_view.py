@@ -24,7 +24,7 @@ from autotrain_mem.report.estimate_view import (
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Bar, Block, add, hanging, section, table, title
 from autotrain_mem.report.plan_view import changes, decision, elsewhere, facts, gentler, passed_over, proposed, searched
 from autotrain_mem.search.shardings import FASTEST_FIRST
-from autotrain_mem.support.units import format_bytes
+from autotrain_mem.support.units import brief, counted, format_bytes, percent, rate
 from autotrain_mem.types import Candidate, Estimate, Knobs, Owner, Plan
 from autotrain_mem.types.knobs import Sharding
 
@@ -62,7 +62,7 @@ def explain_view(plan: Plan) -> RenderableType:
         *not_counted(estimate),
     ]
     layers = estimate.memory.rehearsed_layers
-    how = "" if layers is None else f", the plan itself on copies of {formatting.counted(layers, 'layer')} at most"
+    how = "" if layers is None else f", the plan itself on copies of {counted(layers, 'layer')} at most"
     return Block(Group(*parts, Text(), Text(f"{searched(plan)}{how}", style=QUIET)))
 
 
@@ -104,7 +104,7 @@ def _larger(plan: Plan) -> str:
     if not last.fits:
         return f"{needed}, {format_bytes(last.required_bytes - last.budget_bytes)} more than the budget"
     speed = last.tokens_per_second
-    return f"{needed}, which fits{f', at {formatting.rate(speed)} tokens/s' if speed else ''}"
+    return f"{needed}, which fits{f', at {rate(speed)} tokens/s' if speed else ''}"
 
 
 def _gentler(plan: Plan) -> str:
@@ -168,8 +168,8 @@ def _time(plan: Plan) -> list[RenderableType]:
     grid = table("", *([""] if known else []), "", "", right=(1, 2) if known else (1,), show_header=False)
     for phase, seconds in time.phases.items():
         share = seconds / time.step_seconds
-        cells = [formatting.brief(seconds)] if known else []
-        add(grid, formatting.PHASES[phase], *cells, formatting.percent(share), Bar(share))
+        cells = [brief(seconds)] if known else []
+        add(grid, formatting.PHASES[phase], *cells, percent(share), Bar(share))
     rates = "" if known else f", by the rates of {time.assumed}"
     return section(f"the time of a step{rates}", Block(grid, 2))
 
@@ -253,7 +253,7 @@ def _need_and_speed(best: Candidate | None) -> tuple[str, Text]:
         return "", Text("not rehearsed", style=QUIET)
     if not best.fits:
         return format_bytes(best.required_bytes), Text("too much", style=BAD)
-    speed = f"{formatting.rate(best.tokens_per_second)} tokens/s" if best.tokens_per_second else "fits"
+    speed = f"{rate(best.tokens_per_second)} tokens/s" if best.tokens_per_second else "fits"
     return format_bytes(best.required_bytes), Text(speed)
 
 

@@ -22,6 +22,7 @@ from autotrain_mem.report.layout import LOUD, QUIET, Block
 from autotrain_mem.report.plan_view import cost, data, loud, most_sentence, searched, speed, vllm_server, vllm_share
 from autotrain_mem.report.run_view import report_view
 from autotrain_mem.report.terminal import Console
+from autotrain_mem.support.units import counted
 from autotrain_mem.types import Estimate, Harm, Plan, Report
 from autotrain_mem.types.gpu_comparison import Cards
 
@@ -152,7 +153,7 @@ def _lengthened(parts: Sequence[_Part], room: int, lines: Callable[[_Part], int]
 
 def _head(plan: Plan) -> Iterator[_Part]:
     """Says whether it fits, and what a user must not overlook."""
-    changed = f" with {formatting.counted(len(plan.levers), 'change')}" if plan.levers else " as asked for"
+    changed = f" with {counted(len(plan.levers), 'change')}" if plan.levers else " as asked for"
     yield _Part(verdict(plan.estimate, changed), gravity=90)
     for sentence in filter(None, map(loud, plan.levers)):
         yield _Part(Text(sentence, style=LOUD), gravity=90)

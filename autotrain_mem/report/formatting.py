@@ -7,32 +7,13 @@ from dataclasses import fields
 from typing import Any
 
 from autotrain_mem.search.levers import HARM_FIRST, LEVERS, is_pulled, pulled
-from autotrain_mem.support.units import format_bytes
+from autotrain_mem.support.units import brief, counted, format_bytes, millions, percent, rate
 from autotrain_mem.types import Hardware, Harm, Knobs, Owner, Phase, StepTime, Trained
 from autotrain_mem.types.adapter_config import LORA, PEFT_CONFIG, kind_of, name_of
 from autotrain_mem.types.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
 
-OWNERS = {
-    Owner.WEIGHTS: "weights",
-    Owner.GRADIENTS: "gradients",
-    Owner.OPTIMIZER_STATE: "optimizer state",
-    Owner.GATHERED_WEIGHTS: "gathered weights",
-    Owner.KV_CACHE: "KV cache",
-    Owner.ACTIVATIONS: "activations",
-    Owner.TEMPORARY: "temporary",
-    Owner.OTHER: "other",
-}
-
-PHASES = {
-    Phase.LOAD: "load",
-    Phase.GENERATE: "generate",
-    Phase.SCORE: "score",
-    Phase.FORWARD: "forward",
-    Phase.BACKWARD: "backward",
-    Phase.OPTIMIZER_STEP: "optimizer step",
-    Phase.EVALUATE: "evaluate",
-    Phase.SAVE: "save",
-}
+OWNERS = {owner: str(owner).replace("_", " ") for owner in Owner} | {Owner.KV_CACHE: "KV cache"}
+PHASES = {phase: str(phase).replace("_", " ") for phase in Phase}
 
 HARMS = {
     Harm.NONE: "costs nothing",
@@ -106,51 +87,6 @@ def cards(card: Hardware) -> str:
     return card.name if card.topology.processes == 1 else f"{device_count(card)} x {card.name}"
 
 
-def counted(number: int, noun: str) -> str:
-    """``1 row``, ``1,200 rows``."""
-    return f"{number} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def millions(number: int) -> str:
-    """``8.80 M``, ``7.62 B``, ``12,345``: three digits."""
-    for size, unit in ((1e9, "B"), (1e6, "M")):
-        if number >= size:
-            scaled = number / size
-            return f"{scaled:.{2 if scaled < 10 else 1 if scaled < 100 else 0}f} {unit}"
-    return f"{number:,}"
-
-
-def duration(seconds: float) -> str:
-    """``41.3 s``, ``3 min 20 s`` or ``2 h 05 min``."""
-    if round(seconds, 1) < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min"
-
-
-def amount(cost: float) -> str:
-    """``4.14``, ``0.0031``: two digits at least, behind the point as many as it takes."""
-    return f"{cost:,.2f}" if cost >= 0.1 else f"{cost:.2g}"
-
-
-def money(cost: float, currency: str) -> str:
-    """``4.14 USD``."""
-    return f"{amount(cost)} {currency}"
-
-
-def brief(seconds: float) -> str:
-    """Writes as ``duration`` does, with what is shorter than a second in milliseconds: ``66 ms``, ``6.6 s``."""
-    return f"{1000 * seconds:.0f} ms" if seconds < 0.9995 else duration(seconds)
-
-
-def rate(tokens_per_second: float) -> str:
-    """``1,240`` or ``3.2``: a prediction has no more digits to give."""
-    return f"{tokens_per_second:,.0f}" if tokens_per_second >= 10 else f"{tokens_per_second:.1f}"
-
-
 def has_speed(time: StepTime) -> bool:
     """Whether the seconds are the device's own, and so are worth telling."""
     return not time.assumed and time.step_seconds > 0
@@ -162,13 +98,6 @@ def speed(time: StepTime) -> str:
         return f"{rate(time.tokens_per_second)} tokens/s, {brief(time.step_seconds)} a step"
     ranked = f": rates of {time.assumed} stand in for this device's, to rank plans only" if time.assumed else ""
     return f"not known{ranked}"
-
-
-def percent(fraction: float) -> str:
-    """One digit; what is there but would read 0.0 is said to be there."""
-    if 0 < fraction < 0.0005:
-        return "less than 0.1 %"
-    return f"{100 * fraction:.1f} %"
 
 
 def needs(required_bytes: int, budget_bytes: int) -> str:

@@ -15,7 +15,7 @@ from autotrain_mem.report.estimate_view import caches, verdict
 from autotrain_mem.report.layout import BAD, LOUD, QUIET, Block, add, hanging, section, table
 from autotrain_mem.search.changes import against
 from autotrain_mem.search.levers import WARNINGS
-from autotrain_mem.support.units import format_bytes
+from autotrain_mem.support.units import amount, counted, duration, format_bytes, money, percent
 from autotrain_mem.types import Candidate, DataSummary, Estimate, Harm, Lever, Plan
 from autotrain_mem.types.data import PERCENTILES
 from autotrain_mem.types.flag_words import flag_words
@@ -35,12 +35,12 @@ def plan_view(plan: Plan) -> RenderableType:
 
 def searched(plan: Plan) -> str:
     """``6 rehearsals in 41.3 s``."""
-    return f"{formatting.counted(len(plan.attempts), 'rehearsal')} in {formatting.duration(plan.seconds)}"
+    return f"{counted(len(plan.attempts), 'rehearsal')} in {duration(plan.seconds)}"
 
 
 def decision(plan: Plan) -> list[RenderableType]:
     """Whether it fits and with how many changes; and what a user must not overlook: it trains something else."""
-    changed = formatting.counted(len(plan.levers), "change")
+    changed = counted(len(plan.levers), "change")
     sentences = [Text(sentence, style=LOUD) for lever in plan.levers if (sentence := loud(lever))]
     asked = [Text(f"a question: {each.why}; {each.flags} takes it", style=LOUD) for each in plan.questions]
     return [verdict(plan.estimate, f" with {changed}" if plan.levers else " as asked for"), *sentences, *asked]
@@ -150,7 +150,7 @@ def speed(plan: Plan) -> Text:
         return Text(sentence, style=QUIET)
     if steps is None or plan.run_seconds is None:
         return Text(sentence)
-    return Text(f"{sentence}; {formatting.counted(steps, 'step')} in about {formatting.duration(plan.run_seconds)}")
+    return Text(f"{sentence}; {counted(steps, 'step')} in about {duration(plan.run_seconds)}")
 
 
 def most_sentence(most: Most, budget_bytes: int, level: str) -> str:
@@ -164,7 +164,7 @@ def most_sentence(most: Most, budget_bytes: int, level: str) -> str:
 def cost(cost: float, price: Price) -> str:
     """``4.14 USD, at 0.34 an hour for a card (RunPod Community, seen 2026-03-10)``."""
     seen = ", ".join(filter(None, [price.provider, f"seen {price.seen}" if price.seen else ""]))
-    at = f"{formatting.money(cost, price.currency)}, at {formatting.amount(price.per_hour)} an hour for a card"
+    at = f"{money(cost, price.currency)}, at {amount(price.per_hour)} an hour for a card"
     return f"{at} ({seen})" if seen else at
 
 
@@ -173,7 +173,7 @@ def data(plan: Plan) -> Text:
     if plan.data is None:
         return Text(f"not read{_why_not_read(plan)}: {_assumed(plan)}")
     count = plan.data.rows
-    rows = formatting.counted(count, "prompt") if plan.job.is_online else plan.job.method_facts.rows(count)
+    rows = counted(count, "prompt") if plan.job.is_online else plan.job.method_facts.rows(count)
     lengths = f"{rows}: {_percentiles(plan.data.percentiles)}, max {plan.data.longest} tokens"
     return Text("\n").join([Text(lengths), *_images(plan.data), *_made_of_it(plan, plan.data)])
 
@@ -190,9 +190,7 @@ def _images(data: DataSummary) -> list[Text]:
     without = f", {data.images.rows_without:,} rows without" if data.images.rows_without else ""
     tokens = f"{_percentiles(data.images.percentiles)}, max {data.images.most}"
     worst = f"most pixels: {' and '.join(data.images.worst)}" if data.images.worst else ""
-    return [
-        Text(f"{formatting.counted(data.images.images, 'image')}{without}; their tokens in a row: {tokens}; {worst}")
-    ]
+    return [Text(f"{counted(data.images.images, 'image')}{without}; their tokens in a row: {tokens}; {worst}")]
 
 
 def _why_not_read(plan: Plan) -> str:
@@ -218,7 +216,7 @@ def _made_of_it(plan: Plan, data: DataSummary) -> list[Text]:
         is_cut = limit is not None and data.longest + completions > limit
         cut = f"what is longer than max_length {limit} with them is cut" if is_cut else "no prompt is truncated"
         return [Text(f"completions of up to {completions}; {cut}", style=LOUD if is_cut else "")]
-    padding = "packed" if plan.knobs.packing else f"{formatting.percent(data.padding_fraction)} of a batch is padding"
+    padding = "packed" if plan.knobs.packing else f"{percent(data.padding_fraction)} of a batch is padding"
     return [Text(padding), _cut(plan, data)]
 
 
@@ -227,7 +225,7 @@ def _cut(plan: Plan, data: DataSummary) -> Text:
     facts, length = plan.job.method_facts, plan.knobs.max_length
     if not data.truncated_rows_fraction:
         return Text(f"no {facts.noun(1)} is {_lost(plan)}")
-    rows, tokens = map(formatting.percent, (data.truncated_rows_fraction, data.truncated_tokens_fraction))
+    rows, tokens = map(percent, (data.truncated_rows_fraction, data.truncated_tokens_fraction))
     if facts.drops_long_rows:
         longer = f"those with a side longer than {length}"
         return Text(f"drops {rows} of {facts.row_noun}, with {tokens} of tokens: {longer}", style=LOUD)
@@ -321,9 +319,9 @@ def _over_limit(slower: float, plan: Plan) -> str:
     """Says which of the user's limits a plan breaks that is so many times slower; empty where it keeps both."""
     within_seconds, budget, seconds = plan.job.within_seconds, plan.job.budget, plan.run_seconds
     if within_seconds is not None and seconds is not None and slower * seconds > within_seconds:
-        return f"takes {formatting.duration(slower * seconds)}"
+        return f"takes {duration(slower * seconds)}"
     if budget is not None and plan.cost is not None and plan.price is not None and slower * plan.cost > budget:
-        return f"costs {formatting.money(slower * plan.cost, plan.price.currency)}"
+        return f"costs {money(slower * plan.cost, plan.price.currency)}"
     return ""
 
 

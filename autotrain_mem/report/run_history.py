@@ -10,7 +10,7 @@ from typing import Any
 
 from autotrain_mem.report import formatting
 from autotrain_mem.support.files import open_ordinary
-from autotrain_mem.support.units import MIB, format_bytes
+from autotrain_mem.support.units import MIB, counted, duration, format_bytes
 from autotrain_mem.types import OtherProcess, Phase, PhasePeak, Plan, Probe, codec
 from autotrain_mem.types.history import EVENTS_NAME, RECORD_NAME, Happening, Moment, RunHistory
 from autotrain_mem.types.knobs import Knobs
@@ -218,7 +218,7 @@ def event_line(event: Mapping[str, Any]) -> str:
             return _plan_moved(codec.from_json(Knobs, event["before"]), codec.from_json(Plan, event["plan"]))
         case "restart":
             restart = event["restart"]
-            step, resumed_at = formatting.counted(restart["step"], "step"), restart["resumed_at"]
+            step, resumed_at = counted(restart["step"], "step"), restart["resumed_at"]
             start = f"continues from step {resumed_at}" if resumed_at else "starts over"
             change = f" with {restart['change']}" if restart["change"] else ""
             why = f"({restart['cause']}: {restart['why']})"
@@ -234,9 +234,9 @@ def event_line(event: Mapping[str, Any]) -> str:
         case "worst_batch" if event["why_not"]:
             return f"the longest rows could not be run first: {event['why_not']}"
         case "worst_batch":
-            rows = formatting.counted(event["rows"], "row")
+            rows = counted(event["rows"], "row")
             tokens = f"of up to {event['longest_tokens']} tokens"
-            return f"the longest rows went through first: {rows} {tokens}, in {formatting.duration(event['seconds'])}"
+            return f"the longest rows went through first: {rows} {tokens}, in {duration(event['seconds'])}"
         case "not_finite":
             return _not_finite(event)
         case "report":
@@ -276,9 +276,9 @@ def outcome(probe: Probe, predicted_bytes: int, budget_bytes: int) -> str:
     if probe.refused:
         parts.append(f"out of memory{where}")
     else:
-        parts.append(f"2 steps and a save in {formatting.duration(probe.seconds)}")
+        parts.append(f"2 steps and a save in {duration(probe.seconds)}")
     if times and not probe.refused:
-        parts.append(f"the cache was freed {formatting.counted(times, 'time')} to continue")
+        parts.append(f"the cache was freed {counted(times, 'time')} to continue")
     return f"{rows}: {'; '.join(parts)}: {end}"
 
 

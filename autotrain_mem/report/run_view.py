@@ -12,7 +12,7 @@ from rich.text import Text
 
 from autotrain_mem.report import formatting
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, add, hanging, table
-from autotrain_mem.support.units import format_bytes
+from autotrain_mem.support.units import counted, duration, format_bytes, rate
 from autotrain_mem.types import Plan, Report
 from autotrain_mem.types.history import Happening, Moment, RunHistory
 from autotrain_mem.types.report import REWARD_NAMES, MemoryReading
@@ -104,7 +104,7 @@ def watch_view(watched: Watched, *, ascii_only: bool = False) -> RenderableType:
         if values := [moment.logs[key] for moment in history.moments for key in logged if key in moment.logs]:
             grid.add_row(name, spark(values, blocks), f"{values[-1]:#.4g}, from {values[0]:#.4g}")
     if speeds := [moment.tokens_per_second for moment in history.moments if moment.tokens_per_second]:
-        grid.add_row("speed", spark(speeds, blocks), f"{formatting.rate(speeds[-1])} tokens/s{_predicted(watched)}")
+        grid.add_row("speed", spark(speeds, blocks), f"{rate(speeds[-1])} tokens/s{_predicted(watched)}")
     parts.append(grid)
     if noted := [each for each in history.happenings if each.kind not in ("start", "end")]:
         parts += [Text(), *(hanging(_line(each)) for each in noted[-SHOWN_HAPPENINGS:])]
@@ -127,7 +127,7 @@ def watch_line(watched: Watched) -> str:
     if watched.is_over:
         parts.append(watched.state)
     elif watched.seconds_left is not None:
-        parts.append(f"{formatting.duration(watched.seconds_left)} left")
+        parts.append(f"{duration(watched.seconds_left)} left")
     return "  ".join(parts)
 
 
@@ -153,8 +153,8 @@ def _headline(watched: Watched) -> Text:
     plan, state = watched.plan, watched.state
     good = GOOD if state in ("running", "finished", "starting") else BAD
     what = "" if plan is None else f"  {plan.method}, {plan.model} on {formatting.cards(plan.estimate.hardware)}"
-    taken = f" for {formatting.duration(watched.seconds)}" if state == "running" else ""
-    after = f" after {formatting.duration(watched.seconds)}" if watched.is_over and watched.history else ""
+    taken = f" for {duration(watched.seconds)}" if state == "running" else ""
+    after = f" after {duration(watched.seconds)}" if watched.is_over and watched.history else ""
     return Text.assemble((watched.name, "bold"), what, "  ", (f"{state}{taken}{after}", good))
 
 
@@ -166,7 +166,7 @@ def _step_row(grid: Table, watched: Watched) -> None:
         return
     text = f"{watched.step:,} of {total:,}"
     if left is not None:
-        text += f", {formatting.duration(left)} left"
+        text += f", {duration(left)} left"
     grid.add_row("step", ProgressBar(total=max(total, 1), completed=watched.step, width=SPARKS), text)
 
 
@@ -202,7 +202,7 @@ def _predicted_peak(watched: Watched) -> str:
 def _predicted(watched: Watched) -> str:
     if watched.plan is None or not formatting.has_speed(watched.plan.estimate.time):
         return ""
-    return f", predicted {formatting.rate(watched.plan.estimate.time.tokens_per_second)}"
+    return f", predicted {rate(watched.plan.estimate.time.tokens_per_second)}"
 
 
 def _of(size_bytes: int, budget_bytes: int | None) -> str:
@@ -241,17 +241,17 @@ def report_view(report: Report, page: str | None = None) -> RenderableType:
         add(grid, "", _peaks("reserved", predicted, measured, report.reserved_prediction_error))
         if retries := report.measured.num_alloc_retries:
             stops = "the allocator freed its cache and retried, which stalls the GPU: more --headroom avoids that"
-            add(grid, "retries", f"{formatting.counted(retries, 'time')} {stops}")
-    incidents = f"{formatting.counted(report.incidents, 'time')} out of memory" if report.incidents else ""
-    restarts = formatting.counted(report.restarts, "restart") if report.restarts else ""
+            add(grid, "retries", f"{counted(retries, 'time')} {stops}")
+    incidents = f"{counted(report.incidents, 'time')} out of memory" if report.incidents else ""
+    restarts = counted(report.restarts, "restart") if report.restarts else ""
     if incidents or restarts:
         add(grid, "survived", ", ".join(filter(None, [incidents, restarts])))
     add(grid, "output folder", report.output_dir)
     if page is not None:
         add(grid, "report", f"{page} (open it in a browser)")
-    steps = formatting.counted(report.steps - report.began_at, "step")
+    steps = counted(report.steps - report.began_at, "step")
     since = f", from step {report.began_at} to {report.steps}" if report.began_at else ""
-    headline = f"trained {steps} in {formatting.duration(report.seconds)}{since}"
+    headline = f"trained {steps} in {duration(report.seconds)}{since}"
     return Block(Group(Text(headline, style="bold"), Block(grid, 2)))
 
 

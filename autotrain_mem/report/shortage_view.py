@@ -14,7 +14,7 @@ from autotrain_mem.report import formatting
 from autotrain_mem.report.layout import QUIET, Block, Scale, add, hanging, scale_for, table
 from autotrain_mem.report.terminal import Console
 from autotrain_mem.support.errors import GpuOutOfMemoryError
-from autotrain_mem.support.units import format_bytes
+from autotrain_mem.support.units import counted, format_bytes
 from autotrain_mem.types import Owner, Plan, codec
 from autotrain_mem.types.shortage import Shortage
 
@@ -50,7 +50,7 @@ def explained(shortage: Shortage, plan: Plan, nearest: str | None) -> GpuOutOfMe
     """
     hint = NOTHING_FITS if nearest is None else f"smallest change that would fit: {nearest}"
     where = "" if shortage.phase is None else f" {formatting.PHASES[shortage.phase]},"
-    steps = formatting.counted(shortage.step, "optimizer step")
+    steps = counted(shortage.step, "optimizer step")
     headline = f"{plan.model} ran out of memory on {plan.estimate.hardware.name}:{where} after {steps}."
     message = f"{headline}\n{shortage_text(shortage, plan)}"
     return GpuOutOfMemoryError(message, hint=hint, details=codec.to_json(shortage))

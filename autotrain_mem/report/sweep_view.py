@@ -12,7 +12,7 @@ from rich.text import Text
 
 from autotrain_mem.report import formatting
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, Scale, add, hanging, scale_for, section, table
-from autotrain_mem.support.units import format_bytes
+from autotrain_mem.support.units import counted, format_bytes
 from autotrain_mem.types import Knobs, codec
 from autotrain_mem.types.sweep import Sweep, SweepPoint
 
@@ -76,7 +76,7 @@ def _reason(point: SweepPoint) -> str:
 
 def _headline(sweep: Sweep) -> RenderableType:
     fitting = sum(estimate.fits for estimate in sweep.estimates)
-    count = formatting.counted(len(sweep.points), "point")
+    count = counted(len(sweep.points), "point")
     where = {(estimate.hardware.name, estimate.budget_bytes) for estimate in sweep.estimates}
     if len(where) > 1:
         return Text(f"{fitting} of {count} fit", style="bold")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -21,10 +22,12 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from autotrain_mem.report import formatting
+from autotrain_mem.report.run_history import event_line
 from autotrain_mem.support.lossy_stream import LossyStream
 from autotrain_mem.support.printable import printable
-from autotrain_mem.support.units import format_bytes
+from autotrain_mem.support.units import counted, duration, format_bytes
 from autotrain_mem.types import Candidate, Counting, Hardware, Knobs
+from autotrain_mem.types.report import REWARD_NAMES
 from autotrain_mem.types.sweep import Axis, SweepPoint
 
 UNWRAPPED_COLUMNS = 4000
@@ -104,12 +107,16 @@ class TrainingProgress(Redrawn[Progress]):
     Args:
         console: Where to print; stderr keeps stdout free for results.
         budget_bytes: What the peak is shown against.
+        pages: Gets the paths of reports that were written; None to say them as they come.
     """
 
-    def __init__(self, console: Console, *, budget_bytes: int) -> None:
+    def __init__(self, console: Console, *, budget_bytes: int, pages: list[str] | None = None) -> None:
         super().__init__()
         self._console = console
         self._budget_bytes = budget_bytes
+        self._pages = pages
+        self._started = time.monotonic()
+        self._logged: dict[str, float | None] = {}
         self._total_steps = 0
         self._loss: float | None = None
         self._reward: float | None = None
@@ -118,6 +125,31 @@ class TrainingProgress(Redrawn[Progress]):
         self._tenths_said = -1
         self._task = TaskID(0)
 
+    def on_event(self, event: Mapping[str, Any]) -> None:
+        """Shows one event of a run."""
+        match event["event"]:
+            case "start":
+                self._started = time.monotonic()
+                self.start(event["total_steps"])
+            case "log":
+                reward = next((event["logs"][name] for name in REWARD_NAMES if name in event["logs"]), None)
+                found = {"loss": event["logs"].get("loss"), "reward": reward}
+                self._logged |= {name: value for name, value in found.items() if value is not None}
+            case "step":
+                seconds = time.monotonic() - self._started
+                peak = None if event["memory"] is None else event["memory"]["peak_reserved_bytes"]
+                self.advance(event["step"], self._logged.get("loss"), peak, seconds, self._logged.get("reward"))
+                self._logged = {}
+            case "interrupted":
+                self._console.print("Interrupted: training ends after this step; Ctrl-C again ends it now.")
+            case "report" if self._pages is not None:
+                self._pages.append(event["path"])
+            case "moved_aside":
+                say(self._console, f"The run that was there is now in {event['path']}.")
+            case _:
+                if line := event_line(event):
+                    say(self._console, line)
+
     def start(self, total_steps: int) -> None:
         """Training begins; draws the bar where there is a terminal. A process that goes on draws none of its own."""
         self._first = None
@@ -125,7 +157,7 @@ class TrainingProgress(Redrawn[Progress]):
             return
         self._total_steps = total_steps
         if not is_live(self._console):
-            say(self._console, f"training {formatting.counted(total_steps, 'step')}")
+            say(self._console, f"training {counted(total_steps, 'step')}")
             return
         self._line = Progress(
             TextColumn("step {task.completed}/{task.total}"),
@@ -177,7 +209,7 @@ class TrainingProgress(Redrawn[Progress]):
         first_step, first_seconds = self._first or (step, seconds)
         if first_step < step < self._total_steps:
             left = (seconds - first_seconds) / (step - first_step) * (self._total_steps - step)
-            facts.append(f"{formatting.duration(left)} left")
+            facts.append(f"{duration(left)} left")
         return facts
 
 
@@ -212,7 +244,7 @@ class SearchProgress(Redrawn[Live]):
         """The tokens of the data are being counted: a bar where there is a terminal, and nothing anywhere else."""
         if self._line is None:
             return
-        done = f"{counting.done:,} of {formatting.counted(counting.rows, 'row')}"
+        done = f"{counting.done:,} of {counted(counting.rows, 'row')}"
         share = counting.done / max(1, counting.rows)
         row = Table.grid(padding=(0, 1), expand=True)
         row.add_row(
@@ -245,7 +277,7 @@ class CardsProgress(Redrawn[Status]):
     def counting(self, counting: Counting) -> None:
         """Tokens of the data are being counted, before any card is looked at."""
         if self._line is not None:
-            rows = formatting.counted(counting.rows, "row")
+            rows = counted(counting.rows, "row")
             self._line.update(Text(f"counting tokens: {counting.done:,} of {rows}"))
 
     def tried(self, card: Hardware, attempt: Candidate) -> None:
@@ -293,6 +325,11 @@ def _outcome(attempt: Candidate) -> str:
 def say(console: Console, line: str) -> None:
     """Print a line whole: one that is wrapped at 80 columns cannot be searched for in a log."""
     console.print(Text(line), soft_wrap=True)
+
+
+def warn(message: str) -> None:
+    """Something that the user should know, and that stops nothing."""
+    Console(stderr=True).print(f"note: {message}", style="dim", highlight=False)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Bytes, and the one place where they are read and written as text.
+"""Bytes, and the one place where they are read and written as text; counts, times, rates and money in words.
 
 Every size in this project is an ``int`` of bytes whose name ends in ``_bytes``. Binary units only: GiB is 2**30 bytes.
 """
@@ -35,3 +35,55 @@ def format_bytes(size_bytes: int) -> str:
             value = size_bytes / unit
             return f"{value:.2f} {name}" if value < 10 else f"{value:.1f} {name}"
     return f"{size_bytes} B"
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 row``, ``1,200 rows``."""
+    return f"{number} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def millions(number: int) -> str:
+    """``8.80 M``, ``7.62 B``, ``12,345``: three digits."""
+    for size, unit in ((1e9, "B"), (1e6, "M")):
+        if number >= size:
+            scaled = number / size
+            return f"{scaled:.{2 if scaled < 10 else 1 if scaled < 100 else 0}f} {unit}"
+    return f"{number:,}"
+
+
+def duration(seconds: float) -> str:
+    """``41.3 s``, ``3 min 20 s`` or ``2 h 05 min``."""
+    if round(seconds, 1) < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"
+
+
+def amount(cost: float) -> str:
+    """``4.14``, ``0.0031``: two digits at least, behind the point as many as it takes."""
+    return f"{cost:,.2f}" if cost >= 0.1 else f"{cost:.2g}"
+
+
+def money(cost: float, currency: str) -> str:
+    """``4.14 USD``."""
+    return f"{amount(cost)} {currency}"
+
+
+def brief(seconds: float) -> str:
+    """Writes as ``duration`` does, with what is shorter than a second in milliseconds: ``66 ms``, ``6.6 s``."""
+    return f"{1000 * seconds:.0f} ms" if seconds < 0.9995 else duration(seconds)
+
+
+def rate(tokens_per_second: float) -> str:
+    """``1,240`` or ``3.2``: a prediction has no more digits to give."""
+    return f"{tokens_per_second:,.0f}" if tokens_per_second >= 10 else f"{tokens_per_second:.1f}"
+
+
+def percent(fraction: float) -> str:
+    """One digit; what is there but would read 0.0 is said to be there."""
+    if 0 < fraction < 0.0005:
+        return "less than 0.1 %"
+    return f"{100 * fraction:.1f} %"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from autotrain_mem.report import formatting
 from autotrain_mem.support.recipe_files import Recipe
-from autotrain_mem.support.units import MIB, format_bytes
+from autotrain_mem.support.units import MIB, format_bytes, rate
 from autotrain_mem.types import Candidate, Knobs, Plan, codec
 
 VERSIONED = ("torch", "transformers", "trl", "peft", "bitsandbytes")
@@ -88,7 +88,7 @@ def _with_rows_of(other: Knobs, knobs: Knobs) -> Knobs:
 def _outcome(attempt: Candidate) -> str:
     if not attempt.fits:
         return f"would need {format_bytes(attempt.required_bytes)}"
-    return f"would fit too, at {formatting.rate(attempt.tokens_per_second or 0.0)} tokens/s"
+    return f"would fit too, at {rate(attempt.tokens_per_second or 0.0)} tokens/s"
 
 
 def _labelled(label: str, said: str) -> list[str]:

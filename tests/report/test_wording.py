@@ -19,21 +19,21 @@ from autotrain_mem.report.run_history import event_line
 from autotrain_mem.report.run_view import report_view
 from autotrain_mem.search.levels import SMALLER_IMAGES_LEVEL, levels
 from autotrain_mem.search.space import make_space
-from autotrain_mem.support.units import GIB, MIB
+from autotrain_mem.support.units import GIB, MIB, counted, duration, percent
 from autotrain_mem.types import Harm, Job, Knobs, Lever, OtherProcess, Owner, Phase, Probe, codec
 from autotrain_mem.types.model import ModelFacts
 
 
 def test_durations_carry_over_and_shares_have_the_digits_that_they_are_good_for() -> None:
-    durations = [formatting.duration(seconds) for seconds in (0, 41.27, 59.96, 200.4, 3599.6, 7512)]
+    durations = [duration(seconds) for seconds in (0, 41.27, 59.96, 200.4, 3599.6, 7512)]
     assert durations == ["0.0 s", "41.3 s", "1 min 00 s", "3 min 20 s", "1 h 00 min", "2 h 05 min"]
-    assert [formatting.percent(share) for share in (0.0, 0.0001, 1.0)] == ["0.0 %", "less than 0.1 %", "100.0 %"]
+    assert [percent(share) for share in (0.0, 0.0001, 1.0)] == ["0.0 %", "less than 0.1 %", "100.0 %"]
 
 
 def test_one_of_anything_is_told_in_the_singular() -> None:
     single = replace(CHOSEN, per_device_train_batch_size=1, gradient_accumulation_steps=1)
     assert (formatting.rows(single), formatting.rows(CHOSEN)) == ("1 x 1 row", "4 x 16 rows")
-    assert [formatting.counted(number, "prompt") for number in (1, 1200)] == ["1 prompt", "1,200 prompts"]
+    assert [counted(number, "prompt") for number in (1, 1200)] == ["1 prompt", "1,200 prompts"]
     assert [METHODS["dpo"].rows(number) for number in (1, 1200)] == ["1 pair", "1,200 pairs"]
     data = replace(examples.DATA, rows=1)
     assert "  1 pair: p50" in rendered(plan_view(replace(examples.DPO_PLAN, data=data)))

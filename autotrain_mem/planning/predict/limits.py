@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from autotrain_mem.planning.predict.steps import optimizer_steps
 from autotrain_mem.planning.rehearsals import Lengths, Rehearsals
-from autotrain_mem.report.formatting import brief, duration, money
 from autotrain_mem.support.errors import LimitError, UsageError
+from autotrain_mem.support.units import brief, duration, money
 from autotrain_mem.types import Estimate, Hardware, Job, Knobs
 from autotrain_mem.types.gpu_comparison import TOO_DEAR, TOO_SLOW
 from autotrain_mem.types.price import Price

@@ -19,10 +19,10 @@ from autotrain_mem.planning.recover.replan import (
 )
 from autotrain_mem.planning.recover.run_figures import RunFigures
 from autotrain_mem.planning.rehearsals import Rehearsals
-from autotrain_mem.report.formatting import counted
 from autotrain_mem.report.shortage_view import explained
 from autotrain_mem.support.errors import AutofitError, GpuOutOfMemoryError, InterruptedByUser, OutputFolderError
 from autotrain_mem.support.files import write_json
+from autotrain_mem.support.units import counted
 from autotrain_mem.support.versions import versions_key
 from autotrain_mem.training import launch
 from autotrain_mem.training.checkpoint_kinds import Resumer, as_it_was_begun, is_of_another_form, why_not

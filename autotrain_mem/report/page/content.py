@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from autotrain_mem.report import formatting
 from autotrain_mem.report.estimate_view import verdict
 from autotrain_mem.report.page.charts import bars, charts
-from autotrain_mem.support.units import format_bytes
+from autotrain_mem.support.units import brief, counted, duration, format_bytes, money, rate
 from autotrain_mem.types import Plan, Report
 from autotrain_mem.types.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
 from autotrain_mem.types.page import CardOffer, Grid, Material, Page
@@ -52,7 +52,7 @@ def _versions(plan: Plan) -> dict[str, str]:
 
 
 def _changes(plan: Plan) -> str:
-    return f" with {formatting.counted(len(plan.levers), 'change')}" if plan.levers else " as asked for"
+    return f" with {counted(len(plan.levers), 'change')}" if plan.levers else " as asked for"
 
 
 def _key_figures(plan: Plan, report: Report | None) -> list[tuple[str, str, str]]:
@@ -66,14 +66,14 @@ def _key_figures(plan: Plan, report: Report | None) -> list[tuple[str, str, str]
         ("peak reserved", format_bytes(reserved), _measured(report, reserved=True)),
     ]
     if formatting.has_speed(estimate.time):
-        step = formatting.brief(estimate.time.step_seconds)
-        figures.append(("speed", f"{formatting.rate(estimate.time.tokens_per_second)} tokens/s", f"{step} a step"))
+        step = brief(estimate.time.step_seconds)
+        figures.append(("speed", f"{rate(estimate.time.tokens_per_second)} tokens/s", f"{step} a step"))
     if plan.run_seconds is not None and plan.optimizer_steps is not None:
-        steps = formatting.counted(plan.optimizer_steps, "step")
-        figures.append(("time", formatting.duration(plan.run_seconds), f"predicted for {steps}"))
+        steps = counted(plan.optimizer_steps, "step")
+        figures.append(("time", duration(plan.run_seconds), f"predicted for {steps}"))
     if report is not None and report.has_trained:
-        steps = formatting.counted(report.steps - report.began_at, "step")
-        figures.append(("trained", formatting.duration(report.seconds), steps))
+        steps = counted(report.steps - report.began_at, "step")
+        figures.append(("trained", duration(report.seconds), steps))
         if report.first_loss is not None and report.last_loss is not None:
             figures.append(("loss", f"{report.last_loss:#.4g}", f"from {report.first_loss:#.4g}"))
     figures.append(("batch", str(knobs.effective_batch_size), f"{formatting.batch(knobs)}: at once x accumulation"))
@@ -127,8 +127,8 @@ def _attempts(plan: Plan) -> Grid:
     chosen = [at for at, each in enumerate(plan.attempts) if each.knobs == plan.knobs]
     rows = []
     for number, each in enumerate(plan.attempts, start=1):
-        speed = formatting.rate(each.tokens_per_second) if each.fits and each.tokens_per_second else ""
-        layers = "whole" if each.rehearsed_layers is None else formatting.counted(each.rehearsed_layers, "layer")
+        speed = rate(each.tokens_per_second) if each.fits and each.tokens_per_second else ""
+        layers = "whole" if each.rehearsed_layers is None else counted(each.rehearsed_layers, "layer")
         checkpointing = "on" if each.knobs.gradient_checkpointing else "off"
         settings = formatting.difference(each.knobs, first)
         needs = format_bytes(each.required_bytes)
@@ -231,7 +231,7 @@ def _cards(material: Material) -> Grid:
 
 def _card(offer: CardOffer, plan: Plan) -> tuple[str, ...]:
     price, count = offer.price, plan.knobs.processes
-    hourly = "" if price is None else formatting.money(price.per_hour * count, price.currency)
+    hourly = "" if price is None else money(price.per_hour * count, price.currency)
     return (
         offer.hardware.name if count == 1 else f"{count} x {offer.hardware.name}",
         format_bytes(offer.hardware.total_bytes),
