@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from autotrain_mem import api
-from autotrain_mem.methods.table import METHODS
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.printable import printable
 from autotrain_mem.types import Estimate, Hardware, Plan, Report
 from autotrain_mem.types.autofit import AutoFit, as_autofit, python_errors
 from autotrain_mem.types.gpu_comparison import Cards
+from autotrain_mem.types.methods_table import METHODS
 
 Environment = Mapping[str, str]
 Event = Mapping[str, Any]

@@ -16,8 +16,8 @@ import pytest
 
 import autotrain_mem
 from autotrain_mem.methods.interface import Method
-from autotrain_mem.methods.table import METHODS
 from autotrain_mem.support import errors
+from autotrain_mem.types.methods_table import METHODS
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / "autotrain_mem"
@@ -50,50 +50,46 @@ HUGGING_FACE = "torch transformers trl peft accelerate datasets tokenizers huggi
 LAYERS = {
     "__init__": part(0, "drop_in support training types verbs"),
     "support": part(0, "", "huggingface_hub platformdirs psutil yaml"),
-    "methods.facts": part(0),
     "methods.flag_verdicts": part(0),
     "methods.parameter_count": part(0),
-    "methods.table": part(1, "methods.facts"),
-    "methods.missing": part(1, "support methods.facts"),
+    "methods.missing": part(3, "support types"),
     "allocator": part(1, "support"),
-    "types": part(2, "support methods.facts methods.table"),
+    "types": part(2, "support"),
     "methods.flags": part(3, "support types"),
     "estimator": part(3, "allocator types"),
     "parallel": part(3, "support types"),
-    "exports": part(4, "allocator support methods.facts methods.table parallel types", "yaml"),
+    "exports": part(4, "allocator support parallel types", "yaml"),
     "machine": part(
         3,
         "allocator support types",
         "amdsmi bitsandbytes huggingface_hub pynvml requests torch",
     ),
-    "search": part(3, "support methods.table types"),
+    "search": part(3, "support types"),
     "report": part(4, "support search types", "jinja2 rich"),
     "trainers": part(3, "support types", "accelerate deepspeed peft torch transformers trl"),
     "methods": part(
         4,
-        "support methods.facts methods.flag_verdicts methods.flags methods.missing methods.table parallel "
-        "types trainers",
+        "support methods.flag_verdicts methods.flags methods.missing parallel types trainers",
         "datasets peft tokenizers torch transformers trl",
     ),
     "rehearsal": part(
         5,
-        "support methods methods.table parallel search types trainers",
+        "support methods parallel search types trainers",
         "PIL accelerate bitsandbytes deepspeed dill huggingface_hub peft torch transformers trl",
     ),
     "data": part(
         6,
-        "support methods methods.table search rehearsal types",
+        "support methods search rehearsal types",
         "PIL datasets huggingface_hub transformers trl",
     ),
     "checks": part(
         7,
-        "data support methods methods.facts methods.flag_verdicts methods.flags "
-        "methods.table search rehearsal types trainers",
+        "data support methods methods.flag_verdicts methods.flags search rehearsal types trainers",
         "huggingface_hub packaging peft torch transformers trl",
     ),
     "training": part(
         7,
-        "allocator support data machine methods methods.table parallel rehearsal types support",
+        "allocator support data machine methods parallel rehearsal types support",
         "accelerate deepspeed peft safetensors torch transformers trl",
     ),
     "worker": part(
@@ -104,22 +100,22 @@ LAYERS = {
     "planning": part(
         9,
         "allocator support estimator machine methods.flags methods.missing "
-        "methods.parameter_count methods.table parallel search rehearsal report types training "
+        "methods.parameter_count parallel search rehearsal report types training "
         "worker",
     ),
-    "api": part(10, "planning support estimator machine methods.table search report types training worker"),
+    "api": part(10, "planning support estimator machine search report types training worker"),
     "cli": part(
         11,
-        "__init__ api data exports methods.facts methods.table planning report support types worker",
+        "__init__ api data exports planning report support types worker",
         "huggingface_hub peft rich tokenizers torch transformers",
     ),
     "drop_in": part(
         11,
-        "allocator api planning support machine methods methods.table parallel search rehearsal report types "
+        "allocator api planning support machine methods parallel search rehearsal report types "
         "trainers training support worker",
         "accelerate datasets rich torch transformers trl",
     ),
-    "verbs": part(11, "api support methods.table types"),
+    "verbs": part(11, "api support types"),
 }
 
 # Seconds to import: only where a process exists to run them. Everywhere else they stand inside functions.
@@ -139,7 +135,7 @@ def may_be_slow_to_import(module: str) -> bool:
 def part_of(module: str) -> str:
     """``autotrain_mem.types.job`` -> ``spec``; ``autotrain_mem`` itself is ``__init__``.
 
-    A module that has a row of its own is that: ``methods.table`` is pure, and lies below the rest of its folder.
+    A module that has a row of its own is that: ``methods.missing`` is pure, and lies below the rest of its folder.
     """
     if "." not in module:
         return "__init__"
@@ -253,9 +249,12 @@ def method_names_asked(tree: ast.AST) -> Iterator[int]:
                 yield node.lineno
 
 
+ROOMS_OF_METHODS = ("autotrain_mem.methods.", "autotrain_mem.types.methods_table")
+
+
 def test_a_method_is_compared_by_name_in_its_own_folder_alone() -> None:
     """Elsewhere a fact of its row is asked, so that a new method needs one row and one module of ``methods``."""
-    others = [module for module in MODULES if not module.startswith("autotrain_mem.methods.")]
+    others = [module for module in MODULES if not module.startswith(ROOMS_OF_METHODS)]
     assert not [f"{module}:{line}" for module in others for line in method_names_asked(TREES[module])]
 
 

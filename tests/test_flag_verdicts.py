@@ -21,11 +21,11 @@ from autotrain_mem.methods.flag_verdicts import (
     only_for_real,
 )
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.methods.table import METHODS
 from autotrain_mem.search.levers import LADDER
 from autotrain_mem.types import Job, Knobs
 from autotrain_mem.types.job import PythonCall
 from autotrain_mem.types.knobs import LAUNCH_KNOBS, OWN_KNOBS
+from autotrain_mem.types.methods_table import METHODS
 
 pytestmark = pytest.mark.newest
 

@@ -11,11 +11,11 @@ from test_contract import TREES
 
 from autotrain_mem.estimator import vllm_share
 from autotrain_mem.methods.flag_verdicts import Verdict, group_of
-from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planning.predict.suggestions import LARGEST_GROUP
 from autotrain_mem.search.levers import LADDER, LEVERS
 from autotrain_mem.types import Job, Knobs
 from autotrain_mem.types.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
+from autotrain_mem.types.methods_table import METHODS
 
 pytestmark = pytest.mark.newest
 

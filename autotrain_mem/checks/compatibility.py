@@ -18,7 +18,6 @@ from autotrain_mem.checks.model import ModelOnCard
 from autotrain_mem.data.token_lengths import lacks_tokenizer
 from autotrain_mem.methods.configs import is_in_mxfp4, on_cpu, read_config, undivided
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.methods.table import METHODS
 from autotrain_mem.rehearsal.model.image_processor import FAMILIES
 from autotrain_mem.search.absent import OPTIMIZERS_OF_BITSANDBYTES
 from autotrain_mem.support.errors import ModelNotFoundError, UsageError
@@ -26,6 +25,7 @@ from autotrain_mem.support.versions import has_rocm_library
 from autotrain_mem.types import Job
 from autotrain_mem.types.adapter_config import PEFT_CONFIG
 from autotrain_mem.types.hardware import Capability
+from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.preflight import Finding
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from autotrain_mem.checks.collect import Problems
 from autotrain_mem.checks.flags import Flags
 from autotrain_mem.methods.configs import OF_WORKERS
-from autotrain_mem.methods.table import METHODS
+from autotrain_mem.types.methods_table import METHODS
 
 
 def data_workers(flags: Flags) -> Problems:

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotrain_mem.methods.configs import is_in_mxfp4
-from autotrain_mem.methods.facts import MethodFacts
-from autotrain_mem.methods.table import OTHER_MODEL_ARGUMENTS, REWARD_MODEL_ARGUMENTS, TEACHER_ARGUMENTS
 from autotrain_mem.rehearsal.model.materialize import load_config
 from autotrain_mem.rehearsal.python_call.capture import model_of
 from autotrain_mem.support.errors import ModelConfigError, UnsupportedModelError, UsageError
 from autotrain_mem.support.local_files import check_model_folder, saved_model
 from autotrain_mem.types import Job
 from autotrain_mem.types.hardware import Capability
+from autotrain_mem.types.method_facts import MethodFacts
+from autotrain_mem.types.methods_table import OTHER_MODEL_ARGUMENTS, REWARD_MODEL_ARGUMENTS, TEACHER_ARGUMENTS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

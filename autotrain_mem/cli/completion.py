@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 from autotrain_mem.cli import flags
-from autotrain_mem.methods.table import METHODS
 from autotrain_mem.support.errors import UsageError
+from autotrain_mem.types.methods_table import METHODS
 
 HELP = """\
 usage: autofit completion bash|zsh|fish

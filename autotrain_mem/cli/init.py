@@ -14,7 +14,6 @@ from typing import Any
 from autotrain_mem import api
 from autotrain_mem.cli.errands import Errand, finish
 from autotrain_mem.cli.run_flags import flag_parser, parsed
-from autotrain_mem.methods.table import METHODS, methods_reading
 from autotrain_mem.report.terminal import warn
 from autotrain_mem.support.errors import (
     AutofitError,
@@ -27,6 +26,7 @@ from autotrain_mem.support.errors import (
 )
 from autotrain_mem.support.files import refusal
 from autotrain_mem.support.units import MIB, format_bytes
+from autotrain_mem.types.methods_table import METHODS, methods_reading
 
 ABOUT = """\
 Writes a config for `autofit METHOD --config FILE`, with comments: the method that the columns of the data are for, the

@@ -10,7 +10,6 @@ from typing import Any
 from autotrain_mem.data.image_sizes import IMAGE_COLUMNS
 from autotrain_mem.data.row_checks import undecodable_line
 from autotrain_mem.methods.configs import Configs
-from autotrain_mem.methods.table import METHODS
 from autotrain_mem.rehearsal.python_call.capture import keyword_of, splits_of
 from autotrain_mem.support.errors import (
     DatasetFormatError,
@@ -21,6 +20,7 @@ from autotrain_mem.support.errors import (
 )
 from autotrain_mem.support.local_files import DATA_KINDS, ONE_ROW, WHAT_IS_READ, check_data_path
 from autotrain_mem.types.job import Job
+from autotrain_mem.types.methods_table import METHODS
 
 _HOW_TO_MEND = {
     ".jsonl": "Every line of a .jsonl file is one JSON object, with the same keys of the same types.",

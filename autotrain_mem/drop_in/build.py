@@ -10,7 +10,6 @@ from autotrain_mem.drop_in.config_merge import default_config, planned_config
 from autotrain_mem.drop_in.device import grow_segments, lost_levers
 from autotrain_mem.drop_in.guarded_methods import guard, guard_methods
 from autotrain_mem.drop_in.plan import Asked, make_plan
-from autotrain_mem.methods.table import METHODS
 from autotrain_mem.rehearsal.model.image_processor import load_processor, revision_of
 from autotrain_mem.rehearsal.python_call.capture import Call, Keywords, substitution
 from autotrain_mem.rehearsal.python_call.keywords import with_knobs
@@ -18,6 +17,7 @@ from autotrain_mem.rehearsal.rehearse import finished
 from autotrain_mem.support.errors import RehearsalError, UsageError
 from autotrain_mem.types import Plan, codec
 from autotrain_mem.types.autofit import AutoFit, as_autofit, python_errors
+from autotrain_mem.types.methods_table import METHODS
 
 Construct = Callable[..., None]
 """TRL's constructor, bound to the trainer."""

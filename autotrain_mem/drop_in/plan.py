@@ -18,7 +18,6 @@ from autotrain_mem.drop_in.device import device_of
 from autotrain_mem.drop_in.launched import Launched, read_launched
 from autotrain_mem.drop_in.reload_alternatives import with_reloaded
 from autotrain_mem.machine.prices import prices
-from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planning.for_processes import for_processes
 from autotrain_mem.planning.output_dir import check_saves_over_no_model
 from autotrain_mem.planning.rehearsals import Rehearsals
@@ -38,6 +37,7 @@ from autotrain_mem.types import Job, Plan
 from autotrain_mem.types.autofit import AutoFit
 from autotrain_mem.types.hardware import Hardware
 from autotrain_mem.types.job import MAX_LENGTH, PythonCall
+from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.worker.pool import Workers
 
 OUR_LIBRARIES = frozenset({"autotrain_mem", "trl", "transformers", "peft", "bitsandbytes", "builtins"})

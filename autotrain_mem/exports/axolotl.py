@@ -24,10 +24,10 @@ from autotrain_mem.exports.part import (
     renamed,
     whole_logits,
 )
-from autotrain_mem.methods.facts import AxolotlFacts
 from autotrain_mem.parallel.config import sharding_arguments
 from autotrain_mem.parallel.environment import fsdp_settings
 from autotrain_mem.types import Job, Plan
+from autotrain_mem.types.method_facts import AxolotlFacts
 
 SAME = (
     *("output_dir", "gradient_accumulation_steps", "optim_args", "optim_target_modules", "learning_rate"),

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotrain_mem.allocator.settings import variable_that_counts
-from autotrain_mem.methods.facts import MethodFacts
 from autotrain_mem.parallel.config import accelerate_config
 from autotrain_mem.types import Job, Knobs, Plan
 from autotrain_mem.types.adapter_config import without_said
 from autotrain_mem.types.job import MAX_LENGTH, without_wish
 from autotrain_mem.types.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
+from autotrain_mem.types.method_facts import MethodFacts
 from autotrain_mem.types.plan import as_recorded
 
 TRAINER_DEFAULTS: Mapping[str, Any] = {

@@ -26,8 +26,8 @@ from autotrain_mem.exports.part import (
     renamed,
     whole_logits,
 )
-from autotrain_mem.methods.facts import LlamaFactoryFacts
 from autotrain_mem.types import Job, Plan
+from autotrain_mem.types.method_facts import LlamaFactoryFacts
 
 TRAINER_ARGUMENTS = (
     *("output_dir", "per_device_train_batch_size", "num_train_epochs", "max_steps", "learning_rate"),

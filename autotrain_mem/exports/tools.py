@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
-from autotrain_mem.methods.table import METHODS
 from autotrain_mem.support.errors import UsageError
+from autotrain_mem.types.methods_table import METHODS
 
 if TYPE_CHECKING:  # every command reads the tools' names
     from autotrain_mem.types import Job, Plan

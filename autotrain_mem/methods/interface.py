@@ -12,9 +12,9 @@ from typing import Any, Protocol, cast
 from autotrain_mem.methods.configs import Configs
 from autotrain_mem.methods.image_rows import RowImages, Texts
 from autotrain_mem.methods.row_lengths import RowLengths
-from autotrain_mem.methods.table import METHODS
 from autotrain_mem.methods.worst_case_text import EditRows
 from autotrain_mem.types import Knobs
+from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.preflight import Finding
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from autotrain_mem.methods.facts import MethodFacts
 from autotrain_mem.support.errors import UsageError
+from autotrain_mem.types.method_facts import MethodFacts
 
 
 def missing(facts: MethodFacts, given: Callable[[str], object], *, to_train: bool) -> UsageError | None:

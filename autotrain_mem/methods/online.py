@@ -18,9 +18,9 @@ from autotrain_mem.methods.interface import Basis, method_of_trainer
 from autotrain_mem.methods.missing import missing_reward
 from autotrain_mem.methods.reward_functions import check_packages, rehearsed_reward, reward_functions, try_once
 from autotrain_mem.methods.row_lengths import RowLengths
-from autotrain_mem.methods.table import METHODS
 from autotrain_mem.methods.worst_case_text import EditRows, text_of
 from autotrain_mem.types import Knobs
+from autotrain_mem.types.methods_table import METHODS
 
 
 def build_trainer(

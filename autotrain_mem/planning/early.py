@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from autotrain_mem.machine.choose import check_device, several, training_device
 from autotrain_mem.methods.flags import parser_of, read_given
 from autotrain_mem.methods.missing import missing
-from autotrain_mem.methods.table import METHODS, OTHER_MODEL_ARGUMENTS
 from autotrain_mem.planning.for_processes import check_processes
 from autotrain_mem.planning.output_dir import RESUME, check_output, check_weights
 from autotrain_mem.planning.predict.vllm_server import gpus_served_here
@@ -23,6 +22,7 @@ from autotrain_mem.support.hub import check_cached, check_kept_rows
 from autotrain_mem.support.local_files import check_data_path, check_image_packages, check_model_folder
 from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.types import Job, Plan
+from autotrain_mem.types.methods_table import METHODS, OTHER_MODEL_ARGUMENTS
 from autotrain_mem.types.topology import Topology
 from autotrain_mem.worker.kept_flags import kept_flags, kept_names
 

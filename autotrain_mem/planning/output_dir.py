@@ -6,9 +6,9 @@ import os
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping
 
-from autotrain_mem.methods.table import OTHER_MODEL_ARGUMENTS
 from autotrain_mem.support.errors import ModelNotFoundError, OutputFolderError, UsageError
 from autotrain_mem.types import Job
+from autotrain_mem.types.methods_table import OTHER_MODEL_ARGUMENTS
 
 RESUME = "resume_from_checkpoint"
 

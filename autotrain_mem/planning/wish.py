@@ -27,7 +27,7 @@ class Wish:
     """
 
     method: str
-    """One of ``methods.table.METHODS``."""
+    """One of ``methods_table.METHODS``."""
     model: str | None = None
     """A hub id or a folder; None where one of TRL's arguments names it."""
     dataset: str | None = None

@@ -13,8 +13,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotrain_mem.methods.table import METHODS
 from autotrain_mem.types import Job, Knobs
+from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.model import ModelFacts
 
 LEARNING_RATE_FACTOR = 10

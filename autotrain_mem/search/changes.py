@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from autotrain_mem.methods.table import METHODS
 from autotrain_mem.search.adapter import ADAPTED
 from autotrain_mem.search.explore import TIE
 from autotrain_mem.search.ladder import harm_of, lever_name
@@ -33,6 +32,7 @@ from autotrain_mem.search.precision import half_of, loses_updates
 from autotrain_mem.search.space import Space
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.types import Estimate, Harm, Knobs, Lever, Owner
+from autotrain_mem.types.methods_table import METHODS
 
 
 def changes(space: Space, knobs: Knobs, memo: Memo, *, too_slow: Sequence[Estimate] = ()) -> tuple[Lever, ...]:

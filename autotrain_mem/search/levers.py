@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from autotrain_mem.methods.table import METHODS, methods_where
 from autotrain_mem.search.division import EVALUATED_ROWS, ROWS, STEPS
 from autotrain_mem.search.precision import KEEPS_UPDATES, LOST_ABOVE, USUAL_WEIGHT
 from autotrain_mem.types import Harm, Knobs
+from autotrain_mem.types.methods_table import METHODS, methods_where
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

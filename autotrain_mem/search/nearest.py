@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autotrain_mem.methods.table import METHODS
 from autotrain_mem.search.division import EVALUATED_ROWS, ROWS, STEPS
 from autotrain_mem.search.explore import fits_at_once, longest_rows
 from autotrain_mem.search.levels import Level, levels, strongest
@@ -16,6 +15,7 @@ from autotrain_mem.search.space import Space
 from autotrain_mem.support.errors import DoesNotFitError
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.types import Estimate, Harm, Knobs, Phase
+from autotrain_mem.types.methods_table import METHODS
 
 _PHASES = {
     Phase.LOAD: "while loading",

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autotrain_mem.methods.table import METHODS
 from autotrain_mem.types import DataProfile, Job, Knobs, Proposal
+from autotrain_mem.types.methods_table import METHODS
 
 PADDING_PAYS = 0.1
 """Share of what a step computes that has to be saved: less than that is within the error of a predicted step time, and

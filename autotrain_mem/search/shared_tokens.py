@@ -6,13 +6,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autotrain_mem.methods.table import METHODS
 from autotrain_mem.search.division import ROWS, STEPS, divisors
 from autotrain_mem.search.levers import SHARDING
 from autotrain_mem.search.shardings import WITH_SHARED_TOKENS
 from autotrain_mem.search.space import Space
 from autotrain_mem.types import Job
 from autotrain_mem.types.knobs import TOKEN_KNOBS, ZEROS, Sharding
+from autotrain_mem.types.methods_table import METHODS
 
 LONG_ROW_TOKENS = 32768
 """From here on a plan without harm may share tokens. With checkpointing a row of 32,768 keeps 8.6 GB of an 8B model's

@@ -37,7 +37,7 @@ class Recipe:
 
     @property
     def method(self) -> str:
-        """One of ``methods.table.METHODS``: every name begins with its own."""
+        """One of ``methods_table.METHODS``: every name begins with its own."""
         return self.name.partition("-")[0]
 
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from autotrain_mem.methods.facts import MethodFacts
-from autotrain_mem.methods.table import METHODS
 from autotrain_mem.types.adapter_config import without_said
 from autotrain_mem.types.codec import Form
 from autotrain_mem.types.knobs import LAUNCH_KNOBS, OWN_KNOBS
+from autotrain_mem.types.method_facts import MethodFacts
+from autotrain_mem.types.methods_table import METHODS
 
 Fit = Literal["all", "rounding", "lossless"]
 """How far the ladder may be climbed: ``lossless`` stops before rounding changes, ``rounding`` before LoRA."""
@@ -73,7 +73,7 @@ class Job:
     )
 
     method: str
-    """The TRL trainer: one of ``methods.table.METHODS``."""
+    """The TRL trainer: one of ``methods_table.METHODS``."""
     model: str
     """A hub id or a folder. A rehearsal needs its config.json only; training needs the weights."""
     dataset: str | None

@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any, ClassVar, Literal, get_args
 
-from autotrain_mem.methods.table import METHODS
 from autotrain_mem.types.adapter_config import LORA, PEFT_CONFIG, kind_of
 from autotrain_mem.types.codec import Form
+from autotrain_mem.types.methods_table import METHODS
 
 Sharding = Literal["ddp", "fsdp2-no-reshard", "fsdp2", "hsdp", "fsdp1", "zero1", "zero2", "zero3"]
 """How several processes divide a model: none of it (DDP), or each parameter, gradient and optimizer state into shards

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from autotrain_mem.methods.table import METHODS
 from autotrain_mem.support.errors import PlanFileError
 from autotrain_mem.support.files import write_json
 from autotrain_mem.support.lazy_names import html_of
@@ -20,6 +19,7 @@ from autotrain_mem.types.estimate import Candidate, Estimate
 from autotrain_mem.types.experience import Experience
 from autotrain_mem.types.job import Job
 from autotrain_mem.types.knobs import Knobs, Lever
+from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.most import Most
 from autotrain_mem.types.price import Price
 from autotrain_mem.types.vllm import VllmServer
@@ -148,7 +148,7 @@ class Plan:
 
     @property
     def method(self) -> str:
-        """Names the TRL trainer: one of ``methods.table.METHODS``."""
+        """Names the TRL trainer: one of ``methods_table.METHODS``."""
         return self.job.method
 
     @property

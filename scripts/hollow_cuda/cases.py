@@ -9,7 +9,7 @@ from typing import Any
 
 from gpu_records.cases import GpuCase, make
 
-from autotrain_mem.methods.table import METHODS
+from autotrain_mem.types.methods_table import METHODS
 from hollow_cuda.models import SMALL
 
 LENGTH, PROMPT, SMALL_LENGTH = 1024, 256, 512

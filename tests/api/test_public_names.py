@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 import autotrain_mem
-from autotrain_mem.methods.facts import MethodFacts
 from autotrain_mem.types.job import PythonCall
+from autotrain_mem.types.method_facts import MethodFacts
 from tests.forked import Forge
 
 ROOT = Path(__file__).parents[2]

@@ -9,11 +9,11 @@ import pytest
 from autotrain_mem.cli import flags
 from autotrain_mem.methods.flags import flags_of, read_given
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.methods.table import METHODS
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import Knobs
 from autotrain_mem.types.autofit import AutoFit
 from autotrain_mem.types.knobs import knob_names
+from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.worker.client import Worker
 
 HAS_PPO = importlib.util.find_spec("trl.experimental.ppo") is not None

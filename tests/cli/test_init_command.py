@@ -8,9 +8,9 @@ import pytest
 
 from autotrain_mem.cli import init as module
 from autotrain_mem.cli.init import Answers, Columns, answered, columns_of, config_text, init
-from autotrain_mem.methods.table import METHODS, methods_reading
 from autotrain_mem.support.errors import AutofitError, DatasetError, OutputFolderError, UsageError
 from autotrain_mem.support.yaml_files import read_yaml
+from autotrain_mem.types.methods_table import METHODS, methods_reading
 
 
 def test_the_columns_tell_the_method() -> None:

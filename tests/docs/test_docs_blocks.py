@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from autotrain_mem.cli import flags, main
-from autotrain_mem.methods.table import METHODS
+from autotrain_mem.types.methods_table import METHODS
 from tests.docs.pages import DOCS, ROOT, Block, blocks, commands
 from tests.place import Autofit, SharedWorkers
 

@@ -16,9 +16,9 @@ from transformers import BitsAndBytesConfig
 
 from autotrain_mem import AutoFit
 from autotrain_mem.drop_in.config_merge import given_arguments, main_dtype, planned_config
-from autotrain_mem.methods.table import METHODS as METHOD_TABLE
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import Knobs
+from autotrain_mem.types.methods_table import METHODS as METHOD_TABLE
 from tests.nouns import TRL_DEFAULTS
 
 pytestmark = pytest.mark.newest

@@ -14,8 +14,8 @@ import pytest
 import autotrain_mem
 from autotrain_mem import AutoFit, api
 from autotrain_mem.cli import flags
-from autotrain_mem.methods.table import METHODS
 from autotrain_mem.types import Plan
+from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.worker.pool import Workers
 from tests.drop_in.conftest import SETTLED, config, pairs, ppo_models, prompts, texts
 

@@ -14,9 +14,9 @@ from recipe_plans.statements import VERSIONED, WIDTH, Golden
 from autotrain_mem.cli import flags, main
 from autotrain_mem.machine.catalog import catalog
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.methods.table import METHODS, REWARD_MODEL_ARGUMENTS
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.recipe_files import Recipe, recipe, recipes
+from autotrain_mem.types.methods_table import METHODS, REWARD_MODEL_ARGUMENTS
 
 ROOT = pathlib.Path(__file__).parents[2]
 GOLDEN = pathlib.Path(__file__).parent / "golden"

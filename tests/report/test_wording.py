@@ -11,7 +11,6 @@ from nouns import TRL_DEFAULTS
 from report_examples import CHOSEN, PLAN
 from test_console import rendered
 
-from autotrain_mem.methods.table import METHODS
 from autotrain_mem.report import formatting
 from autotrain_mem.report.estimate_view import estimate_view
 from autotrain_mem.report.plan_view import loud, plan_view
@@ -21,6 +20,7 @@ from autotrain_mem.search.levels import SMALLER_IMAGES_LEVEL, levels
 from autotrain_mem.search.space import make_space
 from autotrain_mem.support.units import GIB, MIB, counted, duration, percent
 from autotrain_mem.types import Harm, Job, Knobs, Lever, OtherProcess, Owner, Phase, Probe, codec
+from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.model import ModelFacts
 
 

@@ -15,7 +15,7 @@ from gpu_records.runs import environment, open_cases, run_cases
 from gpu_records.sequences import Birth, differences, summary
 from recorded_run import LARGER, MIB, TRACE, Cuda, a_record, entry
 
-from autotrain_mem.methods.table import METHODS
+from autotrain_mem.types.methods_table import METHODS
 
 
 def test_all_cases_hold_every_trainer_with_every_kind_of_weights_in_both_allocator_modes() -> None:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from autotrain_mem.methods.table import METHODS as METHODS_OF_AUTOFIT
+from autotrain_mem.types.methods_table import METHODS as METHODS_OF_AUTOFIT
 
 METHODS = ("sft", "reward", "dpo", "grpo", "rloo", "distillation", "online_dpo", "gkd")
 SIDES = 13

@@ -7,7 +7,6 @@ import pytest
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem import types as nouns
-from autotrain_mem.methods.table import methods_where
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types import (
     Candidate,
@@ -21,6 +20,7 @@ from autotrain_mem.types import (
 )
 from autotrain_mem.types.job import read_length, wished_share, without_wish
 from autotrain_mem.types.knobs import Sharding
+from autotrain_mem.types.methods_table import methods_where
 from autotrain_mem.types.report import MemoryReading
 from tests.report import report_examples
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from autotrain_mem.estimator.vllm_share import asleep_bytes, vllm_share_bytes
 from autotrain_mem.machine.catalog import catalog
-from autotrain_mem.methods.table import METHODS
 from autotrain_mem.planning.rehearsals import Rehearsals
 from autotrain_mem.search.division import GROUP, ROWS, SMALLEST_GROUP, STEPS, divisors
 from autotrain_mem.search.levels import levels, strongest
@@ -19,6 +18,7 @@ from autotrain_mem.search.space import Space, make_space, with_rows
 from autotrain_mem.support.errors import AutofitError, DoesNotFitError
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.types import Estimate, Hardware, Job, Knobs, Owner
+from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.model import ModelFacts
 
 CARDS_NAMED = 2

@@ -10,10 +10,10 @@ from autotrain_mem.methods.configs import Configs, model_arguments, peft_config,
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.reward import LORA_TASK
 from autotrain_mem.methods.reward_functions import rehearsed_reward
-from autotrain_mem.methods.table import METHODS
 from autotrain_mem.rehearsal.model.truncated_depth import shorten_model
 from autotrain_mem.rehearsal.python_call.capture import EVALUATED, Call, Keywords, read, substitution
 from autotrain_mem.types import Job, Knobs, codec
+from autotrain_mem.types.methods_table import METHODS
 
 
 def call_again(

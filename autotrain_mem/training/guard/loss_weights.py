@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotrain_mem.methods.interface import Basis, method_of, method_of_trainer
-from autotrain_mem.methods.table import METHODS
 from autotrain_mem.training.guard.batch_split import Layout
 from autotrain_mem.training.guard.loss_trial import OwnLoss
+from autotrain_mem.types.methods_table import METHODS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from autotrain_mem.methods.interface import method_of, method_of_trainer
-from autotrain_mem.methods.table import METHODS
 from autotrain_mem.support.columns import row_lengths
 from autotrain_mem.training.longest_batch.rows import CANDIDATES, characters, longest_rows
+from autotrain_mem.types.methods_table import METHODS
 
 
 def are_conversations(trainer: Any, dataset: Any) -> bool:

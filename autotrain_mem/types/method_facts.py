@@ -1,4 +1,4 @@
-"""Holds the kinds of facts that tell one training method from another; the methods themselves are in ``table``."""
+"""Holds the kinds of facts that tell one training method from another; the methods are in ``methods_table``."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
-from autotrain_mem.methods.facts import AxolotlFacts, LlamaFactoryFacts, MethodFacts
+from autotrain_mem.types.method_facts import AxolotlFacts, LlamaFactoryFacts, MethodFacts
 
 _PROMPTS = "trl-lib/DeepMath-103K"
 _PAIRS = "trl-lib/ultrafeedback_binarized"
