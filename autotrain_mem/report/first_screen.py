@@ -6,7 +6,7 @@ All else that a plan holds is shown by ``plan_view`` and ``explain_view``. A not
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import rich.console
@@ -18,11 +18,10 @@ from rich.text import Text
 from autotrain_mem.report import formatting
 from autotrain_mem.report.comparison_view import cards_view
 from autotrain_mem.report.estimate_view import sum_of, sum_table, verdict, why_not
-from autotrain_mem.report.layout import LOUD, QUIET, Block
-from autotrain_mem.report.plan_view import cost, data, loud, most_sentence, searched, speed, vllm_server, vllm_share
+from autotrain_mem.report.layout import QUIET, Block
+from autotrain_mem.report.plan_view import data, decision, searched, short_facts, vllm_server, vllm_share
 from autotrain_mem.report.run_view import report_view
 from autotrain_mem.report.terminal import Console
-from autotrain_mem.support.units import counted
 from autotrain_mem.types import Estimate, Harm, Plan, Report
 from autotrain_mem.types.gpu_comparison import Cards
 
@@ -33,11 +32,8 @@ LABEL_COLUMNS = 12
 LONGEST_COMMAND = 3 * (COLUMNS - LABEL_COLUMNS)
 """Characters of a command that is shown."""
 _COSTS = {
-    Harm.NONE: "nothing",
-    Harm.TIME: "time",
-    Harm.ROUNDING: "rounding",
-    Harm.WHAT_IS_TRAINED: "training",
-    Harm.DATA: "data",
+    **{Harm.NONE: "nothing", Harm.TIME: "time", Harm.ROUNDING: "rounding"},
+    **{Harm.WHAT_IS_TRAINED: "training", Harm.DATA: "data"},
 }
 """What a change costs, in a word."""
 _REST = "settings, attempts, other levels: -v, or autofit explain"
@@ -72,8 +68,11 @@ def first_screen(plan: Plan, next_command: str | None = None) -> RenderableType:
     Args:
         next_command: What trains with the plan; None where that is about to happen.
     """
-    head, levers = [*_head(plan), *_facts(plan)], [*_levers(plan)]
-    tail = [*_notes(plan), *_tail(plan, next_command)]
+    head, tail, levers = [*_head(plan)], [*_tail(plan, next_command)], list[_Part]()
+    for lever in sorted(plan.levers, key=lambda each: -each.harm):  # what it costs, was and is, and why
+        moved = f"{lever.name} {formatting.value(lever.before)} -> {formatting.value(lever.after)}"
+        text = Text.assemble((moved, "bold"), f": {lever.why}")
+        levers.append(_Part(text, f"  {_COSTS[lever.harm]}", 10 + lever.harm))
     heading = [_Part(), _Part(Text("changed, and what it costs", style="bold"), gravity=70)] if levers else []
     room = LINES - len(head) - len(heading) - len(tail)
     if len(levers) > room:
@@ -97,38 +96,33 @@ def estimate_screen(estimate: Estimate) -> RenderableType:
     return _Screen(parts, sum_table(estimate, sum_of(estimate)), [_Part(), _Part(rest)])
 
 
+@dataclass(frozen=True, slots=True)
 class _Screen:
-    """Measures its parts on the console that shows them, and shows whole what there is room for.
+    """Measures its parts on the console that shows them, and shows whole what there is room for."""
 
-    Args:
-        above: What stands above ``fixed``.
-        fixed: Is always shown as it is.
-        below: What stands below it.
-    """
-
-    def __init__(
-        self, above: Sequence[_Part], fixed: RenderableType | None = None, below: Sequence[_Part] = ()
-    ) -> None:
-        self._above = above
-        self._fixed = fixed
-        self._below = below
+    above: Sequence[_Part]
+    """What stands above ``fixed``."""
+    fixed: RenderableType | None = None
+    """Is always shown as it is."""
+    below: Sequence[_Part] = ()
 
     def __rich_console__(self, console: rich.console.Console, options: ConsoleOptions) -> RenderResult:
         def lines(part: RenderableType) -> int:
             return len(console.render_lines(part, options, pad=False))
 
-        room = LINES if self._fixed is None else LINES - lines(self._fixed)
-        wrapped = sum(lines(part.shown()) - 1 for part in (*self._above, *self._below))
-        parts = _least([*self._above, *self._below], room - wrapped)
+        room = LINES if self.fixed is None else LINES - lines(self.fixed)
+        wrapped = sum(lines(part.shown()) - 1 for part in (*self.above, *self.below))
+        parts = _least([*self.above, *self.below], room - wrapped)
         left = room - sum(lines(part.shown()) for part in parts)
-        shown = _lengthened(parts, left, lambda part: lines(part.shown()))
-        count = len(shown) - len(self._below) if self._fixed is not None else len(shown)
-        for part in shown[:count]:
-            yield Block(part.shown())
-        if self._fixed is not None:
-            yield Block(self._fixed)
-        for part in shown[count:]:
-            yield Block(part.shown())
+        for at in sorted(range(len(parts)), key=lambda at: -parts[at].gravity):  # the gravest whole, as far as they can
+            whole = replace(parts[at], whole=True)
+            more = lines(whole.shown()) - lines(parts[at].shown())
+            if more <= left:
+                parts[at], left = whole, left - more
+        shown = [Block(part.shown()) for part in parts]
+        fixed = [] if self.fixed is None else [Block(self.fixed)]
+        count = len(shown) - len(self.below)
+        yield from (*shown[:count], *fixed, *shown[count:])
 
 
 def _least(parts: list[_Part], room: int) -> list[_Part]:
@@ -140,75 +134,35 @@ def _least(parts: list[_Part], room: int) -> list[_Part]:
     return [*(others[at] for at in kept), last]
 
 
-def _lengthened(parts: Sequence[_Part], room: int, lines: Callable[[_Part], int]) -> list[_Part]:
-    """Shows the gravest parts whole, as far as there is room."""
-    chosen = list(parts)
-    for at in sorted(range(len(chosen)), key=lambda at: -chosen[at].gravity):
-        whole = replace(chosen[at], whole=True)
-        more = lines(whole) - lines(chosen[at])
-        if more <= room:
-            chosen[at], room = whole, room - more
-    return chosen
+_GRAVITY = {"most": 70, "trains": 60, "experts": 50, "speed": 60, "cost": 50, "batch": 40, "GPUs": 40}
+"""Facts that are shown -> how grave they are."""
 
 
 def _head(plan: Plan) -> Iterator[_Part]:
-    """Says whether it fits, and what a user must not overlook."""
-    changed = f" with {counted(len(plan.levers), 'change')}" if plan.levers else " as asked for"
-    yield _Part(verdict(plan.estimate, changed), gravity=90)
-    for sentence in filter(None, map(loud, plan.levers)):
-        yield _Part(Text(sentence, style=LOUD), gravity=90)
-    for each in plan.questions:
-        yield _Part(Text(f"a question: {each.why}; {each.flags} takes it", style=LOUD), gravity=80)
+    """Says whether it fits, what a user must not overlook, and what is trained and how fast."""
+    lines = decision(plan)
+    for number, line in enumerate(lines):
+        yield _Part(line, gravity=90 if number < len(lines) - len(plan.questions) else 80)
     yield _Part()
-
-
-def _facts(plan: Plan) -> Iterator[_Part]:
-    estimate, knobs = plan.estimate, plan.knobs
     means = formatting.LEVELS.get(plan.level)
     yield _Part(Text(f"{plan.level}: {means}" if means else plan.level), "  level", 50)
-    if plan.most is not None:
-        yield _Part(Text(most_sentence(plan.most, estimate.budget_bytes, plan.level)), "  most", 70)
-    parameters = plan.job.arguments.get("lora_target_parameters")
-    yield _Part(Text(formatting.trains(knobs, estimate.memory.trained, parameters)), "  trains", 60)
-    if estimate.routed:
-        yield _Part(Text(estimate.routed), "  experts", 50)
-    yield _Part(speed(plan), "  speed", 60)
-    if plan.price is not None and plan.cost is not None:
-        yield _Part(Text(cost(plan.cost, plan.price)), "  cost", 50)
-    device = "CPU" if estimate.hardware.origin == "cpu" else "GPU"
-    count = f"{device}s" if knobs.processes > 1 else f"x 1 {device}"
-    count = f"groups of {knobs.token_shards} {device}s" if knobs.token_shards > 1 else count
-    noun = plan.job.method_facts.row_noun
-    batch = f"{knobs.effective_batch_size} = {formatting.batch(knobs)} {count}"
-    yield _Part(Text(f"{batch}  ({noun} at once x accumulation x devices)"), "  batch", 40)
-    if knobs.processes > 1:
-        yield _Part(Text(formatting.devices(knobs)), "  GPUs", 40)
+    for label, fact in short_facts(plan):
+        if label in _GRAVITY:
+            yield _Part(fact, f"  {label}", _GRAVITY[label])
     for number, line in enumerate(data(plan).split("\n")):
         yield _Part(line, "  " if number else "  data", 60 - number)
-    for number, sentence in enumerate(vllm_share(estimate)):
+    for number, sentence in enumerate(vllm_share(plan.estimate)):
         yield _Part(Text(sentence), "  " if number else "  vLLM", 40 - number)
     for number, sentence in enumerate(vllm_server(plan)):
         yield _Part(Text(sentence), "  " if number else "  vLLM", 60)
 
 
-def _levers(plan: Plan) -> Iterator[_Part]:
-    """Lists what was changed, the gravest first: what that costs, what it was, what it is, and why."""
-    for lever in sorted(plan.levers, key=lambda each: -each.harm):
-        moved = f"{lever.name} {formatting.value(lever.before)} -> {formatting.value(lever.after)}"
-        yield _Part(Text.assemble((moved, "bold"), f": {lever.why}"), f"  {_COSTS[lever.harm]}", 10 + lever.harm)
-
-
-def _notes(plan: Plan) -> Iterator[_Part]:
-    """Says what was found wrong, and what would be worth more."""
-    notes = [("warning", warning) for warning in plan.warnings]
-    notes += [("advice", f"{each.flags}: {each.why}") for each in plan.advice]
-    if notes:
-        yield _Part()
-    for label, sentence in notes:
-        yield _Part(Text(sentence), label, 75 if label == "warning" else 30)
-
-
 def _tail(plan: Plan, next_command: str | None) -> Iterator[_Part]:
+    """Says what was found wrong, what would be worth more, and what trains with the plan."""
+    notes = [(Text(warning), "warning", 75) for warning in plan.warnings]
+    notes += [(Text(f"{each.flags}: {each.why}"), "advice", 30) for each in plan.advice]
+    yield from [_Part()] if notes else []
+    yield from (_Part(*note) for note in notes)
     yield _Part()
     if next_command is not None:
         short = next_command if len(next_command) <= LONGEST_COMMAND else "the same command without the word plan"
@@ -225,17 +179,13 @@ Shown = Plan | Estimate | Report | Cards
 def html_of(shown: Shown) -> str:
     """Renders what ``_repr_html_`` gives: the terminal's view, every text escaped."""
     console = Console(record=True, width=NOTEBOOK_COLUMNS, file=io.StringIO(), force_terminal=True, force_jupyter=False)
-    console.print(_view(shown))
-    return console.export_html(inline_styles=True, theme=DEFAULT_TERMINAL_THEME, code_format=_PAGE)
-
-
-def _view(shown: Shown) -> RenderableType:
     match shown:
         case Plan():
-            return first_screen(shown)
+            console.print(first_screen(shown))
         case Estimate():
-            return estimate_screen(shown)
+            console.print(estimate_screen(shown))
         case Report():
-            return report_view(shown)
+            console.print(report_view(shown))
         case Cards():
-            return cards_view(shown)
+            console.print(cards_view(shown))
+    return console.export_html(inline_styles=True, theme=DEFAULT_TERMINAL_THEME, code_format=_PAGE)

@@ -10,6 +10,7 @@ from autotrain_mem.search.levers import HARM_FIRST, LEVERS, is_pulled, pulled
 from autotrain_mem.support.units import brief, counted, format_bytes, millions, percent, rate
 from autotrain_mem.types import Hardware, Harm, Knobs, Owner, Phase, StepTime, Trained
 from autotrain_mem.types.adapter_config import LORA, PEFT_CONFIG, kind_of, name_of
+from autotrain_mem.types.gpu_comparison import OFFLOADING
 from autotrain_mem.types.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
 
 OWNERS = {owner: str(owner).replace("_", " ") for owner in Owner} | {Owner.KV_CACHE: "KV cache"}
@@ -55,7 +56,8 @@ SHARINGS = {
 }
 """How several processes share a model."""
 
-BATCHES = {"per_device_train_batch_size", "gradient_accumulation_steps"} | {
+BATCHES = {
+    *("per_device_train_batch_size", "gradient_accumulation_steps"),
     *("per_device_eval_batch_size", "local_rollout_forward_batch_size"),
 }
 """Settings that say how many rows are computed at once."""
@@ -64,15 +66,13 @@ FLAG_LINE_WIDTH = 74
 """Characters of a line of flags: with its indent and the ``\\`` it stays within 80 columns, so that it is never wrapped
 and can be copied whole."""
 
-
-_OFFLOADING = ", offloading"
 _SHORT = {"LoRA on an 8-bit base": "8-bit LoRA", "LoRA on a 4-bit base": "4-bit LoRA"}
 """Levels in fewer letters, so that a line stays within 80 columns."""
 
 
 def short_level(level: str | None) -> str:
     """``4-bit LoRA``; what offloads is told apart by a sign of its own."""
-    name = (level or "").removesuffix(_OFFLOADING)
+    name = (level or "").removesuffix(OFFLOADING)
     return _SHORT.get(name, name)
 
 
@@ -102,10 +102,9 @@ def speed(time: StepTime) -> str:
 
 def needs(required_bytes: int, budget_bytes: int) -> str:
     """``needs 12.4 GiB of 11.2 GiB, 1.20 GiB too much``."""
-    text = f"needs {format_bytes(required_bytes)} of {format_bytes(budget_bytes)}"
-    if required_bytes <= budget_bytes:
-        return text
-    return f"{text}, {format_bytes(required_bytes - budget_bytes)} too much"
+    missing_bytes = required_bytes - budget_bytes
+    too_much = f", {format_bytes(missing_bytes)} too much" if missing_bytes > 0 else ""
+    return f"needs {format_bytes(required_bytes)} of {format_bytes(budget_bytes)}{too_much}"
 
 
 def segments(*, expandable: bool) -> str:
@@ -153,28 +152,20 @@ def trains(knobs: Knobs, trained: Trained | None, parameters: Sequence[str] | No
         parameters: Those that LoRA adapts beside layers, or alone where no layers are named
             (``--lora_target_parameters``).
     """
-    what = "the whole model"
-    if knobs.use_peft:
-        what = _adapter(knobs, parameters or ())
+    name = name_of(knobs.peft_config)
+    if not knobs.use_peft:
+        what = "the whole model"
+    elif kind_of(knobs.peft_config) not in ("", LORA):
+        what = f"{name}, as --{PEFT_CONFIG} says"
+    else:
+        targets = knobs.lora_target_modules
+        named = () if targets is None else ("all linear layers" if targets == ("all-linear",) else value(targets),)
+        where = " ".join((*named, *(parameters or ()))) or "the layers that PEFT names"
+        what = f"{name} of rank {knobs.lora_r}, alpha {knobs.lora_alpha}, on {where}"
     if trained is None:
         return what
     count = f"{millions(trained.parameters)} of {millions(trained.of_parameters)}"
     return f"{what}: {count} parameters ({percent(trained.share)}), in {trained.dtype}"
-
-
-def _adapter(knobs: Knobs, parameters: Sequence[str]) -> str:
-    name = name_of(knobs.peft_config)
-    if kind_of(knobs.peft_config) not in ("", LORA):
-        return f"{name}, as --{PEFT_CONFIG} says"
-    return f"{name} of rank {knobs.lora_r}, alpha {knobs.lora_alpha}, on {_targets(knobs, parameters)}"
-
-
-def _targets(knobs: Knobs, parameters: Sequence[str]) -> str:
-    targets = knobs.lora_target_modules
-    if targets is None:
-        return " ".join(parameters) or "the layers that PEFT names"
-    layers = "all linear layers" if targets == ("all-linear",) else value(targets)
-    return " ".join((layers, *parameters))
 
 
 def schedule(knobs: Knobs, name: str = "", *, steps: int | None = None, step_rows: str = "", step_tokens: float) -> str:
@@ -185,8 +176,8 @@ def schedule(knobs: Knobs, name: str = "", *, steps: int | None = None, step_row
         steps: Of the optimizer; None where they are not known.
         step_rows: What a step takes, in words; by default its micro-batches, as :func:`rows` has them.
     """
-    peak = "TRL's learning rate" if knobs.learning_rate is None else f"learning rate {knobs.learning_rate:g}"
-    rate = f"{peak}, {name}" if name else peak
+    rate = "TRL's learning rate" if knobs.learning_rate is None else f"learning rate {knobs.learning_rate:g}"
+    rate += f", {name}" if name else ""
     count = "steps" if steps is None else counted(steps, "step")
     return f"{rate}; {count} of {step_rows or rows(knobs)}, about {step_tokens:,.0f} tokens each"
 
@@ -199,8 +190,7 @@ def sharing(knobs: Knobs) -> str:
 
 def devices(knobs: Knobs) -> str:
     """``4 GPUs (FSDP2, full shard): each needs what is said here``."""
-    count, way = counted(knobs.processes, "GPU"), sharing(knobs)
-    return f"{count} ({way}), a process on each: bytes are those of one"
+    return f"{counted(knobs.processes, 'GPU')} ({sharing(knobs)}), a process on each: bytes are those of one"
 
 
 def _at_once(done: str, rows: int | None) -> str:

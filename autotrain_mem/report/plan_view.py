@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -38,12 +38,16 @@ def searched(plan: Plan) -> str:
     return f"{counted(len(plan.attempts), 'rehearsal')} in {duration(plan.seconds)}"
 
 
-def decision(plan: Plan) -> list[RenderableType]:
-    """Whether it fits and with how many changes; and what a user must not overlook: it trains something else."""
-    changed = counted(len(plan.levers), "change")
-    sentences = [Text(sentence, style=LOUD) for lever in plan.levers if (sentence := loud(lever))]
+def plan_verdict(plan: Plan) -> Text:
+    """Says whether it fits, and with how many changes."""
+    return verdict(plan.estimate, f" with {counted(len(plan.levers), 'change')}" if plan.levers else " as asked for")
+
+
+def decision(plan: Plan) -> list[Text]:
+    """The verdict, and what a user must not overlook: that it trains something else; questions come last."""
+    sentences = [Text(sentence, style=LOUD) for sentence in filter(None, map(loud, plan.levers))]
     asked = [Text(f"a question: {each.why}; {each.flags} takes it", style=LOUD) for each in plan.questions]
-    return [verdict(plan.estimate, f" with {changed}" if plan.levers else " as asked for"), *sentences, *asked]
+    return [plan_verdict(plan), *sentences, *asked]
 
 
 def loud(lever: Lever) -> str:
@@ -59,27 +63,8 @@ def facts(plan: Plan) -> Table:
     grid = table("", "", show_header=False)
     means = formatting.LEVELS.get(plan.level, "not known here")  # which a loud line says, where there is one
     add(grid, "level", plan.level if any(map(loud, plan.levers)) else f"{plan.level}: {means}")
-    if plan.most is not None:
-        add(grid, "most", most_sentence(plan.most, plan.estimate.budget_bytes, plan.level))
-    add(
-        grid,
-        "trains",
-        formatting.trains(plan.knobs, plan.estimate.memory.trained, plan.job.arguments.get("lora_target_parameters")),
-    )
-    if plan.estimate.routed:
-        add(grid, "experts", plan.estimate.routed)
-    add(grid, "schedule", _schedule(plan))
-    add(grid, "speed", speed(plan))
-    if hours := over_hours(plan.estimate):
-        add(grid, "hours", hours)
-    if plan.price is not None and plan.cost is not None:
-        add(grid, "cost", cost(plan.cost, plan.price))
-    device, several = "CPU" if plan.estimate.hardware.origin == "cpu" else "GPU", plan.knobs.processes > 1
-    count = f"{device}s" if several else f"x 1 {device}"
-    parts = f"{plan.knobs.effective_batch_size} = {formatting.batch(plan.knobs)} {count}"
-    add(grid, "batch", f"{parts}  ({plan.job.method_facts.row_noun} at once x accumulation x devices)")
-    if several:
-        add(grid, "GPUs", formatting.devices(plan.knobs))
+    for label, fact in short_facts(plan):
+        add(grid, label, fact)
     add(grid, "data", data(plan))
     share = vllm_share(plan.estimate)
     lines = (f"{share[0]}: --vllm_gpu_memory_utilization says how much", *share[1:]) if share else vllm_server(plan)
@@ -93,6 +78,32 @@ def facts(plan: Plan) -> Table:
     for warning in plan.warnings:
         add(grid, Text("warning", style=LOUD), warning)
     return grid
+
+
+def short_facts(plan: Plan) -> Iterator[tuple[str, Text]]:
+    """Yields label and text of what is trained, how fast, at what cost and in which batches."""
+    estimate, knobs = plan.estimate, plan.knobs
+    if plan.most is not None:
+        yield "most", Text(most_sentence(plan.most, estimate.budget_bytes, plan.level))
+    parameters = plan.job.arguments.get("lora_target_parameters")
+    yield "trains", Text(formatting.trains(knobs, estimate.memory.trained, parameters))
+    if estimate.routed:
+        yield "experts", Text(estimate.routed)
+    rows = plan.job.method_facts.rows(knobs.effective_batch_size)
+    steps, tokens = plan.optimizer_steps, estimate.time.tokens
+    yield "schedule", Text(formatting.schedule(knobs, plan.schedule, steps=steps, step_rows=rows, step_tokens=tokens))
+    yield "speed", speed(plan)
+    if hours := over_hours(estimate):
+        yield "hours", Text(hours)
+    if plan.price is not None and plan.cost is not None:
+        yield "cost", Text(cost(plan.cost, plan.price))
+    device = "CPU" if estimate.hardware.origin == "cpu" else "GPU"
+    count = f"{device}s" if knobs.processes > 1 else f"x 1 {device}"
+    count = f"groups of {knobs.token_shards} {device}s" if knobs.token_shards > 1 else count
+    batch = f"{knobs.effective_batch_size} = {formatting.batch(knobs)} {count}"
+    yield "batch", Text(f"{batch}  ({plan.job.method_facts.row_noun} at once x accumulation x devices)")
+    if knobs.processes > 1:
+        yield "GPUs", Text(formatting.devices(knobs))
 
 
 def vllm_share(estimate: Estimate) -> tuple[str, ...]:
@@ -120,12 +131,6 @@ def vllm_server(plan: Plan) -> tuple[str, ...]:
     weights = "" if server.weights_bytes is None else f"; {format_bytes(server.weights_bytes)} of weights each"
     at_once = "" if server.at_once is None else f", about {server.at_once} of {server.completions} completions at once"
     return f"a server on {where}{beside}{weights}{at_once}", f"start it first: {server.command}"
-
-
-def _schedule(plan: Plan) -> str:
-    rows = plan.job.method_facts.rows(plan.knobs.effective_batch_size)
-    steps, tokens = plan.optimizer_steps, plan.estimate.time.tokens
-    return formatting.schedule(plan.knobs, plan.schedule, steps=steps, step_rows=rows, step_tokens=tokens)
 
 
 def over_hours(estimate: Estimate) -> str:
@@ -171,11 +176,24 @@ def cost(cost: float, price: Price) -> str:
 def data(plan: Plan) -> Text:
     """Shows how long the rows are, how much of the computing is padding, and what is cut."""
     if plan.data is None:
-        return Text(f"not read{_why_not_read(plan)}: {_assumed(plan)}")
+        return Text(_not_read(plan))
     count = plan.data.rows
     rows = counted(count, "prompt") if plan.job.is_online else plan.job.method_facts.rows(count)
-    lengths = f"{rows}: {_percentiles(plan.data.percentiles)}, max {plan.data.longest} tokens"
-    return Text("\n").join([Text(lengths), *_images(plan.data), *_made_of_it(plan, plan.data)])
+    lines = [Text(f"{rows}: {_percentiles(plan.data.percentiles)}, max {plan.data.longest} tokens")]
+    if (images := plan.data.images) is not None:
+        without = f", {images.rows_without:,} rows without" if images.rows_without else ""
+        tokens = f"{_percentiles(images.percentiles)}, max {images.most}"
+        worst = f"most pixels: {' and '.join(images.worst)}" if images.worst else ""
+        lines.append(Text(f"{counted(images.images, 'image')}{without}; their tokens in a row: {tokens}; {worst}"))
+    if plan.job.is_online:
+        completions, limit = plan.knobs.completion_length, plan.knobs.max_length
+        is_cut = limit is not None and plan.data.longest + completions > limit
+        cut = f"what is longer than max_length {limit} with them is cut" if is_cut else "no prompt is truncated"
+        lines.append(Text(f"completions of up to {completions}; {cut}", style=LOUD if is_cut else ""))
+    else:
+        padding = "packed" if plan.knobs.packing else f"{percent(plan.data.padding_fraction)} of a batch is padding"
+        lines += [Text(padding), _cut(plan, plan.data)]
+    return Text("\n").join(lines)
 
 
 def _percentiles(tokens: Sequence[int]) -> str:
@@ -183,41 +201,17 @@ def _percentiles(tokens: Sequence[int]) -> str:
     return ", ".join(f"p{round(100 * share, 1):g} {each}" for share, each in named)
 
 
-def _images(data: DataSummary) -> list[Text]:
-    """Shows how many of the tokens are images'; nothing where rows are text."""
-    if data.images is None:
-        return []
-    without = f", {data.images.rows_without:,} rows without" if data.images.rows_without else ""
-    tokens = f"{_percentiles(data.images.percentiles)}, max {data.images.most}"
-    worst = f"most pixels: {' and '.join(data.images.worst)}" if data.images.worst else ""
-    return [Text(f"{counted(data.images.images, 'image')}{without}; their tokens in a row: {tokens}; {worst}")]
-
-
-def _why_not_read(plan: Plan) -> str:
+def _not_read(plan: Plan) -> str:
+    """Says why the data were not read, and what is planned for in their place."""
+    why = ", as a warning here says" if plan.warnings else ""
     if plan.objects is not None:
-        return ", since a stream's rows are not known before they are trained on"
-    if not plan.job.names_data:
-        return ", since no --dataset is given"
-    return ", as a warning here says" if plan.warnings else ""
-
-
-def _assumed(plan: Plan) -> str:
-    """Say what is planned for where the data were not read."""
-    if plan.job.is_online:
-        completions = f"completions of {plan.knobs.completion_length}"
-        return f"prompts of up to {plan.prompt_length} tokens and {completions} are assumed"
-    return f"how much of it is {_lost(plan)} is not known"
-
-
-def _made_of_it(plan: Plan, data: DataSummary) -> list[Text]:
-    """Shows what this plan's length and micro-batch make of the rows."""
-    if plan.job.is_online:
-        completions, limit = plan.knobs.completion_length, plan.knobs.max_length
-        is_cut = limit is not None and data.longest + completions > limit
-        cut = f"what is longer than max_length {limit} with them is cut" if is_cut else "no prompt is truncated"
-        return [Text(f"completions of up to {completions}; {cut}", style=LOUD if is_cut else "")]
-    padding = "packed" if plan.knobs.packing else f"{percent(data.padding_fraction)} of a batch is padding"
-    return [Text(padding), _cut(plan, data)]
+        why = ", since a stream's rows are not known before they are trained on"
+    elif not plan.job.names_data:
+        why = ", since no --dataset is given"
+    if not plan.job.is_online:
+        return f"not read{why}: how much of it is {_lost(plan)} is not known"
+    completions = f"completions of {plan.knobs.completion_length}"
+    return f"not read{why}: prompts of up to {plan.prompt_length} tokens and {completions} are assumed"
 
 
 def _cut(plan: Plan, data: DataSummary) -> Text:
@@ -244,17 +238,15 @@ def changes(plan: Plan) -> list[RenderableType]:
     """Shows what differs from what was asked for, and why; nothing where nothing does."""
     if not plan.levers:
         return []
-    lines = [Block(line, 2) for lever in sorted(plan.levers, key=lambda each: each.harm) for line in _lines(lever)]
+    lines: list[RenderableType] = []
+    for lever in sorted(plan.levers, key=lambda each: each.harm):
+        moved = f"{lever.name}  {formatting.value(lever.before)} -> {formatting.value(lever.after)}"
+        style = LOUD if lever.harm >= Harm.WHAT_IS_TRAINED else QUIET
+        lines.append(Block(Text.assemble((moved, "bold"), "  ", (formatting.HARMS[lever.harm], style)), 2))
+        if sentence := loud(lever):
+            lines.append(Block(Text(sentence, style=style), 4))
+        lines.append(Block(Text(lever.why), 4))
     return section("changed, least harm first", *lines)
-
-
-def _lines(lever: Lever) -> list[RenderableType]:
-    moved = f"{lever.name}  {formatting.value(lever.before)} -> {formatting.value(lever.after)}"
-    style = LOUD if lever.harm >= Harm.WHAT_IS_TRAINED else QUIET
-    lines: list[RenderableType] = [Text.assemble((moved, "bold"), "  ", (formatting.HARMS[lever.harm], style))]
-    if sentence := loud(lever):
-        lines.append(Block(Text(sentence, style=style), 2))
-    return [*lines, Block(Text(lever.why), 2)]
 
 
 def proposed(plan: Plan) -> list[RenderableType]:
@@ -273,24 +265,21 @@ def elsewhere(plan: Plan) -> list[RenderableType]:
         return []
     grid = table("level", "needs", "", right=(1,))
     for each in plan.alternatives:
-        fits = Text(_offer(each, plan)) if each.fits else Text.assemble(("does not fit", BAD), _where(each))
-        add(grid, each.level, format_bytes(each.required_bytes), fits)
+        if each.fits:
+            speed = ""
+            if each.ratio is not None:  # a second digit where one would read as nothing
+                speed = f", {each.ratio:.{1 if each.ratio >= 0.095 else 2}f} x the speed"
+            # settings are those that are not TRL's
+            batch, others = formatting.batch(each.knobs), formatting.difference(each.knobs, plan.defaults)
+            outcome = Text(f"fits{speed}: {batch}, {others}")
+        else:
+            *cards, last = each.would_fit or ("",)
+            where = f"; would on {' or '.join(filter(None, [', '.join(cards), last]))}" if last else ""
+            outcome = Text.assemble(("does not fit", BAD), where)
+        add(grid, each.level, format_bytes(each.required_bytes), outcome)
     budget = format_bytes(plan.estimate.budget_bytes)
     notes = [Block(hanging(sentence), 2) for each in gentler(plan) if (sentence := passed_over(each, plan))]
     return section(f"other levels of harm, against a budget of {budget}", Block(grid, 2), *notes)
-
-
-def _offer(each: Candidate, plan: Plan) -> str:
-    """``fits, 1.1 x the speed: 8 x 1, adamw_8bit, activations on host``; the settings are those that are not TRL's."""
-    speed = ""
-    if each.ratio is not None:  # a second digit where one would read as nothing
-        speed = f", {each.ratio:.{1 if each.ratio >= 0.095 else 2}f} x the speed"
-    return f"fits{speed}: {formatting.batch(each.knobs)}, {formatting.difference(each.knobs, plan.defaults)}"
-
-
-def _where(each: Candidate) -> str:
-    *others, last = each.would_fit or ("",)
-    return f"; would on {' or '.join(filter(None, [', '.join(others), last]))}" if last else ""
 
 
 def gentler(plan: Plan) -> list[Candidate]:
@@ -305,24 +294,18 @@ def gentler(plan: Plan) -> list[Candidate]:
 def passed_over(each: Candidate, plan: Plan) -> str:
     """Why a level of less harm was not taken though it fits, and how to have it all the same; empty where it does not.
 
-    Example: ``lossless fits, but takes 5.2 times as long: --max_slowdown 6 takes it``.
+    Example: ``lossless fits, but takes 5.2 times as long: --max_slowdown 6 takes it``. Where one of the user's limits
+    is broken, that is named.
     """
     if not each.fits or not each.ratio:
         return ""
     slower = 1 / each.ratio
-    if too_much := _over_limit(slower, plan):
-        return f"{each.level} fits, but {too_much}"
-    return f"{each.level} fits, but takes {slower:.1f} times as long: --max_slowdown {math.ceil(slower)} takes it"
-
-
-def _over_limit(slower: float, plan: Plan) -> str:
-    """Says which of the user's limits a plan breaks that is so many times slower; empty where it keeps both."""
     within_seconds, budget, seconds = plan.job.within_seconds, plan.job.budget, plan.run_seconds
     if within_seconds is not None and seconds is not None and slower * seconds > within_seconds:
-        return f"takes {duration(slower * seconds)}"
+        return f"{each.level} fits, but takes {duration(slower * seconds)}"
     if budget is not None and plan.cost is not None and plan.price is not None and slower * plan.cost > budget:
-        return f"costs {money(slower * plan.cost, plan.price.currency)}"
-    return ""
+        return f"{each.level} fits, but costs {money(slower * plan.cost, plan.price.currency)}"
+    return f"{each.level} fits, but takes {slower:.1f} times as long: --max_slowdown {math.ceil(slower)} takes it"
 
 
 def _settings_table(plan: Plan) -> Table:
@@ -342,21 +325,17 @@ def _settings_table(plan: Plan) -> Table:
 
 def _flags(plan: Plan) -> list[RenderableType]:
     """The settings as flags of TRL's command; of ours, which takes the same, where TRL has none."""
-    command = "trl" if plan.job.method_facts.has_trl_command else "autofit"
-    flags = [Block(Text(line), 2) for line in formatting.flag_lines(plan.method, plan.knobs)]
-    ours = {name: value for name in OWN_KNOBS if (value := getattr(plan.knobs, name))}
-    own = " ".join([*map(shlex.quote, flag_words(ours)), *_launched(plan)])
-    more = [Block(Text(f"and only autofit has {own}"), 2)] if own else []
-    return section(f"the same settings as flags of {command} {plan.method}", *flags, *more)
-
-
-def _launched(plan: Plan) -> list[str]:
-    """Returns what says how several processes are launched."""
     knobs, topology = plan.knobs, plan.estimate.hardware.topology
-    if not knobs.has_group:
-        return []
-    nodes = [f"--nodes {topology.nodes}"] if topology.nodes > 1 else []
-    offloads = [f"--{name} {size}" for name in TOKEN_KNOBS if (size := getattr(knobs, name)) > 1]
-    offloads += ["--fsdp_offload_params"] if knobs.fsdp_offload_params else []
-    offloads += [f"--{name} cpu" for name in ZERO_KNOBS if getattr(knobs, name) == "cpu"]  # NVMe has no flag
-    return [f"--gpus {topology.devices}", *nodes, f"--sharding {knobs.sharding}", *offloads]
+    command = "trl" if plan.job.method_facts.has_trl_command else "autofit"
+    flags = [Block(Text(line), 2) for line in formatting.flag_lines(plan.method, knobs)]
+    ours = {name: value for name in OWN_KNOBS if (value := getattr(knobs, name))}
+    own = [shlex.quote(word) for word in flag_words(ours)]
+    if knobs.has_group:  # how several processes are launched
+        own.append(f"--gpus {topology.devices}")
+        own += [f"--nodes {topology.nodes}"] if topology.nodes > 1 else []
+        own.append(f"--sharding {knobs.sharding}")
+        own += [f"--{name} {size}" for name in TOKEN_KNOBS if (size := getattr(knobs, name)) > 1]
+        own += ["--fsdp_offload_params"] if knobs.fsdp_offload_params else []
+        own += [f"--{name} cpu" for name in ZERO_KNOBS if getattr(knobs, name) == "cpu"]  # NVMe has no flag
+    more = [Block(Text(f"and only autofit has {' '.join(own)}"), 2)] if own else []
+    return section(f"the same settings as flags of {command} {plan.method}", *flags, *more)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autotrain_mem.report import formatting
-from autotrain_mem.report.estimate_view import verdict
 from autotrain_mem.report.page.charts import bars, charts
+from autotrain_mem.report.plan_view import plan_verdict
 from autotrain_mem.support.units import brief, counted, duration, format_bytes, money, rate
 from autotrain_mem.types import Plan, Report
 from autotrain_mem.types.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
@@ -30,7 +30,7 @@ def page_of(material: Material) -> Page:
     is_run = material.report is not None or material.history is not None
     return Page(
         title=f"{plan.model}, {plan.method}, on {formatting.cards(plan.estimate.hardware)}",
-        verdict=str(verdict(plan.estimate, _changes(plan))),
+        verdict=str(plan_verdict(plan)),
         fits=plan.estimate.fits,
         command=material.command,
         made=material.made,
@@ -49,10 +49,6 @@ def _versions(plan: Plan) -> dict[str, str]:
     """Returns what was installed; digests of files, which only a cache needs, are left out."""
     installed = {name: version for name, version in plan.versions.items() if version and " " not in name}
     return installed | {"autotrain_mem": installed.get("autotrain_mem", "")[:DIGITS]}
-
-
-def _changes(plan: Plan) -> str:
-    return f" with {counted(len(plan.levers), 'change')}" if plan.levers else " as asked for"
 
 
 def _key_figures(plan: Plan, report: Report | None) -> list[tuple[str, str, str]]:
