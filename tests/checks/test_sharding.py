@@ -5,7 +5,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.planner.synthetic_memory import ONLINE, PPO, TRL, space_of
 
 from autotrain_mem.checks import sharding, table
 from autotrain_mem.checks.collect import collect
@@ -14,6 +13,7 @@ from autotrain_mem.checks.model import ModelOnCard
 from autotrain_mem.search.levels import levels
 from autotrain_mem.search.shardings import shared
 from autotrain_mem.types import Job, codec
+from tests.search.synthetic_memory import ONLINE, PPO, TRL, space_of
 
 
 def problems(method: str = "sft", **given: Any) -> list[str]:

@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.planner.synthetic_memory import TRL, space_of
 
 from autotrain_mem.search.levels import levels
 from autotrain_mem.search.shardings import shared
@@ -12,6 +11,7 @@ from autotrain_mem.search.shared_tokens import LONG_ROW_TOKENS, degrees, way_of
 from autotrain_mem.search.space import micro_batches, with_rows
 from autotrain_mem.support.errors import BatchSplitError
 from autotrain_mem.types import Job
+from tests.search.synthetic_memory import TRL, space_of
 
 EIGHT = replace(TRL, processes=8, sharding="ddp")
 PAIRS = replace(EIGHT, sharding="fsdp2", cp_size=2)
