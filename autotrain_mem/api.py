@@ -19,7 +19,7 @@ from autotrain_mem.machine.choose import choose, several, training_device
 from autotrain_mem.machine.detect import VISIBLE, detect
 from autotrain_mem.machine.doctor.findings import health_of
 from autotrain_mem.machine.doctor.gather import gather
-from autotrain_mem.machine.fault_syntax import check_mishaps
+from autotrain_mem.machine.simulated_card.fault_syntax import check_mishaps
 from autotrain_mem.planning.accelerate_config import with_accelerate
 from autotrain_mem.planning.early import check_to_train, opened
 from autotrain_mem.planning.machines import leading

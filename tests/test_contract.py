@@ -66,56 +66,57 @@ LAYERS = {
     ),
     "search": part(3, "support types"),
     "report": part(4, "support search types", "jinja2 rich"),
-    "trainers": part(3, "support types", "accelerate deepspeed peft torch transformers trl"),
+    "trainers": part(
+        3, "support types", "PIL accelerate bitsandbytes deepspeed dill huggingface_hub peft torch transformers trl"
+    ),
     "methods": part(
         4,
         "support methods.flag_verdicts methods.flags methods.missing parallel types trainers",
         "datasets peft tokenizers torch transformers trl",
     ),
     "rehearsal": part(
-        5,
-        "support methods parallel search types trainers",
-        "PIL accelerate bitsandbytes deepspeed dill huggingface_hub peft torch transformers trl",
+        8,
+        "support methods methods.flag_verdicts parallel search types trainers",
+        "accelerate bitsandbytes deepspeed peft torch transformers trl",
     ),
     "data": part(
-        6,
-        "support methods search rehearsal types",
+        5,
+        "support methods search types trainers",
         "PIL datasets huggingface_hub transformers trl",
     ),
     "checks": part(
-        7,
-        "data support methods methods.flag_verdicts methods.flags search rehearsal types trainers",
+        6,
+        "data support methods methods.flag_verdicts methods.flags search types trainers",
         "huggingface_hub packaging peft torch transformers trl",
     ),
     "training": part(
-        7,
-        "allocator support data machine methods parallel rehearsal types support",
+        9,
+        "allocator support data machine methods parallel rehearsal types trainers",
         "accelerate deepspeed peft safetensors torch transformers trl",
     ),
     "worker": part(
-        8,
+        9,
         "checks data support methods methods.parameter_count rehearsal types trainers support",
         "torch trl",
     ),
     "planning": part(
-        9,
+        10,
         "allocator support estimator machine methods.flags methods.missing "
         "methods.parameter_count parallel search rehearsal report types training "
         "worker",
     ),
-    "api": part(10, "planning support estimator machine search report types training worker"),
+    "api": part(11, "planning support estimator machine search report types training worker"),
     "cli": part(
-        11,
+        12,
         "__init__ api data exports planning report support types worker",
         "huggingface_hub peft rich tokenizers torch transformers",
     ),
     "drop_in": part(
-        11,
-        "allocator api planning support machine methods parallel search rehearsal report types "
-        "trainers training support worker",
+        12,
+        "allocator api checks planning support machine methods parallel search report types trainers training worker",
         "accelerate datasets rich torch transformers trl",
     ),
-    "verbs": part(11, "api support types"),
+    "verbs": part(12, "api support types"),
 }
 
 # Seconds to import: only where a process exists to run them. Everywhere else they stand inside functions.
@@ -123,7 +124,7 @@ SLOW_TO_IMPORT = frozenset(HUGGING_FACE.split()) | {"numpy"}
 ROOMS_OF_TORCH = (
     *("rehearsal", "trainers", "training.process", "training.guard", "training.watch", "training.longest_batch"),
     *("drop_in.trainers", "drop_in.ppo", "drop_in.one_policy", "drop_in.online_dpo", "drop_in.gkd"),
-    "cli.errand_process",
+    *("cli.errand_process", "checks.model_objects"),
 )
 """They are imported in the worker, in the training process or in a user's script alone."""
 

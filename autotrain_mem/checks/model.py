@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotrain_mem.methods.configs import is_in_mxfp4
-from autotrain_mem.rehearsal.model.materialize import load_config
-from autotrain_mem.rehearsal.python_call.capture import model_of
 from autotrain_mem.support.errors import ModelConfigError, UnsupportedModelError, UsageError
 from autotrain_mem.support.local_files import check_model_folder, saved_model
+from autotrain_mem.trainers.hub_models import load_config
+from autotrain_mem.trainers.script_call import model_of
 from autotrain_mem.types import Job
 from autotrain_mem.types.hardware import Capability
 from autotrain_mem.types.method_facts import MethodFacts
@@ -177,7 +177,7 @@ def model_without_weights(job: Job) -> Any:
     from transformers import AutoModelForSequenceClassification, Mxfp4Config
     from trl.trainer.utils import create_model_from_path
 
-    from autotrain_mem.rehearsal.model.from_pretrained import without_weights
+    from autotrain_mem.trainers.weightless import without_weights
 
     scored = {"architecture": AutoModelForSequenceClassification, "num_labels": 1}
     options: dict[str, Any] = dict(scored) if job.method_facts.has_score_head else {}

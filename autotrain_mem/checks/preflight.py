@@ -20,10 +20,10 @@ from autotrain_mem.data import load
 from autotrain_mem.data.token_lengths import lacks_tokenizer, load_tokenizer
 from autotrain_mem.methods.configs import Configs, on_cpu, trusts_remote_code, undivided
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.rehearsal.python_call.capture import keyword_of
 from autotrain_mem.search.precision import lacks_bf16
 from autotrain_mem.support.errors import AutofitError, DatasetError
 from autotrain_mem.support.host_compiler import NVME, OPTIMIZER, missing_to_compile
+from autotrain_mem.trainers.script_call import keyword_of
 from autotrain_mem.types import Job
 from autotrain_mem.types.hardware import Capability
 from autotrain_mem.types.preflight import Finding

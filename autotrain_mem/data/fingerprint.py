@@ -20,8 +20,8 @@ from autotrain_mem.data.token_lengths import counting_arguments, load_tokenizer
 from autotrain_mem.methods.configs import Configs, trusts_remote_code
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.reward_functions import built_in_rewards, reward_functions
-from autotrain_mem.rehearsal.python_call.capture import keyword_of
 from autotrain_mem.support.versions import versions_key
+from autotrain_mem.trainers.script_call import keyword_of
 from autotrain_mem.types import Fingerprint, Job, Knobs
 
 READ_WHOLE_BYTES = 64 * 2**20

@@ -10,7 +10,6 @@ from typing import Any
 from autotrain_mem.data.image_sizes import IMAGE_COLUMNS
 from autotrain_mem.data.row_checks import undecodable_line
 from autotrain_mem.methods.configs import Configs
-from autotrain_mem.rehearsal.python_call.capture import keyword_of, splits_of
 from autotrain_mem.support.errors import (
     DatasetFormatError,
     DatasetNotFoundError,
@@ -19,6 +18,7 @@ from autotrain_mem.support.errors import (
     UsageError,
 )
 from autotrain_mem.support.local_files import DATA_KINDS, ONE_ROW, WHAT_IS_READ, check_data_path
+from autotrain_mem.trainers.script_call import keyword_of, splits_of
 from autotrain_mem.types.job import Job
 from autotrain_mem.types.methods_table import METHODS
 
@@ -44,7 +44,7 @@ def load(job: Job, filled: Configs) -> Any:
 
     datasets.disable_progress_bars()
     if job.python_call is not None:
-        splits: Any = splits_of(job, filled)
+        splits: Any = splits_of(job, filled.script.dataset_train_split)
     elif filled.script.dataset_streaming or filled.dataset.streaming:
         raise UsageError(
             "A streamed dataset cannot be planned for: its rows are not known before they are trained on.",

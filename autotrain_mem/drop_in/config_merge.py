@@ -18,9 +18,8 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from autotrain_mem.rehearsal.python_call.capture import Keywords
-from autotrain_mem.rehearsal.python_call.keywords import is_adapted, loading, quantization_of
 from autotrain_mem.support.errors import UsageError
+from autotrain_mem.trainers.script_call import Keywords, is_adapted, loading, quantization_of
 from autotrain_mem.types import Knobs, codec
 from autotrain_mem.types.adapter_config import PEFT_CONFIG, arguments_of, canonical, says_more_than_flags
 from autotrain_mem.types.autofit import AutoFit

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotrain_mem import api
+from autotrain_mem.checks.model_objects import check_loading, check_model_object
 from autotrain_mem.drop_in import ranks
 from autotrain_mem.drop_in.config_merge import given_arguments
 from autotrain_mem.drop_in.device import device_of
@@ -23,16 +24,14 @@ from autotrain_mem.planning.output_dir import check_saves_over_no_model
 from autotrain_mem.planning.rehearsals import Rehearsals
 from autotrain_mem.planning.request import read_plan
 from autotrain_mem.planning.wish import Wish
-from autotrain_mem.rehearsal.python_call import capture
-from autotrain_mem.rehearsal.python_call.capture import Call
-from autotrain_mem.rehearsal.python_call.keywords import quantization_of
-from autotrain_mem.rehearsal.python_call.supported_models import check_loading, check_model_object
 from autotrain_mem.report.first_screen import first_screen
 from autotrain_mem.report.terminal import Console, SearchProgress
 from autotrain_mem.search.division import ROWS, STEPS
 from autotrain_mem.search.ladder import check_forbid
 from autotrain_mem.support.errors import EmptyDatasetError, UsageError
 from autotrain_mem.support.store import Store, cache_folder
+from autotrain_mem.trainers import script_call
+from autotrain_mem.trainers.script_call import Call, quantization_of
 from autotrain_mem.types import Job, Plan
 from autotrain_mem.types.autofit import AutoFit
 from autotrain_mem.types.hardware import Hardware
@@ -190,7 +189,7 @@ def _python_call(asked: Asked, folder: pathlib.Path) -> PythonCall:
     for stream in streams:  # a rehearsal has rows of its own, and a stream cannot leave its process
         call = call.replacing(stream, None)
     return PythonCall(
-        path=capture.write(call, folder),
+        path=script_call.write(call, folder),
         holds_model=not isinstance(call.model, str),
         holds_rows=not streams,
         digest=_digest(asked),

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from autotrain_mem.rehearsal.python_call import capture
-from autotrain_mem.rehearsal.python_call.capture import Call
 from autotrain_mem.support.errors import AutofitError, DoesNotFitError
 from autotrain_mem.support.units import format_bytes
+from autotrain_mem.trainers import script_call
+from autotrain_mem.trainers.script_call import Call
 from autotrain_mem.types import Job, Plan
 from autotrain_mem.types.estimate import candidate
 from autotrain_mem.types.knobs import BASE_BITS
@@ -62,7 +62,7 @@ def _reloaded(plan_job: PlanJob, job: Job, call: Call, folder: pathlib.Path) -> 
         return None
     path = folder / "reloaded"
     model.config.save_pretrained(path)
-    written = capture.write(call.replacing(model, str(path)), path)
+    written = script_call.write(call.replacing(model, str(path)), path)
     arguments = {name: value for name, value in job.arguments.items() if name not in RELOADING}
     arguments |= {} if job.arguments["dtype"] == "float32" else {"dtype": job.arguments["dtype"]}
     named = replace(

@@ -54,7 +54,7 @@ def step_parts(trace: Trace, *, accumulates: bool = False) -> StepParts:
 
     Args:
         accumulates: Each step has two micro-batches. The optimizer's phase begins after either, since nobody knows then
-            whether it will step (``rehearsal.trace.phases``).
+            whether it will step (``trainers.phases``).
     """
     starts, count = trace.phase_starts, 2 if accumulates else 1
     begins, phase = next(((index, each) for index, each in starts if each is not Phase.LOAD), (0, Phase.LOAD))

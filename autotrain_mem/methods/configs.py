@@ -9,17 +9,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotrain_mem.methods.flag_verdicts import only_for_real
-from autotrain_mem.parallel.config import sharding_arguments
-from autotrain_mem.types import Job, Knobs, codec
+from autotrain_mem.trainers.script_call import Keywords, is_adapted, quantization_of
 from autotrain_mem.types.adapter_config import LORA, PEFT_CONFIG, kind_of
 from autotrain_mem.types.job import without_wish
+from autotrain_mem.types.methods_table import METHODS
 
 REHEARSED_ACCUMULATION = 2
 """Micro-steps per optimizer step in a rehearsal: the second is the first to meet gradients, a third meets no more."""
 
 REHEARSED_STEPS = 2
 """Optimizer steps in a rehearsal: the second is the first to meet the optimizer's state."""
+
+EVALUATED_BATCHES = 2
+"""Batches of a rehearsed evaluation: the second meets what the first left behind."""
+
+
+LORA_TASK = {"lora_task_type": "SEQ_CLS"}
+"""Of a model with a head of one score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +207,23 @@ def peft_config(asked: Any, model: Any, *, own: str | None = None, trust_remote_
     return lora
 
 
+def with_knobs(keywords: Keywords, method: str, arguments: Mapping[str, Any]) -> Keywords:
+    """Adds what a plan asks for beside the config and the script does not hand over: LoRA, and a quantized base.
+
+    Args:
+        arguments: The job's, with the plan's knobs over them.
+    """
+    changed, model = dict(keywords), keywords["model"]
+    asked = model_arguments({**(LORA_TASK if METHODS[method].has_score_head else {}), **arguments})
+    trust = bool(arguments.get("trust_remote_code"))
+    if keywords.get("peft_config") is None and not is_adapted(model):
+        own = arguments.get("peft_config")
+        changed["peft_config"] = peft_config(asked, model, own=own, trust_remote_code=trust)
+    if isinstance(model, str) and quantization_of(keywords) is None:
+        changed["quantization_config"] = quantization_config(asked, model, trust_remote_code=trust)
+    return {name: value for name, value in changed.items() if value is not None or name in keywords}
+
+
 def read_config(text: str, task: str) -> Any:
     """Reads a config as ``peft/config.py: PeftConfigMixin.from_pretrained`` does.
 
@@ -274,42 +297,3 @@ def on_host(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Ask for the same training on a real CPU, which mixes with bfloat16 only: accelerate would drop fp16 unsaid."""
     half = {"fp16": False, "bf16": True} if arguments.get("fp16") else {}
     return {**arguments, **half, "use_cpu": True}
-
-
-def rehearsal_arguments(job: Job, knobs: Knobs, output_dir: str) -> dict[str, Any]:
-    """Lay the knobs over the job's arguments, and take out everything that only a real run needs.
-
-    Evaluation, where the job asks for it, comes once, after the last step, when optimizer state is there.
-    """
-    left_out = only_for_real(job.method) | (frozenset() if job.python_call is None else _BY_SCRIPT)
-    asked = {name: value for name, value in job.arguments.items() if name not in left_out}
-    ours = (
-        {} if job.python_call is not None else sharding_arguments(knobs)
-    )  # a script's trainer is as the script has it
-    return {
-        **on_cpu({**ours, **asked, **codec.to_json(knobs)}),
-        "gradient_accumulation_steps": min(REHEARSED_ACCUMULATION, knobs.gradient_accumulation_steps),
-        **_on_scratch(asked, output_dir),
-        "output_dir": output_dir,
-        "max_steps": REHEARSED_STEPS,
-        "report_to": "none",
-        "save_strategy": "no",
-        "eval_strategy": "steps" if job.is_evaluated else "no",
-        "eval_steps": REHEARSED_STEPS,
-        "disable_tqdm": True,
-    }
-
-
-_BY_SCRIPT = frozenset({"metric_for_best_model"})
-"""What names a metric that a script's compute_metrics may make, without which its call is rehearsed."""
-
-
-def _on_scratch(asked: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """DeepSpeed's own config with its files elsewhere: it makes and clears the folders of a disk as it is built."""
-    config = asked.get("deepspeed")
-    if not isinstance(config, Mapping):
-        return {}
-    zero = dict(config["zero_optimization"])
-    parts = [name for name in ("offload_optimizer", "offload_param") if (zero.get(name) or {}).get("nvme_path")]
-    zero |= {name: {**zero[name], "nvme_path": folder} for name in parts}
-    return {"deepspeed": {**config, "zero_optimization": zero}}

@@ -6,15 +6,12 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from autotrain_mem.methods.configs import Configs, build, fill, script_parser
+from autotrain_mem.methods.configs import LORA_TASK, Configs, build, fill, script_parser
 from autotrain_mem.methods.interface import Basis
 from autotrain_mem.methods.row_lengths import RowLengths, pair_lengths, smallest_model
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, EditRows, shorten_last_rejected
 from autotrain_mem.support.columns import list_lengths
 from autotrain_mem.types.preflight import Finding
-
-LORA_TASK = {"lora_task_type": "SEQ_CLS"}
-
 
 make_parser = partial(script_parser, "reward")
 

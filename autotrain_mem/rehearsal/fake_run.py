@@ -20,18 +20,18 @@ from autotrain_mem.rehearsal.cuda.workspaces import workspaces
 from autotrain_mem.rehearsal.fake_mode import QuickFakeMode
 from autotrain_mem.rehearsal.generation import generation_by_its_ends
 from autotrain_mem.rehearsal.known_values import KnownValues, numbers, tensor_of
-from autotrain_mem.rehearsal.model.from_pretrained import without_weights
-from autotrain_mem.rehearsal.model.materialize import conversion_in_place
-from autotrain_mem.rehearsal.model.quantized import unquantized_bytes
+from autotrain_mem.rehearsal.model.materialize import conversion_in_place, materialize
 from autotrain_mem.rehearsal.ranks.invariants import trained_in_full
 from autotrain_mem.rehearsal.ranks.recording import RankRecorder
 from autotrain_mem.rehearsal.ranks.rules import RehearsedRank, real_rank
 from autotrain_mem.rehearsal.saving import rehearse_saving
 from autotrain_mem.rehearsal.trace.ledger import Device
-from autotrain_mem.rehearsal.trace.phases import follow
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.rehearsal.vllm_stub import vllm_stand_in
 from autotrain_mem.rehearsal.windows.at_once import windows_at_once
+from autotrain_mem.trainers.phases import follow
+from autotrain_mem.trainers.quantization import unquantized_bytes
+from autotrain_mem.trainers.weightless import without_weights
 from autotrain_mem.types import Knobs, Phase, Trace, Trained
 from autotrain_mem.types.hardware import Capability
 
@@ -92,7 +92,7 @@ def rehearse_trainer(
     """
     with ExitStack() as stack:
         mode = stack.enter_context(fake_tensors())
-        stack.enter_context(without_weights())
+        stack.enter_context(without_weights(materialize))
         values = KnownValues(mode)
         kind = Recorder if rank is None else RankRecorder
         recorder = kind(values.run, workspace=workspaces(compute_capability))

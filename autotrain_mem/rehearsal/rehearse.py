@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from typing import Any
 
-from autotrain_mem.methods.configs import REHEARSED_ACCUMULATION, REHEARSED_STEPS, Configs, rehearsal_arguments
+from autotrain_mem.methods.configs import EVALUATED_BATCHES, REHEARSED_ACCUMULATION, REHEARSED_STEPS, Configs, on_cpu
+from autotrain_mem.methods.flag_verdicts import only_for_real
 from autotrain_mem.methods.image_rows import RowImages
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.worst_case_text import stub_tokenizer
+from autotrain_mem.parallel.config import sharding_arguments
 from autotrain_mem.rehearsal.experts import routed
 from autotrain_mem.rehearsal.fake_run import TrainerSpec, rehearse_trainer
-from autotrain_mem.rehearsal.model.image_processor import rehearsed_processor, revision_of
+from autotrain_mem.rehearsal.model.stub_processor import rehearsed_processor
 from autotrain_mem.rehearsal.model.truncated_depth import models_in_step, with_chunks, with_layers
-from autotrain_mem.rehearsal.python_call.keywords import call_again, left_out
 from autotrain_mem.rehearsal.ranks.rules import rehearsed_rank
+from autotrain_mem.rehearsal.script_keywords import call_again, left_out
 from autotrain_mem.rehearsal.trace.loss_chunks import marked_chunks
 from autotrain_mem.search.levers import HARM_FIRST, is_pulled
-from autotrain_mem.types import Job, Knobs, Trace
+from autotrain_mem.trainers.finish import finished, keep_cache_in_evaluation
+from autotrain_mem.trainers.hub_models import revision_of
+from autotrain_mem.types import Job, Knobs, Trace, codec
 from autotrain_mem.types.adapter_config import PEFT_CONFIG, starts_from_weights
 from autotrain_mem.types.hardware import Capability
 from autotrain_mem.types.trace import Routing
-
-EVALUATED_BATCHES = 2
-"""Batches of a rehearsed evaluation: the second meets what the first left behind."""
 
 EVALUATED_ROWS = 8
 """transformers' default of ``per_device_eval_batch_size`` (``training_args.py``)."""
@@ -127,15 +129,14 @@ def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: i
     if draws_early:
         rows, evaluated = repeated(rows, knobs), repeated(evaluated, knobs)
 
-    def build_from(rows: Any, evaluated: Any) -> Any:
-        if job.python_call is None:
-            with method.without_precomputing():
-                return build_trainer(job, knobs, filled, rows, evaluated, tokenizer)
-        trainer = finished(call_again(job, knobs, filled, rows, evaluated, tokenizer, layers), knobs)
-        return _keeping_cache(trainer)
-
     def build() -> Any:
-        trainer = build_from(rows, evaluated)
+        with method.without_precomputing():
+            if job.python_call is None:
+                trainer = method.build_trainer(filled, job.model, rows, evaluated, stub=tokenizer)
+            else:
+                trainer = call_again(job, knobs, filled, rows, evaluated, tokenizer, layers)
+        finished(trainer, knobs)
+        keep_cache_in_evaluation(trainer)
         if not draws_early:
             trainer.train_dataset = repeated(trainer.train_dataset, knobs)
             trainer.eval_dataset = repeated(trainer.eval_dataset, knobs)
@@ -149,6 +150,44 @@ def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: i
         micro_steps_per_generation=_micro_steps_per_generation(job, knobs, filled),
         saves=job.python_call is None or str(job.arguments.get("save_strategy", "steps")) != "no",
     )
+
+
+def rehearsal_arguments(job: Job, knobs: Knobs, output_dir: str) -> dict[str, Any]:
+    """Lay the knobs over the job's arguments, and take out everything that only a real run needs.
+
+    Evaluation, where the job asks for it, comes once, after the last step, when optimizer state is there.
+    """
+    left_out = only_for_real(job.method) | (frozenset() if job.python_call is None else _BY_SCRIPT)
+    asked = {name: value for name, value in job.arguments.items() if name not in left_out}
+    # A script's trainer is as the script has it.
+    ours = {} if job.python_call is not None else sharding_arguments(knobs)
+    return {
+        **on_cpu({**ours, **asked, **codec.to_json(knobs)}),
+        "gradient_accumulation_steps": min(REHEARSED_ACCUMULATION, knobs.gradient_accumulation_steps),
+        **_on_scratch(asked, output_dir),
+        "output_dir": output_dir,
+        "max_steps": REHEARSED_STEPS,
+        "report_to": "none",
+        "save_strategy": "no",
+        "eval_strategy": "steps" if job.is_evaluated else "no",
+        "eval_steps": REHEARSED_STEPS,
+        "disable_tqdm": True,
+    }
+
+
+_BY_SCRIPT = frozenset({"metric_for_best_model"})
+"""What names a metric that a script's compute_metrics may make, without which its call is rehearsed."""
+
+
+def _on_scratch(asked: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    """DeepSpeed's own config with its files elsewhere: it makes and clears the folders of a disk as it is built."""
+    config = asked.get("deepspeed")
+    if not isinstance(config, Mapping):
+        return {}
+    zero = dict(config["zero_optimization"])
+    parts = [name for name in ("offload_optimizer", "offload_param") if (zero.get(name) or {}).get("nvme_path")]
+    zero |= {name: {**zero[name], "nvme_path": folder} for name in parts}
+    return {"deepspeed": {**config, "zero_optimization": zero}}
 
 
 def _stub(job: Job, knobs: Knobs) -> Any:
@@ -195,58 +234,6 @@ def _micro_steps_per_generation(job: Job, knobs: Knobs, filled: Configs) -> int:
     if steps is None:
         return knobs.gradient_accumulation_steps * _passes(job, filled)
     return int(steps) * int(filled.training.num_iterations)
-
-
-def build_trainer(
-    job: Job, knobs: Knobs, filled: Configs, train_dataset: Any, eval_dataset: Any, stub: Any = None
-) -> Any:
-    """The method's trainer, with what TRL cannot do itself: for a rehearsal and for the real run.
-
-    Args:
-        stub: The tokenizer of a rehearsal; None in a real run.
-    """
-    trainer = method_of(job.method).build_trainer(filled, job.model, train_dataset, eval_dataset, stub=stub)
-    return _keeping_cache(finished(trainer, knobs))
-
-
-def _keeping_cache(trainer: Any) -> Any:
-    from autotrain_mem.trainers.kept_cache import keep_cache_in_evaluation
-
-    keep_cache_in_evaluation(trainer)
-    return trainer
-
-
-def finished(trainer: Any, knobs: Knobs) -> Any:
-    """The trainer with what no config of TRL's asks for."""
-    from autotrain_mem.trainers.host_optimizer import offload_to_host
-    from autotrain_mem.trainers.sharded_layers import name_layers_to_shard
-
-    if trainer.is_fsdp_enabled:
-        name_layers_to_shard(trainer.model)
-    if knobs.fp16:
-        _widen_trained(trainer.model)
-    if knobs.optimizer_offload:
-        offload_to_host(trainer)
-    if knobs.sp_size > 1:
-        from autotrain_mem.trainers.shared_rows import share_rows  # DeepSpeed takes seconds to import
-
-        share_rows(trainer)
-    return trainer
-
-
-def _widen_trained(model: Any) -> None:
-    """Train in float32 what is trained under a scaler: it refuses gradients in float16, and CUDA's knows no bfloat16.
-
-    ``torch/amp/grad_scaler.py: _unscale_grads_`` and ``aten/src/ATen/native/cuda/AmpKernels.cu:
-    _amp_foreach_non_finite_check_and_unscale_cuda_``. TRL makes the adapter of a quantized base bfloat16
-    (``trl/trainer/sft_trainer.py: __init__``), which on a T4 ends the first optimizer step
-    (https://github.com/huggingface/trl/issues/4901); a head that is trained whole beside a float16 base is float16.
-    """
-    import torch
-
-    for parameter in model.parameters():
-        if parameter.requires_grad and parameter.dtype in (torch.float16, torch.bfloat16):
-            parameter.data = parameter.data.to(torch.float32)
 
 
 def _evaluated_rows(filled: Configs, knobs: Knobs) -> int:

@@ -43,7 +43,7 @@ _PERCENTILE = re.compile(r"p(\d+(?:\.\d+)?)")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PythonCall:
     """Names a file with a script's call of a trainer, for the process that rehearses it
-    (``rehearsal.python_call.capture``).
+    (``trainers.script_call``).
     """
 
     path: str

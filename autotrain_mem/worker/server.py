@@ -17,7 +17,6 @@ from pkgutil import resolve_name
 from typing import Any, get_type_hints
 
 from autotrain_mem.methods.row_lengths import OnProgress
-from autotrain_mem.rehearsal.python_call.user_errors import failure, passed_on
 from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.processes import Channel
 from autotrain_mem.support.store import Store, cache_folder
@@ -29,6 +28,7 @@ from autotrain_mem.types.trl_flags import TrlFlags
 from autotrain_mem.worker.deferred_compile import deferred_compile
 from autotrain_mem.worker.kept_flags import keep_flags, kept_names
 from autotrain_mem.worker.scratch_folders import ScratchFolders
+from autotrain_mem.worker.user_errors import failure, passed_on
 
 
 def flags() -> dict[str, TrlFlags]:
@@ -50,9 +50,9 @@ def describe(job: Job, compute_capability: Capability) -> ModelFacts:
     from autotrain_mem.methods.adapter_targets import adapter_width, checkpoint_dtype, planned_targets
     from autotrain_mem.methods.configs import default_targets
     from autotrain_mem.methods.parameter_count import kv_cache, parameters
-    from autotrain_mem.rehearsal.model.image_processor import FAMILIES, pixel_steps
-    from autotrain_mem.rehearsal.model.quantized import checkpoint_quantization
     from autotrain_mem.rehearsal.model.truncated_depth import pattern_of
+    from autotrain_mem.trainers.processor import FAMILIES, pixel_steps
+    from autotrain_mem.trainers.quantization import checkpoint_quantization
 
     config = read_config(job)
     refuse(table.MODEL, ModelOnCard(job=job, config=config, compute_capability=compute_capability))
@@ -83,7 +83,7 @@ def layers_to_name(job: Job) -> tuple[str, ...]:
     """Names the layers that FSDP shards one by one, where accelerate must be told them: it refuses a name of
     transformers' that the model has no layers of."""
     from autotrain_mem.checks.model import model_without_weights
-    from autotrain_mem.trainers.sharded_layers import layers_to_shard
+    from autotrain_mem.trainers.finish import layers_to_shard
 
     model = model_without_weights(job)
     found = layers_to_shard(model)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotrain_mem.checks.model import read_config
-from autotrain_mem.rehearsal.cuda.liger import MODEL_TYPES
+from autotrain_mem.trainers.kernels import LIGER_MODELS
 from autotrain_mem.types import Job, Knobs
 
 FLOAT32 = 4
@@ -63,7 +63,7 @@ class Case:
     def fused(self) -> Case | None:
         """The same run with the fused layers that the row's framework put in; None where it put in none."""
         model = _model_type(self.job.model)
-        if "foak" not in framework(self.row) or self.whole_logits or model not in MODEL_TYPES:
+        if "foak" not in framework(self.row) or self.whole_logits or model not in LIGER_MODELS:
             return None
         kernels = {"rope": True, "rms_norm": True, "swiglu": False, "geglu": False, "fused_linear_cross_entropy": True}
         arguments = {"use_liger_kernel": True, "liger_kernel_config": kernels, "loss_type": "nll"}

@@ -18,8 +18,9 @@ from autotrain_mem.rehearsal.cuda.rules import cuda_semantics
 from autotrain_mem.rehearsal.cuda.workspaces import workspaces
 from autotrain_mem.rehearsal.fake_run import fake_tensors
 from autotrain_mem.rehearsal.known_values import KnownValues
-from autotrain_mem.rehearsal.model.from_pretrained import without_weights
+from autotrain_mem.rehearsal.model.materialize import materialize
 from autotrain_mem.rehearsal.trace.recorder import Recorder
+from autotrain_mem.trainers.weightless import without_weights
 from autotrain_mem.types import Owner, Phase, Trace
 
 STEPS = 2
@@ -47,7 +48,7 @@ def rehearse_loop(run: BareRun) -> Trace:
     batch = _batch(run)
     with ExitStack() as stack:
         mode = stack.enter_context(fake_tensors())
-        stack.enter_context(without_weights())
+        stack.enter_context(without_weights(materialize))
         values = KnownValues(mode)
         recorder = Recorder(values.run, workspace=workspaces(run.compute_capability))
         stack.enter_context(cuda_semantics(recorder, run.compute_capability))

@@ -116,8 +116,8 @@ def real_trainer_spec(case: GpuCase, model: Path, scratch: str, *, on_host: bool
     Args:
         others: Laid over the trainer's arguments.
     """
-    from autotrain_mem.methods.configs import rehearsal_arguments
     from autotrain_mem.rehearsal import rehearse
+    from autotrain_mem.rehearsal.rehearse import rehearsal_arguments
 
     def on_card(*args: Any) -> dict[str, Any]:
         arguments = rehearsal_arguments(*args)

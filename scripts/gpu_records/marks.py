@@ -5,18 +5,18 @@ The history then says where an allocation was made without a stack trace for eac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from autotrain_mem.rehearsal.trace.phases import follow
+from autotrain_mem.trainers.phases import follow
 from autotrain_mem.types import Owner, Phase
 
 Say = Callable[[str], None]
 
 
 class Marks:
-    """What ``rehearsal.phases.follow`` tells a recorder, as far as a label needs it: phase and module.
+    """What ``trainers.phases.follow`` tells a recorder, as far as a label needs it: phase and module.
 
     Args:
         say: Labels what is allocated from now on.
@@ -42,7 +42,7 @@ class Marks:
 
     def disown(self, tensor: Any) -> None: ...
 
-    def optimizer_stepped(self, costs: Iterable[Any], pinned: Iterable[int] = ()) -> None: ...
+    def optimizer_stepped(self, optimizer: Any) -> None: ...
 
     @contextmanager
     def following(self, trainer: Any) -> Iterator[None]:

@@ -114,11 +114,10 @@ def rehearse_natively(case: GpuCase, model: Path, scratch: str) -> tuple[Trace, 
     from autotrain_mem.rehearsal import fake_run
     from autotrain_mem.rehearsal.cuda.rules import cuda_semantics
     from autotrain_mem.rehearsal.cuda.workspaces import workspaces
-    from autotrain_mem.rehearsal.model.from_pretrained import without_weights
 
     capability = torch.cuda.get_device_capability(0)
     spec = real_trainer_spec(case, model, scratch, on_host=False, dataloader_pin_memory=False)
-    with fake_run.fake_tensors() as mode, without_weights(), _models_on_cuda():
+    with fake_run.fake_tensors() as mode, _models_on_cuda():
         values = _values_on_host(mode)
         recorder = _recorder_of_cuda(values.run, workspaces(capability))
         with cuda_semantics(recorder, capability, "fake cuda"):
@@ -133,17 +132,14 @@ def _models_on_cuda() -> Iterator[None]:
     """
     import torch
 
-    from autotrain_mem.rehearsal.model import from_pretrained
     from autotrain_mem.rehearsal.model.materialize import materialize
+    from autotrain_mem.trainers.weightless import without_weights
 
     def on_cuda(model: Any) -> Any:
         with torch.device("cuda"):
             return materialize(model)
 
-    with (
-        patch.object(from_pretrained, "materialize", on_cuda),
-        patch.object(torch.nn.Module, "_apply", _apply),
-    ):
+    with without_weights(on_cuda), patch.object(torch.nn.Module, "_apply", _apply):
         yield
 
 

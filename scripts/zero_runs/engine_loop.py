@@ -23,9 +23,10 @@ from autotrain_mem.rehearsal.cuda.rules import cuda_semantics
 from autotrain_mem.rehearsal.cuda.workspaces import workspaces
 from autotrain_mem.rehearsal.fake_run import fake_tensors
 from autotrain_mem.rehearsal.known_values import KnownValues
-from autotrain_mem.rehearsal.model.from_pretrained import without_weights
+from autotrain_mem.rehearsal.model.materialize import materialize
 from autotrain_mem.rehearsal.ranks.recording import RankRecorder
 from autotrain_mem.rehearsal.ranks.rules import rehearsed_rank
+from autotrain_mem.trainers.weightless import without_weights
 from autotrain_mem.types import Knobs, Owner, Phase, Trace
 
 STEPS = 3
@@ -91,7 +92,7 @@ def rehearse_loop(run: BareRun) -> Trace:
     with ExitStack() as stack:
         stack.enter_context(rank.launched())
         mode = stack.enter_context(fake_tensors())
-        stack.enter_context(without_weights())
+        stack.enter_context(without_weights(materialize))
         values = KnownValues(mode)
         recorder = RankRecorder(values.run, workspace=workspaces(run.compute_capability))
         stack.enter_context(cuda_semantics(recorder, run.compute_capability))

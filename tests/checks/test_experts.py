@@ -11,7 +11,7 @@ from autotrain_mem.checks import table
 from autotrain_mem.checks.collect import collect
 from autotrain_mem.checks.model import ModelOnCard
 from autotrain_mem.checks.preflight import UNFORESEEN, setup_of
-from autotrain_mem.rehearsal.model.materialize import load_config
+from autotrain_mem.trainers.hub_models import load_config
 from autotrain_mem.types import Job
 
 Folder = Callable[[str], pathlib.Path]

@@ -10,7 +10,7 @@ import pytest
 from autotrain_mem.checks import idle_flags, preflight
 from autotrain_mem.checks.collect import collect
 from autotrain_mem.checks.preflight import setup_of
-from autotrain_mem.rehearsal.model.materialize import load_config
+from autotrain_mem.trainers.hub_models import load_config
 from autotrain_mem.types import Job
 from autotrain_mem.types.job import PythonCall
 

@@ -8,8 +8,8 @@ from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
 from autotrain_mem.checks.collect import collect
 from autotrain_mem.checks.flags import Flags, compiled_graphs
-from autotrain_mem.rehearsal.model.quantized import _WHY_NOT, refuse_unrehearsed
 from autotrain_mem.support.errors import UnsupportedModelError
+from autotrain_mem.trainers.quantization import _WHY_NOT, refuse_unrehearsed
 
 
 @pytest.mark.parametrize(

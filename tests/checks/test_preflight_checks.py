@@ -18,7 +18,7 @@ from autotrain_mem.checks.model import ModelOnCard
 from autotrain_mem.checks.preflight import UNFORESEEN, Setup, setup_of
 from autotrain_mem.checks.weights import parameters_on_disk
 from autotrain_mem.cli import word_problems
-from autotrain_mem.rehearsal.model.materialize import load_config
+from autotrain_mem.trainers.hub_models import load_config
 from autotrain_mem.types import Job
 from autotrain_mem.types.preflight import Finding
 

@@ -16,8 +16,8 @@ from autotrain_mem import AutoFit
 from autotrain_mem.drop_in import ranks
 from autotrain_mem.drop_in.reload_alternatives import with_reloaded
 from autotrain_mem.parallel.environment import launch_environment
-from autotrain_mem.rehearsal.python_call.capture import Call
 from autotrain_mem.support.errors import DoesNotFitError, UnsupportedModelError
+from autotrain_mem.trainers.script_call import Call
 from autotrain_mem.types import Hardware, Job, Owner, Plan, Topology
 from autotrain_mem.types.job import PythonCall
 from tests.drop_in.conftest import QUIET, SETTLED, config, pairs, texts

@@ -20,8 +20,8 @@ import autotrain_mem
 from autotrain_mem import AutoFit
 from autotrain_mem.drop_in.config_merge import default_config
 from autotrain_mem.drop_in.plan import Asked, _digest
-from autotrain_mem.rehearsal.python_call.capture import Call
-from autotrain_mem.rehearsal.python_call.keywords import with_knobs
+from autotrain_mem.methods.configs import with_knobs
+from autotrain_mem.trainers.script_call import Call
 from tests.drop_in.conftest import QUIET, SETTLED, config, prompts, shortness, texts
 from tests.forked import Forge
 

@@ -16,7 +16,7 @@ from real_run import case
 
 from autotrain_mem.methods.configs import on_cpu, on_host
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.rehearsal.rehearse import build_trainer
+from autotrain_mem.trainers.finish import finished
 from autotrain_mem.types import codec
 
 pytestmark = pytest.mark.slow
@@ -43,7 +43,7 @@ def make(model_folder: Folder, tmp_path: pathlib.Path) -> Make:
         filled = method_of(method).configs(on_cpu({**quiet, **one.job.arguments, **codec.to_json(one.knobs), **run}))
         rows = Dataset.from_dict({"text": TEXTS} if method == "sft" else PAIRS)
         torch.manual_seed(0)
-        return build_trainer(one.job, one.knobs, filled, rows, None)
+        return finished(method_of(one.job.method).build_trainer(filled, one.job.model, rows, None), one.knobs)
 
     return made
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from autotrain_mem.trainers.sharded_layers import layers_to_shard, name_layers_to_shard
+from autotrain_mem.trainers.finish import layers_to_shard, name_layers_to_shard
 
 
 @pytest.fixture

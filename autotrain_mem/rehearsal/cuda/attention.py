@@ -19,6 +19,7 @@ import torch
 
 from autotrain_mem.rehearsal.cuda.attention_buffers import Call, FusedAttention, plain_attention
 from autotrain_mem.rehearsal.cuda.attention_choice import HALF, Backend, Inputs, choose, trains
+from autotrain_mem.trainers.kernels import FLASH_NAMES
 from autotrain_mem.types.hardware import Capability
 
 _FLASH_SPLIT = (
@@ -75,9 +76,6 @@ def cuda_attention(compute_capability: Capability) -> Iterator[None]:
 
     with patch.object(torch.nn.functional, "scaled_dot_product_attention", attend), _flash_by_name(compute_capability):
         yield
-
-
-# -- scaled_dot_product_attention ----------------------------------------------------------------------------------
 
 
 def autocast_inputs(*tensors: torch.Tensor | None) -> Any:
@@ -164,40 +162,6 @@ def _safe_softmax(scores: torch.Tensor) -> torch.Tensor:
     weights: torch.Tensor = torch.ops.aten._safe_softmax(scores, -1)
     del scratch
     return weights
-
-
-# -- flash-attention, by name --------------------------------------------------------------------------------------
-
-_HUB_NAMES = ("flash-attn2", "flash-attn3", "vllm-flash-attn3")
-FLASH_NAMES = ("flash_attention_2", "flash_attention_3", *(f"kernels-community/{name}" for name in _HUB_NAMES))
-"""The names that :func:`cuda_attention` stands in for (``trl/trainer/sft_trainer.py: FLASH_ATTENTION_VARIANTS``)."""
-
-
-def why_not(
-    attn_implementation: str | None, compute_capability: Capability, dtype: torch.dtype, head_dim: int
-) -> str | None:
-    """Says why this attention cannot run, or cannot be rehearsed, on such a card; None when it can.
-
-    Args:
-        dtype: What attention computes in: autocast's type where that is on.
-        head_dim: The model's largest head size.
-    """
-    if attn_implementation in (None, "eager", "sdpa"):
-        return None
-    if attn_implementation not in FLASH_NAMES:
-        return f"{attn_implementation} is not rehearsed: take sdpa, which CUDA runs by its own flash kernel"
-    if isinstance(compute_capability, str):
-        return "flash-attention by name is another package on AMD's cards, whose buffers are not known"
-    if compute_capability < (8, 0):
-        major, minor = compute_capability
-        return f"flash-attention needs compute capability 8.0 or newer; this card has {major}.{minor}"
-    if "3" in attn_implementation and compute_capability[0] >= 10:
-        return "flash-attention 3 runs on cards of compute capability 8.x and 9.x only"
-    if dtype not in HALF:
-        return f"flash-attention computes in float16 or bfloat16, not in {str(dtype).removeprefix('torch.')}"
-    if head_dim > 256:
-        return f"flash-attention takes heads of at most 256; this model's have {head_dim}"
-    return None
 
 
 @contextmanager

@@ -26,26 +26,13 @@ from autotrain_mem.rehearsal.trace.flops import note
 from autotrain_mem.rehearsal.trace.operator_costs import pass_through, product
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.versions import installed_versions, version_of
-
-MODEL_TYPES = ("gemma3_text", "llama", "mistral", "qwen2", "qwen3")
-"""``config.model_type`` of the models whose layers are imitated."""
+from autotrain_mem.trainers.kernels import LIGER_SWITCHES, why_not_liger
 
 _KEEPS_GRADIENT = ("gemma3_text",)
 """Models whose norms make a new gradient: a residual still reads the old one (``monkey_patch.py``: in_place=False)."""
 
 _IN_PLACE_FROM = (0, 8, 3)
 """``ops/fused_linear_cross_entropy.py: _can_use_mm_out``, which 0.8.2 has not."""
-
-_SWITCHES = {"rope": True, "rms_norm": True, "swiglu": True, "geglu": True, "fused_linear_cross_entropy": True}
-"""The switches of ``liger_kernel_config``, with their defaults (``apply_liger_kernel_to_llama`` and its like)."""
-
-
-def why_not_liger(model_type: str, config: dict[str, Any] | None = None) -> str | None:
-    """Says why ``use_liger_kernel`` cannot be rehearsed for a model and a ``liger_kernel_config``; None if it can."""
-    if model_type not in MODEL_TYPES:
-        return f"Liger's kernels are rehearsed for {', '.join(MODEL_TYPES)}, not for {model_type}"
-    unknown = sorted(name for name, on in (config or {}).items() if on and name not in _SWITCHES)
-    return f"not rehearsed: liger_kernel_config {', '.join(unknown)}" if unknown else None
 
 
 @contextmanager
@@ -60,7 +47,7 @@ def liger_stand_ins(multiprocessors: int = 132) -> Iterator[None]:
     with ExitStack() as stack:
 
         def apply(model: Any, config: dict[str, Any] | None) -> None:
-            _apply(trainer.unwrap_peft_model(model), {**_SWITCHES, **(config or {})}, multiprocessors, stack)
+            _apply(trainer.unwrap_peft_model(model), {**LIGER_SWITCHES, **(config or {})}, multiprocessors, stack)
 
         stack.enter_context(patch.object(trainer, "apply_liger_kernel", apply))
         yield
@@ -84,9 +71,6 @@ def _apply(model: Any, switches: dict[str, Any], multiprocessors: int, stack: Ex
             module.forward = lambda x, mlp=module: mlp.down_proj(GatedProduct.apply(mlp.gate_proj(x), mlp.up_proj(x)))
     if switches["fused_linear_cross_entropy"]:
         model.forward = _model_forward(model, model.forward)
-
-
-# -- layers --------------------------------------------------------------------------------------------------------
 
 
 class RMSNorm(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here
@@ -155,9 +139,6 @@ class Rotation(torch.autograd.Function):  # type: ignore[misc]  # untyped to myp
 def _rows_first(tensor: torch.Tensor) -> torch.Tensor:
     note(pass_through(tensor, tensor))
     return tensor.transpose(1, 2).contiguous().transpose(1, 2)
-
-
-# -- the head ------------------------------------------------------------------------------------------------------
 
 
 class FusedLinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here

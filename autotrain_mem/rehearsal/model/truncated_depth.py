@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from autotrain_mem.rehearsal.python_call.capture import keyword_of, model_of
 from autotrain_mem.rehearsal.trace import loss_chunks
+from autotrain_mem.trainers.script_call import keyword_of, model_of
 from autotrain_mem.types import Job
 from autotrain_mem.types.model import FEWEST_LOSS_CHUNKS, LayerPattern
 

@@ -105,10 +105,10 @@ class RankRecorder(Recorder):
         if not self.is_on_host:
             super().mark(tensor, owner, name)
 
-    def optimizer_stepped(self, costs: Iterable[Cost], pinned: Iterable[int] = ()) -> None:
+    def count_step(self, costs: Iterable[Cost] = (), pinned: Iterable[int] = ()) -> None:
         """Count a step of an optimizer; what lies on the host is stepped there."""
         on_host = host_step(map(local, self._stepped_on_host), fused=True)[1:] if self.offloads else ()
-        super().optimizer_stepped((*costs, *on_host), pinned)
+        super().count_step((*costs, *on_host), pinned)
 
     def is_host(self, tensor: torch.Tensor) -> bool:
         """Tell whether a tensor was seen to lie on the host."""

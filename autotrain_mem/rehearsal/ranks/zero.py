@@ -31,12 +31,12 @@ from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from deepspeed.utils import groups
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from autotrain_mem.rehearsal.model.from_pretrained import IN_SHARDS
 from autotrain_mem.rehearsal.ranks.recording import RankRecorder
 from autotrain_mem.rehearsal.ranks.streams import Streams
 from autotrain_mem.rehearsal.ranks.zero_offload import DeviceName, HostTensors, zero_offload
 from autotrain_mem.rehearsal.trace.operator_costs import host_step
 from autotrain_mem.rehearsal.trace.recorder import Recorder
+from autotrain_mem.trainers.weightless import IN_SHARDS
 from autotrain_mem.types import Knobs, Owner
 from autotrain_mem.types.knobs import ZERO_KNOBS
 
@@ -234,7 +234,7 @@ def _owned(recorder: RankRecorder, configure: Callable[..., None], *, on_host: b
 def _stepped_on_host(recorder: RankRecorder, optimizer: torch.optim.Optimizer) -> None:
     """ZeRO-3 steps on some of its flat parts at a time, which are then all that the optimizer has."""
     stepped = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
-    recorder.optimizer_stepped(host_step(stepped, fused=True)[1:])  # the copies are counted as they are made
+    recorder.count_step(host_step(stepped, fused=True)[1:])  # the copies are counted as they are made
 
 
 def _never(check: Callable[..., Any]) -> Callable[..., bool]:

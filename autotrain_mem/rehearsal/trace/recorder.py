@@ -21,8 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from autotrain_mem.rehearsal.cuda.inplace_accumulation import IN_PLACE, sole_holders, unwatched
 from autotrain_mem.rehearsal.trace.flops import WorkCounter, counting
 from autotrain_mem.rehearsal.trace.ledger import Device, Ledger
-from autotrain_mem.rehearsal.trace.operator_costs import Cost
+from autotrain_mem.rehearsal.trace.operator_costs import Cost, host_step
 from autotrain_mem.rehearsal.trace.pinned import PinnedMemory, UnpinnedMemory
+from autotrain_mem.trainers.host_optimizer import HostOptimizer
 from autotrain_mem.types import Owner, Phase, Trace
 from autotrain_mem.types.trace import EngineMark
 
@@ -136,8 +137,23 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         if block is not None:
             self.ledger.disown(block)
 
-    def optimizer_stepped(self, costs: Iterable[Cost], pinned: Iterable[int] = ()) -> None:
-        """Count a step of an optimizer, with what of it ran on the host, and in which pinned tensors."""
+    def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Count a step of an optimizer."""
+        if not isinstance(optimizer, HostOptimizer):
+            self.count_step()
+            return
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        stepped = [weight for weight in weights if weight.grad is not None]
+        pinned = [weight.nbytes for weight in weights for _ in ("copy", "gradient")]  # ``host_optimizer: _Twin``
+        self.count_step(host_step(stepped, fused=bool(optimizer.param_groups[0].get("fused"))), pinned)
+
+    def count_step(self, costs: Iterable[Cost] = (), pinned: Iterable[int] = ()) -> None:
+        """Count a step of an optimizer.
+
+        Args:
+            costs: What of it ran on the host, where no operator of the device shows it.
+            pinned: Bytes of each tensor that it keeps in pinned host memory.
+        """
         self.pinned.keep(pinned)
         for cost in costs:
             self.work.note(cost)

@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING, Any
 from autotrain_mem.allocator.settings import settings_of
 from autotrain_mem.data import load
 from autotrain_mem.data.image_sizes import has_images
-from autotrain_mem.machine.fault_injection import beset
-from autotrain_mem.machine.simulated import SimulatedGpu
+from autotrain_mem.machine.simulated_card.card import SimulatedGpu
+from autotrain_mem.machine.simulated_card.fault_injection import beset
 from autotrain_mem.machine.usable import check_usable
 from autotrain_mem.methods.configs import on_cpu, on_host
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.parallel.config import sharding_arguments
-from autotrain_mem.rehearsal.model.image_processor import load_processor, revision_of
-from autotrain_mem.rehearsal.rehearse import build_trainer
 from autotrain_mem.support.errors import GpuOutOfMemoryError, ModelNotFoundError
+from autotrain_mem.trainers.finish import finished, keep_cache_in_evaluation
+from autotrain_mem.trainers.hub_models import revision_of
+from autotrain_mem.trainers.processor import load_processor
 from autotrain_mem.training.out_of_memory import is_out_of_memory
 from autotrain_mem.training.process.checkpointing import order_of
 from autotrain_mem.training.request import Request
@@ -43,7 +44,7 @@ SMALLER = "Run autofit without the flags that you pinned, or with more --headroo
 class PhasePeaks:
     """Reads the allocator's peaks as a phase ends, and resets them for the next.
 
-    It is a ``rehearsal.phases: PhaseRecorder`` for a trainer on a real card, and uses no more than the phases.
+    It is a ``trainers.phases: PhaseRecorder`` for a trainer on a real card, and uses no more than the phases.
 
     Args:
         read: What the device's allocator says of itself.
@@ -58,7 +59,7 @@ class PhasePeaks:
     def enter_phase(self, phase: Phase) -> None:
         """Count everything from here on to ``phase``, unless the device was full: then it ends where it was.
 
-        Whoever is within a phase leaves it on the way of an exception, too (``rehearsal.trace.phases: _watched``).
+        Whoever is within a phase leaves it on the way of an exception, too (``trainers.phases: _watched``).
         """
         error = sys.exc_info()[1]
         if phase is not self.phase and not (error is not None and is_out_of_memory(error)):
@@ -108,7 +109,7 @@ class PhasePeaks:
     def disown(self, tensor: Any) -> None:
         """It reads the allocator, which does not hold the tensor either."""
 
-    def optimizer_stepped(self, costs: Any, pinned: Any = ()) -> None:
+    def optimizer_stepped(self, optimizer: Any) -> None:
         """It does not count work."""
 
 
@@ -139,7 +140,7 @@ class Device:
             self.watch.train(trainer, **options)
             return
         if self.peaks is not None:
-            from autotrain_mem.rehearsal.trace.phases import follow
+            from autotrain_mem.trainers.phases import follow
 
             follow(trainer, self.peaks)
         trainer.train(**options)
@@ -214,11 +215,12 @@ def build(request: Request, placed: Placing, changes: Mapping[str, Any] | None =
     # TRL draws an adapter and a reward's head before transformers' Trainer sets the seed.
     set_seed(filled.training.seed)
     splits = load.load(job, filled)
-    if job.method_facts.reads_images and has_images(splits[filled.script.dataset_train_split].column_names):
+    train_rows = splits[filled.script.dataset_train_split]
+    if job.method_facts.reads_images and has_images(train_rows.column_names):
         filled = replace(filled, processor=load_processor(job.model, knobs.max_pixels, **revision_of(job)))
     evaluated = splits[filled.script.dataset_test_split] if filled.is_evaluated else None
     try:
-        trainer = build_trainer(job, knobs, filled, splits[filled.script.dataset_train_split], evaluated)
+        trainer = method_of(job.method).build_trainer(filled, job.model, train_rows, evaluated)
     except torch.OutOfMemoryError as error:
         raise GpuOutOfMemoryError(f"Out of memory while the models were loaded: {error}", hint=SMALLER) from error
     except OSError as error:
@@ -228,5 +230,7 @@ def build(request: Request, placed: Placing, changes: Mapping[str, Any] | None =
             f"The weights or the tokenizer of {job.model} cannot be loaded: {' '.join(str(error).split())}",
             hint="A plan needs config.json only; training needs the whole model. Download it, or give another --model.",
         ) from error
-    trainer.autofit_order = order_of(filled.training, splits[filled.script.dataset_train_split])
+    finished(trainer, knobs)
+    keep_cache_in_evaluation(trainer)
+    trainer.autofit_order = order_of(filled.training, train_rows)
     return trainer

@@ -24,9 +24,8 @@ from autotrain_mem.machine.detect import free_bytes
 from autotrain_mem.machine.measure import PLAUSIBLE_BYTES
 from autotrain_mem.machine.other_processes import held_by
 from autotrain_mem.methods import online
-from autotrain_mem.methods.configs import REHEARSED_ACCUMULATION, REHEARSED_STEPS, Configs
+from autotrain_mem.methods.configs import EVALUATED_BATCHES, REHEARSED_ACCUMULATION, REHEARSED_STEPS, Configs
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.rehearsal.rehearse import EVALUATED_BATCHES
 from autotrain_mem.support.columns import row_lengths
 from autotrain_mem.support.errors import GpuOutOfMemoryError
 from autotrain_mem.training.longest_batch.conversations import are_conversations, longest_conversations

@@ -9,9 +9,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from trace_reading import live, sizes
 
-from autotrain_mem.rehearsal.cuda.attention import cuda_attention, why_not
+from autotrain_mem.rehearsal.cuda.attention import cuda_attention
 from autotrain_mem.rehearsal.cuda.attention_choice import Backend, choose
 from autotrain_mem.rehearsal.trace.recorder import Recorder
+from autotrain_mem.trainers.kernels import why_no_attention
 from autotrain_mem.types import Owner
 from autotrain_mem.types.hardware import Capability
 
@@ -235,8 +236,8 @@ def test_flash_attention_by_name_computes_what_sdpa_does_and_packed_documents_st
 
 
 def test_a_name_that_cannot_run_is_refused_with_its_reason() -> None:
-    assert why_not(None, T4, FP32, 512) is None
-    assert why_not("kernels-community/vllm-flash-attn3", H100, FP16, 256) is None
+    assert why_no_attention(None, T4, FP32, 512) is None
+    assert why_no_attention("kernels-community/vllm-flash-attn3", H100, FP16, 256) is None
     refused = {
         (FLASH, T4, FP16, 64): "compute capability",
         (FLASH, A100, FP32, 64): "float32",
@@ -245,4 +246,4 @@ def test_a_name_that_cannot_run_is_refused_with_its_reason() -> None:
         ("flex_attention", H100, BF16, 64): "not rehearsed",
     }
     for given, reason in refused.items():
-        assert reason in str(why_not(*given))
+        assert reason in str(why_no_attention(*given))

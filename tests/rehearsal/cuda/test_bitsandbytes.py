@@ -16,10 +16,11 @@ from autotrain_mem.cli.tiny_model import VOCABULARY_SIZE
 from autotrain_mem.rehearsal import fake_run
 from autotrain_mem.rehearsal.cuda.bitsandbytes import FUSED_UP_TO_TOKENS, cuda_bitsandbytes
 from autotrain_mem.rehearsal.known_values import KnownValues
-from autotrain_mem.rehearsal.model.from_pretrained import without_weights
-from autotrain_mem.rehearsal.model.quantized import refuse_unrehearsed, statistics
+from autotrain_mem.rehearsal.model.materialize import materialize
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.support.errors import UnsupportedModelError
+from autotrain_mem.trainers.quantization import refuse_unrehearsed, statistics
+from autotrain_mem.trainers.weightless import without_weights
 from autotrain_mem.types import Owner
 
 Folder = Callable[[str], pathlib.Path]
@@ -46,7 +47,7 @@ def load(folder: pathlib.Path, **options: Any) -> Any:
 
 
 def fake_load(folder: pathlib.Path, **options: Any) -> Any:
-    with FakeTensorMode(), without_weights():
+    with FakeTensorMode(), without_weights(materialize):
         return load(folder, **options)
 
 
@@ -191,7 +192,7 @@ def test_8bit_optimizer_state_has_the_real_sizes(model_folder: Folder) -> None:
     """Embeddings and parameters below 4096 elements keep 32-bit state; the rest a byte, and a scale per 256."""
     with cuda_bitsandbytes():
         real = state_sizes(load(model_folder("qwen2")), embedding_bits=32)
-    with fake_run.fake_tensors() as mode, without_weights(), cuda_bitsandbytes():
+    with fake_run.fake_tensors() as mode, without_weights(materialize), cuda_bitsandbytes():
         model = load(model_folder("qwen2"))
         with Recorder(KnownValues(mode).run).recording():
             fake = state_sizes(model, embedding_bits=32)

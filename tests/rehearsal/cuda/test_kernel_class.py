@@ -10,10 +10,11 @@ import torch
 from real_run import case, rehearsal_of
 
 from autotrain_mem.machine.catalog import catalog
-from autotrain_mem.rehearsal.cuda import attention, workspaces
+from autotrain_mem.rehearsal.cuda import workspaces
 from autotrain_mem.rehearsal.cuda.attention_buffers import Call, _efficient_workspace_bytes
 from autotrain_mem.rehearsal.cuda.attention_choice import Backend, Inputs, choose
 from autotrain_mem.rehearsal.cuda.rules import not_imitated
+from autotrain_mem.trainers.kernels import why_no_attention
 from autotrain_mem.types.hardware import Capability, kernel_class
 
 CAPABILITIES = sorted({card.compute_capability for card in catalog() if card.compute_capability is not None})
@@ -51,9 +52,7 @@ def decisions(capability: Capability) -> list[tuple[Any, ...]]:
             found.append((choose(inputs, bias, capability=capability, **facts),))
         call = Call(Backend.EFFICIENT, capability)
         found.append((_efficient_workspace_bytes(inputs, call),))
-    found += [
-        (attention.why_not("flash_attention_2", capability, dtype, 128),) for dtype in DTYPES if capability[0] > 7
-    ]
+    found += [(why_no_attention("flash_attention_2", capability, dtype, 128),) for dtype in DTYPES if capability[0] > 7]
     return [*found, (workspaces._cublas_bytes(capability), not_imitated(capability))]
 
 

@@ -14,11 +14,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from trace_reading import recorded_step, sizes
 
 from autotrain_mem.rehearsal.cuda import liger
-from autotrain_mem.rehearsal.cuda.liger import MODEL_TYPES, chunk_tokens, liger_stand_ins, why_not_liger
+from autotrain_mem.rehearsal.cuda.liger import chunk_tokens, liger_stand_ins
 from autotrain_mem.rehearsal.fake_mode import QuickFakeMode
 from autotrain_mem.rehearsal.known_values import KnownValues, known_value
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.support.errors import UsageError
+from autotrain_mem.trainers.kernels import LIGER_MODELS, why_not_liger
 from autotrain_mem.types import Owner
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -151,7 +152,7 @@ def training_step(family: str, switches: dict[str, Any] | None, with_liger: bool
     return sizes(trace), peak(trace), output
 
 
-@pytest.mark.parametrize("family", MODEL_TYPES)
+@pytest.mark.parametrize("family", LIGER_MODELS)
 def test_a_model_with_ligers_kernels_makes_no_logits_and_needs_less(family: str) -> None:
     made, peak, output = training_step(family, None, with_liger=True)
     plain, plain_peak, _ = training_step(family, None, with_liger=False)

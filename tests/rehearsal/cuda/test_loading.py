@@ -17,8 +17,9 @@ from trl.trainer.utils import create_model_from_path
 from autotrain_mem.rehearsal.cuda import loading
 from autotrain_mem.rehearsal.cuda.loading import ASKED_FREE, WARM_UP, cuda_loading
 from autotrain_mem.rehearsal.fake_run import fake_tensors
-from autotrain_mem.rehearsal.model.from_pretrained import without_weights
+from autotrain_mem.rehearsal.model.materialize import materialize
 from autotrain_mem.rehearsal.trace.recorder import Recorder
+from autotrain_mem.trainers.weightless import without_weights
 from autotrain_mem.types import Owner, Phase, Trace
 
 Folder = Callable[[str], pathlib.Path]
@@ -44,7 +45,7 @@ def loaded(path: Any, kind: str = "full", *, fake: bool = True, **more: Any) -> 
     with ExitStack() as stack:
         if fake:
             stack.enter_context(fake_tensors())
-            stack.enter_context(without_weights())
+            stack.enter_context(without_weights(materialize))
         stack.enter_context(cuda_loading(recorder))
         model = AutoModelForCausalLM.from_pretrained(path, **{"device_map": "auto", **options(kind), **more})
         trace = recorder.trace()

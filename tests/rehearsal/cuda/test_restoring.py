@@ -11,9 +11,9 @@ from autotrain_mem.rehearsal.cuda.fused_head import fused_head_stand_ins
 from autotrain_mem.rehearsal.cuda.rules import RULES, cuda_semantics
 from autotrain_mem.rehearsal.fake_run import fake_tensors
 from autotrain_mem.rehearsal.generation import generation_by_its_ends
-from autotrain_mem.rehearsal.model.from_pretrained import without_weights
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.rehearsal.vllm_stub import vllm_stand_in
+from autotrain_mem.trainers.weightless import without_weights
 
 Exchanged = list[tuple[Any, str, Any]]
 ABSENT = object()

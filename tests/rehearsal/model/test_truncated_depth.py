@@ -21,7 +21,7 @@ from autotrain_mem.rehearsal.model.truncated_depth import (
     shorten_model,
     with_layers,
 )
-from autotrain_mem.rehearsal.python_call.pickle_without_tensors import pack, unpack
+from autotrain_mem.trainers.pickle_without_tensors import pack, unpack
 from autotrain_mem.types import Job, Phase, Trace, Work
 from autotrain_mem.types.model import FEW_LOSS_CHUNKS, LAYERS_HELD_BACK, MORE_LOSS_CHUNKS, Depths, LayerPattern
 

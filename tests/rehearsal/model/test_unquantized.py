@@ -3,7 +3,7 @@
 import bitsandbytes
 import torch
 
-from autotrain_mem.rehearsal.model.quantized import unquantized_bytes
+from autotrain_mem.trainers.quantization import unquantized_bytes
 
 
 class Mixture(torch.nn.Module):

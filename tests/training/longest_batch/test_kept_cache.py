@@ -10,10 +10,10 @@ from tiny_trainers import rows, trainer
 from transformers import TrainerCallback
 
 from autotrain_mem.machine.catalog import named
-from autotrain_mem.machine.simulated import SimulatedGpu
+from autotrain_mem.machine.simulated_card.card import SimulatedGpu
 from autotrain_mem.planning.predict.mixed_lengths import without_cache
 from autotrain_mem.rehearsal.fake_run import Watch
-from autotrain_mem.trainers.kept_cache import keep_cache_in_evaluation
+from autotrain_mem.trainers.finish import keep_cache_in_evaluation
 from autotrain_mem.training.longest_batch.rows import LongestBatch
 from autotrain_mem.training.longest_batch.run import attach_longest_batch, cost_of_emptying
 from autotrain_mem.types.mixed_lengths import MixedLengths, ReservedByOrder, ReservedOverSteps

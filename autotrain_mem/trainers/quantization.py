@@ -1,16 +1,9 @@
-"""Quantized layers without weights: what bitsandbytes would keep on the GPU, as fake tensors.
-
-transformers puts bitsandbytes' own layers into a model before it loads anything; here their weights are given the
-storages that quantization on a GPU leaves behind. bitsandbytes' parameter classes cannot wrap a fake tensor, so a plain
-parameter with the same attributes stands in for them.
-"""
+"""Tells how a checkpoint is quantized, refuses ways that are not rehearsed, and finds what is kept beside weights."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
@@ -87,71 +80,6 @@ def quantization_method(quantization: Any) -> str:
         return "bitsandbytes"  # older checkpoints name no method (AutoQuantizationConfig.from_dict)
     method = quantization.get("quant_method") or "an unnamed method"
     return str(getattr(method, "value", method))
-
-
-def stand_in(model: Any) -> None:
-    """Give bitsandbytes' layers of a model on the meta device their quantized weights; call it under a fake mode."""
-    import bitsandbytes
-
-    quantize = functools.cache(_quantize)
-    for module in model.modules():
-        if isinstance(module, bitsandbytes.nn.Linear4bit):
-            weight = module.weight
-            packed, described = quantize(
-                (module.out_features, module.in_features),
-                # A checkpoint that is quantized already has packed weights, which unpack to the model's dtype.
-                model.config.dtype if model.hf_quantizer.pre_quantized else weight.dtype,
-                blocksize=weight.blocksize,
-                compress_statistics=weight.compress_statistics,
-                quant_type=weight.quant_type,
-                quant_storage=weight.quant_storage,
-            )
-            state = _quant_state(described)
-            _exchange(module, _like(packed), quant_state=state, bnb_quantized=True)
-            module.quant_state = state
-        elif isinstance(module, bitsandbytes.nn.Linear8bitLt):
-            # bitsandbytes/nn/modules.py: Int8Params._quantize: int8 rows, and one float32 scale for each.
-            rows = torch.empty((module.out_features, module.in_features), dtype=torch.int8)
-            _exchange(module, rows, CB=rows, SCB=torch.empty(module.out_features))
-
-
-def _quantize(shape: tuple[int, int], dtype: torch.dtype, **options: Any) -> tuple[torch.Tensor, Any]:
-    """Let bitsandbytes quantize on the meta device (``bitsandbytes/functional.py: quantize_4bit``): sizes are its own.
-
-    Its table of codes is computed from values, and kept for the whole process: here it is lent one without values.
-    """
-    from bitsandbytes import functional
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    with _disable_current_modes(), patch.dict(functional.name2qmap, {"dynamic": torch.empty(256, device="meta")}):
-        packed, state = functional.quantize_4bit(torch.empty(shape, dtype=dtype, device="meta"), **options)
-    return packed, state
-
-
-def _exchange(linear: Any, stored: torch.Tensor, **attributes: Any) -> None:
-    weight = torch.nn.Parameter(stored, requires_grad=False)
-    for name, value in {**linear.weight.__dict__, **attributes}.items():
-        setattr(weight, name, value)
-    linear.weight = weight
-
-
-def _quant_state(described: Any) -> Any:
-    from bitsandbytes.functional import QuantState
-
-    return QuantState(
-        absmax=_like(described.absmax),
-        shape=described.shape,
-        code=_like(described.code),
-        blocksize=described.blocksize,
-        quant_type=described.quant_type,
-        dtype=described.dtype,
-        offset=_like(described.offset) if described.nested else None,
-        state2=_quant_state(described.state2) if described.nested else None,
-    )
-
-
-def _like(described: torch.Tensor) -> torch.Tensor:
-    return torch.empty(described.shape, dtype=described.dtype)
 
 
 def statistics(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -22,9 +22,9 @@ from transformers import PreTrainedModel
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
 from autotrain_mem.rehearsal import fake_run
-from autotrain_mem.rehearsal.model.quantized import statistics
-from autotrain_mem.rehearsal.python_call.pickle_without_tensors import pack, unpack
 from autotrain_mem.support.errors import UsageError
+from autotrain_mem.trainers.pickle_without_tensors import pack, unpack
+from autotrain_mem.trainers.quantization import statistics
 from tests.forked import Forge
 
 
@@ -196,7 +196,7 @@ SCRIPT = """
     from trl import SFTConfig
 
     import beside
-    from autotrain_mem.rehearsal.python_call.pickle_without_tensors import pack
+    from autotrain_mem.trainers.pickle_without_tensors import pack
 
     folder, out = sys.argv[1:]
     WEIGHTS = torch.ones(3)

@@ -15,9 +15,9 @@ from autotrain_mem.data import fingerprint
 from autotrain_mem.data.token_lengths import load_tokenizer, profile
 from autotrain_mem.methods.row_lengths import smallest_model
 from autotrain_mem.rehearsal.model.truncated_depth import pattern_of
-from autotrain_mem.rehearsal.python_call import capture
-from autotrain_mem.rehearsal.python_call.capture import Call
 from autotrain_mem.support.errors import DatasetFormatError, OutputFolderError, UsageError
+from autotrain_mem.trainers import script_call
+from autotrain_mem.trainers.script_call import Call
 from autotrain_mem.types import Job
 from autotrain_mem.types.job import PythonCall
 
@@ -35,7 +35,7 @@ def make_job(model_folder: Folder, tmp_path: pathlib.Path, monkeypatch: pytest.M
         folder.mkdir()
         model = str(model_folder("qwen2"))
         every = {"model": model, **keywords}
-        path = capture.write(Call(trainer=object, args=(), kwargs=every, keywords=every), folder)
+        path = script_call.write(Call(trainer=object, args=(), kwargs=every, keywords=every), folder)
         facts = PythonCall(path=path, holds_model=False, holds_rows=True, digest="")
         return Job(method=method, model=model, dataset=None, arguments=arguments or {}, python_call=facts)
 
@@ -193,7 +193,7 @@ def call_with(**keywords: Any) -> Call:
 def test_a_full_disk_is_told_with_the_folder_and_the_cure(tmp_path: pathlib.Path) -> None:
     full = OSError(errno.ENOSPC, "No space left on device")
     with patch.object(pathlib.Path, "write_bytes", side_effect=full), pytest.raises(OutputFolderError) as raised:
-        capture.write(call_with(model="a name"), tmp_path)
+        script_call.write(call_with(model="a name"), tmp_path)
     assert f"{tmp_path}/call: the disk is full" in raised.value.message
     assert "TMPDIR a folder on another disk" in raised.value.hint
 
@@ -202,6 +202,8 @@ def test_a_model_without_a_name_needs_its_tokenizer(model_folder: Folder, tmp_pa
     model = smallest_model()
     model.config._name_or_path = ""
     with pytest.raises(UsageError, match="processing_class is not given"):
-        capture.write(call_with(model=model), tmp_path)
+        script_call.write(call_with(model=model), tmp_path)
     assert list(tmp_path.iterdir()) == []
-    assert capture.write(call_with(model=model, processing_class=load_tokenizer(str(model_folder("qwen2")))), tmp_path)
+    assert script_call.write(
+        call_with(model=model, processing_class=load_tokenizer(str(model_folder("qwen2")))), tmp_path
+    )

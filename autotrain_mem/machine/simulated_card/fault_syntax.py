@@ -1,4 +1,4 @@
-"""Reads what is to go wrong on a simulated card, as it is written (``machine.fault_injection`` does it)."""
+"""Reads what is to go wrong on a simulated card, as it is written (``fault_injection`` does it)."""
 
 from __future__ import annotations
 

@@ -1,19 +1,16 @@
-"""The keyword arguments of TRL's constructors: with what a plan adds to them, and as a rehearsal has them."""
+"""Calls a script's trainer again as a rehearsal has it: the keyword arguments of TRL's constructor, exchanged."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from autotrain_mem.methods.configs import Configs, model_arguments, peft_config, quantization_config
-from autotrain_mem.methods.interface import method_of
-from autotrain_mem.methods.reward import LORA_TASK
+from autotrain_mem.methods.configs import Configs, with_knobs
 from autotrain_mem.methods.reward_functions import rehearsed_reward
 from autotrain_mem.rehearsal.model.truncated_depth import shorten_model
-from autotrain_mem.rehearsal.python_call.capture import EVALUATED, Call, Keywords, read, substitution
+from autotrain_mem.trainers.script_call import EVALUATED, Call, Keywords, loading, read, substitution
 from autotrain_mem.types import Job, Knobs, codec
-from autotrain_mem.types.methods_table import METHODS
 
 
 def call_again(
@@ -34,11 +31,9 @@ def call_again(
 
     before = substitution.set(substitute)
     try:
-        with method_of(job.method).without_precomputing():
-            trainer = call.trainer(*call.args, **call.kwargs)
+        return call.trainer(*call.args, **call.kwargs)
     finally:
         substitution.reset(before)
-    return trainer
 
 
 def _shorten(call: Call, layers: int) -> None:
@@ -50,34 +45,6 @@ def _shorten(call: Call, layers: int) -> None:
     for each in {id(value): value for value in call.keywords.values() if type(value) is type(model)}.values():
         if each.config.get_text_config(decoder=True).num_hidden_layers in (whole, layers):
             shorten_model(each, layers)
-
-
-def with_knobs(keywords: Keywords, method: str, arguments: Mapping[str, Any]) -> Keywords:
-    """Adds what a plan asks for beside the config and the script does not hand over: LoRA, and a quantized base.
-
-    Args:
-        arguments: The job's, with the plan's knobs over them.
-    """
-    changed, model = dict(keywords), keywords["model"]
-    asked = model_arguments({**(LORA_TASK if METHODS[method].has_score_head else {}), **arguments})
-    trust = bool(arguments.get("trust_remote_code"))
-    if keywords.get("peft_config") is None and not is_adapted(model):
-        own = arguments.get("peft_config")
-        changed["peft_config"] = peft_config(asked, model, own=own, trust_remote_code=trust)
-    if isinstance(model, str) and quantization_of(keywords) is None:
-        changed["quantization_config"] = quantization_config(asked, model, trust_remote_code=trust)
-    return {name: value for name, value in changed.items() if value is not None or name in keywords}
-
-
-def quantization_of(keywords: Mapping[str, Any]) -> Any:
-    """The quantization that a script asks for, in either of the two places where TRL takes it; None without."""
-    said = getattr(keywords.get("args"), "model_init_kwargs", None) or {}
-    return keywords.get("quantization_config") or said.get("quantization_config")
-
-
-def is_adapted(model: Any) -> bool:
-    """Whether an adapter is on a model object already."""
-    return getattr(model, "peft_config", None) is not None
 
 
 def rehearsed(
@@ -131,12 +98,6 @@ def left_out(job: Job) -> tuple[str, ...]:
 def _rows(evaluated: Any) -> str:
     """``, 1,000 rows x tokens x vocabulary``; nothing where their number is not known."""
     return f", {len(evaluated):,} rows x tokens x vocabulary" if hasattr(evaluated, "__len__") else ""
-
-
-def loading(said: Mapping[str, Any] | None, dtype: str) -> Mapping[str, Any] | None:
-    """``model_init_kwargs`` in a plan's dtype; as they are where they, or TRL's default of float32, say the same."""
-    asked = str((said or {}).get("dtype") or "float32").removeprefix("torch.")
-    return said if asked == dtype else {**(said or {}), "dtype": dtype}
 
 
 def _arguments(asked: Any, filled: Configs, knobs: Knobs, *, loads: bool) -> Any:

@@ -11,7 +11,7 @@ from tiny import tiny_config
 from torch.testing._internal.two_tensor import TwoTensor
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-from autotrain_mem.rehearsal.python_call.supported_models import check_loading, check_model_object
+from autotrain_mem.checks.model_objects import check_loading, check_model_object
 from autotrain_mem.support.errors import UnsupportedModelError
 
 

@@ -14,8 +14,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotrain_mem.methods.configs import Configs
-from autotrain_mem.rehearsal.python_call import pickle_without_tensors
 from autotrain_mem.support.errors import RehearsalError, UsageError
 from autotrain_mem.support.files import refusal
 from autotrain_mem.types import Job
@@ -67,6 +65,8 @@ def write(call: Call, folder: pathlib.Path) -> str:
         UsageError: it has no tokenizer, or holds something that cannot leave its process.
         OutputFolderError: it cannot be written there.
     """
+    from autotrain_mem.trainers import pickle_without_tensors  # torch takes seconds to import
+
     _check_tokenizer(call)
     path, content = folder / _FILE, pickle_without_tensors.pack(call)
     try:
@@ -95,6 +95,8 @@ def read(job: Job) -> Call:
     Raises:
         RehearsalError: something in it cannot be made again in another process.
     """
+    from autotrain_mem.trainers import pickle_without_tensors
+
     assert job.python_call is not None, "asked for jobs from Python only"
     try:
         call = pickle_without_tensors.unpack(_content(job.python_call.path))
@@ -116,14 +118,14 @@ def _content(path: str) -> bytes:
 EVALUATED = "eval_dataset"
 
 
-def splits_of(job: Job, filled: Configs) -> dict[str, Any]:
-    """The rows handed over: those to train on by the name of their split, each part of the others as the script has it.
+def splits_of(job: Job, train_split: str) -> dict[str, Any]:
+    """Returns the rows handed over: those to train on by the name of their split, the others as the script has them.
 
     Example: ``{"train": ..., "eval_dataset['chat']": ..., "eval_dataset['code']": ...}``, which may differ in columns.
     """
     keywords = read(job).keywords
     evaluated = keywords.get(EVALUATED)
-    splits = {filled.script.dataset_train_split: keywords.get("train_dataset")}
+    splits = {train_split: keywords.get("train_dataset")}
     if isinstance(evaluated, Mapping):
         splits |= {f"{EVALUATED}[{name!r}]": rows for name, rows in evaluated.items()}
     else:
@@ -144,3 +146,20 @@ def keyword_of(job: Job, name: str) -> Any:
 def model_of(job: Job) -> Any:
     """The model object that a script hands over, on the meta device; None where it is a name."""
     return read(job).model if job.python_call is not None and job.python_call.holds_model else None
+
+
+def quantization_of(keywords: Mapping[str, Any]) -> Any:
+    """The quantization that a script asks for, in either of the two places where TRL takes it; None without."""
+    said = getattr(keywords.get("args"), "model_init_kwargs", None) or {}
+    return keywords.get("quantization_config") or said.get("quantization_config")
+
+
+def is_adapted(model: Any) -> bool:
+    """Whether an adapter is on a model object already."""
+    return getattr(model, "peft_config", None) is not None
+
+
+def loading(said: Mapping[str, Any] | None, dtype: str) -> Mapping[str, Any] | None:
+    """``model_init_kwargs`` in a plan's dtype; as they are where they, or TRL's default of float32, say the same."""
+    asked = str((said or {}).get("dtype") or "float32").removeprefix("torch.")
+    return said if asked == dtype else {**(said or {}), "dtype": dtype}

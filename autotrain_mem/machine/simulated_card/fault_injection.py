@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 from unittest.mock import patch
 
-from autotrain_mem.machine.fault_syntax import (
+from autotrain_mem.machine.simulated_card.card import SimulatedGpu
+from autotrain_mem.machine.simulated_card.fault_syntax import (
     COUNT,
     MARKS_NAME,
     VARIABLE,
@@ -33,7 +34,6 @@ from autotrain_mem.machine.fault_syntax import (
     over,
     parse_mishaps,
 )
-from autotrain_mem.machine.simulated import SimulatedGpu
 from autotrain_mem.types import Phase
 
 CHECKPOINTS = "checkpoint-*"

@@ -1,35 +1,21 @@
-"""The processor of a model that reads images, for a rehearsal: its own code, around a tokenizer of a few words."""
+"""Loads the processor of a model that reads images, as large as a plan has them, with torchvision or without."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from autotrain_mem.methods.image_rows import mark_of
-from autotrain_mem.methods.worst_case_text import stub_tokenizer
-from autotrain_mem.rehearsal.known_values import real_tensors
-from autotrain_mem.support.errors import UnsupportedModelError, UsageError
+from autotrain_mem.support.errors import UsageError
+from autotrain_mem.trainers.hub_models import revision_of
 from autotrain_mem.types import Job
-
-CHAT_TEMPLATE = """\
-{%- for message in messages -%}
-{%- if message.content is string -%}{{ message.content }}{%- else -%}
-{%- for part in message.content -%}
-{%- if part.type == "image" -%}MARK{% else -%}{{ part.text }}{%- endif -%}
-{%- endfor -%}
-{%- endif -%}
-{%- endfor -%}"""
-"""It adds no token to a text, so that a row has as many as it is given."""
 
 _NO_VIDEOS = SimpleNamespace(num_frames=1, fps=1)
 """What SmolVLM's processor asks for, videos or not (``processing_smolvlm.py: apply_chat_template``)."""
-PROCESSED_KEPT = 8
-"""Batches of blank images that are kept as they were processed; a rehearsal has two: of training and of evaluation."""
 
 
 class SpecialToken(NamedTuple):
@@ -66,46 +52,6 @@ FAMILIES: dict[str, dict[str, SpecialToken]] = {
 (``transformers/models/*/processing_*.py: __init__``)."""
 
 
-def rehearsed_processor(
-    model: str, config: Any, padding_side: str = "right", *, max_pixels: int | None = None, **options: Any
-) -> Any:
-    """Make the model's own processor, with :func:`stub_tokenizer` in the place of its tokenizer.
-
-    It takes images by their sizes, ``"1024x768"`` (width x height): such an image is blank, and is processed once.
-
-    Args:
-        config: The model's.
-        padding_side: Of the tokenizer.
-        max_pixels: To which larger images are made smaller.
-        options: Of ``from_pretrained``, such as a revision.
-
-    Raises:
-        UnsupportedModelError: a model whose images are not rehearsed.
-    """
-    if config.model_type not in FAMILIES:
-        raise UnsupportedModelError(
-            f"Rows with images are not rehearsed for {config.model_type} models.",
-            hint=f"They are for {', '.join(FAMILIES)}.",
-        )
-    tokens = FAMILIES[config.model_type]
-    tokenizer = stub_tokenizer(padding_side, dict(_numbered(tokens, config)))
-    kind = _without_videos(processor_class(config))
-    processor = kind(
-        _BlankImages(image_processor(model, max_pixels, **options)), tokenizer, **_arguments(model, config, kind)
-    )
-    processor.chat_template = CHAT_TEMPLATE.replace("MARK", mark_of(processor))
-    return processor
-
-
-def revision_of(job: Job) -> dict[str, Any]:
-    """Says which revision of a model is meant, and whether its own code may run, as ``from_pretrained`` takes it."""
-    given = {
-        "revision": job.arguments.get("model_revision"),
-        "trust_remote_code": job.arguments.get("trust_remote_code"),
-    }
-    return {name: value for name, value in given.items() if value}
-
-
 def load_processor(model: str, max_pixels: int | None = None, **options: Any) -> Any:
     """Load a model's processor, its tokenizer among its parts; a tokenizer alone where the model reads text.
 
@@ -132,8 +78,8 @@ def load_processor(model: str, max_pixels: int | None = None, **options: Any) ->
         if reads_images and max_pixels is not None:
             processor.image_processor = image_processor(model, max_pixels, **options)
         return processor
-    kind, tokenizer = _without_videos(processor_class(config)), AutoTokenizer.from_pretrained(model, **options)
-    processor = kind(image_processor(model, max_pixels, **options), tokenizer, **_arguments(model, config, kind))
+    kind, tokenizer = without_videos(processor_class(config)), AutoTokenizer.from_pretrained(model, **options)
+    processor = kind(image_processor(model, max_pixels, **options), tokenizer, **processor_options(model, config, kind))
     processor.chat_template = getattr(processor, "chat_template", None) or tokenizer.chat_template
     return processor
 
@@ -213,14 +159,7 @@ def processor_class(config: Any) -> Any:
     return getattr(transformers, PROCESSOR_MAPPING_NAMES[config.model_type])
 
 
-def _numbered(tokens: dict[str, SpecialToken], config: Any) -> Iterator[tuple[str, tuple[str, int]]]:
-    """Gives each token the number that the model knows it by, and one that nothing else has to the others."""
-    free = iter(range(8, 8 + len(tokens)))
-    for name, token in tokens.items():
-        yield name, (token.text, getattr(config, token.config_field) if token.config_field else next(free))
-
-
-def _without_videos(kind: Any) -> Any:
+def without_videos(kind: Any) -> Any:
     """Derive a processor that needs no part for videos, which transformers has for torchvision alone."""
 
     class ImagesOnly(kind):  # type: ignore[misc]  # a class of transformers
@@ -246,7 +185,7 @@ def _parameters(kind: Any) -> Any:
     return inspect.signature(kind.__init__).parameters
 
 
-def _arguments(model: str, config: Any, kind: Any) -> dict[str, Any]:
+def processor_options(model: str, config: Any, kind: Any) -> dict[str, Any]:
     """Read what else a processor is made with: of its own file, else as its model's config has it."""
     given: dict[str, Any] = {}
     with suppress(OSError):
@@ -263,39 +202,6 @@ def _arguments(model: str, config: Any, kind: Any) -> dict[str, Any]:
     }
     names = [name for name in inspect.signature(kind.__bases__[0].__init__).parameters if name in known]
     return {name: given[name] if given.get(name) is not None else known[name]() for name in names}
-
-
-class _BlankImages:
-    """Stands for an image processor: it takes sizes, and remembers what became of blank images of these."""
-
-    def __init__(self, processor: Any) -> None:
-        self._processor = processor
-        self._processed: dict[Any, Any] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_processor"], name)
-
-    def fetch_images(self, images: Any) -> Any:
-        if isinstance(images, (list, tuple)):
-            return [self.fetch_images(each) for each in images]
-        return blank(images) if isinstance(images, str) else images
-
-    def __call__(self, images: Any, *args: Any, **options: Any) -> Any:
-        from transformers.feature_extraction_utils import BatchFeature
-
-        kind = options.pop("return_tensors", None)
-        key = repr((_sizes(images), args, options))
-        if key not in self._processed:
-            while len(self._processed) >= PROCESSED_KEPT:
-                del self._processed[next(iter(self._processed))]
-            with real_tensors():
-                self._processed[key] = self._processor(images, *args, return_tensors="np", **options)
-        # Tensors are made anew each time: those that were kept would be taken for blocks that never die.
-        return BatchFeature(data=dict(self._processed[key]), tensor_type=kind)
-
-
-def _sizes(images: Any) -> Any:
-    return [_sizes(each) for each in images] if isinstance(images, (list, tuple)) else images.size
 
 
 @functools.lru_cache(maxsize=16)

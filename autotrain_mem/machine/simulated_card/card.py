@@ -33,7 +33,7 @@ class SimulatedGpu:
     """
 
     before_allocation: Callable[[int], None] | None = None
-    """Told of the size of every block that is asked for; may raise (``machine.fault_injection``)."""
+    """Told of the size of every block that is asked for; may raise (``fault_injection``)."""
 
     def __init__(self, hardware: Hardware, settings: AllocatorSettings | None = None) -> None:
         self.hardware = hardware

@@ -1,9 +1,12 @@
-"""Says why a model cannot be loaded by its name: there is none, it is not given to this user, or nobody answers."""
+"""Reads a model's config by its name, and says why it cannot be: there is none, it is not given, nobody answers."""
 
 from __future__ import annotations
 
-from autotrain_mem.support.errors import ModelNotFoundError
+from typing import Any
+
+from autotrain_mem.support.errors import ModelNotFoundError, UnsupportedModelError
 from autotrain_mem.support.hub import OFFLINE_HINT, no_id, no_model, unreachable
+from autotrain_mem.types import Job
 
 _LOG_IN = "hf auth login"
 
@@ -35,3 +38,34 @@ def why_unreachable(error: Exception) -> str:
     from huggingface_hub import errors
 
     return unreachable() if isinstance(error.__cause__, errors.LocalEntryNotFoundError) else ""
+
+
+def load_config(model: str, **options: Any) -> Any:
+    """The model's transformers config.
+
+    Raises:
+        ModelNotFoundError: there is none, or the hub does not give it.
+        UnsupportedModelError: the installed transformers does not know the architecture.
+    """
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(model, **options)
+    except OSError as error:
+        raise not_loaded(model, error) from error
+    except (ValueError, KeyError) as error:
+        import transformers
+
+        raise UnsupportedModelError(
+            f"transformers {transformers.__version__} cannot read the config of {model}: {error}",
+            hint="Update transformers, or pass --trust_remote_code true for a model that brings its own code.",
+        ) from error
+
+
+def revision_of(job: Job) -> dict[str, Any]:
+    """Says which revision of a model is meant, and whether its own code may run, as ``from_pretrained`` takes it."""
+    given = {
+        "revision": job.arguments.get("model_revision"),
+        "trust_remote_code": job.arguments.get("trust_remote_code"),
+    }
+    return {name: value for name, value in given.items() if value}

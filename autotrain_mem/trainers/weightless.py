@@ -3,7 +3,7 @@
 Trainers load models themselves: TRL calls ``from_pretrained`` with a path, a dtype, an attention implementation and a
 quantization config, for the policy, the reference and the reward models alike. Inside :func:`without_weights` those
 calls run transformers' code as it is (config, dtype rules, the quantizer's choice of layers, generation config); only
-reading the checkpoint is left out, and every parameter becomes a fake tensor.
+reading the checkpoint is left out.
 """
 
 from __future__ import annotations
@@ -17,16 +17,14 @@ from unittest.mock import patch
 
 import torch
 from peft.tuners.boft.layer import BOFTLayer
-from torch._guards import detect_fake_mode
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers import PreTrainedModel, modeling_utils
 from transformers.core_model_loading import build_glob_alternation
 from transformers.models.auto import auto_factory
 from transformers.utils.loading_report import LoadStateDictInfo
 
-from autotrain_mem.rehearsal.model.materialize import materialize
-from autotrain_mem.rehearsal.model.quantized import refuse_unrehearsed
 from autotrain_mem.support.errors import UnsupportedModelError
+from autotrain_mem.trainers.quantization import refuse_unrehearsed
 
 _Function = Callable[..., Any]
 
@@ -42,10 +40,10 @@ quantized)."""
 
 
 @contextmanager
-def without_weights() -> Iterator[None]:
+def without_weights(finish: Callable[[Any], Any] = lambda model: model) -> Iterator[None]:
     """Inside, ``from_pretrained`` of every transformers model needs config.json only.
 
-    Under a fake mode the model comes back with fake tensors, otherwise on the meta device. Only what transformers needs
+    The model comes back on the meta device, or as ``finish`` makes it. Only what transformers needs
     to know the class (config.json, the code of a model that brings its own) may come from the network.
 
     Raises, from ``from_pretrained``:
@@ -58,7 +56,7 @@ def without_weights() -> Iterator[None]:
         model = _load_on_meta(load, cls, path, args, kwargs)
         if modeling_utils.is_deepspeed_zero3_enabled() and getattr(model, "hf_quantizer", None) is None:
             setattr(model, IN_SHARDS, True)
-        return model if detect_fake_mode() is None else materialize(model)
+        return finish(model)
 
     find_adapter = auto_factory.find_adapter_config_file
 

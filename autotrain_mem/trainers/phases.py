@@ -5,14 +5,12 @@ Works on any transformers Trainer, rehearsed, simulated or real; only the object
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 
-from autotrain_mem.rehearsal.model.quantized import statistics
-from autotrain_mem.rehearsal.trace.operator_costs import Cost, host_step
-from autotrain_mem.trainers.host_optimizer import HostOptimizer
+from autotrain_mem.trainers.quantization import statistics
 from autotrain_mem.types import Owner, Phase
 
 PAGED_FROM_ELEMENTS = 100_000
@@ -39,13 +37,8 @@ class PhaseRecorder(Protocol):
     def disown(self, tensor: torch.Tensor) -> None:
         """A tensor's storage lies outside torch's allocator."""
 
-    def optimizer_stepped(self, costs: Iterable[Cost], pinned: Iterable[int] = ()) -> None:
-        """An optimizer has made its step.
-
-        Args:
-            costs: What of it ran on the host, where no operator of the device shows it.
-            pinned: Bytes of each tensor that it keeps in pinned host memory.
-        """
+    def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has made its step."""
 
 
 def follow(trainer: Any, recorder: PhaseRecorder) -> None:
@@ -238,11 +231,4 @@ def _after_step(optimizer: torch.optim.Optimizer, recorder: PhaseRecorder) -> No
             recorder.mark(value, Owner.OPTIMIZER_STATE, str(name))
             if paged and value.numel() >= PAGED_FROM_ELEMENTS:
                 recorder.disown(value)
-    costs: tuple[Cost, ...] = ()
-    pinned: list[int] = []
-    if isinstance(optimizer, HostOptimizer):
-        trained = [weight for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None]
-        costs = host_step(trained, fused=bool(optimizer.param_groups[0].get("fused")))
-        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-        pinned = [weight.nbytes for weight in weights for _ in ("copy", "gradient")]  # ``host_optimizer: _Twin``
-    recorder.optimizer_stepped(costs, pinned)
+    recorder.optimizer_stepped(optimizer)

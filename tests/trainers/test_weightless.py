@@ -11,8 +11,9 @@ from tiny import FAMILIES
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen2ForCausalLM, Qwen2Model
 
-from autotrain_mem.rehearsal.model.from_pretrained import without_weights
+from autotrain_mem.rehearsal.model.materialize import materialize
 from autotrain_mem.support.errors import UnsupportedModelError
+from autotrain_mem.trainers.weightless import without_weights
 
 Folder = Callable[[str], pathlib.Path]
 
@@ -28,7 +29,7 @@ def bare(folder: pathlib.Path, to: pathlib.Path, **changes: Any) -> str:
 
 
 def fake(auto: Any, path: Any, **options: Any) -> Any:
-    with FakeTensorMode(allow_non_fake_inputs=True), without_weights():
+    with FakeTensorMode(allow_non_fake_inputs=True), without_weights(materialize):
         return auto.from_pretrained(path, **options)
 
 

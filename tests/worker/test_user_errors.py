@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from autotrain_mem.rehearsal.python_call.user_errors import failure, library_of, passed_on
 from autotrain_mem.worker.client import _cause
+from autotrain_mem.worker.user_errors import failure, library_of, passed_on
 
 STEP = "Rehearsing the trainer"
 

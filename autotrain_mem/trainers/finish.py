@@ -1,0 +1,108 @@
+"""Finishes a trainer as TRL builds it: what no config of TRL's asks for, in a real run and in its rehearsal."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from autotrain_mem.types import Knobs
+
+
+def finished(trainer: Any, knobs: Knobs) -> Any:
+    """Returns the trainer with what the plan asks for and no config of TRL's does."""
+    if trainer.is_fsdp_enabled:
+        name_layers_to_shard(trainer.model)
+    if knobs.fp16:
+        _widen_trained(trainer.model)
+    if knobs.optimizer_offload:
+        from autotrain_mem.trainers.host_optimizer import offload_to_host
+
+        offload_to_host(trainer)
+    if knobs.sp_size > 1:
+        from autotrain_mem.trainers.shared_rows import share_rows  # DeepSpeed takes seconds to import
+
+        share_rows(trainer)
+    return trainer
+
+
+def _widen_trained(model: Any) -> None:
+    """Train in float32 what is trained under a scaler: it refuses gradients in float16, and CUDA's knows no bfloat16.
+
+    ``torch/amp/grad_scaler.py: _unscale_grads_`` and ``aten/src/ATen/native/cuda/AmpKernels.cu:
+    _amp_foreach_non_finite_check_and_unscale_cuda_``. TRL makes the adapter of a quantized base bfloat16
+    (``trl/trainer/sft_trainer.py: __init__``), which on a T4 ends the first optimizer step
+    (https://github.com/huggingface/trl/issues/4901); a head that is trained whole beside a float16 base is float16.
+    """
+    import torch
+
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.dtype in (torch.float16, torch.bfloat16):
+            parameter.data = parameter.data.to(torch.float32)
+
+
+def layers_to_shard(model: Any) -> tuple[str, ...]:
+    """Returns the names of the classes, of those that a model names, that it has."""
+    classes = {type(module).__name__ for module in model.modules()}
+    return tuple(sorted({*(getattr(model, "_no_split_modules", None) or ())} & classes))
+
+
+def name_layers_to_shard(model: Any) -> None:
+    """Takes the names that a model has no layers of away from it, also under an adapter.
+
+    A class of models names the layers of all that it may consist of, such as those of images in
+    ``Qwen3_5ForCausalLM._no_split_modules``, and accelerate refuses a name that it cannot find in the model
+    (``accelerate/utils/dataclasses.py: set_auto_wrap_policy``), PEFT as well (``peft/utils/other.py:
+    fsdp_auto_wrap_policy``). That keeps Gemma 3 from 4B on, Gemma 4 and Qwen3.5 from being sharded.
+    """
+    from transformers import PreTrainedModel
+
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            module._no_split_modules = {*layers_to_shard(module)}
+            return  # the outermost: accelerate and PEFT ask no other
+
+
+def keep_cache_in_evaluation(trainer: Any) -> None:
+    """Has the evaluations of this trainer keep what the longest rows left in torch's caching allocator, with
+    ``eval_accumulation_steps`` and ``batch_eval_metrics`` too. A rehearsal does so as well: its events are the same.
+
+    The longest rows run first, and every later batch finds room in the segments that they left. Emptied, the cache
+    grows again from batches of any order, in pieces that do not fit the next (``estimator.mixed_lengths``). An
+    allocation that fails gives the cache back by itself (``c10/cuda/CUDACachingAllocator.cpp: malloc``,
+    ``release_cached_blocks``), so that no evaluation lacks what it does not empty.
+
+    Not touched, since memory outside the allocator or the user's own word is the reason: TRL before it wakes a
+    colocated vLLM engine (``trl/generation/vllm_generation.py``), its PPO loop, its activation offloading beside
+    bitsandbytes (``trl/models/activation_offloading.py: __enter__``), ``torch_empty_cache_steps``, code of the user's
+    own such as ``compute_metrics``, and what this project does once a device is full. Saving empties nothing.
+    """
+    evaluation_loop = trainer.evaluation_loop
+
+    @functools.wraps(evaluation_loop)
+    def keeps_cache(*args: Any, **kwargs: Any) -> Any:
+        with _kept_from_transformers():
+            return evaluation_loop(*args, **kwargs)
+
+    trainer.evaluation_loop = keeps_cache
+
+
+@contextmanager
+def _kept_from_transformers() -> Iterator[None]:
+    """Inside, ``torch.cuda.empty_cache`` does nothing where transformers' loop itself calls it, and what it always does
+    for everybody whom the loop calls."""
+    import torch
+    from transformers import Trainer
+
+    loop, empty_cache = inspect.unwrap(Trainer.evaluation_loop).__code__, torch.cuda.empty_cache
+
+    def unless_loop() -> None:
+        if sys._getframe(1).f_code is not loop:
+            empty_cache()
+
+    with patch.object(torch.cuda, "empty_cache", unless_loop):
+        yield
