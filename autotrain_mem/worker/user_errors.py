@@ -97,7 +97,7 @@ def library_of(filename: str) -> str:
     """
     if filename.startswith("<"):
         return "" if filename.startswith(_TYPED) else "Python"
-    path, package = pathlib.Path(filename), pathlib.Path(__file__).parents[2]
+    path, package = pathlib.Path(filename), pathlib.Path(__file__).parents[1]
     if path.is_relative_to(package):
         return package.name
     parts = path.parts
