@@ -51,27 +51,25 @@ LAYERS = {
     "__init__": part(0, "drop_in support training types verbs"),
     "support": part(0, "", "huggingface_hub platformdirs psutil yaml"),
     "methods.flag_verdicts": part(0),
-    "methods.parameter_count": part(0),
-    "methods.missing": part(3, "support types"),
     "allocator": part(1, "support"),
     "types": part(2, "support"),
     "methods.flags": part(3, "support types"),
     "estimator": part(3, "allocator types"),
     "parallel": part(3, "support types"),
-    "exports": part(4, "allocator support parallel types", "yaml"),
+    "exports": part(5, "allocator support methods parallel types", "yaml"),
     "machine": part(
         3,
         "allocator support types",
         "amdsmi bitsandbytes huggingface_hub pynvml requests torch",
     ),
-    "search": part(3, "support types"),
-    "report": part(4, "support search types", "jinja2 rich"),
+    "search": part(5, "support methods types"),
+    "report": part(6, "support search types", "jinja2 rich"),
     "trainers": part(
         3, "support types", "PIL accelerate bitsandbytes deepspeed dill huggingface_hub peft torch transformers trl"
     ),
     "methods": part(
         4,
-        "support methods.flag_verdicts methods.flags methods.missing parallel types trainers",
+        "support methods.flag_verdicts methods.flags parallel types trainers",
         "datasets peft tokenizers torch transformers trl",
     ),
     "rehearsal": part(
@@ -80,12 +78,12 @@ LAYERS = {
         "accelerate bitsandbytes deepspeed peft torch transformers trl",
     ),
     "data": part(
-        5,
+        6,
         "support methods search types trainers",
         "PIL datasets huggingface_hub transformers trl",
     ),
     "checks": part(
-        6,
+        7,
         "data support methods methods.flag_verdicts methods.flags search types trainers",
         "huggingface_hub packaging peft torch transformers trl",
     ),
@@ -96,13 +94,12 @@ LAYERS = {
     ),
     "worker": part(
         9,
-        "checks data support methods methods.parameter_count rehearsal types trainers support",
+        "checks data support methods rehearsal types trainers support",
         "torch trl",
     ),
     "planning": part(
         10,
-        "allocator support estimator machine methods.flags methods.missing "
-        "methods.parameter_count parallel search rehearsal report types training "
+        "allocator support estimator machine methods methods.flags parallel search rehearsal report types training "
         "worker",
     ),
     "api": part(11, "planning support estimator machine search report types training worker"),
@@ -136,7 +133,7 @@ def may_be_slow_to_import(module: str) -> bool:
 def part_of(module: str) -> str:
     """``autotrain_mem.types.job`` -> ``spec``; ``autotrain_mem`` itself is ``__init__``.
 
-    A module that has a row of its own is that: ``methods.missing`` is pure, and lies below the rest of its folder.
+    A module that has a row of its own is that: ``methods.flags`` is pure, and lies below the rest of its folder.
     """
     if "." not in module:
         return "__init__"

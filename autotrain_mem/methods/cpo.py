@@ -5,17 +5,16 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from autotrain_mem.methods import one_policy
+from autotrain_mem.methods import orpo
 from autotrain_mem.methods.configs import experimental_parser, fill
 
-HOME = "trl.experimental.cpo"
 make_parser = partial(experimental_parser, "cpo", "CPOConfig")
 configs = partial(fill, make_parser)
-build_trainer = partial(one_policy.build_trainer, HOME)
-worst_rows = one_policy.worst_rows
-rows_editor = one_policy.rows_editor
-row_lengths = partial(one_policy.row_lengths, HOME)
-check = one_policy.check
+build_trainer = partial(orpo.build_pairs_trainer, "trl.experimental.cpo")
+worst_rows = orpo.worst_rows
+rows_editor = orpo.rows_editor
+row_lengths = partial(orpo.pair_row_lengths, "trl.experimental.cpo")
+check = orpo.check
 
 
 def why_not_split(trainer: Any) -> str | None:

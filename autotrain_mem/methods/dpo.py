@@ -1,25 +1,51 @@
-"""Direct preference optimization with TRL's DPOTrainer: a policy held against a reference."""
+"""Direct preference optimization with TRL's DPOTrainer: a policy held against a reference.
+
+KTO's trainer has one too, which may score the data, and takes log-probabilities in the same way (``kto``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from operator import add
 from typing import Any
+from unittest.mock import patch
 
-from autotrain_mem.methods import image_rows, preference
+from autotrain_mem.methods import image_rows
 from autotrain_mem.methods.configs import Configs, build, fill, script_parser
 from autotrain_mem.methods.image_rows import RowImages, Texts
 from autotrain_mem.methods.interface import Basis
-from autotrain_mem.methods.row_lengths import RowLengths, pair_lengths
+from autotrain_mem.methods.row_lengths import RowLengths, pair_lengths, smallest_model
 from autotrain_mem.methods.worst_case_text import EditRows, shorten_last_rejected, text_of
 from autotrain_mem.support.columns import list_lengths
+from autotrain_mem.types import Knobs
 
 make_parser = partial(script_parser, "dpo")
 configs = partial(fill, make_parser)
 build_trainer = partial(build, "DPOTrainer")
+
+
+def without_scoring(trainer: str, columns: Callable[[Any], Sequence[str]]) -> AbstractContextManager[Any]:
+    """Give a trainer that computes the reference's scores before training zeros in their place.
+
+    Args:
+        trainer: The name of its class.
+        columns: What the reference's scores are called in a trainer's data.
+    """
+    import trl
+
+    def with_scores(trainer: Any, dataset: Any, *_: Any) -> Any:
+        for name in columns(trainer):
+            dataset = dataset.add_column(name, [0.0] * len(dataset))
+        return dataset
+
+    return patch.object(getattr(trl, trainer), "_precompute_ref_logps", with_scores)
+
+
 without_precomputing = partial(
-    preference.without_precomputing, "DPOTrainer", lambda trainer: ("ref_chosen_logps", "ref_rejected_logps")
+    without_scoring, "DPOTrainer", lambda trainer: ("ref_chosen_logps", "ref_rejected_logps")
 )
 
 
@@ -49,12 +75,52 @@ def image_rows_editor(filled: Configs) -> EditRows:
     return image_rows.shorten_last_rejected
 
 
-training_patches = partial(preference.training_patches, "trl.trainer.dpo_trainer")
+@contextmanager
+def strided_logps(home: str, trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
+    """Let autograd see the log-probabilities that a trainer's module takes of its logits as it sees real tensors.
+
+    TRL's DPO and KTO write into their log-probabilities, which are a view (DPO of 1.16 no longer does). Backward, such
+    a write goes by ``as_strided``, with zeros of the base's size; for tensors of Python's own kind, as fake ones are,
+    the view is repeated instead (tools/autograd/gen_inplace_or_view_type.py: is_python_dispatch). So they are made a
+    strided view of what was gathered.
+
+    Args:
+        home: The trainer's module, such as ``trl.trainer.dpo_trainer``.
+    """
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    module = importlib.import_module(home)
+    log_softmax = getattr(module, "selective_log_softmax", None)
+    if log_softmax is None:
+        yield
+        return
+
+    def strided(logits: Any, index: Any) -> Any:
+        if not isinstance(logits, FakeTensor):
+            return log_softmax(logits, index)
+        chosen = log_softmax(logits, index.unsqueeze(-1))
+        return chosen.as_strided(index.shape, chosen.stride()[:-1])
+
+    with patch.object(module, "selective_log_softmax", strided):
+        yield
+
+
+training_patches = partial(strided_logps, "trl.trainer.dpo_trainer")
+
+
+def prepared_rows(trainer: str, filled: Configs, split: Any, tokenizer: Any) -> Any:
+    """Let the trainer of this name prepare the data: untruncated, and without the reference's scores."""
+    import trl
+
+    filled.training.max_length, filled.training.precompute_ref_log_probs = None, False
+    models = {"model": smallest_model(), "ref_model": smallest_model()}
+    data = {"train_dataset": split, "processing_class": tokenizer}
+    return getattr(trl, trainer)(args=filled.training, **models, **data).train_dataset
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
     """Count tokens as the trainer prepares them; a pair is as long as its prompt with its longer completion."""
-    rows = preference.prepared_rows("DPOTrainer", filled, split, tokenizer)
+    rows = prepared_rows("DPOTrainer", filled, split, tokenizer)
     prompts, chosen, rejected = (list_lengths(rows, name) for name in ("prompt_ids", "chosen_ids", "rejected_ids"))
     return pair_lengths(list(map(add, prompts, chosen)), list(map(add, prompts, rejected)))
 

@@ -284,7 +284,7 @@ _ROWS_FOR_ALL = (
 _ROWS_OF_METHODS = (
     FlagGroup(
         verdict=Verdict.REFUSED,
-        methods=(_ORPO, _CPO),  # one_policy.py: check
+        methods=(_ORPO, _CPO),  # orpo.py: check
         why="it is for models with an encoder, or samples while the model is evaluated",
         names=("max_completion_length", "is_encoder_decoder", "generate_during_eval"),
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from autotrain_mem.methods import preference
+from autotrain_mem.methods import dpo
 from autotrain_mem.methods.configs import Configs, build, fill, script_parser
 from autotrain_mem.methods.row_lengths import RowLengths
 from autotrain_mem.methods.worst_case_text import EditRows, shorten_last_row, text_of
@@ -15,7 +15,7 @@ make_parser = partial(script_parser, "kto")
 configs = partial(fill, make_parser)
 build_trainer = partial(build, "KTOTrainer")
 without_precomputing = partial(
-    preference.without_precomputing,
+    dpo.without_scoring,
     "KTOTrainer",
     lambda trainer: ("ref_logps", "ref_KL_logps") if trainer.calculate_KL else ("ref_logps",),
 )
@@ -39,7 +39,7 @@ def rows_editor(filled: Configs) -> EditRows:
     return shorten_last_row
 
 
-training_patches = partial(preference.training_patches, "trl.trainer.kto_trainer")
+training_patches = partial(dpo.strided_logps, "trl.trainer.kto_trainer")
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
@@ -49,7 +49,7 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
     of a micro-batch that is the last one's, so that another size of micro-batch moves these few. A length that rows are
     cut to holds for all of them.
     """
-    lengths = prepared_lengths(preference.prepared_rows("KTOTrainer", filled, split, tokenizer))
+    lengths = prepared_lengths(dpo.prepared_rows("KTOTrainer", filled, split, tokenizer))
     assert lengths is not None, "TRL names its columns otherwise"
     return RowLengths(longer=lengths)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from autotrain_mem.methods import online
 from autotrain_mem.methods.configs import Configs, fill, own_tokenizer, trainer_arguments, trusts_remote_code
-from autotrain_mem.methods.one_policy import load_policy
+from autotrain_mem.methods.orpo import load_policy
 from autotrain_mem.methods.reward_functions import try_once
 from autotrain_mem.methods.row_lengths import RowLengths
 from autotrain_mem.support.errors import DatasetFormatError, UsageError

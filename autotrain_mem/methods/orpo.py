@@ -1,21 +1,157 @@
-"""Odds ratio preference optimization with the ORPOTrainer of ``trl.experimental``: pairs, and no reference."""
+"""Odds ratio preference optimization with the ORPOTrainer of ``trl.experimental``: pairs, one policy, no reference.
+
+CPO's trainer is built and fed alike (``cpo``). TRL has no script for either. They are built as its scripts build the
+others: the model by ``create_model_from_path``, the tokenizer with an end of text for padding where it has none, as
+``trl/trainer/dpo_trainer.py: __init__`` does.
+"""
 
 from __future__ import annotations
 
+import copy
+import importlib
+import sys
 from functools import partial
 from typing import Any
 
-from autotrain_mem.methods import one_policy
-from autotrain_mem.methods.configs import experimental_parser, fill
+from autotrain_mem.methods.configs import (
+    Configs,
+    experimental_parser,
+    fill,
+    own_tokenizer,
+    padding,
+    trainer_arguments,
+)
+from autotrain_mem.methods.row_lengths import RowLengths, pair_lengths, smallest_model
+from autotrain_mem.methods.worst_case_text import EditRows, text_of
+from autotrain_mem.support.columns import list_lengths
+from autotrain_mem.support.columns import row_lengths as prepared_lengths
+from autotrain_mem.support.errors import DatasetFormatError, UsageError
 
-HOME = "trl.experimental.orpo"
 make_parser = partial(experimental_parser, "orpo", "ORPOConfig")
 configs = partial(fill, make_parser)
-build_trainer = partial(one_policy.build_trainer, HOME)
-worst_rows = one_policy.worst_rows
-rows_editor = one_policy.rows_editor
-row_lengths = partial(one_policy.row_lengths, HOME)
-check = one_policy.check
+
+
+def build_pairs_trainer(
+    home: str, filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None
+) -> Any:
+    """Build a trainer of ``trl.experimental``.
+
+    Args:
+        home: Its package, such as ``trl.experimental.orpo``.
+    """
+    common = trainer_arguments(filled, model, stub)
+    quantized, loading = common.pop("quantization_config"), filled.training.model_init_kwargs
+    filled.training.model_init_kwargs = None  # these trainers take it with a name alone
+    common["model"] = load_policy(
+        filled, model, loading | ({} if quantized is None else {"quantization_config": quantized})
+    )
+    common["processing_class"] = stub or own_tokenizer(filled, model)
+    return _class_of(home)(train_dataset=train_dataset, eval_dataset=eval_dataset, **common)
+
+
+def _class_of(home: str) -> Any:
+    return getattr(importlib.import_module(home), f"{home.rpartition('.')[2].upper()}Trainer")
+
+
+def load_policy(filled: Configs, model: str, loading: dict[str, Any]) -> Any:
+    """Load the model as TRL's other trainers do, which leave it to accelerate where several processes train
+    (``trl/trainer/dpo_trainer.py: __init__``)."""
+    from trl.trainer.utils import create_model_from_path
+
+    is_shared = str(filled.training.distributed_state.distributed_type.value) in ("MULTI_GPU", "DEEPSPEED")
+    return create_model_from_path(model, **loading, **({"device_map": None} if is_shared else {}))
+
+
+build_trainer = partial(build_pairs_trainer, "trl.experimental.orpo")
+
+
+def worst_rows(filled: Configs, length: int, rows: int) -> Any:
+    """Make pairs that fill ``length`` tokens, nearly all of them the prompt's.
+
+    The prompt lies on the card once more by itself, and nothing of a batch is smaller for a short answer: logits are of
+    prompt and answer. TRL adds an end.
+    """
+    from datasets import Dataset
+
+    prompt = max(1, length - 2)
+    answer = text_of(max(0, length - prompt - 1))
+    return Dataset.from_dict(
+        {"prompt": [text_of(prompt)] * rows, "chosen": [answer] * rows, "rejected": [answer] * rows}
+    )
+
+
+def rows_editor(filled: Configs) -> EditRows:
+    """Imitate the padding that nearly every real batch of pairs has."""
+    return _shorten_last_rejected
+
+
+def _shorten_last_rejected(rows: list[Any]) -> list[Any]:
+    *full, last = rows
+    of_rejected = [name for name, value in last.items() if name.startswith("rejected_") and isinstance(value, list)]
+    return [*full, {**last, **{name: last[name][:-1] for name in of_rejected}}]
+
+
+def pair_row_lengths(home: str, filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
+    """Count tokens as the trainer prepares them, untruncated; both sides begin with the prompt.
+
+    Without a ``max_length`` in the config the user leaves it to the data.
+
+    Raises:
+        DatasetFormatError: with a ``max_length`` of the user's, rows would be longer than that.
+    """
+    limit, tokenizer = filled.training.max_length, padding(tokenizer)
+    rows = _prepared(home, filled, split, tokenizer, max_length=sys.maxsize)
+    sides = map(partial(list_lengths, rows), ("chosen_input_ids", "rejected_input_ids"))
+    lengths = pair_lengths(*sides)
+    if limit is not None and limit < max(lengths.longer, default=0):
+        cut = prepared_lengths(_prepared(home, filled, split, tokenizer, max_length=limit))
+        _check_cut(home, limit, cut or [])
+    return lengths
+
+
+def _prepared(home: str, filled: Configs, split: Any, tokenizer: Any, *, max_length: int) -> Any:
+    args = copy.copy(filled.training)
+    args.max_length = max_length
+    data = {"train_dataset": split, "processing_class": tokenizer}
+    return _class_of(home)(model=smallest_model(), args=args, **data).train_dataset
+
+
+def _check_cut(home: str, limit: int, lengths: list[int]) -> None:
+    """Refuse rows that TRL leaves longer than it was asked to: it cuts no prompt, and 1.12 cuts an answer by the length
+    of the longer one (``trl/experimental/orpo/orpo_trainer.py: tokenize_row``)."""
+    longer = [tokens for tokens in lengths if tokens > limit]
+    if longer:
+        raise DatasetFormatError(
+            f"{len(longer):,} rows stay longer than --max_length {limit}, the longest {max(longer):,} tokens: TRL's "
+            f"{_class_of(home).__name__} cuts answers, and never a prompt.",
+            hint="Give --max_length auto, the longest row, or leave such rows away.",
+        )
+
+
+row_lengths = partial(pair_row_lengths, "trl.experimental.orpo")
+
+
+def check(filled: Configs, *, to_train: bool) -> None:
+    """Refuse what the trainer would take for something else.
+
+    Raises:
+        UsageError: no limit, which TRL takes for 512 tokens, or flags of encoder-decoder models and of samples.
+    """
+    training = filled.training
+    if training.max_length is None:
+        raise UsageError(
+            "--max_length none is 512 tokens to this trainer of TRL's.",
+            hint="Give --max_length auto, the longest row, or a number.",
+        )
+    if training.generate_during_eval:
+        raise UsageError(
+            "--generate_during_eval is not supported yet: what it samples is not rehearsed.", hint="Remove it."
+        )
+    if training.max_completion_length is not None or training.is_encoder_decoder is not None:
+        raise UsageError(
+            "--max_completion_length and --is_encoder_decoder are for models with an encoder, and this one has none.",
+            hint="Remove them: --max_length limits prompt and answer together.",
+        )
 
 
 def why_not_split(trainer: Any) -> str | None:

@@ -47,9 +47,14 @@ def describe(job: Job, compute_capability: Capability) -> ModelFacts:
     from autotrain_mem.checks.compatibility import why_no_flash_attention
     from autotrain_mem.checks.model import ModelOnCard, config_digest, read_config
     from autotrain_mem.checks.sharding import other_layers
-    from autotrain_mem.methods.adapter_targets import adapter_width, checkpoint_dtype, planned_targets
     from autotrain_mem.methods.configs import default_targets
-    from autotrain_mem.methods.parameter_count import kv_cache, parameters
+    from autotrain_mem.methods.parameter_count import (
+        adapter_width,
+        checkpoint_dtype,
+        kv_cache,
+        parameters,
+        planned_targets,
+    )
     from autotrain_mem.rehearsal.model.truncated_depth import pattern_of
     from autotrain_mem.trainers.processor import FAMILIES, pixel_steps
     from autotrain_mem.trainers.quantization import checkpoint_quantization
