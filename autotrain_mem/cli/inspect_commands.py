@@ -12,7 +12,7 @@ from rich.live import Live
 
 from autotrain_mem.cli.run_flags import flag_parser, parsed
 from autotrain_mem.report.explain_view import explain_view
-from autotrain_mem.report.layout import Block
+from autotrain_mem.report.layout import Indented
 from autotrain_mem.report.machine_view import doctor_view, issue_text
 from autotrain_mem.report.run_history import HistoryReader
 from autotrain_mem.report.run_view import Watched, happening_lines, watch_line, watch_view
@@ -91,7 +91,7 @@ def watch(argv: Sequence[str]) -> int:
         return 0
     console = Console()
     if options.once or first.is_over:
-        console.print(Block(watch_view(first, ascii_only=console.options.ascii_only)))
+        console.print(Indented(watch_view(first, ascii_only=console.options.ascii_only)))
         return 0
     try:
         _follow(look, first)

@@ -10,11 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from autotrain_mem.report import formatting
-from autotrain_mem.report.layout import BAD, GOOD, QUIET, Bar, Block, Scale, add, hanging, scale_for, section, table
+from autotrain_mem.report.layout import BAD, GOOD, QUIET, Bar, Indented, Scale, add, hanging, scale_for, section, table
 from autotrain_mem.support.units import counted, duration, format_bytes
 from autotrain_mem.types import Estimate, Hardware, Owner
-from autotrain_mem.types.mixed_lengths import STEPS, MixedLengths, ReservedOverSteps
-from autotrain_mem.types.vllm import VllmSleep
+from autotrain_mem.types.mixed_lengths import STEPS
 
 LARGEST_MODULES = 5
 
@@ -40,6 +39,12 @@ class Sum:
 def estimate_view(estimate: Estimate) -> RenderableType:
     """One configuration against one device: verdict, budget, phases, modules, and what the figures leave out."""
     memory, shown = estimate.memory, sum_of(estimate)
+    on_host = []
+    if memory.pinned_host_bytes:
+        each = " in each process" if estimate.knobs.processes > 1 else ""
+        other = f", and {format_bytes(memory.unpinned_host_bytes)} of other" if memory.unpinned_host_bytes else ""
+        words = "of pinned host memory, in blocks of powers of two"
+        on_host = [hanging(f"host      {format_bytes(memory.pinned_host_bytes)} {words}{other}{each}")]
     parts: list[RenderableType] = [
         verdict(estimate),
         *(hanging(f"  {reason}") for reason in why_not(estimate)),
@@ -49,7 +54,7 @@ def estimate_view(estimate: Estimate) -> RenderableType:
         hanging(f"speed     {formatting.speed(estimate.time)}"),
         *([hanging(f"base      {estimate.unquantized}")] if estimate.unquantized else []),
         *([hanging(f"experts   {estimate.routed}")] if estimate.routed else []),
-        *_on_host(estimate),
+        *on_host,
         Text(),
         sum_table(estimate, shown),
         *reserved_modes(estimate, shown),
@@ -60,7 +65,7 @@ def estimate_view(estimate: Estimate) -> RenderableType:
     if estimate.hardware.origin == "detected":
         parts += [Text(), hanging(f"card      {estimate.hardware.source}")]
     parts += [Text(), Text(f"rehearsed in {duration(memory.rehearsal_seconds)}", style=QUIET)]
-    return Block(Group(*parts))
+    return Indented(Group(*parts))
 
 
 def verdict(estimate: Estimate, how: str = "") -> Text:
@@ -72,33 +77,28 @@ def verdict(estimate: Estimate, how: str = "") -> Text:
 
 def at_the_peak(estimate: Estimate, shown: Sum) -> list[RenderableType]:
     """Which phase needs how much, and which modules most."""
-    phases = section("peak allocated by phase", Block(_phase_table(estimate, shown), 2))
-    if parts := estimate.memory.parts_at_peak:
-        grid = table("size", "part", right=(0,), show_header=False)
-        for name, size in parts:
+    memory, scale = estimate.memory, shown.scale
+    grid = table("phase", "peak", "", right=(1,), show_header=False)
+    for phase, peak in memory.phases.items():
+        steps = shown.peak if peak == memory.peak_allocated_bytes else scale.steps(peak)
+        bar = Bar(peak / max((1, *memory.phases.values())))
+        add(grid, formatting.PHASES[phase], f"{scale.write(steps)} {scale.unit}", bar)
+    blocks = section("peak allocated by phase", Indented(grid, 2))
+    for heading, sizes in (
+        ("parts of the model at the peak, with all that they hold", memory.parts_at_peak),
+        ("largest modules at the peak", memory.modules_at_peak[:LARGEST_MODULES]),
+    ):
+        grid = table("", "", right=(0,), show_header=False)
+        for name, size in sizes:
             add(grid, format_bytes(size), name)
-        phases += section("parts of the model at the peak, with all that they hold", Block(grid, 2))
-    if not estimate.memory.modules_at_peak:
-        return phases
-    grid = table("size", "module", right=(0,), show_header=False)
-    for name, size in estimate.memory.modules_at_peak[:LARGEST_MODULES]:
-        add(grid, format_bytes(size), name)
-    return [*phases, *section("largest modules at the peak", Block(grid, 2))]
+        blocks += section(heading, Indented(grid, 2)) if sizes else []
+    return blocks
 
 
 def not_counted(estimate: Estimate) -> list[RenderableType]:
     """Shows what the figures leave out."""
-    lines = [Block(hanging(f"-  {each}"), 2) for each in estimate.memory.not_counted]
+    lines = [Indented(hanging(f"-  {each}"), 2) for each in estimate.memory.not_counted]
     return section("not counted", *lines) if lines else []
-
-
-def _on_host(estimate: Estimate) -> list[RenderableType]:
-    """Shows what waits in host memory; nothing where nothing does."""
-    pinned_bytes, other_bytes = estimate.memory.pinned_host_bytes, estimate.memory.unpinned_host_bytes
-    each = " in each process" if estimate.knobs.processes > 1 else ""
-    words = "of pinned host memory, in blocks of powers of two"
-    other = f", and {format_bytes(other_bytes)} of other" if other_bytes else ""
-    return [hanging(f"host      {format_bytes(pinned_bytes)} {words}{other}{each}")] if pinned_bytes else []
 
 
 def why_not(estimate: Estimate) -> list[str]:
@@ -153,38 +153,6 @@ def sum_table(estimate: Estimate, shown: Sum) -> Table:
     rows += [*outside(estimate, shown, "+"), ("=", "needed", shown.needed, "")]
     grid = table("", "", shown.scale.unit, "", right=(2,))
     add_rows(grid, rows, shown.scale)
-    _add_budget(grid, estimate, shown)
-    return grid
-
-
-def outside(estimate: Estimate, shown: Sum, sign: str) -> list[Row]:
-    """Shows what a run holds of the device outside torch's allocator."""
-    note = "the CUDA context and its modules" if caches(estimate.hardware) else "the process itself"
-    rows = [(sign, "outside torch", shown.non_torch, note)]
-    if estimate.communicators_bytes:
-        rows.append((sign, "NCCL", shown.communicators, "its communicators, before a probe measures them"))
-    if estimate.vllm_share_bytes:
-        rows.append((sign, "vLLM's share", shown.vllm_share, _of_vllm(estimate.vllm_sleep)))
-    return rows
-
-
-def _of_vllm(sleep: VllmSleep | None) -> str:
-    if sleep is None:
-        return "a pool of its own for its weights and KV cache"
-    awake, asleep = format_bytes(sleep.awake_bytes), format_bytes(sleep.asleep_bytes)
-    if sleep.is_decided_awake:
-        return f"while it generates, when most is needed; it sleeps else, with up to {asleep}"
-    return f"what it keeps at most while it sleeps; {awake} while it generates"
-
-
-def add_rows(grid: Table, rows: Sequence[Row], scale: Scale) -> None:
-    """Adds lines to a sum; its totals stand out."""
-    for sign, name, steps, note in rows:
-        text = Text(note, style=f"not bold {QUIET}")
-        add(grid, sign, name, scale.write(steps), text, style="bold" if sign == "=" else "")
-
-
-def _add_budget(grid: Table, estimate: Estimate, shown: Sum) -> None:
     hardware, scale = estimate.hardware, shown.scale
     others = hardware.total_bytes - hardware.free_bytes
     note = [f"{format_bytes(hardware.total_bytes)} in all"]
@@ -195,6 +163,31 @@ def _add_budget(grid: Table, estimate: Estimate, shown: Sum) -> None:
     name = "left" if estimate.required_bytes <= estimate.budget_bytes else "too much"
     style = GOOD if estimate.fits else BAD
     add(grid, "", Text(name, style=style), Text(scale.write(abs(budget - shown.needed)), style=style))
+    return grid
+
+
+def outside(estimate: Estimate, shown: Sum, sign: str) -> list[Row]:
+    """Shows what a run holds of the device outside torch's allocator."""
+    note = "the CUDA context and its modules" if caches(estimate.hardware) else "the process itself"
+    rows = [(sign, "outside torch", shown.non_torch, note)]
+    if estimate.communicators_bytes:
+        rows.append((sign, "NCCL", shown.communicators, "its communicators, before a probe measures them"))
+    if estimate.vllm_share_bytes:
+        note, sleep = "a pool of its own for its weights and KV cache", estimate.vllm_sleep
+        if sleep is not None and sleep.is_decided_awake:
+            asleep = format_bytes(sleep.asleep_bytes)
+            note = f"while it generates, when most is needed; it sleeps else, with up to {asleep}"
+        elif sleep is not None:
+            note = f"what it keeps at most while it sleeps; {format_bytes(sleep.awake_bytes)} while it generates"
+        rows.append((sign, "vLLM's share", shown.vllm_share, note))
+    return rows
+
+
+def add_rows(grid: Table, rows: Sequence[Row], scale: Scale) -> None:
+    """Adds lines to a sum; its totals stand out."""
+    for sign, name, steps, note in rows:
+        text = Text(note, style=f"not bold {QUIET}")
+        add(grid, sign, name, scale.write(steps), text, style="bold" if sign == "=" else "")
 
 
 def caches(hardware: Hardware) -> bool:
@@ -206,15 +199,9 @@ def reserved_modes(estimate: Estimate, shown: Sum) -> list[RenderableType]:
     """Both modes of the allocator side by side; nothing where there is none."""
     if not caches(estimate.hardware):
         return []
-    heading = "peak reserved, by kind of segments; slack is what of it was not allocated then"
-    return section(heading, Block(_reserved_table(estimate, shown), 2))
-
-
-def _reserved_table(estimate: Estimate, shown: Sum) -> Table:
-    """Gives what went wrong columns of its own, where something did."""
     scale = shown.scale
     modes = {expands: estimate.memory.reserved.of(expandable_segments=expands) for expands in (False, True)}
-    stumbles = not all(mode.fits for mode in modes.values())
+    stumbles = not all(mode.fits for mode in modes.values())  # what went wrong has columns of its own
     headings = ("", "peak", "slack", *(("retries", "largest refused") if stumbles else ()), "")
     grid = table(*headings, right=tuple(range(1, len(headings) - 1)))
     for expandable, mode in modes.items():
@@ -226,7 +213,7 @@ def _reserved_table(estimate: Estimate, shown: Sum) -> Table:
         cells += [str(mode.num_alloc_retries), refused] if stumbles else []
         mark = Text("counted above" if counted else "", style=f"not bold {QUIET}")
         add(grid, "expandable" if expandable else "fixed size", *cells, mark, style="bold" if chosen else "")
-    return grid
+    return section("peak reserved, by kind of segments; slack is what of it was not allocated then", Indented(grid, 2))
 
 
 def over_steps(estimate: Estimate) -> list[RenderableType]:
@@ -234,41 +221,24 @@ def over_steps(estimate: Estimate) -> list[RenderableType]:
     mixed = estimate.memory.mixed_lengths
     if mixed is None or not caches(estimate.hardware):
         return []
-    retries = any(order.num_alloc_retries[-1] for _, _, order in _orders(mixed))
+    orders = [
+        (expandable, first, mode.longest_first if first else mode.any_order)
+        for expandable in (False, True)
+        for mode in (mixed.of(expandable_segments=expandable),)
+        for first in (False, True)
+    ]
+    retries = any(order.num_alloc_retries[-1] for _, _, order in orders)
     steps = [f"{count:,} steps" for count in STEPS]
     headings = ("segments", "rows", *steps, *(("retries",) if retries else ()), "")
     grid = table(*headings, right=tuple(range(2, len(headings) - 1)))
-    for expandable, first, order in _orders(mixed):
+    for expandable, first, order in orders:
         chosen = expandable == estimate.knobs.expandable_segments and first
         counted = chosen and estimate.reserved_bytes == order.last_bytes != estimate.reserved.peak_reserved_bytes
         cells = [format_bytes(size) for size in order.reserved_bytes]
         cells += [str(order.num_alloc_retries[-1])] if retries else []
-        mark = Text("counted above" if counted else _too_much(estimate, order), style=f"not bold {QUIET}")
+        too_much = "more than there is" if order.last_bytes + estimate.outside_bytes > estimate.budget_bytes else ""
+        mark = Text("counted above" if counted else too_much, style=f"not bold {QUIET}")
         names = ("expandable" if expandable else "fixed size", "longest first" if first else "any order")
         add(grid, *names, *cells, mark, style="bold" if chosen else "")
     heading = "reserved over hours, with rows of every length; any order is how TRL trains by itself"
-    return section(heading, Block(grid, 2))
-
-
-def _orders(mixed: MixedLengths) -> list[tuple[bool, bool, ReservedOverSteps]]:
-    """Lists (expandable segments, longest rows first, what is reserved)."""
-    modes = [(expandable, mixed.of(expandable_segments=expandable)) for expandable in (False, True)]
-    return [
-        (expandable, first, mode.longest_first if first else mode.any_order)
-        for expandable, mode in modes
-        for first in (False, True)
-    ]
-
-
-def _too_much(estimate: Estimate, order: ReservedOverSteps) -> str:
-    return "more than there is" if order.last_bytes + estimate.outside_bytes > estimate.budget_bytes else ""
-
-
-def _phase_table(estimate: Estimate, shown: Sum) -> Table:
-    phases, scale = estimate.memory.phases, shown.scale
-    largest = max((1, *phases.values()))
-    grid = table("phase", "peak", "", right=(1,), show_header=False)
-    for phase, peak in phases.items():
-        steps = shown.peak if peak == estimate.memory.peak_allocated_bytes else scale.steps(peak)
-        add(grid, formatting.PHASES[phase], f"{scale.write(steps)} {scale.unit}", Bar(peak / largest))
-    return grid
+    return section(heading, Indented(grid, 2))

@@ -21,11 +21,11 @@ from autotrain_mem.report.estimate_view import (
     reserved_modes,
     sum_of,
 )
-from autotrain_mem.report.layout import BAD, GOOD, QUIET, Bar, Block, add, hanging, section, table, title
+from autotrain_mem.report.layout import BAD, GOOD, QUIET, Bar, Indented, add, hanging, section, table, title
 from autotrain_mem.report.plan_view import changes, decision, elsewhere, facts, gentler, passed_over, proposed, searched
 from autotrain_mem.search.shardings import FASTEST_FIRST
 from autotrain_mem.support.units import brief, counted, format_bytes, percent, rate
-from autotrain_mem.types import Candidate, Estimate, Knobs, Owner, Plan
+from autotrain_mem.types import Candidate, Estimate, Owner, Plan
 from autotrain_mem.types.knobs import Sharding
 
 LARGEST_OWNERS = 2
@@ -41,13 +41,15 @@ def explain_view(plan: Plan) -> RenderableType:
     add(grid, "settings", formatting.settings(plan.knobs))
     if estimate.hardware.source:
         add(grid, "card", estimate.hardware.source)
+    bounds = table("", "", show_header=False)  # what stands in the way of more
+    add(bounds, "the peak", _peak(estimate))
+    add(bounds, "more at once", _larger(plan))
+    add(bounds, "less harm", _gentler(plan))
     parts: list[RenderableType] = [
         title(f"autofit {plan.method} --model {plan.model}"),
         *decision(plan),
-        Block(grid, 2),
-    ]
-    parts += [
-        *section("what binds", Block(_bounds(plan), 2)),
+        Indented(grid, 2),
+        *section("what binds", Indented(bounds, 2)),
         *section(f"where the memory goes, at the peak in {shown.scale.unit}", _ledger(estimate, shown)),
         *at_the_peak(estimate, shown),
         *sharing_view(plan),
@@ -63,19 +65,7 @@ def explain_view(plan: Plan) -> RenderableType:
     ]
     layers = estimate.memory.rehearsed_layers
     how = "" if layers is None else f", the plan itself on copies of {counted(layers, 'layer')} at most"
-    return Block(Group(*parts, Text(), Text(f"{searched(plan)}{how}", style=QUIET)))
-
-
-# -- what binds ----------------------------------------------------------------------------------------------------
-
-
-def _bounds(plan: Plan) -> Table:
-    """Shows what stands in the way of more: the peak, the next larger micro-batch, the next gentler level."""
-    grid = table("", "", show_header=False)
-    add(grid, "the peak", _peak(plan.estimate))
-    add(grid, "more at once", _larger(plan))
-    add(grid, "less harm", _gentler(plan))
-    return grid
+    return Indented(Group(*parts, Text(), Text(f"{searched(plan)}{how}", style=QUIET)))
 
 
 def _peak(estimate: Estimate) -> str:
@@ -92,18 +82,21 @@ def _larger(plan: Plan) -> str:
     rows, facts = plan.knobs.per_device_train_batch_size, plan.job.method_facts
     if plan.knobs.gradient_accumulation_steps == 1:
         return f"the whole batch of {rows} is computed at once already"
-    alike = [each for each in plan.attempts if set(formatting.differing([each.knobs, plan.knobs])) <= _ALIKE]
-    larger = [each for each in alike if each.knobs.per_device_train_batch_size > rows]
     if not plan.attempts:
         return "nothing was tried"
-    if not larger:
+    last: dict[int, Candidate] = {}  # what was rehearsed last of each larger micro-batch
+    for each in plan.attempts:
+        is_alike = set(formatting.differing([each.knobs, plan.knobs])) <= _ALIKE
+        if is_alike and each.knobs.per_device_train_batch_size > rows:
+            last[each.knobs.per_device_train_batch_size] = each
+    if not last:
         return f"no more than {facts.rows(rows)} at once {'were' if rows > 1 else 'was'} tried with these settings"
-    nearest = min(each.knobs.per_device_train_batch_size for each in larger)
-    last = [each for each in larger if each.knobs.per_device_train_batch_size == nearest][-1]
-    needed = f"{facts.rows(nearest)} need {format_bytes(last.required_bytes)}"
-    if not last.fits:
-        return f"{needed}, {format_bytes(last.required_bytes - last.budget_bytes)} more than the budget"
-    speed = last.tokens_per_second
+    nearest = min(last)
+    tried = last[nearest]
+    needed = f"{facts.rows(nearest)} need {format_bytes(tried.required_bytes)}"
+    if not tried.fits:
+        return f"{needed}, {format_bytes(tried.required_bytes - tried.budget_bytes)} more than the budget"
+    speed = tried.tokens_per_second
     return f"{needed}, which fits{f', at {rate(speed)} tokens/s' if speed else ''}"
 
 
@@ -119,14 +112,10 @@ def _gentler(plan: Plan) -> str:
     nearest = before[-1]
     if sentence := passed_over(nearest, plan):
         return sentence
-    reserved_for_others = plan.estimate.hardware.free_bytes - plan.estimate.budget_bytes
-    free = format_bytes(nearest.required_bytes + reserved_for_others)
-    there = format_bytes(plan.estimate.hardware.free_bytes)
-    needed = format_bytes(nearest.required_bytes)
+    free_bytes = plan.estimate.hardware.free_bytes
+    free = format_bytes(nearest.required_bytes + free_bytes - plan.estimate.budget_bytes)
+    needed, there = format_bytes(nearest.required_bytes), format_bytes(free_bytes)
     return f"{nearest.level} needs {needed} at least: with the headroom {free} would have to be free; {there} are"
-
-
-# -- the budget, line by line --------------------------------------------------------------------------------------
 
 
 def _ledger(estimate: Estimate, shown: Sum) -> Table:
@@ -144,19 +133,10 @@ def _ledger(estimate: Estimate, shown: Sum) -> Table:
         rows.append(("-", "cached by the allocator", shown.cached, "free blocks and their remains"))
     grid = table("", "", "", "", right=(2,), show_header=False)
     add_rows(grid, rows, scale)
-    left, fits = budget - shown.needed, estimate.required_bytes <= estimate.budget_bytes
-    add(
-        grid,
-        "=",
-        "free" if fits else "missing",
-        scale.write(abs(left)),
-        "",
-        style=f"bold {GOOD if estimate.fits else BAD}",
-    )
+    name = "free" if estimate.required_bytes <= estimate.budget_bytes else "missing"
+    style = f"bold {GOOD if estimate.fits else BAD}"
+    add(grid, "=", name, scale.write(abs(budget - shown.needed)), "", style=style)
     return grid
-
-
-# -- the time of a step --------------------------------------------------------------------------------------------
 
 
 def _time(plan: Plan) -> list[RenderableType]:
@@ -164,14 +144,14 @@ def _time(plan: Plan) -> list[RenderableType]:
     time = plan.estimate.time
     if not time.step_seconds:
         return []
-    known = formatting.has_speed(time)
-    grid = table("", *([""] if known else []), "", "", right=(1, 2) if known else (1,), show_header=False)
+    is_known = formatting.has_speed(time)
+    grid = table("", *([""] if is_known else []), "", "", right=(1, 2) if is_known else (1,), show_header=False)
     for phase, seconds in time.phases.items():
         share = seconds / time.step_seconds
-        cells = [brief(seconds)] if known else []
+        cells = [brief(seconds)] if is_known else []
         add(grid, formatting.PHASES[phase], *cells, percent(share), Bar(share))
-    rates = "" if known else f", by the rates of {time.assumed}"
-    return section(f"the time of a step{rates}", Block(grid, 2))
+    rates = "" if is_known else f", by the rates of {time.assumed}"
+    return section(f"the time of a step{rates}", Indented(grid, 2))
 
 
 DIVIDED = (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE)
@@ -192,34 +172,33 @@ _BUCKETS = (
 
 
 def sharing_view(plan: Plan) -> list[RenderableType]:
-    """Every way of sharing beside the plan's; nothing for a single process."""
+    """Every way of sharing beside the plan's; nothing for a single process.
+
+    Bytes were rehearsed for the plan, and computed from its own for the others: these begin with ~.
+    """
     if plan.knobs.processes == 1:
         return []
-    notes = [Block(hanging(sentence), 2) for sentence in _sentences(plan)]
-    return section("how the GPUs share the model, for each of them", Block(_table(plan), 2), *notes)
-
-
-def _table(plan: Plan) -> Table:
-    """Bytes that were rehearsed for the plan, and computed from its own for the others: these begin with ~."""
-    estimate = plan.estimate
+    estimate, own = plan.estimate, (plan.knobs.sharding, plan.knobs.fsdp_offload_params)
+    ways = [(each, False) for each in FASTEST_FIRST if each != "hsdp" or plan.knobs.sharding == "hsdp"]
+    ways.append(("fsdp2", True))
+    ways += [(own[0] or "fsdp1", own[1])] if plan.knobs.sharding == "fsdp1" or plan.knobs.zero_stage else []
     grid = table("", "weights", "gradients", "state", "needs", "", right=(1, 2, 3, 4))
-    for sharding, offloads in _ways(plan.knobs):
-        is_plan = (sharding, offloads) == (plan.knobs.sharding, plan.knobs.fsdp_offload_params)
+    for sharding, offloads in ways:
+        is_plan = (sharding, offloads) == own
         held = (_held(estimate, owner, sharding, offloads=offloads) for owner in DIVIDED)
         sizes = [f"{'' if is_plan else '~'}{format_bytes(each)}" for each in held]
         name = f"{sharding.upper()}, offloaded" if offloads else formatting.SHARINGS[sharding]
-        needs, outcome = _need_and_speed(_best(plan, sharding, offloads=offloads))
+        best = _best(plan, sharding, offloads=offloads)
+        needs = "" if best is None else format_bytes(best.required_bytes)
+        if best is None:
+            outcome = Text("not rehearsed", style=QUIET)
+        elif not best.fits:
+            outcome = Text("too much", style=BAD)
+        else:
+            outcome = Text(f"{rate(best.tokens_per_second)} tokens/s" if best.tokens_per_second else "fits")
         add(grid, f"{'>' if is_plan else ' '} {name}", *sizes, needs, outcome, style="bold" if is_plan else "")
-    return grid
-
-
-def _ways(knobs: Knobs) -> Iterator[tuple[Sharding, bool]]:
-    for sharding in FASTEST_FIRST:
-        if sharding != "hsdp" or knobs.sharding == "hsdp":
-            yield sharding, False
-    yield "fsdp2", True
-    if knobs.sharding == "fsdp1" or knobs.zero_stage:
-        yield knobs.sharding or "fsdp1", knobs.fsdp_offload_params
+    notes = [Indented(hanging(sentence), 2) for sentence in _sentences(plan)]
+    return section("how the GPUs share the model, for each of them", Indented(grid, 2), *notes)
 
 
 def _held(estimate: Estimate, owner: Owner, sharding: Sharding, *, offloads: bool) -> int:
@@ -248,15 +227,6 @@ def _best(plan: Plan, sharding: Sharding, *, offloads: bool) -> Candidate | None
     return fitting[-1] if fitting else min(same, key=lambda each: each.required_bytes, default=None)
 
 
-def _need_and_speed(best: Candidate | None) -> tuple[str, Text]:
-    if best is None:
-        return "", Text("not rehearsed", style=QUIET)
-    if not best.fits:
-        return format_bytes(best.required_bytes), Text("too much", style=BAD)
-    speed = f"{rate(best.tokens_per_second)} tokens/s" if best.tokens_per_second else "fits"
-    return format_bytes(best.required_bytes), Text(speed)
-
-
 def _sentences(plan: Plan) -> Iterator[str]:
     """Says what is divided and what is not, what accelerate casts, and what the next way would take."""
     knobs, estimate = plan.knobs, plan.estimate
@@ -281,14 +251,9 @@ def _sentences(plan: Plan) -> Iterator[str]:
             "gathers and reduces it in half precision: 16 bytes for each parameter of a shard with AdamW."
         )
     yield "Each micro-step reduces its gradients (sync_each_batch): whole ones are not kept until the last."
-    if not _fits(plan, "ddp"):
-        static = sum(_held(estimate, owner, "ddp", offloads=False) for owner in DIVIDED)
-        whole = static + estimate.outside_bytes
-        budget = format_bytes(estimate.budget_bytes)
-        if not knobs.fsdp_offload_params and whole > estimate.budget_bytes:
-            yield f"DDP would hold {format_bytes(static)} of these on each GPU, the budget is {budget}."
-
-
-def _fits(plan: Plan, sharding: Sharding) -> bool:
-    best = _best(plan, sharding, offloads=False)
-    return best is not None and best.fits
+    best = _best(plan, "ddp", offloads=False)
+    if (best is None or not best.fits) and not knobs.fsdp_offload_params:
+        static_bytes = sum(_held(estimate, owner, "ddp", offloads=False) for owner in DIVIDED)
+        if static_bytes + estimate.outside_bytes > estimate.budget_bytes:
+            budget = format_bytes(estimate.budget_bytes)
+            yield f"DDP would hold {format_bytes(static_bytes)} of these on each GPU, the budget is {budget}."

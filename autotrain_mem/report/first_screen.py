@@ -18,7 +18,7 @@ from rich.text import Text
 from autotrain_mem.report import formatting
 from autotrain_mem.report.comparison_view import cards_view
 from autotrain_mem.report.estimate_view import sum_of, sum_table, verdict, why_not
-from autotrain_mem.report.layout import QUIET, Block
+from autotrain_mem.report.layout import QUIET, Indented
 from autotrain_mem.report.plan_view import data, decision, searched, short_facts, vllm_server, vllm_share
 from autotrain_mem.report.run_view import report_view
 from autotrain_mem.report.terminal import Console
@@ -59,7 +59,7 @@ class _Part:
         grid.add_column(width=LABEL_COLUMNS, no_wrap=True)
         grid.add_column(overflow="fold" if self.whole else "ellipsis", no_wrap=not self.whole, ratio=1)
         grid.add_row(Text(self.label, style=QUIET), text)
-        return Block(grid)
+        return Indented(grid)
 
 
 def first_screen(plan: Plan, next_command: str | None = None) -> RenderableType:
@@ -119,8 +119,8 @@ class _Screen:
             more = lines(whole.shown()) - lines(parts[at].shown())
             if more <= left:
                 parts[at], left = whole, left - more
-        shown = [Block(part.shown()) for part in parts]
-        fixed = [] if self.fixed is None else [Block(self.fixed)]
+        shown = [Indented(part.shown()) for part in parts]
+        fixed = [] if self.fixed is None else [Indented(self.fixed)]
         count = len(shown) - len(self.below)
         yield from (*shown[:count], *fixed, *shown[count:])
 

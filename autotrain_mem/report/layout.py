@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
@@ -15,8 +14,6 @@ from rich.text import Text
 from autotrain_mem.report.error_text import label_of
 from autotrain_mem.support.units import format_bytes, parse_bytes
 
-Row = TypeVar("Row")
-
 GOOD = "green"
 BAD = "red"
 LOUD = "bold yellow"
@@ -24,7 +21,7 @@ QUIET = "dim"
 TITLE = "bold"
 
 
-class Block:
+class Indented:
     """Content indented, and without the spaces that rich fills its lines up with: they spoil logs and diffs."""
 
     def __init__(self, content: RenderableType, indent: int = 0) -> None:
@@ -70,26 +67,6 @@ def add(grid: Table, *cells: str | RenderableType, style: str = "") -> None:
     grid.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), style=style)
 
 
-@dataclass(frozen=True, slots=True)
-class Column(Generic[Row]):
-    """One column of a table whose rows are nouns: adding a column is adding one of these."""
-
-    heading: str
-    cell: Callable[[Row], str | RenderableType]
-    right: bool = False
-    """Whether it holds numbers."""
-
-
-def columned(rows: Iterable[Row], columns: Sequence[Column[Row]], bold: Callable[[Row], bool] | None = None) -> Table:
-    """A table with a line for each noun; ``bold`` says which rows are to stand out."""
-    right = tuple(index for index, column in enumerate(columns) if column.right)
-    grid = table(*(column.heading for column in columns), right=right)
-    for row in rows:
-        style = "bold" if bold is not None and bold(row) else ""
-        add(grid, *(column.cell(row) for column in columns), style=style)
-    return grid
-
-
 def title(text: str) -> Text:
     """The line above a block."""
     return Text(text, style=TITLE)
@@ -111,8 +88,6 @@ def hanging(line: str) -> RenderableType:
     grid.add_row(Text(label), Text(line[len(label) :]))
     return grid
 
-
-# -- sizes in one unit and with one number of digits, so that a reader can add a column up to its total ----------------
 
 STEPS_PER_UNIT = 100
 """A column counts in hundredths of its unit, called steps here: 8.41 is 841 steps."""
@@ -152,6 +127,10 @@ class Scale:
     def write(self, steps: int) -> str:
         """``write(841) == "8.41"``."""
         return f"{steps / STEPS_PER_UNIT:.2f}"
+
+    def size(self, size_bytes: int) -> str:
+        """Writes one size by itself."""
+        return self.write(self.steps(size_bytes))
 
 
 def scale_for(largest_bytes: int) -> Scale:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import itertools
 import os
@@ -12,36 +13,13 @@ from collections.abc import Mapping, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, Column, add, columned, table, title
+from autotrain_mem.report.layout import BAD, GOOD, QUIET, Indented, add, table, title
 from autotrain_mem.support.recipe_files import Recipe
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.types import Hardware
 from autotrain_mem.types.health import Health, State
 
 _UNKNOWN = "-"
-
-_GPU_COLUMNS: tuple[Column[Hardware], ...] = (
-    Column("name", lambda card: card.name),
-    Column("memory", lambda card: format_bytes(card.total_bytes), right=True),
-    Column("bandwidth GB/s", lambda card: _scaled(card.bandwidth_bytes_per_second, 1e9, 0), right=True),
-    Column("bf16 TFLOP/s", lambda card: _scaled(card.bf16_flops_per_second, 1e12, 1), right=True),
-    Column("compute capability", lambda card: _kernels(card), right=True),
-)
-
-
-def _kernels(card: Hardware) -> str:
-    """NVIDIA's compute capability, or AMD's architecture."""
-    return card.architecture or ".".join(map(str, card.compute_capability or _UNKNOWN))
-
-
-def gpus_view(cards: Sequence[Hardware]) -> RenderableType:
-    """The cards that a plan can be made for."""
-    return Block(Group(columned(cards, _GPU_COLUMNS), Text(), Text(_GPUS_NOTE, style=QUIET)))
-
-
-def _scaled(rate: float | None, unit: float, digits: int) -> str:
-    return _UNKNOWN if rate is None else f"{rate / unit:.{digits}f}"
-
 
 _GPUS_NOTE = f"""\
 Memory is what torch reports, which is less than the size on the box.
@@ -52,17 +30,30 @@ _RECIPES_NOTE = """\
 autofit METHOD --recipe NAME plans for the GPU that is here and trains; flags win over what a recipe says.
 The card is the one that its header speaks of: --gpu CARD --plan_only shows that plan without it."""
 
-_RECIPE_COLUMNS: tuple[Column[Recipe], ...] = (
-    Column("name", lambda recipe: recipe.name),
-    Column("method", lambda recipe: recipe.method),
-    Column("card", lambda recipe: recipe.card if recipe.gpus == 1 else f"{recipe.gpus}x{recipe.card}"),
-    Column("what it is", lambda recipe: recipe.what),
-)
+
+def gpus_view(cards: Sequence[Hardware]) -> RenderableType:
+    """The cards that a plan can be made for."""
+    grid = table("name", "memory", "bandwidth GB/s", "bf16 TFLOP/s", "compute capability", right=(1, 2, 3, 4))
+    for card in cards:
+        bandwidth, flops = card.bandwidth_bytes_per_second, card.bf16_flops_per_second
+        add(
+            grid,
+            card.name,
+            format_bytes(card.total_bytes),
+            _UNKNOWN if bandwidth is None else f"{bandwidth / 1e9:.0f}",
+            _UNKNOWN if flops is None else f"{flops / 1e12:.1f}",
+            card.architecture or ".".join(map(str, card.compute_capability or _UNKNOWN)),  # AMD's, or NVIDIA's
+        )
+    return Indented(Group(grid, Text(), Text(_GPUS_NOTE, style=QUIET)))
 
 
 def recipes_view(recipes: Sequence[Recipe]) -> RenderableType:
     """A line for each, by name."""
-    return Block(Group(columned(recipes, _RECIPE_COLUMNS), Text(), Text(_RECIPES_NOTE, style=QUIET)))
+    grid = table("name", "method", "card", "what it is")
+    for each in recipes:
+        card = each.card if each.gpus == 1 else f"{each.gpus}x{each.card}"
+        add(grid, each.name, each.method, card, each.what)
+    return Indented(Group(grid, Text(), Text(_RECIPES_NOTE, style=QUIET)))
 
 
 _MARK_COLUMNS, _NAME_COLUMNS = 6, 16
@@ -81,8 +72,8 @@ def doctor_view(health: Health) -> RenderableType:
             if finding.fix:
                 text.append(f"\n{finding.fix}", style="bold")
             add(grid, Text(word, style=style), finding.name, text)
-        parts += [title(area), Block(grid, 2)]
-    return Block(Group(*parts, Text(), Text(summary(health), style="bold")))
+        parts += [title(area), Indented(grid, 2)]
+    return Indented(Group(*parts, Text(), Text(summary(health), style="bold")))
 
 
 def summary(health: Health) -> str:
@@ -105,15 +96,10 @@ def issue_text(health: Health, versions: Mapping[str, str | None]) -> str:
 
 def private_free(text: str) -> str:
     """Takes the names of the user's home, the user and the machine out of a text."""
-    home, host = os.path.expanduser("~"), socket.gethostname()
-    for private, public in ((home, "~"), (_user(), "USER"), (host, "HOST")):
+    user = ""
+    with contextlib.suppress(KeyError, OSError):  # a user id without a name, as in containers
+        user = getpass.getuser()
+    for private, public in ((os.path.expanduser("~"), "~"), (user, "USER"), (socket.gethostname(), "HOST")):
         if len(private) > 1:
             text = re.sub(rf"(?<![\w-]){re.escape(private)}(?![\w-])", public, text)
     return text
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a user id without a name, as in containers
-        return ""

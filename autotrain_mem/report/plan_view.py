@@ -12,7 +12,7 @@ from rich.text import Text
 
 from autotrain_mem.report import formatting
 from autotrain_mem.report.estimate_view import caches, verdict
-from autotrain_mem.report.layout import BAD, LOUD, QUIET, Block, add, hanging, section, table
+from autotrain_mem.report.layout import BAD, LOUD, QUIET, Indented, add, hanging, section, table
 from autotrain_mem.search.changes import against
 from autotrain_mem.search.levers import WARNINGS
 from autotrain_mem.support.units import amount, counted, duration, format_bytes, money, percent
@@ -27,10 +27,10 @@ from autotrain_mem.types.price import Price
 
 def plan_view(plan: Plan) -> RenderableType:
     """The decision and everything a user needs to agree with it, or to take it elsewhere."""
-    parts: list[RenderableType] = [*decision(plan), Block(facts(plan), 2)]
-    parts += section("settings", Block(_settings_table(plan), 2))
+    parts: list[RenderableType] = [*decision(plan), Indented(facts(plan), 2)]
+    parts += section("settings", Indented(_settings_table(plan), 2))
     parts += [*changes(plan), *proposed(plan), *elsewhere(plan), *_flags(plan)]
-    return Block(Group(*parts, Text(), Text(searched(plan), style=QUIET)))
+    return Indented(Group(*parts, Text(), Text(searched(plan), style=QUIET)))
 
 
 def searched(plan: Plan) -> str:
@@ -242,10 +242,10 @@ def changes(plan: Plan) -> list[RenderableType]:
     for lever in sorted(plan.levers, key=lambda each: each.harm):
         moved = f"{lever.name}  {formatting.value(lever.before)} -> {formatting.value(lever.after)}"
         style = LOUD if lever.harm >= Harm.WHAT_IS_TRAINED else QUIET
-        lines.append(Block(Text.assemble((moved, "bold"), "  ", (formatting.HARMS[lever.harm], style)), 2))
+        lines.append(Indented(Text.assemble((moved, "bold"), "  ", (formatting.HARMS[lever.harm], style)), 2))
         if sentence := loud(lever):
-            lines.append(Block(Text(sentence, style=style), 4))
-        lines.append(Block(Text(lever.why), 4))
+            lines.append(Indented(Text(sentence, style=style), 4))
+        lines.append(Indented(Text(lever.why), 4))
     return section("changed, least harm first", *lines)
 
 
@@ -255,7 +255,7 @@ def proposed(plan: Plan) -> list[RenderableType]:
         return []
     lines: list[RenderableType] = []
     for each in plan.proposals:
-        lines += [Block(Text(each.flags, style="bold"), 2), Block(Text(each.why), 4)]
+        lines += [Indented(Text(each.flags, style="bold"), 2), Indented(Text(each.why), 4)]
     return section("optional speedups (they change the batches)", *lines)
 
 
@@ -278,8 +278,8 @@ def elsewhere(plan: Plan) -> list[RenderableType]:
             outcome = Text.assemble(("does not fit", BAD), where)
         add(grid, each.level, format_bytes(each.required_bytes), outcome)
     budget = format_bytes(plan.estimate.budget_bytes)
-    notes = [Block(hanging(sentence), 2) for each in gentler(plan) if (sentence := passed_over(each, plan))]
-    return section(f"other levels of harm, against a budget of {budget}", Block(grid, 2), *notes)
+    notes = [Indented(hanging(sentence), 2) for each in gentler(plan) if (sentence := passed_over(each, plan))]
+    return section(f"other levels of harm, against a budget of {budget}", Indented(grid, 2), *notes)
 
 
 def gentler(plan: Plan) -> list[Candidate]:
@@ -327,7 +327,7 @@ def _flags(plan: Plan) -> list[RenderableType]:
     """The settings as flags of TRL's command; of ours, which takes the same, where TRL has none."""
     knobs, topology = plan.knobs, plan.estimate.hardware.topology
     command = "trl" if plan.job.method_facts.has_trl_command else "autofit"
-    flags = [Block(Text(line), 2) for line in formatting.flag_lines(plan.method, knobs)]
+    flags = [Indented(Text(line), 2) for line in formatting.flag_lines(plan.method, knobs)]
     ours = {name: value for name in OWN_KNOBS if (value := getattr(knobs, name))}
     own = [shlex.quote(word) for word in flag_words(ours)]
     if knobs.has_group:  # how several processes are launched
@@ -337,5 +337,5 @@ def _flags(plan: Plan) -> list[RenderableType]:
         own += [f"--{name} {size}" for name in TOKEN_KNOBS if (size := getattr(knobs, name)) > 1]
         own += ["--fsdp_offload_params"] if knobs.fsdp_offload_params else []
         own += [f"--{name} cpu" for name in ZERO_KNOBS if getattr(knobs, name) == "cpu"]  # NVMe has no flag
-    more = [Block(Text(f"and only autofit has {' '.join(own)}"), 2)] if own else []
+    more = [Indented(Text(f"and only autofit has {' '.join(own)}"), 2)] if own else []
     return section(f"the same settings as flags of {command} {plan.method}", *flags, *more)

@@ -19,26 +19,16 @@ from autotrain_mem.types.report import MemoryReading
 LARGEST_BYTES = 256 * MIB
 """Of a file that is read: a line of some 700 bytes for each log makes 350,000 of them."""
 _KINDS = {
-    "start": "start",
-    "checkpoint": "checkpoint",
+    **{name: name for name in ("start", "checkpoint", "restart", "end")},
     "incident": "out of memory",
-    "restart": "restart",
-    "save_failed": "warning",
-    "sign": "warning",
-    "note": "warning",
-    "not_finite": "warning",
-    "end": "end",
+    **dict.fromkeys(("save_failed", "sign", "note", "not_finite"), "warning"),
 }
 """Events that are marked -> the kind of their marks."""
 _Event = Mapping[str, Any]
 
 
 def read_history(folder: str | Path) -> RunHistory | None:
-    """Reads what the files of an output folder tell of its run; None where there are none.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
+    """Reads what the files of an output folder tell of its run; None where there are none. Raises OSError."""
     return HistoryReader(folder).read()
 
 
@@ -68,7 +58,10 @@ class HistoryReader:
             total_steps=_last(starts, "total_steps"),
             total_bytes=_last(starts, "total_bytes"),
             predicted_bytes={Phase(phase): size for phase, size in (_last(starts, "predicted_bytes") or {}).items()},
-            phases=_phases(records[0]),
+            phases={
+                Phase(phase): codec.from_json(PhasePeak, peak)
+                for phase, peak in (_last(records[0], "phases") or {}).items()
+            },
             ranks=(_moments(first, events, began), *(_moments(each, [], began) for each in others)),
             happenings=tuple(_happenings(events, began)),
             ending=_ending(events),
@@ -151,27 +144,16 @@ def _moment(sample: _Event, log: _Event, began: float) -> Moment:
 
 def _happenings(events: list[_Event], began: float) -> Iterator[Happening]:
     for event in events:
-        kind = _KINDS.get(event["event"])
-        if kind is not None:
-            step = _step(event)
-            yield Happening(seconds=round(event["time"] - began, 3), step=step, kind=kind, text=_text(event, step))
-
-
-def _step(event: _Event) -> int:
-    inner = event.get("incident") or event.get("restart") or event
-    return int(inner.get("step") or 0)
-
-
-def _text(event: _Event, step: int) -> str:
-    match event["event"]:
-        case "start":
-            return f"training begins after step {step}" if step else "training begins"
-        case "end":
-            return str(event.get("ending", "ended"))
-        case "checkpoint":
-            return f"checkpoint of step {step}"
-        case _:
-            return event_line(event)
+        if (kind := _KINDS.get(event["event"])) is None:
+            continue
+        step = int((event.get("incident") or event.get("restart") or event).get("step") or 0)
+        if kind == "start":
+            text = f"training begins after step {step}" if step else "training begins"
+        elif kind == "end":
+            text = str(event.get("ending", "ended"))
+        else:
+            text = f"checkpoint of step {step}" if kind == "checkpoint" else event_line(event)
+        yield Happening(seconds=round(event["time"] - began, 3), step=step, kind=kind, text=text)
 
 
 def _ending(events: list[_Event]) -> str:
@@ -182,11 +164,6 @@ def _ending(events: list[_Event]) -> str:
         if event["event"] == "start":
             return ""
     return ""
-
-
-def _phases(records: list[_Event]) -> dict[Phase, PhasePeak]:
-    last = _last(records, "phases") or {}
-    return {Phase(phase): codec.from_json(PhasePeak, peak) for phase, peak in last.items()}
 
 
 def _last(events: list[_Event], name: str) -> Any:
@@ -215,7 +192,14 @@ def event_line(event: Mapping[str, Any]) -> str:
             others = ", ".join(f"{_who(other)} {format_bytes(other.used_bytes)}" for other in probe.others)
             return f"{line}\non the card beside this run: {others}" if others else line
         case "replanned":
-            return _plan_moved(codec.from_json(Knobs, event["before"]), codec.from_json(Plan, event["plan"]))
+            before_it, plan = codec.from_json(Knobs, event["before"]), codec.from_json(Plan, event["plan"])
+            names = formatting.differing([before_it, plan.knobs])
+            is_so, was_so = formatting.settings(plan.knobs, names), formatting.settings(before_it, names)
+            change = f"moves to {is_so} (from {was_so})"
+            if not (is_so and was_so):  # a switch has no words where it is off
+                change = f"takes {is_so}" if is_so else f"goes without {was_so}"
+            needs = formatting.needs(plan.estimate.required_bytes, plan.estimate.budget_bytes)
+            return f"the plan {change}: {needs}, by what was measured"
         case "restart":
             restart = event["restart"]
             step, resumed_at = counted(restart["step"], "step"), restart["resumed_at"]
@@ -264,41 +248,22 @@ def _not_finite(event: Mapping[str, Any]) -> str:
 
 def outcome(probe: Probe, predicted_bytes: int, budget_bytes: int) -> str:
     """``8 x 1 rows of 1197 tokens: needs 96.0 MiB of 99.8 MiB, predicted 98.0 MiB; 2 steps in 3.1 s: fits``."""
-    rows = f"{formatting.rows(probe.knobs)}{_lengths(probe)}"
+    tokens = f" of {probe.row_tokens} tokens" if probe.row_tokens else ""
+    if completion := probe.knobs.completion_length:
+        tokens = f" of {completion} tokens{f' on prompts{tokens}' if tokens else ''}"
+    rows = f"{formatting.rows(probe.knobs)}{tokens}"
     end = "fits" if probe.fits else "does not fit"
     where = "" if probe.refused_in is None else f" in the {formatting.PHASES[probe.refused_in]} phase"
     if probe.required_bytes is None:
         return f"{rows}: out of memory{where}: {end}"
-    needed = "needs" if not probe.refused else "held"
-    figures = f"{needed} {format_bytes(probe.required_bytes)} of {format_bytes(budget_bytes)}"
-    parts = [f"{figures}, predicted {format_bytes(predicted_bytes)}"]
-    times = 0 if probe.measured is None else probe.measured.num_alloc_retries
+    figures = f"{format_bytes(probe.required_bytes)} of {format_bytes(budget_bytes)}"
+    figures += f", predicted {format_bytes(predicted_bytes)}"
     if probe.refused:
-        parts.append(f"out of memory{where}")
-    else:
-        parts.append(f"2 steps and a save in {duration(probe.seconds)}")
-    if times and not probe.refused:
-        parts.append(f"the cache was freed {counted(times, 'time')} to continue")
-    return f"{rows}: {'; '.join(parts)}: {end}"
-
-
-def _plan_moved(before: Knobs, plan: Plan) -> str:
-    """``the plan moves: 2 x 4 rows in place of 4 x 2, predicted with what was measured: 60.1 of 99.8 MiB``."""
-    names = formatting.differing([before, plan.knobs])
-    now, then = formatting.settings(plan.knobs, names), formatting.settings(before, names)
-    change = f"moves to {now} (from {then})"
-    if not (now and then):  # a switch has no words where it is off
-        change = f"takes {now}" if now else f"goes without {then}"
-    needs = formatting.needs(plan.estimate.required_bytes, plan.estimate.budget_bytes)
-    return f"the plan {change}: {needs}, by what was measured"
+        return f"{rows}: held {figures}; out of memory{where}: {end}"
+    times = 0 if probe.measured is None else probe.measured.num_alloc_retries
+    freed = f"; the cache was freed {counted(times, 'time')} to continue" if times else ""
+    return f"{rows}: needs {figures}; 2 steps and a save in {duration(probe.seconds)}{freed}: {end}"
 
 
 def _who(other: OtherProcess) -> str:
     return f"{other.name or 'process'} ({other.pid})" if other.pid else "others"
-
-
-def _lengths(probe: Probe) -> str:
-    if probe.knobs.completion_length:
-        prompts = f" on prompts of {probe.row_tokens} tokens" if probe.row_tokens else ""
-        return f" of {probe.knobs.completion_length} tokens{prompts}"
-    return f" of {probe.row_tokens} tokens" if probe.row_tokens else ""

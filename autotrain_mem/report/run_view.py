@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotrain_mem.report import formatting
-from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, add, hanging, table
+from autotrain_mem.report.layout import BAD, GOOD, QUIET, Indented, add, hanging, table
 from autotrain_mem.support.units import counted, duration, format_bytes, rate
 from autotrain_mem.types import Plan, Report
 from autotrain_mem.types.history import Happening, Moment, RunHistory
@@ -229,7 +229,7 @@ def report_view(report: Report, page: str | None = None) -> RenderableType:
     if not report.has_trained:
         add(grid, "output folder", report.output_dir)
         headline = f"nothing was left to train: the run was finished at step {report.steps}"
-        return Block(Group(Text(headline, style="bold"), Block(grid, 2)))
+        return Indented(Group(Text(headline, style="bold"), Indented(grid, 2)))
     add(grid, "trained", formatting.trains(report.knobs, report.trained))
     add(grid, "schedule", _schedule(report))
     add(grid, "loss", _loss(report))
@@ -252,7 +252,7 @@ def report_view(report: Report, page: str | None = None) -> RenderableType:
     steps = counted(report.steps - report.began_at, "step")
     since = f", from step {report.began_at} to {report.steps}" if report.began_at else ""
     headline = f"trained {steps} in {duration(report.seconds)}{since}"
-    return Block(Group(Text(headline, style="bold"), Block(grid, 2)))
+    return Indented(Group(Text(headline, style="bold"), Indented(grid, 2)))
 
 
 def _schedule(report: Report) -> str:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotrain_mem.report import formatting
-from autotrain_mem.report.layout import QUIET, Block, Scale, add, hanging, scale_for, table
+from autotrain_mem.report.layout import QUIET, Indented, Scale, add, hanging, scale_for, table
 from autotrain_mem.report.terminal import Console
 from autotrain_mem.support.errors import GpuOutOfMemoryError
 from autotrain_mem.support.units import counted, format_bytes
@@ -37,7 +37,7 @@ class _Row:
 def shortage_text(shortage: Shortage, plan: Plan) -> str:
     """Shows the request, and a column of holders that adds up to the card, beside what the rehearsal expected."""
     file = io.StringIO()
-    view = Block(Group(*(hanging(line) for line in _summary(shortage, plan)), Text(), _holders(shortage, plan)))
+    view = Indented(Group(*(hanging(line) for line in _summary(shortage, plan)), Text(), _holders(shortage, plan)))
     Console(file=file, width=WIDTH, no_color=True, highlight=False).print(view)
     return file.getvalue().rstrip("\n")
 
@@ -90,7 +90,7 @@ def _holders(shortage: Shortage, plan: Plan) -> Table:
         add(grid, row.sign, row.name, scale.write(expected), scale.write(held), scale.unit, style=style)
     for name, size in (("held by other processes", shortage.others_bytes), ("free", shortage.free_bytes)):
         if size:
-            add(grid, "", name, "", scale.write(scale.steps(size)), scale.unit, style=QUIET)
+            add(grid, "", name, "", scale.size(size), scale.unit, style=QUIET)
     return grid
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotrain_mem.report import formatting
-from autotrain_mem.report.layout import BAD, GOOD, QUIET, Block, Scale, add, hanging, scale_for, section, table
+from autotrain_mem.report.layout import BAD, GOOD, QUIET, Indented, Scale, add, hanging, scale_for, section, table
 from autotrain_mem.support.units import counted, format_bytes
 from autotrain_mem.types import Knobs, codec
 from autotrain_mem.types.sweep import Sweep, SweepPoint
@@ -44,10 +44,10 @@ def sweep_view(sweep: Sweep) -> RenderableType:
     else:
         parts += _lines(sweep, figures)
     if figures.reasons:
-        reasons = [Block(hanging(f"{mark}  {reason}"), 2) for reason, mark in figures.reasons.items()]
+        reasons = [Indented(hanging(f"{mark}  {reason}"), 2) for reason, mark in figures.reasons.items()]
         parts += section("refused", *reasons)
     fits = f"{FITS} fits; " if any(estimate.fits for estimate in sweep.estimates) else ""
-    return Block(Group(*parts, Text(), Text(f"{fits}{_LEGEND}", style=QUIET)))
+    return Indented(Group(*parts, Text(), Text(f"{fits}{_LEGEND}", style=QUIET)))
 
 
 class _Figures:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 
 from autotrain_mem.report import formatting
@@ -23,6 +25,7 @@ _LOGGED = (
 """What trainers log, and how it is called here."""
 _MEASURED = ("peak_reserved_bytes", "reserved_bytes", "peak_allocated_bytes", "allocated_bytes")
 Read = Callable[[Moment], float | None]
+Lines = Sequence[tuple[str, Read]]
 
 
 def bars(material: Material) -> Iterator[Bars]:
@@ -52,35 +55,51 @@ def charts(material: Material) -> Iterator[Chart]:
     if material.history is not None:
         yield from _of_run(material, material.history)
     yield from _lengths(material)
-    yield from _image_tokens(material)
     yield from _over_steps(material)
 
 
 def _of_run(material: Material, history: RunHistory) -> Iterator[Chart]:
-    moments = _thinned(history.moments)
+    moments, estimate = _thinned(history.moments), material.plan.estimate
+    happened = history.happenings
+    marks = tuple(Mark(seconds=each.seconds, step=each.step, kind=each.kind, text=each.text) for each in happened)
+
+    def over_time(key: str, title: str, unit: str, lines: Lines, limits: Mapping[str, float] | None = None) -> Chart:
+        return Chart(
+            key=key,
+            title=title,
+            x_title="seconds since the training began",
+            y_title=title.lower(),
+            unit=unit,
+            x=tuple(moment.seconds for moment in moments),
+            series=tuple(Series(name=name, values=tuple(map(read, moments))) for name, read in lines),
+            limits=limits or {},
+            marks=marks,
+        )
+
     if any(moment.device is not None for moment in moments):
-        yield _memory(material, history, moments)
+        lines = [(name.removesuffix("_bytes").replace("_", " "), _device(name)) for name in _MEASURED]
+        limits = {
+            "budget": float(max(0, estimate.budget_bytes - estimate.outside_bytes)),
+            "predicted peak reserved": float(estimate.reserved_bytes),
+            "predicted peak allocated": float(estimate.reserved.peak_allocated_bytes),
+        }
+        yield over_time("memory", "Memory of the run", "bytes", lines, limits)
     if len(history.ranks) > 1:
         yield _ranks(history)
     for name, title in _LOGGED:
-        read = _logged(name)
-        if any(read(moment) is not None for moment in moments):
-            yield _over_time(name, title.capitalize(), "", history, moments, [(title, read)])
+        if any(moment.logs.get(name) is not None for moment in moments):
+            yield over_time(name, title.capitalize(), "", [(title, partial(_logged, name))])
     if any(moment.tokens_per_second for moment in moments):
-        time = material.plan.estimate.time
-        limits = {"predicted": time.tokens_per_second} if formatting.has_speed(time) else {}
-        yield _over_time("speed", "Speed", "tokens/s", history, moments, [("tokens/s", _speed)], limits)
+        speed = {"predicted": estimate.time.tokens_per_second} if formatting.has_speed(estimate.time) else {}
+        yield over_time("speed", "Speed", "tokens/s", [("tokens/s", lambda moment: moment.tokens_per_second)], speed)
 
 
-def _memory(material: Material, history: RunHistory, moments: list[Moment]) -> Chart:
-    estimate = material.plan.estimate
-    lines = [(name.removesuffix("_bytes").replace("_", " "), _device(name)) for name in _MEASURED]
-    limits = {
-        "budget": float(max(0, estimate.budget_bytes - estimate.outside_bytes)),
-        "predicted peak reserved": float(estimate.reserved_bytes),
-        "predicted peak allocated": float(estimate.reserved.peak_allocated_bytes),
-    }
-    return _over_time("memory", "Memory of the run", "bytes", history, moments, lines, limits)
+def _logged(name: str, moment: Moment) -> float | None:
+    return moment.logs.get(name)
+
+
+def _device(name: str) -> Read:
+    return lambda moment: None if moment.device is None else float(getattr(moment.device, name))
 
 
 def _ranks(history: RunHistory) -> Chart:
@@ -102,104 +121,55 @@ def _ranks(history: RunHistory) -> Chart:
     )
 
 
-def _over_time(
-    key: str,
-    title: str,
-    unit: str,
-    history: RunHistory,
-    moments: list[Moment],
-    lines: list[tuple[str, Read]],
-    limits: Mapping[str, float] | None = None,
-) -> Chart:
-    marks = [Mark(seconds=each.seconds, step=each.step, kind=each.kind, text=each.text) for each in history.happenings]
-    return Chart(
-        key=key,
-        title=title,
-        x_title="seconds since the training began",
-        y_title=title.lower(),
-        unit=unit,
-        x=tuple(moment.seconds for moment in moments),
-        series=tuple(Series(name=name, values=tuple(map(read, moments))) for name, read in lines),
-        limits=limits or {},
-        marks=tuple(marks),
-    )
-
-
-def _logged(name: str) -> Read:
-    return lambda moment: moment.logs.get(name)
-
-
-def _device(name: str) -> Read:
-    return lambda moment: None if moment.device is None else float(getattr(moment.device, name))
-
-
-def _speed(moment: Moment) -> float | None:
-    return moment.tokens_per_second
-
-
 def _thinned(moments: tuple[Moment, ...]) -> list[Moment]:
     """Leaves out moments of a long run evenly, but for those that reserved most in their stretch."""
     if len(moments) <= SHOWN_MOMENTS:
         return list(moments)
+    reserved = [0 if moment.device is None else moment.device.reserved_bytes for moment in moments]
     chosen: set[int] = {0, len(moments) - 1}
     places = SHOWN_MOMENTS // 2
     for place in range(places):
         stretch = range(place * len(moments) // places, (place + 1) * len(moments) // places)
-        chosen |= {stretch[-1], max(stretch, key=lambda index: _reserved(moments[index]))}
+        chosen |= {stretch[-1], max(stretch, key=lambda index: reserved[index])}
     return [moments[index] for index in sorted(chosen)]
 
 
-def _reserved(moment: Moment) -> int:
-    return 0 if moment.device is None else moment.device.reserved_bytes
-
-
 def _lengths(material: Material) -> Iterator[Chart]:
-    """Shows which share of the rows is no longer than a length: of all rows where that was kept, else of a few."""
-    data, knobs = material.plan.data, material.plan.knobs
+    """Shows which share of the rows is no longer than a length: of all rows where that was kept, else of a few; and
+    the same of the tokens that stand for images."""
+    data, profile = material.plan.data, material.profile
     if data is None:
         return
-    if material.profile is not None and material.profile.rows:
-        lengths = sorted(material.profile.rows_by_length)
-        rows = accumulate(material.profile.rows_by_length[length] for length in lengths)
-        shares = [count / material.profile.rows for count in rows]
-    else:
-        lengths, shares = [*data.percentiles, data.longest], [*PERCENTILES, 1.0]
-    thin = max(1, len(lengths) // SHOWN_MOMENTS)
-    lengths, shares = lengths[::-thin][::-1], shares[::-thin][::-1]  # the longest row stays
-    longest = None if material.plan.job.is_online else knobs.max_length
-    yield Chart(
-        key="lengths",
-        title="How long the rows are",
-        x_title="tokens",
-        y_title="share of the rows that are no longer",
-        unit="share",
-        x=tuple(map(float, lengths)),
-        series=(Series(name="rows", values=tuple(shares)),),
-        limits={},
-        verticals=None if longest is None else {f"max_length {longest}": float(longest)},
-        steps=True,
-    )
+    counts = profile.rows_by_length if profile is not None and profile.rows else None
+    few = (*data.percentiles, data.longest)
+    lengths = _distribution("lengths", "How long the rows are", "are no longer", counts, few)
+    longest = None if material.plan.job.is_online else material.plan.knobs.max_length
+    yield lengths if longest is None else replace(lengths, verticals={f"max_length {longest}": float(longest)})
+    if data.images is not None:
+        counts = profile.images.rows_by_image_tokens if profile is not None and profile.images is not None else None
+        few = (*data.images.percentiles, data.images.most)
+        yield _distribution("images", "How many tokens of a row are images", "have no more", counts, few)
 
 
-def _image_tokens(material: Material) -> Iterator[Chart]:
-    """Shows the same of the tokens that stand for images."""
-    data, profile = material.plan.data, material.profile
-    if data is None or data.images is None:
-        return
-    if profile is not None and profile.images is not None:
-        tokens = sorted(profile.images.rows_by_image_tokens)
-        rows = accumulate(profile.images.rows_by_image_tokens[each] for each in tokens)
-        shares = [count / profile.rows for count in rows]
-    else:
-        tokens, shares = [*data.images.percentiles, data.images.most], [*PERCENTILES, 1.0]
+def _distribution(key: str, title: str, no_more: str, counts: Mapping[int, int] | None, few: Sequence[int]) -> Chart:
+    """Draws shares of rows over tokens.
+
+    Args:
+        counts: Rows by their tokens; None where that was not kept.
+        few: The tokens at ``PERCENTILES``, and the most.
+    """
+    tokens, shares = [*few], [*PERCENTILES, 1.0]
+    if counts is not None:
+        tokens, rows = sorted(counts), sum(counts.values())
+        shares = [count / rows for count in accumulate(counts[each] for each in tokens)]
     thin = max(1, len(tokens) // SHOWN_MOMENTS)
-    yield Chart(
-        key="images",
-        title="How many tokens of a row are images",
+    return Chart(
+        key=key,
+        title=title,
         x_title="tokens",
-        y_title="share of the rows that have no more",
+        y_title=f"share of the rows that {no_more}",
         unit="share",
-        x=tuple(map(float, tokens[::-thin][::-1])),
+        x=tuple(map(float, tokens[::-thin][::-1])),  # the longest row stays
         series=(Series(name="rows", values=tuple(shares[::-thin][::-1])),),
         limits={},
         steps=True,

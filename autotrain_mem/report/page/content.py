@@ -10,7 +10,7 @@ from autotrain_mem.report.plan_view import plan_verdict
 from autotrain_mem.support.units import brief, counted, duration, format_bytes, money, rate
 from autotrain_mem.types import Plan, Report
 from autotrain_mem.types.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
-from autotrain_mem.types.page import CardOffer, Grid, Material, Page
+from autotrain_mem.types.page import Grid, Material, Page
 
 DIGITS = 12
 """Of our own version, which is a digest: enough to tell it from others."""
@@ -28,13 +28,15 @@ def page_of(material: Material) -> Page:
     """Returns the page of a plan, with the run that trained by it where there is one."""
     plan = material.plan
     is_run = material.report is not None or material.history is not None
+    # digests of files, which only a cache needs, are left out
+    installed = {name: version for name, version in plan.versions.items() if version and " " not in name}
     return Page(
         title=f"{plan.model}, {plan.method}, on {formatting.cards(plan.estimate.hardware)}",
         verdict=str(plan_verdict(plan)),
         fits=plan.estimate.fits,
         command=material.command,
         made=material.made,
-        versions=_versions(plan),
+        versions=installed | {"autotrain_mem": installed.get("autotrain_mem", "")[:DIGITS]},
         how_to_read=(*_HOW_TO_READ, _OF_A_RUN if is_run else _OF_A_PLAN),
         key_figures=tuple(_key_figures(plan, material.report)),
         timelines=material.timelines,
@@ -43,12 +45,6 @@ def page_of(material: Material) -> Page:
         grids=tuple(grids(material)),
         not_shown=material.not_shown,
     )
-
-
-def _versions(plan: Plan) -> dict[str, str]:
-    """Returns what was installed; digests of files, which only a cache needs, are left out."""
-    installed = {name: version for name, version in plan.versions.items() if version and " " not in name}
-    return installed | {"autotrain_mem": installed.get("autotrain_mem", "")[:DIGITS]}
 
 
 def _key_figures(plan: Plan, report: Report | None) -> list[tuple[str, str, str]]:
@@ -96,22 +92,22 @@ def grids(material: Material) -> Iterator[Grid]:
         _at_the_peak(plan),
         _cards(material),
         _incidents(plan),
-        _not_counted(plan),
+        Grid(
+            key="not-counted",
+            title="Warnings, and what the prediction does not count",
+            note="",
+            columns=("",),
+            rows=tuple((sentence,) for sentence in (*plan.warnings, *plan.estimate.memory.not_counted)),
+        ),
     )
     yield from (grid for grid in every if grid.rows)
 
 
 def _changed(plan: Plan) -> Grid:
-    rows = [
-        (
-            lever.name,
-            formatting.value(lever.before),
-            formatting.value(lever.after),
-            formatting.HARMS[lever.harm],
-            lever.why,
-        )
-        for lever in sorted(plan.levers, key=lambda each: each.harm)
-    ]
+    rows = []
+    for lever in sorted(plan.levers, key=lambda each: each.harm):
+        values = formatting.value(lever.before), formatting.value(lever.after)
+        rows.append((lever.name, *values, formatting.HARMS[lever.harm], lever.why))
     note = "Least harm first; a setting that you gave is never changed."
     columns = ("setting", "from", "to", "what it costs", "why")
     return Grid(key="changes", title="What was changed", note=note, columns=columns, rows=tuple(rows))
@@ -145,11 +141,8 @@ def _levels(plan: Plan) -> Grid:
     rows = []
     for each in plan.alternatives:
         speed = f"{each.ratio:.2f} x" if each.ratio is not None else ""
-        where = (
-            "fits"
-            if each.fits
-            else "does not fit" + (f"; would on {', '.join(each.would_fit)}" if each.would_fit else "")
-        )
+        would_fit = f"; would on {', '.join(each.would_fit)}" if each.would_fit else ""
+        where = "fits" if each.fits else f"does not fit{would_fit}"
         settings = f"{formatting.batch(each.knobs)}, {formatting.difference(each.knobs, plan.defaults)}"
         rows.append((each.level, format_bytes(each.required_bytes), where, speed, settings))
     return Grid(
@@ -183,24 +176,16 @@ def _settings(plan: Plan) -> Grid:
 
 def _at_the_peak(plan: Plan) -> Grid:
     """Lists where the bytes are at the peak: by owner, then the modules that hold most of what comes and goes."""
-    memory = plan.estimate.memory
-    rows = [
-        (formatting.OWNERS[owner], "", format_bytes(size_bytes))
-        for owner, size_bytes in memory.owners_at_peak.items()
-        if size_bytes
-    ]
-    rows += [
-        ("of which activations and temporary", module, format_bytes(size)) for module, size in memory.modules_at_peak
-    ]
-    estimate = plan.estimate
-    rows += [("cached by the allocator", "", format_bytes(estimate.cached_bytes))]
-    rows += [("outside torch", "", format_bytes(estimate.outside_bytes))]
+    estimate, memory = plan.estimate, plan.estimate.memory
+    sizes = [(formatting.OWNERS[owner], "", size) for owner, size in memory.owners_at_peak.items() if size]
+    sizes += [("of which activations and temporary", module, size) for module, size in memory.modules_at_peak]
+    sizes += [("cached by the allocator", "", estimate.cached_bytes), ("outside torch", "", estimate.outside_bytes)]
     return Grid(
         key="peak",
         title=f"Where the bytes are at the peak, in the {formatting.PHASES[memory.peak_phase]} phase",
         note="",
         columns=("owner", "module", "bytes"),
-        rows=tuple(rows),
+        rows=tuple((owner, module, format_bytes(size)) for owner, module, size in sizes),
         right=(2,),
     )
 
@@ -208,12 +193,18 @@ def _at_the_peak(plan: Plan) -> Grid:
 def _cards(material: Material) -> Grid:
     """Lists known cards with the same kernels: whether these settings fit, and what they are rented for."""
     plan = material.plan
+    count = plan.knobs.processes
     rows: list[tuple[str, ...]] = []
     strong: list[int] = []
     for offer in sorted(material.cards, key=lambda each: (not each.fits, each.hardware.total_bytes)):
-        if offer.hardware.name == plan.estimate.hardware.name:
+        name, price = offer.hardware.name, offer.price
+        if name == plan.estimate.hardware.name:
             strong.append(len(rows))
-        rows.append(_card(offer, plan))
+        sizes = (offer.hardware.total_bytes, offer.required_bytes, offer.budget_bytes)
+        hourly = "" if price is None else money(price.per_hour * count, price.currency)
+        seen = "" if price is None else ", ".join(filter(None, [price.provider, price.seen]))
+        fits = "fits" if offer.fits else "does not fit"
+        rows.append((name if count == 1 else f"{count} x {name}", *map(format_bytes, sizes), fits, hourly, seen))
     return Grid(
         key="cards",
         title="These settings on other cards",
@@ -225,29 +216,11 @@ def _cards(material: Material) -> Grid:
     )
 
 
-def _card(offer: CardOffer, plan: Plan) -> tuple[str, ...]:
-    price, count = offer.price, plan.knobs.processes
-    hourly = "" if price is None else money(price.per_hour * count, price.currency)
-    return (
-        offer.hardware.name if count == 1 else f"{count} x {offer.hardware.name}",
-        format_bytes(offer.hardware.total_bytes),
-        format_bytes(offer.required_bytes),
-        format_bytes(offer.budget_bytes),
-        "fits" if offer.fits else "does not fit",
-        hourly,
-        "" if price is None else ", ".join(filter(None, [price.provider, price.seen])),
-    )
-
-
 def _incidents(plan: Plan) -> Grid:
     """Lists how often the device was full, and where another process went on."""
-    experience = plan.experience
-    rows = [
-        (str(each.step), "out of memory", each.phase.replace("_", " "), each.remedy) for each in experience.incidents
-    ]
-    rows += [
-        (str(each.step), "restart", each.cause, each.change or "the same settings") for each in experience.restarts
-    ]
+    incidents, restarts = plan.experience.incidents, plan.experience.restarts
+    rows = [(str(each.step), "out of memory", each.phase.replace("_", " "), each.remedy) for each in incidents]
+    rows += [(str(each.step), "restart", each.cause, each.change or "the same settings") for each in restarts]
     return Grid(
         key="incidents",
         title="What the run survived",
@@ -256,9 +229,3 @@ def _incidents(plan: Plan) -> Grid:
         rows=tuple(rows),
         right=(0,),
     )
-
-
-def _not_counted(plan: Plan) -> Grid:
-    rows = tuple((sentence,) for sentence in (*plan.warnings, *plan.estimate.memory.not_counted))
-    title = "Warnings, and what the prediction does not count"
-    return Grid(key="not-counted", title=title, note="", columns=("",), rows=rows)

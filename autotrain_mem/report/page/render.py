@@ -42,19 +42,25 @@ def page_html(page: Page) -> str:
     """
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-    script, style = _script(), _style()
+    script, style = _code_and_style()
+    code, rules = (base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in (script, style))
+    policy = (  # under which only that script runs, and only that style applies
+        f"default-src 'none'; script-src 'sha256-{code}'; style-src 'sha256-{rules}'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
     environment = Environment(
         loader=FunctionLoader(_own), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     figures = figures_of(page)
+    drawn = [{"key": each.key, "title": each.title, **each.data} for each in figures]
     return environment.get_template("page.html").render(
         page=page,
         figures=figures,
         marker=MARKER,
-        policy=_policy(script, style),
+        policy=policy,
         script=script,
         style=style,
-        data=json_for_script(_data(page, figures)),
+        data=json_for_script({"title": page.title, "figures": drawn}),
     )
 
 
@@ -66,13 +72,6 @@ def json_for_script(value: Any) -> str:
     """
     written = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return written.translate(_UNSAFE_IN_SCRIPT)
-
-
-def _data(page: Page, figures: tuple[Figure, ...]) -> dict[str, Any]:
-    return {"title": page.title, "figures": [{"key": each.key, "title": each.title, **each.data} for each in figures]}
-
-
-# -- figures --------------------------------------------------------------------------------------------------------
 
 
 def figures_of(page: Page) -> tuple[Figure, ...]:
@@ -100,18 +99,11 @@ def unique(keys: list[str]) -> Iterator[str]:
         yield chosen
 
 
-# -- code and style ------------------------------------------------------------------------------------------------
-
-
 @cache
-def _script() -> str:
+def _code_and_style() -> tuple[str, str]:
     own = "\n".join(_own(f"{name}.js") for name in _SCRIPTS)
-    return f"{_of_library(_LIBRARY)}\n(() => {{\n'use strict';\n{own}\n}})();\n"
-
-
-@cache
-def _style() -> str:
-    return f"{_of_library(_LIBRARY_STYLE)}\n{_own('page.css')}"
+    script = f"{_of_library(_LIBRARY)}\n(() => {{\n'use strict';\n{own}\n}})();\n"
+    return script, f"{_of_library(_LIBRARY_STYLE)}\n{_own('page.css')}"
 
 
 def _own(name: str) -> str:
@@ -132,18 +124,3 @@ def _of_library(path: str) -> str:
             f"The report's figures are drawn by uPlot, and the package that holds it, {_PACKAGE}, {problem}.",
             hint=f"Install it: pip install {'' if is_absent else '--force-reinstall --no-deps '}'{_REQUIREMENT}'",
         ) from None
-
-
-def _policy(*blocks: str) -> str:
-    """Writes the Content-Security-Policy under which only ``script`` runs and only ``style`` applies."""
-    script, style = _hashes(blocks)
-    return (
-        f"default-src 'none'; script-src {script}; style-src {style}; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-
-
-def _hashes(blocks: tuple[str, ...]) -> Iterator[str]:
-    for block in blocks:
-        digest = hashlib.sha256(block.encode("utf-8")).digest()
-        yield f"'sha256-{base64.b64encode(digest).decode('ascii')}'"

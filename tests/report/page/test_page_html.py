@@ -113,7 +113,7 @@ def test_the_table_of_a_timeline_holds_its_peak() -> None:
 
 def test_without_uplot_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(render, "_PACKAGE", "no-such-package")
-    render._script.cache_clear()
+    render._code_and_style.cache_clear()
     with pytest.raises(MissingExtraError, match="not installed") as caught:
         page_html(page_examples.page())
     assert "pip install 'uplot-python>=1.1,<2'" in caught.value.hint
@@ -121,7 +121,7 @@ def test_without_uplot_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPa
 
 def test_a_package_without_its_file_is_to_be_installed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(render, "_LIBRARY", "uplot/static/gone.js")
-    render._script.cache_clear()
+    render._code_and_style.cache_clear()
     with pytest.raises(MissingExtraError, match=r"without its file uplot/static/gone\.js") as caught:
         page_html(page_examples.page())
     assert "--force-reinstall" in caught.value.hint
