@@ -19,7 +19,6 @@ from autotrain_mem.machine.choose import choose, several, training_device
 from autotrain_mem.machine.detect import VISIBLE, detect
 from autotrain_mem.machine.doctor.findings import health_of
 from autotrain_mem.machine.doctor.gather import gather
-from autotrain_mem.machine.simulated_card.fault_syntax import check_mishaps
 from autotrain_mem.planning.accelerate_config import with_accelerate
 from autotrain_mem.planning.early import check_to_train, opened
 from autotrain_mem.planning.machines import leading
@@ -120,6 +119,8 @@ def begin(
         job = rehearsals.job
         device = _training_device(rehearsals, simulate=wish.simulate)
         if wish.simulate:
+            from autotrain_mem.machine.simulated_card.fault_syntax import check_mishaps  # of no run on a real card
+
             check_mishaps(job.environment)
             for warning in _without_effect(job):
                 warn(warning)

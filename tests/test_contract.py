@@ -74,7 +74,7 @@ LAYERS = {
     ),
     "rehearsal": part(
         8,
-        "support methods methods.flag_verdicts parallel search types trainers",
+        "allocator support machine methods methods.flag_verdicts parallel search training types trainers",
         "accelerate bitsandbytes deepspeed peft torch transformers trl",
     ),
     "data": part(
@@ -88,8 +88,8 @@ LAYERS = {
         "huggingface_hub packaging peft torch transformers trl",
     ),
     "training": part(
-        9,
-        "allocator support data machine methods parallel rehearsal types trainers",
+        7,
+        "allocator support data machine methods parallel types trainers",
         "accelerate deepspeed peft safetensors torch transformers trl",
     ),
     "worker": part(
@@ -196,6 +196,25 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
     except graphlib.CycleError as error:
         return list(error.args[1])
     return []
+
+
+def imported_by(module: str) -> set[str]:
+    """Modules of ours that are loaded with this one, sooner or later, under no TYPE_CHECKING."""
+    found: set[str] = set()
+    left = {module}
+    while left:
+        found |= (new := left)
+        left = {name for each in new for name in at_run_time(TREES[each]) if name in MODULES} - found
+    return found
+
+
+def test_a_training_on_a_real_card_loads_nothing_that_rehearses_or_makes_faults() -> None:
+    loaded = imported_by("autotrain_mem.training.process.main")
+    simulated = imported_by("autotrain_mem.rehearsal.simulated_run")
+    fake = ("autotrain_mem.rehearsal.", "autotrain_mem.machine.simulated_card.")
+    assert "autotrain_mem.training.guard.attach" in loaded
+    assert {"autotrain_mem.machine.simulated_card.fault_injection", "autotrain_mem.rehearsal.fake_run"} <= simulated
+    assert [module for module in loaded if module.startswith(fake)] == []
 
 
 def test_every_part_has_a_row_in_the_table_of_layers() -> None:

@@ -27,6 +27,7 @@ from autotrain_mem.types import codec
 from autotrain_mem.types.experience import PhasePeak, Probe
 
 RUN_PROCESS = "autotrain_mem.training.process.main"
+SIMULATED_PROCESS = "autotrain_mem.rehearsal.simulated_run"
 LOG_NAME = "train.log"
 PROBE_LOG_NAME = "probe.log"
 SCRATCH_NAME = ".probe"
@@ -113,7 +114,8 @@ def _started(
     logs = [_log_of(log, rank) for rank in range(request.knobs.processes)]
     elsewhere = None if machines is None else machines.begin_stint(request.processes_here)
     try:
-        return Ranks(RUN_PROCESS, environments, logs, keeps_open=keeps_open, elsewhere=elsewhere)
+        module = SIMULATED_PROCESS if request.simulate else RUN_PROCESS
+        return Ranks(module, environments, logs, keeps_open=keeps_open, elsewhere=elsewhere)
     except OSError as error:
         raise unwritable(log.parent, f"{pathlib.Path(error.filename or log).name}: {error.strerror}") from error
 

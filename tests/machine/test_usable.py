@@ -15,7 +15,7 @@ from autotrain_mem.machine import usable
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.machine.usable import check_usable
 from autotrain_mem.support.errors import UnreadableGpuError
-from autotrain_mem.training.process.build import device_of
+from autotrain_mem.training.process.build import real_device
 from autotrain_mem.training.request import Request
 from autotrain_mem.types import Job
 
@@ -159,7 +159,7 @@ def test_a_rank_opens_its_own_card_and_no_other(
     job = Job(method="sft", model="m", dataset=None, arguments={})
     knobs = replace(TRL_DEFAULTS, processes=processes)
     request = Request(task="probe", job=job, knobs=knobs, hardware=hardware, simulate=False, output_dir=".")
-    with device_of(request):
+    with real_device(request):
         assert set(contexts) == {opened}
         assert f"cuda:{current[0]}" == opened
     contexts.clear()

@@ -46,7 +46,7 @@ def test_a_process_that_was_deaf_to_the_first_interrupt_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "deaf.py").write_text(DEAF)
-    monkeypatch.setattr(launch, "RUN_PROCESS", "deaf")
+    monkeypatch.setattr(launch, "SIMULATED_PROCESS", "deaf")
     monkeypatch.setattr(launch, "INTERRUPT_SECONDS", 0.05)
     root = Path(launch.__file__).parents[2]
 

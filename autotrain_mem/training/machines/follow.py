@@ -25,7 +25,7 @@ from autotrain_mem.support.errors import AutofitError, InterruptedByUser, Output
 from autotrain_mem.support.files import open_own
 from autotrain_mem.support.processes import GRACE_SECONDS, Child, ChildDied
 from autotrain_mem.training.environment import seen_cards
-from autotrain_mem.training.launch import RUN_PROCESS
+from autotrain_mem.training.launch import RUN_PROCESS, SIMULATED_PROCESS
 from autotrain_mem.training.machines.lead import Hello, capitalized, how_to_reach, join_seconds
 from autotrain_mem.training.machines.link import Link, Message, introduced
 from autotrain_mem.training.request import Request
@@ -192,7 +192,8 @@ class _Following:
         self._is_asked_to_end, self._interrupted_at = False, None
         environment = {**order["environment"], **self._sees()}
         try:
-            child = Child(RUN_PROCESS, environment, log, has_children=True, on_line=partial(self._on_line, key))
+            module = RUN_PROCESS if self._real else SIMULATED_PROCESS
+            child = Child(module, environment, log, has_children=True, on_line=partial(self._on_line, key))
         except OSError as error:
             self._tell(key, code=1, tail=f"{log}: {error.strerror}")
             return

@@ -1,26 +1,23 @@
-"""Builds what a real run needs: the device that it trains on, real or simulated, and the trainer of TRL's script.
+"""Builds what a real run needs: the device that it trains on, and the trainer of TRL's script.
 
-With a simulated card it trains on the CPU under a recorder, so that the card is full when a real one would be. Of both,
-the most that each phase of a run takes is measured at the borders between phases.
+The most that each phase of a run takes is measured at the borders between phases.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-import pathlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from autotrain_mem.allocator.settings import settings_of
+from autotrain_mem.allocator.out_of_memory import Refusal
 from autotrain_mem.data import load
 from autotrain_mem.data.image_sizes import has_images
-from autotrain_mem.machine.simulated_card.card import SimulatedGpu
-from autotrain_mem.machine.simulated_card.fault_injection import beset
 from autotrain_mem.machine.usable import check_usable
-from autotrain_mem.methods.configs import on_cpu, on_host
+from autotrain_mem.methods.configs import on_host
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.parallel.config import sharding_arguments
 from autotrain_mem.support.errors import GpuOutOfMemoryError, ModelNotFoundError
@@ -30,11 +27,8 @@ from autotrain_mem.trainers.processor import load_processor
 from autotrain_mem.training.out_of_memory import is_out_of_memory
 from autotrain_mem.training.process.checkpointing import order_of
 from autotrain_mem.training.request import Request
-from autotrain_mem.types import Hardware, Phase, PhasePeak, codec
+from autotrain_mem.types import Hardware, Owner, Phase, PhasePeak, codec
 from autotrain_mem.types.report import MemoryReading
-
-if TYPE_CHECKING:
-    from autotrain_mem.rehearsal.fake_run import Watch
 
 Placing = Callable[[Mapping[str, Any]], dict[str, Any]]
 
@@ -113,16 +107,32 @@ class PhasePeaks:
         """It does not count work."""
 
 
+class Simulation(Protocol):
+    """What is known of a run on a simulated card alone (``rehearsal.simulated_run``)."""
+
+    @property
+    def phase(self) -> Phase:
+        """Where the run is, or where it ended."""
+
+    def refusal(self, error: BaseException) -> Refusal | None:
+        """Return what the card refused, where it was that which became this error."""
+
+    def owned(self, named: Mapping[Owner, list[Any]], refusal: Refusal | None) -> dict[Owner, int]:
+        """Count the bytes of all that was alive as the card refused a request."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
     """Holds the device on which a run computes, real or simulated."""
 
     hardware: Hardware
-    simulated: SimulatedGpu | None
-    watch: Watch | None
-    """Of the simulated card; None on a real device."""
     peaks: PhasePeaks | None
     """None on a plain CPU, where nothing measures."""
+    placed: Placing
+    """Adds to TRL's arguments what this device needs beside the job's."""
+    train: Callable[..., None]
+    """``trainer.train(**options)`` for a trainer and options, followed from phase to phase."""
+    simulated: Simulation | None = None
     end_faults: Callable[[], None] = lambda: None
     """Ends what befalls a training on a simulated card: it has come to its end."""
 
@@ -134,64 +144,37 @@ class Device:
         """The most of each phase so far; empty where nothing measures."""
         return {} if self.peaks is None else self.peaks.peaks()
 
-    def train(self, trainer: Any, **options: Any) -> None:
-        """``trainer.train(**options)``, followed from phase to phase."""
-        if self.watch is not None:
-            self.watch.train(trainer, **options)
-            return
-        if self.peaks is not None:
-            from autotrain_mem.trainers.phases import follow
 
-            follow(trainer, self.peaks)
-        trainer.train(**options)
-
-    @property
-    def placed(self) -> Placing:
-        """The function that adds to TRL's arguments what this device needs beside the job's."""
-        if self.simulated is not None:
-            return on_cpu
-        return on_host if self.hardware.origin == "cpu" else dict
+DeviceOf = Callable[[Request], contextlib.AbstractContextManager[Device]]
+"""Has a trainer built and trained inside, on the device of a request."""
 
 
 @contextlib.contextmanager
-def device_of(request: Request) -> Iterator[Device]:
-    """Have a trainer built and trained inside; where the card is simulated, CPU tensors are treated as its own.
+def real_device(request: Request) -> Iterator[Device]:
+    """Have a trainer built and trained inside, on a card that is here or on the host's CPU.
 
     Raises:
         UnreadableGpuError: torch cannot use the card.
     """
-    if not request.simulate:
-        peaks = None
-        if request.hardware.origin != "cpu":
-            import torch
-
-            from autotrain_mem.training.watch.callback import cuda_reading
-
-            # As accelerate places a rank (accelerate/state.py: PartialState.set_device).
-            check_usable(int(os.environ["LOCAL_RANK"]) if request.knobs.processes > 1 else 0)
-            peaks = PhasePeaks(
-                lambda: cuda_reading() or MemoryReading.from_stats({}), torch.cuda.reset_peak_memory_stats
-            )
-        yield Device(hardware=request.hardware, simulated=None, watch=None, peaks=peaks)
+    if request.hardware.origin == "cpu":
+        yield Device(hardware=request.hardware, peaks=None, placed=on_host, train=_train)
         return
-    from autotrain_mem.rehearsal.fake_run import Watch
+    import torch
 
-    # As the training process of a real card would be given them.
-    settings = settings_of({**os.environ, **request.job.environment})
-    settings = replace(settings, expandable_segments=request.knobs.expandable_segments)
-    # gloo holds nothing of a card; NCCL would.
-    hardware = request.hardware.with_communicators(request.knobs.communicators)
-    simulated = SimulatedGpu(hardware, settings)
-    watch = Watch(simulated, hardware.capability, request.knobs)
-    # A probe is no part of the run that mishaps are for.
-    environment = os.environ if request.task == "train" else dict[str, str]()
-    faults = beset(simulated, environment, pathlib.Path(request.output_dir), lambda: watch.phase)
-    with watch.cuda_semantics(), contextlib.ExitStack() as until_trained:
-        until_trained.enter_context(faults)
-        peaks = PhasePeaks(simulated.reading, simulated.begin_peaks_anew)
-        peaks.listen(watch.recorder)
-        device = Device(hardware=hardware, simulated=simulated, watch=watch, peaks=peaks)
-        yield replace(device, end_faults=until_trained.close)
+    from autotrain_mem.training.watch.callback import cuda_reading
+
+    # As accelerate places a rank (accelerate/state.py: PartialState.set_device).
+    check_usable(int(os.environ["LOCAL_RANK"]) if request.knobs.processes > 1 else 0)
+    peaks = PhasePeaks(lambda: cuda_reading() or MemoryReading.from_stats({}), torch.cuda.reset_peak_memory_stats)
+    yield Device(hardware=request.hardware, peaks=peaks, placed=dict, train=functools.partial(_train, peaks=peaks))
+
+
+def _train(trainer: Any, peaks: PhasePeaks | None = None, **options: Any) -> None:
+    if peaks is not None:
+        from autotrain_mem.trainers.phases import follow
+
+        follow(trainer, peaks)
+    trainer.train(**options)
 
 
 def build(request: Request, placed: Placing, changes: Mapping[str, Any] | None = None) -> Any:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import signal
 import traceback
+from typing import TYPE_CHECKING
 
 from autotrain_mem.support.errors import AutofitError, OutputFolderError, TrainingError
 from autotrain_mem.support.host import free_disk_bytes
@@ -14,11 +15,18 @@ from autotrain_mem.support.units import format_bytes
 from autotrain_mem.training.request import Request, interrupted_before_training
 from autotrain_mem.types import codec
 
+if TYPE_CHECKING:
+    from autotrain_mem.training.process.build import DeviceOf
+
 _UNWRITABLE = (errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
-def main() -> None:
-    """Do one task, and answer with its last event or an error."""
+def main(device_of: DeviceOf | None = None) -> None:
+    """Do one task, and answer with its last event or an error.
+
+    Args:
+        device_of: Where it is done; None for a device that is here.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `autofit ... &` has it ignored
 
     def on_loss(error: OSError) -> None:
@@ -37,7 +45,7 @@ def main() -> None:
         if request.processes_here < request.knobs.processes:
             find_other_machines()
         with beating(channel.send) if request.knobs.processes > 1 else contextlib.nullcontext():
-            channel.send(tasks[request.task](request, channel.send))
+            channel.send(tasks[request.task](request, channel.send, *(() if device_of is None else (device_of,))))
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C comes twice: from the terminal and from the parent
         channel.send(interrupted_before_training().to_json())

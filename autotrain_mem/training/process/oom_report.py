@@ -7,24 +7,20 @@ the request; what the allocator says afterwards is less, since tensors die while
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from autotrain_mem.allocator.out_of_memory import Refusal
-from autotrain_mem.machine.simulated_card.card import Refused
 from autotrain_mem.support.units import parse_bytes
 from autotrain_mem.trainers.quantization import statistics
 from autotrain_mem.training.longest_batch.restore import models_of
 from autotrain_mem.training.process.build import Device
 from autotrain_mem.types import Owner, Phase
 from autotrain_mem.types.shortage import Shortage
-
-if TYPE_CHECKING:
-    from autotrain_mem.rehearsal.fake_run import Watch
 
 _SIZE = r"(\d+(?:\.\d+)? (?:GiB|MiB|KiB|bytes))"
 """``c10/cuda/CUDACachingAllocator.cpp: format_size``; the patterns are of ``DeviceCachingAllocator::malloc`` there."""
@@ -54,16 +50,11 @@ def shortage_of(error: BaseException, trainer: Any, device: Device) -> Shortage:
     Args:
         trainer: Whose step it was; its models and its optimizer are looked at.
     """
-    phase = phase_of(error) or (None if device.watch is None else device.watch.phase)
-    # The simulated card's own figures, where it was its last refusal that became this error.
-    refused = None if device.simulated is None else device.simulated.refused
-    if refused is not None and refused.refusal.message() not in str(error):
-        refused = None
-    figures = _of_message(str(error), device) if refused is None else _of_refusal(refused.refusal)
-    if device.watch is not None:
-        measured = _measured_by_the_ledger(trainer, device.watch, refused)
-    else:
-        measured = _measured_on_a_real_card(trainer)
+    simulated, named = device.simulated, _named(trainer)
+    phase = phase_of(error) or (None if simulated is None else simulated.phase)
+    refusal = None if simulated is None else simulated.refusal(error)
+    figures = _of_message(str(error), device) if refusal is None else _of_refusal(refusal)
+    measured = _measured_on_a_real_card(named) if simulated is None else simulated.owned(named, refusal)
     return Shortage(phase=phase, step=trainer.state.global_step, measured=measured, **figures)
 
 
@@ -128,24 +119,10 @@ def _bytes(text: str) -> int:
 # -- the owners ------------------------------------------------------------------------------------------------------
 
 
-def _measured_by_the_ledger(trainer: Any, watch: Watch, refused: Refused | None) -> dict[Owner, int]:
-    """Bytes of all that was recorded as alive; what blocks are larger than their tensors is other."""
-    if refused is None:
-        return {}
-    recorder = watch.recorder
-    for owner, tensors in _named(trainer).items():  # gradients are marked after a backward only, state after a step
-        for tensor in tensors:
-            if recorder.block_of(tensor) is not None:
-                recorder.mark(tensor, owner, "")
-    owned = recorder.ledger.owned(refused.blocks)
-    rounding = refused.refusal.allocated_bytes - sum(owned.values())
-    return {**owned, Owner.OTHER: owned.get(Owner.OTHER, 0) + rounding}
-
-
-def _measured_on_a_real_card(trainer: Any) -> dict[Owner, int]:
+def _measured_on_a_real_card(named: Mapping[Owner, list[Any]]) -> dict[Owner, int]:
     """Bytes of what has a name, each storage once."""
     seen: set[int] = set()
-    return {owner: _size(tensors, seen) for owner, tensors in _named(trainer).items()}
+    return {owner: _size(tensors, seen) for owner, tensors in named.items()}
 
 
 def _named(trainer: Any) -> dict[Owner, list[Any]]:

@@ -32,7 +32,7 @@ from autotrain_mem.training.longest_batch.conversations import are_conversations
 from autotrain_mem.training.longest_batch.image_rows import are_image_rows, longest_image_rows
 from autotrain_mem.training.longest_batch.rows import cut, is_padded, longest_rows, repeated
 from autotrain_mem.training.out_of_memory import is_out_of_memory
-from autotrain_mem.training.process.build import Device, PhasePeaks, build, device_of
+from autotrain_mem.training.process.build import Device, DeviceOf, PhasePeaks, build, real_device
 from autotrain_mem.training.process.checkpointing import write_shards
 from autotrain_mem.training.process.world import Moves
 from autotrain_mem.training.request import Request, SendEvent
@@ -50,7 +50,7 @@ class _ProbeProgress:
     refused: str = ""
 
 
-def probe(request: Request, send: SendEvent) -> dict[str, Any]:
+def probe(request: Request, send: SendEvent, device_of: DeviceOf = real_device) -> dict[str, Any]:
     """Try a plan's settings; returns the ``probe`` event. Whether they fit is for the parent to say: it has the budget.
 
     Raises:

@@ -22,7 +22,7 @@ from autotrain_mem.training.guard.attach import attach_guard
 from autotrain_mem.training.longest_batch.rows import LongestBatch
 from autotrain_mem.training.longest_batch.run import attach_longest_batch, cost_of_emptying
 from autotrain_mem.training.out_of_memory import HOST, kind_of
-from autotrain_mem.training.process.build import SMALLER, Device, build, device_of
+from autotrain_mem.training.process.build import SMALLER, Device, DeviceOf, build, real_device
 from autotrain_mem.training.process.checkpointing import follow_saving, save_trained, without_code
 from autotrain_mem.training.process.finite_values import FiniteValues
 from autotrain_mem.training.process.lossy_logs import drop_logs_without_room
@@ -38,7 +38,7 @@ from autotrain_mem.types.report import REWARD_NAMES, MemoryReading
 from autotrain_mem.types.shortage import Shortage
 
 
-def train(request: Request, send: SendEvent) -> dict[str, Any]:
+def train(request: Request, send: SendEvent, device_of: DeviceOf = real_device) -> dict[str, Any]:
     """Train once; returns the ``end`` event."""
     with device_of(request) as device:
         trainer = build(request, device.placed)

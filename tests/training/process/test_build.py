@@ -9,7 +9,7 @@ from nouns import TRL_DEFAULTS
 
 from autotrain_mem.cli.word_problems import write_rows
 from autotrain_mem.machine.detect import host
-from autotrain_mem.training.process.build import build, device_of
+from autotrain_mem.training.process.build import build, real_device
 from autotrain_mem.training.request import Request
 from autotrain_mem.types import Job
 
@@ -35,7 +35,7 @@ def test_what_is_drawn_before_training_follows_from_the_seed(
         request = Request(
             task="train", job=job, knobs=knobs, hardware=host(), simulate=False, output_dir=str(tmp_path / "out")
         )
-        with device_of(request) as device:
+        with real_device(request) as device:
             trainer = build(request, device.placed)
         return [weight.detach() for name, weight in trainer.model.named_parameters() if drawn in name]
 

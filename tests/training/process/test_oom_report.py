@@ -8,10 +8,11 @@ import torch
 
 from autotrain_mem.allocator.out_of_memory import Refusal
 from autotrain_mem.machine.simulated_card.card import SimulatedGpu
+from autotrain_mem.rehearsal.simulated_run import SimulatedRun
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.training.process.build import Device, PhasePeaks
-from autotrain_mem.training.process.oom_report import _measured_on_a_real_card, phase_of, shortage_of
+from autotrain_mem.training.process.oom_report import _measured_on_a_real_card, _named, phase_of, shortage_of
 from autotrain_mem.training.process.train import Safeguards
 from autotrain_mem.types import Hardware, Owner, Phase
 
@@ -29,7 +30,7 @@ MESSAGE = (
 def real_card(allocated_gib: int, reserved_gib: int) -> Any:
     """As far as this module asks one."""
     reading = SimpleNamespace(allocated_bytes=allocated_gib * GIB, reserved_bytes=reserved_gib * GIB)
-    return SimpleNamespace(hardware=REAL, simulated=None, watch=None, read=lambda: reading)
+    return SimpleNamespace(hardware=REAL, simulated=None, read=lambda: reading)
 
 
 def trainer(step: int = 3, model: torch.nn.Module | None = None, optimizer: Any = None) -> Any:
@@ -56,9 +57,10 @@ def refused() -> tuple[Device, BaseException]:
     ledger.end(blocks[0])  # as the error passes through
     return Device(
         hardware=CARD,
-        simulated=gpu,
-        watch=SimpleNamespace(recorder=recorder, phase=ledger.phase),  # type: ignore[arg-type]
         peaks=PhasePeaks(gpu.reading, gpu.begin_peaks_anew),
+        placed=dict,
+        train=lambda trainer: None,
+        simulated=SimulatedRun(gpu=gpu, watch=SimpleNamespace(recorder=recorder, phase=ledger.phase)),
     ), raised.value
 
 
@@ -132,7 +134,7 @@ def test_owners_of_a_real_card_are_counted_by_storage_and_once(monkeypatch: pyte
     model(torch.ones(1, 8)).sum().backward()
     optimizer.step()
     wrapped = SimpleNamespace(optimizer=optimizer)
-    assert _measured_on_a_real_card(trainer(model=model, optimizer=wrapped)) == {
+    assert _measured_on_a_real_card(_named(trainer(model=model, optimizer=wrapped))) == {
         Owner.WEIGHTS: 4 * 64 + 4 * 4,
         Owner.GRADIENTS: 4 * 64,
         Owner.OPTIMIZER_STATE: 2 * 4 * 64 + 4,

@@ -12,6 +12,7 @@ from tiny import tiny_folder
 
 from autotrain_mem.cli.word_problems import write_rows
 from autotrain_mem.machine import catalog
+from autotrain_mem.rehearsal.simulated_run import simulated_device
 from autotrain_mem.support.errors import OutputFolderError
 from autotrain_mem.support.units import MIB
 from autotrain_mem.training.process import probe as probing
@@ -52,7 +53,7 @@ def probed(
     request = Request(
         task="probe", job=job, knobs=knobs, hardware=catalog.named(gpu), simulate=True, output_dir=str(folder)
     )
-    answer = probe(request, lambda event: None)
+    answer = probe(request, lambda event: None, simulated_device)
     assert answer["event"] == "probe"
     return codec.from_json(Probe, json.loads(json.dumps(answer["probe"])))
 

@@ -1,0 +1,97 @@
+"""Runs one request on a simulated card (``python -m autotrain_mem.rehearsal.simulated_run``), answers and ends.
+
+It trains on the CPU under a rehearsal's recorder, so that the card is full when a real one would be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from autotrain_mem.training.process.main import main as run
+from autotrain_mem.types import Owner, Phase
+
+if TYPE_CHECKING:
+    from autotrain_mem.allocator.out_of_memory import Refusal
+    from autotrain_mem.machine.simulated_card.card import SimulatedGpu
+    from autotrain_mem.rehearsal.fake_run import Watch
+    from autotrain_mem.training.process.build import Device
+    from autotrain_mem.training.request import Request
+
+
+def main() -> None:
+    """Do one task on a simulated card."""
+    run(simulated_device)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulatedRun:
+    """Knows of a run on a simulated card what nobody can tell of one on a real card."""
+
+    gpu: SimulatedGpu
+    watch: Watch
+
+    @property
+    def phase(self) -> Phase:
+        return self.watch.phase
+
+    def refusal(self, error: BaseException) -> Refusal | None:
+        """Returns the card's last refusal, where it was that which became this error."""
+        refused = self.gpu.refused
+        return refused.refusal if refused is not None and refused.refusal.message() in str(error) else None
+
+    def owned(self, named: Mapping[Owner, list[Any]], refusal: Refusal | None) -> dict[Owner, int]:
+        """Counts the bytes of all that was recorded as alive; what blocks are larger than their tensors is other."""
+        if refusal is None or self.gpu.refused is None:
+            return {}
+        recorder = self.watch.recorder
+        for owner, tensors in named.items():  # gradients are marked after a backward only, state after a step
+            for tensor in tensors:
+                if recorder.block_of(tensor) is not None:
+                    recorder.mark(tensor, owner, "")
+        owned = recorder.ledger.owned(self.gpu.refused.blocks)
+        rounding = refusal.allocated_bytes - sum(owned.values())
+        return {**owned, Owner.OTHER: owned.get(Owner.OTHER, 0) + rounding}
+
+
+@contextlib.contextmanager
+def simulated_device(request: Request) -> Iterator[Device]:
+    """Have a trainer built and trained inside, whose CPU tensors are treated as the card's own."""
+    # Seconds of imports: only the process that trains comes here, once it hears of interrupts.
+    from autotrain_mem.allocator.settings import settings_of
+    from autotrain_mem.machine.simulated_card.card import SimulatedGpu
+    from autotrain_mem.machine.simulated_card.fault_injection import beset
+    from autotrain_mem.methods.configs import on_cpu
+    from autotrain_mem.rehearsal.fake_run import Watch
+    from autotrain_mem.training.process.build import Device, PhasePeaks
+
+    # As the training process of a real card would be given them.
+    settings = settings_of({**os.environ, **request.job.environment})
+    settings = replace(settings, expandable_segments=request.knobs.expandable_segments)
+    # gloo holds nothing of a card; NCCL would.
+    hardware = request.hardware.with_communicators(request.knobs.communicators)
+    gpu = SimulatedGpu(hardware, settings)
+    watch = Watch(gpu, hardware.capability, request.knobs)
+    # A probe is no part of the run that mishaps are for.
+    environment = os.environ if request.task == "train" else dict[str, str]()
+    faults = beset(gpu, environment, pathlib.Path(request.output_dir), lambda: watch.phase)
+    with watch.cuda_semantics(), contextlib.ExitStack() as until_trained:
+        until_trained.enter_context(faults)
+        peaks = PhasePeaks(gpu.reading, gpu.begin_peaks_anew)
+        peaks.listen(watch.recorder)
+        yield Device(
+            hardware=hardware,
+            peaks=peaks,
+            placed=on_cpu,
+            train=watch.train,
+            simulated=SimulatedRun(gpu=gpu, watch=watch),
+            end_faults=until_trained.close,
+        )
+
+
+if __name__ == "__main__":
+    main()
