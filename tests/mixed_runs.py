@@ -2,7 +2,7 @@
 
 from array import array
 
-from autotrain_mem.estimator.block_sizes import Rehearsed
+from autotrain_mem.estimator.mixed_steps import Rehearsed
 from autotrain_mem.support.units import KIB, MIB
 from autotrain_mem.types import Block, Owner, Phase, Trace
 

@@ -13,10 +13,24 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from autotrain_mem.allocator import cached, expandable
-from autotrain_mem.allocator.blocks import Block, Pool, merge, shown_segments
+from autotrain_mem.allocator.blocks import (
+    MIN_BLOCK_BYTES,
+    SMALL_BYTES,
+    Block,
+    Pool,
+    merge,
+    round_size_by,
+    segment_size,
+    shown_segments,
+)
 from autotrain_mem.allocator.out_of_memory import OutOfMemory, Refusal
-from autotrain_mem.allocator.rounding import MIN_BLOCK_BYTES, SMALL_BYTES, round_size_by, segment_size
+from autotrain_mem.allocator.segments import (
+    allocate_expandable,
+    collect_garbage,
+    free_block_for,
+    release_available_blocks,
+    release_cached_blocks,
+)
 from autotrain_mem.allocator.state import AllocatorState
 from autotrain_mem.allocator.tally import PeakTally, ReservedTally
 
@@ -45,7 +59,7 @@ class CachingAllocator(AllocatorState):
         else:
             size = (requested_bytes + 511) & -512
         pool = self.small if size <= SMALL_BYTES else self.large
-        block = cached.free_block_for(self, pool, size, stream)
+        block = free_block_for(self, pool, size, stream)
         if block is None:
             block = self._from_device(pool, size, stream, requested_bytes)
         return self._hand_out(block, pool, size, requested_bytes)
@@ -87,7 +101,7 @@ class CachingAllocator(AllocatorState):
     def empty_cache(self) -> None:
         """Gives back to the device whatever is cached and not split (``emptyCache``)."""
         self.synchronize()
-        cached.release_cached_blocks(self)
+        release_cached_blocks(self)
 
     # -- what it holds ---------------------------------------------------------------------------------------------
 
@@ -155,7 +169,7 @@ class CachingAllocator(AllocatorState):
 
     def _from_device(self, pool: Pool, size: int, stream: int, requested_bytes: int) -> Block:
         """Asks the device where no cached block serves, gives back what is cached, and asks again (``malloc``)."""
-        cached.collect_garbage(self)
+        collect_garbage(self)
         asked = segment_size(self.settings, size)
         wanted = self.reserved_bytes + asked
         is_hopeless = self.total_bytes is not None and wanted > self.total_bytes
@@ -164,11 +178,11 @@ class CachingAllocator(AllocatorState):
             self.num_oom_rejections += 1
             raise OutOfMemory(self._refusal(requested_bytes, asked, is_rejected=True))
         block = self._allocate_block(pool, size, stream, asked)
-        if block is None and cached.release_available_blocks(self, pool, size, stream):
+        if block is None and release_available_blocks(self, pool, size, stream):
             block = self._allocate_block(pool, size, stream, asked)
         if block is None:
             self.synchronize()
-            cached.release_cached_blocks(self)
+            release_cached_blocks(self)
             self.num_alloc_retries += 1
             block = self._allocate_block(pool, size, stream, asked)
         if block is None:
@@ -183,7 +197,7 @@ class CachingAllocator(AllocatorState):
         if self.allowed_bytes is not None and self.reserved_bytes + asked > self.allowed_bytes:
             return None
         if self.settings.expandable_segments:
-            return expandable.allocate_block(self, pool, size, stream)
+            return allocate_expandable(self, pool, size, stream)
         if not self.device.take(asked):
             return None
         block = Block(self.device.addresses(asked), asked, stream, pool)

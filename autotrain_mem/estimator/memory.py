@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from itertools import islice
 
-from autotrain_mem.allocator.rounding import round_size
-from autotrain_mem.estimator.model_parts import parts_of
+from autotrain_mem.allocator.blocks import round_size
 from autotrain_mem.estimator.replay import Room, reserve
 from autotrain_mem.types import Block, MemoryEstimate, Owner, Phase, ReservedByMode, Trace
+from autotrain_mem.types.trace import CACHE_EMPTIED
 
 LARGEST_MODULES = 5
 
@@ -26,7 +27,8 @@ def estimate_memory(trace: Trace, room: Room) -> MemoryEstimate:
     if not trace.events:
         raise ValueError("the trace is empty: nothing was allocated while the trainer was rehearsed")
     peak_bytes, peak_event, peak_phase, phases = _peaks(trace)
-    at_peak = alive_after(islice(filter(None, trace.events), peak_event + 1), trace)
+    until_peak = islice(filter(None, trace.events), peak_event + 1)
+    at_peak = [trace.blocks[number - 1] for number in alive_after(until_peak)]
     return MemoryEstimate(
         peak_allocated_bytes=peak_bytes,
         peak_phase=peak_phase,
@@ -51,15 +53,15 @@ def estimate_memory(trace: Trace, room: Room) -> MemoryEstimate:
     )
 
 
-def alive_after(numbers: Iterable[int], trace: Trace) -> list[Block]:
-    """Lists the blocks that are alive after these births and deaths, the oldest first."""
-    alive: dict[int, Block] = {}
-    for number in numbers:
-        if number > 0:
-            alive[number] = trace.blocks[number - 1]
-        else:
-            del alive[-number]
-    return list(alive.values())
+def alive_after(events: Iterable[int]) -> list[int]:
+    """Numbers the blocks, from 1, that are alive after these events of a trace, the oldest first."""
+    alive: dict[int, None] = {}
+    for event in events:
+        if event > 0:
+            alive[event] = None
+        elif event != CACHE_EMPTIED:
+            del alive[-event]
+    return list(alive)
 
 
 def owners_of(blocks: Iterable[Block]) -> dict[Owner, int]:
@@ -98,3 +100,34 @@ def largest_modules(blocks: list[Block]) -> tuple[tuple[str, int], ...]:
             sizes[block.module] += round_size(block.size_bytes)
     largest = sorted(sizes.items(), key=lambda item: -item[1])
     return tuple(largest[:LARGEST_MODULES])
+
+
+VISION, PROJECTOR, LANGUAGE, BETWEEN = "vision tower", "projector", "language model", "shared"
+PARTS = (VISION, PROJECTOR, LANGUAGE, BETWEEN)
+"""In the order in which an image passes them; the last is what no module of theirs made, such as most of what a
+backward pass makes for a moment."""
+
+_PROJECTOR = re.compile(r"\b(multi_modal_projector|connector|merger|deepstack_merger_list)\b")
+_VISION = re.compile(r"\b(visual|vision_tower|vision_model)\b")
+_LANGUAGE = re.compile(r"\b(language_model|text_model|lm_head)\b")
+"""Names of the parts in ``transformers/models/*/modeling_*.py``: Qwen-VL's merger lies within its ``visual``."""
+
+
+def part_of(name: str) -> str:
+    """Name the part that a module or a parameter belongs to.
+
+    >>> part_of("model.visual.merger.mlp.0"), part_of("base_model.model.model.language_model.layers.0.mlp")
+    ('projector', 'language model')
+    """
+    for part, pattern in ((PROJECTOR, _PROJECTOR), (VISION, _VISION), (LANGUAGE, _LANGUAGE)):
+        if pattern.search(name):
+            return part
+    return BETWEEN
+
+
+def parts_of(blocks: Iterable[Block]) -> tuple[tuple[str, int], ...]:
+    """Sum the bytes of blocks by part; empty for a model that has no vision tower."""
+    sizes: dict[str, int] = defaultdict(int)
+    for block in blocks:
+        sizes[part_of(block.module)] += round_size(block.size_bytes)
+    return tuple((part, sizes[part]) for part in PARTS if sizes[part]) if VISION in sizes else ()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from autotrain_mem.allocator.rounding import round_size
+from autotrain_mem.allocator.blocks import round_size
 from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.allocator.simulator import CachingAllocator, OutOfMemory
 from autotrain_mem.allocator.state import OnAction
@@ -42,7 +42,15 @@ def reserve(trace: Trace, room: Room, *, expandable_segments: bool) -> ReservedE
     """
     settings = replace(room.settings, expandable_segments=expandable_segments)
     if not room.caches:
-        return _uncached(trace)
+        peak = max(allocated_after_each(trace), default=0)
+        return ReservedEstimate(
+            peak_allocated_bytes=peak,
+            peak_reserved_bytes=peak,
+            peak_limited_bytes=peak,
+            slack_bytes=0,
+            num_alloc_retries=0,
+            largest_refused_bytes=None,
+        )
     limited = Replay(trace, settings, room)
     limited.run()
     if limited.allocator.num_alloc_retries == 0:
@@ -58,19 +66,27 @@ def reserve(trace: Trace, room: Room, *, expandable_segments: bool) -> ReservedE
     )
 
 
+def allocated_after_each(trace: Trace) -> list[int]:
+    """Sums what is allocated behind each event, in bytes."""
+    sizes = [round_size(block.size_bytes) for block in trace.blocks]
+    current, sums = 0, []
+    for event in trace.events:
+        if event > 0:
+            current += sizes[event - 1]
+        elif event != CACHE_EMPTIED:
+            current -= sizes[-event - 1]
+        sums.append(current)
+    return sums
+
+
 def held_after_each(trace: Trace, room: Room, *, expandable_segments: bool) -> list[tuple[int, int]]:
     """Replays a run and lists what it holds behind each event: (bytes that are reserved, bytes that are allocated).
 
     Both are what is allocated, where nothing is cached.
     """
-    held: list[tuple[int, int]] = []
     if not room.caches:
-        current = 0
-        for event in trace.events:
-            if event != CACHE_EMPTIED:
-                current += round_size(trace.blocks[abs(event) - 1].size_bytes) * (1 if event > 0 else -1)
-            held.append((current, current))
-        return held
+        return [(allocated, allocated) for allocated in allocated_after_each(trace)]
+    held: list[tuple[int, int]] = []
     replay = Replay(trace, replace(room.settings, expandable_segments=expandable_segments), room)
     allocator = replay.allocator
 
@@ -158,19 +174,3 @@ class Replay:
         device.capacity_bytes = None if capacity is None else capacity + grown
         allocator.allowed_bytes = None if allowed is None else allowed + grown
         return address
-
-
-def _uncached(trace: Trace) -> ReservedEstimate:
-    """Counts a host, where nothing is cached: what is reserved is what is allocated."""
-    current = peak = 0
-    for _, sign, block in trace.walk():
-        current += sign * round_size(block.size_bytes)
-        peak = max(peak, current)
-    return ReservedEstimate(
-        peak_allocated_bytes=peak,
-        peak_reserved_bytes=peak,
-        peak_limited_bytes=peak,
-        slack_bytes=0,
-        num_alloc_retries=0,
-        largest_refused_bytes=None,
-    )

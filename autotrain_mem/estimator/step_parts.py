@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from autotrain_mem.estimator.memory import alive_after
 from autotrain_mem.types import Block, Owner, Phase, Trace
 from autotrain_mem.types.trace import CACHE_EMPTIED
 
@@ -16,12 +17,12 @@ FOREIGN = 1 << 40
 Kind = Hashable
 
 
-class UnclearError(Exception):
+class UnclearStepsError(Exception):
     """Says that a rehearsal's steps cannot be told apart."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class Stretch:
     """Holds a stretch of a rehearsal: births and deaths of its own blocks as in a trace, and deaths of earlier ones."""
 
     events: array[int]
@@ -37,20 +38,20 @@ class Part:
 class StepParts:
     """Holds a rehearsal's parts."""
 
-    load: Part
-    trial: Part
+    load: Stretch
+    trial: Stretch
     """The last micro-batch of the first step, without its optimizer's."""
     beside_trial: tuple[int, ...]
     """Blocks that stand in beside it: the optimizer's state, and what a micro-batch before made: gradients, and
     workspaces that last."""
-    first: tuple[Part, ...]
+    first: tuple[Stretch, ...]
     """The first step: a part for each of its micro-batches, the last of them with the optimizer's step."""
-    later: tuple[Part, ...]
+    later: tuple[Stretch, ...]
     """The second step, whose like all others are."""
 
 
 def step_parts(trace: Trace, *, accumulates: bool = False) -> StepParts:
-    """Cuts a rehearsal where its steps begin, and where an evaluation follows. Raises UnclearError.
+    """Cuts a rehearsal where its steps begin, and where an evaluation follows. Raises UnclearStepsError.
 
     Args:
         accumulates: Each step has two micro-batches. The optimizer's phase begins after either, since nobody knows then
@@ -63,45 +64,32 @@ def step_parts(trace: Trace, *, accumulates: bool = False) -> StepParts:
         stepped.append(_first(trace, Phase.OPTIMIZER_STEP, micro_batches[-1]))
         micro_batches.append(_first(trace, phase, stepped[-1] + 1))
     if trace.stream_uses or any(block.stream for block in trace.blocks):
-        raise UnclearError
+        raise UnclearStepsError
     ends = [index for index, each in starts if each in (Phase.EVALUATE, Phase.SAVE) and index > micro_batches[-1]]
-    alive, end = _alive_at_end(trace), min(ends, default=len(trace.events))
+    alive, end = frozenset(alive_after(trace.events)), min(ends, default=len(trace.events))
     borders = list(pairwise([*micro_batches, end]))
     first = tuple(_part(trace, start, stop, alive) for start, stop in borders[:count])
+    beside_trial = sorted(n for n in first[-1].lasting if trace.blocks[n - 1].owner is Owner.OPTIMIZER_STATE)
+    for before in first[:-1]:
+        beside_trial += sorted(n for n in before.kept if trace.blocks[n - 1].owner is Owner.GRADIENTS)
+        beside_trial += sorted(before.lasting)
     return StepParts(
         load=_part(trace, 0, begins, alive),
         trial=_part(trace, micro_batches[count - 1], stepped[count - 1], frozenset()),
-        beside_trial=tuple(_beside_trial(trace, first)),
+        beside_trial=tuple(beside_trial),
         first=first,
         later=tuple(_part(trace, start, stop, frozenset()) for start, stop in borders[count:]),
     )
 
 
-def _beside_trial(trace: Trace, first: Sequence[Part]) -> Iterator[int]:
-    yield from sorted(n for n in first[-1].lasting if trace.blocks[n - 1].owner is Owner.OPTIMIZER_STATE)
-    for before in first[:-1]:
-        yield from sorted(n for n in before.kept if trace.blocks[n - 1].owner is Owner.GRADIENTS)
-        yield from sorted(before.lasting)
-
-
 def _first(trace: Trace, phase: Phase, start: int) -> int:
     found = next((index for index, each in trace.phase_starts if each is phase and index >= start), None)
     if found is None:
-        raise UnclearError
+        raise UnclearStepsError
     return found
 
 
-def _alive_at_end(trace: Trace) -> frozenset[int]:
-    alive: set[int] = set()
-    for event in trace.events:
-        if event > 0:
-            alive.add(event)
-        else:
-            alive.discard(-event)
-    return frozenset(alive)
-
-
-def _part(trace: Trace, start: int, stop: int, lasting: frozenset[int]) -> Part:
+def _part(trace: Trace, start: int, stop: int, lasting: frozenset[int]) -> Stretch:
     events, foreign, own = array("q"), list[Kind](), set[int]()
     for event in trace.events[start:stop]:
         if event < 0 and -event not in own:
@@ -114,7 +102,7 @@ def _part(trace: Trace, start: int, stop: int, lasting: frozenset[int]) -> Part:
         elif event != CACHE_EMPTIED:
             own.discard(-event)
     kept = {number: _kind(trace.blocks[number - 1]) for number in own}
-    return Part(events=events, foreign=tuple(foreign), kept=kept, lasting=lasting & own)
+    return Stretch(events=events, foreign=tuple(foreign), kept=kept, lasting=lasting & own)
 
 
 def _kind(block: Block) -> Kind:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from autotrain_mem.allocator.rounding import round_size
-from autotrain_mem.estimator.replay import Room, held_after_each
+from autotrain_mem.allocator.blocks import round_size
+from autotrain_mem.estimator.replay import Room, allocated_after_each, held_after_each
 from autotrain_mem.types import Owner, Trace
 from autotrain_mem.types.page import Holder, Timeline
 from autotrain_mem.types.trace import CACHE_EMPTIED
@@ -34,8 +34,8 @@ def make_timeline(trace: Trace, room: Room, *, expandable_segments: bool, name: 
     """
     if not trace.events:
         raise ValueError("the trace is empty: nothing was allocated while the trainer was rehearsed")
-    reserved = _reserved(trace, room, expandable_segments=expandable_segments)
-    allocated = _allocated(trace)
+    reserved = [each for each, _ in held_after_each(trace, room, expandable_segments=expandable_segments)]
+    allocated = allocated_after_each(trace)
     shown = _shown(allocated, reserved, places)
     owners, largest = _gather(trace, shown)
     owner_numbers = {owner: number for number, owner in enumerate(owners)}
@@ -59,25 +59,6 @@ def make_timeline(trace: Trace, room: Room, *, expandable_segments: bool, name: 
         peak=max(range(len(shown)), key=lambda point: allocated[shown[point]]),
         budget_bytes=room.capacity_bytes or 0,
     )
-
-
-def _allocated(trace: Trace) -> list[int]:
-    """Sums what is allocated behind each event, in bytes."""
-    sizes = [round_size(block.size_bytes) for block in trace.blocks]
-    current, sums = 0, []
-    for event in trace.events:
-        if event > 0:
-            current += sizes[event - 1]
-        elif event != CACHE_EMPTIED:
-            current -= sizes[-event - 1]
-        sums.append(current)
-    return sums
-
-
-def _reserved(trace: Trace, room: Room, *, expandable_segments: bool) -> list[int]:
-    """Replays the run and notes what is reserved behind each event, in bytes; what is allocated, where nothing is
-    cached."""
-    return [reserved for reserved, _ in held_after_each(trace, room, expandable_segments=expandable_segments)]
 
 
 def _shown(allocated: Sequence[int], reserved: Sequence[int], places: int) -> list[int]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate, islice
+from itertools import islice
 
-from autotrain_mem.allocator.rounding import round_size
 from autotrain_mem.estimator.memory import alive_after, largest_modules, owners_of
-from autotrain_mem.estimator.replay import Room, held_after_each
+from autotrain_mem.estimator.replay import Room, allocated_after_each, held_after_each
 from autotrain_mem.types import Estimate, Hardware, Job, MemoryEstimate, Phase, ReservedByMode, ReservedEstimate, Trace
-from autotrain_mem.types.trace import CACHE_EMPTIED
 from autotrain_mem.types.vllm import ASLEEP_BYTES, ASLEEP_PARALLEL_BYTES, VllmSleep
 
 VLLM_MODE = "colocate"
@@ -26,17 +24,18 @@ def vllm_share_bytes(job: Job, hardware: Hardware) -> int:
     vLLM sizes its KV cache so that weights, activations and cache make up the share (vllm/v1/worker/utils.py:
     request_memory). A card of 24 GiB gives 7.2 GiB by default.
     """
-    given = job.arguments
-    if not given.get("use_vllm") or given.get("vllm_mode", VLLM_MODE) != "colocate":
+    if not _is_here(job):
         return 0
-    return math.ceil(hardware.total_bytes * float(given.get("vllm_gpu_memory_utilization", VLLM_SHARE)))
+    return math.ceil(hardware.total_bytes * float(job.arguments.get("vllm_gpu_memory_utilization", VLLM_SHARE)))
 
 
 def sleeps(job: Job) -> bool:
     """Tells whether an engine on the cards that train gives its share back while nothing is generated."""
-    given = job.arguments
-    is_here = bool(given.get("use_vllm")) and given.get("vllm_mode", VLLM_MODE) == "colocate"
-    return is_here and bool(given.get("vllm_enable_sleep_mode"))
+    return _is_here(job) and bool(job.arguments.get("vllm_enable_sleep_mode"))
+
+
+def _is_here(job: Job) -> bool:
+    return bool(job.arguments.get("use_vllm")) and job.arguments.get("vllm_mode", VLLM_MODE) == "colocate"
 
 
 def asleep_bytes(job: Job, hardware: Hardware) -> int:
@@ -88,11 +87,14 @@ def estimate_while_awake(trace: Trace, room: Room, whole: MemoryEstimate) -> Mem
     moments = [moment for span in trace.awake() for moment in range(span.start, span.stop + 1)]
     if not moments:
         return None
-    allocated = [*accumulate((_change(trace, event) for event in trace.events), initial=0)]
+    allocated = [0, *allocated_after_each(trace)]
     peak = max(moments, key=allocated.__getitem__)
-    at_peak = alive_after(filter(None, islice(trace.events, peak)), trace)
+    at_peak = [trace.blocks[number - 1] for number in alive_after(islice(trace.events, peak))]
     phases: dict[Phase, int] = {}
-    for phase, moment in _in_phases(trace, moments):
+    phase, starts = Phase.LOAD, deque(trace.phase_starts)
+    for moment in moments:  # the number of events before it
+        while starts and starts[0][0] < moment:
+            phase = starts.popleft()[1]
         phases[phase] = max(phases.get(phase, 0), allocated[moment])
     return replace(
         whole,
@@ -106,22 +108,6 @@ def estimate_while_awake(trace: Trace, room: Room, whole: MemoryEstimate) -> Mem
             expandable_segments=_reserved_at(trace, room, moments, expandable_segments=True),
         ),
     )
-
-
-def _change(trace: Trace, event: int) -> int:
-    if event == CACHE_EMPTIED:
-        return 0
-    size_bytes = round_size(trace.blocks[abs(event) - 1].size_bytes)
-    return size_bytes if event > 0 else -size_bytes
-
-
-def _in_phases(trace: Trace, moments: Sequence[int]) -> Iterator[tuple[Phase, int]]:
-    """Yields the phase of each moment, which is the number of events before it, ascending."""
-    phase, starts = Phase.LOAD, deque(trace.phase_starts)
-    for moment in moments:
-        while starts and starts[0][0] < moment:
-            phase = starts.popleft()[1]
-        yield phase, moment
 
 
 def _reserved_at(trace: Trace, room: Room, moments: Sequence[int], *, expandable_segments: bool) -> ReservedEstimate:

@@ -25,7 +25,7 @@ from autotrain_mem.rehearsal.ranks.invariants import trained_in_full
 from autotrain_mem.rehearsal.ranks.recording import RankRecorder
 from autotrain_mem.rehearsal.ranks.rules import RehearsedRank, real_rank
 from autotrain_mem.rehearsal.saving import rehearse_saving
-from autotrain_mem.rehearsal.trace.ledger import Device
+from autotrain_mem.rehearsal.trace.ledger import SeenDevice
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.rehearsal.vllm_stub import vllm_stand_in
 from autotrain_mem.rehearsal.windows.at_once import windows_at_once
@@ -155,7 +155,7 @@ class Watch:
 
     def __init__(
         self,
-        device: Device | None = None,
+        device: SeenDevice | None = None,
         compute_capability: Capability = (8, 0),
         knobs: Knobs | None = None,
     ) -> None:

@@ -72,7 +72,7 @@ def keep_cache_in_evaluation(trainer: Any) -> None:
     ``eval_accumulation_steps`` and ``batch_eval_metrics`` too. A rehearsal does so as well: its events are the same.
 
     The longest rows run first, and every later batch finds room in the segments that they left. Emptied, the cache
-    grows again from batches of any order, in pieces that do not fit the next (``estimator.mixed_lengths``). An
+    grows again from batches of any order, in pieces that do not fit the next (``estimator.mixed_steps``). An
     allocation that fails gives the cache back by itself (``c10/cuda/CUDACachingAllocator.cpp: malloc``,
     ``release_cached_blocks``), so that no evaluation lacks what it does not empty.
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from autotrain_mem.allocator.rounding import round_size
+from autotrain_mem.allocator.blocks import round_size
 from autotrain_mem.types import Trace
 from gpu_records.history import History
 

@@ -13,7 +13,7 @@ from gpu_records.native import apart
 from gpu_records.record import Record
 from gpu_records.sequences import Birth, any_layer, births_of_trace, differences, summary
 
-from autotrain_mem.allocator.rounding import round_size
+from autotrain_mem.allocator.blocks import round_size
 from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.estimator.replay import Replay, Room
 from autotrain_mem.support.units import MIB

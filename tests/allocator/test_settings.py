@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotrain_mem.allocator.rounding import round_size_by
+from autotrain_mem.allocator.blocks import round_size_by
 from autotrain_mem.allocator.settings import (
     _PLACES_NOTHING,
     NEWER_VARIABLE,

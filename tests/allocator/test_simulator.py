@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotrain_mem.allocator.blocks import MIN_BLOCK_BYTES, round_size
 from autotrain_mem.allocator.out_of_memory import format_size
-from autotrain_mem.allocator.rounding import MIN_BLOCK_BYTES, round_size
 from autotrain_mem.allocator.settings import parse_settings
 from autotrain_mem.allocator.simulator import CachingAllocator, OutOfMemory
 from autotrain_mem.allocator.state import FIRST_ADDRESS

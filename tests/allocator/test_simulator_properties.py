@@ -9,8 +9,7 @@ from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from autotrain_mem.allocator.blocks import Block, Pool
-from autotrain_mem.allocator.rounding import MIN_BLOCK_BYTES, SMALL_BYTES, round_size_by
+from autotrain_mem.allocator.blocks import MIN_BLOCK_BYTES, SMALL_BYTES, Block, Pool, round_size_by
 from autotrain_mem.allocator.settings import LARGE_SEGMENT_BYTES, ROUNDUP_INTERVALS, AllocatorSettings
 from autotrain_mem.allocator.simulator import CachingAllocator, OutOfMemory
 from autotrain_mem.support.units import KIB, MIB

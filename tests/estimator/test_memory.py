@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from traces import block, trace, traces
 
-from autotrain_mem.allocator.rounding import round_size
+from autotrain_mem.allocator.blocks import round_size
 from autotrain_mem.allocator.simulator import CachingAllocator
 from autotrain_mem.estimator.memory import LARGEST_MODULES, estimate_memory
 from autotrain_mem.estimator.replay import Room, reserve

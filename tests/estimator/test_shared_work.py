@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from nouns import TRL_DEFAULTS
 
-from autotrain_mem.estimator.shared_work import GATHERED_IN, shared_work
+from autotrain_mem.estimator.step_time import GATHERED_IN, shared_work
 from autotrain_mem.types import (
     Estimate,
     Hardware,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from real_run import assert_alike, case, rehearsed
 
-from autotrain_mem.estimator.model_parts import LANGUAGE, PROJECTOR, VISION, parts_of
+from autotrain_mem.estimator.memory import LANGUAGE, PROJECTOR, VISION, parts_of
 from autotrain_mem.support.errors import RehearsalError, UnsupportedModelError, UsageError
 from autotrain_mem.types import Owner
 

@@ -39,7 +39,7 @@ from script_runner import SCRIPTS, Script
 from survival_cases import against, command, faults, hosts, jobs, material, nodes, together
 
 from autotrain_mem.allocator.settings import AllocatorSettings
-from autotrain_mem.estimator.mixed_lengths import reserved_after
+from autotrain_mem.estimator.mixed_steps import reserved_after
 from autotrain_mem.rehearsal.rehearse import rehearse
 from autotrain_mem.support.recipe_files import recipe
 from autotrain_mem.types import Knobs, codec

@@ -6,9 +6,8 @@ import statistics
 from collections.abc import Callable
 from dataclasses import replace
 
-from autotrain_mem.estimator.block_sizes import Rehearsed
-from autotrain_mem.estimator.mixed_lengths import Batches, drawn_batches, mixed_lengths
-from autotrain_mem.estimator.step_parts import UnclearError, step_parts
+from autotrain_mem.estimator.mixed_steps import DrawnBatches, Rehearsed, drawn_batches, mixed_lengths
+from autotrain_mem.estimator.step_parts import UnclearStepsError, step_parts
 from autotrain_mem.estimator.vllm_share import sleeps
 from autotrain_mem.planning.rehearsals import Lengths, Rehearsals, row_length
 from autotrain_mem.types import Estimate, Job, Knobs, MemoryEstimate, Trace
@@ -25,7 +24,7 @@ TraceOf = Callable[[int], Trace]
 """A rehearsal of the same settings with rows of so many tokens."""
 
 
-def batches_of(job: Job, knobs: Knobs, lengths: Lengths) -> Batches | None:
+def batches_of(job: Job, knobs: Knobs, lengths: Lengths) -> DrawnBatches | None:
     """Draws a run's batches; None where all count as alike, or where the data were not read."""
     profile = lengths.profile
     if profile is None or _count_as_alike(job, knobs):
@@ -48,7 +47,7 @@ def _count_as_alike(job: Job, knobs: Knobs) -> bool:
     return knobs.packing or bool(job.arguments.get("padding_free")) or sleeps(job)
 
 
-def shorter_tokens(batches: Batches, longest: int) -> int:
+def shorter_tokens(batches: DrawnBatches, longest: int) -> int:
     """Chooses the tokens of the second rehearsal's rows."""
     least, most = (round(share * longest) for share in SHORTER)
     return min(most, max(least, round(statistics.median(batches.tokens))))
@@ -57,7 +56,7 @@ def shorter_tokens(batches: Batches, longest: int) -> int:
 def replayed(
     rehearsals: Rehearsals, knobs: Knobs, lengths: Lengths, trace_of: TraceOf, *, capacity_bytes: int | None
 ) -> MixedLengths | None:
-    """Replays rows of every length; None where that is not known: see :func:`batches_of`, and ``UnclearError``.
+    """Replays rows of every length; None where that is not known: see :func:`batches_of`, and ``UnclearStepsError``.
 
     Raises:
         RehearsalError: of the shorter rows.
@@ -72,7 +71,7 @@ def replayed(
         step_parts(long.trace, accumulates=batches.each_step > 1)  # else no other is rehearsed
         short = Rehearsed(tokens=shorter, trace=trace_of(shorter))
         mixed = mixed_lengths(long, short, batches, settings, capacity_bytes=capacity_bytes)
-    except UnclearError:
+    except UnclearStepsError:
         return None
     steps = int(rehearsals.job.arguments.get("torch_empty_cache_steps") or 0)
     return mixed if steps < 2 else without_cache(mixed)  # of every step the rehearsal's own events tell

@@ -10,7 +10,7 @@ from typing import Any
 
 from autotrain_mem.estimator.memory import estimate_memory
 from autotrain_mem.estimator.replay import Room
-from autotrain_mem.estimator.shared_work import shared_work
+from autotrain_mem.estimator.step_time import shared_work
 from autotrain_mem.estimator.vllm_share import estimate_while_awake, with_sleep
 from autotrain_mem.machine.host_requirements import ITEM_BYTES
 from autotrain_mem.planning.predict.depth_extrapolation import Point, traces_of_copies

@@ -31,7 +31,7 @@ class _Entry:
     died_in: int | None = None
 
 
-class Device(Protocol):
+class SeenDevice(Protocol):
     """Something with a size, told of every birth and death as they happen: a simulated GPU."""
 
     def allocate(self, block: int, size_bytes: int, stream: int = 0) -> None:
@@ -54,7 +54,7 @@ class Ledger:
         device: Told of every birth and death. Its out-of-memory error passes through whoever asked.
     """
 
-    def __init__(self, device: Device | None = None) -> None:
+    def __init__(self, device: SeenDevice | None = None) -> None:
         self.phase = Phase.LOAD
         self.operators = 0
         self.stream = 0

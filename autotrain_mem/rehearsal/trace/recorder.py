@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autotrain_mem.rehearsal.cuda.inplace_accumulation import IN_PLACE, sole_holders, unwatched
 from autotrain_mem.rehearsal.trace.flops import WorkCounter, counting
-from autotrain_mem.rehearsal.trace.ledger import Device, Ledger
+from autotrain_mem.rehearsal.trace.ledger import Ledger, SeenDevice
 from autotrain_mem.rehearsal.trace.operator_costs import Cost, host_step
 from autotrain_mem.rehearsal.trace.pinned import PinnedMemory, UnpinnedMemory
 from autotrain_mem.trainers.host_optimizer import HostOptimizer
@@ -71,7 +71,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
     """
 
     def __init__(
-        self, execute: Execute | None = None, device: Device | None = None, workspace: Workspace | None = None
+        self, execute: Execute | None = None, device: SeenDevice | None = None, workspace: Workspace | None = None
     ) -> None:
         super().__init__()
         sole_holders()

@@ -9,9 +9,8 @@ from mixed_runs import LONGEST, SHORTER, rehearsed
 
 from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.allocator.simulator import CachingAllocator
-from autotrain_mem.estimator.block_sizes import BlockSizes
-from autotrain_mem.estimator.mixed_lengths import Batches, drawn_batches, mixed_lengths, reserved_after
-from autotrain_mem.estimator.step_parts import UnclearError, step_parts
+from autotrain_mem.estimator.mixed_steps import BlockSizes, DrawnBatches, drawn_batches, mixed_lengths, reserved_after
+from autotrain_mem.estimator.step_parts import UnclearStepsError, step_parts
 from autotrain_mem.support.units import MIB
 from autotrain_mem.types import DataProfile, Phase, Trace
 from autotrain_mem.types.trace import StreamUse
@@ -75,7 +74,7 @@ def test_with_the_longest_rows_first_less_is_reserved_in_the_end() -> None:
 
 
 def test_where_the_device_is_smaller_the_cache_is_given_back_and_counted() -> None:
-    batches = Batches(tokens=[200, 400, 600, 800, 1000] * 200)
+    batches = DrawnBatches(tokens=[200, 400, 600, 800, 1000] * 200)
     pair = rehearsed(LONGEST), rehearsed(SHORTER)
     endless = mixed_lengths(*pair, batches, SETTINGS, capacity_bytes=None).native.any_order
     limited = mixed_lengths(*pair, batches, SETTINGS, capacity_bytes=endless.last_bytes - 100 * MIB).native.any_order
@@ -106,5 +105,5 @@ def test_a_rehearsal_of_one_step_or_of_two_streams_is_not_cut() -> None:
         stream_uses=(StreamUse(1, 1, 1),),
     )
     for each in (one_step, streams):
-        with pytest.raises(UnclearError):
+        with pytest.raises(UnclearStepsError):
             step_parts(each)

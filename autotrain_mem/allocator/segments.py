@@ -1,0 +1,205 @@
+"""Chooses the cached block that serves a request, gives cached ones back, and grows expandable segments.
+
+After ``c10/cuda/CUDACachingAllocator.cpp`` of torch 2.13; each function names the one that it follows.
+"""
+
+from __future__ import annotations
+
+from autotrain_mem.allocator.blocks import SMALL_SEGMENT_BYTES, Block, Pool, Segment, merge
+from autotrain_mem.allocator.state import AllocatorState
+
+
+def free_block_for(state: AllocatorState, pool: Pool, size: int, stream: int) -> Block | None:
+    """Takes the smallest free block that holds ``size`` out of its pool (``get_free_block``); None if there is none."""
+    settings = state.settings
+    if state.allowed_bytes is not None and state.settings.garbage_collection_threshold > 0.0:
+        pool.get_free_blocks_calls += 1
+    block = pool.at_least(size, stream)
+    if block is None:
+        return None
+    if block.segment is not None:  # of expandable segments, the block that can grow to the least that is enough
+        candidates = pool.from_size(size, stream)
+        block = next(candidates)
+        for other in candidates:
+            if _expandable_size(other) >= _expandable_size(block):
+                break
+            block = other
+    limit = settings.max_split_bytes
+    if limit is not None:
+        if size < limit <= block.size:
+            return None  # an oversized block is not for a smaller request
+        if size >= limit and block.size >= size + settings.max_non_split_rounding_bytes:
+            return None
+    pool.remove(block)
+    return block
+
+
+def _expandable_size(block: Block) -> int:
+    following = block.next
+    return block.size + (following.size if following is not None and not following.mapped else 0)
+
+
+def release_available_blocks(state: AllocatorState, pool: Pool, size: int, stream: int) -> bool:
+    """Gives back oversized blocks, no more than the request needs (``release_available_cached_blocks``).
+
+    Only whole segments: with a limit below ``large_segment_size_mb`` the rest of a split one may be oversized too, and
+    torch would hand the device an address in its middle.
+    """
+    limit = state.settings.max_split_bytes
+    if limit is None:
+        return False
+    wanted = max(size, limit)
+    block = pool.at_least(wanted, stream)
+    if block is not None and _is_whole_segment(block):
+        release_block(state, block)
+        return True
+    released = 0
+    for smaller in list(pool.below(wanted, stream)):
+        if released >= wanted or smaller.size < limit:
+            break
+        if _is_whole_segment(smaller):
+            released += smaller.size
+            release_block(state, smaller)
+    return released >= wanted
+
+
+def _is_whole_segment(block: Block) -> bool:
+    return block.segment is None and not block.is_split
+
+
+def release_cached_blocks(state: AllocatorState) -> None:
+    """Gives back every segment and page that is wholly free (``release_cached_blocks``).
+
+    torch waits for all streams first, as the callers do here (``synchronize_and_free_events``).
+    """
+    for pool in (state.large, state.small):
+        grown = []
+        for block in pool.free_blocks():
+            if block.segment is not None:
+                grown.append(block)
+            elif not block.is_split:
+                release_block(state, block)
+        for block in grown:
+            _unmap(state, block)
+            if block.prev is None and block.next is None:  # nothing of the segment is mapped any more
+                block.pool.remove_unmapped(block)
+
+
+def release_block(state: AllocatorState, block: Block) -> None:
+    """Gives a whole segment back to the device (``release_block``)."""
+    block.pool.remove(block)
+    limit = state.settings.max_split_bytes
+    if limit is not None and block.size >= limit:
+        state.oversize_segments.change(-1)
+    state.change_reserved("segment_free", block.pool, block.address, block.size, block.stream)
+
+
+def collect_garbage(state: AllocatorState) -> None:
+    """Gives back cached segments older than their average, above the threshold (``garbage_collect_cached_blocks``).
+
+    A block's age is the number of requests to its pool since it became free.
+    """
+    if state.allowed_bytes is None or state.settings.garbage_collection_threshold <= 0.0:
+        return
+    threshold = int(state.settings.garbage_collection_threshold * state.allowed_bytes)
+    to_reclaim = state.reserved_bytes - threshold
+    calls = state.large.get_free_blocks_calls
+    freeable = [block for block in state.large.free_blocks() if _is_whole_segment(block)]
+    total_age = sum(calls - block.gc_count_base for block in freeable)
+    reclaimed = 0
+    while freeable and reclaimed < to_reclaim:
+        average = total_age / len(freeable)
+        for block in [each for each in freeable if calls - each.gc_count_base >= average]:
+            reclaimed += block.size
+            total_age -= calls - block.gc_count_base
+            freeable.remove(block)
+            release_block(state, block)
+
+
+_UNLIMITED_ADDRESS_BYTES = 1 << 44
+"""The addresses of a segment on a device without a size: more than any device's memory."""
+
+
+def allocate_expandable(state: AllocatorState, pool: Pool, size: int, stream: int) -> Block | None:
+    """Makes a block of at least ``size`` (``try_allocate_expandable_block``); None when memory is out."""
+    candidate = _find(state, pool, size, stream)
+    if not candidate.mapped and not _map(state, candidate, min(candidate.size, size)):
+        return None
+    while candidate.size < size:
+        following = candidate.next
+        assert following is not None, "a candidate has room for what is asked"
+        if not _map(state, following, min(size - candidate.size, following.size)):
+            return None
+        candidate = following
+    pool.remove(candidate)
+    return candidate
+
+
+def _find(state: AllocatorState, pool: Pool, size: int, stream: int) -> Block:
+    """Finds the lowest address where ``size`` fits into free and unmapped stretches (``find_expandable_block``)."""
+    following: Block | None
+    for unmapped in pool.unmapped(stream):
+        before = unmapped.prev
+        candidate = before if before is not None and before.is_available else unmapped
+        room, following = 0, candidate
+        while room < size and following is not None and following.is_available:
+            room, following = room + following.size, following.next
+        if room >= size:
+            return candidate
+    page = SMALL_SEGMENT_BYTES if pool.is_small else state.settings.large_segment_bytes
+    total = state.total_bytes
+    wanted = _UNLIMITED_ADDRESS_BYTES if total is None else max(total + total // 8, size)
+    segment = Segment(state.device.addresses(-(-wanted // page) * page), -(-wanted // page) * page, page)
+    block = Block(segment.address, segment.size, stream, pool, segment, mapped=False)
+    pool.insert_unmapped(block)
+    return block
+
+
+def _map(state: AllocatorState, block: Block, size: int) -> bool:
+    """Puts pages behind the first ``size`` bytes of an unmapped block (``map_block``); False when memory is out."""
+    segment, pool = block.segment, block.pool
+    assert segment is not None
+    mapped = -(-size // segment.page_bytes) * segment.page_bytes
+    if not state.device.take(mapped):
+        return False
+    address = block.address
+    pool.remove_unmapped(block)
+    block.mapped = True
+    if mapped < block.size:
+        rest = Block(address + mapped, block.size - mapped, block.stream, pool, segment, mapped=False)
+        rest.put_between(block, block.next)
+        block.size = mapped
+        pool.insert_unmapped(rest)
+    for neighbour in (block.prev, block.next):
+        if neighbour is not None:
+            merge(block, neighbour)
+    pool.insert(block)
+    state.change_reserved("segment_map", pool, address, mapped, block.stream)
+    return True
+
+
+def _unmap(state: AllocatorState, block: Block) -> None:
+    """Takes the whole pages from behind a free block (``unmap_block``); what is left at its ends stays free."""
+    segment, pool = block.segment, block.pool
+    assert segment is not None
+    page = segment.page_bytes
+    begin = segment.address + -(-(block.address - segment.address) // page) * page
+    end = segment.address + (block.address + block.size - segment.address) // page * page
+    if begin >= end:
+        return
+    pool.remove(block)
+    before, after = begin - block.address, block.address + block.size - end
+    if before:
+        rest = Block(block.address, before, block.stream, pool, segment)
+        rest.put_between(block.prev, block)
+        pool.insert(rest)
+    if after:
+        rest = Block(end, after, block.stream, pool, segment)
+        rest.put_between(block, block.next)
+        pool.insert(rest)
+    block.address, block.size, block.mapped = begin, end - begin, False
+    for neighbour in (block.prev, block.next):
+        if neighbour is not None:
+            merge(block, neighbour)
+    pool.insert_unmapped(block)
+    state.change_reserved("segment_unmap", pool, begin, end - begin, block.stream)
