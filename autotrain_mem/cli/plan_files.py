@@ -14,8 +14,8 @@ from autotrain_mem.cli.flags import Output
 from autotrain_mem.exports.case import case_of
 from autotrain_mem.exports.dry_run import dry_run
 from autotrain_mem.exports.tools import OF_MACHINES, check_adapter, check_method, check_sharding, export
-from autotrain_mem.report.command_line import command_line
 from autotrain_mem.report.first_screen import first_screen
+from autotrain_mem.report.formatting import command_line
 from autotrain_mem.report.terminal import Console
 from autotrain_mem.support.errors import OutputFolderError, PlanFileError, UsageError
 from autotrain_mem.types import Job, Plan, codec

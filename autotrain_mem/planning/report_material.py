@@ -14,7 +14,7 @@ from autotrain_mem.estimator.timeline import make_timeline
 from autotrain_mem.machine.catalog import catalog
 from autotrain_mem.machine.prices import listed_prices
 from autotrain_mem.planning.rehearsals import Lengths, Rehearsals, job_key
-from autotrain_mem.report.command_line import command_of
+from autotrain_mem.report.formatting import command_of
 from autotrain_mem.report.run_history import read_history
 from autotrain_mem.search.precision import lacks_bf16
 from autotrain_mem.support.errors import AutofitError, PlanFileError

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from autotrain_mem.search.levers import HARM_FIRST, LEVERS, is_pulled, pulled
 from autotrain_mem.support.units import brief, counted, format_bytes, millions, percent, rate
-from autotrain_mem.types import Hardware, Harm, Knobs, Owner, Phase, StepTime, Trained
-from autotrain_mem.types.adapter_config import LORA, PEFT_CONFIG, kind_of, name_of
+from autotrain_mem.types import Hardware, Harm, Knobs, Owner, Phase, Plan, StepTime, Trained
+from autotrain_mem.types.adapter_config import LORA, PEFT_CONFIG, kind_of, name_of, without_said
+from autotrain_mem.types.flag_words import flag_words
 from autotrain_mem.types.gpu_comparison import OFFLOADING
+from autotrain_mem.types.job import MAX_SLOWDOWN
 from autotrain_mem.types.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
 
 OWNERS = {owner: str(owner).replace("_", " ") for owner in Owner} | {Owner.KV_CACHE: "KV cache"}
@@ -105,6 +108,15 @@ def needs(required_bytes: int, budget_bytes: int) -> str:
     missing_bytes = required_bytes - budget_bytes
     too_much = f", {format_bytes(missing_bytes)} too much" if missing_bytes > 0 else ""
     return f"needs {format_bytes(required_bytes)} of {format_bytes(budget_bytes)}{too_much}"
+
+
+def of_budget(size_bytes: int, budget_bytes: int | None) -> str:
+    """``10.8 of 11.2 GiB``; ``98.0 MiB`` where nothing limits it."""
+    size = format_bytes(size_bytes)
+    if budget_bytes is None:
+        return size
+    budget, (number, unit) = format_bytes(budget_bytes), size.split()
+    return f"{number if budget.endswith(f' {unit}') else size} of {budget}"
 
 
 def segments(*, expandable: bool) -> str:
@@ -255,3 +267,32 @@ def flag_lines(method: str, knobs: Knobs) -> list[str]:
             lines.append("")
         lines[-1] = f"{lines[-1]} {flag}".strip()
     return [*(f"{line} \\" for line in lines[:-1]), lines[-1]]
+
+
+def command_line(words: Sequence[str], settings: Mapping[str, Any]) -> str:
+    """Writes a command with its flags, quoted for a shell.
+
+    >>> command_line(["plan", "sft"], {"model": "my model", "optimizer_offload": True, "report_to": ["none"]})
+    "autofit plan sft --model 'my model' --optimizer_offload --report_to none"
+    """
+    return shlex.join(["autofit", *words, *flag_words(settings)])
+
+
+def command_of(plan: Plan, *, trains: bool) -> str:
+    """Writes the command that makes a plan again, or that trains with the same words."""
+    job, topology = plan.job, plan.estimate.hardware.topology
+    ours = {
+        "model": job.model,
+        "dataset": job.dataset,
+        "gpu": plan.estimate.hardware.name if plan.estimate.hardware.origin in ("named", "imagined") else None,
+        "gpus": topology.devices if topology.devices > 1 else None,
+        "nodes": topology.nodes if topology.nodes > 1 else None,
+        "effective_batch_size": job.effective_batch_size,
+        "prompt_length": job.prompt_length,
+        "fit": None if job.fit == "all" else job.fit,
+        "forbid": ",".join(sorted(job.forbid)) or None,
+        "max_slowdown": None if job.max_slowdown == MAX_SLOWDOWN else job.max_slowdown,
+    }
+    given = {name: value for name, value in ours.items() if value is not None}
+    trls = {name: value for name, value in without_said(job.arguments).items() if name != "model_name_or_path"}
+    return command_line([job.method] if trains else ["plan", job.method], given | trls)

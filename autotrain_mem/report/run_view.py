@@ -88,28 +88,38 @@ class Watched:
 
 def watch_view(watched: Watched, *, ascii_only: bool = False) -> RenderableType:
     """Draws a run on a terminal."""
-    blocks = ASCII_BLOCKS if ascii_only else BLOCKS
-    parts: list[RenderableType] = [_headline(watched)]
-    history = watched.history
+    history, plan, state = watched.history, watched.plan, watched.state
+    what = "" if plan is None else f"  {plan.method}, {plan.model} on {formatting.cards(plan.estimate.hardware)}"
+    taken = f" for {duration(watched.seconds)}" if state == "running" else ""
+    after = f" after {duration(watched.seconds)}" if watched.is_over and history else ""
+    style = GOOD if state in ("running", "finished", "starting") else BAD
+    headline = Text.assemble((watched.name, "bold"), what, "  ", (f"{state}{taken}{after}", style))
     if history is None:
-        parts.append(Text("nothing of it has been written yet", style=QUIET))
-        return Group(*parts)
+        return Group(headline, Text("nothing of it has been written yet", style=QUIET))
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style=QUIET, no_wrap=True)
     grid.add_column(width=SPARKS, no_wrap=True)
     grid.add_column(overflow="fold")
-    _step_row(grid, watched)
-    _memory_rows(grid, watched)
+    if (total := history.total_steps) is None:
+        grid.add_row("step", "", str(watched.step))
+    else:
+        left = "" if watched.seconds_left is None else f", {duration(watched.seconds_left)} left"
+        bar = ProgressBar(total=max(total, 1), completed=watched.step, width=SPARKS)
+        grid.add_row("step", bar, f"{watched.step:,} of {total:,}{left}")
+    _memory_rows(grid, watched, history)
+    blocks = ASCII_BLOCKS if ascii_only else BLOCKS
     for name, logged in (("loss", ("loss",)), ("reward", REWARD_NAMES)):
         if values := [moment.logs[key] for moment in history.moments for key in logged if key in moment.logs]:
             grid.add_row(name, spark(values, blocks), f"{values[-1]:#.4g}, from {values[0]:#.4g}")
     if speeds := [moment.tokens_per_second for moment in history.moments if moment.tokens_per_second]:
-        grid.add_row("speed", spark(speeds, blocks), f"{rate(speeds[-1])} tokens/s{_predicted(watched)}")
-    parts.append(grid)
-    if noted := [each for each in history.happenings if each.kind not in ("start", "end")]:
-        parts += [Text(), *(hanging(_line(each)) for each in noted[-SHOWN_HAPPENINGS:])]
-        if len(noted) > SHOWN_HAPPENINGS:
-            parts.append(Text(f"and {len(noted) - SHOWN_HAPPENINGS} before", style=QUIET))
+        is_known = plan is not None and formatting.has_speed(plan.estimate.time)
+        predicted = f", predicted {rate(plan.estimate.time.tokens_per_second)}" if plan is not None and is_known else ""
+        grid.add_row("speed", spark(speeds, blocks), f"{rate(speeds[-1])} tokens/s{predicted}")
+    lines = happening_lines(history.happenings)
+    parts: list[RenderableType] = [headline, grid]
+    parts += [Text(), *map(hanging, lines[-SHOWN_HAPPENINGS:])] if lines else []
+    if len(lines) > SHOWN_HAPPENINGS:
+        parts.append(Text(f"and {len(lines) - SHOWN_HAPPENINGS} before", style=QUIET))
     return Group(*parts)
 
 
@@ -123,7 +133,7 @@ def watch_line(watched: Watched) -> str:
     if losses := [moment.logs["loss"] for moment in history.moments if "loss" in moment.logs]:
         parts.append(f"loss {losses[-1]:#.4g}")
     if (reading := _last_reading(history.moments)) is not None:
-        parts.append(f"peak {_of(reading.peak_reserved_bytes, _budget_bytes(watched))}")
+        parts.append(f"peak {formatting.of_budget(reading.peak_reserved_bytes, _budget_bytes(watched))}")
     if watched.is_over:
         parts.append(watched.state)
     elif watched.seconds_left is not None:
@@ -133,7 +143,11 @@ def watch_line(watched: Watched) -> str:
 
 def happening_lines(happenings: Iterable[Happening]) -> list[str]:
     """Lists what happened, a line each; beginnings and ends are said otherwise."""
-    return [_line(each) for each in happenings if each.kind not in ("start", "end")]
+    return [
+        each.text if f"step {each.step}" in each.text else f"step {each.step}  {each.text}"
+        for each in happenings
+        if each.kind not in ("start", "end")
+    ]
 
 
 def spark(values: Sequence[float], blocks: str = BLOCKS) -> str:
@@ -149,40 +163,19 @@ def spark(values: Sequence[float], blocks: str = BLOCKS) -> str:
     return "".join(blocks[min(len(blocks) - 1, int((mean - low) / span * len(blocks)))] for mean in means)
 
 
-def _headline(watched: Watched) -> Text:
-    plan, state = watched.plan, watched.state
-    good = GOOD if state in ("running", "finished", "starting") else BAD
-    what = "" if plan is None else f"  {plan.method}, {plan.model} on {formatting.cards(plan.estimate.hardware)}"
-    taken = f" for {duration(watched.seconds)}" if state == "running" else ""
-    after = f" after {duration(watched.seconds)}" if watched.is_over and watched.history else ""
-    return Text.assemble((watched.name, "bold"), what, "  ", (f"{state}{taken}{after}", good))
-
-
-def _step_row(grid: Table, watched: Watched) -> None:
-    assert watched.history is not None
-    total, left = watched.history.total_steps, watched.seconds_left
-    if total is None:
-        grid.add_row("step", "", str(watched.step))
-        return
-    text = f"{watched.step:,} of {total:,}"
-    if left is not None:
-        text += f", {duration(left)} left"
-    grid.add_row("step", ProgressBar(total=max(total, 1), completed=watched.step, width=SPARKS), text)
-
-
-def _memory_rows(grid: Table, watched: Watched) -> None:
+def _memory_rows(grid: Table, watched: Watched, history: RunHistory) -> None:
     """Shows each rank's memory; the first one's alone where there is one."""
-    assert watched.history is not None
-    budget = _budget_bytes(watched)
-    for number, rank in enumerate(watched.history.ranks):
-        reading = _last_reading(rank)
-        if reading is None:
+    budget, plan = _budget_bytes(watched), watched.plan
+    predicted = "" if plan is None else f", predicted {format_bytes(plan.estimate.reserved_bytes)}"
+    for number, rank in enumerate(history.ranks):
+        if (reading := _last_reading(rank)) is None:
             continue
-        name = "memory" if len(watched.history.ranks) == 1 else f"rank {number}"
-        peak = f"peak {_of(reading.peak_reserved_bytes, budget)} reserved{_predicted_peak(watched)}"
-        now = f"{format_bytes(reading.reserved_bytes)} now"
+        name = "memory" if len(history.ranks) == 1 else f"rank {number}"
+        text = f"peak {formatting.of_budget(reading.peak_reserved_bytes, budget)} reserved{predicted}"
+        if reading.reserved_bytes != reading.peak_reserved_bytes:
+            text += f"; {format_bytes(reading.reserved_bytes)} now"
         bar = "" if budget is None else ProgressBar(total=budget, completed=reading.peak_reserved_bytes, width=SPARKS)
-        grid.add_row(name, bar, f"{peak}; {now}" if reading.reserved_bytes != reading.peak_reserved_bytes else peak)
+        grid.add_row(name, bar, text)
 
 
 def _last_reading(moments: Sequence[Moment]) -> MemoryReading | None:
@@ -193,30 +186,6 @@ def _budget_bytes(watched: Watched) -> int | None:
     if watched.plan is not None:
         return max(0, watched.plan.estimate.budget_bytes - watched.plan.estimate.outside_bytes)
     return None if watched.history is None else watched.history.total_bytes
-
-
-def _predicted_peak(watched: Watched) -> str:
-    return "" if watched.plan is None else f", predicted {format_bytes(watched.plan.estimate.reserved_bytes)}"
-
-
-def _predicted(watched: Watched) -> str:
-    if watched.plan is None or not formatting.has_speed(watched.plan.estimate.time):
-        return ""
-    return f", predicted {rate(watched.plan.estimate.time.tokens_per_second)}"
-
-
-def _of(size_bytes: int, budget_bytes: int | None) -> str:
-    """``10.8 of 11.2 GiB``; ``98.0 MiB`` where nothing limits it."""
-    if budget_bytes is None:
-        return format_bytes(size_bytes)
-    size, budget = format_bytes(size_bytes), format_bytes(budget_bytes)
-    number, unit = size.split()
-    return f"{number if budget.endswith(f' {unit}') else size} of {budget}"
-
-
-def _line(happening: Happening) -> str:
-    step = f"step {happening.step}"
-    return happening.text if step in happening.text else f"{step}  {happening.text}"
 
 
 SHORT_RUN_ERROR = 0.02
@@ -230,9 +199,16 @@ def report_view(report: Report, page: str | None = None) -> RenderableType:
         add(grid, "output folder", report.output_dir)
         headline = f"nothing was left to train: the run was finished at step {report.steps}"
         return Indented(Group(Text(headline, style="bold"), Indented(grid, 2)))
+    steps = report.steps - report.began_at
     add(grid, "trained", formatting.trains(report.knobs, report.trained))
-    add(grid, "schedule", _schedule(report))
-    add(grid, "loss", _loss(report))
+    learned = formatting.schedule(report.knobs, report.schedule, steps=steps, step_tokens=report.step_tokens)
+    add(grid, "schedule", learned)
+    if (step := report.not_finite_step) is None:
+        add(grid, "loss", _moved(report.first_loss, report.last_loss))
+    else:
+        first = "" if report.first_loss is None else f"{report.first_loss:#.4g} -> "
+        lost = f"{first}not a number from step {step} on: the trained weights are unusable"
+        add(grid, "loss", Text(lost, style=BAD))
     if report.first_reward is not None:
         add(grid, "reward", _moved(report.first_reward, report.last_reward))
     add(grid, "peak", _allocated(report))
@@ -249,22 +225,9 @@ def report_view(report: Report, page: str | None = None) -> RenderableType:
     add(grid, "output folder", report.output_dir)
     if page is not None:
         add(grid, "report", f"{page} (open it in a browser)")
-    steps = counted(report.steps - report.began_at, "step")
     since = f", from step {report.began_at} to {report.steps}" if report.began_at else ""
-    headline = f"trained {steps} in {duration(report.seconds)}{since}"
+    headline = f"trained {counted(steps, 'step')} in {duration(report.seconds)}{since}"
     return Indented(Group(Text(headline, style="bold"), Indented(grid, 2)))
-
-
-def _schedule(report: Report) -> str:
-    steps = report.steps - report.began_at
-    return formatting.schedule(report.knobs, report.schedule, steps=steps, step_tokens=report.step_tokens)
-
-
-def _loss(report: Report) -> RenderableType:
-    if (step := report.not_finite_step) is None:
-        return _moved(report.first_loss, report.last_loss)
-    first = "" if report.first_loss is None else f"{report.first_loss:#.4g} -> "
-    return Text(f"{first}not a number from step {step} on: the trained weights are unusable", style=BAD)
 
 
 def _moved(first: float | None, last: float | None) -> str:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from autotrain_mem.report import formatting
-from autotrain_mem.report.layout import QUIET, Indented, Scale, add, hanging, scale_for, table
+from autotrain_mem.report.layout import QUIET, Indented, add, hanging, scale_for, table
 from autotrain_mem.report.terminal import Console
 from autotrain_mem.support.errors import GpuOutOfMemoryError
 from autotrain_mem.support.units import counted, format_bytes
@@ -22,16 +21,6 @@ WIDTH = 80
 """Of the text in an error, which a log or a notebook shows as it is."""
 
 NOTHING_FITS = "Nothing that the planner may change takes less; --headroom and another card are left."
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """One holder, or their sum."""
-
-    sign: str
-    name: str
-    predicted_bytes: int
-    measured_bytes: int
 
 
 def shortage_text(shortage: Shortage, plan: Plan) -> str:
@@ -57,8 +46,13 @@ def explained(shortage: Shortage, plan: Plan, nearest: str | None) -> GpuOutOfMe
 
 
 def _summary(shortage: Shortage, plan: Plan) -> list[str]:
-    estimate = plan.estimate
-    needs = f"  needs   {_asked(shortage)}, with {format_bytes(shortage.free_bytes)} free"
+    estimate, asked = plan.estimate, "an unknown amount more"
+    if shortage.requested_bytes is not None:
+        asked = f"{format_bytes(shortage.requested_bytes)} more"
+        # A tensor that shares a segment with others yet to come asks for all of that segment.
+        if shortage.segment_bytes is not None and shortage.segment_bytes != shortage.requested_bytes:
+            asked += f", in a segment of {format_bytes(shortage.segment_bytes)}"
+    needs = f"  needs   {asked}, with {format_bytes(shortage.free_bytes)} free"
     if shortage.cached_bytes:
         needs += f" and {format_bytes(shortage.cached_bytes)} cached in pieces too small for it"
     parts = [f"{format_bytes(shortage.total_bytes)} total"]
@@ -69,57 +63,39 @@ def _summary(shortage: Shortage, plan: Plan) -> list[str]:
     return [needs, budget, f"  planned {format_bytes(estimate.required_bytes)}, most of it in phase {peak}"]
 
 
-def _asked(shortage: Shortage) -> str:
-    """``1.20 GiB more``; a tensor that shares a segment with others yet to come asks for all of that segment."""
-    if shortage.requested_bytes is None:
-        return "an unknown amount more"
-    asked = f"{format_bytes(shortage.requested_bytes)} more"
-    if shortage.segment_bytes is None or shortage.segment_bytes == shortage.requested_bytes:
-        return asked
-    return f"{asked}, in a segment of {format_bytes(shortage.segment_bytes)}"
-
-
 def _holders(shortage: Shortage, plan: Plan) -> Table:
-    rows = _rows(shortage, plan)
-    scale = scale_for(max(shortage.total_bytes, plan.estimate.required_bytes))
-    predicted = _shown(rows, [row.predicted_bytes for row in rows], scale)
-    measured = _shown(rows, [row.measured_bytes for row in rows], scale)
+    """Owners that were told apart, the rest of what was allocated, what the process held beside that, and the sum."""
+    estimate = plan.estimate
+    rows = [
+        *_owner_rows(shortage, estimate.memory.owners_at_peak),
+        ("cached by the allocator", estimate.cached_bytes, shortage.cached_bytes),
+        ("outside torch", estimate.outside_bytes, shortage.outside_bytes),
+    ]
+    scale = scale_for(max(shortage.total_bytes, estimate.required_bytes))
+    columns = []
+    for sizes in ([expected for _, expected, _ in rows], [held for _, _, held in rows]):
+        total = scale.steps(sum(sizes))  # to which the parts sum as they are shown
+        columns.append([*scale.share(total, sizes), total])
     grid = table("", "", "predicted", "measured", "", right=(2, 3))
-    for row, expected, held in zip(rows, predicted, measured, strict=True):
-        style = "bold" if row.sign == "=" else ""
-        add(grid, row.sign, row.name, scale.write(expected), scale.write(held), scale.unit, style=style)
+    names = [("+", name) for name, _, _ in rows] + [("=", "held by this run")]
+    for (sign, name), expected, held in zip(names, *columns, strict=True):
+        style = "bold" if sign == "=" else ""
+        add(grid, sign, name, scale.write(expected), scale.write(held), scale.unit, style=style)
     for name, size in (("held by other processes", shortage.others_bytes), ("free", shortage.free_bytes)):
         if size:
             add(grid, "", name, "", scale.size(size), scale.unit, style=QUIET)
     return grid
 
 
-def _rows(shortage: Shortage, plan: Plan) -> list[_Row]:
-    """Owners that were told apart, the rest of what was allocated, what the process held beside that, and the sum."""
-    estimate = plan.estimate
-    rows = [
-        *_owner_rows(shortage, estimate.memory.owners_at_peak),
-        _Row("+", "cached by the allocator", estimate.cached_bytes, shortage.cached_bytes),
-        _Row("+", "outside torch", estimate.outside_bytes, shortage.outside_bytes),
-    ]
-    predicted, measured = sum(row.predicted_bytes for row in rows), sum(row.measured_bytes for row in rows)
-    return [*rows, _Row("=", "held by this run", predicted, measured)]
-
-
-def _owner_rows(shortage: Shortage, expected: Mapping[Owner, int]) -> list[_Row]:
-    """Those that are not known apart stand together, and so does what was predicted for them."""
+def _owner_rows(shortage: Shortage, expected: Mapping[Owner, int]) -> Iterator[tuple[str, int, int]]:
+    """Yields (name, predicted, measured bytes); owners that are not known apart stand together."""
     measured, rest_bytes = shortage.measured, shortage.rest_bytes
     apart = [owner for owner in Owner if owner in measured or not rest_bytes]
-    held = [_Row("+", formatting.OWNERS[owner], expected.get(owner, 0), measured.get(owner, 0)) for owner in apart]
-    rows = [row for row in held if row.predicted_bytes or row.measured_bytes]
-    together = [owner for owner in Owner if owner not in apart and expected.get(owner)]
+    for owner in apart:
+        sizes = expected.get(owner, 0), measured.get(owner, 0)
+        if any(sizes):
+            yield formatting.OWNERS[owner], *sizes
     if rest_bytes:
+        together = [owner for owner in Owner if owner not in apart and expected.get(owner)]
         name = ", ".join(formatting.OWNERS[owner] for owner in together) or "not told apart"
-        rows.append(_Row("+", name, sum(expected[owner] for owner in together), rest_bytes))
-    return rows
-
-
-def _shown(rows: list[_Row], sizes: list[int], scale: Scale) -> list[int]:
-    """In steps of the scale, such that the parts sum to the total, which stands last."""
-    total = scale.steps(sizes[-1])
-    return [*scale.share(total, sizes[:-1]), total]
+        yield name, sum(expected[owner] for owner in together), rest_bytes

@@ -7,7 +7,6 @@ import io
 from dataclasses import fields
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.table import Table
 from rich.text import Text
 
 from autotrain_mem.report import formatting
@@ -36,7 +35,12 @@ def sweep_view(sweep: Sweep) -> RenderableType:
     knobs = [estimate.knobs for estimate in sweep.estimates]
     differing = {*formatting.differing(knobs), *(axis.name for axis in sweep.axes)}
     same = [field.name for field in fields(Knobs) if field.name not in differing]
-    parts = [_headline(sweep), hanging(f"settings  {formatting.settings(knobs[0], same)}")]
+    fitting = sum(estimate.fits for estimate in sweep.estimates)
+    headline = f"{fitting} of {counted(len(sweep.points), 'point')} fit"
+    where = {(estimate.hardware.name, estimate.budget_bytes) for estimate in sweep.estimates}
+    for name, budget_bytes in where if len(where) == 1 else ():
+        headline += f" {name}: budget {format_bytes(budget_bytes)}"
+    parts = [Text(headline, style="bold"), hanging(f"settings  {formatting.settings(knobs[0], same)}")]
     if len(sweep.axes) == 2:
         down, across = sweep.axes
         caption = f"needed, {figures.scale.unit}, by {down.name} (down) and {across.name} (across)"
@@ -46,7 +50,7 @@ def sweep_view(sweep: Sweep) -> RenderableType:
     if figures.reasons:
         reasons = [Indented(hanging(f"{mark}  {reason}"), 2) for reason, mark in figures.reasons.items()]
         parts += section("refused", *reasons)
-    fits = f"{FITS} fits; " if any(estimate.fits for estimate in sweep.estimates) else ""
+    fits = f"{FITS} fits; " if fitting else ""
     return Indented(Group(*parts, Text(), Text(f"{fits}{_LEGEND}", style=QUIET)))
 
 
@@ -62,26 +66,13 @@ class _Figures:
         """``* 8.41`` where it fits, ``31.20`` where it does not, ``[1]`` where it was refused."""
         if point.estimate is None:
             return Text(self.reasons[_reason(point)], style=QUIET)
-        number = self.size(point.estimate.required_bytes)
+        number = self.scale.size(point.estimate.required_bytes)
         return Text(f"{FITS} {number}", style=GOOD) if point.estimate.fits else Text(number, style=BAD)
-
-    def size(self, size_bytes: int) -> str:
-        return self.scale.write(self.scale.steps(size_bytes))
 
 
 def _reason(point: SweepPoint) -> str:
     """The refusal in one line; what to do about it stays in the JSON, since the sweep itself is the answer."""
     return "" if point.refusal is None else " ".join(point.refusal.message.split())
-
-
-def _headline(sweep: Sweep) -> RenderableType:
-    fitting = sum(estimate.fits for estimate in sweep.estimates)
-    count = counted(len(sweep.points), "point")
-    where = {(estimate.hardware.name, estimate.budget_bytes) for estimate in sweep.estimates}
-    if len(where) > 1:
-        return Text(f"{fitting} of {count} fit", style="bold")
-    name, budget_bytes = where.pop()
-    return Text(f"{fitting} of {count} fit {name}: budget {format_bytes(budget_bytes)}", style="bold")
 
 
 _LEGEND = """\
@@ -98,29 +89,22 @@ class _Matrix:
         self._cells = [[figures.needed(next(cells)) for _ in self._columns] for _ in self._labels]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for number, (first, last) in enumerate(self._pieces(options.max_width)):
-            if number:
-                yield Text()
-            yield self._piece(first, last)
-
-    def _pieces(self, width: int) -> list[tuple[int, int]]:
-        """Ranges of columns that fit the width, each of at least one."""
         labels = max(map(len, self._labels))
-        pieces, first, used = [], 0, labels
+        pieces, first, used = list[tuple[int, int]](), 0, labels  # ranges of columns, each of at least one
         for index, column in enumerate(self._columns):
             needed = 2 + max(len(column), *(row[index].cell_len for row in self._cells))
-            if used + needed > width and index > first:
+            if used + needed > options.max_width and index > first:
                 pieces.append((first, index))
                 first, used = index, labels
             used += needed
-        return [*pieces, (first, len(self._columns))]
-
-    def _piece(self, first: int, last: int) -> Table:
-        columns = self._columns[first:last]
-        grid = table("", *columns, right=tuple(range(len(columns) + 1)))
-        for label, row in zip(self._labels, self._cells, strict=True):
-            add(grid, Text(label, style="bold"), *row[first:last])
-        return grid
+        pieces.append((first, len(self._columns)))
+        for begin, end in pieces:
+            if begin:
+                yield Text()
+            grid = table("", *self._columns[begin:end], right=tuple(range(end - begin + 1)))
+            for label, row in zip(self._labels, self._cells, strict=True):
+                add(grid, Text(label, style="bold"), *row[begin:end])
+            yield grid
 
 
 def _lines(sweep: Sweep, figures: _Figures) -> list[RenderableType]:
@@ -132,19 +116,14 @@ def _lines(sweep: Sweep, figures: _Figures) -> list[RenderableType]:
     numbers = [*decimal, *(True for _ in before), True, *(False for _ in behind)]
     grid = table(*headings, right=tuple(index for index, right in enumerate(numbers) if right))
     for point in sweep.points:
-        settings = [setting.text for setting in point.settings]
-        sizes, phase = _details(point, figures) if detailed else ([], [])
-        add(grid, *settings, *sizes, figures.needed(point), *phase)
+        estimate, phase = point.estimate, ""
+        sizes = ["" for _ in before]
+        if detailed and estimate is not None:
+            held = (estimate.memory.peak_allocated_bytes, estimate.reserved.peak_reserved_bytes)
+            sizes, phase = [*map(figures.scale.size, held)], formatting.PHASES[estimate.memory.peak_phase]
+        settings = (setting.text for setting in point.settings)
+        add(grid, *settings, *sizes, figures.needed(point), *(phase for _ in behind))
     return [*section(f"{', '.join((*before, 'needed'))}: {figures.scale.unit}"), Text(), grid]
-
-
-def _details(point: SweepPoint, figures: _Figures) -> tuple[list[str], list[str]]:
-    """(what stands before the sum, what stands behind it); blank where there is no estimate."""
-    estimate = point.estimate
-    if estimate is None:
-        return ["", ""], [""]
-    sizes = (estimate.memory.peak_allocated_bytes, estimate.reserved.peak_reserved_bytes)
-    return [figures.size(size) for size in sizes], [formatting.PHASES[estimate.memory.peak_phase]]
 
 
 def _broken(name: str) -> str:

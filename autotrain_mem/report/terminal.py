@@ -189,7 +189,16 @@ class TrainingProgress(Redrawn[Progress]):
         self._reward = self._reward if reward is None else reward
         if self._first is None:
             self._first = (step, seconds)
-        facts = "  ".join(self._facts(step, seconds))
+        parts = [] if self._loss is None else [f"loss {self._loss:#.4g}"]
+        parts += [] if self._reward is None else [f"reward {self._reward:#.4g}"]
+        if self._peak_bytes is not None:
+            parts.append(f"peak {formatting.of_budget(self._peak_bytes, self._budget_bytes)}")
+        # The first step seen warms up kernels and allocator, and so is left out of the pace.
+        first_step, first_seconds = self._first
+        if first_step < step < self._total_steps:
+            left = (seconds - first_seconds) / (step - first_step) * (self._total_steps - step)
+            parts.append(f"{duration(left)} left")
+        facts = "  ".join(parts)
         if self._line is not None:
             self._line.update(self._task, completed=step, facts=facts)
             return
@@ -197,20 +206,6 @@ class TrainingProgress(Redrawn[Progress]):
         if tenths > self._tenths_said:  # at the first step, at the last, and when another tenth of the steps is done
             self._tenths_said = tenths
             say(self._console, f"step {step}/{self._total_steps}  {facts}".rstrip())
-
-    def _facts(self, step: int, seconds: float) -> list[str]:
-        facts = [] if self._loss is None else [f"loss {self._loss:#.4g}"]
-        facts += [] if self._reward is None else [f"reward {self._reward:#.4g}"]
-        if self._peak_bytes is not None:
-            peak, budget = format_bytes(self._peak_bytes), format_bytes(self._budget_bytes)
-            number, unit = peak.split()
-            facts.append(f"peak {number if budget.endswith(f' {unit}') else peak} of {budget}")
-        # The first step seen warms up kernels and allocator, and so is left out of the pace.
-        first_step, first_seconds = self._first or (step, seconds)
-        if first_step < step < self._total_steps:
-            left = (seconds - first_seconds) / (step - first_step) * (self._total_steps - step)
-            facts.append(f"{duration(left)} left")
-        return facts
 
 
 class SearchProgress(Redrawn[Live]):
@@ -235,10 +230,11 @@ class SearchProgress(Redrawn[Live]):
         changed = [name for name in formatting.differing([self._first, attempt.knobs]) if name not in _SAID_OTHERWISE]
         more = formatting.settings(attempt.knobs, ["gradient_checkpointing", "sharding", *changed])
         settings = f"micro-batch {attempt.knobs.per_device_train_batch_size}, {more}{whole}"
+        outcome = f"... needs {format_bytes(attempt.required_bytes)}, {'fits' if attempt.fits else 'does not fit'}"
         if self._line is None:
-            say(self._console, f"rehearsing: {settings} ... {_outcome(attempt)}")
+            say(self._console, f"rehearsing: {settings} {outcome}")
         else:
-            self._line.update(self._row(f"rehearsing, {self._tried} tried: {settings}", f"... {_outcome(attempt)}"))
+            self._line.update(self._row(f"rehearsing, {self._tried} tried: {settings}", outcome))
 
     def counting(self, counting: Counting) -> None:
         """The tokens of the data are being counted: a bar where there is a terminal, and nothing anywhere else."""
@@ -282,13 +278,11 @@ class CardsProgress(Redrawn[Status]):
 
     def tried(self, card: Hardware, attempt: Candidate) -> None:
         """A configuration was judged for a card."""
-        name = formatting.cards(card)
-        is_new = name not in self._seen
-        number = self._seen.setdefault(name, len(self._seen) + 1)
-        line = f"card {number} of {self._count}: {name}"
+        name, count = formatting.cards(card), len(self._seen)
+        line = f"card {self._seen.setdefault(name, count + 1)} of {self._count}: {name}"
         if self._line is not None:
             self._line.update(Text(f"{line}, {formatting.batch(attempt.knobs)}"))
-        elif is_new:
+        elif len(self._seen) > count:
             say(self._console, line)
 
 
@@ -316,10 +310,6 @@ class SweepProgress(Redrawn[Progress]):
         settings = (f"{axis.name} {each.text}" for axis, each in zip(self._axes, point.settings, strict=True))
         needs = "refused" if point.estimate is None else f"needs {format_bytes(point.estimate.required_bytes)}"
         self._line.update(self._task, advance=1, last=f"{needs}: {', '.join(settings)}")
-
-
-def _outcome(attempt: Candidate) -> str:
-    return f"needs {format_bytes(attempt.required_bytes)}, {'fits' if attempt.fits else 'does not fit'}"
 
 
 def say(console: Console, line: str) -> None:

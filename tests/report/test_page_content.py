@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 
 from report_examples import DATA, MIXED, PLAN, RTX3060, estimate
 
-from autotrain_mem.report.command_line import command_of
+from autotrain_mem.report.formatting import command_of
 from autotrain_mem.report.page.content import page_of
 from autotrain_mem.report.page.render import page_html
 from autotrain_mem.types import Phase, Plan
