@@ -67,10 +67,8 @@ __all__ += [
 ]
 
 _NAMES = {
-    "drop_in.gkd": "GKDTrainer",
-    "drop_in.one_policy": "CPOTrainer ORPOTrainer",
-    "drop_in.online_dpo": "OnlineDPOTrainer",
-    "drop_in.ppo": "PPOTrainer",
+    "drop_in.experimental": "CPOTrainer GKDTrainer ORPOTrainer OnlineDPOTrainer",
+    "drop_in.experimental_ppo": "PPOTrainer",
     "drop_in.trainers": "DPOTrainer DistillationTrainer GRPOTrainer KTOTrainer RLOOTrainer RewardTrainer SFTTrainer",
     "support.errors": "AutofitError DoesNotFitError UsageError",
     "types": (
@@ -93,10 +91,8 @@ _NAMES = {
 
 
 if TYPE_CHECKING:
-    from autotrain_mem.drop_in.gkd import GKDTrainer
-    from autotrain_mem.drop_in.one_policy import CPOTrainer, ORPOTrainer
-    from autotrain_mem.drop_in.online_dpo import OnlineDPOTrainer
-    from autotrain_mem.drop_in.ppo import PPOTrainer
+    from autotrain_mem.drop_in.experimental import CPOTrainer, GKDTrainer, OnlineDPOTrainer, ORPOTrainer
+    from autotrain_mem.drop_in.experimental_ppo import PPOTrainer
     from autotrain_mem.drop_in.trainers import (
         DistillationTrainer,
         DPOTrainer,

@@ -120,7 +120,7 @@ LAYERS = {
 SLOW_TO_IMPORT = frozenset(HUGGING_FACE.split()) | {"numpy"}
 ROOMS_OF_TORCH = (
     *("rehearsal", "trainers", "training.process", "training.guard", "training.watch", "training.longest_batch"),
-    *("drop_in.trainers", "drop_in.ppo", "drop_in.one_policy", "drop_in.online_dpo", "drop_in.gkd"),
+    *("drop_in.trainers", "drop_in.experimental", "drop_in.experimental_ppo"),
     *("cli.errand_process", "checks.model_objects"),
 )
 """They are imported in the worker, in the training process or in a user's script alone."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotrain_mem.drop_in import ranks
+from autotrain_mem.drop_in import agreement
 from autotrain_mem.parallel.deepspeed_config import read_deepspeed, with_auto
 from autotrain_mem.parallel.environment import config_of_environment
 from autotrain_mem.parallel.user_config import Launch, read_launch
@@ -56,7 +56,7 @@ def read_launched(config: Any, autofit: AutoFit) -> Launched:
             hint="Launch it with FSDP (distributed_type: FSDP, fsdp_version: 2), or take trl's own class.",
         )
     _check_shared_tokens(config)
-    count, nodes = ranks.processes(), ranks.nodes()
+    count, nodes = agreement.processes(), agreement.nodes()
     launched = _by_deepspeed(config, count, nodes) if _uses_deepspeed(config) else _by_accelerate(config, count, nodes)
     if problems := [*_contradictions(autofit, launched)]:
         raise UsageError(f"{'; '.join(problems)}.", hint=_START)

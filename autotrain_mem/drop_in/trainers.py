@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import trl
 
-from autotrain_mem.drop_in.build import Planned
+from autotrain_mem.drop_in.planned import Planned
 
 
 class SFTTrainer(Planned, trl.SFTTrainer, method="sft", config_class=trl.SFTConfig):  # type: ignore[misc]  # TRL is untyped to mypy

@@ -39,7 +39,7 @@ def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset:
 
     What is quantized is the policy and the reference; a reward model is loaded in the policy's dtype.
     """
-    from autotrain_mem.trainers.online_dpo import OnlineDPOTrainer
+    from autotrain_mem.trainers.online_dpo_trainer import OnlineDPOTrainer
 
     common = trainer_arguments(filled, model, stub)
     quantized, loading = common.pop("quantization_config"), filled.training.model_init_kwargs
@@ -87,7 +87,7 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
     Raises:
         DatasetFormatError: the rows have images.
     """
-    from autotrain_mem.trainers.online_dpo import prompt_ids
+    from autotrain_mem.trainers.online_dpo_trainer import prompt_ids
 
     if "image" in split.column_names:
         raise DatasetFormatError(

@@ -55,14 +55,14 @@ def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset:
     With LoRA there is no reference model: the adapter is switched off instead. What is quantized is the policy and the
     reference; the value model is trained whole.
     """
-    from autotrain_mem.trainers.ppo import ppo_trainer_class
+    from autotrain_mem.trainers.ppo_trainer import PPOTrainer
 
     common = trainer_arguments(filled, model, stub)
     quantized = common.pop("quantization_config")
     loading = filled.training.model_init_kwargs | ({} if quantized is None else {"quantization_config": quantized})
     tokenizer = stub or policy_tokenizer(model, filled)
     value_model, reward_model = _classifier(filled), _classifier(filled)
-    return ppo_trainer_class()(
+    return PPOTrainer(
         args=filled.training,
         processing_class=tokenizer,
         model=_causal(model, loading),
@@ -151,9 +151,9 @@ def policy_tokenizer(model: str, filled: Configs) -> Any:
 
 
 def _config_type() -> Any:
-    from autotrain_mem.trainers.ppo import ppo_config_class
+    from autotrain_mem.trainers.ppo_trainer import PPOConfig
 
-    return ppo_config_class()
+    return PPOConfig
 
 
 def _causal(model: str, loading: Mapping[str, Any]) -> Any:

@@ -1,4 +1,5 @@
-"""TRL 1.12's PPOTrainer, made to keep what its config promises. Imported only where PPO is used: TRL 1.13 has none.
+"""TRL 1.12's PPOTrainer, made to keep what its config promises. Imported only where PPO is used: TRL 1.13 has none,
+and the import raises :class:`MissingExtraError`.
 
 TRL's loop is run as it is. What it leaves out is put where it passes: into the accelerator that it builds, the
 optimizer that it steps, the batches that it draws, and the logs and checkpoints that it writes.
@@ -10,21 +11,37 @@ import copy
 import functools
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
+import trl
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import GradientAccumulationPlugin
 from transformers import DataCollatorWithPadding
-from trl.experimental.ppo import ppo_trainer as trl_ppo
 
-from autotrain_mem.support.errors import TrainingError, UnsupportedModelError
+from autotrain_mem.support.errors import MissingExtraError, TrainingError, UnsupportedModelError
 from autotrain_mem.trainers import ppo_checks, ppo_resume
 from autotrain_mem.types import Phase
+
+with warnings.catch_warnings():
+    # Whoever asks for PPO has no other; TRL warns of all that is experimental, once, as it is imported.
+    warnings.filterwarnings("ignore", message=".*trl.experimental")
+    try:
+        from trl.experimental.ppo import PPOConfig
+        from trl.experimental.ppo import ppo_trainer as trl_ppo
+    except ImportError as error:
+        raise MissingExtraError(
+            f"PPO needs trl 1.12, the last one that has it; trl {trl.__version__} is installed.",
+            hint="pip install 'autotrain_mem[ppo]', or train with GRPO or RLOO, which need no value model.",
+        ) from error
+
+__all__ = ["PPOConfig", "PPOTrainer"]
+
 
 _trl_batch_generation, _trl_forward, _trl_get_reward = trl_ppo.batch_generation, trl_ppo.forward, trl_ppo.get_reward
 _trl_log_probabilities = trl_ppo.selective_log_softmax

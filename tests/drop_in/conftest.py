@@ -9,7 +9,7 @@ import pytest
 
 from autotrain_mem import AutoFit
 from autotrain_mem.cli import tiny_model, word_problems
-from autotrain_mem.drop_in import plan as planning
+from autotrain_mem.drop_in import call_plan as planning
 from autotrain_mem.worker.pool import Workers
 from tests.forked import Forge
 from tests.tiny import tiny_config, tiny_folder

@@ -39,7 +39,7 @@ def test_a_quantization_of_the_plans_reaches_the_student_and_not_the_config_that
     from transformers import BitsAndBytesConfig
     from trl.experimental.gkd import GKDConfig, GKDTrainer
 
-    from autotrain_mem.drop_in.gkd import _Quantizing
+    from autotrain_mem.drop_in.experimental import _Quantizing
 
     taken: dict[str, Any] = {}
 

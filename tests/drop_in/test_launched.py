@@ -11,7 +11,7 @@ import trl
 from accelerate.utils import DeepSpeedPlugin
 
 from autotrain_mem import AutoFit
-from autotrain_mem.drop_in import launched, ranks
+from autotrain_mem.drop_in import agreement, launched
 from autotrain_mem.drop_in.config_merge import given_arguments
 from autotrain_mem.drop_in.launched import Launched, read_launched
 from autotrain_mem.parallel.environment import launch_environment
@@ -25,7 +25,7 @@ SIZES = {"parallelism_config_dp_replicate_size": 2, "parallelism_config_dp_shard
 def started(
     monkeypatch: pytest.MonkeyPatch, config: Any = None, *, processes: int = 8, args: Any = None, **words: Any
 ) -> Launched:
-    monkeypatch.setattr(ranks, "processes", lambda: processes)
+    monkeypatch.setattr(agreement, "processes", lambda: processes)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(min(4, processes)))
     for variable, value in launch_environment(config or {}).items():
         monkeypatch.setenv(variable, value)

@@ -18,8 +18,8 @@ from transformers import set_seed
 
 import autotrain_mem
 from autotrain_mem import AutoFit
+from autotrain_mem.drop_in.call_plan import Asked, _digest
 from autotrain_mem.drop_in.config_merge import default_config
-from autotrain_mem.drop_in.plan import Asked, _digest
 from autotrain_mem.methods.configs import with_knobs
 from autotrain_mem.trainers.script_call import Call
 from tests.drop_in.conftest import QUIET, SETTLED, config, prompts, shortness, texts

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,13 @@ from transformers import AutoModelForCausalLM
 
 import autotrain_mem
 from autotrain_mem import AutoFit
-from autotrain_mem.support.errors import DatasetFormatError, EmptyDatasetError, OutputFolderError, UsageError
+from autotrain_mem.support.errors import (
+    DatasetFormatError,
+    EmptyDatasetError,
+    MissingExtraError,
+    OutputFolderError,
+    UsageError,
+)
 from tests.drop_in.conftest import QUIET, SETTLED, config, prompts, shortness, texts
 
 
@@ -87,7 +94,7 @@ def test_a_stream_is_planned_for_rows_that_fill_max_length_and_rows_that_cannot_
 def test_words_are_refused_before_a_worker_is_asked(
     tiny_qwen: Path, monkeypatch: pytest.MonkeyPatch, autofit: Any, said: str
 ) -> None:
-    monkeypatch.setattr("autotrain_mem.drop_in.plan._rehearsals", None)
+    monkeypatch.setattr("autotrain_mem.drop_in.call_plan._rehearsals", None)
     with pytest.raises(UsageError, match=said):
         sft(tiny_qwen, texts(), autofit)
 
@@ -110,3 +117,13 @@ def test_words_are_refused_before_a_worker_is_asked(
 def test_words_that_no_plan_can_be_made_with(words: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         AutoFit(**words)
+
+
+def test_a_trl_without_ppo_is_told_with_the_extra_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "trl.experimental.ppo", None)
+    for module in ("drop_in.experimental_ppo", "trainers.ppo_trainer"):
+        monkeypatch.delitem(sys.modules, f"autotrain_mem.{module}", raising=False)
+    monkeypatch.delitem(vars(autotrain_mem), "PPOTrainer", raising=False)
+    with pytest.raises(MissingExtraError, match=r"trl 1\.12") as caught:
+        _ = autotrain_mem.PPOTrainer
+    assert "autotrain_mem[ppo]" in caught.value.hint

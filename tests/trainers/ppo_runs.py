@@ -28,7 +28,7 @@ def prompts(count: int, **columns: Any) -> Any:
 
 
 def config(output_dir: pathlib.Path, **changes: Any) -> Any:
-    from autotrain_mem.trainers.ppo import ppo_config_class
+    from autotrain_mem.trainers.ppo_trainer import PPOConfig
 
     settings = {
         "output_dir": str(output_dir),
@@ -47,16 +47,15 @@ def config(output_dir: pathlib.Path, **changes: Any) -> Any:
         "report_to": "none",
         "disable_tqdm": True,
     }
-    return ppo_config_class()(**settings | changes)
+    return PPOConfig(**settings | changes)
 
 
 def trainer(folder: pathlib.Path, args: Any, dataset: Any = None, *, use_lora: bool = False, **options: Any) -> Any:
     from peft import LoraConfig
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, set_seed
 
-    from autotrain_mem.trainers.ppo import ppo_trainer_class
+    from autotrain_mem.trainers.ppo_trainer import PPOTrainer
 
-    trainer_class = ppo_trainer_class()  # imports TRL
     gc.freeze()  # TRL collects garbage twice per update, and most of a test's time goes into imported modules
     set_seed(0)  # the heads of reward and value model, and the adapter, are drawn
     lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
@@ -69,7 +68,7 @@ def trainer(folder: pathlib.Path, args: Any, dataset: Any = None, *, use_lora: b
         "train_dataset": prompts(3 * ROLLOUT) if dataset is None else dataset,
         "peft_config": lora if use_lora else None,
     }
-    return trainer_class(args=args, **build | options)
+    return PPOTrainer(args=args, **build | options)
 
 
 def weights(trainer: Any) -> dict[str, Any]:

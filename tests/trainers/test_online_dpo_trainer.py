@@ -10,7 +10,7 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from autotrain_mem.trainers.online_dpo import OnlineDPOTrainer
+from autotrain_mem.trainers.online_dpo_trainer import OnlineDPOTrainer
 
 pytestmark = [pytest.mark.slow, pytest.mark.newest]
 Folder = Callable[[str], pathlib.Path]

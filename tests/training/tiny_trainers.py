@@ -84,7 +84,7 @@ def trainer(
     judged |= {"processing_class": AutoTokenizer.from_pretrained(model)} if method == "gkd" else {}
     given = {"train_dataset": rows(method), "eval_dataset": evaluation} | judged | build
     if method == "online_dpo":
-        from autotrain_mem.trainers import online_dpo as home
+        from autotrain_mem.trainers import online_dpo_trainer as home
 
         given |= {"processing_class": tokenizer(model)}
     return getattr(home, f"{name}Trainer")(model=loaded(method, model), args=args, **given)

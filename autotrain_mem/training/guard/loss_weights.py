@@ -96,7 +96,7 @@ def _own_loss(trainer: Any, method: str) -> str | None:
     home = METHODS[method].module
     for name in ("compute_loss", "_compute_loss"):
         function = getattr(type(trainer), name, None)
-        if function is not None and function.__module__ not in (home, f"autotrain_mem.trainers.{method}"):
+        if function is not None and function.__module__ not in (home, f"autotrain_mem.trainers.{method}_trainer"):
             return f"{type(trainer).__name__}.{name}"
     loss = getattr(trainer, "compute_loss_func", None)
     if callable(loss) and getattr(loss, "__module__", "") != home:  # GRPO's is a word, which switches off a division

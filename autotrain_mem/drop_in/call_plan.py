@@ -13,7 +13,7 @@ from typing import Any
 
 from autotrain_mem import api
 from autotrain_mem.checks.model_objects import check_loading, check_model_object
-from autotrain_mem.drop_in import ranks
+from autotrain_mem.drop_in import agreement
 from autotrain_mem.drop_in.config_merge import given_arguments
 from autotrain_mem.drop_in.device import device_of
 from autotrain_mem.drop_in.launched import Launched, read_launched
@@ -90,9 +90,9 @@ def make_plan(asked: Asked) -> Plan:
     earlier = _earlier_plan(asked)
     store = Store(cache_folder(), on_damage=_note)
     autofit = asked.autofit
-    hardware = ranks.smallest(lambda: device_of(config, autofit.gpu, asked.models, store), autofit.link)
-    plan = ranks.agreed(lambda: _planned(asked, launched, hardware, store, earlier))
-    if asked.autofit.show and ranks.is_first():
+    hardware = agreement.smallest(lambda: device_of(config, autofit.gpu, asked.models, store), autofit.link)
+    plan = agreement.agreed(lambda: _planned(asked, launched, hardware, store, earlier))
+    if asked.autofit.show and agreement.is_first():
         Console(stderr=True).print(first_screen(plan))
     return plan
 

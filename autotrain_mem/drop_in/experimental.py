@@ -1,4 +1,4 @@
-"""``from autotrain_mem import GKDTrainer``. Imported only where it is asked for: ``trl.experimental`` warns then."""
+"""``from autotrain_mem import GKDTrainer`` and others of ``trl.experimental``, which warns where they are asked for."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ import copy
 import inspect
 from typing import Any
 
+from trl.experimental.cpo import CPOConfig
+from trl.experimental.cpo import CPOTrainer as _CPOTrainer
 from trl.experimental.gkd import GKDConfig
 from trl.experimental.gkd import GKDTrainer as _GKDTrainer
+from trl.experimental.online_dpo import OnlineDPOConfig
+from trl.experimental.orpo import ORPOConfig
+from trl.experimental.orpo import ORPOTrainer as _ORPOTrainer
 
-from autotrain_mem.drop_in.build import Planned
+from autotrain_mem.drop_in.planned import Planned
+from autotrain_mem.trainers.online_dpo_trainer import OnlineDPOTrainer as _OnlineDPOTrainer
 
 
 class _Quantizing(_GKDTrainer):  # type: ignore[misc]  # TRL is untyped to mypy
@@ -35,4 +41,23 @@ class GKDTrainer(Planned, _Quantizing, method="gkd", config_class=GKDConfig):
 
     A teacher that is given by its name is loaded as ``GKDConfig(teacher_model_init_kwargs=...)`` says, whatever the
     plan makes of the student.
+    """
+
+
+class ORPOTrainer(Planned, _ORPOTrainer, method="orpo", config_class=ORPOConfig):  # type: ignore[misc]
+    """TRL's experimental ORPOTrainer with settings that fit the device; see :class:`SFTTrainer`.
+
+    Its model is an object, so that no plan loads it otherwise.
+    """
+
+
+class CPOTrainer(Planned, _CPOTrainer, method="cpo", config_class=CPOConfig):  # type: ignore[misc]
+    """TRL's experimental CPOTrainer, as :class:`ORPOTrainer`; SimPO is ``loss_type="simpo"``."""
+
+
+class OnlineDPOTrainer(Planned, _OnlineDPOTrainer, method="online_dpo", config_class=OnlineDPOConfig):
+    """TRL's experimental OnlineDPOTrainer with settings that fit the device; see :class:`SFTTrainer`.
+
+    Its gradients are means over an optimizer step, where TRL's grow with ``gradient_accumulation_steps``. Its model is
+    an object, so that no plan loads it otherwise.
     """

@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from autotrain_mem.drop_in.call_plan import Asked, make_plan
 from autotrain_mem.drop_in.config_merge import default_config, planned_config
 from autotrain_mem.drop_in.device import grow_segments, lost_levers
 from autotrain_mem.drop_in.guarded_methods import guard, guard_methods
-from autotrain_mem.drop_in.plan import Asked, make_plan
 from autotrain_mem.methods.configs import with_knobs
 from autotrain_mem.support.errors import RehearsalError, UsageError
 from autotrain_mem.trainers.finish import finished
