@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 import autotrain_mem
-from autotrain_mem.methods.interface import Method
+from autotrain_mem.import Method
 from autotrain_mem.support import errors
 from autotrain_mem.types.methods_table import METHODS
 
@@ -50,10 +50,8 @@ HUGGING_FACE = "torch transformers trl peft accelerate datasets tokenizers huggi
 LAYERS = {
     "__init__": part(0, "drop_in support training types verbs"),
     "support": part(0, "", "huggingface_hub platformdirs psutil yaml"),
-    "methods.flag_verdicts": part(0),
     "allocator": part(1, "support"),
     "types": part(2, "support"),
-    "methods.flags": part(3, "support types"),
     "estimator": part(3, "allocator types"),
     "parallel": part(3, "support types"),
     "exports": part(5, "allocator support methods parallel types", "yaml"),
@@ -69,12 +67,12 @@ LAYERS = {
     ),
     "methods": part(
         4,
-        "support methods.flag_verdicts methods.flags parallel types trainers",
+        "support parallel types trainers",
         "datasets peft tokenizers torch transformers trl",
     ),
     "rehearsal": part(
         8,
-        "allocator support machine methods methods.flag_verdicts parallel search training types trainers",
+        "allocator support machine methods parallel search training types trainers",
         "accelerate bitsandbytes deepspeed peft torch transformers trl",
     ),
     "data": part(
@@ -84,7 +82,7 @@ LAYERS = {
     ),
     "checks": part(
         7,
-        "data support methods methods.flag_verdicts methods.flags search types trainers",
+        "data support methods search types trainers",
         "huggingface_hub packaging peft torch transformers trl",
     ),
     "training": part(
@@ -94,12 +92,12 @@ LAYERS = {
     ),
     "worker": part(
         9,
-        "checks data support methods rehearsal types trainers support",
+        "checks data support methods rehearsal types trainers",
         "torch trl",
     ),
     "planning": part(
         10,
-        "allocator support estimator machine methods methods.flags parallel search rehearsal report types training "
+        "allocator support estimator machine methods parallel search rehearsal report types training "
         "worker",
     ),
     "api": part(11, "planning support estimator machine search report types training worker"),
@@ -131,14 +129,8 @@ def may_be_slow_to_import(module: str) -> bool:
 
 
 def part_of(module: str) -> str:
-    """``autotrain_mem.types.job`` -> ``spec``; ``autotrain_mem`` itself is ``__init__``.
-
-    A module that has a row of its own is that: ``methods.flags`` is pure, and lies below the rest of its folder.
-    """
-    if "." not in module:
-        return "__init__"
-    inner = module.partition(".")[2]
-    return inner if inner in LAYERS else inner.split(".")[0]
+    """``autotrain_mem.types.job`` -> ``types``; ``autotrain_mem`` itself is ``__init__``."""
+    return module.split(".")[1] if "." in module else "__init__"
 
 
 def imports(tree: ast.AST, module: str) -> Iterator[tuple[int, str]]:
