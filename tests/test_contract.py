@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 import autotrain_mem
-from autotrain_mem.import Method
+from autotrain_mem.methods.interface import Method
 from autotrain_mem.support import errors
 from autotrain_mem.types.methods_table import METHODS
 
@@ -97,8 +97,7 @@ LAYERS = {
     ),
     "planning": part(
         10,
-        "allocator support estimator machine methods parallel search rehearsal report types training "
-        "worker",
+        "allocator support estimator machine methods parallel search rehearsal report types training worker",
     ),
     "api": part(11, "planning support estimator machine search report types training worker"),
     "cli": part(
