@@ -17,7 +17,7 @@ import pytest
 import autotrain_mem
 from autotrain_mem.methods.interface import Method
 from autotrain_mem.support import errors
-from autotrain_mem.types.methods_table import METHODS
+from autotrain_mem.types.methods_table import METHODS, MethodFacts
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / "autotrain_mem"
@@ -102,7 +102,7 @@ LAYERS = {
     "api": part(11, "planning support estimator machine search report types training worker"),
     "cli": part(
         12,
-        "__init__ api data exports planning report support types worker",
+        "__init__ api data exports methods planning report support types worker",
         "huggingface_hub peft rich tokenizers torch transformers",
     ),
     "drop_in": part(
@@ -275,14 +275,19 @@ def test_each_way_of_asking_for_a_method_is_seen(text: str) -> None:
 
 
 def test_every_method_has_a_module_with_the_same_functions_in_the_same_order() -> None:
-    """But for those that ``Method`` has a body for, which may be left out."""
+    """But for those for which ``Method`` has a value, which may be left out."""
     offered = [name for name in vars(Method) if not name.startswith("_")]
-    needed = {"make_parser", "configs", "build_trainer", "worst_rows", "rows_editor", "row_lengths"}
+    needed = {"worst_rows", "rows_editor", "row_lengths"}
     for method in METHODS:
         body = TREES[f"autotrain_mem.methods.{method}"].body
         bound = [name for node in body for name in names_bound(node) if name in offered]
         assert bound == [name for name in offered if name in bound], method
         assert needed <= {*bound}, method
+
+
+def test_a_method_has_few_facts_beside_its_module() -> None:
+    """Law 3: what differs by method is a question to its module, with a default in ``Method``."""
+    assert len(dataclasses.fields(MethodFacts)) <= 20
 
 
 def test_every_method_has_a_public_trainer() -> None:

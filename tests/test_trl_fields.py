@@ -15,7 +15,7 @@ from autotrain_mem.planning.predict.suggestions import LARGEST_GROUP
 from autotrain_mem.search.levers import LADDER, LEVERS
 from autotrain_mem.types import Job, Knobs
 from autotrain_mem.types.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
-from autotrain_mem.types.methods_table import METHODS
+from autotrain_mem.types.methods_table import METHODS, TEXT_COLUMN
 
 pytestmark = pytest.mark.newest
 
@@ -56,13 +56,15 @@ def test_every_knob_that_is_told_is_a_field_of_the_installed_trl(method: str) ->
 def test_the_facts_of_a_method_are_those_of_the_installed_trl(method: str) -> None:
     import trl
 
+    from autotrain_mem.methods.interface import method_of
+
     row, fields = METHODS[method], trl_fields(method)
     heeded = {name for name in fields if heeds(method, name)}  # GKD's config has all of SFT's
     assert row.has_activation_offload == ("activation_offloading" in fields)
-    assert row.has_text_column == ("dataset_text_field" in heeded)
+    assert ((TEXT_COLUMN,) in row.formats) == ("dataset_text_field" in heeded)
     assert row.is_packable == ("packing" in heeded)
-    assert row.groups_completions == ("num_generations" in fields)
-    assert row.has_mini_batches == ("num_mini_batches" in fields)
+    assert ("num_generations" in row.knobs) == ("num_generations" in fields)
+    assert (method_of(method).mini_batches({}) is not None) == ("num_mini_batches" in fields)
     assert ("max_length" in row.knobs) == ("max_length" in fields)
     assert row.reward_model_argument in {None, *fields}
     assert row.has_trl_command == (importlib.util.find_spec(f"trl.scripts.{method}") is not None)

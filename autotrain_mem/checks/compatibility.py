@@ -171,7 +171,7 @@ def liger(subject: ModelOnCard) -> Problems:
     if not job.arguments.get("use_liger_kernel"):
         return
     reason = why_not_liger(config.get_text_config().model_type, job.arguments.get("liger_kernel_config"))
-    since = job.method_facts.liger_since
+    since = method_of(job.method).liger_since
     if since is None:
         reason = f"Liger's loss for {job.method} is not supported yet"
     elif since and Version(trl.__version__) < Version(since):
@@ -221,14 +221,11 @@ def ready_to_train(flags: Flags) -> None:
 def reward_tokenizer(flags: Flags) -> None:
     """Refuses to train with a reward model that has no tokenizer of its own, where it is handed text.
 
-    PPO hands it the policy's tokens.
-
     Raises:
         ModelNotFoundError: there is none beside it.
     """
-    facts = METHODS[flags.method]
-    model = flags.given.get(facts.reward_model_argument or "")
-    if model and not facts.has_value_model and lacks_tokenizer(pathlib.Path(model)):
+    model = method_of(flags.method).judge_of_text(flags.given)
+    if model and lacks_tokenizer(pathlib.Path(model)):
         raise ModelNotFoundError(
             f"{model} comes without a tokenizer, by which a reward model reads completions.",
             hint="Save the tokenizer that it was trained with in the same folder, as autofit reward does.",

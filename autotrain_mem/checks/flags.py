@@ -199,7 +199,7 @@ def max_length(flags: Flags) -> Problems:
             "completion.",
             "Give a number: prompts are cut from the left to make room for completions.",
         )
-    if not facts.keeps_max_length and is_wish(wish) and wish != AUTO:
+    if facts.long_rows == "kept" and is_wish(wish) and wish != AUTO:
         yield (
             f"--max_length {wish} would cut rows, and TRL's {facts.trainer} cuts answers alone: a long prompt stays.",
             "Give --max_length auto, the longest row, or a number.",
@@ -222,7 +222,7 @@ def forbidden_levers(flags: Flags) -> Problems:
 def offloaded_optimizer(flags: Flags) -> Problems:
     """Only some optimizers, and trainers that make theirs late, can have it on the host."""
     method, given = METHODS[flags.method], flags.given
-    if given.get("optimizer_offload") and method.makes_optimizer_early:
+    if given.get("optimizer_offload") and method.builds_early:
         yield (
             f"--optimizer_offload does not work with {method.title}, whose trainer makes its optimizer as it is built.",
             "Remove it; --optim adamw_8bit keeps a quarter of the state.",

@@ -10,6 +10,7 @@ from typing import Any
 from autotrain_mem.checks.collect import Problems
 from autotrain_mem.checks.flags import Flags
 from autotrain_mem.methods.configs import OF_WORKERS
+from autotrain_mem.methods.interface import method_of
 from autotrain_mem.types.methods_table import METHODS
 
 
@@ -29,7 +30,7 @@ def best_model(flags: Flags) -> Problems:
     """Only evaluations find a best model, by a metric that is named (``transformers/trainer.py: _validate_args,
     _determine_best_metric``). PPO, which evaluates nothing, has a refusal of its own (``trainers.ppo_checks``)."""
     given = flags.given
-    if _text(given.get("save_strategy")) != "best" or METHODS[flags.method].has_mini_batches:
+    if _text(given.get("save_strategy")) != "best" or not method_of(flags.method).is_evaluated:
         return
     if not _evaluates(given):
         yield (
@@ -86,7 +87,7 @@ def evaluation_of_command(flags: Flags) -> Problems:
     """A command, as TRL's scripts do, hands over rows to evaluate on only with a strategy, and no compute_metrics
     (``trl/scripts/sft.py: main``)."""
     given = flags.given
-    if METHODS[flags.method].has_mini_batches:  # PPO evaluates nothing
+    if not method_of(flags.method).is_evaluated:
         return
     if given.get("eval_on_start") and not _evaluates(given):  # transformers/trainer.py: get_eval_dataloader
         yield (

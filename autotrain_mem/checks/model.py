@@ -16,8 +16,12 @@ from autotrain_mem.trainers.hub_models import load_config
 from autotrain_mem.trainers.script_call import model_of
 from autotrain_mem.types import Job
 from autotrain_mem.types.hardware import Capability
-from autotrain_mem.types.method_facts import MethodFacts
-from autotrain_mem.types.methods_table import OTHER_MODEL_ARGUMENTS, REWARD_MODEL_ARGUMENTS, TEACHER_ARGUMENTS
+from autotrain_mem.types.methods_table import (
+    OTHER_MODEL_ARGUMENTS,
+    REWARD_MODEL_ARGUMENTS,
+    TEACHER_ARGUMENTS,
+    MethodFacts,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any
 from autotrain_mem.checks.collect import Problems
 from autotrain_mem.checks.flags import Flags
 from autotrain_mem.checks.model import ModelOnCard
+from autotrain_mem.methods.interface import method_of
 from autotrain_mem.search.levers import LADDER
 from autotrain_mem.search.shared_tokens import WAYS, SharedTokens
 from autotrain_mem.types.knobs import BASE_BITS, TOKEN_KNOBS, ZEROS
@@ -239,28 +240,8 @@ def on_the_cpu(flags: Flags) -> Problems:
 
 
 def method(flags: Flags) -> Problems:
-    """Some trainers call their models in ways that shards do not allow, or with which they are not rehearsed.
-
-    PPO's calls the policy inside of what FSDP would wrap (``ppo_trainer.py: train``, ``unwrapped_model``). Online DPO's
-    copies the policy before it is divided, which TRL refuses under ZeRO-3 (``trl/experimental/utils.py:
-    create_reference_model``), and samples by FSDP1's means (``online_dpo_trainer.py: _generate``). GKD has models
-    generate inside of what FSDP wraps, for which its second version alone gathers weights (``trl/models/utils.py:
-    unwrap_model_for_generation``).
-    """
-    facts, sharding = METHODS[flags.method], flags.given.get("sharding")
-    if facts.holds_models_whole and sharding in (*FSDP, *ZEROS):
-        why = (
-            "calls the policy and the value model by themselves, where no weights are gathered"
-            if facts.has_value_model
-            else "copies the policy and samples from it as no rehearsal with shards follows"
-        )
-        yield (
-            f"--sharding {sharding} does not work with {facts.title}: its trainer {why}.",
-            "Give --sharding ddp: each GPU then holds all models. LoRA needs less: --use_peft.",
-        )
-    if facts.generates_unwrapped and sharding == "fsdp1":
-        yield (
-            f"--sharding fsdp1 does not work with {facts.title}: its trainer samples answers where no weights are "
-            "gathered.",
-            "Give --sharding fsdp2, whose layers gather theirs by themselves.",
-        )
+    """Some trainers call their models in ways that shards do not allow, or with which they are not rehearsed."""
+    sharding = flags.given.get("sharding")
+    refused = None if sharding is None else method_of(flags.method).why_not_sharded(sharding)
+    if refused is not None:
+        yield refused

@@ -17,8 +17,7 @@ from autotrain_mem.support.files import read_start
 from autotrain_mem.support.processes import Child, ChildDied
 from autotrain_mem.types import codec
 from autotrain_mem.types.knobs import BASE_BITS
-from autotrain_mem.types.method_facts import MethodFacts
-from autotrain_mem.types.methods_table import METHODS
+from autotrain_mem.types.methods_table import METHODS, MethodFacts
 from autotrain_mem.types.plan_file import LARGEST_BYTES, PLAN_NAME
 from autotrain_mem.types.report import RUN_NAME
 

@@ -14,6 +14,7 @@ from typing import Any
 from autotrain_mem import api
 from autotrain_mem.cli.errands import Errand, finish
 from autotrain_mem.cli.run_flags import flag_parser, parsed
+from autotrain_mem.methods.interface import method_of
 from autotrain_mem.report.terminal import warn
 from autotrain_mem.support.errors import (
     AutofitError,
@@ -26,7 +27,7 @@ from autotrain_mem.support.errors import (
 )
 from autotrain_mem.support.files import refusal
 from autotrain_mem.support.units import MIB, format_bytes
-from autotrain_mem.types.methods_table import METHODS, methods_reading
+from autotrain_mem.types.methods_table import METHODS, TEXT_COLUMN, methods_reading
 
 ABOUT = """\
 Writes a config for `autofit METHOD --config FILE`, with comments: the method that the columns of the data are for, the
@@ -126,7 +127,8 @@ def answered(model: str | None, dataset: str | None, method: str | None, gpu: st
 def _no_method(dataset: str, columns: Columns | None) -> DatasetFormatError:
     names = ", ".join(columns.names) if columns else ""
     reads = "\n".join(
-        f"{row.name}: {' or '.join('+'.join(names) for names in row.formats)}" for row in METHODS.values()
+        f"{row.name}: {' or '.join('+'.join(names) for names in row.formats if names != (TEXT_COLUMN,))}"
+        for row in METHODS.values()
     )
     return DatasetFormatError(
         f"The columns of {dataset} ({names}) are those of no method.",
@@ -151,7 +153,7 @@ def config_text(answers: Answers, file: str) -> str:
     """Lay out the file: TRL's keys, then ours, each with a word on what it does."""
     row = METHODS[answers.method]
     folder = f"{answers.model.rstrip('/').split('/')[-1]}-{row.title}"
-    is_free = not (row.groups_completions or row.has_mini_batches)
+    is_free = "num_generations" not in row.knobs and method_of(row.name).mini_batches({}) is None
     lines = [
         f"# {next_command(answers, file)}",
         f"# autofit {answers.method} --config {_word(file)}",

@@ -141,7 +141,7 @@ def _formatting(job: Job) -> dict[str, Any]:
     from trl import ModelConfig
 
     elsewhere = {field.name for kind in (TrainingArguments, ModelConfig, Knobs) for field in fields(kind)}
-    counts = job.method_facts.drops_long_rows or not job.method_facts.keeps_max_length  # which rows there are
+    counts = job.method_facts.long_rows != "truncated"  # which rows there are
     ignored = elsewhere.union(_WITHOUT_EFFECT) - ({"max_length"} if counts else set())
     given = {name: value for name, value in job.arguments.items() if name not in ignored}
     trust = {name: job.arguments.get(name) for name in ("trust_remote_code", "max_pixels")}

@@ -20,7 +20,7 @@ from autotrain_mem.support.errors import (
 from autotrain_mem.support.local_files import DATA_KINDS, ONE_ROW, WHAT_IS_READ, check_data_path
 from autotrain_mem.trainers.script_call import keyword_of, splits_of
 from autotrain_mem.types.job import Job
-from autotrain_mem.types.methods_table import METHODS
+from autotrain_mem.types.methods_table import METHODS, TEXT_COLUMN
 
 _HOW_TO_MEND = {
     ".jsonl": "Every line of a .jsonl file is one JSON object, with the same keys of the same types.",
@@ -265,11 +265,11 @@ def formats_wanted(method: str, filled: Configs) -> str:
     for needed in _formats(method, filled):
         columns.setdefault(_KINDS.get(needed, "plain text"), []).append(", ".join(needed))
     *first, last = [f"{kind} ({' or '.join(sets)})" for kind, sets in columns.items()]
-    text = " (--dataset_text_field names another column of text)" if METHODS[method].has_text_column else ""
+    text = " (--dataset_text_field names another column of text)" if (TEXT_COLUMN,) in METHODS[method].formats else ""
     return (f"{', '.join(first)} or {last}" if first else last) + text
 
 
 def _formats(method: str, filled: Configs) -> list[tuple[str, ...]]:
-    """The method's formats, and the column of text where it reads one, whose name is a setting."""
-    formats = list(METHODS[method].formats)
-    return [*formats, (filled.training.dataset_text_field,)] if METHODS[method].has_text_column else formats
+    """The method's formats; the name of a column of text is a setting."""
+    formats = METHODS[method].formats
+    return [(filled.training.dataset_text_field,) if each == (TEXT_COLUMN,) else each for each in formats]

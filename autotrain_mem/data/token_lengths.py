@@ -61,7 +61,7 @@ def profile(job: Job, scratch: str, on_progress: OnProgress = lambda counting: N
         longest_evaluated=max((length for lengths, _ in others for length in lengths.longer), default=0),
         images=None if images is None else images.with_worst_of([more for _, more in others if more is not None]),
         shorter_sides=_shorter_sides(trained),
-        drops=job.method_facts.drops_long_rows,
+        drops=job.method_facts.long_rows == "dropped",
     )
 
 
@@ -87,7 +87,7 @@ FEWEST_TOKENS = {False: 2, True: 1}
 def _check_some_are_kept(job: Job, lengths: Mapping[int, int]) -> None:
     """Reward training drops pairs that are too long (``trl/trainer/reward_trainer.py: _prepare_dataset``)."""
     max_length, shortest = job.arguments.get("max_length"), min(lengths)
-    if not job.method_facts.drops_long_rows or not isinstance(max_length, int) or max_length >= shortest:
+    if job.method_facts.long_rows != "dropped" or not isinstance(max_length, int) or max_length >= shortest:
         return
     raise EmptyDatasetError(
         f"--max_length {max_length} drops every pair of {load.dataset_name(job)}: reward training drops pairs with "
@@ -163,7 +163,7 @@ def counting_arguments(job: Job, output_dir: str) -> dict[str, Any]:
 def _unlimited(job: Job) -> dict[str, Any]:
     """TRL's default of ``max_length`` is no word of the user's, where rows are looked at by it."""
     is_given = isinstance(job.arguments.get(MAX_LENGTH), int)
-    return {} if is_given or job.method_facts.keeps_max_length else {MAX_LENGTH: None}
+    return {} if is_given or job.method_facts.long_rows != "kept" else {MAX_LENGTH: None}
 
 
 def _lengths(job: Job, filled: Configs, rows: Any, name: str) -> tuple[RowLengths, ImageProfile | None]:

@@ -19,6 +19,7 @@ from autotrain_mem.drop_in.device import device_of
 from autotrain_mem.drop_in.launched import Launched, read_launched
 from autotrain_mem.drop_in.reload_alternatives import with_reloaded
 from autotrain_mem.machine.prices import prices
+from autotrain_mem.methods.interface import method_of
 from autotrain_mem.planning.for_processes import for_processes
 from autotrain_mem.planning.output_dir import check_saves_over_no_model
 from autotrain_mem.planning.rehearsals import Rehearsals
@@ -275,14 +276,14 @@ def _check_keywords(asked: Asked) -> None:
     keywords = asked.call.keywords
     if hasattr(rows := keywords["train_dataset"], "__len__") and not len(rows):
         raise EmptyDatasetError("train_dataset has no rows.", hint="Give it at least one; was a filter too strict?")
-    if isinstance(keywords.get("model"), str) and not METHODS[asked.method].takes_model_name:
+    if isinstance(keywords.get("model"), str) and not method_of(asked.method).takes_model_name:
         title = METHODS[asked.method].title
         raise UsageError(
             f"{title}'s trainer loads a name in the checkpoint's dtype and takes no quantization: no plan says how.",
             hint="Load the model, and give it as an object: model=AutoModelForCausalLM.from_pretrained(NAME).",
         )
     why = {name: reason for name, reason in _UNREHEARSED.items() if keywords.get(name)}
-    if METHODS[asked.method].makes_optimizer_early and any(keywords.get("optimizers") or ()):
+    if METHODS[asked.method].builds_early and any(keywords.get("optimizers") or ()):
         title = METHODS[asked.method].title
         why["optimizers"] = f"{title}'s optimizer holds two models, and is rehearsed as the config names it"
     if why:

@@ -11,6 +11,7 @@ from autotrain_mem.drop_in.config_merge import default_config, planned_config
 from autotrain_mem.drop_in.device import grow_segments, lost_levers
 from autotrain_mem.drop_in.guarded_methods import guard, guard_methods
 from autotrain_mem.methods.configs import with_knobs
+from autotrain_mem.methods.interface import method_of
 from autotrain_mem.support.errors import RehearsalError, UsageError
 from autotrain_mem.trainers.finish import finished
 from autotrain_mem.trainers.hub_models import revision_of
@@ -145,7 +146,7 @@ def _is_documented(keywords: Keywords, method: str, config_class: type) -> bool:
     from transformers import TrainingArguments
 
     config = keywords.get("args")
-    kind = TrainingArguments if METHODS[method].takes_transformers_arguments else config_class
+    kind = TrainingArguments if method_of(method).takes_transformers_arguments else config_class
     return isinstance(keywords.get("train_dataset"), Dataset | IterableDataset) and isinstance(config, kind | None)
 
 

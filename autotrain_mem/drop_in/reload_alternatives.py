@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from autotrain_mem.methods.interface import method_of
 from autotrain_mem.support.errors import AutofitError, DoesNotFitError
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.trainers import script_call
@@ -57,7 +58,7 @@ def with_reloaded(plan_job: PlanJob, job: Job, call: Call, folder: pathlib.Path)
 def _reloaded(plan_job: PlanJob, job: Job, call: Call, folder: pathlib.Path) -> Plan | None:
     """The plan of the same job with the model given by name; None where that would load another model."""
     model = call.model
-    takes_name = job.method_facts.takes_model_name
+    takes_name = method_of(job.method).takes_model_name
     if job.python_call is None or isinstance(model, str) or not takes_name or not _is_stock(model):
         return None
     path = folder / "reloaded"

@@ -24,10 +24,11 @@ from autotrain_mem.exports.part import (
     renamed,
     whole_logits,
 )
+from autotrain_mem.methods.interface import AxolotlFacts, method_of
 from autotrain_mem.parallel.config import sharding_arguments
 from autotrain_mem.parallel.environment import fsdp_settings
 from autotrain_mem.types import Job, Plan
-from autotrain_mem.types.method_facts import AxolotlFacts
+from autotrain_mem.types.methods_table import TEXT_COLUMN
 
 SAME = (
     *("output_dir", "gradient_accumulation_steps", "optim_args", "optim_target_modules", "learning_rate"),
@@ -94,7 +95,7 @@ def axolotl(plan: Plan, job: Job) -> str:
 
 def _known(case: Case) -> AxolotlFacts:
     """Returns Axolotl's facts of the method; ``tools.check_method`` has refused methods without any."""
-    known = case.method_facts.axolotl
+    known = method_of(case.job.method).axolotl
     assert known is not None
     return known
 
@@ -120,6 +121,7 @@ def _data(case: Case) -> Part:
         **({"eval_sample_packing": bool(case.settings.get("eval_packing", packs))} if evaluates else {}),
         "train_on_inputs": not masks,
     }
+    longer = "drop" if method.long_rows == "dropped" else "truncate"
     mixture = case.no_data("datasets: Axolotl reads a mixture from its own datasets key, one entry each")
     return Part(
         keys={
@@ -127,9 +129,7 @@ def _data(case: Case) -> Part:
             **evaluates,
             "chat_template": "tokenizer_default",
             "sequence_len": case.length,
-            **(
-                {} if method.is_online else {"excess_length_strategy": "drop" if method.drops_long_rows else "truncate"}
-            ),
+            **({} if method.is_online else {"excess_length_strategy": longer}),
             **(packing if method.is_packable else {}),
             "pad_to_sequence_len": packs,
         },
@@ -150,7 +150,7 @@ def _dataset(case: Case, *, train: bool) -> dict[str, Any]:
     assert isinstance(data, Data)
     text, row_type = case.get("dataset_text_field"), _known(case).row_type
     rows = {} if row_type is None else {"type": row_type}
-    if case.method_facts.has_text_column:
+    if (TEXT_COLUMN,) in case.method_facts.formats:
         rows = {"type": "completion", "field": text} if text else {**rows, "field_messages": "messages"}
     return {
         "path": data.path,

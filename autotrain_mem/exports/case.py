@@ -13,7 +13,7 @@ from autotrain_mem.types import Job, Knobs, Plan
 from autotrain_mem.types.adapter_config import without_said
 from autotrain_mem.types.job import MAX_LENGTH, without_wish
 from autotrain_mem.types.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
-from autotrain_mem.types.method_facts import MethodFacts
+from autotrain_mem.types.methods_table import MethodFacts
 from autotrain_mem.types.plan import as_recorded
 
 TRAINER_DEFAULTS: Mapping[str, Any] = {

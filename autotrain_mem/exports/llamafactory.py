@@ -26,8 +26,8 @@ from autotrain_mem.exports.part import (
     renamed,
     whole_logits,
 )
+from autotrain_mem.methods.interface import LlamaFactoryFacts, method_of
 from autotrain_mem.types import Job, Plan
-from autotrain_mem.types.method_facts import LlamaFactoryFacts
 
 TRAINER_ARGUMENTS = (
     *("output_dir", "per_device_train_batch_size", "num_train_epochs", "max_steps", "learning_rate"),
@@ -106,7 +106,7 @@ def _command(case: Case) -> str:
 
 def _known(case: Case) -> LlamaFactoryFacts:
     """Returns LLaMA-Factory's entry of the method, which was checked before planning (``tools.check_method``)."""
-    known = case.method_facts.llamafactory
+    known = method_of(case.job.method).llamafactory
     assert known is not None
     return known
 

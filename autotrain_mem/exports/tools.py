@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
@@ -11,6 +11,7 @@ from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types.methods_table import METHODS
 
 if TYPE_CHECKING:  # every command reads the tools' names
+    from autotrain_mem.methods.interface import Method
     from autotrain_mem.types import Job, Plan
 
 
@@ -18,36 +19,47 @@ if TYPE_CHECKING:  # every command reads the tools' names
 class Exporter:
     """Writes one tool's file."""
 
-    methods: Collection[str]
-    """Those that the tool can train."""
     write: str
     """Names the function of a plan and its job that returns the text, ``module:function``: each is imported when it is
     asked for, since the names of the tools stand in every help."""
     lacks: str
     """What is said of a method that it has not."""
+    trains: Callable[[str], bool] = METHODS.__contains__
+    """Tells whether the tool can train a method."""
+
+    @property
+    def methods(self) -> Sequence[str]:
+        """Those that the tool can train."""
+        return [name for name in METHODS if self.trains(name)]
+
+
+def _method(name: str) -> Method:
+    from autotrain_mem.methods.interface import method_of
+
+    return method_of(name)
 
 
 EXPORTERS = {
-    "trl": Exporter(methods=METHODS, write="autotrain_mem.exports.trl:trl", lacks=""),
+    "trl": Exporter(write="autotrain_mem.exports.trl:trl", lacks=""),
     "accelerate": Exporter(
-        methods=[name for name, method in METHODS.items() if method.has_trl_command],
+        trains=lambda name: METHODS[name].has_trl_command,
         write="autotrain_mem.exports.accelerate:accelerate",
         lacks="accelerate launches TRL's scripts, and TRL has none for",
     ),
     "axolotl": Exporter(
-        methods=[name for name, method in METHODS.items() if method.axolotl is not None],
+        trains=lambda name: _method(name).axolotl is not None,
         write="autotrain_mem.exports.axolotl:axolotl",
         lacks="No file for Axolotl is written yet for",
     ),
     "llamafactory": Exporter(
-        methods=[name for name, method in METHODS.items() if method.llamafactory is not None],
+        trains=lambda name: _method(name).llamafactory is not None,
         write="autotrain_mem.exports.llamafactory:llamafactory",
         lacks="No file for LLaMA-Factory is written yet for",
     ),
-    "slurm": Exporter(methods=METHODS, write="autotrain_mem.exports.slurm:slurm", lacks=""),
-    "kubernetes": Exporter(methods=METHODS, write="autotrain_mem.exports.kubernetes:kubernetes", lacks=""),
-    "skypilot": Exporter(methods=METHODS, write="autotrain_mem.exports.skypilot:skypilot", lacks=""),
-    "commands": Exporter(methods=METHODS, write="autotrain_mem.exports.machines:commands", lacks=""),
+    "slurm": Exporter(write="autotrain_mem.exports.slurm:slurm", lacks=""),
+    "kubernetes": Exporter(write="autotrain_mem.exports.kubernetes:kubernetes", lacks=""),
+    "skypilot": Exporter(write="autotrain_mem.exports.skypilot:skypilot", lacks=""),
+    "commands": Exporter(write="autotrain_mem.exports.machines:commands", lacks=""),
 }
 
 OF_MACHINES = ("slurm", "kubernetes", "skypilot", "commands")

@@ -6,10 +6,8 @@ from functools import partial
 from typing import Any
 
 from autotrain_mem.methods import orpo
-from autotrain_mem.methods.configs import experimental_parser, fill
 
-make_parser = partial(experimental_parser, "cpo", "CPOConfig")
-configs = partial(fill, make_parser)
+takes_model_name = False
 build_trainer = partial(orpo.build_pairs_trainer, "trl.experimental.cpo")
 worst_rows = orpo.worst_rows
 rows_editor = orpo.rows_editor

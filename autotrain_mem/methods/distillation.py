@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from autotrain_mem.methods import online, teacher
-from autotrain_mem.methods.configs import Configs, fill, script_parser, trainer_arguments
+from autotrain_mem.methods import online
+from autotrain_mem.methods.configs import Configs, trainer_arguments
 from autotrain_mem.methods.interface import Basis
 from autotrain_mem.methods.row_lengths import RowLengths
+from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import Knobs
 
-make_parser = partial(script_parser, "distillation")
-configs = partial(fill, make_parser)
+liger_since = None
+
+
+def missing(given: Callable[[str], object], *, to_train: bool) -> UsageError | None:
+    """Make the error of a student without a teacher."""
+    return None if given("teacher_model_name_or_path") else _missing_teacher()
+
+
+def _missing_teacher() -> UsageError:
+    return UsageError(
+        "No teacher is given: nothing says what the student is to learn.",
+        hint="Give --teacher_model_name_or_path MODEL, a larger model with the student's vocabulary.",
+    )
 
 
 def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
@@ -71,6 +83,11 @@ def _accumulating(steps: int, function: Callable[..., Any], args: Any) -> Callab
     return called
 
 
+def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
+    """All of an optimizer step."""
+    return knobs.gradient_accumulation_steps
+
+
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
     """Count tokens of every prompt with the chat template around it."""
     options = filled.training.chat_template_kwargs or {}
@@ -82,8 +99,29 @@ image_texts = online.image_texts
 
 
 def check(filled: Configs, *, to_train: bool) -> None:
-    """Refuse what is said in :func:`teacher.check`."""
-    teacher.check(filled)
+    """Refuse what is said in :func:`check_teacher`."""
+    check_teacher(filled)
+
+
+_LOADED_BY = frozenset({"dtype", "attn_implementation", "revision", "trust_remote_code"})
+"""Keys of ``teacher_model_init_kwargs`` that a rehearsal follows: where and how a model is placed is not among them."""
+
+
+def check_teacher(filled: Configs) -> None:
+    """Refuse to go without a teacher, and one that is loaded in a way that cannot be followed.
+
+    Raises:
+        UsageError: no teacher is given, or it is placed or quantized in a way of its own.
+    """
+    if not filled.training.teacher_model_name_or_path:
+        raise _missing_teacher()
+    given: Mapping[str, Any] = filled.training.teacher_model_init_kwargs or {}
+    if others := sorted(given.keys() - _LOADED_BY):
+        raise UsageError(
+            f"--teacher_model_init_kwargs with {', '.join(others)} is not supported yet: where the teacher lies is not "
+            "known.",
+            hint=f"It takes {', '.join(sorted(_LOADED_BY))}. --load_in_4bit quantizes student and teacher.",
+        )
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:

@@ -14,17 +14,50 @@ from typing import Any
 from unittest.mock import patch
 
 from autotrain_mem.methods import image_rows
-from autotrain_mem.methods.configs import Configs, build, fill, script_parser
+from autotrain_mem.methods.configs import Configs
 from autotrain_mem.methods.image_rows import RowImages, Texts
-from autotrain_mem.methods.interface import Basis
+from autotrain_mem.methods.interface import AxolotlFacts, Basis, LlamaFactoryFacts
 from autotrain_mem.methods.row_lengths import RowLengths, pair_lengths, smallest_model
 from autotrain_mem.methods.worst_case_text import EditRows, shorten_last_rejected, text_of
 from autotrain_mem.support.columns import list_lengths
 from autotrain_mem.types import Knobs
 
-make_parser = partial(script_parser, "dpo")
-configs = partial(fill, make_parser)
-build_trainer = partial(build, "DPOTrainer")
+LLAMAFACTORY_PAIRS = {
+    "ranking": True,
+    "columns": {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"},
+}
+LLAMAFACTORY_PAIR_ROWS = "rows with prompt, chosen and rejected as text; conversations take formatting sharegpt"
+
+joins_sides = True
+liger_since = "1.16"
+axolotl = AxolotlFacts(
+    keys={"rl": "dpo"},
+    renamed={
+        "beta": "rl_beta",
+        "label_smoothing": "dpo_label_smoothing",
+        "loss_type": "dpo_loss_type",
+        "loss_weights": "dpo_loss_weights",
+        "use_weighting": "dpo_use_weighting",
+        "padding_free": "dpo_padding_free",
+        "precompute_ref_log_probs": "precompute_ref_log_probs",
+        "use_liger_kernel": "dpo_use_liger_kernel",
+    },
+    notes=(
+        "datasets: without a type for rows with prompt, chosen and rejected as text; conversations need a type",
+        "excess_length_strategy truncate: a pair whose prompt alone is longer is dropped; TRL cuts it",
+    ),
+)
+"""Names after ``core/trainers/dpo/__init__.py: DPOStrategy``."""
+llamafactory = LlamaFactoryFacts(
+    stage="dpo",
+    entry=LLAMAFACTORY_PAIRS,
+    rows=LLAMAFACTORY_PAIR_ROWS,
+    renamed={"beta": "pref_beta", "label_smoothing": "dpo_label_smoothing", "ld_alpha": "ld_alpha"},
+    losses=("sigmoid", "hinge", "ipo"),
+    loss_key="pref_loss",
+    notes=("the loss: logits of policy and reference are whole in float32, whatever TRL's does",),
+)
+"""Names after ``train/dpo/trainer.py: CustomDPOTrainer``."""
 
 
 def without_scoring(trainer: str, columns: Callable[[Any], Sequence[str]]) -> AbstractContextManager[Any]:

@@ -13,17 +13,14 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from enum import StrEnum
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from autotrain_mem.methods import teacher
+from autotrain_mem.methods import distillation
 from autotrain_mem.methods.configs import (
     REHEARSED_ACCUMULATION,
     Configs,
-    experimental_parser,
-    fill,
     own_tokenizer,
     padding,
     trainer_arguments,
@@ -34,8 +31,20 @@ from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, EditRows, text
 from autotrain_mem.support.errors import DatasetFormatError, UsageError
 from autotrain_mem.types import Knobs
 
-make_parser = partial(experimental_parser, "gkd", "GKDConfig")
-configs = partial(fill, make_parser)
+learns_tokens = True
+liger_since = None
+missing = distillation.missing
+
+
+def why_not_sharded(sharding: str) -> tuple[str, str] | None:
+    """Say that models generate inside of what FSDP wraps, for which its second version alone gathers weights
+    (``trl/models/utils.py: unwrap_model_for_generation``)."""
+    if sharding != "fsdp1":
+        return None
+    return (
+        "--sharding fsdp1 does not work with GKD: its trainer samples answers where no weights are gathered.",
+        "Give --sharding fsdp2, whose layers gather theirs by themselves.",
+    )
 
 
 class Way(StrEnum):
@@ -248,7 +257,7 @@ def check(filled: Configs, *, to_train: bool) -> None:
             it does not make; what is not known before the model is there.
     """
     training = filled.training
-    teacher.check(filled)
+    distillation.check_teacher(filled)
     if training.max_length is None:
         raise UsageError(
             "--max_length none is at most 1,024 tokens to this trainer of TRL's.",

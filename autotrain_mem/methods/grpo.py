@@ -6,11 +6,14 @@ from functools import partial
 from typing import Any
 
 from autotrain_mem.methods import online
-from autotrain_mem.methods.configs import fill, script_parser
-from autotrain_mem.methods.interface import Basis
+from autotrain_mem.methods.interface import AxolotlFacts, Basis
 
-make_parser = partial(script_parser, "grpo")
-configs = partial(fill, make_parser)
+liger_since = "1.16"
+axolotl = AxolotlFacts(
+    keys={"rl": "grpo"},
+    notes=("datasets: without a type for rows with a prompt column, which TRL reads as they are",),
+)
+missing = partial(online.missing, "reward_model_name_or_path")
 rehearsal_changes = online.rehearsal_changes
 build_trainer = partial(online.build_trainer, "GRPOTrainer")
 worst_rows = online.worst_rows
@@ -18,6 +21,7 @@ rows_editor = online.rows_editor
 worst_image_rows = online.worst_image_rows
 image_rows_editor = online.image_rows_editor
 training_patches = online.training_patches
+micro_steps_per_generation = online.micro_steps_per_generation
 row_lengths = online.row_lengths
 image_texts = online.image_texts
 check = online.check

@@ -6,15 +6,17 @@ import functools
 import importlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, cast
 
-from autotrain_mem.methods.configs import Configs
+from autotrain_mem.methods.configs import LORA_TASK, Configs, build, experimental_parser, fill, script_parser
 from autotrain_mem.methods.image_rows import RowImages, Texts
 from autotrain_mem.methods.row_lengths import RowLengths
 from autotrain_mem.methods.worst_case_text import EditRows
-from autotrain_mem.types import Knobs
-from autotrain_mem.types.methods_table import METHODS
+from autotrain_mem.support.errors import UsageError
+from autotrain_mem.types import Job, Knobs
+from autotrain_mem.types.methods_table import METHODS, MethodFacts
 from autotrain_mem.types.preflight import Finding
 
 
@@ -36,14 +38,137 @@ class Basis(StrEnum):
     SUM = "sum"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AxolotlFacts:
+    """How Axolotl's YAML asks for a method (``exports.axolotl`` says which version was read)."""
+
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    """What chooses the trainer (``core/builders/causal.py`` and ``rl.py: _get_trainer_cls``)."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """TRL's argument -> Axolotl's key."""
+    row_type: str | None = None
+    """The ``type`` of rows that are conversations (``prompt_strategies``); None: they are taken as TRL takes them."""
+    notes: tuple[str, ...]
+    """For which rows the file is written, and what becomes of other ones."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LlamaFactoryFacts:
+    """How LLaMA-Factory's YAML asks for a method (``exports.llamafactory`` says which version was read)."""
+
+    stage: str
+    """``finetuning_args.py: FinetuningArguments.stage``."""
+    entry: Mapping[str, Any]
+    """What an entry of ``data/dataset_info.json`` says of the columns (``data/README.md``, ``data/parser.py:
+    DatasetAttr``)."""
+    rows: str
+    """The rows that the entry is for."""
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    """Keys with one value for every job."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """TRL's argument -> LLaMA-Factory's key; written where the job or ``MethodFacts.defaults`` has a value."""
+    losses: tuple[str | None, ...] = ()
+    """Values of TRL's ``loss_type`` that mean the same there; None is TRL's default."""
+    loss_key: str | None = None
+    """Where the loss is named; None where it cannot be chosen."""
+    length_notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What is done otherwise than in TRL."""
+
+
 class Method(Protocol):
-    """Stands for a module of this package: these functions in this order, of which one with a body may be left out."""
+    """Stands for a module of this package: these names in this order, of which one with a value may be left out."""
+
+    facts: MethodFacts
+    """The method's row in the table; no name of its module."""
+
+    # -- asked in any process, before a plan ---------------------------------------------------------------------------
+
+    takes_model_name: bool = True
+    """The trainer loads the model from its name, in the dtype that a plan says and by TRL's own rules; otherwise the
+    caller hands it the models as objects."""
+
+    takes_transformers_arguments: bool = False
+    """The trainer also takes transformers' TrainingArguments as its config."""
+
+    is_evaluated: bool = True
+    """The trainer evaluates where it is asked to."""
+
+    samples_each_micro_step: bool = False
+    """Completions are sampled for one micro-batch, inside its own step; otherwise, in online methods, for all of an
+    optimizer step at once, or for several."""
+
+    learns_tokens: bool = False
+    """The loss asks for every token of an answer, which tells about a bit each; elsewhere a row tells about one."""
+
+    joins_sides: bool = False
+    """A batch holds all chosen sequences, then all rejected ones, as a tensor's first dimension."""
+
+    liger_since: str | None = ""
+    """The oldest TRL whose Liger loss for this method can be rehearsed; empty where the loss is the model's own, None
+    where that of no TRL can."""
+
+    lighter_methods: Mapping[str, str] = {}
+    """Methods that learn from the same rewards with fewer models -> which ones they do without."""
+
+    axolotl: AxolotlFacts | None = None
+    """None where no file for Axolotl is written."""
+
+    llamafactory: LlamaFactoryFacts | None = None
+    """None where no file for LLaMA-Factory is written."""
+
+    def missing(self, given: Callable[[str], object], *, to_train: bool) -> UsageError | None:
+        """Make the error of a job that lacks another model, or a reward, without which it cannot be.
+
+        Args:
+            given: Finds what an argument of TRL's is; None where it is not given.
+            to_train: The job is to be trained; a plan can do without some.
+        """
+        return None
+
+    def least_rows(self, arguments: Mapping[str, Any]) -> int:
+        """Return how many rows a micro-batch has at least."""
+        return 1
+
+    def mini_batches(self, arguments: Mapping[str, Any]) -> int | None:
+        """Return in how many whole mini-batches an effective batch is trained on; None where there are no such."""
+        return None
+
+    def why_not_sharded(self, sharding: str) -> tuple[str, str] | None:
+        """Say why the trainer's models cannot be divided in this way, and what to do instead."""
+        return None
+
+    def judge_of_text(self, arguments: Mapping[str, Any]) -> Any:
+        """Name the reward model that is handed text, and so needs a tokenizer of its own; None where none is given."""
+        return arguments.get(self.facts.reward_model_argument or "")
+
+    def models_in_step(self, model: str, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+        """Name the models that are rehearsed with as many layers as each other: the one that is trained, and those from
+        which others that are trained with it start."""
+        return (model,)
+
+    def not_counted(self, job: Job, knobs: Knobs) -> Iterable[str]:
+        """Say what this method adds to a run and an estimate leaves out, in sentences."""
+        return ()
+
+    # -- asked where TRL is --------------------------------------------------------------------------------------------
 
     def make_parser(self) -> Any:
         """Make TRL's own parser: every flag and YAML key that it takes, we take."""
+        name = self.facts.name
+        return (
+            experimental_parser(name, f"{self.facts.title}Config")
+            if self.facts.is_experimental
+            else script_parser(name)
+        )
 
     def configs(self, arguments: Mapping[str, Any]) -> Configs:
-        """Fill TRL's dataclasses."""
+        """Fill TRL's dataclasses; LoRA's task is SEQ_CLS for a head of one score, unless given.
+
+        PEFT then trains the new head with the adapter, which TRL's own default (CAUSAL_LM) would leave frozen as it was
+        drawn (trl/trainer/model_config.py: lora_task_type).
+        """
+        return fill(self.make_parser, {**(LORA_TASK if self.facts.has_score_head else {}), **arguments})
 
     def rehearsal_changes(self, arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:
         """List what a rehearsal of this trainer needs otherwise than ``configs.rehearsal_arguments`` has it."""
@@ -57,6 +182,7 @@ class Method(Protocol):
         Args:
             stub: The tokenizer of a rehearsal; None in a real run, which takes the model's own.
         """
+        return build(self.facts.trainer, filled, model, train_dataset, eval_dataset, stub)
 
     def without_precomputing(self) -> AbstractContextManager[Any]:
         """Keep a trainer from a pass over all the data before it trains, such as a reference's that scores them.
@@ -85,14 +211,19 @@ class Method(Protocol):
         """List the ways that chance may choose for a training step, each as what makes it go so inside."""
         return (nullcontext(),)
 
-    def micro_steps_per_generation(self, filled: Configs, knobs: Knobs) -> int | None:
-        """Return how many micro-steps train on what an optimizer step of a rehearsal generates; None: as TRL's config
-        says, 0: on nothing that was generated."""
-        return None
+    def passes(self, arguments: Mapping[str, Any]) -> int:
+        """Return how often a run goes over what it sampled, where a rehearsal goes once."""
+        return 1
 
-    def unprepared_lengths(self, trainer: Any, rows: list[Any]) -> list[int]:
+    def micro_steps_per_generation(self, filled: Configs, knobs: Knobs) -> int:
+        """Return how many micro-steps of one pass train on what an optimizer step of a rehearsal generates; 0: on
+        nothing that was generated."""
+        return 0
+
+    def unprepared_lengths(self, trainer: Any, rows: list[Any]) -> list[int] | None:
         """Count the tokens that a step makes of each row, at most, where rows stay conversations until the collator
-        makes a batch of them (``facts.MethodFacts.collates_conversations``)."""
+        makes a batch of them, which cuts their beginning; None where the trainer prepares rows before."""
+        return None
 
     def row_lengths(
         self, filled: Configs, split: Any, tokenizer: Any, formatting: Callable[[Any], str] | None = None
@@ -140,15 +271,18 @@ class Method(Protocol):
 
 @functools.cache
 def method_of(name: str) -> Method:
-    """Find the module of a method in ``table.METHODS``; what it leaves out is :class:`Method`'s own."""
+    """Find the module of a method in ``METHODS``; what it leaves out is :class:`Method`'s own."""
     if name not in METHODS:
         raise ValueError(f"no method {name!r}; there are {', '.join(METHODS)}")
     module = vars(importlib.import_module(f"autotrain_mem.methods.{name}"))
-    own = {each: staticmethod(module[each]) for each in vars(Method).keys() & module.keys() if each[0] != "_"}
-    return cast(Method, type(name, (Method,), own)())
+    own = {each: module[each] for each in vars(Method).keys() & module.keys() if each[0] != "_"}
+    bound = {each: staticmethod(value) if callable(value) else value for each, value in own.items()}
+    return cast(Method, type(name, (Method,), {**bound, "facts": METHODS[name]})())
 
 
-def method_of_trainer(trainer: Any) -> str | None:
-    """Name the method whose TRL trainer this is, or derives from; None for others."""
+def method_of_trainer(trainer: Any) -> Method | None:
+    """Find the method whose TRL trainer this is, or derives from; None for others."""
     names = {row.trainer: name for name, row in METHODS.items()}
-    return next((names[kind.__name__] for kind in type(trainer).__mro__ if kind.__name__ in names), None)
+    found = (names[kind.__name__] for kind in type(trainer).__mro__ if kind.__name__ in names)
+    name = next(found, None)
+    return None if name is None else method_of(name)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from autotrain_mem.methods import dpo
-from autotrain_mem.methods.configs import Configs, build, fill, script_parser
+from autotrain_mem.methods.configs import Configs
 from autotrain_mem.methods.row_lengths import RowLengths
 from autotrain_mem.methods.worst_case_text import EditRows, shorten_last_row, text_of
 from autotrain_mem.support.columns import row_lengths as prepared_lengths
 
-make_parser = partial(script_parser, "kto")
-configs = partial(fill, make_parser)
-build_trainer = partial(build, "KTOTrainer")
+liger_since = None
+
+
+def least_rows(arguments: Mapping[str, Any]) -> int:
+    """Two: the KL divergence is estimated from prompts with their neighbours' completions (``trl/trainer/
+    kto_trainer.py: __init__``), but in a loss that goes without."""
+    return 1 if arguments.get("loss_type") == "apo_zero_unpaired" else 2
+
+
 without_precomputing = partial(
     dpo.without_scoring,
     "KTOTrainer",

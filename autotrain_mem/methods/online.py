@@ -15,12 +15,28 @@ from autotrain_mem.methods import image_rows
 from autotrain_mem.methods.configs import Configs, trainer_arguments
 from autotrain_mem.methods.image_rows import RowImages, Texts
 from autotrain_mem.methods.interface import Basis, method_of_trainer
-from autotrain_mem.methods.missing import missing_reward
 from autotrain_mem.methods.reward_functions import check_packages, rehearsed_reward, reward_functions, try_once
 from autotrain_mem.methods.row_lengths import RowLengths
 from autotrain_mem.methods.worst_case_text import EditRows, text_of
+from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import Knobs
-from autotrain_mem.types.methods_table import METHODS
+
+
+def missing(argument: str, given: Callable[[str], object], *, to_train: bool) -> UsageError | None:
+    """Make the error of a training without a reward: nothing says how good an answer is.
+
+    Args:
+        argument: By which a reward model is given.
+    """
+    return _missing_reward(argument) if to_train and not (given(argument) or given("reward_funcs")) else None
+
+
+def _missing_reward(argument: str) -> UsageError:
+    return UsageError(
+        "No reward is given: nothing says which completions are good.",
+        hint="Give --reward_funcs module.function (or one of TRL's own, such as think_format_reward), or "
+        f"--{argument} MODEL.",
+    )
 
 
 def build_trainer(
@@ -48,6 +64,16 @@ def rewards_of(filled: Configs, model: str | None, *, rehearsed: bool) -> list[A
     if rehearsed and not model and not names:
         functions = [rehearsed_reward]
     return [*([model] if model else []), *functions]
+
+
+def held_whole(title: str, sharding: str, why: str) -> tuple[str, str] | None:
+    """Refuse to divide models that a trainer holds whole."""
+    if sharding == "ddp":
+        return None
+    return (
+        f"--sharding {sharding} does not work with {title}: its trainer {why}.",
+        "Give --sharding ddp: each GPU then holds all models. LoRA needs less: --use_peft.",
+    )
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
@@ -114,6 +140,11 @@ def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[No
     yield
 
 
+def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
+    """``steps_per_generation`` micro-steps, each ``num_iterations`` times."""
+    return int(filled.training.steps_per_generation) * int(filled.training.num_iterations)
+
+
 def generating_each_step(trainer: Any, every: int) -> Any:
     """Make a callback that moves the trainer's count of micro-steps to the next generation, one in ``every``."""
     from transformers import TrainerCallback
@@ -140,8 +171,9 @@ def prompts_at_once(trainer: Any, accumulation: int | None = None) -> int:
         accumulation: Micro-steps of an optimizer step, where the trainer's own config has others.
     """
     args = trainer.args
-    facts = METHODS[method_of_trainer(trainer) or ""]
-    steps = 1 if facts.samples_each_micro_step else accumulation or args.gradient_accumulation_steps
+    method = method_of_trainer(trainer)
+    is_each = method is not None and method.samples_each_micro_step
+    steps = 1 if is_each else accumulation or args.gradient_accumulation_steps
     given = getattr(args, "generation_batch_size", None)
     completions: int = given or args.per_device_train_batch_size * steps * args.world_size
     return max(1, completions // answers_of(trainer))
@@ -223,7 +255,7 @@ def check_rewards(filled: Configs, model: str | None, argument: str, *, to_train
     """
     names = filled.script.reward_funcs or []
     if to_train and not (model or names):
-        raise missing_reward(argument)
+        raise _missing_reward(argument)
     reward_functions(names)
     if to_train:
         check_packages(names)

@@ -11,11 +11,25 @@ from functools import partial
 from typing import Any
 
 from autotrain_mem.methods import online
-from autotrain_mem.methods.configs import Configs, fill, own_tokenizer, trainer_arguments, trusts_remote_code
+from autotrain_mem.methods.configs import Configs, own_tokenizer, trainer_arguments, trusts_remote_code
 from autotrain_mem.methods.orpo import load_policy
 from autotrain_mem.methods.reward_functions import try_once
 from autotrain_mem.methods.row_lengths import RowLengths
 from autotrain_mem.support.errors import DatasetFormatError, UsageError
+from autotrain_mem.types import Knobs
+
+takes_model_name = False
+samples_each_micro_step = True
+joins_sides = True
+missing = partial(online.missing, "reward_model_path")
+
+
+def why_not_sharded(sharding: str) -> tuple[str, str] | None:
+    """Say that the trainer copies the policy before it is divided, which TRL refuses under ZeRO-3 (``trl/experimental/
+    utils.py: create_reference_model``), and samples by FSDP1's means (``online_dpo_trainer.py: _generate``)."""
+    return online.held_whole(
+        "OnlineDPO", sharding, "copies the policy and samples from it as no rehearsal with shards follows"
+    )
 
 
 def make_parser() -> Any:
@@ -29,9 +43,6 @@ def make_parser() -> Any:
     rewards = ("reward_funcs", list[str] | None, field)
     script = dataclasses.make_dataclass("OnlineDPOScriptArguments", [rewards], bases=(ScriptArguments,))
     return TrlParser((script, OnlineDPOConfig, ModelConfig, DatasetMixtureConfig), prog="autofit online_dpo")
-
-
-configs = partial(fill, make_parser)
 
 
 def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
@@ -79,6 +90,11 @@ def _reward_tokenizer(filled: Configs) -> Any:
 
 worst_rows = online.worst_rows
 rows_editor = online.rows_editor
+
+
+def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
+    """One, which samples for itself."""
+    return 1
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:

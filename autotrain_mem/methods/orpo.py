@@ -15,8 +15,6 @@ from typing import Any
 
 from autotrain_mem.methods.configs import (
     Configs,
-    experimental_parser,
-    fill,
     own_tokenizer,
     padding,
     trainer_arguments,
@@ -27,8 +25,7 @@ from autotrain_mem.support.columns import list_lengths
 from autotrain_mem.support.columns import row_lengths as prepared_lengths
 from autotrain_mem.support.errors import DatasetFormatError, UsageError
 
-make_parser = partial(experimental_parser, "orpo", "ORPOConfig")
-configs = partial(fill, make_parser)
+takes_model_name = False
 
 
 def build_pairs_trainer(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -12,16 +12,99 @@ from autotrain_mem.methods.configs import (
     REHEARSED_ACCUMULATION,
     REHEARSED_STEPS,
     Configs,
-    fill,
     trainer_arguments,
     trusts_remote_code,
 )
-from autotrain_mem.methods.missing import missing_reward_model
+from autotrain_mem.methods.interface import LlamaFactoryFacts
 from autotrain_mem.methods.row_lengths import RowLengths
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, PADDING_TOKEN, EditRows
 from autotrain_mem.support.columns import list_lengths
-from autotrain_mem.types import Knobs
+from autotrain_mem.support.errors import UsageError
+from autotrain_mem.types import Job, Knobs
 from autotrain_mem.types.preflight import Finding
+
+takes_model_name = False
+is_evaluated = False
+liger_since = "1.16"
+lighter_methods = {
+    "rloo": "no value model",
+    "grpo": "neither a value model nor, at its default beta, a reference model",
+}
+llamafactory = LlamaFactoryFacts(
+    stage="ppo",
+    entry={"columns": {"prompt": "prompt"}},
+    rows="rows with prompt as text",
+    keys={"reward_model_type": "full", "do_sample": True, "top_p": 1.0, "top_k": 0},
+    renamed={
+        "num_ppo_epochs": "ppo_epochs",
+        "whiten_rewards": "ppo_whiten_rewards",
+        "reward_model_path": "reward_model",
+        "response_length": "max_new_tokens",
+        "temperature": "temperature",
+    },
+    length_notes=("cutoff_len: of a prompt; TRL's PPO takes it as long as it is",),
+    notes=(
+        "PPO: LLaMA-Factory's is that of trl 0.8.6 to 0.9.6, with a value head on the policy; TRL 1.12's has a "
+        "value model of its own, so that the prediction is only a rough guide",
+    ),
+)
+"""Keys after ``train/ppo/trainer.py: CustomPPOTrainer``, whose reward model is an adapter by default, and TRL's is
+whole."""
+
+
+def missing(given: Callable[[str], object], *, to_train: bool) -> UsageError | None:
+    """Make the error of a job without a reward model, with which it cannot be planned either."""
+    return None if given("reward_model_path") else _missing_reward_model()
+
+
+def _missing_reward_model() -> UsageError:
+    return UsageError(
+        "PPO needs a reward model: it gives the scores, and the value model starts from it.",
+        hint="Give --reward_model_path MODEL, such as `autofit reward` makes; it reads the policy's tokens.",
+    )
+
+
+def mini_batches(arguments: Mapping[str, Any]) -> int | None:
+    """``num_mini_batches``, of each process's share of the effective batch."""
+    return arguments.get("num_mini_batches") or 1
+
+
+def why_not_sharded(sharding: str) -> tuple[str, str] | None:
+    """Say that the trainer calls the policy inside of what FSDP would wrap (``ppo_trainer.py: train``,
+    ``unwrapped_model``)."""
+    return online.held_whole(
+        "PPO", sharding, "calls the policy and the value model by themselves, where no weights are gathered"
+    )
+
+
+def judge_of_text(arguments: Mapping[str, Any]) -> Any:
+    """None: the reward model reads the policy's tokens."""
+    return None
+
+
+def models_in_step(model: str, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    """Reward and value model start from the same checkpoint."""
+    judge = arguments.get("reward_model_path")
+    return (model, str(judge)) if judge else (model,)
+
+
+_EVALUATED_ROWS = 8
+"""transformers' default of ``per_device_eval_batch_size`` (``training_args.py``)."""
+
+
+def not_counted(job: Job, knobs: Knobs) -> Iterator[str]:
+    """Say what TRL samples to show, where it is more than a rollout (``ppo_trainer.py: generate_completions``)."""
+    given = job.arguments
+    shown = knobs.per_device_eval_batch_size or int(given.get("per_device_eval_batch_size") or _EVALUATED_ROWS)
+    if (
+        shown > knobs.per_device_train_batch_size * knobs.gradient_accumulation_steps
+        and given.get("num_sample_generations") != 0
+        and (job.is_evaluated or job.python_call is not None)
+    ):
+        yield (
+            "samples that PPO shows of the prompts to evaluate on: a generation of --per_device_eval_batch_size "
+            "prompts, which are more than a rollout of one GPU has"
+        )
 
 
 def make_parser() -> Any:
@@ -33,9 +116,6 @@ def make_parser() -> Any:
     from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments, TrlParser
 
     return TrlParser((ScriptArguments, _config_type(), ModelConfig, DatasetMixtureConfig), prog="autofit ppo")
-
-
-configs = partial(fill, make_parser)
 
 
 def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:
@@ -104,6 +184,16 @@ def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[No
     yield
 
 
+def passes(arguments: Mapping[str, Any]) -> int:
+    """``num_ppo_epochs`` over each rollout; a rehearsal's own config says once."""
+    return int(arguments.get("num_ppo_epochs") or _config_type().num_ppo_epochs)
+
+
+def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
+    """All of a rollout."""
+    return knobs.gradient_accumulation_steps
+
+
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
     """Count tokens of every prompt; also refuses what the trainer would refuse once it is built."""
     from autotrain_mem.trainers import ppo_checks
@@ -122,7 +212,7 @@ def check(filled: Configs, *, to_train: bool) -> None:
         UsageError: no reward model is given.
     """
     if filled.training.reward_model_path == _config_type().reward_model_path:
-        raise missing_reward_model()
+        raise _missing_reward_model()
 
 
 def tokenizer_findings(filled: Configs, tokenizer: Any) -> Iterator[Finding]:

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
-from autotrain_mem.methods.configs import LORA_TASK, Configs, build, fill, script_parser
-from autotrain_mem.methods.interface import Basis
+from autotrain_mem.methods.configs import Configs
+from autotrain_mem.methods.dpo import LLAMAFACTORY_PAIR_ROWS, LLAMAFACTORY_PAIRS
+from autotrain_mem.methods.interface import AxolotlFacts, Basis, LlamaFactoryFacts
 from autotrain_mem.methods.row_lengths import RowLengths, pair_lengths, smallest_model
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, EditRows, shorten_last_rejected
 from autotrain_mem.support.columns import list_lengths
 from autotrain_mem.types.preflight import Finding
 
-make_parser = partial(script_parser, "reward")
-
-
-def configs(arguments: Mapping[str, Any]) -> Configs:
-    """Fill TRL's dataclasses; LoRA's task is SEQ_CLS unless given.
-
-    PEFT then trains the new head with the adapter, which TRL's own default (CAUSAL_LM) would leave frozen as it was
-    drawn (trl/trainer/model_config.py: lora_task_type).
-    """
-    return fill(make_parser, {**LORA_TASK, **arguments})
-
-
-build_trainer = partial(build, "RewardTrainer")
+joins_sides = True
+axolotl = AxolotlFacts(
+    keys={"reward_model": True, "model_type": "AutoModelForSequenceClassification", "num_labels": 1},
+    renamed={"center_rewards_coefficient": "center_rewards_coefficient"},
+    row_type="bradley_terry.chat_template",
+    notes=("type: for rows with input, chosen and rejected, as Axolotl documents them; TRL's have other columns",),
+)
+"""Keys after ``validation.py: set_reward_model_defaults``."""
+llamafactory = LlamaFactoryFacts(
+    stage="rm",
+    entry=LLAMAFACTORY_PAIRS,
+    rows=LLAMAFACTORY_PAIR_ROWS,
+    length_notes=("cutoff_len: LLaMA-Factory cuts both sides of a pair that is longer; TRL drops the pair",),
+    notes=("the model: LLaMA-Factory trains a causal model with a value head; TRL a classifier with one score",),
+)
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:

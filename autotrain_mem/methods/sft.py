@@ -3,20 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from autotrain_mem.methods import image_rows
-from autotrain_mem.methods.configs import Configs, build, fill, script_parser
+from autotrain_mem.methods.configs import Configs
 from autotrain_mem.methods.image_rows import RowImages, Texts
-from autotrain_mem.methods.interface import Basis
+from autotrain_mem.methods.interface import AxolotlFacts, Basis, LlamaFactoryFacts
 from autotrain_mem.methods.row_lengths import RowLengths, smallest_model, without_labels
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, EditRows, shorten_last_row
 from autotrain_mem.support.columns import list_lengths
 
-make_parser = partial(script_parser, "sft")
-configs = partial(fill, make_parser)
-build_trainer = partial(build, "SFTTrainer")
+takes_transformers_arguments = True  # trl/trainer/sft_trainer.py: __init__
+learns_tokens = True
+axolotl = AxolotlFacts(
+    renamed={"padding_free": "batch_flattening"},
+    row_type="chat_template",
+    notes=(
+        "type: for rows with a messages column; text rows take type completion with field text, prompts with "
+        "completions need a user-defined type",
+    ),
+)
+llamafactory = LlamaFactoryFacts(
+    stage="sft",
+    entry={
+        "formatting": "sharegpt",
+        "columns": {"messages": "messages"},
+        "tags": {
+            "role_tag": "role",
+            "content_tag": "content",
+            "user_tag": "user",
+            "assistant_tag": "assistant",
+        },
+    },
+    rows="rows with a messages column; rows with other columns name theirs in the entry",
+    losses=(None, "nll"),  # whole logits are what TRL calls nll
+)
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotrain_mem.machine.choose import check_device, several, training_device
 from autotrain_mem.methods.flags import parser_of, read_given
-from autotrain_mem.methods.missing import missing
+from autotrain_mem.methods.interface import method_of
 from autotrain_mem.planning.for_processes import check_processes
 from autotrain_mem.planning.output_dir import RESUME, check_output, check_weights
 from autotrain_mem.planning.predict.vllm_server import gpus_served_here
@@ -22,7 +22,7 @@ from autotrain_mem.support.hub import check_cached, check_kept_rows
 from autotrain_mem.support.local_files import check_data_path, check_image_packages, check_model_folder
 from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.types import Job, Plan
-from autotrain_mem.types.methods_table import METHODS, OTHER_MODEL_ARGUMENTS
+from autotrain_mem.types.methods_table import OTHER_MODEL_ARGUMENTS
 from autotrain_mem.types.topology import Topology
 from autotrain_mem.worker.kept_flags import kept_flags, kept_names
 
@@ -122,7 +122,7 @@ def refuse(wish: Wish, *, to_train: bool, reads_data: bool = True) -> None:
         raise no_model()
     _refuse_device(wish, to_train=to_train)
     _refuse_processes(wish)
-    if (error := missing(METHODS[wish.method], wish.argument, to_train=to_train)) is not None:
+    if (error := method_of(wish.method).missing(wish.argument, to_train=to_train)) is not None:
         raise error
     config = _refuse_model(job.model, "--model", wish.argument("model_revision"))
     for name in filter(job.arguments.get, OTHER_MODEL_ARGUMENTS):

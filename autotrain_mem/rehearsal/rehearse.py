@@ -19,7 +19,7 @@ from autotrain_mem.parallel.config import sharding_arguments
 from autotrain_mem.rehearsal.experts import routed
 from autotrain_mem.rehearsal.fake_run import TrainerSpec, rehearse_trainer
 from autotrain_mem.rehearsal.model.stub_processor import rehearsed_processor
-from autotrain_mem.rehearsal.model.truncated_depth import models_in_step, with_chunks, with_layers
+from autotrain_mem.rehearsal.model.truncated_depth import with_chunks, with_layers
 from autotrain_mem.rehearsal.ranks.rules import rehearsed_rank
 from autotrain_mem.rehearsal.script_keywords import call_again, left_out
 from autotrain_mem.rehearsal.trace.loss_chunks import marked_chunks
@@ -30,9 +30,6 @@ from autotrain_mem.types import Job, Knobs, Trace, codec
 from autotrain_mem.types.adapter_config import PEFT_CONFIG, starts_from_weights
 from autotrain_mem.types.hardware import Capability
 from autotrain_mem.types.trace import Routing
-
-EVALUATED_ROWS = 8
-"""transformers' default of ``per_device_eval_batch_size`` (``training_args.py``)."""
 
 PROCESSES_WITH_ROWS = 8
 """Rows are made, tokenized and cut for so many processes at most; those of more are the same again. All rows are alike,
@@ -88,7 +85,7 @@ def _rehearse(
     launched = nullcontext() if process is None else process.launched()
     has_chunks = job.method_facts.has_chunked_loss
     shortened = with_chunks(chunks if has_chunks else None)
-    whole = with_layers(models_in_step(job), layers)
+    whole = with_layers(method_of(job.method).models_in_step(job.model, job.arguments), layers)
     with launched, whole, shortened as cut, marked_chunks(has_chunks), routed(routing) as met:
         spec = trainer_spec(job, knobs, length, output_dir, layers)
         left = (*not_counted(job, knobs), *left_out(job))
@@ -125,7 +122,7 @@ def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: i
             _evaluated_rows(filled, knobs) if filled.is_evaluated else None,
         )
     )
-    draws_early = job.method_facts.has_value_model  # PPO's trainer makes its dataloaders as it is built
+    draws_early = job.method_facts.builds_early
     if draws_early:
         rows, evaluated = repeated(rows, knobs), repeated(evaluated, knobs)
 
@@ -142,12 +139,13 @@ def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: i
             trainer.eval_dataset = repeated(trainer.eval_dataset, knobs)
         return trainer
 
+    passes = method.passes(job.arguments)
     return TrainerSpec(
         build=build,
         edit_rows=edit_rows,
         patches=lambda trainer: method.training_patches(trainer, filled, knobs),
-        passes=_passes(job, filled),
-        micro_steps_per_generation=_micro_steps_per_generation(job, knobs, filled),
+        passes=passes,
+        micro_steps_per_generation=passes * method.micro_steps_per_generation(filled, knobs),
         saves=job.python_call is None or str(job.arguments.get("save_strategy", "steps")) != "no",
     )
 
@@ -215,27 +213,6 @@ def repeated(rows: Any, knobs: Knobs) -> Any:
     return rows.select([*range(len(rows))] * repeats)
 
 
-def _passes(job: Job, filled: Configs) -> int:
-    """PPO goes ``num_ppo_epochs`` times over each rollout; a rehearsal's own config says once."""
-    default = type(filled.training).__dataclass_fields__.get("num_ppo_epochs")
-    return int(job.arguments.get("num_ppo_epochs") or default.default) if default is not None else 1
-
-
-def _micro_steps_per_generation(job: Job, knobs: Knobs, filled: Configs) -> int:
-    """GRPO and RLOO generate for ``steps_per_generation`` micro-steps, and train on them ``num_iterations`` times.
-    Others have a rule of their own, or sample in each micro-step."""
-    if (own := method_of(job.method).micro_steps_per_generation(filled, knobs)) is not None:
-        return own
-    if not knobs.completion_length:
-        return 0
-    if job.method_facts.samples_each_micro_step:
-        return 1
-    steps = getattr(filled.training, "steps_per_generation", None)
-    if steps is None:
-        return knobs.gradient_accumulation_steps * _passes(job, filled)
-    return int(steps) * int(filled.training.num_iterations)
-
-
 def _evaluated_rows(filled: Configs, knobs: Knobs) -> int:
     """Enough for every batch of an evaluation; where completions are evaluated, a prompt makes a group of them."""
     group = getattr(filled.training, "num_generations_eval", None) or knobs.num_generations or 1
@@ -246,15 +223,7 @@ def _evaluated_rows(filled: Configs, knobs: Knobs) -> int:
 def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
     """Says what this configuration adds to a run and its estimate leaves out, in sentences for the estimate."""
     given = job.arguments
-    shown = knobs.per_device_eval_batch_size or int(given.get("per_device_eval_batch_size") or EVALUATED_ROWS)
     facts: dict[str, Any] = {
-        "samples that PPO shows of the prompts to evaluate on: a generation of --per_device_eval_batch_size prompts, "
-        "which are more than a rollout of one GPU has": (
-            job.method_facts.has_value_model
-            and shown > knobs.per_device_train_batch_size * knobs.gradient_accumulation_steps
-            and given.get("num_sample_generations") != 0
-            and (job.is_evaluated or job.python_call is not None)
-        ),
         "large state of a paged optimizer: it lies in CUDA's managed memory, outside torch's allocator, and moves to "
         "the host when the card is full": knobs.optim.startswith("paged_"),
         "what cuSOLVER works in while GaLore decomposes one gradient after the other: as much as a few copies of the "
@@ -274,7 +243,7 @@ def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
         **{fact: True for row in HARM_FIRST if is_pulled(row, knobs) for fact in row.not_counted},
         "one token: all completions but the first of a generation are rehearsed one token short, so that they are "
         "padded; a loss that drops padding (trl 1.16) is low by at most one part in max_completion_length": (
-            job.method_facts.groups_completions
+            knobs.num_generations is not None
         ),
         "holes that the KV cache leaves behind as it grows: up to 2 % of reserved memory (its steps in between are not "
         "rehearsed, and allocate less than the last)": knobs.sampled_tokens and not given.get("use_vllm"),
@@ -289,4 +258,5 @@ def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
             starts_from_weights(given.get(PEFT_CONFIG) or knobs.peft_config)
         ),
     }
-    return tuple(fact for fact, applies in facts.items() if applies)
+    own = method_of(job.method).not_counted(job, knobs)
+    return (*own, *(fact for fact, applies in facts.items() if applies))

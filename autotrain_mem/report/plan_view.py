@@ -220,7 +220,7 @@ def _cut(plan: Plan, data: DataSummary) -> Text:
     if not data.truncated_rows_fraction:
         return Text(f"no {facts.noun(1)} is {_lost(plan)}")
     rows, tokens = map(percent, (data.truncated_rows_fraction, data.truncated_tokens_fraction))
-    if facts.drops_long_rows:
+    if facts.long_rows == "dropped":
         longer = f"those with a side longer than {length}"
         return Text(f"drops {rows} of {facts.row_noun}, with {tokens} of tokens: {longer}", style=LOUD)
     sentence = f"max_length {length} truncates {rows} of {facts.row_noun}, which cuts {tokens} of tokens"
@@ -228,7 +228,7 @@ def _cut(plan: Plan, data: DataSummary) -> Text:
 
 
 def _lost(plan: Plan) -> str:
-    return "dropped" if plan.job.method_facts.drops_long_rows else "truncated"
+    return "dropped" if plan.job.method_facts.long_rows == "dropped" else "truncated"
 
 
 # -- blocks --------------------------------------------------------------------------------------------------------

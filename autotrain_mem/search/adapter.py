@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from autotrain_mem.methods.interface import method_of
 from autotrain_mem.types import Job, Knobs
 from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.model import ModelFacts
@@ -105,7 +106,7 @@ def _rank(job: Job, facts: ModelFacts, *, tokens: int | None, rows: int | None) 
     Text has about a bit a token, and a parameter holds about two, so that Thinking Machines asks for as many parameters
     as tokens; a preference, a label or an episode's reward tells about one bit.
     """
-    learns_tokens = METHODS[job.method].learns_tokens
+    learns_tokens = method_of(job.method).learns_tokens
     bits, width = tokens if learns_tokens else rows, facts.adapter_width
     noun = "tokens" if learns_tokens else METHODS[job.method].row_noun
     if bits is None or width is None:

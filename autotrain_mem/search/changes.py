@@ -132,7 +132,7 @@ def _why(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequen
         reason = SAVED_SO
     elif row.name == HALF_WEIGHTS and knobs.use_peft:
         reason = ROUNDED_ONCE
-    elif METHODS[space.method].drops_long_rows and row.name == "max_length":
+    elif METHODS[space.method].long_rows == "dropped" and row.name == "max_length":
         reason = "pairs with a side of more tokens are dropped"
     return f"{needed}: {reason}" if needed else reason
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from math import gcd, lcm
 from typing import Any
 
+from autotrain_mem.methods.interface import method_of
 from autotrain_mem.support.errors import BatchSplitError, UsageError
 from autotrain_mem.types import Job, Knobs
 
@@ -64,15 +65,15 @@ def rows_allowed(job: Job, knobs: Knobs) -> tuple[int, ...] | None:
     if knobs.num_generations is not None:
         _check_evaluated_groups(job, knobs)
         return _checked(job, knobs, _of_whole_groups(job, knobs, knobs.num_generations))
-    if job.method_facts.has_mini_batches:
-        return _checked(job, knobs, _of_whole_mini_batches(job, knobs))
-    if job.method_facts.least_rows > 1 and job.arguments.get("loss_type") not in job.method_facts.one_row_losses:
-        return _of_several_rows(job, knobs, job.method_facts.least_rows)
-    return None
+    method = method_of(job.method)
+    if (batches := method.mini_batches(job.arguments)) is not None:
+        return _checked(job, knobs, _of_whole_mini_batches(job, knobs, batches))
+    least = method.least_rows(job.arguments)
+    return _of_several_rows(job, knobs, least) if least > 1 else None
 
 
 def _of_several_rows(job: Job, knobs: Knobs, least: int) -> tuple[int, ...]:
-    """KTO estimates its KL divergence over the rows of a micro-batch (``trl/trainer/kto_trainer.py: __init__``)."""
+    """Sizes that divide a process's rows, of as many as the loss compares with each other."""
     rows = knobs.per_device_train_batch_size
     allowed = tuple(size for size in divisors(share(knobs))[::-1] if size >= least)
     pinned = [f"--{name}" for name in (ROWS, STEPS) if name in job.arguments]
@@ -186,14 +187,13 @@ def nearest(numbers: list[int], to: int) -> list[int]:
     return sorted(sorted(numbers, key=lambda number: abs(number - to))[:NAMED_AT_MOST])
 
 
-def _of_whole_mini_batches(job: Job, knobs: Knobs) -> tuple[int, ...] | None:
+def _of_whole_mini_batches(job: Job, knobs: Knobs, batches: int) -> tuple[int, ...] | None:
     """Each process's share of the effective batch makes whole mini-batches, and these whole micro-batches.
 
     ``trl/experimental/ppo/ppo_trainer.py: __init__`` asks the first; with the second not true, its loop would run more
     micro-steps than are accumulated.
     """
-    effective, batches = knobs.effective_batch_size, job.arguments.get(MINI_BATCHES) or 1
-    rows, processes = share(knobs), knobs.processes
+    effective, rows, processes = knobs.effective_batch_size, share(knobs), knobs.processes
     if rows % batches:
         each = f" in the share of each of {processes} processes" if processes > 1 else ""
         raise BatchSplitError(

@@ -200,7 +200,7 @@ LADDER = (
         knobs=("optimizer_offload",),
         moves_from=(False,),
         to=True,
-        methods=methods_where(lambda method: not method.makes_optimizer_early),
+        methods=methods_where(lambda method: not method.builds_early),
         needs={"optim": ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"), "fp16": (False,)}
         | {"sharding": UNSHARDED},
         instead_of=("8bit_optimizer",),
@@ -328,7 +328,7 @@ LADDER = (
         name="max_length",
         harm=Harm.DATA,
         knobs=("max_length",),
-        methods=methods_where(lambda method: not method.is_online and method.keeps_max_length),  # TRL cuts no prompt
+        methods=methods_where(lambda method: not method.is_online and method.long_rows != "kept"),  # TRL cuts no prompt
         reason="rows are truncated to fewer tokens",
         without="the length asked for needs",
     ),

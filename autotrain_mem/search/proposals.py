@@ -104,7 +104,7 @@ def _grouped_padding(profile: DataProfile, knobs: Knobs) -> float:
 
 def _shorter(profile: DataProfile, knobs: Knobs, job: Job) -> Iterator[Proposal]:
     """The gentlest percentile by which the worst batch gets so much smaller that it pays."""
-    if not job.method_facts.keeps_max_length:
+    if job.method_facts.long_rows == "kept":
         return
     planned = min(knobs.max_length or profile.longest, max(profile.longest, profile.longest_evaluated))
     for share in SHARES:

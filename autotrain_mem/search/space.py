@@ -233,7 +233,7 @@ def _check_context(max_length: int | None, context_length: int | None) -> None:
 
 def _check_whole_rows(job: Job, longest: int | None, context_length: int | None) -> None:
     """Rows that nothing cuts must find room in the model."""
-    if job.method_facts.keeps_max_length or longest is None or context_length is None or longest <= context_length:
+    if job.method_facts.long_rows != "kept" or longest is None or context_length is None or longest <= context_length:
         return
     raise ContextLengthError(
         f"The longest row has {longest} tokens, the model's context is {context_length}, and TRL's "

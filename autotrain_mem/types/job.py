@@ -10,8 +10,7 @@ from typing import Any, ClassVar, Literal
 from autotrain_mem.types.adapter_config import without_said
 from autotrain_mem.types.codec import Form
 from autotrain_mem.types.knobs import LAUNCH_KNOBS, OWN_KNOBS
-from autotrain_mem.types.method_facts import MethodFacts
-from autotrain_mem.types.methods_table import METHODS
+from autotrain_mem.types.methods_table import METHODS, MethodFacts
 
 Fit = Literal["all", "rounding", "lossless"]
 """How far the ladder may be climbed: ``lossless`` stops before rounding changes, ``rounding`` before LoRA."""

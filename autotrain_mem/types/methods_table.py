@@ -3,18 +3,108 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-from autotrain_mem.types.method_facts import AxolotlFacts, LlamaFactoryFacts, MethodFacts
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MethodFacts:
+    """Holds what the rooms that know no TRL need of one of its trainers; all else is a question to its module.
+
+    The module is ``methods.NAME``, and the questions those of ``methods.interface: Method``.
+    """
+
+    name: str
+    """The command: ``autofit sft``, and ``trl sft`` where TRL has it."""
+    title: str
+    """The method as TRL's classes call it: ``SFT``."""
+    knobs: tuple[str, ...]
+    """Knobs worth showing beside those that every method has (``types.knobs.knob_names``)."""
+    defaults: Mapping[str, Any]
+    """TRL's defaults that another tool must be told, since its own differ (``trl/trainer/*_config.py``)."""
+
+    # data
+    example_dataset: str
+    """What TRL's own documentation trains on (docstrings of trl/scripts/sft.py and trl/trainer/*_trainer.py); a
+    plan takes its rows when no dataset is given."""
+    formats: tuple[tuple[str, ...], ...]
+    """Sets of columns that the trainer reads, in its own order of preference; of :data:`TEXT_COLUMN`,
+    ``dataset_text_field`` names another."""
+    row_noun: str = "rows"
+    """What a batch counts."""
+    sequences_per_row: int = 1
+    """2 for pairs: a batch of the model holds all chosen sequences and all rejected ones. So it does of two
+    completions."""
+    long_rows: Literal["truncated", "dropped", "kept"] = "truncated"
+    """What becomes of rows longer than ``max_length``. TRL leaves some of those that are kept longer than that, and
+    rows are planned for as they are."""
+    reads_images: bool = False
+    """The trainer trains on images wherever the data have such a column (``_is_vision_dataset`` in
+    trl/trainer/sft_trainer.py and dpo_trainer.py; ``_generate_and_score_completions`` in grpo_trainer.py and
+    rloo_trainer.py). For the others these are columns that nobody reads."""
+
+    # models
+    has_score_head: bool = False
+    """The model that is trained is a classifier of one score; a causal model is given such a head."""
+    reward_model_argument: str | None = None
+    """TRL's argument that names a reward model; None where none is taken."""
+    teacher_argument: str | None = None
+    """TRL's argument that names a teacher, which runs beside the model that is trained and is never trained itself."""
+
+    # training
+    is_online: bool = False
+    """Completions are sampled while training: the data are prompts, which TRL never truncates."""
+    holds_models_whole: bool = False
+    """Each process holds its models whole (``methods.interface: Method.why_not_sharded`` says why)."""
+    shares_tokens: bool = False
+    """Several processes may share the tokens of a row (context parallelism)."""
+    has_chunked_loss: bool = False
+    """The loss is next-token cross-entropy, which TRL computes some tokens at a time (``loss_type`` None or
+    chunked_nll) instead of from all logits at once."""
+    has_activation_offload: bool = False
+    """TRL's config has the argument for it."""
+    builds_early: bool = False
+    """The trainer makes its optimizer, over more than one model, and its dataloaders as it is built: the former can
+    neither be replaced nor moved, nor the rows changed."""
+    is_experimental: bool = False
+    """It is in ``trl.experimental``, of which TRL says that it may change or go in any release, and has no script."""
+
+    @property
+    def is_packable(self) -> bool:
+        """Tells whether rows reach the sampler as one sequence, ``input_ids``: they can be packed, or drawn by their
+        length."""
+        return "packing" in self.knobs
+
+    @property
+    def has_trl_command(self) -> bool:
+        """Tells whether TRL has a script for it, and so ``trl NAME``."""
+        return not self.is_experimental
+
+    @property
+    def trainer(self) -> str:
+        """``SFTTrainer``."""
+        return f"{self.title}Trainer"
+
+    @property
+    def module(self) -> str:
+        """``trl.trainer.sft_trainer``, where TRL has the trainer."""
+        home = f"experimental.{self.name}" if self.is_experimental else "trainer"
+        return f"trl.{home}.{self.name}_trainer"
+
+    def noun(self, number: int) -> str:
+        """Names what a batch counts, for that many of it: ``pair`` for 1."""
+        return self.row_noun.removesuffix("s") if number == 1 else self.row_noun
+
+    def rows(self, number: int) -> str:
+        """``1 pair``, ``1,200 pairs``."""
+        return f"{number:,} {self.noun(number)}"
+
+
+TEXT_COLUMN = "text"
+"""TRL's default of ``dataset_text_field`` (``trl/trainer/sft_config.py``)."""
 
 _PROMPTS = "trl-lib/DeepMath-103K"
 _PAIRS = "trl-lib/ultrafeedback_binarized"
-
-_LLAMAFACTORY_PAIRS = {
-    "ranking": True,
-    "columns": {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"},
-}
-_LLAMAFACTORY_PAIR_ROWS = "rows with prompt, chosen and rejected as text; conversations take formatting sharegpt"
 
 SFT = MethodFacts(
     name="sft",
@@ -22,38 +112,11 @@ SFT = MethodFacts(
     knobs=("max_length", "packing"),
     defaults={"learning_rate": 2e-5},
     example_dataset="trl-lib/Capybara",
-    formats=(("input_ids",), ("prompt", "completion"), ("messages",), ("conversations",)),
-    has_text_column=True,
-    is_packable=True,
+    formats=(("input_ids",), ("prompt", "completion"), ("messages",), ("conversations",), (TEXT_COLUMN,)),
     reads_images=True,
     shares_tokens=True,
     has_chunked_loss=True,
-    learns_tokens=True,
     has_activation_offload=True,
-    takes_transformers_arguments=True,
-    axolotl=AxolotlFacts(
-        renamed={"padding_free": "batch_flattening"},
-        row_type="chat_template",
-        notes=(
-            "type: for rows with a messages column; text rows take type completion with field text, prompts with "
-            "completions need a user-defined type",
-        ),
-    ),
-    llamafactory=LlamaFactoryFacts(
-        stage="sft",
-        entry={
-            "formatting": "sharegpt",
-            "columns": {"messages": "messages"},
-            "tags": {
-                "role_tag": "role",
-                "content_tag": "content",
-                "user_tag": "user",
-                "assistant_tag": "assistant",
-            },
-        },
-        rows="rows with a messages column; rows with other columns name theirs in the entry",
-        losses=(None, "nll"),  # whole logits are what TRL calls nll
-    ),
 )
 """Formats in the order of ``trl/trainer/sft_trainer.py: _prepare_dataset``."""
 
@@ -66,25 +129,11 @@ REWARD = MethodFacts(
     formats=(("chosen_ids", "rejected_ids"), ("prompt", "chosen", "rejected"), ("chosen", "rejected")),
     row_noun="pairs",
     sequences_per_row=2,
-    drops_long_rows=True,
+    long_rows="dropped",
     has_score_head=True,
     has_activation_offload=True,
-    axolotl=AxolotlFacts(
-        keys={"reward_model": True, "model_type": "AutoModelForSequenceClassification", "num_labels": 1},
-        renamed={"center_rewards_coefficient": "center_rewards_coefficient"},
-        row_type="bradley_terry.chat_template",
-        notes=("type: for rows with input, chosen and rejected, as Axolotl documents them; TRL's have other columns",),
-    ),
-    llamafactory=LlamaFactoryFacts(
-        stage="rm",
-        entry=_LLAMAFACTORY_PAIRS,
-        rows=_LLAMAFACTORY_PAIR_ROWS,
-        length_notes=("cutoff_len: LLaMA-Factory cuts both sides of a pair that is longer; TRL drops the pair",),
-        notes=("the model: LLaMA-Factory trains a causal model with a value head; TRL a classifier with one score",),
-    ),
 )
-"""Formats in the order of ``trl/trainer/reward_trainer.py: _prepare_dataset``; Axolotl's keys after ``validation.py:
-set_reward_model_defaults``."""
+"""Formats in the order of ``trl/trainer/reward_trainer.py: _prepare_dataset``."""
 
 DPO = MethodFacts(
     name="dpo",
@@ -97,36 +146,8 @@ DPO = MethodFacts(
     sequences_per_row=2,
     reads_images=True,
     has_activation_offload=True,
-    liger_since="1.16",
-    axolotl=AxolotlFacts(
-        keys={"rl": "dpo"},
-        renamed={
-            "beta": "rl_beta",
-            "label_smoothing": "dpo_label_smoothing",
-            "loss_type": "dpo_loss_type",
-            "loss_weights": "dpo_loss_weights",
-            "use_weighting": "dpo_use_weighting",
-            "padding_free": "dpo_padding_free",
-            "precompute_ref_log_probs": "precompute_ref_log_probs",
-            "use_liger_kernel": "dpo_use_liger_kernel",
-        },
-        notes=(
-            "datasets: without a type for rows with prompt, chosen and rejected as text; conversations need a type",
-            "excess_length_strategy truncate: a pair whose prompt alone is longer is dropped; TRL cuts it",
-        ),
-    ),
-    llamafactory=LlamaFactoryFacts(
-        stage="dpo",
-        entry=_LLAMAFACTORY_PAIRS,
-        rows=_LLAMAFACTORY_PAIR_ROWS,
-        renamed={"beta": "pref_beta", "label_smoothing": "dpo_label_smoothing", "ld_alpha": "ld_alpha"},
-        losses=("sigmoid", "hinge", "ipo"),
-        loss_key="pref_loss",
-        notes=("the loss: logits of policy and reference are whole in float32, whatever TRL's does",),
-    ),
 )
-"""Formats in the order of ``trl/trainer/dpo_trainer.py: _prepare_dataset``; Axolotl's names after
-``core/trainers/dpo/__init__.py: DPOStrategy``, LLaMA-Factory's after ``train/dpo/trainer.py: CustomDPOTrainer``."""
+"""Formats in the order of ``trl/trainer/dpo_trainer.py: _prepare_dataset``."""
 
 KTO = MethodFacts(
     name="kto",
@@ -135,14 +156,10 @@ KTO = MethodFacts(
     defaults={"learning_rate": 1e-6, "beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0},
     example_dataset="trl-lib/kto-mix-14k",
     formats=(("prompt", "completion", "label"), *DPO.formats),
-    least_rows=2,
-    one_row_losses=("apo_zero_unpaired",),
     reads_images=True,
     has_activation_offload=True,
-    liger_since=None,
 )
-"""Formats in the order of ``trl/trainer/kto_trainer.py: _prepare_dataset``, which makes two rows of a pair. Two rows at
-least since its KL divergence is estimated from prompts with their neighbours' completions (``__init__``)."""
+"""Formats in the order of ``trl/trainer/kto_trainer.py: _prepare_dataset``, which makes two rows of a pair."""
 
 ORPO = MethodFacts(
     name="orpo",
@@ -153,11 +170,8 @@ ORPO = MethodFacts(
     formats=DPO.formats,
     row_noun="pairs",
     sequences_per_row=2,
-    collates_sides_apart=True,
-    keeps_max_length=False,
-    takes_model_name=False,
+    long_rows="kept",
     is_experimental=True,
-    has_trl_command=False,
 )
 """Formats and defaults of ``trl/experimental/orpo``; ``maybe_extract_prompt`` makes the second format the first."""
 
@@ -175,16 +189,9 @@ GRPO = MethodFacts(
     reads_images=True,
     reward_model_argument="reward_model_name_or_path",
     is_online=True,
-    groups_completions=True,
-    liger_since="1.16",
-    axolotl=AxolotlFacts(
-        keys={"rl": "grpo"},
-        notes=("datasets: without a type for rows with a prompt column, which TRL reads as they are",),
-    ),
 )
 
-RLOO = replace(GRPO, name="rloo", title="RLOO", defaults={"learning_rate": 1e-6}, axolotl=None)
-"""Axolotl's ``enums.py: RLType`` has no RLOO and no PPO."""
+RLOO = replace(GRPO, name="rloo", title="RLOO", defaults={"learning_rate": 1e-6})
 
 DISTILLATION = MethodFacts(
     name="distillation",
@@ -197,7 +204,6 @@ DISTILLATION = MethodFacts(
     reads_images=True,
     teacher_argument="teacher_model_name_or_path",
     is_online=True,
-    liger_since=None,
 )
 """One completion for each prompt, ``trl/scripts/distillation.py``."""
 
@@ -211,12 +217,9 @@ ONLINE_DPO = MethodFacts(
     row_noun="prompts",
     sequences_per_row=2,
     reward_model_argument="reward_model_path",
-    takes_model_name=False,
     is_online=True,
-    samples_each_micro_step=True,
     holds_models_whole=True,
     is_experimental=True,
-    has_trl_command=False,
 )
 """Two completions of each prompt, which form a pair (``trl/experimental/online_dpo``)."""
 
@@ -227,14 +230,9 @@ GKD = MethodFacts(
     defaults={"learning_rate": 2e-5, "lmbda": 0.5, "beta": 0.5, "temperature": 0.9},
     example_dataset="trl-lib/chatbot_arena_completions",
     formats=(("messages",),),
-    collates_conversations=True,
-    generates_unwrapped=True,
     teacher_argument="teacher_model_name_or_path",
-    learns_tokens=True,
     has_activation_offload=True,
-    liger_since=None,
     is_experimental=True,
-    has_trl_command=False,
 )
 """Formats after ``trl/experimental/utils.py: DataCollatorForChatML``, defaults after
 ``trl/experimental/gkd/gkd_config.py``, the example after ``examples/scripts/gkd.py``."""
@@ -247,42 +245,14 @@ PPO = MethodFacts(
     example_dataset=_PROMPTS,
     formats=(("input_ids",), ("prompt",)),
     row_noun="completions",
-    has_value_model=True,
     reward_model_argument="reward_model_path",
-    takes_model_name=False,
     is_online=True,
     holds_models_whole=True,
-    has_mini_batches=True,
-    makes_optimizer_early=True,
-    liger_since="1.16",
+    builds_early=True,
     is_experimental=True,
-    has_trl_command=False,
-    lighter_methods={
-        "rloo": "no value model",
-        "grpo": "neither a value model nor, at its default beta, a reference model",
-    },
-    llamafactory=LlamaFactoryFacts(
-        stage="ppo",
-        entry={"columns": {"prompt": "prompt"}},
-        rows="rows with prompt as text",
-        keys={"reward_model_type": "full", "do_sample": True, "top_p": 1.0, "top_k": 0},
-        renamed={
-            "num_ppo_epochs": "ppo_epochs",
-            "whiten_rewards": "ppo_whiten_rewards",
-            "reward_model_path": "reward_model",
-            "response_length": "max_new_tokens",
-            "temperature": "temperature",
-        },
-        length_notes=("cutoff_len: of a prompt; TRL's PPO takes it as long as it is",),
-        notes=(
-            "PPO: LLaMA-Factory's is that of trl 0.8.6 to 0.9.6, with a value head on the policy; TRL 1.12's has a "
-            "value model of its own, so that the prediction is only a rough guide",
-        ),
-    ),
 )
 """TRL's example needs a split of its own, so GRPO's prompts are taken; defaults after
-``trl/experimental/ppo/ppo_config.py``. LLaMA-Factory's keys after ``train/ppo/trainer.py: CustomPPOTrainer``, whose
-reward model is an adapter by default, and TRL's is whole."""
+``trl/experimental/ppo/ppo_config.py``."""
 
 METHODS: Mapping[str, MethodFacts] = {
     row.name: row for row in (SFT, REWARD, DPO, KTO, ORPO, CPO, GRPO, RLOO, DISTILLATION, ONLINE_DPO, GKD, PPO)
@@ -304,10 +274,8 @@ def methods_where(holds: Callable[[MethodFacts], bool]) -> frozenset[str]:
     return frozenset(name for name, row in METHODS.items() if holds(row))
 
 
-_BY_USE = (SFT, DPO, KTO, GRPO, REWARD, RLOO, DISTILLATION, ORPO, CPO, ONLINE_DPO, GKD, PPO)
-"""Of two that read the same columns, which is asked for more."""
-TEXT_COLUMN = "text"
-"""TRL's default of ``dataset_text_field`` (``trl/trainer/sft_config.py``)."""
+_ASKED_FOR_MORE = ("sft", "dpo", "kto", "grpo")
+"""Of two that read the same columns, those that stand here come first."""
 
 
 def methods_reading(columns: Collection[str]) -> tuple[str, ...]:
@@ -315,10 +283,10 @@ def methods_reading(columns: Collection[str]) -> tuple[str, ...]:
 
     ``("prompt", "completion", "label")`` gives kto, sft, grpo, rloo, distillation, online_dpo, ppo.
     """
-    read = {row.name: max(map(len, _formats_in(row, {*columns})), default=0) for row in _BY_USE}
+    given = {*columns}
+    in_order = dict.fromkeys((*_ASKED_FOR_MORE, *METHODS))
+    read = {
+        name: max((len(each) for each in METHODS[name].formats if given.issuperset(each)), default=0)
+        for name in in_order
+    }
     return tuple(sorted((name for name in read if read[name]), key=lambda name: -read[name]))
-
-
-def _formats_in(row: MethodFacts, columns: set[str]) -> list[tuple[str, ...]]:
-    text = ((TEXT_COLUMN,),) if row.has_text_column else ()
-    return [names for names in (*row.formats, *text) if columns.issuperset(names)]

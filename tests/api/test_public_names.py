@@ -18,7 +18,7 @@ import pytest
 
 import autotrain_mem
 from autotrain_mem.types.job import PythonCall
-from autotrain_mem.types.method_facts import MethodFacts
+from autotrain_mem.types.methods_table import MethodFacts
 from tests.forked import Forge
 
 ROOT = Path(__file__).parents[2]

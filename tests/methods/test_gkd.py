@@ -13,6 +13,7 @@ from autotrain_mem.data.token_lengths import counting_arguments, load_tokenizer,
 from autotrain_mem.methods import gkd
 from autotrain_mem.methods.configs import Configs
 from autotrain_mem.methods.gkd import Way
+from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.worst_case_text import stub_tokenizer
 from autotrain_mem.support.errors import DatasetError, UsageError
 from autotrain_mem.types import Job
@@ -29,7 +30,7 @@ def job_of(model: pathlib.Path, data: str | None = None, **arguments: Any) -> Jo
 
 
 def filled(model: pathlib.Path, scratch: pathlib.Path, **arguments: Any) -> Configs:
-    return gkd.configs(counting_arguments(job_of(model, **arguments), str(scratch)))
+    return method_of("gkd").configs(counting_arguments(job_of(model, **arguments), str(scratch)))
 
 
 def written(folder: pathlib.Path, *rows: dict[str, Any]) -> str:

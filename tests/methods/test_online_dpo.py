@@ -12,6 +12,7 @@ from autotrain_mem.checks import compatibility, table
 from autotrain_mem.checks.collect import refuse
 from autotrain_mem.checks.flags import Flags
 from autotrain_mem.methods import online_dpo
+from autotrain_mem.methods.interface import method_of
 from autotrain_mem.support.errors import AutofitError, DatasetFormatError, ModelNotFoundError, UsageError
 
 pytestmark = pytest.mark.newest
@@ -22,7 +23,7 @@ BEGUN = [*TALK, {"role": "assistant", "content": "It is"}]
 
 
 def filled(folder: pathlib.Path, **arguments: Any) -> Any:
-    return online_dpo.configs({"output_dir": str(folder), "use_cpu": True, "bf16": False, **arguments})
+    return method_of("online_dpo").configs({"output_dir": str(folder), "use_cpu": True, "bf16": False, **arguments})
 
 
 @pytest.mark.slow

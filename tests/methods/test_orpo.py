@@ -23,7 +23,7 @@ from autotrain_mem.types.model import ModelFacts
 
 pytestmark = pytest.mark.newest
 
-EXPERIMENTAL = [name for name, row in METHODS.items() if not row.keeps_max_length]
+EXPERIMENTAL = [name for name, row in METHODS.items() if row.long_rows == "kept"]
 LONG_PROMPT = {"prompt": "one two three four " * 6, "chosen": "five", "rejected": "six six"}
 SHORT = {"prompt": "one", "chosen": "two three", "rejected": "four"}
 

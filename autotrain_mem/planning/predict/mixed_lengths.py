@@ -9,6 +9,7 @@ from dataclasses import replace
 from autotrain_mem.estimator.mixed_steps import DrawnBatches, Rehearsed, drawn_batches, mixed_lengths
 from autotrain_mem.estimator.step_parts import UnclearStepsError, step_parts
 from autotrain_mem.estimator.vllm_share import sleeps
+from autotrain_mem.methods.interface import method_of
 from autotrain_mem.planning.rehearsals import Lengths, Rehearsals, row_length
 from autotrain_mem.types import Estimate, Job, Knobs, MemoryEstimate, Trace
 from autotrain_mem.types.mixed_lengths import MixedLengths, ReservedByOrder, ReservedOverSteps
@@ -34,9 +35,8 @@ def batches_of(job: Job, knobs: Knobs, lengths: Lengths) -> DrawnBatches | None:
     if longest < LEAST_TOKENS or len(profile.kept_lengths(limit)) < 2:
         return None
     rows, each_step = knobs.per_device_train_batch_size, min(MOST_BATCHES, knobs.gradient_accumulation_steps)
-    if (
-        job.is_online and not job.method_facts.samples_each_micro_step
-    ):  # all that is generated at once is padded together, each prompt as often as it is answered
+    if job.is_online and not method_of(job.method).samples_each_micro_step:
+        # all that is generated at once is padded together, each prompt as often as it is answered
         rows, each_step = max(1, rows * knobs.gradient_accumulation_steps // (knobs.num_generations or 1)), 1
     return drawn_batches(profile, rows=rows, each_step=each_step, max_length=limit, longest=longest)
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import cache
 from math import gcd, lcm
 
+from autotrain_mem.methods.interface import method_of
 from autotrain_mem.planning.rehearsals import PROMPT_UNKNOWN, Lengths, Rehearsals
 from autotrain_mem.search.division import GROUP, ROWS, SMALLEST_GROUP, STEPS, divisors
 from autotrain_mem.search.levels import COARSE_FROM, COARSE_GRID, FINE_GRID, SHORTEST
@@ -109,7 +110,7 @@ def _completions(rehearsals: Rehearsals, facts: ModelFacts, lengths: Lengths) ->
 
 def _rows(rehearsals: Rehearsals, facts: ModelFacts, lengths: Lengths) -> _Asked:
     job, defaults = rehearsals.job, rehearsals.defaults
-    least = job.method_facts.least_rows
+    least = method_of(job.method).least_rows(job.arguments)
     if job.effective_batch_size is not None:
         without = {name: each for name, each in job.arguments.items() if name != ROWS}
         plain = replace(rehearsals, job=replace(job, arguments=without)).space(facts, lengths)
@@ -130,8 +131,8 @@ def _unit(job: Job, defaults: Knobs) -> int:
     steps = job.arguments.get(STEPS) or defaults.gradient_accumulation_steps
     group = job.arguments.get(GROUP) or defaults.num_generations or 1
     every, whole = steps * defaults.processes, group
-    if job.method_facts.has_mini_batches:
-        every, whole = steps, job.arguments.get("num_mini_batches") or 1
+    if (batches := method_of(job.method).mini_batches(job.arguments)) is not None:
+        every, whole = steps, batches
     return whole // gcd(whole, every)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from autotrain_mem.estimator.vllm_share import asleep_bytes, vllm_share_bytes
 from autotrain_mem.machine.catalog import catalog
+from autotrain_mem.methods.interface import method_of
 from autotrain_mem.planning.rehearsals import Rehearsals
 from autotrain_mem.search.division import GROUP, ROWS, SMALLEST_GROUP, STEPS, divisors
 from autotrain_mem.search.levels import levels, strongest
@@ -59,7 +60,7 @@ def _more_of_these(rehearsals: Rehearsals, estimate: Estimate, shared: Shared | 
         row.knobs[0]: False for row in whole if row.offloads and row.knobs[0] not in job.arguments
     }
     needs_whole = len(let_go) < len(whole)
-    if job.method_facts.has_value_model or needs_whole or topology.nodes > 1 or job.arguments.get("sharding"):
+    if job.method_facts.holds_models_whole or needs_whole or topology.nodes > 1 or job.arguments.get("sharding"):
         return
     rows, owners = knobs.effective_batch_size, estimate.memory.owners_at_peak
     divided = sum(owners.get(owner, 0) for owner in SHARDED)
@@ -123,7 +124,7 @@ Predict = Callable[[Job, Knobs], Estimate]
 
 def with_other_methods(error: DoesNotFitError, job: Job, space: Space, predict: Predict) -> DoesNotFitError:
     """The error, whose hint also says what each lighter method would need at least: one rehearsal each."""
-    lighter = job.method_facts.lighter_methods
+    lighter = method_of(job.method).lighter_methods
     if not lighter or job.python_call is not None:  # other trainers are called otherwise
         return error
     lines = [line for method in lighter if (line := _line(method, job, space, predict))]
@@ -146,7 +147,7 @@ def _line(method: str, job: Job, space: Space, predict: Predict) -> str:
     flags = [f"--{name} {other.arguments[name]}" for name in named if name in other.arguments]
     command = " ".join(["autofit", method, *flags, f"--effective_batch_size {other.effective_batch_size}"])
     needed = f"would need {format_bytes(least.required_bytes)} at least, {fits}"
-    return f"{command} {needed}: {job.method_facts.lighter_methods[method]}"
+    return f"{command} {needed}: {method_of(job.method).lighter_methods[method]}"
 
 
 def _other_job(method: str, job: Job, space: Space) -> Job:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+from autotrain_mem.methods.interface import method_of
 from autotrain_mem.rehearsal.trace import loss_chunks
 from autotrain_mem.trainers.script_call import keyword_of, model_of
 from autotrain_mem.types import Job
@@ -125,13 +126,6 @@ def shorten_model(model: Any, layers: int) -> None:
             shorten(config, layers)
 
 
-def models_in_step(job: Job) -> tuple[str, ...]:
-    """Names the models of a job that are rehearsed with as many layers as each other: the one that is trained, and with
-    a value model those that reward and value start from."""
-    paths = job.model, job.arguments.get(job.method_facts.reward_model_argument or "")
-    return tuple(map(str, filter(None, paths if job.method_facts.has_value_model else paths[:1])))
-
-
 def pattern_of(job: Job, config: Any) -> LayerPattern | None:
     """Says how the layers of a job's model repeat, with the adapter that they will have; None where they do not, or
     where that cannot be seen.
@@ -164,7 +158,7 @@ def _other_configs(job: Job) -> Iterator[Any]:
     """Reads the configs of the models in step with the one that is trained; None for one that cannot be read."""
     from transformers import AutoConfig
 
-    for path in models_in_step(job)[1:]:
+    for path in method_of(job.method).models_in_step(job.model, job.arguments)[1:]:
         try:
             yield AutoConfig.from_pretrained(path)
         except (OSError, ValueError):  # said where it is loaded

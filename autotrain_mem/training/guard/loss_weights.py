@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotrain_mem.methods.interface import Basis, method_of, method_of_trainer
+from autotrain_mem.methods.interface import Basis, method_of_trainer
 from autotrain_mem.training.guard.batch_split import Layout
 from autotrain_mem.training.guard.loss_trial import OwnLoss
-from autotrain_mem.types.methods_table import METHODS
+from autotrain_mem.types.methods_table import MethodFacts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,28 +39,21 @@ def rule_of(trainer: Any, *, counted: bool) -> Rule:
     Args:
         counted: transformers counted the tokens of all micro-batches, and each one's loss is divided by that.
     """
-    name, why_not = method_of_trainer(trainer), why_not_exact(trainer)
-    if name is None:
+    method, why_not = method_of_trainer(trainer), why_not_exact(trainer)
+    if method is None:
         return Rule(layout=Layout.ROWS, train=Basis.UNITS, evaluate=Basis.UNITS, why_not=why_not)
-    method = method_of(name)
     return Rule(
-        layout=_layout(name),
+        layout=Layout.PAIRS if method.joins_sides else Layout.ROWS,
         train=method.loss_basis(trainer, is_counted=counted),
         evaluate=method.loss_basis(trainer, is_counted=False),
         why_not=why_not,
     )
 
 
-def _layout(method: str) -> Layout:
-    """Tell what a batch's tensors have in their first dimension."""
-    facts = METHODS[method]
-    return Layout.PAIRS if facts.sequences_per_row > 1 and not facts.collates_sides_apart else Layout.ROWS
-
-
 def is_models_loss(trainer: Any) -> bool:
     """Whether a trainer that can be split takes the loss that its model's forward returns."""
-    name = method_of_trainer(trainer)
-    return name is not None and why_not_exact(trainer) is None and method_of(name).is_models_loss(trainer)
+    method = method_of_trainer(trainer)
+    return method is not None and why_not_exact(trainer) is None and method.is_models_loss(trainer)
 
 
 def why_division_matters(trainer: Any, *, counted: bool) -> str | None:
@@ -68,10 +61,10 @@ def why_division_matters(trainer: Any, *, counted: bool) -> str | None:
 
     A loss of the user's own is the user's to know.
     """
-    name = method_of_trainer(trainer)
-    if name is None or _own_loss(trainer, name) is not None:
+    method = method_of_trainer(trainer)
+    if method is None or _own_loss(trainer, method.facts) is not None:
         return None
-    is_of_tokens = method_of(name).loss_basis(trainer, is_counted=counted) in (Basis.TOKENS, Basis.CHOSEN_TOKENS)
+    is_of_tokens = method.loss_basis(trainer, is_counted=counted) in (Basis.TOKENS, Basis.CHOSEN_TOKENS)
     over_tokens = "the loss is a mean over the tokens of a micro-batch, and a step takes the mean of these means"
     return why_not_exact(trainer) or (over_tokens if is_of_tokens else None)
 
@@ -81,7 +74,7 @@ def why_not_exact(trainer: Any) -> str | None:
     method = method_of_trainer(trainer)
     if method is None:
         return f"how {type(trainer).__name__} makes one loss of many rows is not known"
-    own = _own_loss(trainer, method)
+    own = _own_loss(trainer, method.facts)
     if own is not None:
         return f"{own} is not TRL's, and how it makes one loss of many rows is not known"
     config: Any = getattr(trainer.model, "config", None)
@@ -89,14 +82,14 @@ def why_not_exact(trainer: Any) -> str | None:
     # A mixture of experts whose configuration asks for the router's logits adds their loss by itself.
     if getattr(trainer, "aux_loss_enabled", False) or getattr(config, "output_router_logits", False):
         return "the router's auxiliary loss is one number of the whole micro-batch, not a mean over its rows"
-    return method_of(method).why_not_split(trainer)
+    return method.why_not_split(trainer)
 
 
-def _own_loss(trainer: Any, method: str) -> str | None:
-    home = METHODS[method].module
+def _own_loss(trainer: Any, method: MethodFacts) -> str | None:
+    home = method.module
     for name in ("compute_loss", "_compute_loss"):
         function = getattr(type(trainer), name, None)
-        if function is not None and function.__module__ not in (home, f"autotrain_mem.trainers.{method}_trainer"):
+        if function is not None and function.__module__ not in (home, f"autotrain_mem.trainers.{method.name}_trainer"):
             return f"{type(trainer).__name__}.{name}"
     loss = getattr(trainer, "compute_loss_func", None)
     if callable(loss) and getattr(loss, "__module__", "") != home:  # GRPO's is a word, which switches off a division
@@ -107,4 +100,4 @@ def _own_loss(trainer: Any, method: str) -> str | None:
 def logged_basis(trainer: Any, name: str) -> Basis:
     """Tell what one number that a trainer logs is over; a mean over rows where the trainer is not known."""
     method = method_of_trainer(trainer)
-    return Basis.UNITS if method is None else method_of(method).logged_basis(trainer, name)
+    return Basis.UNITS if method is None else method.logged_basis(trainer, name)

@@ -6,16 +6,15 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from autotrain_mem.methods.interface import method_of, method_of_trainer
+from autotrain_mem.methods.interface import method_of_trainer
 from autotrain_mem.support.columns import row_lengths
 from autotrain_mem.training.longest_batch.rows import CANDIDATES, characters, longest_rows
-from autotrain_mem.types.methods_table import METHODS
 
 
 def are_conversations(trainer: Any, dataset: Any) -> bool:
     """Tell whether the rows are conversations of which this trainer's collator makes tokens."""
     method = method_of_trainer(trainer)
-    is_collated = method is not None and METHODS[method].collates_conversations
+    is_collated = method is not None and method.unprepared_lengths(trainer, []) is not None
     return is_collated and "messages" in dataset.column_names and row_lengths(dataset) is None
 
 
@@ -33,7 +32,8 @@ def longest_conversations(trainer: Any, dataset: Any, count: int) -> tuple[list[
         before += [characters(messages[:-1]) for messages in rows["messages"]]
     looked_at = max(count, CANDIDATES)
     candidates = list(dict.fromkeys([*longest_rows(whole, looked_at), *longest_rows(before, looked_at)]))
-    tokens = method_of(method).unprepared_lengths(trainer, [dataset[number] for number in candidates])
+    tokens = method.unprepared_lengths(trainer, [dataset[number] for number in candidates])
+    assert tokens is not None, "asked before"
     longest = longest_rows(tokens, count, padded=True)
     return [candidates[each] for each in longest], tokens[longest[0]]
 
@@ -41,4 +41,4 @@ def longest_conversations(trainer: Any, dataset: Any, count: int) -> tuple[list[
 def ways_of_step(trainer: Any) -> Iterable[AbstractContextManager[None]]:
     """List the ways that chance may choose for a step of this trainer; one for most."""
     method = method_of_trainer(trainer)
-    return (nullcontext(),) if method is None else method_of(method).ways_of_step(trainer)
+    return (nullcontext(),) if method is None else method.ways_of_step(trainer)
