@@ -21,6 +21,7 @@ from autotrain_mem.methods.flag_verdicts import (
     only_for_real,
 )
 from autotrain_mem.methods.interface import method_of
+from autotrain_mem.rehearsal.rehearse import rehearsal_arguments
 from autotrain_mem.search.levers import LADDER
 from autotrain_mem.types import Job, Knobs
 from autotrain_mem.types.job import PythonCall
@@ -88,9 +89,7 @@ def test_what_refuses_and_what_a_search_moves_agree_with_the_table() -> None:
 def test_a_rehearsal_passes_on_what_is_rehearsed_and_harmless_and_has_its_own_of_what_is_not(method: str) -> None:
     left_out = only_for_real(method)
     given = {name: f"a value for {name}" for name in trl_fields(method)}
-    emitted = configs.rehearsal_arguments(
-        Job(method=method, model="m", dataset=None, arguments=given), TRL_DEFAULTS, "folder"
-    )
+    emitted = rehearsal_arguments(Job(method=method, model="m", dataset=None, arguments=given), TRL_DEFAULTS, "folder")
     knobs = {field.name for field in dataclasses.fields(Knobs)}
     kept = {name for name in given.keys() - knobs if emitted.get(name) == given[name]}
     lost = given.keys() - knobs - kept
@@ -105,7 +104,7 @@ def test_a_rehearsal_passes_on_what_is_rehearsed_and_harmless_and_has_its_own_of
 def test_a_scripts_own_metric_is_not_looked_for_in_a_rehearsal_and_a_commands_is() -> None:
     def rehearsed(method: str, call: PythonCall | None) -> bool:
         job = Job(method=method, model="m", dataset=None, arguments={"metric_for_best_model": "f1"}, python_call=call)
-        return "metric_for_best_model" in configs.rehearsal_arguments(job, TRL_DEFAULTS, "folder")
+        return "metric_for_best_model" in rehearsal_arguments(job, TRL_DEFAULTS, "folder")
 
     call = PythonCall(path="call", holds_model=False, holds_rows=True, digest="")
     assert rehearsed("sft", None)

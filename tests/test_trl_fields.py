@@ -96,10 +96,10 @@ def test_the_optimizers_that_the_ladder_offloads_are_those_that_can_be() -> None
 
 @pytest.mark.parametrize("method", INSTALLED_METHODS)
 def test_every_argument_of_a_rehearsal_is_a_field_of_the_installed_trl(method: str) -> None:
-    from autotrain_mem.methods import configs
     from autotrain_mem.methods.interface import method_of
+    from autotrain_mem.rehearsal.rehearse import rehearsal_arguments
 
-    emitted = configs.rehearsal_arguments(Job(method=method, model="m", dataset=None), TRL_DEFAULTS, "folder")
+    emitted = rehearsal_arguments(Job(method=method, model="m", dataset=None), TRL_DEFAULTS, "folder")
     changed = method_of(method).rehearsal_changes({}, TRL_DEFAULTS)
     others = {field.name for field in dataclasses.fields(Knobs)}
     assert sorted({*emitted, *changed} - others - trl_fields(method)) == []
