@@ -171,7 +171,7 @@ class Method(Protocol):
         return fill(self.make_parser, {**(LORA_TASK if self.facts.has_score_head else {}), **arguments})
 
     def rehearsal_changes(self, arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:
-        """List what a rehearsal of this trainer needs otherwise than ``rehearsal.rehearse: rehearsal_arguments`` has it."""
+        """List what a rehearsal of this trainer needs otherwise than ``rehearse.rehearsal_arguments`` has it."""
         return {}
 
     def build_trainer(
