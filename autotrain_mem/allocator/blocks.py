@@ -28,7 +28,7 @@ class Segment:
 
 
 @dataclass(slots=True, eq=False, repr=False, init=False)
-class Block:
+class DeviceBlock:
     """Is a stretch of a segment, allocated, free or (of an expandable segment) not mapped."""
 
     address: int
@@ -39,8 +39,8 @@ class Block:
     requested: int
     allocated: bool
     mapped: bool
-    prev: Block | None
-    next: Block | None
+    prev: DeviceBlock | None
+    next: DeviceBlock | None
     stream_uses: set[int] | None
     """Other streams that use it (``record_stream``); None for none."""
     pending_events: int
@@ -67,7 +67,7 @@ class Block:
         """Tells whether it is neither allocated nor still in use by another stream."""
         return not (self.allocated or self.pending_events or self.stream_uses)
 
-    def put_between(self, before: Block | None, after: Block | None) -> None:
+    def put_between(self, before: DeviceBlock | None, after: DeviceBlock | None) -> None:
         """Links it in (``Block::splice``)."""
         self.prev, self.next = before, after
         if before is not None:
@@ -86,10 +86,10 @@ class Pool:
         self.tally = Tally()
         self.get_free_blocks_calls = 0
         self._keys: dict[int, list[int]] = {}
-        self._by_key: dict[int, Block] = {}
-        self._unmapped: dict[int, list[tuple[int, Block]]] = {}
+        self._by_key: dict[int, DeviceBlock] = {}
+        self._unmapped: dict[int, list[tuple[int, DeviceBlock]]] = {}
 
-    def insert(self, block: Block) -> None:
+    def insert(self, block: DeviceBlock) -> None:
         """Takes in a block that became free (``insert_into_blocks``)."""
         block.gc_count_base = self.get_free_blocks_calls
         key = block.size << ADDRESS_BITS | block.address
@@ -100,14 +100,14 @@ class Pool:
         else:
             insort(keys, key)
 
-    def remove(self, block: Block) -> None:
+    def remove(self, block: DeviceBlock) -> None:
         """Gives up a block that is no longer free, or is about to change."""
         key = block.size << ADDRESS_BITS | block.address
         del self._by_key[key]
         keys = self._keys[block.stream]
         del keys[bisect_left(keys, key)]
 
-    def at_least(self, size: int, stream: int) -> Block | None:
+    def at_least(self, size: int, stream: int) -> DeviceBlock | None:
         """Finds the smallest free block of a stream that has this size."""
         keys = self._keys.get(stream)
         if not keys:
@@ -115,36 +115,36 @@ class Pool:
         index = bisect_left(keys, size << ADDRESS_BITS)
         return self._by_key[keys[index]] if index < len(keys) else None
 
-    def from_size(self, size: int, stream: int) -> Iterator[Block]:
+    def from_size(self, size: int, stream: int) -> Iterator[DeviceBlock]:
         """Yields the free blocks of a stream from this size on, smallest first."""
         keys = self._keys.get(stream, [])
         for index in range(bisect_left(keys, size << ADDRESS_BITS), len(keys)):
             yield self._by_key[keys[index]]
 
-    def below(self, size: int, stream: int) -> Iterator[Block]:
+    def below(self, size: int, stream: int) -> Iterator[DeviceBlock]:
         """Yields the free blocks of a stream below this size, largest first. It may be emptied on the way."""
         keys = self._keys.get(stream, [])
         for key in reversed(keys[: bisect_left(keys, size << ADDRESS_BITS)]):
             yield self._by_key[key]
 
-    def free_blocks(self) -> list[Block]:
+    def free_blocks(self) -> list[DeviceBlock]:
         """Lists all free blocks, in torch's order."""
         return [self._by_key[key] for stream in sorted(self._keys) for key in self._keys[stream]]
 
-    def insert_unmapped(self, block: Block) -> None:
+    def insert_unmapped(self, block: DeviceBlock) -> None:
         """Takes in a stretch of addresses without memory behind it."""
         insort(self._unmapped.setdefault(block.stream, []), (block.address, block), key=lambda entry: entry[0])
 
-    def remove_unmapped(self, block: Block) -> None:
+    def remove_unmapped(self, block: DeviceBlock) -> None:
         """Gives up a stretch that is about to be mapped or merged, or is of no more use."""
         self._unmapped[block.stream].remove((block.address, block))
 
-    def unmapped(self, stream: int) -> list[Block]:
+    def unmapped(self, stream: int) -> list[DeviceBlock]:
         """Lists a stream's stretches without memory, lowest address first."""
         return [block for _, block in self._unmapped.get(stream, ())]
 
 
-def merge(block: Block, neighbour: Block) -> int:
+def merge(block: DeviceBlock, neighbour: DeviceBlock) -> int:
     """Takes a free neighbour in (``try_merge_blocks``); returns its size, 0 if it stays."""
     if neighbour.allocated or neighbour.pending_events or neighbour.stream_uses or neighbour.mapped != block.mapped:
         return 0
@@ -166,7 +166,7 @@ def merge(block: Block, neighbour: Block) -> int:
     return neighbour.size
 
 
-def shown_segments(blocks: Iterable[Block]) -> list[dict[str, Any]]:
+def shown_segments(blocks: Iterable[DeviceBlock]) -> list[dict[str, Any]]:
     """Shows blocks as ``torch.cuda.memory._snapshot()["segments"]`` does: by segment, lowest address first.
 
     ``DeviceCachingAllocator::snapshot``; an expandable segment is one entry for each stretch that is mapped.
@@ -175,9 +175,9 @@ def shown_segments(blocks: Iterable[Block]) -> list[dict[str, Any]]:
     return [_shown_segment(head) for head in sorted(heads, key=lambda head: head.address)]
 
 
-def _shown_segment(head: Block) -> dict[str, Any]:
+def _shown_segment(head: DeviceBlock) -> dict[str, Any]:
     shown: list[dict[str, Any]] = []
-    block: Block | None = head
+    block: DeviceBlock | None = head
     while block is not None and block.mapped:
         free = "active_pending_free" if block.pending_events else "inactive"
         shown.append(

@@ -5,11 +5,11 @@ After ``c10/cuda/CUDACachingAllocator.cpp`` of torch 2.13; each function names t
 
 from __future__ import annotations
 
-from autotrain_mem.allocator.blocks import SMALL_SEGMENT_BYTES, Block, Pool, Segment, merge
+from autotrain_mem.allocator.blocks import SMALL_SEGMENT_BYTES, DeviceBlock, Pool, Segment, merge
 from autotrain_mem.allocator.state import AllocatorState
 
 
-def free_block_for(state: AllocatorState, pool: Pool, size: int, stream: int) -> Block | None:
+def free_block_for(state: AllocatorState, pool: Pool, size: int, stream: int) -> DeviceBlock | None:
     """Takes the smallest free block that holds ``size`` out of its pool (``get_free_block``); None if there is none."""
     settings = state.settings
     if state.allowed_bytes is not None and state.settings.garbage_collection_threshold > 0.0:
@@ -34,7 +34,7 @@ def free_block_for(state: AllocatorState, pool: Pool, size: int, stream: int) ->
     return block
 
 
-def _expandable_size(block: Block) -> int:
+def _expandable_size(block: DeviceBlock) -> int:
     following = block.next
     return block.size + (following.size if following is not None and not following.mapped else 0)
 
@@ -63,7 +63,7 @@ def release_available_blocks(state: AllocatorState, pool: Pool, size: int, strea
     return released >= wanted
 
 
-def _is_whole_segment(block: Block) -> bool:
+def _is_whole_segment(block: DeviceBlock) -> bool:
     return block.segment is None and not block.is_split
 
 
@@ -85,7 +85,7 @@ def release_cached_blocks(state: AllocatorState) -> None:
                 block.pool.remove_unmapped(block)
 
 
-def release_block(state: AllocatorState, block: Block) -> None:
+def release_block(state: AllocatorState, block: DeviceBlock) -> None:
     """Gives a whole segment back to the device (``release_block``)."""
     block.pool.remove(block)
     limit = state.settings.max_split_bytes
@@ -120,7 +120,7 @@ _UNLIMITED_ADDRESS_BYTES = 1 << 44
 """The addresses of a segment on a device without a size: more than any device's memory."""
 
 
-def allocate_expandable(state: AllocatorState, pool: Pool, size: int, stream: int) -> Block | None:
+def allocate_expandable(state: AllocatorState, pool: Pool, size: int, stream: int) -> DeviceBlock | None:
     """Makes a block of at least ``size`` (``try_allocate_expandable_block``); None when memory is out."""
     candidate = _find(state, pool, size, stream)
     if not candidate.mapped and not _map(state, candidate, min(candidate.size, size)):
@@ -135,9 +135,9 @@ def allocate_expandable(state: AllocatorState, pool: Pool, size: int, stream: in
     return candidate
 
 
-def _find(state: AllocatorState, pool: Pool, size: int, stream: int) -> Block:
+def _find(state: AllocatorState, pool: Pool, size: int, stream: int) -> DeviceBlock:
     """Finds the lowest address where ``size`` fits into free and unmapped stretches (``find_expandable_block``)."""
-    following: Block | None
+    following: DeviceBlock | None
     for unmapped in pool.unmapped(stream):
         before = unmapped.prev
         candidate = before if before is not None and before.is_available else unmapped
@@ -150,12 +150,12 @@ def _find(state: AllocatorState, pool: Pool, size: int, stream: int) -> Block:
     total = state.total_bytes
     wanted = _UNLIMITED_ADDRESS_BYTES if total is None else max(total + total // 8, size)
     segment = Segment(state.device.addresses(-(-wanted // page) * page), -(-wanted // page) * page, page)
-    block = Block(segment.address, segment.size, stream, pool, segment, mapped=False)
+    block = DeviceBlock(segment.address, segment.size, stream, pool, segment, mapped=False)
     pool.insert_unmapped(block)
     return block
 
 
-def _map(state: AllocatorState, block: Block, size: int) -> bool:
+def _map(state: AllocatorState, block: DeviceBlock, size: int) -> bool:
     """Puts pages behind the first ``size`` bytes of an unmapped block (``map_block``); False when memory is out."""
     segment, pool = block.segment, block.pool
     assert segment is not None
@@ -166,7 +166,7 @@ def _map(state: AllocatorState, block: Block, size: int) -> bool:
     pool.remove_unmapped(block)
     block.mapped = True
     if mapped < block.size:
-        rest = Block(address + mapped, block.size - mapped, block.stream, pool, segment, mapped=False)
+        rest = DeviceBlock(address + mapped, block.size - mapped, block.stream, pool, segment, mapped=False)
         rest.put_between(block, block.next)
         block.size = mapped
         pool.insert_unmapped(rest)
@@ -178,7 +178,7 @@ def _map(state: AllocatorState, block: Block, size: int) -> bool:
     return True
 
 
-def _unmap(state: AllocatorState, block: Block) -> None:
+def _unmap(state: AllocatorState, block: DeviceBlock) -> None:
     """Takes the whole pages from behind a free block (``unmap_block``); what is left at its ends stays free."""
     segment, pool = block.segment, block.pool
     assert segment is not None
@@ -190,11 +190,11 @@ def _unmap(state: AllocatorState, block: Block) -> None:
     pool.remove(block)
     before, after = begin - block.address, block.address + block.size - end
     if before:
-        rest = Block(block.address, before, block.stream, pool, segment)
+        rest = DeviceBlock(block.address, before, block.stream, pool, segment)
         rest.put_between(block.prev, block)
         pool.insert(rest)
     if after:
-        rest = Block(end, after, block.stream, pool, segment)
+        rest = DeviceBlock(end, after, block.stream, pool, segment)
         rest.put_between(block, block.next)
         pool.insert(rest)
     block.address, block.size, block.mapped = begin, end - begin, False

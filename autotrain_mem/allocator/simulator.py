@@ -16,7 +16,7 @@ from typing import Any
 from autotrain_mem.allocator.blocks import (
     MIN_BLOCK_BYTES,
     SMALL_BYTES,
-    Block,
+    DeviceBlock,
     Pool,
     merge,
     round_size_by,
@@ -148,12 +148,12 @@ class CachingAllocator(AllocatorState):
         """Is ``torch.cuda.memory._snapshot()["segments"]``."""
         return shown_segments((*self.active_blocks(), *self.small.free_blocks(), *self.large.free_blocks()))
 
-    def active_blocks(self) -> tuple[Block, ...]:
+    def active_blocks(self) -> tuple[DeviceBlock, ...]:
         """Lists the blocks that are allocated, or still in use by another stream."""
         pending = {id(block): block for queue in self._pending.values() for _, block in queue}
         return (*self._allocated.values(), *pending.values())
 
-    def free_blocks(self) -> list[Block]:
+    def free_blocks(self) -> list[DeviceBlock]:
         """Lists what is cached: the blocks that lie free in segments."""
         return [*self.small.free_blocks(), *self.large.free_blocks()]
 
@@ -167,7 +167,7 @@ class CachingAllocator(AllocatorState):
 
     # -- a new block -----------------------------------------------------------------------------------------------
 
-    def _from_device(self, pool: Pool, size: int, stream: int, requested_bytes: int) -> Block:
+    def _from_device(self, pool: Pool, size: int, stream: int, requested_bytes: int) -> DeviceBlock:
         """Asks the device where no cached block serves, gives back what is cached, and asks again (``malloc``)."""
         collect_garbage(self)
         asked = segment_size(self.settings, size)
@@ -192,7 +192,7 @@ class CachingAllocator(AllocatorState):
             raise OutOfMemory(self._refusal(requested_bytes, asked))
         return block
 
-    def _allocate_block(self, pool: Pool, size: int, stream: int, asked: int) -> Block | None:
+    def _allocate_block(self, pool: Pool, size: int, stream: int, asked: int) -> DeviceBlock | None:
         """Takes a segment of ``asked`` bytes, or ``size`` bytes of an expandable one (``alloc_block``)."""
         if self.allowed_bytes is not None and self.reserved_bytes + asked > self.allowed_bytes:
             return None
@@ -200,7 +200,7 @@ class CachingAllocator(AllocatorState):
             return allocate_expandable(self, pool, size, stream)
         if not self.device.take(asked):
             return None
-        block = Block(self.device.addresses(asked), asked, stream, pool)
+        block = DeviceBlock(self.device.addresses(asked), asked, stream, pool)
         if self.settings.max_split_bytes is not None and asked >= self.settings.max_split_bytes:
             self.oversize_segments.change(1)
         self.change_reserved("segment_alloc", pool, block.address, asked, stream)
@@ -221,12 +221,12 @@ class CachingAllocator(AllocatorState):
 
     # -- blocks change hands ---------------------------------------------------------------------------------------
 
-    def _hand_out(self, block: Block, pool: Pool, size: int, requested_bytes: int) -> int:
+    def _hand_out(self, block: DeviceBlock, pool: Pool, size: int, requested_bytes: int) -> int:
         """Cuts off what is too much, if it is enough to be of use (``alloc_found_block``, ``should_split``)."""
         surplus = block.size - size
         was_split = block.prev is not None or block.next is not None
         if surplus and self._may_split(pool, size, surplus):
-            rest = Block(block.address + size, surplus, block.stream, pool, block.segment)
+            rest = DeviceBlock(block.address + size, surplus, block.stream, pool, block.segment)
             after = block.next
             block.size, block.next = size, rest
             rest.prev, rest.next = block, after
@@ -261,7 +261,7 @@ class CachingAllocator(AllocatorState):
         self.all.change_inactive(blocks, size)
         pool.tally.change_inactive(blocks, size)
 
-    def _free_block(self, block: Block) -> None:
+    def _free_block(self, block: DeviceBlock) -> None:
         """Merges it with free neighbours, and gives it back to its pool (``free_block``)."""
         pool = block.pool
         if self.on_action is not None:

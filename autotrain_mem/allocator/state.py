@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from autotrain_mem.allocator.blocks import Block, Pool
+from autotrain_mem.allocator.blocks import DeviceBlock, Pool
 from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.allocator.tally import Stat, Tally
 
@@ -82,8 +82,8 @@ class AllocatorState:
         if self.settings.per_process_memory_fraction < 1.0:
             self.set_memory_fraction(self.settings.per_process_memory_fraction)
         self._rounds_to_blocks = not any(self.settings.roundup_power2_divisions)
-        self._allocated: dict[int, Block] = {}
-        self._pending: dict[int, deque[tuple[int, Block]]] = {}
+        self._allocated: dict[int, DeviceBlock] = {}
+        self._pending: dict[int, deque[tuple[int, DeviceBlock]]] = {}
         self._events = self._completed_events = 0
 
     @property

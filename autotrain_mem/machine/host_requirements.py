@@ -33,7 +33,7 @@ MASTER_BYTES = 4
 (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``)."""
 TWINS = 2
 """A copy of the parameter and room for its gradient, pinned (``trainers.host_optimizer: _Twin``). Before a plan says it
-to the byte: torch's pinned allocator rounds each up to a power of two (``rehearsal.trace.pinned``)."""
+to the byte: torch's pinned allocator rounds each up to a power of two (``rehearsal.trace.ledger``)."""
 ZERO_BYTES = {"offload_optimizer_device": 16, "offload_param_device": 2}
 """Of a parameter, what DeepSpeed keeps on the host at least: a copy in float32, its gradient and Adam's two moments
 (``deepspeed/runtime/zero/stage3.py`` and ``stage_1_and_2.py: initialize_optimizer_states``, ``ops/adam/cpu_adam.py:

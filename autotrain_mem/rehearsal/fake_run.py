@@ -22,8 +22,8 @@ from autotrain_mem.rehearsal.generation import generation_by_its_ends
 from autotrain_mem.rehearsal.known_values import KnownValues, numbers, tensor_of
 from autotrain_mem.rehearsal.model.materialize import conversion_in_place, materialize
 from autotrain_mem.rehearsal.ranks.invariants import trained_in_full
+from autotrain_mem.rehearsal.ranks.rank import RehearsedRank, real_rank
 from autotrain_mem.rehearsal.ranks.recording import RankRecorder
-from autotrain_mem.rehearsal.ranks.rules import RehearsedRank, real_rank
 from autotrain_mem.rehearsal.saving import rehearse_saving
 from autotrain_mem.rehearsal.trace.ledger import SeenDevice
 from autotrain_mem.rehearsal.trace.recorder import Recorder

@@ -28,7 +28,7 @@ from autotrain_mem.rehearsal.known_values import know, known_value, real_tensors
 from autotrain_mem.rehearsal.model.truncated_depth import whole_depth
 from autotrain_mem.rehearsal.trace.flops import Mark
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.rehearsal.trace.skipped_decode_steps import Budget, Jump, State, write_skipped_steps
+from autotrain_mem.rehearsal.trace.skipped_decode_steps import Budget, GrowingState, Jump, write_skipped_steps
 from autotrain_mem.support.errors import UsageError
 
 _DYNAMIC = {cache_utils.DynamicLayer, cache_utils.LinearAttentionAndFullAttentionLayer}
@@ -281,7 +281,7 @@ class _Record:
             return
         self._add(states)
         grown = tuple(
-            State(before_jump=before, after_jump=ahead, after_last=after, lengths=self._lengths[name])
+            GrowingState(before_jump=before, after_jump=ahead, after_last=after, lengths=self._lengths[name])
             for name, (before, ahead, after) in self._blocks.items()
             if before is not None and ahead is not None and after is not None
         )

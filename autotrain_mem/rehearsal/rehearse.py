@@ -16,11 +16,11 @@ from autotrain_mem.methods.image_rows import RowImages
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.worst_case_text import stub_tokenizer
 from autotrain_mem.parallel.config import sharding_arguments
-from autotrain_mem.rehearsal.experts import routed
 from autotrain_mem.rehearsal.fake_run import TrainerSpec, rehearse_trainer
 from autotrain_mem.rehearsal.model.stub_processor import rehearsed_processor
 from autotrain_mem.rehearsal.model.truncated_depth import with_chunks, with_layers
-from autotrain_mem.rehearsal.ranks.rules import rehearsed_rank
+from autotrain_mem.rehearsal.ranks.rank import rehearsed_rank
+from autotrain_mem.rehearsal.routing import routed
 from autotrain_mem.rehearsal.script_keywords import call_again, left_out
 from autotrain_mem.rehearsal.trace.loss_chunks import marked_chunks
 from autotrain_mem.search.levers import HARM_FIRST, is_pulled

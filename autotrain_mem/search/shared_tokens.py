@@ -48,7 +48,7 @@ class SharedTokens:
     """Why no other."""
     in_half_precision: bool
     """Runs the kernels of half precision alone, which need a card of compute capability 8.0
-    (``rehearsal.cuda.attention_choice``)."""
+    (``rehearsal.cuda.attention_kernels``)."""
     parts: int
     """Into how many parts a row is cut for each process."""
 

@@ -15,7 +15,7 @@ float8                not used: no method here trains in it.
 bitsandbytes          its wheels have kernels for every architecture of the table
                       (bitsandbytes' ``.github/scripts/build-rocm.sh: bnb_rocm_arch``), where they hold a library for
                       ROCm at all (``libbitsandbytes_rocm*.so``: 0.50.2 does, those before 0.49 do not).
-attention             torch's own by AOTriton: ``rehearsal.cuda.attention_choice``. flash-attention by name is another
+attention             torch's own by AOTriton: ``rehearsal.cuda.attention_kernels``. flash-attention by name is another
                       package on ROCm, whose buffers are not known.
 ====================  ==================================================================================================
 """

@@ -9,7 +9,7 @@ from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from autotrain_mem.allocator.blocks import MIN_BLOCK_BYTES, SMALL_BYTES, Block, Pool, round_size_by
+from autotrain_mem.allocator.blocks import MIN_BLOCK_BYTES, SMALL_BYTES, DeviceBlock, Pool, round_size_by
 from autotrain_mem.allocator.settings import LARGE_SEGMENT_BYTES, ROUNDUP_INTERVALS, AllocatorSettings
 from autotrain_mem.allocator.simulator import CachingAllocator, OutOfMemory
 from autotrain_mem.support.units import KIB, MIB
@@ -80,7 +80,7 @@ class Held:
     stream: int
 
 
-def chains(allocator: CachingAllocator) -> Iterator[list[Block]]:
+def chains(allocator: CachingAllocator) -> Iterator[list[DeviceBlock]]:
     """The blocks of each segment, in the order of their links: all that can be reached from any pool."""
     pools = (allocator.small, allocator.large)
     known = [*allocator.active_blocks(), *(block for pool in pools for block in (*pool.free_blocks(), *unmapped(pool)))]
@@ -97,11 +97,11 @@ def chains(allocator: CachingAllocator) -> Iterator[list[Block]]:
         yield chain
 
 
-def unmapped(pool: Pool) -> list[Block]:
+def unmapped(pool: Pool) -> list[DeviceBlock]:
     return [block for stream in range(3) for block in pool.unmapped(stream)]
 
 
-def is_free(block: Block) -> bool:
+def is_free(block: DeviceBlock) -> bool:
     return block.mapped and not block.allocated and not block.pending_events
 
 
@@ -235,7 +235,7 @@ class AnyProgram(RuleBasedStateMachine):
         self.inactive_split_is_what_is_free_beside_others(stats)
         self.a_snapshot_shows_the_same(walked)
 
-    def blocks_tile_their_segments(self, walked: list[list[Block]]) -> None:
+    def blocks_tile_their_segments(self, walked: list[list[DeviceBlock]]) -> None:
         places = []
         for chain in walked:
             for block, following in pairwise(chain):
@@ -250,13 +250,13 @@ class AnyProgram(RuleBasedStateMachine):
         places.sort()
         assert all(end <= start for (_, end), (start, _) in pairwise(places))
 
-    def no_neighbours_are_free_alike(self, walked: list[list[Block]]) -> None:
+    def no_neighbours_are_free_alike(self, walked: list[list[DeviceBlock]]) -> None:
         for chain in walked:
             for block, following in pairwise(chain):
                 assert not (is_free(block) and is_free(following))
                 assert block.mapped or following.mapped
 
-    def blocks_are_aligned_and_pages_mapped_whole(self, walked: list[list[Block]]) -> None:
+    def blocks_are_aligned_and_pages_mapped_whole(self, walked: list[list[DeviceBlock]]) -> None:
         for chain in walked:
             segment = chain[0].segment
             for block in chain:
@@ -267,7 +267,7 @@ class AnyProgram(RuleBasedStateMachine):
                     assert (block.address - segment.address) % segment.page_bytes == 0
                     assert block.size % segment.page_bytes == 0
 
-    def pools_hold_what_is_free_and_nothing_else(self, walked: list[list[Block]]) -> None:
+    def pools_hold_what_is_free_and_nothing_else(self, walked: list[list[DeviceBlock]]) -> None:
         for pool in (self.allocator.small, self.allocator.large):
             linked = [block for chain in walked for block in chain if block.pool is pool]
             assert {id(block) for block in linked if is_free(block)} == {id(block) for block in pool.free_blocks()}
@@ -275,7 +275,7 @@ class AnyProgram(RuleBasedStateMachine):
             keys = [(block.stream, block.size, block.address) for block in pool.free_blocks()]
             assert keys == sorted(keys)
 
-    def what_is_active_and_what_is_free_is_what_is_reserved(self, walked: list[list[Block]]) -> None:
+    def what_is_active_and_what_is_free_is_what_is_reserved(self, walked: list[list[DeviceBlock]]) -> None:
         allocator = self.allocator
         mapped = sum(block.size for chain in walked for block in chain if block.mapped)
         active = sum(block.size for block in allocator.active_blocks())
@@ -316,7 +316,7 @@ class AnyProgram(RuleBasedStateMachine):
         assert stats["inactive_split.all.current"] == len(split)
         assert stats["inactive_split_bytes.all.current"] == sum(block.size for block in split)
 
-    def a_snapshot_shows_the_same(self, walked: list[list[Block]]) -> None:
+    def a_snapshot_shows_the_same(self, walked: list[list[DeviceBlock]]) -> None:
         shown = self.allocator.segments()
         assert sum(segment["total_size"] for segment in shown) == self.allocator.reserved_bytes
         assert sum(segment["allocated_size"] for segment in shown) == self.allocator.allocated_bytes

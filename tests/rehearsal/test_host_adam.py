@@ -3,7 +3,7 @@
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from autotrain_mem.rehearsal.ranks.host_adam import HostAdamBuilder
+from autotrain_mem.rehearsal.ranks.zero_offload import HostAdam
 
 RATE, BETAS, EPS, DECAY = 1e-2, (0.9, 0.98), 1e-6, 0.1
 
@@ -13,7 +13,7 @@ def test_its_steps_are_those_of_adamw() -> None:
     ours, theirs = (torch.nn.Parameter(torch.linspace(-1, 1, 65)) for _ in range(2))
     average, square = torch.zeros(65), torch.zeros(65)
     optimizer = torch.optim.AdamW([theirs], lr=RATE, betas=BETAS, eps=EPS, weight_decay=DECAY)
-    step = HostAdamBuilder().load().adam_update
+    step = HostAdam().adam_update
     for number in range(1, 4):
         theirs.grad = torch.randn(65)
         optimizer.step()
@@ -25,4 +25,4 @@ def test_its_steps_are_those_of_adamw() -> None:
 def test_it_looks_at_no_fake_values() -> None:
     with FakeTensorMode():
         tensors = [torch.ones(3) for _ in range(4)]
-        assert HostAdamBuilder().load().adam_update(0, 1, RATE, *BETAS, EPS, DECAY, True, *tensors) == 0
+        assert HostAdam().adam_update(0, 1, RATE, *BETAS, EPS, DECAY, True, *tensors) == 0

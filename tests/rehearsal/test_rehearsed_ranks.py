@@ -17,8 +17,8 @@ from real_run import Case, case, peaks, rehearsed
 from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty
 
 from autotrain_mem.rehearsal import rehearse
-from autotrain_mem.rehearsal.ranks.fsdp2 import Chunks
-from autotrain_mem.rehearsal.ranks.rules import rehearsed_rank
+from autotrain_mem.rehearsal.ranks.fsdp import Chunks
+from autotrain_mem.rehearsal.ranks.rank import rehearsed_rank
 from autotrain_mem.support.errors import RehearsalError
 from autotrain_mem.types import Owner
 from autotrain_mem.types.work import Kind

@@ -19,7 +19,7 @@ from autotrain_mem.types.hardware import Capability
 from autotrain_mem.types.model import ModelFacts
 
 FLASH_CAPABILITY = (8, 0)
-"""Of the oldest cards with the kernels that ring attention takes (``rehearsal.cuda.attention_choice``)."""
+"""Of the oldest cards with the kernels that ring attention takes (``rehearsal.cuda.attention_kernels``)."""
 
 
 def with_shared_tokens(

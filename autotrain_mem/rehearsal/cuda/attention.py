@@ -16,11 +16,17 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
-from autotrain_mem.rehearsal.cuda.attention_buffers import Call, FusedAttention, plain_attention
-from autotrain_mem.rehearsal.cuda.attention_choice import HALF, Backend, Inputs, choose, trains
+from autotrain_mem.rehearsal.cuda.attention_kernels import HALF, Backend, Inputs, KernelCall, choose, kernels, trains
+from autotrain_mem.rehearsal.cuda.rules import CudaRule
+from autotrain_mem.rehearsal.known_values import known_value
+from autotrain_mem.rehearsal.trace.flops import note
+from autotrain_mem.rehearsal.trace.operator_costs import attention
 from autotrain_mem.trainers.kernels import FLASH_NAMES
 from autotrain_mem.types.hardware import Capability
+
+plain_attention = torch.nn.functional.scaled_dot_product_attention
 
 _FLASH_SPLIT = (
     "flash attention's split over the keys where few queries run (batch x heads x tokens / 64 below 1.6 x the card's "
@@ -71,7 +77,7 @@ def cuda_attention(compute_capability: Capability) -> Iterator[None]:
         with torch.autocast("cpu", enabled=False):
             if backend is Backend.MATH:
                 return _math(inputs, attn_mask, scale=scale, **facts)
-            call = Call(backend, compute_capability, is_causal, scale, keeps_statistics=trains(inputs))
+            call = KernelCall(backend, compute_capability, is_causal, scale, keeps_statistics=trains(inputs))
             return _fused(inputs, _bias(attn_mask, inputs, backend), call)
 
     with patch.object(torch.nn.functional, "scaled_dot_product_attention", attend), _flash_by_name(compute_capability):
@@ -86,7 +92,7 @@ def autocast_inputs(*tensors: torch.Tensor | None) -> Any:
     return [t.to(dtype) if t is not None and t.dtype in (*HALF, torch.float32) else t for t in tensors]
 
 
-def _fused(inputs: Inputs, bias: torch.Tensor | None, call: Call) -> torch.Tensor:
+def _fused(inputs: Inputs, bias: torch.Tensor | None, call: KernelCall) -> torch.Tensor:
     """Flash kernels take heads in multiples of 8: others are padded, and scaled by their own size."""
     head_size = inputs[0].size(3)
     padding = -head_size % 8
@@ -199,7 +205,7 @@ def _flash_functions(backend: Backend, capability: Capability) -> tuple[Callable
     def attend(rows: Any, scale: Any, is_causal: bool, window: Any, softcap: float, **ends: torch.Tensor) -> Any:
         # The window counts the query itself: transformers passes one less (_process_flash_attention_kwargs).
         seen = window[0] + 1 if window[0] >= 0 else None
-        call = Call(backend, capability, is_causal, scale, window=seen, softcap=softcap or 0.0, **ends)
+        call = KernelCall(backend, capability, is_causal, scale, window=seen, softcap=softcap or 0.0, **ends)
         query, key, value = (tensor.transpose(1, 2) for tensor in rows)
         return _fused((query, key, value), None, call).transpose(1, 2)
 
@@ -235,3 +241,122 @@ def _flash_functions(backend: Backend, capability: Capability) -> tuple[Callable
         return attend((q[None], k[None], v[None]), softmax_scale, causal, window_size, softcap, **ends)[0]
 
     return dense, packed
+
+
+# -- a fused kernel ----------------------------------------------------------------------------------------------------
+
+
+class FusedAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here
+    """One call of a fused kernel: the buffers are CUDA's, the values the CPU's."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        bias: torch.Tensor | None,
+        call: KernelCall,
+    ) -> torch.Tensor:
+        """``query`` is B x H x S x D, ``key`` and ``value`` B x G x T x D, ``bias`` is added to the scores."""
+        out, kept = kernels(call)[0](query, value, call)
+        note(attention(query, key, value, visible=visible_share(query, key, call)))
+        if not isinstance(query, FakeTensor):
+            with unseen():
+                out.copy_(_values((query, key, value), bias, call))
+        ctx.call = call
+        ctx.save_for_backward(query, key, value, bias, out, *kept)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Computes the gradients that one call's kernel computes, with its scratch."""
+        query, key, value, bias, out, *_ = ctx.saved_tensors
+        inputs = (query, key, value)
+        call: KernelCall = ctx.call
+        grad, out = by_rows(grad, out, call.backend)
+        grads, scratch = kernels(call)[1](inputs, call)
+        note(attention(*inputs, visible=visible_share(query, key, call), backward=True))
+        if not isinstance(query, FakeTensor):
+            with unseen(), torch.enable_grad():
+                leaves = tuple(tensor.detach().requires_grad_() for tensor in inputs)
+                values = torch.autograd.grad(_values(leaves, bias, call), leaves, grad)
+            with unseen():
+                for empty, filled in zip(grads, values, strict=True):
+                    empty.copy_(filled)
+        del scratch
+        return (*grads, None, None)
+
+
+def by_rows(grad: torch.Tensor, out: torch.Tensor, backend: Backend) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every kernel but cuDNN's wants the gradient row by row, flash the result too, and copies one that is not."""
+    if backend is not Backend.CUDNN:
+        grad = grad.transpose(1, 2).contiguous().transpose(1, 2)
+    if backend is Backend.FLASH:
+        out = out.transpose(1, 2).contiguous().transpose(1, 2)
+    return grad, out
+
+
+def visible_share(query: torch.Tensor, key: torch.Tensor, call: KernelCall) -> float:
+    """Returns the share of scores that the kernel computes: blocks that no query sees are skipped, a mask hides none.
+
+    Two documents of 1000 and 3000 tokens in a row of 4000, causal: (1000^2 + 3000^2) / 2 / 4000^2 = 0.31.
+    """
+    tokens = int(key.size(2))
+    lengths = [tokens]
+    ends = known_value(call.ends) if isinstance(call.ends, FakeTensor) else call.ends
+    if ends is not None:
+        with torch._C._DisableTorchDispatch():
+            lengths = [int(length) for length in ends.diff().tolist() if length > 0]
+    seen = sum(length * min(length, call.window or length) for length in lengths) / tokens**2
+    halved = call.is_causal and query.size(2) == tokens and call.window is None
+    return seen / 2 if halved else seen
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """The CPU's own work: no mode sees it, and no autocast changes it."""
+    with torch._C._DisableTorchDispatch(), torch.autocast("cpu", enabled=False):
+        yield
+
+
+def _values(inputs: Inputs, bias: torch.Tensor | None, call: KernelCall) -> torch.Tensor:
+    """Computes what the kernel computes, by plain means; dropout left out."""
+    query, key, value = inputs
+    if call.softcap:
+        scale = call.scale if call.scale is not None else query.size(3) ** -0.5
+        repeats = query.size(1) // key.size(1)
+        keys, values = (tensor.repeat_interleave(repeats, 1).float() for tensor in (key, value))
+        scores = call.softcap * torch.tanh(query.float() @ keys.transpose(2, 3) * scale / call.softcap)
+        weights = scores.masked_fill(~_visible(query, key, call), float("-inf")).softmax(-1)
+        return (weights @ values).to(query.dtype)
+    is_plain = call.ends is None and call.window is None and (not call.is_causal or query.size(2) == key.size(2))
+    mask, is_causal = (bias, call.is_causal) if is_plain else (_visible(query, key, call), False)
+    grouped = query.size(1) != key.size(1)
+    return plain_attention(*inputs, mask, is_causal=is_causal, scale=call.scale, enable_gqa=grouped)
+
+
+def _visible(query: torch.Tensor, key: torch.Tensor, call: KernelCall) -> torch.Tensor:
+    """S x T, True where a query sees a key; flash-attention aligns the last query with the last key."""
+    documents, left = _places(query.size(2), call.ends)
+    key_documents, key_left = _places(key.size(2), call.key_ends)
+    ahead = key_left - left[:, None]
+    seen = documents[:, None] == key_documents
+    if call.is_causal:
+        seen = seen & (ahead >= 0)
+    if call.window is not None:
+        seen = seen & (ahead.abs() < call.window)
+    return seen
+
+
+def _places(count: int, ends: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gives for each token its document, and how many tokens of that follow."""
+    tokens = torch.arange(count)
+    if ends is None:
+        return torch.zeros_like(tokens), count - 1 - tokens
+    bounds = ends.to(torch.long)
+    documents = torch.bucketize(tokens, bounds, right=True)
+    return documents, bounds[documents.clamp(max=len(bounds) - 1)] - 1 - tokens
+
+
+RULES = (CudaRule(lambda recorder, card: cuda_attention(card), not_counted=not_counted),)

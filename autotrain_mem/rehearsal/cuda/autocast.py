@@ -25,6 +25,8 @@ import torch
 from torch.library import Library, fallthrough_kernel
 from torch.utils._pytree import tree_leaves
 
+from autotrain_mem.rehearsal.cuda.rules import CudaRule
+
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -200,3 +202,6 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_cast(item, dtype) for item in value)
     return value
+
+
+RULES = (CudaRule(lambda recorder, card: cuda_autocast()),)

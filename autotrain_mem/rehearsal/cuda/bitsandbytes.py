@@ -33,6 +33,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.library import Library
 
+from autotrain_mem.rehearsal.cuda.rules import CudaRule
+
 FUSED_UP_TO_TOKENS = 4
 """Any card takes the fused 4-bit kernel up to here (``backends/cuda/ops.py: _GEMM_4BIT_CUSTOM_FLOOR_M``)."""
 
@@ -205,3 +207,6 @@ def _int8_mixed_scaled_mm(
     weights = torch.ops.bitsandbytes.int8_vectorwise_dequant.default(columns, SCB).to(A.dtype).t()
     output = _int8_scaled_mm(CA, CB, SCA, SCB, bias, A.dtype)
     return output.addmm(inputs, weights), inputs
+
+
+RULES = (CudaRule(lambda recorder, card: cuda_bitsandbytes()),)

@@ -18,6 +18,7 @@ from unittest.mock import patch
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from autotrain_mem.rehearsal.cuda.rules import CudaRule
 from autotrain_mem.rehearsal.trace.flops import note
 from autotrain_mem.rehearsal.trace.operator_costs import pass_through, product
 
@@ -84,3 +85,6 @@ def _add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
         return
     with torch._C._DisableTorchDispatch():
         total.addmm_(a.float(), b.float())
+
+
+RULES = (CudaRule(lambda recorder, card: fused_head_stand_ins()),)

@@ -31,10 +31,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from transformers import modeling_utils
 from trl.models import activation_offloading
 
+from autotrain_mem.rehearsal.cuda.rules import CudaRule
 from autotrain_mem.rehearsal.known_values import Known, known_value
 from autotrain_mem.rehearsal.trace.flops import note
+from autotrain_mem.rehearsal.trace.ledger import PinnedMemory
 from autotrain_mem.rehearsal.trace.operator_costs import Cost, host_copy, waited_copy
-from autotrain_mem.rehearsal.trace.pinned import PinnedMemory
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.trainers import host_optimizer
 
@@ -225,3 +226,6 @@ def _on_unseen_host(work: Callable[[], None]) -> None:
         return
     with torch._C._DisableTorchDispatch():
         work()
+
+
+RULES = (CudaRule(lambda recorder, card: host_offloading(recorder)),)

@@ -21,7 +21,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from autotrain_mem.rehearsal.cuda.attention_choice import HALF
+from autotrain_mem.rehearsal.cuda.attention_kernels import HALF
+from autotrain_mem.rehearsal.cuda.rules import CudaRule
 from autotrain_mem.rehearsal.trace.flops import note
 from autotrain_mem.rehearsal.trace.operator_costs import pass_through, product
 from autotrain_mem.support.errors import UsageError
@@ -309,3 +310,6 @@ def _model_forward(model: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
         return LigerOutput(loss=loss, token_accuracy=accuracy, past_key_values=outputs.past_key_values)
 
     return forward
+
+
+RULES = (CudaRule(lambda recorder, card: liger_stand_ins(), ("fake cpu", "fake cuda")),)

@@ -43,6 +43,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.quantizer_mxfp4 import Mxfp4HfQuantizer
 from trl.trainer import utils as trl_utils
 
+from autotrain_mem.rehearsal.cuda.rules import CudaRule
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.support.units import MIB
 from autotrain_mem.types import Owner
@@ -279,3 +280,6 @@ def _adopt_new(model: torch.nn.Module, recorder: Recorder) -> None:
         for name, parameter in model.named_parameters():
             if recorder.block_of(parameter) is None:
                 recorder.mark(parameter, Owner.WEIGHTS, name)
+
+
+RULES = (CudaRule(lambda recorder, card: cuda_loading(recorder), not_counted=lambda card: NOT_COUNTED),)

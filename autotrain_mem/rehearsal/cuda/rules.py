@@ -1,14 +1,18 @@
-"""All that CUDA does otherwise than the CPU, one rule each with its source, listed in :data:`RULES`.
+"""All that CUDA does otherwise than the CPU, one rule each with its source.
 
 The rehearsal runs on CPU tensors so that its result is the same everywhere; the rules correct what that would get
 wrong. Short rules stand here, larger ones have modules of their own. What kernels allocate within one operator is told
 to the recorder (``workspaces``), as is what autograd does in place when nobody records (``inplace_accumulation``).
 
-To add a rule, write a context manager whose docstring names its source, and give it a row in :data:`RULES`.
+To add a rule, write a module in this folder with a context manager whose docstring names its source, and a constant
+``RULES`` that holds a :class:`CudaRule` of it: :func:`every_rule` finds it there.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
+import pkgutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,14 +28,8 @@ from torch.optim import optimizer as optimizer_module
 from torch.utils import _foreach_utils as foreach_module
 from transformers.integrations import moe
 
-from autotrain_mem.rehearsal.cuda import attention, loading, workspaces
-from autotrain_mem.rehearsal.cuda.attention import cuda_attention
-from autotrain_mem.rehearsal.cuda.autocast import cuda_autocast
-from autotrain_mem.rehearsal.cuda.bitsandbytes import cuda_bitsandbytes
-from autotrain_mem.rehearsal.cuda.fused_head import fused_head_stand_ins
-from autotrain_mem.rehearsal.cuda.host_offload import host_offloading
-from autotrain_mem.rehearsal.cuda.liger import liger_stand_ins
-from autotrain_mem.rehearsal.cuda.loading import cuda_loading
+from autotrain_mem.rehearsal import cuda
+from autotrain_mem.rehearsal.cuda import workspaces
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.types.hardware import Capability
 
@@ -39,17 +37,23 @@ Tensors = Literal["fake cpu", "real cpu", "fake cuda"]
 """The tensors that a trainer runs on: a rehearsal's, a simulated card's, and those of a rehearsal on a machine with a
 GPU, where torch takes CUDA's paths itself (``scripts/gpu_records/native.py``)."""
 
-_ON_CPU: tuple[Tensors, ...] = ("fake cpu", "real cpu")
+ON_CPU: tuple[Tensors, ...] = ("fake cpu", "real cpu")
+
+
+def _nothing(compute_capability: Capability) -> tuple[str, ...]:
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class CudaRule:
     """One thing that CUDA does otherwise."""
 
     imitate: Callable[[Recorder, Capability], AbstractContextManager[None]]
     """Inside, tensors behave as on a card of this compute capability; everything is restored on exit."""
-    tensors: tuple[Tensors, ...] = _ON_CPU
+    tensors: tuple[Tensors, ...] = ON_CPU
     """Those that need the rule."""
+    not_counted: Callable[[Capability], tuple[str, ...]] = _nothing
+    """What it leaves out on such a card, each with its bound."""
 
 
 def foreach_on_cpu() -> AbstractContextManager[None]:
@@ -173,28 +177,26 @@ def _patched(*attributes: tuple[Any, str, Any]) -> Iterator[None]:
 
 
 RULES = (
-    Rule(lambda recorder, card: foreach_on_cpu()),
-    Rule(lambda recorder, card: fused_dropout()),
-    Rule(lambda recorder, card: grouped_experts_of_bfloat16()),
-    Rule(lambda recorder, card: one_hot_by_scattering()),
-    Rule(lambda recorder, card: rows_of_svd()),
-    Rule(lambda recorder, card: fp16_on_cpu()),
-    Rule(lambda recorder, card: cuda_autocast()),
-    Rule(lambda recorder, card: cuda_attention(card)),
-    Rule(lambda recorder, card: cuda_bitsandbytes()),
-    Rule(lambda recorder, card: fused_head_stand_ins()),
-    Rule(lambda recorder, card: host_offloading(recorder)),
-    Rule(lambda recorder, card: cuda_loading(recorder)),
-    Rule(lambda recorder, card: recorded_empty_cache(recorder), (*_ON_CPU, "fake cuda")),
-    Rule(lambda recorder, card: liger_stand_ins(), ("fake cpu", "fake cuda")),
+    CudaRule(lambda recorder, card: foreach_on_cpu()),
+    CudaRule(lambda recorder, card: fused_dropout()),
+    CudaRule(lambda recorder, card: grouped_experts_of_bfloat16()),
+    CudaRule(lambda recorder, card: one_hot_by_scattering()),
+    CudaRule(lambda recorder, card: rows_of_svd()),
+    CudaRule(lambda recorder, card: fp16_on_cpu()),
+    CudaRule(lambda recorder, card: recorded_empty_cache(recorder), (*ON_CPU, "fake cuda")),
 )
-"""Every rule, in the order in which they are entered."""
-
 
 _UNPROVED = (
     "whatever AMD's {} does otherwise than is published: it is planned from torch's source for ROCm and from data "
     "sheets, and was never run on such a card"
 )
+
+
+@functools.cache
+def every_rule() -> tuple[CudaRule, ...]:
+    """Lists the rules of all modules in this folder, by the modules' names."""
+    modules = [importlib.import_module(f"{cuda.__name__}.{each.name}") for each in pkgutil.iter_modules(cuda.__path__)]
+    return tuple(rule for module in modules for rule in getattr(module, "RULES", ()))
 
 
 @contextmanager
@@ -204,7 +206,7 @@ def cuda_semantics(recorder: Recorder, compute_capability: Capability, tensors: 
     Restores everything on exit.
     """
     with ExitStack() as stack:
-        for rule in RULES:
+        for rule in every_rule():
             if tensors in rule.tensors:
                 stack.enter_context(rule.imitate(recorder, compute_capability))
         yield
@@ -213,4 +215,5 @@ def cuda_semantics(recorder: Recorder, compute_capability: Capability, tensors: 
 def not_imitated(compute_capability: Capability) -> tuple[str, ...]:
     """Says what no rehearsal for such a card counts, whatever its settings."""
     unproved = (_UNPROVED.format(compute_capability),) if isinstance(compute_capability, str) else ()
-    return (*unproved, *workspaces.NOT_COUNTED, *loading.NOT_COUNTED, *attention.not_counted(compute_capability))
+    left_out = [each for rule in reversed(every_rule()) for each in rule.not_counted(compute_capability)]
+    return (*unproved, *workspaces.NOT_COUNTED, *left_out)

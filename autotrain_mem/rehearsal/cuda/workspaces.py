@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from autotrain_mem.rehearsal.cuda.attention_choice import HALF
+from autotrain_mem.rehearsal.cuda.attention_kernels import HALF
 from autotrain_mem.rehearsal.trace.recorder import Scratch, Workspace
 from autotrain_mem.types.amd import ARCHITECTURES, HIPBLASLT_BYTES
 from autotrain_mem.types.hardware import Capability

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
@@ -27,31 +26,18 @@ _WITHOUT_DEVICE_IDS = {"ACCELERATE_BYPASS_DEVICE_MAP": "true"}
 """DDP takes ids of devices for a GPU's tensors only (``accelerate/accelerator.py: prepare_model``)."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
-    """Says which process of how many."""
-
-    rank: int
-    processes: int
-    nodes: int = 1
-
-    @property
-    def devices(self) -> int:
-        """Counts the processes of one node."""
-        return self.processes // self.nodes
-
-
 @contextmanager
-def fake_group(place: Place, launch: Mapping[str, str]) -> Iterator[None]:
+def fake_group(rank: int, processes: int, devices: int, launch: Mapping[str, str]) -> Iterator[None]:
     """Inside, this process is one of several that are not there; nothing is sent, and nobody is waited for.
 
     Args:
+        devices: Processes of one node.
         launch: What accelerate says to each process (``parallel.environment.launch_environment``).
     """
-    ours = rank_environment(place.rank, place.processes, address="127.0.0.1", port=1)
-    ours |= {"LOCAL_RANK": str(place.rank % place.devices), "LOCAL_WORLD_SIZE": str(place.devices)}
-    with _environment({**launch, **ours}):
-        dist.init_process_group(_FAKE, rank=place.rank, world_size=place.processes, store=FakeStore())
+    ours = rank_environment(rank, processes, address="127.0.0.1", port=1)
+    ours |= {"LOCAL_RANK": str(rank % devices), "LOCAL_WORLD_SIZE": str(devices)}
+    with patch.dict(os.environ, {**launch, **ours}):
+        dist.init_process_group(_FAKE, rank=rank, world_size=processes, store=FakeStore())
         try:
             with on_gpus(), _alone_with_objects():
                 yield
@@ -131,7 +117,7 @@ def on_gpus() -> Iterator[None]:
         start(state, **options)  # told of a CPU it would not look for DeepSpeed
 
     with ExitStack() as stack:
-        stack.enter_context(_environment(_WITHOUT_DEVICE_IDS))
+        stack.enter_context(patch.dict(os.environ, _WITHOUT_DEVICE_IDS))
         if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
             from autotrain_mem.rehearsal.ranks.zero import fresh_deepspeed  # DeepSpeed takes seconds to import
 
@@ -140,10 +126,4 @@ def on_gpus() -> Iterator[None]:
         stack.enter_context(patch.object(PartialState, "_prepare_backend", backend))
         stack.enter_context(patch.object(PartialState, "set_device", set_device))
         stack.callback(AcceleratorState._reset_state, reset_partial_state=True)
-        yield
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    with patch.dict(os.environ, variables):
         yield

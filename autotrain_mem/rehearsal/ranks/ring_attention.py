@@ -4,7 +4,7 @@ Inside ``torch.distributed.tensor.experimental.context_parallel`` attention meet
 tokens. torch sends keys and values around the processes and calls a fused kernel on each share
 (``_context_parallel/_attention.py: _templated_ring_attention``): that code runs here as it is, so that what it gathers,
 merges in float32 and sends is in the trace. It knows CUDA's kernels only (``_sdpa_handler: call_maps``), so that what
-it calls is the stand-in for one (``cuda.attention_buffers``).
+it calls is the stand-in for one (``cuda.attention_kernels``).
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from torch.distributed.tensor.experimental._context_parallel._attention import (
 )
 from torch.nn import functional
 
-from autotrain_mem.rehearsal.cuda.attention import autocast_inputs
-from autotrain_mem.rehearsal.cuda.attention_buffers import Call, by_rows, kernels, unseen, visible_share
-from autotrain_mem.rehearsal.cuda.attention_choice import Backend, choose
+from autotrain_mem.rehearsal.cuda.attention import autocast_inputs, by_rows, unseen, visible_share
+from autotrain_mem.rehearsal.cuda.attention_kernels import Backend, KernelCall, choose, kernels
 from autotrain_mem.rehearsal.trace.flops import note
 from autotrain_mem.rehearsal.trace.operator_costs import attention
 from autotrain_mem.support.errors import RehearsalError
@@ -92,7 +91,7 @@ def _attend(
             "--cp_size.",
         )
     mesh, placements = query.device_mesh, query.placements
-    call = Call(backend, capability, is_causal, scale)
+    call = KernelCall(backend, capability, is_causal, scale)
     with torch.autocast("cpu", enabled=False):
         out = RingAttention.apply(*(each.to_local() for each in (query, key, value)), mesh.get_group(), call)
     return DTensor.from_local(out, mesh, placements, run_check=False)
@@ -103,7 +102,7 @@ class RingAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped t
 
     @staticmethod
     def forward(
-        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, group: Any, call: Call
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, group: Any, call: KernelCall
     ) -> torch.Tensor:
         """``query``, ``key`` and ``value`` hold this process's share of the tokens."""
 
@@ -121,7 +120,7 @@ class RingAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped t
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Sends keys and values around again, and with them their gradients, in float32."""
         query, key, value, out, logsumexp, *_ = ctx.saved_tensors
-        call: Call = ctx.call
+        call: KernelCall = ctx.call
 
         def kernel(*, is_causal: bool, **tensors: torch.Tensor) -> Any:
             return _backward(replace(call, is_causal=is_causal), **tensors)
@@ -142,7 +141,7 @@ class RingAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped t
         return (*grads[:3], None, None)
 
 
-def _forward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: Call) -> tuple[torch.Tensor, ...]:
+def _forward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: KernelCall) -> tuple[torch.Tensor, ...]:
     out, (logsumexp, *rest) = kernels(call)[0](query, value, call)
     note(attention(query, key, value, visible=visible_share(query, key, call)))
     if not isinstance(query, FakeTensor):
@@ -159,7 +158,7 @@ def _forward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: 
 
 
 def _backward(
-    call: Call,
+    call: KernelCall,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -184,7 +183,7 @@ def _fill(
     grad_out: torch.Tensor,
     out: torch.Tensor,
     logsumexp: torch.Tensor,
-    call: Call,
+    call: KernelCall,
 ) -> None:
     """Gives gradients their values: those of this share of keys, by the statistics of all."""
     query, key, value = inputs

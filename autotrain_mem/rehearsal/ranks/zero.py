@@ -31,9 +31,8 @@ from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from deepspeed.utils import groups
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from autotrain_mem.rehearsal.ranks.recording import RankRecorder
-from autotrain_mem.rehearsal.ranks.streams import Streams
-from autotrain_mem.rehearsal.ranks.zero_offload import DeviceName, HostTensors, zero_offload
+from autotrain_mem.rehearsal.ranks.recording import RankRecorder, Streams
+from autotrain_mem.rehearsal.ranks.zero_offload import DeviceName, HostTensors, zero_nvme, zero_offload
 from autotrain_mem.rehearsal.trace.operator_costs import host_step
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.trainers.weightless import IN_SHARDS
@@ -113,8 +112,6 @@ def zero_rules(recorder: RankRecorder, knobs: Knobs, *, is_fake: bool) -> Iterat
         offloads = any(getattr(knobs, name) for name in ZERO_KNOBS)
         host = stack.enter_context(zero_offload(recorder)) if offloads else None
         if host is not None and any(getattr(knobs, name) == "nvme" for name in ZERO_KNOBS):
-            from autotrain_mem.rehearsal.ranks.zero_nvme import zero_nvme  # few have such a disk
-
             stack.enter_context(zero_nvme(recorder, host))
         accelerator = _Accelerator(recorder, host)
         stack.enter_context(patch.object(real_accelerator, "ds_accelerator", accelerator))

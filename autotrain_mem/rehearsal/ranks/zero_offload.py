@@ -8,18 +8,26 @@ copy_kernel_cuda``), and so take nothing of the device but their result.
 
 from __future__ import annotations
 
+import pathlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from deepspeed.ops.adam import cpu_adam
+from deepspeed.runtime.swap_tensor import (
+    partitioned_optimizer_swapper,
+    partitioned_param_swapper,
+    pipelined_optimizer_swapper,
+)
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from autotrain_mem.rehearsal.known_values import tensors_in
-from autotrain_mem.rehearsal.ranks.host_adam import HostAdamBuilder
 from autotrain_mem.rehearsal.ranks.recording import RankRecorder
 from autotrain_mem.rehearsal.trace.operator_costs import Cost
 from autotrain_mem.types.work import Kind
@@ -166,7 +174,120 @@ def zero_offload(recorder: RankRecorder) -> Iterator[HostTensors]:
     """Inside, what DeepSpeed offloads is not on the device."""
     host = recorder.host = HostTensors(recorder)
     with ExitStack() as stack:
-        stack.enter_context(patch.object(cpu_adam, "CPUAdamBuilder", HostAdamBuilder))
+        stack.enter_context(patch.object(cpu_adam, "CPUAdamBuilder", lambda: SimpleNamespace(load=HostAdam)))
         stack.enter_context(patch.object(torch.Tensor, "is_pinned", lambda tensor, *_: tensor in host))
         stack.enter_context(_Devices(recorder, host))
         yield host
+
+
+# -- an optimizer on the host ------------------------------------------------------------------------------------------
+
+
+class HostAdam:
+    """The functions of ``csrc/adam/cpu_adam_impl.cpp``, which each machine compiles at the first use; what they compute
+    lies on the host, and takes no room."""
+
+    def create_adam(self, *_: Any) -> int:
+        return 0
+
+    def destroy_adam(self, *_: Any) -> int:
+        return 0
+
+    def adam_update(
+        self,
+        number: int,
+        step: int,
+        rate: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+        bias_correction: bool,
+        *tensors: torch.Tensor,
+    ) -> int:
+        """Make a step of AdamW on real tensors, in place; nothing on fake ones.
+
+        torch's own kernel rounds otherwise in the last places.
+        """
+        if isinstance(tensors[0], FakeTensor):
+            return 0
+        settings = {"lr": rate, "beta1": beta1, "beta2": beta2, "weight_decay": weight_decay, "eps": eps}
+        with _real():
+            lists = ([each] for each in tensors)  # parameter, gradient, average, square
+            steps = [torch.tensor(float(step))]
+            torch._fused_adamw_(*lists, [], steps, **settings, amsgrad=False, maximize=False)
+        return 0
+
+
+_SWAPPERS = (partitioned_optimizer_swapper, partitioned_param_swapper, pipelined_optimizer_swapper)
+
+
+# -- files on an NVMe disk ---------------------------------------------------------------------------------------------
+
+
+class _Handle:
+    """Reads and writes at once what ``csrc/aio/py_lib/deepspeed_py_aio_handle.cpp`` does by and by; it needs libaio.
+
+    What is read arrives in buffers on the host, as what is written leaves them: ``deepspeed/runtime/swap_tensor/``.
+
+    Args:
+        sizes: Bytes of each file, for which it writes down what it wrote.
+    """
+
+    def __init__(self, recorder: RankRecorder, host: HostTensors, sizes: dict[str, int]) -> None:
+        self._recorder, self._host, self._sizes = recorder, host, sizes
+        self._asked = 0
+
+    def new_cpu_locked_tensor(self, elements: int, like: torch.Tensor) -> torch.Tensor:
+        """Make a buffer, as large as it is asked for (``csrc/pin_memory``: posix_memalign, and no power of two)."""
+        with self._recorder.unseen():
+            buffer: torch.Tensor = self._host.add(torch.zeros(int(elements), dtype=like.dtype))
+        self._host.locked.add(buffer.untyped_storage())
+        return buffer
+
+    def free_cpu_locked_tensor(self, buffer: torch.Tensor) -> bool:
+        return True
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage() in self._host.locked
+
+    def async_pwrite(self, tensor: torch.Tensor, path: str, offset: int) -> int:
+        self._sizes[path] = max(self._sizes.get(path, 0), int(tensor.nbytes))
+        self._asked += 1
+        if not isinstance(tensor, FakeTensor):
+            with _real():
+                pathlib.Path(path).write_bytes(tensor.detach().view(torch.uint8).numpy().tobytes())
+        return 0
+
+    def async_pread(self, tensor: torch.Tensor, path: str, offset: int) -> int:
+        self._asked += 1
+        if not isinstance(tensor, FakeTensor):
+            with _real():
+                read = torch.frombuffer(bytearray(pathlib.Path(path).read_bytes()), dtype=torch.uint8)
+                tensor.detach().view(torch.uint8).copy_(read)
+        return 0
+
+    def wait(self) -> int:
+        """Return how much was asked for since the last time."""
+        done, self._asked = self._asked, 0
+        return done
+
+
+@contextmanager
+def _real() -> Iterator[None]:
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+        yield
+
+
+@contextmanager
+def zero_nvme(recorder: RankRecorder, host: HostTensors) -> Iterator[None]:
+    """Inside, DeepSpeed's swappers have files without libaio; a rehearsal has none at all."""
+
+    def aio_handle(**_: Any) -> _Handle:
+        return _Handle(recorder, host, recorder.files)
+
+    builder = SimpleNamespace(load=lambda verbose=False: SimpleNamespace(aio_handle=aio_handle))
+    with ExitStack() as stack:
+        for module in _SWAPPERS:
+            stack.enter_context(patch.object(module, "AsyncIOBuilder", lambda: builder))
+        yield

@@ -20,9 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autotrain_mem.rehearsal.cuda.inplace_accumulation import IN_PLACE, sole_holders, unwatched
 from autotrain_mem.rehearsal.trace.flops import WorkCounter, counting
-from autotrain_mem.rehearsal.trace.ledger import Ledger, SeenDevice
+from autotrain_mem.rehearsal.trace.ledger import Ledger, PinnedMemory, SeenDevice, UnpinnedMemory
 from autotrain_mem.rehearsal.trace.operator_costs import Cost, host_step
-from autotrain_mem.rehearsal.trace.pinned import PinnedMemory, UnpinnedMemory
 from autotrain_mem.trainers.host_optimizer import HostOptimizer
 from autotrain_mem.types import Owner, Phase, Trace
 from autotrain_mem.types.trace import EngineMark

@@ -52,7 +52,7 @@ class Budget:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class State:
+class GrowingState:
     """One tensor that each step replaces by a longer one: its blocks where they are known, and its lengths."""
 
     before_jump: int
@@ -68,7 +68,7 @@ class Jump:
 
     start: int
     stop: int
-    states: tuple[State, ...]
+    states: tuple[GrowingState, ...]
     steps: int
     """How many were skipped."""
 
@@ -136,7 +136,7 @@ class _Writing:
             self._births[after] = self._deaths[-ahead] = slot
             self._states.append(slot)
 
-    def _grown(self, state: State) -> tuple[int, ...]:
+    def _grown(self, state: GrowingState) -> tuple[int, ...]:
         """Births of a state of each length; bytes per token are those of the longest."""
         ledger, longest = self._ledger, state.lengths[-1]
         per_token = ledger.sizes[state.after_jump] // longest

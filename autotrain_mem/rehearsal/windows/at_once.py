@@ -26,9 +26,9 @@ from autotrain_mem.rehearsal.windows.trial import (
     BackwardScript,
     Extra,
     ForwardScript,
-    Layout,
     Saving,
     Script,
+    TensorLayout,
     Trial,
     UnclearTrialError,
     tried,
@@ -152,7 +152,7 @@ class _Calls:
         if _get_current_dispatch_mode() is not self._recorder or not _are_plain(options):
             return None
         savings = _TOGETHER[saving]
-        layouts = tuple(map(Layout.of, inputs))
+        layouts = tuple(map(TensorLayout.of, inputs))
         autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
         key = (layouts, tuple(lengths), savings, torch.is_grad_enabled(), autocast, *sorted(options.items()))
         if key not in self._scripts:
@@ -168,7 +168,7 @@ class _Calls:
         return None if scripts is None else scripts[saving]
 
     def _learned(
-        self, saving: Saving, module: Any, layouts: Sequence[Layout], lengths: list[int], options: dict[str, Any]
+        self, saving: Saving, module: Any, layouts: Sequence[TensorLayout], lengths: list[int], options: dict[str, Any]
     ) -> Script:
         """Tries the windows one by one, and what is run in their place. Raises UnclearTrialError where they differ."""
 
@@ -218,7 +218,7 @@ class _Calls:
             for layout, numbers in zip(script.gradients, script.with_gradients, strict=True)
         )
 
-    def _carrier(self, layout: Layout, blocks: Any) -> torch.Tensor:
+    def _carrier(self, layout: TensorLayout, blocks: Any) -> torch.Tensor:
         with _pop_mode_temporarily():
             tensor = layout.empty()
         self._recorder.carry(tensor, blocks)

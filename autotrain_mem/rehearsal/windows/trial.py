@@ -42,7 +42,7 @@ class Saving(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TensorLayout:
     """Describes a tensor."""
 
     shape: tuple[int, ...]
@@ -52,7 +52,7 @@ class Layout:
     requires_grad: bool
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Layout:
+    def of(cls, tensor: torch.Tensor) -> TensorLayout:
         """Reads it."""
         return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
 
@@ -86,7 +86,7 @@ class ForwardScript:
     """Blocks that die with the windows' results."""
     kept: tuple[int, ...]
     """Blocks that the backward pass ends."""
-    joined: Layout
+    joined: TensorLayout
     """The results as one."""
     extra: Extra = Extra()
 
@@ -96,7 +96,7 @@ class BackwardScript:
     """Holds what the backward pass of all windows does, up to where their gradients are joined."""
 
     steps: tuple[Played, ...]
-    gradients: tuple[Layout, ...]
+    gradients: tuple[TensorLayout, ...]
     """Of queries, keys and values."""
     with_gradients: tuple[tuple[int, ...], ...]
     """Blocks that die as each of these is made."""
@@ -125,11 +125,11 @@ class Trial:
     attended: int
     joined_at: int
     left: int
-    joined: Layout
+    joined: TensorLayout
     result: int
     gradient: int | None = None
     """The block of the gradient that the results get."""
-    gradients: tuple[tuple[Layout, int], ...] = ()
+    gradients: tuple[tuple[TensorLayout, int], ...] = ()
     """Of queries, keys and values: as they arrive, and their blocks."""
     ended: int = 0
     operators: tuple[int, int] = (0, 0)
@@ -227,7 +227,7 @@ class Trial:
         )
 
 
-def tried(recorder: Recorder, inputs: Sequence[Layout], saving: Saving, attend: Attend) -> Trial:
+def tried(recorder: Recorder, inputs: Sequence[TensorLayout], saving: Saving, attend: Attend) -> Trial:
     """Runs a trial: the forward pass and, where what it saves is kept, the backward pass.
 
     Raises:
@@ -241,7 +241,7 @@ def tried(recorder: Recorder, inputs: Sequence[Layout], saving: Saving, attend: 
     return trial
 
 
-def _forward(apart: Recorder, inputs: Sequence[Layout], saving: Saving, attend: Attend) -> Trial:
+def _forward(apart: Recorder, inputs: Sequence[TensorLayout], saving: Saving, attend: Attend) -> Trial:
     ledger = apart.ledger
     apart.enter_phase(Phase.FORWARD)
     wants_grad = saving is not Saving.NOTHING_SAVED
@@ -263,7 +263,7 @@ def _forward(apart: Recorder, inputs: Sequence[Layout], saving: Saving, attend: 
         attended=attended,
         joined_at=joined_at,
         left=len(ledger.events),
-        joined=Layout.of(result),
+        joined=TensorLayout.of(result),
         result=_block(apart, result),
         ended=len(ledger.events),
         operators=(ledger.operators - operators, 0),
@@ -296,7 +296,7 @@ class _End:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.gradient: int | None = None
-        self.gradients: list[tuple[Layout, int]] = []
+        self.gradients: list[tuple[TensorLayout, int]] = []
         self.at = self.operators = 0
 
 
@@ -304,7 +304,7 @@ class _Source(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy
     """Makes queries, keys and values that nobody else holds, and notes their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, leaf: torch.Tensor, inputs: Sequence[Layout], end: _End) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, leaf: torch.Tensor, inputs: Sequence[TensorLayout], end: _End) -> tuple[torch.Tensor, ...]:
         ctx.end = end
         return tuple(layout.empty() for layout in inputs)
 
@@ -312,7 +312,7 @@ class _Source(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         end, ledger = ctx.end, ctx.end.recorder.ledger
         end.at, end.operators = len(ledger.events), ledger.operators
-        end.gradients = [(Layout.of(grad), _block(end.recorder, grad)) for grad in grads]
+        end.gradients = [(TensorLayout.of(grad), _block(end.recorder, grad)) for grad in grads]
         return torch.zeros((), device=grads[0].device), None, None
 
 
@@ -321,7 +321,7 @@ class _Sink(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy h
 
     @staticmethod
     def forward(ctx: Any, result: torch.Tensor, end: _End) -> torch.Tensor:
-        ctx.layout, ctx.end = Layout.of(result), end
+        ctx.layout, ctx.end = TensorLayout.of(result), end
         return result.new_empty(())
 
     @staticmethod

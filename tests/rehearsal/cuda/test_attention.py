@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from trace_reading import live, sizes
 
 from autotrain_mem.rehearsal.cuda.attention import cuda_attention
-from autotrain_mem.rehearsal.cuda.attention_choice import Backend, choose
+from autotrain_mem.rehearsal.cuda.attention_kernels import Backend, choose
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.trainers.kernels import why_no_attention
 from autotrain_mem.types import Owner

@@ -11,8 +11,13 @@ from real_run import case, rehearsal_of
 
 from autotrain_mem.machine.catalog import catalog
 from autotrain_mem.rehearsal.cuda import workspaces
-from autotrain_mem.rehearsal.cuda.attention_buffers import Call, _efficient_workspace_bytes
-from autotrain_mem.rehearsal.cuda.attention_choice import Backend, Inputs, choose
+from autotrain_mem.rehearsal.cuda.attention_kernels import (
+    Backend,
+    Inputs,
+    KernelCall,
+    _efficient_workspace_bytes,
+    choose,
+)
 from autotrain_mem.rehearsal.cuda.rules import not_imitated
 from autotrain_mem.trainers.kernels import why_no_attention
 from autotrain_mem.types.hardware import Capability, kernel_class
@@ -50,7 +55,7 @@ def decisions(capability: Capability) -> list[tuple[Any, ...]]:
         for bias, dropout, causal in itertools.product((None, mask), (0.0, 0.1), (False, True)):
             facts: dict[str, Any] = {"dropout": dropout, "is_causal": causal, "enable_gqa": True}
             found.append((choose(inputs, bias, capability=capability, **facts),))
-        call = Call(Backend.EFFICIENT, capability)
+        call = KernelCall(Backend.EFFICIENT, capability)
         found.append((_efficient_workspace_bytes(inputs, call),))
     found += [(why_no_attention("flash_attention_2", capability, dtype, 128),) for dtype in DTYPES if capability[0] > 7]
     return [*found, (workspaces._cublas_bytes(capability), not_imitated(capability))]

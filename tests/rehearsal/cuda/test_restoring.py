@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from autotrain_mem.rehearsal.cuda.fused_head import fused_head_stand_ins
-from autotrain_mem.rehearsal.cuda.rules import RULES, cuda_semantics
+from autotrain_mem.rehearsal.cuda.rules import cuda_semantics, every_rule
 from autotrain_mem.rehearsal.fake_run import fake_tensors
 from autotrain_mem.rehearsal.generation import generation_by_its_ends
 from autotrain_mem.rehearsal.trace.recorder import Recorder
@@ -82,7 +82,7 @@ def test_everything_is_put_back(name: str, nested: bool, fails: bool) -> None:
 def test_every_rule_exchanges_something_or_registers_kernels() -> None:
     """Else it would imitate nothing; autocast's policy is made of kernels alone, the fused head of newer TRL's."""
     idle = 0
-    for rule in RULES:
+    for rule in every_rule():
         with exchanges() as exchanged, rule.imitate(Recorder(), (8, 0)):
             idle += not exchanged
     assert idle <= 2

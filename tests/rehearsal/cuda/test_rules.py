@@ -15,7 +15,7 @@ from real_run import peak
 from trace_reading import REAL_AND_FAKE, live
 
 from autotrain_mem.rehearsal.cuda import rules as rules_module
-from autotrain_mem.rehearsal.cuda.rules import RULES, cuda_semantics, not_imitated, recorded_empty_cache
+from autotrain_mem.rehearsal.cuda.rules import cuda_semantics, every_rule, not_imitated, recorded_empty_cache
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.types import Owner
 from autotrain_mem.types.trace import CACHE_EMPTIED
@@ -170,19 +170,49 @@ def test_what_is_not_imitated_is_said() -> None:
     assert set(not_imitated((8, 0))) < set(not_imitated((9, 0))), "cuDNN attends on Hopper"
 
 
-def test_every_rule_is_listed_in_the_one_place() -> None:
+def test_every_rule_is_listed_in_its_module() -> None:
     """A public function of the folder that makes a context is a rule, but for what applies all, and what hides."""
-    folder = pathlib.Path(rules_module.__file__).parent
-    source = pathlib.Path(rules_module.__file__).read_text(encoding="utf-8")
-    listed = source[source.index("RULES = (") :].partition("\n)\n")[0]
-    made = {
-        node.name
-        for path in folder.glob("*.py")
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.FunctionDef)
-        and not node.name.startswith("_")
-        and node.name not in ("cuda_semantics", "unseen")
-        if ast.unparse(node.returns or ast.Constant(None)) in ("Iterator[None]", "AbstractContextManager[None]")
-    }
-    assert len(made) >= len(RULES)
-    assert {name for name in made if f"{name}(" not in listed} == set()
+    listed = 0
+    for path in pathlib.Path(rules_module.__file__).parent.glob("*.py"):
+        source = path.read_text(encoding="utf-8")
+        rules_of_it = source.partition("\nRULES = (")[2]
+        made = {
+            node.name
+            for node in ast.parse(source).body
+            if isinstance(node, ast.FunctionDef)
+            and not node.name.startswith("_")
+            and node.name not in ("cuda_semantics", "unseen")
+            and ast.unparse(node.returns or ast.Constant(None)) in ("Iterator[None]", "AbstractContextManager[None]")
+        }
+        listed += len(made)
+        assert {name for name in made if f"{name}(" not in rules_of_it} == set(), path.name
+    assert listed == len(every_rule())
+
+
+def test_a_module_is_all_that_a_new_rule_needs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "doubled.py").write_text(NEW_RULE, encoding="utf-8")
+    monkeypatch.setattr(rules_module.cuda, "__path__", [*rules_module.cuda.__path__, str(tmp_path)])
+    monkeypatch.setattr(rules_module, "every_rule", every_rule.__wrapped__)
+    with rules():
+        assert torch.special.ndtr(torch.zeros(3)).tolist() == [1.0, 1.0, 1.0]
+    assert "all but halves" in not_imitated((8, 0))
+    assert torch.special.ndtr(torch.zeros(3)).tolist() == [0.5, 0.5, 0.5]
+
+
+NEW_RULE = '''
+"""ndtr is twice as much (``nowhere.cpp: doubled``)."""
+
+from unittest.mock import patch
+
+import torch
+
+from autotrain_mem.rehearsal.cuda.rules import CudaRule
+
+ndtr = torch.special.ndtr
+RULES = (
+    CudaRule(
+        lambda recorder, card: patch.object(torch.special, "ndtr", lambda tensor: 2 * ndtr(tensor)),
+        not_counted=lambda card: ("all but halves",),
+    ),
+)
+'''

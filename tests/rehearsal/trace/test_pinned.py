@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotrain_mem.rehearsal.trace.pinned import PinnedMemory, block_bytes
+from autotrain_mem.rehearsal.trace.ledger import PinnedMemory, block_bytes
 from autotrain_mem.support.units import MIB
 
 

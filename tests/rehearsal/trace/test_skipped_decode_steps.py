@@ -12,8 +12,8 @@ from autotrain_mem.rehearsal.trace.ledger import Ledger
 from autotrain_mem.rehearsal.trace.skipped_decode_steps import (
     GROWTH_OF_A_LAYER,
     Budget,
+    GrowingState,
     Jump,
-    State,
     write_skipped_steps,
 )
 from autotrain_mem.types import Owner, Phase, Trace
@@ -53,7 +53,7 @@ class Generation:
         stop = len(ledger.events)
         after = self.step(ahead, (PREFILL + self.skipped + 1) * TOKEN)
         lengths = tuple(range(PREFILL + 1, PREFILL + self.skipped + 1))
-        state = State(before_jump=before, after_jump=ahead, after_last=after, lengths=lengths)
+        state = GrowingState(before_jump=before, after_jump=ahead, after_last=after, lengths=lengths)
         jump = Jump(start=start, stop=stop, states=(state,), steps=self.skipped)
         write_skipped_steps(ledger, jump, budget or Budget(layers=1, events=2 * events))
         ledger.enter_phase(Phase.SCORE)

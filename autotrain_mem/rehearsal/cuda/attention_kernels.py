@@ -1,33 +1,159 @@
-"""Allocates and keeps what each of CUDA's attention kernels does, on tensors of the CPU, fake or real.
+"""Picks the kernel that CUDA picks for scaled_dot_product_attention, by the facts of torch 2.13.
 
-Real tensors get their true values by the CPU's own kernel, unseen. Attention runs without dropout here: on CUDA the
-kernels drop inside and allocate nothing for it.
-
-Shapes: B batch, H query heads, G key and value heads, S queries, T keys, D head size.
+``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: select_sdp_backend``. What users may switch off
+(``torch.backends.cuda.enable_flash_sdp`` and its like) is taken to be on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from enum import StrEnum
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
-from autotrain_mem.rehearsal.cuda.attention_choice import HALF, Backend, Inputs
-from autotrain_mem.rehearsal.known_values import known_value
-from autotrain_mem.rehearsal.trace.flops import note
-from autotrain_mem.rehearsal.trace.operator_costs import attention
-from autotrain_mem.types.amd import ARCHITECTURES
+from autotrain_mem.types.amd import ARCHITECTURES, Architecture
 from autotrain_mem.types.hardware import Capability
 
-plain_attention = torch.nn.functional.scaled_dot_product_attention
+HALF = (torch.float16, torch.bfloat16)
+LARGEST_ALIGNED_HEAD = 256
+"""Of ROCm's memory-efficient attention: ``sdp_utils.cpp: check_head_dim_size_flash_nested``."""
+
+
+class Backend(StrEnum):
+    """A kernel family of ``at::SDPBackend``."""
+
+    CUDNN = "cudnn"
+    FLASH = "flash"
+    EFFICIENT = "efficient"
+    MATH = "math"
+    FLASH3 = "flash3"
+    """flash-attention 3: asked for by name only, never picked."""
+
+
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Query, key and value."""
+
+
+def choose(
+    inputs: Inputs,
+    mask: torch.Tensor | None,
+    *,
+    dropout: float,
+    is_causal: bool,
+    enable_gqa: bool,
+    capability: Capability,
+) -> Backend:
+    """The kernel that CUDA picks, or ROCm.
+
+    cuDNN goes first on capability 9.x and 10.x (``check_prefer_cudnn_attention``: cuDNN newer than 9.15.0, which
+    torch's CUDA 13 wheels bring), flash and memory-efficient follow, math takes the rest.
+    """
+    if not _fits_any_fused(inputs, mask):
+        return Backend.MATH
+    if isinstance(capability, str):
+        return _choose_of_amd(inputs, mask, ARCHITECTURES[capability], is_causal=is_causal, enable_gqa=enable_gqa)
+    query, key, value = inputs
+    grouped = enable_gqa and key.size(1) == value.size(1) and query.size(1) % key.size(1) == 0
+    equal_heads = query.size(1) == key.size(1) == value.size(1)
+    if equal_heads or grouped:
+        if _cudnn_runs(inputs, mask, dropout, capability):
+            return Backend.CUDNN
+        if mask is None and _flash_runs(inputs, dropout, is_causal, capability):
+            return Backend.FLASH
+    if equal_heads and _efficient_runs(inputs, capability):
+        return Backend.EFFICIENT
+    return Backend.MATH
+
+
+def _choose_of_amd(
+    inputs: Inputs, mask: torch.Tensor | None, card: Architecture, *, is_causal: bool, enable_gqa: bool
+) -> Backend:
+    """AOTriton's kernels, under the same two names; cuDNN's are not there (``sdp_utils.cpp``, below ``USE_ROCM``).
+
+    Both take heads of one size up to ``aotriton_max_hdim``. Flash needs half precision and takes grouped heads and no
+    mask (``can_use_flash_attention``). Memory-efficient attention takes equal heads, whose size is a multiple of 8, or
+    of 4 in float32 (``check_head_dim_size_flash_nested``, which asks for 8 in any case up to AOTriton 0.11), and no
+    mask of another dtype than the query's (``can_use_mem_efficient_attention``).
+    """
+    query, key, value = inputs
+    equal_heads = query.size(1) == key.size(1) == value.size(1)
+    grouped = enable_gqa and key.size(1) == value.size(1) and query.size(1) % key.size(1) == 0
+    if not query.size(3) == key.size(3) == value.size(3) <= card.largest_head:
+        return Backend.MATH
+    is_square = not is_causal or query.size(2) == key.size(2)
+    if mask is None and query.dtype in HALF and is_square and (equal_heads or grouped):
+        return Backend.FLASH
+    fits_mask = mask is None or mask.dtype in (torch.bool, query.dtype)
+    is_aligned = query.size(3) % 8 == 0 and query.size(3) <= LARGEST_ALIGNED_HEAD
+    if equal_heads and fits_mask and is_aligned and query.dtype in (*HALF, torch.float32):
+        return Backend.EFFICIENT
+    return Backend.MATH
+
+
+def trains(inputs: Inputs) -> bool:
+    """Says whether a backward pass may follow."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+
+
+def _fits_any_fused(inputs: Inputs, mask: torch.Tensor | None) -> bool:
+    """``sdp_utils_cpp.h``: check_tensor_shapes, check_batch_size_and_num_heads_dense, nonzero lengths, last stride."""
+    return (
+        all(tensor.dim() == 4 and tensor.size(0) == inputs[0].size(0) for tensor in inputs)
+        and all(tensor.size(2) > 0 and tensor.stride(-1) == 1 for tensor in inputs)
+        and (mask is None or mask.stride(-1) == 1)
+    )
+
+
+def _cudnn_runs(inputs: Inputs, mask: torch.Tensor | None, dropout: float, capability: tuple[int, int]) -> bool:
+    """``can_use_cudnn_attention``, and of the mask ``sdp_utils_cpp.h: check_attn_mask_shape``. Head sizes above 128 run
+    only with a cuDNN that torch 2.13 does not bring."""
+    query, key, value = inputs
+    if mask is not None:
+        scores = (*query.shape[:3], key.size(2))
+        sizes = zip(reversed(mask.shape), reversed(scores), strict=False)
+        if mask.dim() not in (2, 4) or any(size not in (1, full) for size, full in sizes):
+            return False
+    return (
+        capability[0] in (9, 10)
+        and query.dtype in HALF
+        and all(size <= 128 and size % 8 == 0 for size in (query.size(3), value.size(3)))
+        and key.size(2) != 1
+        and not (dropout and query.size(2) == 1)
+    )
+
+
+def _flash_runs(inputs: Inputs, dropout: float, is_causal: bool, capability: tuple[int, int]) -> bool:
+    """``can_use_flash_attention``, without the mask."""
+    query, key, value = inputs
+    head = query.size(3)
+    small_card = (8, 6) <= capability <= (8, 9) or (12, 0) <= capability <= (12, 1)
+    backward_runs = head <= 192 or (head > 224 and not dropout)
+    return (
+        (8, 0) <= capability <= (12, 1)
+        and query.dtype in HALF
+        and head == key.size(3) == value.size(3) <= 256
+        and not (is_causal and query.size(2) != key.size(2))
+        and (backward_runs or not (small_card and trains(inputs)))
+    )
+
+
+def _efficient_runs(inputs: Inputs, capability: tuple[int, int]) -> bool:
+    """``can_use_mem_efficient_attention``; alignment from ``minimum_gemm_alignment``."""
+    query, key, value = inputs
+    half = query.dtype in HALF
+    alignment = (8 if half else 4) if capability[0] >= 8 else 8 if half and capability[0] == 7 else 1
+    dtypes = (*HALF, torch.float32) if capability[0] >= 8 else (torch.float16, torch.float32)
+    return (
+        (5, 0) <= capability <= (12, 1)
+        and query.dtype in dtypes
+        and query.size(3) == key.size(3)
+        and query.size(3) % alignment == value.size(3) % alignment == 0
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class KernelCall:
     """One call of a fused kernel, beside its tensors."""
 
     backend: Backend
@@ -63,7 +189,7 @@ def _rows_first(like: torch.Tensor, head_size: int) -> torch.Tensor:
     return torch.empty_strided((batch, heads, rows, head_size), stride, dtype=like.dtype)
 
 
-def _flash_forward(query: torch.Tensor, value: torch.Tensor, call: Call) -> Kept:
+def _flash_forward(query: torch.Tensor, value: torch.Tensor, call: KernelCall) -> Kept:
     """``cuda/flash_attn/flash_api.cpp: mha_fwd``: out, the logsumexp of each query, the state of the generator.
 
     flash-attention 3 (``hopper/flash_api.cpp: mha_fwd``) has no such state.
@@ -72,7 +198,7 @@ def _flash_forward(query: torch.Tensor, value: torch.Tensor, call: Call) -> Kept
     return out, [logsumexp] if call.backend is Backend.FLASH3 else [logsumexp, torch.empty(2, dtype=torch.int64)]
 
 
-def _flash_backward(inputs: Inputs, call: Call) -> Made:
+def _flash_backward(inputs: Inputs, call: KernelCall) -> Made:
     """``flash_api.cpp: mha_bwd`` and ``mha_varlen_bwd``: gradients, float32 accumulators, grouped heads unfolded."""
     query, key, _ = inputs
     grads = [torch.empty_like(tensor) for tensor in inputs]
@@ -87,14 +213,14 @@ def _flash_backward(inputs: Inputs, call: Call) -> Made:
     return grads, scratch
 
 
-def _cudnn_forward(query: torch.Tensor, value: torch.Tensor, call: Call) -> Kept:
+def _cudnn_forward(query: torch.Tensor, value: torch.Tensor, call: KernelCall) -> Kept:
     """``aten/src/ATen/native/cudnn/MHA.cpp: run_cudnn_SDP_fprop``; seed and offset lie on the device."""
     out = torch.empty_like(query) if query.size(3) == value.size(3) else _rows_first(query, value.size(3))
     statistics = [torch.empty(query.shape[:3], dtype=torch.float32)] if call.keeps_statistics else []
     return out, [*statistics, torch.empty((), dtype=torch.int64), torch.empty((), dtype=torch.int64)]
 
 
-def _cudnn_backward(inputs: Inputs, call: Call) -> Made:
+def _cudnn_backward(inputs: Inputs, call: KernelCall) -> Made:
     """``MHA.cpp: run_cudnn_SDP_bprop``; its workspace holds what cudnn-frontend's ``node/
     scaled_dot_product_flash_attention.h: CompositeSDPABackwardNode`` does not keep virtual: the row sums, the float32
     accumulator of the query's gradient, and the gradients of grouped heads unfolded."""
@@ -108,7 +234,7 @@ def _cudnn_backward(inputs: Inputs, call: Call) -> Made:
     return grads, [torch.empty(workspace, dtype=torch.uint8)]
 
 
-def _efficient_forward(query: torch.Tensor, value: torch.Tensor, call: Call) -> Kept:
+def _efficient_forward(query: torch.Tensor, value: torch.Tensor, call: KernelCall) -> Kept:
     """``cuda/attention.cu: _efficient_attention_forward``.
 
     The logsumexp is padded to 32 rows (``kernel_forward.h: kAlignLSE``); heads above 128 need a float32 copy of the
@@ -122,7 +248,7 @@ def _efficient_forward(query: torch.Tensor, value: torch.Tensor, call: Call) -> 
     return out, [statistics]
 
 
-def _efficient_backward(inputs: Inputs, call: Call) -> Made:
+def _efficient_backward(inputs: Inputs, call: KernelCall) -> Made:
     """``cuda/attention_backward.cu: _efficient_attention_backward``.
 
     Half precision kernels compute the row sums themselves; float32 multiplies out and gradient beforehand.
@@ -141,7 +267,7 @@ def _efficient_backward(inputs: Inputs, call: Call) -> Made:
     return grads, [*scratch, torch.empty(_efficient_workspace_bytes(inputs, call), dtype=torch.uint8)]
 
 
-def _efficient_workspace_bytes(inputs: Inputs, call: Call) -> int:
+def _efficient_workspace_bytes(inputs: Inputs, call: KernelCall) -> int:
     """``mem_eff_attention/kernel_backward.h: Params::workspace_size``, for the kernel that ``kernels/cutlassB.h``
     lists first among those that fit the card's shared memory (163 KiB on 8.0, 9.0 and 10.x, 99 KiB or less elsewhere).
     """
@@ -165,7 +291,7 @@ def _efficient_workspace_bytes(inputs: Inputs, call: Call) -> int:
     return int(batch_heads * _round_up(elements, 4) * 4)
 
 
-def _flash3_backward(inputs: Inputs, call: Call) -> Made:
+def _flash3_backward(inputs: Inputs, call: KernelCall) -> Made:
     """flash-attention's ``hopper/flash_api.cpp: mha_bwd``, with its largest blocks (128 rows, 128 keys)."""
     query, key, _ = inputs
     grads = [torch.empty_like(tensor) for tensor in inputs]
@@ -181,7 +307,7 @@ def _flash3_backward(inputs: Inputs, call: Call) -> Made:
     return grads, scratch
 
 
-def _aotriton_forward(query: torch.Tensor, value: torch.Tensor, call: Call) -> Kept:
+def _aotriton_forward(query: torch.Tensor, value: torch.Tensor, call: KernelCall) -> Kept:
     """``hip/flash_attn/aot/mha_all_aot.hip: mha_fwd_aot``, and ``cuda/attention.cu: _efficient_attention_forward``
     below ``USE_ROCM``: out, the logsumexp of each query, seed and offset of the generator on the device."""
     is_flash = call.backend is Backend.FLASH
@@ -191,7 +317,7 @@ def _aotriton_forward(query: torch.Tensor, value: torch.Tensor, call: Call) -> K
     return out, [statistics, *(torch.empty((), dtype=torch.int64) for _ in range(2))]
 
 
-def _aotriton_backward(inputs: Inputs, call: Call) -> Made:
+def _aotriton_backward(inputs: Inputs, call: KernelCall) -> Made:
     """``mha_all_aot.hip: mha_bwd_aot`` and ``cuda/attention_backward.cu: _efficient_attention_backward`` below
     ``USE_ROCM``: gradients, the row sums (of flash a second time, unused), and what adds the query's gradient up.
 
@@ -216,114 +342,8 @@ _KERNELS = {
 _AOTRITON = (_aotriton_forward, _aotriton_backward)
 
 
-def kernels(call: Call) -> tuple[Callable[[torch.Tensor, torch.Tensor, Call], Kept], Callable[[Inputs, Call], Made]]:
+def kernels(
+    call: KernelCall,
+) -> tuple[Callable[[torch.Tensor, torch.Tensor, KernelCall], Kept], Callable[[Inputs, KernelCall], Made]]:
     """Returns what allocates as the forward and the backward kernel of a call do."""
     return _AOTRITON if isinstance(call.capability, str) else _KERNELS[call.backend]
-
-
-class FusedAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here
-    """One call of a fused kernel: the buffers are CUDA's, the values the CPU's."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, call: Call
-    ) -> torch.Tensor:
-        """``query`` is B x H x S x D, ``key`` and ``value`` B x G x T x D, ``bias`` is added to the scores."""
-        out, kept = kernels(call)[0](query, value, call)
-        note(attention(query, key, value, visible=visible_share(query, key, call)))
-        if not isinstance(query, FakeTensor):
-            with unseen():
-                out.copy_(_values((query, key, value), bias, call))
-        ctx.call = call
-        ctx.save_for_backward(query, key, value, bias, out, *kept)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Computes the gradients that one call's kernel computes, with its scratch."""
-        query, key, value, bias, out, *_ = ctx.saved_tensors
-        inputs = (query, key, value)
-        call: Call = ctx.call
-        grad, out = by_rows(grad, out, call.backend)
-        grads, scratch = kernels(call)[1](inputs, call)
-        note(attention(*inputs, visible=visible_share(query, key, call), backward=True))
-        if not isinstance(query, FakeTensor):
-            with unseen(), torch.enable_grad():
-                leaves = tuple(tensor.detach().requires_grad_() for tensor in inputs)
-                values = torch.autograd.grad(_values(leaves, bias, call), leaves, grad)
-            with unseen():
-                for empty, filled in zip(grads, values, strict=True):
-                    empty.copy_(filled)
-        del scratch
-        return (*grads, None, None)
-
-
-def by_rows(grad: torch.Tensor, out: torch.Tensor, backend: Backend) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every kernel but cuDNN's wants the gradient row by row, flash the result too, and copies one that is not."""
-    if backend is not Backend.CUDNN:
-        grad = grad.transpose(1, 2).contiguous().transpose(1, 2)
-    if backend is Backend.FLASH:
-        out = out.transpose(1, 2).contiguous().transpose(1, 2)
-    return grad, out
-
-
-def visible_share(query: torch.Tensor, key: torch.Tensor, call: Call) -> float:
-    """Returns the share of scores that the kernel computes: blocks that no query sees are skipped, a mask hides none.
-
-    Two documents of 1000 and 3000 tokens in a row of 4000, causal: (1000^2 + 3000^2) / 2 / 4000^2 = 0.31.
-    """
-    tokens = int(key.size(2))
-    lengths = [tokens]
-    ends = known_value(call.ends) if isinstance(call.ends, FakeTensor) else call.ends
-    if ends is not None:
-        with torch._C._DisableTorchDispatch():
-            lengths = [int(length) for length in ends.diff().tolist() if length > 0]
-    seen = sum(length * min(length, call.window or length) for length in lengths) / tokens**2
-    halved = call.is_causal and query.size(2) == tokens and call.window is None
-    return seen / 2 if halved else seen
-
-
-@contextmanager
-def unseen() -> Iterator[None]:
-    """The CPU's own work: no mode sees it, and no autocast changes it."""
-    with torch._C._DisableTorchDispatch(), torch.autocast("cpu", enabled=False):
-        yield
-
-
-def _values(inputs: Inputs, bias: torch.Tensor | None, call: Call) -> torch.Tensor:
-    """Computes what the kernel computes, by plain means; dropout left out."""
-    query, key, value = inputs
-    if call.softcap:
-        scale = call.scale if call.scale is not None else query.size(3) ** -0.5
-        repeats = query.size(1) // key.size(1)
-        keys, values = (tensor.repeat_interleave(repeats, 1).float() for tensor in (key, value))
-        scores = call.softcap * torch.tanh(query.float() @ keys.transpose(2, 3) * scale / call.softcap)
-        weights = scores.masked_fill(~_visible(query, key, call), float("-inf")).softmax(-1)
-        return (weights @ values).to(query.dtype)
-    is_plain = call.ends is None and call.window is None and (not call.is_causal or query.size(2) == key.size(2))
-    mask, is_causal = (bias, call.is_causal) if is_plain else (_visible(query, key, call), False)
-    grouped = query.size(1) != key.size(1)
-    return plain_attention(*inputs, mask, is_causal=is_causal, scale=call.scale, enable_gqa=grouped)
-
-
-def _visible(query: torch.Tensor, key: torch.Tensor, call: Call) -> torch.Tensor:
-    """S x T, True where a query sees a key; flash-attention aligns the last query with the last key."""
-    documents, left = _places(query.size(2), call.ends)
-    key_documents, key_left = _places(key.size(2), call.key_ends)
-    ahead = key_left - left[:, None]
-    seen = documents[:, None] == key_documents
-    if call.is_causal:
-        seen = seen & (ahead >= 0)
-    if call.window is not None:
-        seen = seen & (ahead.abs() < call.window)
-    return seen
-
-
-def _places(count: int, ends: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gives for each token its document, and how many tokens of that follow."""
-    tokens = torch.arange(count)
-    if ends is None:
-        return torch.zeros_like(tokens), count - 1 - tokens
-    bounds = ends.to(torch.long)
-    documents = torch.bucketize(tokens, bounds, right=True)
-    return documents, bounds[documents.clamp(max=len(bounds) - 1)] - 1 - tokens

@@ -1,4 +1,4 @@
-"""FSDP2 on CPU tensors that stand for a GPU's: its streams, its shards, and what of it lies on the device.
+"""FSDP on CPU tensors that stand for a GPU's: its streams, its shards, and what of it lies on the device.
 
 FSDP2 keeps every buffer that is in use by a reference, so that what is gathered ahead and what is still to be reduced
 come out by themselves, once births are on their streams (``torch/distributed/fsdp/_fully_shard/``).
@@ -17,7 +17,10 @@ import torch
 from accelerate import Accelerator
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import fsdp
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp import _fully_shard as package
+from torch.distributed.fsdp._common_utils import _FSDPDeviceHandle
+from torch.distributed.fsdp._flat_param import FlatParamHandle
 from torch.distributed.fsdp._fully_shard import (
     _fsdp_collectives,
     _fsdp_init,
@@ -26,13 +29,16 @@ from torch.distributed.fsdp._fully_shard import (
     _fsdp_state,
     _fully_shard,
 )
-from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+from torch.distributed.fsdp._fully_shard._fsdp_common import _to_dtype_if_needed
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam, ShardedState
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
 from autotrain_mem.rehearsal.ranks.invariants import check_shards
-from autotrain_mem.rehearsal.ranks.recording import RankRecorder
-from autotrain_mem.rehearsal.ranks.streams import Streams
-from autotrain_mem.types import Owner
+from autotrain_mem.rehearsal.ranks.recording import RankRecorder, Streams, local
+from autotrain_mem.rehearsal.trace.operator_costs import Cost
+from autotrain_mem.types import Owner, Phase
+from autotrain_mem.types.work import Kind
 
 _MODULES = (_fsdp_collectives, _fsdp_init, _fsdp_param, _fsdp_param_group, _fsdp_state, _fully_shard, package)
 
@@ -193,3 +199,105 @@ def _marked_gather(recorder: RankRecorder) -> Callable[..., Any]:
         return result
 
     return gathered
+
+
+# -- version 1 ---------------------------------------------------------------------------------------------------------
+
+
+class _Device(Streams):
+    """``torch.cuda`` as FSDP1 uses it, which names the device where FSDP2 asks for its number."""
+
+    def current_device(self) -> Any:
+        return torch.device("cpu")
+
+
+@contextmanager
+def fsdp1_rules(recorder: RankRecorder) -> Iterator[None]:
+    """Inside, FSDP1 shards models as on GPUs.
+
+    A unit's parameters are joined into one flat tensor, of which each process keeps a shard; the whole one is a storage
+    that is resized as it is gathered and freed (``torch/distributed/fsdp/_flat_param.py``).
+    """
+    device, prepare = _Device(recorder), Accelerator.prepare_model
+    allocate = FlatParamHandle._alloc_padded_unsharded_flat_param
+
+    def prepare_model(accelerator: Accelerator, model: Any, *args: Any, **kwargs: Any) -> Any:
+        for parameter in model.parameters():
+            recorder.work.know_weight(parameter)
+        prepared = prepare(accelerator, model, *args, **kwargs)
+        if isinstance(prepared, FullyShardedDataParallel):
+            for unit in FullyShardedDataParallel.fsdp_modules(prepared):
+                if unit._has_params:
+                    recorder.mark(unit._flat_param, Owner.WEIGHTS, "flat_param")
+            for name, buffer in prepared.named_buffers():
+                recorder.mark(buffer, Owner.WEIGHTS, name)
+        return prepared
+
+    def allocated(handle: Any) -> Any:
+        unsharded = allocate(handle)
+        recorder.mark(unsharded, Owner.GATHERED_WEIGHTS, "flat_param")
+        return unsharded
+
+    with (
+        patch.object(_FSDPDeviceHandle, "from_device", lambda *_: device),
+        patch.object(Accelerator, "prepare_model", prepare_model),
+        patch.object(FlatParamHandle, "_alloc_padded_unsharded_flat_param", allocated),
+    ):
+        yield
+
+
+# -- offload -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def fsdp2_offload(recorder: RankRecorder) -> Iterator[None]:
+    """Inside, what FSDP2 offloads (shards, their gradients and the optimizer) is not on the device.
+
+    A gathered layer's shards are copied to the GPU first (``_fsdp_param.py: all_gather_inputs``), its reduced gradients
+    are copied back (``_fsdp_collectives.py: foreach_reduce``), and clipping and the optimizer's step run on the host.
+    """
+    enter = recorder.enter_phase
+    inputs = FSDPParam.all_gather_inputs.fget
+    reduce = _fsdp_param_group.foreach_reduce
+
+    def all_gather_inputs(param: Any) -> list[torch.Tensor]:
+        if not param.offload_to_cpu or param.sharded_state != ShardedState.SHARDED:
+            found: list[torch.Tensor] = inputs(param)
+            return found
+        shard = param._sharded_param_data
+        _note(recorder, Kind.OVERLAPPED_COPY, shard)
+        return [_to_dtype_if_needed(shard.clone(), param.param_dtype)]
+
+    def foreach_reduce(fsdp_params: list[Any], *args: Any, **kwargs: Any) -> Any:
+        result = reduce(fsdp_params, *args, **kwargs)
+        for param in fsdp_params:
+            if param.offload_to_cpu and param.sharded_param.grad is not None:
+                _to_host(recorder, param.sharded_param.grad)
+        return result
+
+    def enter_phase(phase: Phase) -> None:
+        enter(phase)
+        recorder.is_on_host = phase is Phase.OPTIMIZER_STEP
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(FSDPParam, "all_gather_inputs", property(all_gather_inputs)))
+        stack.enter_context(patch.object(_fsdp_param_group, "foreach_reduce", foreach_reduce))
+        stack.enter_context(patch.object(torch.Tensor, "pin_memory", lambda tensor, *_, **__: tensor))
+        stack.enter_context(patch.object(torch.Tensor, "is_pinned", lambda tensor, *_, **__: True))
+        recorder.enter_phase = enter_phase  # type: ignore[method-assign]
+        yield
+
+
+def _to_host(recorder: RankRecorder, gradient: DTensor) -> None:
+    """A gradient that has just come from the device, as a view of all that a unit reduced."""
+    shard = local(gradient)
+    if recorder.is_host(shard):
+        return
+    _note(recorder, Kind.OVERLAPPED_COPY, shard)
+    with recorder.unseen():
+        gradient._local_tensor = shard.clone()
+    recorder.disown(gradient._local_tensor)
+
+
+def _note(recorder: RankRecorder, kind: Kind, tensor: torch.Tensor) -> None:
+    recorder.work.note(Cost(kind=kind, fixed_bytes=int(tensor.nbytes), launches=1))

@@ -6,19 +6,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.nn.parallel import distributed
 
 from autotrain_mem.parallel.config import accelerate_config
 from autotrain_mem.parallel.environment import launch_environment
-from autotrain_mem.rehearsal.ranks.collectives import Collectives
-from autotrain_mem.rehearsal.ranks.ddp import ddp_rules
-from autotrain_mem.rehearsal.ranks.fsdp1 import fsdp1_rules
-from autotrain_mem.rehearsal.ranks.fsdp2 import fsdp2_rules
-from autotrain_mem.rehearsal.ranks.group import Place, fake_group, on_gpus, real_group
-from autotrain_mem.rehearsal.ranks.offload import fsdp2_offload
-from autotrain_mem.rehearsal.ranks.recording import RankRecorder
+from autotrain_mem.rehearsal.ranks.fsdp import fsdp1_rules, fsdp2_offload, fsdp2_rules
+from autotrain_mem.rehearsal.ranks.group import fake_group, on_gpus, real_group
+from autotrain_mem.rehearsal.ranks.recording import Collectives, RankRecorder
 from autotrain_mem.rehearsal.ranks.ring_attention import ring_attention
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.types import Knobs
+from autotrain_mem.types import Knobs, Owner
 from autotrain_mem.types.hardware import Capability
 
 _LOADED_BY_ALL = {"FSDP_CPU_RAM_EFFICIENT_LOADING": "false", "FSDP_SYNC_MODULE_STATES": "false"}
@@ -36,18 +36,19 @@ class RehearsedRank:
 
     def launched(self) -> AbstractContextManager[None]:
         """Inside, this process finds itself among the others, as accelerate would have launched it."""
-        return fake_group(self._place, {**launch_environment(self.config), **_LOADED_BY_ALL})
+        launch = {**launch_environment(self.config), **_LOADED_BY_ALL}
+        return fake_group(self.rank, self.knobs.processes, self._devices, launch)
 
     def rules(self, recorder: Recorder, compute_capability: Capability) -> AbstractContextManager[None]:
         """Inside, a recorded trainer trains as this process would."""
         assert isinstance(recorder, RankRecorder)
-        recorder.collectives = Collectives(self._place.devices, is_fake=True)
+        recorder.collectives = Collectives(self._devices, is_fake=True)
         return _sharding(recorder, self.knobs, compute_capability, is_fake=True)
 
     @property
-    def _place(self) -> Place:
-        nodes = int(self.config.get("num_machines") or 1)
-        return Place(rank=self.rank, processes=self.knobs.processes, nodes=nodes)
+    def _devices(self) -> int:
+        """Counts the processes of one node."""
+        return self.knobs.processes // int(self.config.get("num_machines") or 1)
 
 
 def rehearsed_rank(
@@ -101,4 +102,54 @@ def _sharding(recorder: RankRecorder, knobs: Knobs, compute_capability: Capabili
                 stack.enter_context(ring_attention(compute_capability))
             if knobs.fsdp_offload_params:
                 stack.enter_context(fsdp2_offload(recorder))
+        yield
+
+
+# -- DistributedDataParallel, with a group that may not be there -------------------------------------------------------
+
+
+class _KeepsBuckets:
+    """The C++ reducer without its rebuilding of the buckets after the first step, which reads an order that it wrote
+    into a tensor (``reducer.cpp: rebuild_buckets``). Those rebuilt hold the same bytes, in the order in which the
+    gradients came."""
+
+    def __init__(self, reducer: Any) -> None:
+        self._reducer = reducer
+
+    def _rebuild_buckets(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reducer, name)
+
+
+def _reduced(bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Hand a bucket back: the fake group's all-reduce has no result, and the reducer waits for one."""
+    torch.distributed.all_reduce(bucket.buffer())
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+@contextmanager
+def ddp_rules(recorder: RankRecorder, *, is_fake: bool) -> Iterator[None]:
+    """Inside, DDP wraps models on fake tensors. Shapes are alike on all ranks, so that nobody needs to compare them.
+
+    Args:
+        is_fake: The group is not there.
+    """
+    wrap = distributed.DistributedDataParallel.__init__
+
+    def init(model: Any, *args: Any, **kwargs: Any) -> None:
+        with recorder.owned(Owner.GRADIENTS, "ddp_buckets"):
+            wrap(model, *args, **kwargs)
+        if is_fake:
+            model.register_comm_hook(None, lambda state, bucket: _reduced(bucket))
+            model.reducer = _KeepsBuckets(model.reducer)
+
+    with (
+        # It reads the shapes of all ranks as bytes, in C++, which a fake tensor has none of.
+        patch.object(distributed, "_verify_param_shape_across_processes", lambda *_, **__: True),
+        patch.object(distributed.DistributedDataParallel, "__init__", init),
+    ):
         yield
