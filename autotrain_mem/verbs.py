@@ -19,7 +19,7 @@ from typing import Any
 
 from autotrain_mem import api
 from autotrain_mem.support.errors import UsageError
-from autotrain_mem.support.printable import printable
+from autotrain_mem.support.units import printable
 from autotrain_mem.types import Estimate, Hardware, Plan, Report
 from autotrain_mem.types.autofit import AutoFit, as_autofit, python_errors
 from autotrain_mem.types.gpu_comparison import Cards

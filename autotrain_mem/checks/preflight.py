@@ -22,7 +22,7 @@ from autotrain_mem.methods.configs import Configs, on_cpu, trusts_remote_code, u
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.search.precision import lacks_bf16
 from autotrain_mem.support.errors import AutofitError, DatasetError
-from autotrain_mem.support.host_compiler import NVME, OPTIMIZER, missing_to_compile
+from autotrain_mem.support.host import NVME, OPTIMIZER, missing_to_compile
 from autotrain_mem.trainers.script_call import keyword_of
 from autotrain_mem.types import Job
 from autotrain_mem.types.hardware import Capability

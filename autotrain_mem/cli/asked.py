@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from autotrain_mem.cli import flags
 from autotrain_mem.planning.wish import Wish
-from autotrain_mem.support.printable import printable
 from autotrain_mem.support.store import Store, cache_folder
+from autotrain_mem.support.units import printable
 from autotrain_mem.support.versions import TESTED, installed_versions, untested
 from autotrain_mem.types.methods_table import METHODS, OTHER_MODEL_ARGUMENTS
 

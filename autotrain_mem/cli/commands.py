@@ -34,7 +34,7 @@ from autotrain_mem.report.terminal import (
     whole_lines,
 )
 from autotrain_mem.support.errors import UsageError
-from autotrain_mem.support.printable import printable
+from autotrain_mem.support.units import printable
 from autotrain_mem.types import Hardware, Plan, codec
 from autotrain_mem.types.job import MOST
 from autotrain_mem.types.sweep import Sweep, SweepPoint

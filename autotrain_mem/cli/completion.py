@@ -147,6 +147,6 @@ def _trl_choices(method: str, name: str) -> Iterator[str]:
 
 
 def _recipes(method: str = "") -> Iterator[str]:
-    from autotrain_mem.support.recipe_files import recipes
+    from autotrain_mem.support.yaml_files import recipes
 
     yield from (each.name for each in recipes() if each.name.startswith(method))

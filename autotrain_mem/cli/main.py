@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 
 from autotrain_mem import __version__
-from autotrain_mem.support.ending_signals import ENDING_SIGNALS
 from autotrain_mem.support.errors import AutofitError, InterruptedByUser, UsageError
-from autotrain_mem.support.printable import printable
+from autotrain_mem.support.processes import ENDING_SIGNALS
+from autotrain_mem.support.units import printable
 from autotrain_mem.types.methods_table import METHODS
 
 _METHOD_IS = textwrap.fill(f"METHOD is one of {', '.join(METHODS)}.", 80)

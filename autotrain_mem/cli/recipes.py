@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from autotrain_mem.support import recipe_files
+from autotrain_mem.support import yaml_files
 from autotrain_mem.support.errors import UsageError
-from autotrain_mem.support.recipe_files import recipe
+from autotrain_mem.support.yaml_files import recipe
 from autotrain_mem.types import codec
 
 HELP = """\
@@ -40,7 +40,7 @@ def recipes(argv: Sequence[str]) -> int:
     if names:
         sys.stdout.write(recipe(names[0]).path.read_text(encoding="utf-8"))
     elif "--json" in argv:
-        listed = [{**codec.to_json(each), "method": each.method} for each in recipe_files.recipes()]
+        listed = [{**codec.to_json(each), "method": each.method} for each in yaml_files.recipes()]
         sys.stdout.write(json.dumps({"schema": "autofit.recipes/1", "recipes": listed}, indent=2) + "\n")
     else:
         from autotrain_mem.report.machine_view import (
@@ -48,7 +48,7 @@ def recipes(argv: Sequence[str]) -> int:
         )
         from autotrain_mem.report.terminal import whole_lines
 
-        whole_lines().print(recipes_view(recipe_files.recipes()))
+        whole_lines().print(recipes_view(yaml_files.recipes()))
     return 0
 
 

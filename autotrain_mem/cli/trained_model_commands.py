@@ -21,8 +21,7 @@ from autotrain_mem.cli.errands import (
 from autotrain_mem.cli.run_flags import model_flags, parsed, run_parser
 from autotrain_mem.report.terminal import Console, waiting, warn
 from autotrain_mem.support.errors import UsageError
-from autotrain_mem.support.printable import printable
-from autotrain_mem.support.units import format_bytes
+from autotrain_mem.support.units import format_bytes, printable
 
 MAX_NEW_TOKENS = 256
 

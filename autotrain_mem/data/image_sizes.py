@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from autotrain_mem.support.errors import AutofitError, DatasetFormatError, MissingExtraError
-from autotrain_mem.support.local_files import VISION_EXTRA
+from autotrain_mem.support.sources import VISION_EXTRA
 
 Size = tuple[int, int]
 """Width and height in pixels, upright."""

@@ -17,7 +17,7 @@ from autotrain_mem.support.errors import (
     MalformedDatasetError,
     UsageError,
 )
-from autotrain_mem.support.local_files import DATA_KINDS, ONE_ROW, WHAT_IS_READ, check_data_path
+from autotrain_mem.support.sources import DATA_KINDS, ONE_ROW, WHAT_IS_READ, check_data_path
 from autotrain_mem.trainers.script_call import keyword_of, splits_of
 from autotrain_mem.types.job import Job
 from autotrain_mem.types.methods_table import METHODS, TEXT_COLUMN

@@ -18,7 +18,7 @@ from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.row_lengths import OnProgress, RowLengths, processes, progress_reported_to
 from autotrain_mem.search.levers import SWITCHES
 from autotrain_mem.support.errors import AutofitError, DatasetFormatError, EmptyDatasetError, ModelNotFoundError
-from autotrain_mem.support.local_files import check_image_packages
+from autotrain_mem.support.sources import check_image_packages
 from autotrain_mem.trainers.hub_models import why_unreachable
 from autotrain_mem.trainers.script_call import keyword_of
 from autotrain_mem.types import DataProfile, Job

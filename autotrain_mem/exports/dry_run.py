@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from autotrain_mem.exports.accelerate import ACCELERATE_FILE, TRL_FILE, script, torchrun
 from autotrain_mem.exports.case import case_of
 from autotrain_mem.exports.trl import trl
-from autotrain_mem.support.printable import one_line
+from autotrain_mem.support.units import one_line
 from autotrain_mem.types import Job, Plan
 from autotrain_mem.types.codec import Form
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotrain_mem.exports.case import NO_LIMIT_TOKENS, Case
-from autotrain_mem.support.printable import one_line, printable
-from autotrain_mem.support.units import format_bytes
+from autotrain_mem.support.units import format_bytes, one_line, printable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

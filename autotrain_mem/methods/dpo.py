@@ -17,9 +17,8 @@ from autotrain_mem.methods import image_rows
 from autotrain_mem.methods.configs import Configs
 from autotrain_mem.methods.image_rows import RowImages, Texts
 from autotrain_mem.methods.interface import AxolotlFacts, Basis, LlamaFactoryFacts
-from autotrain_mem.methods.row_lengths import RowLengths, pair_lengths, smallest_model
+from autotrain_mem.methods.row_lengths import RowLengths, list_lengths, pair_lengths, smallest_model
 from autotrain_mem.methods.worst_case_text import EditRows, shorten_last_rejected, text_of
-from autotrain_mem.support.columns import list_lengths
 from autotrain_mem.types import Knobs
 
 LLAMAFACTORY_PAIRS = {

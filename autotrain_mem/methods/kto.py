@@ -8,9 +8,8 @@ from typing import Any
 
 from autotrain_mem.methods import dpo
 from autotrain_mem.methods.configs import Configs
-from autotrain_mem.methods.row_lengths import RowLengths
+from autotrain_mem.methods.row_lengths import RowLengths, prepared_lengths
 from autotrain_mem.methods.worst_case_text import EditRows, shorten_last_row, text_of
-from autotrain_mem.support.columns import row_lengths as prepared_lengths
 
 liger_since = None
 

@@ -19,10 +19,8 @@ from autotrain_mem.methods.configs import (
     padding,
     trainer_arguments,
 )
-from autotrain_mem.methods.row_lengths import RowLengths, pair_lengths, smallest_model
+from autotrain_mem.methods.row_lengths import RowLengths, list_lengths, pair_lengths, prepared_lengths, smallest_model
 from autotrain_mem.methods.worst_case_text import EditRows, text_of
-from autotrain_mem.support.columns import list_lengths
-from autotrain_mem.support.columns import row_lengths as prepared_lengths
 from autotrain_mem.support.errors import DatasetFormatError, UsageError
 
 takes_model_name = False

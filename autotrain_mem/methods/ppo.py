@@ -16,9 +16,8 @@ from autotrain_mem.methods.configs import (
     trusts_remote_code,
 )
 from autotrain_mem.methods.interface import LlamaFactoryFacts
-from autotrain_mem.methods.row_lengths import RowLengths
+from autotrain_mem.methods.row_lengths import RowLengths, list_lengths
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, PADDING_TOKEN, EditRows
-from autotrain_mem.support.columns import list_lengths
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import Job, Knobs
 from autotrain_mem.types.preflight import Finding

@@ -8,9 +8,8 @@ from typing import Any
 from autotrain_mem.methods.configs import Configs
 from autotrain_mem.methods.dpo import LLAMAFACTORY_PAIR_ROWS, LLAMAFACTORY_PAIRS
 from autotrain_mem.methods.interface import AxolotlFacts, Basis, LlamaFactoryFacts
-from autotrain_mem.methods.row_lengths import RowLengths, pair_lengths, smallest_model
+from autotrain_mem.methods.row_lengths import RowLengths, list_lengths, pair_lengths, smallest_model
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, EditRows, shorten_last_rejected
-from autotrain_mem.support.columns import list_lengths
 from autotrain_mem.types.preflight import Finding
 
 joins_sides = True

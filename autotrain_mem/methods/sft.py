@@ -9,9 +9,8 @@ from autotrain_mem.methods import image_rows
 from autotrain_mem.methods.configs import Configs
 from autotrain_mem.methods.image_rows import RowImages, Texts
 from autotrain_mem.methods.interface import AxolotlFacts, Basis, LlamaFactoryFacts
-from autotrain_mem.methods.row_lengths import RowLengths, smallest_model, without_labels
+from autotrain_mem.methods.row_lengths import RowLengths, list_lengths, smallest_model, without_labels
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, EditRows, shorten_last_row
-from autotrain_mem.support.columns import list_lengths
 
 takes_transformers_arguments = True  # trl/trainer/sft_trainer.py: __init__
 learns_tokens = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autotrain_mem.methods.parameter_count import parameters
 from autotrain_mem.planning.wish import Wish
 from autotrain_mem.support.errors import AutofitError
-from autotrain_mem.support.local_files import check_model_folder
+from autotrain_mem.support.sources import check_model_folder
 from autotrain_mem.support.units import format_bytes
 
 _TRAINED_BYTES = 16

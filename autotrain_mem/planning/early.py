@@ -18,8 +18,13 @@ from autotrain_mem.planning.predict.vllm_server import gpus_served_here
 from autotrain_mem.planning.resuming import check_checkpoint
 from autotrain_mem.planning.wish import Wish, check_launch
 from autotrain_mem.support.errors import AutofitError, PlanFileError, UsageError
-from autotrain_mem.support.hub import check_cached, check_kept_rows
-from autotrain_mem.support.local_files import check_data_path, check_image_packages, check_model_folder
+from autotrain_mem.support.sources import (
+    check_cached,
+    check_data_path,
+    check_image_packages,
+    check_kept_rows,
+    check_model_folder,
+)
 from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.types import Job, Plan
 from autotrain_mem.types.methods_table import OTHER_MODEL_ARGUMENTS

@@ -8,7 +8,7 @@ import sys
 from typing import TextIO
 
 from autotrain_mem.support.errors import AutofitError
-from autotrain_mem.support.printable import printable
+from autotrain_mem.support.units import printable
 
 _LABEL = re.compile(r"(\s*\S.*?\s{2,})(?=\S)|(\s+)")
 _LABEL_WIDTH = 32

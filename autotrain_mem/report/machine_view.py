@@ -14,8 +14,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Indented, add, table, title
-from autotrain_mem.support.recipe_files import Recipe
 from autotrain_mem.support.units import format_bytes
+from autotrain_mem.support.yaml_files import Recipe
 from autotrain_mem.types import Hardware
 from autotrain_mem.types.health import Health, State
 

@@ -23,9 +23,8 @@ from rich.text import Text
 
 from autotrain_mem.report import formatting
 from autotrain_mem.report.run_history import event_line
-from autotrain_mem.support.lossy_stream import LossyStream
-from autotrain_mem.support.printable import printable
-from autotrain_mem.support.units import counted, duration, format_bytes
+from autotrain_mem.support.processes import LossyStream
+from autotrain_mem.support.units import counted, duration, format_bytes, printable
 from autotrain_mem.types import Candidate, Counting, Hardware, Knobs
 from autotrain_mem.types.report import REWARD_NAMES
 from autotrain_mem.types.sweep import Axis, SweepPoint

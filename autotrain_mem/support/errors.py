@@ -43,7 +43,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from autotrain_mem.support.printable import printable
+from autotrain_mem.support.units import printable
 
 
 class AutofitError(Exception):

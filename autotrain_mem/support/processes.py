@@ -18,14 +18,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
-from autotrain_mem.support.ending_signals import ENDING_SIGNALS
 from autotrain_mem.support.files import open_own
-from autotrain_mem.support.lossy_stream import LossyStream
 
 LOG_TAIL_CHARACTERS = 2000
+ENDING_SIGNALS = tuple(signal.Signals[name] for name in ("SIGHUP", "SIGUSR1") if name in signal.Signals.__members__)
+"""A terminal that closes, and Slurm's warning that the time is up (sbatch(1), ``--signal``), which reaches all
+processes of a step. Windows has neither."""
 _HAS_GROUPS = hasattr(os, "killpg")
 """Windows has no process groups of this kind."""
 GRACE_SECONDS = 10.0
@@ -195,6 +196,46 @@ class Child:
         code = self._process.wait()
         self.end_orphans()
         return ChildDied(code, self.log_tail())
+
+
+class LossyStream:
+    """Stands in for a text stream whose disk may be full, whose terminal may close, whose reader may have ended.
+
+    Args:
+        stream: All else is its own.
+        on_loss: Is called with the first error, and not in processes that are forked later.
+    """
+
+    def __init__(self, stream: TextIO, on_loss: Callable[[OSError], None] = lambda error: None) -> None:
+        self._stream = stream
+        self._on_loss = on_loss
+        self._has_lost = False
+        self._process = os.getpid()
+
+    def write(self, text: str) -> int:
+        try:
+            self._stream.write(text)
+        except OSError as error:
+            self._lose(error)
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._lose(error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _lose(self, error: OSError) -> None:
+        if not self._has_lost and os.getpid() == self._process:
+            self._has_lost = True
+            self._on_loss(error)
 
 
 class Channel:

@@ -1,4 +1,4 @@
-"""Bytes, and the one place where they are read and written as text; counts, times, rates and money in words.
+"""Values as text: bytes, counts, times, rates and money; and text of others, made safe to show.
 
 Every size in this project is an ``int`` of bytes whose name ends in ``_bytes``. Binary units only: GiB is 2**30 bytes.
 """
@@ -87,3 +87,29 @@ def percent(fraction: float) -> str:
     if 0 < fraction < 0.0005:
         return "less than 0.1 %"
     return f"{100 * fraction:.1f} %"
+
+
+# -- what comes from a file, a name or another process ----------------------------------------------------------------
+
+
+_LAYOUT = "\n\t"
+
+
+def printable(text: str) -> str:
+    r"""Spells out control characters, invisible ones and those that turn the direction of writing.
+
+    >>> print(printable("a\x1b[2Jb\u202ec"))
+    a\x1b[2Jb\u202ec
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in _LAYOUT else _spelled_out(each) for each in text)
+
+
+def one_line(text: str) -> str:
+    """The same without line breaks, one of which would end a comment."""
+    return printable(" ".join(text.split()))
+
+
+def _spelled_out(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")

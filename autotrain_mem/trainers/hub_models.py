@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from autotrain_mem.support.errors import ModelNotFoundError, UnsupportedModelError
-from autotrain_mem.support.hub import OFFLINE_HINT, no_id, no_model, unreachable
+from autotrain_mem.support.sources import OFFLINE_HINT, no_id, no_model, unreachable
 from autotrain_mem.types import Job
 
 _LOG_IN = "hf auth login"

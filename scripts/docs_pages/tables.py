@@ -14,7 +14,7 @@ from autotrain_mem.methods.flag_verdicts import GROUPS, REFUSED, REFUSED_WHEN_OF
 from autotrain_mem.search.levels import LEVELS, SHORTER_ROWS, SMALLER_IMAGES_LEVEL
 from autotrain_mem.search.levers import HALF_WEIGHTS, LADDER, LEVERS, LeverRow
 from autotrain_mem.support import errors
-from autotrain_mem.support.recipe_files import Recipe, recipes
+from autotrain_mem.support.yaml_files import Recipe, recipes
 from autotrain_mem.types import Harm
 from docs_pages.cures import CURES
 

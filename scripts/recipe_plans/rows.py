@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Iterator
 
-from autotrain_mem.support.recipe_files import Recipe, recipes
+from autotrain_mem.support.yaml_files import Recipe, recipes
 
 OTHER_CARD = {
     "cpo-qwen2.5-0.5b-simpo": "rtx4090",

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from autotrain_mem.report import formatting
-from autotrain_mem.support.recipe_files import Recipe
 from autotrain_mem.support.units import MIB, format_bytes, rate
+from autotrain_mem.support.yaml_files import Recipe
 from autotrain_mem.types import Candidate, Knobs, Plan, codec
 
 VERSIONED = ("torch", "transformers", "trl", "peft", "bitsandbytes")

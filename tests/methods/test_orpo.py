@@ -11,11 +11,10 @@ from nouns import TRL_DEFAULTS
 
 from autotrain_mem.data.token_lengths import counting_arguments, load_tokenizer, profile
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.methods.row_lengths import smallest_model
+from autotrain_mem.methods.row_lengths import prepared_lengths, smallest_model
 from autotrain_mem.methods.worst_case_text import stub_tokenizer
 from autotrain_mem.search.levers import LADDER
 from autotrain_mem.search.space import make_space
-from autotrain_mem.support.columns import row_lengths as prepared_lengths
 from autotrain_mem.support.errors import ContextLengthError, DatasetError, UsageError
 from autotrain_mem.types import Job
 from autotrain_mem.types.methods_table import METHODS

@@ -13,7 +13,7 @@ from autotrain_mem import api
 from autotrain_mem.parallel.place import Place
 from autotrain_mem.planning.early import refuse
 from autotrain_mem.planning.output_dir import check_weights
-from autotrain_mem.support import local_files
+from autotrain_mem.support import sources
 from autotrain_mem.support.errors import MissingExtraError, ModelNotFoundError, OutputFolderError
 from autotrain_mem.types import Job
 from autotrain_mem.types.autofit import AutoFit
@@ -22,7 +22,7 @@ from autotrain_mem.types.autofit import AutoFit
 def test_a_model_that_reads_images_is_refused_where_nothing_can_read_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_files, "find_spec", lambda name: None)
+    monkeypatch.setattr(sources, "find_spec", lambda name: None)
     model, rows = tmp_path / "model", tmp_path / "rows.jsonl"
     model.mkdir()
     rows.write_text("{}\n")

@@ -15,7 +15,7 @@ from autotrain_mem.cli import flags, main
 from autotrain_mem.machine.catalog import catalog
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.support.errors import UsageError
-from autotrain_mem.support.recipe_files import Recipe, recipe, recipes
+from autotrain_mem.support.yaml_files import Recipe, recipe, recipes
 from autotrain_mem.types.methods_table import METHODS, REWARD_MODEL_ARGUMENTS
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import architectures
 import pytest
 from recipe_plans.rows import SAME_SIZES, settings
 
-from autotrain_mem.support.recipe_files import Recipe, recipes
+from autotrain_mem.support.yaml_files import Recipe, recipes
 from autotrain_mem.types.methods_table import REWARD_MODEL_ARGUMENTS
 from tests.place import Autofit
 

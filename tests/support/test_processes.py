@@ -20,9 +20,8 @@ from nouns import TRL_DEFAULTS
 from tiny import tiny_folder
 
 from autotrain_mem.support import processes
-from autotrain_mem.support.ending_signals import ENDING_SIGNALS
 from autotrain_mem.support.errors import ModelNotFoundError, WorkerDiedError, WorkerTimeoutError
-from autotrain_mem.support.processes import LOG_TAIL_CHARACTERS, Child, ChildDied, ChildTimeout
+from autotrain_mem.support.processes import ENDING_SIGNALS, LOG_TAIL_CHARACTERS, Child, ChildDied, ChildTimeout
 from autotrain_mem.types import Counting, Job
 from autotrain_mem.worker.client import Worker
 

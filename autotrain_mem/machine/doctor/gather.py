@@ -21,8 +21,7 @@ from autotrain_mem.machine.other_processes import others_on
 from autotrain_mem.machine.torch_child import NoAnswer
 from autotrain_mem.machine.torch_sees import seen
 from autotrain_mem.support.errors import AutofitError
-from autotrain_mem.support.host import existing, host_memory
-from autotrain_mem.support.host_compiler import missing_to_compile
+from autotrain_mem.support.host import existing, host_memory, missing_to_compile
 from autotrain_mem.support.processes import Child, ChildDied, ChildTimeout
 from autotrain_mem.support.store import cache_folder
 from autotrain_mem.support.versions import installed_versions

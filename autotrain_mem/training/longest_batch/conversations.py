@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from autotrain_mem.methods.interface import method_of_trainer
-from autotrain_mem.support.columns import row_lengths
+from autotrain_mem.methods.row_lengths import prepared_lengths
 from autotrain_mem.training.longest_batch.rows import CANDIDATES, characters, longest_rows
 
 
@@ -15,7 +15,7 @@ def are_conversations(trainer: Any, dataset: Any) -> bool:
     """Tell whether the rows are conversations of which this trainer's collator makes tokens."""
     method = method_of_trainer(trainer)
     is_collated = method is not None and method.unprepared_lengths(trainer, []) is not None
-    return is_collated and "messages" in dataset.column_names and row_lengths(dataset) is None
+    return is_collated and "messages" in dataset.column_names and prepared_lengths(dataset) is None
 
 
 def longest_conversations(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:

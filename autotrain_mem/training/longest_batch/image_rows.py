@@ -8,7 +8,7 @@ from typing import Any
 from trl.data_utils import prepare_multimodal_messages
 
 from autotrain_mem.data.image_sizes import has_images, pixels, row_image_sizes
-from autotrain_mem.support.columns import row_lengths
+from autotrain_mem.methods.row_lengths import prepared_lengths
 from autotrain_mem.training.longest_batch.rows import characters, fetched, is_padded, longest_rows
 
 FEWEST_CANDIDATES = 8
@@ -21,7 +21,7 @@ _ROWS_AT_ONCE = 1000
 
 def are_image_rows(dataset: Any) -> bool:
     """Whether a trainer's data have images, and nothing that was prepared."""
-    return has_images(dataset.column_names) and row_lengths(dataset) is None
+    return has_images(dataset.column_names) and prepared_lengths(dataset) is None
 
 
 def longest_image_rows(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:

@@ -15,7 +15,7 @@ import torch
 from transformers import GenerationConfig, TrainerCallback
 from trl.models.utils import unwrap_model_for_generation
 
-from autotrain_mem.support.columns import list_lengths
+from autotrain_mem.methods.row_lengths import list_lengths
 from autotrain_mem.training.longest_batch.restore import untouched, with_memory_of_later_steps
 from autotrain_mem.training.longest_batch.rows import LongestBatch, OnError, longest_rows, repeated
 

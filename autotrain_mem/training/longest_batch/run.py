@@ -15,7 +15,7 @@ from transformers import GenerationConfig
 
 from autotrain_mem.data.image_sizes import has_images
 from autotrain_mem.methods import online
-from autotrain_mem.support.columns import row_lengths
+from autotrain_mem.methods.row_lengths import prepared_lengths
 from autotrain_mem.support.errors import DatasetFormatError
 from autotrain_mem.training.longest_batch.conversations import are_conversations, longest_conversations, ways_of_step
 from autotrain_mem.training.longest_batch.image_rows import are_image_rows, longest_image_rows
@@ -144,7 +144,7 @@ def _why_not(trainer: Any) -> str:
         return "the training data have no rows"
     is_known = has_images(dataset.column_names) or (_is_online(trainer) and "prompt" in dataset.column_names)
     is_known = is_known or are_conversations(trainer, dataset)
-    if row_lengths(dataset) is None and not is_known:
+    if prepared_lengths(dataset) is None and not is_known:
         return f"the training data have none of the columns that are known here: {', '.join(dataset.column_names)}"
     if str(getattr(trainer.accelerator.distributed_type, "value", "")) == "DEEPSPEED":
         return "DeepSpeed's backward steps the optimizer itself"
@@ -172,7 +172,7 @@ def _rows(trainer: Any) -> Rows:
     if are_conversations(trainer, dataset):
         longest, tokens = longest_conversations(trainer, dataset, count)
         return fetched(trainer, dataset, longest), tokens
-    prepared = row_lengths(dataset)
+    prepared = prepared_lengths(dataset)
     assert prepared is not None, "asked before"
     lengths = cut(prepared, trainer.args)
     longest = longest_rows(lengths, count, padded=is_padded(trainer.args))

@@ -26,7 +26,7 @@ from autotrain_mem.machine.other_processes import held_by
 from autotrain_mem.methods import online
 from autotrain_mem.methods.configs import EVALUATED_BATCHES, REHEARSED_ACCUMULATION, REHEARSED_STEPS, Configs
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.support.columns import row_lengths
+from autotrain_mem.methods.row_lengths import prepared_lengths
 from autotrain_mem.support.errors import GpuOutOfMemoryError
 from autotrain_mem.training.longest_batch.conversations import are_conversations, longest_conversations
 from autotrain_mem.training.longest_batch.image_rows import are_image_rows, longest_image_rows
@@ -228,7 +228,7 @@ def _longest(rows: Any, trainer: Any, count: int) -> tuple[list[int], int]:
 
 def _lengths(rows: Any, trainer: Any) -> Sequence[int]:
     """Tokens of every row of prepared data; of prompts that are not, as many as the trainer will make of them."""
-    lengths = row_lengths(rows)
+    lengths = prepared_lengths(rows)
     if lengths is not None:
         return cut(lengths, trainer.args)
     options = getattr(trainer.args, "chat_template_kwargs", None) or {}

@@ -1,0 +1,212 @@
+"""This machine's memory, its network, and what DeepSpeed compiles on it."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+from importlib.machinery import ModuleSpec
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from autotrain_mem.support import host
+from autotrain_mem.support.host import (
+    NVME,
+    OPTIMIZER,
+    container_limits,
+    cores,
+    host_memory,
+    interface_to,
+    missing_to_compile,
+    oom_kills,
+)
+from autotrain_mem.support.units import GIB
+from autotrain_mem.training.process import world
+
+UNLIMITED_V1 = 9223372036854771712
+
+
+@pytest.fixture(autouse=True)
+def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=64 * GIB, available=48 * GIB))
+
+
+def group(root: pathlib.Path, line: str, folder: str, files: dict[str, object]) -> None:
+    (root / "proc/self").mkdir(parents=True, exist_ok=True)
+    with open(root / "proc/self/cgroup", "a") as file:
+        file.write(line + "\n")
+    limited(root, folder, files)
+
+
+def limited(root: pathlib.Path, folder: str, files: dict[str, object]) -> None:
+    (root / folder).mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (root / folder / name).write_text(f"{content}\n")
+
+
+def v2(limit: object, used: int, file_pages: int = 0) -> dict[str, object]:
+    rows = f"anon 1\ninactive_file {file_pages // 2}\nactive_file {file_pages - file_pages // 2}\nslab 7"
+    return {"memory.max": limit, "memory.current": used, "memory.stat": rows}
+
+
+def v1(limit: int, used: int) -> dict[str, object]:
+    rows = f"cache 5\ntotal_inactive_file {GIB}\ntotal_active_file 0"
+    return {"memory.limit_in_bytes": limit, "memory.usage_in_bytes": used, "memory.stat": rows}
+
+
+def test_without_control_groups_the_machine_speaks(tmp_path: pathlib.Path) -> None:
+    memory = host_memory(tmp_path)
+    assert (memory.total_bytes, memory.available_bytes, memory.source) == (64 * GIB, 48 * GIB, "memory: psutil")
+    assert oom_kills(tmp_path) == 0
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "file_pages", "total", "available"),
+    [(8, 3, 0, 8, 5), (8, 8, 6, 8, 6), (1, 2, 0, 1, 0), (512, 1, 0, 64, 48)],
+    ids=["limited", "file pages can be taken back", "over its limit", "beyond the machine"],
+)
+def test_a_container_has_its_limit_less_what_it_uses(
+    tmp_path: pathlib.Path, limit: int, used: int, file_pages: int, total: int, available: int
+) -> None:
+    group(tmp_path, "0::/", "sys/fs/cgroup", v2(limit * GIB, used * GIB, file_pages * GIB))
+    memory = host_memory(tmp_path)
+    assert (memory.total_bytes, memory.available_bytes) == (total * GIB, available * GIB)
+    assert ("container" in memory.source) is (total < 64)
+
+
+def test_groups_above_count_and_version_1_is_read_beside_version_2(tmp_path: pathlib.Path) -> None:
+    group(tmp_path / "2", "0::/user.slice/job", "sys/fs/cgroup/user.slice/job", v2("max", GIB))
+    limited(tmp_path / "2", "sys/fs/cgroup/user.slice", v2(4 * GIB, 2 * GIB))
+    assert host_memory(tmp_path / "2").available_bytes == 2 * GIB
+    group(tmp_path, "0::/", "sys/fs/cgroup/unified", {"cgroup.procs": 1})
+    group(tmp_path, "4:cpu,memory:/docker/x", "sys/fs/cgroup/memory/docker/x", v1(UNLIMITED_V1, 2 * GIB))
+    assert host_memory(tmp_path).source == "memory: psutil"
+    limited(tmp_path, "sys/fs/cgroup/memory/docker", v1(16 * GIB, 2 * GIB))
+    assert host_memory(tmp_path).available_bytes == 15 * GIB
+
+
+@pytest.mark.parametrize("content", ["", "garbage", "-", "\n\n"])
+def test_figures_that_cannot_be_read_are_no_limit(tmp_path: pathlib.Path, content: str) -> None:
+    group(tmp_path, "0::/", "sys/fs/cgroup", {**v2(GIB, 0), "memory.max": content})
+    assert list(container_limits(tmp_path)) == []
+
+
+def test_the_cores_are_those_that_this_process_may_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5}, raising=False)
+    assert cores() == 2
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert cores() == os.cpu_count()
+
+
+@pytest.mark.parametrize(
+    ("line", "file", "text"),
+    [
+        ("0::/job", "sys/fs/cgroup/job/memory.events", "low 0\noom 3\noom_kill 2"),
+        ("4:memory:/job", "sys/fs/cgroup/memory/job/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2"),
+        ("0::/", "proc/vmstat", "nr_free_pages 7\noom_kill 2"),
+    ],
+)
+def test_what_the_kernel_killed_is_counted_by_group_or_machine(
+    tmp_path: pathlib.Path, line: str, file: str, text: str
+) -> None:
+    path = pathlib.PurePath(file)
+    group(tmp_path, line, str(path.parent), {path.name: text})
+    assert oom_kills(tmp_path) == 2
+
+
+def test_an_address_is_reached_over_the_interface_that_holds_ours() -> None:
+    assert interface_to("127.0.0.1") == world.LOOPBACK
+    for name, held in psutil.net_if_addrs().items():
+        own = [each.address for each in held if each.family.name == "AF_INET"]
+        assert [interface_to(address) for address in own] in ([name] * len(own), [world.LOOPBACK] * len(own))
+
+
+def test_no_interface_reaches_what_has_no_address() -> None:
+    assert interface_to("no-such-host.invalid") is None
+
+
+def test_gloo_talks_where_the_first_machine_is_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")  # so that it is taken back, whatever is set meanwhile
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
+    for found in (None, world.LOOPBACK):
+        monkeypatch.setattr(world, "interface_to", lambda address, found=found: found)
+        world.find_other_machines()
+        assert "GLOO_SOCKET_IFNAME" not in os.environ
+    monkeypatch.setattr(world, "interface_to", lambda address: "ib0" if address == "10.0.0.1" else None)
+    world.find_other_machines()
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "ib0"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    world.find_other_machines()
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
+
+
+@pytest.fixture
+def machine(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """One with a PATH of its own, Python's headers and a DeepSpeed without compiled operators."""
+    for name in ("bin/ninja", "bin/c++", "bin/clang++", "include/Python.h", "deepspeed/__init__.py"):
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("")
+        file.chmod(0o755)
+    spec = ModuleSpec("deepspeed", None, origin=str(tmp_path / "deepspeed/__init__.py"))
+    monkeypatch.setattr(host, "find_spec", lambda name: spec)
+    monkeypatch.setattr(host.sysconfig, "get_path", lambda name: str(tmp_path / "include"))
+    return tmp_path
+
+
+def missing(machine: pathlib.Path, **more: str) -> dict[str, str]:
+    return dict(missing_to_compile({"PATH": str(machine / "bin"), "HOME": str(machine), **more}))
+
+
+def test_a_machine_that_has_all_lacks_nothing(machine: pathlib.Path) -> None:
+    assert not missing(machine)
+
+
+def test_each_that_is_missing_is_named_with_its_cure(machine: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (machine / "bin/ninja").unlink()
+    (machine / "bin/c++").unlink()
+    found = missing(machine)
+    assert "apt install g++" in found["there is no C++ compiler (c++)"]
+    assert not missing(machine, CXX="clang++ -O2").keys() - {"ninja is not found in PATH"}
+    monkeypatch.setattr(sys, "executable", str(machine / "venv/python"))
+    assert "pip install ninja" in missing(machine)["ninja is not found in PATH"]
+    (machine / "venv").mkdir()
+    (machine / "venv/ninja").write_text("")
+    assert f'export PATH="{machine}/venv:$PATH"' in missing(machine)["ninja is not found in PATH"]
+    (machine / "include/Python.h").unlink()
+    assert "python3-dev" in missing(machine, CXX="clang++")["Python.h is missing"]
+
+
+def test_what_was_compiled_before_needs_no_compiler_but_ninja(machine: pathlib.Path) -> None:
+    (machine / "bin/c++").unlink()
+    (machine / "bin/ninja").unlink()
+    built = machine / ".cache/torch_extensions/py311_cu128/cpu_adam/cpu_adam.so"
+    built.parent.mkdir(parents=True)
+    built.write_text("")
+    assert missing(machine).keys() == {"ninja is not found in PATH"}
+
+
+def test_nvme_needs_libaio_too_unless_flags_say_where_it_is(
+    machine: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "_LIBAIO", (str(machine / "libaio.h"),))
+    environment = {"PATH": str(machine / "bin"), "HOME": str(machine)}
+    ((what, cure),) = missing_to_compile(environment, (*OPTIMIZER, *NVME))
+    assert (what, "libaio-dev" in cure) == ("libaio.h is missing", True)
+    assert not [*missing_to_compile(environment | {"CFLAGS": "-I/opt"}, NVME)]
+    (machine / "libaio.h").write_text("")
+    assert not [*missing_to_compile(environment, NVME)]
+
+
+@pytest.mark.parametrize(("accelerator", "is_enough"), [("cuda", True), ("cpu", False)])
+def test_an_operator_that_came_with_deepspeed_needs_neither(
+    accelerator: str, is_enough: bool, machine: pathlib.Path
+) -> None:
+    (machine / "bin/ninja").unlink()
+    (machine / "deepspeed/git_version_info_installed.py").write_text(
+        f"version='0.19'\ninstalled_ops={{'cpu_adam': True}}\naccelerator_name='{accelerator}'\n"
+    )
+    assert bool(missing(machine)) != is_enough
