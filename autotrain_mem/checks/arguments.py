@@ -8,7 +8,6 @@ from dataclasses import fields
 from typing import Any
 
 from autotrain_mem.checks import table
-from autotrain_mem.checks.collect import refuse
 from autotrain_mem.checks.flags import Flags
 from autotrain_mem.methods.flags import actions_of, flags_of, read_given, unknown_names
 from autotrain_mem.methods.interface import method_of
@@ -16,6 +15,7 @@ from autotrain_mem.support.errors import MissingExtraError
 from autotrain_mem.types import Knobs
 from autotrain_mem.types.job import MOST
 from autotrain_mem.types.methods_table import METHODS
+from autotrain_mem.types.preflight import refuse
 from autotrain_mem.types.trl_flags import TrlFlags
 
 _ALIASES = {"activation_checkpointing": "gradient_checkpointing"}

@@ -5,39 +5,19 @@ They refuse before minutes of planning what would fail, or be mispredicted, in e
 
 from __future__ import annotations
 
-import copy
-import difflib
 import importlib.util
-import pathlib
 from dataclasses import fields
 from typing import Any
 
-from autotrain_mem.checks.collect import Problems
-from autotrain_mem.checks.flags import Flags
-from autotrain_mem.checks.model import ModelOnCard
-from autotrain_mem.data.token_lengths import lacks_tokenizer
-from autotrain_mem.methods.configs import is_in_mxfp4, on_cpu, read_config, undivided
+from autotrain_mem.checks.model_files import ModelOnCard
+from autotrain_mem.methods.configs import is_in_mxfp4
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.search.absent import OPTIMIZERS_OF_BITSANDBYTES
-from autotrain_mem.support.errors import ModelNotFoundError, UsageError
 from autotrain_mem.support.versions import has_rocm_library
 from autotrain_mem.trainers.processor import FAMILIES
 from autotrain_mem.types import Job
-from autotrain_mem.types.adapter_config import PEFT_CONFIG
 from autotrain_mem.types.hardware import Capability
-from autotrain_mem.types.methods_table import METHODS
-from autotrain_mem.types.preflight import Finding
-
-
-def packages(flags: Flags) -> Problems:
-    """Liger needs its package to train, though not to be rehearsed."""
-    if flags.given.get("use_liger_kernel") and importlib.util.find_spec("liger_kernel") is None:
-        yield Finding(
-            kind="error",
-            error="MissingExtraError",
-            message="--use_liger_kernel needs the package liger_kernel to train.",
-            cure="pip install 'autotrain_mem[liger]', or remove it.",
-        )
+from autotrain_mem.types.preflight import Finding, Problems
 
 
 def quantization(subject: ModelOnCard) -> Problems:
@@ -178,118 +158,3 @@ def liger(subject: ModelOnCard) -> Problems:
         reason = f"Liger's loss for {job.method} is not supported yet with trl {trl.__version__}"
     if reason is not None:
         yield f"--use_liger_kernel: {reason}.", "Remove --use_liger_kernel."
-
-
-# -- what TRL, its dataclasses and the libraries around it say, without a model or data ------------------------------
-
-
-def accepted_by_trl(flags: Flags) -> None:
-    """Lets TRL's dataclasses refuse what they would refuse later; what depends on a GPU is not asked here.
-
-    Nor how the batch divides into groups: that is the plan's to find, and to refuse with the next sum done.
-    """
-    try:
-        filled = _filled(flags)
-    except (ValueError, TypeError, ImportError, OSError) as error:
-        reason = str(error).strip().rstrip(".")
-        raise UsageError(
-            f"TRL refuses these arguments: {reason}.",
-            hint=f"See autofit {flags.method} --help for what each of them takes.",
-        ) from error
-    method_of(flags.method).check(filled, to_train=False)
-
-
-def accepted_by_peft(flags: Flags) -> None:
-    """Lets PEFT refuse a config of its own that it would refuse later."""
-    if flags.given.get(PEFT_CONFIG) is None:
-        return
-    try:
-        read_config(flags.given[PEFT_CONFIG], _filled(flags).model.lora_task_type)
-    except (ValueError, TypeError, ImportError, KeyError) as error:
-        reason = str(error).strip().rstrip(".")
-        raise UsageError(
-            f"PEFT refuses this --{PEFT_CONFIG}: {reason}.",
-            hint="See the class of its peft_type in PEFT's documentation for what it takes.",
-        ) from error
-
-
-def ready_to_train(flags: Flags) -> None:
-    """Lets the method refuse what it plans for and cannot train with, such as rewards that are not there."""
-    method_of(flags.method).check(_filled(flags), to_train=True)
-
-
-def reward_tokenizer(flags: Flags) -> None:
-    """Refuses to train with a reward model that has no tokenizer of its own, where it is handed text.
-
-    Raises:
-        ModelNotFoundError: there is none beside it.
-    """
-    model = method_of(flags.method).judge_of_text(flags.given)
-    if model and lacks_tokenizer(pathlib.Path(model)):
-        raise ModelNotFoundError(
-            f"{model} comes without a tokenizer, by which a reward model reads completions.",
-            hint="Save the tokenizer that it was trained with in the same folder, as autofit reward does.",
-        )
-
-
-def _filled(flags: Flags) -> Any:
-    values = copy.deepcopy(undivided(flags.given))
-    return method_of(flags.method).configs({**on_cpu(values), "report_to": "none"})
-
-
-_EVERY_OR_NO_TRACKER = ("none", "all")
-
-
-def tracker_names(flags: Flags) -> Problems:
-    """A name that transformers does not know is a mistake, whether training follows or not."""
-    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
-
-    known = [*_EVERY_OR_NO_TRACKER, *sorted(INTEGRATION_TO_CALLBACK)]
-    for name in _trackers(flags):
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            meant = f"Did you mean {near[0]}? " if near else ""
-            yield f"--report_to {name}: transformers knows no such tracker.", f"{meant}It knows {', '.join(known)}."
-
-
-def trackers(flags: Flags) -> Problems:
-    """A tracker that is not installed would end the run when it starts, after the plan was made."""
-    from transformers.integrations import get_available_reporting_integrations
-
-    available = [*_EVERY_OR_NO_TRACKER, *get_available_reporting_integrations()]
-    if missing := [name for name in _trackers(flags) if name not in available]:
-        yield Finding(
-            kind="error",
-            error="MissingExtraError",
-            message=f"--report_to {' '.join(missing)} is not installed here, and a run would end where it begins to "
-            "report. A plan alone needs no tracker.",
-            cure=f"Install it, or give --report_to one of {', '.join(available)}.",
-        )
-
-
-def _trackers(flags: Flags) -> list[str]:
-    report_to = flags.given.get("report_to") or []
-    return [report_to] if isinstance(report_to, str) else report_to
-
-
-def checkpoint_to_resume(flags: Flags) -> Problems:
-    """``true`` takes the last checkpoint of the output folder; none there would end the run after it was planned."""
-    folder = flags.given.get("output_dir")
-    resumes = flags.given.get("resume_from_checkpoint") is True
-    if resumes and folder and not any(pathlib.Path(folder).glob("checkpoint-*")):
-        yield (
-            f"--resume_from_checkpoint: {folder} holds no checkpoint to go on from.",
-            "Remove the flag to start from the beginning, or give it a checkpoint's folder.",
-        )
-
-
-def label_smoothing(flags: Flags) -> Problems:
-    """The chunked loss of TRL 1.12 is given no labels where they are smoothed, and asks for their number all the same
-    (``trl/trainer/sft_trainer.py: compute_loss``, ``num_valid_tokens``); later ones compute whole logits."""
-    if flags.given.get("label_smoothing_factor") and METHODS[flags.method].has_chunked_loss:
-        loss_type = getattr(_filled(flags).training, "loss_type", None)
-        if loss_type in (None, "chunked_nll") and not flags.given.get("use_liger_kernel"):
-            yield (
-                "--label_smoothing_factor does not go with the chunked loss of this TRL: the first step would end it.",
-                "Give --loss_type nll, which computes all logits at once, or remove --label_smoothing_factor.",
-            )

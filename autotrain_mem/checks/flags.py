@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotrain_mem.checks.collect import Problems
 from autotrain_mem.methods.flag_verdicts import REFUSED, REFUSED_WHEN_OFF, Verdict, group_of
 from autotrain_mem.methods.optimizer_verdicts import is_projecting, package_of, why_refused
 from autotrain_mem.search.levers import LEVERS
@@ -20,7 +19,7 @@ from autotrain_mem.types.adapter_config import PEFT_CONFIG, kind_of, why_not_qua
 from autotrain_mem.types.job import AUTO, MAX_LENGTH, is_wish
 from autotrain_mem.types.knobs import BASE_BITS
 from autotrain_mem.types.methods_table import METHODS
-from autotrain_mem.types.preflight import Finding
+from autotrain_mem.types.preflight import Finding, Problems
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

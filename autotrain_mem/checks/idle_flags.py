@@ -6,12 +6,11 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autotrain_mem.checks.collect import Problems
-from autotrain_mem.checks.preflight import Setup
+from autotrain_mem.checks.preflight_checks import Setup
 from autotrain_mem.methods.configs import Configs
 from autotrain_mem.methods.flag_verdicts import FlagGroup, Verdict, group_of
 from autotrain_mem.methods.optimizer_verdicts import is_projecting
-from autotrain_mem.types.preflight import Finding
+from autotrain_mem.types.preflight import Finding, Problems
 
 
 def idle(setup: Setup) -> Problems:

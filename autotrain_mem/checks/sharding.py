@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotrain_mem.checks.collect import Problems
 from autotrain_mem.checks.flags import Flags
-from autotrain_mem.checks.model import ModelOnCard
+from autotrain_mem.checks.model_files import ModelOnCard
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.search.levers import LADDER
 from autotrain_mem.search.shared_tokens import WAYS, SharedTokens
 from autotrain_mem.types.knobs import BASE_BITS, TOKEN_KNOBS, ZEROS
 from autotrain_mem.types.methods_table import METHODS
+from autotrain_mem.types.preflight import Problems
 
 FSDP2 = ("fsdp2-no-reshard", "fsdp2", "hsdp")
 FSDP = (*FSDP2, "fsdp1")

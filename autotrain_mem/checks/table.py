@@ -1,26 +1,24 @@
 """Every check, in the order in which a user reads what is wrong: what is refused, and at which point of a run.
 
-To add a check, write a function that yields its problems (``checks.collect``), and give it a line here.
+To add a check, write a function that yields its problems (``types.preflight``), and give it a line here.
 """
 
 from __future__ import annotations
 
 from autotrain_mem.checks import (
+    adapters,
     compatibility,
-    experts,
     flags,
     idle_flags,
-    late_failures,
-    lora_targets,
-    model,
-    preflight,
+    model_files,
+    preflight_checks,
     sharding,
-    tokenizer,
+    trl_arguments,
 )
-from autotrain_mem.checks.collect import Check
 from autotrain_mem.checks.flags import Flags
-from autotrain_mem.checks.model import ModelOnCard
-from autotrain_mem.checks.preflight import Setup
+from autotrain_mem.checks.model_files import ModelOnCard
+from autotrain_mem.checks.preflight_checks import Setup
+from autotrain_mem.types.preflight import Check
 
 FLAGS: tuple[Check[Flags], ...] = (
     flags.device,
@@ -45,27 +43,27 @@ FLAGS: tuple[Check[Flags], ...] = (
     flags.compiled_graphs,
     flags.optimizer,
     flags.arguments,
-    late_failures.data_workers,
-    late_failures.best_model,
-    late_failures.kept_inputs,
-    late_failures.accelerator,
+    trl_arguments.data_workers,
+    trl_arguments.best_model,
+    trl_arguments.kept_inputs,
+    trl_arguments.accelerator,
     flags.effective_batch,
 )
 """What the user's words say against each other, and what no plan can be made with."""
 
 TRL_ARGUMENTS: tuple[Check[Flags], ...] = (
-    compatibility.accepted_by_trl,
-    compatibility.accepted_by_peft,
-    compatibility.tracker_names,
-    compatibility.checkpoint_to_resume,
-    compatibility.label_smoothing,
-    late_failures.evaluation_of_command,
+    trl_arguments.accepted_by_trl,
+    trl_arguments.accepted_by_peft,
+    trl_arguments.tracker_names,
+    trl_arguments.checkpoint_to_resume,
+    trl_arguments.label_smoothing,
+    trl_arguments.evaluation_of_command,
 )
 """What TRL's dataclasses refuse, and what a run would end with when it starts, by its arguments alone."""
 
 MODEL: tuple[Check[ModelOnCard], ...] = (
-    model.reward_model,
-    model.teacher_model,
+    model_files.reward_model,
+    model_files.teacher_model,
     compatibility.quantization,
     compatibility.bitsandbytes_on_card,
     compatibility.attention,
@@ -76,26 +74,26 @@ MODEL: tuple[Check[ModelOnCard], ...] = (
 """What cannot go together: a job's arguments with its model, with the card, and with the installed TRL."""
 
 TRAINING: tuple[Check[Flags], ...] = (
-    compatibility.ready_to_train,
-    compatibility.reward_tokenizer,
-    compatibility.packages,
-    compatibility.trackers,
+    trl_arguments.ready_to_train,
+    trl_arguments.reward_tokenizer,
+    trl_arguments.packages,
+    trl_arguments.trackers,
 )
 """What training needs where a plan can be made without."""
 
 PREFLIGHT: tuple[Check[Setup], ...] = (
-    preflight.emulated_bf16,
-    preflight.tf32,
+    preflight_checks.emulated_bf16,
+    preflight_checks.tf32,
     idle_flags.idle,
-    preflight.flash_attention_package,
-    preflight.compiled_optimizer,
-    preflight.data,
-    tokenizer.special_tokens,
-    tokenizer.padding_of_method,
-    tokenizer.vocabulary,
-    tokenizer.chat_template,
-    lora_targets.unmatched_targets,
-    experts.adapted_experts,
-    experts.router_loss,
+    preflight_checks.flash_attention_package,
+    preflight_checks.compiled_optimizer,
+    preflight_checks.data,
+    preflight_checks.special_tokens,
+    preflight_checks.padding_of_method,
+    preflight_checks.vocabulary,
+    preflight_checks.chat_template,
+    adapters.unmatched_targets,
+    adapters.adapted_experts,
+    adapters.router_loss,
 )
 """What can be known to go wrong with model, tokenizer and data before anything is rehearsed."""

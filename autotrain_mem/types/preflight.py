@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from autotrain_mem.support.errors import AutofitError, from_json
 
@@ -69,3 +69,46 @@ def settle(findings: Iterable[Finding]) -> tuple[Finding, ...]:
             lines.append(mark + f"{finding.message}\n{finding.cure}".replace("\n", "\n" + " " * len(mark)))
         hint = "\n".join(lines)
     raise from_json({"error": errors[0].error, "message": message, "hint": hint})
+
+
+# -- how checks say it -------------------------------------------------------------------------------------------------
+
+
+Problems = Iterator[tuple[str, str] | Finding]
+"""What a check yields: a message and what to do about it, for a UsageError; or a finding of another kind."""
+
+Subject = TypeVar("Subject")
+Check = Callable[[Subject], Problems | None]
+"""Yields what is wrong, or raises the one error that it looks for."""
+
+
+def collect(
+    checks: Sequence[Check[Subject]], subject: Subject, pass_over: tuple[type[Exception], ...] = ()
+) -> tuple[Finding, ...]:
+    """Returns every finding, errors and warnings, in the order of the checks.
+
+    Args:
+        pass_over: What a check may raise without a finding: what it could not find out is not said.
+    """
+    findings: list[Finding] = []
+    for check in checks:
+        try:
+            for problem in check(subject) or ():
+                if not isinstance(problem, Finding):
+                    message, cure = problem
+                    problem = Finding(kind="error", message=message, cure=cure)
+                findings.append(problem)
+        except AutofitError as error:
+            findings.append(Finding.of(error))
+        except pass_over:
+            continue
+    return tuple(findings)
+
+
+def refuse(checks: Sequence[Check[Subject]], subject: Subject) -> None:
+    """Raises all errors as one.
+
+    Raises:
+        AutofitError: of the class of the first problem; the hint of several holds each message with its cure.
+    """
+    settle(collect(checks, subject))

@@ -43,9 +43,8 @@ def flags() -> dict[str, TrlFlags]:
 def describe(job: Job, compute_capability: Capability) -> ModelFacts:
     """Reads the model's config, and refuses what cannot go together."""
     from autotrain_mem.checks import table
-    from autotrain_mem.checks.collect import refuse
     from autotrain_mem.checks.compatibility import why_no_flash_attention
-    from autotrain_mem.checks.model import ModelOnCard, config_digest, read_config
+    from autotrain_mem.checks.model_files import ModelOnCard, config_digest, read_config
     from autotrain_mem.checks.sharding import other_layers
     from autotrain_mem.methods.configs import default_targets
     from autotrain_mem.methods.parameter_count import (
@@ -58,6 +57,7 @@ def describe(job: Job, compute_capability: Capability) -> ModelFacts:
     from autotrain_mem.rehearsal.model.truncated_depth import pattern_of
     from autotrain_mem.trainers.processor import FAMILIES, pixel_steps
     from autotrain_mem.trainers.quantization import checkpoint_quantization
+    from autotrain_mem.types.preflight import refuse
 
     config = read_config(job)
     refuse(table.MODEL, ModelOnCard(job=job, config=config, compute_capability=compute_capability))
@@ -87,7 +87,7 @@ def describe(job: Job, compute_capability: Capability) -> ModelFacts:
 def layers_to_name(job: Job) -> tuple[str, ...]:
     """Names the layers that FSDP shards one by one, where accelerate must be told them: it refuses a name of
     transformers' that the model has no layers of."""
-    from autotrain_mem.checks.model import model_without_weights
+    from autotrain_mem.checks.model_files import model_without_weights
     from autotrain_mem.trainers.finish import layers_to_shard
 
     model = model_without_weights(job)
@@ -98,8 +98,8 @@ def layers_to_name(job: Job) -> tuple[str, ...]:
 def check(job: Job) -> None:
     """Refuses a job that lacks what training needs beside a device, weights and data."""
     from autotrain_mem.checks import table
-    from autotrain_mem.checks.collect import refuse
     from autotrain_mem.checks.flags import Flags
+    from autotrain_mem.types.preflight import refuse
 
     refuse(table.TRAINING, Flags(method=job.method, given=job.arguments))
 
@@ -109,10 +109,9 @@ def preflight(
 ) -> Preflight:
     """Finds what can be known to go wrong with a job, and how many parameters its weights' files hold."""
     from autotrain_mem.checks import table
-    from autotrain_mem.checks.collect import collect
-    from autotrain_mem.checks.model import read_config
-    from autotrain_mem.checks.preflight import UNFORESEEN, setup_of
-    from autotrain_mem.checks.weights import download, item_bytes, parameters_on_disk
+    from autotrain_mem.checks.model_files import download, item_bytes, parameters_on_disk, read_config
+    from autotrain_mem.checks.preflight_checks import UNFORESEEN, setup_of
+    from autotrain_mem.types.preflight import collect
 
     config = read_config(job)
     facts = {"to_train": to_train, "on_cpu": on_cpu, "reads_data": reads_data}
@@ -137,7 +136,7 @@ def rehearse(
     scratch: str,
 ) -> Trace:
     """Rehearses one configuration."""
-    from autotrain_mem.checks.model import read_config
+    from autotrain_mem.checks.model_files import read_config
     from autotrain_mem.rehearsal.rehearse import rehearse as rehearse_trainer
 
     read_config(job)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from accuracy_rows.rows import FLOAT32, Case, framework, ran_older_trl
 from autotrain_mem import api
-from autotrain_mem.checks.model import read_config
+from autotrain_mem.checks.model_files import read_config
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.planning.predict.predictions import judge_trace
 from autotrain_mem.planning.rehearsals import Lengths

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotrain_mem.checks.model import read_config
+from autotrain_mem.checks.model_files import read_config
 from autotrain_mem.trainers.kernels import LIGER_MODELS
 from autotrain_mem.types import Job, Knobs
 

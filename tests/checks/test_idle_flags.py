@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from autotrain_mem.checks import idle_flags, preflight
-from autotrain_mem.checks.collect import collect
-from autotrain_mem.checks.preflight import setup_of
+from autotrain_mem.checks import idle_flags, preflight_checks
+from autotrain_mem.checks.preflight_checks import setup_of
 from autotrain_mem.trainers.hub_models import load_config
 from autotrain_mem.types import Job
 from autotrain_mem.types.job import PythonCall
+from autotrain_mem.types.preflight import collect
 
 pytestmark = pytest.mark.newest
 
@@ -31,7 +31,7 @@ def said(model_folder: Folder) -> Said:
         facts = {"compute_capability": card, "to_train": False, "on_cpu": False, "reads_data": False}
         setup = setup_of(job, load_config(folder), "out", **facts)
         setup = dataclasses.replace(setup, job=dataclasses.replace(job, python_call=call)) if from_python else setup
-        return [str(finding) for finding in collect((idle_flags.idle, preflight.tf32), setup)]
+        return [str(finding) for finding in collect((idle_flags.idle, preflight_checks.tf32), setup)]
 
     return found
 

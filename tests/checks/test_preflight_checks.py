@@ -10,17 +10,14 @@ from typing import Any
 
 import pytest
 
-from autotrain_mem.checks import compatibility, table
-from autotrain_mem.checks import preflight as preflight_checks
-from autotrain_mem.checks.collect import collect
+from autotrain_mem.checks import compatibility, preflight_checks, table
 from autotrain_mem.checks.compatibility import why_no_flash_attention
-from autotrain_mem.checks.model import ModelOnCard
-from autotrain_mem.checks.preflight import UNFORESEEN, Setup, setup_of
-from autotrain_mem.checks.weights import parameters_on_disk
+from autotrain_mem.checks.model_files import ModelOnCard, parameters_on_disk
+from autotrain_mem.checks.preflight_checks import UNFORESEEN, Setup, setup_of
 from autotrain_mem.cli import word_problems
 from autotrain_mem.trainers.hub_models import load_config
 from autotrain_mem.types import Job
-from autotrain_mem.types.preflight import Finding
+from autotrain_mem.types.preflight import Finding, collect
 
 Folder = Callable[[str], pathlib.Path]
 

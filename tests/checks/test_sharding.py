@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from autotrain_mem.checks import sharding, table
-from autotrain_mem.checks.collect import collect
 from autotrain_mem.checks.flags import Flags
-from autotrain_mem.checks.model import ModelOnCard
+from autotrain_mem.checks.model_files import ModelOnCard
 from autotrain_mem.search.levels import levels
 from autotrain_mem.search.shardings import shared
 from autotrain_mem.types import Job, codec
+from autotrain_mem.types.preflight import collect
 from tests.search.synthetic_memory import ONLINE, PPO, TRL, space_of
 
 

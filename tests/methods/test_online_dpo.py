@@ -8,12 +8,12 @@ import pytest
 from datasets import Dataset
 from transformers import AutoTokenizer
 
-from autotrain_mem.checks import compatibility, table
-from autotrain_mem.checks.collect import refuse
+from autotrain_mem.checks import table, trl_arguments
 from autotrain_mem.checks.flags import Flags
 from autotrain_mem.methods import online_dpo
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.support.errors import AutofitError, DatasetFormatError, ModelNotFoundError, UsageError
+from autotrain_mem.types.preflight import refuse
 
 pytestmark = pytest.mark.newest
 Folder = Callable[[str], pathlib.Path]
@@ -86,5 +86,5 @@ def test_training_needs_the_tokenizer_of_a_reward_model_that_reads_text(
     for method in ("online_dpo", "grpo"):
         name = "reward_model_path" if method == "online_dpo" else "reward_model_name_or_path"
         with pytest.raises(ModelNotFoundError, match="by which a reward model reads completions"):
-            compatibility.reward_tokenizer(Flags(method=method, given={name: str(tmp_path)}, own={}))
-    compatibility.reward_tokenizer(Flags(method="ppo", given={"reward_model_path": str(tmp_path)}, own={}))
+            trl_arguments.reward_tokenizer(Flags(method=method, given={name: str(tmp_path)}, own={}))
+    trl_arguments.reward_tokenizer(Flags(method="ppo", given={"reward_model_path": str(tmp_path)}, own={}))

@@ -9,9 +9,9 @@ import pytest
 from transformers.training_args import OptimizerNames
 
 from autotrain_mem.checks import flags
-from autotrain_mem.checks.collect import collect
 from autotrain_mem.checks.flags import Flags
 from autotrain_mem.methods.optimizer_verdicts import PACKAGES, REFUSED, REHEARSED
+from autotrain_mem.types.preflight import collect
 
 pytestmark = pytest.mark.newest
 

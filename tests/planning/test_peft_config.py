@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from autotrain_mem.checks.collect import collect
 from autotrain_mem.checks.flags import Flags, adapter
 from autotrain_mem.exports.tools import check_adapter
 from autotrain_mem.planning.peft_config import with_peft_config
 from autotrain_mem.planning.wish import Wish
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types.autofit import AutoFit
+from autotrain_mem.types.preflight import collect
 
 VERA = {"peft_type": "VERA", "r": 256, "inference_mode": True}
 

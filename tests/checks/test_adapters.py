@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from autotrain_mem.checks import table
-from autotrain_mem.checks.collect import collect
-from autotrain_mem.checks.model import ModelOnCard
-from autotrain_mem.checks.preflight import UNFORESEEN, setup_of
+from autotrain_mem.checks.model_files import ModelOnCard
+from autotrain_mem.checks.preflight_checks import UNFORESEEN, setup_of
 from autotrain_mem.trainers.hub_models import load_config
 from autotrain_mem.types import Job
+from autotrain_mem.types.preflight import collect
 
 Folder = Callable[[str], pathlib.Path]
 EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from autotrain_mem.checks import compatibility, late_failures, table
-from autotrain_mem.checks.collect import collect
+from autotrain_mem.checks import table, trl_arguments
 from autotrain_mem.checks.flags import Flags
 from autotrain_mem.methods.configs import on_cpu
 from autotrain_mem.methods.flag_verdicts import REFUSED, REFUSED_WHEN_OFF
+from autotrain_mem.types.preflight import collect
 
 pytestmark = pytest.mark.newest
 
 
 def problems(method: str = "sft", **given: Any) -> list[str]:
-    checks = (*table.FLAGS, late_failures.evaluation_of_command)
+    checks = (*table.FLAGS, trl_arguments.evaluation_of_command)
     return [finding.message for finding in collect(checks, Flags(method=method, given=given))]
 
 
@@ -86,7 +86,7 @@ def test_smoothed_labels_are_refused_with_a_chunked_loss_alone() -> None:
 
     def refused(method: str = "sft", **given: Any) -> list[Any]:
         flags = Flags(method=method, given={"label_smoothing_factor": 0.1, **given})
-        return list(collect((compatibility.label_smoothing,), flags))
+        return list(collect((trl_arguments.label_smoothing,), flags))
 
     is_chunked = SFTConfig("unused", use_cpu=True, report_to="none").loss_type in (None, "chunked_nll")
     assert bool(refused()) is is_chunked
@@ -102,5 +102,5 @@ def test_flags_of_a_card_and_of_loading_processes_are_no_mistake_where_neither_i
         "dataloader_persistent_workers": True,
         "torch_compile_backend": "inductor",
     }
-    assert collect((compatibility.accepted_by_trl,), Flags(method="sft", given=given)) == ()
+    assert collect((trl_arguments.accepted_by_trl,), Flags(method="sft", given=given)) == ()
     assert on_cpu(given) == {"use_cpu": True, "dataloader_num_workers": 0}

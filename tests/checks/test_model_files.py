@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import constants
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from autotrain_mem.checks.weights import download
+from autotrain_mem.checks.model_files import download
 
 CONFIG = Qwen2Config(
     hidden_size=8,

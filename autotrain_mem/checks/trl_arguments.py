@@ -1,0 +1,243 @@
+"""Checks arguments by TRL's own dataclasses, and for what would end a training as it starts or is first evaluated."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import importlib.util
+import json
+import pathlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autotrain_mem.checks.flags import Flags
+from autotrain_mem.data.token_lengths import lacks_tokenizer
+from autotrain_mem.methods.configs import OF_WORKERS, on_cpu, read_config, undivided
+from autotrain_mem.methods.interface import method_of
+from autotrain_mem.support.errors import ModelNotFoundError, UsageError
+from autotrain_mem.types.adapter_config import PEFT_CONFIG
+from autotrain_mem.types.methods_table import METHODS
+from autotrain_mem.types.preflight import Finding, Problems
+
+
+def data_workers(flags: Flags) -> Problems:
+    """Some flags need processes that load data (``torch/utils/data/dataloader.py: DataLoader.__init__``)."""
+    given = flags.given
+    asked = [f"--{name}" for name in OF_WORKERS if given.get(name)]
+    if asked and not given.get("dataloader_num_workers"):
+        yield (
+            f"{', '.join(asked)} {'needs' if len(asked) == 1 else 'need'} processes that load data: torch refuses "
+            "it without.",
+            f"Give --dataloader_num_workers 2, or remove {', '.join(asked)}.",
+        )
+
+
+def best_model(flags: Flags) -> Problems:
+    """Only evaluations find a best model, by a metric that is named (``transformers/trainer.py: _validate_args,
+    _determine_best_metric``). PPO, which evaluates nothing, has a refusal of its own (``trainers.ppo_checks``)."""
+    given = flags.given
+    if _text(given.get("save_strategy")) != "best" or not method_of(flags.method).is_evaluated:
+        return
+    if not _evaluates(given):
+        yield (
+            "--save_strategy best without --eval_strategy never finds a best model, and saves none.",
+            "Give --eval_strategy steps, or --save_strategy steps.",
+        )
+    if not given.get("metric_for_best_model"):
+        yield (
+            "--save_strategy best needs to know best by what: transformers refuses it as the trainer is built.",
+            "Give --metric_for_best_model loss.",
+        )
+
+
+def kept_inputs(flags: Flags) -> Problems:
+    """``transformers/trainer.py: evaluation_loop`` takes a batch for a mapping; here it is a list of prompts."""
+    if flags.given.get("include_for_metrics") and METHODS[flags.method].is_online:
+        yield (
+            "--include_for_metrics would end the first evaluation: a batch of prompts holds no such inputs.",
+            "Remove --include_for_metrics.",
+        )
+
+
+def accelerator(flags: Flags) -> Problems:
+    """Two keys of accelerate's config change the batch behind a plan's back."""
+    config = _accelerator_config(flags.given.get("accelerator_config"))
+    if config.get("split_batches"):  # accelerate/data_loader.py: BatchSamplerShard._iter_with_split
+        yield (
+            "--accelerator_config split_batches divides --per_device_train_batch_size among the processes, so that a "
+            "GPU trains on fewer rows than a plan says.",
+            "Remove split_batches; --effective_batch_size says how many rows a step has over all GPUs.",
+        )
+    if (config.get("gradient_accumulation_kwargs") or {}).get("num_steps") is not None:
+        # transformers/trainer.py: create_accelerator_and_postprocess
+        yield (
+            "--accelerator_config num_steps takes the place of --gradient_accumulation_steps, or is refused beside it.",
+            "Remove num_steps, and give --gradient_accumulation_steps.",
+        )
+
+
+def _accelerator_config(value: Any) -> Mapping[str, Any]:
+    """A mapping, a text of JSON, or the name of a file that holds one (``transformers/training_args.py:
+    __post_init__``); what cannot be read is for TRL to refuse."""
+    if isinstance(value, Mapping) or value is None:
+        return value or {}
+    try:
+        text = str(value) if str(value).startswith("{") else Path(str(value)).read_text(encoding="utf-8")
+        read = json.loads(text)
+    except (OSError, ValueError):
+        return {}
+    return read if isinstance(read, Mapping) else {}
+
+
+def evaluation_of_command(flags: Flags) -> Problems:
+    """A command, as TRL's scripts do, hands over rows to evaluate on only with a strategy, and no compute_metrics
+    (``trl/scripts/sft.py: main``)."""
+    given = flags.given
+    if not method_of(flags.method).is_evaluated:
+        return
+    if given.get("eval_on_start") and not _evaluates(given):  # transformers/trainer.py: get_eval_dataloader
+        yield (
+            "--eval_on_start without --eval_strategy has no rows to evaluate on: it would end as training starts.",
+            "Give --eval_strategy steps, or remove --eval_on_start.",
+        )
+    if given.get("include_for_metrics") and not METHODS[flags.method].is_online:
+        yield (
+            "--include_for_metrics keeps what compute_metrics reads of a whole evaluation, and a command has no such "
+            "function.",
+            "Remove --include_for_metrics; a trainer of autotrain_mem's in a script takes compute_metrics.",
+        )
+
+
+def _evaluates(given: Mapping[str, Any]) -> bool:
+    return _text(given.get("eval_strategy")) not in ("", "no")
+
+
+def _text(value: Any) -> str:
+    return str(getattr(value, "value", value) or "")
+
+
+# -- what TRL, its dataclasses and the libraries around it say, without a model or data ------------------------------
+
+
+def packages(flags: Flags) -> Problems:
+    """Liger needs its package to train, though not to be rehearsed."""
+    if flags.given.get("use_liger_kernel") and importlib.util.find_spec("liger_kernel") is None:
+        yield Finding(
+            kind="error",
+            error="MissingExtraError",
+            message="--use_liger_kernel needs the package liger_kernel to train.",
+            cure="pip install 'autotrain_mem[liger]', or remove it.",
+        )
+
+
+def accepted_by_trl(flags: Flags) -> None:
+    """Lets TRL's dataclasses refuse what they would refuse later; what depends on a GPU is not asked here.
+
+    Nor how the batch divides into groups: that is the plan's to find, and to refuse with the next sum done.
+    """
+    try:
+        filled = _filled(flags)
+    except (ValueError, TypeError, ImportError, OSError) as error:
+        reason = str(error).strip().rstrip(".")
+        raise UsageError(
+            f"TRL refuses these arguments: {reason}.",
+            hint=f"See autofit {flags.method} --help for what each of them takes.",
+        ) from error
+    method_of(flags.method).check(filled, to_train=False)
+
+
+def accepted_by_peft(flags: Flags) -> None:
+    """Lets PEFT refuse a config of its own that it would refuse later."""
+    if flags.given.get(PEFT_CONFIG) is None:
+        return
+    try:
+        read_config(flags.given[PEFT_CONFIG], _filled(flags).model.lora_task_type)
+    except (ValueError, TypeError, ImportError, KeyError) as error:
+        reason = str(error).strip().rstrip(".")
+        raise UsageError(
+            f"PEFT refuses this --{PEFT_CONFIG}: {reason}.",
+            hint="See the class of its peft_type in PEFT's documentation for what it takes.",
+        ) from error
+
+
+def ready_to_train(flags: Flags) -> None:
+    """Lets the method refuse what it plans for and cannot train with, such as rewards that are not there."""
+    method_of(flags.method).check(_filled(flags), to_train=True)
+
+
+def reward_tokenizer(flags: Flags) -> None:
+    """Refuses to train with a reward model that has no tokenizer of its own, where it is handed text.
+
+    Raises:
+        ModelNotFoundError: there is none beside it.
+    """
+    model = method_of(flags.method).judge_of_text(flags.given)
+    if model and lacks_tokenizer(pathlib.Path(model)):
+        raise ModelNotFoundError(
+            f"{model} comes without a tokenizer, by which a reward model reads completions.",
+            hint="Save the tokenizer that it was trained with in the same folder, as autofit reward does.",
+        )
+
+
+def _filled(flags: Flags) -> Any:
+    values = copy.deepcopy(undivided(flags.given))
+    return method_of(flags.method).configs({**on_cpu(values), "report_to": "none"})
+
+
+_EVERY_OR_NO_TRACKER = ("none", "all")
+
+
+def tracker_names(flags: Flags) -> Problems:
+    """A name that transformers does not know is a mistake, whether training follows or not."""
+    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+    known = [*_EVERY_OR_NO_TRACKER, *sorted(INTEGRATION_TO_CALLBACK)]
+    for name in _trackers(flags):
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            meant = f"Did you mean {near[0]}? " if near else ""
+            yield f"--report_to {name}: transformers knows no such tracker.", f"{meant}It knows {', '.join(known)}."
+
+
+def trackers(flags: Flags) -> Problems:
+    """A tracker that is not installed would end the run when it starts, after the plan was made."""
+    from transformers.integrations import get_available_reporting_integrations
+
+    available = [*_EVERY_OR_NO_TRACKER, *get_available_reporting_integrations()]
+    if missing := [name for name in _trackers(flags) if name not in available]:
+        yield Finding(
+            kind="error",
+            error="MissingExtraError",
+            message=f"--report_to {' '.join(missing)} is not installed here, and a run would end where it begins to "
+            "report. A plan alone needs no tracker.",
+            cure=f"Install it, or give --report_to one of {', '.join(available)}.",
+        )
+
+
+def _trackers(flags: Flags) -> list[str]:
+    report_to = flags.given.get("report_to") or []
+    return [report_to] if isinstance(report_to, str) else report_to
+
+
+def checkpoint_to_resume(flags: Flags) -> Problems:
+    """``true`` takes the last checkpoint of the output folder; none there would end the run after it was planned."""
+    folder = flags.given.get("output_dir")
+    resumes = flags.given.get("resume_from_checkpoint") is True
+    if resumes and folder and not any(pathlib.Path(folder).glob("checkpoint-*")):
+        yield (
+            f"--resume_from_checkpoint: {folder} holds no checkpoint to go on from.",
+            "Remove the flag to start from the beginning, or give it a checkpoint's folder.",
+        )
+
+
+def label_smoothing(flags: Flags) -> Problems:
+    """The chunked loss of TRL 1.12 is given no labels where they are smoothed, and asks for their number all the same
+    (``trl/trainer/sft_trainer.py: compute_loss``, ``num_valid_tokens``); later ones compute whole logits."""
+    if flags.given.get("label_smoothing_factor") and METHODS[flags.method].has_chunked_loss:
+        loss_type = getattr(_filled(flags).training, "loss_type", None)
+        if loss_type in (None, "chunked_nll") and not flags.given.get("use_liger_kernel"):
+            yield (
+                "--label_smoothing_factor does not go with the chunked loss of this TRL: the first step would end it.",
+                "Give --loss_type nll, which computes all logits at once, or remove --label_smoothing_factor.",
+            )
