@@ -42,7 +42,7 @@ IMPORTED = (
     "autotrain_mem.rehearsal.fake_run",
     "autotrain_mem.training.process.probe",
     "autotrain_mem.training.process.train",
-    "autotrain_mem.machine.simulated_card.fault_injection",
+    "autotrain_mem.machine.fault_injection",
     "bitsandbytes",
     "datasets",
     "deepspeed",  # accelerate imports it with the first model, and it looks the processor up, in a second

@@ -14,7 +14,7 @@ from autotrain_mem.methods.configs import is_in_mxfp4
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.search.absent import OPTIMIZERS_OF_BITSANDBYTES
 from autotrain_mem.support.versions import has_rocm_library
-from autotrain_mem.trainers.processor import FAMILIES
+from autotrain_mem.trainers.pretrained import FAMILIES
 from autotrain_mem.types import Job
 from autotrain_mem.types.hardware import Capability
 from autotrain_mem.types.preflight import Finding, Problems
@@ -25,7 +25,7 @@ def quantization(subject: ModelOnCard) -> Problems:
     from transformers import Mxfp4Config
     from trl import ModelConfig, get_quantization_config
 
-    from autotrain_mem.trainers.quantization import refuse_unrehearsed
+    from autotrain_mem.trainers.model_support import refuse_unrehearsed
 
     job, config = subject.job, subject.config
     names = {field.name for field in fields(ModelConfig)}
@@ -43,7 +43,7 @@ def quantization(subject: ModelOnCard) -> Problems:
 
 def _stays_quantized(config: Any) -> bool:
     """Whether a checkpoint is quantized, and is so while it is trained."""
-    from autotrain_mem.trainers.quantization import checkpoint_quantization
+    from autotrain_mem.trainers.model_support import checkpoint_quantization
 
     return bool(checkpoint_quantization(config)) and not is_in_mxfp4(config)
 
@@ -105,7 +105,7 @@ def why_no_flash_attention(job: Job, config: Any, compute_capability: Capability
 
 
 def _why_not(name: str, job: Job, config: Any, compute_capability: Capability) -> str | None:
-    from autotrain_mem.trainers.kernels import why_no_attention
+    from autotrain_mem.trainers.model_support import why_no_attention
 
     text = config.get_text_config()
     head_size = int(getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
@@ -145,7 +145,7 @@ def liger(subject: ModelOnCard) -> Problems:
     import trl
     from packaging.version import Version
 
-    from autotrain_mem.trainers.kernels import why_not_liger
+    from autotrain_mem.trainers.model_support import why_not_liger
 
     job, config = subject.job, subject.config
     if not job.arguments.get("use_liger_kernel"):

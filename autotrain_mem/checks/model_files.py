@@ -12,7 +12,7 @@ from typing import Any
 from autotrain_mem.methods.configs import is_in_mxfp4
 from autotrain_mem.support.errors import ModelConfigError, UnsupportedModelError, UsageError
 from autotrain_mem.support.sources import check_model_folder, saved_model
-from autotrain_mem.trainers.hub_models import load_config
+from autotrain_mem.trainers.pretrained import load_config
 from autotrain_mem.trainers.script_call import model_of
 from autotrain_mem.types import Job
 from autotrain_mem.types.hardware import Capability

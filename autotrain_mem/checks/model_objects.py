@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from autotrain_mem.support.errors import UnsupportedModelError
-from autotrain_mem.trainers.quantization import checkpoint_quantization, quantization_method
+from autotrain_mem.trainers.model_support import checkpoint_quantization, quantization_method
 
 _BY_NAME = "Or give the model's name or folder in place of the object: then it is planned before it is loaded."
 

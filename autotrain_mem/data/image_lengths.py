@@ -16,7 +16,7 @@ from typing import Any
 from autotrain_mem.data.image_sizes import IMAGE_COLUMNS, Size, row_image_sizes
 from autotrain_mem.methods.image_rows import Texts
 from autotrain_mem.methods.row_lengths import RowLengths
-from autotrain_mem.trainers.processor import blank
+from autotrain_mem.trainers.pretrained import blank
 from autotrain_mem.types.data import ImageProfile
 
 OfRow = Callable[[Mapping[str, Any], int, Any], Texts]

@@ -19,7 +19,7 @@ from autotrain_mem.methods.row_lengths import OnProgress, RowLengths, processes,
 from autotrain_mem.search.levers import SWITCHES
 from autotrain_mem.support.errors import AutofitError, DatasetFormatError, EmptyDatasetError, ModelNotFoundError
 from autotrain_mem.support.sources import check_image_packages
-from autotrain_mem.trainers.hub_models import why_unreachable
+from autotrain_mem.trainers.pretrained import why_unreachable
 from autotrain_mem.trainers.script_call import keyword_of
 from autotrain_mem.types import DataProfile, Job
 from autotrain_mem.types.data import ImageProfile
@@ -114,7 +114,7 @@ def load_tokenizer(model: str, max_pixels: int | None = None, **options: Any) ->
         ModelNotFoundError: there is none.
         MissingExtraError: it comes with a processor of images, and what reads these is not installed.
     """
-    from autotrain_mem.trainers.processor import load_processor
+    from autotrain_mem.trainers.pretrained import load_processor
 
     if lacks_tokenizer(pathlib.Path(model)):
         raise _no_tokenizer(model)
@@ -128,7 +128,7 @@ def load_tokenizer(model: str, max_pixels: int | None = None, **options: Any) ->
 def _check_image_packages(model: str, **options: Any) -> None:
     from transformers import AutoConfig
 
-    from autotrain_mem.trainers.processor import FAMILIES
+    from autotrain_mem.trainers.pretrained import FAMILIES
 
     with contextlib.suppress(OSError, ValueError):
         model_type = AutoConfig.from_pretrained(model, **options).model_type

@@ -13,10 +13,9 @@ from typing import Any
 
 from autotrain_mem import api
 from autotrain_mem.checks.model_objects import check_loading, check_model_object
-from autotrain_mem.drop_in import agreement
 from autotrain_mem.drop_in.config_merge import given_arguments
 from autotrain_mem.drop_in.device import device_of
-from autotrain_mem.drop_in.launched import Launched, read_launched
+from autotrain_mem.drop_in.launched import Launched, agreed, is_first, read_launched, smallest
 from autotrain_mem.drop_in.reload_alternatives import with_reloaded
 from autotrain_mem.machine.prices import prices
 from autotrain_mem.methods.interface import method_of
@@ -91,9 +90,9 @@ def make_plan(asked: Asked) -> Plan:
     earlier = _earlier_plan(asked)
     store = Store(cache_folder(), on_damage=_note)
     autofit = asked.autofit
-    hardware = agreement.smallest(lambda: device_of(config, autofit.gpu, asked.models, store), autofit.link)
-    plan = agreement.agreed(lambda: _planned(asked, launched, hardware, store, earlier))
-    if asked.autofit.show and agreement.is_first():
+    hardware = smallest(lambda: device_of(config, autofit.gpu, asked.models, store), autofit.link)
+    plan = agreed(lambda: _planned(asked, launched, hardware, store, earlier))
+    if asked.autofit.show and is_first():
         Console(stderr=True).print(first_screen(plan))
     return plan
 

@@ -14,7 +14,7 @@ from trl.experimental.online_dpo import OnlineDPOConfig
 from trl.experimental.orpo import ORPOConfig
 from trl.experimental.orpo import ORPOTrainer as _ORPOTrainer
 
-from autotrain_mem.drop_in.planned import Planned
+from autotrain_mem.drop_in.trainers import Planned
 from autotrain_mem.trainers.online_dpo_trainer import OnlineDPOTrainer as _OnlineDPOTrainer
 
 

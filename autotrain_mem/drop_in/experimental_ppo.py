@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotrain_mem.drop_in.planned import Planned
+from autotrain_mem.drop_in.trainers import Planned
 from autotrain_mem.trainers.ppo_trainer import PPOConfig
 from autotrain_mem.trainers.ppo_trainer import PPOTrainer as _PPOTrainer
 

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-from autotrain_mem.drop_in import agreement
+from autotrain_mem.drop_in import launched
 from autotrain_mem.drop_in.call_plan import OUR_LIBRARIES
 from autotrain_mem.report.run_history import event_line
 from autotrain_mem.training.run_folder import lock_folder
@@ -64,7 +64,7 @@ def _guarded_method(kind: type, name: str) -> Callable[..., Any]:
 
 def _alone(trainer: Any) -> AbstractContextManager[Any]:
     """Keeps other runs out of the folder that this one writes its checkpoints to."""
-    writes = str(trainer.args.save_strategy.value) != "no" and agreement.is_first()
+    writes = str(trainer.args.save_strategy.value) != "no" and launched.is_first()
     return lock_folder(trainer.args.output_dir) if writes else nullcontext()
 
 
@@ -144,7 +144,7 @@ def _owners(trainer: Any) -> list[Any]:
 def _report(trainer: Any, incident: Incident, learned: Learned) -> None:
     """Once for each: on stderr, by transformers' logger, and in the plan; of several ranks it says which."""
     _note(trainer, incident, learned)
-    rank = f"rank {trainer.args.process_index}: " if agreement.processes() > 1 else ""
+    rank = f"rank {trainer.args.process_index}: " if launched.processes() > 1 else ""
     _warn(f"{rank}{event_line({'event': 'incident', 'incident': codec.to_json(incident)})} ({incident.message})")
 
 

@@ -1,21 +1,25 @@
-"""Reads how the processes of this training were launched: torchrun, ``accelerate launch``, and the script's own config.
+"""Reads how the processes of this training were launched, and has them agree on one plan.
 
-What they say is rehearsed as it is; a plan changes none of it.
+Torchrun, ``accelerate launch`` and the script's own config say how: that is rehearsed as it is, and no plan changes it.
+Rank 0 plans for the smallest of their devices, and all act on its plan.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
-from autotrain_mem.drop_in import agreement
-from autotrain_mem.parallel.deepspeed_config import read_deepspeed, with_auto
-from autotrain_mem.parallel.environment import config_of_environment
+from autotrain_mem.machine.choose import least
+from autotrain_mem.machine.links import topology
+from autotrain_mem.parallel.config import read_deepspeed, with_auto
+from autotrain_mem.parallel.launch_environment import config_of_environment
 from autotrain_mem.parallel.user_config import Launch, read_launch
 from autotrain_mem.planning.deepspeed_file import deepspeed_content
-from autotrain_mem.support.errors import UsageError
+from autotrain_mem.support import errors
+from autotrain_mem.support.errors import AutofitError, UsageError
+from autotrain_mem.types import Hardware, Plan, codec
 from autotrain_mem.types.autofit import AutoFit
 from autotrain_mem.types.knobs import TOKEN_KNOBS, ZERO_KNOBS
 
@@ -56,8 +60,9 @@ def read_launched(config: Any, autofit: AutoFit) -> Launched:
             hint="Launch it with FSDP (distributed_type: FSDP, fsdp_version: 2), or take trl's own class.",
         )
     _check_shared_tokens(config)
-    count, nodes = agreement.processes(), agreement.nodes()
-    launched = _by_deepspeed(config, count, nodes) if _uses_deepspeed(config) else _by_accelerate(config, count, nodes)
+    count, machines = processes(), nodes()
+    by = _by_deepspeed if _uses_deepspeed(config) else _by_accelerate
+    launched = by(config, count, machines)
     if problems := [*_contradictions(autofit, launched)]:
         raise UsageError(f"{'; '.join(problems)}.", hint=_START)
     return launched
@@ -189,3 +194,89 @@ def _mismatches(content: Mapping[str, Any], said: Mapping[str, Any], config: Any
     asked *= config.gradient_accumulation_steps
     if rows not in ("auto", asked):
         yield f"train_batch_size {rows} and the {asked} rows of a step"
+
+
+Noun = TypeVar("Noun", Hardware, Plan)
+
+
+def processes() -> int:
+    """How many train together, as far as torch.distributed knows."""
+    import torch.distributed as dist
+
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def nodes() -> int:
+    """How many machines they are on (``torch/distributed/elastic/agent/server/local_elastic_agent.py``)."""
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, processes() // int(local)) if local.isdigit() and int(local) else 1
+
+
+def is_first() -> bool:
+    """Whether this process plans and reports."""
+    import torch.distributed as dist
+
+    return processes() == 1 or dist.get_rank() == 0
+
+
+def smallest(find: Callable[[], Hardware], link: str | None = None) -> Hardware:
+    """Finds the device with the least budget among those of all processes, as one of them all; every process must ask.
+
+    Args:
+        link: Names of what joins them, as ``--link`` has them; None where it is to be found.
+
+    Raises:
+        AutofitError: what one of them met as it looked for its own; the others would wait for it.
+    """
+    if processes() == 1:
+        return find()
+    import torch.distributed as dist
+
+    devices: list[Any] = [None] * processes()
+    try:
+        own = codec.to_json(find())
+    except AutofitError as error:
+        own = error.to_json()
+    dist.all_gather_object(devices, own)
+    cards, machines = [_received(Hardware, each) for each in devices], nodes()
+    of_node = len(cards) // machines
+    uuids = [each.uuid for each in cards[:of_node] if each.uuid is not None]
+    card = least(cards)
+    joined = topology(card, devices=of_node, nodes=machines, asked=link, uuids=uuids if len(uuids) == of_node else ())
+    return replace(card, topology=joined)
+
+
+def _received(kind: type[Noun], answer: Any) -> Noun:
+    """Reads what another process sent; raises the AutofitError that it met instead."""
+    if "error" in answer:
+        raise errors.from_json(answer)
+    return codec.from_json(kind, answer)
+
+
+def agreed(make: Callable[[], Plan]) -> Plan:
+    """Rank 0's plan in every process, or its error; the others wait as long as the process group's timeout says.
+
+    Raises:
+        AutofitError: what rank 0 met.
+    """
+    if processes() == 1:
+        return make()
+    if not is_first():
+        return _received(Plan, _broadcast(None))
+    try:
+        plan = make()
+    except BaseException as error:  # the others wait for whatever ends the planning
+        reason = f"Rank 0 ended while it planned: {type(error).__name__}: {error}"
+        _broadcast((error if isinstance(error, AutofitError) else AutofitError(reason)).to_json())
+        raise
+    _broadcast(codec.to_json(plan))
+    return plan
+
+
+def _broadcast(answer: Any) -> Any:
+    """Returns what rank 0 sends, in every process."""
+    import torch.distributed as dist
+
+    box = [answer]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]

@@ -5,9 +5,176 @@ Each takes what TRL's own takes, and ``autofit=AutoFit(...)`` beside it. ``train
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import trl
 
-from autotrain_mem.drop_in.planned import Planned
+from autotrain_mem.drop_in.call_plan import Asked, make_plan
+from autotrain_mem.drop_in.config_merge import default_config, planned_config
+from autotrain_mem.drop_in.device import grow_segments, lost_levers
+from autotrain_mem.drop_in.guarded_methods import guard, guard_methods
+from autotrain_mem.methods.configs import with_knobs
+from autotrain_mem.methods.interface import method_of
+from autotrain_mem.support.errors import RehearsalError, UsageError
+from autotrain_mem.trainers.finish import finished
+from autotrain_mem.trainers.pretrained import load_processor, revision_of
+from autotrain_mem.trainers.script_call import Call, Keywords, substitution
+from autotrain_mem.types import Plan, codec
+from autotrain_mem.types.autofit import AutoFit, as_autofit, python_errors
+from autotrain_mem.types.methods_table import METHODS
+
+Construct = Callable[..., None]
+"""TRL's constructor, bound to the trainer."""
+
+_CALL = "_autofit_call"
+
+
+class _Signature:
+    """A class's ``__signature__``: what its constructor takes, and not what ``__new__`` does, which is asked first."""
+
+    def __get__(self, trainer: Any, kind: type) -> inspect.Signature:
+        ours = next(base for base in kind.__mro__ if "__signature__" in vars(base))
+        if kind.__init__ is not ours.__init__:  # type: ignore[misc]
+            _, *own = inspect.signature(kind.__init__).parameters.values()  # type: ignore[misc]
+            return inspect.Signature(own)
+        trl_class = kind.__mro__[kind.__mro__.index(ours) + 1]
+        _, *trls = inspect.signature(trl_class.__init__).parameters.values()  # type: ignore[misc]
+        autofit = inspect.Parameter("autofit", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=AutoFit | None)
+        return inspect.Signature([*trls, autofit])
+
+
+class Planned:
+    """All that a drop-in class adds to TRL's trainer, which comes after it among the bases.
+
+    ``class SFTTrainer(Planned, trl.SFTTrainer, method="sft", config_class=trl.SFTConfig)``
+    """
+
+    plan: Plan | None
+    """None where there are no rows to train on."""
+
+    __signature__ = _Signature()
+
+    _autofit_method: str
+    _autofit_config_class: type
+
+    def __init_subclass__(cls, *, method: str | None = None, config_class: type | None = None, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if method is not None and config_class is not None:  # a class of ours; the user's own derive from these
+            cls._autofit_method, cls._autofit_config_class = method, config_class
+            guard_methods(cls)
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        trainer = super().__new__(cls)
+        setattr(trainer, _CALL, (args, kwargs))  # how its class was called: perhaps one of the user's own
+        return trainer
+
+    def __init__(self, *args: Any, autofit: AutoFit | None = None, **kwargs: Any) -> None:
+        build(self, self._autofit_method, super().__init__, self._autofit_config_class, args, kwargs, autofit)
+
+
+def build(
+    trainer: Any,
+    method: str,
+    construct: Construct,
+    config_class: type,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    autofit: AutoFit | None,
+) -> None:
+    """Plan, and construct with the plan; arguments that TRL refuses are refused by TRL.
+
+    Args:
+        construct: TRL's constructor.
+        args: What reached it, as ``kwargs``.
+        autofit: How to plan; None: as :class:`AutoFit` says by itself.
+    """
+    from transformers import set_seed
+
+    outer_args, outer_kwargs = vars(trainer).pop(_CALL, ((), {}))
+    try:
+        keywords: Keywords = dict(inspect.signature(construct).bind(*args, **kwargs).arguments)
+    except TypeError:  # TRL's constructor takes no such arguments, which it says best itself
+        return construct(*args, **kwargs)
+    if (substitute := substitution.get()) is not None:
+        return construct(**substitute(keywords))
+    ours = as_autofit(autofit)
+    if not _is_documented(keywords, method, config_class):
+        construct(**keywords)  # TRL's to refuse
+        _check_no_rows(keywords)
+        trainer.plan = None
+        return None
+    keywords["args"] = _config(keywords, config_class, method)
+    call = Call(trainer=type(trainer), args=outer_args, kwargs=outer_kwargs, keywords=keywords)
+    asked = Asked(method=method, config_class=config_class, call=call, autofit=ours, lost=lost_levers())
+    plan = _made(asked)
+    if plan.knobs.expandable_segments:
+        grow_segments(keywords["args"].device)
+    # The script's keywords with the plan in them; those it changes are made anew, none is altered.
+    config = planned_config(keywords["args"], plan.knobs, loads=isinstance(keywords["model"], str))
+    planned = with_knobs(keywords, plan.method, {**plan.job.arguments, **codec.to_json(plan.knobs)})
+    set_seed(config.seed)  # TRL draws an adapter and a reward's head before transformers' Trainer does
+    construct(**{**planned, **_processor(plan), "args": config})
+    finished(trainer, plan.knobs)
+    trainer.plan = plan
+    if ours.guard and plan.estimate.hardware.origin != "cpu":  # a host that is full kills, and raises nothing
+        guard(trainer)
+    return None
+
+
+def _processor(plan: Plan) -> Keywords:
+    """The processor of rows with images, as large as the plan has them; nothing where rows are text, whose tokenizer is
+    the script's or TRL's to load."""
+    if plan.data is None or plan.data.images is None:
+        return {}
+    return {"processing_class": load_processor(plan.job.model, plan.knobs.max_pixels, **revision_of(plan.job))}
+
+
+def _made(asked: Asked) -> Plan:
+    """The plan. What TRL refuses as it is rehearsed is raised as TRL raises it."""
+    try:
+        with python_errors(asked.config_class.__name__):
+            return make_plan(asked)
+    except RehearsalError as error:
+        refusal = error.__cause__
+        if refusal is None or refusal.__cause__ is None:  # no more than where it happened
+            raise
+        error.__cause__ = None  # or each would be the other's cause
+        raise refusal from refusal.__cause__
+
+
+def _is_documented(keywords: Keywords, method: str, config_class: type) -> bool:
+    """Whether rows and config are of the kinds that TRL documents for this trainer."""
+    from datasets import Dataset, IterableDataset
+    from transformers import TrainingArguments
+
+    config = keywords.get("args")
+    kind = TrainingArguments if method_of(method).takes_transformers_arguments else config_class
+    return isinstance(keywords.get("train_dataset"), Dataset | IterableDataset) and isinstance(config, kind | None)
+
+
+def _check_no_rows(keywords: Keywords) -> None:
+    """Without rows there is nothing to plan for; those of another kind would be trained on unplanned.
+
+    Raises:
+        UsageError: there are rows.
+    """
+    if (rows := keywords.get("train_dataset")) is not None:
+        raise UsageError(
+            f"No plan can be made for a train_dataset of type {type(rows).__name__}: its rows cannot be counted.",
+            hint="Give a datasets.Dataset: datasets.Dataset.from_list(rows) makes one.",
+        )
+
+
+def _config(keywords: Keywords, config_class: type, method: str) -> Any:
+    """TRL's config: the default where none is given; made of transformers' where that is given, as TRL makes it."""
+    config = keywords.get("args")
+    if config is None:
+        return default_config(config_class, keywords, METHODS[method].title)
+    if isinstance(config, config_class):
+        return config
+    return config_class(**{**config.to_dict(), "hub_token": config.hub_token})
 
 
 class SFTTrainer(Planned, trl.SFTTrainer, method="sft", config_class=trl.SFTConfig):  # type: ignore[misc]  # TRL is untyped to mypy

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotrain_mem.parallel.environment import fsdp_settings
+from autotrain_mem.parallel.launch_environment import fsdp_settings
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types.knobs import Sharding
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from autotrain_mem.support.errors import UsageError
 
 if TYPE_CHECKING:
-    from autotrain_mem.parallel.deepspeed_config import Zero
+    from autotrain_mem.parallel.config import Zero
     from autotrain_mem.planning.wish import Wish
 
 _FLAG = "deepspeed"
@@ -28,7 +28,7 @@ def with_deepspeed(wish: Wish) -> Wish:
     given = wish.argument(_FLAG)
     if given is None:
         return wish
-    from autotrain_mem.parallel.deepspeed_config import read_deepspeed, with_auto  # most have no such config
+    from autotrain_mem.parallel.config import read_deepspeed, with_auto  # most have no such config
 
     content = deepspeed_content(given)
     is_file = isinstance(given, str) and not given.startswith("{")

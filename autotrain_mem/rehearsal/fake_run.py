@@ -29,8 +29,8 @@ from autotrain_mem.rehearsal.trace.ledger import SeenDevice
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.rehearsal.vllm_stub import vllm_stand_in
 from autotrain_mem.rehearsal.windows.at_once import windows_at_once
+from autotrain_mem.trainers.model_support import unquantized_bytes
 from autotrain_mem.trainers.phases import follow
-from autotrain_mem.trainers.quantization import unquantized_bytes
 from autotrain_mem.trainers.weightless import without_weights
 from autotrain_mem.types import Knobs, Phase, Trace, Trained
 from autotrain_mem.types.hardware import Capability

@@ -25,7 +25,7 @@ from autotrain_mem.rehearsal.script_keywords import call_again, left_out
 from autotrain_mem.rehearsal.trace.loss_chunks import marked_chunks
 from autotrain_mem.search.levers import HARM_FIRST, is_pulled
 from autotrain_mem.trainers.finish import finished, keep_cache_in_evaluation
-from autotrain_mem.trainers.hub_models import revision_of
+from autotrain_mem.trainers.pretrained import revision_of
 from autotrain_mem.types import Job, Knobs, Trace, codec
 from autotrain_mem.types.adapter_config import PEFT_CONFIG, starts_from_weights
 from autotrain_mem.types.hardware import Capability

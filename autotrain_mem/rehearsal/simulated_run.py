@@ -17,7 +17,7 @@ from autotrain_mem.types import Owner, Phase
 
 if TYPE_CHECKING:
     from autotrain_mem.allocator.out_of_memory import Refusal
-    from autotrain_mem.machine.simulated_card.card import SimulatedGpu
+    from autotrain_mem.machine.simulated_card import SimulatedGpu
     from autotrain_mem.rehearsal.fake_run import Watch
     from autotrain_mem.training.process.build import Device
     from autotrain_mem.training.request import Request
@@ -63,8 +63,8 @@ def simulated_device(request: Request) -> Iterator[Device]:
     """Have a trainer built and trained inside, whose CPU tensors are treated as the card's own."""
     # Seconds of imports: only the process that trains comes here, once it hears of interrupts.
     from autotrain_mem.allocator.settings import settings_of
-    from autotrain_mem.machine.simulated_card.card import SimulatedGpu
-    from autotrain_mem.machine.simulated_card.fault_injection import beset
+    from autotrain_mem.machine.fault_injection import beset
+    from autotrain_mem.machine.simulated_card import SimulatedGpu
     from autotrain_mem.methods.configs import on_cpu
     from autotrain_mem.rehearsal.fake_run import Watch
     from autotrain_mem.training.process.build import Device, PhasePeaks

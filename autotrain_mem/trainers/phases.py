@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from autotrain_mem.trainers.quantization import statistics
+from autotrain_mem.trainers.model_support import statistics
 from autotrain_mem.types import Owner, Phase
 
 PAGED_FROM_ELEMENTS = 100_000

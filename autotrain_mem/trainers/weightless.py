@@ -24,7 +24,7 @@ from transformers.models.auto import auto_factory
 from transformers.utils.loading_report import LoadStateDictInfo
 
 from autotrain_mem.support.errors import UnsupportedModelError
-from autotrain_mem.trainers.quantization import refuse_unrehearsed
+from autotrain_mem.trainers.model_support import refuse_unrehearsed
 
 _Function = Callable[..., Any]
 

@@ -18,7 +18,7 @@ from autotrain_mem.allocator.settings import (
 )
 from autotrain_mem.machine.detect import ORDER, VISIBLE, numbers_in_pci_order
 from autotrain_mem.parallel.config import accelerate_config
-from autotrain_mem.parallel.environment import launch_environment, rank_environment
+from autotrain_mem.parallel.launch_environment import launch_environment, rank_environment
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.units import MIB
 from autotrain_mem.training.request import Request

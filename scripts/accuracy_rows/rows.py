@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotrain_mem.checks.model_files import read_config
-from autotrain_mem.trainers.kernels import LIGER_MODELS
+from autotrain_mem.trainers.model_support import LIGER_MODELS
 from autotrain_mem.types import Job, Knobs
 
 FLOAT32 = 4

@@ -10,8 +10,8 @@ import pathlib
 import sys
 
 from autotrain_mem.cli import main as cli
-from autotrain_mem.machine.simulated_card.fault_injection import full_disk
-from autotrain_mem.machine.simulated_card.fault_syntax import MARKS_NAME, DiskFull, over, parse_mishaps
+from autotrain_mem.machine.fault_injection import full_disk
+from autotrain_mem.machine.fault_syntax import MARKS_NAME, DiskFull, over, parse_mishaps
 
 
 def main() -> None:

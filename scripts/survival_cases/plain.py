@@ -20,7 +20,7 @@ from transformers import TrainerCallback
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
 from autotrain_mem.machine.choose import choose
-from autotrain_mem.machine.simulated_card.card import SimulatedGpu
+from autotrain_mem.machine.simulated_card import SimulatedGpu
 from autotrain_mem.rehearsal.fake_run import Watch
 
 KINDS = {

@@ -10,7 +10,7 @@ import pytest
 from autotrain_mem.checks import table
 from autotrain_mem.checks.model_files import ModelOnCard
 from autotrain_mem.checks.preflight_checks import UNFORESEEN, setup_of
-from autotrain_mem.trainers.hub_models import load_config
+from autotrain_mem.trainers.pretrained import load_config
 from autotrain_mem.types import Job
 from autotrain_mem.types.preflight import collect
 

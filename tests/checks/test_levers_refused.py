@@ -8,7 +8,7 @@ from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
 from autotrain_mem.checks.flags import Flags, compiled_graphs
 from autotrain_mem.support.errors import UnsupportedModelError
-from autotrain_mem.trainers.quantization import _WHY_NOT, refuse_unrehearsed
+from autotrain_mem.trainers.model_support import _WHY_NOT, refuse_unrehearsed
 from autotrain_mem.types.preflight import collect
 
 

@@ -15,7 +15,7 @@ from autotrain_mem.checks.compatibility import why_no_flash_attention
 from autotrain_mem.checks.model_files import ModelOnCard, parameters_on_disk
 from autotrain_mem.checks.preflight_checks import UNFORESEEN, Setup, setup_of
 from autotrain_mem.cli import word_problems
-from autotrain_mem.trainers.hub_models import load_config
+from autotrain_mem.trainers.pretrained import load_config
 from autotrain_mem.types import Job
 from autotrain_mem.types.preflight import Finding, collect
 

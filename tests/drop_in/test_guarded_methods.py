@@ -19,7 +19,7 @@ from transformers import TrainerCallback
 
 import autotrain_mem
 from autotrain_mem import AutoFit
-from autotrain_mem.drop_in import planned
+from autotrain_mem.drop_in import trainers
 from autotrain_mem.support.errors import OutputFolderError
 from autotrain_mem.training.guard.context import KEPT_AS
 from autotrain_mem.training.longest_batch import run as first
@@ -49,7 +49,7 @@ def plan_for(method: str) -> Plan:
 
 @pytest.fixture(autouse=True)
 def _planned_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planned, "make_plan", lambda asked: asked.autofit.plan or plan_for(asked.method))
+    monkeypatch.setattr(trainers, "make_plan", lambda asked: asked.autofit.plan or plan_for(asked.method))
 
 
 @pytest.fixture

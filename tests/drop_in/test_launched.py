@@ -11,10 +11,10 @@ import trl
 from accelerate.utils import DeepSpeedPlugin
 
 from autotrain_mem import AutoFit
-from autotrain_mem.drop_in import agreement, launched
+from autotrain_mem.drop_in import launched
 from autotrain_mem.drop_in.config_merge import given_arguments
 from autotrain_mem.drop_in.launched import Launched, read_launched
-from autotrain_mem.parallel.environment import launch_environment
+from autotrain_mem.parallel.launch_environment import launch_environment
 from autotrain_mem.support.errors import UsageError
 
 DDP = {"sharding": "ddp", "fsdp_offload_params": False}
@@ -25,7 +25,7 @@ SIZES = {"parallelism_config_dp_replicate_size": 2, "parallelism_config_dp_shard
 def started(
     monkeypatch: pytest.MonkeyPatch, config: Any = None, *, processes: int = 8, args: Any = None, **words: Any
 ) -> Launched:
-    monkeypatch.setattr(agreement, "processes", lambda: processes)
+    monkeypatch.setattr(launched, "processes", lambda: processes)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(min(4, processes)))
     for variable, value in launch_environment(config or {}).items():
         monkeypatch.setenv(variable, value)

@@ -13,9 +13,10 @@ import trl
 
 import autotrain_mem
 from autotrain_mem import AutoFit
-from autotrain_mem.drop_in import agreement
+from autotrain_mem.drop_in import call_plan as planning
+from autotrain_mem.drop_in import launched
 from autotrain_mem.drop_in.reload_alternatives import with_reloaded
-from autotrain_mem.parallel.environment import launch_environment
+from autotrain_mem.parallel.launch_environment import launch_environment
 from autotrain_mem.support.errors import DoesNotFitError, UnsupportedModelError
 from autotrain_mem.trainers.script_call import Call
 from autotrain_mem.types import Hardware, Job, Owner, Plan, Topology
@@ -57,7 +58,7 @@ def test_planning_leaves_the_object_alone_and_the_generators_as_the_seed_sets_th
         seen.append(keywords)
 
     monkeypatch.setattr(trl.SFTTrainer, "__init__", construct)
-    monkeypatch.setattr("autotrain_mem.drop_in.planned.finished", lambda trainer, knobs: trainer)
+    monkeypatch.setattr("autotrain_mem.drop_in.trainers.finished", lambda trainer, knobs: trainer)
     trainer = sft(model, tmp_path)
     assert trainer.plan is not None
     assert seen[0]["model"] is model
@@ -154,7 +155,8 @@ def test_an_object_needs_what_its_name_needs_and_processes_hold_a_copy_of_gradie
 
     alone_of_two = {"processes": lambda: 2, "smallest": smallest, "agreed": lambda make: make()}
     for name, function in {**alone_of_two, "is_first": lambda: True}.items():
-        monkeypatch.setattr(agreement, name, function)
+        for module in (launched, planning):
+            monkeypatch.setattr(module, name, function, raising=False)
     together = sft(str(tiny_qwen), tmp_path).plan
     trained_bytes = sum(each.nbytes for each in loaded(tiny_qwen).parameters())
     peaks = [plan.estimate.memory.peak_allocated_bytes for plan in (together, named)]

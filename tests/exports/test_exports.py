@@ -15,7 +15,7 @@ from export_examples import FOUR, FSDP2, FULL, HOST, HSDP, QLORA, TWO_MACHINES, 
 
 from autotrain_mem.exports.dry_run import dry_run
 from autotrain_mem.exports.tools import EXPORTERS, OF_MACHINES, export
-from autotrain_mem.parallel.environment import launch_environment
+from autotrain_mem.parallel.launch_environment import launch_environment
 from autotrain_mem.parallel.user_config import read_launch
 from autotrain_mem.types import Job, Knobs, codec
 from autotrain_mem.types.knobs import OWN_KNOBS

@@ -8,9 +8,14 @@ from typing import Any
 import pytest
 from nouns import TRL_DEFAULTS
 
-from autotrain_mem.parallel.config import accelerate_config, sharding_arguments
-from autotrain_mem.parallel.deepspeed_config import BUCKET_ELEMENTS, read_deepspeed, with_auto
-from autotrain_mem.parallel.environment import launch_environment
+from autotrain_mem.parallel.config import (
+    BUCKET_ELEMENTS,
+    accelerate_config,
+    read_deepspeed,
+    sharding_arguments,
+    with_auto,
+)
+from autotrain_mem.parallel.launch_environment import launch_environment
 from autotrain_mem.support.errors import UsageError
 
 

@@ -12,7 +12,7 @@ import torch
 from real_run import Case, trained
 
 from autotrain_mem.parallel.config import accelerate_config
-from autotrain_mem.parallel.environment import launch_environment, rank_environment
+from autotrain_mem.parallel.launch_environment import launch_environment, rank_environment
 from autotrain_mem.types import Phase, Trace, codec
 from autotrain_mem.types.codec import from_json
 

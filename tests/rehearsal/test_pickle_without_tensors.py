@@ -23,8 +23,8 @@ from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
 from autotrain_mem.rehearsal import fake_run
 from autotrain_mem.support.errors import UsageError
+from autotrain_mem.trainers.model_support import statistics
 from autotrain_mem.trainers.pickle_without_tensors import pack, unpack
-from autotrain_mem.trainers.quantization import statistics
 from tests.forked import Forge
 
 

@@ -9,7 +9,7 @@ import traceback
 import pytest
 import torch
 
-from autotrain_mem.parallel.environment import rank_environment
+from autotrain_mem.parallel.launch_environment import rank_environment
 
 PROCESSES, TOKENS = 2, 32
 

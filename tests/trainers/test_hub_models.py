@@ -7,7 +7,7 @@ from huggingface_hub import constants, errors
 
 from autotrain_mem.data.token_lengths import load_tokenizer
 from autotrain_mem.support.errors import ModelNotFoundError
-from autotrain_mem.trainers.hub_models import not_loaded
+from autotrain_mem.trainers.pretrained import not_loaded
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from autotrain_mem.rehearsal.cuda.rules import CudaRule
 from autotrain_mem.rehearsal.known_values import known_value
 from autotrain_mem.rehearsal.trace.flops import note
 from autotrain_mem.rehearsal.trace.operator_costs import attention
-from autotrain_mem.trainers.kernels import FLASH_NAMES
+from autotrain_mem.trainers.model_support import FLASH_NAMES
 from autotrain_mem.types.hardware import Capability
 
 plain_attention = torch.nn.functional.scaled_dot_product_attention

@@ -27,7 +27,7 @@ from autotrain_mem.rehearsal.trace.flops import note
 from autotrain_mem.rehearsal.trace.operator_costs import pass_through, product
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.versions import installed_versions, version_of
-from autotrain_mem.trainers.kernels import LIGER_SWITCHES, why_not_liger
+from autotrain_mem.trainers.model_support import LIGER_SWITCHES, why_not_liger
 
 _KEEPS_GRADIENT = ("gemma3_text",)
 """Models whose norms make a new gradient: a residual still reads the old one (``monkey_patch.py``: in_place=False)."""

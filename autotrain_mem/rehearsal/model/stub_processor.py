@@ -9,7 +9,7 @@ from autotrain_mem.methods.image_rows import mark_of
 from autotrain_mem.methods.worst_case_text import stub_tokenizer
 from autotrain_mem.rehearsal.known_values import real_tensors
 from autotrain_mem.support.errors import UnsupportedModelError
-from autotrain_mem.trainers.processor import (
+from autotrain_mem.trainers.pretrained import (
     FAMILIES,
     SpecialToken,
     blank,

@@ -18,7 +18,7 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
-from autotrain_mem.parallel.environment import rank_environment
+from autotrain_mem.parallel.launch_environment import rank_environment
 
 _FAKE = "fake"
 """A group whose collectives do nothing (``torch/testing/_internal/distributed/fake_pg.py``)."""

@@ -12,7 +12,7 @@ import torch
 from torch.nn.parallel import distributed
 
 from autotrain_mem.parallel.config import accelerate_config
-from autotrain_mem.parallel.environment import launch_environment
+from autotrain_mem.parallel.launch_environment import launch_environment
 from autotrain_mem.rehearsal.ranks.fsdp import fsdp1_rules, fsdp2_offload, fsdp2_rules
 from autotrain_mem.rehearsal.ranks.group import fake_group, on_gpus, real_group
 from autotrain_mem.rehearsal.ranks.recording import Collectives, RankRecorder

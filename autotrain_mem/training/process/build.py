@@ -22,8 +22,7 @@ from autotrain_mem.methods.interface import method_of
 from autotrain_mem.parallel.config import sharding_arguments
 from autotrain_mem.support.errors import GpuOutOfMemoryError, ModelNotFoundError
 from autotrain_mem.trainers.finish import finished, keep_cache_in_evaluation
-from autotrain_mem.trainers.hub_models import revision_of
-from autotrain_mem.trainers.processor import load_processor
+from autotrain_mem.trainers.pretrained import load_processor, revision_of
 from autotrain_mem.training.out_of_memory import is_out_of_memory
 from autotrain_mem.training.process.checkpointing import order_of
 from autotrain_mem.training.request import Request

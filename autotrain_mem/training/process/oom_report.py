@@ -16,7 +16,7 @@ import torch
 
 from autotrain_mem.allocator.out_of_memory import Refusal
 from autotrain_mem.support.units import parse_bytes
-from autotrain_mem.trainers.quantization import statistics
+from autotrain_mem.trainers.model_support import statistics
 from autotrain_mem.training.longest_batch.restore import models_of
 from autotrain_mem.training.process.build import Device
 from autotrain_mem.types import Owner, Phase

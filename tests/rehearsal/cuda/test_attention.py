@@ -12,7 +12,7 @@ from trace_reading import live, sizes
 from autotrain_mem.rehearsal.cuda.attention import cuda_attention
 from autotrain_mem.rehearsal.cuda.attention_kernels import Backend, choose
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.trainers.kernels import why_no_attention
+from autotrain_mem.trainers.model_support import why_no_attention
 from autotrain_mem.types import Owner
 from autotrain_mem.types.hardware import Capability
 

@@ -19,7 +19,7 @@ from autotrain_mem.rehearsal.known_values import KnownValues
 from autotrain_mem.rehearsal.model.materialize import materialize
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.support.errors import UnsupportedModelError
-from autotrain_mem.trainers.quantization import refuse_unrehearsed, statistics
+from autotrain_mem.trainers.model_support import refuse_unrehearsed, statistics
 from autotrain_mem.trainers.weightless import without_weights
 from autotrain_mem.types import Owner
 

@@ -19,7 +19,7 @@ from autotrain_mem.rehearsal.cuda.attention_kernels import (
     choose,
 )
 from autotrain_mem.rehearsal.cuda.rules import not_imitated
-from autotrain_mem.trainers.kernels import why_no_attention
+from autotrain_mem.trainers.model_support import why_no_attention
 from autotrain_mem.types.hardware import Capability, kernel_class
 
 CAPABILITIES = sorted({card.compute_capability for card in catalog() if card.compute_capability is not None})

@@ -19,7 +19,7 @@ from autotrain_mem.rehearsal.fake_mode import QuickFakeMode
 from autotrain_mem.rehearsal.known_values import KnownValues, known_value
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.support.errors import UsageError
-from autotrain_mem.trainers.kernels import LIGER_MODELS, why_not_liger
+from autotrain_mem.trainers.model_support import LIGER_MODELS, why_not_liger
 from autotrain_mem.types import Owner
 
 BF16, FP32 = torch.bfloat16, torch.float32

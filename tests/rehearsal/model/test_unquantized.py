@@ -3,7 +3,7 @@
 import bitsandbytes
 import torch
 
-from autotrain_mem.trainers.quantization import unquantized_bytes
+from autotrain_mem.trainers.model_support import unquantized_bytes
 
 
 class Mixture(torch.nn.Module):

@@ -10,7 +10,7 @@ from tiny_trainers import rows, trainer
 from transformers import TrainerCallback
 
 from autotrain_mem.machine.catalog import named
-from autotrain_mem.machine.simulated_card.card import SimulatedGpu
+from autotrain_mem.machine.simulated_card import SimulatedGpu
 from autotrain_mem.planning.predict.mixed_lengths import without_cache
 from autotrain_mem.rehearsal.fake_run import Watch
 from autotrain_mem.trainers.finish import keep_cache_in_evaluation

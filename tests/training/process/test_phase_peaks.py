@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from autotrain_mem.machine.catalog import named
-from autotrain_mem.machine.simulated_card.card import SimulatedGpu
+from autotrain_mem.machine.simulated_card import SimulatedGpu
 from autotrain_mem.support.units import MIB
 from autotrain_mem.training.process.build import PhasePeaks
 from autotrain_mem.types import Phase

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from autotrain_mem.parallel.config import accelerate_config
-from autotrain_mem.parallel.environment import config_of_environment, launch_environment
+from autotrain_mem.parallel.launch_environment import config_of_environment, launch_environment
 from autotrain_mem.types.knobs import SHARDINGS
 from tests.nouns import TRL_DEFAULTS
 

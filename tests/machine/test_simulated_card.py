@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.allocator.simulator import CachingAllocator, OutOfMemory
-from autotrain_mem.machine.simulated_card.card import SimulatedGpu
+from autotrain_mem.machine.simulated_card import SimulatedGpu
 from autotrain_mem.support.units import MIB
 from autotrain_mem.types import Hardware
 

@@ -19,8 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 from unittest.mock import patch
 
-from autotrain_mem.machine.simulated_card.card import SimulatedGpu
-from autotrain_mem.machine.simulated_card.fault_syntax import (
+from autotrain_mem.machine.fault_syntax import (
     COUNT,
     MARKS_NAME,
     VARIABLE,
@@ -34,6 +33,7 @@ from autotrain_mem.machine.simulated_card.fault_syntax import (
     over,
     parse_mishaps,
 )
+from autotrain_mem.machine.simulated_card import SimulatedGpu
 from autotrain_mem.types import Phase
 
 CHECKPOINTS = "checkpoint-*"

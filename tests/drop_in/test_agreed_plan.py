@@ -22,7 +22,7 @@ from datasets import Dataset
 
 from autotrain_mem import AutoFit, DoesNotFitError, SFTTrainer, UsageError
 from autotrain_mem.drop_in import call_plan as planning
-from autotrain_mem.drop_in import agreement
+from autotrain_mem.drop_in import launched
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.types import codec
 
@@ -62,10 +62,10 @@ def met(ask, of_first, of_second):
 
 
 never = AssertionError("only rank 0 plans")
-said["smallest"] = [met(agreement.smallest, *cards) for cards in ((small, large), (large, small))]
-said["refused"] = met(agreement.smallest, UsageError("This process sees 2 GPUs."), small)
+said["smallest"] = [met(launched.smallest, *cards) for cards in ((small, large), (large, small))]
+said["refused"] = met(launched.smallest, UsageError("This process sees 2 GPUs."), small)
 for error in (DoesNotFitError("It does not fit.", hint="--use_peft"), KeyboardInterrupt(), ValueError("of TRL's")):
-    said[type(error).__name__] = met(agreement.agreed, error, never)
+    said[type(error).__name__] = met(launched.agreed, error, never)
 with open(f"{folder}/{args.process_index}.json", "w") as file:
     json.dump(said, file)
 for each in shared[:1]:
