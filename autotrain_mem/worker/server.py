@@ -55,8 +55,8 @@ def describe(job: Job, compute_capability: Capability) -> ModelFacts:
         planned_targets,
     )
     from autotrain_mem.rehearsal.model.truncated_depth import pattern_of
-    from autotrain_mem.trainers.pretrained import FAMILIES, pixel_steps
     from autotrain_mem.trainers.model_support import checkpoint_quantization
+    from autotrain_mem.trainers.pretrained import FAMILIES, pixel_steps
     from autotrain_mem.types.preflight import refuse
 
     config = read_config(job)
