@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from operator import add
 from typing import Any
-from unittest.mock import patch
 
 from autotrain_mem.methods import image_rows
 from autotrain_mem.methods.configs import Configs
@@ -66,6 +65,8 @@ def without_scoring(trainer: str, columns: Callable[[Any], Sequence[str]]) -> Ab
         trainer: The name of its class.
         columns: What the reference's scores are called in a trainer's data.
     """
+    from unittest.mock import patch  # slow to import, and the parent asks this module too
+
     import trl
 
     def with_scores(trainer: Any, dataset: Any, *_: Any) -> Any:
@@ -119,6 +120,8 @@ def strided_logps(home: str, trainer: Any, filled: Configs, knobs: Knobs) -> Ite
     Args:
         home: The trainer's module, such as ``trl.trainer.dpo_trainer``.
     """
+    from unittest.mock import patch  # slow to import, and the parent asks this module too
+
     from torch._subclasses.fake_tensor import FakeTensor
 
     module = importlib.import_module(home)

@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, contextmanager
 from enum import StrEnum
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 from autotrain_mem.methods import distillation
 from autotrain_mem.methods.configs import (
@@ -138,6 +137,8 @@ def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[No
     the loss copies what it compares on labels. Beside their long prompts that is the worst of each way, and no single
     row.
     """
+    from unittest.mock import patch  # slow to import, and the parent asks this module too
+
     turns = itertools.count()
     step, ways = trainer.training_step, _ways(trainer.args)
 
@@ -171,6 +172,8 @@ def _labelled(collate: Any, answer: int | None) -> Any:
 @contextmanager
 def going(trainer: Any, way: Way) -> Iterator[None]:
     """Inside, a training step goes this way, and answers have their full length."""
+    from unittest.mock import patch  # slow to import, and the parent asks this module too
+
     from trl.experimental.gkd import gkd_trainer
 
     drawn = SimpleNamespace(random=lambda: 0.0 if way is Way.STUDENT else 1.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 import functools
 import importlib
@@ -157,6 +156,8 @@ def check_packages(names: Iterable[str]) -> None:
 
 def _call(function: RewardFunction, rows: Sequence[Mapping[str, Any]]) -> Any:
     """Call it as ``trl/trainer/grpo_trainer.py: _calculate_rewards`` does, before any training."""
+    import asyncio
+
     from transformers import TrainerState
 
     prompts = [row["prompt"] for row in rows]

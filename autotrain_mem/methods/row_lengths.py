@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +9,6 @@ from dataclasses import dataclass
 from operator import add
 from types import TracebackType
 from typing import Any, Self
-from unittest.mock import patch
 
 from autotrain_mem.support.host import cores
 from autotrain_mem.types.data import Counting
@@ -49,6 +47,8 @@ def processes(rows: int, given: int | None) -> int | None:
 
     Where processes are not forked but started afresh, each would import torch and transformers for seconds.
     """
+    import multiprocessing
+
     if given is not None or multiprocessing.get_all_start_methods()[0] != "fork":
         return given
     wanted = min(cores(), MOST_PROCESSES, rows // ROWS_PER_PROCESS)
@@ -59,6 +59,8 @@ def processes(rows: int, given: int | None) -> int | None:
 def progress_reported_to(on_progress: OnProgress) -> Iterator[None]:
     """Report every pass that the datasets library makes, in place of its progress bars (datasets/arrow_dataset.py:
     Dataset.map)."""
+    from unittest.mock import patch  # slow to import, and the parent asks this module too
+
     from datasets import arrow_dataset
 
     def bar(*, total: int, desc: str | None = None, initial: int = 0, **options: Any) -> _Bar:
@@ -95,6 +97,8 @@ class _Bar:
 def without_labels() -> Iterator[None]:
     """Leave out the pass that makes labels of the tokens (trl/trainer/sft_trainer.py: _prepare_dataset), which is a
     quarter of the time and changes no length. It is known by its name: where TRL calls it otherwise, this is slower."""
+    from unittest.mock import patch  # slow to import, and the parent asks this module too
+
     import datasets
 
     mapped = datasets.Dataset.map
