@@ -152,5 +152,5 @@ def test_more_processes_count_more_rows(
     wanted: int | None,
 ) -> None:
     monkeypatch.setattr(row_lengths, "cores", lambda: machine)
-    monkeypatch.setattr(row_lengths.multiprocessing, "get_all_start_methods", lambda: methods)
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: methods)
     assert processes(rows, given) == wanted
