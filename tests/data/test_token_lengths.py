@@ -1,6 +1,7 @@
 """Counted lengths are those of the rows that the real trainer trains on, in one process and in several."""
 
 import json
+import multiprocessing
 import pathlib
 from collections import Counter
 from collections.abc import Callable, Mapping
