@@ -17,8 +17,8 @@ from autotrain_mem.estimator.snapshot import make_snapshot
 from autotrain_mem.machine.catalog import catalog
 from autotrain_mem.machine.choose import choose, several, training_device
 from autotrain_mem.machine.detect import VISIBLE, detect
-from autotrain_mem.machine.doctor.findings import health_of
-from autotrain_mem.machine.doctor.gather import gather
+from autotrain_mem.machine.health_facts import gather
+from autotrain_mem.machine.health_findings import health_of
 from autotrain_mem.planning.accelerate_config import with_accelerate
 from autotrain_mem.planning.early import check_to_train, opened
 from autotrain_mem.planning.machines import leading

@@ -11,8 +11,7 @@ from typing import Any
 from autotrain_mem.machine.catalog import catalog, named
 from autotrain_mem.machine.detect import VISIBLE, detect, host, why_no_nvml
 from autotrain_mem.machine.links import named_links, topology
-from autotrain_mem.machine.torch_child import NoAnswer
-from autotrain_mem.machine.torch_sees import HIP_VISIBLE, seen, torch_build
+from autotrain_mem.machine.torch_child import HIP_VISIBLE, NoAnswer, seen, torch_build
 from autotrain_mem.support.errors import NoGpuError, UsageError
 from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.support.units import format_bytes

@@ -16,7 +16,7 @@ its own. This module repeats CUDA's choice, so that the first device here is tor
 A card that NVML lists and does not answer for (``NVML_ERROR_GPU_IS_LOST``, ``NVML_ERROR_NO_PERMISSION``) keeps its
 number and shows no device, so that it is in nobody's way but that of who names it.
 
-Where torch is built for ROCm, no card of NVIDIA's can be used, and AMD's are asked for (``machine.amd``).
+Where torch is built for ROCm, no card of NVIDIA's can be used, and AMD's are asked for (``machine.amd_cards``).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotrain_mem.machine.amd import amd_cards, free_bytes_of
+from autotrain_mem.machine.amd_cards import amd_cards, free_bytes_of
 from autotrain_mem.machine.catalog import catalog, rates_of, recognise
 from autotrain_mem.machine.overhead import COMMUNICATOR_BYTES, overhead
-from autotrain_mem.machine.torch_sees import torch_build
+from autotrain_mem.machine.torch_child import NoAnswer, torch_build, torch_child
 from autotrain_mem.support.errors import UnreadableGpuError
 from autotrain_mem.support.host import host_memory
 from autotrain_mem.support.units import MIB
@@ -340,8 +340,6 @@ def _memory_by_torch(uuid: str, environment: Mapping[str, str]) -> tuple[int, in
     ``cudaMemGetInfo`` leaves out what the kernel can take back from files, ``MemAvailable`` counts it (NVIDIA DGX Spark
     User Guide, "Known Issues"). What a training process holds of the host beside tensors is not free for it.
     """
-    from autotrain_mem.machine.torch_child import NoAnswer, torch_child  # few cards need the process
-
     try:
         with torch_child(uuid, environment) as (_, torch):
             total_bytes, free_bytes = torch.total_bytes, torch.free_bytes

@@ -8,7 +8,6 @@ import pytest
 from fake_nvml import FakeGpu, FakeInstance, FakeNvml
 
 from autotrain_mem.machine import detect as module
-from autotrain_mem.machine import torch_child
 from autotrain_mem.machine.catalog import catalog, named
 from autotrain_mem.machine.detect import HOST_NON_TORCH_BYTES, detect, host
 from autotrain_mem.machine.overhead import overhead
@@ -188,7 +187,7 @@ def test_where_nvml_does_not_tell_a_cards_memory_torch_does(
         yield None, TorchDevice(total_bytes=119 * GIB, free_bytes=5 * GIB, is_integrated=is_integrated)
 
     memory = HostMemory(total_bytes=121 * GIB, available_bytes=100 * GIB, source="")
-    monkeypatch.setattr(torch_child, "torch_child", child)
+    monkeypatch.setattr(module, "torch_child", child)
     monkeypatch.setattr(module, "host_memory", lambda: memory)
     gb10 = FakeGpu(A, "NVIDIA GB10", total_mib=0, reserved_mib=0, capability=(12, 1), cores=6144)
     nvml.gpus, gb10.shares_memory = [gb10], not says_zero
@@ -208,7 +207,7 @@ def test_a_card_whose_memory_nobody_tells_is_an_error_with_what_torch_answered(
         raise NoAnswer("the process ended with status 3")
         yield
 
-    monkeypatch.setattr(torch_child, "torch_child", silent)
+    monkeypatch.setattr(module, "torch_child", silent)
     nvml.gpus[0].shares_memory = True
     with pytest.raises(UnreadableGpuError, match="ended with status 3"):
         detect()

@@ -1,9 +1,10 @@
-"""Measuring what a process holds outside torch, with a stand-in for NVML and for the child."""
+"""What a process holds outside torch, and who else is on a card, with a stand-in for NVML and for the child."""
 
 import contextlib
 import functools
 import itertools
 import json
+import os
 import pathlib
 import sys
 import textwrap
@@ -15,14 +16,17 @@ from fake_nvml import FakeGpu, FakeNvml
 
 from autotrain_mem.machine import measure, measure_process
 from autotrain_mem.machine.detect import detect
-from autotrain_mem.machine.measure import Loaded, measured, run_child
+from autotrain_mem.machine.measure import NOBODY, Loaded, held_by, measured, others_on, run_child
 from autotrain_mem.support.errors import UnreadableGpuError
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.units import GIB, MIB
+from autotrain_mem.types.experience import OtherProcess
 from autotrain_mem.types.hardware import Hardware
 
 UUID = "GPU-aaaa1111-0000-0000-0000-000000000000"
 CHILD_PID = 4242
+STRANGER = 1 << 30
+"""A process number that no system gives."""
 CARD = Hardware(
     name="NVIDIA GeForce RTX 3090",
     origin="detected",
@@ -210,6 +214,51 @@ def test_a_card_that_shares_the_hosts_memory_is_measured_where_its_processes_are
     assert measured(CARD, Store(tmp_path / "kept"), child.run).non_torch_bytes == OUTSIDE
     nvml.lists_processes = False
     assert_falls_back(measured(CARD, Store(tmp_path / "no"), child.run), "NVML tells no memory of it")
+
+
+def test_processes_are_named_largest_first(nvml: FakeNvml, child: Child) -> None:
+    child.gpu.computing = {STRANGER: GIB, os.getpid(): 2 * GIB}
+    own, other = others_on(CARD)
+    assert (own.pid, own.used_bytes) == (os.getpid(), 2 * GIB)
+    assert own.name
+    assert other == OtherProcess(pid=STRANGER, name="", used_bytes=GIB)
+    assert nvml.started == 0
+
+
+def test_one_that_computes_and_draws_is_one(nvml: FakeNvml, child: Child) -> None:
+    child.gpu.computing, child.gpu.drawing = {STRANGER: GIB}, {STRANGER: GIB, STRANGER + 1: 100 * MIB}
+    assert [(other.pid, other.used_bytes) for other in others_on(CARD)] == [
+        (STRANGER, GIB),
+        (STRANGER + 1, 100 * MIB),
+    ]
+    child.gpu.drawing = None
+    assert [other.pid for other in others_on(CARD)] == [STRANGER]
+
+
+def test_what_nobody_is_listed_for_is_told_as_others_but_for_the_drivers_own(nvml: FakeNvml, child: Child) -> None:
+    """As in a container, or on Windows, where processes are listed without their bytes."""
+    assert others_on(CARD) == ()
+    child.gpu.computing, child.gpu.unlisted_bytes = {STRANGER: None}, 3 * GIB
+    assert others_on(CARD)[0] == OtherProcess(pid=NOBODY, name="", used_bytes=3 * GIB)
+    nvml.has_second_memory_query, child.gpu.computing = False, {STRANGER: GIB}  # the driver's own is not known
+    assert [other.pid for other in others_on(CARD)] == [STRANGER]
+    child.gpu.computing = {STRANGER: GIB, STRANGER + 1: None}
+    assert [held_by(CARD, STRANGER + more) for more in range(3)] == [GIB, None, None]
+
+
+def test_without_nvml_and_of_a_card_that_is_not_here_nobody_is_known(
+    nvml: FakeNvml, child: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child.gpu.computing = {STRANGER: GIB}
+    named = Hardware(name="rtx", origin="named", total_bytes=GIB, free_bytes=GIB, non_torch_bytes=0)
+    assert (others_on(named), held_by(named, STRANGER)) == ((), None)
+    child.gpu.lost = "GPU is lost"
+    assert (others_on(CARD), held_by(CARD, STRANGER)) == ((), None)
+    assert nvml.started == 0
+    nvml.driver = None
+    assert (others_on(CARD), held_by(CARD, 1)) == ((), None)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert (others_on(CARD), held_by(CARD, 1)) == ((), None)
 
 
 @pytest.mark.slow

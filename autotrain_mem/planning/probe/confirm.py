@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotrain_mem.machine.detect import free_bytes
-from autotrain_mem.machine.measure import STEADY_BYTES
-from autotrain_mem.machine.other_processes import others_on
+from autotrain_mem.machine.measure import STEADY_BYTES, others_on
 from autotrain_mem.planning.predict.plan import make_plan, searched_with_images
 from autotrain_mem.planning.predict.predictions import Predictions
 from autotrain_mem.planning.probe.calibration import Correction, Point, corrected

@@ -21,8 +21,7 @@ from torch.utils.data import DataLoader, SequentialSampler
 from transformers import TrainerCallback
 
 from autotrain_mem.machine.detect import free_bytes
-from autotrain_mem.machine.measure import PLAUSIBLE_BYTES
-from autotrain_mem.machine.other_processes import held_by
+from autotrain_mem.machine.measure import PLAUSIBLE_BYTES, held_by
 from autotrain_mem.methods import online
 from autotrain_mem.methods.configs import EVALUATED_BATCHES, REHEARSED_ACCUMULATION, REHEARSED_STEPS, Configs
 from autotrain_mem.methods.interface import method_of

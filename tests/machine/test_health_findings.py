@@ -11,10 +11,10 @@ import pytest
 from autotrain_mem import api
 from autotrain_mem.allocator.settings import AllocatorSettings, settings_of
 from autotrain_mem.cli import main
+from autotrain_mem.machine import health_facts as gathering
 from autotrain_mem.machine.catalog import named
-from autotrain_mem.machine.doctor import gather as gathering
-from autotrain_mem.machine.doctor.facts import Facts, Folder, Hub, Library
-from autotrain_mem.machine.doctor.findings import health_of
+from autotrain_mem.machine.health_facts import Facts, Folder, Hub, Library
+from autotrain_mem.machine.health_findings import health_of
 from autotrain_mem.report.machine_view import private_free, summary
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.support.versions import TESTED, untested, version_of

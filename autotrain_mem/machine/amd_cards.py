@@ -17,8 +17,7 @@ from typing import Any
 
 from autotrain_mem.machine.catalog import rates_of, recognise
 from autotrain_mem.machine.overhead import AMD_BYTES, COMMUNICATOR_BYTES
-from autotrain_mem.machine.torch_child import NoAnswer
-from autotrain_mem.machine.torch_sees import HIP_VISIBLE, HipDevice, seen
+from autotrain_mem.machine.torch_child import HIP_VISIBLE, HipDevice, NoAnswer, seen
 from autotrain_mem.support.errors import UnreadableGpuError
 from autotrain_mem.support.units import MIB
 from autotrain_mem.types.amd import ARCHITECTURES, architecture_name

@@ -9,14 +9,21 @@ import pytest
 from fake_amdsmi import FakeAmdGpu, FakeAmdSmi
 from fake_nvml import FakeGpu, FakeNvml
 
-from autotrain_mem.machine import amd, choose, detect, torch_sees
+from autotrain_mem.machine import amd_cards, choose, detect, torch_child
 from autotrain_mem.machine.catalog import named
-from autotrain_mem.machine.list_process import hip_devices, mps_bytes, xpu_devices
-from autotrain_mem.machine.measure import measured
-from autotrain_mem.machine.other_processes import NOBODY, held_by, others_on
+from autotrain_mem.machine.measure import NOBODY, held_by, measured, others_on
 from autotrain_mem.machine.overhead import AMD_BYTES
-from autotrain_mem.machine.torch_child import NoAnswer
-from autotrain_mem.machine.torch_sees import HipDevice, Seen, XpuDevice, seen, torch_build
+from autotrain_mem.machine.torch_child import (
+    HipDevice,
+    NoAnswer,
+    Seen,
+    XpuDevice,
+    hip_devices,
+    mps_bytes,
+    seen,
+    torch_build,
+    xpu_devices,
+)
 from autotrain_mem.support.errors import NoGpuError, UnreadableGpuError
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.units import GIB, MIB
@@ -41,7 +48,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> list[HipDevice]:
     def told(environment: Mapping[str, str] = {}) -> Seen:
         return Seen(hip=tuple(found))
 
-    monkeypatch.setattr(amd, "seen", told)
+    monkeypatch.setattr(amd_cards, "seen", told)
     monkeypatch.setattr(detect, "torch_build", lambda: "hip")
     monkeypatch.setattr(choose, "torch_build", lambda: "hip")
     monkeypatch.setitem(sys.modules, "amdsmi", None)
@@ -124,7 +131,7 @@ def test_what_is_free_is_amdsmis_word_of_the_card_at_the_same_address(here: list
     assert smi.started == 0
     smi.starts = False
     assert detect.free_bytes(first) is None
-    assert amd.why_no_amdsmi() == "amdsmi does not start (the driver is not loaded)"
+    assert amd_cards.why_no_amdsmi() == "amdsmi does not start (the driver is not loaded)"
 
 
 def test_others_on_the_card_are_named_and_what_the_driver_keeps_is_nobodys(
@@ -167,7 +174,7 @@ def test_a_torch_that_does_not_answer_is_an_error_and_not_a_machine_without_card
     def refuse(environment: object) -> Seen:
         raise NoAnswer("RuntimeError: No HIP GPUs are available")
 
-    monkeypatch.setattr(amd, "seen", refuse)
+    monkeypatch.setattr(amd_cards, "seen", refuse)
     with pytest.raises(UnreadableGpuError, match="No HIP GPUs are available") as no:
         detect.detect()
     assert "render" in str(no.value.hint)
@@ -254,24 +261,24 @@ def test_what_torch_is_built_for_is_read_and_not_imported(
 ) -> None:
     (tmp_path / "version.py").write_text(VERSION.format(hip=hip, xpu=xpu), encoding="utf-8")
     spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
-    monkeypatch.setattr(torch_sees.importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(torch_child.importlib.util, "find_spec", lambda name: spec)
     assert torch_build() == build
-    monkeypatch.setattr(torch_sees.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(torch_child.importlib.util, "find_spec", lambda name: None)
     assert torch_build() == "", "no torch at all"
 
 
 def test_a_build_for_the_cpu_is_not_asked_and_another_one_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_sees, "torch_build", lambda: "")
-    monkeypatch.setattr(torch_sees.sys, "platform", "linux")
+    monkeypatch.setattr(torch_child, "torch_build", lambda: "")
+    monkeypatch.setattr(torch_child.sys, "platform", "linux")
     assert seen() == Seen()
-    monkeypatch.setattr(torch_sees, "torch_build", lambda: "xpu")
-    monkeypatch.setattr(torch_sees, "CHILD_MODULE", "no_such_module")
+    monkeypatch.setattr(torch_child, "torch_build", lambda: "xpu")
+    monkeypatch.setattr(torch_child, "LISTING_MODULE", "no_such_module")
     with pytest.raises(NoAnswer):
         seen({"ZE_AFFINITY_MASK": "1"})
 
 
-def test_the_process_that_is_asked_tells_what_the_installed_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_sees, "torch_build", lambda: "xpu")
+def test_the_process_that_is_asked_tells_what_the_installed_torch_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_child, "torch_build", lambda: "xpu")
     told = seen({"ZE_AFFINITY_MASK": "0"})
     assert (told.hip, told.unplanned) == ((), Seen(mps_bytes=told.mps_bytes, xpu=told.xpu).unplanned)
 

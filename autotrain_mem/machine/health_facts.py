@@ -1,7 +1,8 @@
-"""Gathers the facts of this machine, in parallel where that takes seconds, and never for longer than a limit."""
+"""Observes a machine; nothing here judges. Packages are imported in children: ``python -m machine.health_facts``."""
 
 from __future__ import annotations
 
+import importlib
 import locale
 import os
 import pathlib
@@ -12,22 +13,106 @@ import sysconfig
 import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
 
-from autotrain_mem.machine.amd import why_no_amdsmi
+from autotrain_mem.machine.amd_cards import why_no_amdsmi
 from autotrain_mem.machine.catalog import recognise
 from autotrain_mem.machine.detect import detect, nvml_session
-from autotrain_mem.machine.doctor.facts import Facts, Folder, Hub, Library
-from autotrain_mem.machine.other_processes import others_on
-from autotrain_mem.machine.torch_child import NoAnswer
-from autotrain_mem.machine.torch_sees import seen
+from autotrain_mem.machine.measure import others_on
+from autotrain_mem.machine.torch_child import NoAnswer, seen
 from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.host import existing, host_memory, missing_to_compile
-from autotrain_mem.support.processes import Child, ChildDied, ChildTimeout
+from autotrain_mem.support.processes import Channel, Child, ChildDied, ChildTimeout
 from autotrain_mem.support.store import cache_folder
 from autotrain_mem.support.versions import installed_versions
 from autotrain_mem.types import Hardware
 
-CHILD_MODULE = "autotrain_mem.machine.doctor.child"
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Library:
+    """Holds what became of importing a package in a process of its own."""
+
+    version: str | None = None
+    """None where it is not installed."""
+    error: str = ""
+    """Why it cannot be imported, in one line; empty where it can."""
+    problem: str = ""
+    """Why it cannot use the GPU, in one line; empty where it can, or was not asked to."""
+    details: Mapping[str, str] = field(default_factory=dict)
+    """``cuda``, ``hip``, ``archs``, ``nccl`` of torch; what the child found beside."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Folder:
+    """Holds a folder that something is written to."""
+
+    purpose: str
+    """The variable that names it, such as ``HF_HOME``; ``this folder`` for the one that the command runs in."""
+    path: str
+    free_bytes: int | None
+    writable: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hub:
+    """Holds what the Hugging Face Hub answered."""
+
+    asked: bool
+    """False where the environment forbids it."""
+    error: str = ""
+    """Why it cannot be reached; empty where it answered."""
+    has_token: bool = False
+    token_error: str = ""
+    """Why the token is not taken; empty where there is none, or it is."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """Holds everything that was observed."""
+
+    system: str = "Linux"
+    python: str = "3.11"
+    is_wsl: bool = False
+    in_container: bool = False
+    has_device_files: bool = False
+    """``/dev/nvidia0``, or ``/dev/dxg`` of WSL."""
+    nvml_error: str = ""
+    driver: str = ""
+    driver_cuda: int | None = None
+    """The newest major version of CUDA that the driver can do."""
+    amdsmi_error: str = ""
+    """Why amdsmi cannot be asked of AMD's cards; empty where it can, or there are none."""
+    unplanned: str = ""
+    """Names Apple's and Intel's GPUs."""
+    cards: tuple[Hardware, ...] = ()
+    others_bytes: Mapping[str, int] = field(default_factory=dict)
+    """By the card's UUID, what other processes hold of it."""
+    unknown_cards: tuple[str, ...] = ()
+    """Names of cards that the catalog does not have."""
+    libraries: Mapping[str, Library] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    hub: Hub = field(default_factory=lambda: Hub(asked=False))
+    folders: tuple[Folder, ...] = ()
+    shared_memory_bytes: int | None = None
+    """Size of ``/dev/shm``; None where there is none."""
+    host_total_bytes: int = 0
+    host_available_bytes: int = 0
+    host_is_limited: bool = False
+    """A container's limit is less than the machine's memory."""
+    encoding: str = "utf-8"
+    compiler: str = ""
+    """Path of a C compiler; empty where none is found."""
+    has_python_headers: bool = False
+    host_optimizer: tuple[tuple[str, str], ...] = ()
+    """What DeepSpeed lacks to compile its optimizer for the host, and how to get each."""
+    open_files: int | None = None
+    """How many files a process may have open."""
+
+
+# -- gathered in parallel where that takes seconds, and never for longer than a limit ----------------------------------
+
+CHILD_MODULE = "autotrain_mem.machine.health_facts"
 IMPORT_SECONDS = 40.0
 """After which an import counts as one that never ends: torch takes 5 s from a warm disk."""
 HUB_SECONDS = 3.0
@@ -207,3 +292,61 @@ def _open_files() -> int | None:
     import resource
 
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+# -- the child that imports one package, since an import may crash or never end ---------------------------------------
+
+
+def examine(package: str) -> dict[str, Any]:
+    """Imports the package, and runs what shows that it works."""
+    return {"torch": _torch, "bitsandbytes": _bitsandbytes}.get(package, _plain)(package)
+
+
+def _plain(package: str) -> dict[str, Any]:
+    importlib.import_module(package)
+    return {}
+
+
+def _torch(package: str) -> dict[str, Any]:
+    import torch
+
+    found: dict[str, Any] = {"cuda": torch.version.cuda or "", "hip": getattr(torch.version, "hip", None) or ""}
+    found["archs"] = " ".join(torch.cuda.get_arch_list()) if torch.version.cuda else ""
+    try:
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    except Exception:  # a build without NCCL has no such function
+        found["nccl"] = ""
+    if torch.version.cuda or found["hip"]:
+        try:
+            torch.ones(1, device="cuda").add_(1).item()
+            found["works"] = "yes"
+        except Exception as error:
+            found["problem"] = " ".join(str(error).split())[:300]
+    return found
+
+
+def _bitsandbytes(package: str) -> dict[str, Any]:
+    import bitsandbytes
+    import torch
+
+    if not torch.cuda.is_available():
+        return {}
+    try:
+        bitsandbytes.functional.quantize_4bit(torch.ones(64, 64, device="cuda", dtype=torch.float16))
+        return {"works": "yes"}
+    except Exception as error:
+        return {"problem": " ".join(str(error).split())[:300]}
+
+
+def main() -> None:
+    """Receives the name of a package, and answers what became of its import."""
+    channel = Channel(ignore_interrupt=True)
+    try:
+        found = examine(str((channel.receive() or {})["package"]))
+    except BaseException as error:
+        found = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+    channel.send(found)
+
+
+if __name__ == "__main__":
+    main()

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from autotrain_mem.allocator.settings import NEWER_VARIABLE, OLDER_VARIABLE, variable_that_counts
-from autotrain_mem.machine.doctor.facts import Facts, Library
+from autotrain_mem.machine.health_facts import Facts, Library
 from autotrain_mem.machine.usable import OLDEST_DRIVERS, TURING, install_torch
 from autotrain_mem.support.units import GIB, MIB, format_bytes
 from autotrain_mem.support.versions import TESTED, version_of
