@@ -119,7 +119,7 @@ def begin(
         job = rehearsals.job
         device = _training_device(rehearsals, simulate=wish.simulate)
         if wish.simulate:
-            from autotrain_mem.machine.fault_syntax import check_mishaps  # of no run on a real card
+            from autotrain_mem.machine.fault_injection import check_mishaps  # of no run on a real card
 
             check_mishaps(job.environment)
             for warning in _without_effect(job):

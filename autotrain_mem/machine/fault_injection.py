@@ -16,25 +16,36 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
 from unittest.mock import patch
 
-from autotrain_mem.machine.fault_syntax import (
-    COUNT,
-    MARKS_NAME,
-    VARIABLE,
-    AtSave,
-    DiskFull,
-    Killed,
-    Mishap,
-    Refused,
-    Stopped,
-    Taken,
-    over,
-    parse_mishaps,
-)
 from autotrain_mem.machine.simulated_card import SimulatedGpu
+from autotrain_mem.support.errors import UsageError
+from autotrain_mem.support.units import parse_bytes
 from autotrain_mem.types import Phase
+
+VARIABLE = "AUTOFIT_MISHAPS"
+MARKS_NAME = ".autofit-mishaps"
+"""The file in the output folder that lists what has come."""
+COUNT = "count"
+_PHASES = tuple(str(phase) for phase in Phase if phase not in (Phase.LOAD, Phase.SAVE))
+SYNTAX = f"""Mishaps stand one after the other, with blanks between:
+oom:PHASE:N              the Nth allocation of that phase is refused: {", ".join(_PHASES)}
+taken:SIZE:N[:until:M]   from the Nth allocation (to the Mth) another process holds that much, such as 40MiB
+kill:N                   the process is killed at its Nth allocation
+kill:save:N              ... in the middle of writing its Nth checkpoint
+oom:save:N               the card is full in the middle of writing the Nth checkpoint
+disk:save:N              the disk is full in the middle of writing the Nth checkpoint
+torn:save:N[:FILE]       a file of the Nth checkpoint, or its largest, is cut short, and the process is killed
+rot:save:N[:FILE]        ... has one other byte, and the process is killed
+clock:save:N             the clock is set back by an hour before the Nth checkpoint
+disk:N                   from the Nth allocation on the disk is full, for all but checkpoints, until the training ends
+stop:N                   the process stands still from its Nth allocation on, as under SIGSTOP
+rank:R:...               any of these befalls the process with that rank, of several that train together; else the first
+count                    nothing goes wrong; {MARKS_NAME} in the output folder then tells how many there are of each
+Every process counts anew, its checkpoints too."""
+
 
 CHECKPOINTS = "checkpoint-*"
 STDERR = 2
@@ -44,6 +55,103 @@ OPTIMIZER_NAME = "optimizer.pt"
 (``transformers/trainer.py: _save_checkpoint``): where it breaks off, the checkpoint has begun and is not whole."""
 SHARDED_NAME = "scheduler.pt"
 """The first one that comes after, where the optimizer's state is in shards, and not written by torch.save."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mishap:
+    """One thing that goes wrong, as :data:`SYNTAX` says."""
+
+    kind: Literal["oom", "taken", "kill", "stop", "disk", "torn", "rot", "clock"]
+    at: int
+    """The number of the allocation at which it comes, or of the checkpoint."""
+    phase: Phase | None = None
+    """The phase whose allocations are counted, or ``SAVE`` for checkpoints, since saving itself mostly asks for nothing
+    of the card; None: all allocations are counted."""
+    size_bytes: int = 0
+    """That another process takes; it gets less where less is free."""
+    until: int | None = None
+    """The allocation before which it gives them back."""
+    file: str = ""
+    """That is torn or rots; empty for the largest."""
+
+    def __str__(self) -> str:
+        if self.kind == "taken":
+            return f"taken:{self.size_bytes}B:{self.at}" + ("" if self.until is None else f":until:{self.until}")
+        counted = "" if self.phase is None else f"{self.phase}:"
+        return f"{self.kind}:{counted}{self.at}" + (f":{self.file}" if self.file else "")
+
+    @property
+    def over(self) -> str:
+        """What is marked when the other process has ended, or the training whose disk was full."""
+        return f"{self} is over"
+
+    @property
+    def lasts(self) -> bool:
+        """Whether it goes on once it has come."""
+        return self.kind == "taken" or (self.kind, self.phase) == ("disk", None)
+
+
+def parse_mishaps(text: str, rank: int | None = None) -> tuple[Mishap, ...]:
+    """Read the variable's text; with a rank, what befalls the process of that rank.
+
+    >>> [str(mishap) for mishap in parse_mishaps("oom:backward:37 taken:1MiB:500:until:900 disk:save:2")]
+    ['oom:backward:37', 'taken:1048576B:500:until:900', 'disk:save:2']
+
+    Raises:
+        UsageError: with what is wrong, and how mishaps are written.
+    """
+    wrong: list[str] = []
+    mishaps: list[Mishap] = []
+    for word in text.split():
+        if word == COUNT:
+            continue
+        try:
+            parts = word.split(":")
+            whose, parts = (int(parts[1]), parts[2:]) if parts[0] == "rank" and len(parts) > 2 else (0, parts)
+            mishap = _parse(parts)
+            mishaps += [mishap] if rank in (None, whose) else []
+        except ValueError:
+            wrong.append(word)
+    if wrong:
+        raise UsageError(f"{VARIABLE} holds what is no mishap: {', '.join(wrong)}.", hint=SYNTAX)
+    return tuple(mishaps)
+
+
+def check_mishaps(environment: Mapping[str, str]) -> None:
+    """Fail before minutes of planning, not after.
+
+    Args:
+        environment: What the run is given beside this process's own.
+
+    Raises:
+        UsageError: the variable cannot be read.
+    """
+    parse_mishaps({**os.environ, **environment}.get(VARIABLE, ""))
+
+
+def _parse(parts: Sequence[str]) -> Mishap:
+    """Raises ValueError."""
+    match parts:
+        case ["oom", phase, at] if phase in _PHASES:
+            return Mishap(kind="oom", phase=Phase(phase), at=_count(at))
+        case ["taken", size, at]:
+            return Mishap(kind="taken", size_bytes=parse_bytes(size), at=_count(at))
+        case ["taken", size, at, "until", until] if _count(until) > _count(at):
+            return Mishap(kind="taken", size_bytes=parse_bytes(size), at=_count(at), until=_count(until))
+        case ["kill" | "stop" | "disk" as kind, at]:
+            return Mishap(kind=kind, at=_count(at))
+        case ["oom" | "kill" | "disk" | "torn" | "rot" | "clock" as kind, "save", at]:
+            return Mishap(kind=kind, phase=Phase.SAVE, at=_count(at))
+        case ["torn" | "rot" as kind, "save", at, file] if file and pathlib.PurePath(file).name == file:
+            return Mishap(kind=kind, phase=Phase.SAVE, at=_count(at), file=file)
+        case _:
+            raise ValueError
+
+
+def _count(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
 
 
 @contextlib.contextmanager
@@ -63,7 +171,7 @@ def beset(
     mishaps = parse_mishaps(environment.get(VARIABLE, ""), rank)
     counts = COUNT in environment.get(VARIABLE, "").split() and not rank
     marks = Marks(folder / MARKS_NAME, f"rank:{rank}:" if rank else "")
-    pending = [mishap for mishap in mishaps if mishap not in marks or isinstance(mishap, Taken | DiskFull)]
+    pending = [mishap for mishap in mishaps if mishap not in marks or mishap.lasts]
     if not pending and not counts:
         yield
         return
@@ -136,14 +244,10 @@ class Fate:
         self._gpu = gpu
         self._marks = marks
         self._phase = phase
-        self._refused = [mishap for mishap in pending if isinstance(mishap, Refused)]
-        self._taken = [mishap for mishap in pending if isinstance(mishap, Taken)]
-        self._killed = [mishap for mishap in pending if isinstance(mishap, Killed)]
-        self._stopped = [mishap for mishap in pending if isinstance(mishap, Stopped)]
-        self._at_save = [mishap for mishap in pending if isinstance(mishap, AtSave)]
-        self._disk_full = [each for each in pending if isinstance(each, DiskFull) and over(each) not in marks]
+        self._at_save = [mishap for mishap in pending if mishap.phase is Phase.SAVE]
+        self._at_allocation = [mishap for mishap in pending if mishap.phase is not Phase.SAVE]
         self._set_back_seconds = 0.0
-        self._held: dict[Taken, int] = {}
+        self._held: dict[Mishap, int] = {}
         self._allocations = 0
         self._of_phase = Counter[Phase]()
         self._saves = 0
@@ -154,24 +258,24 @@ class Fate:
         phase = self._phase()
         self._allocations += 1
         self._of_phase[phase] += 1
-        for taken in self._taken:
+        for taken in self._lasting("taken"):
             self._come_and_go(taken)
-        for full in self._disk_full:
+        for full in self._lasting("disk"):
             if full in self._marks or full.at == self._allocations:
                 self._fill_disk(full)
         for hurt in self._due_at_save("torn", "rot"):
             if phase is not Phase.SAVE:
                 self._hurt(hurt)
-        for killed in self._killed:
-            if killed.at == self._allocations:
-                self._kill(killed)
-        for stopped in self._stopped:
-            if stopped.at == self._allocations:
-                self._marks.add(stopped)
+        for mishap in self._at_allocation:
+            number = self._allocations if mishap.phase is None else self._of_phase[mishap.phase]
+            if mishap.lasts or mishap in self._marks or mishap.at != number or mishap.phase not in (None, phase):
+                continue
+            self._marks.add(mishap)
+            if mishap.kind == "kill":
+                self._kill(mishap)
+            elif mishap.kind == "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
-        for refused in self._refused:
-            if (refused.phase, refused.at) == (phase, self._of_phase[phase]) and refused not in self._marks:
-                self._marks.add(refused)
+            else:
                 self._gpu.refuse(size_bytes)
 
     def counted(self) -> list[str]:
@@ -208,7 +312,7 @@ class Fate:
         return self.clock() - self._set_back_seconds
 
     def is_disk_full(self) -> bool:
-        return any(full in self._marks for full in self._disk_full) and self._phase() is not Phase.SAVE
+        return any(full in self._marks for full in self._lasting("disk")) and self._phase() is not Phase.SAVE
 
     @contextlib.contextmanager
     def log_restored(self) -> Iterator[None]:
@@ -219,21 +323,28 @@ class Fate:
 
     def end(self) -> None:
         """The training has come to its end."""
-        for full in filter(self._marks.__contains__, self._disk_full):
-            self._marks.add(over(full))
+        for full in self._lasting("disk"):
+            if full in self._marks:
+                self._marks.add(full.over)
 
-    def _due_at_save(self, *kinds: str) -> list[AtSave]:
+    def _lasting(self, kind: str) -> list[Mishap]:
+        """Lists what goes on once it has come, until it is over."""
+        return [
+            each for each in self._at_allocation if each.lasts and each.kind == kind and each.over not in self._marks
+        ]
+
+    def _due_at_save(self, *kinds: str) -> list[Mishap]:
         """Lists what is due at the checkpoint that is being written, or was last."""
-        named = [mishap for mishap in self._at_save if mishap.kind in kinds and mishap.save == self._saves]
+        named = [mishap for mishap in self._at_save if mishap.kind in kinds and mishap.at == self._saves]
         return [mishap for mishap in named if mishap not in self._marks]
 
-    def _fill_disk(self, full: DiskFull) -> None:
+    def _fill_disk(self, full: Mishap) -> None:
         if full not in self._marks:
             self._marks.add(full)
         with open("/dev/full", "wb") as nowhere:
             os.dup2(nowhere.fileno(), STDERR)
 
-    def _set_clock_back(self, clock: AtSave) -> None:
+    def _set_clock_back(self, clock: Mishap) -> None:
         """Give what was written before a time that is still to come: the system's clock is nobody's to set."""
         self._marks.add(clock)
         self._set_back_seconds = SET_BACK_SECONDS
@@ -241,10 +352,8 @@ class Fate:
         for earlier in set(self._checkpoint.parent.glob(CHECKPOINTS)) - {self._checkpoint}:
             os.utime(earlier, (then, then))
 
-    def _come_and_go(self, taken: Taken) -> None:
+    def _come_and_go(self, taken: Mishap) -> None:
         """A process that came while an earlier one of this run was alive is still there."""
-        if over(taken) in self._marks:
-            return
         comes = taken in self._marks or self._allocations >= taken.at
         if comes and taken not in self._held:
             self._held[taken] = self._gpu.occupy(taken.size_bytes)
@@ -252,9 +361,9 @@ class Fate:
                 self._marks.add(taken)
         if taken.until is not None and self._allocations >= taken.until:
             self._gpu.vacate(self._held.pop(taken))
-            self._marks.add(over(taken))
+            self._marks.add(taken.over)
 
-    def _hurt(self, mishap: AtSave) -> NoReturn:
+    def _hurt(self, mishap: Mishap) -> NoReturn:
         files = [path for path in self._checkpoint.iterdir() if path.is_file()]
         path = self._checkpoint / mishap.file if mishap.file else max(files, key=lambda each: each.stat().st_size)
         if path.is_file():

@@ -21,7 +21,7 @@ from survival_cases.command import autofit
 
 from autotrain_mem.cli import main
 from autotrain_mem.estimator.depth.alignment import in_order
-from autotrain_mem.machine.fault_syntax import MARKS_NAME, VARIABLE
+from autotrain_mem.machine.fault_injection import MARKS_NAME, VARIABLE
 from autotrain_mem.types import Trace
 from autotrain_mem.worker.client import Worker
 from autotrain_mem.worker.pool import Workers

@@ -17,7 +17,7 @@ from itertools import cycle, islice
 from random import Random
 
 from autotrain_mem import api
-from autotrain_mem.machine.fault_syntax import COUNT, MARKS_NAME, VARIABLE
+from autotrain_mem.machine.fault_injection import COUNT, MARKS_NAME, VARIABLE
 from autotrain_mem.support.units import MIB
 from survival_cases import from_outside
 from survival_cases.command import AUTOFIT, Ended, autofit

@@ -10,8 +10,7 @@ import pathlib
 import sys
 
 from autotrain_mem.cli import main as cli
-from autotrain_mem.machine.fault_injection import full_disk
-from autotrain_mem.machine.fault_syntax import MARKS_NAME, DiskFull, over, parse_mishaps
+from autotrain_mem.machine.fault_injection import MARKS_NAME, full_disk, parse_mishaps
 
 
 def main() -> None:
@@ -25,7 +24,7 @@ def is_full(marks: pathlib.Path) -> bool:
     """Whether the mishap has come and is not over."""
     lines = marks.read_text(encoding="utf-8").splitlines() if marks.is_file() else []
     come = parse_mishaps(" ".join(line for line in lines if " " not in line))
-    return any(over(each) not in lines for each in come if isinstance(each, DiskFull))
+    return any(each.over not in lines for each in come if each.kind == "disk" and each.lasts)
 
 
 if __name__ == "__main__":

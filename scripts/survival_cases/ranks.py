@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from random import Random
 
 from autotrain_mem import api
-from autotrain_mem.machine.fault_syntax import COUNT, MARKS_NAME, VARIABLE
+from autotrain_mem.machine.fault_injection import COUNT, MARKS_NAME, VARIABLE
 from autotrain_mem.support.errors import OutputFolderError
 from autotrain_mem.training.run_folder import lock_folder
 from survival_cases import faults, from_outside

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from autotrain_mem.machine.fault_injection import beset
-from autotrain_mem.machine.fault_syntax import MARKS_NAME, VARIABLE, parse_mishaps
+from autotrain_mem.machine.fault_injection import MARKS_NAME, VARIABLE, beset, parse_mishaps
 from autotrain_mem.machine.simulated_card import SimulatedGpu
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.units import MIB

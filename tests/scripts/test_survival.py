@@ -12,7 +12,7 @@ from survival_cases import faults, from_outside, full_disk, ranks, runs
 from survival_cases.command import Ended
 from survival_cases.faults import Undisturbed
 
-from autotrain_mem.machine.fault_syntax import MARKS_NAME, parse_mishaps
+from autotrain_mem.machine.fault_injection import MARKS_NAME, parse_mishaps
 from autotrain_mem.training.run_folder import lock_folder
 
 PHASES = ("forward", "optimizer_step", "evaluate", "generate")
