@@ -10,10 +10,9 @@ list of them goes the usual way.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from types import NoneType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch._subclasses import fake_tensor
@@ -121,11 +120,11 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped t
         parts = tuple(part for info in entry.output_infos if (part := _part(info)) is not None)
         if len(parts) < len(entry.output_infos):
             return None
-        return _Several(parts) if entry.is_output_tuple else parts[0]
+        return (lambda mode, args: tuple([part(mode, args) for part in parts])) if entry.is_output_tuple else parts[0]
 
     def _follow(self, recipe: _Recipe, args: Any) -> Any:
         with torch._C._DisableTorchDispatch():
-            return recipe.make(self, args)
+            return recipe(self, args)
 
     def wrap(self, tensor: torch.Tensor, device: torch.device) -> FakeTensor:
         """A meta tensor as a fake one on a device; ``FakeTensor.__new__`` without its checks."""
@@ -146,62 +145,14 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped t
 # -- results by what they are made of ----------------------------------------------------------------------------------
 
 
-class _Recipe(Protocol):
-    """How a result is made of an operator's arguments; followed where no mode sees it."""
-
-    def make(self, mode: QuickFakeMode, args: Any) -> Any: ...
+_Recipe = Callable[["QuickFakeMode", Any], Any]
+"""Makes a result of an operator's arguments: ``recipe(mode, args)``, called where no mode sees it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Constant:
-    """None, or a number that follows from shapes alone."""
-
-    value: Any
-
-    def make(self, mode: QuickFakeMode, args: Any) -> Any:
-        return self.value
+def _UNSEEN(mode: QuickFakeMode, args: Any) -> Any:
+    """Stands for no recipe."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Argument:
-    """One of the arguments, which was written in place."""
-
-    index: int
-
-    def make(self, mode: QuickFakeMode, args: Any) -> Any:
-        return args[self.index]
-
-
-@dataclass(frozen=True, slots=True)
-class _Tensor:
-    """A tensor with a storage of its own, or a view."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-    storage_offset: int
-    viewed: int | None
-    """Which argument it is a view of."""
-
-    def make(self, mode: QuickFakeMode, args: Any) -> Any:
-        tensor = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=_META)
-        if self.viewed is not None:
-            tensor.set_(args[self.viewed].untyped_storage(), self.storage_offset, self.shape, self.stride)
-        return mode.wrap(tensor, self.device)
-
-
-@dataclass(frozen=True, slots=True)
-class _Several:
-    """A tuple of results."""
-
-    parts: tuple[_Recipe, ...]
-
-    def make(self, mode: QuickFakeMode, args: Any) -> Any:
-        return tuple([part.make(mode, args) for part in self.parts])
-
-
-_UNSEEN = _Constant(None)
 _recipes: dict[Key | None, _Recipe | None] = {None: None}
 """By what an operator was called with; None for what is never answered from here. Like torch's own cache it outlives
 its mode, and is the same for all."""
@@ -209,14 +160,23 @@ its mode, and is the same for all."""
 
 def _part(info: Any) -> _Recipe | None:
     """Reads a ``_DispatchCacheEntryOutputInfo`` of torch's as its ``_get_output_tensor_from_cache_entry`` does."""
-    if info.inplace_idx is not None:
-        return _Argument(info.inplace_idx)
-    found = info.metadata
-    if found is None:
-        return _Constant(info.constant_value)
+    found, written, viewed = info.metadata, info.inplace_idx, info.view_idx
+    if written is not None:
+        return lambda mode, args: args[written]
+    if found is None:  # it follows from shapes alone
+        constant = info.constant_value
+        return lambda mode, args: constant
     if found.layout is not torch.strided or found.requires_grad or found.is_conj or found.is_neg:
         return None
-    return _Tensor(found.shape, found.stride, found.dtype, found.device, found.storage_offset, info.view_idx)
+    shape, stride, dtype, device = found.shape, found.stride, found.dtype, found.device
+
+    def make(mode: QuickFakeMode, args: Any) -> Any:
+        tensor = torch.empty_strided(shape, stride, dtype=dtype, device=_META)
+        if viewed is not None:
+            tensor.set_(args[viewed].untyped_storage(), found.storage_offset, shape, stride)
+        return mode.wrap(tensor, device)
+
+    return make
 
 
 @functools.cache

@@ -36,9 +36,9 @@ _LAYER_NORM_BACKWARD = torch.ops.aten.native_layer_norm_backward.default
 
 
 @functools.cache
-def _traits(operator: Any) -> tuple[bool, bool]:
-    """Whether the sizes of an operator's result depend on values, and whether it writes in place."""
-    return torch.Tag.dynamic_output_shape in operator.tags, bool(operator._schema.is_mutable)
+def _is_dynamic(operator: Any) -> bool:
+    """Whether the sizes of an operator's result depend on values."""
+    return torch.Tag.dynamic_output_shape in operator.tags
 
 
 class Known(NamedTuple):
@@ -73,6 +73,12 @@ def tensors_in(items: Iterable[Any]) -> Iterable[torch.Tensor]:
             yield from tensors_in(item)
 
 
+def written_arguments(operator: Any, args: tuple[Any, ...]) -> list[Any]:
+    """Lists the positional arguments that an operator writes in place."""
+    named = zip(operator._schema.arguments, args, strict=False)
+    return [value for argument, value in named if argument.alias_info is not None and argument.alias_info.is_write]
+
+
 def _swap(item: Any) -> Any:
     if isinstance(item, torch.Tensor):
         return item.__dict__["known"].value
@@ -89,16 +95,6 @@ def _run_for_real(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def _count(mask: torch.Tensor) -> int:
     with real_tensors():
         return int(mask.count_nonzero())
-
-
-def _with_contiguous_gradient(gradients: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
-    """The kernels make the input's gradient contiguous whatever came in
-    (``aten/src/ATen/native/layer_norm.cpp: layer_norm_backward_cpu``, ``cuda/layer_norm_kernel.cu:
-    layer_norm_backward_cuda``); a fake one has the strides of what came in (``torch/_decomp/decompositions.py``)."""
-    first, *others = gradients
-    if first is None or first.is_contiguous():
-        return gradients
-    return (torch.empty_like(first, memory_format=torch.contiguous_format), *others)
 
 
 def numbers(tensor: torch.Tensor, **_: Any) -> Any:
@@ -139,23 +135,23 @@ class KnownValues:
         if operator is _UNSAFE_VIEW:
             operator = _VIEW  # the same below autograd, and a fake mode does not cache the other
         known = self._is_known(operator, args, kwargs)
-        is_dynamic, is_mutable = _traits(operator)
-        if is_dynamic:
+        if _is_dynamic(operator):
             return self._dynamic(operator, args, kwargs, known)
-        out = self._call(operator, args, kwargs)
+        out = self._mode.answer(operator, args, kwargs)
+        out = operator(*args, **kwargs) if out is NotImplemented else out
+        if operator is _LAYER_NORM_BACKWARD and out[0] is not None and not out[0].is_contiguous():
+            # The kernels make the input's gradient contiguous whatever came in
+            # (``aten/src/ATen/native/layer_norm.cpp: layer_norm_backward_cpu``, ``cuda/layer_norm_kernel.cu:
+            # layer_norm_backward_cuda``); a fake one has its strides (``torch/_decomp/decompositions.py``).
+            out = (torch.empty_like(out[0], memory_format=torch.contiguous_format), *out[1:])
         if known:
             self._compute_beside(operator, args, kwargs, out)
-        elif is_mutable:
+        elif operator._schema.is_mutable:
             self._forget(operator, args, kwargs)
         elif operator is _IS_NAN and out.numel() <= LARGEST_KNOWN_ELEMENTS:
             with real_tensors():  # nothing is NaN; so that what is selected by not being NaN is everything
                 know(out, torch.zeros(out.shape, dtype=torch.bool))
         return out
-
-    def _call(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        out = self._mode.answer(operator, args, kwargs)
-        out = operator(*args, **kwargs) if out is NotImplemented else out
-        return _with_contiguous_gradient(out) if operator is _LAYER_NORM_BACKWARD else out
 
     def _is_known(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         found = False
@@ -186,14 +182,9 @@ class KnownValues:
 
     def _forget(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An operator wrote something unknown into its mutable arguments."""
-        for argument, value in zip(operator._schema.arguments, args, strict=False):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                for tensor in tensors_in([value]):
-                    if (known := tensor.__dict__.get("known")) is not None:
-                        known.valid[0] = False
-        out = kwargs.get("out")
-        if isinstance(out, torch.Tensor) and (known := out.__dict__.get("known")) is not None:
-            known.valid[0] = False
+        for tensor in tensors_in((*written_arguments(operator, args), kwargs.get("out"))):
+            if (known := tensor.__dict__.get("known")) is not None:
+                known.valid[0] = False
 
     def _scalar(self, tensor: torch.Tensor) -> bool | int | float:
         value = known_value(tensor)

@@ -28,7 +28,9 @@ def rehearse_saving(trainer: Any, recorder: Recorder) -> None:
     from transformers import PreTrainedModel
 
     recorder.enter_phase(Phase.SAVE)
-    recorder.saved_model_bytes = _model_bytes(trainer.model)
+    policy = getattr(trainer.model, "policy", trainer.model)
+    is_adapter = hasattr(policy, "peft_config")  # what is trained is written, else all weights
+    recorder.saved_model_bytes = _bytes(each for each in policy.parameters() if each.requires_grad or not is_adapter)
     recorder.saved_state_bytes = _state_bytes(trainer.optimizer)
     if getattr(trainer, "is_deepspeed_enabled", False):
         recorder.saved_state_bytes *= trainer.accelerator.num_processes
@@ -43,19 +45,12 @@ def rehearse_saving(trainer: Any, recorder: Recorder) -> None:
         _as_checkpoints_have_it(model)
 
 
-def _model_bytes(model: Any) -> int:
-    """Counts what is written: all weights, or what an adapter trains."""
-    model = getattr(model, "policy", model)
-    return _bytes(weight for weight in model.parameters() if weight.requires_grad or not hasattr(model, "peft_config"))
-
-
 def _state_bytes(optimizer: Any) -> int:
     """Counts the state; of an optimizer on the host, which a rehearsal does not run, by AdamW's two moments."""
     inner = getattr(optimizer, "optimizer", optimizer)
     if isinstance(inner, HostOptimizer):
-        weights = [weight for group in inner.param_groups for weight in group["params"]]
-        moments = 2 if "betas" in inner.defaults else 0
-        return _bytes(weights) * moments
+        weights = (weight for group in inner.param_groups for weight in group["params"])
+        return 2 * _bytes(weights) if "betas" in inner.defaults else 0
     return _bytes(value for state in inner.state.values() for value in state.values() if torch.is_tensor(value))
 
 

@@ -102,7 +102,11 @@ class Steps:
 def steps_of(trace: Trace, vocabulary: Vocabulary) -> Steps:
     """Writes a trace as a sequence of symbols."""
     steps, born = Steps(), [NOWHERE] * len(trace.blocks)
-    of_loss = _born_in_loss(trace)
+    of_loss = [False] * len(trace.blocks)
+    for one in trace.loss_passes:
+        for event in trace.events[one.start : one.stop]:
+            if event > 0:
+                of_loss[event - 1] = True
     sizeless = [
         vocabulary[block.owner, name_of(block.module).pattern, block.stream, of_loss[number]]
         for number, block in enumerate(trace.blocks)
@@ -137,16 +141,6 @@ def steps_of(trace: Trace, vocabulary: Vocabulary) -> Steps:
             add("death", -event - 1, event)
     add_before(len(trace.events))
     return steps
-
-
-def _born_in_loss(trace: Trace) -> list[bool]:
-    """Tells of each block whether it was born in a pass over the chunks of a loss."""
-    of_loss = [False] * len(trace.blocks)
-    for one in trace.loss_passes:
-        for event in trace.events[one.start : one.stop]:
-            if event > 0:
-                of_loss[event - 1] = True
-    return of_loss
 
 
 def in_order(trace: Trace) -> array[int]:
@@ -265,7 +259,8 @@ class Search:
 
     def _ways(self, i: int, j: int) -> Iterator[tuple[int, int]]:
         """Tells where to go on from here, the likeliest first."""
-        growth = self._growth(j)
+        of_loss = self._long.of_loss
+        growth = self._chunks if j < len(of_loss) and of_loss[j] else self._layers
         for period in self._periods(i, j, growth.copies):
             self._trail.append(Insertion(i, j, period, growth))
             yield i, j + period * growth.copies
@@ -274,11 +269,6 @@ class Search:
             self._partner[i] = j
             yield i + 1, j + 1
             del self._partner[i]
-
-    def _growth(self, j: int) -> Depths:
-        """Tells of what there are more, where the longer run has more from this step on."""
-        of_loss = self._long.of_loss
-        return self._chunks if j < len(of_loss) and of_loss[j] else self._layers
 
     def _may_be_resized(self, i: int, j: int) -> bool:
         """Tells whether two births may be of one block that each layer makes larger by as much.

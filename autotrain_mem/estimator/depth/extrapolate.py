@@ -18,7 +18,6 @@ from __future__ import annotations
 import gc
 from bisect import bisect_left
 from collections.abc import Container, Hashable, Iterator
-from contextlib import contextmanager
 from functools import cached_property
 
 from autotrain_mem.estimator.depth.alignment import (
@@ -49,18 +48,10 @@ def expand(short: Trace, long: Trace, depths: Depths) -> Trace | None:
         short: A rehearsal of ``depths.short`` layers, and with fewer chunks of a loss that has many.
         long: The same of ``depths.long``, with more chunks.
     """
-    with _without_collector():
-        return _expand(short, long, depths)
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Inside, nobody looks for reference cycles, which took half of the time: millions of small things are made here,
-    and none points back."""
     was_on = gc.isenabled()
-    gc.disable()
+    gc.disable()  # it took half of the time: millions of small things are made here, and none points back
     try:
-        yield
+        return _expand(short, long, depths)
     finally:
         if was_on:
             gc.enable()
@@ -72,13 +63,9 @@ def _expand(short: Trace, long: Trace, depths: Depths) -> Trace | None:
     except UnclearError:
         return None
     waits = any(block.stream for block in long.blocks)  # on another stream, for more layers to pass than there are
-    if (
-        short.not_counted != long.not_counted
-        or short.routing is not long.routing
-        or (waits and not depths.sees_held_back)
-    ):
-        return None
-    if any(growth.copies < 2 for growth in (depths, chunks or depths)):
+    differ = short.not_counted != long.not_counted or short.routing is not long.routing
+    is_too_short = any(growth.copies < 2 for growth in (depths, chunks or depths))
+    if differ or is_too_short or (waits and not depths.sees_held_back):
         return None
     vocabulary = Vocabulary()
     pair = steps_of(short, vocabulary), steps_of(long, vocabulary)
@@ -156,14 +143,15 @@ class _Expansion:
         self._depths, self._chunks = depths, chunks
         self._resized = frozenset(alignment.resized)
         self._places = _places(*steps, alignment)
-        by_place = _picks(steps[0], self._places[0]), _picks(steps[1], self._places[1])
-        self._by_place, self._kinds = by_place, kinds
+        self._by_place = _picks(steps[0], self._places[0]), _picks(steps[1], self._places[1])
+        self._kinds = kinds
         self._again = _born_again(steps[1])
 
     def trace(self) -> Trace:
         """Returns the whole run. Raises UnclearError."""
         (short, long), depths = self._traces, self._depths
         stretches = self._stretches()
+
         writer = Writer({act.pick.place for acts, _ in stretches for act in acts if isinstance(act, Use)})
         for acts, copies in stretches:
             writer.write(acts, copies)
@@ -205,15 +193,16 @@ class _Expansion:
         """Lists what both runs do, and between it what each layer does, how often. Raises UnclearError."""
         stretches: list[tuple[list[Act], int]] = []
         i = j = 0
+
+        def done_by_both(stop: int) -> list[Act]:
+            return [self._in_both(i + at, j + at) for at in range(stop - i)]
+
         for one in self._alignment.insertions:
-            stretches.append((self._done_by_both(i, one.short, j), 1))
+            stretches.append((done_by_both(one.short), 1))
             copy = [self._in_copies(one, one.long + offset) for offset in range(one.period)]
             stretches.append((copy, one.growth.all_copies))
             i, j = one.short, one.long + one.period * one.growth.copies
-        return [*stretches, (self._done_by_both(i, len(self._steps[0].symbols), j), 1)]
-
-    def _done_by_both(self, start: int, stop: int, long_start: int) -> list[Act]:
-        return [self._in_both(start + at, long_start + at) for at in range(stop - start)]
+        return [*stretches, (done_by_both(len(self._steps[0].symbols)), 1)]
 
     def _in_both(self, i: int, j: int) -> Act:
         long = self._steps[1]

@@ -49,14 +49,20 @@ def choose(
     cuDNN goes first on capability 9.x and 10.x (``check_prefer_cudnn_attention``: cuDNN newer than 9.15.0, which
     torch's CUDA 13 wheels bring), flash and memory-efficient follow, math takes the rest.
     """
-    if not _fits_any_fused(inputs, mask):
+    # sdp_utils_cpp.h: check_tensor_shapes, check_batch_size_and_num_heads_dense, nonzero lengths, last stride
+    if any(tensor.dim() != 4 or tensor.size(0) != inputs[0].size(0) for tensor in inputs):
         return Backend.MATH
-    if isinstance(capability, str):
-        return _choose_of_amd(inputs, mask, ARCHITECTURES[capability], is_causal=is_causal, enable_gqa=enable_gqa)
+    if any(tensor.size(2) == 0 or tensor.stride(-1) != 1 for tensor in inputs):
+        return Backend.MATH
+    if mask is not None and mask.stride(-1) != 1:
+        return Backend.MATH
     query, key, value = inputs
-    grouped = enable_gqa and key.size(1) == value.size(1) and query.size(1) % key.size(1) == 0
     equal_heads = query.size(1) == key.size(1) == value.size(1)
-    if equal_heads or grouped:
+    are_shared = equal_heads or (enable_gqa and key.size(1) == value.size(1) and query.size(1) % key.size(1) == 0)
+    if isinstance(capability, str):
+        card = ARCHITECTURES[capability]
+        return _choose_of_amd(inputs, mask, card, is_causal=is_causal, equal_heads=equal_heads, are_shared=are_shared)
+    if are_shared:
         if _cudnn_runs(inputs, mask, dropout, capability):
             return Backend.CUDNN
         if mask is None and _flash_runs(inputs, dropout, is_causal, capability):
@@ -67,7 +73,13 @@ def choose(
 
 
 def _choose_of_amd(
-    inputs: Inputs, mask: torch.Tensor | None, card: Architecture, *, is_causal: bool, enable_gqa: bool
+    inputs: Inputs,
+    mask: torch.Tensor | None,
+    card: Architecture,
+    *,
+    is_causal: bool,
+    equal_heads: bool,
+    are_shared: bool,
 ) -> Backend:
     """AOTriton's kernels, under the same two names; cuDNN's are not there (``sdp_utils.cpp``, below ``USE_ROCM``).
 
@@ -77,12 +89,10 @@ def _choose_of_amd(
     mask of another dtype than the query's (``can_use_mem_efficient_attention``).
     """
     query, key, value = inputs
-    equal_heads = query.size(1) == key.size(1) == value.size(1)
-    grouped = enable_gqa and key.size(1) == value.size(1) and query.size(1) % key.size(1) == 0
     if not query.size(3) == key.size(3) == value.size(3) <= card.largest_head:
         return Backend.MATH
     is_square = not is_causal or query.size(2) == key.size(2)
-    if mask is None and query.dtype in HALF and is_square and (equal_heads or grouped):
+    if mask is None and query.dtype in HALF and is_square and are_shared:
         return Backend.FLASH
     fits_mask = mask is None or mask.dtype in (torch.bool, query.dtype)
     is_aligned = query.size(3) % 8 == 0 and query.size(3) <= LARGEST_ALIGNED_HEAD
@@ -94,15 +104,6 @@ def _choose_of_amd(
 def trains(inputs: Inputs) -> bool:
     """Says whether a backward pass may follow."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
-
-
-def _fits_any_fused(inputs: Inputs, mask: torch.Tensor | None) -> bool:
-    """``sdp_utils_cpp.h``: check_tensor_shapes, check_batch_size_and_num_heads_dense, nonzero lengths, last stride."""
-    return (
-        all(tensor.dim() == 4 and tensor.size(0) == inputs[0].size(0) for tensor in inputs)
-        and all(tensor.size(2) > 0 and tensor.stride(-1) == 1 for tensor in inputs)
-        and (mask is None or mask.stride(-1) == 1)
-    )
 
 
 def _cudnn_runs(inputs: Inputs, mask: torch.Tensor | None, dropout: float, capability: tuple[int, int]) -> bool:

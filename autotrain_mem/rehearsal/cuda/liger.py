@@ -150,16 +150,14 @@ class FusedLinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]  #
         ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, ignored: int, accuracy: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """``hidden`` is N x H, ``weight`` V x H, ``target`` N. Returns the loss and the share of tokens foretold."""
-        if not products_go_in_place():
-            return _older_head(ctx, hidden, weight, target, ignored, accuracy)
-        tokens = hidden.shape[0]
+        tokens, is_newer = hidden.shape[0], products_go_in_place()
         grad_hidden = torch.zeros_like(hidden)
         grad_weight = torch.zeros_like(weight) if weight.requires_grad and hidden.requires_grad else None
         losses = torch.zeros(tokens, dtype=torch.float32)
         hits = torch.zeros(tokens, dtype=torch.float32) if accuracy else None
         counted = (target != ignored).sum().item()
         size, storage = chunk_tokens(tokens, *weight.shape), None
-        if _writes_into_storage(hidden, weight):
+        if is_newer and _writes_into_storage(hidden, weight):
             storage = torch.empty((size, weight.shape[0]), dtype=hidden.dtype)
         for start in range(0, tokens, size):
             rows = slice(start, start + size)
@@ -171,9 +169,18 @@ class FusedLinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]  #
                 logits = storage[: chunk.shape[0]]
             note(pass_through(logits, logits))
             _fill(logits, losses, hits)
+            if is_newer:
+                if hidden.requires_grad:
+                    _add_gradients(logits, hidden[rows], weight, grad_hidden[rows], grad_weight)
+                del logits
+                continue
+            # 0.8.0 to 0.8.2: new logits while those of the chunk before are held, and the weight's gradient of each
+            # chunk in the logits' dtype and again in float32, before it is added. Where weights are float32 under
+            # autocast, 0.8.1 and 0.8.2 need less than this: they add in place.
             if hidden.requires_grad:
-                _add_gradients(logits, hidden[rows], weight, grad_hidden[rows], grad_weight)
-            del logits
+                grad_hidden[rows] = logits @ weight
+            if grad_weight is not None:
+                grad_weight += torch.mm(logits.t(), hidden[rows]).float()
         del storage
         ctx.save_for_backward(grad_hidden.detach(), None if grad_weight is None else grad_weight.detach())
         return losses.sum(), None if hits is None else hits.sum() / counted
@@ -193,34 +200,6 @@ def products_go_in_place() -> bool:
     """
     version = installed_versions(["liger-kernel"])["liger-kernel"]
     return version is None or version_of(version) >= _IN_PLACE_FROM
-
-
-def _older_head(
-    ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, ignored: int, accuracy: bool
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """liger-kernel 0.8.0 to 0.8.2: new logits while those of the chunk before are held, and the weight's gradient of
-    each chunk in the logits' dtype and again in float32, before it is added.
-
-    Where weights are float32 under autocast, 0.8.1 and 0.8.2 need less than this: they add in place.
-    """
-    tokens = hidden.shape[0]
-    grad_hidden = torch.zeros_like(hidden)
-    grad_weight = torch.zeros_like(weight) if weight.requires_grad and hidden.requires_grad else None
-    losses = torch.zeros(tokens, dtype=torch.float32)
-    hits = torch.zeros(tokens, dtype=torch.float32) if accuracy else None
-    counted = (target != ignored).sum().item()
-    size = chunk_tokens(tokens, *weight.shape)
-    for start in range(0, tokens, size):
-        rows = slice(start, start + size)
-        logits = hidden[rows] @ weight.t()
-        note(pass_through(logits, logits))
-        _fill(logits, losses, hits)
-        if hidden.requires_grad:
-            grad_hidden[rows] = logits @ weight
-        if grad_weight is not None:
-            grad_weight += torch.mm(logits.t(), hidden[rows]).float()
-    ctx.save_for_backward(grad_hidden.detach(), None if grad_weight is None else grad_weight.detach())
-    return losses.sum(), None if hits is None else hits.sum() / counted
 
 
 def chunk_tokens(tokens: int, vocabulary: int, width: int) -> int:

@@ -68,19 +68,12 @@ def _product_workspaces(compute_capability: Capability) -> tuple[Scratch, ...]:
     (``aten/src/ATen/Context.cpp: blasPreferredBackend``), and to rocBLAS where it has no kernel for them. A run that
     needs but one keeps less."""
     if isinstance(compute_capability, str):
-        rocblas_bytes = ARCHITECTURES[compute_capability].rocblas_bytes
-        return Scratch(rocblas_bytes, kept_as="rocBLAS workspace"), Scratch(
-            HIPBLASLT_BYTES, kept_as="hipBLASLt workspace"
-        )
-    return (Scratch(_cublas_bytes(compute_capability), kept_as="cuBLAS workspace"),)
-
-
-def _cublas_bytes(compute_capability: tuple[int, int]) -> int:
-    """``cuda/CublasHandlePool.cpp: parseChosenWorkspaceSize``, without ``CUBLAS_WORKSPACE_CONFIG``.
-
-    Hopper and Blackwell take 32 MiB; the rest ":4096:2:16:8", two chunks of 4 MiB and eight of 16 KiB.
-    """
-    return 32 << 20 if compute_capability[0] >= 9 else 2 * (4096 << 10) + 8 * (16 << 10)
+        rocblas = Scratch(ARCHITECTURES[compute_capability].rocblas_bytes, kept_as="rocBLAS workspace")
+        return rocblas, Scratch(HIPBLASLT_BYTES, kept_as="hipBLASLt workspace")
+    # cuda/CublasHandlePool.cpp: parseChosenWorkspaceSize, without CUBLAS_WORKSPACE_CONFIG: Hopper and Blackwell take
+    # 32 MiB; the rest ":4096:2:16:8", two chunks of 4 MiB and eight of 16 KiB.
+    cublas_bytes = 32 << 20 if compute_capability[0] >= 9 else 2 * (4096 << 10) + 8 * (16 << 10)
+    return (Scratch(cublas_bytes, kept_as="cuBLAS workspace"),)
 
 
 def _rows(compute_capability: Capability) -> dict[Any, Row]:
@@ -149,24 +142,21 @@ _LARGEST_INDEX = 2**31 - 1
 def _sum_over(compute_capability: Capability) -> Row:
     """A sum over rows, which autograd makes for the gradients of biases and of norms' weights.
 
-    A capability that is not known here is taken for the largest card of all.
+    A capability that is not known here is taken for the largest card of all. AMD's compute units run 2048 threads each
+    (HIP's ``hipDeviceProp_t: maxThreadsPerMultiProcessor`` on CDNA and RDNA alike), whose wavefronts of 64 make no
+    difference to how blocks share a sum.
     """
-    threads = _threads(compute_capability)
+    if isinstance(compute_capability, str):
+        threads = ARCHITECTURES[compute_capability].compute_units * 2048
+    else:
+        multiprocessors = MULTIPROCESSORS.get(compute_capability, max(MULTIPROCESSORS.values()))
+        threads = multiprocessors * _THREADS_PER_MULTIPROCESSOR.get(compute_capability, 2048)
 
     def row(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
         tensor, dims = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
         return _sum_converted(args, kwargs, out) + _sum_parts(tensor, dims, out, threads)
 
     return row
-
-
-def _threads(compute_capability: Capability) -> int:
-    """How many run at once; 2048 on each of AMD's compute units (HIP's ``hipDeviceProp_t: maxThreadsPerMultiProcessor``
-    on CDNA and RDNA alike), whose wavefronts of 64 make no difference to how blocks share a sum."""
-    if isinstance(compute_capability, str):
-        return ARCHITECTURES[compute_capability].compute_units * 2048
-    multiprocessors = MULTIPROCESSORS.get(compute_capability, max(MULTIPROCESSORS.values()))
-    return multiprocessors * _THREADS_PER_MULTIPROCESSOR.get(compute_capability, 2048)
 
 
 def _sum_converted(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:

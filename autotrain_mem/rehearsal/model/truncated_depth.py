@@ -137,12 +137,20 @@ def pattern_of(job: Job, config: Any) -> LayerPattern | None:
     Args:
         config: The model's.
     """
+    from transformers import AutoConfig
+
     adapter = keyword_of(job, "peft_config")
     if _tells_layers_apart(_asked_adapter(job) if adapter is None else vars(adapter)):
         return None
     if (given := model_of(job)) is not None:
         return _recomputed(model_pattern(given), job)
-    first, *others = (_pattern_of_config(each) for each in (config, *_other_configs(job)))
+    configs = [config]
+    for path in method_of(job.method).models_in_step(job.model, job.arguments)[1:]:
+        try:
+            configs.append(AutoConfig.from_pretrained(path))
+        except (OSError, ValueError):  # said where it is loaded
+            return None
+    first, *others = map(_pattern_of_config, configs)
     return _recomputed(first, job) if all(other == first for other in others) else None
 
 
@@ -152,17 +160,6 @@ def _recomputed(pattern: LayerPattern | None, job: Job) -> LayerPattern | None:
     options = (job.arguments.get(f"{name}_checkpointing_kwargs") or {} for name in ("gradient", "activation"))
     every = max(int(each.get("every_n_layers", 1)) for each in options)
     return None if pattern is None else replace(pattern, period=math.lcm(pattern.period, every))
-
-
-def _other_configs(job: Job) -> Iterator[Any]:
-    """Reads the configs of the models in step with the one that is trained; None for one that cannot be read."""
-    from transformers import AutoConfig
-
-    for path in method_of(job.method).models_in_step(job.model, job.arguments)[1:]:
-        try:
-            yield AutoConfig.from_pretrained(path)
-        except (OSError, ValueError):  # said where it is loaded
-            yield None
 
 
 def _pattern_of_config(config: Any) -> LayerPattern | None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from autotrain_mem.rehearsal.known_values import tensors_in
+from autotrain_mem.rehearsal.known_values import tensors_in, written_arguments
 from autotrain_mem.types import Phase, Work
 from autotrain_mem.types.work import Kind
 
@@ -68,9 +68,15 @@ def cost_of(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: A
     Args:
         weights: Shapes that do not grow with the tokens.
     """
-    flops = _flops(operator, args, kwargs, out)
+    if (ours := _FORMULAS.get(operator._schema.name)) is not None:
+        flops = ours(args, out)
+    else:
+        formula = flop_registry.get(getattr(operator, "overloadpacket", None))
+        flops = 0 if formula is None else int(formula(*args, **kwargs, out_val=out))
     read = [*tensors_in((*args, *kwargs.values()))]
-    written = _written(operator, args, kwargs, out)
+    written = [*tensors_in((out,))]
+    if not written and operator._schema.is_mutable:  # arguments that are no result
+        written = [*tensors_in((*written_arguments(operator, args), kwargs.get("out")))]
     if operator in _OVERWRITING:
         read = read[1:]
     elif operator in _PICKING:
@@ -83,7 +89,7 @@ def cost_of(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: A
         flops=flops,
         bytes=sum(map(_size_bytes, moved)) - fixed,
         fixed_bytes=fixed,
-        launches=_launches(operator, args, written),
+        launches=_launches(operator, args),
     )
 
 
@@ -109,16 +115,6 @@ _PICKING = frozenset(
 """Of their first argument they read as much as they write."""
 
 
-def _written(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[torch.Tensor]:
-    """Results, and arguments that are written in place without being a result."""
-    results = [*tensors_in((out,))]
-    if results or not operator._schema.is_mutable:
-        return results
-    named = zip(operator._schema.arguments, args, strict=False)
-    mutable = [value for argument, value in named if argument.alias_info is not None and argument.alias_info.is_write]
-    return [*tensors_in((*mutable, kwargs.get("out")))]
-
-
 def _size_bytes(tensor: torch.Tensor) -> int:
     """Counts the bytes that a tensor shows; one that is expanded is read no further than its storage goes."""
     shown = int(tensor.numel() * tensor.element_size())
@@ -131,7 +127,7 @@ _CHUNK_ELEMENTS, _BLOCKS_PER_LAUNCH = 65536, 320
 """``aten/src/ATen/native/cuda/MultiTensorApply.cuh: kChunkSize, depth_to_max_blocks``."""
 
 
-def _launches(operator: Any, args: tuple[Any, ...], written: list[torch.Tensor]) -> int:
+def _launches(operator: Any, args: tuple[Any, ...]) -> int:
     """One, but for lists of tensors: 7e9 elements go in 7e9 / 65536 / 320 = 334 launches."""
     name = operator._schema.name
     if not name.startswith(("aten::_foreach", "aten::_fused")) or not args:
@@ -143,25 +139,12 @@ def _launches(operator: Any, args: tuple[Any, ...], written: list[torch.Tensor])
 # -- FLOPs ---------------------------------------------------------------------------------------------------------
 
 
-def _flops(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    ours = _FORMULAS.get(operator._schema.name)
-    if ours is not None:
-        return ours(args, out)
-    formula = flop_registry.get(getattr(operator, "overloadpacket", None))
-    return 0 if formula is None else int(formula(*args, **kwargs, out_val=out))
-
-
 def _grouped_product(args: tuple[Any, ...], out: torch.Tensor) -> int:
     """``torch._grouped_mm``: tokens T x K times experts E x K x N, or, for weights' gradients, K x T times T x N."""
     first, second = args[0], args[1]
     if out.dim() == 3 and first.dim() == second.dim() == 2:
         return 2 * int(first.numel()) * int(second.shape[-1])
     return 2 * int(out.numel()) * int(first.shape[-1])
-
-
-def _grouped_products(args: tuple[Any, ...], out: Any) -> int:
-    """``transformers::grouped_mm_fallback_backward`` of T x K, E x K x N and T x N: gradients of tokens and weights."""
-    return 4 * int(args[0].numel()) * int(args[3].shape[-1])
 
 
 def _plain_product(args: tuple[Any, ...], out: torch.Tensor) -> int:
@@ -172,7 +155,8 @@ def _plain_product(args: tuple[Any, ...], out: torch.Tensor) -> int:
 _FORMULAS: dict[str, Callable[[tuple[Any, ...], Any], int]] = {
     "aten::_grouped_mm": _grouped_product,
     "transformers::grouped_mm_fallback": _plain_product,
-    "transformers::grouped_mm_fallback_backward": _grouped_products,
+    # of T x K, E x K x N and T x N: gradients of tokens and weights
+    "transformers::grouped_mm_fallback_backward": lambda args, out: 4 * int(args[0].numel()) * int(args[3].shape[-1]),
     "bitsandbytes::int8_linear_matmul": _plain_product,
     "bitsandbytes::gemm_4bit": _plain_product,
     "bitsandbytes::gemv_4bit": _plain_product,

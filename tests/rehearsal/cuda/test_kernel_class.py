@@ -58,7 +58,7 @@ def decisions(capability: Capability) -> list[tuple[Any, ...]]:
         call = KernelCall(Backend.EFFICIENT, capability)
         found.append((_efficient_workspace_bytes(inputs, call),))
     found += [(why_no_attention("flash_attention_2", capability, dtype, 128),) for dtype in DTYPES if capability[0] > 7]
-    return [*found, (workspaces._cublas_bytes(capability), not_imitated(capability))]
+    return [*found, (workspaces._product_workspaces(capability), not_imitated(capability))]
 
 
 @pytest.mark.parametrize("capability", MERGED)
