@@ -16,7 +16,6 @@ from autotrain_mem.types.hardware import Capability
 from autotrain_mem.types.model import ModelFacts
 from autotrain_mem.types.preflight import Preflight
 from autotrain_mem.types.trl_flags import TrlFlags
-from autotrain_mem.worker.scratch_folders import PREFIX, SCRATCH
 
 HIDDEN_CUDA = {
     "CUDA_VISIBLE_DEVICES": "",
@@ -28,6 +27,11 @@ HIDDEN_CUDA = {
 }
 """The worker's environment: no GPU, so that a rehearsal is the same on every machine and takes no card's memory. HIP
 takes an empty text for one that is not set (ROCm's ``clr``, ``rocclr/device/rocm/rocdevice.cpp: Device::init``)."""
+
+PREFIX = "autofit-"
+"""How the names of our temporary folders begin; nothing of another name is removed."""
+SCRATCH = "AUTOFIT_SCRATCH"
+"""The variable that tells a worker which folder is its own: not TMPDIR alone, which may be everyone's."""
 
 TIME_LIMIT_SECONDS = 600.0
 """For one question, or from one word about its progress to the next. A rehearsal takes seconds, counting the tokens of

@@ -7,14 +7,18 @@ CUDA is hidden from it (see ``client``), so the result is the same on every mach
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
+import pathlib
+import shutil
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pkgutil import resolve_name
 from typing import Any, get_type_hints
+from unittest import mock
 
 from autotrain_mem.methods.row_lengths import OnProgress
 from autotrain_mem.support.errors import AutofitError
@@ -25,9 +29,8 @@ from autotrain_mem.types.hardware import Capability
 from autotrain_mem.types.model import ModelFacts
 from autotrain_mem.types.preflight import Preflight
 from autotrain_mem.types.trl_flags import TrlFlags
-from autotrain_mem.worker.deferred_compile import deferred_compile
+from autotrain_mem.worker.client import PREFIX, SCRATCH
 from autotrain_mem.worker.kept_flags import keep_flags, kept_names
-from autotrain_mem.worker.scratch_folders import ScratchFolders
 from autotrain_mem.worker.user_errors import failure, passed_on
 
 
@@ -171,7 +174,7 @@ def answer(request: dict[str, Any], on_progress: OnProgress = lambda counting: N
     step, operation = OPERATIONS[request["operation"]]
     os.environ.update(request.get("environment", {}))
     try:
-        with tempfile.TemporaryDirectory(prefix="autofit-") as scratch:  # each its own: the process ends without notice
+        with tempfile.TemporaryDirectory(prefix=PREFIX) as scratch:  # each its own: the process ends without notice
             function = resolve_name(operation) if isinstance(operation, str) else operation
             kinds = get_type_hints(function)
             read = {name: codec.from_json(kinds[name], value) for name, value in request.items() if name in kinds}
@@ -183,6 +186,38 @@ def answer(request: dict[str, Any], on_progress: OnProgress = lambda counting: N
         from_python = request.get("job", {}).get("python_call") is not None
         refused = failure(step, error, from_python=from_python).to_json()
         return {**refused, "raised": passed_on(error), "traceback": traceback.format_exc()}
+
+
+@contextlib.contextmanager
+def deferred_compile() -> Iterator[None]:
+    """Functions that are decorated with ``torch.compile`` here are compiled when they are first called, if ever.
+
+    bitsandbytes decorates its optimizers so as it is imported (``backends/default/ops.py: _try_torch_compile``), for
+    which torch imports all of its inductor: a sixth of the import of TRL. No rehearsal calls them.
+    """
+    import torch
+
+    compile_now = torch.compile
+
+    def compile_later(model: Any = None, **options: Any) -> Any:
+        if model is None:
+            return functools.partial(compile_later, **options)
+        if not callable(model) or isinstance(model, torch.nn.Module):
+            return compile_now(model, **options)
+        return _deferred(model, lambda: compile_now(model, **options))
+
+    with mock.patch.object(torch, "compile", compile_later):
+        yield
+
+
+def _deferred(function: Callable[..., Any], compiled: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    once = functools.cache(compiled)
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        return once()(*arguments, **keywords)
+
+    return call
 
 
 def import_ahead() -> None:
@@ -222,6 +257,37 @@ def leave_group() -> None:
     """A rehearsal trains alone: as a second rank 0 it would wait for the parent's group for ever."""
     for name in [name for name in os.environ if name in _OF_GROUP or name.startswith(_OF_GROUP_TOO)]:
         del os.environ[name]
+
+
+class ScratchFolders:
+    """The temporary folders of a parent that was killed: it tidies nothing up, so its workers, which outlive it by a
+    moment, remove their own and those of what scripts handed over. Rows of a script's own memory lie in them, whole."""
+
+    def __init__(self) -> None:
+        own = os.environ.get(SCRATCH)
+        self._folders = {pathlib.Path(own)} if own else set()
+
+    def note(self, request: Mapping[str, Any]) -> None:
+        """A question came, perhaps with the path of a file that a script handed over."""
+        call = (request.get("job") or {}).get("python_call")
+        if call is not None:
+            self._folders.add(pathlib.Path(call["path"]).parent)
+
+    def remove(self) -> None:
+        """Remove them all; other workers of the same parent may be doing the same."""
+        for folder in self._folders:
+            if folder.name.startswith(PREFIX):
+                _remove(folder)
+
+
+def _remove(folder: pathlib.Path) -> None:
+    """Renames the folder first: whoever still writes there then finds no folder, and cannot add to it meanwhile."""
+    renamed = folder.with_name(f"{folder.name}-over-{os.getpid()}")
+    try:
+        folder.rename(renamed)
+    except OSError:  # another worker was first; or Windows, where a file in it is open
+        renamed = folder
+    shutil.rmtree(renamed, ignore_errors=True)
 
 
 def main() -> None:

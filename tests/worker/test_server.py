@@ -1,10 +1,12 @@
-"""What a killed parent leaves behind is removed, and nothing else."""
+"""A worker removes what a killed parent leaves behind, and compiles nothing as it imports."""
 
 import pathlib
 
 import pytest
+import torch
 
-from autotrain_mem.worker.scratch_folders import SCRATCH, ScratchFolders
+from autotrain_mem.worker.client import SCRATCH
+from autotrain_mem.worker.server import ScratchFolders, deferred_compile
 
 
 def folder_with_a_file(path: pathlib.Path) -> pathlib.Path:
@@ -36,3 +38,27 @@ def test_a_worker_that_was_given_no_folder_removes_none(
     monkeypatch.setenv("TMPDIR", str(folder_with_a_file(tmp_path / "autofit-everyones")))
     ScratchFolders().remove()
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_function_is_compiled_at_its_first_call_and_a_module_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+
+    def compile_now(model: object, **options: object) -> object:
+        compiled.append((model, options))
+        return model
+
+    monkeypatch.setattr(torch, "compile", compile_now)
+
+    def double(number: int) -> int:
+        """Twice as much."""
+        return 2 * number
+
+    module = torch.nn.Identity()
+    with deferred_compile():
+        plain, with_options, whole = torch.compile(double), torch.compile(dynamic=False)(double), torch.compile(module)
+    assert torch.compile is compile_now
+    assert compiled == [(module, {})]
+    assert whole is module
+    assert plain.__doc__ == "Twice as much."
+    assert [plain(2), plain(3), with_options(4)] == [4, 6, 8]
+    assert compiled == [(module, {}), (double, {}), (double, {"dynamic": False})]
