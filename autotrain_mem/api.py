@@ -47,7 +47,8 @@ from autotrain_mem.planning.wish import Wish, check_launch
 from autotrain_mem.report.page.content import page_of
 from autotrain_mem.report.snapshot_file import write_snapshot
 from autotrain_mem.search.ladder import check_forbid
-from autotrain_mem.search.levers import LEVERS, SMALLER_IMAGES
+from autotrain_mem.settings.levers import LEVERS, SMALLER_IMAGES
+from autotrain_mem.settings.words import MOST, RESTARTS
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.support.versions import versions_key
@@ -60,7 +61,6 @@ from autotrain_mem.types.experience import Experience
 from autotrain_mem.types.gpu_comparison import Cards
 from autotrain_mem.types.hardware import ASSUMED_CAPABILITY
 from autotrain_mem.types.health import Health
-from autotrain_mem.types.job import MOST, RESTARTS
 from autotrain_mem.types.most import Frontier
 from autotrain_mem.types.page import Page
 from autotrain_mem.worker.client import Worker

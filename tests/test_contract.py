@@ -48,69 +48,73 @@ HUGGING_FACE = "torch transformers trl peft accelerate datasets tokenizers huggi
 
 # A part may import itself, the standard library, and what stands in its row. A part that has no row fails the test.
 LAYERS = {
-    "__init__": part(0, "drop_in support training types verbs"),
+    "__init__": part(0, "drop_in support training settings types verbs"),
     "support": part(0, "", "huggingface_hub platformdirs psutil yaml"),
+    "settings": part(1, "support"),
     "allocator": part(1, "support"),
-    "types": part(2, "support"),
-    "estimator": part(3, "allocator types"),
-    "parallel": part(3, "support types"),
-    "exports": part(5, "allocator support methods parallel types", "yaml"),
+    "types": part(2, "settings support"),
+    "estimator": part(3, "allocator settings types"),
+    "parallel": part(3, "support settings types"),
+    "exports": part(5, "allocator support methods parallel settings types", "yaml"),
     "machine": part(
         3,
-        "allocator support types",
+        "allocator support settings types",
         "amdsmi bitsandbytes huggingface_hub pynvml requests torch",
     ),
-    "search": part(5, "support methods types"),
-    "report": part(6, "support search types", "jinja2 rich"),
+    "search": part(5, "support methods settings types"),
+    "report": part(6, "support search settings types", "jinja2 rich"),
     "trainers": part(
-        3, "support types", "PIL accelerate bitsandbytes deepspeed dill huggingface_hub peft torch transformers trl"
+        3,
+        "support settings types",
+        "PIL accelerate bitsandbytes deepspeed dill huggingface_hub peft torch transformers trl",
     ),
     "methods": part(
         4,
-        "support parallel types trainers",
+        "support parallel settings types trainers",
         "datasets peft tokenizers torch transformers trl",
     ),
     "rehearsal": part(
         8,
-        "allocator support machine methods parallel search training types trainers",
+        "allocator support machine methods parallel search training settings types trainers",
         "accelerate bitsandbytes deepspeed peft torch transformers trl",
     ),
     "data": part(
         6,
-        "support methods search types trainers",
+        "support methods search settings types trainers",
         "PIL datasets huggingface_hub transformers trl",
     ),
     "checks": part(
         7,
-        "data support methods search types trainers",
+        "data support methods search settings types trainers",
         "huggingface_hub packaging peft torch transformers trl",
     ),
     "training": part(
         7,
-        "allocator support data machine methods parallel types trainers",
+        "allocator support data machine methods parallel settings types trainers",
         "accelerate deepspeed peft safetensors torch transformers trl",
     ),
     "worker": part(
         9,
-        "checks data support methods rehearsal types trainers",
+        "checks data support methods rehearsal settings types trainers",
         "torch trl",
     ),
     "planning": part(
         10,
-        "allocator support estimator machine methods parallel search rehearsal report types training worker",
+        "allocator support estimator machine methods parallel search rehearsal report settings types training worker",
     ),
-    "api": part(11, "planning support estimator machine search report types training worker"),
+    "api": part(11, "planning support estimator machine search report settings types training worker"),
     "cli": part(
         12,
-        "__init__ api data exports methods planning report support types worker",
+        "__init__ api data exports methods planning report support settings types worker",
         "huggingface_hub peft rich tokenizers torch transformers",
     ),
     "drop_in": part(
         12,
-        "allocator api checks planning support machine methods parallel search report types trainers training worker",
+        "allocator api checks planning support machine methods parallel search report settings types trainers training "
+        "worker",
         "accelerate datasets rich torch transformers trl",
     ),
-    "verbs": part(12, "api support types"),
+    "verbs": part(12, "api support settings types"),
 }
 
 # Seconds to import: only where a process exists to run them. Everywhere else they stand inside functions.

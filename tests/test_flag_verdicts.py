@@ -12,7 +12,9 @@ from test_trl_fields import HAS_PPO, INSTALLED_METHODS, every_trl_field, trl_fie
 
 from autotrain_mem.checks import sharding
 from autotrain_mem.methods import configs
-from autotrain_mem.methods.flag_verdicts import (
+from autotrain_mem.methods.interface import method_of
+from autotrain_mem.rehearsal.rehearse import rehearsal_arguments
+from autotrain_mem.settings.flag_verdicts import (
     GROUPS,
     REFUSED,
     REFUSED_WHEN_OFF,
@@ -20,12 +22,10 @@ from autotrain_mem.methods.flag_verdicts import (
     group_of,
     only_for_real,
 )
-from autotrain_mem.methods.interface import method_of
-from autotrain_mem.rehearsal.rehearse import rehearsal_arguments
-from autotrain_mem.search.levers import LADDER
+from autotrain_mem.settings.knobs import LAUNCH_KNOBS, OWN_KNOBS
+from autotrain_mem.settings.levers import LADDER
 from autotrain_mem.types import Job, Knobs
 from autotrain_mem.types.job import PythonCall
-from autotrain_mem.types.knobs import LAUNCH_KNOBS, OWN_KNOBS
 from autotrain_mem.types.methods_table import METHODS
 
 pytestmark = pytest.mark.newest
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.newest
 
 @pytest.mark.parametrize("method", INSTALLED_METHODS)
 def test_every_flag_of_the_installed_trl_has_a_verdict(method: str) -> None:
-    """New names stand in the failure: read what each does, and write it into ``methods/flag_verdicts.py``."""
+    """New names stand in the failure: read what each does, and write it into ``settings/flag_verdicts.py``."""
     assert sorted(name for name in trl_fields(method) if group_of(method, name) is None) == []
 
 

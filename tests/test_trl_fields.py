@@ -10,11 +10,11 @@ from nouns import TRL_DEFAULTS
 from test_contract import TREES
 
 from autotrain_mem.estimator import vllm_share
-from autotrain_mem.methods.flag_verdicts import Verdict, group_of
 from autotrain_mem.planning.predict.suggestions import LARGEST_GROUP
-from autotrain_mem.search.levers import LADDER, LEVERS
+from autotrain_mem.settings.flag_verdicts import Verdict, group_of
+from autotrain_mem.settings.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
+from autotrain_mem.settings.levers import LADDER, LEVERS
 from autotrain_mem.types import Job, Knobs
-from autotrain_mem.types.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
 from autotrain_mem.types.methods_table import METHODS, TEXT_COLUMN
 
 pytestmark = pytest.mark.newest
@@ -48,8 +48,8 @@ EVERYTHING_ON = dataclasses.replace(
 def test_every_knob_that_is_told_is_a_field_of_the_installed_trl(method: str) -> None:
     """But for switches that a method lacks, which no lever of it moves (see the next test)."""
     own_and_offline = {*OWN_KNOBS, *LAUNCH_KNOBS, "activation_offloading", "packing"}
-    assert set(knob_names(method, TRL_DEFAULTS)) <= trl_fields(method)
-    assert sorted(set(knob_names(method, EVERYTHING_ON)) - own_and_offline - trl_fields(method)) == []
+    assert set(knob_names(METHODS[method].knobs, TRL_DEFAULTS)) <= trl_fields(method)
+    assert sorted(set(knob_names(METHODS[method].knobs, EVERYTHING_ON)) - own_and_offline - trl_fields(method)) == []
 
 
 @pytest.mark.parametrize("method", INSTALLED_METHODS)
@@ -78,7 +78,7 @@ def heeds(method: str, flag: str) -> bool:
 
 @pytest.mark.parametrize("method", INSTALLED_METHODS)
 def test_every_lever_of_a_method_moves_fields_that_its_trl_config_has(method: str) -> None:
-    moved = {knob for row in LADDER if method in row.methods for knob in (*row.knobs, *row.also)}
+    moved = {knob for row in LADDER if row.suits(METHODS[method]) for knob in (*row.knobs, *row.also)}
     assert sorted(moved - {*OWN_KNOBS, *LAUNCH_KNOBS} - trl_fields(method)) == []
 
 

@@ -9,14 +9,14 @@ from typing import Any
 
 from autotrain_mem.checks import table
 from autotrain_mem.checks.flags import Flags
-from autotrain_mem.methods.flags import actions_of, flags_of, read_given, unknown_names
 from autotrain_mem.methods.interface import method_of
+from autotrain_mem.settings.trl_flags import TrlFlags
+from autotrain_mem.settings.trl_parser import actions_of, flags_of, read_given, unknown_names
+from autotrain_mem.settings.words import MOST
 from autotrain_mem.support.errors import MissingExtraError
 from autotrain_mem.types import Knobs
-from autotrain_mem.types.job import MOST
 from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.preflight import refuse
-from autotrain_mem.types.trl_flags import TrlFlags
 
 _ALIASES = {"activation_checkpointing": "gradient_checkpointing"}
 """transformers 5.23 renames the flag; TRL's configs and this project still use the old name."""

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotrain_mem.methods.flag_verdicts import REFUSED, REFUSED_WHEN_OFF, Verdict, group_of
-from autotrain_mem.methods.optimizer_verdicts import is_projecting, package_of, why_refused
-from autotrain_mem.search.levers import LEVERS
+from autotrain_mem.settings.adapter_config import PEFT_CONFIG, kind_of, why_not_quantized, why_unrehearsed
+from autotrain_mem.settings.flag_verdicts import REFUSED, REFUSED_WHEN_OFF, Verdict, group_of
+from autotrain_mem.settings.knobs import BASE_BITS
+from autotrain_mem.settings.levers import LEVERS
+from autotrain_mem.settings.optimizer_verdicts import is_projecting, package_of, why_refused
+from autotrain_mem.settings.words import AUTO, MAX_LENGTH, is_wish
 from autotrain_mem.trainers.host_optimizer import SUPPORTED as OFFLOADED
-from autotrain_mem.types.adapter_config import PEFT_CONFIG, kind_of, why_not_quantized, why_unrehearsed
-from autotrain_mem.types.job import AUTO, MAX_LENGTH, is_wish
-from autotrain_mem.types.knobs import BASE_BITS
 from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.preflight import Finding, Problems
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from autotrain_mem.checks.preflight_checks import Setup
 from autotrain_mem.methods.configs import Configs
-from autotrain_mem.methods.flag_verdicts import FlagGroup, Verdict, group_of
-from autotrain_mem.methods.optimizer_verdicts import is_projecting
+from autotrain_mem.settings.flag_verdicts import FlagGroup, Verdict, group_of
+from autotrain_mem.settings.optimizer_verdicts import is_projecting
 from autotrain_mem.types.preflight import Finding, Problems
 
 

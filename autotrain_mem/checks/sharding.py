@@ -13,9 +13,9 @@ from typing import Any
 from autotrain_mem.checks.flags import Flags
 from autotrain_mem.checks.model_files import ModelOnCard
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.search.levers import LADDER
 from autotrain_mem.search.shared_tokens import WAYS, SharedTokens
-from autotrain_mem.types.knobs import BASE_BITS, TOKEN_KNOBS, ZEROS
+from autotrain_mem.settings.knobs import BASE_BITS, TOKEN_KNOBS, ZEROS
+from autotrain_mem.settings.levers import LADDER
 from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.preflight import Problems
 

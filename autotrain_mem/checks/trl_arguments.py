@@ -15,8 +15,8 @@ from autotrain_mem.checks.flags import Flags
 from autotrain_mem.data.token_lengths import lacks_tokenizer
 from autotrain_mem.methods.configs import OF_WORKERS, on_cpu, read_config, undivided
 from autotrain_mem.methods.interface import method_of
+from autotrain_mem.settings.adapter_config import PEFT_CONFIG
 from autotrain_mem.support.errors import ModelNotFoundError, UsageError
-from autotrain_mem.types.adapter_config import PEFT_CONFIG
 from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.preflight import Finding, Problems
 

@@ -33,10 +33,11 @@ from autotrain_mem.report.terminal import (
     warn,
     whole_lines,
 )
+from autotrain_mem.settings.words import MOST
+from autotrain_mem.support import codec
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.units import printable
-from autotrain_mem.types import Hardware, Plan, codec
-from autotrain_mem.types.job import MOST
+from autotrain_mem.types import Hardware, Plan
 from autotrain_mem.types.sweep import Sweep, SweepPoint
 
 

@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from autotrain_mem.support import errors
+from autotrain_mem.settings.knobs import BASE_BITS
+from autotrain_mem.support import codec, errors
 from autotrain_mem.support.errors import ModelNotFoundError, OutputFolderError, TrainingError, UsageError
 from autotrain_mem.support.files import read_start
 from autotrain_mem.support.processes import Child, ChildDied
-from autotrain_mem.types import codec
-from autotrain_mem.types.knobs import BASE_BITS
 from autotrain_mem.types.methods_table import METHODS, MethodFacts
 from autotrain_mem.types.plan_file import LARGEST_BYTES, PLAN_NAME
 from autotrain_mem.types.report import RUN_NAME

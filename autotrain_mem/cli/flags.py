@@ -14,11 +14,11 @@ from autotrain_mem.planning.accelerate_config import with_accelerate
 from autotrain_mem.planning.machines import shared_words
 from autotrain_mem.planning.peft_config import with_peft_config
 from autotrain_mem.planning.wish import Wish
+from autotrain_mem.settings.knobs import OWN_SWITCHES, SHARDINGS
+from autotrain_mem.settings.words import FITS, MAXIMIZED, RESTARTS
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.yaml_files import read_yaml
 from autotrain_mem.types.autofit import AutoFit
-from autotrain_mem.types.job import FITS, MAXIMIZED, RESTARTS
-from autotrain_mem.types.knobs import OWN_SWITCHES, SHARDINGS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

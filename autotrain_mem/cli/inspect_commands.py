@@ -17,9 +17,10 @@ from autotrain_mem.report.machine_view import doctor_view, issue_text
 from autotrain_mem.report.run_history import HistoryReader
 from autotrain_mem.report.run_view import Watched, happening_lines, watch_line, watch_view
 from autotrain_mem.report.terminal import Console, is_live, lasting_console, waiting, whole_lines
+from autotrain_mem.support import codec
 from autotrain_mem.support.errors import PlanFileError, UsageError
 from autotrain_mem.support.units import format_bytes
-from autotrain_mem.types import Plan, codec
+from autotrain_mem.types import Plan
 from autotrain_mem.types.plan import read_plan
 from autotrain_mem.types.plan_file import LARGEST_BYTES, STDIN
 

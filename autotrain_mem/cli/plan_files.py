@@ -17,12 +17,13 @@ from autotrain_mem.exports.tools import OF_MACHINES, check_adapter, check_method
 from autotrain_mem.report.first_screen import first_screen
 from autotrain_mem.report.formatting import command_line
 from autotrain_mem.report.terminal import Console
+from autotrain_mem.settings.adapter_config import without_said
+from autotrain_mem.settings.knobs import LAUNCH_KNOBS, ZEROS
+from autotrain_mem.settings.words import MAX_SLOWDOWN
+from autotrain_mem.support import codec
 from autotrain_mem.support.errors import OutputFolderError, PlanFileError, UsageError
-from autotrain_mem.types import Job, Plan, codec
-from autotrain_mem.types.adapter_config import without_said
+from autotrain_mem.types import Job, Plan
 from autotrain_mem.types.autofit import AutoFit
-from autotrain_mem.types.job import MAX_SLOWDOWN
-from autotrain_mem.types.knobs import LAUNCH_KNOBS, ZEROS
 from autotrain_mem.types.plan import as_recorded, save_plan
 from autotrain_mem.types.plan_file import STDIN, check_place
 

@@ -7,10 +7,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from autotrain_mem.support import yaml_files
+from autotrain_mem.support import codec, yaml_files
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.yaml_files import recipe
-from autotrain_mem.types import codec
 
 HELP = """\
 usage: autofit recipes [--json]

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from autotrain_mem import api
 from autotrain_mem.cli.flags import Output, own_names, read_one
 from autotrain_mem.report.terminal import Console, SweepProgress, waiting
+from autotrain_mem.settings.knobs import OWN_SWITCHES
 from autotrain_mem.support.errors import AutofitError, UsageError
-from autotrain_mem.types.knobs import OWN_SWITCHES
 from autotrain_mem.types.sweep import Axis, Setting, Sweep
 
 _OF_PLANNING = (

@@ -16,14 +16,14 @@ from autotrain_mem.data.row_checks import check_rows
 from autotrain_mem.methods.configs import Configs, on_cpu, trusts_remote_code, undivided
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.row_lengths import OnProgress, RowLengths, processes, progress_reported_to
-from autotrain_mem.search.levers import SWITCHES
+from autotrain_mem.settings.levers import SWITCHES
+from autotrain_mem.settings.words import MAX_LENGTH
 from autotrain_mem.support.errors import AutofitError, DatasetFormatError, EmptyDatasetError, ModelNotFoundError
 from autotrain_mem.support.sources import check_image_packages
 from autotrain_mem.trainers.pretrained import why_unreachable
 from autotrain_mem.trainers.script_call import keyword_of
 from autotrain_mem.types import DataProfile, Job
 from autotrain_mem.types.data import ImageProfile
-from autotrain_mem.types.job import MAX_LENGTH
 
 
 def profile(job: Job, scratch: str, on_progress: OnProgress = lambda counting: None) -> DataProfile:

@@ -26,8 +26,9 @@ from autotrain_mem.planning.request import read_plan
 from autotrain_mem.planning.wish import Wish
 from autotrain_mem.report.first_screen import first_screen
 from autotrain_mem.report.terminal import Console, SearchProgress
-from autotrain_mem.search.division import ROWS, STEPS
 from autotrain_mem.search.ladder import check_forbid
+from autotrain_mem.settings.knobs import ROWS, STEPS
+from autotrain_mem.settings.words import MAX_LENGTH
 from autotrain_mem.support.errors import EmptyDatasetError, UsageError
 from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.trainers import script_call
@@ -35,7 +36,7 @@ from autotrain_mem.trainers.script_call import Call, quantization_of
 from autotrain_mem.types import Job, Plan
 from autotrain_mem.types.autofit import AutoFit
 from autotrain_mem.types.hardware import Hardware
-from autotrain_mem.types.job import MAX_LENGTH, PythonCall
+from autotrain_mem.types.job import PythonCall
 from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.worker.pool import Workers
 

@@ -18,13 +18,14 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from autotrain_mem.settings.adapter_config import PEFT_CONFIG, arguments_of, canonical, says_more_than_flags
+from autotrain_mem.settings.knobs import BASE_BITS
+from autotrain_mem.settings.words import AUTO, MAX_LENGTH
+from autotrain_mem.support import codec
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.trainers.script_call import Keywords, is_adapted, loading, quantization_of
-from autotrain_mem.types import Knobs, codec
-from autotrain_mem.types.adapter_config import PEFT_CONFIG, arguments_of, canonical, says_more_than_flags
+from autotrain_mem.types import Knobs
 from autotrain_mem.types.autofit import AutoFit
-from autotrain_mem.types.job import AUTO, MAX_LENGTH
-from autotrain_mem.types.knobs import BASE_BITS
 
 STEPS_OF_GENERATION = "steps_per_generation"
 _DERIVED = (STEPS_OF_GENERATION, "generation_batch_size")

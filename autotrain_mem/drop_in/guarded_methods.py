@@ -16,8 +16,9 @@ from typing import Any
 from autotrain_mem.drop_in import launched
 from autotrain_mem.drop_in.call_plan import OUR_LIBRARIES
 from autotrain_mem.report.run_history import event_line
+from autotrain_mem.support import codec
 from autotrain_mem.training.run_folder import lock_folder
-from autotrain_mem.types import Incident, Learned, codec
+from autotrain_mem.types import Incident, Learned
 
 RUNS = ("train", "evaluate", "predict")
 """A trainer's methods that take memory."""

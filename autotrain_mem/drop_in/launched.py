@@ -17,11 +17,11 @@ from autotrain_mem.parallel.config import read_deepspeed, with_auto
 from autotrain_mem.parallel.launch_environment import config_of_environment
 from autotrain_mem.parallel.user_config import Launch, read_launch
 from autotrain_mem.planning.deepspeed_file import deepspeed_content
-from autotrain_mem.support import errors
+from autotrain_mem.settings.knobs import TOKEN_KNOBS, ZERO_KNOBS
+from autotrain_mem.support import codec, errors
 from autotrain_mem.support.errors import AutofitError, UsageError
-from autotrain_mem.types import Hardware, Plan, codec
+from autotrain_mem.types import Hardware, Plan
 from autotrain_mem.types.autofit import AutoFit
-from autotrain_mem.types.knobs import TOKEN_KNOBS, ZERO_KNOBS
 
 _PLUGIN = {
     **{"fsdp_version": "version", "cpu_offload": "offload_params"},

@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from autotrain_mem.methods.interface import method_of
+from autotrain_mem.settings.knobs import BASE_BITS
 from autotrain_mem.support.errors import AutofitError, DoesNotFitError
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.trainers import script_call
 from autotrain_mem.trainers.script_call import Call
 from autotrain_mem.types import Job, Plan
 from autotrain_mem.types.estimate import candidate
-from autotrain_mem.types.knobs import BASE_BITS
 
 RELOADING = ("dtype", *BASE_BITS)
 """Knobs that are decided as the model is loaded."""

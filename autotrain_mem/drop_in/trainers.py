@@ -17,11 +17,12 @@ from autotrain_mem.drop_in.device import grow_segments, lost_levers
 from autotrain_mem.drop_in.guarded_methods import guard, guard_methods
 from autotrain_mem.methods.configs import with_knobs
 from autotrain_mem.methods.interface import method_of
+from autotrain_mem.support import codec
 from autotrain_mem.support.errors import RehearsalError, UsageError
 from autotrain_mem.trainers.finish import finished
 from autotrain_mem.trainers.pretrained import load_processor, revision_of
 from autotrain_mem.trainers.script_call import Call, Keywords, substitution
-from autotrain_mem.types import Plan, codec
+from autotrain_mem.types import Plan
 from autotrain_mem.types.autofit import AutoFit, as_autofit, python_errors
 from autotrain_mem.types.methods_table import METHODS
 

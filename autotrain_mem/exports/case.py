@@ -9,10 +9,10 @@ from typing import Any
 
 from autotrain_mem.allocator.settings import variable_that_counts
 from autotrain_mem.parallel.config import accelerate_config
+from autotrain_mem.settings.adapter_config import without_said
+from autotrain_mem.settings.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
+from autotrain_mem.settings.words import MAX_LENGTH, without_wish
 from autotrain_mem.types import Job, Knobs, Plan
-from autotrain_mem.types.adapter_config import without_said
-from autotrain_mem.types.job import MAX_LENGTH, without_wish
-from autotrain_mem.types.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
 from autotrain_mem.types.methods_table import MethodFacts
 from autotrain_mem.types.plan import as_recorded
 
@@ -73,7 +73,7 @@ class Case:
     @property
     def settings(self) -> dict[str, Any]:
         """The user's arguments with the plan's knobs laid over: nothing of TRL's defaults, nothing of ours."""
-        knobs = {name: _listed(getattr(self.knobs, name)) for name in knob_names(self.job.method, self.knobs)}
+        knobs = {name: _listed(getattr(self.knobs, name)) for name in knob_names(self.method_facts.knobs, self.knobs)}
         decided = {name: value for name, value in knobs.items() if value is not None or name == MAX_LENGTH}
         merged = {**without_wish(without_said(self.job.arguments)), **decided}
         public = {name: value for name, value in merged.items() if name not in (*OWN_KNOBS, *LAUNCH_KNOBS)}

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 from autotrain_mem.exports.accelerate import ACCELERATE_FILE, TRL_FILE, script, torchrun
 from autotrain_mem.exports.case import case_of
 from autotrain_mem.exports.trl import trl
+from autotrain_mem.support.codec import Form
 from autotrain_mem.support.units import one_line
 from autotrain_mem.types import Job, Plan
-from autotrain_mem.types.codec import Form
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

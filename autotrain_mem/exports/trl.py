@@ -11,8 +11,8 @@ from autotrain_mem.exports.case import Case, case_of
 from autotrain_mem.exports.part import Part, Tool, document, host_optimizer
 from autotrain_mem.parallel.config import sharding_arguments
 from autotrain_mem.parallel.launch_environment import launch_environment
+from autotrain_mem.settings.knobs import TOKEN_KNOBS
 from autotrain_mem.types import Job, Plan
-from autotrain_mem.types.knobs import TOKEN_KNOBS
 
 DATA_NAMES = ("dataset_name", "datasets")
 

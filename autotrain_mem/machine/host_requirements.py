@@ -14,12 +14,12 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from autotrain_mem.machine.detect import HOST_NON_TORCH_BYTES
+from autotrain_mem.settings.knobs import BASE_BITS
+from autotrain_mem.settings.words import EPOCHS
 from autotrain_mem.support.errors import AutofitError, HostMemoryError, ModelNotFoundError, OutputFolderError
 from autotrain_mem.support.host import HostMemory, existing, host_memory
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.types import Job, MemoryEstimate
-from autotrain_mem.types.job import EPOCHS
-from autotrain_mem.types.knobs import BASE_BITS
 from autotrain_mem.types.preflight import Download, Finding
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

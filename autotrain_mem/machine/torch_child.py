@@ -20,10 +20,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from autotrain_mem.support import codec
 from autotrain_mem.support.errors import from_json
 from autotrain_mem.support.processes import Channel, Child, ChildDied, ChildTimeout
 from autotrain_mem.support.units import format_bytes
-from autotrain_mem.types import codec
 
 CHILD_MODULE = "autotrain_mem.machine.measure_process"
 TIME_LIMIT_SECONDS = 120.0

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autotrain_mem.settings.adapter_config import LORA, PEFT_CONFIG, kind_of
+from autotrain_mem.settings.words import without_wish
 from autotrain_mem.trainers.script_call import Keywords, is_adapted, quantization_of
-from autotrain_mem.types.adapter_config import LORA, PEFT_CONFIG, kind_of
-from autotrain_mem.types.job import without_wish
 from autotrain_mem.types.methods_table import METHODS
 
 REHEARSED_ACCUMULATION = 2

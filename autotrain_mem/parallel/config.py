@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autotrain_mem.settings.knobs import OffloadDevice, Sharding
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import Knobs
-from autotrain_mem.types.knobs import OffloadDevice, Sharding
 
 CP_COMM_STRATEGY = "alltoall"
 """Keys and values go around one share at a time. accelerate's default, ``allgather``, has those of all processes in

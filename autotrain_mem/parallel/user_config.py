@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotrain_mem.parallel.launch_environment import fsdp_settings
+from autotrain_mem.settings.knobs import Sharding
 from autotrain_mem.support.errors import UsageError
-from autotrain_mem.types.knobs import Sharding
 
 KEYS = frozenset(
     {"compute_environment", "distributed_type", "mixed_precision", "use_cpu", "debug", "num_processes", "machine_rank"}

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from autotrain_mem.allocator.settings import NEWER_VARIABLE, AllocatorSettings
 from autotrain_mem.search.absent import absent_levers
-from autotrain_mem.search.levers import EXPANDABLE
+from autotrain_mem.settings.levers import EXPANDABLE
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.versions import has_rocm_library
 from autotrain_mem.training.environment import environment_settings

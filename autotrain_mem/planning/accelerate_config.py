@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotrain_mem.planning.deepspeed_file import with_deepspeed
+from autotrain_mem.settings.knobs import TOKEN_KNOBS, ZERO_KNOBS
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.yaml_files import read_yaml
-from autotrain_mem.types.knobs import TOKEN_KNOBS, ZERO_KNOBS
 
 if TYPE_CHECKING:
     from autotrain_mem.parallel.user_config import Launch

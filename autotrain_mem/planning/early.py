@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from autotrain_mem.machine.choose import check_device, several, training_device
-from autotrain_mem.methods.flags import parser_of, read_given
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.planning.for_processes import check_processes
 from autotrain_mem.planning.output_dir import RESUME, check_output, check_weights
 from autotrain_mem.planning.predict.vllm_server import gpus_served_here
 from autotrain_mem.planning.resuming import check_checkpoint
 from autotrain_mem.planning.wish import Wish, check_launch
+from autotrain_mem.settings.trl_parser import parser_of, read_given
 from autotrain_mem.support.errors import AutofitError, PlanFileError, UsageError
 from autotrain_mem.support.sources import (
     check_cached,

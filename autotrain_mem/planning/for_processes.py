@@ -7,9 +7,9 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
+from autotrain_mem.settings.knobs import TOKEN_KNOBS, ZERO_KNOBS, ZEROS, Sharding
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import Knobs
-from autotrain_mem.types.knobs import TOKEN_KNOBS, ZERO_KNOBS, ZEROS, Sharding
 from autotrain_mem.types.topology import Topology
 
 

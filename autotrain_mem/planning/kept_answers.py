@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 
 from autotrain_mem.planning.output_dir import RESUME, hub_cache
 from autotrain_mem.planning.wish import Wish
+from autotrain_mem.support import codec
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.versions import versions_key
-from autotrain_mem.types import Job, Knobs, codec
+from autotrain_mem.types import Job, Knobs
 from autotrain_mem.types.methods_table import OTHER_MODEL_ARGUMENTS
 from autotrain_mem.types.plan import as_recorded
 from autotrain_mem.worker.pool import Workers

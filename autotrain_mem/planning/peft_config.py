@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotrain_mem.support.errors import UsageError
-from autotrain_mem.types.adapter_config import (
+from autotrain_mem.settings.adapter_config import (
     PEFT_CONFIG,
     SAID,
     arguments_of,
@@ -18,7 +17,8 @@ from autotrain_mem.types.adapter_config import (
     needs_data_first,
     why_not_quantized,
 )
-from autotrain_mem.types.knobs import BASE_BITS
+from autotrain_mem.settings.knobs import BASE_BITS
+from autotrain_mem.support.errors import UsageError
 
 if TYPE_CHECKING:
     from autotrain_mem.planning.wish import Wish

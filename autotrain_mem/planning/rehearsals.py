@@ -16,9 +16,11 @@ from autotrain_mem.planning.for_processes import for_processes
 from autotrain_mem.planning.kept_answers import answered
 from autotrain_mem.planning.length_checks import check_lengths
 from autotrain_mem.planning.probe.calibration import Correction
-from autotrain_mem.search.levers import SMALLER_IMAGES
 from autotrain_mem.search.precision import precise_for
 from autotrain_mem.search.space import Space, make_space
+from autotrain_mem.settings.levers import SMALLER_IMAGES
+from autotrain_mem.settings.words import MAX_LENGTH, is_wish, wished_share
+from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError, ModelNotFoundError
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.versions import versions_key
@@ -34,10 +36,8 @@ from autotrain_mem.types import (
     StepTime,
     Trace,
     Workload,
-    codec,
 )
 from autotrain_mem.types.hardware import Capability, kernel_class
-from autotrain_mem.types.job import MAX_LENGTH, is_wish, wished_share
 from autotrain_mem.types.model import ModelFacts
 from autotrain_mem.types.plan import as_recorded
 from autotrain_mem.types.price import Price

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from autotrain_mem.planning.output_dir import RESUME
 from autotrain_mem.planning.wish import Wish
+from autotrain_mem.settings.knobs import alone_too
 from autotrain_mem.support.errors import OutputFolderError, PlanFileError, UsageError
 from autotrain_mem.training.checkpoint_kinds import Resumer, as_it_was_begun, why_not
 from autotrain_mem.training.checkpoints import check_order, newest_first, why_torn
 from autotrain_mem.types import Plan
-from autotrain_mem.types.knobs import alone_too
 
 
 def check_checkpoint(wish: Wish) -> None:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from autotrain_mem.planning.output_dir import default_dir
+from autotrain_mem.settings.words import RESTARTS
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import Job
 from autotrain_mem.types.autofit import AutoFit
-from autotrain_mem.types.job import RESTARTS, PythonCall
+from autotrain_mem.types.job import PythonCall
 
 if TYPE_CHECKING:
     from autotrain_mem.parallel.place import Place

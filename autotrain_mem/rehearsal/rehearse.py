@@ -11,7 +11,6 @@ from itertools import accumulate
 from typing import Any
 
 from autotrain_mem.methods.configs import EVALUATED_BATCHES, REHEARSED_ACCUMULATION, REHEARSED_STEPS, Configs, on_cpu
-from autotrain_mem.methods.flag_verdicts import only_for_real
 from autotrain_mem.methods.image_rows import RowImages
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.worst_case_text import stub_tokenizer
@@ -23,11 +22,13 @@ from autotrain_mem.rehearsal.ranks.rank import rehearsed_rank
 from autotrain_mem.rehearsal.routing import routed
 from autotrain_mem.rehearsal.script_keywords import call_again, left_out
 from autotrain_mem.rehearsal.trace.loss_chunks import marked_chunks
-from autotrain_mem.search.levers import HARM_FIRST, is_pulled
+from autotrain_mem.settings.adapter_config import PEFT_CONFIG, starts_from_weights
+from autotrain_mem.settings.flag_verdicts import only_for_real
+from autotrain_mem.settings.levers import HARM_FIRST, is_pulled
+from autotrain_mem.support import codec
 from autotrain_mem.trainers.finish import finished, keep_cache_in_evaluation
 from autotrain_mem.trainers.pretrained import revision_of
-from autotrain_mem.types import Job, Knobs, Trace, codec
-from autotrain_mem.types.adapter_config import PEFT_CONFIG, starts_from_weights
+from autotrain_mem.types import Job, Knobs, Trace
 from autotrain_mem.types.hardware import Capability
 from autotrain_mem.types.trace import Routing
 

@@ -9,8 +9,9 @@ from typing import Any
 from autotrain_mem.methods.configs import Configs, with_knobs
 from autotrain_mem.methods.reward_functions import rehearsed_reward
 from autotrain_mem.rehearsal.model.truncated_depth import shorten_model
+from autotrain_mem.support import codec
 from autotrain_mem.trainers.script_call import EVALUATED, Call, Keywords, loading, read, substitution
-from autotrain_mem.types import Job, Knobs, codec
+from autotrain_mem.types import Job, Knobs
 
 
 def call_again(

@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from autotrain_mem.search.levers import HARM_FIRST, LEVERS, is_pulled, pulled
+from autotrain_mem.settings.adapter_config import LORA, PEFT_CONFIG, kind_of, name_of, without_said
+from autotrain_mem.settings.flag_words import flag_words
+from autotrain_mem.settings.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
+from autotrain_mem.settings.levers import HARM_FIRST, LEVERS, is_pulled, pulled
+from autotrain_mem.settings.words import MAX_SLOWDOWN
 from autotrain_mem.support.units import brief, counted, format_bytes, millions, percent, rate
 from autotrain_mem.types import Hardware, Harm, Knobs, Owner, Phase, Plan, StepTime, Trained
-from autotrain_mem.types.adapter_config import LORA, PEFT_CONFIG, kind_of, name_of, without_said
-from autotrain_mem.types.flag_words import flag_words
 from autotrain_mem.types.gpu_comparison import OFFLOADING
-from autotrain_mem.types.job import MAX_SLOWDOWN
-from autotrain_mem.types.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
+from autotrain_mem.types.methods_table import METHODS
 
 OWNERS = {owner: str(owner).replace("_", " ") for owner in Owner} | {Owner.KV_CACHE: "KV cache"}
 PHASES = {phase: str(phase).replace("_", " ") for phase in Phase}
@@ -258,7 +259,7 @@ def differing(knobs: Sequence[Knobs]) -> list[str]:
 def flag_lines(method: str, knobs: Knobs) -> list[str]:
     """The settings as flags of TRL's own command, in lines that a shell joins again."""
     lines = [""]
-    for name in knob_names(method, knobs):
+    for name in knob_names(METHODS[method].knobs, knobs):
         is_peft = name == "lora_target_modules" and knobs.lora_target_modules is None  # PEFT's own, which no flag names
         if is_peft or name in (*OWN_KNOBS, *LAUNCH_KNOBS):
             continue

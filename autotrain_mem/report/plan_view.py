@@ -14,12 +14,13 @@ from autotrain_mem.report import formatting
 from autotrain_mem.report.estimate_view import caches, verdict
 from autotrain_mem.report.layout import BAD, LOUD, QUIET, Indented, add, hanging, section, table
 from autotrain_mem.search.changes import against
-from autotrain_mem.search.levers import WARNINGS
+from autotrain_mem.settings.flag_words import flag_words
+from autotrain_mem.settings.knobs import LAUNCH_KNOBS, OWN_KNOBS, TOKEN_KNOBS, ZERO_KNOBS, knob_names
+from autotrain_mem.settings.levers import WARNINGS
 from autotrain_mem.support.units import amount, counted, duration, format_bytes, money, percent
 from autotrain_mem.types import Candidate, DataSummary, Estimate, Harm, Lever, Plan
 from autotrain_mem.types.data import PERCENTILES
-from autotrain_mem.types.flag_words import flag_words
-from autotrain_mem.types.knobs import LAUNCH_KNOBS, OWN_KNOBS, TOKEN_KNOBS, ZERO_KNOBS, knob_names
+from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.mixed_lengths import STEPS
 from autotrain_mem.types.most import Most
 from autotrain_mem.types.price import Price
@@ -312,7 +313,7 @@ def _settings_table(plan: Plan) -> Table:
     """A star marks what differs from TRL's default, so that it shows without colour too."""
     grid = table("", "", "", show_header=False)
     grid.columns[0].no_wrap = True  # a star on a line of its own would be nobody's
-    for name in knob_names(plan.method, plan.knobs):
+    for name in knob_names(METHODS[plan.method].knobs, plan.knobs):
         chosen, default = getattr(plan.knobs, name), getattr(plan.defaults, name)
         if chosen == default:
             add(grid, f"  {name}", formatting.value(chosen))

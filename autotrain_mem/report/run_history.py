@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from autotrain_mem.report import formatting
+from autotrain_mem.settings.knobs import Knobs
+from autotrain_mem.support import codec
 from autotrain_mem.support.files import open_ordinary
 from autotrain_mem.support.units import MIB, counted, duration, format_bytes
-from autotrain_mem.types import OtherProcess, Phase, PhasePeak, Plan, Probe, codec
+from autotrain_mem.types import OtherProcess, Phase, PhasePeak, Plan, Probe
 from autotrain_mem.types.history import EVENTS_NAME, RECORD_NAME, Happening, Moment, RunHistory
-from autotrain_mem.types.knobs import Knobs
 from autotrain_mem.types.report import MemoryReading
 
 LARGEST_BYTES = 256 * MIB

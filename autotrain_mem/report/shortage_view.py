@@ -12,9 +12,10 @@ from rich.text import Text
 from autotrain_mem.report import formatting
 from autotrain_mem.report.layout import QUIET, Indented, add, hanging, scale_for, table
 from autotrain_mem.report.terminal import Console
+from autotrain_mem.support import codec
 from autotrain_mem.support.errors import GpuOutOfMemoryError
 from autotrain_mem.support.units import counted, format_bytes
-from autotrain_mem.types import Owner, Plan, codec
+from autotrain_mem.types import Owner, Plan
 from autotrain_mem.types.shortage import Shortage
 
 WIDTH = 80

@@ -11,8 +11,9 @@ from rich.text import Text
 
 from autotrain_mem.report import formatting
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Indented, Scale, add, hanging, scale_for, section, table
+from autotrain_mem.support import codec
 from autotrain_mem.support.units import counted, format_bytes
-from autotrain_mem.types import Knobs, codec
+from autotrain_mem.types import Knobs
 from autotrain_mem.types.sweep import Sweep, SweepPoint
 
 FIGURES = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from autotrain_mem.search.levers import EIGHT_BIT, EXPANDABLE, LADDER
+from autotrain_mem.settings.levers import EIGHT_BIT, EXPANDABLE, LADDER
 from autotrain_mem.types.amd import ARCHITECTURES
 from autotrain_mem.types.hardware import Capability
 

@@ -13,7 +13,11 @@ from autotrain_mem.search.adapter import ADAPTED
 from autotrain_mem.search.explore import TIE
 from autotrain_mem.search.ladder import harm_of, lever_name
 from autotrain_mem.search.levels import levels
-from autotrain_mem.search.levers import (
+from autotrain_mem.search.memo import Memo
+from autotrain_mem.search.points import floors_of
+from autotrain_mem.search.precision import half_of, loses_updates
+from autotrain_mem.search.space import Space
+from autotrain_mem.settings.levers import (
     BATCHES,
     EXPANDABLE,
     HALF_WEIGHTS,
@@ -26,10 +30,6 @@ from autotrain_mem.search.levers import (
     brought,
     taken_back,
 )
-from autotrain_mem.search.memo import Memo
-from autotrain_mem.search.points import floors_of
-from autotrain_mem.search.precision import half_of, loses_updates
-from autotrain_mem.search.space import Space
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.types import Estimate, Harm, Knobs, Lever, Owner
 from autotrain_mem.types.methods_table import METHODS

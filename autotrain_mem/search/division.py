@@ -7,14 +7,12 @@ from math import gcd, lcm
 from typing import Any
 
 from autotrain_mem.methods.interface import method_of
+from autotrain_mem.settings.knobs import EVALUATED_ROWS, ROWS, STEPS
 from autotrain_mem.support.errors import BatchSplitError, UsageError
 from autotrain_mem.types import Job, Knobs
 
-ROWS = "per_device_train_batch_size"
-STEPS = "gradient_accumulation_steps"
 GROUP = "num_generations"
 EVALUATED_GROUP = "num_generations_eval"
-EVALUATED_ROWS = "per_device_eval_batch_size"
 GENERATION = "generation_batch_size"
 GENERATION_STEPS = "steps_per_generation"
 MINI_BATCHES = "num_mini_batches"

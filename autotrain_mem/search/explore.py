@@ -13,7 +13,6 @@ from itertools import pairwise
 
 from autotrain_mem.search.guess import LEEWAY, between, may_fit, may_fit_at_once, promise
 from autotrain_mem.search.levels import Level, levels
-from autotrain_mem.search.levers import LADDER, taken_back
 from autotrain_mem.search.memo import Memo
 from autotrain_mem.search.points import (
     Line,
@@ -27,6 +26,7 @@ from autotrain_mem.search.points import (
 )
 from autotrain_mem.search.sights import Sight, sights
 from autotrain_mem.search.space import Space
+from autotrain_mem.settings.levers import LADDER, taken_back
 from autotrain_mem.types import Estimate, Knobs, Owner, Phase
 
 TIE = 0.005

@@ -12,12 +12,13 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
-from autotrain_mem.search.levers import HALF_WEIGHTS, LADDER, LEVERS, MICRO_BATCH, SHARDING, LeverRow
 from autotrain_mem.search.precision import half_of, loses_nothing
 from autotrain_mem.search.shardings import shardings
 from autotrain_mem.search.space import Space
+from autotrain_mem.settings.levers import HALF_WEIGHTS, LADDER, LEVERS, MICRO_BATCH, SHARDING, LeverRow
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import Fit, Harm, Knobs
+from autotrain_mem.types.methods_table import METHODS
 
 FURTHEST: dict[Fit, Harm] = {"lossless": Harm.TIME, "rounding": Harm.ROUNDING, "all": Harm.DATA}
 """The last harm level that each ``--fit`` allows."""
@@ -61,7 +62,7 @@ def check_forbid(names: Iterable[str]) -> frozenset[str]:
 def allowed(row: LeverRow, space: Space) -> bool:
     """Whether this job's method, pins and limits let the lever be pulled."""
     return (
-        space.method in row.methods
+        row.suits(METHODS[space.method])
         and all(not _possible(name, space).isdisjoint(values) for name, values in row.needs.items())
         and all(_may_be_pulled(LEVERS[name], space) for name in row.along if LEVERS[name].harm == row.harm)
         and row.name not in space.forbid

@@ -12,10 +12,10 @@ from itertools import combinations, product
 
 from autotrain_mem.search.adapter import smaller_ranks
 from autotrain_mem.search.ladder import allowed, check_forbid, harm_of, moves, pull_all
-from autotrain_mem.search.levers import LEVERS, OFFLOADED_SHARDS, OFFLOADING, ROUNDING, TRAINED
 from autotrain_mem.search.precision import can_scale, loses_updates
 from autotrain_mem.search.shardings import least_shared, shared
 from autotrain_mem.search.space import Space
+from autotrain_mem.settings.levers import LEVERS, OFFLOADED_SHARDS, OFFLOADING, ROUNDING, TRAINED
 from autotrain_mem.types import Harm, Knobs
 
 SHORTEST = 64

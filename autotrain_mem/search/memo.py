@@ -7,9 +7,9 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Protocol
 
+from autotrain_mem.settings.knobs import BASE_BITS
 from autotrain_mem.types import Candidate, Estimate, Knobs, Owner, Phase
 from autotrain_mem.types.estimate import candidate
-from autotrain_mem.types.knobs import BASE_BITS
 
 OnAttempt = Callable[[Candidate], None]
 

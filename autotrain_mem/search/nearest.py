@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autotrain_mem.search.division import EVALUATED_ROWS, ROWS, STEPS
 from autotrain_mem.search.explore import fits_at_once, longest_rows
 from autotrain_mem.search.levels import Level, levels, strongest
-from autotrain_mem.search.levers import FREE, LADDER, LEVERS, SWITCHES, pulled
 from autotrain_mem.search.memo import Memo
 from autotrain_mem.search.points import at, checkpointing_choices, least_demanding, unaccumulated
 from autotrain_mem.search.shardings import least_shared, shardings
 from autotrain_mem.search.space import Space
+from autotrain_mem.settings.knobs import EVALUATED_ROWS, ROWS, STEPS
+from autotrain_mem.settings.levers import FREE, LADDER, LEVERS, SWITCHES, pulled
 from autotrain_mem.support.errors import DoesNotFitError
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.types import Estimate, Harm, Knobs, Phase

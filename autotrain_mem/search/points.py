@@ -8,10 +8,11 @@ from functools import lru_cache
 
 from autotrain_mem.search.ladder import allowed
 from autotrain_mem.search.levels import Level
-from autotrain_mem.search.levers import FREE, LEVERS
 from autotrain_mem.search.shardings import least_shared, shared
 from autotrain_mem.search.space import Space, micro_batches, with_rows
+from autotrain_mem.settings.levers import FREE, LEVERS
 from autotrain_mem.types import Knobs
+from autotrain_mem.types.methods_table import METHODS
 
 Line = tuple[Knobs, ...]
 """One setting, shared in one way, with or without checkpointing, at every micro-batch allowed, smallest first: what it
@@ -22,7 +23,7 @@ no gradients are held when a forward pass begins."""
 def checkpointing_choices(space: Space) -> tuple[bool, ...]:
     """Values that gradient_checkpointing may take, the fastest first. Turning it off is no harm, so never forbidden."""
     lever = LEVERS["gradient_checkpointing"]
-    if space.pinned.intersection(lever.knobs) or space.method not in lever.methods:
+    if space.pinned.intersection(lever.knobs) or not lever.suits(METHODS[space.method]):
         return (space.base.gradient_checkpointing,)
     return (False,) if lever.name in space.forbid else (False, True)
 
@@ -39,7 +40,7 @@ def lines(space: Space, level: Level) -> Iterator[Line]:
 def line(space: Space, setting: Knobs, *, checkpointing: bool) -> Line:
     """One setting at every micro-batch allowed."""
     lever = LEVERS["micro_batch"]
-    fixed = lever.name in space.forbid or space.method not in lever.methods
+    fixed = lever.name in space.forbid or not lever.suits(METHODS[space.method])
     smallest = space.base.per_device_train_batch_size if fixed else 1
     chosen = replace(setting, gradient_checkpointing=checkpointing)
     return tuple(_at_rows(space, chosen, rows) for rows in micro_batches(space)[::-1] if rows >= smallest)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from autotrain_mem.settings.levers import KEEPS_UPDATES, LOST_ABOVE, USUAL_WEIGHT
 from autotrain_mem.types import Knobs
 from autotrain_mem.types.hardware import Capability
 
@@ -19,15 +20,6 @@ BF16_FROM = (8, 0)
 table "Tensor Core Input Data Types"."""
 
 HALF = ("float16", "bfloat16")
-
-LOST_ABOVE = 2**9
-"""A weight in bfloat16 this many times as large as an update is left as it was: of 8 significant bits, numbers lie at
-least 2**-8 of their size apart, and what is less than half of that is rounded away."""
-
-USUAL_WEIGHT = 0.02
-"""transformers' ``initializer_range``: how large the weights of most models are, about."""
-
-KEEPS_UPDATES = "stable_adamw"  # it sums up what is lost (Kahan summation; torch-optimi)
 
 
 def lacks_bf16(compute_capability: Capability) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autotrain_mem.search.absent import OPTIMIZERS_OF_BITSANDBYTES
-from autotrain_mem.search.levers import LEVERS, SHARDING, pulled
 from autotrain_mem.search.space import Space
+from autotrain_mem.settings.knobs import Sharding
+from autotrain_mem.settings.levers import LEVERS, SHARDING, pulled
 from autotrain_mem.types import Knobs
-from autotrain_mem.types.knobs import Sharding
+from autotrain_mem.types.methods_table import METHODS
 
 FASTEST_FIRST: tuple[Sharding, ...] = ("ddp", "fsdp2-no-reshard", "fsdp2", "hsdp")
 """What a search tries, in the order in which of equals the first is taken. FSDP's first version and DeepSpeed are
@@ -34,7 +35,8 @@ SAVES: dict[Sharding | None, frozenset[str]] = {
 def shardings(space: Space) -> tuple[Sharding | None, ...]:
     """The ways that this job's processes may share its model, the fastest first of equals."""
     row = LEVERS[SHARDING]
-    is_fixed = not space.pinned.isdisjoint(row.knobs) or row.name in space.forbid or space.method not in row.methods
+    suits = row.suits(METHODS[space.method])
+    is_fixed = not space.pinned.isdisjoint(row.knobs) or row.name in space.forbid or not suits
     if space.base.processes == 1 or is_fixed or not space.may_shard:
         return (space.base.sharding,)
     if space.base.sp_size > 1:

@@ -6,12 +6,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autotrain_mem.search.division import ROWS, STEPS, divisors
-from autotrain_mem.search.levers import SHARDING
+from autotrain_mem.search.division import divisors
 from autotrain_mem.search.shardings import WITH_SHARED_TOKENS
 from autotrain_mem.search.space import Space
+from autotrain_mem.settings.knobs import ROWS, STEPS, TOKEN_KNOBS, ZEROS, Sharding
+from autotrain_mem.settings.levers import SHARDING
 from autotrain_mem.types import Job
-from autotrain_mem.types.knobs import TOKEN_KNOBS, ZEROS, Sharding
 from autotrain_mem.types.methods_table import METHODS
 
 LONG_ROW_TOKENS = 32768

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from autotrain_mem.search.levers import EIGHT_BIT, LEVERS, NESTED_QUANT, SLOWING
 from autotrain_mem.search.memo import Memo
 from autotrain_mem.search.points import Line
 from autotrain_mem.search.shardings import SAVES
+from autotrain_mem.settings.knobs import BASE_BITS
+from autotrain_mem.settings.levers import EIGHT_BIT, LEVERS, NESTED_QUANT, SLOWING
 from autotrain_mem.types import Estimate, Knobs
-from autotrain_mem.types.knobs import BASE_BITS
 
 HALF_BITS = 16
 """Of a weight of a base that is not quantized: half precision, or more."""

@@ -10,22 +10,12 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from autotrain_mem.search.adapter import Adapter, adapter_for
-from autotrain_mem.search.division import (
-    EVALUATED_ROWS,
-    ROWS,
-    STEPS,
-    check_positive,
-    divisors,
-    either,
-    multiples,
-    nearest,
-    rows_allowed,
-)
-from autotrain_mem.search.levers import EXPANDABLE
+from autotrain_mem.search.division import check_positive, divisors, either, multiples, nearest, rows_allowed
+from autotrain_mem.settings.knobs import COMPLETION_KNOBS, EVALUATED_ROWS, ROWS, STEPS
+from autotrain_mem.settings.levers import EXPANDABLE
+from autotrain_mem.settings.words import MAX_SLOWDOWN, without_wish
 from autotrain_mem.support.errors import BatchSplitError, ContextLengthError
 from autotrain_mem.types import Fit, Job, Knobs
-from autotrain_mem.types.job import MAX_SLOWDOWN, without_wish
-from autotrain_mem.types.knobs import COMPLETION_KNOBS
 from autotrain_mem.types.model import ModelFacts
 
 UNKNOWN_ROW_TOKENS = 1024

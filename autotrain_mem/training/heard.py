@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from autotrain_mem.support import codec
 from autotrain_mem.support.processes import ChildTimeout
 from autotrain_mem.training.exit_causes import blames_others
 from autotrain_mem.training.pulses import Pulses
 from autotrain_mem.training.ranks import LOOK_SECONDS, RankDied, Ranks
-from autotrain_mem.types import codec
 from autotrain_mem.types.report import MemoryReading
 
 CULPRIT_SECONDS = 5.0

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from autotrain_mem.support import errors
+from autotrain_mem.support import codec, errors
 from autotrain_mem.support.errors import AutofitError, InterruptedByUser, RewardFunctionError, TrainingError
 from autotrain_mem.support.processes import ChildDied, ChildTimeout
 from autotrain_mem.training.environment import Meeting, rank_environments
@@ -23,7 +23,6 @@ from autotrain_mem.training.progress import Progress
 from autotrain_mem.training.ranks import RankDied, Ranks
 from autotrain_mem.training.request import Request, interrupted_before_training
 from autotrain_mem.training.run_folder import unwritable
-from autotrain_mem.types import codec
 from autotrain_mem.types.experience import PhasePeak, Probe
 
 RUN_PROCESS = "autotrain_mem.training.process.main"

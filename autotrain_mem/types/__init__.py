@@ -9,23 +9,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 _NAMES = {
-    "data": "Counting DataProfile DataSummary Fingerprint ImageSummary",
-    "estimate": "Candidate Estimate Footprint MemoryEstimate ReservedByMode ReservedEstimate",
-    "experience": "Experience Incident Learned OtherProcess PhasePeak Probe Restart",
-    "hardware": "Hardware",
-    "job": "Fit Job",
-    "knobs": "Harm Knobs Lever Sharding",
-    "mixed_lengths": "MixedLengths ReservedByOrder ReservedOverSteps",
-    "plan": "Plan Proposal",
-    "report": "Report",
-    "topology": "Topology",
-    "trace": "Block Owner Routing Trace Trained",
-    "vllm": "VllmServer VllmSleep",
-    "work": "Phase StepTime Work Workload",
+    "settings.words": "Fit",
+    "settings.knobs": "Harm Knobs Lever Sharding",
+    "types.data": "Counting DataProfile DataSummary Fingerprint ImageSummary",
+    "types.estimate": "Candidate Estimate Footprint MemoryEstimate ReservedByMode ReservedEstimate",
+    "types.experience": "Experience Incident Learned OtherProcess PhasePeak Probe Restart",
+    "types.hardware": "Hardware",
+    "types.job": "Job",
+    "types.mixed_lengths": "MixedLengths ReservedByOrder ReservedOverSteps",
+    "types.plan": "Plan Proposal",
+    "types.report": "Report",
+    "types.topology": "Topology",
+    "types.trace": "Block Owner Routing Trace Trained",
+    "types.vllm": "VllmServer VllmSleep",
+    "types.work": "Phase StepTime Work Workload",
 }
-"""Module -> the nouns of it that this package offers."""
+"""Module -> the nouns of it that this package offers; knobs are settings, and travel as well."""
 
 if TYPE_CHECKING:
+    from autotrain_mem.settings.knobs import Harm, Knobs, Lever, Sharding
+    from autotrain_mem.settings.words import Fit
     from autotrain_mem.types.data import Counting, DataProfile, DataSummary, Fingerprint, ImageSummary
     from autotrain_mem.types.estimate import (
         Candidate,
@@ -37,8 +40,7 @@ if TYPE_CHECKING:
     )
     from autotrain_mem.types.experience import Experience, Incident, Learned, OtherProcess, PhasePeak, Probe, Restart
     from autotrain_mem.types.hardware import Hardware
-    from autotrain_mem.types.job import Fit, Job
-    from autotrain_mem.types.knobs import Harm, Knobs, Lever, Sharding
+    from autotrain_mem.types.job import Job
     from autotrain_mem.types.mixed_lengths import MixedLengths, ReservedByOrder, ReservedOverSteps
     from autotrain_mem.types.plan import Plan, Proposal
     from autotrain_mem.types.report import Report
@@ -50,7 +52,7 @@ else:  # hidden from type checkers, to whom it would say that there is every nam
     from autotrain_mem.support.lazy_names import lazily_imported
 
     def __getattr__(name: str) -> object:
-        return lazily_imported(__name__, _NAMES, name)
+        return lazily_imported("autotrain_mem", _NAMES, name)
 
 
 __all__ = [

@@ -15,11 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from autotrain_mem import types as nouns
-from autotrain_mem.support.errors import AutofitError, RehearsalError, TrainingError, UsageError
-from autotrain_mem.support.units import format_bytes, parse_bytes
-from autotrain_mem.types.adapter_config import PEFT_CONFIG, arguments_of
-from autotrain_mem.types.job import FITS, MAX_SLOWDOWN, Fit, is_image_size
-from autotrain_mem.types.knobs import (
+from autotrain_mem.settings.adapter_config import PEFT_CONFIG, arguments_of
+from autotrain_mem.settings.knobs import (
     BASE_BITS,
     OWN_SWITCHES,
     SHARDINGS,
@@ -28,6 +25,9 @@ from autotrain_mem.types.knobs import (
     OffloadDevice,
     Sharding,
 )
+from autotrain_mem.settings.words import FITS, MAX_SLOWDOWN, Fit, is_image_size
+from autotrain_mem.support.errors import AutofitError, RehearsalError, TrainingError, UsageError
+from autotrain_mem.support.units import format_bytes, parse_bytes
 
 _PLAN = "a Plan or the path of its file"
 _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {

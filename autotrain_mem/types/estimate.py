@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from autotrain_mem.settings.knobs import Knobs
+from autotrain_mem.support.codec import Form
 from autotrain_mem.support.lazy_names import html_of
 from autotrain_mem.support.units import format_bytes
-from autotrain_mem.types.codec import Form
 from autotrain_mem.types.hardware import Hardware
-from autotrain_mem.types.knobs import Knobs
 from autotrain_mem.types.mixed_lengths import MixedLengths, ReservedByOrder
 from autotrain_mem.types.trace import Owner, Routing, Trained
 from autotrain_mem.types.vllm import VllmSleep

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from autotrain_mem.types.knobs import Knobs
+from autotrain_mem.settings.knobs import Knobs
 from autotrain_mem.types.report import MemoryReading
 from autotrain_mem.types.work import Phase
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from autotrain_mem.support.codec import Form
 from autotrain_mem.support.lazy_names import html_of
-from autotrain_mem.types.codec import Form
 from autotrain_mem.types.estimate import Estimate
 from autotrain_mem.types.hardware import Hardware
 from autotrain_mem.types.price import Price

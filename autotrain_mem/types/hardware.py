@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
+from autotrain_mem.support.codec import Form
 from autotrain_mem.support.units import MIB
-from autotrain_mem.types.codec import Form
 from autotrain_mem.types.topology import Topology
 
 HEADROOM_FRACTION = 0.04

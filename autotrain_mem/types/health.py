@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
-from autotrain_mem.types.codec import Form
+from autotrain_mem.support.codec import Form
 
 
 class State(StrEnum):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -267,11 +267,6 @@ TEACHER_ARGUMENTS = tuple(dict.fromkeys(row.teacher_argument for row in METHODS.
 """What the methods call their teacher."""
 OTHER_MODEL_ARGUMENTS = (*REWARD_MODEL_ARGUMENTS, *TEACHER_ARGUMENTS)
 """What names a model beside the one that is trained."""
-
-
-def methods_where(holds: Callable[[MethodFacts], bool]) -> frozenset[str]:
-    """Name the methods of which something holds."""
-    return frozenset(name for name, row in METHODS.items() if holds(row))
 
 
 _ASKED_FOR_MORE = ("sft", "dpo", "kto", "grpo")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autotrain_mem.types.knobs import Knobs
+from autotrain_mem.settings.knobs import Knobs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autotrain_mem.types.codec import Form
+from autotrain_mem.support.codec import Form
 from autotrain_mem.types.data import DataProfile
 from autotrain_mem.types.hardware import Hardware
 from autotrain_mem.types.history import RunHistory

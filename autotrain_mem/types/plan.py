@@ -8,17 +8,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from autotrain_mem.settings.knobs import Knobs, Lever
+from autotrain_mem.support import codec
+from autotrain_mem.support.codec import Form
 from autotrain_mem.support.errors import PlanFileError
 from autotrain_mem.support.files import write_json
 from autotrain_mem.support.lazy_names import html_of
 from autotrain_mem.support.units import format_bytes
-from autotrain_mem.types import codec, plan_file
-from autotrain_mem.types.codec import Form
+from autotrain_mem.types import plan_file
 from autotrain_mem.types.data import PERCENTILES, DataSummary
 from autotrain_mem.types.estimate import Candidate, Estimate
 from autotrain_mem.types.experience import Experience
 from autotrain_mem.types.job import Job
-from autotrain_mem.types.knobs import Knobs, Lever
 from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.most import Most
 from autotrain_mem.types.price import Price

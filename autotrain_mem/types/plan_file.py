@@ -1,7 +1,7 @@
 """Reads the JSON of a plan's file as this version wrote it, or refuses it with the reason and the cure.
 
 Nothing that is shown of a plan is computed anew where the file is wrong: every value is held to the type of its field
-(``types.codec``), and the plan, written again, must be the file that was read.
+(``support.codec``), and the plan, written again, must be the file that was read.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from autotrain_mem.settings.knobs import Knobs
+from autotrain_mem.support.codec import Form
 from autotrain_mem.support.lazy_names import html_of
-from autotrain_mem.types.codec import Form
-from autotrain_mem.types.knobs import Knobs
 from autotrain_mem.types.trace import Trained
 
 REWARD_NAMES = ("reward", "objective/scores")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from autotrain_mem.support.codec import Form
 from autotrain_mem.support.errors import AutofitError
-from autotrain_mem.types.codec import Form
 from autotrain_mem.types.estimate import Estimate
 
 

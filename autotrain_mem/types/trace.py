@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, NamedTuple
 
-from autotrain_mem.types.codec import Form, from_json, to_json
+from autotrain_mem.support.codec import Form, from_json, to_json
 from autotrain_mem.types.work import Phase, Workload
 
 CACHE_EMPTIED = 0

@@ -6,8 +6,8 @@ import shlex
 from dataclasses import dataclass
 from typing import ClassVar
 
+from autotrain_mem.support.codec import Form
 from autotrain_mem.support.units import GIB, MIB
-from autotrain_mem.types.codec import Form
 
 OVERHEAD_BYTES = 3 * GIB
 """What a server holds of each card beside weights and KV cache: activations of its profile run, CUDA graphs, NCCL. Its

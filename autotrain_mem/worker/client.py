@@ -8,14 +8,14 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from autotrain_mem.support import errors
+from autotrain_mem.settings.trl_flags import TrlFlags
+from autotrain_mem.support import codec, errors
 from autotrain_mem.support.errors import WorkerDiedError, WorkerTimeoutError
 from autotrain_mem.support.processes import Child, ChildDied, ChildTimeout
-from autotrain_mem.types import Counting, DataProfile, Fingerprint, Job, Knobs, Trace, codec
+from autotrain_mem.types import Counting, DataProfile, Fingerprint, Job, Knobs, Trace
 from autotrain_mem.types.hardware import Capability
 from autotrain_mem.types.model import ModelFacts
 from autotrain_mem.types.preflight import Preflight
-from autotrain_mem.types.trl_flags import TrlFlags
 
 HIDDEN_CUDA = {
     "CUDA_VISIBLE_DEVICES": "",

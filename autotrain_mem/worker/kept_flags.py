@@ -6,10 +6,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from autotrain_mem.settings.trl_flags import TrlFlags
+from autotrain_mem.support import codec
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.versions import local_key
-from autotrain_mem.types import codec
-from autotrain_mem.types.trl_flags import TrlFlags
 
 _KIND, _NAMES = "flags", "flag_names"
 

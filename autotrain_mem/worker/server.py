@@ -21,14 +21,15 @@ from typing import Any, get_type_hints
 from unittest import mock
 
 from autotrain_mem.methods.row_lengths import OnProgress
+from autotrain_mem.settings.trl_flags import TrlFlags
+from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.processes import Channel
 from autotrain_mem.support.store import Store, cache_folder
-from autotrain_mem.types import Job, Knobs, Trace, codec
+from autotrain_mem.types import Job, Knobs, Trace
 from autotrain_mem.types.hardware import Capability
 from autotrain_mem.types.model import ModelFacts
 from autotrain_mem.types.preflight import Preflight
-from autotrain_mem.types.trl_flags import TrlFlags
 from autotrain_mem.worker.client import PREFIX, SCRATCH
 from autotrain_mem.worker.kept_flags import keep_flags, kept_names
 from autotrain_mem.worker.user_errors import failure, passed_on
@@ -162,7 +163,8 @@ OPERATIONS: dict[str, tuple[str, Callable[..., Any] | str]] = {
     "rehearse": ("Rehearsing the trainer", rehearse),
 }
 """How an error calls each operation, and what answers it, imported when it is asked for. The types of its parameters
-say how a request is read (``types.codec``); it may also have a ``scratch`` folder to write to, and ``on_progress``."""
+say how a request is read (``support.codec``); it may also have a ``scratch`` folder to write to, and
+``on_progress``."""
 
 
 def answer(request: dict[str, Any], on_progress: OnProgress = lambda counting: None) -> dict[str, Any]:

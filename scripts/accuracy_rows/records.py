@@ -14,9 +14,10 @@ from autotrain_mem import api
 from autotrain_mem.machine.overhead import overhead
 from autotrain_mem.planning.predict.predictions import judge_trace
 from autotrain_mem.planning.rehearsals import Lengths
+from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.units import GIB, MIB
-from autotrain_mem.types import Hardware, Trace, codec
+from autotrain_mem.types import Hardware, Trace
 
 MOST_LINES = 12
 

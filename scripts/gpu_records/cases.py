@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from autotrain_mem.support.codec import Form
 from autotrain_mem.types import Job, Knobs
-from autotrain_mem.types.codec import Form
 from autotrain_mem.types.methods_table import METHODS
 
 SEED = 0

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from autotrain_mem.types import codec
+from autotrain_mem.support import codec
 from gpu_records.cases import SEED, GpuCase
 from gpu_records.record import Record, versions, write
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from autotrain_mem.types.codec import Form
+from autotrain_mem.support.codec import Form
 
 ACTIONS = (
     *("alloc", "free_requested", "free_completed"),

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from autotrain_mem.types import Trace, codec
+from autotrain_mem.support import codec
+from autotrain_mem.types import Trace
 from autotrain_mem.types.methods_table import METHODS
 from gpu_records.cases import GpuCase
 from gpu_records.child import import_all, real_trainer_spec

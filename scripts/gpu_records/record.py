@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from autotrain_mem.types import codec
-from autotrain_mem.types.codec import Form
+from autotrain_mem.support import codec
+from autotrain_mem.support.codec import Form
 from gpu_records.cases import GpuCase
 from gpu_records.history import History
 

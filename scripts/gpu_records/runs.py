@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from autotrain_mem.types import codec
+from autotrain_mem.support import codec
 from gpu_records.cases import GpuCase
 from gpu_records.child import SETTING
 from gpu_records.models import model_folder

@@ -22,7 +22,7 @@ from gpu_records.history import History
 from gpu_records.marks import Marks
 from gpu_records.record import CardFacts, Outside, write
 
-from autotrain_mem.types import codec
+from autotrain_mem.support import codec
 from hollow_cuda.frames import Frames
 
 MOST_EVENTS = 10**7

@@ -11,7 +11,7 @@ from gpu_records.cases import GpuCase
 from gpu_records.record import Record, failure_path, record_path, write_failure
 from gpu_records.runs import ENVIRONMENT
 
-from autotrain_mem.types import codec
+from autotrain_mem.support import codec
 from hollow_cuda.build import Hollow
 from hollow_cuda.models import sparse_folder
 

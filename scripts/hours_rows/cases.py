@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 from gpu_records.cases import GpuCase, make
 from hollow_cuda.models import SHALLOW
 
+from autotrain_mem.support.codec import Form
 from autotrain_mem.types import DataProfile
-from autotrain_mem.types.codec import Form
 
 SHORTEST_TOKENS, SPREAD = 16, 0.7
 """Rows are log-normal, as instructions with answers mostly are: the median is an eighth of the longest."""

@@ -15,7 +15,7 @@ from unittest.mock import patch
 from gpu_records.child import real_trainer_spec, sampled
 from hollow_cuda.child import complete_as_rehearsed
 
-from autotrain_mem.types import codec
+from autotrain_mem.support import codec
 from hours_rows.cases import HoursCase
 
 

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from autotrain_mem.report import formatting
+from autotrain_mem.support import codec
 from autotrain_mem.support.units import MIB, format_bytes, rate
 from autotrain_mem.support.yaml_files import Recipe
-from autotrain_mem.types import Candidate, Knobs, Plan, codec
+from autotrain_mem.types import Candidate, Knobs, Plan
 
 VERSIONED = ("torch", "transformers", "trl", "peft", "bitsandbytes")
 WIDTH = 120

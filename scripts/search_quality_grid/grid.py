@@ -9,13 +9,14 @@ from itertools import islice
 from autotrain_mem.search.explore import TIE
 from autotrain_mem.search.ladder import allowed
 from autotrain_mem.search.levels import Level, levels
-from autotrain_mem.search.levers import EXPANDABLE, LEVERS
 from autotrain_mem.search.memo import Predictor
 from autotrain_mem.search.points import lines
 from autotrain_mem.search.search import Found, search
 from autotrain_mem.search.space import Space
+from autotrain_mem.settings.levers import EXPANDABLE, LEVERS
+from autotrain_mem.support import codec
 from autotrain_mem.support.errors import DoesNotFitError
-from autotrain_mem.types import Estimate, Knobs, codec
+from autotrain_mem.types import Estimate, Knobs
 
 RATIO = 0.99
 """Of the grid's best tokens per second, what the choice must have."""

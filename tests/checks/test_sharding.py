@@ -11,7 +11,8 @@ from autotrain_mem.checks.flags import Flags
 from autotrain_mem.checks.model_files import ModelOnCard
 from autotrain_mem.search.levels import levels
 from autotrain_mem.search.shardings import shared
-from autotrain_mem.types import Job, codec
+from autotrain_mem.support import codec
+from autotrain_mem.types import Job
 from autotrain_mem.types.preflight import collect
 from tests.search.synthetic_memory import ONLINE, PPO, TRL, space_of
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from autotrain_mem.cli.errands import check_repository, errand_of, find_run, merge_errand, quantized_note
+from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError, ModelNotFoundError, OutputFolderError, UsageError
-from autotrain_mem.types import codec
 from tests.report.report_examples import UNCHANGED_PLAN
 
 MakeRun = Callable[..., pathlib.Path]

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from autotrain_mem.cli import flags
-from autotrain_mem.methods.flags import flags_of, read_given
 from autotrain_mem.methods.interface import method_of
+from autotrain_mem.settings.knobs import knob_names
+from autotrain_mem.settings.trl_parser import flags_of, read_given
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import Knobs
 from autotrain_mem.types.autofit import AutoFit
-from autotrain_mem.types.knobs import knob_names
 from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.worker.client import Worker
 
@@ -153,7 +153,7 @@ def test_defaults_are_those_of_the_installed_trl(method: str, worker: Worker) ->
             expected = getattr(config, name)
             assert getattr(defaults, name) == getattr(expected, "value", expected), name
             compared.append(name)
-    assert set(knob_names(method, defaults)) <= set(compared)
+    assert set(knob_names(METHODS[method].knobs, defaults)) <= set(compared)
 
 
 def test_headroom_is_a_size_or_a_share_and_any_other_is_refused() -> None:

@@ -15,8 +15,8 @@ from autotrain_mem.methods import row_lengths
 from autotrain_mem.methods.configs import on_cpu
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.row_lengths import MOST_PROCESSES, ROWS_PER_PROCESS, processes, smallest_model
+from autotrain_mem.settings.words import without_wish
 from autotrain_mem.types import Counting, Job
-from autotrain_mem.types.job import without_wish
 
 Folder = Callable[[str], pathlib.Path]
 

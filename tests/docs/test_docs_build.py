@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autotrain_mem.search.levers import LADDER
+from autotrain_mem.settings.levers import LADDER
 from autotrain_mem.support import errors
 from tests.browser import Browser, axe, in_chromium
 from tests.docs.pages import ROOT

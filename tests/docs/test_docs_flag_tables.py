@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotrain_mem.methods.flag_verdicts import GROUPS, REFUSED, REFUSED_WHEN_OFF, Verdict
+from autotrain_mem.settings.flag_verdicts import GROUPS, REFUSED, REFUSED_WHEN_OFF, Verdict
 from tests.docs.pages import DOCS, ROOT
 
 

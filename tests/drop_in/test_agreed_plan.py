@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from autotrain_mem.types import Plan, codec
+from autotrain_mem.support import codec
+from autotrain_mem.types import Plan
 from autotrain_mem.worker import server
 from tests.forked import Forge
 
@@ -24,7 +25,7 @@ from autotrain_mem import AutoFit, DoesNotFitError, SFTTrainer, UsageError
 from autotrain_mem.drop_in import call_plan as planning
 from autotrain_mem.drop_in import launched
 from autotrain_mem.machine.catalog import named
-from autotrain_mem.types import codec
+from autotrain_mem.support import codec
 
 model, folder = sys.argv[1:]
 make, shared = planning.Workers, []

@@ -6,6 +6,7 @@ import pytest
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem.estimator.step_time import GATHERED_IN, shared_work
+from autotrain_mem.settings.knobs import Sharding
 from autotrain_mem.types import (
     Estimate,
     Hardware,
@@ -20,7 +21,6 @@ from autotrain_mem.types import (
     Work,
     Workload,
 )
-from autotrain_mem.types.knobs import Sharding
 from autotrain_mem.types.work import Kind
 
 SHARDED = replace(TRL_DEFAULTS, processes=8, sharding="fsdp2")

@@ -17,8 +17,9 @@ from autotrain_mem.exports.dry_run import dry_run
 from autotrain_mem.exports.tools import EXPORTERS, OF_MACHINES, export
 from autotrain_mem.parallel.launch_environment import launch_environment
 from autotrain_mem.parallel.user_config import read_launch
-from autotrain_mem.types import Job, Knobs, codec
-from autotrain_mem.types.knobs import OWN_KNOBS
+from autotrain_mem.settings.knobs import OWN_KNOBS
+from autotrain_mem.support import codec
+from autotrain_mem.types import Job, Knobs
 from autotrain_mem.types.methods_table import METHODS
 from tests.golden import kept
 

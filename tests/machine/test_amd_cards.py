@@ -284,7 +284,7 @@ def test_the_process_that_is_asked_tells_what_the_installed_torch_child(monkeypa
 
 
 def test_hardware_of_amd_is_read_back_as_it_was_written() -> None:
-    from autotrain_mem.types import codec
+    from autotrain_mem.support import codec
 
     for card in (named("mi300x"), named("t4")):
         written = codec.to_json(card)

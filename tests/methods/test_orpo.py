@@ -13,8 +13,8 @@ from autotrain_mem.data.token_lengths import counting_arguments, load_tokenizer,
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.row_lengths import prepared_lengths, smallest_model
 from autotrain_mem.methods.worst_case_text import stub_tokenizer
-from autotrain_mem.search.levers import LADDER
 from autotrain_mem.search.space import make_space
+from autotrain_mem.settings.levers import LADDER
 from autotrain_mem.support.errors import ContextLengthError, DatasetError, UsageError
 from autotrain_mem.types import Job
 from autotrain_mem.types.methods_table import METHODS
@@ -81,7 +81,7 @@ def test_worst_rows_have_exactly_the_length_asked_for_on_both_sides(
 
 @pytest.mark.parametrize("method", EXPERIMENTAL)
 def test_no_plan_makes_rows_shorter_nor_goes_beyond_the_models_context(method: str, tmp_path: pathlib.Path) -> None:
-    assert not [row.name for row in LADDER if method in row.methods and "max_length" in row.knobs]
+    assert not [row.name for row in LADDER if row.suits(METHODS[method]) and "max_length" in row.knobs]
     facts = ModelFacts(context_length=64, is_quantized=False)
     with pytest.raises(ContextLengthError, match="a long prompt stays"):
         make_space(TRL_DEFAULTS, job_of(method, tmp_path), facts, longest=65)

@@ -8,9 +8,10 @@ import pytest
 from fake_worker import FakeWorker, rehearsals, toy
 
 from autotrain_mem import api
+from autotrain_mem.support import codec
 from autotrain_mem.support.errors import RehearsalError, UsageError
 from autotrain_mem.support.units import GIB, MIB
-from autotrain_mem.types import Candidate, Hardware, Job, Knobs, codec
+from autotrain_mem.types import Candidate, Hardware, Job, Knobs
 from autotrain_mem.types.gpu_comparison import NOTHING_FITS, Cards
 from autotrain_mem.types.topology import Topology
 

@@ -12,9 +12,10 @@ from probe_examples import BUDGET, CARD, ROW_TOKENS, measured, predicted, probe
 from autotrain_mem import api
 from autotrain_mem.planning.probe.calibration import Correction, Line
 from autotrain_mem.planning.probe.confirm import MOST_PROBES, Replanned, Ways, confirmed, is_probed
+from autotrain_mem.support import codec
 from autotrain_mem.support.errors import DoesNotFitError
 from autotrain_mem.support.units import GIB, MIB
-from autotrain_mem.types import Estimate, Hardware, Job, Knobs, Phase, Plan, Probe, codec
+from autotrain_mem.types import Estimate, Hardware, Job, Knobs, Phase, Plan, Probe
 from autotrain_mem.types.job import PythonCall
 from tests.report.report_examples import PLAN
 

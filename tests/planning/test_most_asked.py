@@ -11,10 +11,10 @@ from autotrain_mem import api
 from autotrain_mem.planning.predict.most import question_of, settled
 from autotrain_mem.planning.rehearsals import Lengths
 from autotrain_mem.report.plan_view import most_sentence
+from autotrain_mem.settings.words import MOST
 from autotrain_mem.support.errors import BatchSplitError, ContextLengthError, UsageError
 from autotrain_mem.support.units import GIB
 from autotrain_mem.types import DataProfile, Job, Knobs
-from autotrain_mem.types.job import MOST
 from autotrain_mem.types.model import ModelFacts
 
 GRPO = replace(TRL_DEFAULTS, max_length=None, max_completion_length=256, num_generations=8)

@@ -26,13 +26,13 @@ from autotrain_mem.planning.recover.replan import (
 )
 from autotrain_mem.planning.recover.supervised import SupervisedRun, as_begun
 from autotrain_mem.planning.rehearsals import Rehearsals
-from autotrain_mem.support import files
+from autotrain_mem.support import codec, files
 from autotrain_mem.support.errors import OutputFolderError, TrainingError
 from autotrain_mem.support.units import GIB
 from autotrain_mem.training.checkpoints import reach_disk, write_manifest
 from autotrain_mem.training.exit_causes import Ending
 from autotrain_mem.training.run_folder import LOCK_NAME, LastRun, RunFolder
-from autotrain_mem.types import Estimate, Incident, Job, Knobs, Learned, Phase, Plan, Topology, codec
+from autotrain_mem.types import Estimate, Incident, Job, Knobs, Learned, Phase, Plan, Topology
 from autotrain_mem.types.experience import Restart
 from autotrain_mem.types.shortage import Shortage
 

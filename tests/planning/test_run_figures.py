@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotrain_mem.planning.recover.run_figures import RunFigures
-from autotrain_mem.types import MixedLengths, Report, ReservedByOrder, ReservedOverSteps, codec
+from autotrain_mem.support import codec
+from autotrain_mem.types import MixedLengths, Report, ReservedByOrder, ReservedOverSteps
 from tests.report.report_examples import PLAN
 
 END = {"event": "end", "interrupted": False, "losses": [], "rewards": [], "seconds": 2.0}

@@ -8,11 +8,11 @@ import pytest
 from fake_worker import FakeWorker, rehearsals, toy
 
 from autotrain_mem import api
+from autotrain_mem.settings.words import MAX_LENGTH
 from autotrain_mem.support.errors import DoesNotFitError
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types import DataProfile, Fingerprint, Job, Knobs, Plan
 from autotrain_mem.types.data import ImageProfile
-from autotrain_mem.types.job import MAX_LENGTH
 from autotrain_mem.types.model import ModelFacts
 
 AREA = 1024 * 768

@@ -13,8 +13,9 @@ from real_run import Case, trained
 
 from autotrain_mem.parallel.config import accelerate_config
 from autotrain_mem.parallel.launch_environment import launch_environment, rank_environment
-from autotrain_mem.types import Phase, Trace, codec
-from autotrain_mem.types.codec import from_json
+from autotrain_mem.support import codec
+from autotrain_mem.support.codec import from_json
+from autotrain_mem.types import Phase, Trace
 
 SECONDS = 120
 """For all ranks of a case; each takes a few."""

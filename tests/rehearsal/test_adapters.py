@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from real_run import assert_alike, case, peaks, rehearsed
 
+from autotrain_mem.settings.adapter_config import canonical
 from autotrain_mem.types import Phase
-from autotrain_mem.types.adapter_config import canonical
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from real_run import births, case, rehearsed
 
-from autotrain_mem.methods.flag_verdicts import Verdict, group_of
 from autotrain_mem.rehearsal.rehearse import trainer_spec
+from autotrain_mem.settings.flag_verdicts import Verdict, group_of
 
 pytestmark = [pytest.mark.newest, pytest.mark.slow]
 

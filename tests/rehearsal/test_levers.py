@@ -16,8 +16,8 @@ from real_run import case
 
 from autotrain_mem.methods.configs import on_cpu, on_host
 from autotrain_mem.methods.interface import method_of
+from autotrain_mem.support import codec
 from autotrain_mem.trainers.finish import finished
-from autotrain_mem.types import codec
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from real_run import case, difference, peak, peaks, rehearsed, trained
 
-from autotrain_mem.methods.optimizer_verdicts import PACKAGES, is_projecting
+from autotrain_mem.settings.optimizer_verdicts import PACKAGES, is_projecting
 from autotrain_mem.types import Owner
 
 pytestmark = pytest.mark.slow

@@ -17,8 +17,9 @@ from autotrain_mem.estimator.replay import Room
 from autotrain_mem.methods.configs import REHEARSED_STEPS
 from autotrain_mem.methods.worst_case_text import shorten_last_rejected, shorten_last_row
 from autotrain_mem.rehearsal.rehearse import rehearse as rehearse_anew
+from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError
-from autotrain_mem.types import Job, Knobs, Owner, Trace, codec
+from autotrain_mem.types import Job, Knobs, Owner, Trace
 from autotrain_mem.worker import server
 
 pytestmark = pytest.mark.slow

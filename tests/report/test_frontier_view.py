@@ -7,7 +7,7 @@ from fake_frontier import FRONTIER
 from test_console import rendered
 
 from autotrain_mem.report.comparison_view import BAR_WIDTH, frontier_view
-from autotrain_mem.types import codec
+from autotrain_mem.support import codec
 from autotrain_mem.types.most import Frontier, Reach
 
 

@@ -22,15 +22,16 @@ from autotrain_mem.planning.request import PlanHints, with_plan
 from autotrain_mem.planning.wish import Wish
 from autotrain_mem.report.explain_view import explain_view
 from autotrain_mem.report.plan_view import plan_view
+from autotrain_mem.settings.knobs import Knobs
+from autotrain_mem.support import codec
 from autotrain_mem.support.errors import OutputFolderError, PlanFileError
 from autotrain_mem.support.units import GIB, MIB
-from autotrain_mem.types import Job, Plan, codec
+from autotrain_mem.types import Job, Plan
 from autotrain_mem.types.autofit import AutoFit
 from autotrain_mem.types.data import ImageSummary
 from autotrain_mem.types.estimate import ESTIMATE_SCHEMA
 from autotrain_mem.types.hardware import Hardware
 from autotrain_mem.types.job import PythonCall
-from autotrain_mem.types.knobs import Knobs
 from autotrain_mem.types.most import Most
 from autotrain_mem.types.plan import read_plan
 from autotrain_mem.types.plan_file import LARGEST_BYTES, PLAN_NAME, PLAN_SCHEMA

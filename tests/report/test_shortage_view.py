@@ -6,9 +6,8 @@ from report_examples import PLAN
 from shortage_examples import MISHAP, ON_A_CARD, SIMULATED
 
 from autotrain_mem.report.shortage_view import explained, shortage_text
-from autotrain_mem.support import errors
+from autotrain_mem.support import codec, errors
 from autotrain_mem.support.errors import GpuOutOfMemoryError
-from autotrain_mem.types import codec
 from autotrain_mem.types.shortage import Shortage
 
 

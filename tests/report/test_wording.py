@@ -18,8 +18,9 @@ from autotrain_mem.report.run_history import event_line
 from autotrain_mem.report.run_view import report_view
 from autotrain_mem.search.levels import SMALLER_IMAGES_LEVEL, levels
 from autotrain_mem.search.space import make_space
+from autotrain_mem.support import codec
 from autotrain_mem.support.units import GIB, MIB, counted, duration, percent
-from autotrain_mem.types import Harm, Job, Knobs, Lever, OtherProcess, Owner, Phase, Probe, codec
+from autotrain_mem.types import Harm, Job, Knobs, Lever, OtherProcess, Owner, Phase, Probe
 from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.model import ModelFacts
 
@@ -128,7 +129,7 @@ def test_levels_are_told_by_their_planners_names_least_harm_first() -> None:
 
 
 def test_every_lever_that_changes_what_is_trained_is_loud_and_so_is_half_precision_that_loses_updates() -> None:
-    from autotrain_mem.search.levers import LADDER
+    from autotrain_mem.settings.levers import LADDER
 
     assert {row.name for row in LADDER if row.warning} == {
         "bf16_weights",

@@ -41,8 +41,9 @@ from survival_cases import against, command, faults, hosts, jobs, material, node
 from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.estimator.mixed_steps import reserved_after
 from autotrain_mem.rehearsal.rehearse import rehearse
+from autotrain_mem.support import codec
 from autotrain_mem.support.yaml_files import recipe
-from autotrain_mem.types import Knobs, codec
+from autotrain_mem.types import Knobs
 from tests.forked import Forge
 from tests.tiny import tiny_config, tiny_folder
 

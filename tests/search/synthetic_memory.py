@@ -9,10 +9,11 @@ from typing import Any
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem.search.levels import levels
-from autotrain_mem.search.levers import EXPANDABLE, SLOWING
 from autotrain_mem.search.points import lines
 from autotrain_mem.search.search import Found, search
 from autotrain_mem.search.space import Space, make_space
+from autotrain_mem.settings.knobs import ZERO_KNOBS
+from autotrain_mem.settings.levers import EXPANDABLE, SLOWING
 from autotrain_mem.support.errors import DoesNotFitError
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types import (
@@ -28,7 +29,6 @@ from autotrain_mem.types import (
     StepTime,
     Trained,
 )
-from autotrain_mem.types.knobs import ZERO_KNOBS
 from autotrain_mem.types.model import ModelFacts
 
 TRL = TRL_DEFAULTS

@@ -12,9 +12,10 @@ from synthetic_memory import space_of as any_space_of
 from autotrain_mem.search.points import line
 from autotrain_mem.search.search import search
 from autotrain_mem.search.space import Space, micro_batches, with_rows
+from autotrain_mem.support import codec
 from autotrain_mem.support.errors import BatchSplitError, DoesNotFitError, UsageError
 from autotrain_mem.support.units import GIB, MIB
-from autotrain_mem.types import Harm, codec
+from autotrain_mem.types import Harm
 
 DEFAULTS = {"grpo": ONLINE, "rloo": ONLINE, "ppo": PPO}
 

@@ -8,10 +8,10 @@ from synthetic_memory import EIGHT, ONLINE, PPO, TRL, space_of
 
 from autotrain_mem.search.ladder import check_forbid
 from autotrain_mem.search.levels import SHORTER_ROWS, levels, strongest
-from autotrain_mem.search.levers import LADDER, LEVERS
 from autotrain_mem.search.points import least_demanding, lines
+from autotrain_mem.settings.levers import LADDER, LEVERS
+from autotrain_mem.support import codec
 from autotrain_mem.support.errors import UsageError
-from autotrain_mem.types import codec
 
 
 def test_the_table_is_in_the_order_of_harm_and_moves_knobs_that_exist() -> None:

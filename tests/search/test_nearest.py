@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic_memory import LinearMemory, space_of
 
-from autotrain_mem.search.levers import LEVERS
 from autotrain_mem.search.search import find, search
+from autotrain_mem.settings.levers import LEVERS
 from autotrain_mem.support.errors import DoesNotFitError
 from autotrain_mem.support.units import GIB, format_bytes
 from autotrain_mem.types import Estimate, Knobs

@@ -10,13 +10,14 @@ import pytest
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem.machine.catalog import named
+from autotrain_mem.support import codec
 from autotrain_mem.support.errors import InterruptedByUser, TrainingError
 from autotrain_mem.support.processes import ChildDied
 from autotrain_mem.training import launch
 from autotrain_mem.training.launch import PROBE_LOG_NAME, SCRATCH_NAME, Event, run_probe
 from autotrain_mem.training.ranks import RankDied
 from autotrain_mem.training.request import Request, Task
-from autotrain_mem.types import Job, Probe, codec
+from autotrain_mem.types import Job, Probe
 
 DEAF = """
 import signal, time

@@ -19,7 +19,7 @@ import pytest
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem.machine.catalog import named
-from autotrain_mem.support import processes
+from autotrain_mem.support import codec, processes
 from autotrain_mem.support.errors import TrainingError, UsageError
 from autotrain_mem.support.processes import ChildDied, ChildTimeout
 from autotrain_mem.training import heard as hearing
@@ -31,7 +31,7 @@ from autotrain_mem.training.launch import most_of
 from autotrain_mem.training.pulses import ASLEEP_SECONDS, MUTE_SECONDS, Pulses
 from autotrain_mem.training.ranks import RankDied, Ranks
 from autotrain_mem.training.request import Request
-from autotrain_mem.types import Job, Phase, PhasePeak, Probe, Topology, codec
+from autotrain_mem.types import Job, Phase, PhasePeak, Probe, Topology
 from autotrain_mem.types.report import MemoryReading
 
 GONE = "The trainer raised RuntimeError: [pair.cc:534] Connection closed by peer [127.0.0.1]:4242"

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from nouns import TRL_DEFAULTS
 
+from autotrain_mem.settings.words import RESTARTS
+from autotrain_mem.support import codec
 from autotrain_mem.support.errors import (
     AutofitError,
     GpuOutOfMemoryError,
@@ -20,8 +22,7 @@ from autotrain_mem.support.errors import (
 from autotrain_mem.training.checkpoints import Checkpoint
 from autotrain_mem.training.exit_causes import Cause, Ending
 from autotrain_mem.training.supervisor import Change, Stint, supervise
-from autotrain_mem.types import Knobs, Learned, codec
-from autotrain_mem.types.job import RESTARTS
+from autotrain_mem.types import Knobs, Learned
 
 END = {"event": "end", "interrupted": False}
 SMALLER = Change(

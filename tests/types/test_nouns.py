@@ -7,6 +7,9 @@ import pytest
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem import types as nouns
+from autotrain_mem.settings.knobs import Sharding
+from autotrain_mem.settings.words import read_length, wished_share, without_wish
+from autotrain_mem.support import codec
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types import (
     Candidate,
@@ -16,11 +19,8 @@ from autotrain_mem.types import (
     ReservedByMode,
     ReservedEstimate,
     StepTime,
-    codec,
 )
-from autotrain_mem.types.job import read_length, wished_share, without_wish
-from autotrain_mem.types.knobs import Sharding
-from autotrain_mem.types.methods_table import methods_where
+from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.report import MemoryReading
 from tests.report import report_examples
 
@@ -152,7 +152,7 @@ def test_a_length_is_pinned_by_a_number_only_and_a_prompts_by_its_own_flag(lengt
     job = Job(method="sft", model="m", dataset=None)
     assert not job.pins_length
     assert dataclasses.replace(job, arguments={"max_length": length}).pins_length is pinned
-    for method in methods_where(lambda method: method.is_online):
+    for method in (name for name, facts in METHODS.items() if facts.is_online):
         online = Job(method=method, model="m", dataset=None, arguments={"max_length": length})
         assert not online.pins_length
         assert dataclasses.replace(online, prompt_length=9).pins_length

@@ -6,8 +6,9 @@ from array import array
 
 from autotrain_mem.estimator.memory import estimate_memory
 from autotrain_mem.estimator.replay import Room
+from autotrain_mem.support import codec
 from autotrain_mem.support.units import KIB
-from autotrain_mem.types import Block, Owner, Phase, Trace, codec
+from autotrain_mem.types import Block, Owner, Phase, Trace
 from autotrain_mem.types.trace import CACHE_EMPTIED, EngineMark, StreamUse
 
 

@@ -19,9 +19,10 @@ import psutil
 import pytest
 from nouns import TRL_DEFAULTS
 
+from autotrain_mem.support import codec
 from autotrain_mem.support.errors import ModelNotFoundError, RehearsalError, WorkerDiedError
 from autotrain_mem.support.units import GIB
-from autotrain_mem.types import Job, codec
+from autotrain_mem.types import Job
 from autotrain_mem.worker import pool
 from autotrain_mem.worker.client import Worker
 from autotrain_mem.worker.pool import Workers
@@ -244,7 +245,8 @@ INTERRUPTED = """
     import signal, threading
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a suite in the background does not hear
     from autotrain_mem.worker.pool import Workers
-    from autotrain_mem.types import Job, Knobs, codec
+    from autotrain_mem.support import codec
+    from autotrain_mem.types import Job, Knobs
     job, knobs = codec.from_json(Job, {job!r}), codec.from_json(Knobs, {knobs!r})
     def call(worker):
         for _ in range(100):

@@ -11,9 +11,9 @@ from huggingface_hub import HfApi, constants, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from autotrain_mem.cli.errands import Errand, Receive, Send
+from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError, TrainingError, UsageError
 from autotrain_mem.support.processes import Channel
-from autotrain_mem.types import codec
 
 UPLOADED = (
     *("README.md", "config.json", "generation_config.json", "adapter_config.json", "*.safetensors"),

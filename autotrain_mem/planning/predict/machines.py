@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autotrain_mem.search.division import ROWS, STEPS
+from autotrain_mem.settings.knobs import ROWS, STEPS
 from autotrain_mem.types import Job, Knobs, Topology
 
 NOT_MODELLED = (

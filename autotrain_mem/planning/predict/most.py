@@ -15,13 +15,14 @@ from math import gcd, lcm
 
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.planning.rehearsals import PROMPT_UNKNOWN, Lengths, Rehearsals
-from autotrain_mem.search.division import GROUP, ROWS, SMALLEST_GROUP, STEPS, divisors
+from autotrain_mem.search.division import GROUP, SMALLEST_GROUP, divisors
 from autotrain_mem.search.levels import COARSE_FROM, COARSE_GRID, FINE_GRID, SHORTEST
 from autotrain_mem.search.most import Question
 from autotrain_mem.search.space import Space
+from autotrain_mem.settings.knobs import ROWS, STEPS
+from autotrain_mem.settings.words import MAX_LENGTH, MAXIMIZED, MOST
 from autotrain_mem.support.errors import ContextLengthError
 from autotrain_mem.types import Job, Knobs
-from autotrain_mem.types.job import MAX_LENGTH, MAXIMIZED, MOST
 from autotrain_mem.types.model import ModelFacts
 
 MOST_ROWS = 16_384

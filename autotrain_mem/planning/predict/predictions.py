@@ -17,10 +17,11 @@ from autotrain_mem.planning.predict.depth_extrapolation import Point, traces_of_
 from autotrain_mem.planning.predict.mixed_lengths import batches_of, exceeds, replayed, with_mixed_lengths
 from autotrain_mem.planning.predict.suggestions import would_fit
 from autotrain_mem.planning.rehearsals import Lengths, Rehearsals, as_rehearsed, job_key, row_length
-from autotrain_mem.search.levers import SWITCHES
+from autotrain_mem.settings.levers import SWITCHES
+from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.versions import versions_key
-from autotrain_mem.types import Estimate, Footprint, Knobs, Phase, Trace, Workload, codec
+from autotrain_mem.types import Estimate, Footprint, Knobs, Phase, Trace, Workload
 from autotrain_mem.types.hardware import kernel_class
 from autotrain_mem.types.mixed_lengths import MixedLengths
 from autotrain_mem.types.model import Depths, ModelFacts

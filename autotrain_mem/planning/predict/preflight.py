@@ -9,10 +9,10 @@ from autotrain_mem.machine.host_requirements import Load, room_findings
 from autotrain_mem.planning.kept_answers import answered
 from autotrain_mem.planning.output_dir import output_dir
 from autotrain_mem.planning.rehearsals import Lengths, OnCounting, Rehearsals, reads_dataset
-from autotrain_mem.search.levers import OFFLOADING
+from autotrain_mem.settings.knobs import BASE_BITS, ZERO_KNOBS
+from autotrain_mem.settings.levers import OFFLOADING
 from autotrain_mem.support.errors import DatasetNotFoundError
 from autotrain_mem.types import Estimate
-from autotrain_mem.types.knobs import BASE_BITS, ZERO_KNOBS
 from autotrain_mem.types.preflight import Finding, Preflight, settle
 
 _OUT_OF_REACH = DatasetNotFoundError.__name__

@@ -9,10 +9,10 @@ from typing import Any
 from autotrain_mem.planning.predict.predictions import Predictions
 from autotrain_mem.planning.rehearsals import Lengths, Rehearsals
 from autotrain_mem.search.levels import LEVELS
-from autotrain_mem.search.levers import LEVERS
 from autotrain_mem.search.search import Found, Limits, find
 from autotrain_mem.search.shared_tokens import SharedTokens, degrees, way_of
 from autotrain_mem.search.space import Space
+from autotrain_mem.settings.levers import LEVERS
 from autotrain_mem.support.errors import RehearsalError
 from autotrain_mem.types import Candidate, Footprint, Lever
 from autotrain_mem.types.hardware import Capability

@@ -10,8 +10,8 @@ from autotrain_mem.planning.rehearsals import Lengths, Rehearsals
 from autotrain_mem.search.changes import against
 from autotrain_mem.search.ladder import allowed
 from autotrain_mem.search.levels import SHORTER_ROWS, SMALLER_IMAGES_LEVEL
-from autotrain_mem.search.levers import LEVERS, SMALLER_IMAGES
 from autotrain_mem.search.search import Found
+from autotrain_mem.settings.levers import LEVERS, SMALLER_IMAGES
 from autotrain_mem.support.errors import DoesNotFitError
 from autotrain_mem.types import Candidate, Lever
 from autotrain_mem.types.model import ModelFacts

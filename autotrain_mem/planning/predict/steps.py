@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from autotrain_mem.planning.rehearsals import Lengths
+from autotrain_mem.settings.words import EPOCHS
 from autotrain_mem.types import Job, Knobs
-from autotrain_mem.types.job import EPOCHS
 
 
 def optimizer_steps(job: Job, knobs: Knobs, lengths: Lengths) -> int | None:

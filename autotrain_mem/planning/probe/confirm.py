@@ -15,13 +15,14 @@ from autotrain_mem.planning.predict.predictions import Predictions
 from autotrain_mem.planning.probe.calibration import Correction, Point, corrected
 from autotrain_mem.planning.rehearsals import Rehearsals
 from autotrain_mem.report.run_history import outcome
+from autotrain_mem.settings.words import without_wish
+from autotrain_mem.support import codec
 from autotrain_mem.support.errors import DoesNotFitError
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.training.environment import process_environment
 from autotrain_mem.training.launch import run_probe
 from autotrain_mem.training.request import Request
-from autotrain_mem.types import Estimate, Experience, Footprint, Hardware, Job, Plan, Probe, codec
-from autotrain_mem.types.job import without_wish
+from autotrain_mem.types import Estimate, Experience, Footprint, Hardware, Job, Plan, Probe
 from autotrain_mem.worker.pool import Workers
 
 MOST_PROBES = 3

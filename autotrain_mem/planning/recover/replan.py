@@ -15,15 +15,14 @@ from typing import Any
 from autotrain_mem.machine.detect import free_bytes
 from autotrain_mem.planning.predict.predictions import Predictions
 from autotrain_mem.planning.rehearsals import Rehearsals
-from autotrain_mem.search.division import EVALUATED_ROWS, ROWS, STEPS
 from autotrain_mem.search.ladder import allowed
-from autotrain_mem.search.levers import EXPANDABLE, LEVERS, OFFLOADING
 from autotrain_mem.search.memo import Memo
 from autotrain_mem.search.nearest import confirmed, suggestion
 from autotrain_mem.search.search import find
+from autotrain_mem.settings.knobs import EVALUATED_ROWS, OWN_SWITCHES, ROWS, STEPS, alone_too
+from autotrain_mem.settings.levers import EXPANDABLE, LEVERS, OFFLOADING
 from autotrain_mem.support.errors import AutofitError, TrainingError
 from autotrain_mem.types import Estimate, Knobs, Lever, Plan
-from autotrain_mem.types.knobs import OWN_SWITCHES, alone_too
 from autotrain_mem.types.shortage import Shortage
 from autotrain_mem.types.topology import Topology
 

@@ -6,8 +6,9 @@ import time
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
+from autotrain_mem.support import codec
 from autotrain_mem.training.launch import Event
-from autotrain_mem.types import Plan, Report, codec
+from autotrain_mem.types import Plan, Report
 from autotrain_mem.types.report import REWARD_NAMES, MemoryReading
 
 

@@ -20,6 +20,8 @@ from autotrain_mem.planning.recover.replan import (
 from autotrain_mem.planning.recover.run_figures import RunFigures
 from autotrain_mem.planning.rehearsals import Rehearsals
 from autotrain_mem.report.shortage_view import explained
+from autotrain_mem.settings.words import without_wish
+from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError, GpuOutOfMemoryError, InterruptedByUser, OutputFolderError
 from autotrain_mem.support.files import write_json
 from autotrain_mem.support.units import counted
@@ -41,9 +43,8 @@ from autotrain_mem.training.launch import Event
 from autotrain_mem.training.request import Request
 from autotrain_mem.training.run_folder import LastRun, RunFolder
 from autotrain_mem.training.supervisor import Change, Stint, supervise
-from autotrain_mem.types import Hardware, Incident, Knobs, Plan, Report, codec
+from autotrain_mem.types import Hardware, Incident, Knobs, Plan, Report
 from autotrain_mem.types.experience import Experience, Learned, Restart
-from autotrain_mem.types.job import without_wish
 from autotrain_mem.types.plan import as_recorded
 from autotrain_mem.types.plan_file import PLAN_NAME
 from autotrain_mem.types.report import RUN_NAME

@@ -18,19 +18,19 @@ from autotrain_mem.planning.predict.predictions import Predictions
 from autotrain_mem.planning.rehearsals import UNSEEN, Lengths, Rehearsals, row_length
 from autotrain_mem.planning.reuse.other_processes import ROWS, STEPS, changes, ways_to_share
 from autotrain_mem.search.ladder import FURTHEST, check_forbid, lever_name
-from autotrain_mem.search.levers import LEVERS
 from autotrain_mem.search.nearest import budget_line, needs_line
 from autotrain_mem.search.precision import precise_for
 from autotrain_mem.search.search import Found
 from autotrain_mem.search.space import Space
+from autotrain_mem.settings.knobs import COMPLETION_KNOBS
+from autotrain_mem.settings.levers import LEVERS
+from autotrain_mem.settings.words import MAX_LENGTH, MAXIMIZED, is_wish
 from autotrain_mem.support.errors import DoesNotFitError, UsageError
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.support.versions import versions_key
 from autotrain_mem.training.environment import environment_setting
 from autotrain_mem.types import Candidate, Estimate, Hardware, Harm, Job, Knobs, Learned, Plan
 from autotrain_mem.types.estimate import candidate
-from autotrain_mem.types.job import MAX_LENGTH, MAXIMIZED, is_wish
-from autotrain_mem.types.knobs import COMPLETION_KNOBS
 from autotrain_mem.types.model import ModelFacts
 from autotrain_mem.types.plan import as_recorded
 

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from autotrain_mem.search.levers import LADDER
 from autotrain_mem.search.space import Space, micro_batches, with_rows
+from autotrain_mem.settings.knobs import TOKEN_KNOBS, alone_too
+from autotrain_mem.settings.levers import LADDER
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.training.checkpoint_kinds import PARAMETER_SHAPED
 from autotrain_mem.types import Knobs, Plan
 from autotrain_mem.types.autofit import AutoFit
-from autotrain_mem.types.knobs import TOKEN_KNOBS, alone_too
 
 ROWS, STEPS = "per_device_train_batch_size", "gradient_accumulation_steps"
 _SHARED = ("processes", "dp_replicate_size")

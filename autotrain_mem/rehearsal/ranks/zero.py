@@ -35,9 +35,9 @@ from autotrain_mem.rehearsal.ranks.recording import RankRecorder, Streams
 from autotrain_mem.rehearsal.ranks.zero_offload import DeviceName, HostTensors, zero_nvme, zero_offload
 from autotrain_mem.rehearsal.trace.operator_costs import host_step
 from autotrain_mem.rehearsal.trace.recorder import Recorder
+from autotrain_mem.settings.knobs import ZERO_KNOBS
 from autotrain_mem.trainers.weightless import IN_SHARDS
 from autotrain_mem.types import Knobs, Owner
-from autotrain_mem.types.knobs import ZERO_KNOBS
 
 _ROOM_BYTES = sys.maxsize
 """What is free on the device, as far as DeepSpeed asks: it flattens on the host what has no room for a copy."""

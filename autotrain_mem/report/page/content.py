@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from autotrain_mem.report import formatting
 from autotrain_mem.report.page.charts import bars, charts
 from autotrain_mem.report.plan_view import plan_verdict
+from autotrain_mem.settings.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
 from autotrain_mem.support.units import brief, counted, duration, format_bytes, money, rate
 from autotrain_mem.types import Plan, Report
-from autotrain_mem.types.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
+from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.page import Grid, Material, Page
 
 DIGITS = 12
@@ -158,7 +159,7 @@ def _levels(plan: Plan) -> Grid:
 def _settings(plan: Plan) -> Grid:
     rows: list[tuple[str, ...]] = []
     strong: list[int] = []
-    for name in knob_names(plan.method, plan.knobs):
+    for name in knob_names(METHODS[plan.method].knobs, plan.knobs):
         chosen, default = getattr(plan.knobs, name), getattr(plan.defaults, name)
         is_ours = name in (*OWN_KNOBS, *LAUNCH_KNOBS)
         if chosen != default:

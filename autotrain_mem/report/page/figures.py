@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
 
+from autotrain_mem.support import codec
 from autotrain_mem.support.units import format_bytes
-from autotrain_mem.types import codec
 from autotrain_mem.types.page import Bars, Chart, Series, Timeline
 
 MOST_ROWS = 60

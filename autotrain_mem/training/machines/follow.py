@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from autotrain_mem.parallel.place import Place
-from autotrain_mem.support import errors
+from autotrain_mem.support import codec, errors
 from autotrain_mem.support.errors import AutofitError, InterruptedByUser, OutputFolderError, TrainingError
 from autotrain_mem.support.files import open_own
 from autotrain_mem.support.processes import GRACE_SECONDS, Child, ChildDied
@@ -30,7 +30,7 @@ from autotrain_mem.training.machines.lead import Hello, capitalized, how_to_reac
 from autotrain_mem.training.machines.link import Link, Message, introduced
 from autotrain_mem.training.request import Request
 from autotrain_mem.training.run_folder import KEY_NAME, LOCK_NAME, identity_of, is_held_by
-from autotrain_mem.types import Hardware, codec
+from autotrain_mem.types import Hardware
 
 TRY_SECONDS = 1.0
 """Between two attempts to reach the first machine."""

@@ -20,13 +20,14 @@ from autotrain_mem.machine.usable import check_usable
 from autotrain_mem.methods.configs import on_host
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.parallel.config import sharding_arguments
+from autotrain_mem.support import codec
 from autotrain_mem.support.errors import GpuOutOfMemoryError, ModelNotFoundError
 from autotrain_mem.trainers.finish import finished, keep_cache_in_evaluation
 from autotrain_mem.trainers.pretrained import load_processor, revision_of
 from autotrain_mem.training.out_of_memory import is_out_of_memory
 from autotrain_mem.training.process.checkpointing import order_of
 from autotrain_mem.training.request import Request
-from autotrain_mem.types import Hardware, Owner, Phase, PhasePeak, codec
+from autotrain_mem.types import Hardware, Owner, Phase, PhasePeak
 from autotrain_mem.types.report import MemoryReading
 
 Placing = Callable[[Mapping[str, Any]], dict[str, Any]]

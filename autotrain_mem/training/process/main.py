@@ -8,12 +8,12 @@ import signal
 import traceback
 from typing import TYPE_CHECKING
 
+from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError, OutputFolderError, TrainingError
 from autotrain_mem.support.host import free_disk_bytes
 from autotrain_mem.support.processes import Channel
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.training.request import Request, interrupted_before_training
-from autotrain_mem.types import codec
 
 if TYPE_CHECKING:
     from autotrain_mem.training.process.build import DeviceOf

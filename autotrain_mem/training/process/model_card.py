@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from autotrain_mem.data.load import dataset_name
+from autotrain_mem.settings.knobs import knob_names
+from autotrain_mem.support import codec
 from autotrain_mem.support.files import replace_file
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.training.request import Request
-from autotrain_mem.types import codec
-from autotrain_mem.types.knobs import knob_names
 from autotrain_mem.types.report import MemoryReading
 
 NO_BASE = "[None](https://huggingface.co/None)"
@@ -112,7 +112,11 @@ def _trained(trainer: Any) -> str:
 def _settings(request: Request) -> str:
     knobs, hardware = request.knobs, request.hardware
     values = codec.to_json(knobs)  # without those that are left to TRL
-    rows = [f"| {name} | {_value(values[name])} |" for name in knob_names(request.job.method, knobs) if name in values]
+    rows = [
+        f"| {name} | {_value(values[name])} |"
+        for name in knob_names(request.job.method_facts.knobs, knobs)
+        if name in values
+    ]
     chosen = f"Chosen by autofit for {hardware.name} with {format_bytes(hardware.total_bytes)}"
     size = f"{knobs.effective_batch_size} rows in each optimizer step."
     return "\n".join(["## Settings", "", f"{chosen}; {size}", "", "| setting | value |", "|---|---|", *rows])

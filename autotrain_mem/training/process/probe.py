@@ -26,6 +26,7 @@ from autotrain_mem.methods import online
 from autotrain_mem.methods.configs import EVALUATED_BATCHES, REHEARSED_ACCUMULATION, REHEARSED_STEPS, Configs
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.row_lengths import prepared_lengths
+from autotrain_mem.support import codec
 from autotrain_mem.support.errors import GpuOutOfMemoryError
 from autotrain_mem.training.longest_batch.conversations import are_conversations, longest_conversations
 from autotrain_mem.training.longest_batch.image_rows import are_image_rows, longest_image_rows
@@ -35,7 +36,7 @@ from autotrain_mem.training.process.build import Device, DeviceOf, PhasePeaks, b
 from autotrain_mem.training.process.checkpointing import write_shards
 from autotrain_mem.training.process.world import Moves
 from autotrain_mem.training.request import Request, SendEvent
-from autotrain_mem.types import Job, Knobs, Phase, codec
+from autotrain_mem.types import Job, Knobs, Phase
 from autotrain_mem.types.experience import Probe
 from autotrain_mem.types.report import MemoryReading
 

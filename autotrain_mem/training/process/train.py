@@ -16,6 +16,7 @@ from transformers import TrainerCallback
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from autotrain_mem.data import load
+from autotrain_mem.support import codec
 from autotrain_mem.support.errors import GpuOutOfMemoryError
 from autotrain_mem.training.checkpoints import check_order
 from autotrain_mem.training.guard.attach import attach_guard
@@ -33,7 +34,7 @@ from autotrain_mem.training.process.world import Moves, World
 from autotrain_mem.training.request import Request, SendEvent
 from autotrain_mem.training.run_folder import check_in_place
 from autotrain_mem.training.watch.callback import MemoryWatch
-from autotrain_mem.types import Incident, Learned, codec
+from autotrain_mem.types import Incident, Learned
 from autotrain_mem.types.report import REWARD_NAMES, MemoryReading
 from autotrain_mem.types.shortage import Shortage
 

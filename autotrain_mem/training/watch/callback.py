@@ -16,12 +16,13 @@ from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 from transformers.utils import logging
 
 from autotrain_mem.allocator.settings import settings_of
+from autotrain_mem.support import codec
 from autotrain_mem.support.files import JsonLines
 from autotrain_mem.support.host import HostMemory, host_memory
 from autotrain_mem.support.units import GIB
 from autotrain_mem.training.watch.diagnose import Lookout, Sample, Sign
 from autotrain_mem.training.watch.row_lengths import Rows
-from autotrain_mem.types import Phase, PhasePeak, codec
+from autotrain_mem.types import Phase, PhasePeak
 from autotrain_mem.types.history import RECORD_NAME
 from autotrain_mem.types.report import MemoryReading
 

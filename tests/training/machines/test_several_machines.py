@@ -18,6 +18,7 @@ from nouns import TRL_DEFAULTS
 
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.parallel.place import Place
+from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError, OutputFolderError, TrainingError, UsageError
 from autotrain_mem.support.processes import ChildDied
 from autotrain_mem.training.machines import follow as following
@@ -27,7 +28,7 @@ from autotrain_mem.training.machines.link import introduced
 from autotrain_mem.training.ranks import RankDied, Ranks
 from autotrain_mem.training.request import Request
 from autotrain_mem.training.run_folder import KEY_NAME, hold_folder
-from autotrain_mem.types import Hardware, Job, Topology, codec
+from autotrain_mem.types import Hardware, Job, Topology
 
 TOKEN = "hf_secret"
 WORDS = ("--nodes", "2", "--hub_token", TOKEN)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from nouns import TRL_DEFAULTS
 
+from autotrain_mem.support import codec
 from autotrain_mem.training.process import main as process
 from autotrain_mem.training.process import train
-from autotrain_mem.types import codec
 
 
 def test_a_traceback_is_in_the_log_before_the_parent_hears_of_the_error(

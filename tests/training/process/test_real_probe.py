@@ -13,12 +13,13 @@ from tiny import tiny_folder
 from autotrain_mem.cli.word_problems import write_rows
 from autotrain_mem.machine import catalog
 from autotrain_mem.rehearsal.simulated_run import simulated_device
+from autotrain_mem.support import codec
 from autotrain_mem.support.errors import OutputFolderError
 from autotrain_mem.support.units import MIB
 from autotrain_mem.training.process import probe as probing
 from autotrain_mem.training.process.probe import probe, probe_changes
 from autotrain_mem.training.request import Request
-from autotrain_mem.types import Job, Phase, Probe, codec
+from autotrain_mem.types import Job, Phase, Probe
 
 KNOBS = replace(
     TRL_DEFAULTS,

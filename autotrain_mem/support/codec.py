@@ -5,7 +5,7 @@ frozen sets are lists, enums their values, mappings objects, and mappings whose 
 A noun whose JSON is other than that says so with a class attribute ``json_form``.
 
 >>> from autotrain_mem import Incident, Phase
->>> from autotrain_mem.types import codec
+>>> from autotrain_mem.support import codec
 >>> written = codec.to_json(Incident(step=7, phase=Phase.BACKWARD, rows=8, tokens=96, remedy="split", message=""))
 >>> written["phase"], codec.from_json(Incident, written).phase is Phase.BACKWARD
 ('backward', True)

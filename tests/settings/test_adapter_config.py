@@ -6,7 +6,7 @@ import json
 import peft
 import pytest
 
-from autotrain_mem.types.adapter_config import (
+from autotrain_mem.settings.adapter_config import (
     _FLAGS,
     _PLAIN_WEIGHTS,
     UNREHEARSED,

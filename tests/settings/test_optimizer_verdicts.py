@@ -10,7 +10,7 @@ from transformers.training_args import OptimizerNames
 
 from autotrain_mem.checks import flags
 from autotrain_mem.checks.flags import Flags
-from autotrain_mem.methods.optimizer_verdicts import PACKAGES, REFUSED, REHEARSED
+from autotrain_mem.settings.optimizer_verdicts import PACKAGES, REFUSED, REHEARSED
 from autotrain_mem.types.preflight import collect
 
 pytestmark = pytest.mark.newest

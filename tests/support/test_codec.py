@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autotrain_mem import types as nouns
+from autotrain_mem.support import codec
 from autotrain_mem.training.request import Request
-from autotrain_mem.types import DataProfile, Hardware, Job, Phase, StepTime, codec
+from autotrain_mem.types import DataProfile, Hardware, Job, Phase, StepTime
 from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.model import ModelFacts
 from autotrain_mem.types.preflight import Preflight

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any, ClassVar, Literal, get_args
 
-from autotrain_mem.types.adapter_config import LORA, PEFT_CONFIG, kind_of
-from autotrain_mem.types.codec import Form
-from autotrain_mem.types.methods_table import METHODS
+from autotrain_mem.settings.adapter_config import LORA, PEFT_CONFIG, kind_of
+from autotrain_mem.support.codec import Form
 
 Sharding = Literal["ddp", "fsdp2-no-reshard", "fsdp2", "hsdp", "fsdp1", "zero1", "zero2", "zero3"]
 """How several processes divide a model: none of it (DDP), or each parameter, gradient and optimizer state into shards
@@ -198,6 +198,10 @@ class Knobs:
         return getattr(self, self.completion_knob) or 0
 
 
+ROWS = "per_device_train_batch_size"
+STEPS = "gradient_accumulation_steps"
+EVALUATED_ROWS = "per_device_eval_batch_size"
+
 _EVERY = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "use_peft", "dtype"),
     "optim",
@@ -223,14 +227,14 @@ def alone_too(sharding: Sharding | None, processes: int) -> Sharding | None:
     return sharding if processes > 1 or sharding in ZEROS else None
 
 
-def knob_names(method: str, knobs: Knobs) -> tuple[str, ...]:
+def knob_names(of_method: Sequence[str], knobs: Knobs) -> tuple[str, ...]:
     """Names the knobs worth showing: those that every method has, the method's own, and whatever else is in use."""
     evaluated = () if knobs.per_device_eval_batch_size is None else ("per_device_eval_batch_size",)
     is_lora = knobs.use_peft and kind_of(knobs.peft_config) in ("", LORA)
     adapter = ("lora_r", "lora_alpha", "lora_target_modules") if is_lora else ()
     adapter = (*adapter, PEFT_CONFIG) if knobs.peft_config else adapter
     rate = () if knobs.learning_rate is None else ("learning_rate",)
-    told = (*_EVERY, *adapter, *rate, *METHODS[method].knobs, *evaluated)
+    told = (*_EVERY, *adapter, *rate, *of_method, *evaluated)
     on = [field.name for field in fields(Knobs) if getattr(knobs, field.name) is True and field.name not in told]
     images = () if knobs.max_pixels is None else ("max_pixels",)
     return (*told, *on, *images)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autotrain_mem.types.codec import Form
+from autotrain_mem.support.codec import Form
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

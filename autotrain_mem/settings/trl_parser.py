@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from autotrain_mem.settings.trl_flags import TrlFlag
+from autotrain_mem.settings.words import MAX_LENGTH, MAXIMIZED, MOST, read_length
 from autotrain_mem.support.errors import UsageError
-from autotrain_mem.types.job import MAX_LENGTH, MAXIMIZED, MOST, read_length
-from autotrain_mem.types.trl_flags import TrlFlag
 
 _RENAMED = {
     "evaluation_strategy": "eval_strategy",

@@ -6,14 +6,11 @@ A lever moves one way: it takes bytes away and mostly costs something. To add on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from autotrain_mem.search.division import EVALUATED_ROWS, ROWS, STEPS
-from autotrain_mem.search.precision import KEEPS_UPDATES, LOST_ABOVE, USUAL_WEIGHT
-from autotrain_mem.types import Harm, Knobs
-from autotrain_mem.types.methods_table import METHODS, methods_where
+from autotrain_mem.settings.knobs import EVALUATED_ROWS, ROWS, STEPS, Harm, Knobs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +42,8 @@ class LeverRow:
     """Levers that this one makes pointless or impossible."""
     needs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Values that other knobs must have."""
-    methods: frozenset[str] = frozenset(METHODS)
+    suits: Callable[[Any], bool] = lambda method: True
+    """Tells by a method's facts (``types.method_facts``) whether it has this lever."""
     quantizes: bool = False
     """Quantizes the checkpoint's weights, which works once."""
     offloads: bool = False
@@ -78,6 +76,15 @@ class LeverRow:
     """What it adds to a run that an estimate leaves out, in sentences. Sources stand where each is imitated
     (``rehearsal.cuda``)."""
 
+
+LOST_ABOVE = 2**9
+"""A weight in bfloat16 this many times as large as an update is left as it was: of 8 significant bits, numbers lie at
+least 2**-8 of their size apart, and what is less than half of that is rounded away."""
+
+USUAL_WEIGHT = 0.02
+"""transformers' ``initializer_range``: how large the weights of most models are, about."""
+
+KEEPS_UPDATES = "stable_adamw"  # it sums up what is lost (Kahan summation; torch-optimi)
 
 EXPANDABLE = "expandable_segments"
 """The lever that is on no rung: any point may have it, at no cost (``Memo``)."""
@@ -114,9 +121,8 @@ LADDER = (
         name="eval_batch",
         harm=Harm.NONE,
         knobs=(EVALUATED_ROWS,),
-        methods=methods_where(
-            lambda method: not method.is_online
-        ),  # elsewhere a batch of evaluation holds whole groups, or writes a few samples
+        # elsewhere a batch of evaluation holds whole groups, or writes a few samples
+        suits=lambda method: not method.is_online,
         reason="evaluation takes no more rows at once than training does: the same results, in more batches",
     ),
     LeverRow(
@@ -130,30 +136,29 @@ LADDER = (
         name="rollout_batch",
         harm=Harm.TIME,
         knobs=("local_rollout_forward_batch_size",),
-        methods=methods_where(lambda method: "local_rollout_forward_batch_size" in method.knobs),
+        suits=lambda method: "local_rollout_forward_batch_size" in method.knobs,
         reason="completions are generated and scored a few rows at a time",
     ),
     LeverRow(
         name=SHARDING,
         harm=Harm.TIME,
         knobs=("sharding", "dp_replicate_size"),
-        methods=methods_where(
-            lambda method: not method.holds_models_whole
-        ),  # PPO prepares two models as one (trl/experimental/ppo/ppo_trainer.py: PolicyAndValueWrapper)
+        # PPO prepares two models as one (trl/experimental/ppo/ppo_trainer.py: PolicyAndValueWrapper)
+        suits=lambda method: not method.holds_models_whole,
         reason="the GPUs divide weights, gradients and optimizer state among them",
     ),
     LeverRow(
         name=SHARED_TOKENS,
         harm=Harm.TIME,
         knobs=(SHARED_TOKENS,),
-        methods=methods_where(lambda method: method.shares_tokens),
+        suits=lambda method: method.shares_tokens,
         reason="GPUs share the tokens of each row, and send keys and values around: the same gradients",
     ),
     LeverRow(
         name=SHARED_SEQUENCE,
         harm=Harm.TIME,
         knobs=(SHARED_SEQUENCE,),
-        methods=methods_where(lambda method: method.shares_tokens),
+        suits=lambda method: method.shares_tokens,
         reason="GPUs share the tokens of each row, and its heads while a layer attends: the same gradients",
     ),
     LeverRow(
@@ -173,7 +178,7 @@ LADDER = (
         knobs=("activation_offloading",),
         moves_from=(False,),
         to=True,
-        methods=methods_where(lambda method: method.has_activation_offload),
+        suits=lambda method: method.has_activation_offload,
         needs={"sharding": UNSHARDED},
         not_sharded=(
             "what TRL's offloading makes of FSDP's gathered weights is not rehearsed yet",
@@ -200,7 +205,7 @@ LADDER = (
         knobs=("optimizer_offload",),
         moves_from=(False,),
         to=True,
-        methods=methods_where(lambda method: not method.builds_early),
+        suits=lambda method: not method.builds_early,
         needs={"optim": ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"), "fp16": (False,)}
         | {"sharding": UNSHARDED},
         instead_of=("8bit_optimizer",),
@@ -328,7 +333,7 @@ LADDER = (
         name="max_length",
         harm=Harm.DATA,
         knobs=("max_length",),
-        methods=methods_where(lambda method: not method.is_online and method.long_rows != "kept"),  # TRL cuts no prompt
+        suits=lambda method: not method.is_online and method.long_rows != "kept",  # TRL cuts no prompt
         reason="rows are truncated to fewer tokens",
         without="the length asked for needs",
     ),
@@ -336,7 +341,7 @@ LADDER = (
         name=SMALLER_IMAGES,
         harm=Harm.DATA,
         knobs=(SMALLER_IMAGES,),
-        methods=methods_where(lambda method: method.reads_images),
+        suits=lambda method: method.reads_images,
         reason="larger images are made smaller, and take fewer tokens: what is small in them may no longer be seen",
     ),
 )

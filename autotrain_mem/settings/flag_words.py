@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autotrain_mem.types.knobs import OWN_SWITCHES
+from autotrain_mem.settings.knobs import OWN_SWITCHES
 
 
 def flag_words(settings: Mapping[str, Any]) -> Iterator[str]:

@@ -1,0 +1,78 @@
+"""The words that our own settings take beside numbers: how far to go, how long a row may be, which images."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+Fit = Literal["all", "rounding", "lossless"]
+"""How far the ladder may be climbed: ``lossless`` stops before rounding changes, ``rounding`` before LoRA."""
+
+FITS: tuple[Fit, ...] = ("all", "rounding", "lossless")
+
+MAX_SLOWDOWN = 4.0
+"""Default of ``--max_slowdown``."""
+
+RESTARTS = 3
+"""How many processes in a row may go on with a run: a fourth that gets no further has shown that it is not chance."""
+
+EPOCHS = 3.0
+"""transformers' default of ``num_train_epochs`` (``training_args.py: TrainingArguments``)."""
+
+AUTO = "auto"
+"""Asks for the longest row."""
+MOST = "max"
+"""Asks for as much as fits."""
+NO_LIMIT = "none"
+MAX_LENGTH = "max_length"
+MAXIMIZED = (MAX_LENGTH, "per_device_train_batch_size", "lora_r", "num_generations", "max_completion_length")
+"""Arguments of which as much as fits can be asked for, each a knob."""
+
+_IMAGE_SIZE = re.compile(r"[1-9]\d{0,4}x[1-9]\d{0,4}")
+_PERCENTILE = re.compile(r"p(\d+(?:\.\d+)?)")
+
+
+def is_image_size(text: str) -> bool:
+    """Tells whether a text is the size of an image: ``1024x768``.
+
+    >>> is_image_size("1024x768"), is_image_size("1024"), is_image_size("0x5")
+    (True, False, False)
+    """
+    return _IMAGE_SIZE.fullmatch(text) is not None
+
+
+def read_length(text: str) -> int | str | None:
+    """Reads a flag's or a YAML key's value: ``512``, ``"auto"``, ``"p99.9"``, ``"max"``, or None for no limit.
+
+    Raises:
+        ValueError: anything else; says what is wrong with it.
+    """
+    word = text.strip().lower()
+    if word == NO_LIMIT:
+        return None
+    if word in (AUTO, MOST):
+        return word
+    if match := _PERCENTILE.fullmatch(word):
+        if not 0 < float(match[1]) <= 100:
+            raise ValueError(f"{text!r} is no percentile of the rows: they go from above p0 to p100")
+        return word
+    if not word.isdigit() or int(word) < 1:
+        raise ValueError(f"{text!r} is neither a number of tokens, nor auto, nor max, nor a percentile such as p99.9")
+    return int(word)
+
+
+def is_wish(value: Any) -> bool:
+    """Tells whether a search is to say: ``auto`` or a percentile, of the data, or ``max``, of the card."""
+    return isinstance(value, str) and (value in (AUTO, MOST) or _PERCENTILE.fullmatch(value) is not None)
+
+
+def wished_share(value: Any) -> float:
+    """Returns the share of the rows that are to keep all their tokens: 0.999 for ``p99.9``, 1 for ``auto``."""
+    match = _PERCENTILE.fullmatch(value) if isinstance(value, str) else None
+    return 1.0 if match is None else float(match[1]) / 100
+
+
+def without_wish(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Keeps the arguments that TRL can be given: it knows no length but a number."""
+    return {name: value for name, value in arguments.items() if name not in MAXIMIZED or not is_wish(value)}
