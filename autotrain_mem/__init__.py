@@ -79,9 +79,8 @@ _NAMES = {
         "VllmSleep"
     ),
     "types.autofit": "AutoFit",
-    "types.gpu_comparison": "CardVerdict Cards",
-    "types.most": "Most",
-    "types.price": "Price",
+    "types.gpu_comparison": "CardVerdict Cards Most",
+    "types.hardware": "Price",
     "types.report": "MemoryReading",
     "training.watch.callback": "MemoryWatch",
     "training.watch.diagnose": "Sign",
@@ -141,9 +140,8 @@ if TYPE_CHECKING:
         VllmSleep,
     )
     from autotrain_mem.types.autofit import AutoFit
-    from autotrain_mem.types.gpu_comparison import Cards, CardVerdict
-    from autotrain_mem.types.most import Most
-    from autotrain_mem.types.price import Price
+    from autotrain_mem.types.gpu_comparison import Cards, CardVerdict, Most
+    from autotrain_mem.types.hardware import Price
     from autotrain_mem.types.report import MemoryReading
     from autotrain_mem.verbs import cards, estimate, fit, gpus, plan, write_report
 else:  # hidden from type checkers, to whom it would say that there is every name

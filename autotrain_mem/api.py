@@ -20,17 +20,16 @@ from autotrain_mem.machine.detect import VISIBLE, detect
 from autotrain_mem.machine.health_facts import gather
 from autotrain_mem.machine.health_findings import health_of
 from autotrain_mem.planning.accelerate_config import with_accelerate
+from autotrain_mem.planning.compare_cards import compare_cards
 from autotrain_mem.planning.early import check_to_train, opened
+from autotrain_mem.planning.follow_plan import check_subject, follow_plan
 from autotrain_mem.planning.machines import leading
+from autotrain_mem.planning.mixed_lengths import with_reason
+from autotrain_mem.planning.most import frontier_of, settled
 from autotrain_mem.planning.output_dir import output_dir, resumes, resumes_in_folder
-from autotrain_mem.planning.predict.compare_gpus import compare_cards
-from autotrain_mem.planning.predict.frontier import frontier_of
-from autotrain_mem.planning.predict.mixed_lengths import with_reason
-from autotrain_mem.planning.predict.most import settled
-from autotrain_mem.planning.predict.plan import make_plan, plan_as_given, searched_with_images
-from autotrain_mem.planning.predict.predictions import Predictions, judge_trace
-from autotrain_mem.planning.predict.preflight import check_preflight, check_room, examine
-from autotrain_mem.planning.predict.sweep import check_size, combinations, estimate_all
+from autotrain_mem.planning.plan import make_plan, plan_as_given, searched_with_images
+from autotrain_mem.planning.predictions import Predictions, judge_trace
+from autotrain_mem.planning.preflight import check_preflight, check_room, examine
 from autotrain_mem.planning.probe.confirm import Ways, confirmed, is_probed
 from autotrain_mem.planning.recover.supervised import SupervisedRun
 from autotrain_mem.planning.rehearsals import OnCounting, Rehearsals, example_dataset, reads_dataset, row_length
@@ -42,7 +41,7 @@ from autotrain_mem.planning.report_file import (
 )
 from autotrain_mem.planning.report_material import keep_for_report, material_of
 from autotrain_mem.planning.request import PlanHints, rehearsals_for, resumed, with_plan
-from autotrain_mem.planning.reuse.follow_plan import check_subject, follow_plan
+from autotrain_mem.planning.sweep import check_size, combinations, estimate_all
 from autotrain_mem.planning.wish import Wish, check_launch
 from autotrain_mem.report.page.content import page_of
 from autotrain_mem.report.snapshot_file import write_snapshot
@@ -58,11 +57,10 @@ from autotrain_mem.training.run_folder import RunFolder, hold_folder, is_under_w
 from autotrain_mem.types import Candidate, Estimate, Hardware, Job, Plan, Report
 from autotrain_mem.types.autofit import AutoFit
 from autotrain_mem.types.experience import Experience
-from autotrain_mem.types.gpu_comparison import Cards
+from autotrain_mem.types.gpu_comparison import Cards, Frontier
 from autotrain_mem.types.hardware import ASSUMED_CAPABILITY
-from autotrain_mem.types.health import Health
-from autotrain_mem.types.most import Frontier
 from autotrain_mem.types.page import Page
+from autotrain_mem.types.preflight import Health
 from autotrain_mem.worker.client import Worker
 from autotrain_mem.worker.pool import Workers
 

@@ -10,7 +10,7 @@ from nouns import TRL_DEFAULTS
 from test_contract import TREES
 
 from autotrain_mem.estimator import vllm_share
-from autotrain_mem.planning.predict.suggestions import LARGEST_GROUP
+from autotrain_mem.planning.suggestions import LARGEST_GROUP
 from autotrain_mem.settings.flag_verdicts import Verdict, group_of
 from autotrain_mem.settings.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
 from autotrain_mem.settings.levers import LADDER, LEVERS

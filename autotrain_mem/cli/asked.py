@@ -76,7 +76,7 @@ def _say(line: str) -> None:
 
 
 def _say_coarse(wish: Wish) -> None:
-    from autotrain_mem.planning.coarse import coarse_answer
+    from autotrain_mem.planning.early import coarse_answer
 
     if line := coarse_answer(wish):
         sys.stderr.write(f"{line}\n")

@@ -38,7 +38,7 @@ from autotrain_mem.support import codec
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.units import printable
 from autotrain_mem.types import Hardware, Plan
-from autotrain_mem.types.sweep import Sweep, SweepPoint
+from autotrain_mem.types.gpu_comparison import Sweep, SweepPoint
 
 
 def estimate(workers: api.Workers, wish: api.Wish, output: flags.Output) -> int:

@@ -11,7 +11,7 @@ from autotrain_mem.cli.flags import Output, own_names, read_one
 from autotrain_mem.report.terminal import Console, SweepProgress, waiting
 from autotrain_mem.settings.knobs import OWN_SWITCHES
 from autotrain_mem.support.errors import AutofitError, UsageError
-from autotrain_mem.types.sweep import Axis, Setting, Sweep
+from autotrain_mem.types.gpu_comparison import Axis, Setting, Sweep
 
 _OF_PLANNING = (
     *("gpu", "gpus", "nodes", "link", "headroom", "effective_batch_size", "prompt_length", "image_sizes", "sharding"),

@@ -28,7 +28,7 @@ from autotrain_mem.allocator.simulator import CachingAllocator, OutOfMemory
 from autotrain_mem.estimator.depth.alignment import name_of
 from autotrain_mem.estimator.step_parts import FOREIGN, Kind, Stretch, step_parts
 from autotrain_mem.types import Block, DataProfile, Trace
-from autotrain_mem.types.mixed_lengths import STEPS, MixedLengths, ReservedByOrder, ReservedOverSteps
+from autotrain_mem.types.estimate import STEPS, MixedLengths, ReservedByOrder, ReservedOverSteps
 from autotrain_mem.types.trace import CACHE_EMPTIED
 
 CLASSES = 8

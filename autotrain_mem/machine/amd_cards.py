@@ -20,8 +20,7 @@ from autotrain_mem.machine.overhead import AMD_BYTES, COMMUNICATOR_BYTES
 from autotrain_mem.machine.torch_child import HIP_VISIBLE, HipDevice, NoAnswer, seen
 from autotrain_mem.support.errors import UnreadableGpuError
 from autotrain_mem.support.units import MIB
-from autotrain_mem.types.amd import ARCHITECTURES, architecture_name
-from autotrain_mem.types.hardware import Hardware
+from autotrain_mem.types.hardware import ARCHITECTURES, Hardware, architecture_name
 
 _OTHERWISE = """\
 rocminfo and amd-smi say more: a user of GPUs must be in the groups render and video.

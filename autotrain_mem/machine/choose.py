@@ -15,8 +15,7 @@ from autotrain_mem.machine.torch_child import HIP_VISIBLE, NoAnswer, seen, torch
 from autotrain_mem.support.errors import NoGpuError, UsageError
 from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.support.units import format_bytes
-from autotrain_mem.types.hardware import Hardware
-from autotrain_mem.types.topology import opened_by
+from autotrain_mem.types.hardware import Hardware, opened_by
 
 _WITHOUT_A_GPU = """\
 --gpu NAME --plan_only  plans for that card and trains nothing (autofit gpus lists the cards)

@@ -11,7 +11,7 @@ from autotrain_mem.machine.usable import OLDEST_DRIVERS, TURING, install_torch
 from autotrain_mem.support.units import GIB, MIB, format_bytes
 from autotrain_mem.support.versions import TESTED, version_of
 from autotrain_mem.types import Hardware
-from autotrain_mem.types.health import Finding, Health, State
+from autotrain_mem.types.preflight import Condition, Health, Soundness
 
 LEAST_SHARED_BYTES = 1 * GIB
 """Of /dev/shm: data loader workers pass batches through it, and NCCL needs 33 MB a GPU at least (NCCL User Guide,
@@ -38,7 +38,7 @@ OPTIONAL = {
 _NO_GPU = "Planning needs no GPU: --gpu NAME; and --simulate trains on the CPU under a simulated card."
 _BF16_FROM = (8, 0)
 """From this compute capability on cards compute bfloat16."""
-Check = Callable[[Facts], Iterator[Finding]]
+Check = Callable[[Facts], Iterator[Condition]]
 
 
 def health_of(facts: Facts) -> Health:
@@ -48,7 +48,7 @@ def health_of(facts: Facts) -> Health:
     return Health(findings=findings, has_gpu=bool(facts.cards) and not (torch.error or torch.problem))
 
 
-def _driver(facts: Facts) -> Iterator[Finding]:
+def _driver(facts: Facts) -> Iterator[Condition]:
     if any(card.architecture for card in facts.cards):
         yield from _driver_of_amd(facts)
     elif facts.unplanned:
@@ -70,7 +70,7 @@ def _driver(facts: Facts) -> Iterator[Finding]:
         yield _note("GPU", "driver", f"no NVIDIA driver here ({facts.nvml_error}). {_NO_GPU}")
 
 
-def _driver_of_amd(facts: Facts) -> Iterator[Finding]:
+def _driver_of_amd(facts: Facts) -> Iterator[Condition]:
     hip = _torch(facts).details.get("hip", "")
     text = f"{hip or 'here'}; plans for AMD's cards are made from published facts, and none was ever run on one"
     yield _note("GPU", "ROCm", text)
@@ -79,7 +79,7 @@ def _driver_of_amd(facts: Facts) -> Iterator[Finding]:
         yield _note("GPU", "amdsmi", text, "pip install amdsmi, in the version of ROCm")
 
 
-def _cards(facts: Facts) -> Iterator[Finding]:
+def _cards(facts: Facts) -> Iterator[Condition]:
     if facts.driver and not facts.cards:
         shown = facts.variables.get("CUDA_VISIBLE_DEVICES")
         if shown is not None:
@@ -91,7 +91,7 @@ def _cards(facts: Facts) -> Iterator[Finding]:
         yield _card(facts, card)
 
 
-def _card(facts: Facts, card: Hardware) -> Finding:
+def _card(facts: Facts, card: Hardware) -> Condition:
     capability = card.compute_capability
     parts = [f"{format_bytes(card.total_bytes)}, {format_bytes(card.free_bytes)} free"]
     if card.architecture:
@@ -109,7 +109,7 @@ def _card(facts: Facts, card: Hardware) -> Finding:
     return _ok("GPU", card.name, text)
 
 
-def _torch_build(facts: Facts) -> Iterator[Finding]:
+def _torch_build(facts: Facts) -> Iterator[Condition]:
     torch = _torch(facts)
     if torch.version is None:
         yield _broken("torch", "torch", "not installed", "pip install torch")
@@ -134,7 +134,7 @@ def _torch_build(facts: Facts) -> Iterator[Finding]:
         yield _ok("torch", "NCCL", nccl)
 
 
-def _torch_for_rocm(facts: Facts, torch: Library, hip: str) -> Iterator[Finding]:
+def _torch_for_rocm(facts: Facts, torch: Library, hip: str) -> Iterator[Condition]:
     built = f"{torch.version}, for ROCm {hip}"
     if torch.problem and facts.driver:
         text = f"{built}, and the GPU that is here is NVIDIA's"
@@ -158,7 +158,7 @@ def _torch_cure(facts: Facts) -> str:
     return "python -c 'import torch; torch.ones(1, device=0)'  shows the same; after a driver update, reboot"
 
 
-def _kernels(facts: Facts, torch: Library) -> Iterator[Finding]:
+def _kernels(facts: Facts, torch: Library) -> Iterator[Condition]:
     """Reports cards for which the build has no kernels; a newer card of one generation runs an older one's."""
     archs = [int(each) for each in re.findall(r"sm_(\d+)", torch.details.get("archs", ""))]
     if not archs:
@@ -174,7 +174,7 @@ def _kernels(facts: Facts, torch: Library) -> Iterator[Finding]:
         yield _broken("torch", "kernels", text, fix)
 
 
-def _packages(facts: Facts) -> Iterator[Finding]:
+def _packages(facts: Facts) -> Iterator[Condition]:
     for name, (least, newest) in TESTED.items():
         library = facts.libraries.get(name, Library())
         if name == "torch":
@@ -205,7 +205,7 @@ def _packages(facts: Facts) -> Iterator[Finding]:
             yield _note("packages", name, f"not installed: {why}")
 
 
-def _compiler(facts: Facts) -> Iterator[Finding]:
+def _compiler(facts: Facts) -> Iterator[Condition]:
     """Triton compiles a launcher in C for each kernel (triton/runtime/build.py), with Python's headers."""
     if not facts.cards:
         return
@@ -219,7 +219,7 @@ def _compiler(facts: Facts) -> Iterator[Finding]:
         yield _ok("system", "compiler", facts.compiler)
 
 
-def _host_optimizer(facts: Facts) -> Iterator[Finding]:
+def _host_optimizer(facts: Facts) -> Iterator[Condition]:
     """Finds what ``--offload_optimizer_device cpu`` lacks; nothing is said where DeepSpeed is not installed."""
     if not facts.cards or facts.libraries.get("deepspeed", Library()).version is None:
         return
@@ -229,7 +229,7 @@ def _host_optimizer(facts: Facts) -> Iterator[Finding]:
         yield _ok("system", "DeepSpeed", "its optimizer for the host can be compiled, or was")
 
 
-def _hub(facts: Facts) -> Iterator[Finding]:
+def _hub(facts: Facts) -> Iterator[Condition]:
     hub = facts.hub
     if not hub.asked:
         names = [name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if name in facts.variables]
@@ -248,7 +248,7 @@ def _hub(facts: Facts) -> Iterator[Finding]:
         yield _note("hub", "Hugging Face Hub", text, "hf auth login")
 
 
-def _disk(facts: Facts) -> Iterator[Finding]:
+def _disk(facts: Facts) -> Iterator[Condition]:
     for folder in facts.folders:
         what, needed = WRITTEN.get(folder.purpose, ("", LEAST_OWN_BYTES))
         where = f"{what}{folder.path}"
@@ -264,7 +264,7 @@ def _disk(facts: Facts) -> Iterator[Finding]:
             yield _ok("disk", folder.purpose, f"{where}: {format_bytes(folder.free_bytes)} free")
 
 
-def _system(facts: Facts) -> Iterator[Finding]:
+def _system(facts: Facts) -> Iterator[Condition]:
     limited = ", the limit of this container" if facts.host_is_limited else ""
     memory = f"{format_bytes(facts.host_total_bytes)}, {format_bytes(facts.host_available_bytes)} available{limited}"
     yield _ok("system", "host memory", memory)
@@ -284,7 +284,7 @@ def _system(facts: Facts) -> Iterator[Finding]:
         yield _note("system", "Windows", "never run there: WSL 2 is what we would try")
 
 
-def _variables(facts: Facts) -> Iterator[Finding]:
+def _variables(facts: Facts) -> Iterator[Condition]:
     both = {NEWER_VARIABLE, OLDER_VARIABLE}
     if both <= facts.variables.keys():
         read = variable_that_counts(facts.variables)
@@ -319,13 +319,13 @@ def _torch(facts: Facts) -> Library:
     return facts.libraries.get("torch", Library())
 
 
-def _ok(area: str, name: str, text: str) -> Finding:
-    return Finding(area=area, name=name, state=State.OK, text=text)
+def _ok(area: str, name: str, text: str) -> Condition:
+    return Condition(area=area, name=name, state=Soundness.OK, text=text)
 
 
-def _note(area: str, name: str, text: str, fix: str = "") -> Finding:
-    return Finding(area=area, name=name, state=State.NOTE, text=text, fix=fix)
+def _note(area: str, name: str, text: str, fix: str = "") -> Condition:
+    return Condition(area=area, name=name, state=Soundness.NOTE, text=text, fix=fix)
 
 
-def _broken(area: str, name: str, text: str, fix: str) -> Finding:
-    return Finding(area=area, name=name, state=State.BROKEN, text=text, fix=fix)
+def _broken(area: str, name: str, text: str, fix: str) -> Condition:
+    return Condition(area=area, name=name, state=Soundness.BROKEN, text=text, fix=fix)

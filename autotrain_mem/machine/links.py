@@ -19,8 +19,7 @@ from typing import Any, Literal
 from autotrain_mem.machine.catalog import joined_by
 from autotrain_mem.machine.detect import nvml_session
 from autotrain_mem.support.errors import UsageError
-from autotrain_mem.types.hardware import Hardware
-from autotrain_mem.types.topology import Topology
+from autotrain_mem.types.hardware import Hardware, Topology
 
 _ROWS = Path(__file__).with_name("links.csv")
 

@@ -21,8 +21,7 @@ from autotrain_mem.machine.catalog import named, recognise
 from autotrain_mem.support.errors import UnknownGpuError, UsageError
 from autotrain_mem.support.files import read_start
 from autotrain_mem.support.units import KIB, format_bytes
-from autotrain_mem.types.hardware import Hardware
-from autotrain_mem.types.price import Price
+from autotrain_mem.types.hardware import Hardware, Price
 
 _ROWS = Path(__file__).with_name("prices.csv")
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from autotrain_mem.machine.choose import check_device, several, training_device
 from autotrain_mem.methods.interface import method_of
+from autotrain_mem.methods.parameter_count import parameters
 from autotrain_mem.planning.for_processes import check_processes
 from autotrain_mem.planning.output_dir import RESUME, check_output, check_weights
-from autotrain_mem.planning.predict.vllm_server import gpus_served_here
 from autotrain_mem.planning.resuming import check_checkpoint
+from autotrain_mem.planning.vllm_server import gpus_served_here
 from autotrain_mem.planning.wish import Wish, check_launch
 from autotrain_mem.settings.trl_parser import parser_of, read_given
 from autotrain_mem.support.errors import AutofitError, PlanFileError, UsageError
@@ -26,13 +27,15 @@ from autotrain_mem.support.sources import (
     check_model_folder,
 )
 from autotrain_mem.support.store import Store, cache_folder
+from autotrain_mem.support.units import format_bytes
 from autotrain_mem.types import Job, Plan
+from autotrain_mem.types.hardware import Topology
 from autotrain_mem.types.methods_table import OTHER_MODEL_ARGUMENTS
-from autotrain_mem.types.topology import Topology
 from autotrain_mem.worker.kept_flags import kept_flags, kept_names
 
 if TYPE_CHECKING:
     from autotrain_mem.worker.pool import Workers
+
 
 _READ = ("output_dir", RESUME, "dataset_name", "datasets", *OTHER_MODEL_ARGUMENTS)
 """The arguments of TRL's that are looked at before its parser has read them."""
@@ -219,3 +222,26 @@ def _job(wish: Wish) -> Job | None:
     model = wish.model or wish.argument("model_name_or_path")
     given = {name: value for name in _READ if (value := wish.argument(name)) is not None}
     return replace(wish, model=str(model)).job(given) if model else None
+
+
+_TRAINED_BYTES = 16
+"""Of a parameter: weight, gradient and AdamW's two moments in float32."""
+_HELD_BYTES = 2
+"""In bfloat16."""
+
+
+def coarse_answer(wish: Wish) -> str:
+    """Returns two lines about the model of a wish; empty where its sizes are not at hand, or not of a known kind."""
+    model = wish.model or wish.argument("model_name_or_path")
+    try:
+        config = check_model_folder(str(model), "--model") if model else None
+    except AutofitError:  # said where it stops something
+        return ""
+    count = None if config is None else parameters(config)
+    if count is None:
+        return ""
+    trained, held = format_bytes(_TRAINED_BYTES * count), format_bytes(_HELD_BYTES * count)
+    return (
+        f"From sizes alone: {count / 1e9:.3g} billion parameters, {trained} to train all of them in float32 with\n"
+        f"AdamW, {held} to hold them in bfloat16; activations come on top. The plan follows.\n"
+    )

@@ -10,7 +10,7 @@ from typing import Any
 from autotrain_mem.settings.knobs import TOKEN_KNOBS, ZERO_KNOBS, ZEROS, Sharding
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import Knobs
-from autotrain_mem.types.topology import Topology
+from autotrain_mem.types.hardware import Topology
 
 
 def for_processes(defaults: Knobs, topology: Topology, given: Mapping[str, Any]) -> Knobs:

@@ -37,10 +37,9 @@ from autotrain_mem.types import (
     Trace,
     Workload,
 )
-from autotrain_mem.types.hardware import Capability, kernel_class
+from autotrain_mem.types.hardware import Capability, Price, kernel_class
 from autotrain_mem.types.model import ModelFacts
 from autotrain_mem.types.plan import as_recorded
-from autotrain_mem.types.price import Price
 from autotrain_mem.worker.pool import Workers
 
 LONGEST_UNKNOWN = 1024

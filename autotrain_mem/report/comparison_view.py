@@ -24,8 +24,7 @@ from autotrain_mem.report.layout import (
 from autotrain_mem.settings.levers import pulled
 from autotrain_mem.support.units import amount, duration, format_bytes, rate
 from autotrain_mem.types import Knobs
-from autotrain_mem.types.gpu_comparison import BRIEF, OFFLOADING, Cards
-from autotrain_mem.types.most import Frontier
+from autotrain_mem.types.gpu_comparison import BRIEF, OFFLOADING, Cards, Frontier
 
 SMALLEST = ">"
 

@@ -13,7 +13,7 @@ from autotrain_mem.report import formatting
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Bar, Indented, Scale, add, hanging, scale_for, section, table
 from autotrain_mem.support.units import counted, duration, format_bytes
 from autotrain_mem.types import Estimate, Hardware, Owner
-from autotrain_mem.types.mixed_lengths import STEPS
+from autotrain_mem.types.estimate import STEPS
 
 LARGEST_MODULES = 5
 

@@ -17,7 +17,7 @@ from autotrain_mem.report.layout import BAD, GOOD, QUIET, Indented, add, table, 
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.support.yaml_files import Recipe
 from autotrain_mem.types import Hardware
-from autotrain_mem.types.health import Health, State
+from autotrain_mem.types.preflight import Health, Soundness
 
 _UNKNOWN = "-"
 
@@ -57,7 +57,7 @@ def recipes_view(recipes: Sequence[Recipe]) -> RenderableType:
 
 
 _MARK_COLUMNS, _NAME_COLUMNS = 6, 16
-_MARKS = {State.OK: ("ok", GOOD), State.NOTE: ("note", "yellow"), State.BROKEN: ("BROKEN", f"bold {BAD}")}
+_MARKS = {Soundness.OK: ("ok", GOOD), Soundness.NOTE: ("note", "yellow"), Soundness.BROKEN: ("BROKEN", f"bold {BAD}")}
 
 
 def doctor_view(health: Health) -> RenderableType:
@@ -68,7 +68,7 @@ def doctor_view(health: Health) -> RenderableType:
         grid.columns[0].width, grid.columns[1].width = _MARK_COLUMNS, _NAME_COLUMNS
         for finding in findings:
             word, style = _MARKS[finding.state]
-            text = Text(finding.text, style=QUIET if finding.state is State.OK else "")
+            text = Text(finding.text, style=QUIET if finding.state is Soundness.OK else "")
             if finding.fix:
                 text.append(f"\n{finding.fix}", style="bold")
             add(grid, Text(word, style=style), finding.name, text)

@@ -20,10 +20,10 @@ from autotrain_mem.settings.levers import WARNINGS
 from autotrain_mem.support.units import amount, counted, duration, format_bytes, money, percent
 from autotrain_mem.types import Candidate, DataSummary, Estimate, Harm, Lever, Plan
 from autotrain_mem.types.data import PERCENTILES
+from autotrain_mem.types.estimate import STEPS
+from autotrain_mem.types.gpu_comparison import Most
+from autotrain_mem.types.hardware import Price
 from autotrain_mem.types.methods_table import METHODS
-from autotrain_mem.types.mixed_lengths import STEPS
-from autotrain_mem.types.most import Most
-from autotrain_mem.types.price import Price
 
 
 def plan_view(plan: Plan) -> RenderableType:

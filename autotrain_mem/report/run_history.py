@@ -14,7 +14,7 @@ from autotrain_mem.support import codec
 from autotrain_mem.support.files import open_ordinary
 from autotrain_mem.support.units import MIB, counted, duration, format_bytes
 from autotrain_mem.types import OtherProcess, Phase, PhasePeak, Plan, Probe
-from autotrain_mem.types.history import EVENTS_NAME, RECORD_NAME, Happening, Moment, RunHistory
+from autotrain_mem.types.experience import EVENTS_NAME, RECORD_NAME, Happening, Moment, RunHistory
 from autotrain_mem.types.report import MemoryReading
 
 LARGEST_BYTES = 256 * MIB

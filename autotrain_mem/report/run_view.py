@@ -14,7 +14,7 @@ from autotrain_mem.report import formatting
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Indented, add, hanging, table
 from autotrain_mem.support.units import counted, duration, format_bytes, rate
 from autotrain_mem.types import Plan, Report
-from autotrain_mem.types.history import Happening, Moment, RunHistory
+from autotrain_mem.types.experience import Happening, Moment, RunHistory
 from autotrain_mem.types.report import REWARD_NAMES, MemoryReading
 
 BLOCKS = "▁▂▃▄▅▆▇█"

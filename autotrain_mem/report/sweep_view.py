@@ -14,7 +14,7 @@ from autotrain_mem.report.layout import BAD, GOOD, QUIET, Indented, Scale, add, 
 from autotrain_mem.support import codec
 from autotrain_mem.support.units import counted, format_bytes
 from autotrain_mem.types import Knobs
-from autotrain_mem.types.sweep import Sweep, SweepPoint
+from autotrain_mem.types.gpu_comparison import Sweep, SweepPoint
 
 FIGURES = (
     *("peak_allocated_bytes", "peak_reserved_bytes", "non_torch_bytes", "communicators_bytes", "vllm_share_bytes"),

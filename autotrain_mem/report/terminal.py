@@ -26,8 +26,8 @@ from autotrain_mem.report.run_history import event_line
 from autotrain_mem.support.processes import LossyStream
 from autotrain_mem.support.units import counted, duration, format_bytes, printable
 from autotrain_mem.types import Candidate, Counting, Hardware, Knobs
+from autotrain_mem.types.gpu_comparison import Axis, SweepPoint
 from autotrain_mem.types.report import REWARD_NAMES
-from autotrain_mem.types.sweep import Axis, SweepPoint
 
 UNWRAPPED_COLUMNS = 4000
 """Where no terminal shows it, a line is not wrapped: a name cut in two cannot be searched for in a log."""

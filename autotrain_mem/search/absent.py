@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from autotrain_mem.settings.levers import EIGHT_BIT, EXPANDABLE, LADDER
-from autotrain_mem.types.amd import ARCHITECTURES
-from autotrain_mem.types.hardware import Capability
+from autotrain_mem.types.hardware import ARCHITECTURES, Capability
 
 OPTIMIZERS_OF_BITSANDBYTES = re.compile("8bit|bnb|paged|ademamix|lion")
 """Values of ``optim``: ``transformers/trainer_optimizer.py: _get_bitsandbytes_optimizer``; those that torchao or torch

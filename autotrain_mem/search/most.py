@@ -26,7 +26,7 @@ from autotrain_mem.search.points import least_demanding, unaccumulated
 from autotrain_mem.search.search import NO_LIMITS, Found, Limits, climb, make_memo, no_plan
 from autotrain_mem.search.space import Space
 from autotrain_mem.types import Estimate, Knobs
-from autotrain_mem.types.most import Most
+from autotrain_mem.types.gpu_comparison import Most
 
 TURNS = 12
 """Guesses for one level, at most; plain bisection of 16,384 values takes 14."""

@@ -19,7 +19,7 @@ from autotrain_mem.settings.levers import EXPANDABLE, LEVERS
 from autotrain_mem.support.errors import PlanError
 from autotrain_mem.types import Candidate, Estimate, Harm, Knobs, Lever
 from autotrain_mem.types.estimate import candidate
-from autotrain_mem.types.most import Most
+from autotrain_mem.types.gpu_comparison import Most
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,7 +23,7 @@ from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.units import MIB
 from autotrain_mem.training.request import Request
 from autotrain_mem.types import Hardware, Knobs
-from autotrain_mem.types.topology import opened_by
+from autotrain_mem.types.hardware import opened_by
 
 PORT, ADDRESS, THREADS = "MASTER_PORT", "127.0.0.1", "OMP_NUM_THREADS"
 PORTS = 3

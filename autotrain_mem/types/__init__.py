@@ -35,16 +35,17 @@ if TYPE_CHECKING:
         Estimate,
         Footprint,
         MemoryEstimate,
+        MixedLengths,
         ReservedByMode,
+        ReservedByOrder,
         ReservedEstimate,
+        ReservedOverSteps,
     )
     from autotrain_mem.types.experience import Experience, Incident, Learned, OtherProcess, PhasePeak, Probe, Restart
-    from autotrain_mem.types.hardware import Hardware
+    from autotrain_mem.types.hardware import Hardware, Topology
     from autotrain_mem.types.job import Job
-    from autotrain_mem.types.mixed_lengths import MixedLengths, ReservedByOrder, ReservedOverSteps
     from autotrain_mem.types.plan import Plan, Proposal
     from autotrain_mem.types.report import Report
-    from autotrain_mem.types.topology import Topology
     from autotrain_mem.types.trace import Block, Owner, Routing, Trace, Trained
     from autotrain_mem.types.vllm import VllmServer, VllmSleep
     from autotrain_mem.types.work import Phase, StepTime, Work, Workload

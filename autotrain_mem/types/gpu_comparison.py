@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from autotrain_mem.support.codec import Form
+from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.lazy_names import html_of
-from autotrain_mem.types.estimate import Estimate
-from autotrain_mem.types.hardware import Hardware
-from autotrain_mem.types.price import Price
+from autotrain_mem.types.estimate import Candidate, Estimate
+from autotrain_mem.types.hardware import Hardware, Price
 
 LOSSLESS = ("lossless", "lossless, offloading")
 """The levels that change nothing but speed, the faster first (``search.levels``)."""
@@ -176,3 +176,116 @@ def _speed(verdict: CardVerdict) -> float:
 def _size_then_speed(verdict: CardVerdict) -> tuple[int, float]:
     speed = 0.0 if verdict.estimate is None else verdict.estimate.tokens_per_second
     return verdict.hardware.topology.processes * verdict.hardware.total_bytes, -speed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Most:
+    """Holds the largest value of one setting that fits at a plan's level of harm, all that was asked for kept.
+
+    >>> from autotrain_mem import Most
+    >>> Most(name="max_length", value=2048, next_value=None, stopped_by="the model's context").value
+    2048
+    """
+
+    name: str
+    """The setting: one of ``types.job.MAXIMIZED``."""
+    value: int
+    next_value: int | None
+    """The next larger one, which was rehearsed and does not fit; None where the card is not what stops it."""
+    next_required_bytes: int | None = None
+    """What that one needs."""
+    stopped_by: str = ""
+    """What else stops it, in a few words; empty where the card does."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reach:
+    """Says how far one level of harm reaches, and what it is there."""
+
+    level: str
+    most: Most | None = None
+    """None where not even the smallest value fits."""
+    point: Candidate | None = None
+    """The settings with that value, which are the level's least demanding ones."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Frontier:
+    """Holds how much of one thing fits at each level of harm, least harm first."""
+
+    json_form: ClassVar = Form(schema="autofit.frontier/1")
+
+    name: str
+    """The setting: one of ``types.job.MAXIMIZED``."""
+    gpu: str
+    budget_bytes: int
+    reaches: tuple[Reach, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """Holds one value of one flag."""
+
+    name: str
+    """The flag, as TRL calls it."""
+    text: str
+    """As the user wrote it: ``1e-5``."""
+    value: Any
+    """As the flag's parser reads it: ``0.00001``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Axis:
+    """Holds a flag that varies, and its values in the user's order."""
+
+    json_form: ClassVar = Form(derived={"values": "values"}, hidden=("settings",))
+
+    name: str
+    settings: tuple[Setting, ...]
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        return tuple(setting.value for setting in self.settings)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepPoint:
+    """Holds one combination: a setting of each axis, and what it needs or why there is no such run."""
+
+    json_form: ClassVar = Form(
+        derived={"swept": "swept", "estimate": "estimate", "refused": "refusal"}, hidden=("settings", "outcome")
+    )
+    """Estimate and refusal are both written, one of them null, so that a reader need not ask which is there."""
+
+    settings: tuple[Setting, ...]
+    outcome: Estimate | AutofitError
+
+    @property
+    def swept(self) -> dict[str, Any]:
+        """Maps each axis to its value."""
+        return {setting.name: setting.value for setting in self.settings}
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """Returns what was estimated; None where the combination was refused."""
+        return self.outcome if isinstance(self.outcome, Estimate) else None
+
+    @property
+    def refusal(self) -> AutofitError | None:
+        """Returns why there is no such run; None where there is an estimate."""
+        return self.outcome if isinstance(self.outcome, AutofitError) else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sweep:
+    """Holds all combinations of the axes; the last axis varies fastest. Without axes it is a single point."""
+
+    json_form: ClassVar = Form(schema="autofit.sweep/1")
+
+    axes: tuple[Axis, ...]
+    points: tuple[SweepPoint, ...]
+
+    @property
+    def estimates(self) -> tuple[Estimate, ...]:
+        """Lists the estimates of the points that were not refused, in order."""
+        return tuple(point.estimate for point in self.points if point.estimate is not None)

@@ -7,7 +7,51 @@ from typing import ClassVar, Literal
 
 from autotrain_mem.support.codec import Form
 from autotrain_mem.support.units import MIB
-from autotrain_mem.types.topology import Topology
+
+
+def opened_by(uuid: str) -> str:
+    """Returns what a variable such as CUDA_VISIBLE_DEVICES calls a device: the UUID, or what HIP calls an AMD card.
+
+    >>> opened_by("1@0000:c1:00.0")
+    '1'
+    """
+    return uuid.partition("@")[0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Topology:
+    """Describes the devices of a run: on one machine or on several alike, one process on each.
+
+    >>> from autotrain_mem import Topology
+    >>> Topology(nodes=2, devices=8).processes
+    16
+    """
+
+    nodes: int = 1
+    devices: int = 1
+    """On each node."""
+    link: str = ""
+    """Name of what joins the devices of a node, in the catalog of links (``machine.links``); empty for one device."""
+    link_bytes_per_second: int | None = None
+    """What a collective within a node moves per device and second, in and out each (the bus bandwidth of nccl-tests);
+    None where it is not known."""
+    network: str = ""
+    """Name of what joins the nodes; empty for a single one."""
+    network_bytes_per_second: int | None = None
+    """The same between nodes, for each device."""
+    uuids: tuple[str, ...] = ()
+    """Names (``Hardware.uuid``) of the devices that were found on this node, in the order of their processes' local
+    ranks."""
+
+    @property
+    def processes(self) -> int:
+        return self.nodes * self.devices
+
+    @property
+    def links(self) -> str | None:
+        """Names link and network as ``--link`` takes them; None where neither is known."""
+        return ",".join(filter(None, (self.link, self.network))) or None
+
 
 HEADROOM_FRACTION = 0.04
 MINIMUM_HEADROOM_BYTES = 400 * MIB
@@ -102,3 +146,68 @@ class Hardware:
         """Computes what a run may take, in reserved plus non-torch bytes: what is free, less the headroom."""
         headroom = self.default_headroom_bytes() if headroom_bytes is None else headroom_bytes
         return max(0, self.free_bytes - headroom)
+
+
+SECONDS_PER_HOUR = 3600
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Price:
+    """Holds what one card costs for an hour.
+
+    >>> from autotrain_mem import Price
+    >>> Price(gpu="rtx4090", per_hour=0.34, provider="RunPod Community", seen="2026-03-10").cost(7200, cards=2)
+    1.36
+    """
+
+    gpu: str
+    """The catalog's key."""
+    per_hour: float
+    """Of one card, in ``currency``."""
+    currency: str = "USD"
+    provider: str = ""
+    seen: str = ""
+    """The day on which it was listed, as ``2026-03-10``; empty where that is not told."""
+    source: str = ""
+    """Where the list is."""
+
+    def cost(self, seconds: float, *, cards: int = 1) -> float:
+        """Computes what so many cards cost for so long, in ``currency``."""
+        return self.per_hour * cards * seconds / SECONDS_PER_HOUR
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Architecture:
+    """Describes what the cards of one of AMD's architectures have in common."""
+
+    compute_units: int
+    """Of its largest card, as a device of torch's: an upper bound for the others."""
+    rocblas_bytes: int
+    """Workspace of a rocBLAS handle: ``aten/src/ATen/cuda/CublasHandlePool.cpp: parseChosenWorkspaceSize``, 128 MiB on
+    gfx94x and gfx95x and 32 MiB elsewhere."""
+    largest_head: int
+    """Of torch's fused attention: ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: aotriton_max_hdim``."""
+    adds_queries_up: bool
+    """Attention's backward may keep the query's gradient in float32 besides, in kernels written in assembly for this
+    architecture (``.../transformers/cuda/attention_backward.cu``: ``DQ_ACC``, taken when a kernel asks for it)."""
+
+
+HIPBLASLT_BYTES = 76 * MIB
+"""``CublasHandlePool.cpp: parseCUDABlasLtWorkspaceSize``: hipBLASLt has a workspace of its own beside rocBLAS's."""
+
+ARCHITECTURES = {
+    "gfx90a": Architecture(compute_units=110, rocblas_bytes=32 * MIB, largest_head=512, adds_queries_up=False),
+    "gfx942": Architecture(compute_units=304, rocblas_bytes=128 * MIB, largest_head=512, adds_queries_up=True),
+    "gfx1100": Architecture(compute_units=96, rocblas_bytes=32 * MIB, largest_head=256, adds_queries_up=False),
+}
+"""MI210 and each die of MI250 and MI250X; MI300X and MI325X; RX 7900 and Radeon PRO W7900. AOTriton counts none of
+these as experimental (``aotriton: v2src/util.cc: isArchExperimentallySupported``)."""
+
+
+def architecture_name(gcn_arch_name: str) -> str:
+    """Returns the name without the features that are switched on.
+
+    >>> architecture_name("gfx90a:sramecc+:xnack-")
+    'gfx90a'
+    """
+    return gcn_arch_name.partition(":")[0]

@@ -19,10 +19,10 @@ from autotrain_mem.types import plan_file
 from autotrain_mem.types.data import PERCENTILES, DataSummary
 from autotrain_mem.types.estimate import Candidate, Estimate
 from autotrain_mem.types.experience import Experience
+from autotrain_mem.types.gpu_comparison import Most
+from autotrain_mem.types.hardware import Price
 from autotrain_mem.types.job import Job
 from autotrain_mem.types.methods_table import METHODS
-from autotrain_mem.types.most import Most
-from autotrain_mem.types.price import Price
 from autotrain_mem.types.vllm import VllmServer
 
 _SECRET_ARGUMENTS = ("hub_token", "push_to_hub_token")

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from autotrain_mem.planning.predict.predictions import Predictions
+from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.rehearsals import Lengths, Rehearsals
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.versions import OURS, content_digest

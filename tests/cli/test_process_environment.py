@@ -11,7 +11,7 @@ from autotrain_mem.planning.absent import settings_on
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.training.environment import one_tracked_run, process_environment
 from autotrain_mem.types import Hardware
-from autotrain_mem.types.topology import Topology
+from autotrain_mem.types.hardware import Topology
 
 CARD = Hardware(
     name="a card", origin="detected", total_bytes=2**34, free_bytes=2**34, non_torch_bytes=2**28, uuid="GPU-1"

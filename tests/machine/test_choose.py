@@ -12,8 +12,7 @@ from autotrain_mem.machine.choose import choose, several
 from autotrain_mem.support.errors import NoGpuError, UnknownGpuError, UsageError
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.units import GIB
-from autotrain_mem.types.hardware import Hardware
-from autotrain_mem.types.topology import Topology
+from autotrain_mem.types.hardware import Hardware, Topology
 
 
 def found(name: str, index: int) -> Hardware:

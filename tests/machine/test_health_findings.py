@@ -18,7 +18,7 @@ from autotrain_mem.machine.health_findings import health_of
 from autotrain_mem.report.machine_view import private_free, summary
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.support.versions import TESTED, untested, version_of
-from autotrain_mem.types.health import Finding, State
+from autotrain_mem.types.preflight import Condition, Soundness
 
 ROOT = Path(__file__).parent.parent.parent
 CARD = replace(named("rtx4090"), origin="detected", uuid="GPU-1")
@@ -45,8 +45,8 @@ def with_library(name: str, library: Library) -> dict[str, object]:
     return {"libraries": LIBRARIES | {name: library}}
 
 
-def only(facts: Facts) -> list[Finding]:
-    return [finding for finding in health_of(facts).findings if finding.state is not State.OK]
+def only(facts: Facts) -> list[Condition]:
+    return [finding for finding in health_of(facts).findings if finding.state is not Soundness.OK]
 
 
 def test_a_good_machine_has_nothing_broken() -> None:
@@ -86,12 +86,12 @@ def test_a_torch_for_rocm_is_nothing_to_train_with_on_another_machine() -> None:
     problem = replace(ROCM, problem="No HIP GPUs are available")
     unseen = health_of(replace(ON_AMD, cards=(), libraries=LIBRARIES | {"torch": problem}))
     (finding,) = [each for each in unseen.findings if each.name == "torch"]
-    assert (finding.state, unseen.trains) == (State.NOTE, False)
+    assert (finding.state, unseen.trains) == (Soundness.NOTE, False)
     assert "no AMD GPU that is known was found" in finding.text
     (finding,) = [
         each for each in only(replace(GOOD, libraries=LIBRARIES | {"torch": problem})) if each.name == "torch"
     ]
-    assert (finding.state, finding.fix[:11]) == (State.BROKEN, "pip install")
+    assert (finding.state, finding.fix[:11]) == (Soundness.BROKEN, "pip install")
     assert "the GPU that is here is NVIDIA's" in finding.text
     broken = health_of(replace(ON_AMD, libraries=LIBRARIES | {"torch": problem}))
     assert "No HIP GPUs are available" in next(each for each in broken.findings if each.name == "torch").text
@@ -102,7 +102,7 @@ def test_a_gpu_of_apple_or_intel_is_named_as_one_that_nothing_is_planned_for() -
     health = health_of(replace(facts, libraries=LIBRARIES | {"torch": Library(version="2.13.0")}))
     finding = next(each for each in health.findings if each.name == "driver")
     assert finding.text.startswith("Apple's GPU (MPS), 24.0 GiB of unified memory for it: not planned for, since its")
-    assert (finding.state, health.trains) == (State.NOTE, False)
+    assert (finding.state, health.trains) == (Soundness.NOTE, False)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_gpu_of_apple_or_intel_is_named_as_one_that_nothing_is_planned_for() -
 )
 def test_what_is_broken_is_said_with_its_cure(changes: dict[str, object], name: str, says: str, fix: str) -> None:
     health = health_of(replace(GOOD, **changes))  # type: ignore[arg-type]
-    (broken,) = (finding for finding in health.findings if finding.state is State.BROKEN)
+    (broken,) = (finding for finding in health.findings if finding.state is Soundness.BROKEN)
     assert (broken.name, says in broken.text, fix in broken.fix) == (name, True, True), broken
     assert not health.trains
     assert "1 thing does not work" in summary(health)

@@ -13,7 +13,7 @@ from autotrain_mem.support.errors import RehearsalError, UsageError
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types import Candidate, Hardware, Job, Knobs
 from autotrain_mem.types.gpu_comparison import NOTHING_FITS, Cards
-from autotrain_mem.types.topology import Topology
+from autotrain_mem.types.hardware import Topology
 
 AMPERE, ADA, TURING = (8, 6), (8, 9), (7, 5)
 SPEEDS = {

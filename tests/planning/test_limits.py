@@ -9,12 +9,12 @@ from fake_worker import FakeWorker, rehearsals, toy
 from test_compare_gpus import SPEEDS
 
 from autotrain_mem import api
-from autotrain_mem.planning.predict.limits import limits_of
+from autotrain_mem.planning.limits import limits_of
 from autotrain_mem.report.plan_view import passed_over
 from autotrain_mem.support.errors import LimitError, UsageError
 from autotrain_mem.types import Job, Plan
 from autotrain_mem.types.gpu_comparison import NO_PRICE, TOO_DEAR, TOO_SLOW
-from autotrain_mem.types.price import Price
+from autotrain_mem.types.hardware import Price
 
 CARD = toy(16.2, "toy", origin="named", compute_capability=(8, 9), **SPEEDS)
 """On which a billion parameters train in float32 with their activations recomputed, and without in bfloat16."""

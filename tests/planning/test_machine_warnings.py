@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from nouns import TRL_DEFAULTS
 
-from autotrain_mem.planning.predict.machines import NOT_MODELLED, machine_warnings
+from autotrain_mem.planning.plan import NOT_MODELLED, machine_warnings
 from autotrain_mem.types import Job, Topology
 
 JOB = Job(method="dpo", model="toy-1B", dataset=None)

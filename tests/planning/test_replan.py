@@ -13,7 +13,7 @@ from fake_worker import FakeWorker, toy
 from nouns import TRL_DEFAULTS
 from test_follow_plan import JOB, counting, made, rehearsals
 
-from autotrain_mem.planning.predict.predictions import Predictions
+from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.recover import supervised
 from autotrain_mem.planning.recover.replan import (
     MOVABLE,
@@ -34,7 +34,7 @@ from autotrain_mem.training.exit_causes import Ending
 from autotrain_mem.training.run_folder import LOCK_NAME, LastRun, RunFolder
 from autotrain_mem.types import Estimate, Incident, Job, Knobs, Learned, Phase, Plan, Topology
 from autotrain_mem.types.experience import Restart
-from autotrain_mem.types.shortage import Shortage
+from autotrain_mem.types.report import Shortage
 
 PLAN = made(replace(JOB, effective_batch_size=16))
 RESTART = Restart(step=7, resumed_at=5, cause="killed", why="signal 9", change="")

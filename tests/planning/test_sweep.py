@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotrain_mem.planning.predict.sweep import estimate_all
+from autotrain_mem.planning.sweep import estimate_all
 from autotrain_mem.support.errors import (
     BatchSplitError,
     ContextLengthError,
@@ -16,7 +16,7 @@ from autotrain_mem.support.errors import (
     WorkerDiedError,
 )
 from autotrain_mem.types import Estimate
-from autotrain_mem.types.sweep import Axis, Setting, Sweep, SweepPoint
+from autotrain_mem.types.gpu_comparison import Axis, Setting, Sweep, SweepPoint
 
 EXAMPLE = Estimate.__new__(Estimate)
 """Nothing here looks inside."""

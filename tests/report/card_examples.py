@@ -8,7 +8,7 @@ from autotrain_mem.report.comparison_view import cards_view
 from autotrain_mem.support.units import GIB
 from autotrain_mem.types import Hardware, Knobs
 from autotrain_mem.types.gpu_comparison import NOTHING_FITS, Cards, CardVerdict
-from autotrain_mem.types.topology import Topology
+from autotrain_mem.types.hardware import Topology
 
 NO_FLASH = (
     "--attn_implementation flash_attention_2 needs compute capability 8.0, and this card has 7.5: "

@@ -5,7 +5,7 @@ from dataclasses import replace
 from report_examples import CHOSEN, RTX3060, estimate
 
 from autotrain_mem.types.estimate import candidate
-from autotrain_mem.types.most import Frontier, Most, Reach
+from autotrain_mem.types.gpu_comparison import Frontier, Most, Reach
 
 FULL = estimate(RTX3060, knobs=replace(CHOSEN, use_peft=False, max_length=1024))
 LORA = estimate(RTX3060, knobs=replace(CHOSEN, max_length=4096))

@@ -27,7 +27,7 @@ from autotrain_mem.types import (
     Topology,
     Trained,
 )
-from autotrain_mem.types.mixed_lengths import MixedLengths, ReservedByOrder, ReservedOverSteps
+from autotrain_mem.types.estimate import MixedLengths, ReservedByOrder, ReservedOverSteps
 from autotrain_mem.types.report import MemoryReading
 from autotrain_mem.types.vllm import VllmSleep
 

@@ -11,7 +11,7 @@ from autotrain_mem.report.shortage_view import explained
 from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types import Owner, Phase
-from autotrain_mem.types.shortage import Shortage
+from autotrain_mem.types.report import Shortage
 
 OWNED = {**OWNERS, Owner.ACTIVATIONS: 5_905_374_720, Owner.TEMPORARY: 1_100_000_256}
 ALLOCATED = sum(OWNED.values())

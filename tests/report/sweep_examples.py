@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from report_examples import CHOSEN, RTX3060, V100, estimate
 
-from autotrain_mem.planning.predict.sweep import combinations
+from autotrain_mem.planning.sweep import combinations
 from autotrain_mem.report.sweep_view import sweep_view
 from autotrain_mem.support.errors import AutofitError, BatchSplitError, ContextLengthError, UsageError
 from autotrain_mem.types import Estimate
-from autotrain_mem.types.sweep import Axis, Setting, Sweep, SweepPoint
+from autotrain_mem.types.gpu_comparison import Axis, Setting, Sweep, SweepPoint
 
 TOO_LONG = ContextLengthError("--max_length 65536 is beyond the model's context of 32768 tokens", hint="Less.")
 NO_GROUPS = BatchSplitError("3 rows do not divide\ninto groups of 8", hint="--num_generations 3")

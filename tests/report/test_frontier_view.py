@@ -8,7 +8,7 @@ from test_console import rendered
 
 from autotrain_mem.report.comparison_view import BAR_WIDTH, frontier_view
 from autotrain_mem.support import codec
-from autotrain_mem.types.most import Frontier, Reach
+from autotrain_mem.types.gpu_comparison import Frontier, Reach
 
 
 def test_each_level_has_a_line_with_its_most_the_neighbour_and_its_speed() -> None:

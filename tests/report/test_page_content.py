@@ -9,7 +9,7 @@ from autotrain_mem.report.page.content import page_of
 from autotrain_mem.report.page.render import page_html
 from autotrain_mem.types import Phase, Plan
 from autotrain_mem.types.data import DataProfile
-from autotrain_mem.types.history import Happening, Moment, RunHistory
+from autotrain_mem.types.experience import Happening, Moment, RunHistory
 from autotrain_mem.types.page import CardOffer, Chart, Material, Page
 from autotrain_mem.types.report import MemoryReading
 

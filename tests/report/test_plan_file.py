@@ -30,12 +30,11 @@ from autotrain_mem.types import Job, Plan
 from autotrain_mem.types.autofit import AutoFit
 from autotrain_mem.types.data import ImageSummary
 from autotrain_mem.types.estimate import ESTIMATE_SCHEMA
-from autotrain_mem.types.hardware import Hardware
+from autotrain_mem.types.gpu_comparison import Most
+from autotrain_mem.types.hardware import Hardware, Price
 from autotrain_mem.types.job import PythonCall
-from autotrain_mem.types.most import Most
 from autotrain_mem.types.plan import read_plan
 from autotrain_mem.types.plan_file import LARGEST_BYTES, PLAN_NAME, PLAN_SCHEMA
-from autotrain_mem.types.price import Price
 
 WRITTEN = json.loads(json.dumps(codec.to_json(PLAN)))
 

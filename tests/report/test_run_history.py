@@ -9,7 +9,7 @@ import pytest
 from autotrain_mem.planning.recover.event_log import EventLog
 from autotrain_mem.report.run_history import read_history
 from autotrain_mem.types import Phase
-from autotrain_mem.types.history import EVENTS_NAME, RECORD_NAME
+from autotrain_mem.types.experience import EVENTS_NAME, RECORD_NAME
 
 DEVICE = {
     "allocated_bytes": 10,

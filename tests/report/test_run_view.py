@@ -15,7 +15,7 @@ from autotrain_mem.cli import inspect_commands, main
 from autotrain_mem.planning.recover.event_log import EventLog
 from autotrain_mem.report.run_view import SPARKS, Watched, spark, watch_line, watch_view
 from autotrain_mem.training.run_folder import lock_folder
-from autotrain_mem.types.history import RunHistory
+from autotrain_mem.types.experience import RunHistory
 
 RUNNING = replace(history(*(moment(step, loss=10.0 - step) for step in range(1, 8))), ending="")
 

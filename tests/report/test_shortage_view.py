@@ -8,7 +8,7 @@ from shortage_examples import MISHAP, ON_A_CARD, SIMULATED
 from autotrain_mem.report.shortage_view import explained, shortage_text
 from autotrain_mem.support import codec, errors
 from autotrain_mem.support.errors import GpuOutOfMemoryError
-from autotrain_mem.types.shortage import Shortage
+from autotrain_mem.types.report import Shortage
 
 
 def columns(text: str) -> list[tuple[str, str, float, float]]:

@@ -10,7 +10,7 @@ from test_console import rendered
 
 from autotrain_mem.report.layout import scale_for
 from autotrain_mem.report.sweep_view import FIGURES, sweep_csv, sweep_view
-from autotrain_mem.types.sweep import Sweep, SweepPoint
+from autotrain_mem.types.gpu_comparison import Sweep, SweepPoint
 
 SWEEPS = {"list": LIST, "matrix": MATRIX, "wide": WIDE, "cube": CUBE, "cards": CARDS}
 

@@ -16,7 +16,7 @@ from autotrain_mem.search.space import Space
 from autotrain_mem.support.errors import DoesNotFitError, PlanError
 from autotrain_mem.support.units import GIB
 from autotrain_mem.types import Estimate
-from autotrain_mem.types.most import Most
+from autotrain_mem.types.gpu_comparison import Most
 
 LENGTHS = (*range(64, 256, 16), *range(256, 16_384, 64), 16_384)
 ROWS = range(1, 4097)

@@ -15,12 +15,11 @@ from autotrain_mem import types as nouns
 from autotrain_mem.support import codec
 from autotrain_mem.training.request import Request
 from autotrain_mem.types import DataProfile, Hardware, Job, Phase, StepTime
+from autotrain_mem.types.gpu_comparison import Sweep
 from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.model import ModelFacts
 from autotrain_mem.types.preflight import Preflight
-from autotrain_mem.types.report import MemoryReading
-from autotrain_mem.types.shortage import Shortage
-from autotrain_mem.types.sweep import Sweep
+from autotrain_mem.types.report import MemoryReading, Shortage
 
 READ = (
     *(nouns.Counting, nouns.DataProfile, nouns.Estimate, nouns.Experience, nouns.Footprint, nouns.Hardware, nouns.Job),

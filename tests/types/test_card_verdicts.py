@@ -9,7 +9,7 @@ import pytest
 from autotrain_mem.support.units import GIB
 from autotrain_mem.types import Estimate, Hardware
 from autotrain_mem.types.gpu_comparison import LOSSLESS, NOTHING_FITS, Cards, CardVerdict
-from autotrain_mem.types.topology import Topology
+from autotrain_mem.types.hardware import Topology
 
 
 def verdict(name: str, gib: int, level: str, speed: float = 1.0, gpus: int = 1) -> CardVerdict:

@@ -10,8 +10,8 @@ from typing import Any
 
 from autotrain_mem.machine.detect import free_bytes
 from autotrain_mem.machine.measure import STEADY_BYTES, others_on
-from autotrain_mem.planning.predict.plan import make_plan, searched_with_images
-from autotrain_mem.planning.predict.predictions import Predictions
+from autotrain_mem.planning.plan import make_plan, searched_with_images
+from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.probe.calibration import Correction, Point, corrected
 from autotrain_mem.planning.rehearsals import Rehearsals
 from autotrain_mem.report.run_history import outcome

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autotrain_mem.support.files import JsonLines
-from autotrain_mem.types.history import EVENTS_NAME
+from autotrain_mem.types.experience import EVENTS_NAME
 
 STEP_SECONDS = 1.0
 STEP_SHARE = 1 / 2000

@@ -13,7 +13,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from autotrain_mem.machine.detect import free_bytes
-from autotrain_mem.planning.predict.predictions import Predictions
+from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.rehearsals import Rehearsals
 from autotrain_mem.search.ladder import allowed
 from autotrain_mem.search.memo import Memo
@@ -23,8 +23,8 @@ from autotrain_mem.settings.knobs import EVALUATED_ROWS, OWN_SWITCHES, ROWS, STE
 from autotrain_mem.settings.levers import EXPANDABLE, LEVERS, OFFLOADING
 from autotrain_mem.support.errors import AutofitError, TrainingError
 from autotrain_mem.types import Estimate, Knobs, Lever, Plan
-from autotrain_mem.types.shortage import Shortage
-from autotrain_mem.types.topology import Topology
+from autotrain_mem.types.hardware import Topology
+from autotrain_mem.types.report import Shortage
 
 MOVABLE = frozenset({ROWS, STEPS, EVALUATED_ROWS, EXPANDABLE, "gradient_checkpointing", *OFFLOADING})
 

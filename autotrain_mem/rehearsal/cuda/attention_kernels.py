@@ -12,8 +12,7 @@ from enum import StrEnum
 
 import torch
 
-from autotrain_mem.types.amd import ARCHITECTURES, Architecture
-from autotrain_mem.types.hardware import Capability
+from autotrain_mem.types.hardware import ARCHITECTURES, Architecture, Capability
 
 HALF = (torch.float16, torch.bfloat16)
 LARGEST_ALIGNED_HEAD = 256

@@ -17,8 +17,7 @@ import torch
 
 from autotrain_mem.rehearsal.cuda.attention_kernels import HALF
 from autotrain_mem.rehearsal.trace.recorder import Scratch, Workspace
-from autotrain_mem.types.amd import ARCHITECTURES, HIPBLASLT_BYTES
-from autotrain_mem.types.hardware import Capability
+from autotrain_mem.types.hardware import ARCHITECTURES, HIPBLASLT_BYTES, Capability
 
 NOT_COUNTED = (
     "workspaces inside CUDA kernels that are below 1 MiB in a training step (reductions but for sums over rows, topk, "

@@ -9,8 +9,8 @@ from itertools import accumulate
 
 from autotrain_mem.report import formatting
 from autotrain_mem.types.data import PERCENTILES
-from autotrain_mem.types.history import Moment, RunHistory
-from autotrain_mem.types.mixed_lengths import STEPS
+from autotrain_mem.types.estimate import STEPS
+from autotrain_mem.types.experience import Moment, RunHistory
 from autotrain_mem.types.page import Bars, Chart, Mark, Material, Series
 from autotrain_mem.types.report import REWARD_NAMES
 

@@ -20,7 +20,7 @@ from autotrain_mem.trainers.model_support import statistics
 from autotrain_mem.training.longest_batch.restore import models_of
 from autotrain_mem.training.process.build import Device
 from autotrain_mem.types import Owner, Phase
-from autotrain_mem.types.shortage import Shortage
+from autotrain_mem.types.report import Shortage
 
 _SIZE = r"(\d+(?:\.\d+)? (?:GiB|MiB|KiB|bytes))"
 """``c10/cuda/CUDACachingAllocator.cpp: format_size``; the patterns are of ``DeviceCachingAllocator::malloc`` there."""

@@ -35,8 +35,7 @@ from autotrain_mem.training.request import Request, SendEvent
 from autotrain_mem.training.run_folder import check_in_place
 from autotrain_mem.training.watch.callback import MemoryWatch
 from autotrain_mem.types import Incident, Learned
-from autotrain_mem.types.report import REWARD_NAMES, MemoryReading
-from autotrain_mem.types.shortage import Shortage
+from autotrain_mem.types.report import REWARD_NAMES, MemoryReading, Shortage
 
 
 def train(request: Request, send: SendEvent, device_of: DeviceOf = real_device) -> dict[str, Any]:

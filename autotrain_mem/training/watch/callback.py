@@ -23,7 +23,7 @@ from autotrain_mem.support.units import GIB
 from autotrain_mem.training.watch.diagnose import Lookout, Sample, Sign
 from autotrain_mem.training.watch.row_lengths import Rows
 from autotrain_mem.types import Phase, PhasePeak
-from autotrain_mem.types.history import RECORD_NAME
+from autotrain_mem.types.experience import RECORD_NAME
 from autotrain_mem.types.report import MemoryReading
 
 logger = logging.get_logger("transformers.memory_watch")  # so that transformers' verbosity and handlers hold for it

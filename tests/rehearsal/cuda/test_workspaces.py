@@ -16,7 +16,7 @@ from autotrain_mem.rehearsal.cuda.workspaces import MULTIPROCESSORS, workspaces
 from autotrain_mem.rehearsal.trace.recorder import Recorder, Scratch
 from autotrain_mem.support.units import MIB
 from autotrain_mem.types import Block, Owner, Phase
-from autotrain_mem.types.amd import ARCHITECTURES
+from autotrain_mem.types.hardware import ARCHITECTURES
 
 aten = torch.ops.aten
 AMPERE, HOPPER = (8, 0), (9, 0)

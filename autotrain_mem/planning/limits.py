@@ -10,13 +10,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from autotrain_mem.planning.predict.steps import optimizer_steps
 from autotrain_mem.planning.rehearsals import Lengths, Rehearsals
+from autotrain_mem.settings.words import EPOCHS
 from autotrain_mem.support.errors import LimitError, UsageError
 from autotrain_mem.support.units import brief, duration, money
 from autotrain_mem.types import Estimate, Hardware, Job, Knobs
 from autotrain_mem.types.gpu_comparison import TOO_DEAR, TOO_SLOW
-from autotrain_mem.types.price import Price
+from autotrain_mem.types.hardware import Price
 
 
 @dataclass(kw_only=True, slots=True)
@@ -124,3 +124,24 @@ def knows_speed(card: Hardware) -> bool:
     """Tells whether seconds on this card are its own: those of one that is imagined by its size only rank plans."""
     rates = (card.bandwidth_bytes_per_second, card.fp16_flops_per_second, card.fp32_flops_per_second)
     return None not in (*rates, card.host_link_bytes_per_second)
+
+
+def optimizer_steps(job: Job, knobs: Knobs, lengths: Lengths) -> int | None:
+    """How many steps the whole training has; None where neither ``max_steps`` nor the data say.
+
+    As transformers counts (``trainer.py: set_initial_training_values``): the last step of an epoch may be a short one.
+    Packing leaves the tokens and changes the rows.
+    """
+    asked = job.arguments.get("max_steps", -1)
+    if isinstance(asked, int) and asked > 0:
+        return asked
+    profile = lengths.profile
+    if profile is None:
+        return None
+    epochs = float(job.arguments.get("num_train_epochs", EPOCHS))
+    rows = float(profile.rows - (profile.truncated_rows(knobs.max_length) if profile.drops else 0))
+    if knobs.packing and knobs.max_length:
+        rows = math.ceil(profile.kept_tokens(None) / knobs.max_length)
+    if job.is_online:
+        rows *= knobs.num_generations or 1
+    return math.ceil(epochs * math.ceil(rows / knobs.effective_batch_size))

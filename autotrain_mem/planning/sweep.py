@@ -22,7 +22,7 @@ from autotrain_mem.support.errors import (
     UsageError,
 )
 from autotrain_mem.types import Estimate
-from autotrain_mem.types.sweep import Axis, Setting, Sweep, SweepPoint
+from autotrain_mem.types.gpu_comparison import Axis, Setting, Sweep, SweepPoint
 from autotrain_mem.worker.client import Worker
 from autotrain_mem.worker.pool import Workers
 

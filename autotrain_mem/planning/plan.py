@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from autotrain_mem.planning.predict.limits import limits_of
-from autotrain_mem.planning.predict.machines import machine_warnings
-from autotrain_mem.planning.predict.most import question_of
-from autotrain_mem.planning.predict.predictions import Predictions
-from autotrain_mem.planning.predict.shared_tokens import with_shared_tokens
-from autotrain_mem.planning.predict.smaller_images import Searched, with_smaller_images
-from autotrain_mem.planning.predict.steps import optimizer_steps
-from autotrain_mem.planning.predict.suggestions import with_other_methods
-from autotrain_mem.planning.predict.vllm_server import check_colocated, vllm_server
+from autotrain_mem.planning.limits import limits_of, optimizer_steps
+from autotrain_mem.planning.most import question_of
+from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.rehearsals import Lengths, Rehearsals, row_length
+from autotrain_mem.planning.shared_tokens import with_shared_tokens
+from autotrain_mem.planning.smaller_images import Searched, with_smaller_images
+from autotrain_mem.planning.suggestions import with_other_methods
+from autotrain_mem.planning.vllm_server import check_colocated, vllm_server
 from autotrain_mem.search.advice import advice, questions
 from autotrain_mem.search.most import search_most
 from autotrain_mem.search.precision import why_fp16
 from autotrain_mem.search.proposals import FLASH_ATTENTION, context_cut, proposals
 from autotrain_mem.search.search import NO_LIMITS, Found, search
+from autotrain_mem.settings.knobs import ROWS, STEPS
 from autotrain_mem.support.errors import DoesNotFitError
 from autotrain_mem.support.versions import versions_key
 from autotrain_mem.training.environment import environment_setting
-from autotrain_mem.types import Candidate, Estimate, Footprint, Harm, Job, Knobs, Lever, Plan
+from autotrain_mem.types import Candidate, Estimate, Footprint, Harm, Job, Knobs, Lever, Plan, Topology
 from autotrain_mem.types.data import summary
 from autotrain_mem.types.model import ModelFacts
 
@@ -139,3 +138,23 @@ def plan_as_given(rehearsals: Rehearsals, predicted: Estimate) -> Plan:
     given = Found(level="as given", estimate=predicted, attempts=(), levers=(), alternatives=())
     seconds = predicted.memory.rehearsal_seconds
     return make_plan(rehearsals, given, facts, Lengths(longest=longest), seconds=seconds)
+
+
+NOT_MODELLED = (
+    "not modelled: a machine that is slower than the others, for which all wait in every step; a network that others "
+    "use too; and how the latency of collectives grows: each weighs more the more machines there are"
+)
+
+
+def machine_warnings(job: Job, knobs: Knobs, topology: Topology) -> Iterator[str]:
+    """Says what is not modelled of several machines, and what TRL's default makes of the effective batch."""
+    if topology.nodes == 1:
+        return
+    yield NOT_MODELLED
+    if job.effective_batch_size is None and not {ROWS, STEPS} & job.arguments.keys():
+        rows, least = job.method_facts.rows(knobs.effective_batch_size), knobs.processes
+        yield (
+            f"{rows} in each optimizer step: with no --effective_batch_size given, TRL's "
+            f"default is taken on each of {knobs.processes:,} GPUs, and the learning rate is not adapted to it; "
+            f"--effective_batch_size takes multiples of {least}"
+        )

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
+from autotrain_mem.estimator.depth.extrapolate import expand
 from autotrain_mem.estimator.memory import estimate_memory
 from autotrain_mem.estimator.replay import Room
 from autotrain_mem.estimator.step_time import shared_work
 from autotrain_mem.estimator.vllm_share import estimate_while_awake, with_sleep
 from autotrain_mem.machine.host_requirements import ITEM_BYTES
-from autotrain_mem.planning.predict.depth_extrapolation import Point, traces_of_copies
-from autotrain_mem.planning.predict.mixed_lengths import batches_of, exceeds, replayed, with_mixed_lengths
-from autotrain_mem.planning.predict.suggestions import would_fit
+from autotrain_mem.planning.mixed_lengths import batches_of, exceeds, replayed, with_mixed_lengths
 from autotrain_mem.planning.rehearsals import Lengths, Rehearsals, as_rehearsed, job_key, row_length
+from autotrain_mem.planning.suggestions import would_fit
 from autotrain_mem.settings.levers import SWITCHES
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.versions import versions_key
 from autotrain_mem.types import Estimate, Footprint, Knobs, Phase, Trace, Workload
+from autotrain_mem.types.estimate import MixedLengths
 from autotrain_mem.types.hardware import kernel_class
-from autotrain_mem.types.mixed_lengths import MixedLengths
-from autotrain_mem.types.model import Depths, ModelFacts
+from autotrain_mem.types.model import FEW_LOSS_CHUNKS, MORE_LOSS_CHUNKS, Depths, ModelFacts
 from autotrain_mem.worker.client import Worker
+from autotrain_mem.worker.pool import Workers
 
 LEAST_RECOMPUTED = 0.3
 """Share of a forward pass that checkpointing does again, at least: all layers, and not the head, which has half of the
@@ -307,3 +308,35 @@ def _kind(knobs: Knobs) -> Any:
     """Settings that run the same code: where few layers are unclear for one, no time is lost on the next."""
     names = ("gradient_checkpointing", *SWITCHES, "optim", "packing", "sharding")
     return tuple(getattr(knobs, name) for name in names)
+
+
+Rehearse = Callable[[Knobs, int | None, int | None, Worker], Trace]
+"""Of knobs, with so many layers, and so many chunks of a loss that has many; None for all of either."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """Settings that are predicted from copies."""
+
+    knobs: Knobs
+    depths: Depths
+
+
+def traces_of_copies(workers: Workers, rehearse: Rehearse, points: Sequence[Point]) -> Iterator[Trace | None]:
+    """Extrapolates the whole model from a short copy and a long one, which also has more chunks of the loss.
+
+    Where activations are offloaded no loss is cut: what waits on another stream is freed as its chunks pass. Copies are
+    rehearsed one by each worker, those of a point one after the other, the longer first.
+
+    Yields:
+        A trace of each point, while those of the next are being rehearsed; None where its copies do not tell for sure.
+    """
+    copies = [
+        partial(rehearse, point.knobs, layers, None if point.depths.sees_held_back else chunks)
+        for point in points
+        for layers, chunks in ((point.depths.long, MORE_LOSS_CHUNKS), (point.depths.short, FEW_LOSS_CHUNKS))
+    ]
+    traces = workers.each(copies)
+    for point in points:
+        long, short = next(traces), next(traces)
+        yield expand(short, long, point.depths)

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from autotrain_mem.machine.prices import price_of
-from autotrain_mem.planning.predict.limits import limits_of
-from autotrain_mem.planning.predict.most import question_of
-from autotrain_mem.planning.predict.predictions import Predictions
-from autotrain_mem.planning.predict.steps import optimizer_steps
+from autotrain_mem.planning.limits import limits_of, optimizer_steps
+from autotrain_mem.planning.most import question_of
+from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.rehearsals import Lengths, Rehearsals
 from autotrain_mem.search.most import find_most
 from autotrain_mem.search.search import NO_LIMITS, Found, climb, make_memo

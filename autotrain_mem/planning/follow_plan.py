@@ -13,10 +13,10 @@ from typing import Any
 
 from autotrain_mem.machine.catalog import recognise
 from autotrain_mem.machine.detect import CHOOSE_CARDS
-from autotrain_mem.planning.predict.plan import make_plan
-from autotrain_mem.planning.predict.predictions import Predictions
+from autotrain_mem.planning.plan import make_plan
+from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.rehearsals import UNSEEN, Lengths, Rehearsals, row_length
-from autotrain_mem.planning.reuse.other_processes import ROWS, STEPS, changes, ways_to_share
+from autotrain_mem.planning.shared_otherwise import ROWS, STEPS, changes, ways_to_share
 from autotrain_mem.search.ladder import FURTHEST, check_forbid, lever_name
 from autotrain_mem.search.nearest import budget_line, needs_line
 from autotrain_mem.search.precision import precise_for

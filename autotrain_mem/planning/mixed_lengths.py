@@ -12,7 +12,7 @@ from autotrain_mem.estimator.vllm_share import sleeps
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.planning.rehearsals import Lengths, Rehearsals, row_length
 from autotrain_mem.types import Estimate, Job, Knobs, MemoryEstimate, Trace
-from autotrain_mem.types.mixed_lengths import MixedLengths, ReservedByOrder, ReservedOverSteps
+from autotrain_mem.types.estimate import MixedLengths, ReservedByOrder, ReservedOverSteps
 
 LEAST_TOKENS = 32
 """Rows that are no longer than this leave no room for shorter ones."""

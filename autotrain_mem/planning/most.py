@@ -14,15 +14,19 @@ from functools import cache
 from math import gcd, lcm
 
 from autotrain_mem.methods.interface import method_of
+from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.rehearsals import PROMPT_UNKNOWN, Lengths, Rehearsals
 from autotrain_mem.search.division import GROUP, SMALLEST_GROUP, divisors
 from autotrain_mem.search.levels import COARSE_FROM, COARSE_GRID, FINE_GRID, SHORTEST
-from autotrain_mem.search.most import Question
+from autotrain_mem.search.most import Border, Question, answering, find_border
+from autotrain_mem.search.search import make_memo
 from autotrain_mem.search.space import Space
 from autotrain_mem.settings.knobs import ROWS, STEPS
 from autotrain_mem.settings.words import MAX_LENGTH, MAXIMIZED, MOST
 from autotrain_mem.support.errors import ContextLengthError
-from autotrain_mem.types import Job, Knobs
+from autotrain_mem.types import Candidate, Job, Knobs
+from autotrain_mem.types.estimate import candidate
+from autotrain_mem.types.gpu_comparison import Frontier, Reach
 from autotrain_mem.types.model import ModelFacts
 
 MOST_ROWS = 16_384
@@ -180,3 +184,33 @@ _VALUES: dict[str, Callable[[Rehearsals, ModelFacts, Lengths], _Asked]] = {
     "max_completion_length": _completions,
 }
 assert {*_VALUES} == {*MAXIMIZED}
+
+
+def frontier_of(
+    rehearsals: Rehearsals,
+    facts: ModelFacts,
+    lengths: Lengths,
+    name: str,
+    on_attempt: Callable[[Candidate], None] = lambda attempt: None,
+) -> Frontier:
+    """Finds the border of every level; of few layers where these tell what the whole model does.
+
+    Raises:
+        ContextLengthError, BatchSplitError: no value of it makes a job (``question_of``).
+    """
+    question = question_of(rehearsals, facts, lengths, name)
+    predictions = Predictions(rehearsals, facts, lengths, confirms=False)
+    memo = make_memo(question.space(question.values[0]), predictions, on_attempt)
+    borders = [(level.name, find_border(question, level.name, memo, whole=False)) for level in answering(question)]
+    return Frontier(
+        name=name,
+        gpu=rehearsals.hardware.name,
+        budget_bytes=rehearsals.budget_bytes,
+        reaches=tuple(_reach(question, level, border) for level, border in borders),
+    )
+
+
+def _reach(question: Question, level: str, border: Border | None) -> Reach:
+    if border is None:
+        return Reach(level=level)
+    return Reach(level=level, most=border.most(question), point=candidate(border.estimate, level=level))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from autotrain_mem.planning.predict.predictions import Predictions
+from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.rehearsals import Lengths, Rehearsals
 from autotrain_mem.search.levels import LEVELS
 from autotrain_mem.search.search import Found, Limits, find

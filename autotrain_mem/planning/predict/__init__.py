@@ -1,1 +1,0 @@
-"""Predicts: plans, estimates, sweeps, comparisons of GPUs. Runs in the parent."""

@@ -1,1 +1,0 @@
-"""Follows a saved plan. Runs in the parent."""
