@@ -11,7 +11,7 @@ from typing import Any
 from autotrain_mem.machine.catalog import catalog, named
 from autotrain_mem.machine.detect import VISIBLE, detect, host, why_no_nvml
 from autotrain_mem.machine.links import named_links, topology
-from autotrain_mem.machine.torch_child import HIP_VISIBLE, NoAnswer, seen, torch_build
+from autotrain_mem.machine.torch_child import HIP_VISIBLE, torch_build, unplanned_gpus
 from autotrain_mem.support.errors import NoGpuError, UsageError
 from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.support.units import format_bytes
@@ -117,11 +117,29 @@ def _detected(
     *,
     spared: int = 0,
 ) -> Sequence[Hardware]:
-    """The GPUs that are here, as many as are asked for; never none."""
+    """The GPUs that are here, as many as are asked for; never none. A server of vLLM's takes the last ones
+    (``types.vllm: VllmServer.devices``), where the user does not say which are seen."""
     detected, shown = detect(environment, warn), _shown(environment)
     if not detected:
         raise _no_gpu(shown)
-    return _first(detected, gpus, environment) if shown or not spared else _beside(detected, gpus, spared)
+    count = len(detected)
+    have = f"{count} GPU{'s' * (count > 1)}"
+    left = count if shown else count - spared
+    if left >= (gpus or 1):
+        return detected[: gpus or left]
+    if left == count:
+        shows = f"{_visible()}={shown} shows" if shown is not None else "this machine has"
+        raise NoGpuError(
+            f"--gpus {gpus} are more than {shows}: {have}.",
+            hint=f"Give --gpus {count} or less, or plan for cards that are not here: --gpu NAME --gpus {gpus} "
+            "--plan_only.",
+        )
+    wanted = "none is left to train on" if left < 1 else f"--gpus {gpus} are more than the {left} that are left"
+    raise NoGpuError(
+        f"vLLM's server takes {spared} of the {have} that this machine has: {wanted}.",
+        hint="--vllm_mode colocate generates on the GPUs that train; --vllm_server_host names a server elsewhere"
+        + (f"; or give --gpus {left}." if left > 0 else "."),
+    )
 
 
 def _visible() -> str:
@@ -132,31 +150,6 @@ def _visible() -> str:
 def _shown(environment: Mapping[str, str]) -> str | None:
     variables = {**os.environ, **environment}
     return variables.get(_visible(), variables.get(VISIBLE))
-
-
-def _beside(detected: Sequence[Hardware], gpus: int | None, spared: int) -> Sequence[Hardware]:
-    """The GPUs that a server of vLLM's on this machine leaves, the first ones (``types.vllm: VllmServer.devices``)."""
-    left = len(detected) - spared
-    if left >= (gpus or 1):
-        return detected[: gpus or left]
-    wanted = "none is left to train on" if left < 1 else f"--gpus {gpus} are more than the {left} that are left"
-    raise NoGpuError(
-        f"vLLM's server takes {spared} of the {len(detected)} GPU{'s' * (len(detected) > 1)} that this machine has: "
-        f"{wanted}.",
-        hint="--vllm_mode colocate generates on the GPUs that train; --vllm_server_host names a server elsewhere"
-        + (f"; or give --gpus {left}." if left > 0 else "."),
-    )
-
-
-def _first(detected: Sequence[Hardware], gpus: int | None, environment: Mapping[str, str]) -> Sequence[Hardware]:
-    if gpus is None or gpus <= len(detected):
-        return detected[:gpus]
-    count, hidden_by = len(detected), _shown(environment)
-    shows = f"{_visible()}={hidden_by} shows" if hidden_by is not None else "this machine has"
-    raise NoGpuError(
-        f"--gpus {gpus} are more than {shows}: {count} GPU{'s' * (count > 1)}.",
-        hint=f"Give --gpus {count} or less, or plan for cards that are not here: --gpu NAME --gpus {gpus} --plan_only.",
-    )
 
 
 _SPEEDS = (
@@ -184,27 +177,16 @@ UNLIKE = 0.9
 """
 
 
-def _naming(cards: Sequence[Hardware]) -> str:
-    """Writes the variable that shows these cards alone."""
-    if any(card.architecture for card in cards):
-        return f"{HIP_VISIBLE}={','.join(opened_by(str(card.uuid)) for card in cards)}"
-    names = ",".join(str(card.uuid if card.index is None else card.index) for card in cards)
-    return f"{VISIBLE}={names} (with CUDA_DEVICE_ORDER=PCI_BUS_ID)"
-
-
-def _unplanned() -> str:
-    """Names Apple's and Intel's GPUs; empty where there are none, or torch does not tell."""
-    try:
-        return seen().unplanned
-    except NoAnswer:
-        return ""
-
-
 def _differences(cards: Sequence[Hardware]) -> Iterator[str]:
     """Says what all pay for that only one of them lacks."""
     smallest = min(cards, key=lambda card: card.budget_bytes())
     others = [card for card in cards if card.uuid != smallest.uuid]
-    leave_out = f"{_naming(others)} leaves it out."
+    if any(card.architecture for card in others):
+        shows = f"{HIP_VISIBLE}={','.join(opened_by(str(card.uuid)) for card in others)}"
+    else:
+        names = ",".join(str(card.uuid if card.index is None else card.index) for card in others)
+        shows = f"{VISIBLE}={names} (with CUDA_DEVICE_ORDER=PCI_BUS_ID)"
+    leave_out = f"{shows} leaves it out."
     free = format_bytes(smallest.free_bytes)
     if len({card.name for card in cards}) > 1:
         names = ", ".join(dict.fromkeys(card.name for card in cards))
@@ -224,7 +206,7 @@ def _warn_of_unproved(card: Hardware, warn: Callable[[str], None]) -> None:
 
 
 def _no_gpu(hidden_by: str | None) -> NoGpuError:
-    if other := _unplanned():
+    if other := unplanned_gpus():
         return NoGpuError(
             f"This machine has {other}, which autofit does not plan for: its allocator is not that of CUDA and ROCm, "
             "and what it reserves is not simulated.",

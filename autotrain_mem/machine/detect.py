@@ -177,6 +177,17 @@ def free_bytes(card: Hardware) -> int | None:
     return now_bytes if total_bytes else None
 
 
+def nvidia_driver() -> tuple[str, int | None, str]:
+    """Reads the driver's version, the newest major version of CUDA that it can do, and why NVML does not tell them."""
+    with nvml_session() as nvml:
+        if isinstance(nvml, str):
+            return "", None, nvml
+        try:
+            return str(nvml.nvmlSystemGetDriverVersion()), int(nvml.nvmlSystemGetCudaDriverVersion()) // 1000, ""
+        except nvml.NVMLError as error:
+            return "", None, str(error)
+
+
 def why_no_nvml() -> str:
     """Why NVML cannot be asked, in a few words; empty where it can."""
     with nvml_session() as nvml:
@@ -239,18 +250,15 @@ def _ask(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
 
 def _card(nvml: Any, index: int) -> _Card:
     try:
-        return _answering(nvml, index, nvml.nvmlDeviceGetHandleByIndex(index))
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        uuid = nvml.nvmlDeviceGetUUID(handle)
+        mode = _ask(nvml, nvml.nvmlDeviceGetMigMode, handle)  # [now, after the next reset]; None without MIG
+        split = mode is not None and mode[0] == nvml.NVML_DEVICE_MIG_ENABLE
+        whole = _Device(index=index, uuid=uuid, handle=handle, card=handle)
+        devices = _instances(nvml, whole) if split else (whole,)
+        return _Card(name=nvml.nvmlDeviceGetName(handle), uuid=uuid, handle=handle, devices=devices)
     except nvml.NVMLError as error:
         return _Card(name="", uuid="", handle=None, devices=(), unanswered=f"GPU {index}: {error}")
-
-
-def _answering(nvml: Any, index: int, handle: Any) -> _Card:
-    uuid = nvml.nvmlDeviceGetUUID(handle)
-    mode = _ask(nvml, nvml.nvmlDeviceGetMigMode, handle)  # [now, after the next reset]; cards without MIG do not answer
-    split = mode is not None and mode[0] == nvml.NVML_DEVICE_MIG_ENABLE
-    whole = _Device(index=index, uuid=uuid, handle=handle, card=handle)
-    devices = _instances(nvml, whole) if split else (whole,)
-    return _Card(name=nvml.nvmlDeviceGetName(handle), uuid=uuid, handle=handle, devices=devices)
 
 
 def _instances(nvml: Any, whole: _Device) -> tuple[_Device, ...]:
@@ -285,10 +293,9 @@ def _visible(cards: Sequence[_Card], wanted: str | None) -> tuple[_Device, ...]:
 
 def _listed(cards: Sequence[_Card], wanted: str) -> list[_Device]:
     entries = [entry.strip() for entry in wanted.split(",")]
-    find = _by_uuid if entries[0][:4] in ("GPU-", "MIG-") else _by_number
     shown: list[_Device] = []
     for entry in entries:
-        device = find(cards, entry, entries[0][:4])
+        device = _device_called(cards, entry, entries[0][:4])
         if device is None:
             break
         if device in shown:
@@ -297,24 +304,23 @@ def _listed(cards: Sequence[_Card], wanted: str) -> list[_Device]:
     return shown
 
 
-def _by_number(cards: Sequence[_Card], entry: str, kind: str) -> _Device | None:
-    """``"1"``, and ``"1gpu"`` too: C's strtoul reads as far as the digits go."""
-    digits = re.match(r"\+?(\d+)", entry)
-    if digits is None or int(digits[1]) >= len(cards):
-        return None
-    return next(iter(cards[int(digits[1])].devices), None)
+def _device_called(cards: Sequence[_Card], entry: str, kind: str) -> _Device | None:
+    """By UUID if the prefix is unique (``"GPU-8932f937"``, ``"MIG-<uuid>"``, ``"MIG-GPU-<uuid>/1/0"`` of
+    drivers before R470), else by number: ``"1"``, and ``"1gpu"`` too, since C's strtoul reads as far as the digits go.
 
-
-def _by_uuid(cards: Sequence[_Card], entry: str, kind: str) -> _Device | None:
-    """``"GPU-8932f937"`` or ``"MIG-<uuid>"``, as far as it names one; ``"MIG-GPU-<uuid>/1/0"`` before R470."""
-    if not entry.startswith(kind):
-        return None
-    if kind == "GPU-":
+    Args:
+        kind: How the list begins, which decides between the two.
+    """
+    if kind not in ("GPU-", "MIG-"):
+        digits = re.match(r"\+?(\d+)", entry)
+        named = [*cards][int(digits[1]) :][:1] if digits else []
+    elif kind == "GPU-" and entry.startswith(kind):
         named = [card for card in cards if card.uuid.startswith(entry)]
-        return next(iter(named[0].devices), None) if len(named) == 1 else None
-    devices = [device for card in cards for device in card.devices if device.instance]
-    matches = [device for device in devices if device.uuid.startswith(entry) or device.instance == entry]
-    return matches[0] if len(matches) == 1 else None
+    else:
+        devices = [device for card in cards for device in card.devices if device.instance]
+        of_kind = [each for each in devices if each.uuid.startswith(entry) or each.instance == entry]
+        return of_kind[0] if entry.startswith(kind) and len(of_kind) == 1 else None
+    return next(iter(named[0].devices), None) if len(named) == 1 else None
 
 
 def _memory(nvml: Any, handle: Any) -> tuple[int, int, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import locale
 import os
@@ -18,9 +19,9 @@ from typing import Any
 
 from autotrain_mem.machine.amd_cards import why_no_amdsmi
 from autotrain_mem.machine.catalog import recognise
-from autotrain_mem.machine.detect import detect, nvml_session
+from autotrain_mem.machine.detect import detect, nvidia_driver
 from autotrain_mem.machine.measure import others_on
-from autotrain_mem.machine.torch_child import NoAnswer, seen
+from autotrain_mem.machine.torch_child import unplanned_gpus
 from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.host import existing, host_memory, missing_to_compile
 from autotrain_mem.support.processes import Channel, Child, ChildDied, ChildTimeout
@@ -140,6 +141,9 @@ VARIABLES = (
 )
 
 
+_MARKS_OF_CONTAINERS = ("/.dockerenv", "/run/.containerenv")
+
+
 def gather(on_progress: Callable[[str], None] = lambda what: None) -> Facts:
     """Observes this machine.
 
@@ -151,8 +155,10 @@ def gather(on_progress: Callable[[str], None] = lambda what: None) -> Facts:
     with ThreadPoolExecutor() as threads:
         imports = {name: threads.submit(_library, name, installed[name]) for name in IMPORTED}
         hub = threads.submit(_hub)
-        driver, driver_cuda, nvml_error = _driver()
-        cards = _cards()
+        driver, driver_cuda, nvml_error = nvidia_driver()
+        cards: tuple[Hardware, ...] = ()
+        with contextlib.suppress(AutofitError):
+            cards = detect()
         memory = host_memory()
         libraries = {name: Library(version=installed[name]) for name in VERSIONED}
         libraries |= {name: future.result() for name, future in imports.items()}
@@ -160,14 +166,14 @@ def gather(on_progress: Callable[[str], None] = lambda what: None) -> Facts:
             system=platform.system(),
             python=platform.python_version(),
             is_wsl="microsoft" in platform.release().lower(),
-            in_container=_in_container(),
-            has_device_files=any(pathlib.Path(path).exists() for path in ("/dev/nvidia0", "/dev/dxg")),
+            in_container=any(map(os.path.exists, _MARKS_OF_CONTAINERS)) or "KUBERNETES_SERVICE_HOST" in os.environ,
+            has_device_files=any(map(os.path.exists, ("/dev/nvidia0", "/dev/dxg"))),
             nvml_error=nvml_error,
             driver=driver,
             driver_cuda=driver_cuda,
             cards=cards,
             amdsmi_error=why_no_amdsmi() if any(card.architecture for card in cards) else "",
-            unplanned="" if cards else _unplanned(),
+            unplanned="" if cards else unplanned_gpus(),
             others_bytes={card.uuid or "": sum(each.used_bytes for each in others_on(card)) for card in cards},
             unknown_cards=tuple(card.name for card in cards if recognise(card.name, card.total_bytes) is None),
             libraries=libraries,
@@ -181,7 +187,7 @@ def gather(on_progress: Callable[[str], None] = lambda what: None) -> Facts:
             encoding=locale.getpreferredencoding(False),
             compiler=shutil.which("gcc") or shutil.which("cc") or shutil.which("clang") or "",
             host_optimizer=tuple(missing_to_compile(os.environ)),
-            has_python_headers=pathlib.Path(sysconfig.get_path("include"), "Python.h").exists(),
+            has_python_headers=os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")),
             open_files=_open_files(),
         )
 
@@ -203,34 +209,6 @@ def _library(name: str, version: str | None) -> Library:
         child.stop()
     details = {key: str(value) for key, value in found.items() if key not in ("error", "problem")}
     return Library(version=version, error=found.get("error", ""), problem=found.get("problem", ""), details=details)
-
-
-def _driver() -> tuple[str, int | None, str]:
-    with nvml_session() as nvml:
-        if isinstance(nvml, str):
-            return "", None, nvml
-        try:
-            return (
-                str(nvml.nvmlSystemGetDriverVersion()),
-                int(nvml.nvmlSystemGetCudaDriverVersion()) // 1000,
-                "",
-            )
-        except nvml.NVMLError as error:
-            return "", None, str(error)
-
-
-def _cards() -> tuple[Hardware, ...]:
-    try:
-        return detect()
-    except AutofitError:
-        return ()
-
-
-def _unplanned() -> str:
-    try:
-        return seen().unplanned
-    except NoAnswer:
-        return ""
 
 
 def _hub() -> Hub:
@@ -262,16 +240,17 @@ def _folders() -> list[Folder]:
         "this folder": os.getcwd(),
         "TMPDIR": tempfile.gettempdir(),
     }
-    return [_folder(purpose, path) for purpose, path in named.items() if path]
-
-
-def _folder(purpose: str, path: str) -> Folder:
-    nearest = existing(pathlib.Path(path))
-    try:
-        free_bytes = shutil.disk_usage(nearest).free
-    except OSError:
-        free_bytes = None
-    return Folder(purpose=purpose, path=path, free_bytes=free_bytes, writable=os.access(nearest, os.W_OK | os.X_OK))
+    folders = []
+    for purpose, path in named.items():
+        if path:
+            nearest = existing(pathlib.Path(path))
+            try:
+                free_bytes = shutil.disk_usage(nearest).free
+            except OSError:
+                free_bytes = None
+            writable = os.access(nearest, os.W_OK | os.X_OK)
+            folders.append(Folder(purpose=purpose, path=path, free_bytes=free_bytes, writable=writable))
+    return folders
 
 
 def _shared_memory() -> int | None:
@@ -279,11 +258,6 @@ def _shared_memory() -> int | None:
         return shutil.disk_usage("/dev/shm").total
     except OSError:
         return None
-
-
-def _in_container() -> bool:
-    marks = ("/.dockerenv", "/run/.containerenv")
-    return any(pathlib.Path(mark).exists() for mark in marks) or "KUBERNETES_SERVICE_HOST" in os.environ
 
 
 def _open_files() -> int | None:
@@ -299,15 +273,11 @@ def _open_files() -> int | None:
 
 def examine(package: str) -> dict[str, Any]:
     """Imports the package, and runs what shows that it works."""
-    return {"torch": _torch, "bitsandbytes": _bitsandbytes}.get(package, _plain)(package)
-
-
-def _plain(package: str) -> dict[str, Any]:
     importlib.import_module(package)
-    return {}
+    return _torch() if package == "torch" else _bitsandbytes() if package == "bitsandbytes" else {}
 
 
-def _torch(package: str) -> dict[str, Any]:
+def _torch() -> dict[str, Any]:
     import torch
 
     found: dict[str, Any] = {"cuda": torch.version.cuda or "", "hip": getattr(torch.version, "hip", None) or ""}
@@ -325,7 +295,7 @@ def _torch(package: str) -> dict[str, Any]:
     return found
 
 
-def _bitsandbytes(package: str) -> dict[str, Any]:
+def _bitsandbytes() -> dict[str, Any]:
     import bitsandbytes
     import torch
 

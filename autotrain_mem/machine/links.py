@@ -12,7 +12,7 @@ import csv
 import difflib
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,18 +56,17 @@ class Link:
 def links() -> Mapping[str, Link]:
     """Every link, by name."""
     with open(_ROWS, encoding="utf-8", newline="") as file:
-        rows = [_link(row) for row in csv.DictReader(file, strict=True)]
-    return {row.name: row for row in rows}
-
-
-def _link(row: Mapping[str, Any]) -> Link:
-    return Link(
-        name=row["key"],
-        joins=row["joins"],
-        bytes_per_second=round(float(row["gb_per_second"]) * 10**9),
-        shared_by_node=row["shared_by_node"] == "yes",
-        source=row["source"],
-    )
+        rows: list[dict[str, Any]] = list(csv.DictReader(file, strict=True))
+    return {
+        row["key"]: Link(
+            name=row["key"],
+            joins=row["joins"],
+            bytes_per_second=round(float(row["gb_per_second"]) * 10**9),
+            shared_by_node=row["shared_by_node"] == "yes",
+            source=row["source"],
+        )
+        for row in rows
+    }
 
 
 def topology(
@@ -84,30 +83,21 @@ def topology(
     """
     names = named_links(asked)
     link, bytes_per_second = "", None
-    if devices > 1:
-        link, bytes_per_second = _rate(names.get("devices")) or (found(uuids) if uuids else None) or usual(card)
+    if (chosen := names.get("devices")) and devices > 1:
+        link, bytes_per_second = chosen.name, chosen.bytes_per_second
+    elif devices > 1:
+        link, bytes_per_second = (found(uuids) if uuids else None) or usual(card)
     if bytes_per_second is not None and link in MESHES:
         others = MESHES[link] - 1
         bytes_per_second = bytes_per_second * min(devices - 1, others) // others
-    network = names.get("nodes") or (links().get(NETWORKS.get(usual(card)[0], "")) if nodes > 1 else None)
-    if nodes == 1 or network is None:
-        return Topology(
-            nodes=nodes,
-            devices=devices,
-            link=link,
-            link_bytes_per_second=bytes_per_second,
-            uuids=tuple(uuids),
-        )
-    share = devices if network.shared_by_node else 1
-    return Topology(
-        nodes=nodes,
-        devices=devices,
-        link=link,
-        link_bytes_per_second=bytes_per_second,
-        network=network.name,
-        network_bytes_per_second=network.bytes_per_second // share,
-        uuids=tuple(uuids),
+    network = names.get("nodes") or links().get(NETWORKS.get(usual(card)[0], "")) if nodes > 1 else None
+    joined = Topology(
+        nodes=nodes, devices=devices, link=link, link_bytes_per_second=bytes_per_second, uuids=tuple(uuids)
     )
+    if network is None:
+        return joined
+    rate = network.bytes_per_second // (devices if network.shared_by_node else 1)
+    return replace(joined, network=network.name, network_bytes_per_second=rate)
 
 
 def named_links(asked: str | None) -> dict[str, Link]:
@@ -137,10 +127,6 @@ def usual(card: Hardware) -> tuple[str, int | None]:
         return "", None
     name, lanes = known
     return name, _of_lanes(links()[name].bytes_per_second, name, lanes)
-
-
-def _rate(link: Link | None) -> tuple[str, int | None] | None:
-    return None if link is None else (link.name, link.bytes_per_second)
 
 
 def _of_lanes(bytes_per_second: int, name: str, lanes: int) -> int:

@@ -170,10 +170,15 @@ context, on a MIG instance of 14 SMs, is 61 MiB (:data:`PLAUSIBLE_BYTES`) with n
 
 def others_on(hardware: Hardware) -> tuple[OtherProcess, ...]:
     """Everybody on a detected card, largest first. Ask before a process of ours is there; empty for any other card."""
-    told = _of_amd(hardware) if hardware.architecture else _of_nvidia(hardware)
-    if told is None:
+    if hardware.architecture:  # what the driver keeps for itself is told as nobody's
+        by_process, all_bytes = processes_on(hardware), taken_bytes(hardware)
+    else:
+        by_process, all_bytes = None, 0
+        with _opened(hardware) as opened:
+            if opened is not None:
+                by_process, all_bytes = _listed(*opened), _taken_bytes(*opened)
+    if by_process is None:
         return ()
-    by_process, all_bytes = told
     listed = [OtherProcess(pid=pid, name=_name(pid), used_bytes=used) for pid, used in by_process.items()]
     unnamed_bytes = all_bytes - sum(other.used_bytes for other in listed)
     if unnamed_bytes >= UNNAMED_FROM_BYTES:
@@ -187,17 +192,6 @@ def held_by(hardware: Hardware, pid: int) -> int | None:
         return (processes_on(hardware) or {}).get(pid) or None
     with _opened(hardware) as opened:
         return None if opened is None else _listed(*opened).get(pid) or None
-
-
-def _of_amd(hardware: Hardware) -> tuple[dict[int, int], int] | None:
-    """Bytes by process, and all that is taken; what the driver keeps for itself is told as nobody's."""
-    by_process = processes_on(hardware)
-    return None if by_process is None else (by_process, taken_bytes(hardware))
-
-
-def _of_nvidia(hardware: Hardware) -> tuple[dict[int, int], int] | None:
-    with _opened(hardware) as opened:
-        return None if opened is None else (_listed(*opened), _taken_bytes(*opened))
 
 
 @contextlib.contextmanager

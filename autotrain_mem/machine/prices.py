@@ -14,7 +14,7 @@ import datetime
 import functools
 import io
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from autotrain_mem.machine.catalog import named, recognise
@@ -87,16 +87,12 @@ def _read(text: str, name: str) -> Prices:
             continue
         if price.gpu not in table or price.per_hour < table[price.gpu].per_hour:
             table[price.gpu] = price
-    problems += _of_all(table)
+    currencies = sorted({price.currency for price in table.values()})
+    if len(currencies) > 1:
+        problems.append(f"prices in {' and '.join(currencies)} cannot be compared: write all of them in one currency")
     if problems:
         raise UsageError(f"--prices {name} cannot be used: {'; '.join(problems)}.", hint=_FORM)
     return table
-
-
-def _of_all(table: Prices) -> Iterator[str]:
-    currencies = sorted({price.currency for price in table.values()})
-    if len(currencies) > 1:
-        yield f"prices in {' and '.join(currencies)} cannot be compared: write all of them in one currency"
 
 
 def _price(row: Mapping[str, str | None]) -> Price:
@@ -109,8 +105,11 @@ def _price(row: Mapping[str, str | None]) -> Price:
     except UnknownGpuError as error:
         raise ValueError(f"{error.message.rstrip('.')} (autofit gpus lists the cards)") from error
     seen = fields.get("seen", "")
-    if seen and not _is_day(seen):
-        raise ValueError(f"seen {seen!r} is no day: write it as 2026-03-10")
+    if seen:
+        try:
+            datetime.date.fromisoformat(seen)
+        except ValueError:
+            raise ValueError(f"seen {seen!r} is no day: write it as 2026-03-10") from None
     return Price(
         gpu=gpu,
         per_hour=_amount(fields["per_hour"]),
@@ -129,11 +128,3 @@ def _amount(text: str) -> float:
     if not math.isfinite(amount) or amount <= 0:
         raise ValueError(f"per_hour {text} is no price")
     return amount
-
-
-def _is_day(text: str) -> bool:
-    try:
-        datetime.date.fromisoformat(text)
-    except ValueError:
-        return False
-    return True

@@ -165,6 +165,14 @@ def seen(environment: Mapping[str, str] = _NOTHING) -> Seen:
     return _asked(tuple((name, variables[name]) for name in _CHOOSE if name in variables))
 
 
+def unplanned_gpus() -> str:
+    """Names Apple's and Intel's GPUs; empty where there are none, or torch does not tell."""
+    try:
+        return seen().unplanned
+    except NoAnswer:
+        return ""
+
+
 @functools.cache
 def _asked(variables: tuple[tuple[str, str], ...]) -> Seen:
     child = Child(LISTING_MODULE, dict(variables))

@@ -12,7 +12,7 @@ import os
 import sys
 
 from autotrain_mem.allocator.settings import given_settings, variable_that_counts
-from autotrain_mem.machine.detect import ask_device, nvml_session
+from autotrain_mem.machine.detect import ask_device, nvidia_driver
 from autotrain_mem.support.errors import UnreadableGpuError
 
 OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
@@ -72,7 +72,7 @@ def _cure(index: int) -> str:
     import torch
 
     name, built_for = f"torch {torch.__version__}", torch.version.cuda
-    driver, newest_cuda = _driver()
+    driver, newest_cuda, _ = nvidia_driver()
     if torch.version.hip:
         lines = [
             "rocminfo and amd-smi must list the card, and the user be in the groups render and video. The same shows:",
@@ -118,26 +118,12 @@ def install_torch(cuda: int) -> str:
     return f"pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/{wheel}"
 
 
-def _driver() -> tuple[str, int | None]:
-    """Read the driver's version, and the newest major version of CUDA that it can do; None if NVML does not tell."""
-    with nvml_session() as nvml:
-        if isinstance(nvml, str):
-            return "", None
-        try:
-            return str(nvml.nvmlSystemGetDriverVersion()), int(nvml.nvmlSystemGetCudaDriverVersion()) // 1000
-        except nvml.NVMLError:
-            return "", None
-
-
 def _name(index: int) -> str:
     return ask_device(index, "nvmlDeviceGetName") or "the GPU"
 
 
 def _has_libcuda() -> bool:
-    if sys.platform == "win32":
-        return True
     try:
-        ctypes.CDLL("libcuda.so.1")
+        return sys.platform == "win32" or bool(ctypes.CDLL("libcuda.so.1"))
     except OSError:
         return False
-    return True

@@ -235,7 +235,7 @@ def test_a_gpu_that_is_not_planned_for_is_named_with_the_ways_on_and_nothing_fal
     told: Seen, named_as: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choose, "detect", lambda *args: ())
-    monkeypatch.setattr(choose, "seen", lambda: told)
+    monkeypatch.setattr(torch_child, "seen", lambda: told)
     for ask in (lambda: choose.choose(None, use_cpu=False), lambda: choose.check_device(None)):
         with pytest.raises(NoGpuError) as no:
             ask()
