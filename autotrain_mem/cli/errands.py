@@ -67,20 +67,31 @@ class ErrandProcess:
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Hand over one object."""
-        try:
+        with _explained():
             self._child.send(message)
-        except ChildDied as death:
-            raise _died(death) from death
 
     def receive(self) -> Event:
         """Wait for the next object. Raises what the process says that went wrong."""
-        try:
+        with _explained():
             message = self._child.receive()
-        except ChildDied as death:
-            raise _died(death) from death
         if "error" in message:
             raise errors.from_json(message)
         return message
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Turns the death of the process into an error of ours."""
+    try:
+        yield
+    except ChildDied as death:
+        if death.code == -signal.SIGKILL:
+            raise TrainingError(
+                "The process was killed, most likely since the host ran out of memory.",
+                hint="Close other programs, or take a machine with more memory.",
+            ) from death
+        ended = f"The process ended before its time: exit status {death.code}."
+        raise TrainingError(ended, hint=death.log_tail.strip()) from death
 
 
 @contextlib.contextmanager
@@ -106,16 +117,6 @@ def finish(errand: Errand, on_event: Callable[[Event], None] = lambda event: Non
         while (event := process.receive())["event"] != "end":
             on_event(event)
         return event
-
-
-def _died(death: ChildDied) -> TrainingError:
-    tail = death.log_tail.strip()
-    if death.code == -signal.SIGKILL:
-        return TrainingError(
-            "The process was killed, most likely since the host ran out of memory.",
-            hint="Close other programs, or take a machine with more memory.",
-        )
-    return TrainingError(f"The process ended before its time: exit status {death.code}.", hint=tail)
 
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -164,7 +165,7 @@ def find_run(path: str) -> TrainedRun:
     if not folder.is_dir():
         raise UsageError(f"{path} is a file, not the folder of a run.", hint=_A_RUN)
     if not (folder / PLAN_NAME).is_file():
-        inside = _runs_within(folder)
+        inside = sorted(str(path.parent) for path in folder.glob(f"*/{PLAN_NAME}"))[:3]  # of a quickstart, say
         hint = f"It holds these runs: {', '.join(inside)}." if inside else _A_RUN
         raise UsageError(f"{path} is not the folder of a run: it holds no {PLAN_NAME}.", hint=hint)
     plan = _read(folder / PLAN_NAME)
@@ -173,7 +174,14 @@ def find_run(path: str) -> TrainedRun:
         raise UsageError(f"{folder / PLAN_NAME} names no method and model that this autofit knows.", hint=_A_RUN)
     has_adapter = _has(folder, ADAPTER_WEIGHTS) and (folder / ADAPTER_CONFIG).is_file()
     if not (has_adapter or _has(folder, MODEL_WEIGHTS)) or not (folder / RUN_NAME).is_file():
-        raise _unfinished(folder, method)
+        has_checkpoints = any(path.is_dir() for path in folder.glob("checkpoint-*"))
+        steps = _read(folder / RUN_NAME).get("steps")
+        go_on = f"autofit {method} --output_dir {folder} --resume_from_checkpoint  continues it."
+        raise OutputFolderError(
+            f"The run in {folder} is not finished: it holds no trained model yet."
+            f"{f' It ended after step {steps}.' if steps else ''}",
+            hint=go_on if has_checkpoints else f"autofit {method} --plan {folder}  trains with its plan again.",
+        )
     steps, knobs = _read(folder / RUN_NAME).get("steps"), _mapping(plan, "knobs")
     return TrainedRun(
         folder=folder,
@@ -183,19 +191,6 @@ def find_run(path: str) -> TrainedRun:
         base_bits=next((bits for name, bits in BASE_BITS.items() if knobs.get(name)), None),
         is_adapter=has_adapter,
         steps=steps if isinstance(steps, int) else 0,
-    )
-
-
-def _unfinished(folder: Path, method: str) -> OutputFolderError:
-    """Say how far a run came that wrote no trained model at its end."""
-    checkpoints = [path for path in folder.glob("checkpoint-*") if path.is_dir()]
-    steps = _read(folder / RUN_NAME).get("steps")
-    came = f" It ended after step {steps}." if steps else ""
-    go_on = f"autofit {method} --output_dir {folder} --resume_from_checkpoint  continues it."
-    again = f"autofit {method} --plan {folder}  trains with its plan again."
-    return OutputFolderError(
-        f"The run in {folder} is not finished: it holds no trained model yet.{came}",
-        hint=go_on if checkpoints else again,
     )
 
 
@@ -219,11 +214,6 @@ def _mapping(content: dict[str, Any], *keys: str) -> dict[str, Any]:
     return content
 
 
-def _runs_within(folder: Path) -> list[str]:
-    """Names some runs one level down, for who gave the folder of a quickstart or of several runs."""
-    return sorted(str(path.parent) for path in folder.glob(f"*/{PLAN_NAME}"))[:3]
-
-
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -239,26 +229,25 @@ def errand_of(run: TrainedRun, task: Task, *, base: str | None = None, trust_rem
     """
     if base is not None and not run.is_adapter:
         raise UsageError(f"{run.folder} holds the whole model: it needs no base.", hint="Remove --base.")
+    place = None
+    if run.is_adapter:
+        place = base or run.base
+        if place.startswith((".", "/", "~")) or place.count("/") != 1:  # it looks like a folder
+            if not Path(place).expanduser().is_dir():
+                raise ModelNotFoundError(
+                    f"The adapter in {run.folder} belongs to the model {place}, and there is no such folder.",
+                    hint="Give --base the folder or the hub id where that model is now.",
+                )
+            place = str(Path(place).expanduser())
     return Errand(
         task=task,
         folder=str(run.folder),
-        base=_base(run, base) if run.is_adapter else None,
+        base=place,
         revision=None if base is not None else run.revision,
         gives_score=run.method.has_score_head,
         base_bits=run.base_bits,
         trust_remote_code=trust_remote_code,
     )
-
-
-def _base(run: TrainedRun, named: str | None) -> str:
-    base = named or run.base
-    looks_local = base.startswith((".", "/", "~")) or base.count("/") != 1
-    if looks_local and not Path(base).expanduser().is_dir():
-        raise ModelNotFoundError(
-            f"The adapter in {run.folder} belongs to the model {base}, and there is no such folder.",
-            hint="Give --base the folder or the hub id where that model is now.",
-        )
-    return str(Path(base).expanduser()) if looks_local else base
 
 
 def merge_errand(run: TrainedRun, errand: Errand, out: str | None) -> Errand:

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from autotrain_mem import api
 from autotrain_mem.cli.errands import Errand, finish
@@ -89,24 +88,20 @@ Ask = Callable[[str, str], str]
 
 def _asker(missing: object) -> Ask:
     """Ask on a terminal; refuse where there is none."""
-    if sys.stdin.isatty() and sys.stdout.isatty():
-        return _ask
-    needed = [f"--{name}" for name in ("model", "dataset") if not getattr(missing, name)]
 
-    def refuse(question: str, default: str) -> str:
-        raise UsageError(
-            f"autofit init cannot ask questions here, and needs {' and '.join(needed)}.",
-            hint="autofit init --model MODEL --dataset DATA [--method METHOD] [--gpu NAME]",
-        )
+    def ask(question: str, default: str) -> str:
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            needed = [f"--{name}" for name in ("model", "dataset") if not getattr(missing, name)]
+            raise UsageError(
+                f"autofit init cannot ask questions here, and needs {' and '.join(needed)}.",
+                hint="autofit init --model MODEL --dataset DATA [--method METHOD] [--gpu NAME]",
+            )
+        shown = f" [{default}]" if default else ""
+        while True:
+            if answer := input(f"{question}{shown}: ").strip() or default:
+                return answer
 
-    return refuse
-
-
-def _ask(question: str, default: str) -> str:
-    shown = f" [{default}]" if default else ""
-    while True:
-        if answer := input(f"{question}{shown}: ").strip() or default:
-            return answer
+    return ask
 
 
 def answered(model: str | None, dataset: str | None, method: str | None, gpu: str | None, ask: Ask) -> Answers:
@@ -115,58 +110,54 @@ def answered(model: str | None, dataset: str | None, method: str | None, gpu: st
     dataset = dataset or ask("Data, a file, a folder or a hub id", "")
     columns = columns_of(dataset) if method is None or Path(dataset).suffix.lower() in (".jsonl", ".csv") else None
     likely = () if columns is None else methods_reading(columns.names)
-    if method is None:
-        if not likely:
-            raise _no_method(dataset, columns)
-        method = likely[0]
-    elif columns is not None and method not in likely:
+    if method is None and not likely:
+        names = ", ".join(columns.names) if columns else ""
+        reads = "\n".join(
+            f"{row.name}: {' or '.join('+'.join(each) for each in row.formats if each != (TEXT_COLUMN,))}"
+            for row in METHODS.values()
+        )
+        raise DatasetFormatError(
+            f"The columns of {dataset} ({names}) are those of no method.",
+            hint=f"Rename them, or give --method, if TRL makes rows of them that it reads:\n{reads}",
+        )
+    if method is not None and columns is not None and method not in likely:
         warn(f"{method} reads no rows with the columns {', '.join(columns.names)} as they are: plan says what it needs")
-    return Answers(method=method, model=model, dataset=dataset, columns=columns, gpu=gpu, here=_cards_here())
-
-
-def _no_method(dataset: str, columns: Columns | None) -> DatasetFormatError:
-    names = ", ".join(columns.names) if columns else ""
-    reads = "\n".join(
-        f"{row.name}: {' or '.join('+'.join(names) for names in row.formats if names != (TEXT_COLUMN,))}"
-        for row in METHODS.values()
-    )
-    return DatasetFormatError(
-        f"The columns of {dataset} ({names}) are those of no method.",
-        hint=f"Rename them, or give --method, if TRL makes rows of them that it reads:\n{reads}",
-    )
-
-
-def _cards_here() -> str | None:
+    here = None
     try:
-        cards = api.detect({}, warn)
+        cards = [f"{card.name}, {format_bytes(card.total_bytes)}" for card in api.detect({}, warn)]
+        here = f"{len(cards)} x {cards[0]}" if len(cards) > 1 else next(iter(cards), None)
     except AutofitError as error:  # the config is good for other machines too
         warn(error.message)
-        return None
-    names = [f"{card.name}, {format_bytes(card.total_bytes)}" for card in cards]
-    return f"{len(names)} x {names[0]}" if len(names) > 1 else next(iter(names), None)
-
-
-# -- the file ----------------------------------------------------------------------------------------------------------
+    return Answers(method=method or likely[0], model=model, dataset=dataset, columns=columns, gpu=gpu, here=here)
 
 
 def config_text(answers: Answers, file: str) -> str:
     """Lay out the file: TRL's keys, then ours, each with a word on what it does."""
-    row = METHODS[answers.method]
+    row, columns = METHODS[answers.method], answers.columns
     folder = f"{answers.model.rstrip('/').split('/')[-1]}-{row.title}"
     is_free = "num_generations" not in row.knobs and method_of(row.name).mini_batches({}) is None
+    data = ""
+    if columns is not None:
+        others = [name for name in methods_reading(columns.names) if name != answers.method][:3]
+        count = "" if columns.rows is None else f"{columns.rows:,} rows with "
+        data = f"{count}{', '.join(columns.names[:4])}" + (f"; also for {', '.join(others)}" if others else "")
+    card = "plans for this card; remove the line to plan for the one that is there"
+    if answers.gpu is None:
+        card = f"in place of the one that is here: {answers.here}" if answers.here else "there is none here: name one"
+    named = {row.reward_model_argument: "a reward model", row.teacher_argument: "a teacher"}
     lines = [
         f"# {next_command(answers, file)}",
         f"# autofit {answers.method} --config {_word(file)}",
         _line("model_name_or_path", answers.model, ""),
-        _line("dataset_name", answers.dataset, _of_data(answers)),
+        _line("dataset_name", answers.dataset, data),
         _line("output_dir", folder, "model, plan and checkpoints; a run that is there is kept"),
         _line("num_train_epochs", "1", "TRL's default is 3", on=False),
         _line("learning_rate", f"{row.defaults['learning_rate']:.1e}", _OF_RATE, on=False),
-        *_other_models(answers.method),
+        *(_line(name, "ORG/NAME", f"{what}: put yours") for name, what in named.items() if name is not None),
         "autofit:",
         _line("  effective_batch_size", "8", "rows of an optimizer step, kept by every plan", on=is_free),
         _line("  fit", "all", "lossless: nothing but speed changes; rounding: bf16 weights too; all: LoRA too"),
-        _line("  gpu", answers.gpu or "rtx4090", _of_card(answers), on=answers.gpu is not None),
+        _line("  gpu", answers.gpu or "rtx4090", card, on=answers.gpu is not None),
     ]
     return "\n".join(lines) + "\n"
 
@@ -174,39 +165,14 @@ def config_text(answers: Answers, file: str) -> str:
 _OF_RATE = "TRL's, for all weights; an adapter needs about ten times as much"
 
 
-def _other_models(method: str) -> list[str]:
-    row = METHODS[method]
-    named = {row.reward_model_argument: "a reward model", row.teacher_argument: "a teacher"}
-    return [_line(name, "ORG/NAME", f"{what}: put yours") for name, what in named.items() if name is not None]
-
-
 def _line(key: str, value: str, comment: str, *, on: bool = True) -> str:
     """``key: value   # comment``; one that is off is a comment itself."""
     indent, name = key[: len(key) - len(key.lstrip())], key.lstrip()
-    text = f"{indent}{'' if on else '# '}{name}: {_scalar(value)}"
+    is_word = value.lower() in ("yes", "no", "on", "off", "true", "false", "null", "y", "n", "~")
+    if is_word or not re.fullmatch(r"[A-Za-z0-9_./~][\w./~+-]*", value):  # which YAML would not read as it stands
+        value = json.dumps(value, ensure_ascii=False)
+    text = f"{indent}{'' if on else '# '}{name}: {value}"
     return f"{text:{COMMENT_COLUMN}}# {comment}" if comment else text
-
-
-def _scalar(text: str) -> str:
-    """A value that YAML reads as it stands, in quotes where it would not."""
-    plain = re.fullmatch(r"[A-Za-z0-9_./~][\w./~+-]*", text)
-    is_word = text.lower() in ("yes", "no", "on", "off", "true", "false", "null", "y", "n", "~")
-    return text if plain and not is_word else json.dumps(text, ensure_ascii=False)
-
-
-def _of_data(answers: Answers) -> str:
-    if answers.columns is None:
-        return ""
-    names = ", ".join(answers.columns.names[:4])
-    rows = "" if answers.columns.rows is None else f"{answers.columns.rows:,} rows with "
-    others = [name for name in methods_reading(answers.columns.names) if name != answers.method][:3]
-    return f"{rows}{names}" + (f"; also for {', '.join(others)}" if others else "")
-
-
-def _of_card(answers: Answers) -> str:
-    if answers.gpu is not None:
-        return "plans for this card; remove the line to plan for the one that is there"
-    return f"in place of the one that is here: {answers.here}" if answers.here else "there is none here: name one"
 
 
 def next_command(answers: Answers, file: str) -> str:
@@ -253,7 +219,17 @@ def _of_text_file(path: Path) -> tuple[str, ...]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             if path.suffix.lower() == ".csv":
                 return tuple(next(csv.reader(file)))
-            return tuple(_first_object(file))
+            # the first row of a file with an object in each line, or of a list of objects
+            line = next(text for text in iter(lambda: file.readline(LARGEST_LINE), "") if text.strip())
+            try:
+                first = json.loads(line)
+            except ValueError:
+                first = json.loads(line + file.read())  # over several lines
+            if isinstance(first, list):
+                first = next(iter(first))
+            if not isinstance(first, dict):
+                raise ValueError("it is no object")
+            return tuple(first)
     except FileNotFoundError as error:
         raise _not_there(str(path)) from error
     except StopIteration as error:
@@ -261,20 +237,6 @@ def _of_text_file(path: Path) -> tuple[str, ...]:
     except (OSError, ValueError, csv.Error) as error:
         hint = "A .json or .jsonl file holds objects, all with the same keys; a .csv file begins with the columns."
         raise MalformedDatasetError(f"The first row of {path} cannot be read: {error}.", hint=hint) from error
-
-
-def _first_object(file: Any) -> dict[str, Any]:
-    """The first row: of a file with an object in each line, or of a list of objects."""
-    line = next(text for text in iter(lambda: file.readline(LARGEST_LINE), "") if text.strip())
-    try:
-        first = json.loads(line)
-    except ValueError:
-        first = json.loads(line + file.read())  # over several lines
-    if isinstance(first, list):
-        first = next(iter(first))
-    if not isinstance(first, dict):
-        raise ValueError("it is no object")
-    return first
 
 
 def _not_there(dataset: str) -> DatasetNotFoundError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -114,13 +115,14 @@ def _looking(folder: Path) -> Callable[[], Watched]:
     reader = HistoryReader(folder)
 
     def look() -> Watched:
+        plan = None
         try:
             history, alive = reader.read(), api.is_under_way(folder)
         except OSError as error:
             raise UsageError(f"{folder} cannot be read: {error.strerror}.", hint="Give another folder.") from error
-        return Watched(
-            name=folder.name or str(folder), plan=_plan(folder), history=history, alive=alive, now=time.time()
-        )
+        with contextlib.suppress(PlanFileError):
+            plan = Plan.load(folder)
+        return Watched(name=folder.name or str(folder), plan=plan, history=history, alive=alive, now=time.time())
 
     found = look()
     if found.history is None and not found.alive and found.plan is None:
@@ -129,43 +131,26 @@ def _looking(folder: Path) -> Callable[[], Watched]:
     return look
 
 
-def _plan(folder: Path) -> Plan | None:
-    try:
-        return Plan.load(folder)
-    except PlanFileError:
-        return None
-
-
 def _follow(look: Callable[[], Watched], watched: Watched) -> None:
-    console = lasting_console()
-    if not is_live(console):
-        _print_lines(look, watched)
-        return
-    with Live(console=console, auto_refresh=False) as live:
+    """Redraws a run until it is over; prints a line for what is new where no terminal is."""
+    console, said, last = lasting_console(), 0, ""
+    live = Live(console=console, auto_refresh=False) if is_live(console) else None
+    with live or contextlib.nullcontext():
         while True:
-            live.update(watch_view(watched, ascii_only=console.options.ascii_only), refresh=True)
+            if live is not None:
+                live.update(watch_view(watched, ascii_only=console.options.ascii_only), refresh=True)
+            else:
+                happenings = () if watched.history is None else watched.history.happenings
+                for line in happening_lines(happenings[said:]):
+                    print(line, flush=True)
+                said, line = len(happenings), watch_line(watched)
+                if line.split("  ")[0] != last or watched.is_over:
+                    last = line.split("  ")[0]
+                    print(line, flush=True)
             if watched.is_over:
                 return
             time.sleep(LOOK_SECONDS)
             watched = look()
-
-
-def _print_lines(look: Callable[[], Watched], watched: Watched) -> None:
-    """Prints a line for each step that is new, and for whatever happens."""
-    said, last = 0, ""
-    while True:
-        happenings = () if watched.history is None else watched.history.happenings
-        for line in happening_lines(happenings[said:]):
-            print(line, flush=True)
-        said = len(happenings)
-        line = watch_line(watched)
-        if line.split("  ")[0] != last or watched.is_over:
-            last = line.split("  ")[0]
-            print(line, flush=True)
-        if watched.is_over:
-            return
-        time.sleep(LOOK_SECONDS)
-        watched = look()
 
 
 _EXPLAIN = """\
@@ -186,14 +171,6 @@ def explain(argv: Sequence[str]) -> int:
     if {"--help", "-h"} & set(argv):
         sys.stdout.write(_EXPLAIN)
         return 0
-    path = _path(argv)
-    piped = path == STDIN
-    plan = read_plan(sys.stdin.buffer.read(LARGEST_BYTES + 1), "Standard input") if piped else Plan.load(path)
-    Console().print(explain_view(plan))
-    return 0
-
-
-def _path(argv: Sequence[str]) -> str:
     given = [token for token in argv if token != "--debug"]
     flags = [token for token in given if token.startswith("-") and token != STDIN]
     if "--json" in flags:
@@ -203,7 +180,12 @@ def _path(argv: Sequence[str]) -> str:
     if len(given) != 1:
         wrong = f"autofit explain takes one plan, not {len(given)}." if given else "autofit explain needs a plan."
         raise UsageError(wrong, hint=_USAGE)
-    return given[0]
+    if given[0] == STDIN:
+        plan = read_plan(sys.stdin.buffer.read(LARGEST_BYTES + 1), "Standard input")
+    else:
+        plan = Plan.load(given[0])
+    Console().print(explain_view(plan))
+    return 0
 
 
 _DOCTOR = """\

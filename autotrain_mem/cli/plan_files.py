@@ -86,9 +86,6 @@ def refresh(out: str, run: str) -> None:
         Console(stderr=True).print(message, style="dim", highlight=False, markup=False)
 
 
-# -- the command that plans again ----------------------------------------------------------------------------------
-
-
 def command(job: Job, autofit: AutoFit, *, out: str) -> str:
     """``autofit plan sft --model tiny --lora_r 8 --gpu l4 --out plan.json``: all that the job is made of."""
     ours = {
@@ -143,17 +140,14 @@ def check_export(wish: api.Wish, output: Output) -> None:
     shared = max(wish.autofit.cp_size or 1, wish.autofit.sp_size or 1)
     check_sharding(output.export, is_zero=wish.autofit.sharding in ZEROS, token_shards=shared)
     check_adapter(output.export, wish.autofit.peft_config)
-    if output.export in OF_MACHINES:
-        _check_flags_say_all(asked, wish)
-
-
-def _check_flags_say_all(asked: str, wish: api.Wish) -> None:
-    """Refuses what no flag can say, where flags are all that a machine is told."""
+    if output.export not in OF_MACHINES:
+        return
+    # Flags are all that a machine is told, and some things no flag can say.
     if wish.autofit.accelerate_config is not None:
         raise UsageError(
             f"{asked} writes commands of autofit's own, and --accelerate_config is a file of yours.",
             hint="Give --gpus, --nodes and --sharding in its place;\n"
-            "or --export trl and --export accelerate write_export what accelerate launch takes.",
+            "or --export trl and --export accelerate write what accelerate launch takes.",
         )
     if "datasets" in wish.config:
         raise UsageError(
@@ -164,9 +158,24 @@ def _check_flags_say_all(asked: str, wish: api.Wish) -> None:
 
 
 def write_export(rehearsals: api.Rehearsals, chosen: Plan, wish: api.Wish, output: Output) -> int:
-    """Print the file, with the plan beside it on stderr."""
+    """Print the file, with the plan beside it on stderr.
+
+    The job is spelled out with what TRL and PEFT would choose by themselves, and other tools otherwise.
+    """
     Console(stderr=True).print(first_screen(chosen))
-    job = _spelled_out(rehearsals, chosen)
+    job = rehearsals.job
+    defaults: dict[str, Any] = {"output_dir": api.output_dir(job)}
+    if chosen.knobs.use_peft and not job.arguments.get("lora_target_parameters"):
+        targets = rehearsals.describe().lora_targets
+        if targets is None or isinstance(targets, str):
+            defaults["lora_target_modules"] = [targets or "all-linear"]
+        else:  # a flag makes a regular expression for whole names of a single one
+            defaults["lora_target_modules"] = [rf".*\.{targets[0]}"] if len(targets) == 1 else list(targets)
+    given = {name: value for name, value in job.arguments.items() if value is not None}
+    job = replace(job, arguments={**defaults, **given})
+    if chosen.knobs.is_sharded and job.accelerate is None:
+        layers = rehearsals.workers.first.layers_to_name(rehearsals.job)
+        job = replace(job, accelerate=case_of(chosen, job).launched(layers))
     if output.export is not None:
         sys.stdout.write(export(output.export, chosen, job))
         return 0
@@ -174,24 +183,3 @@ def write_export(rehearsals: api.Rehearsals, chosen: Plan, wish: api.Wish, outpu
     shown = dry_run(chosen, job, api.training_environment(public, chosen, simulate=wish.simulate))
     sys.stdout.write(json.dumps(codec.to_json(shown), indent=2) + "\n" if output.json else shown.to_text())
     return 0
-
-
-def _spelled_out(rehearsals: api.Rehearsals, chosen: Plan) -> Job:
-    """The job with what TRL and PEFT would choose by themselves, and other tools otherwise."""
-    job = rehearsals.job
-    defaults: dict[str, Any] = {"output_dir": api.output_dir(job)}
-    if chosen.knobs.use_peft and not job.arguments.get("lora_target_parameters"):
-        defaults["lora_target_modules"] = _named(rehearsals.describe().lora_targets)
-    given = {name: value for name, value in job.arguments.items() if value is not None}
-    spelled_out = replace(job, arguments={**defaults, **given})
-    if not chosen.knobs.is_sharded or job.accelerate is not None:
-        return spelled_out
-    layers = rehearsals.workers.first.layers_to_name(job)
-    return replace(spelled_out, accelerate=case_of(chosen, spelled_out).launched(layers))
-
-
-def _named(targets: str | tuple[str, ...] | None) -> list[str]:
-    """Writes names as a flag takes them, which makes a regular expression for whole names of a single one."""
-    if targets is None or isinstance(targets, str):
-        return [targets or "all-linear"]
-    return [rf".*\.{targets[0]}"] if len(targets) == 1 else list(targets)

@@ -49,7 +49,14 @@ def read_axes(output: Output) -> tuple[WrittenAxis, ...]:
             "--snapshot is the history of one configuration, and --sweep makes many.",
             hint="Remove one: the snapshot of a single point is autofit estimate with that point's flags.",
         )
-    axes = tuple(map(_written, output.sweep))
+    written = [text.partition("=") for text in output.sweep]  # ``max-length=4, 32``; a value written twice counts once
+    axes = tuple(
+        WrittenAxis(
+            name=name.strip().lstrip("-").replace("-", "_"),
+            texts=tuple(dict.fromkeys(value.strip() for value in values.split(","))),
+        )
+        for name, _, values in written
+    )
     of_each_name = {_canonical(axis.name): axis for axis in axes}
     _raise_together([wrong for each in of_each_name.values() for wrong in _wrong(each, axes, output.typed)])
     if axes:
@@ -69,14 +76,6 @@ def run(workers: api.Workers, wish: api.Wish, written: Sequence[WrittenAxis], re
     asked = [_asked(wish, axes, settings, rehearsals_of) for settings in api.combinations(axes)]
     with SweepProgress(Console(stderr=True), axes) as progress:
         return api.estimate_all(workers, axes, asked, lambda point: api.estimate(point, checks=False), progress.done)
-
-
-def _written(text: str) -> WrittenAxis:
-    """``"max-length=4, 32"`` -> max_length and ("4", "32"); a value that is written twice counts once."""
-    name, _, values = text.partition("=")
-    name = name.strip().lstrip("-").replace("-", "_")
-    texts = dict.fromkeys(value.strip() for value in values.split(","))
-    return WrittenAxis(name=name, texts=tuple(texts))
 
 
 def _canonical(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,8 +48,13 @@ def chat(argv: Sequence[str]) -> int:
     run = find_run(options.run)
     errand = errand_of(run, "chat", base=options.base, trust_remote_code=options.trust_remote_code)
     errand = replace(errand, max_new_tokens=options.max_new_tokens, plain=options.plain, use_cpu=options.use_cpu)
-    _check(errand, options.answer, options.prompt)
-    prompt = options.prompt
+    prompt, answer = options.prompt, options.answer
+    if errand.max_new_tokens < 1:
+        raise UsageError(f"--max_new_tokens {errand.max_new_tokens} is less than 1.", hint="--max_new_tokens 256")
+    if answer is not None and not errand.gives_score:
+        raise UsageError("--answer is for reward models, which score it.", hint="Remove --answer.")
+    if answer is not None and prompt is None:
+        raise UsageError("--answer needs the prompt that it answers.", hint="Add --prompt TEXT.")
     if prompt is None and not sys.stdin.isatty():
         prompt = sys.stdin.read().rstrip("\n")
     if prompt is not None and not prompt.strip():
@@ -59,56 +64,29 @@ def chat(argv: Sequence[str]) -> int:
     with started(errand) as process:
         with waiting(Console(stderr=True), "loading the model"):
             device = process.receive()["device"]
-        if prompt is not None:
-            _once(process, errand, prompt, options.answer)
+        if prompt is None:
+            _converse(process, errand, device)
         else:
-            _loop(process, errand, device)
+            _reply(process, [_turn("user", prompt), *([_turn("assistant", answer)] if answer is not None else [])])
     return 0
 
 
-def _check(errand: Errand, answer: str | None, prompt: str | None) -> None:
-    if errand.max_new_tokens < 1:
-        raise UsageError(f"--max_new_tokens {errand.max_new_tokens} is less than 1.", hint="--max_new_tokens 256")
-    if answer is not None and not errand.gives_score:
-        raise UsageError("--answer is for reward models, which score it.", hint="Remove --answer.")
-    if answer is not None and prompt is None:
-        raise UsageError("--answer needs the prompt that it answers.", hint="Add --prompt TEXT.")
-
-
-def _once(process: ErrandProcess, errand: Errand, prompt: str, answer: str | None) -> None:
-    messages = [_turn("user", prompt), *([_turn("assistant", answer)] if answer is not None else [])]
-    _reply(process, errand, messages)
-
-
-def _loop(process: ErrandProcess, errand: Errand, device: str) -> None:
+def _converse(process: ErrandProcess, errand: Errand, device: str) -> None:
     """Hold a conversation on the terminal; each prompt of a reward model stands for itself."""
     sys.stdout.write(f"{errand.folder} on {device}; an empty line or Ctrl-C ends.\n")
     messages: Messages = []
-    for prompt in _lines():
-        if errand.gives_score:
-            messages = []
-        messages.append(_turn("user", prompt))
-        try:
-            reply = _reply(process, errand, messages)
-        except KeyboardInterrupt:
-            sys.stdout.write("\n")
-            return
-        messages.append(_turn("assistant", reply))
-
-
-def _lines() -> Iterator[str]:
     while True:
         try:
-            line = input("> ")
+            if not (line := input("> ")).strip():
+                return
+            messages = [*([] if errand.gives_score else messages), _turn("user", line)]
+            messages.append(_turn("assistant", _reply(process, messages)))
         except (EOFError, KeyboardInterrupt):
             sys.stdout.write("\n")
             return
-        if not line.strip():
-            return
-        yield line
 
 
-def _reply(process: ErrandProcess, errand: Errand, messages: Messages) -> str:
+def _reply(process: ErrandProcess, messages: Messages) -> str:
     """Print an answer as it comes; returns all of it."""
     process.send({"messages": messages})
     while True:
@@ -143,13 +121,9 @@ def merge(argv: Sequence[str]) -> int:
     if (options := parsed(parser, argv)) is None:
         return 0
     run = find_run(options.run)
-    errand = merge_errand(
-        run,
-        errand_of(
-            run, "merge", base=options.base if run.is_adapter else None, trust_remote_code=options.trust_remote_code
-        ),
-        options.out,
-    )
+    base = options.base if run.is_adapter else None
+    errand = errand_of(run, "merge", base=base, trust_remote_code=options.trust_remote_code)
+    errand = merge_errand(run, errand, options.out)
     if note := quantized_note(errand):
         warn(note)
     with waiting(Console(stderr=True), "merging the adapter into its base"):

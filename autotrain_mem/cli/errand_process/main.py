@@ -66,7 +66,8 @@ def _pushed(errand: Errand, send: Send, api: Any) -> dict[str, Any]:
         )
     if not is_there:
         api.create_repo(errand.to, private=private)
-    send({"event": "note", "message": f"uploading to {errand.to}{'' if is_there else f' ({_kind(private)})'}"})
+    kind = "" if is_there else " (private)" if private else " (public)"
+    send({"event": "note", "message": f"uploading to {errand.to}{kind}"})
     commit = api.upload_folder(
         repo_id=errand.to,
         folder_path=errand.folder,
@@ -74,10 +75,6 @@ def _pushed(errand: Errand, send: Send, api: Any) -> dict[str, Any]:
         commit_message=f"Upload the model trained in {Path(errand.folder).resolve().name}",
     )
     return {"event": "end", "url": f"https://huggingface.co/{errand.to}", "commit": getattr(commit, "oid", "")}
-
-
-def _kind(private: bool) -> str:
-    return "private" if private else "public"
 
 
 def _refused(errand: Errand, error: HfHubHTTPError) -> TrainingError | UsageError:

@@ -116,8 +116,9 @@ def _options(errand: Errand) -> dict[str, Any]:
 def chat(errand: Errand, send: Send, receive: Receive) -> dict[str, Any]:
     """Load the model, say so, and answer until the parent asks for no more: it then ends this process."""
     config = read_config(errand)
-    needed_bytes = int(ROOM * weight_bytes(errand, config))
-    device = _device(errand, needed_bytes)
+    needed_bytes, device = int(ROOM * weight_bytes(errand, config)), "cpu"
+    if not errand.use_cpu and torch.cuda.is_available() and needed_bytes <= torch.cuda.mem_get_info()[0]:
+        device = "cuda"
     check_memory(needed_bytes, "The model")
     model, tokenizer = load_model(errand, config).to(device).eval(), load_tokenizer(errand)
     has_template = bool(tokenizer.chat_template) and not errand.plain
@@ -129,14 +130,6 @@ def chat(errand: Errand, send: Send, receive: Receive) -> dict[str, Any]:
         else:
             send({"event": "answer", "text": answer(errand, model, tokenizer, messages, has_template, send)})
     return {"event": "end"}
-
-
-def _device(errand: Errand, needed_bytes: int) -> str:
-    """The GPU where there is one with room."""
-    if errand.use_cpu or not torch.cuda.is_available():
-        return "cpu"
-    free_bytes, _ = torch.cuda.mem_get_info()
-    return "cuda" if needed_bytes <= free_bytes else "cpu"
 
 
 class Pieces(TextStreamer):  # type: ignore[misc]  # transformers is untyped to mypy here
@@ -164,7 +157,7 @@ def answer(
         **inputs,
         max_new_tokens=errand.max_new_tokens,
         streamer=pieces,
-        pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
+        pad_token_id=tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
     )
     return pieces.text
 
@@ -178,11 +171,9 @@ def score(model: Any, tokenizer: Any, messages: list[dict[str, str]], has_templa
 
 def _inputs(tokenizer: Any, messages: list[dict[str, str]], has_template: bool, *, to_answer: bool) -> Any:
     if has_template:
-        return tokenizer.apply_chat_template(
-            messages, add_generation_prompt=to_answer, return_tensors="pt", return_dict=True
-        )
-    text = "\n".join(message["content"] for message in messages)
-    inputs = tokenizer(text, return_tensors="pt")
+        options = {"add_generation_prompt": to_answer, "return_tensors": "pt", "return_dict": True}
+        return tokenizer.apply_chat_template(messages, **options)
+    inputs = tokenizer("\n".join(message["content"] for message in messages), return_tensors="pt")
     inputs.pop("token_type_ids", None)  # which decoders do not take
     return inputs
 
@@ -200,7 +191,13 @@ def merge(errand: Errand, send: Send, receive: Receive) -> dict[str, Any]:
     config, target = read_config(errand), Path(errand.to)
     written_bytes = weight_bytes(errand, config)
     check_memory(int(ROOM * written_bytes), "Merging")
-    _check_disk(target, written_bytes)
+    folder = target.absolute().parent
+    if written_bytes > (free_bytes := free_disk_bytes(folder)):
+        raise OutputFolderError(
+            f"The merged model takes {format_bytes(written_bytes)}, and the disk of {folder} has "
+            f"{format_bytes(free_bytes)} free.",
+            hint="Give --out a folder on another disk.",
+        )
     send({"event": "note", "message": f"loading {errand.base} ({format_bytes(written_bytes)}) and its adapter"})
     model = load_model(errand, config)
     check_merges(model)
@@ -215,7 +212,10 @@ def merge(errand: Errand, send: Send, receive: Receive) -> dict[str, Any]:
         if card.is_file():
             text = card.read_text(encoding="utf-8", errors="replace").replace("library_name: peft\n", "")
             (unfinished / CARD_NAME).write_text(text, encoding="utf-8")
-        _appear(unfinished, target)
+        if target.exists():  # by now
+            message = f"{target} exists by now, and is not written over."
+            raise OutputFolderError(message, hint="Give --out a new folder.")
+        unfinished.rename(target)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return {"event": "end", "path": str(target), "bytes": written_bytes, "dtype": str(merged.dtype).split(".")[-1]}
@@ -234,20 +234,3 @@ def check_merges(model: Any) -> None:
             f"An adapter of the kind {kind} is not merged: it adds tokens or states, and changes no weight.",
             hint="Use it beside its base model, as autofit chat does.",
         )
-
-
-def _check_disk(target: Path, written_bytes: int) -> None:
-    folder = target.absolute().parent
-    free_bytes = free_disk_bytes(folder)
-    if written_bytes > free_bytes:
-        raise OutputFolderError(
-            f"The merged model takes {format_bytes(written_bytes)}, and the disk of {folder} has "
-            f"{format_bytes(free_bytes)} free.",
-            hint="Give --out a folder on another disk.",
-        )
-
-
-def _appear(unfinished: Path, target: Path) -> None:
-    if target.exists():  # meanwhile
-        raise OutputFolderError(f"{target} exists by now, and is not written over.", hint="Give --out a new folder.")
-    unfinished.rename(target)
