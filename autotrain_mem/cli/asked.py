@@ -38,7 +38,8 @@ def run(command: str, method: str, argv: Sequence[str]) -> int:
         return _help(method, prog)
     for sentence in untested(installed_versions(TESTED)):
         sys.stderr.write(f"note: {sentence}\n")
-    from autotrain_mem.planning.early import opened, refuse_to_follow  # a typo in a flag of ours is told before that
+    # A typo in a flag of ours is told before these are imported.
+    from autotrain_mem.planning.early import coarse_answer, opened, refuse_to_follow
 
     to_train = command == "train" and not (wish.plan_only or output.stops)
     if to_train:
@@ -53,8 +54,9 @@ def run(command: str, method: str, argv: Sequence[str]) -> int:
     with opened(
         wish, to_train=to_train, reads_data=command != "estimate", is_one=_is_one(wish, output), count=count
     ) as workers:
-        if command != "estimate" and sys.stderr.isatty() and not (output.json or output.stops):
-            _say_coarse(wish)
+        is_watched = sys.stderr.isatty() and not (output.json or output.stops)
+        if command != "estimate" and is_watched and (line := coarse_answer(wish)):
+            sys.stderr.write(f"{line}\n")
         from autotrain_mem.cli import commands  # while the workers import TRL
 
         return int(getattr(commands, command)(workers, wish, output))
@@ -73,13 +75,6 @@ def _is_one(wish: Wish, output: flags.Output) -> bool:
 
 def _say(line: str) -> None:
     sys.stderr.write(f"{printable(line)}\n")
-
-
-def _say_coarse(wish: Wish) -> None:
-    from autotrain_mem.planning.early import coarse_answer
-
-    if line := coarse_answer(wish):
-        sys.stderr.write(f"{line}\n")
 
 
 def _help(method: str, prog: str) -> int:

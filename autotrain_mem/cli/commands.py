@@ -227,24 +227,13 @@ def _to_train(chosen: Plan, wish: api.Wish, output: flags.Output) -> str:
     data = "" if chosen.job.names_data else " --dataset DATA"
     if output.out is not None:
         return f"autofit {chosen.method} --plan {shlex.quote(output.out)}{data}"
-    words = [word for word in output.typed if word != "--plan_only"]
-    if not wish.simulate:
-        words = _without_card(words)
-    return f"{shlex.join(['autofit', chosen.method, *words])}{data}"
-
-
-def _without_card(words: Sequence[str]) -> list[str]:
-    """The words without --gpu NAME: a training takes the card that is there."""
-    kept: list[str] = []
-    skips = False
-    for word in words:
-        if skips or word.startswith("--gpu="):
-            skips = False
-        elif word == "--gpu":
-            skips = True
-        else:
+    kept, skips = list[str](), False
+    for word in (each for each in output.typed if each != "--plan_only"):
+        names_card = not wish.simulate and word.partition("=")[0] == "--gpu"  # a training takes the card that is there
+        if not (skips or names_card):
             kept.append(word)
-    return kept
+        skips = names_card and not skips and word == "--gpu"
+    return f"{shlex.join(['autofit', chosen.method, *kept])}{data}"
 
 
 def _print_json(payload: Mapping[str, Any]) -> int:

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from autotrain_mem.cli import flags
 from autotrain_mem.support.errors import UsageError
+from autotrain_mem.support.store import Store, cache_folder
+from autotrain_mem.support.yaml_files import recipes
 from autotrain_mem.types.methods_table import METHODS
 
 HELP = """\
@@ -46,7 +48,6 @@ compdef _autofit autofit
 complete -c autofit -a '(autofit completion words (commandline -opc)[2..] (commandline -ct) 2>/dev/null)'
 """,
 }
-_WORDS = "words"
 _PLANNED = ("plan", "estimate")
 _FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 
@@ -76,22 +77,27 @@ def completed(words: Sequence[str]) -> list[str]:
 
 
 def _candidates(before: Sequence[str], current: str) -> Iterable[str]:
-    from autotrain_mem.cli.main import commands_without_method
+    from autotrain_mem.cli.main import WITHOUT_METHOD
 
     if not before:
-        return [*METHODS, *_PLANNED, *commands_without_method(), "help", "--help", "--version"]
+        return [*METHODS, *_PLANNED, *WITHOUT_METHOD, "help", "--help", "--version"]
     command, *rest = before
     if command in _PLANNED and not rest:
         return METHODS
     method = rest[0] if command in _PLANNED else command
     if method not in METHODS:
-        return _of_command(command, current) if command in commands_without_method() else []
+        return _of_command(command, current) if command in WITHOUT_METHOD else []
     prog = f"autofit {command} {method}" if command in _PLANNED else f"autofit {method}"
     if before[-1].startswith("--") and "=" not in before[-1]:
         values = list(_values(prog, method, before[-1][2:].replace("-", "_")))
         if values or not current.startswith("-"):
             return values
-    return [f"--{name}" for name in _flag_names(prog, method)] if current.startswith("-") else []
+    if not current.startswith("-"):
+        return []
+    from autotrain_mem.worker.kept_flags import kept_names
+
+    trls = (kept_names(Store(cache_folder())) or {}).get(method, ())
+    return [f"--{name}" for name in (*flags.own_names(prog), *trls)]
 
 
 def _of_command(command: str, current: str) -> list[str]:
@@ -99,7 +105,7 @@ def _of_command(command: str, current: str) -> list[str]:
     if command == "completion":
         return [*SCRIPTS]
     if command == "recipes" and not current.startswith("-"):
-        return list(_recipes())
+        return [each.name for each in recipes()]
     if not current.startswith("-"):
         return []
     from autotrain_mem.cli.main import run
@@ -109,44 +115,24 @@ def _of_command(command: str, current: str) -> list[str]:
     return _FLAG.findall(text.getvalue())
 
 
-def _flag_names(prog: str, method: str) -> Iterator[str]:
-    from autotrain_mem.support.store import Store, cache_folder
-    from autotrain_mem.worker.kept_flags import kept_names
-
-    yield from (name for name in flags.own_names(prog) if name != "help")
-    yield "help"
-    yield from (kept_names(Store(cache_folder())) or {}).get(method, ())
-
-
 def _values(prog: str, method: str, name: str) -> Iterator[str]:
     """Yields the values of a flag that are known; none where it takes anything."""
+    from autotrain_mem.worker.kept_flags import kept_flags
+
     if name == "gpu":
         from autotrain_mem import api
 
         yield from (card.name for card in api.catalog())
         yield "all"
     elif name == "recipe":
-        yield from _recipes(method)
+        yield from (each.name for each in recipes() if each.name.startswith(method))
     elif name == "forbid":
         from autotrain_mem import api
 
         yield from api.LEVERS
     else:
         yield from flags.choices(prog, name)
-        yield from _trl_choices(method, name)
-
-
-def _trl_choices(method: str, name: str) -> Iterator[str]:
-    from autotrain_mem.support.store import Store, cache_folder
-    from autotrain_mem.worker.kept_flags import kept_flags
-
-    table = kept_flags(Store(cache_folder()), method)
-    for flag in () if table is None else table.flags:
-        if flag.dest == name:
-            yield from map(str, flag.choices or ())
-
-
-def _recipes(method: str = "") -> Iterator[str]:
-    from autotrain_mem.support.yaml_files import recipes
-
-    yield from (each.name for each in recipes() if each.name.startswith(method))
+        table = kept_flags(Store(cache_folder()), method)  # TRL's
+        for flag in () if table is None else table.flags:
+            if flag.dest == name:
+                yield from map(str, flag.choices or ())

@@ -79,18 +79,13 @@ changed.
 """
 
 
-_WITHOUT_METHOD = {
+WITHOUT_METHOD = {
     **{name: name for name in ("init", "completion", "recipes", "quickstart")},
     **dict.fromkeys(("doctor", "explain", "report", "watch"), "inspect_commands"),
     **dict.fromkeys(("chat", "merge", "push"), "trained_model_commands"),
     "gpus": "commands",
 }
 """Commands that take no method -> the modules that have functions of their names, and are imported when they run."""
-
-
-def commands_without_method() -> tuple[str, ...]:
-    """Names the commands that take no method."""
-    return (*_WITHOUT_METHOD,)
 
 
 def main() -> None:
@@ -113,15 +108,8 @@ def run(argv: Sequence[str]) -> int:
     except AutofitError as error:
         return _report(error, argv)
     except KeyboardInterrupt as interrupt:
-        return _report(
-            _from(
-                interrupt,
-                InterruptedByUser(
-                    "Interrupted.", hint="What was written before stays as it is. Run the command again when you like."
-                ),
-            ),
-            argv,
-        )
+        hint = "What was written before stays as it is. Run the command again when you like."
+        return _report(InterruptedByUser("Interrupted.", hint=hint), argv, interrupt)
     except BrokenPipeError:
         return 0  # the reader of our output, such as `head`, has seen enough
     except Exception as unforeseen:  # a defect of ours: say so, with the way to report it
@@ -129,7 +117,7 @@ def run(argv: Sequence[str]) -> int:
             f"Unforeseen: {type(unforeseen).__name__}: {unforeseen}",
             hint="This is a defect of autofit. Run again with --debug and report the traceback.",
         )
-        return _report(_from(unforeseen, defect), argv)
+        return _report(defect, argv, unforeseen)
 
 
 def _end_once(number: int, frame: FrameType | None) -> None:
@@ -142,11 +130,6 @@ def _end_once(number: int, frame: FrameType | None) -> None:
     signal.default_int_handler(number, frame)
 
 
-def _from(cause: BaseException, error: AutofitError) -> AutofitError:
-    error.__cause__ = cause
-    return error
-
-
 def _command(argv: Sequence[str]) -> Callable[[], int]:
     if len(argv) > 1 and argv[0] == "help":
         return _command([*argv[1:], "--help"])
@@ -155,21 +138,18 @@ def _command(argv: Sequence[str]) -> Callable[[], int]:
     if argv[0] == "--version":
         return lambda: _say(f"autofit {__version__}\n")
     name, *rest = argv
-    if name in _WITHOUT_METHOD:
-        module = importlib.import_module(f"autotrain_mem.cli.{_WITHOUT_METHOD[name]}")
+    if name in WITHOUT_METHOD:
+        module = importlib.import_module(f"autotrain_mem.cli.{WITHOUT_METHOD[name]}")
         return functools.partial(getattr(module, name), rest)
-    if name in METHODS:
-        from autotrain_mem.cli.asked import run as run_asked
-
-        return lambda: run_asked("train", name, rest)
-    if name in ("plan", "estimate"):
-        from autotrain_mem.cli.asked import run as run_asked
-
-        if rest and rest[0] in ("--help", "-h"):
+    if name in METHODS or name in ("plan", "estimate"):
+        if name not in METHODS and rest and rest[0] in ("--help", "-h"):
             return lambda: _say(_help_of(name))
-        method = _method(name, rest)
-        return lambda: run_asked(name, method, rest[1:])
-    meant = _meant("autofit", name, (*METHODS, "plan", "estimate", *_WITHOUT_METHOD))
+        from autotrain_mem.cli.asked import run as run_asked
+
+        if name in METHODS:
+            return functools.partial(run_asked, "train", name, rest)
+        return functools.partial(run_asked, name, _method(name, rest), rest[1:])
+    meant = _meant("autofit", name, (*METHODS, "plan", "estimate", *WITHOUT_METHOD))
     raise UsageError(f"Unknown command {name!r}.", hint=f"{meant}See autofit --help.")
 
 
@@ -207,7 +187,8 @@ def _say(text: str) -> int:
     return 0
 
 
-def _report(error: AutofitError, argv: Sequence[str]) -> int:
+def _report(error: AutofitError, argv: Sequence[str], cause: BaseException | None = None) -> int:
+    error.__cause__ = cause or error.__cause__
     if "--debug" in argv:
         sys.stderr.write(printable("".join(traceback.format_exception(error))))
     from autotrain_mem.report.error_text import print_error

@@ -48,14 +48,18 @@ def quickstart(argv: Sequence[str]) -> int:
     parser.add_argument("--debug", action="store_true", help="a traceback with an error")
     if (options := parsed(parser, argv)) is None:
         return 0
-    folder = _folder(options.folder)
+    if options.folder is not None and pathlib.Path(options.folder).exists():
+        raise UsageError(f"{options.folder} exists already.", hint="Give --folder a new folder.")
+    names = itertools.chain(["quickstart-run"], (f"quickstart-run-{number}" for number in itertools.count(2)))
+    # the first free one: an earlier quickstart is never written over
+    folder = pathlib.Path(options.folder or next(name for name in names if not pathlib.Path(name).exists()))
     console = Console()
     api.check_launch()
     started = time.monotonic()
     with api.Workers() as workers:
         workers.start()
         _chapter(console, "1. A tiny model, a tokenizer and 600 word problems, made here and now")
-        _make(folder)
+        make_material(folder)
         rows = f"{ROWS} rows, one in a hundred about ten times as long as the rest"
         console.print(f"{folder}/model (1 million weights) and {folder}/data.jsonl ({rows}).")
         argv = [*FLAGS, "--output_dir", str(folder / "run")]
@@ -82,20 +86,8 @@ def quickstart(argv: Sequence[str]) -> int:
     return 0
 
 
-def _chapter(console: Console, title: str) -> None:
-    console.print()
-    console.print(Rule(title, align="left", style="dim"))
-
-
-def _folder(named: str | None) -> pathlib.Path:
-    """The folder that is asked for, or the first free one: an earlier quickstart is never written over."""
-    if named is not None and pathlib.Path(named).exists():
-        raise UsageError(f"{named} exists already.", hint="Give --folder a new folder.")
-    names = itertools.chain(["quickstart-run"], (f"quickstart-run-{number}" for number in itertools.count(2)))
-    return pathlib.Path(named) if named else next(path for path in map(pathlib.Path, names) if not path.exists())
-
-
-def _make(folder: pathlib.Path) -> None:
+def make_material(folder: pathlib.Path) -> None:
+    """Makes model, tokenizer and rows. Raises OutputFolderError."""
     try:
         word_problems.write_dataset(folder / "data.jsonl", rows=ROWS, seed=0)
         tiny_model.build(folder / "model", word_problems.texts(word_problems.problems(ROWS, seed=0)))
@@ -104,6 +96,11 @@ def _make(folder: pathlib.Path) -> None:
             f"Cannot write to {folder}: {error.strerror or error}.",
             hint="Give --folder a new folder where you may write: autofit quickstart --folder FOLDER",
         ) from error
+
+
+def _chapter(console: Console, title: str) -> None:
+    console.print()
+    console.print(Rule(title, align="left", style="dim"))
 
 
 def _run_out_of_memory(console: Console, rehearsals: api.Rehearsals, folder: pathlib.Path) -> None:

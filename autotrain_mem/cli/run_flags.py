@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -37,12 +36,12 @@ def flag_parser(command: str, about: str) -> argparse.ArgumentParser:
         allow_abbrev=False,
         add_help=False,
     )
-    parser.error = functools.partial(_refuse, parser)  # type: ignore[method-assign]
+
+    def refuse(message: str) -> NoReturn:
+        raise UsageError(f"{parser.prog}: {message}.", hint=_usage(parser))
+
+    parser.error = refuse  # type: ignore[method-assign]
     return parser
-
-
-def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
-    raise UsageError(f"{parser.prog}: {message}.", hint=_usage(parser))
 
 
 def parsed(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace | None:

@@ -1,7 +1,7 @@
 """Command lines with a mistake: the exit code, what is typed, and what the message must hold.
 
-The third column lists flags, names and figures, with blanks between them and quotes around one that has a blank. Where
-``golden`` holds a file of a row's name, the message is compared with its whole text besides.
+The third column lists flags, names and figures, with blanks between them and quotes around one that has a blank. It is
+empty where ``golden`` holds a file of the row's name: the message is compared with its whole text.
 """
 
 CARD = "--gpu 300MiB"
@@ -24,25 +24,21 @@ MANY = f"max_length={','.join(map(str, range(1, 30)))} --sweep seed=1,2,3,4,5,6,
 
 MISTAKES: dict[str, tuple[int, str, str]] = {
     # -- what is typed
-    "unknown_flags": (
-        2,
-        f"sft {TINY} --max_lenght 5 --batchsize=4 --gpuu t4 --zzzzqq 1",
-        "--max_length --gpu --zzzzqq",
-    ),
+    "unknown_flags": (2, f"sft {TINY} --max_lenght 5 --batchsize=4 --gpuu t4 --zzzzqq 1", ""),
     "launched_by_torchrun": (2, SIMULATED, "torchrun 'from autotrain_mem import SFTTrainer'"),
     "sharded_by_the_shell": (2, PLAN, "ACCELERATE_USE_FSDP unset --sharding --accelerate_config"),
     "launched_by_mpirun": (2, PLAN, "mpirun 'Start it without them'"),
     "opposite_of_flag": (2, f"sft {TINY} --no_use_peft", "'--use_peft false'"),
     "stray_words": (2, f"sft {TINY} extra words", "'extra words'"),
-    "unknown_command": (2, "stf --model tiny", "'autofit sft' --help"),
+    "unknown_command": (2, "stf --model tiny", ""),
     "unknown_method": (2, "plan gpro", "'autofit plan grpo' sft reward dpo rloo ppo"),
     "no_method": (2, "plan --model tiny", "'autofit plan sft --model'"),
     "gpus_flag": (2, "gpus --foo", "--foo --json"),
-    "no_model": (2, "sft", "--model Qwen/Qwen2.5-0.5B"),
+    "no_model": (2, "sft", ""),
     "number_expected": (2, f"sft {TINY} --learning_rate abc", "--learning_rate float abc"),
-    "choice": (2, f"sft {TINY} --packing_strategy bfdd", "bfdd bfd bfd_split wrapped"),
+    "choice": (2, f"sft {TINY} --packing_strategy bfdd", ""),
     "fit_choice": (2, f"{DATA} --fit nonsense", "nonsense all rounding lossless"),
-    "forbid_unknown": (2, f"{DATA} --forbid lora,foo,checkpointing", "foo gradient_checkpointing 4bit_base"),
+    "forbid_unknown": (2, f"{DATA} --forbid lora,foo,checkpointing", ""),
     "slowdown_nan": (2, f"{PLAN} --max_slowdown nan", "'--max_slowdown nan'"),
     "headroom_words": (2, f"{DATA} --headroom nonsense", "--headroom nonsense 500MiB 8%"),
     "headroom_too_large": (2, f"{DATA} --headroom 200%", "--headroom 200% '300.0 MiB' 500MiB 8%"),
@@ -51,33 +47,28 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "not_rehearsed_yet": (
         2,
         f"{ESTIMATE} --model tiny --load_in_4bit --padding_free --fsdp full_shard --auto_find_batch_size",
-        "--use_peft --packing --fsdp --auto_find_batch_size",
+        "",
     ),
     "ends_late": (
         2,
         f"{DATA} --dataloader_prefetch_factor 2 --save_strategy best --eval_on_start --full_determinism "
         "--skip_memory_metrics false --tf32 true --use_cpu --gpu t4",
-        "--dataloader_num_workers --metric_for_best_model --eval_strategy --full_determinism "
-        "'--skip_memory_metrics false' --tf32",
+        "",
     ),
-    "tracker_not_installed": (
-        3,
-        f"{SIMULATED} --report_to clearml",
-        "clearml --report_to 'A plan alone'",
-    ),
+    "tracker_not_installed": (3, f"{SIMULATED} --report_to clearml", "clearml --report_to 'A plan alone'"),
     "tracker_unknown": (2, f"{DATA} --report_to wandbb", "wandbb 'Did you mean wandb'"),
-    "no_checkpoint": (2, f"{DATA} --output_dir nowhere --resume_from_checkpoint", "--resume_from_checkpoint nowhere"),
+    "no_checkpoint": (2, f"{DATA} --output_dir nowhere --resume_from_checkpoint", ""),
     "no_checkpoint_folder": (2, f"{DATA} --resume_from_checkpoint nowhere", "nowhere --output_dir"),
     "trl_refuses": (2, f"{DATA} --loss_type nll --accelerator_config nowhere.json", "nowhere.json --help"),
     "streaming": (2, f"{DATA} --dataset_streaming", "--dataset_streaming"),
     # -- config files
     "config_missing": (2, "sft --config nowhere.yaml", "nowhere.yaml --config"),
-    "config_not_yaml": (2, "sft --config=not_yaml.yaml", "not_yaml.yaml 'line 2, column 2'"),
+    "config_not_yaml": (2, "sft --config=not_yaml.yaml", ""),
     "config_not_utf8": (2, "sft --config=not_utf8.yaml", "not_utf8.yaml UTF-8"),
     "config_a_list": (2, "sft --config=a_list.yaml", "a_list.yaml 'key: value'"),
     "config_unknown_keys": (2, "sft --config unknown_keys.yaml", "learning_ratt learning_rate gpuu gpu"),
     "config_autofit_number": (2, "sft --config autofit_number.yaml", "autofit:"),
-    "config_autofit_unknown": (2, "sft --config autofit_unknown.yaml", "gppu gpu forbidd forbid max_slowdown"),
+    "config_autofit_unknown": (2, "sft --config autofit_unknown.yaml", ""),
     "config_laughs": (2, "sft --config laughs.yaml", "'more than 100,000 values'"),
     "config_itself": (2, "sft --config itself.yaml", "'more than 100,000 values'"),
     "config_too_deep": (2, "sft --config too_deep.yaml", "'nested too deeply'"),
@@ -85,9 +76,9 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "config_month_13": (2, "sft --config month_13.yaml", "month_13.yaml 'month must be in 1..12'"),
     "config_wrong_type": (2, "sft --config wrong_type.yaml", "--per_device_train_batch_size max abc"),
     # -- cards
-    "no_gpu": (10, "sft --model tiny", "CUDA_VISIBLE_DEVICES --plan_only --simulate --use_cpu"),
-    "no_gpu_to_train_on": (10, "sft --model tiny --gpu rtx3060", "rtx3060 --plan_only --simulate"),
-    "unknown_gpu": (11, "plan sft --model tiny --gpu rtx309", "rtx309 rtx3090 12GiB 'autofit gpus'"),
+    "no_gpu": (10, "sft --model tiny", ""),
+    "no_gpu_to_train_on": (10, "sft --model tiny --gpu rtx3060", ""),
+    "unknown_gpu": (11, "plan sft --model tiny --gpu rtx309", ""),
     "simulate_without_gpu": (2, "sft --model tiny --simulate", "--simulate '--gpu NAME' 6GiB"),
     "gpus_zero": (2, f"{PLAN} --gpus 0 --nodes -1", "'--gpus 0' '--nodes -1'"),
     "gpus_a_name": (2, "plan sft --model tiny --gpus t4", "t4 --gpu"),
@@ -128,8 +119,8 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     # -- models
     "model_no_config": (20, f"{ESTIMATE} --model no_config", "no_config config.json --model"),
     "model_is_a_file": (20, f"{ESTIMATE} --model tiny/config.json", "tiny/config.json '--model tiny'"),
-    "model_unreachable": (20, f"{ESTIMATE} --model no-such-org/no-such-model", "no-such-org/no-such-model config.json"),
-    "model_no_tokenizer": (20, DATA.replace("tiny", "no_tokenizer"), "no_tokenizer --max_length --prompt_length"),
+    "model_unreachable": (20, f"{ESTIMATE} --model no-such-org/no-such-model", ""),
+    "model_no_tokenizer": (20, DATA.replace("tiny", "no_tokenizer"), ""),
     "model_cut_short": (23, f"{ESTIMATE} --model cut_short", "cut_short/config.json 'line 1, column 16'"),
     "model_no_type": (23, f"{ESTIMATE} --model no_type", "no_type/config.json model_type --model"),
     "model_wrong_size": (23, f"{ESTIMATE} --model wrong_size", "wrong_size/config.json hidden_size int str"),
@@ -138,8 +129,8 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "model_no_class": (21, f"{ESTIMATE} --model no_class", "no_class architectures Qwen2ForCausalLM"),
     "model_bert": (21, f"{ESTIMATE} --model bert", "BertForMaskedLM SFT Qwen2ForCausalLM"),
     "reward_no_classifier": (21, f"plan reward --model mamba {CARD} --dataset pairs.jsonl", "mamba Qwen2"),
-    "context_exceeded": (22, f"{DATA} --max_length 100000", "100000 2048 '--max_length auto'"),
-    "vocabulary_too_small": (24, DATA.replace("tiny", "small_vocabulary"), "300 240 resize_token_embeddings(540)"),
+    "context_exceeded": (22, f"{DATA} --max_length 100000", ""),
+    "vocabulary_too_small": (24, DATA.replace("tiny", "small_vocabulary"), ""),
     "quantized_twice": (21, f"{SHORT} --model quantized --load_in_8bit --use_peft", "bitsandbytes --load_in_8bit"),
     "quantized_full": (21, f"{SHORT} --model quantized", "--use_peft"),
     # -- files of data
@@ -157,7 +148,7 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
         f"{PLAN} --dataset mixed",
         "'not have the same columns' 'one file' mixed/chats.jsonl mixed/pairs.jsonl",
     ),
-    "data_not_json": (32, f"{PLAN} --dataset not_json.jsonl", "not_json.jsonl 'line 3, column 10'"),
+    "data_not_json": (32, f"{PLAN} --dataset not_json.jsonl", ""),
     "data_not_an_object": (32, f"{PLAN} --dataset not_an_object.jsonl", "not_an_object.jsonl 'line 2'"),
     "data_not_utf8": (32, f"{PLAN} --dataset not_utf8.jsonl", "not_utf8.jsonl UTF-8 'line 2'"),
     "data_cut_short": (32, f"{PLAN} --dataset cut_short.json", "cut_short.json 'line 1, column 16'"),
@@ -166,27 +157,27 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "data_no_split": (33, f"{DATA} --dataset_train_split nowhere", "nowhere --dataset_train_split train"),
     "data_no_test_split": (33, f"{DATA} --eval_strategy steps --eval_steps 5", "--dataset_test_split --eval_strategy"),
     # -- rows
-    "data_other_columns": (33, f"{PLAN} --dataset other_columns.jsonl", "question messages --dataset_text_field"),
+    "data_other_columns": (33, f"{PLAN} --dataset other_columns.jsonl", ""),
     "data_other_text_field": (33, f"{PLAN} --dataset text.jsonl --dataset_text_field body", "text body"),
     "data_dpo_prompts": (33, f"plan dpo {TINY} --dataset prompts.jsonl", "DPOTrainer 'prompt, chosen, rejected'"),
     "data_ppo_text": (33, f"{JUDGED} --dataset text.jsonl", "PPOTrainer input_ids prompt"),
     "data_text_is_empty": (31, f"{PLAN} --dataset text_is_empty.jsonl", "text_is_empty.jsonl"),
     "data_text_is_null": (33, f"{PLAN} --dataset text_is_null.jsonl", "'line 2' 'text is null'"),
-    "data_messages_empty": (33, f"{PLAN} --dataset messages_empty.jsonl", "'line 2' messages 1 role content from"),
+    "data_messages_empty": (33, f"{PLAN} --dataset messages_empty.jsonl", ""),
     "data_messages_no_role": (33, f"{PLAN} --dataset messages_no_role.jsonl", "'line 1' messages role content"),
     "data_ids_empty": (33, f"{PLAN} --dataset ids_empty.jsonl", "'line 2' input_ids"),
     "data_prompt_and_text": (33, f"{PLAN} --dataset prompt_and_text.jsonl", "'line 1' prompt completion"),
     "data_text_and_chat": (33, f"plan dpo {TINY} --dataset text_and_chat.jsonl", "'line 1' chosen rejected 3"),
     "data_prompt_is_empty": (33, f"plan grpo {TINY} --dataset prompt_is_empty.jsonl", "'line 1' prompt"),
-    "data_every_pair_dropped": (31, f"plan reward {TINY} --dataset pairs.jsonl --max_length 16", "16 67 1097 auto"),
-    "data_no_template": (33, DATA.replace("tiny", "no_template"), "no_template --chat_template_path"),
-    "prompt_beyond_context": (22, f"plan rloo {TINY} --dataset long_prompt.jsonl", "2402 2048"),
-    "completion_beyond_context": (22, f"{GRPO} --max_completion_length 2000", "429 2048 1619"),
+    "data_every_pair_dropped": (31, f"plan reward {TINY} --dataset pairs.jsonl --max_length 16", ""),
+    "data_no_template": (33, DATA.replace("tiny", "no_template"), ""),
+    "prompt_beyond_context": (22, f"plan rloo {TINY} --dataset long_prompt.jsonl", ""),
+    "completion_beyond_context": (22, f"{GRPO} --max_completion_length 2000", ""),
     # -- rewards
     "no_data_to_train_on": (2, f"sft {TINY} --simulate", "--dataset trl-lib/Capybara --plan_only"),
-    "reward_missing": (2, f"rloo {TINY} --simulate", "--reward_funcs --reward_model_name_or_path"),
-    "reward_raises": (35, f"{GRPO} --reward_funcs my_rewards.raises", "my_rewards.raises TypeError completion_ids"),
-    "reward_no_function": (2, f"{GRPO} --reward_funcs my_rewards.shorter", "shorter my_rewards.short accuracy_reward"),
+    "reward_missing": (2, f"rloo {TINY} --simulate", ""),
+    "reward_raises": (35, f"{GRPO} --reward_funcs my_rewards.raises", ""),
+    "reward_no_function": (2, f"{GRPO} --reward_funcs my_rewards.shorter", ""),
     "reward_no_module": (2, f"{GRPO} --reward_funcs no_rewards.short", "no_rewards module.function"),
     "reward_not_callable": (2, f"{GRPO} --reward_funcs my_rewards.THRESHOLD", "my_rewards.THRESHOLD module.function"),
     "reward_import_fails": (2, f"{GRPO} --reward_funcs broken_rewards.a", "broken_rewards a_package_that_nobody_has"),
@@ -195,25 +186,24 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
         f"{GRPO.removeprefix('plan ')} --simulate --reward_model_name_or_path weights_alone",
         "'autofit reward'",
     ),
-    "reward_model_adapter": (20, f"{PPO} --reward_model_path adapter", "adapter --reward_model_path merge_and_unload"),
-    "ppo_no_reward_model": (2, PPO, "--reward_model_path 'autofit reward'"),
-    "ppo_pad_is_end": (2, JUDGED.replace("tiny", "same_pad"), "<|im_end|> 2"),
+    "reward_model_adapter": (20, f"{PPO} --reward_model_path adapter", ""),
+    "ppo_no_reward_model": (2, PPO, ""),
+    "ppo_pad_is_end": (2, JUDGED.replace("tiny", "same_pad"), ""),
     # -- settings
     "contradictions": (
         2,
         f"{TRAIN} --gpu t4 --use_cpu --bf16 true --fp16 --load_in_4bit --load_in_8bit --forbid gradient_checkpointing "
         "--gradient_checkpointing true --prompt_length 5 --effective_batch_size 10 --per_device_train_batch_size 4 "
         "--gradient_accumulation_steps 4 --activation_offloading --optimizer_offload",
-        "1. 10. --simulate --activation_offloading '--bf16 true' --optimizer_offload --load_in_8bit --use_peft "
-        "--prompt_length --max_length '--forbid gradient_checkpointing' '--effective_batch_size 16'",
+        "",
     ),
     "several_at_once": (
         33,
         f"{PLAN} --dataset other_columns.jsonl --pad_token nope --use_peft --lora_target_modules nope never",
-        "3 3. other_columns.jsonl --pad_token nope <|pad|> --lora_target_modules never q_proj down_proj all-linear",
+        "",
     ),
     "end_token_unknown": (2, f"{DATA} --eos_token nope", "--eos_token nope <|im_end|>"),
-    "lora_target_alone": (2, f"{DATA} --use_peft --lora_target_modules q_proj", "q_proj .*q_proj k_proj all-linear"),
+    "lora_target_alone": (2, f"{DATA} --use_peft --lora_target_modules q_proj", ""),
     "half_base_trained": (2, f"{SHORT} --fp16 --dtype bfloat16", "--fp16 'dtype float32' '--bf16 true' --use_peft"),
     "flash_attention_on_cpu": (2, f"{TRAIN} --use_cpu {FLASH}", "flash_attention_2 --use_cpu sdpa"),
     "flash_attention_on_t4": (2, f"{SHORT} --gpu t4 {FLASH}", "flash_attention_2 8.0 7.5 sdpa"),
@@ -237,15 +227,15 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "optimizer_not_installed": (3, f"{SHORT} --optim lomo", "lomo_optim 'pip install lomo-optim'"),
     "images_for_text": (2, f"{SHORT} --max_pixels 1000", "--max_pixels qwen2 'Remove --max_pixels'"),
     "prompt_length_zero": (2, f"{GRPO} --prompt_length 0", "'--prompt_length 0' 1"),
-    "grpo_max_length": (2, f"{GRPO} --max_length 64", "--max_length sft reward dpo --prompt_length"),
+    "grpo_max_length": (2, f"{GRPO} --max_length 64", ""),
     "ppo_max_completion_length": (2, f"{PPO} --max_completion_length 64", "grpo rloo --response_length"),
-    "batch_does_not_split": (40, f"{DATA} {TEN}", "'1, 2, 5 or 10'"),
+    "batch_does_not_split": (40, f"{DATA} {TEN}", ""),
     "batch_contradicts": (
         40,
         f"{SHORT} {TEN} --gradient_accumulation_steps 2",
         "8 '--effective_batch_size 8' '--effective_batch_size 10'",
     ),
-    "groups_do_not_divide": (40, f"{GRPO} --effective_batch_size 12", "--num_generations '8 or 16' '2, 3, 4, 6 or 12'"),
+    "groups_do_not_divide": (40, f"{GRPO} --effective_batch_size 12", ""),
     "generation_batch": (40, f"{GRPO} --generation_batch_size 12", "12 '--generation_batch_size 8 or 16'"),
     "generation_contradicts": (2, f"{GRPO} --generation_batch_size 8 {PARTS}", "--steps_per_generation"),
     "mini_batches": (40, f"{JUDGED} --num_mini_batches 3", "'--effective_batch_size 6 or 9' '1, 2, 4 or 8'"),
@@ -253,31 +243,27 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
         41,
         f"plan {TRAIN} --gpu 14MiB --max_length 64 --per_device_train_batch_size 1 --gradient_checkpointing true "
         "--fit lossless",
-        "tiny 14MiB needs weights activations budget headroom '1 x 1' 'max_length 64' rtx5060ti-8gb",
+        "",
     ),
     "does_not_fit_pinned": (
         41,
         f"plan {TRAIN} --gpu 56MiB --per_device_train_batch_size 8 --max_length 512 --gradient_checkpointing false "
         "--fit lossless",
-        "tiny 56MiB needs budget '8 x 1' '--effective_batch_size 8' --per_device_train_batch_size rtx5060ti-8gb",
+        "",
     ),
     # -- output folders
     "output_below_a_file": (62, f"{SIMULATED} --output_dir data.jsonl/run", "FILES/data.jsonl --output_dir"),
-    "output_is_the_model": (62, f"{SIMULATED} --output_dir tiny", "tiny --output_dir beside"),
+    "output_is_the_model": (62, f"{SIMULATED} --output_dir tiny", ""),
     "output_holds_weights": (62, f"{SIMULATED} --output_dir judge", "model.safetensors --overwrite_output_dir"),
     "quickstart_folder_exists": (2, "quickstart --folder tiny", "tiny --folder"),
     "quickstart_unknown_flag": (2, "quickstart --foo", "--foo '[--folder FOLDER]'"),
     "quickstart_unwritable": (62, "quickstart --folder data.jsonl/run", "data.jsonl/run '--folder FOLDER'"),
     # -- plans, snapshots and exports
-    "plan_missing": (42, "explain nowhere.json", f"nowhere.json {_WRITES_ONE}"),
+    "plan_missing": (42, "explain nowhere.json", ""),
     "plan_folder_without": (42, "explain tiny", f"tiny plan.json {_WRITES_ONE}"),
     "plan_empty": (42, "explain empty_plan.json", f"empty_plan.json {_WRITES_ONE}"),
-    "plan_cut_short": (42, "explain cut_short_plan.json", f"cut_short_plan.json 'line 4' {_WRITES_ONE}"),
-    "plan_of_another_version": (
-        42,
-        "explain old_plan.json",
-        "autofit.plan/2 autofit.plan/5 'autofit plan sft --model'",
-    ),
+    "plan_cut_short": (42, "explain cut_short_plan.json", ""),
+    "plan_of_another_version": (42, "explain old_plan.json", ""),
     "plan_of_another_version_in_a_run": (42, "explain old_fit.json", "autofit.plan/1 'autofit plan dpo --model MODEL'"),
     "plan_an_estimate": (42, "explain an_estimate.json", "an_estimate.json autofit.estimate/1"),
     "plan_not_given": (2, "explain", "'autofit explain plan.json' OUTPUT_FOLDER"),
@@ -320,7 +306,7 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "sweep_wrong_types": (
         2,
         f"{SWEEP} max_length=4,abc --sweep gradient_checkpointing=true,maybe --sweep optimizer_offload=1",
-        "--max_length abc --gradient_checkpointing maybe --optimizer_offload '1'",
+        "",
     ),
     "sweep_ours_of_wrong_type": (2, f"{SWEEP} effective_batch_size=4,x --sweep headroom=8%,some", "int x some 500MiB"),
     "sweep_twice": (2, f"{SWEEP} max_length=4,32 --sweep max-length=64", "'--sweep max_length'"),
@@ -345,7 +331,7 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
         f"plan sft --config env_allocator.yaml {CARD} --max_length 16",
         "cudaMallocAsync native",
     ),
-    "mishaps_unknown": (2, f"{SIMULATED} --output_dir nowhere", "AUTOFIT_MISHAPS oom:sometimes oom:PHASE:N kill:N"),
+    "mishaps_unknown": (2, f"{SIMULATED} --output_dir nowhere", ""),
 }
 
 SHELL = {

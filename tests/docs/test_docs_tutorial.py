@@ -30,7 +30,7 @@ def printed(place: Path, workers: SharedWorkers, forge: Forge) -> Iterator[dict[
     before = set(place.iterdir())
     with a_user_in(place, workers, forge):
         Path("quickstart-run").mkdir()
-        quickstart._make(Path("quickstart-run"))
+        quickstart.make_material(Path("quickstart-run"))
         texts = dict(_ran())
         assert (place / "my-run" / "report.html").is_file()
         yield texts

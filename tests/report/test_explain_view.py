@@ -1,8 +1,9 @@
-"""What ``autofit explain`` tells of a plan: a budget that adds up, and what stands in the way of more."""
+"""What ``autofit explain`` tells of a plan; and an estimate of what waits on the host and stays unquantized."""
 
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import report_examples as examples
@@ -12,12 +13,13 @@ from report_examples import attempt, estimate, memory, reserved
 from test_console import rendered
 from test_contract import SLOW_TO_IMPORT, loaded_by
 
+from autotrain_mem.report.estimate_view import estimate_view
 from autotrain_mem.report.explain_view import explain_view
 from autotrain_mem.report.plan_view import plan_view
 from autotrain_mem.support import codec
 from autotrain_mem.support.files import write_json
 from autotrain_mem.support.units import GIB, format_bytes
-from autotrain_mem.types import Owner, Plan
+from autotrain_mem.types import Estimate, Owner, Plan
 from autotrain_mem.types.estimate import candidate
 from autotrain_mem.types.plan_file import PLAN_NAME
 
@@ -159,3 +161,25 @@ def test_a_plan_is_explained_without_any_library_that_is_slow_to_import(tmp_path
     )
     assert said.startswith("autofit sft --model Qwen/Qwen2.5-1.5B\nfits rtx3060")
     assert not loaded & (SLOW_TO_IMPORT | {"yaml", "pynvml", "psutil"})
+
+
+def of_experts(**knobs: Any) -> Estimate:
+    shown = examples.estimate()
+    memory = replace(shown.memory, unquantized_bytes=54 * GIB)
+    return replace(shown, memory=memory, knobs=replace(shown.knobs, use_peft=True, **knobs))
+
+
+def test_bytes_that_bitsandbytes_leaves_are_told_where_a_quantized_base_is_asked_for() -> None:
+    four = of_experts(load_in_4bit=True, dtype="bfloat16")
+    assert four.unquantized.startswith("54.0 GiB of the base are not quantized to 4 bits")
+    assert four.unquantized.endswith("stays in bfloat16")
+    assert of_experts(load_in_8bit=True, dtype="float32").unquantized.endswith("(--dtype bfloat16 halves it)")
+    assert of_experts().unquantized == ""
+    assert replace(four, memory=replace(four.memory, unquantized_bytes=0)).unquantized == ""
+
+
+def test_what_waits_in_host_memory_is_shown() -> None:
+    shown = examples.estimate()
+    offloaded = replace(shown, memory=replace(shown.memory, pinned_host_bytes=3 * GIB))
+    assert "host      3.00 GiB of pinned host memory" in rendered(estimate_view(offloaded))
+    assert "pinned" not in rendered(estimate_view(shown))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import report_examples as examples
 from report_examples import PLAN
-from rich.console import Console
+from test_console import rendered
 
 from autotrain_mem.report.first_screen import COLUMNS, LINES, estimate_screen, first_screen
 from autotrain_mem.types import Harm, Plan, Proposal
@@ -22,10 +22,7 @@ CROWDED = replace(
 
 
 def lines(plan: Plan, columns: int = COLUMNS) -> list[str]:
-    console = Console(width=columns, color_system=None)
-    with console.capture() as capture:
-        console.print(first_screen(plan, COMMAND))
-    return capture.get().splitlines()
+    return rendered(first_screen(plan, COMMAND), columns).splitlines()
 
 
 @pytest.mark.parametrize("plan", [*PLANS.values(), CROWDED], ids=[*PLANS, "CROWDED"])
@@ -54,8 +51,21 @@ def test_a_wide_terminal_shows_more_and_a_narrow_one_wraps_nothing_that_it_cuts(
 
 def test_an_estimate_takes_a_screen_too() -> None:
     for estimate in (examples.estimate(), examples.crowded(), PLAN.estimate, examples.GRPO_PLAN.estimate):
-        console = Console(width=COLUMNS, color_system=None)
-        with console.capture() as capture:
-            console.print(estimate_screen(estimate))
-        assert len(capture.get().splitlines()) <= LINES
-        assert "needed" in capture.get()
+        text = rendered(estimate_screen(estimate), COLUMNS)
+        assert len(text.splitlines()) <= LINES
+        assert "needed" in text
+
+
+def test_a_plan_shows_itself_and_its_names_are_escaped() -> None:
+    hostile: Plan = replace(PLAN, warnings=("<script>alert(1)</script>",))
+    html = hostile._repr_html_()
+    assert html.startswith("<pre")
+    assert "fits" in html
+    assert "<script>" not in html
+    assert "&lt;script&gt;" in html
+    assert PLAN.estimate._repr_html_().count("<pre") == 1
+
+
+def test_a_plan_is_a_line_where_it_is_printed() -> None:
+    assert repr(PLAN).startswith(f"<Plan of {PLAN.method}, {PLAN.model}: fits rtx3060, 8.51 GiB of 11.2 GiB, ")
+    assert "\n" not in repr(PLAN)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from report_examples import PLAN
-from rich.console import Console
+from test_console import rendered
 from test_page_content import history, moment
 
 from autotrain_mem import api
@@ -25,10 +25,7 @@ def watched(found: RunHistory | None = RUNNING, *, alive: bool | None = True, no
 
 
 def text(each: Watched, columns: int = 100) -> str:
-    console = Console(width=columns, color_system=None)
-    with console.capture() as capture:
-        console.print(watch_view(each))
-    return capture.get()
+    return rendered(watch_view(each), columns)
 
 
 def test_a_run_says_how_far_it_is_and_when_it_will_be_done() -> None:

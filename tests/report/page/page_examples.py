@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types.page import Bars, Chart, Grid, Holder, Mark, Page, Series, Timeline
@@ -129,101 +129,63 @@ def timeline(
     )
 
 
+def series(**lines: Iterable[float | None]) -> tuple[Series, ...]:
+    return tuple(Series(name=name.replace("_", " "), values=tuple(values)) for name, values in lines.items())
+
+
 def charts(moments: int = 240) -> tuple[Chart, ...]:
     seconds = tuple(round(index * 7.3, 1) for index in range(moments))
     loss = [2.4 * math.exp(-index / 90) + 0.9 + 0.08 * math.sin(index * 1.7) for index in range(moments)]
     rest = [0.4 * math.sin(index / 9) for index in range(moments)]
-    marks = (
-        Mark(
-            seconds=seconds[moments // 3],
-            step=moments // 3,
-            kind="out of memory",
-            text="split 8 rows into 2 x 4, in backward",
-        ),
-        Mark(seconds=seconds[moments // 2], step=moments // 2, kind="checkpoint", text="written in 3.1 s"),
-        Mark(seconds=seconds[2 * moments // 3], step=2 * moments // 3, kind="restart", text="resumed from step 120"),
+    marks = tuple(
+        Mark(seconds=seconds[step], step=step, kind=kind, text=text)
+        for step, kind, text in (
+            (moments // 3, "out of memory", "split 8 rows into 2 x 4, in backward"),
+            (moments // 2, "checkpoint", "written in 3.1 s"),
+            (2 * moments // 3, "restart", "resumed from step 120"),
+        )
     )
+    evaluated = [value + 0.1 if index % 40 == 39 else None for index, value in enumerate(loss)]
+    bytes_of_run = series(
+        reserved=(int((38 + value) * GIB) for value in rest), allocated=(int((35 + 4 * value) * GIB) for value in rest)
+    )
+    speeds = series(tokens_per_second=(5200 + 300 * value for value in rest))
     lengths = tuple(range(0, 4097, 64))
-    return (
-        Chart(
-            key="loss",
-            title="Loss",
-            x_title="seconds",
-            y_title="loss",
-            unit="",
-            x=seconds,
-            limits={},
-            marks=marks,
-            series=(
-                Series(name="training", values=tuple(loss)),
-                Series(
-                    name="evaluation",
-                    values=tuple(value + 0.1 if index % 40 == 39 else None for index, value in enumerate(loss)),
-                ),
-            ),
-        ),
-        Chart(
-            key="memory-of-the-run",
-            title="Memory of the run",
-            x_title="seconds",
-            y_title="bytes",
-            unit="bytes",
-            x=seconds,
-            series=(
-                Series(name="reserved", values=tuple(int((38 + value) * GIB) for value in rest)),
-                Series(name="allocated", values=tuple(int((35 + 4 * value) * GIB) for value in rest)),
-            ),
-            limits={"budget": 43.2 * GIB, "predicted": 38.9 * GIB},
-            marks=marks,
-        ),
-        Chart(
-            key="speed",
-            title="Speed",
-            x_title="seconds",
-            y_title="tokens/s",
-            unit="tokens/s",
-            x=seconds,
-            limits={},
-            series=(Series(name="tokens per second", values=tuple(5200 + 300 * value for value in rest)),),
-        ),
-        Chart(
-            key="lengths",
-            title="Lengths of the rows",
-            x_title="tokens",
-            y_title="share of the rows, in %",
-            unit="%",
-            x=lengths,
-            steps=True,
-            series=(
-                Series(
-                    name="rows up to this length",
-                    values=tuple(100 * (1 - math.exp(-length / 700)) for length in lengths),
-                ),
-            ),
-            limits={},
-            verticals={"max_length 2048": 2048},
-        ),
+    no_longer = series(rows_up_to_this_length=(100 * (1 - math.exp(-length / 700)) for length in lengths))
+    run = Chart(
+        key="loss",
+        title="Loss",
+        x_title="seconds",
+        y_title="loss",
+        unit="",
+        x=seconds,
+        limits={},
+        marks=marks,
+        series=series(training=loss, evaluation=evaluated),
     )
+    memory = replace(run, key="memory-of-the-run", title="Memory of the run", y_title="bytes", unit="bytes")
+    limits = {"budget": 43.2 * GIB, "predicted": 38.9 * GIB}
+    speed = replace(run, key="speed", title="Speed", y_title="tokens/s", unit="tokens/s", series=speeds, marks=())
+    rows = replace(speed, key="lengths", title="Lengths of the rows", x_title="tokens", x=lengths, series=no_longer)
+    rows = replace(rows, y_title="share of the rows, in %", unit="%", verticals={"max_length 2048": 2048}, steps=True)
+    return (run, replace(memory, series=bytes_of_run, limits=limits), speed, rows)
 
 
 def bars() -> tuple[Bars, ...]:
-    rows = ("forward", "backward", "optimizer step", "evaluate")
-    series = {"predicted": (31, 38.9, 29, 24), "probe": (30.8, 38.7, 29.2, None), "run": (31.1, 39.2, 29, 24.4)}
-    return (
-        Bars(
-            key="phases",
-            title="Predicted and measured, phase by phase",
-            unit="bytes",
-            rows=rows,
-            series=tuple(
-                Series(name=name, values=tuple(None if value is None else value * GIB for value in values))
-                for name, values in series.items()
-            ),
-            limits={"budget": 43.2 * GIB},
-        ),
+    measured = {"predicted": (31, 38.9, 29, 24), "probe": (30.8, 38.7, 29.2, None), "run": (31.1, 39.2, 29, 24.4)}
+    sizes = {name: [None if value is None else value * GIB for value in values] for name, values in measured.items()}
+    phases = Bars(
+        key="phases",
+        title="Predicted and measured, phase by phase",
+        unit="bytes",
+        rows=("forward", "backward", "optimizer step", "evaluate"),
+        series=series(**sizes),
+        limits={"budget": 43.2 * GIB},
     )
+    return (phases,)
 
 
+_REST = ("11.2 h", "19.40 USD", "NVLink", "1", "fits")
 GRIDS = (
     Grid(
         key="attempts",
@@ -244,17 +206,7 @@ GRIDS = (
         note="",
         columns=("Card", "Budget", "Needs", "Speed", "Time", "Price", "Interconnect", "Ranks", "Verdict"),
         rows=tuple(
-            (
-                f"card-{index} with a rather long name",
-                "43.2 GiB",
-                "38.9 GiB",
-                "5,210 tokens/s",
-                "11.2 h",
-                "19.40 USD",
-                "NVLink",
-                "1",
-                "fits",
-            )
+            (f"card-{index} with a rather long name", "43.2 GiB", "38.9 GiB", "5,210 tokens/s", *_REST)
             for index in range(6)
         ),
         right=(1, 2, 3, 4, 5, 7),
@@ -271,13 +223,8 @@ def page(*timelines: Timeline, text: str = "") -> Page:
         command="autofit sft --model_name_or_path meta-llama/Llama-3.1-70B --dataset_name trl-lib/Capybara --gpu h100 "
         f"--max_length 4096 --output_dir out{text}",
         made="2026-11-24T10:15:00+00:00",
-        versions={
-            "autotrain_mem": "0.1.0",
-            "torch": "2.13.0",
-            "trl": f"1.12.0{text}",
-            "transformers": "5.23.0",
-            "peft": "0.21.2",
-        },
+        versions={"autotrain_mem": "0.1.0", "torch": "2.13.0", "trl": f"1.12.0{text}"}
+        | {"transformers": "5.23.0", "peft": "0.21.2"},
         how_to_read=(
             "The first figure shows the memory of two rehearsed optimizer steps, stacked by who holds it.",
             "What torch reserves must stay below the budget; the panel names the largest holders under the cursor.",
@@ -300,23 +247,12 @@ def page(*timelines: Timeline, text: str = "") -> Page:
 
 def hostile_page() -> Page:
     """Every name that comes from a model, a dataset or a log would like to be markup."""
-    from dataclasses import replace
-
     one = replace(timeline(300, HOSTILE), modules=tuple(HOSTILE for _ in timeline(300).modules))
     grid = replace(GRIDS[0], title=HOSTILE, note=HOSTILE, rows=((HOSTILE,) * 5,), strong=())
     loss = charts()[0]
     marks = tuple(replace(mark, kind=HOSTILE, text=HOSTILE) for mark in loss.marks)
-    chart = replace(
-        loss,
-        key=HOSTILE,
-        title=HOSTILE,
-        x_title=HOSTILE,
-        y_title=HOSTILE,
-        unit=HOSTILE,
-        marks=marks,
-        series=tuple(replace(each, name=HOSTILE) for each in loss.series),
-        limits={HOSTILE: 1.0},
-        verticals={HOSTILE: 100.0},
-    )
+    named = dict.fromkeys(("key", "title", "x_title", "y_title", "unit"), HOSTILE)
+    lines = tuple(replace(each, name=HOSTILE) for each in loss.series)
+    chart = replace(loss, **named, marks=marks, series=lines, limits={HOSTILE: 1.0}, verticals={HOSTILE: 100.0})
     bar = replace(bars()[0], title=HOSTILE, rows=(HOSTILE,) * 4)
     return replace(page(one, text=HOSTILE), charts=(chart,), bars=(bar,), grids=(grid,), not_shown=(HOSTILE,))

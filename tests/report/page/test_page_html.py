@@ -40,19 +40,14 @@ def hostile() -> str:
     return page_html(page_examples.hostile_page())
 
 
-def test_the_marker_stands_near_the_top(hostile: str) -> None:
+def test_hostile_texts_make_no_element_and_are_shown_as_they_are(hostile: str) -> None:
     assert MARKER in hostile[:200]
-
-
-def test_hostile_texts_make_no_element(hostile: str) -> None:
-    names = [name for name, _ in Elements(hostile).elements]
+    found = Elements(hostile)
+    names = [name for name, _ in found.elements]
     assert "img" not in names
     assert names.count("script") == 2
-    assert all(not key.startswith("on") for _, attributes in Elements(hostile).elements for key in attributes)
-
-
-def test_hostile_texts_are_shown_as_they_are(hostile: str) -> None:
-    assert page_examples.HOSTILE in Elements(hostile).texts
+    assert all(not key.startswith("on") for _, attributes in found.elements for key in attributes)
+    assert page_examples.HOSTILE in found.texts
 
 
 def test_data_hold_no_character_that_could_end_their_element() -> None:
@@ -97,6 +92,8 @@ def test_a_table_stands_in_the_place_of_each_figure() -> None:
         assert 0 < len(figure.rows) <= MOST_ROWS + 20
         assert {len(row) for row in figure.rows} == {len(figure.columns)}
         assert figure.summary.endswith(".")
+    (timeline,) = page.timelines
+    assert f"{timeline.event[timeline.peak]:,}" in {row[1] for row in figures[0].rows}, "its peak is among the rows"
 
 
 def test_a_figure_without_a_value_is_not_shown() -> None:
@@ -105,26 +102,21 @@ def test_a_figure_without_a_value_is_not_shown() -> None:
     assert len(figures_of(replace(page, charts=(bare,), bars=(replace(page.bars[0], rows=()),)))) == 1
 
 
-def test_the_table_of_a_timeline_holds_its_peak() -> None:
-    (timeline,) = page_examples.page().timelines
-    figure = figures_of(page_examples.page())[0]
-    assert f"{timeline.event[timeline.peak]:,}" in {row[1] for row in figure.rows}
-
-
-def test_without_uplot_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(render, "_PACKAGE", "no-such-package")
+@pytest.mark.parametrize(
+    ("changed", "said", "cure"),
+    [
+        (("_PACKAGE", "no-such-package"), "not installed", "pip install 'uplot-python>=1.1,<2'"),
+        (("_LIBRARY", "uplot/static/gone.js"), r"without its file uplot/static/gone\.js", "--force-reinstall"),
+    ],
+)
+def test_without_uplot_or_its_file_it_is_said_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, changed: tuple[str, str], said: str, cure: str
+) -> None:
+    monkeypatch.setattr(render, *changed)
     render._code_and_style.cache_clear()
-    with pytest.raises(MissingExtraError, match="not installed") as caught:
+    with pytest.raises(MissingExtraError, match=said) as caught:
         page_html(page_examples.page())
-    assert "pip install 'uplot-python>=1.1,<2'" in caught.value.hint
-
-
-def test_a_package_without_its_file_is_to_be_installed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(render, "_LIBRARY", "uplot/static/gone.js")
-    render._code_and_style.cache_clear()
-    with pytest.raises(MissingExtraError, match=r"without its file uplot/static/gone\.js") as caught:
-        page_html(page_examples.page())
-    assert "--force-reinstall" in caught.value.hint
+    assert cure in caught.value.hint
 
 
 def test_uplot_is_read_and_never_imported() -> None:
