@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from typing import Any
 
-from autotrain_mem.methods.configs import EVALUATED_BATCHES, REHEARSED_ACCUMULATION, REHEARSED_STEPS, Configs, on_cpu
+import torch
+
+from autotrain_mem.methods.configs import EVALUATED_BATCHES, REHEARSED_ACCUMULATION, REHEARSED_STEPS, Configs, on_cpu, with_knobs
 from autotrain_mem.methods.image_rows import RowImages
 from autotrain_mem.methods.interface import method_of
+from autotrain_mem.methods.reward_functions import rehearsed_reward
 from autotrain_mem.methods.worst_case_text import stub_tokenizer
 from autotrain_mem.parallel.config import sharding_arguments
 from autotrain_mem.rehearsal.fake_run import TrainerSpec, rehearse_trainer
 from autotrain_mem.rehearsal.model.stub_processor import rehearsed_processor
-from autotrain_mem.rehearsal.model.truncated_depth import with_chunks, with_layers
+from autotrain_mem.rehearsal.model.truncated_depth import shorten_model, with_chunks, with_layers
 from autotrain_mem.rehearsal.ranks.rank import rehearsed_rank
 from autotrain_mem.rehearsal.routing import routed
-from autotrain_mem.rehearsal.script_keywords import call_again, left_out
 from autotrain_mem.rehearsal.trace.loss_chunks import marked_chunks
 from autotrain_mem.settings.adapter_config import PEFT_CONFIG, starts_from_weights
 from autotrain_mem.settings.flag_verdicts import only_for_real
@@ -28,6 +31,7 @@ from autotrain_mem.settings.levers import HARM_FIRST, is_pulled
 from autotrain_mem.support import codec
 from autotrain_mem.trainers.finish import finished, keep_cache_in_evaluation
 from autotrain_mem.trainers.pretrained import revision_of
+from autotrain_mem.trainers.script_call import EVALUATED, Call, Keywords, loading, read, substitution
 from autotrain_mem.types import Job, Knobs, Trace
 from autotrain_mem.types.hardware import Capability
 from autotrain_mem.types.trace import Routing
@@ -49,6 +53,7 @@ def rehearse(
     layers: int | None = None,
     chunks: int | None = None,
     rank: int = 0,
+    routing: Routing | None = None,
 ) -> Trace:
     """Rehearse one configuration.
 
@@ -59,29 +64,12 @@ def rehearse(
         layers: Of the model that is rehearsed in the place of the job's; None for all that it has.
         chunks: Of a loss that goes over the tokens in many, where the method has one; None for all that it has.
         rank: Which of several processes; shards are largest on the first.
+        routing: Of tokens to a mixture's experts; None for the worst that a loop over experts allows.
     """
-    once = partial(_rehearse, job, knobs, length, output_dir, compute_capability, layers, chunks, rank)
-    trace = once(Routing.ONE)
-    if trace.routing is not Routing.ONE:
-        return trace
-    return max(trace, once(Routing.EVEN), key=_peak)  # a loop over experts: the worst that it allows
-
-
-def _peak(trace: Trace) -> int:
-    return max(accumulate(sign * block.size_bytes for _, sign, block in trace.walk()))
-
-
-def _rehearse(
-    job: Job,
-    knobs: Knobs,
-    length: int,
-    output_dir: str,
-    compute_capability: Capability,
-    layers: int | None,
-    chunks: int | None,
-    rank: int,
-    routing: Routing,
-) -> Trace:
+    if routing is None:
+        once = partial(rehearse, job, knobs, length, output_dir, compute_capability, layers, chunks, rank)
+        trace = once(routing=Routing.ONE)
+        return trace if trace.routing is not Routing.ONE else max(trace, once(routing=Routing.EVEN), key=_peak)
     process = rehearsed_rank(knobs, job.accelerate, rank, attention=job.arguments.get("attn_implementation"))
     launched = nullcontext() if process is None else process.launched()
     has_chunks = job.method_facts.has_chunked_loss
@@ -92,6 +80,10 @@ def _rehearse(
         left = (*not_counted(job, knobs), *left_out(job))
         trace = rehearse_trainer(spec, compute_capability, left, process)
     return replace(trace, loss_chunks=tuple(sorted({*cut})), routing=max(met, key=_WORSE.index, default=None))
+
+
+def _peak(trace: Trace) -> int:
+    return max(accumulate(sign * block.size_bytes for _, sign, block in trace.walk()))
 
 
 def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: int | None = None) -> TrainerSpec:
@@ -112,20 +104,15 @@ def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: i
     edit_rows = method.rows_editor(filled)
     if job.images:
         images = RowImages(processor=tokenizer, sizes=job.images)
-        made, edit_rows = (
-            partial(method.worst_image_rows, filled, length, images=images),
-            method.image_rows_editor(filled),
-        )
-    rows, evaluated = (
-        None if count is None else made(math.ceil(count / _repeats(knobs)))
-        for count in (
-            rows_of_a_step * REHEARSED_STEPS,
-            _evaluated_rows(filled, knobs) if filled.is_evaluated else None,
-        )
-    )
+        made = partial(method.worst_image_rows, filled, length, images=images)
+        edit_rows = method.image_rows_editor(filled)
+    # The rows that are made are there so often that there are enough for all processes.
+    repeats = math.ceil(knobs.processes / PROCESSES_WITH_ROWS)
+    rows = made(math.ceil(rows_of_a_step * REHEARSED_STEPS / repeats))
+    evaluated = made(math.ceil(_evaluated_rows(filled, knobs) / repeats)) if filled.is_evaluated else None
     draws_early = job.method_facts.builds_early
     if draws_early:
-        rows, evaluated = repeated(rows, knobs), repeated(evaluated, knobs)
+        rows, evaluated = _repeated(rows, repeats), _repeated(evaluated, repeats)
 
     def build() -> Any:
         with method.without_precomputing():
@@ -136,8 +123,8 @@ def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: i
         finished(trainer, knobs)
         keep_cache_in_evaluation(trainer)
         if not draws_early:
-            trainer.train_dataset = repeated(trainer.train_dataset, knobs)
-            trainer.eval_dataset = repeated(trainer.eval_dataset, knobs)
+            trainer.train_dataset = _repeated(trainer.train_dataset, repeats)
+            trainer.eval_dataset = _repeated(trainer.eval_dataset, repeats)
         return trainer
 
     passes = method.passes(job.arguments)
@@ -201,14 +188,8 @@ def _stub(job: Job, knobs: Knobs) -> Any:
     return rehearsed_processor(job.model, config, side, max_pixels=knobs.max_pixels, **options)
 
 
-def _repeats(knobs: Knobs) -> int:
-    """Counts how often the rows that are made are there, so that there are enough for all processes."""
-    return math.ceil(knobs.processes / PROCESSES_WITH_ROWS)
-
-
-def repeated(rows: Any, knobs: Knobs) -> Any:
-    """Gives a dataset of prepared rows as often as the processes need them, by their numbers."""
-    repeats = _repeats(knobs)
+def _repeated(rows: Any, repeats: int) -> Any:
+    """Gives a dataset of prepared rows so often, by their numbers."""
     if rows is None or repeats == 1:
         return rows
     return rows.select([*range(len(rows))] * repeats)
@@ -261,3 +242,107 @@ def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
     }
     own = method_of(job.method).not_counted(job, knobs)
     return (*own, *(fact for fact, applies in facts.items() if applies))
+
+
+# -- a script's own call ----------------------------------------------------------------------------------------------
+
+
+def call_again(
+    job: Job, knobs: Knobs, filled: Configs, train_dataset: Any, eval_dataset: Any, tokenizer: Any, layers: int | None
+) -> Any:
+    """The script's own trainer, built as the script builds it, on fake tensors.
+
+    Args:
+        layers: Of the models; None for all that they have.
+    """
+    call = read(job)
+    if layers is not None:
+        _shorten(call, layers)
+
+    def substitute(keywords: Keywords) -> Keywords:
+        """The same call on fake models and worst rows, without what only a real run needs. An optimizer of the script's
+        own comes along, with the fake parameters of the model that it was made for."""
+        changed = with_knobs(keywords, job.method, {**job.arguments, **codec.to_json(knobs)}) | {
+            "args": _arguments(keywords.get("args"), filled, knobs, loads=isinstance(keywords["model"], str)),
+            "train_dataset": train_dataset,
+            "eval_dataset": eval_dataset,
+            "processing_class": tokenizer,
+        }
+        if "reward_funcs" in keywords:
+            changed |= _rewards(keywords["reward_funcs"], tokenizer)
+        return {name: value for name, value in changed.items() if name not in _ONLY_FOR_REAL}
+
+    before = substitution.set(substitute)
+    try:
+        return call.trainer(*call.args, **call.kwargs)
+    finally:
+        substitution.reset(before)
+
+
+def _shorten(call: Call, layers: int) -> None:
+    """The model, and a reference that is as deep as it is and of its kind."""
+    model = call.model
+    if isinstance(model, str):
+        return
+    whole = model.config.get_text_config(decoder=True).num_hidden_layers
+    for each in {id(value): value for value in call.keywords.values() if type(value) is type(model)}.values():
+        if each.config.get_text_config(decoder=True).num_hidden_layers in (whole, layers):
+            shorten_model(each, layers)
+
+
+_ONLY_FOR_REAL = ("callbacks", "compute_metrics", "preprocess_logits_for_metrics", "formatting_func")
+"""A formatting function makes texts of rows, which are tokens already; metrics keep an evaluation's logits, of which a
+rehearsal has two batches (:func:`left_out`)."""
+
+
+def left_out(job: Job) -> tuple[str, ...]:
+    """Says what of a script's call a rehearsal leaves out, in sentences for the estimate."""
+    if job.python_call is None:
+        return ()
+    keywords, facts = read(job).keywords, []
+    if keywords.get("compute_metrics") is not None:
+        is_less = keywords.get("preprocess_logits_for_metrics") is not None
+        evaluated: Any = keywords.get(EVALUATED)
+        rows = f", {len(evaluated):,} rows x tokens x vocabulary" if hasattr(evaluated, "__len__") else ""
+        kept = "what preprocess_logits_for_metrics leaves of the logits" if is_less else "the logits"
+        facts.append(
+            f"compute_metrics: {kept} of a whole evaluation{rows}, which the trainer keeps "
+            "on the card, twice while a batch is joined to them, unless eval_accumulation_steps moves them away"
+        )
+    if callbacks := keywords.get("callbacks"):
+        names = sorted({getattr(each, "__name__", type(each).__name__) for each in callbacks})
+        facts.append(f"tensors that callbacks of the script's own hold on the card: {', '.join(names)}")
+    return tuple(facts)
+
+
+def _arguments(asked: Any, filled: Configs, knobs: Knobs, *, loads: bool) -> Any:
+    """The rehearsal's config, of the script's own class and with all that the script put on it.
+
+    Args:
+        loads: The trainer loads the model by its name.
+    """
+    made = filled.training
+    if hasattr(made, "model_init_kwargs"):
+        own = getattr(asked, "model_init_kwargs", None)
+        made.model_init_kwargs = loading(own, knobs.dtype) if loads else own
+    if asked is None or type(asked) is type(made):
+        return made
+    made = copy.copy(made)
+    if isinstance(asked, type(made)):
+        made.__class__ = type(asked)
+    for name, value in vars(asked).items():
+        if name not in vars(made):
+            setattr(made, name, value)
+    return made
+
+
+def _rewards(rewards: Any, tokenizer: Any) -> Keywords:
+    """A reward function is a stand-in, a reward model is rehearsed and reads the rehearsal's tokens."""
+    asked = list(rewards) if isinstance(rewards, Sequence) and not isinstance(rewards, str) else [rewards]
+    are_models = [isinstance(each, str | torch.nn.Module) for each in asked]
+    return {
+        "reward_funcs": [
+            each if is_model else rehearsed_reward for each, is_model in zip(asked, are_models, strict=True)
+        ],
+        "reward_processing_classes": [tokenizer if is_model else None for is_model in are_models],
+    }

@@ -10,9 +10,9 @@ import torch
 from real_run import assert_alike, births, case, difference, peak, peaks, rehearsed, trained
 from tiny import pack_in_mxfp4, tiny_folder
 
-from autotrain_mem.rehearsal import experts, rehearse
+from autotrain_mem.rehearsal import rehearse
+from autotrain_mem.rehearsal import routing as experts
 from autotrain_mem.rehearsal.known_values import real_tensors
-from autotrain_mem.rehearsal.rehearse import _rehearse
 from autotrain_mem.types import Owner, Trace
 from autotrain_mem.types.trace import Routing
 
@@ -58,7 +58,7 @@ def test_a_loop_over_experts_is_rehearsed_for_either_routing(
 ) -> None:
     folder = written(tiny_folder(tmp_path / family, family), experts_implementation="eager")
     one = case("sft", folder, gradient_checkpointing=routing is Routing.ONE, dtype="bfloat16")
-    fake = _rehearse(one.job, one.knobs, one.length, str(tmp_path), (8, 0), None, None, 0, routing)
+    fake = rehearse.rehearse(one.job, one.knobs, one.length, str(tmp_path), routing=routing)
     monkeypatch.setattr(experts, "assign", put)
     with experts.routed(routing):
         real, _ = trained(one, tmp_path / "real")
@@ -82,11 +82,13 @@ def test_of_a_loop_over_experts_the_worst_is_told_and_of_a_grouped_product_that_
 ) -> None:
     both: list[Trace] = []
 
-    def kept(*given: Any) -> Trace:
-        both.append(_rehearse(*given))
+    once = rehearse.rehearse
+
+    def kept(*given: Any, **options: Any) -> Trace:
+        both.append(once(*given, **options))
         return both[-1]
 
-    monkeypatch.setattr(rehearse, "_rehearse", kept)
+    monkeypatch.setattr(rehearse, "rehearse", kept)
     one = case("sft", written(tiny_folder(tmp_path / "eager", "qwen3_moe"), experts_implementation="eager"))
     worst = rehearsed(one)
     assert [trace.routing for trace in both] == [Routing.ONE, Routing.EVEN]
