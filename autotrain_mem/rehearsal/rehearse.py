@@ -13,7 +13,14 @@ from typing import Any
 
 import torch
 
-from autotrain_mem.methods.configs import EVALUATED_BATCHES, REHEARSED_ACCUMULATION, REHEARSED_STEPS, Configs, on_cpu, with_knobs
+from autotrain_mem.methods.configs import (
+    EVALUATED_BATCHES,
+    REHEARSED_ACCUMULATION,
+    REHEARSED_STEPS,
+    Configs,
+    on_cpu,
+    with_knobs,
+)
 from autotrain_mem.methods.image_rows import RowImages
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.reward_functions import rehearsed_reward
