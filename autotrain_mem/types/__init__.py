@@ -9,17 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 _NAMES = {
-    "settings.words": "Fit",
     "settings.knobs": "Harm Knobs Lever Sharding",
+    "settings.words": "Fit",
     "types.data": "Counting DataProfile DataSummary Fingerprint ImageSummary",
-    "types.estimate": "Candidate Estimate Footprint MemoryEstimate ReservedByMode ReservedEstimate",
+    "types.estimate": "Candidate Estimate Footprint MemoryEstimate MixedLengths ReservedByMode ReservedByOrder ReservedEstimate ReservedOverSteps",
     "types.experience": "Experience Incident Learned OtherProcess PhasePeak Probe Restart",
-    "types.hardware": "Hardware",
+    "types.hardware": "Hardware Topology",
     "types.job": "Job",
-    "types.mixed_lengths": "MixedLengths ReservedByOrder ReservedOverSteps",
     "types.plan": "Plan Proposal",
     "types.report": "Report",
-    "types.topology": "Topology",
     "types.trace": "Block Owner Routing Trace Trained",
     "types.vllm": "VllmServer VllmSleep",
     "types.work": "Phase StepTime Work Workload",
