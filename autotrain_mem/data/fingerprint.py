@@ -55,7 +55,11 @@ def fingerprint(job: Job, scratch: str) -> Fingerprint:
     names = getattr(filled.script, "reward_funcs", None) or []
     handed = keyword_of(job, "processing_class")
     data, rows = _data(job, filled)
-    images = [_image_files(each) for each in rows]
+    images = []  # the files that images of rows lie in, by place, size and date
+    for each in rows:
+        found = [(os.path.abspath(file), status) for file, status in image_files(each)]
+        places = [f"{path} {status.st_size} {status.st_mtime_ns}".encode() for path, status in found]
+        images.append(_digest(places) if places else "")
     parts = {
         "data": data,
         "images": images,
@@ -90,14 +94,6 @@ def _data(job: Job, filled: Configs) -> tuple[Any, list[Any]]:
     return [name, *(content or [each._fingerprint for each in rows])], rows
 
 
-def _image_files(rows: Any) -> str:
-    """Digests the files that images of rows lie in, by place, size and date; empty where there are none."""
-    places = [
-        f"{os.path.abspath(file)} {status.st_size} {status.st_mtime_ns}".encode() for file, status in image_files(rows)
-    ]
-    return _digest(places) if places else ""
-
-
 def _may_name_images(file: pathlib.Path) -> bool:
     """Tells whether a file's rows may have a column of images: to load those that have none would take longer."""
     with open(file, "rb") as opened:
@@ -112,18 +108,13 @@ def _model(name: str, filled: Configs, scratch: str) -> Any:
     path = pathlib.Path(name)
     if path.exists():
         return [_content(file, path) for file in _files(path) if file.suffix not in WEIGHTS]
-    return _commit(name) or _written(load_tokenizer(name, trust_remote_code=trusts_remote_code(filled)), scratch)
-
-
-def _commit(name: str) -> str | None:
-    """Finds the snapshot in the cache, ``.../snapshots/COMMIT/tokenizer.json``; TRL loads no other than main's."""
     from huggingface_hub import try_to_load_from_cache
 
-    for file in _TOKENIZER_FILES:
-        path = try_to_load_from_cache(name, file)
-        if isinstance(path, str):
-            return pathlib.Path(path).parent.name
-    return None
+    for file in _TOKENIZER_FILES:  # .../snapshots/COMMIT/tokenizer.json; TRL loads no other than main's
+        cached = try_to_load_from_cache(name, file)
+        if isinstance(cached, str):
+            return pathlib.Path(cached).parent.name
+    return _written(load_tokenizer(name, trust_remote_code=trusts_remote_code(filled)), scratch)
 
 
 def _written(tokenizer: Any, scratch: str) -> Any:
@@ -203,12 +194,8 @@ def _content(file: pathlib.Path, root: pathlib.Path) -> tuple[str, str]:
     with open(file, "rb") as opened:
         first = opened.read(_END_BYTES)
         opened.seek(-_END_BYTES, os.SEEK_END)
-        return name, _digest([_place(file), first, opened.read()])
-
-
-def _place(file: pathlib.Path) -> bytes:
-    status = file.stat()
-    return f"{file.resolve()} {status.st_size} {status.st_mtime_ns}".encode()
+        place = f"{file.resolve()} {status.st_size} {status.st_mtime_ns}".encode()
+        return name, _digest([place, first, opened.read()])
 
 
 def _digest(parts: Iterable[bytes]) -> str:

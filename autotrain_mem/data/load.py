@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -136,18 +137,19 @@ def _load_file(path: pathlib.Path) -> Any:
 
 
 def _unreadable(path: pathlib.Path) -> str:
-    """Says which line of a file cannot be read, and why; empty where that is not known."""
-    where = undecodable_line(path)
-    return f"{where} is not UTF-8" if where else _first_bad_line(path)
+    """Says which line of a file cannot be read, and why; empty where that is not known.
 
-
-def _first_bad_line(path: pathlib.Path) -> str:
-    """Finds what the datasets library leaves out: the line of a .json or .jsonl file that is not JSON."""
+    The datasets library leaves out which line of a .json or .jsonl file is not JSON.
+    """
+    if where := undecodable_line(path):
+        return f"{where} is not UTF-8"
     suffix = path.suffix.lower()
     if suffix not in (".json", ".jsonl"):
         return ""
     with open(path, encoding="utf-8-sig", errors="replace") as file:
-        is_of_lines = suffix == ".jsonl" or _is_object(file.readline())
+        is_of_lines = suffix == ".jsonl"
+        with contextlib.suppress(json.JSONDecodeError):
+            is_of_lines = is_of_lines or isinstance(json.loads(file.readline()), dict)
         file.seek(0)
         for number, text in enumerate(file if is_of_lines else [file.read()], 1):
             text = text.rstrip()  # what is cut short ends here, and not at the start of the next line
@@ -163,19 +165,12 @@ def _first_bad_line(path: pathlib.Path) -> str:
     return ""
 
 
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except json.JSONDecodeError:
-        return False
-
-
 def _first_line(error: Exception) -> str:
     return (str(error.__cause__ or error) or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def _check(splits: Any, filled: Configs, job: Job) -> None:
-    name, split = dataset_name(job), filled.script.dataset_train_split
+    name, split, test = dataset_name(job), filled.script.dataset_train_split, filled.script.dataset_test_split
     if split not in splits:
         raise DatasetFormatError(
             f"{name} has no split {split!r}; it has {', '.join(splits)}.",
@@ -183,22 +178,17 @@ def _check(splits: Any, filled: Configs, job: Job) -> None:
         )
     evaluated = evaluated_splits(job, filled, splits)
     if job.is_evaluated and not any(used in splits for used in evaluated):
-        raise _nothing_to_evaluate(job, filled, splits)
+        if job.python_call is not None:
+            raise DatasetFormatError(
+                "eval_strategy asks for evaluation, but the trainer is given no eval_dataset.",
+                hint='Give eval_dataset=, or the config eval_strategy="no".',
+            )
+        raise DatasetFormatError(
+            f"--eval_strategy asks for evaluation, but {name} has no split {test!r}; it has {', '.join(splits)}.",
+            hint="Give --dataset_test_split, or --eval_strategy no.",
+        )
     for used in (split, *evaluated):
         _check_split(splits[used], filled, job, rows_name(job, filled, used))
-
-
-def _nothing_to_evaluate(job: Job, filled: Configs, splits: Mapping[str, Any]) -> DatasetFormatError:
-    if job.python_call is not None:
-        return DatasetFormatError(
-            "eval_strategy asks for evaluation, but the trainer is given no eval_dataset.",
-            hint='Give eval_dataset=, or the config eval_strategy="no".',
-        )
-    name, test = dataset_name(job), filled.script.dataset_test_split
-    return DatasetFormatError(
-        f"--eval_strategy asks for evaluation, but {name} has no split {test!r}; it has {', '.join(splits)}.",
-        hint="Give --dataset_test_split, or --eval_strategy no.",
-    )
 
 
 def _check_images(columns: Sequence[str], job: Job, name: str) -> None:

@@ -67,7 +67,7 @@ def _bad_rows(first: Mapping[str, Any], bad: list[int], name: str) -> DatasetFor
 def _right_values(columns: tuple[str, ...]) -> str:
     """Says what stands in these columns where nothing is wrong."""
     rights = []
-    if any(map(_holds_ids, columns)):
+    if any(column.endswith("_ids") for column in columns):
         rights.append(_TOKENIZED)
     if alike := [column for column in columns if column in _ALIKE]:
         names = " and ".join([", ".join(alike[:-1]), alike[-1]]) if len(alike) > 1 else ""
@@ -118,10 +118,6 @@ _CONVERSATIONS = ("messages", "conversations")
 _LABEL = "label"
 
 
-def _holds_ids(column: str) -> bool:
-    return column.endswith("_ids")
-
-
 def _is_good(row: Mapping[str, Any]) -> bool:
     """Whether every column that a method reads holds what a column of its name should."""
     alike = [value for column, value in row.items() if column in _ALIKE]
@@ -132,7 +128,7 @@ def _is_good(row: Mapping[str, Any]) -> bool:
 
 
 def _is_good_value(column: str, value: Any) -> bool:
-    if _holds_ids(column):
+    if column.endswith("_ids"):
         return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
     if column in _CONVERSATIONS:
         return _is_conversation(value)

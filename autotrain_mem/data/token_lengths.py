@@ -54,30 +54,19 @@ def profile(job: Job, scratch: str, on_progress: OnProgress = lambda counting: N
         )
     _check_some_are_kept(job, lengths)
     counted = [trained, *(lengths for lengths, _ in others)]
+    answers = [(each.longer, each.prompts) for each in counted if each.prompts]
+    shorter_sides: Counter[int] = Counter()  # tokens of the shorter sequences, summed over all pairs of each length
+    for longer, shorter in zip(trained.longer, trained.shorter, strict=bool(trained.shorter)):
+        shorter_sides[longer] += shorter
     return DataProfile(
         rows_by_length=dict(lengths),
         longest_prompt=max((tokens for each in counted for tokens in each.prompts), default=0),
-        longest_answer=max((tokens for each in counted for tokens in _answers(each)), default=0),
+        longest_answer=max((row - prompt for pair in answers for row, prompt in zip(*pair, strict=True)), default=0),
         longest_evaluated=max((length for lengths, _ in others for length in lengths.longer), default=0),
         images=None if images is None else images.with_worst_of([more for _, more in others if more is not None]),
-        shorter_sides=_shorter_sides(trained),
+        shorter_sides=dict(shorter_sides),
         drops=job.method_facts.long_rows == "dropped",
     )
-
-
-def _answers(lengths: RowLengths) -> list[int]:
-    """Tokens that follow each prompt, where rows hold some."""
-    rows = zip(lengths.longer, lengths.prompts, strict=True) if lengths.prompts else ()
-    return [row - prompt for row, prompt in rows]
-
-
-def _shorter_sides(lengths: RowLengths) -> dict[int, int]:
-    """Tokens of the shorter sequences, summed over all pairs of each length."""
-    sums: Counter[int] = Counter()
-    if lengths.shorter:
-        for longer, shorter in zip(lengths.longer, lengths.shorter, strict=True):
-            sums[longer] += shorter
-    return dict(sums)
 
 
 FEWEST_TOKENS = {False: 2, True: 1}

@@ -201,7 +201,9 @@ def _shown(nvml: Any, environment: Mapping[str, str]) -> tuple[tuple[_Device, ..
         cards = [_card(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
     except nvml.NVMLError as error:
         raise UnreadableGpuError(f"NVML does not count the GPUs: {error}.", hint=_UNANSWERED) from error
-    shown = _visible(_in_cuda_order(nvml, cards, variables.get(ORDER)), variables.get(VISIBLE))
+    ordered, wanted = _in_cuda_order(nvml, cards, variables.get(ORDER)), variables.get(VISIBLE)
+    listed = [card.devices[0] for card in ordered if card.devices] if wanted is None else _listed(ordered, wanted)
+    shown = tuple([device for device in listed if device.instance][:1] or listed)
     unanswered = [card.unanswered for card in cards if card.unanswered]
     if VISIBLE in variables and (shown or not _NAMED.match(variables[VISIBLE])):
         unanswered = []  # hidden
@@ -284,14 +286,8 @@ def _in_cuda_order(nvml: Any, cards: Sequence[_Card], order: str | None) -> Sequ
     return [cards[i] for i in sorted(range(len(cards)), key=lambda i: -cores[i] * clocks[i])]
 
 
-def _visible(cards: Sequence[_Card], wanted: str | None) -> tuple[_Device, ...]:
-    """Returns the devices that CUDA exposes; ``wanted`` is CUDA_VISIBLE_DEVICES, None if it is unset."""
-    shown = [card.devices[0] for card in cards if card.devices] if wanted is None else _listed(cards, wanted)
-    instances = [device for device in shown if device.instance]
-    return tuple(instances[:1] or shown)
-
-
 def _listed(cards: Sequence[_Card], wanted: str) -> list[_Device]:
+    """Returns the devices that CUDA exposes; ``wanted`` is CUDA_VISIBLE_DEVICES."""
     entries = [entry.strip() for entry in wanted.split(",")]
     shown: list[_Device] = []
     for entry in entries:

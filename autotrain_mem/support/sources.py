@@ -208,7 +208,8 @@ def check_kept_rows(name: str, environment: Mapping[str, str] = os.environ) -> N
     """
     if is_path(name) or Path(name).exists():
         return
-    kept = _datasets_cache(environment)
+    home = Path(environment.get("HF_HOME", Path(environment.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")))
+    kept = Path(environment.get("HF_DATASETS_CACHE", home / "datasets")).expanduser()  # as datasets/config.py does
     if kept.is_dir() and any(_plain(folder.name) == _plain(name) for folder in kept.iterdir()):
         return
     if why := why_not_asked():
@@ -217,13 +218,6 @@ def check_kept_rows(name: str, environment: Mapping[str, str] = os.environ) -> N
             f"before lies in {kept}, and {why}.",
             hint=WHAT_IS_READ,
         )
-
-
-def _datasets_cache(environment: Mapping[str, str]) -> Path:
-    """Finds the folder in which the datasets library keeps rows (``datasets/config.py: HF_DATASETS_CACHE``)."""
-    above = Path(environment.get("XDG_CACHE_HOME", "~/.cache"))
-    home = Path(environment.get("HF_HOME", above / "huggingface"))
-    return Path(environment.get("HF_DATASETS_CACHE", home / "datasets")).expanduser()
 
 
 def _plain(name: str) -> str:

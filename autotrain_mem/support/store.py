@@ -115,19 +115,15 @@ class Store:
             self._writable = False
             self._say("unwritable", f"nothing is kept in {self._folder} ({_reason(error)}): the next run starts afresh")
             return
-        if (self._draw or _random)() < _pages(len(content)) / LOOK_EVERY_BYTES:
+        import random  # an early refusal puts nothing
+
+        if (self._draw or random.random)() < _pages(len(content)) / LOOK_EVERY_BYTES:
             drop_oldest(self._folder, self._limit_bytes)
 
     def _say(self, what: str, message: str) -> None:
         if what not in self._said:
             self._said.add(what)
             self._on_damage(message)
-
-
-def _random() -> float:
-    import random  # an early refusal puts nothing
-
-    return random.random()
 
 
 # -- one file --------------------------------------------------------------------------------------------------------

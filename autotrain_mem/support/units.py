@@ -103,13 +103,11 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() or each in _LAYOUT else _spelled_out(each) for each in text)
+    return "".join(
+        each if each.isprintable() or each in _LAYOUT else each.encode("unicode_escape").decode() for each in text
+    )
 
 
 def one_line(text: str) -> str:
     """The same without line breaks, one of which would end a comment."""
     return printable(" ".join(text.split()))
-
-
-def _spelled_out(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")

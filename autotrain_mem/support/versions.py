@@ -83,7 +83,13 @@ def installed_versions(packages: Iterable[str]) -> dict[str, str | None]:
             for entry in os.listdir(folder or "."):
                 if match := _INSTALLED.fullmatch(entry):
                     known.setdefault(_normal(match["name"]), match["version"] or _OTHERWISE)
-    return {package: _version(package, known.get(_normal(package))) for package in packages}
+    found = {package: known.get(_normal(package)) for package in packages}
+    if _OTHERWISE in found.values():
+        import importlib.metadata  # it takes longer than all else that an early refusal imports
+
+        older = {package: importlib.metadata.version(package) for package in found if found[package] == _OTHERWISE}
+        return {**found, **older}
+    return found
 
 
 _INSTALLED = re.compile(r"(?P<name>[^-]+)(?:-(?P<version>[^-]+)\.dist-info|.*\.egg-info)")
@@ -92,14 +98,6 @@ _OTHERWISE = "egg-info"
 
 def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "_", name).lower()
-
-
-def _version(package: str, named: str | None) -> str | None:
-    if named != _OTHERWISE:
-        return named
-    import importlib.metadata  # it takes longer than all else that an early refusal imports
-
-    return importlib.metadata.version(package)
 
 
 def installed_version(package: str) -> str | None:

@@ -163,11 +163,6 @@ class Worker:
         point = {"length": length, "compute_capability": compute_capability, "layers": layers, "chunks": chunks}
         return codec.from_json(Trace, self._ask("rehearse", job=job, knobs=knobs, **point))
 
-    def _new_child(self) -> Child:
-        # Twice: where the worker writes, and what it removes when this process ends without doing so.
-        environment = {**HIDDEN_CUDA, "TMPDIR": self._scratch.name, SCRATCH: self._scratch.name}
-        return Child("autotrain_mem.worker.server", environment, has_children=True)  # those that count tokens
-
     def _living(self) -> Child:
         with self._lock:
             if self._child is None and self._over:
@@ -175,37 +170,34 @@ class Worker:
             if self._child is None or not (self._child.alive or self._over):
                 if self._child is not None:
                     self._child.stop()
-                self._child = self._new_child()
+                # Twice: where the worker writes, and what it removes when this process ends without doing so.
+                environment = {**HIDDEN_CUDA, "TMPDIR": self._scratch.name, SCRATCH: self._scratch.name}
+                # Its children count tokens.
+                self._child = Child("autotrain_mem.worker.server", environment, has_children=True)
             return self._child
 
     def _ask(
         self, operation: str, on_progress: Callable[[Counting], None] = lambda counting: None, /, **fields: Any
     ) -> Any:
         with self._asked:
-            answer = self._answer(operation, on_progress, fields)
+            child = self._living()
+            try:
+                child.send({"operation": operation, **codec.to_json(fields)})
+                while "progress" in (answer := child.receive(self._time_limit_seconds)):
+                    on_progress(codec.from_json(Counting, answer["progress"]))
+            except ChildDied as death:
+                raise _died(operation, death) from death
+            except ChildTimeout as timeout:
+                child.stop(0)
+                raise WorkerTimeoutError(
+                    f"The {operation} step took longer than {self._time_limit_seconds:.0f} s.",
+                    hint="A very large dataset or model can: give --max_length N to skip counting tokens.",
+                ) from timeout
         if "error" in answer:
             error = errors.from_json(answer)
             error.__cause__ = _cause(answer)
             raise error
         return answer["ok"]
-
-    def _answer(
-        self, operation: str, on_progress: Callable[[Counting], None], fields: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        child = self._living()
-        try:
-            child.send({"operation": operation, **codec.to_json(fields)})
-            while "progress" in (answer := child.receive(self._time_limit_seconds)):
-                on_progress(codec.from_json(Counting, answer["progress"]))
-        except ChildDied as death:
-            raise _died(operation, death) from death
-        except ChildTimeout as timeout:
-            child.stop(0)
-            raise WorkerTimeoutError(
-                f"The {operation} step took longer than {self._time_limit_seconds:.0f} s.",
-                hint="A very large dataset or model can: give --max_length N to skip counting tokens.",
-            ) from timeout
-        return answer
 
 
 def _cause(answer: Mapping[str, Any]) -> Exception:

@@ -127,7 +127,9 @@ class Workers:
                     self._wait([future])
                     if future.exception() is not None:
                         self._wait(futures)
-                        raise _first_error(futures)
+                        raised = [error for each in futures if (error := each.exception()) is not None]
+                        own = [error for error in raised if not isinstance(error, CancelledError)]
+                        raise (own or raised)[0]  # what it kept from beginning does not count
                     yield future.result()
             finally:
                 stopped.set()
@@ -162,9 +164,3 @@ class Workers:
         except BaseException:
             self.kill()
             raise
-
-
-def _first_error(futures: Sequence[Future[T]]) -> BaseException:
-    """Finds what the first call that failed raised; those that it kept from beginning do not count."""
-    errors = [error for future in futures if (error := future.exception()) is not None]
-    return next((error for error in errors if not isinstance(error, CancelledError)), errors[0])

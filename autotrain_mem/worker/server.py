@@ -233,13 +233,6 @@ def import_ahead() -> None:
         from autotrain_mem.rehearsal import fake_run, rehearse  # noqa: F401
 
 
-def keep_flags_ahead() -> None:
-    """Writes TRL's flags down, once for an installation, while another worker is asked the first questions."""
-    with contextlib.suppress(Exception):
-        if kept_names(Store(cache_folder())) is None:
-            flags()
-
-
 _OF_GROUP = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR"}
     | {"MASTER_PORT", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"}
@@ -278,18 +271,15 @@ class ScratchFolders:
     def remove(self) -> None:
         """Remove them all; other workers of the same parent may be doing the same."""
         for folder in self._folders:
-            if folder.name.startswith(PREFIX):
-                _remove(folder)
-
-
-def _remove(folder: pathlib.Path) -> None:
-    """Renames the folder first: whoever still writes there then finds no folder, and cannot add to it meanwhile."""
-    renamed = folder.with_name(f"{folder.name}-over-{os.getpid()}")
-    try:
-        folder.rename(renamed)
-    except OSError:  # another worker was first; or Windows, where a file in it is open
-        renamed = folder
-    shutil.rmtree(renamed, ignore_errors=True)
+            if not folder.name.startswith(PREFIX):
+                continue
+            # Renamed first: whoever still writes there then finds no folder, and cannot add to it meanwhile.
+            renamed = folder.with_name(f"{folder.name}-over-{os.getpid()}")
+            try:
+                folder.rename(renamed)
+            except OSError:  # another worker was first; or Windows, where a file in it is open
+                renamed = folder
+            shutil.rmtree(renamed, ignore_errors=True)
 
 
 def main() -> None:
@@ -305,7 +295,9 @@ def main() -> None:
     torch.set_num_threads(1)  # fake tensors compute nothing; threads would only get in each other's way
     import_ahead()
     if not channel.is_asked:
-        keep_flags_ahead()
+        with contextlib.suppress(Exception):  # once for an installation, while another worker is asked first
+            if kept_names(Store(cache_folder())) is None:
+                flags()
     while True:
         channel.send(answer(channel.receive(), lambda counting: channel.send({"progress": codec.to_json(counting)})))
 
