@@ -12,7 +12,8 @@ _NAMES = {
     "settings.knobs": "Harm Knobs Lever Sharding",
     "settings.words": "Fit",
     "types.data": "Counting DataProfile DataSummary Fingerprint ImageSummary",
-    "types.estimate": "Candidate Estimate Footprint MemoryEstimate MixedLengths ReservedByMode ReservedByOrder ReservedEstimate ReservedOverSteps",
+    "types.estimate": "Candidate Estimate Footprint MemoryEstimate MixedLengths "
+    "ReservedByMode ReservedByOrder ReservedEstimate ReservedOverSteps",
     "types.experience": "Experience Incident Learned OtherProcess PhasePeak Probe Restart",
     "types.hardware": "Hardware Topology",
     "types.job": "Job",
