@@ -87,21 +87,20 @@ def make_plan(asked: Asked) -> Plan:
     launched = read_launched(config, asked.autofit)
     _check_words(asked.autofit)
     _check_keywords(asked)
-    check_saves_over_no_model(str(config.output_dir), _model_names(asked))
+    # Each model by its hub id or by the folder that it was loaded from.
+    named = [asked.call.model] if isinstance(asked.call.model, str) else []
+    named += [str(getattr(model.config, "_name_or_path", "")) for model in asked.models]
+    check_saves_over_no_model(str(config.output_dir), named)
     earlier = _earlier_plan(asked)
-    store = Store(cache_folder(), on_damage=_note)
-    autofit = asked.autofit
-    hardware = smallest(lambda: device_of(config, autofit.gpu, asked.models, store), autofit.link)
+    store = Store(
+        cache_folder(),
+        on_damage=lambda message: Console(stderr=True).print(f"note: {message}", style="dim", highlight=False),
+    )
+    hardware = smallest(lambda: device_of(config, asked.autofit.gpu, asked.models, store), asked.autofit.link)
     plan = agreed(lambda: _planned(asked, launched, hardware, store, earlier))
     if asked.autofit.show and is_first():
         Console(stderr=True).print(first_screen(plan))
     return plan
-
-
-def _model_names(asked: Asked) -> Iterator[str]:
-    """Names the models of a call, each by its hub id or by the folder that it was loaded from."""
-    names = [value for name, value in asked.call.keywords.items() if name == "model" and isinstance(value, str)]
-    yield from (*names, *(str(getattr(model.config, "_name_or_path", "")) for model in asked.models))
 
 
 def _planned(asked: Asked, launched: Launched, hardware: Hardware, store: Store, earlier: Plan | None) -> Plan:
@@ -232,12 +231,12 @@ def _text_of(value: Any) -> str | None:
         inner = [_text_of(each) for each in value]
         return None if None in inner else repr(inner)
     if _is_known(type(value)) and hasattr(value, "to_dict"):
-        return json.dumps(value.to_dict(), sort_keys=True, default=_sorted)
+        return json.dumps(
+            value.to_dict(),
+            sort_keys=True,
+            default=lambda each: sorted(each) if isinstance(each, set | frozenset) else str(each),
+        )
     return None
-
-
-def _sorted(value: Any) -> Any:
-    return sorted(value) if isinstance(value, set | frozenset) else str(value)
 
 
 def _is_known(kind: Any) -> bool:
@@ -306,7 +305,3 @@ def _of_process(asked: Asked) -> Iterator[str]:
             "The model was trained in this process before: accelerate prepares a model once, and a second trainer may "
             "run it without mixed precision. Load it again."
         )
-
-
-def _note(message: str) -> None:
-    Console(stderr=True).print(f"note: {message}", style="dim", highlight=False)

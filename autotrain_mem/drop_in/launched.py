@@ -15,7 +15,7 @@ from autotrain_mem.machine.choose import least
 from autotrain_mem.machine.links import topology
 from autotrain_mem.parallel.config import read_deepspeed, with_auto
 from autotrain_mem.parallel.launch_environment import config_of_environment
-from autotrain_mem.parallel.user_config import Launch, read_launch
+from autotrain_mem.parallel.user_config import read_launch
 from autotrain_mem.planning.deepspeed_file import deepspeed_content
 from autotrain_mem.settings.knobs import TOKEN_KNOBS, ZERO_KNOBS
 from autotrain_mem.support import codec, errors
@@ -61,7 +61,9 @@ def read_launched(config: Any, autofit: AutoFit) -> Launched:
         )
     _check_shared_tokens(config)
     count, machines = processes(), nodes()
-    by = _by_deepspeed if _uses_deepspeed(config) else _by_accelerate
+    # A script's own config wins over the launcher's (``transformers/training_args.py: __post_init__``).
+    uses_deepspeed = getattr(config, "deepspeed", None) or _is_on("ACCELERATE_USE_DEEPSPEED")
+    by = _by_deepspeed if uses_deepspeed else _by_accelerate
     launched = by(config, count, machines)
     if problems := [*_contradictions(autofit, launched)]:
         raise UsageError(f"{'; '.join(problems)}.", hint=_START)
@@ -78,7 +80,12 @@ def _by_accelerate(config: Any, count: int, nodes: int) -> Launched:
     if count == 1 and content["distributed_type"] == "MULTI_GPU":
         return Launched()
     launch = read_launch(content, "How accelerate launched this process")
-    return Launched(processes=count, nodes=nodes, config=content, pins=_pins(launch), warnings=launch.warnings)
+    pins: dict[str, Any] = {"sharding": launch.sharding, "fsdp_offload_params": launch.fsdp_offload_params}
+    if launch.dp_replicate_size is not None:
+        pins["dp_replicate_size"] = launch.dp_replicate_size
+    if launch.recomputes:
+        pins["gradient_checkpointing"] = False  # transformers takes one of both
+    return Launched(processes=count, nodes=nodes, config=content, pins=pins, warnings=launch.warnings)
 
 
 _START = "accelerate launch --config_file FILE SCRIPT starts processes and shards; remove it from AutoFit(...)."
@@ -134,22 +141,7 @@ def _check_shared_tokens(config: Any) -> None:
             )
 
 
-def _pins(launch: Launch) -> dict[str, Any]:
-    return {
-        "sharding": launch.sharding,
-        "fsdp_offload_params": launch.fsdp_offload_params,
-        **({} if launch.dp_replicate_size is None else {"dp_replicate_size": launch.dp_replicate_size}),
-        **({"gradient_checkpointing": False} if launch.recomputes else {}),  # transformers takes one of both
-    }
-
-
 # -- DeepSpeed ---------------------------------------------------------------------------------------------------------
-
-
-def _uses_deepspeed(config: Any) -> bool:
-    """Tells whether DeepSpeed divides the model; a script's own config wins over the launcher's
-    (``transformers/training_args.py: __post_init__``)."""
-    return bool(getattr(config, "deepspeed", None)) or _is_on("ACCELERATE_USE_DEEPSPEED")
 
 
 def _by_deepspeed(config: Any, count: int, nodes: int) -> Launched:

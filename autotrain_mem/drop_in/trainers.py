@@ -6,7 +6,6 @@ Each takes what TRL's own takes, and ``autofit=AutoFit(...)`` beside it. ``train
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import trl
@@ -25,9 +24,6 @@ from autotrain_mem.trainers.script_call import Call, Keywords, substitution
 from autotrain_mem.types import Plan
 from autotrain_mem.types.autofit import AutoFit, as_autofit, python_errors
 from autotrain_mem.types.methods_table import METHODS
-
-Construct = Callable[..., None]
-"""TRL's constructor, bound to the trainer."""
 
 _CALL = "_autofit_call"
 
@@ -72,56 +68,44 @@ class Planned:
         return trainer
 
     def __init__(self, *args: Any, autofit: AutoFit | None = None, **kwargs: Any) -> None:
-        build(self, self._autofit_method, super().__init__, self._autofit_config_class, args, kwargs, autofit)
+        """Plan, and construct with the plan; arguments that TRL refuses are refused by TRL.
 
+        Args:
+            autofit: How to plan; None: as :class:`AutoFit` says by itself.
+        """
+        from transformers import set_seed
 
-def build(
-    trainer: Any,
-    method: str,
-    construct: Construct,
-    config_class: type,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    autofit: AutoFit | None,
-) -> None:
-    """Plan, and construct with the plan; arguments that TRL refuses are refused by TRL.
-
-    Args:
-        construct: TRL's constructor.
-        args: What reached it, as ``kwargs``.
-        autofit: How to plan; None: as :class:`AutoFit` says by itself.
-    """
-    from transformers import set_seed
-
-    outer_args, outer_kwargs = vars(trainer).pop(_CALL, ((), {}))
-    try:
-        keywords: Keywords = dict(inspect.signature(construct).bind(*args, **kwargs).arguments)
-    except TypeError:  # TRL's constructor takes no such arguments, which it says best itself
-        return construct(*args, **kwargs)
-    if (substitute := substitution.get()) is not None:
-        return construct(**substitute(keywords))
-    ours = as_autofit(autofit)
-    if not _is_documented(keywords, method, config_class):
-        construct(**keywords)  # TRL's to refuse
-        _check_no_rows(keywords)
-        trainer.plan = None
-        return None
-    keywords["args"] = _config(keywords, config_class, method)
-    call = Call(trainer=type(trainer), args=outer_args, kwargs=outer_kwargs, keywords=keywords)
-    asked = Asked(method=method, config_class=config_class, call=call, autofit=ours, lost=lost_levers())
-    plan = _made(asked)
-    if plan.knobs.expandable_segments:
-        grow_segments(keywords["args"].device)
-    # The script's keywords with the plan in them; those it changes are made anew, none is altered.
-    config = planned_config(keywords["args"], plan.knobs, loads=isinstance(keywords["model"], str))
-    planned = with_knobs(keywords, plan.method, {**plan.job.arguments, **codec.to_json(plan.knobs)})
-    set_seed(config.seed)  # TRL draws an adapter and a reward's head before transformers' Trainer does
-    construct(**{**planned, **_processor(plan), "args": config})
-    finished(trainer, plan.knobs)
-    trainer.plan = plan
-    if ours.guard and plan.estimate.hardware.origin != "cpu":  # a host that is full kills, and raises nothing
-        guard(trainer)
-    return None
+        construct, method, config_class = super().__init__, self._autofit_method, self._autofit_config_class
+        outer_args, outer_kwargs = vars(self).pop(_CALL, ((), {}))
+        try:
+            keywords: Keywords = dict(inspect.signature(construct).bind(*args, **kwargs).arguments)
+        except TypeError:  # TRL's constructor takes no such arguments, which it says best itself
+            construct(*args, **kwargs)
+            return
+        if (substitute := substitution.get()) is not None:
+            construct(**substitute(keywords))
+            return
+        ours = as_autofit(autofit)
+        if not _is_documented(keywords, method, config_class):
+            construct(**keywords)  # TRL's to refuse
+            _check_no_rows(keywords)
+            self.plan = None
+            return
+        keywords["args"] = _config(keywords, config_class, method)
+        call = Call(trainer=type(self), args=outer_args, kwargs=outer_kwargs, keywords=keywords)
+        asked = Asked(method=method, config_class=config_class, call=call, autofit=ours, lost=lost_levers())
+        plan = _made(asked)
+        if plan.knobs.expandable_segments:
+            grow_segments(keywords["args"].device)
+        # The script's keywords with the plan in them; those it changes are made anew, none is altered.
+        config = planned_config(keywords["args"], plan.knobs, loads=isinstance(keywords["model"], str))
+        planned = with_knobs(keywords, plan.method, {**plan.job.arguments, **codec.to_json(plan.knobs)})
+        set_seed(config.seed)  # TRL draws an adapter and a reward's head before transformers' Trainer does
+        construct(**{**planned, **_processor(plan), "args": config})
+        finished(self, plan.knobs)
+        self.plan = plan
+        if ours.guard and plan.estimate.hardware.origin != "cpu":  # a host that is full kills, and raises nothing
+            guard(self)
 
 
 def _processor(plan: Plan) -> Keywords:

@@ -48,6 +48,7 @@ _TAKES = "distributed_type takes NO, MULTI_GPU, FSDP or DEEPSPEED here."
 _STAGE = 2
 """Where nothing is said (``accelerate/utils/dataclasses.py: DeepSpeedPlugin.__post_init__``)."""
 _ZEROS: Mapping[str, Sharding] = {"1": "zero1", "2": "zero2", "3": "zero3"}
+_SP_ATTENTION = "parallelism_config_sp_attn_implementation"
 _TENSORS = "tensor parallelism is not rehearsed: transformers cuts the layers as it loads them"
 
 Problem = tuple[str, str]
@@ -89,24 +90,20 @@ def read_launch(config: Mapping[str, Any], name: str) -> Launch:
         UsageError: it is none of accelerate's, contradicts itself, or asks for what is not rehearsed; all problems.
     """
     if problems := [*_blocks(config)] or [*_problems(config)]:
-        reasons = [reason for reason, _ in problems]
-        raise UsageError(
-            f"{name} cannot be planned with: {'; '.join(reasons)}.",
-            hint="\n".join(dict.fromkeys(cure for _, cure in problems)),
-        )
+        reasons, cures = zip(*problems, strict=True)
+        raise UsageError(f"{name} cannot be planned with: {'; '.join(reasons)}.", hint="\n".join(dict.fromkeys(cures)))
     settings, processes = fsdp_settings(config), _processes(config)
-    replicas = _sizes(config).get("dp_replicate_size", 1)
+    sizes = _sizes(config)
+    replicas = sizes.get("dp_replicate_size", 1)
     is_fsdp = _type(config) == "FSDP"
     return Launch(
         processes=processes,
         nodes=int(config.get("num_machines") or 1),
         sharding=_sharding(config, settings, replicas),
         dp_replicate_size=replicas if replicas > 1 else None,
-        cp_size=_sizes(config).get("cp_size", 1),
-        sp_size=_sizes(config).get("sp_size", 1),
-        sp_attention=str(
-            (config.get("parallelism_config") or {}).get("parallelism_config_sp_attn_implementation", "sdpa")
-        ),
+        cp_size=sizes.get("cp_size", 1),
+        sp_size=sizes.get("sp_size", 1),
+        sp_attention=str((config.get("parallelism_config") or {}).get(_SP_ATTENTION, "sdpa")),
         fsdp_offload_params=is_fsdp and _is_true(settings.get("offload_params")),
         mixed_precision=_mixed_precision(config),
         recomputes=is_fsdp and _is_true(settings.get("activation_checkpointing")),
@@ -124,14 +121,8 @@ def _version(settings: Mapping[str, Any]) -> int:
 
 
 def _is_true(value: object) -> bool:
-    return str(value).lower() in (
-        "true",
-        "1",
-        "yes",
-        "y",
-        "t",
-        "on",
-    )  # ``accelerate/utils/environment.py: str_to_bool``
+    """As ``accelerate/utils/environment.py: str_to_bool`` reads it."""
+    return str(value).lower() in ("true", "1", "yes", "y", "t", "on")
 
 
 def _processes(config: Mapping[str, Any]) -> int | None:
@@ -235,10 +226,8 @@ def _kind(config: Mapping[str, Any]) -> Iterator[Problem]:
     dynamo = config.get("dynamo_config") or config
     backend = str(dynamo.get("dynamo_backend") or dynamo.get("backend") or "NO")  # either name, as accelerate reads it
     if backend.upper() != "NO":
-        yield (
-            f"dynamo_backend {backend} stands beside TRL's own words",
-            "Remove dynamo_config; --torch_compile says it.",
-        )
+        cure = "Remove dynamo_config; --torch_compile says it."
+        yield f"dynamo_backend {backend} stands beside TRL's own words", cure
     if config.get("fp8_config") or str(config.get("mixed_precision")).lower() == "fp8":
         yield "fp8 is not rehearsed", "mixed_precision: bf16 is the nearest; remove fp8_config."
 
@@ -249,17 +238,13 @@ def _zero(config: Mapping[str, Any]) -> Iterator[Problem]:
     if "deepspeed_config_file" in given:
         return
     if str(given.get("zero_stage", _STAGE)) not in ("1", "2", "3"):
-        yield (
-            f"zero_stage {given['zero_stage']} divides nothing",
-            "distributed_type: MULTI_GPU is DDP; or zero_stage: 3.",
-        )
+        cure = "distributed_type: MULTI_GPU is DDP; or zero_stage: 3."
+        yield f"zero_stage {given['zero_stage']} divides nothing", cure
     for part in ("optimizer", "param"):
         device = str(given.get(f"offload_{part}_device") or "none")
         if device not in ("none", "cpu"):
-            yield (
-                f"offload_{part}_device {device} is not read of this file",
-                f"offload_{part}_device: cpu; to NVMe by DeepSpeed's own JSON: --deepspeed FILE.",
-            )
+            cure = f"offload_{part}_device: cpu; to NVMe by DeepSpeed's own JSON: --deepspeed FILE."
+            yield f"offload_{part}_device {device} is not read of this file", cure
     if given.get("deepspeed_moe_layer_cls_names"):
         yield "deepspeed_moe_layer_cls_names is not rehearsed", "Remove it."
 
@@ -268,12 +253,6 @@ def zero_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns ``deepspeed_config``, where it holds keys."""
     given = config.get("deepspeed_config")
     return dict(given) if isinstance(given, Mapping) else {}
-
-
-def _precision(config: Mapping[str, Any]) -> Iterator[Problem]:
-    given = _mixed_precision(config)
-    if given not in ("no", "bf16", "fp16", "fp8"):
-        yield f"mixed_precision {given} is unknown", "mixed_precision takes no, bf16 or fp16."
 
 
 def _counts(config: Mapping[str, Any]) -> Iterator[Problem]:
@@ -295,10 +274,13 @@ def _counts(config: Mapping[str, Any]) -> Iterator[Problem]:
         yield "distributed_type FSDP with one process has nothing to divide", cure
     ids = str(config.get("gpu_ids") or "all")
     if ids != "all" and ids.split(",") != [str(index) for index in range(max(1, processes // nodes))]:
-        yield (
-            f"gpu_ids {ids} chooses among the GPUs",
-            f"Remove it; CUDA_VISIBLE_DEVICES={ids} before the command says it.",
-        )
+        cure = f"Remove it; CUDA_VISIBLE_DEVICES={ids} before the command says it."
+        yield f"gpu_ids {ids} chooses among the GPUs", cure
+
+
+def _precision(config: Mapping[str, Any]) -> Iterator[Problem]:
+    if (given := _mixed_precision(config)) not in ("no", "bf16", "fp16", "fp8"):
+        yield f"mixed_precision {given} is unknown", "mixed_precision takes no, bf16 or fp16."
 
 
 def _fsdp(config: Mapping[str, Any]) -> Iterator[Problem]:
