@@ -41,22 +41,17 @@ def unmatched_targets(setup: Setup) -> Problems:
     if not missing:
         return
     none = len(missing) == len(names)
+    *first, last = kinds = _kinds_of(layers)
+    cure = f"Give some of {', '.join(first)} and {last}, two at least; all-linear takes them all."
+    if len(missing) == 1 and missing[0] in kinds:  # trl/trainer/model_config.py: __post_init__ makes a text of one name
+        meant = f"Give '.*{missing[0]}': a single name is a regular expression for a module's whole name."
+        cure = f"{meant}\n{cure}"
     yield Finding(
         kind="error" if none else "warning",
         message=f"--lora_target_modules {' '.join(missing)} {'match' if len(missing) > 1 else 'matches'} no module of "
         f"{job.model}{'' if none else ', and only the others are adapted'}.",
-        cure=_cure(missing, _kinds_of(layers)),
+        cure=cure,
     )
-
-
-def _cure(missing: Sequence[str], names: Sequence[str]) -> str:
-    """PEFT reads a single name as a regular expression for a module's whole name (``trl/trainer/model_config.py:
-    __post_init__`` makes a text of a list of one)."""
-    *first, last = names
-    some = f"Give some of {', '.join(first)} and {last}, two at least; all-linear takes them all."
-    if len(missing) == 1 and missing[0] in names:
-        return f"Give '.*{missing[0]}': a single name is a regular expression for a module's whole name.\n{some}"
-    return some
 
 
 def _matches(lora: Any, name: str, layers: list[str]) -> bool:
@@ -101,6 +96,11 @@ def adapted_experts(setup: Setup) -> Problems:
     takes names of layers that they had before, such as ``gate_proj``, and ``all-linear``, for these
     (``peft/utils/transformers_weight_conversion.py: _convert_peft_config_moe``).
     """
+    from peft.utils.transformers_weight_conversion import (
+        convert_peft_config_for_transformers,
+        get_model_conversion_mapping,
+    )
+
     lora = _asked(setup)
     if lora is None:
         return
@@ -109,8 +109,9 @@ def adapted_experts(setup: Setup) -> Problems:
     if not fused:
         return
     converted = deepcopy(lora)
-    try:
-        _convert(converted, model)
+    try:  # as PEFT does before it looks for layers (``peft/tuners/tuners_utils.py: inject_adapter``)
+        conversions = get_model_conversion_mapping(model)
+        convert_peft_config_for_transformers(converted, model=model, conversions=conversions)
     except ValueError as error:  # one of two projections that are fused
         yield f"PEFT refuses --lora_target_modules: {error}", "Name gate_proj, up_proj and down_proj together."
         return
@@ -126,7 +127,15 @@ def adapted_experts(setup: Setup) -> Problems:
     elif _matched(names, asked):
         yield from _refused_of_parameters(lora, asked)
     if setup.job.arguments.get("use_peft") and not _matched(list(fused), asked):
-        yield _untouched(sum(fused.values()), sum(weight.numel() for weight in model.parameters()), list(fused))
+        experts, parameters = sum(fused.values()), sum(weight.numel() for weight in model.parameters())
+        share = f"{experts / 1e9:.3g} B of {parameters / 1e9:.3g} B parameters"
+        yield Finding(
+            kind="warning",
+            message=f"LoRA leaves the experts as they are, {share}: they are fused into parameters, which are no "
+            "layers.",
+            cure=f"--lora_target_parameters {' '.join(_last_names(list(fused)))} --lora_dropout 0 adapts them; PEFT "
+            "then makes a copy of each such weight in every forward pass.",
+        )
 
 
 def router_loss(setup: Setup) -> Problems:
@@ -156,16 +165,6 @@ def _asked(setup: Setup) -> Any:
     return peft_config(asked, job.model, trust_remote_code=trusts_remote_code(setup.filled))
 
 
-def _convert(lora: Any, model: Any) -> None:
-    """Changes a config as PEFT does before it looks for layers (``peft/tuners/tuners_utils.py: inject_adapter``)."""
-    from peft.utils.transformers_weight_conversion import (
-        convert_peft_config_for_transformers,
-        get_model_conversion_mapping,
-    )
-
-    convert_peft_config_for_transformers(lora, model=model, conversions=get_model_conversion_mapping(model))
-
-
 def _matched(names: Sequence[str], targets: Sequence[str]) -> bool:
     """``peft/tuners/tuners_utils.py: _inject_parameters``."""
     return any(name == target or name.endswith(f".{target}") for name in names for target in targets)
@@ -181,16 +180,6 @@ def _refused_of_parameters(lora: Any, asked: Sequence[str]) -> Problems:
         )
     if lora.use_dora:
         yield "--use_dora does not go with experts that are adapted as parameters.", "Remove --use_dora."
-
-
-def _untouched(experts: int, parameters: int, fused: Sequence[str]) -> Finding:
-    return Finding(
-        kind="warning",
-        message=f"LoRA leaves the experts as they are, {experts / 1e9:.3g} B of {parameters / 1e9:.3g} B parameters: "
-        "they are fused into parameters, which are no layers.",
-        cure=f"--lora_target_parameters {' '.join(_last_names(fused))} --lora_dropout 0 adapts them; PEFT then makes a "
-        "copy of each such weight in every forward pass.",
-    )
 
 
 def _last_names(names: Sequence[str]) -> list[str]:

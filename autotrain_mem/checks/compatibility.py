@@ -105,22 +105,19 @@ def why_no_flash_attention(job: Job, config: Any, compute_capability: Capability
 
 
 def _why_not(name: str, job: Job, config: Any, compute_capability: Capability) -> str | None:
-    from autotrain_mem.trainers.model_support import why_no_attention
-
-    text = config.get_text_config()
-    head_size = int(getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
-    return why_no_attention(name, compute_capability, _computed_in(job), head_size)
-
-
-def _computed_in(job: Job) -> Any:
-    """The dtype of attention's products: autocast's where there is one, else that of the weights."""
     import torch
 
-    if job.arguments.get("fp16"):
-        return torch.float16
-    if job.arguments.get("bf16") is not False:
-        return torch.bfloat16
-    return getattr(torch, str(job.arguments.get("dtype", "float32")), torch.float32)
+    from autotrain_mem.trainers.model_support import why_no_attention
+
+    if job.arguments.get("fp16"):  # attention's products are in autocast's dtype, else in that of the weights
+        dtype = torch.float16
+    elif job.arguments.get("bf16") is not False:
+        dtype = torch.bfloat16
+    else:
+        dtype = getattr(torch, str(job.arguments.get("dtype", "float32")), torch.float32)
+    text = config.get_text_config()
+    head_size = int(getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
+    return why_no_attention(name, compute_capability, dtype, head_size)
 
 
 _FLASH_PACKAGES = {

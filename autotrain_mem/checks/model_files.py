@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import pathlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,26 +108,22 @@ def config_digest(job: Job, config: Any) -> str:
 
 
 def _load(model: str, flag: str, **options: Any) -> Any:
+    import transformers
     from huggingface_hub.errors import StrictDataclassError
 
-    if (written := check_model_folder(model, flag)) is not None:
-        _check_type(str(pathlib.Path(model)), written)
+    written = check_model_folder(model, flag)
+    if written and written["model_type"] not in transformers.CONFIG_MAPPING and "auto_map" not in written:
+        raise UnsupportedModelError(
+            f"transformers {transformers.__version__} knows no model_type {written['model_type']!r} "
+            f"({pathlib.Path(model)}).",
+            hint="Update transformers, or take a model that the installed one knows.",
+        )
     try:
         return load_config(model, **options)
     except StrictDataclassError as error:
         reasons = [line.strip() for line in str(error).splitlines() if line.strip()]
         message = f"transformers refuses {model}/config.json: {' '.join(reasons)}"
         raise ModelConfigError(message, hint=saved_model(flag)) from error
-
-
-def _check_type(model: str, config: Mapping[str, Any]) -> None:
-    import transformers
-
-    if config["model_type"] not in transformers.CONFIG_MAPPING and "auto_map" not in config:
-        raise UnsupportedModelError(
-            f"transformers {transformers.__version__} knows no model_type {config['model_type']!r} ({model}).",
-            hint="Update transformers, or take a model that the installed one knows.",
-        )
 
 
 def _check_architecture(model: str, method: MethodFacts, config: Any) -> None:

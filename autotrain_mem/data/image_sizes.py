@@ -50,7 +50,18 @@ def row_image_sizes(rows: Any) -> list[tuple[Size, ...]]:
     Raises:
         DatasetFormatError: an image that cannot be read, or lies on another machine; names the row.
     """
-    sizes = [_named(number, row) for number, row in enumerate(_undecoded(rows))]
+    sizes = []
+    for number, row in enumerate(_undecoded(rows), 1):
+        try:
+            sizes.append(sizes_of_row(row))
+        except AutofitError:
+            raise
+        except Exception as error:  # PIL's readers of broken files raise anything
+            raise DatasetFormatError(
+                f"An image of row {number} cannot be read: {error}.",
+                hint="Drop the row, or put the image where its path says; images on other machines are fetched "
+                "beforehand.",
+            ) from error
     return sizes or [()] * len(rows)
 
 
@@ -81,7 +92,9 @@ def _undecoded(rows: Any) -> Iterator[Mapping[str, Any]]:
     if formatted is None or formatted["type"] == "custom":  # a transform makes what training sees
         yield from rows
         return
-    kept = rows.select_columns(_columns_with_images(rows.features))
+    names = [name for name in IMAGE_COLUMNS if name in rows.features][:1]
+    names += [name for name in CONVERSATIONS if name in rows.features and _may_hold_images(rows.features[name])]
+    kept = rows.select_columns(names)
     if not kept.column_names:
         return
     for table in kept.with_format("arrow").iter(batch_size=_ROWS_AT_ONCE):
@@ -114,24 +127,7 @@ def has_images(columns: Sequence[str]) -> bool:
     return any(name in columns for name in IMAGE_COLUMNS)
 
 
-def _named(number: int, row: Mapping[str, Any]) -> tuple[Size, ...]:
-    try:
-        return sizes_of_row(row)
-    except AutofitError:
-        raise
-    except Exception as error:  # PIL's readers of broken files raise anything
-        raise DatasetFormatError(
-            f"An image of row {number + 1} cannot be read: {error}.",
-            hint="Drop the row, or put the image where its path says; images on other machines are fetched beforehand.",
-        ) from error
-
-
 # -- columns -----------------------------------------------------------------------------------------------------------
-
-
-def _columns_with_images(features: Mapping[str, Any]) -> list[str]:
-    images = [name for name in IMAGE_COLUMNS if name in features][:1]
-    return images + [name for name in CONVERSATIONS if name in features and _may_hold_images(features[name])]
 
 
 def _may_hold_images(feature: Any) -> bool:
@@ -148,20 +144,14 @@ def _may_hold_images(feature: Any) -> bool:
 
 def _values(column: Any, feature: Any) -> Iterator[Any]:
     """Python's values of an Arrow column, but for the bytes of images, which stay where they are."""
-    from datasets import Features
+    from datasets import Features, Image
 
-    if _is_of_images(feature):
+    inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", feature)
+    if isinstance(inner, Image):
         yield from (_borrowed(value) for value in column)
         return
     undecoded = Features({"": _without_decoding(feature)})
     yield from (undecoded.decode_example({"": value})[""] for value in column.to_pylist())
-
-
-def _is_of_images(feature: Any) -> bool:
-    from datasets import Image
-
-    inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", feature)
-    return isinstance(inner, Image)
 
 
 def _without_decoding(feature: Any) -> Any:

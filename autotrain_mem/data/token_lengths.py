@@ -103,26 +103,20 @@ def load_tokenizer(model: str, max_pixels: int | None = None, **options: Any) ->
         ModelNotFoundError: there is none.
         MissingExtraError: it comes with a processor of images, and what reads these is not installed.
     """
-    from autotrain_mem.trainers.pretrained import load_processor
+    from autotrain_mem.trainers.pretrained import FAMILIES, load_processor
 
     if lacks_tokenizer(pathlib.Path(model)):
         raise _no_tokenizer(model)
     try:
         return load_processor(model, max_pixels, **options)
     except (OSError, ValueError, TypeError, ImportError) as error:
-        _check_image_packages(model, **options)
+        from transformers import AutoConfig
+
+        with contextlib.suppress(OSError, ValueError):
+            model_type = AutoConfig.from_pretrained(model, **options).model_type
+            if model_type in FAMILIES:
+                check_image_packages(model, model_type)
         raise _no_tokenizer(model, why_unreachable(error)) from error
-
-
-def _check_image_packages(model: str, **options: Any) -> None:
-    from transformers import AutoConfig
-
-    from autotrain_mem.trainers.pretrained import FAMILIES
-
-    with contextlib.suppress(OSError, ValueError):
-        model_type = AutoConfig.from_pretrained(model, **options).model_type
-        if model_type in FAMILIES:
-            check_image_packages(model, model_type)
 
 
 def _no_tokenizer(model: str, why: str = "") -> ModelNotFoundError:
@@ -135,6 +129,7 @@ def _no_tokenizer(model: str, why: str = "") -> ModelNotFoundError:
 
 def counting_arguments(job: Job, output_dir: str) -> dict[str, Any]:
     """The job's own, without what would need a GPU, a network or a real model."""
+    is_given = isinstance(job.arguments.get(MAX_LENGTH), int)
     return {
         **on_cpu(undivided(job.arguments)),
         "output_dir": output_dir,
@@ -145,14 +140,9 @@ def counting_arguments(job: Job, output_dir: str) -> dict[str, Any]:
         **dict.fromkeys(SWITCHES, False),
         "use_liger_kernel": False,
         "use_vllm": False,
-        **_unlimited(job),
+        # TRL's default is no word of the user's, where rows are looked at by it.
+        **({} if is_given or job.method_facts.long_rows != "kept" else {MAX_LENGTH: None}),
     }
-
-
-def _unlimited(job: Job) -> dict[str, Any]:
-    """TRL's default of ``max_length`` is no word of the user's, where rows are looked at by it."""
-    is_given = isinstance(job.arguments.get(MAX_LENGTH), int)
-    return {} if is_given or job.method_facts.long_rows != "kept" else {MAX_LENGTH: None}
 
 
 def _lengths(job: Job, filled: Configs, rows: Any, name: str) -> tuple[RowLengths, ImageProfile | None]:

@@ -108,7 +108,11 @@ class Store:
         """Keep a value. Raises TypeError for what JSON cannot hold, and nothing else."""
         if self._folder is None or not self._writable:
             return
-        content = _content(kind, key, value)
+        body = json.dumps({"kind": kind, "key": key, "value": value}, separators=(",", ":")).encode()
+        form = "plain" if len(body) <= PLAIN_BYTES else "zlib"
+        if form == "zlib":
+            body = zlib.compress(body, level=1)  # 5 times as fast as the default, a fifth larger
+        content = f"{_SCHEMA} {_digest(body)} {form}\n".encode() + body
         try:
             _write(_path(self._folder, kind, key), content)
         except OSError as error:
@@ -140,14 +144,6 @@ def _canonical(value: Any) -> bytes:
 
 def _digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
-
-
-def _content(kind: str, key: Mapping[str, Any], value: Any) -> bytes:
-    body = json.dumps({"kind": kind, "key": key, "value": value}, separators=(",", ":")).encode()
-    form = "plain" if len(body) <= PLAIN_BYTES else "zlib"
-    if form == "zlib":
-        body = zlib.compress(body, level=1)  # 5 times as fast as the default, a fifth larger
-    return f"{_SCHEMA} {_digest(body)} {form}\n".encode() + body
 
 
 def _value(content: bytes, kind: str, key: Mapping[str, Any]) -> Any:
