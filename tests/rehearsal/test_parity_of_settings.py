@@ -1,13 +1,18 @@
 """Settings beyond weights and checkpointing, each rehearsed and trained for real: all allocations are the same."""
 
+import importlib.util
+import json
 import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from real_run import LENGTH, assert_alike, births, case, first_difference, peaks, rehearsed, trained
+from real_run import LENGTH, assert_alike, births, case, difference, first_difference, peak, peaks, rehearsed, trained
 
-from autotrain_mem.types import Owner, Phase, Trace
+from autotrain_mem.rehearsal.model.truncated_depth import pattern_of
+from autotrain_mem.settings.adapter_config import canonical
+from autotrain_mem.settings.optimizer_verdicts import PACKAGES, is_projecting
+from autotrain_mem.types import Job, Owner, Phase, Trace
 from autotrain_mem.types.trace import CACHE_EMPTIED
 
 pytestmark = pytest.mark.slow
@@ -15,6 +20,11 @@ pytestmark = pytest.mark.slow
 Folder = Callable[[str], pathlib.Path]
 
 EVALUATED = {"eval_strategy": "steps", "per_device_eval_batch_size": 2}
+
+
+def recomputed(**options: Any) -> dict[str, Any]:
+    return {"gradient_checkpointing_kwargs": {"use_reentrant": False, **options}}
+
 
 NF4 = {"use_peft": True, "load_in_4bit": True, "dtype": "bfloat16"}
 SETTINGS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -29,6 +39,12 @@ SETTINGS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "4-bit-storage": ("sft", {"bnb_4bit_quant_storage": "bfloat16"}, {**NF4, "gradient_checkpointing": False}),
     "fp4": ("sft", {"bnb_4bit_quant_type": "fp4", "bf16": False}, NF4),
     "8-bit-optimizer": ("sft", {}, {"use_peft": True, "load_in_8bit": True, "optim": "adamw_8bit"}),
+    "every-second-layer": (
+        "sft",
+        recomputed(every_n_layers=2),
+        {"use_peft": True},
+    ),
+    "kept-on-the-host": ("sft", recomputed(offload=True), {"use_peft": True}),
     "one-row": ("sft", {}, {"per_device_train_batch_size": 1}),
     "dpo-precomputed": ("dpo", {"precompute_ref_log_probs": True}, {}),
     "dpo-precomputed-adapter": ("dpo", {"precompute_ref_log_probs": True}, {"use_peft": True}),
@@ -150,3 +166,108 @@ def test_a_large_mixture_is_rehearsed_from_its_config(tmp_path: pathlib.Path) ->
     experts = [size for name, size in weights.items() if ".experts." in name]
     assert sum(experts) == 2 * 128 * 3 * 2048 * 768 * 2, "gate, up and down of every expert in bfloat16"
     assert [name for name in weights if "lora_" in name]
+
+
+TARGETS = {"optim_target_modules": ["q_proj", "down_proj"]}
+INSTALLED = [name for name, package in PACKAGES.items() if importlib.util.find_spec(package)]
+
+
+@pytest.mark.parametrize("name", ["adafactor", "ademamix_8bit", *INSTALLED])
+def test_an_optimizer_is_rehearsed_to_the_byte(name: str, model_folder: Folder, tmp_path: pathlib.Path) -> None:
+    one = case("sft", model_folder("llama"), TARGETS if is_projecting(name) else {}, optim=name)
+    fake, (real, _) = rehearsed(one), trained(one, tmp_path)
+    if name == "apollo_adamw":  # a value decides between a number and a tensor of one element
+        assert peaks(fake) == peaks(real)
+    else:
+        assert not difference(one, fake, real)
+
+
+def test_three_moments_take_three_times_what_one_takes(model_folder: Folder) -> None:
+    folder = model_folder("llama")
+    state = {
+        name: peak(rehearsed(case("sft", folder, optim=name)), Owner.OPTIMIZER_STATE)
+        for name in ("lion_32bit", "adamw_torch_fused", "ademamix")
+    }
+    assert state["adamw_torch_fused"] == pytest.approx(2 * state["lion_32bit"], rel=0.01)
+    assert state["ademamix"] == pytest.approx(3 * state["lion_32bit"], rel=0.01)
+
+
+def test_half_as_many_layers_keep_more_and_the_host_keeps_what_was_kept(model_folder: Folder) -> None:
+    each, half, host = (
+        rehearsed(case("sft", model_folder("qwen2"), recomputed(**more), use_peft=True))
+        for more in ({}, {"every_n_layers": 2}, {"offload": True})
+    )
+    assert peaks(host)[Phase.FORWARD] < peaks(each)[Phase.FORWARD] < peaks(half)[Phase.FORWARD]
+    assert host.pinned_bytes > each.pinned_bytes
+
+
+def test_layers_repeat_as_they_are_recomputed(model_folder: Folder) -> None:
+    """A whole model is told from a few layers, which must be whole periods."""
+    from transformers import LlamaConfig
+
+    config = LlamaConfig(hidden_size=64, num_hidden_layers=12, num_attention_heads=4, intermediate_size=64)
+    plain, thirds = (
+        pattern_of(Job(method="sft", model="m", dataset=None, arguments=arguments), config)
+        for arguments in ({}, {"gradient_checkpointing_kwargs": {"every_n_layers": 3}})
+    )
+    assert plain is not None
+    assert thirds is not None
+    assert (plain.period, thirds.period) == (1, 3)
+
+
+LAYERS = ["q_proj", "v_proj", "down_proj"]
+LORA = {"peft_type": "LORA", "r": 8, "target_modules": LAYERS}
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "DoRA": ({**LORA, "use_dora": True}, {}),
+    "DoRA on 4 bits": ({**LORA, "use_dora": True}, {"load_in_4bit": True, "gradient_checkpointing": False}),
+    "PiSSA": ({**LORA, "init_lora_weights": "pissa"}, {"gradient_checkpointing": False}),
+    "AdaLoRA": ({"peft_type": "ADALORA", "target_modules": LAYERS, "total_step": 9, "tinit": 1, "tfinal": 1}, {}),
+    "IA3": ({"peft_type": "IA3", "target_modules": LAYERS, "feedforward_modules": ["down_proj"]}, {}),
+    "VeRA": ({"peft_type": "VERA", "r": 8, "target_modules": ["q_proj", "o_proj"]}, {"gradient_checkpointing": False}),
+    "LoKr": ({"peft_type": "LOKR", "r": 8, "target_modules": LAYERS}, {}),
+    "OFT on 4 bits": ({"peft_type": "OFT", "oft_block_size": 16, "target_modules": LAYERS}, {"load_in_4bit": True}),
+    "BOFT": ({"peft_type": "BOFT", "boft_block_size": 4, "target_modules": ["q_proj"]}, {}),
+    "prompt tuning": ({"peft_type": "PROMPT_TUNING", "num_virtual_tokens": 7}, {}),
+    "prefix tuning": ({"peft_type": "PREFIX_TUNING", "num_virtual_tokens": 7}, {"gradient_checkpointing": False}),
+}
+"""Kind -> its config, and what else is chosen."""
+
+
+def adapted(folder: pathlib.Path | str, content: dict[str, Any], **knobs: Any) -> Any:
+    return case("sft", folder, use_peft=True, peft_config=canonical(content), **knobs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adapter_is_rehearsed_to_the_byte(kind: str, model_folder: Folder, tmp_path: pathlib.Path) -> None:
+    content, knobs = KINDS[kind]
+    _, _, trainer = assert_alike(adapted(model_folder("llama"), content, **knobs), tmp_path)
+    assert trainer.model.peft_config["default"].peft_type.value == content["peft_type"]
+
+
+def test_prompts_make_rows_longer_and_dora_keeps_more_than_lora(model_folder: Folder) -> None:
+    folder = model_folder("llama")
+    lora, dora = (
+        peaks(rehearsed(adapted(folder, {**LORA, "use_dora": on}, gradient_checkpointing=False)))
+        for on in (False, True)
+    )
+    assert dora["backward"] > lora["backward"]
+    few, many = (
+        peaks(rehearsed(adapted(folder, {"peft_type": "PROMPT_TUNING", "num_virtual_tokens": number})))
+        for number in (4, 40)
+    )
+    assert many["forward"] > 1.1 * few["forward"]
+
+
+def test_what_pissa_decomposes_is_in_the_peak_of_loading(model_folder: Folder) -> None:
+    folder = model_folder("llama")
+    plain, pissa = (
+        rehearsed(adapted(folder, {**LORA, "init_lora_weights": start}, dtype="bfloat16")) for start in (True, "pissa")
+    )
+    largest_in_float32 = 192 * 64 * 4
+    assert peaks(pissa)[Phase.LOAD] > peaks(plain)[Phase.LOAD] + 2 * largest_in_float32
+    assert peaks(pissa)[Phase.BACKWARD] == peaks(plain)[Phase.BACKWARD]
+    assert any("cuSOLVER" in fact for fact in pissa.not_counted)
+
+
+def test_the_config_is_the_knob_as_json() -> None:
+    assert json.loads(adapted("m", LORA).knobs.peft_config) == LORA

@@ -54,32 +54,27 @@ def host_offloading(recorder: Recorder | None = None) -> Iterator[None]:
         if recorder is not None:
             recorder.record_stream(tensor, stream.number)
 
+    def save_on_cpu(**options: Any) -> Any:
+        """torch's (``torch/autograd/graph.py``), which transformers puts around a checkpointed layer where
+        ``gradient_checkpointing_kwargs`` says ``offload`` (``transformers/modeling_utils.py:
+        _activation_checkpointing_enable``): what is saved is copied into pinned memory, and comes back on the stream
+        that computes, contiguous."""
+
+        def pack(tensor: torch.Tensor) -> _OnHost:
+            packed = _OnHost(None if recorder is None else recorder.pinned, copied=waited_copy)
+            packed.copy_(tensor, non_blocking=True)
+            return packed
+
+        return torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed.to("cuda", non_blocking=True))
+
     with (
         patch.object(activation_offloading, "torch", _TorchWithAccelerator(recorder)),
         patch.object(activation_offloading, "OffloadActivations", _offload_stand_ins),
         patch.object(torch.Tensor, "record_stream", record_stream),
         patch.object(host_optimizer, "on_host", _on_unseen_host),
-        patch.object(modeling_utils, "save_on_cpu", _saved_on_host(recorder)),
+        patch.object(modeling_utils, "save_on_cpu", save_on_cpu),
     ):
         yield
-
-
-def _saved_on_host(recorder: Recorder | None) -> Callable[..., Any]:
-    """Makes what stands for torch's ``save_on_cpu`` (``torch/autograd/graph.py``), which transformers puts around a
-    checkpointed layer where ``gradient_checkpointing_kwargs`` says ``offload`` (``transformers/modeling_utils.py:
-    _activation_checkpointing_enable``): what is saved is copied into pinned memory, and comes back on the stream that
-    computes, contiguous."""
-    pinned = None if recorder is None else recorder.pinned
-
-    def pack(tensor: torch.Tensor) -> _OnHost:
-        packed = _OnHost(pinned, copied=waited_copy)
-        packed.copy_(tensor, non_blocking=True)
-        return packed
-
-    def unpack(packed: _OnHost) -> torch.Tensor:
-        return packed.to("cuda", non_blocking=True)
-
-    return lambda **options: torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 
 _OffloadActivations = activation_offloading.OffloadActivations

@@ -156,7 +156,7 @@ def _arrive(model: Any, loading: _Loading, recorder: Recorder, *, is_automatic: 
 
 
 def _load(model: Any, name: str, source_bytes: int, recorder: Recorder) -> None:
-    tensor = model.get_parameter_or_buffer(name)
+    tensor: Any = model.get_parameter_or_buffer(name)
     state = getattr(tensor, "quant_state", None)
     if state is None and getattr(tensor, "SCB", None) is None:
         recorder.mark(tensor, Owner.WEIGHTS, name)
@@ -166,7 +166,11 @@ def _load(model: Any, name: str, source_bytes: int, recorder: Recorder) -> None:
         if source_bytes:
             sources.enter_context(recorder.taken(elements * source_bytes, Owner.TEMPORARY, name))
         if state is None:
-            _quantize_8bit(tensor, name, elements if source_bytes else 0, recorder)
+            # The host sends the weight back as float16 (transformers/integrations/bitsandbytes.py: Bnb8bitQuantize,
+            # bitsandbytes/nn/modules.py: Int8Params._quantize), to backends/cuda/ops.py: int8_vectorwise_quant.
+            with recorder.taken(elements * HALF, Owner.TEMPORARY, name) if source_bytes else nullcontext():
+                recorder.mark(tensor.SCB, Owner.WEIGHTS, f"{name}.SCB")
+                recorder.mark(tensor, Owner.WEIGHTS, name)
             return
         layer = model.get_submodule(name.rpartition(".")[0])
         if source_bytes and issubclass(getattr(layer, "source_cls", torch.nn.Linear), Conv1D):
@@ -198,14 +202,6 @@ def _dequantize_mxfp4(model: Any, name: str, recorder: Recorder) -> None:
     dequantized.data.copy_(weight.data)
     dequantized.requires_grad_(weight.requires_grad)
     setattr(owner, attribute, dequantized)
-
-
-def _quantize_8bit(weight: Any, name: str, elements: int, recorder: Recorder) -> None:
-    """The host sends the weight back as float16 (``transformers/integrations/bitsandbytes.py: Bnb8bitQuantize``,
-    ``bitsandbytes/nn/modules.py: Int8Params._quantize``), to ``backends/cuda/ops.py: int8_vectorwise_quant``."""
-    with recorder.taken(elements * HALF, Owner.TEMPORARY, name) if elements else nullcontext():
-        recorder.mark(weight.SCB, Owner.WEIGHTS, f"{name}.SCB")
-        recorder.mark(weight, Owner.WEIGHTS, name)
 
 
 def _quantize_4bit(weight: Any, state: Any, name: str, recorder: Recorder, *, is_new: bool) -> None:

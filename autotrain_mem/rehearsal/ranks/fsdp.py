@@ -31,11 +31,10 @@ from torch.distributed.fsdp._fully_shard import (
 )
 from torch.distributed.fsdp._fully_shard._fsdp_common import _to_dtype_if_needed
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam, ShardedState
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
 from autotrain_mem.rehearsal.ranks.invariants import check_shards
-from autotrain_mem.rehearsal.ranks.recording import RankRecorder, Streams, local
+from autotrain_mem.rehearsal.ranks.recording import RankRecorder, Streams, local, run_unseen, wrapped
 from autotrain_mem.rehearsal.trace.operator_costs import Cost
 from autotrain_mem.types import Owner, Phase
 from autotrain_mem.types.work import Kind
@@ -50,28 +49,29 @@ def fsdp2_rules(recorder: RankRecorder, shards: int) -> Iterator[None]:
     Args:
         shards: Processes that hold one model together.
     """
-    streams, scatter = Streams(recorder), _fsdp_collectives.DefaultReduceScatter
-    meta = ShardingPropagator._propagate_tensor_meta_non_cached
+    streams = Streams(recorder)
     with ExitStack() as stack:
         for module in _MODULES:
             if hasattr(module, "_get_device_handle"):
                 stack.enter_context(patch.object(module, "_get_device_handle", lambda *_: streams))
         stack.enter_context(patch.object(torch.accelerator, "current_stream", streams.current_stream))
         # DTensor runs an operator to learn its global shape: nothing of that is made on the device.
-        stack.enter_context(patch.object(ShardingPropagator, meta.__name__, recorder.hides(meta)))
-        # gloo reduces and scatters in a copy of its own, NCCL in what it is given.
-        stack.enter_context(patch.object(scatter, "__call__", _counted(recorder, scatter.__call__)))
-        stack.enter_context(patch.object(Accelerator, "_prepare_fsdp2", _prepared(recorder, shards)))
+        stack.enter_context(wrapped(ShardingPropagator, "_propagate_tensor_meta_non_cached", run_unseen, recorder))
+        stack.enter_context(wrapped(_fsdp_collectives.DefaultReduceScatter, "__call__", _reduce_scatter, recorder))
+        stack.enter_context(wrapped(Accelerator, "_prepare_fsdp2", _prepare, recorder, shards))
         # TRL shards a reference model itself (``trl/models/utils.py: prepare_fsdp``), whole as one unit.
-        stack.enter_context(patch.object(fsdp, "fully_shard", recorder.hides(fsdp.fully_shard)))
-        stack.enter_context(patch.object(FSDPParam, "reset_sharded_param", _unless_same(FSDPParam.reset_sharded_param)))
-        stack.enter_context(patch.object(FSDPParam, "alloc_all_gather_outputs", _marked_outputs(recorder)))
-        stack.enter_context(patch.object(_fsdp_param_group, "foreach_all_gather", _marked_gather(recorder)))
+        stack.enter_context(wrapped(fsdp, "fully_shard", run_unseen, recorder))
+        stack.enter_context(wrapped(FSDPParam, "reset_sharded_param", _reset_sharded_param))
+        stack.enter_context(wrapped(FSDPParam, "alloc_all_gather_outputs", _allocate_outputs, recorder))
+        stack.enter_context(wrapped(_fsdp_param_group, "foreach_all_gather", _gather, recorder))
         for name in ("foreach_all_gather_copy_out", "foreach_reduce"):
-            apart = _of_weights(recorder, getattr(_fsdp_param_group, name))
-            stack.enter_context(patch.object(_fsdp_param_group, name, apart))
+            stack.enter_context(wrapped(_fsdp_param_group, name, _count_as_weights, recorder))
         stack.enter_context(patch.object(_fsdp_param, "_chunk_with_empty", Chunks))
-        stack.enter_context(_quantized_stay_plain())
+        if find_spec("bitsandbytes") is not None:
+            from bitsandbytes.nn import modules
+
+            # It would make a parameter of its own class, which would take no memory and wrap no fake tensor.
+            stack.enter_context(patch.object(modules, "fix_4bit_weight_quant_state_from_module", _keep_quant_state))
         yield
 
 
@@ -98,107 +98,78 @@ class Params4bit(FakeTensor):  # type: ignore[misc]  # torch is untyped to mypy 
     """A 4-bit weight under the name by which accelerate knows it (``utils/fsdp_utils.py: fsdp2_prepare_model``)."""
 
 
-@contextmanager
-def _quantized_stay_plain() -> Iterator[None]:
-    """Inside, bitsandbytes finds the state of a gathered weight, and makes no parameter of its own class of it
-    (``nn/modules.py: fix_4bit_weight_quant_state_from_module``), which would take no memory and wrap no fake tensor."""
-    if find_spec("bitsandbytes") is None:
-        yield
-        return
-    from bitsandbytes.nn import modules
-
-    def fix(module: Any) -> None:
-        if getattr(module.weight, "quant_state", None) is None:
-            module.weight.quant_state = module.quant_state
-
-    with patch.object(modules, "fix_4bit_weight_quant_state_from_module", fix):
-        yield
+def _keep_quant_state(module: Any) -> None:
+    """``bitsandbytes/nn/modules.py: fix_4bit_weight_quant_state_from_module``, of a gathered weight."""
+    if getattr(module.weight, "quant_state", None) is None:
+        module.weight.quant_state = module.quant_state
 
 
-def _prepared(recorder: RankRecorder, shards: int) -> Callable[..., Any]:
+def _prepare(prepare: Callable[..., Any], recorder: RankRecorder, shards: int, accelerator: Any, *args: Any) -> Any:
     """accelerate casts, shards and matches the model on the host; the shards then lie on the device.
 
     accelerate finds an optimizer's parameters again by their addresses (``accelerator.py: _prepare_fsdp2``), and fake
     tensors have none but their storage's identity.
     """
-    prepare = Accelerator._prepare_fsdp2
-
-    def prepared(accelerator: Accelerator, *args: Any) -> Any:
-        models = [each for each in args if isinstance(each, torch.nn.Module)]
-        before = {name: parameter.numel() for each in models for name, parameter in each.named_parameters()}
-        for model in models:
-            for parameter in model.parameters():
-                recorder.work.know_weight(parameter)
-                if isinstance(parameter, FakeTensor) and getattr(parameter, "quant_state", None) is not None:
-                    parameter.__class__ = Params4bit
-        with (
-            recorder.unseen(),
-            patch.object(FakeTensor, "data_ptr", lambda tensor: tensor.untyped_storage()._cdata, create=True),
-        ):
-            result = prepare(accelerator, *args)
-        for model in (each for each in result if isinstance(each, torch.nn.Module)):
-            check_shards(before, model, shards)
-            recorder.adopt_model(model)
-        return result
-
-    return prepared
+    models = [each for each in args if isinstance(each, torch.nn.Module)]
+    before = {name: parameter.numel() for each in models for name, parameter in each.named_parameters()}
+    for model in models:
+        for parameter in model.parameters():
+            recorder.work.know_weight(parameter)
+            if isinstance(parameter, FakeTensor) and getattr(parameter, "quant_state", None) is not None:
+                parameter.__class__ = Params4bit
+    with (
+        recorder.unseen(),
+        patch.object(FakeTensor, "data_ptr", lambda tensor: tensor.untyped_storage()._cdata, create=True),
+    ):
+        result = prepare(accelerator, *args)
+    for model in (each for each in result if isinstance(each, torch.nn.Module)):
+        check_shards(before, model, shards)
+        recorder.adopt_model(model)
+    return result
 
 
-def _unless_same(reset: Callable[[Any], None]) -> Callable[[Any], None]:
+def _reset_sharded_param(reset: Callable[[Any], None], param: Any) -> None:
     """FSDP2 tells by its address that a padded shard is still its own (``_fsdp_param.py: reset_sharded_param``)."""
-
-    def reset_sharded_param(param: Any) -> None:
-        place, own = param._module_info, param._sharded_param_data
-        current = getattr(place.module, place.param_name)
-        is_own = current._local_tensor.untyped_storage()._cdata == own.untyped_storage()._cdata
-        if current is not param.sharded_param or not is_own:
-            reset(param)
-
-    return reset_sharded_param
+    place, own = param._module_info, param._sharded_param_data
+    current = getattr(place.module, place.param_name)
+    is_own = current._local_tensor.untyped_storage()._cdata == own.untyped_storage()._cdata
+    if current is not param.sharded_param or not is_own:
+        reset(param)
 
 
-def _counted(recorder: RankRecorder, reduce: Callable[..., Any]) -> Callable[..., Any]:
-    def counted(comm: Any, output_tensor: Any, input_tensor: Any, group: Any, op: Any, async_op: bool = False) -> Any:
-        if recorder.collectives is not None:
-            recorder.collectives.note(recorder, input_tensor, group)
-        with recorder.unseen():
-            return reduce(comm, output_tensor, input_tensor, group, op, async_op)
-
-    return counted
-
-
-def _marked_outputs(recorder: RankRecorder) -> Callable[[Any], None]:
-    allocate = FSDPParam.alloc_all_gather_outputs
-
-    def allocated(param: Any) -> None:
-        allocate(param)
-        for tensor in param.all_gather_outputs:
-            recorder.mark(tensor, Owner.GATHERED_WEIGHTS, param._param_fqn or "")
-
-    return allocated
+def _reduce_scatter(
+    reduce: Callable[..., Any],
+    recorder: RankRecorder,
+    comm: Any,
+    output_tensor: Any,
+    input_tensor: Any,
+    group: Any,
+    op: Any,
+    async_op: bool = False,
+) -> Any:
+    """gloo reduces and scatters in a copy of its own, NCCL in what it is given."""
+    if recorder.collectives is not None:
+        recorder.collectives.note(recorder, input_tensor, group)
+    return run_unseen(reduce, recorder, comm, output_tensor, input_tensor, group, op, async_op)
 
 
-def _of_weights(recorder: RankRecorder, function: Callable[..., Any]) -> Callable[..., Any]:
+def _allocate_outputs(allocate: Callable[[Any], None], recorder: RankRecorder, param: Any) -> None:
+    allocate(param)
+    for tensor in param.all_gather_outputs:
+        recorder.mark(tensor, Owner.GATHERED_WEIGHTS, param._param_fqn or "")
+
+
+def _count_as_weights(function: Callable[..., Any], recorder: RankRecorder, *args: Any, **kwargs: Any) -> Any:
     """Flat buffers and slices of them do not have the shape of any weight."""
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        with recorder.work.of_weights():
-            return function(*args, **kwargs)
-
-    return counted
+    with recorder.work.of_weights():
+        return function(*args, **kwargs)
 
 
-def _marked_gather(recorder: RankRecorder) -> Callable[..., Any]:
-    gather = _fsdp_param_group.foreach_all_gather
-
-    def gathered(*args: Any, **kwargs: Any) -> Any:
-        with recorder.work.of_weights():
-            result = gather(*args, **kwargs)
-        if result is not None:
-            recorder.mark(result.all_gather_output, Owner.GATHERED_WEIGHTS, "all_gather")
-        return result
-
-    return gathered
+def _gather(gather: Callable[..., Any], recorder: RankRecorder, *args: Any, **kwargs: Any) -> Any:
+    result = _count_as_weights(gather, recorder, *args, **kwargs)
+    if result is not None:
+        recorder.mark(result.all_gather_output, Owner.GATHERED_WEIGHTS, "all_gather")
+    return result
 
 
 # -- version 1 ---------------------------------------------------------------------------------------------------------
@@ -260,19 +231,26 @@ def fsdp2_offload(recorder: RankRecorder) -> Iterator[None]:
     inputs = FSDPParam.all_gather_inputs.fget
     reduce = _fsdp_param_group.foreach_reduce
 
+    def note(tensor: torch.Tensor) -> None:
+        recorder.work.note(Cost(kind=Kind.OVERLAPPED_COPY, fixed_bytes=int(tensor.nbytes), launches=1))
+
     def all_gather_inputs(param: Any) -> list[torch.Tensor]:
         if not param.offload_to_cpu or param.sharded_state != ShardedState.SHARDED:
             found: list[torch.Tensor] = inputs(param)
             return found
         shard = param._sharded_param_data
-        _note(recorder, Kind.OVERLAPPED_COPY, shard)
+        note(shard)
         return [_to_dtype_if_needed(shard.clone(), param.param_dtype)]
 
     def foreach_reduce(fsdp_params: list[Any], *args: Any, **kwargs: Any) -> Any:
         result = reduce(fsdp_params, *args, **kwargs)
         for param in fsdp_params:
-            if param.offload_to_cpu and param.sharded_param.grad is not None:
-                _to_host(recorder, param.sharded_param.grad)
+            gradient = param.sharded_param.grad  # as a view of all that a unit reduced
+            if param.offload_to_cpu and gradient is not None and not recorder.is_host(shard := local(gradient)):
+                note(shard)
+                with recorder.unseen():
+                    gradient._local_tensor = shard.clone()
+                recorder.disown(gradient._local_tensor)
         return result
 
     def enter_phase(phase: Phase) -> None:
@@ -286,18 +264,3 @@ def fsdp2_offload(recorder: RankRecorder) -> Iterator[None]:
         stack.enter_context(patch.object(torch.Tensor, "is_pinned", lambda tensor, *_, **__: True))
         recorder.enter_phase = enter_phase  # type: ignore[method-assign]
         yield
-
-
-def _to_host(recorder: RankRecorder, gradient: DTensor) -> None:
-    """A gradient that has just come from the device, as a view of all that a unit reduced."""
-    shard = local(gradient)
-    if recorder.is_host(shard):
-        return
-    _note(recorder, Kind.OVERLAPPED_COPY, shard)
-    with recorder.unseen():
-        gradient._local_tensor = shard.clone()
-    recorder.disown(gradient._local_tensor)
-
-
-def _note(recorder: RankRecorder, kind: Kind, tensor: torch.Tensor) -> None:
-    recorder.work.note(Cost(kind=kind, fixed_bytes=int(tensor.nbytes), launches=1))

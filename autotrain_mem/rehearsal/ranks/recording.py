@@ -7,9 +7,10 @@ there are processes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -87,15 +88,6 @@ class RankRecorder(Recorder):
         yield
         self.ledger.describe_unowned(first, owner, name)
 
-    def hides(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function so that nothing that it makes is seen."""
-
-        def hidden(*args: Any, **kwargs: Any) -> Any:
-            with self.unseen():
-                return function(*args, **kwargs)
-
-        return hidden
-
     def adopt_model(self, model: torch.nn.Module) -> None:
         """Count a model's parameters and buffers as weights, unless it waits on the host to be sharded."""
         if self.shards and not is_sharded(model) and any(each.requires_grad for each in model.parameters()):
@@ -129,6 +121,18 @@ class RankRecorder(Recorder):
         return super().block_of(local(tensor))
 
 
+def wrapped(owner: Any, name: str, around: Callable[..., Any], *facts: Any) -> AbstractContextManager[Any]:
+    """Inside, ``around(function, *facts, *args, **kwargs)`` runs in the place of ``owner.name(*args, **kwargs)``."""
+    function = getattr(owner, name)
+    return patch.object(owner, name, lambda *args, **kwargs: around(function, *facts, *args, **kwargs))
+
+
+def run_unseen(function: Callable[..., Any], recorder: RankRecorder, *args: Any, **kwargs: Any) -> Any:
+    """Runs a function (see :func:`wrapped`) so that nothing that it makes is seen."""
+    with recorder.unseen():
+        return function(*args, **kwargs)
+
+
 def local(tensor: Any) -> Any:
     """Return what of a tensor this process holds, also where nobody waited yet for what others send of it."""
     if isinstance(tensor, DTensor):
@@ -154,7 +158,6 @@ _TO_ALL = ("broadcast_", "send", "recv_", "scatter_", "all_to_all_single")
 """Each byte is sent once, whatever the number of processes."""
 _GATHERS = ("_allgather_base_", "allgather_", "allgather_into_tensor_coalesced_")
 _REDUCES = ("allreduce_", "allreduce_coalesced_")
-_SUM = int(dist.ReduceOp.SUM)
 
 
 class Collectives:
@@ -271,38 +274,30 @@ def _hold(tensor: torch.Tensor, value: torch.Tensor | None) -> None:
 # -- a device's streams ------------------------------------------------------------------------------------------------
 
 
-class _Event:
-    """An event of a stream. Memory does not depend on it: FSDP2 keeps whatever is in use by a reference."""
+class _Stream:
+    """A stream, or an event of one: all is done already. Memory does not depend on it, since FSDP2 keeps whatever is in
+    use by a reference."""
 
-    def record(self, *_: Any) -> _Event:
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
+
+    def record(self, *_: Any) -> _Stream:
         return self
+
+    record_event = record
 
     def wait(self, *_: Any) -> None: ...
 
+    wait_event = wait_stream = synchronize = wait
+
     def query(self) -> bool:
         return True
-
-    def synchronize(self) -> None: ...
-
-
-class _Stream:
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def record_event(self, *_: Any) -> _Event:
-        return _Event()
-
-    def wait_event(self, *_: Any) -> None: ...
-
-    def wait_stream(self, *_: Any) -> None: ...
-
-    def synchronize(self) -> None: ...
 
 
 class Streams:
     """Stands for ``torch.cuda`` where a sharded trainer asks for a device's module: blocks are born on its streams."""
 
-    Event = _Event
+    Event = _Stream
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder, self._streams = recorder, 0

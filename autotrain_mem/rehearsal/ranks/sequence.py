@@ -18,7 +18,7 @@ from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPDataLoaderAd
 from deepspeed.sequence import layer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from autotrain_mem.rehearsal.ranks.recording import RankRecorder
+from autotrain_mem.rehearsal.ranks.recording import RankRecorder, wrapped
 
 
 @contextmanager
@@ -28,14 +28,13 @@ def shared_sequences(recorder: RankRecorder, *, is_fake: bool) -> Iterator[None]
     Args:
         is_fake: The other processes are not there.
     """
-    refill, following = UlyssesSPDataLoaderAdapter.refill, UlyssesSPDataLoaderAdapter.__next__
     with ExitStack() as stack:
         stack.enter_context(patch.dict(vars(parallel_state_sp)))
         stack.enter_context(patch.dict(layer._all_to_all_groups))
         # It puts its own function in the place of the attention that it goes around.
         stack.enter_context(patch.dict(ALL_ATTENTION_FUNCTIONS._local_mapping))
-        stack.enter_context(patch.object(UlyssesSPDataLoaderAdapter, "refill", _kept_on_host(recorder, refill)))
-        stack.enter_context(patch.object(UlyssesSPDataLoaderAdapter, "__next__", _arriving(recorder, following)))
+        stack.enter_context(wrapped(UlyssesSPDataLoaderAdapter, "refill", _refill, recorder))
+        stack.enter_context(wrapped(UlyssesSPDataLoaderAdapter, "__next__", _next, recorder))
         if not is_fake:
             stack.enter_context(patch.object(ulysses_sp, "dist", _Uneven()))
         yield
@@ -57,28 +56,20 @@ class _Uneven:
             comm.broadcast(tensor, comm.get_global_rank(group, rank), group=group)
 
 
-def _kept_on_host(recorder: RankRecorder, refill: Callable[[Any], None]) -> Callable[[Any], None]:
+def _refill(refill: Callable[[Any], None], recorder: RankRecorder, loader: Any) -> None:
     """Parts of rows wait on the host, which ``refill`` copies them to: a copy that a CPU's tensors would not make."""
-
-    def refilled(loader: Any) -> None:
-        refill(loader)
-        with recorder.unseen():
-            for batch in loader.micro_batches:
-                batch.update({name: _copy(value) for name, value in batch.items()})
-
-    return refilled
+    refill(loader)
+    with recorder.unseen():
+        for batch in loader.micro_batches:
+            batch.update({name: _copy(value) for name, value in batch.items()})
 
 
-def _arriving(recorder: RankRecorder, following: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
+def _next(following: Callable[[Any], dict[str, Any]], recorder: RankRecorder, loader: Any) -> dict[str, Any]:
     """A part is counted on the device from when it is drawn: a few micro-steps before a trainer moves it there
     (``transformers/trainer.py: _prepare_inputs``), ids and labels that are nothing beside activations."""
-
-    def arrived(loader: Any) -> dict[str, Any]:
-        batch = {name: _copy(value) for name, value in following(loader).items()}
-        recorder.adopt_batch(value for value in batch.values() if isinstance(value, torch.Tensor))
-        return batch
-
-    return arrived
+    batch = {name: _copy(value) for name, value in following(loader).items()}
+    recorder.adopt_batch(value for value in batch.values() if isinstance(value, torch.Tensor))
+    return batch
 
 
 def _copy(value: Any) -> Any:

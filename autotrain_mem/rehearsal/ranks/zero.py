@@ -31,7 +31,7 @@ from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from deepspeed.utils import groups
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from autotrain_mem.rehearsal.ranks.recording import RankRecorder, Streams
+from autotrain_mem.rehearsal.ranks.recording import RankRecorder, Streams, run_unseen, wrapped
 from autotrain_mem.rehearsal.ranks.zero_offload import DeviceName, HostTensors, zero_nvme, zero_offload
 from autotrain_mem.rehearsal.trace.operator_costs import host_step
 from autotrain_mem.rehearsal.trace.recorder import Recorder
@@ -115,42 +115,29 @@ def zero_rules(recorder: RankRecorder, knobs: Knobs, *, is_fake: bool) -> Iterat
             stack.enter_context(zero_nvme(recorder, host))
         accelerator = _Accelerator(recorder, host)
         stack.enter_context(patch.object(real_accelerator, "ds_accelerator", accelerator))
-        basic = DeepSpeedEngine._configure_optimizer
-        stack.enter_context(
-            patch.object(
-                DeepSpeedEngine,
-                basic.__name__,
-                _owned(recorder, basic, on_host=knobs.offload_optimizer_device is not None),
-            )
-        )
-        configure = DeepSpeedEngine._configure_distributed_model
-        stack.enter_context(patch.object(DeepSpeedEngine, configure.__name__, _placed(recorder, configure)))
-        cut = DeepSpeedZeRoOffload._convert_to_zero_parameters
-        stack.enter_context(patch.object(DeepSpeedZeRoOffload, cut.__name__, _cut(recorder, cut)))
-        stack.enter_context(patch.object(stage3, "defragment", _defragmented(recorder, stage3.defragment)))
+        on_host = knobs.offload_optimizer_device is not None
+        stack.enter_context(wrapped(DeepSpeedEngine, "_configure_optimizer", _configure_optimizer, recorder, on_host))
+        stack.enter_context(wrapped(DeepSpeedEngine, "_configure_distributed_model", _configure_model, recorder))
+        stack.enter_context(wrapped(DeepSpeedZeRoOffload, "_convert_to_zero_parameters", _cut, recorder))
+        stack.enter_context(wrapped(stage3, "defragment", _defragment, recorder))
         if is_fake:  # nobody is there to disagree with
             alone = SimpleNamespace(get_rank=lambda: 0, broadcast=zero_utils.dist.broadcast)
             stack.enter_context(patch.object(zero_utils, "dist", alone))
             for kind in (DeepSpeedZeroOptimizer, DeepSpeedZeroOptimizer_Stage3):
-                stack.enter_context(patch.object(kind, "has_overflow", _never(kind.has_overflow)))
+                stack.enter_context(wrapped(kind, "has_overflow", _find_no_overflow))
         else:  # gloo reduces and scatters in a copy of its own, NCCL in what it is given
-            scatter = TorchBackend.reduce_scatter_tensor
-            stack.enter_context(patch.object(TorchBackend, "reduce_scatter_tensor", recorder.hides(scatter)))
+            stack.enter_context(wrapped(TorchBackend, "reduce_scatter_tensor", run_unseen, recorder))
         yield
 
 
-def _placed(recorder: RankRecorder, configure: Callable[..., None]) -> Callable[..., None]:
+def _configure_model(configure: Callable[..., None], recorder: RankRecorder, engine: Any, model: Any) -> None:
     """The engine casts a model on the host and then moves it whole, unless it is in shards already."""
-
-    def placed(engine: Any, model: Any) -> None:
-        for parameter in model.parameters():
-            recorder.work.know_weight(parameter)
-        with recorder.unseen():
-            configure(engine, model)
-        if not (engine.zero_optimization_partition_weights() and _is_in_shards(engine.module)):
-            Recorder.adopt_model(recorder, engine.module)
-
-    return placed
+    for parameter in model.parameters():
+        recorder.work.know_weight(parameter)
+    with recorder.unseen():
+        configure(engine, model)
+    if not (engine.zero_optimization_partition_weights() and _is_in_shards(engine.module)):
+        Recorder.adopt_model(recorder, engine.module)
 
 
 def _is_in_shards(model: torch.nn.Module) -> bool:
@@ -160,26 +147,22 @@ def _is_in_shards(model: torch.nn.Module) -> bool:
     return marked or any(hasattr(parameter, "ds_id") for parameter in model.parameters())
 
 
-def _cut(recorder: RankRecorder, cut: Callable[..., None]) -> Callable[..., None]:
+def _cut(cut: Callable[..., None], recorder: RankRecorder, offload: Any, config: Any, module: Any, mpu: Any) -> None:
     """ZeRO-3 leaves shards of a model's parameters on the device.
 
     Those that were cut as each was made (``zero.Init``) are there before anything is recorded. Else the whole model is,
     and gives way to them one by one.
     """
-
-    def converted(offload: Any, config: Any, module: Any, mpu: Any) -> None:
-        with recorder.unseen() if _is_in_shards(module) else nullcontext():
-            cut(offload, config, module, mpu)
-        if _is_in_shards(module):
-            _number_adapters_last(module)
-        recorder.name_modules(module)
-        for name, parameter in module.named_parameters():
-            if recorder.host is None or parameter.ds_tensor not in recorder.host:
-                recorder.mark(parameter.ds_tensor, Owner.WEIGHTS, name)
-        for name, buffer in module.named_buffers():
-            recorder.mark(buffer, Owner.WEIGHTS, name)
-
-    return converted
+    with recorder.unseen() if _is_in_shards(module) else nullcontext():
+        cut(offload, config, module, mpu)
+    if _is_in_shards(module):
+        _number_adapters_last(module)
+    recorder.name_modules(module)
+    for name, parameter in module.named_parameters():
+        if recorder.host is None or parameter.ds_tensor not in recorder.host:
+            recorder.mark(parameter.ds_tensor, Owner.WEIGHTS, name)
+    for name, buffer in module.named_buffers():
+        recorder.mark(buffer, Owner.WEIGHTS, name)
 
 
 def _number_adapters_last(module: torch.nn.Module) -> None:
@@ -195,37 +178,29 @@ def _number_adapters_last(module: torch.nn.Module) -> None:
         parameter.ds_id = number
 
 
-def _defragmented(recorder: RankRecorder, defragment: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _defragment(defragment: Callable[..., Any], recorder: RankRecorder, shards: list[torch.Tensor]) -> Any:
     """Shards wait on the host, while the cache is emptied, and come back as one buffer (``zero/utils.py``)."""
-
-    def defragmented(shards: list[torch.Tensor]) -> torch.Tensor:
-        with recorder.unseen():
-            buffer = defragment(shards)
-        recorder.mark(buffer, Owner.WEIGHTS, "flat_weights")
-        return buffer
-
-    return defragmented
+    buffer = run_unseen(defragment, recorder, shards)
+    recorder.mark(buffer, Owner.WEIGHTS, "flat_weights")
+    return buffer
 
 
-def _owned(recorder: RankRecorder, configure: Callable[..., None], *, on_host: bool) -> Callable[..., None]:
+def _configure_optimizer(
+    configure: Callable[..., None], recorder: RankRecorder, on_host: bool, engine: Any, *args: Any
+) -> None:
     """The optimizer's flat part of the weights is its state: a copy in float32 that it steps on."""
-
-    def configured(engine: Any, *args: Any) -> None:
-        configure(engine, *args)
-        for group in getattr(engine.optimizer, "bit16_groups_flat", ()):
-            recorder.mark(group, Owner.WEIGHTS, "flat_weights")
-        if (shards := getattr(engine.optimizer, "lp_param_buffer", None)) is not None:
-            recorder.mark(shards, Owner.WEIGHTS, "flat_weights")
-        inner = engine.optimizer.optimizer
-        flat = getattr(engine.optimizer, "fp32_partitioned_groups_flat", None)
-        flat = [*flat] if flat else [each for group in inner.param_groups for each in group["params"]]
-        if on_host:
-            inner.register_step_post_hook(lambda *_: _stepped_on_host(recorder, inner))
-        else:
-            for tensor in flat:
-                recorder.mark(tensor, Owner.OPTIMIZER_STATE, "master_weights")
-
-    return configured
+    configure(engine, *args)
+    for group in getattr(engine.optimizer, "bit16_groups_flat", ()):
+        recorder.mark(group, Owner.WEIGHTS, "flat_weights")
+    if (shards := getattr(engine.optimizer, "lp_param_buffer", None)) is not None:
+        recorder.mark(shards, Owner.WEIGHTS, "flat_weights")
+    inner = engine.optimizer.optimizer
+    flat = getattr(engine.optimizer, "fp32_partitioned_groups_flat", None)
+    if on_host:
+        inner.register_step_post_hook(lambda *_: _stepped_on_host(recorder, inner))
+        return
+    for tensor in flat or [each for group in inner.param_groups for each in group["params"]]:
+        recorder.mark(tensor, Owner.OPTIMIZER_STATE, "master_weights")
 
 
 def _stepped_on_host(recorder: RankRecorder, optimizer: torch.optim.Optimizer) -> None:
@@ -234,11 +209,7 @@ def _stepped_on_host(recorder: RankRecorder, optimizer: torch.optim.Optimizer) -
     recorder.count_step(host_step(stepped, fused=True)[1:])  # the copies are counted as they are made
 
 
-def _never(check: Callable[..., Any]) -> Callable[..., bool]:
+def _find_no_overflow(check: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
     """An unknown value reads as one that overflowed, and the step would be skipped: the check runs, and finds none."""
-
-    def has_overflow(*args: Any, **kwargs: Any) -> bool:
-        check(*args, **kwargs)
-        return False
-
-    return has_overflow
+    check(*args, **kwargs)
+    return False

@@ -3,21 +3,27 @@
 import ast
 import pathlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
+from unittest import mock
 
 import accelerate
 import pytest
 import torch
 import transformers
 from accelerate.utils import memory
-from real_run import peak
+from real_run import VARIANTS, Case, assert_alike, births, case, peak, rehearsal_of, trained
 from trace_reading import REAL_AND_FAKE, live
 
 from autotrain_mem.rehearsal.cuda import rules as rules_module
+from autotrain_mem.rehearsal.cuda.fused_head import fused_head_stand_ins
 from autotrain_mem.rehearsal.cuda.rules import cuda_semantics, every_rule, not_imitated, recorded_empty_cache
+from autotrain_mem.rehearsal.fake_run import fake_tensors
+from autotrain_mem.rehearsal.generation import generation_by_its_ends
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.types import Owner
+from autotrain_mem.rehearsal.vllm_stub import vllm_stand_in
+from autotrain_mem.trainers.weightless import without_weights
+from autotrain_mem.types import Owner, Phase
 from autotrain_mem.types.trace import CACHE_EMPTIED
 
 LAYERS = 4
@@ -216,3 +222,121 @@ RULES = (
     ),
 )
 '''
+
+
+Exchanged = list[tuple[Any, str, Any]]
+ABSENT = object()
+
+CONTEXTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "a rehearsal": lambda: cuda_semantics(Recorder(), (8, 0)),
+    "a simulated card": lambda: cuda_semantics(Recorder(), (8, 0), "real cpu"),
+    "a GPU's fake tensors": lambda: cuda_semantics(Recorder(), (8, 0), "fake cuda"),
+    "fake tensors": fake_tensors,
+    "no weights": without_weights,
+    "generation": lambda: generation_by_its_ends(Recorder()),
+    "vLLM": vllm_stand_in,
+    "the fused head": fused_head_stand_ins,
+}
+MAY_BE_EMPTY = ("the fused head",)
+"""TRL before 1.16 has none."""
+
+
+@contextmanager
+def exchanges() -> Iterator[Exchanged]:
+    """Every attribute and every key that is patched inside: of what, its name, and what it was."""
+    noted: Exchanged = []
+    enter, enter_dict = mock._patch.__enter__, mock._patch_dict.__enter__
+
+    def note(target: Any, name: str) -> None:
+        if not any(owner is target and noted_name == name for owner, noted_name, _ in noted):
+            noted.append((target, name, current(target, name)))
+
+    def noting(patcher: Any) -> Any:
+        note(patcher.getter(), patcher.attribute)
+        return enter(patcher)
+
+    def noting_keys(patcher: Any) -> Any:
+        for name in patcher.values:
+            note(patcher.in_dict, name)
+        return enter_dict(patcher)
+
+    with (
+        mock.patch.object(mock._patch_dict, "__enter__", noting_keys),
+        mock.patch.object(mock._patch, "__enter__", noting),
+    ):
+        yield noted
+
+
+def current(target: Any, name: str) -> Any:
+    return (target if isinstance(target, dict) else vars(target)).get(name, ABSENT)
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["ends", "fails"])
+@pytest.mark.parametrize("nested", [False, True], ids=["alone", "nested"])
+@pytest.mark.parametrize("name", CONTEXTS)
+def test_everything_is_put_back(name: str, nested: bool, fails: bool) -> None:
+    with ExitStack() as outer:
+        if nested:
+            outer.enter_context(CONTEXTS[name]())
+        with exchanges() as exchanged:
+            with pytest.raises(ZeroDivisionError) if fails else nullcontext(), CONTEXTS[name]():
+                changed = [name for target, name, old in exchanged if current(target, name) is not old]
+                assert changed or not exchanged
+                if fails:
+                    raise ZeroDivisionError
+            assert exchanged or name in MAY_BE_EMPTY
+            assert all(current(target, attribute) is old for target, attribute, old in exchanged)
+
+
+def test_every_rule_exchanges_something_or_registers_kernels() -> None:
+    """Else it would imitate nothing; autocast's policy is made of kernels alone, the fused head of newer TRL's."""
+    idle = 0
+    for rule in every_rule():
+        with exchanges() as exchanged, rule.imitate(Recorder(), (8, 0)):
+            idle += not exchanged
+    assert idle <= 2
+
+
+Folder = Callable[[str], pathlib.Path]
+HALF_BASE = {"full": {}} | {name: {**VARIANTS[name], "dtype": "float16"} for name in ("lora", "4-bit", "8-bit")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", HALF_BASE)
+def test_a_rehearsal_allocates_what_the_real_run_allocates(
+    variant: str, model_folder: Folder, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for the scaler, whose few scalars depend on values: it is off on both sides."""
+    monkeypatch.setattr(rules_module, "detect_fake_mode", lambda: "as if there were one")
+    one = case("sft", model_folder("qwen2"), fp16=True, **HALF_BASE[variant])
+    assert_alike(one, tmp_path)
+
+
+@pytest.mark.parametrize(("method", "variant"), [("sft", "4-bit"), ("reward", "lora"), ("reward", "8-bit")])
+def test_what_is_trained_is_float32_beside_a_float16_base(
+    method: str, variant: str, model_folder: Folder, tmp_path: pathlib.Path
+) -> None:
+    """TRL makes the adapter of a quantized base bfloat16, which CUDA's scaler refuses; a reward model's head would be
+    float16, which every scaler refuses."""
+    one = case(method, model_folder("qwen2"), fp16=True, **HALF_BASE[variant])
+    _, trainer = trained(one, tmp_path)
+    dtypes = {parameter.dtype for parameter in trainer.model.parameters() if parameter.requires_grad}
+    assert dtypes == {torch.float32}
+    assert trainer.accelerator.scaler.is_enabled()
+
+
+def forward(one: Case, card: tuple[int, int]) -> list[tuple[str, str, int, str]]:
+    found = births(rehearsal_of(one.job, one.knobs, one.length, compute_capability=card))
+    return [birth for birth in found if birth[0] == Phase.FORWARD.value]
+
+
+def test_a_float16_base_is_not_cast_more_often_than_a_bfloat16_one(model_folder: Folder) -> None:
+    half = case("sft", model_folder("qwen2"), fp16=True, **HALF_BASE["lora"])
+    brain = case("sft", model_folder("qwen2"), use_peft=True, dtype="bfloat16")
+    assert forward(half, (8, 0)) == forward(brain, (8, 0))
+
+
+def test_a_t4_has_a_fused_attention_kernel_for_fp16_and_none_for_bf16(model_folder: Folder) -> None:
+    t4 = (7, 5)
+    half, brain = (case("sft", model_folder("qwen2"), fp16=on, use_peft=True) for on in (True, False))
+    assert sum(birth[2] for birth in forward(half, t4)) < sum(birth[2] for birth in forward(brain, t4))
