@@ -21,9 +21,10 @@ from autotrain_mem import api
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.units import printable
 from autotrain_mem.types import Estimate, Hardware, Plan, Report
-from autotrain_mem.types.autofit import AutoFit, as_autofit, python_errors
+from autotrain_mem.types.autofit import AutoFit, as_autofit
 from autotrain_mem.types.gpu_comparison import Cards
 from autotrain_mem.types.methods_table import METHODS
+from autotrain_mem.types.python_names import python_errors
 
 Environment = Mapping[str, str]
 Event = Mapping[str, Any]

@@ -22,7 +22,7 @@ from autotrain_mem.settings.flag_verdicts import (
     group_of,
     only_for_real,
 )
-from autotrain_mem.settings.knobs import LAUNCH_KNOBS, OWN_KNOBS
+from autotrain_mem.settings.knobs import APPLIED, LAUNCHED, NOT_TRLS
 from autotrain_mem.settings.levers import LADDER
 from autotrain_mem.types import Job, Knobs
 from autotrain_mem.types.job import PythonCall
@@ -73,10 +73,10 @@ def verdict(method: str, name: str) -> Verdict | None:
 
 def test_what_refuses_and_what_a_search_moves_agree_with_the_table() -> None:
     """A lever is rehearsed with the value that a plan gives it, and so is what is refused beside shards alone."""
-    moved = {knob for row in LADDER for knob in (*row.knobs, *row.also)} - {*OWN_KNOBS, *LAUNCH_KNOBS}
+    moved = {knob for row in LADDER for knob in (*row.knobs, *row.also)} - NOT_TRLS
     beside_shards = {row.name for row in sharding.REFUSED} - {
-        *OWN_KNOBS,
-        *LAUNCH_KNOBS,
+        *APPLIED,
+        *LAUNCHED,
         "save_only_model",
     }
     for name in moved | beside_shards:

@@ -12,7 +12,7 @@ from test_contract import TREES
 from autotrain_mem.estimator import vllm_share
 from autotrain_mem.planning.suggestions import LARGEST_GROUP
 from autotrain_mem.settings.flag_verdicts import Verdict, group_of
-from autotrain_mem.settings.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
+from autotrain_mem.settings.knobs import NOT_TRLS, knob_names
 from autotrain_mem.settings.levers import LADDER, LEVERS
 from autotrain_mem.types import Job, Knobs
 from autotrain_mem.types.methods_table import METHODS, TEXT_COLUMN
@@ -47,7 +47,7 @@ EVERYTHING_ON = dataclasses.replace(
 @pytest.mark.parametrize("method", INSTALLED_METHODS)
 def test_every_knob_that_is_told_is_a_field_of_the_installed_trl(method: str) -> None:
     """But for switches that a method lacks, which no lever of it moves (see the next test)."""
-    own_and_offline = {*OWN_KNOBS, *LAUNCH_KNOBS, "activation_offloading", "packing"}
+    own_and_offline = {*NOT_TRLS, "activation_offloading", "packing"}
     assert set(knob_names(METHODS[method].knobs, TRL_DEFAULTS)) <= trl_fields(method)
     assert sorted(set(knob_names(METHODS[method].knobs, EVERYTHING_ON)) - own_and_offline - trl_fields(method)) == []
 
@@ -79,13 +79,13 @@ def heeds(method: str, flag: str) -> bool:
 @pytest.mark.parametrize("method", INSTALLED_METHODS)
 def test_every_lever_of_a_method_moves_fields_that_its_trl_config_has(method: str) -> None:
     moved = {knob for row in LADDER if row.suits(METHODS[method]) for knob in (*row.knobs, *row.also)}
-    assert sorted(moved - {*OWN_KNOBS, *LAUNCH_KNOBS} - trl_fields(method)) == []
+    assert sorted(moved - NOT_TRLS - trl_fields(method)) == []
 
 
 def test_every_knob_is_a_field_of_some_method_or_ours() -> None:
     of_ppo = set() if HAS_PPO else {"response_length", "local_rollout_forward_batch_size"}
     knobs = {field.name for field in dataclasses.fields(Knobs)}
-    assert sorted(knobs - {*OWN_KNOBS, *LAUNCH_KNOBS} - of_ppo - every_trl_field()) == []
+    assert sorted(knobs - NOT_TRLS - of_ppo - every_trl_field()) == []
 
 
 def test_the_optimizers_that_the_ladder_offloads_are_those_that_can_be() -> None:

@@ -14,8 +14,9 @@ from autotrain_mem.checks.flags import Flags
 from autotrain_mem.checks.model_files import ModelOnCard
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.search.shared_tokens import WAYS, SharedTokens
-from autotrain_mem.settings.knobs import BASE_BITS, TOKEN_KNOBS, ZEROS
+from autotrain_mem.settings.knobs import BASE_BITS, ZEROS
 from autotrain_mem.settings.levers import LADDER
+from autotrain_mem.settings.own import SHARE_TOKENS
 from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.preflight import Problems
 
@@ -122,7 +123,7 @@ def arguments(flags: Flags) -> Problems:
 
 def shared_tokens(flags: Flags) -> Problems:
     """Several GPUs share the tokens of a row in SFT: by ring attention with FSDP2, or by DeepSpeed with ZeRO."""
-    asked = [WAYS[name] for name in TOKEN_KNOBS if _size(flags.given, name) > 1]
+    asked = [WAYS[name] for name in SHARE_TOKENS if _size(flags.given, name) > 1]
     if len(asked) > 1:  # accelerate/parallelism_config.py: __post_init__
         yield (
             "--cp_size and --sp_size share the tokens of a row in two ways, of which accelerate takes one.",
@@ -177,7 +178,7 @@ def shared_attention(subject: ModelOnCard) -> Problems:
     (``accelerate/big_modeling.py: _attach_context_parallel_hooks``), and DeepSpeed gives them no mask
     (``deepspeed/runtime/sequence_parallel/ulysses_sp.py: uattn_wrapper``). It shares heads, which must come out even
     (``__init__``)."""
-    for name in TOKEN_KNOBS:
+    for name in SHARE_TOKENS:
         size = _size(subject.job.arguments, name)
         others = other_layers(subject.config) if size > 1 else []
         if others:

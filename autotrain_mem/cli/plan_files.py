@@ -18,7 +18,7 @@ from autotrain_mem.report.first_screen import first_screen
 from autotrain_mem.report.formatting import command_line
 from autotrain_mem.report.terminal import Console
 from autotrain_mem.settings.adapter_config import without_said
-from autotrain_mem.settings.knobs import LAUNCH_KNOBS, ZEROS
+from autotrain_mem.settings.knobs import LAUNCHED, ZEROS
 from autotrain_mem.settings.words import MAX_SLOWDOWN
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import OutputFolderError, PlanFileError, UsageError
@@ -108,7 +108,7 @@ def command(job: Job, autofit: AutoFit, *, out: str) -> str:
     own, unsaid = autofit.accelerate_config, ["model_name_or_path", "dp_replicate_size"]
     if isinstance(own, str | Path):
         ours |= {"accelerate_config": str(own), "gpus": None, "nodes": None}
-        unsaid += LAUNCH_KNOBS
+        unsaid += LAUNCHED
     given = {name: value for name, value in ours.items() if value is not None}
     trls = {name: value for name, value in without_said(job.arguments).items() if name not in unsaid}
     return command_line(["plan", job.method], given | trls | {"out": out})

@@ -9,14 +9,11 @@ from dataclasses import dataclass, replace
 from autotrain_mem import api
 from autotrain_mem.cli.flags import Output, own_names, read_one
 from autotrain_mem.report.terminal import Console, SweepProgress, waiting
-from autotrain_mem.settings.knobs import OWN_SWITCHES
 from autotrain_mem.support.errors import AutofitError, UsageError
+from autotrain_mem.types.autofit import SETTINGS
 from autotrain_mem.types.gpu_comparison import Axis, Setting, Sweep
 
-_OF_PLANNING = (
-    *("gpu", "gpus", "nodes", "link", "headroom", "effective_batch_size", "prompt_length", "image_sizes", "sharding"),
-    *OWN_SWITCHES,
-)
+_OF_PLANNING = tuple(name for name, each in SETTINGS.items() if each.of_estimate)
 OURS = ("model", "dataset", *_OF_PLANNING)
 """Our own flags that an estimate depends on; the first two are the wish's, the others its AutoFit's."""
 

@@ -17,7 +17,7 @@ from autotrain_mem.parallel.config import read_deepspeed, with_auto
 from autotrain_mem.parallel.launch_environment import config_of_environment
 from autotrain_mem.parallel.user_config import read_launch
 from autotrain_mem.planning.deepspeed_file import deepspeed_content
-from autotrain_mem.settings.knobs import TOKEN_KNOBS, ZERO_KNOBS
+from autotrain_mem.settings.own import OF_DEEPSPEED, SHARE_TOKENS
 from autotrain_mem.support import codec, errors
 from autotrain_mem.support.errors import AutofitError, UsageError
 from autotrain_mem.types import Hardware, Plan
@@ -104,7 +104,7 @@ def _contradictions(autofit: AutoFit, launched: Launched) -> Iterator[str]:
         yield f"AutoFit(sharding={autofit.sharding!r}) is not how these processes were launched ({sharding})"
     if autofit.fsdp_offload_params and not launched.pins.get("fsdp_offload_params"):
         yield "AutoFit(fsdp_offload_params=True) is not how these processes were launched"
-    for name in ZERO_KNOBS:
+    for name in OF_DEEPSPEED:
         if getattr(autofit, name) not in (None, launched.pins.get(name)):
             yield f"AutoFit({name}={getattr(autofit, name)!r}) is not how these processes were launched"
 
@@ -131,7 +131,7 @@ def _content(config: Any, count: int) -> dict[str, Any]:
 def _check_shared_tokens(config: Any) -> None:
     """A script's own rows are padded as its config says, and shared tokens need a multiple of the processes."""
     sizes = getattr(config, "parallelism_config", None)
-    for name in TOKEN_KNOBS:
+    for name in SHARE_TOKENS:
         launched = os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}", "1")
         if (getattr(sizes, name, 1) or 1) > 1 or (sizes is None and launched not in ("", "1")):
             raise UsageError(
@@ -172,7 +172,7 @@ def _by_deepspeed(config: Any, count: int, nodes: int) -> Launched:
             f"{'; '.join(problems)}.",
             hint='Write "auto" into the config of DeepSpeed for what the trainer\'s config says.',
         )
-    offload = {knob: getattr(zero, knob) for knob in ZERO_KNOBS}
+    offload = {knob: getattr(zero, knob) for knob in OF_DEEPSPEED}
     pins = {"sharding": zero.sharding, "fsdp_offload_params": False, **offload, "deepspeed": left, **said}
     return Launched(processes=count, nodes=nodes, pins=pins)
 

@@ -10,7 +10,7 @@ from typing import Any
 from autotrain_mem.allocator.settings import variable_that_counts
 from autotrain_mem.parallel.config import accelerate_config
 from autotrain_mem.settings.adapter_config import without_said
-from autotrain_mem.settings.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
+from autotrain_mem.settings.knobs import NOT_TRLS, knob_names
 from autotrain_mem.settings.words import MAX_LENGTH, without_wish
 from autotrain_mem.types import Job, Knobs, Plan
 from autotrain_mem.types.methods_table import MethodFacts
@@ -76,7 +76,7 @@ class Case:
         knobs = {name: _listed(getattr(self.knobs, name)) for name in knob_names(self.method_facts.knobs, self.knobs)}
         decided = {name: value for name, value in knobs.items() if value is not None or name == MAX_LENGTH}
         merged = {**without_wish(without_said(self.job.arguments)), **decided}
-        public = {name: value for name, value in merged.items() if name not in (*OWN_KNOBS, *LAUNCH_KNOBS)}
+        public = {name: value for name, value in merged.items() if name not in NOT_TRLS}
         return {name: value for name, value in public.items() if value is not None or name == MAX_LENGTH}
 
     def get(self, name: str, default: Any = None) -> Any:

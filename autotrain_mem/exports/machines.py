@@ -14,7 +14,7 @@ from autotrain_mem.exports.accelerate import FIRST_MACHINE, PORT
 from autotrain_mem.exports.case import Case, case_of
 from autotrain_mem.exports.part import Part, Tool, heading
 from autotrain_mem.settings.flag_words import flag_words
-from autotrain_mem.settings.knobs import LAUNCH_KNOBS, OWN_KNOBS
+from autotrain_mem.settings.knobs import APPLIED, LAUNCHED
 from autotrain_mem.types import Job, Knobs, Plan
 
 NOTES_HEAD = "Before it runs:"
@@ -32,7 +32,7 @@ def machine_words(case: Case) -> list[str]:
         "gpus": devices,
         "nodes": case.nodes if case.nodes > 1 else None,
         **_launch(case.knobs),
-        **{name: value for name in OWN_KNOBS if (value := getattr(case.knobs, name))},
+        **{name: value for name in APPLIED if (value := getattr(case.knobs, name))},
     }
     given = {name: value for name, value in ours.items() if value is not None}
     settings = {name: value for name, value in case.settings.items() if name != "model_name_or_path"}
@@ -41,8 +41,8 @@ def machine_words(case: Case) -> list[str]:
 
 def _launch(knobs: Knobs) -> dict[str, Any]:
     """How processes share the model, where that is not as a single one has it; HSDP has a group on each machine."""
-    single = {name: Knobs.__dataclass_fields__[name].default for name in LAUNCH_KNOBS}
-    said = {name: getattr(knobs, name) for name in LAUNCH_KNOBS if name not in ("processes", "dp_replicate_size")}
+    single = {name: Knobs.__dataclass_fields__[name].default for name in LAUNCHED}
+    said = {name: getattr(knobs, name) for name in LAUNCHED if name not in ("processes", "dp_replicate_size")}
     changed = {name: value for name, value in said.items() if value != single[name]}
     return {name: value for name, value in changed.items() if value != "nvme"}  # which --deepspeed says alone
 

@@ -11,7 +11,7 @@ from autotrain_mem.exports.case import Case, case_of
 from autotrain_mem.exports.part import Part, Tool, document, host_optimizer
 from autotrain_mem.parallel.config import sharding_arguments
 from autotrain_mem.parallel.launch_environment import launch_environment
-from autotrain_mem.settings.knobs import TOKEN_KNOBS
+from autotrain_mem.settings.own import SHARE_TOKENS
 from autotrain_mem.types import Job, Plan
 
 DATA_NAMES = ("dataset_name", "datasets")
@@ -76,7 +76,7 @@ def _launch(case: Case) -> str:
         return ""
     if case.method_facts.has_trl_command:
         return f" --accelerate_config {ACCELERATE_FILE}"
-    tokens = "".join(f" --{name} {size}" for name in TOKEN_KNOBS if (size := getattr(knobs, name)) > 1)
+    tokens = "".join(f" --{name} {size}" for name in SHARE_TOKENS if (size := getattr(knobs, name)) > 1)
     return f" --gpus {knobs.processes // case.nodes} --sharding {knobs.sharding}{tokens}"
 
 

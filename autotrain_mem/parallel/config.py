@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotrain_mem.settings.knobs import OffloadDevice, Sharding
+from autotrain_mem.settings.own import OffloadDevice, Sharding
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import Knobs
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotrain_mem.parallel.launch_environment import fsdp_settings
-from autotrain_mem.settings.knobs import Sharding
+from autotrain_mem.settings.own import Sharding
 from autotrain_mem.support.errors import UsageError
 
 KEYS = frozenset(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotrain_mem.planning.deepspeed_file import with_deepspeed
-from autotrain_mem.settings.knobs import TOKEN_KNOBS, ZERO_KNOBS
+from autotrain_mem.settings.own import OF_DEEPSPEED, SHARE_TOKENS
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.yaml_files import read_yaml
 
@@ -68,7 +68,7 @@ def _with_zero(wish: Wish, content: Mapping[str, Any], launch: Launch, *, gpus: 
         placed = replace(wish, autofit=autofit, accelerate=None, config=config | {"deepspeed": str(file)})
         return with_deepspeed(placed)
     numbers = {ours: given[key] for key, ours in _NUMBERS.items() if isinstance(given.get(key), int | float)}
-    offload = {name: given[name] for name in ZERO_KNOBS if given.get(name) not in (None, "none")}
+    offload = {name: given[name] for name in OF_DEEPSPEED if given.get(name) not in (None, "none")}
     autofit = replace(autofit, sharding=launch.sharding, **offload)
     return replace(wish, autofit=autofit, accelerate=None, config=numbers | config)
 
@@ -94,7 +94,7 @@ def _content(wish: Wish) -> tuple[Mapping[str, Any] | None, str]:
 def _pins(launch: Launch) -> dict[str, Any]:
     """Returns the knobs of a launch that no flag of ours says, also that nothing is offloaded."""
     groups = {} if launch.dp_replicate_size is None else {"dp_replicate_size": launch.dp_replicate_size}
-    groups |= {name: size for name in TOKEN_KNOBS if (size := getattr(launch, name)) > 1}
+    groups |= {name: size for name in SHARE_TOKENS if (size := getattr(launch, name)) > 1}
     return {"fsdp_offload_params": launch.fsdp_offload_params, **groups}
 
 
@@ -128,7 +128,7 @@ def _contradictions(wish: Wish, launch: Launch, name: str) -> Iterator[tuple[str
     if autofit.fsdp_offload_params and not launch.fsdp_offload_params:
         cure = "Remove the flag, or write fsdp_offload_params: true."
         yield f"--fsdp_offload_params is not what {name} says", cure
-    for knob in TOKEN_KNOBS:
+    for knob in SHARE_TOKENS:
         asked, size = getattr(autofit, knob), getattr(launch, knob)
         if asked not in (None, size):
             cure = f"Remove --{knob}, or write parallelism_config_{knob}: {asked}."

@@ -7,7 +7,8 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from autotrain_mem.settings.knobs import TOKEN_KNOBS, ZERO_KNOBS, ZEROS, Sharding
+from autotrain_mem.settings.knobs import ZEROS
+from autotrain_mem.settings.own import OF_DEEPSPEED, SHARE_TOKENS, Sharding
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import Knobs
 from autotrain_mem.types.hardware import Topology
@@ -64,7 +65,7 @@ def _check_offload(sharding: str | None, given: Mapping[str, Any]) -> None:
             "--fsdp_offload_params keeps the shards of FSDP in host memory, and nothing says that there are any.",
             hint="Give --sharding fsdp2 with it (and --gpus 2 or more), or remove it.",
         )
-    zero = {name: given[name] for name in ZERO_KNOBS if given.get(name)}
+    zero = {name: given[name] for name in OF_DEEPSPEED if given.get(name)}
     if zero and (sharding not in ZEROS or ("offload_param_device" in zero and sharding != "zero3")):
         flag = "offload_param_device" if "offload_param_device" in zero else "offload_optimizer_device"
         takes = "--sharding zero3" if flag == "offload_param_device" else "--sharding zero1, zero2 or zero3"
@@ -76,7 +77,7 @@ def _replicas(topology: Topology, given: Mapping[str, Any]) -> int:
 
 
 def _token_shares(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: given.get(name) or 1 for name in TOKEN_KNOBS}
+    return {name: given.get(name) or 1 for name in SHARE_TOKENS}
 
 
 def _check_shared_tokens(name: str, size: int, processes: int) -> None:

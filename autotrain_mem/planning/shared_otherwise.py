@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from autotrain_mem.search.space import Space, micro_batches, with_rows
-from autotrain_mem.settings.knobs import TOKEN_KNOBS, alone_too
+from autotrain_mem.settings.knobs import alone_too
 from autotrain_mem.settings.levers import LADDER
+from autotrain_mem.settings.own import SHARE_TOKENS
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.training.checkpoint_kinds import PARAMETER_SHAPED
 from autotrain_mem.types import Knobs, Plan
@@ -28,7 +29,7 @@ def is_shared_otherwise(asked: AutoFit, plan: Plan) -> bool:
     topology, knobs = plan.estimate.hardware.topology, plan.knobs
     one = (asked.gpus,) if isinstance(asked.gpus, int) else tuple(asked.gpus or ())
     has_other_gpus = any(count != topology.devices for count in one) or asked.nodes not in (None, topology.nodes)
-    shares_rows = any(getattr(asked, name) not in (None, getattr(knobs, name)) for name in TOKEN_KNOBS)
+    shares_rows = any(getattr(asked, name) not in (None, getattr(knobs, name)) for name in SHARE_TOKENS)
     return has_other_gpus or shares_rows or asked.sharding not in (None, knobs.sharding)
 
 
@@ -42,7 +43,7 @@ def autofit_of(asked: AutoFit, filled: AutoFit, plan: Plan) -> AutoFit:
     sharding = asked.sharding or alone_too(filled.sharding, 1 if alone else 2)
     shared: dict[str, Any] = {"sharding": sharding}
     if not alone:
-        shared |= {name: getattr(filled, name) or _above_one(getattr(plan.knobs, name)) for name in TOKEN_KNOBS}
+        shared |= {name: getattr(filled, name) or _above_one(getattr(plan.knobs, name)) for name in SHARE_TOKENS}
     if sharding != plan.knobs.sharding:
         shared |= {name: getattr(asked, name) for name in _OFFLOADED}
     return replace(
@@ -78,7 +79,7 @@ def ways_to_share(plan: Plan, space: Space, again: str) -> Iterator[Knobs]:
     sharding = (
         base.sharding if "sharding" in space.pinned or None in (before.sharding, base.sharding) else before.sharding
     )
-    sizes = {name: getattr(base if name in space.pinned else before, name) for name in TOKEN_KNOBS}
+    sizes = {name: getattr(base if name in space.pinned else before, name) for name in SHARE_TOKENS}
     shared = replace(before, sharding=sharding, processes=base.processes, **sizes)
     if shared == before:
         yield before

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from autotrain_mem.planning.output_dir import default_dir
+from autotrain_mem.settings.declaration import PLAN, TRAIN, Group, setting
 from autotrain_mem.settings.words import RESTARTS
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import Job
@@ -29,9 +30,23 @@ class Wish:
 
     method: str
     """One of ``methods_table.METHODS``."""
-    model: str | None = None
+    model: str | None = setting(
+        None,
+        kind=str,
+        group=Group.JOB,
+        before="peft_config",
+        metavar="MODEL",
+        help="a hub id or a folder (short for --model_name_or_path)",
+    )
     """A hub id or a folder; None where one of TRL's arguments names it."""
-    dataset: str | None = None
+    dataset: str | None = setting(
+        None,
+        kind=str,
+        group=Group.JOB,
+        before="peft_config",
+        metavar="DATA",
+        help="a hub id, a folder, or a .json, .jsonl, .parquet or .csv file",
+    )
     autofit: AutoFit = field(default_factory=AutoFit)
     argv: tuple[str, ...] = ()
     """Flags for TRL's parser."""
@@ -45,21 +60,72 @@ class Wish:
     """The content of the user's config of ``accelerate launch``, as :func:`with_accelerate` read it."""
     pins: Mapping[str, Any] = field(default_factory=dict)
     """Knobs that it pins beside those that AutoFit holds."""
-    simulate: bool = False
+    simulate: bool = setting(
+        False, group=Group.DEVICE, before="headroom", help="train on the CPU, with a simulated card of that name"
+    )
     """Train on the CPU, with a simulated card."""
-    plan_only: bool = False
-    max_restarts: int = RESTARTS
-    """How often in a row another process may go on with a training, without a new checkpoint."""
-    overwrite_output_dir: bool = False
+    plan_only: bool = setting(False, group=Group.OUTPUT, before="plan", help="plan and stop")
+    overwrite_output_dir: bool = setting(
+        False,
+        group=Group.OUTPUT,
+        commands=(TRAIN, PLAN),
+        help="where --output_dir holds another run, rename that to NAME.previous-1; nothing is deleted",
+    )
     """Move another run's folder aside."""
-    probe: bool = True
+    max_restarts: int = setting(
+        RESTARTS,
+        kind=int,
+        group=Group.OUTPUT,
+        commands=(TRAIN, PLAN),
+        metavar="N",
+        help=f"go on N times in a row where the training process dies (default {RESTARTS}), 0 for never",
+    )
+    """How often in a row another process may go on with a training, without a new checkpoint."""
+    probe: bool = setting(
+        True,
+        group=Group.OUTPUT,
+        commands=(TRAIN, PLAN),
+        help="train at once, without two real steps on the longest rows before, in a process of their own",
+    )
     """Try the plan before it trains."""
-    machine_rank: int | None = None
+    machine_rank: int | None = setting(
+        None,
+        kind=int,
+        commands=(TRAIN,),
+        group=Group.DEVICE,
+        before="link",
+        metavar="N",
+        help="which of --nodes machines this one is, from 0 (default: as Slurm, torchrun or SkyPilot says)",
+    )
     """Which of several machines this is."""
-    main_process_ip: str | None = None
+    main_process_ip: str | None = setting(
+        None,
+        kind=str,
+        commands=(TRAIN,),
+        group=Group.DEVICE,
+        before="link",
+        metavar="HOST",
+        help="address of machine 0, which plans and leads",
+    )
     """Address of the first of them."""
-    main_process_port: int | None = None
-    min_nodes: int | None = None
+    main_process_port: int | None = setting(
+        None,
+        kind=int,
+        commands=(TRAIN,),
+        group=Group.DEVICE,
+        before="link",
+        metavar="N",
+        help="where machine 0 listens for the others (default 29500)",
+    )
+    min_nodes: int | None = setting(
+        None,
+        kind=int,
+        commands=(TRAIN,),
+        group=Group.DEVICE,
+        before="link",
+        metavar="N",
+        help="go on with N machines or more where one is lost and does not come back (default: all)",
+    )
     """With how many of them the training may go on where others are lost."""
     place: Place | None = None
     """This machine's, as ``engine.machines.placed`` found it; None where there is one."""

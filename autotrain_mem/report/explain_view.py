@@ -24,7 +24,7 @@ from autotrain_mem.report.estimate_view import (
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Bar, Indented, add, hanging, section, table, title
 from autotrain_mem.report.plan_view import changes, decision, elsewhere, facts, gentler, passed_over, proposed, searched
 from autotrain_mem.search.shardings import FASTEST_FIRST
-from autotrain_mem.settings.knobs import Sharding
+from autotrain_mem.settings.own import Sharding
 from autotrain_mem.support.units import brief, counted, format_bytes, percent, rate
 from autotrain_mem.types import Candidate, Estimate, Owner, Plan
 

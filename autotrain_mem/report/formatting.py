@@ -9,7 +9,7 @@ from typing import Any
 
 from autotrain_mem.settings.adapter_config import LORA, PEFT_CONFIG, kind_of, name_of, without_said
 from autotrain_mem.settings.flag_words import flag_words
-from autotrain_mem.settings.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
+from autotrain_mem.settings.knobs import NOT_TRLS, knob_names
 from autotrain_mem.settings.levers import HARM_FIRST, LEVERS, is_pulled, pulled
 from autotrain_mem.settings.words import MAX_SLOWDOWN
 from autotrain_mem.support.units import brief, counted, format_bytes, millions, percent, rate
@@ -261,7 +261,7 @@ def flag_lines(method: str, knobs: Knobs) -> list[str]:
     lines = [""]
     for name in knob_names(METHODS[method].knobs, knobs):
         is_peft = name == "lora_target_modules" and knobs.lora_target_modules is None  # PEFT's own, which no flag names
-        if is_peft or name in (*OWN_KNOBS, *LAUNCH_KNOBS):
+        if is_peft or name in NOT_TRLS:
             continue
         flag = f"--{name} {value(getattr(knobs, name))}"
         if lines[-1] and len(lines[-1]) + 1 + len(flag) > FLAG_LINE_WIDTH:

@@ -15,8 +15,9 @@ from autotrain_mem.report.estimate_view import caches, verdict
 from autotrain_mem.report.layout import BAD, LOUD, QUIET, Indented, add, hanging, section, table
 from autotrain_mem.search.changes import against
 from autotrain_mem.settings.flag_words import flag_words
-from autotrain_mem.settings.knobs import LAUNCH_KNOBS, OWN_KNOBS, TOKEN_KNOBS, ZERO_KNOBS, knob_names
+from autotrain_mem.settings.knobs import APPLIED, NOT_TRLS, knob_names
 from autotrain_mem.settings.levers import WARNINGS
+from autotrain_mem.settings.own import OF_DEEPSPEED, SHARE_TOKENS
 from autotrain_mem.support.units import amount, counted, duration, format_bytes, money, percent
 from autotrain_mem.types import Candidate, DataSummary, Estimate, Harm, Lever, Plan
 from autotrain_mem.types.data import PERCENTILES
@@ -318,7 +319,7 @@ def _settings_table(plan: Plan) -> Table:
         if chosen == default:
             add(grid, f"  {name}", formatting.value(chosen))
         else:
-            is_ours = name in (*OWN_KNOBS, *LAUNCH_KNOBS)
+            is_ours = name in NOT_TRLS
             known = "TRL has none of its own" if is_ours else f"TRL's default is {formatting.value(default)}"
             add(grid, f"* {name}", Text(formatting.value(chosen), style="bold"), Text(known, style=QUIET))
     return grid
@@ -329,14 +330,14 @@ def _flags(plan: Plan) -> list[RenderableType]:
     knobs, topology = plan.knobs, plan.estimate.hardware.topology
     command = "trl" if plan.job.method_facts.has_trl_command else "autofit"
     flags = [Indented(Text(line), 2) for line in formatting.flag_lines(plan.method, knobs)]
-    ours = {name: value for name in OWN_KNOBS if (value := getattr(knobs, name))}
+    ours = {name: value for name in APPLIED if (value := getattr(knobs, name))}
     own = [shlex.quote(word) for word in flag_words(ours)]
     if knobs.has_group:  # how several processes are launched
         own.append(f"--gpus {topology.devices}")
         own += [f"--nodes {topology.nodes}"] if topology.nodes > 1 else []
         own.append(f"--sharding {knobs.sharding}")
-        own += [f"--{name} {size}" for name in TOKEN_KNOBS if (size := getattr(knobs, name)) > 1]
+        own += [f"--{name} {size}" for name in SHARE_TOKENS if (size := getattr(knobs, name)) > 1]
         own += ["--fsdp_offload_params"] if knobs.fsdp_offload_params else []
-        own += [f"--{name} cpu" for name in ZERO_KNOBS if getattr(knobs, name) == "cpu"]  # NVMe has no flag
+        own += [f"--{name} cpu" for name in OF_DEEPSPEED if getattr(knobs, name) == "cpu"]  # NVMe has no flag
     more = [Indented(Text(f"and only autofit has {' '.join(own)}"), 2)] if own else []
     return section(f"the same settings as flags of {command} {plan.method}", *flags, *more)

@@ -17,6 +17,7 @@ from autotrain_mem.search.memo import Memo
 from autotrain_mem.search.points import floors_of
 from autotrain_mem.search.precision import half_of, loses_updates
 from autotrain_mem.search.space import Space
+from autotrain_mem.settings.declaration import LeverRow
 from autotrain_mem.settings.levers import (
     BATCHES,
     EXPANDABLE,
@@ -26,7 +27,6 @@ from autotrain_mem.settings.levers import (
     MICRO_BATCH,
     OFFLOADING,
     SHARDING,
-    LeverRow,
     brought,
     taken_back,
 )

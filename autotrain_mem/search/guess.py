@@ -15,7 +15,8 @@ from autotrain_mem.search.memo import Memo
 from autotrain_mem.search.points import Line
 from autotrain_mem.search.sights import Sight, saving_levers, shares_alike, sights
 from autotrain_mem.search.space import Space, with_rows
-from autotrain_mem.settings.levers import LEVERS, OFFLOADING, LeverRow, Savings
+from autotrain_mem.settings.declaration import LeverRow, Savings
+from autotrain_mem.settings.levers import LEVERS, OFFLOADING
 from autotrain_mem.types import Estimate, Knobs, Owner, Phase
 
 STATIC = (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE)

@@ -15,7 +15,8 @@ from typing import Any
 from autotrain_mem.search.precision import half_of, loses_nothing
 from autotrain_mem.search.shardings import shardings
 from autotrain_mem.search.space import Space
-from autotrain_mem.settings.levers import HALF_WEIGHTS, LADDER, LEVERS, MICRO_BATCH, SHARDING, LeverRow
+from autotrain_mem.settings.declaration import LeverRow
+from autotrain_mem.settings.levers import HALF_WEIGHTS, LADDER, LEVERS, MICRO_BATCH, SHARDING
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import Fit, Harm, Knobs
 from autotrain_mem.types.methods_table import METHODS

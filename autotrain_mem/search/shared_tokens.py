@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from autotrain_mem.search.division import divisors
 from autotrain_mem.search.shardings import WITH_SHARED_TOKENS
 from autotrain_mem.search.space import Space
-from autotrain_mem.settings.knobs import ROWS, STEPS, TOKEN_KNOBS, ZEROS, Sharding
+from autotrain_mem.settings.knobs import ROWS, STEPS, ZEROS
 from autotrain_mem.settings.levers import SHARDING
+from autotrain_mem.settings.own import SHARE_TOKENS, Sharding
 from autotrain_mem.types import Job
 from autotrain_mem.types.methods_table import METHODS
 
@@ -92,7 +93,7 @@ def degrees(space: Space, job: Job) -> tuple[int, ...]:
     Rows must be long, the model's layers attend to all that came before, and nothing that the user said forbid it.
     """
     given, way = job.arguments, way_of(job)
-    is_said = not space.pinned.isdisjoint((*TOKEN_KNOBS, "dp_replicate_size")) or way.name in space.forbid
+    is_said = not space.pinned.isdisjoint((*SHARE_TOKENS, "dp_replicate_size")) or way.name in space.forbid
     others = (
         space.pinned >= {ROWS, STEPS},
         not space.shares_tokens,

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autotrain_mem.settings.knobs import OWN_SWITCHES
+from autotrain_mem.settings.own import SWITCHES_OF_OURS
 
 
 def flag_words(settings: Mapping[str, Any]) -> Iterator[str]:
@@ -16,7 +16,7 @@ def flag_words(settings: Mapping[str, Any]) -> Iterator[str]:
     ['--optimizer_offload', '--packing', 'false', '--max_length', 'none', '--report_to', 'none']
     """
     for name, value in settings.items():
-        if name in OWN_SWITCHES:  # TRL's take true or false
+        if name in SWITCHES_OF_OURS:  # TRL's take true or false
             yield from [f"--{name}"] * bool(value)
             continue
         yield f"--{name}"

@@ -4,56 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from enum import IntEnum
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar
 
 from autotrain_mem.settings.adapter_config import LORA, PEFT_CONFIG, kind_of
+from autotrain_mem.settings.declaration import Harm, Where, setting, settings_of
+from autotrain_mem.settings.own import OWN, OwnSettings, Sharding
+from autotrain_mem.settings.words import MAX_LENGTH
 from autotrain_mem.support.codec import Form
 
-Sharding = Literal["ddp", "fsdp2-no-reshard", "fsdp2", "hsdp", "fsdp1", "zero1", "zero2", "zero3"]
-"""How several processes divide a model: none of it (DDP), or each parameter, gradient and optimizer state into shards
-(FSDP). ``fsdp2-no-reshard`` keeps gathered weights from a layer's forward to its backward, ``hsdp`` has a whole set of
-shards on each of several groups of processes, ``fsdp1`` is FSDP's first version. DeepSpeed's stages divide the
-optimizer's state (``zero1``), gradients too (``zero2``), and weights too (``zero3``)."""
-
-OffloadDevice = Literal["cpu", "nvme"]
-"""Where DeepSpeed keeps what it offloads, in its own words."""
-
-SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 ZEROS: tuple[Sharding, ...] = ("zero1", "zero2", "zero3")
 """DeepSpeed's, by stage. They have something to offer to a process that is alone, too: what they offload."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Knobs:
-    """Holds one point of the search. Everything not named here stays as the user or TRL set it.
-
-    Batch sizes count rows, lengths tokens.
-
-    >>> from autotrain_mem import Knobs
-    >>> knobs = Knobs(
-    ...     per_device_train_batch_size=4,
-    ...     gradient_accumulation_steps=16,
-    ...     gradient_checkpointing=True,
-    ...     use_peft=False,
-    ...     dtype="bfloat16",
-    ...     optim="adamw_torch_fused",
-    ... )
-    >>> knobs.effective_batch_size
-    64
+@dataclass(frozen=True, kw_only=True)
+class TrainerKnobs:
+    """Holds what a plan decides under TRL's names, and the processes that it is trained by.
 
     Fields without a default exist in every method. The others are left alone by methods whose TRL config lacks them.
     """
-
-    json_form: ClassVar = Form(
-        optional=(
-            *("max_completion_length", "response_length", "max_new_tokens", "lmbda", "num_generations"),
-            *("local_rollout_forward_batch_size", "per_device_eval_batch_size", "sharding", "dp_replicate_size"),
-            *("lora_target_modules", "learning_rate", "offload_optimizer_device", "offload_param_device"),
-            *("cp_size", "sp_size", "max_pixels", PEFT_CONFIG),
-        )
-    )
-    """The JSON is also laid over TRL's arguments: what does not apply is left out, and so stays TRL's."""
 
     per_device_train_batch_size: int
     """Rows of one micro-batch on one device: sequences (SFT, GKD), pairs (Reward, DPO, ORPO, CPO), completions (GRPO,
@@ -78,19 +46,12 @@ class Knobs:
     """Double quantization: the scales of 4-bit blocks are themselves held in 8 bits."""
     activation_offloading: bool = False
     """What the backward pass needs waits in host memory."""
-    optimizer_offload: bool = False
-    """Optimizer state and step on the host; the device holds weights and gradients. Ours, not TRL's."""
-    expandable_segments: bool = False
-    """``PYTORCH_ALLOC_CONF=expandable_segments:True`` for the training process. Ours, not TRL's."""
     lora_r: int = 16
     """The rank of the adapter's matrices; without ``use_peft`` it has no effect, as the next two have none."""
     lora_alpha: int = 32
     """The adapter's output is multiplied by ``lora_alpha / lora_r``."""
     lora_target_modules: tuple[str, ...] | None = None
     """Layers that are adapted, by the ends of their names; None for those that PEFT names for the architecture."""
-    peft_config: str | None = None
-    """A config of PEFT's own that says what the adapter is, as JSON; None where TRL's flags do. Ours: TRL has no
-    argument for it."""
     learning_rate: float | None = None
     """The schedule's peak; None where TRL's parser has not been asked."""
     max_completion_length: int | None = None
@@ -107,26 +68,47 @@ class Knobs:
     """Rows that PPO generates and scores at once."""
     per_device_eval_batch_size: int | None = None
     """Rows of a micro-batch of evaluation; None where nothing is evaluated and the user gave none."""
-    max_pixels: int | None = None
-    """Pixels to which a larger image is made smaller, before it becomes tokens; None: as the model's processor has it.
-    Ours: TRL has no argument for it."""
-    processes: int = 1
+    processes: int = setting(1, where=Where.LAUNCH)
     """How many train together, each on a GPU of its own (``accelerate launch --num_processes``)."""
-    sharding: Sharding | None = None
-    """None for a single process."""
-    dp_replicate_size: int | None = None
+    dp_replicate_size: int | None = setting(None, where=Where.LAUNCH)
     """Groups of processes that hold a whole set of shards each (HSDP); None where there is one group."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Knobs(OwnSettings, TrainerKnobs):
+    """Holds one point of the search. Everything not named here stays as the user or TRL set it.
+
+    Batch sizes count rows, lengths tokens.
+
+    >>> from autotrain_mem import Knobs
+    >>> knobs = Knobs(
+    ...     per_device_train_batch_size=4,
+    ...     gradient_accumulation_steps=16,
+    ...     gradient_checkpointing=True,
+    ...     use_peft=False,
+    ...     dtype="bfloat16",
+    ...     optim="adamw_torch_fused",
+    ... )
+    >>> knobs.effective_batch_size
+    64
+    """
+
+    json_form: ClassVar = Form(
+        optional=[
+            each.name
+            for each in (*fields(TrainerKnobs), *fields(OwnSettings))
+            if each.default is None and each.name != MAX_LENGTH
+        ]
+    )
+    """The JSON is also laid over TRL's arguments: what does not apply is left out, and so stays TRL's."""
+
     cp_size: int = 1
     """Processes that hold a share of each row's tokens each, and send keys and values around (context parallelism, with
     FSDP2); they train on the same rows."""
     sp_size: int = 1
     """The same in DeepSpeed's way (sequence parallelism, with ZeRO): for attention they exchange tokens for heads."""
-    fsdp_offload_params: bool = False
-    """Shards of parameters, gradients and optimizer state wait in host memory, where the optimizer steps too (FSDP)."""
-    offload_optimizer_device: OffloadDevice | None = None
-    """Where the optimizer's state lies and steps (ZeRO); None for the GPU."""
-    offload_param_device: OffloadDevice | None = None
-    """Where shards of weights wait (ZeRO-3); None for the GPU."""
+    peft_config: str | None = None
+    """A config of PEFT's own that says what the adapter is, as JSON; None where TRL's flags do."""
 
     @property
     def effective_batch_size(self) -> int:
@@ -210,16 +192,13 @@ BASE_BITS = {"load_in_4bit": 4, "load_in_8bit": 8}
 """Knobs that quantize the frozen base model, and to how many bits."""
 COMPLETION_KNOBS = ("max_completion_length", "response_length", "max_new_tokens")
 """Knobs that limit a sampled completion: TRL's configs call it differently."""
-OWN_KNOBS = ("optimizer_offload", "expandable_segments", "max_pixels", PEFT_CONFIG)
+KNOBS = settings_of(Knobs) | OWN
+"""Every setting that a plan decides, by name."""
+APPLIED = tuple(name for name, each in KNOBS.items() if each.where is Where.OWN)
 """Knobs that TRL does not have; autofit applies them itself."""
-OWN_SWITCHES = ("optimizer_offload", "expandable_segments", "fsdp_offload_params")
-"""Knobs of ours whose flag needs no value."""
-ZERO_KNOBS = ("offload_optimizer_device", "offload_param_device")
-"""Knobs of DeepSpeed's config."""
-TOKEN_KNOBS = ("cp_size", "sp_size")
-"""Knobs that share the tokens of rows; one at most is above 1."""
-LAUNCH_KNOBS = ("processes", "sharding", "dp_replicate_size", *TOKEN_KNOBS, "fsdp_offload_params", *ZERO_KNOBS)
+LAUNCHED = tuple(name for name, each in KNOBS.items() if each.where is Where.LAUNCH)
 """Knobs that are no arguments of TRL's: how processes are launched says them (``parallel``)."""
+NOT_TRLS = frozenset({*APPLIED, *LAUNCHED})
 
 
 def alone_too(sharding: Sharding | None, processes: int) -> Sharding | None:
@@ -238,21 +217,6 @@ def knob_names(of_method: Sequence[str], knobs: Knobs) -> tuple[str, ...]:
     on = [field.name for field in fields(Knobs) if getattr(knobs, field.name) is True and field.name not in told]
     images = () if knobs.max_pixels is None else ("max_pixels",)
     return (*told, *on, *images)
-
-
-class Harm(IntEnum):
-    """Ranks what a lever costs the training it is pulled on; the ladder is climbed in this order.
-
-    >>> from autotrain_mem import Harm
-    >>> Harm.TIME < Harm.WHAT_IS_TRAINED
-    True
-    """
-
-    NONE = 0
-    TIME = 1
-    ROUNDING = 2
-    WHAT_IS_TRAINED = 3
-    DATA = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

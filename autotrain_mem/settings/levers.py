@@ -1,81 +1,16 @@
 """The levers, in one table: what may be given up, in the order of the harm it does, and what each one is worth.
 
-A lever moves one way: it takes bytes away and mostly costs something. To add one, give it a row here and a field in
-``spec.Knobs``, and let the trainer be built with it (``methods.configs``, or ``rehearsal.rehearse`` where it is ours).
+A lever moves one way: it takes bytes away and mostly costs something. One that moves a setting of ours is declared with
+it (``settings.own``); one that moves TRL's has a row here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
-from autotrain_mem.settings.knobs import EVALUATED_ROWS, ROWS, STEPS, Harm, Knobs
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Savings:
-    """Holds what a lever is taken to save before anything is known of it, roughly: it says where a search begins."""
-
-    kept: float = 1.0
-    """Share of what a micro-batch holds beside weights, gradients and optimizer state: left on the device."""
-    taken: float = 0.0
-    """Share of the optimizer state: taken off it."""
-    slower: float = 1.0
-    """How much longer a step takes."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LeverRow:
-    """One lever. ``moves_from`` and ``to`` are values of its knob; both stay empty where it moves over a range."""
-
-    name: str
-    harm: Harm
-    knobs: tuple[str, ...]
-    moves_from: tuple[Any, ...] = ()
-    to: Any = None
-    also: Mapping[str, Any] = field(default_factory=dict)
-    """Knobs that only matter once this one has moved, and what they are set to where the user did not say."""
-    along: tuple[str, ...] = ()
-    """Levers pulled with this one: those of less harm where they are allowed, those of the same harm always."""
-    instead_of: tuple[str, ...] = ()
-    """Levers that this one makes pointless or impossible."""
-    needs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Values that other knobs must have."""
-    suits: Callable[[Any], bool] = lambda method: True
-    """Tells by a method's facts (``types.method_facts``) whether it has this lever."""
-    quantizes: bool = False
-    """Quantizes the checkpoint's weights, which works once."""
-    offloads: bool = False
-    """Takes the host's memory and its link, which no card's data sheet tells."""
-    pays_for_adapters: bool = False
-    """Offloads what is large with an adapter too; an adapter's own optimizer state is not."""
-    steps_on_host: bool = False
-    """The optimizer's step holds nothing on the device."""
-    usual: Savings = Savings()
-    at_best: Savings = Savings()
-    """No more is saved than this: what is not rehearsed is ruled out by it. Logits and one layer stay whatever is
-    recomputed or offloaded."""
-    reason: str
-    """One line for the user."""
-    turns_on_adapter: bool = False
-    """The adapter's own settings come with it (``search.adapter``)."""
-    without: str = ""
-    """What the least demanding point without the lever stands for, in the reason of one that is pulled."""
-    let_go: str = ""
-    """The reason of one that may also be let go: fewer rows become more, or a switch that was on is off."""
-    words: str = ""
-    """How a line of settings says that it is pulled; empty where the knob itself is told otherwise."""
-    brief: str = ""
-    """The same in a column."""
-    not_sharded: tuple[str, ...] = ()
-    """Why it does not go with shards of the model (FSDP), and what does; empty where it does."""
-    warning: str = ""
-    """What a user must not overlook, of a lever that changes what is trained."""
-    not_counted: tuple[str, ...] = ()
-    """What it adds to a run that an estimate leaves out, in sentences. Sources stand where each is imitated
-    (``rehearsal.cuda``)."""
-
+from autotrain_mem.settings.declaration import Harm, LeverRow, Savings
+from autotrain_mem.settings.knobs import EVALUATED_ROWS, ROWS, STEPS, Knobs
+from autotrain_mem.settings.own import OWN, UNSHARDED
 
 LOST_ABOVE = 2**9
 """A weight in bfloat16 this many times as large as an update is left as it was: of 8 significant bits, numbers lie at
@@ -104,19 +39,7 @@ OFFLOADED_SHARDS = "fsdp_offload_params"
 SMALLER_IMAGES = "max_pixels"
 """Tried where rows have images and nothing else fits (``planning.predict.smaller_images``)."""
 
-UNSHARDED = (None, "ddp")
-"""Values of ``sharding`` of what works on whole parameters alone."""
-
-LADDER = (
-    LeverRow(
-        name=EXPANDABLE,
-        harm=Harm.NONE,
-        knobs=(EXPANDABLE,),
-        moves_from=(False,),
-        to=True,
-        reason="segments that grow page by page leave fewer gaps between tensors: the same training",
-        words="expandable segments",
-    ),
+_OF_TRLS = (
     LeverRow(
         name="eval_batch",
         harm=Harm.NONE,
@@ -138,28 +61,6 @@ LADDER = (
         knobs=("local_rollout_forward_batch_size",),
         suits=lambda method: "local_rollout_forward_batch_size" in method.knobs,
         reason="completions are generated and scored a few rows at a time",
-    ),
-    LeverRow(
-        name=SHARDING,
-        harm=Harm.TIME,
-        knobs=("sharding", "dp_replicate_size"),
-        # PPO prepares two models as one (trl/experimental/ppo/ppo_trainer.py: PolicyAndValueWrapper)
-        suits=lambda method: not method.holds_models_whole,
-        reason="the GPUs divide weights, gradients and optimizer state among them",
-    ),
-    LeverRow(
-        name=SHARED_TOKENS,
-        harm=Harm.TIME,
-        knobs=(SHARED_TOKENS,),
-        suits=lambda method: method.shares_tokens,
-        reason="GPUs share the tokens of each row, and send keys and values around: the same gradients",
-    ),
-    LeverRow(
-        name=SHARED_SEQUENCE,
-        harm=Harm.TIME,
-        knobs=(SHARED_SEQUENCE,),
-        suits=lambda method: method.shares_tokens,
-        reason="GPUs share the tokens of each row, and its heads while a layer attends: the same gradients",
     ),
     LeverRow(
         name="gradient_checkpointing",
@@ -198,48 +99,6 @@ LADDER = (
             "another, just sent away, has died: no bound is known; it needs a saved view or transposed tensor just "
             "before",
         ),
-    ),
-    LeverRow(
-        name="optimizer_offload",
-        harm=Harm.TIME,
-        knobs=("optimizer_offload",),
-        moves_from=(False,),
-        to=True,
-        suits=lambda method: not method.builds_early,
-        needs={"optim": ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"), "fp16": (False,)}
-        | {"sharding": UNSHARDED},
-        instead_of=("8bit_optimizer",),
-        not_sharded=(
-            # trainers/host_optimizer.py makes its copies before accelerate divides the parameters
-            "it holds copies of whole parameters on the host",
-            "--fsdp_offload_params keeps shards, their gradients and the optimizer's state there.",
-        ),
-        reason="optimizer state and step are the host's: the same updates, with copies of gradients and weights",
-        words="optimizer offloaded",
-        brief="optimizer on host",
-        offloads=True,
-        steps_on_host=True,
-        usual=Savings(taken=1.0, slower=1.5),
-        at_best=Savings(taken=1.0),
-        not_counted=(
-            "host memory: weights and gradients are pinned there, and the optimizer's state lies beside them",
-        ),
-    ),
-    LeverRow(
-        name=OFFLOADED_SHARDS,
-        harm=Harm.TIME,
-        knobs=(OFFLOADED_SHARDS,),
-        moves_from=(False,),
-        to=True,
-        needs={"sharding": ("fsdp2", "hsdp", "fsdp1"), "load_in_4bit": (False,), "load_in_8bit": (False,)},
-        reason="shards of weights, gradients and optimizer state wait in host memory, where the optimizer steps too",
-        words="shards offloaded",
-        brief="shards on host",
-        offloads=True,
-        pays_for_adapters=True,
-        steps_on_host=True,
-        usual=Savings(slower=2.0),
-        not_counted=("host memory: each process keeps its shards there, pinned, with the optimizer's state",),
     ),
     LeverRow(
         name=HALF_WEIGHTS,
@@ -337,14 +196,16 @@ LADDER = (
         reason="rows are truncated to fewer tokens",
         without="the length asked for needs",
     ),
-    LeverRow(
-        name=SMALLER_IMAGES,
-        harm=Harm.DATA,
-        knobs=(SMALLER_IMAGES,),
-        suits=lambda method: method.reads_images,
-        reason="larger images are made smaller, and take fewer tokens: what is small in them may no longer be seen",
-    ),
 )
+"""Levers that move TRL's own settings, or several at once."""
+
+LADDER = tuple(
+    sorted(
+        (*_OF_TRLS, *(each.lever for each in OWN.values() if each.lever is not None)),
+        key=lambda row: (row.harm, row.to is None if row.harm is Harm.NONE else row.to is not None),
+    )
+)
+"""Least harm first; of the same harm what moves over a range comes before the switches, and TRL's before ours."""
 
 LEVERS = {row.name: row for row in LADDER}
 

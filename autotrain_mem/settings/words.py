@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
+
+from autotrain_mem.support.units import parse_bytes
 
 Fit = Literal["all", "rounding", "lossless"]
 """How far the ladder may be climbed: ``lossless`` stops before rounding changes, ``rounding`` before LoRA."""
@@ -76,3 +80,34 @@ def wished_share(value: Any) -> float:
 def without_wish(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Keeps the arguments that TRL can be given: it knows no length but a number."""
     return {name: value for name, value in arguments.items() if name not in MAXIMIZED or not is_wish(value)}
+
+
+def read_counts(text: str) -> int | tuple[int, ...]:
+    """Reads ``8``, or ``1,2,4,8`` to compare."""
+    try:
+        counts = [int(each) for each in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of GPUs; --gpu names a card") from None
+    return counts[0] if len(counts) == 1 else tuple(counts)
+
+
+def size_or_share(text: str, total_bytes: int) -> int | None:
+    """Reads ``"8%"`` of the device, or ``"500MiB"``, as bytes; None for what is neither."""
+    try:
+        if not text.endswith("%"):
+            return parse_bytes(text)
+        share = float(text[:-1]) / 100
+    except ValueError:
+        return None
+    return int(total_bytes * share) if math.isfinite(share) else None
+
+
+_TIME = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|min|m|h|d)\s*", re.IGNORECASE)
+_UNIT_SECONDS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
+
+
+def read_seconds(text: str) -> float | None:
+    """Reads ``"8h"``, ``"90min"`` or ``"2d"`` as seconds; None for what is no time."""
+    match = _TIME.fullmatch(text)
+    seconds = 0.0 if match is None else float(match[1]) * _UNIT_SECONDS[match[2].lower()]
+    return seconds or None

@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 _NAMES = {
-    "settings.knobs": "Harm Knobs Lever Sharding",
     "settings.words": "Fit",
+    "settings.declaration": "Harm",
+    "settings.knobs": "Knobs Lever",
+    "settings.own": "Sharding",
     "types.data": "Counting DataProfile DataSummary Fingerprint ImageSummary",
     "types.estimate": "Candidate Estimate Footprint MemoryEstimate MixedLengths "
     "ReservedByMode ReservedByOrder ReservedEstimate ReservedOverSteps",
@@ -26,7 +28,9 @@ _NAMES = {
 """Module -> the nouns of it that this package offers; knobs are settings, and travel as well."""
 
 if TYPE_CHECKING:
-    from autotrain_mem.settings.knobs import Harm, Knobs, Lever, Sharding
+    from autotrain_mem.settings.declaration import Harm
+    from autotrain_mem.settings.knobs import Knobs, Lever
+    from autotrain_mem.settings.own import Sharding
     from autotrain_mem.settings.words import Fit
     from autotrain_mem.types.data import Counting, DataProfile, DataSummary, Fingerprint, ImageSummary
     from autotrain_mem.types.estimate import (

@@ -1,74 +1,48 @@
-"""AutoFit holds what our own flags say: the command, the drop-in trainers and the verbs of Python take it alike.
-
-Errors tell a reader who writes Python what their cures' flags are called there.
-"""
+"""AutoFit holds what our own flags say: the command, the drop-in trainers and the verbs of Python take it alike."""
 
 from __future__ import annotations
 
 import math
-import re
 import reprlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from autotrain_mem import types as nouns
 from autotrain_mem.settings.adapter_config import PEFT_CONFIG, arguments_of
-from autotrain_mem.settings.knobs import (
-    BASE_BITS,
-    OWN_SWITCHES,
-    SHARDINGS,
-    TOKEN_KNOBS,
-    ZERO_KNOBS,
-    OffloadDevice,
-    Sharding,
+from autotrain_mem.settings.declaration import (
+    PLAN,
+    TRAIN,
+    Group,
+    Problem,
+    at_least_one,
+    one_of,
+    setting,
+    settings_of,
+    that,
 )
-from autotrain_mem.settings.words import FITS, MAX_SLOWDOWN, Fit, is_image_size
-from autotrain_mem.support.errors import AutofitError, RehearsalError, TrainingError, UsageError
-from autotrain_mem.support.units import format_bytes, parse_bytes
+from autotrain_mem.settings.own import (
+    OWN,
+    OwnSettings,
+)
+from autotrain_mem.settings.words import (
+    FITS,
+    MAX_SLOWDOWN,
+    Fit,
+    is_image_size,
+    read_counts,
+    read_seconds,
+    size_or_share,
+)
+from autotrain_mem.support.errors import UsageError
+from autotrain_mem.support.units import format_bytes
 
-_PLAN = "a Plan or the path of its file"
-_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
-    "gpu": ((str,), "a text such as 'rtx4090'"),
-    "gpus": ((int, tuple, list), "a whole number, or several to compare"),
-    "nodes": ((int,), "a whole number"),
-    "link": ((str,), "a text such as 'nvlink4'"),
-    "headroom": ((str,), "a text such as '500MiB' or '8%'"),
-    "effective_batch_size": ((int,), "a whole number"),
-    "prompt_length": ((int,), "a whole number"),
-    "image_sizes": ((str,), "a text such as '1024x768,640x480'"),
-    "max_slowdown": ((int, float), "a number"),
-    "within": ((str,), "a text such as '8h' or '90min'"),
-    "budget": ((int, float), "a number"),
-    "prices": ((str, Path), "the path of a file"),
-    "optimizer_offload": ((bool,), "True or False"),
-    "expandable_segments": ((bool,), "True or False"),
-    "cp_size": ((int,), "a whole number"),
-    "sp_size": ((int,), "a whole number"),
-    "max_pixels": ((int,), "a whole number"),
-    "fsdp_offload_params": ((bool,), "True or False"),
-    "offload_optimizer_device": ((str,), "'cpu'"),
-    "offload_param_device": ((str,), "'cpu'"),
-    "accelerate_config": ((str, Path, Mapping), "the path of a file, or its keys"),
-    "peft_config": ((str, Path, Mapping), "the path of a file, or its keys"),
-    "plan": ((str, Path), _PLAN),
-    "guard": ((bool,), "True or False"),
-    "show": ((bool,), "True or False"),
-}
-"""Field -> what its value may be beside the default, and how that is told."""
-
-_COUNTED = {"gpus": "GPUs", "nodes": "machines"}
-_HEADROOM = "--headroom takes a size such as 500MiB or a share such as 8%, less than the device has."
-_WITHIN = "--within takes a time such as 8h, 90min or 2d."
-_IMAGE_SIZES = "--image_sizes takes the sizes of a row's images: 1024x768 for one, 1024x768,640x480 for two."
-_BUDGET = "--budget takes an amount in the currency of the prices: 20 for 20 USD."
-_SLOWDOWN = "--max_slowdown takes 1 or more: 4 passes a plan over that takes more than four times as long per token."
+_HEADROOM = "a size such as 500MiB or a share such as 8%, less than the device has."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AutoFit:
+class AutoFit(OwnSettings):
     """Says how to plan. Every field may be left out.
 
     ``SFTTrainer(..., autofit=AutoFit(effective_batch_size=64, fit="lossless"))`` keeps 64 rows per optimizer step and
@@ -82,72 +56,190 @@ class AutoFit:
         UsageError: a value that no plan can be made with; all of them in one message.
     """
 
-    gpu: str | None = None
+    gpu: str | None = setting(
+        None,
+        kind=str,
+        takes="a text such as 'rtx4090'",
+        of_estimate=True,
+        group=Group.DEVICE,
+        metavar="NAME",
+        help="a card by name (autofit gpus), or a size such as 6GiB",
+    )
     """A card by name (``rtx4090``) or a size (``6GiB``) to plan for; None: the device that the trainer runs on."""
-    gpus: int | Collection[int] | None = None
+    gpus: int | Collection[int] | None = setting(
+        None,
+        kind=int,
+        also=(tuple, list),
+        takes="a whole number, or several to compare",
+        check=at_least_one("GPUs"),
+        of_estimate=True,
+        group=Group.DEVICE,
+        metavar="N",
+        read=read_counts,
+        help="how many of them train together (default all that are here, one of a name); "
+        "--gpu all --gpus 1,2,4 compares",
+    )
     """How many of these cards train together; several numbers, such as ``(1, 2, 4)``, are compared. None: all that are
     here, or one of a card by name."""
-    nodes: int | None = None
+    nodes: int | None = setting(
+        None,
+        kind=int,
+        check=at_least_one("machines"),
+        of_estimate=True,
+        group=Group.DEVICE,
+        metavar="N",
+        help="machines with so many GPUs each; a training is started on all of them, by the same command",
+    )
     """Machines with so many cards each, to plan for; None: one."""
-    link: str | None = None
+    link: str | None = setting(
+        None,
+        kind=str,
+        takes="a text such as 'nvlink4'",
+        of_estimate=True,
+        group=Group.DEVICE,
+        metavar="NAME",
+        help="what joins the GPUs, and machines: nvlink4, pcie4, nvlink4,ndr "
+        "(default: found here, or usual for the card)",
+    )
     """What joins the cards of a machine (``nvlink4``), and machines (``nvlink4,ndr``); None: as found here, or as usual
     for a card by name."""
-    headroom: str | None = None
-    """Left free: ``500MiB`` or ``8%``; None: 4 %, at least 400 MiB."""
-    effective_batch_size: int | None = None
-    """Rows per optimizer step, of all processes; None: as the batch size, the accumulation and the processes say."""
-    prompt_length: int | None = None
-    """GRPO, RLOO, PPO: tokens of the longest prompt, instead of counting the data's."""
-    image_sizes: str | None = None
-    """Sizes of the images of every row, ``1024x768,640x480`` (width x height), to plan for where no data are read."""
-    fit: Fit = "all"
-    """How far to go: ``lossless`` changes nothing but speed, ``rounding`` stops before LoRA."""
-    forbid: Collection[str] = frozenset()
-    """Levers that may not be pulled, by name; any iterable of names is taken."""
-    max_slowdown: float = MAX_SLOWDOWN
-    """A plan slower than so many times the best of the next level of harm is passed over."""
-    within: str | None = None
-    """The whole training is to be done in ``8h``, ``90min`` or ``2d``, as predicted; None: whenever it is."""
-    budget: float | None = None
-    """What the whole training may cost, in the currency of the prices; None: whatever it costs."""
-    prices: str | Path | None = None
-    """A CSV file of what cards are rented for, in the place of the table that comes along."""
-    optimizer_offload: bool = False
-    """Optimizer state and step on the host."""
-    expandable_segments: bool = False
-    """Segments that grow page by page; a plan turns them on by itself where they make it fit."""
-    sharding: Sharding | None = None
-    """How processes divide the model: ``ddp`` not at all, ``fsdp2`` into shards; None: as fits and is fastest."""
-    cp_size: int | None = None
-    """So many GPUs share the tokens of each row (context parallelism, with FSDP2); None: as many as a length needs."""
-    sp_size: int | None = None
-    """The same in DeepSpeed's way (sequence parallelism, with ZeRO)."""
-    max_pixels: int | None = None
-    """Pixels to which a larger image is made smaller before it becomes tokens; None: as the model's processor has it,
-    or fewer where nothing else fits."""
-    fsdp_offload_params: bool = False
-    """Shards of parameters, gradients and optimizer state wait in host memory (FSDP)."""
-    offload_optimizer_device: OffloadDevice | None = None
-    """``cpu``: the optimizer's state lies in host memory, where it steps too (ZeRO)."""
-    offload_param_device: OffloadDevice | None = None
-    """``cpu``: shards of weights wait in host memory (ZeRO-3)."""
-    accelerate_config: str | Path | Mapping[str, Any] | None = None
+    accelerate_config: str | Path | Mapping[str, Any] | None = setting(
+        None,
+        kind=str,
+        also=(Path, Mapping),
+        takes="the path of a file, or its keys",
+        group=Group.DEVICE,
+        metavar="FILE",
+        help="a config of accelerate launch: processes, machines and sharding are as it says",
+    )
     """A config of ``accelerate launch``, by path or content: processes, machines and sharding are as it says."""
-    peft_config: str | Path | Mapping[str, Any] | None = None
-    """A config of PEFT's own, by path (``adapter_config.json``, or its folder) or content: what is trained is as it
-    says. A drop-in trainer takes the object itself, as TRL's does."""
-    plan: nouns.Plan | str | Path | None = None
+    headroom: str | None = setting(
+        None,
+        kind=str,
+        takes="a text such as '500MiB' or '8%'",
+        check=that(
+            lambda text: size_or_share(text, 1) is not None, "{value!r} is neither a size nor a share", _HEADROOM
+        ),
+        of_estimate=True,
+        group=Group.DEVICE,
+        metavar="SIZE",
+        help="left free: 500MiB or 8%% (default 4%%, at least 400 MiB)",
+    )
+    """Left free: ``500MiB`` or ``8%``; None: 4 %, at least 400 MiB."""
+    effective_batch_size: int | None = setting(
+        None, kind=int, of_estimate=True, metavar="N", help="rows per optimizer step, kept constant"
+    )
+    """Rows per optimizer step, of all processes; None: as the batch size, the accumulation and the processes say."""
+    prompt_length: int | None = setting(
+        None,
+        kind=int,
+        of_estimate=True,
+        group=Group.JOB,
+        metavar="N",
+        help="GRPO, RLOO, distillation, online DPO, PPO: plan for prompts of N tokens",
+    )
+    """GRPO, RLOO, PPO: tokens of the longest prompt, instead of counting the data's."""
+    image_sizes: str | None = setting(
+        None,
+        kind=str,
+        takes="a text such as '1024x768,640x480'",
+        check=that(
+            lambda text: all(map(is_image_size, text.split(","))),
+            "{value!r} is no list of sizes of images",
+            "the sizes of a row's images: 1024x768 for one, 1024x768,640x480 for two.",
+        ),
+        of_estimate=True,
+        group=Group.JOB,
+        metavar="WxH,...",
+        help="plan for rows with images of these sizes: 1024x768",
+    )
+    """Sizes of the images of every row, ``1024x768,640x480`` (width x height), to plan for where no data are read."""
+    fit: Fit = setting(
+        "all",
+        choices=FITS,
+        check=one_of(FITS, prefix=""),
+        help="stop before rounding changes (lossless), before LoRA (rounding)",
+    )
+    """How far to go: ``lossless`` changes nothing but speed, ``rounding`` stops before LoRA."""
+    forbid: Collection[str] = setting(
+        frozenset(), metavar="LIST", help="levers never to pull, such as lora,bf16_weights"
+    )
+    """Levers that may not be pulled, by name; any iterable of names is taken."""
+    max_slowdown: float = setting(
+        MAX_SLOWDOWN,
+        kind=float,
+        check=that(
+            lambda factor: factor >= 1,
+            "{value:g} is no factor by which a plan may be slower",
+            "1 or more: 4 passes a plan over that takes more than four times as long per token.",
+        ),
+        metavar="X",
+        help="take the next level where a plan is more than X times slower than its best (default 4)",
+    )
+    """A plan slower than so many times the best of the next level of harm is passed over."""
+    within: str | None = setting(
+        None,
+        kind=str,
+        takes="a text such as '8h' or '90min'",
+        check=that(
+            lambda text: read_seconds(text) is not None, "{value!r} is no time", "a time such as 8h, 90min or 2d."
+        ),
+        metavar="TIME",
+        commands=(TRAIN, PLAN),
+        elsewhere=("it makes no plan.", "autofit plan METHOD ... --within 8h finds the gentlest that keeps it."),
+        help="the gentlest plan by which the whole training is done in TIME: 8h, 90min, 2d; or what it would take",
+    )
+    """The whole training is to be done in ``8h``, ``90min`` or ``2d``, as predicted; None: whenever it is."""
+    budget: float | None = setting(
+        None,
+        kind=float,
+        check=that(
+            lambda amount: 0 < amount < math.inf,
+            "{value:g} is no amount to spend",
+            "an amount in the currency of the prices: 20 for 20 USD.",
+        ),
+        metavar="AMOUNT",
+        commands=(TRAIN, PLAN),
+        elsewhere=("it makes no plan.", "autofit plan METHOD ... --budget 20 finds the gentlest that keeps it."),
+        help="the gentlest plan by which it costs AMOUNT or less at the card's rental price; or what it would take",
+    )
+    """What the whole training may cost, in the currency of the prices; None: whatever it costs."""
+    prices: str | Path | None = setting(
+        None,
+        kind=str,
+        also=(Path,),
+        takes="the path of a file",
+        metavar="FILE",
+        commands=(TRAIN, PLAN),
+        elsewhere=("it tells no costs.", "autofit plan METHOD ... --gpu all --prices FILE does."),
+        help="a CSV file of rental prices (gpu,per_hour,currency,...) in place of the table that comes along",
+    )
+    """A CSV file of what cards are rented for, in the place of the table that comes along."""
+    plan: nouns.Plan | str | Path | None = setting(
+        None,
+        kind=str,
+        also=(Path,),
+        takes="a Plan or the path of its file",
+        group=Group.OUTPUT,
+        metavar="FILE",
+        commands=(TRAIN, PLAN),
+        elsewhere=(
+            "it says what flags need, and a plan holds settings that were found to fit.",
+            "autofit explain FILE tells what they need; autofit METHOD --plan FILE trains with them.",
+        ),
+        help="follow this plan in place of a search",
+    )
     """A plan to follow, or its file, instead of searching: it is rehearsed again where it was made for another card,
     other versions or other words."""
-    pin: Collection[str] = frozenset()
+    pin: Collection[str] = setting(frozenset())
     """Drop-in trainers: settings that are kept as the config has them although they are TRL's defaults."""
-    tune: Collection[str] = frozenset()
+    tune: Collection[str] = setting(frozenset())
     """Drop-in trainers: settings that may be changed although the config gives them; ``max_length`` among them asks for
     the longest row."""
-    guard: bool = True
+    guard: bool = setting(True)
     """Run the longest rows before the first step, and on a card that is full go on with less at once. Else trainers and
     ``fit`` train as TRL does by itself."""
-    show: bool = True
+    show: bool = setting(True)
     """Drop-in trainers: tell the search and the plan on stderr."""
 
     def __post_init__(self) -> None:
@@ -159,46 +251,25 @@ class AutoFit:
         if problems:
             reasons, cures = zip(*problems, strict=True)
             error = UsageError(f"{'; '.join(reasons)}.", hint="\n".join(dict.fromkeys(cures)))
-            flags = [f"--{name} is {in_python(name)}" for name in _KINDS if f"--{name} " in error.message]
+            named = (name for name, each in SETTINGS.items() if each.kind and f"--{name} " in error.message)
+            flags = [f"--{name} is {in_python(name)}" for name in named]
             if flags:  # the command shows no notes (``python_errors``)
                 error.add_note(f"In Python {', '.join(flags)}")
             raise error
 
-    def _kinds(self) -> Iterable[tuple[str, str]]:
-        for name, (kinds, wanted) in _KINDS.items():
-            value = getattr(self, name)
-            is_other = isinstance(value, bool) and bool not in kinds
-            if value == self.__dataclass_fields__[name].default or (name == "plan" and _is_plan(value)):
+    def _kinds(self) -> Iterable[Problem]:
+        for name, each in SETTINGS.items():
+            value, is_truth = getattr(self, name), isinstance(getattr(self, name), bool)
+            if each.kind is None or value == each.default or (name == "plan" and _is_plan(value)):
                 continue
-            if is_other or not isinstance(value, kinds):
+            if (is_truth and not each.is_switch) or not isinstance(value, each.types):
+                wanted = each.told_type
                 yield f"{name} takes {wanted}, not {value!r}", f"Write {name}=... with {wanted}, or remove it."
 
-    def _problems(self) -> Iterable[tuple[str, str]]:
-        for name, count in (*(("gpus", each) for each in self.gpu_counts), ("nodes", self.nodes)):
-            if count is not None and (not isinstance(count, int) or count < 1):
-                yield f"--{name} {count} is no number of {_COUNTED[name]}", f"--{name} takes 1 or more."
-        if self.sharding is not None and self.sharding not in SHARDINGS:
-            yield f"--sharding takes no {self.sharding!r}", f"--sharding takes {', '.join(SHARDINGS)}."
-        for name in TOKEN_KNOBS:
-            if (size := getattr(self, name)) is not None and size < 1:
-                yield f"--{name} {size} is no number of GPUs", f"--{name} takes 1 or more."
-        if self.max_pixels is not None and self.max_pixels < 1:
-            yield f"--max_pixels {self.max_pixels} is no number of pixels", "--max_pixels takes 1 or more."
-        for name in ZERO_KNOBS:
-            if getattr(self, name) not in (None, "cpu", "nvme"):
-                yield f"--{name} takes no {getattr(self, name)!r}", f"--{name} takes cpu."
-        if self.image_sizes is not None and not all(map(is_image_size, self.image_sizes.split(","))):
-            yield f"--image_sizes {self.image_sizes!r} is no list of sizes of images", _IMAGE_SIZES
-        if self.fit not in FITS:
-            yield f"fit takes no {self.fit!r}", f"fit takes {', '.join(FITS)}."
-        if not self.max_slowdown >= 1:  # NaN is not either
-            yield f"--max_slowdown {self.max_slowdown:g} is no factor by which a plan may be slower", _SLOWDOWN
-        if self.within is not None and read_seconds(self.within) is None:
-            yield f"--within {self.within!r} is no time", _WITHIN
-        if self.budget is not None and not 0 < self.budget < math.inf:
-            yield f"--budget {self.budget:g} is no amount to spend", _BUDGET
-        if self.headroom is not None and size_or_share(self.headroom, 1) is None:
-            yield f"--headroom {self.headroom!r} is neither a size nor a share", _HEADROOM
+    def _problems(self) -> Iterable[Problem]:
+        for name, each in SETTINGS.items():
+            if each.check is not None and (value := getattr(self, name)) is not None:
+                yield from each.check(name, value)
         if both := {*self.pin} & {*self.tune}:
             yield f"{', '.join(sorted(both))} in pin and in tune", "A setting is kept or may be changed, not both."
 
@@ -213,7 +284,9 @@ class AutoFit:
         size_bytes = size_or_share(self.headroom, total_bytes)
         if size_bytes is None or not 0 <= size_bytes < total_bytes:
             device = f"a device of {format_bytes(total_bytes)}"
-            raise UsageError(f"A headroom of {self.headroom} leaves nothing of {device}.", hint=_HEADROOM)
+            raise UsageError(
+                f"A headroom of {self.headroom} leaves nothing of {device}.", hint=f"--headroom takes {_HEADROOM}"
+            )
         return size_bytes
 
     @property
@@ -241,31 +314,24 @@ class AutoFit:
             fit=job.fit if self.fit == "all" else self.fit,
             forbid=self.forbid or job.forbid,
             max_slowdown=job.max_slowdown if self.max_slowdown == MAX_SLOWDOWN else self.max_slowdown,
-            optimizer_offload=self.optimizer_offload or bool(job.arguments.get("optimizer_offload")),
-            expandable_segments=self.expandable_segments or bool(job.arguments.get("expandable_segments")),
-            sharding=self.sharding or job.arguments.get("sharding"),
-            cp_size=self.cp_size or job.arguments.get("cp_size"),
-            sp_size=self.sp_size or job.arguments.get("sp_size"),
-            max_pixels=self.max_pixels or job.arguments.get("max_pixels"),
-            fsdp_offload_params=self.fsdp_offload_params or bool(job.arguments.get("fsdp_offload_params")),
-            offload_optimizer_device=self.offload_optimizer_device or job.arguments.get("offload_optimizer_device"),
-            offload_param_device=self.offload_param_device or job.arguments.get("offload_param_device"),
-            peft_config=self.peft_config or job.arguments.get(PEFT_CONFIG),
+            **{name: getattr(self, name) or job.arguments.get(name) or each.default for name, each in OWN.items()},
         )
 
     @property
     def pins(self) -> dict[str, Any]:
         """Returns the knobs that TRL does not have and that are given here."""
-        given: dict[str, Any] = {name: True for name in OWN_SWITCHES if getattr(self, name)}
-        named = {name: getattr(self, name) for name in ("sharding", "max_pixels", *TOKEN_KNOBS, *ZERO_KNOBS)}
-        config = str(self.peft_config or "")  # JSON, once it is read (``planning.peft_config``)
-        given |= arguments_of(config) if config.startswith("{") else {}
-        return given | {name: value for name, value in named.items() if value is not None}
+        given = {name: value for name in OWN if (value := getattr(self, name)) not in (None, False)}
+        config = str(given.pop(PEFT_CONFIG, ""))  # JSON, once it is read (``planning.peft_config``)
+        return given | (arguments_of(config) if config.startswith("{") else {})
 
     @property
     def gpu_counts(self) -> tuple[int, ...]:
         """Lists how many cards to plan for: several numbers are compared, none says nothing."""
         return () if self.gpus is None else (self.gpus,) if isinstance(self.gpus, int) else tuple(self.gpus)
+
+
+SETTINGS = {name: each for name, each in settings_of(AutoFit).items() if name not in OWN} | OWN
+"""What AutoFit takes, in the order of a help."""
 
 
 def in_python(field_name: str) -> str:
@@ -297,83 +363,3 @@ def _names(field_name: str, names: Any) -> frozenset[str]:
     if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
         raise UsageError(f"AutoFit: {field_name} takes names, not {names!r}.", hint=f'Write {field_name}=["NAME"].')
     return frozenset(names)
-
-
-def size_or_share(text: str, total_bytes: int) -> int | None:
-    """Reads ``"8%"`` of the device, or ``"500MiB"``, as bytes; None for what is neither."""
-    try:
-        if not text.endswith("%"):
-            return parse_bytes(text)
-        share = float(text[:-1]) / 100
-    except ValueError:
-        return None
-    return int(total_bytes * share) if math.isfinite(share) else None
-
-
-_TIME = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|min|m|h|d)\s*", re.IGNORECASE)
-_UNIT_SECONDS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
-
-
-def read_seconds(text: str) -> float | None:
-    """Reads ``"8h"``, ``"90min"`` or ``"2d"`` as seconds; None for what is no time."""
-    match = _TIME.fullmatch(text)
-    seconds = 0.0 if match is None else float(match[1]) * _UNIT_SECONDS[match[2].lower()]
-    return seconds or None
-
-
-# -- what flags are called in Python ---------------------------------------------------------------------------------
-
-_FLAG = re.compile(r"(?<![\w-])--([a-z][\w-]*)")
-_OURS = {each.name: in_python(each.name) for each in fields(AutoFit)}
-_OF_VERBS = {"plan_only": "plan(...)", "simulate": "fit(..., simulate=True)", "out": "plan(...).save(path)"}
-"""What is no keyword of a verb's."""
-_OF_TRAINERS = {
-    "use_peft": "peft_config=LoraConfig(...)",
-    "lora_target_modules": "LoraConfig(target_modules=...)",
-    **{name: f"quantization_config=BitsAndBytesConfig({name}=True)" for name in BASE_BITS},
-    "dtype": 'model_init_kwargs={"dtype": ...}',
-    "attn_implementation": 'model_init_kwargs={"attn_implementation": ...}',
-    "model": "the first argument",
-    "dataset": "train_dataset=...",
-    "reward_funcs": "reward_funcs=...",
-    "reward_model_path": "reward_model=...",
-    "teacher_model_name_or_path": "teacher_model=...",
-    "out": "trainer.plan.save(path)",
-    "plan_only": "plan(...)",
-}
-"""What is no field of a trainer's config."""
-_OF_THE_COMMAND = frozenset({"config", "csv", "debug", "frontier", "help", "json", "recipe", "snapshot", "sweep"})
-"""Flags that Python has no need of, or not."""
-
-
-@contextmanager
-def python_errors(config: str = "") -> Iterator[None]:
-    """Errors that leave the block say, in a note, what their flags are called in Python.
-
-    Where message and hint say it all, the traceback of the worker that found out is left away; where the installed
-    libraries raised it stays.
-
-    Args:
-        config: The class of a trainer's config, such as ``SFTConfig``; empty for the verbs, which take keywords.
-    """
-    try:
-        yield
-    except AutofitError as error:
-        if not isinstance(error, RehearsalError | TrainingError):
-            error.__cause__ = None  # and with it what was raised before it (PEP 415)
-        if note := python_words(f"{error.message}\n{error.hint}", config):
-            error.add_note(note)
-        raise
-
-
-def python_words(text: str, config: str = "") -> str:
-    """Says what the flags of a text are in Python; empty where it has none.
-
-    Example: of ``Give --max-length 512, or --gpu l4.`` it is ``In Python --max_length is max_length=..., --gpu is
-    AutoFit(gpu=...)``.
-    """
-    names = dict.fromkeys(flag.replace("-", "_") for flag in _FLAG.findall(text))
-    known = _OURS | (_OF_TRAINERS if config else _OF_VERBS)
-    words = {name: known.get(name) or (f"{config}({name}=...)" if config else f"{name}=...") for name in names}
-    phrases = [f"--{name} is {word}" for name, word in words.items() if name not in _OF_THE_COMMAND]
-    return f"In Python {', '.join(phrases)}" if phrases else ""

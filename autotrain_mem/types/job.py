@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from autotrain_mem.settings.adapter_config import without_said
-from autotrain_mem.settings.knobs import LAUNCH_KNOBS, OWN_KNOBS
+from autotrain_mem.settings.knobs import NOT_TRLS
 from autotrain_mem.settings.words import AUTO, MAX_LENGTH, MAX_SLOWDOWN, MAXIMIZED, MOST, Fit, is_wish
 from autotrain_mem.support.codec import Form
 from autotrain_mem.types.methods_table import METHODS, MethodFacts
@@ -112,7 +112,7 @@ class Job:
     @property
     def trl_arguments(self) -> dict[str, Any]:
         """Returns what was given under TRL's names, without the model's own."""
-        others = (*OWN_KNOBS, *LAUNCH_KNOBS, "model_name_or_path")
+        others = {*NOT_TRLS, "model_name_or_path"}
         return {name: value for name, value in without_said(self.arguments).items() if name not in others}
 
     @property

@@ -11,8 +11,9 @@ from pathlib import Path
 from autotrain_mem.cli.flags import make_parser
 from autotrain_mem.cli.main import HELP
 from autotrain_mem.search.levels import LEVELS, SHORTER_ROWS, SMALLER_IMAGES_LEVEL
+from autotrain_mem.settings.declaration import LeverRow
 from autotrain_mem.settings.flag_verdicts import GROUPS, REFUSED, REFUSED_WHEN_OFF, Verdict
-from autotrain_mem.settings.levers import HALF_WEIGHTS, LADDER, LEVERS, LeverRow
+from autotrain_mem.settings.levers import HALF_WEIGHTS, LADDER, LEVERS
 from autotrain_mem.support import errors
 from autotrain_mem.support.yaml_files import Recipe, recipes
 from autotrain_mem.types import Harm

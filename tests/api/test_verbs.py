@@ -18,7 +18,7 @@ from autotrain_mem.cli import main
 from autotrain_mem.planning import early
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import PlanFileError, RehearsalError
-from autotrain_mem.types.autofit import python_errors, python_words
+from autotrain_mem.types.python_names import python_errors, python_words
 from autotrain_mem.worker import pool
 from autotrain_mem.worker.pool import Workers
 

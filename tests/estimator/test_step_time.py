@@ -8,7 +8,7 @@ from nouns import TRL_DEFAULTS
 
 from autotrain_mem.estimator import step_time as module
 from autotrain_mem.estimator.step_time import GATHERED_IN, shared_work, step_time
-from autotrain_mem.settings.knobs import Sharding
+from autotrain_mem.settings.own import Sharding
 from autotrain_mem.types import (
     Estimate,
     Hardware,

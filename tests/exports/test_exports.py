@@ -17,7 +17,7 @@ from autotrain_mem.exports.dry_run import dry_run
 from autotrain_mem.exports.tools import EXPORTERS, OF_MACHINES, export
 from autotrain_mem.parallel.launch_environment import launch_environment
 from autotrain_mem.parallel.user_config import read_launch
-from autotrain_mem.settings.knobs import OWN_KNOBS
+from autotrain_mem.settings.knobs import APPLIED
 from autotrain_mem.support import codec
 from autotrain_mem.types import Job, Knobs
 from autotrain_mem.types.methods_table import METHODS
@@ -203,7 +203,7 @@ def test_trls_parser_reads_the_plans_settings(method: str, tmp_path: Path, monke
     script, training, model, _ = method_of(method).make_parser().parse_args_and_config(["--config", str(path)])
     read = {**vars(model), **vars(training)}
     knobs = codec.to_json(plan(made_for).knobs)
-    expected = {name: value for name, value in knobs.items() if name not in OWN_KNOBS and name in read}
+    expected = {name: value for name, value in knobs.items() if name not in APPLIED and name in read}
     assert {name: getattr(value, "value", value) for name in expected for value in [read[name]]} == expected
     assert read["learning_rate"] == 1e-5
     assert script.dataset_name == "org/data"

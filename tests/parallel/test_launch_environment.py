@@ -10,7 +10,7 @@ import yaml
 
 from autotrain_mem.parallel.config import accelerate_config
 from autotrain_mem.parallel.launch_environment import config_of_environment, launch_environment
-from autotrain_mem.settings.knobs import SHARDINGS
+from autotrain_mem.settings.own import SHARDINGS
 from tests.nouns import TRL_DEFAULTS
 
 OURS = {

@@ -12,8 +12,8 @@ from autotrain_mem.search.levels import levels
 from autotrain_mem.search.points import lines
 from autotrain_mem.search.search import Found, search
 from autotrain_mem.search.space import Space, make_space
-from autotrain_mem.settings.knobs import ZERO_KNOBS
 from autotrain_mem.settings.levers import EXPANDABLE, SLOWING
+from autotrain_mem.settings.own import OF_DEEPSPEED
 from autotrain_mem.support.errors import DoesNotFitError
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types import (
@@ -244,7 +244,7 @@ class LinearMemory:
     def _stray(self, knobs: Knobs) -> float:
         """The same for both kinds of segments, and for DeepSpeed's knobs, which no search moves."""
         knobs = replace(knobs, expandable_segments=False)
-        said = [f"{each.name}={getattr(knobs, each.name)!r}" for each in fields(knobs) if each.name not in ZERO_KNOBS]
+        said = [f"{each.name}={getattr(knobs, each.name)!r}" for each in fields(knobs) if each.name not in OF_DEEPSPEED]
         return zlib.crc32(f"Knobs({', '.join(said)})".encode()) / 2**32
 
 

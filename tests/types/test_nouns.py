@@ -7,7 +7,7 @@ import pytest
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem import types as nouns
-from autotrain_mem.settings.knobs import Sharding
+from autotrain_mem.settings.own import Sharding
 from autotrain_mem.settings.words import read_length, wished_share, without_wish
 from autotrain_mem.support import codec
 from autotrain_mem.support.units import GIB, MIB

@@ -19,8 +19,9 @@ from autotrain_mem.search.ladder import allowed
 from autotrain_mem.search.memo import Memo
 from autotrain_mem.search.nearest import confirmed, suggestion
 from autotrain_mem.search.search import find
-from autotrain_mem.settings.knobs import EVALUATED_ROWS, OWN_SWITCHES, ROWS, STEPS, alone_too
+from autotrain_mem.settings.knobs import EVALUATED_ROWS, ROWS, STEPS, alone_too
 from autotrain_mem.settings.levers import EXPANDABLE, LEVERS, OFFLOADING
+from autotrain_mem.settings.own import SWITCHES_OF_OURS
 from autotrain_mem.support.errors import AutofitError, TrainingError
 from autotrain_mem.types import Estimate, Knobs, Lever, Plan
 from autotrain_mem.types.hardware import Topology
@@ -109,7 +110,7 @@ def flags_of(before: Knobs, after: Knobs) -> str:
     for name in (each.name for each in fields(Knobs)):
         if (value := getattr(after, name)) != getattr(before, name):
             text = f" {str(value).lower() if isinstance(value, bool) else value}"
-            flags.append(f"--{name}{'' if name in OWN_SWITCHES and value is True else text}")
+            flags.append(f"--{name}{'' if name in SWITCHES_OF_OURS and value is True else text}")
     return " ".join(flags)
 
 

@@ -35,7 +35,7 @@ from autotrain_mem.rehearsal.ranks.recording import RankRecorder, Streams, run_u
 from autotrain_mem.rehearsal.ranks.zero_offload import DeviceName, HostTensors, zero_nvme, zero_offload
 from autotrain_mem.rehearsal.trace.operator_costs import host_step
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.settings.knobs import ZERO_KNOBS
+from autotrain_mem.settings.own import OF_DEEPSPEED
 from autotrain_mem.trainers.weightless import IN_SHARDS
 from autotrain_mem.types import Knobs, Owner
 
@@ -109,9 +109,9 @@ def zero_rules(recorder: RankRecorder, knobs: Knobs, *, is_fake: bool) -> Iterat
         is_fake: The group is not there, and values are not known.
     """
     with ExitStack() as stack:
-        offloads = any(getattr(knobs, name) for name in ZERO_KNOBS)
+        offloads = any(getattr(knobs, name) for name in OF_DEEPSPEED)
         host = stack.enter_context(zero_offload(recorder)) if offloads else None
-        if host is not None and any(getattr(knobs, name) == "nvme" for name in ZERO_KNOBS):
+        if host is not None and any(getattr(knobs, name) == "nvme" for name in OF_DEEPSPEED):
             stack.enter_context(zero_nvme(recorder, host))
         accelerator = _Accelerator(recorder, host)
         stack.enter_context(patch.object(real_accelerator, "ds_accelerator", accelerator))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from autotrain_mem.report import formatting
 from autotrain_mem.report.page.charts import bars, charts
 from autotrain_mem.report.plan_view import plan_verdict
-from autotrain_mem.settings.knobs import LAUNCH_KNOBS, OWN_KNOBS, knob_names
+from autotrain_mem.settings.knobs import NOT_TRLS, knob_names
 from autotrain_mem.support.units import brief, counted, duration, format_bytes, money, rate
 from autotrain_mem.types import Plan, Report
 from autotrain_mem.types.methods_table import METHODS
@@ -161,7 +161,7 @@ def _settings(plan: Plan) -> Grid:
     strong: list[int] = []
     for name in knob_names(METHODS[plan.method].knobs, plan.knobs):
         chosen, default = getattr(plan.knobs, name), getattr(plan.defaults, name)
-        is_ours = name in (*OWN_KNOBS, *LAUNCH_KNOBS)
+        is_ours = name in NOT_TRLS
         if chosen != default:
             strong.append(len(rows))
         rows.append((name, formatting.value(chosen), "none" if is_ours else formatting.value(default)))

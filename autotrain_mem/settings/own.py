@@ -1,0 +1,211 @@
+"""The settings that are ours, that a user may ask for and a plan may decide. A new one is a row here.
+
+It is then a flag, a field of ``AutoFit`` and of ``Knobs``, a YAML key, a column of the docs, and where it has a lever a
+name for ``--forbid`` and a choice of the search; the code that reads ``knobs.NAME`` makes it act.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from autotrain_mem.settings.declaration import (
+    Group,
+    Harm,
+    LeverRow,
+    Savings,
+    Where,
+    at_least_one,
+    one_of,
+    setting,
+    settings_of,
+)
+
+Sharding = Literal["ddp", "fsdp2-no-reshard", "fsdp2", "hsdp", "fsdp1", "zero1", "zero2", "zero3"]
+"""How several processes divide a model: none of it (DDP), or each parameter, gradient and optimizer state into shards
+(FSDP). ``fsdp2-no-reshard`` keeps gathered weights from a layer's forward to its backward, ``hsdp`` has a whole set of
+shards on each of several groups of processes, ``fsdp1`` is FSDP's first version. DeepSpeed's stages divide the
+optimizer's state (``zero1``), gradients too (``zero2``), and weights too (``zero3``)."""
+
+OffloadDevice = Literal["cpu", "nvme"]
+"""Where DeepSpeed keeps what it offloads, in its own words."""
+
+SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
+UNSHARDED = (None, "ddp")
+"""Values of ``sharding`` of what works on whole parameters alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnSettings:
+    """Holds them as a user asks for them: None and False leave the choice to the plan."""
+
+    optimizer_offload: bool = setting(
+        False,
+        where=Where.OWN,
+        of_estimate=True,
+        help="optimizer state and step on the host",
+        lever=LeverRow(
+            harm=Harm.TIME,
+            suits=lambda method: not method.builds_early,
+            needs={"optim": ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"), "fp16": (False,)}
+            | {"sharding": UNSHARDED},
+            instead_of=("8bit_optimizer",),
+            not_sharded=(
+                # trainers/host_optimizer.py makes its copies before accelerate divides the parameters
+                "it holds copies of whole parameters on the host",
+                "--fsdp_offload_params keeps shards, their gradients and the optimizer's state there.",
+            ),
+            reason="optimizer state and step are the host's: the same updates, with copies of gradients and weights",
+            words="optimizer offloaded",
+            brief="optimizer on host",
+            offloads=True,
+            steps_on_host=True,
+            usual=Savings(taken=1.0, slower=1.5),
+            at_best=Savings(taken=1.0),
+            not_counted=(
+                "host memory: weights and gradients are pinned there, and the optimizer's state lies beside them",
+            ),
+        ),
+    )
+    """Optimizer state and step on the host; the device holds weights and gradients."""
+    expandable_segments: bool = setting(
+        False,
+        where=Where.OWN,
+        of_estimate=True,
+        help="PYTORCH_ALLOC_CONF for the training",
+        lever=LeverRow(
+            harm=Harm.NONE,
+            reason="segments that grow page by page leave fewer gaps between tensors: the same training",
+            words="expandable segments",
+        ),
+    )
+    """Segments that grow page by page; a plan turns them on by itself where they make it fit."""
+    max_pixels: int | None = setting(
+        None,
+        kind=int,
+        where=Where.OWN,
+        before="optimizer_offload",
+        metavar="N",
+        help="make larger images smaller, to N pixels",
+        check=at_least_one("pixels"),
+        lever=LeverRow(
+            harm=Harm.DATA,
+            suits=lambda method: method.reads_images,
+            reason="larger images are made smaller, and take fewer tokens: what is small in them may no longer be seen",
+        ),
+    )
+    """Pixels to which a larger image is made smaller before it becomes tokens; None: as the model's processor has it,
+    or fewer where nothing else fits."""
+    sharding: Sharding | None = setting(
+        None,
+        where=Where.LAUNCH,
+        of_estimate=True,
+        choices=SHARDINGS,
+        help="how several GPUs share the model: not at all (ddp), or in shards; default: what fits and is fastest",
+        check=one_of(SHARDINGS),
+        lever=LeverRow(
+            harm=Harm.TIME,
+            knobs=("sharding", "dp_replicate_size"),
+            # PPO prepares two models as one (trl/experimental/ppo/ppo_trainer.py: PolicyAndValueWrapper)
+            suits=lambda method: not method.holds_models_whole,
+            reason="the GPUs divide weights, gradients and optimizer state among them",
+        ),
+    )
+    """How processes divide the model: ``ddp`` not at all, ``fsdp2`` into shards; None: as fits and is fastest, or for a
+    single process."""
+    cp_size: int | None = setting(
+        None,
+        kind=int,
+        where=Where.LAUNCH,
+        accelerate="parallelism_config_cp_size",
+        metavar="N",
+        help="so many GPUs share the tokens of each row: long context (SFT, FSDP2); default: what a length needs",
+        check=at_least_one("GPUs"),
+        lever=LeverRow(
+            harm=Harm.TIME,
+            suits=lambda method: method.shares_tokens,
+            reason="GPUs share the tokens of each row, and send keys and values around: the same gradients",
+        ),
+    )
+    """So many GPUs share the tokens of each row (context parallelism, with FSDP2); None: as many as a length needs."""
+    sp_size: int | None = setting(
+        None,
+        kind=int,
+        where=Where.LAUNCH,
+        accelerate="parallelism_config_sp_size",
+        metavar="N",
+        help="the same in DeepSpeed's way (SFT, ZeRO): its heads are shared while a layer attends",
+        check=at_least_one("GPUs"),
+        lever=LeverRow(
+            harm=Harm.TIME,
+            suits=lambda method: method.shares_tokens,
+            reason="GPUs share the tokens of each row, and its heads while a layer attends: the same gradients",
+        ),
+    )
+    """The same in DeepSpeed's way (sequence parallelism, with ZeRO)."""
+    fsdp_offload_params: bool = setting(
+        False,
+        where=Where.LAUNCH,
+        accelerate="fsdp_offload_params",
+        of_estimate=True,
+        help="shards wait in host memory, where the optimizer steps too (FSDP)",
+        lever=LeverRow(
+            harm=Harm.TIME,
+            needs={"sharding": ("fsdp2", "hsdp", "fsdp1"), "load_in_4bit": (False,), "load_in_8bit": (False,)},
+            reason="shards of weights, gradients and optimizer state wait in host memory, where the optimizer steps "
+            "too",
+            words="shards offloaded",
+            brief="shards on host",
+            offloads=True,
+            pays_for_adapters=True,
+            steps_on_host=True,
+            usual=Savings(slower=2.0),
+            not_counted=("host memory: each process keeps its shards there, pinned, with the optimizer's state",),
+        ),
+    )
+    """Shards of parameters, gradients and optimizer state wait in host memory (FSDP)."""
+    offload_optimizer_device: OffloadDevice | None = setting(
+        None,
+        kind=str,
+        takes="'cpu'",
+        where=Where.LAUNCH,
+        of_deepspeed=True,
+        choices=("cpu",),
+        help="the optimizer's state lies in host memory, where it steps too (ZeRO); NVMe: --deepspeed FILE",
+        check=one_of(get_args(OffloadDevice), told=("cpu",)),
+    )
+    """``cpu``: the optimizer's state lies in host memory, where it steps too (ZeRO); None: on the GPU."""
+    offload_param_device: OffloadDevice | None = setting(
+        None,
+        kind=str,
+        takes="'cpu'",
+        where=Where.LAUNCH,
+        of_deepspeed=True,
+        choices=("cpu",),
+        help="shards of weights wait in host memory (ZeRO-3); NVMe: --deepspeed FILE",
+        check=one_of(get_args(OffloadDevice), told=("cpu",)),
+    )
+    """``cpu``: shards of weights wait in host memory (ZeRO-3); None: on the GPU."""
+    peft_config: str | Path | Mapping[str, Any] | None = setting(
+        None,
+        kind=str,
+        also=(Path, Mapping),
+        takes="the path of a file, or its keys",
+        where=Where.OWN,
+        group=Group.JOB,
+        before="prompt_length",
+        metavar="FILE",
+        help="an adapter_config.json of PEFT's, or its folder: what is trained is as it says (DoRA, VeRA, IA3, ...)",
+    )
+    """A config of PEFT's own, by path (``adapter_config.json``, or its folder) or content: what is trained is as it
+    says. A drop-in trainer takes the object itself, as TRL's does; a plan holds its content as JSON."""
+
+
+OWN = settings_of(OwnSettings)
+SHARE_TOKENS = tuple(name for name, each in OWN.items() if each.accelerate.startswith("parallelism_config_"))
+"""Settings that share the tokens of rows; one at most is above 1."""
+OF_DEEPSPEED = tuple(name for name, each in OWN.items() if each.of_deepspeed)
+SWITCHES_OF_OURS = tuple(name for name, each in OWN.items() if each.is_switch)
+"""Settings of ours whose flag needs no value."""

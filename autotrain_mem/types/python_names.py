@@ -1,0 +1,66 @@
+"""Errors tell a reader who writes Python what their cures' flags are called there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from autotrain_mem.settings.knobs import BASE_BITS
+from autotrain_mem.support.errors import AutofitError, RehearsalError, TrainingError
+from autotrain_mem.types.autofit import SETTINGS, in_python
+
+_FLAG = re.compile(r"(?<![\w-])--([a-z][\w-]*)")
+_OURS = {name: in_python(name) for name in SETTINGS}
+_OF_VERBS = {"plan_only": "plan(...)", "simulate": "fit(..., simulate=True)", "out": "plan(...).save(path)"}
+"""What is no keyword of a verb's."""
+_OF_TRAINERS = {
+    "use_peft": "peft_config=LoraConfig(...)",
+    "lora_target_modules": "LoraConfig(target_modules=...)",
+    **{name: f"quantization_config=BitsAndBytesConfig({name}=True)" for name in BASE_BITS},
+    "dtype": 'model_init_kwargs={"dtype": ...}',
+    "attn_implementation": 'model_init_kwargs={"attn_implementation": ...}',
+    "model": "the first argument",
+    "dataset": "train_dataset=...",
+    "reward_funcs": "reward_funcs=...",
+    "reward_model_path": "reward_model=...",
+    "teacher_model_name_or_path": "teacher_model=...",
+    "out": "trainer.plan.save(path)",
+    "plan_only": "plan(...)",
+}
+"""What is no field of a trainer's config."""
+_OF_THE_COMMAND = frozenset({"config", "csv", "debug", "frontier", "help", "json", "recipe", "snapshot", "sweep"})
+"""Flags that Python has no need of, or not."""
+
+
+@contextmanager
+def python_errors(config: str = "") -> Iterator[None]:
+    """Errors that leave the block say, in a note, what their flags are called in Python.
+
+    Where message and hint say it all, the traceback of the worker that found out is left away; where the installed
+    libraries raised it stays.
+
+    Args:
+        config: The class of a trainer's config, such as ``SFTConfig``; empty for the verbs, which take keywords.
+    """
+    try:
+        yield
+    except AutofitError as error:
+        if not isinstance(error, RehearsalError | TrainingError):
+            error.__cause__ = None  # and with it what was raised before it (PEP 415)
+        if note := python_words(f"{error.message}\n{error.hint}", config):
+            error.add_note(note)
+        raise
+
+
+def python_words(text: str, config: str = "") -> str:
+    """Says what the flags of a text are in Python; empty where it has none.
+
+    Example: of ``Give --max-length 512, or --gpu l4.`` it is ``In Python --max_length is max_length=..., --gpu is
+    AutoFit(gpu=...)``.
+    """
+    names = dict.fromkeys(flag.replace("-", "_") for flag in _FLAG.findall(text))
+    known = _OURS | (_OF_TRAINERS if config else _OF_VERBS)
+    words = {name: known.get(name) or (f"{config}({name}=...)" if config else f"{name}=...") for name in names}
+    phrases = [f"--{name} is {word}" for name, word in words.items() if name not in _OF_THE_COMMAND]
+    return f"In Python {', '.join(phrases)}" if phrases else ""
