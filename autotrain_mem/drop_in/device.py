@@ -47,21 +47,17 @@ def device_of(config: Any, gpu: str | None, models: Iterable[Any], store: Store)
             "one.",
             hint="Set CUDA_VISIBLE_DEVICES=0 before Python starts, or start a process for each with torchrun.",
         )
-    card = _card(config.device.index or 0)
+    index = config.device.index or 0
+    card = cuda_device(index)
+    if card is None:
+        raise UsageError(
+            f"cuda:{index} is no card that NVML knows, or torch for ROCm, so its memory is unknown.",
+            hint="Name a card to plan for: autofit=AutoFit(gpu=...).",
+        )
     # Another process may be kept from a card that this one uses (compute mode "exclusive process").
     with contextlib.suppress(UnreadableGpuError):
         card = measured(card, store)
     return with_own_use(card, config.device, models)
-
-
-def _card(index: int) -> Hardware:
-    card = cuda_device(index)
-    if card is not None:
-        return card
-    raise UsageError(
-        f"cuda:{index} is no card that NVML knows, or torch for ROCm, so its memory is unknown.",
-        hint="Name a card to plan for: autofit=AutoFit(gpu=...).",
-    )
 
 
 def with_own_use(card: Hardware, device: Any, models: Iterable[Any]) -> Hardware:

@@ -30,15 +30,19 @@ class PhaseRecorder(Protocol):
 
     def adopt_model(self, model: torch.nn.Module) -> None:
         """The model's parameters and buffers are weights."""
+        return
 
     def mark(self, tensor: torch.Tensor, owner: Owner, name: str) -> None:
         """A tensor's storage belongs to ``owner``."""
+        return
 
     def disown(self, tensor: torch.Tensor) -> None:
         """A tensor's storage lies outside torch's allocator."""
+        return
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has made its step."""
+        return
 
 
 def follow(trainer: Any, recorder: PhaseRecorder) -> None:

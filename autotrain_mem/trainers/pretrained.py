@@ -166,7 +166,8 @@ def without_videos(kind: Any) -> Any:
         video_processor = _NO_VIDEOS
 
         def __init__(self, image_processor: Any, tokenizer: Any, **more: Any) -> None:
-            videos = {"video_processor": _NO_VIDEOS} if "video_processor" in _parameters(kind) else {}
+            takes_videos = "video_processor" in inspect.signature(kind.__init__).parameters
+            videos = {"video_processor": _NO_VIDEOS} if takes_videos else {}
             super().__init__(image_processor=image_processor, tokenizer=tokenizer, **videos, **more)
 
         @classmethod
@@ -179,10 +180,6 @@ def without_videos(kind: Any) -> Any:
 
     ImagesOnly.__name__ = kind.__name__
     return ImagesOnly
-
-
-def _parameters(kind: Any) -> Any:
-    return inspect.signature(kind.__init__).parameters
 
 
 def processor_options(model: str, config: Any, kind: Any) -> dict[str, Any]:

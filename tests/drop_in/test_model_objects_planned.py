@@ -15,7 +15,7 @@ import autotrain_mem
 from autotrain_mem import AutoFit
 from autotrain_mem.drop_in import call_plan as planning
 from autotrain_mem.drop_in import launched
-from autotrain_mem.drop_in.reload_alternatives import with_reloaded
+from autotrain_mem.drop_in.call_plan import with_reloaded
 from autotrain_mem.parallel.launch_environment import launch_environment
 from autotrain_mem.support.errors import DoesNotFitError, UnsupportedModelError
 from autotrain_mem.trainers.script_call import Call

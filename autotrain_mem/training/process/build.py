@@ -23,6 +23,7 @@ from autotrain_mem.parallel.config import sharding_arguments
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import GpuOutOfMemoryError, ModelNotFoundError
 from autotrain_mem.trainers.finish import finished, keep_cache_in_evaluation
+from autotrain_mem.trainers.phases import PhaseRecorder, follow
 from autotrain_mem.trainers.pretrained import load_processor, revision_of
 from autotrain_mem.training.out_of_memory import is_out_of_memory
 from autotrain_mem.training.process.checkpointing import order_of
@@ -35,20 +36,21 @@ Placing = Callable[[Mapping[str, Any]], dict[str, Any]]
 SMALLER = "Run autofit without the flags that you pinned, or with more --headroom."
 
 
-class PhasePeaks:
+class PhasePeaks(PhaseRecorder):
     """Reads the allocator's peaks as a phase ends, and resets them for the next.
 
-    It is a ``trainers.phases: PhaseRecorder`` for a trainer on a real card, and uses no more than the phases.
+    Of what a followed trainer reports it uses the phases alone: it reads the allocator, and counts no work.
 
     Args:
         read: What the device's allocator says of itself.
         reset: ``torch.cuda.reset_peak_memory_stats``, or the simulated card's.
     """
 
+    phase = Phase.LOAD
+
     def __init__(self, read: Callable[[], MemoryReading], reset: Callable[[], None]) -> None:
         self._read, self._reset = read, reset
         self._peaks: dict[Phase, PhasePeak] = {}
-        self.phase = Phase.LOAD
 
     def enter_phase(self, phase: Phase) -> None:
         """Count everything from here on to ``phase``, unless the device was full: then it ends where it was.
@@ -91,20 +93,6 @@ class PhasePeaks:
             reserved_bytes=max(before.reserved_bytes, now.peak_reserved_bytes),
         )
         self._reset()
-
-    # -- what a recorder hears beside, and this ignores --------------------------------------------------------------
-
-    def adopt_model(self, model: Any) -> None:
-        """It does not tell weights from other tensors."""
-
-    def mark(self, tensor: Any, owner: Any, name: str) -> None:
-        """It does not tell owners apart."""
-
-    def disown(self, tensor: Any) -> None:
-        """It reads the allocator, which does not hold the tensor either."""
-
-    def optimizer_stepped(self, optimizer: Any) -> None:
-        """It does not count work."""
 
 
 class Simulation(Protocol):
@@ -171,8 +159,6 @@ def real_device(request: Request) -> Iterator[Device]:
 
 def _train(trainer: Any, peaks: PhasePeaks | None = None, **options: Any) -> None:
     if peaks is not None:
-        from autotrain_mem.trainers.phases import follow
-
         follow(trainer, peaks)
     trainer.train(**options)
 
