@@ -87,42 +87,33 @@ def test_an_8bit_optimizer_of_bitsandbytes_cannot_step_on_shards_of_fsdp2() -> N
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("way", "given", "said"),
     [
-        ({"packing": True}, "--packing false"),
-        ({"padding_free": True}, "--padding_free false"),
-        ({"use_liger_kernel": True}, "--use_liger_kernel false"),
-        ({"fp16": True}, "--bf16"),
-        ({"bf16": False}, "--bf16"),
-        ({"attn_implementation": "flash_attention_2"}, "sdpa"),
-        ({"pad_to_multiple_of": 6}, "--pad_to_multiple_of 8"),
-        ({"sharding": "zero3"}, "--sharding fsdp2"),
-        ({"sharding": "ddp"}, "--sharding fsdp2"),
-        ({"sharding": "hsdp"}, "--sharding fsdp2"),
+        ("cp_size", {"packing": True}, "--packing false"),
+        ("cp_size", {"padding_free": True}, "--padding_free false"),
+        ("cp_size", {"use_liger_kernel": True}, "--use_liger_kernel false"),
+        ("cp_size", {"fp16": True}, "--bf16"),
+        ("cp_size", {"bf16": False}, "--bf16"),
+        ("cp_size", {"attn_implementation": "flash_attention_2"}, "sdpa"),
+        ("cp_size", {"pad_to_multiple_of": 6}, "--pad_to_multiple_of 8"),
+        ("cp_size", {"sharding": "zero3"}, "--sharding fsdp2"),
+        ("cp_size", {"sharding": "ddp"}, "--sharding fsdp2"),
+        ("cp_size", {"sharding": "hsdp"}, "--sharding fsdp2"),
+        ("sp_size", {"packing": True}, "--packing false"),
+        ("sp_size", {"attn_implementation": "eager"}, "sdpa"),
+        ("sp_size", {"pad_to_multiple_of": 6}, "--pad_to_multiple_of 4"),
+        ("sp_size", {"sharding": "fsdp2"}, "--sharding zero3"),
+        ("sp_size", {"cp_size": 2}, "Remove --sp_size"),
     ],
     ids=str,
 )
-def test_what_shared_tokens_do_not_go_with_is_refused_with_what_does(given: dict[str, Any], said: str) -> None:
-    found = collect(table.FLAGS, Flags(method="sft", given={"cp_size": 4, **given}))
-    (refused,) = (each for each in found if "--cp_size 4" in each.message)
-    assert said in refused.cure
-    assert problems(**given, cp_size=1) == problems(**given)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"packing": True}, "--packing false"),
-        ({"attn_implementation": "eager"}, "sdpa"),
-        ({"pad_to_multiple_of": 6}, "--pad_to_multiple_of 4"),
-        ({"sharding": "fsdp2"}, "--sharding zero3"),
-        ({"cp_size": 2}, "Remove --sp_size"),
-    ],
-    ids=str,
-)
-def test_so_is_what_deepspeeds_way_does_not_go_with(given: dict[str, Any], said: str) -> None:
-    found = collect(table.FLAGS, Flags(method="sft", given={"sp_size": 4, **given}))
-    assert said in next(each for each in found if "sp_size" in each.message).cure
+def test_what_shared_tokens_do_not_go_with_is_refused_with_what_does(
+    way: str, given: dict[str, Any], said: str
+) -> None:
+    refused = collect(table.FLAGS, Flags(method="sft", given={way: 4, **given}))
+    assert said in next(each for each in refused if f"--{way}" in each.message).cure
+    assert way == "sp_size" or len([each for each in refused if "--cp_size 4" in each.message]) == 1
+    assert problems(**given, **{way: 1}) == problems(**given)
 
 
 @pytest.mark.parametrize("method", ["dpo", "grpo", "ppo", "reward"])
@@ -132,6 +123,11 @@ def test_tokens_are_shared_in_sft_alone(method: str) -> None:
     assert problems(cp_size=2) == problems(cp_size=2, sharding="fsdp2", pad_to_multiple_of=64) == []
     flash = {"attn_implementation": "flash_attention_2", "sharding": "zero2", "bf16": False}
     assert problems(sp_size=2) == problems(sp_size=2, **flash) == []
+
+
+def shared_attention(config: Any, **arguments: Any) -> list[Any]:
+    job = Job(method="sft", model="tiny", dataset=None, arguments=arguments)
+    return [*sharding.shared_attention(ModelOnCard(job=job, config=config, compute_capability=(8, 0)))]
 
 
 @pytest.mark.parametrize(
@@ -145,11 +141,8 @@ def test_tokens_are_shared_in_sft_alone(method: str) -> None:
     ],
 )
 def test_heads_must_come_out_even(heads: int, keys: int, size: int, cure: str | None) -> None:
-    job = Job(method="sft", model="tiny", dataset=None, arguments={"sp_size": size})
     config = SimpleNamespace(num_attention_heads=heads, num_key_value_heads=keys)
-    said = [
-        cure for _, cure in sharding.shared_attention(ModelOnCard(job=job, config=config, compute_capability=(8, 0)))
-    ]
+    said = [cure for _, cure in shared_attention(config, sp_size=size)]
     assert [cure in each for each in said if cure] == ([True] if cure else [])
     assert bool(said) == bool(cure)
 
@@ -165,8 +158,6 @@ def test_heads_must_come_out_even(heads: int, keys: int, size: int, cure: str | 
     ],
 )
 def test_only_layers_that_attend_to_all_can_share_tokens(config: dict[str, Any], kinds: str | None) -> None:
-    job = Job(method="sft", model="tiny", dataset=None, arguments={"cp_size": 2})
-    subject = ModelOnCard(job=job, config=SimpleNamespace(**config), compute_capability=(8, 0))
-    said = [reason for reason, _ in sharding.shared_attention(subject)]
+    said = [reason for reason, _ in shared_attention(SimpleNamespace(**config), cp_size=2)]
     assert [kinds in each for each in said] == ([True] if kinds else [])
-    assert not [*sharding.shared_attention(replace(subject, job=replace(job, arguments={})))]
+    assert not shared_attention(SimpleNamespace(**config))

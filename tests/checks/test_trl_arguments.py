@@ -40,6 +40,13 @@ EVALUATED = {"eval_strategy": "steps"}
         ),
         ({"tf32": True, "use_cpu": True}, {"use_cpu": False}, "only GPUs compute so"),
         ({"cache_implementation": "offloaded_static"}, {"cache_implementation": "static"}, "not supported yet"),
+        (
+            {"torch_compile_mode": "reduce-overhead"},
+            {"torch_compile_mode": "max-autotune-no-cudagraphs"},
+            "CUDA graphs",
+        ),
+        ({"torch_compile_mode": "max-autotune"}, {"torch_compile_mode": None, "torch_compile": True}, "CUDA graphs"),
+        ({"torch_compile_backend": "cudagraphs"}, {"torch_compile_backend": "inductor"}, "CUDA graphs"),
         ({"sync_ref_model": True, "sharding": "zero3"}, {"sharding": "zero2"}, "policy and reference whole"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
@@ -67,18 +74,13 @@ def test_accelerates_config_is_looked_into_as_a_text_and_as_a_file(as_file: bool
     assert "split_batches" in message
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_every_flag_that_is_refused_is_so_with_its_cure(name: str) -> None:
-    (finding,) = collect((*table.FLAGS,), Flags(method="sft", given={name: "something"}))
-    assert finding.message == f"--{name} is not supported yet."
-    assert REFUSED[name] in finding.cure
-
-
-@pytest.mark.parametrize("name", REFUSED_WHEN_OFF)
-def test_what_is_refused_where_it_is_off_is_taken_where_it_is_on(name: str) -> None:
-    (message,) = problems(**{name: False})
-    assert message == f"--{name} false is not supported yet."
-    assert problems(**{name: True}) == []
+@pytest.mark.parametrize("name", [*REFUSED, *REFUSED_WHEN_OFF])
+def test_every_flag_that_is_refused_is_so_with_its_cure_and_one_that_must_be_on_is_taken_on(name: str) -> None:
+    must_be_on = name in REFUSED_WHEN_OFF
+    (finding,) = collect((*table.FLAGS,), Flags(method="sft", given={name: not must_be_on and "something"}))
+    assert finding.message == f"--{name} {'false ' * must_be_on}is not supported yet."
+    assert {**REFUSED, **REFUSED_WHEN_OFF}[name] in finding.cure
+    assert not must_be_on or problems(**{name: True}) == []
 
 
 def test_smoothed_labels_are_refused_with_a_chunked_loss_alone() -> None:

@@ -1,16 +1,20 @@
-"""What scripts/survival trains, on what moments its faults fall, and how it judges what came of them."""
+"""What scripts/survival trains, when its faults fall, how it judges what came of them, its machines."""
 
 import json
 import pathlib
+import subprocess
+import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from survival_cases import faults, from_outside, full_disk, ranks, runs
+from survival_cases import faults, from_outside, full_disk, hosts, ranks, runs
 from survival_cases.command import Ended
 from survival_cases.faults import Undisturbed
+from survival_cases.hosts import Hosts, two_hosts
 
 from autotrain_mem.machine.fault_injection import MARKS_NAME, parse_mishaps
 from autotrain_mem.training.run_folder import lock_folder
@@ -152,3 +156,47 @@ def test_each_rank_suffers_under_each_sharding_and_a_process_that_is_left_is_a_m
     assert not ranks.is_left_over(tmp_path)
     with lock_folder(str(tmp_path)):
         assert ranks.is_left_over(tmp_path)
+
+
+ANSWERS = """
+import socket
+server = socket.create_server(("10.77.0.1", 5000))
+print("up", flush=True)
+while True:
+    server.accept()
+"""
+ASKS = "import socket; socket.create_connection(('10.77.0.1', 5000), timeout=1)"
+
+
+@pytest.fixture
+def two() -> Iterator[Hosts]:
+    if not hosts.can_be_made():
+        pytest.skip("network namespaces take root, and ip")
+    with two_hosts(apart=True) as machines:
+        yield machines
+
+
+def test_a_machine_that_is_unplugged_is_not_reached(two: Hosts) -> None:
+    def asks() -> bool:
+        return subprocess.run([*two.on(1), sys.executable, "-c", ASKS], capture_output=True).returncode == 0
+
+    with subprocess.Popen([*two.on(0), sys.executable, "-c", ANSWERS], stdout=subprocess.PIPE) as first:
+        try:
+            assert first.stdout is not None
+            assert first.stdout.readline() == b"up\n"
+            assert asks()
+            two.unplug(0)
+            assert not asks()
+            two.plug(0)
+            assert any(asks() for _ in range(10))  # a link takes a moment to come up
+        finally:
+            first.kill()
+
+
+def test_nothing_is_left_of_them() -> None:
+    if not hosts.can_be_made():
+        pytest.skip("network namespaces take root, and ip")
+    with two_hosts(apart=True) as machines:
+        names = machines.names
+    there = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+    assert not [name for name in names if name in there]

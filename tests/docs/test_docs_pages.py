@@ -1,8 +1,9 @@
-"""Every block of code in README and docs is run by a test that its mark names, or read by the parser that would run it:
-flags by the command's own parsers and TRL's, Python by its compiler and the names it imports, YAML by its reader."""
+"""The pages as they are written: every block of code is run by a test that its mark names, or read by the parser that
+would run it; every link leads somewhere; every flag of TRL's that is refused or does nothing is named."""
 
 import ast
 import importlib
+import re
 import shlex
 from collections.abc import Callable
 
@@ -10,8 +11,9 @@ import pytest
 import yaml
 
 from autotrain_mem.cli import flags, main
+from autotrain_mem.settings.flag_verdicts import GROUPS, REFUSED, REFUSED_WHEN_OFF, Verdict
 from autotrain_mem.types.methods_table import METHODS
-from tests.docs.pages import DOCS, ROOT, Block, blocks, commands
+from tests.docs.pages import DOCS, PAGES, README, ROOT, Block, anchors, blocks, commands, links
 from tests.place import Autofit, SharedWorkers
 
 EVERY = list(blocks())
@@ -59,7 +61,7 @@ def test_every_command_is_one_with_flags_that_it_takes(
         name, *words = shlex.split(command.split(" > ")[0])
         assert name == "autofit", command
         verb, *rest = words
-        if verb in main._WITHOUT_METHOD:
+        if verb in main.WITHOUT_METHOD:
             said = autofit(verb, "--help").out
             assert all(word.split("=")[0] in said for word in rest if word.startswith("--") and word != "--help"), (
                 f"{command}\n{said}"
@@ -103,3 +105,50 @@ def test_every_piece_of_yaml_is_read_by_the_command(block: Block, tmp_path, work
     assert yaml.safe_load(block.text)
     wish, _ = flags.read("autofit sft", ["--config", str(file)])
     workers.first.parse("sft", wish.argv, wish.config, wish.environment, flags.own_names())
+
+
+KILOBYTES_8 = 8_192
+
+
+def test_the_readme_is_at_most_8_kilobytes() -> None:
+    assert README.stat().st_size <= KILOBYTES_8
+
+
+def test_the_readme_names_the_two_commands_that_set_a_fresh_machine_up_the_second_as_ci_runs_it() -> None:
+    (run_by_ci,) = re.findall(r"exec .*/(scripts/\w+)", (ROOT / ".ci" / "run").read_text(encoding="utf-8"))
+    for command in ("scripts/quickstart", run_by_ci):
+        assert f"| `{command}` |" in README.read_text(encoding="utf-8")
+        assert "/environment" in (ROOT / command).read_text(encoding="utf-8"), "it installs what is missing"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_relative_link_leads_to_a_file_and_a_heading(page) -> None:
+    broken = []
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        if "://" in link or path.startswith("../contributing/"):  # the pages at the root, taken in as they are built
+            continue
+        target = (page.parent / path).resolve() if path else page
+        if not target.is_file() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+def test_the_readme_leads_to_every_how_to() -> None:
+    assert {str(page.relative_to(ROOT)) for page in (DOCS / "howto").glob("*.md")} <= set(links(README))
+
+
+def test_the_page_of_flags_holds_every_refused_and_every_idle_flag(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from docs_pages.hook import filled
+
+    page = filled((DOCS / "reference" / "flags.md").read_text(encoding="utf-8"))
+    _, _, page = page.partition("## TRL's flags that are refused")
+    refused, _, idle = page.partition("## TRL's flags that do nothing")
+    for name, cure in {**REFUSED, **REFUSED_WHEN_OFF}.items():
+        assert f"| `--{name}" in refused
+        assert cure[1:] in refused
+    names = {name for group in GROUPS if group.verdict is Verdict.IDLE for name in group.names}
+    assert [name for name in sorted(names) if f"`--{name}`" not in idle] == []

@@ -1,0 +1,136 @@
+"""How scripts judge their figures: the bars of accuracy, of whole commands, of a search, and of an order."""
+
+import json
+import pathlib
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from accuracy_rows.public import Bars, Result, report
+from command_cases import material
+from search_quality_grid import grid
+from search_quality_grid.grid import Outcome, compare
+from synthetic_memory import LinearMemory, brute_force, space_of
+from throughput_rows.ranks import Result as Ranked
+from throughput_rows.ranks import tau
+
+from autotrain_mem.estimator.memory import estimate_memory
+from autotrain_mem.estimator.replay import Room
+from autotrain_mem.rehearsal.rehearse import rehearse
+from autotrain_mem.search.search import Found, search
+from autotrain_mem.support.units import GIB
+from autotrain_mem.types import Job, Knobs
+
+BARS = Bars(limit=0.04, median=0.015, reserved_limit=0.06, reserved_median=0.03, smi_median=0.05)
+
+
+def result(family: str = "a family", **errors: Any) -> Result:
+    chosen: dict[str, Any] = {"counted": True, "allocated": 0.0, "other": None, "reserved": None, "smi": None, **errors}
+    case: Any = SimpleNamespace(family=family)
+    return Result(case=case, **chosen)
+
+
+SMI_BY_FAMILY = [*(result("large", smi=0.5) for _ in range(9)), result("small", smi=0.01), result("other", smi=-0.01)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "passes"),
+    [
+        ([result(allocated=0.01, reserved=-0.02, smi=0.04)], True),
+        ([result(counted=False, allocated=9.0, reserved=9.0, smi=9.0)], True),
+        (SMI_BY_FAMILY, True),  # the median over families
+        ([result(allocated=-0.05), result(), result()], False),
+        ([result(allocated=0.02)], False),
+        ([result(reserved=0.07), result(reserved=0.0), result(reserved=0.0)], False),
+        ([result(reserved=-0.04)], False),
+        ([result(smi=0.06)], False),
+    ],
+)
+def test_one_bar_that_is_broken_fails(rows: list[Result], passes: bool) -> None:
+    assert report(rows, BARS) is passes
+
+
+RECORDED: dict[str, Any] = json.loads(pathlib.Path(__file__).with_name("recorded_commands.json").read_text("utf-8"))
+CASES: dict[str, dict[str, Any]] = {case["name"]: case for case in RECORDED["cases"]}
+HELD = ("sft full", "reward lora", "dpo 4bit", "kto lora", "grpo lora", "rloo 4bit", "ppo lora")
+"""One of each method; the script compares all, and shows which miss its bars."""
+ALLOCATED_BAR, RESERVED_BAR = 0.03, 0.04
+"""As in the script."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("commands")
+    material.write(folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HELD)
+def test_a_rehearsal_takes_what_the_command_took(
+    name: str, place: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    monkeypatch.syspath_prepend(str(place))
+    case = CASES[name]
+    job = Job(method=case["method"], model="model", dataset=None, arguments=case["arguments"])
+    capability = tuple(RECORDED["compute_capability"])
+    trace = rehearse(job, Knobs(**case["knobs"]), case["length"], str(tmp_path), capability)
+    memory = estimate_memory(trace, Room(capacity_bytes=None))
+    native = memory.reserved.native
+    assert memory.peak_allocated_bytes == pytest.approx(case["peak_allocated_bytes"], rel=ALLOCATED_BAR)
+    assert native.peak_reserved_bytes == pytest.approx(case["peak_reserved_bytes"], rel=RESERVED_BAR)
+
+
+SPACE = space_of(max_length=1024, effective_batch_size=8)
+
+
+@pytest.mark.parametrize("budget_gib", [2, 10, 40])
+def test_the_grid_holds_the_level_and_the_speed_that_asking_for_every_point_gives(budget_gib: int) -> None:
+    model = LinearMemory(budget_bytes=budget_gib * GIB)
+    outcome = compare(SPACE, model)
+    assert outcome.best is not None
+    assert (outcome.level, outcome.best.tokens_per_second) == brute_force(SPACE, model)
+    assert outcome.skipped is None
+
+
+def outcome_of(monkeypatch: pytest.MonkeyPatch, level: str, knobs: Knobs) -> Outcome:
+    """What is said of a search that chose these."""
+    model = LinearMemory(budget_bytes=40 * GIB)
+    found = Found(level=level, estimate=model.estimate(knobs), attempts=(), levers=(), alternatives=())
+    monkeypatch.setattr(grid, "search", lambda space, predictor: found)
+    return compare(SPACE, model)
+
+
+def test_a_search_that_takes_a_slow_plan_has_a_low_ratio_and_shows_what_more_rows_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = search(SPACE, LinearMemory(budget_bytes=40 * GIB))
+    one_row = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "gradient_checkpointing": True}
+    outcome = outcome_of(monkeypatch, right.level, replace(right.estimate.knobs, **one_row))
+    assert outcome.ratio < 0.99
+    assert outcome.larger is not None
+    assert outcome.larger.knobs.per_device_train_batch_size == 2
+    assert outcome.could_gain
+    assert outcome.use < 0.85
+
+
+def test_a_search_that_passes_over_a_level_that_fits_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    lora = replace(SPACE.base, use_peft=True, dtype="bfloat16")
+    assert outcome_of(monkeypatch, "LoRA", lora).skipped == "lossless"
+
+
+@pytest.mark.parametrize(
+    ("pairs", "expected"),
+    [
+        ([(1, 10), (2, 20), (3, 30)], 1.0),
+        ([(1, 30), (2, 20), (3, 10)], -1.0),
+        ([(1, 10), (2, 30), (3, 20)], 1 / 3),
+        ([(1, 10), (2, 10), (3, 20)], 2 / 3),  # predicted as equal
+        ([(1, 10), (1, 20), (2, 30)], 1.0),  # measured as equal
+    ],
+)
+def test_tau_counts_pairs_that_were_measured_as_different(pairs: list[tuple[float, float]], expected: float) -> None:
+    rows = [Ranked(model="m", family="f", mark=" ", measured=one, predicted=other) for one, other in pairs]
+    assert tau(rows) == pytest.approx(expected)
