@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from autotrain_mem.allocator.settings import environment_setting
 from autotrain_mem.estimator.snapshot import make_snapshot
 from autotrain_mem.machine.catalog import catalog
 from autotrain_mem.machine.choose import choose, several, training_device
@@ -21,40 +22,40 @@ from autotrain_mem.machine.health_facts import gather
 from autotrain_mem.machine.health_findings import health_of
 from autotrain_mem.planning.accelerate_config import with_accelerate
 from autotrain_mem.planning.compare_cards import compare_cards
-from autotrain_mem.planning.early import check_to_train, opened
 from autotrain_mem.planning.follow_plan import check_subject, follow_plan
-from autotrain_mem.planning.machines import leading
 from autotrain_mem.planning.mixed_lengths import with_reason
 from autotrain_mem.planning.most import frontier_of, settled
 from autotrain_mem.planning.output_dir import output_dir, resumes, resumes_in_folder
 from autotrain_mem.planning.plan import make_plan, plan_as_given, searched_with_images
 from autotrain_mem.planning.predictions import Predictions, judge_trace
 from autotrain_mem.planning.preflight import check_preflight, check_room, examine
-from autotrain_mem.planning.probe.confirm import Ways, confirmed, is_probed
-from autotrain_mem.planning.recover.supervised import SupervisedRun
 from autotrain_mem.planning.rehearsals import OnCounting, Rehearsals, example_dataset, reads_dataset, row_length
-from autotrain_mem.planning.report_file import (
-    check_report_place,
-    report_path,
-    write_report,
-    write_run_report,
-)
-from autotrain_mem.planning.report_material import keep_for_report, material_of
 from autotrain_mem.planning.request import PlanHints, rehearsals_for, resumed, with_plan
 from autotrain_mem.planning.sweep import check_size, combinations, estimate_all
 from autotrain_mem.planning.wish import Wish, check_launch
 from autotrain_mem.report.page.content import page_of
 from autotrain_mem.report.snapshot_file import write_snapshot
+from autotrain_mem.run.early import check_to_train, opened, without_effect
+from autotrain_mem.run.machines import leading
+from autotrain_mem.run.probe import Ways, confirmed, is_probed
+from autotrain_mem.run.report_file import (
+    check_report_place,
+    report_path,
+    write_report,
+    write_run_report,
+)
+from autotrain_mem.run.report_material import keep_for_report, material_of
+from autotrain_mem.run.supervised import SupervisedRun
 from autotrain_mem.search.ladder import check_forbid
 from autotrain_mem.settings.levers import LEVERS, SMALLER_IMAGES
 from autotrain_mem.settings.words import MOST, RESTARTS
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.support.versions import versions_key
-from autotrain_mem.training.environment import environment_setting, process_environment
+from autotrain_mem.training.environment import process_environment
 from autotrain_mem.training.machines.lead import Machines
 from autotrain_mem.training.run_folder import RunFolder, hold_folder, is_under_way
-from autotrain_mem.types import Candidate, Estimate, Hardware, Job, Plan, Report
+from autotrain_mem.types import Candidate, Estimate, Hardware, Plan, Report
 from autotrain_mem.types.autofit import AutoFit
 from autotrain_mem.types.experience import Experience
 from autotrain_mem.types.gpu_comparison import Cards, Frontier
@@ -68,6 +69,7 @@ __all__ = ["begin", "cards", "estimate", "fit", "plan", "train", "training_envir
 __all__ += [
     "LEVERS",
     "RESTARTS",
+    "Machines",
     "PlanHints",
     "Rehearsals",
     "Wish",
@@ -120,7 +122,7 @@ def begin(
             from autotrain_mem.machine.fault_injection import check_mishaps  # of no run on a real card
 
             check_mishaps(job.environment)
-            for warning in _without_effect(job):
+            for warning in without_effect(job):
                 warn(warning)
         workers.first.check_can_train(job)
         check_to_train(job, wish)
@@ -129,36 +131,31 @@ def begin(
     return rehearsals
 
 
-def _without_effect(job: Job) -> Iterator[str]:
-    """Says what a simulated card cannot be trained with (``methods.configs: on_cpu``)."""
-    if workers := job.arguments.get("dataloader_num_workers"):
-        yield (
-            f"--dataloader_num_workers {workers} has no effect with --simulate: the simulated card counts what one "
-            "process allocates, so batches are made there."
-        )
-    for name in ("torch_compile", "torch_compile_backend", "torch_compile_mode"):
-        if job.arguments.get(name):
-            yield f"--{name} has no effect with --simulate: the simulated card counts what each operator allocates."
-
-
 def _together(rehearsals: Rehearsals, machines: Machines, device: Hardware) -> Rehearsals:
     """The same job with the machines that have come: the least that is free on any of them counts."""
     there, planned_for = machines.gather(device), rehearsals.hardware
     free_bytes = min(planned_for.free_bytes, there.free_bytes)
     topology = replace(planned_for.topology, nodes=there.topology.nodes)
-    return replace(rehearsals.on(replace(planned_for, free_bytes=free_bytes, topology=topology)), machines=machines)
+    return rehearsals.on(replace(planned_for, free_bytes=free_bytes, topology=topology))
 
 
-def train(rehearsals: Rehearsals, chosen: Plan, wish: Wish, on_event: OnEvent = lambda event: None) -> Report:
+def train(
+    rehearsals: Rehearsals,
+    chosen: Plan,
+    wish: Wish,
+    on_event: OnEvent = lambda event: None,
+    *,
+    machines: Machines | None = None,
+) -> Report:
     """Confirm a plan by a probe, unless the wish is otherwise, and train with it. Raises as both do.
 
-    ``on_event`` hears of the events of :func:`fit`, of those of ``planning.probe.confirm.confirmed``, and of
+    ``on_event`` hears of the events of :func:`fit`, of those of ``run.probe.confirmed``, and of
     ``moved_aside`` with the ``path`` of another run. Last it hears ``report`` with the ``path`` of the run's report,
     which is written however the training ended.
     """
     with _folder(rehearsals, on_event, overwrite=wish.overwrite_output_dir) as folder:
         if wish.probe:
-            chosen = _confirmed(rehearsals, chosen, wish, folder, on_event)
+            chosen = _confirmed(rehearsals, chosen, wish, folder, on_event, machines)
         try:
             return fit(
                 rehearsals,
@@ -168,6 +165,7 @@ def train(rehearsals: Rehearsals, chosen: Plan, wish: Wish, on_event: OnEvent = 
                 max_restarts=wish.max_restarts,
                 on_event=on_event,
                 folder=folder,
+                machines=machines,
             )
         finally:
             write_run_report(folder.path, rehearsals.store, on_event)
@@ -286,10 +284,17 @@ def compared(autofit: AutoFit) -> tuple[Hardware, ...]:
     return several(autofit.gpu or "", autofit.gpu_counts, nodes=autofit.nodes or 1, link=autofit.link)
 
 
-def _confirmed(rehearsals: Rehearsals, chosen: Plan, wish: Wish, folder: RunFolder, on_event: OnEvent) -> Plan:
+def _confirmed(
+    rehearsals: Rehearsals,
+    chosen: Plan,
+    wish: Wish,
+    folder: RunFolder,
+    on_event: OnEvent,
+    machines: Machines | None,
+) -> Plan:
     """Try a plan before it trains: two real steps on the longest rows, in a process that then ends.
 
-    A plan that the user follows does not move (``planning.probe.confirm: confirmed``). Nothing is probed where nothing
+    A plan that the user follows does not move (``run.probe: confirmed``). Nothing is probed where nothing
     measures, nor a plan that a run goes on with and that nothing has changed since.
 
     Raises:
@@ -301,7 +306,14 @@ def _confirmed(rehearsals: Rehearsals, chosen: Plan, wish: Wish, folder: RunFold
     goes_on = resumes(job) and chosen.experience != Experience()
     if goes_on or not is_probed(job, device, vllm_share_bytes=rehearsals.vllm_share_bytes):
         return chosen
-    ways = Ways(rehearsals=rehearsals, device=device, simulate=wish.simulate, folder=folder.path, workers=Workers)
+    ways = Ways(
+        rehearsals=rehearsals,
+        device=device,
+        simulate=wish.simulate,
+        folder=folder.path,
+        workers=Workers,
+        machines=machines,
+    )
     return confirmed(chosen, ways, on_event, may_move=wish.plan is None)
 
 
@@ -314,6 +326,7 @@ def fit(
     max_restarts: int = RESTARTS,
     on_event: OnEvent = lambda event: None,
     folder: RunFolder | None = None,
+    machines: Machines | None = None,
 ) -> Report:
     """Train with a plan in a process of its own, and in others where it dies (``verbs.fit``, which tells the rest).
 
@@ -323,6 +336,7 @@ def fit(
             ``training.process.train``, ``checkpoint`` and ``save_failed`` ones of
             ``training.process.checkpointing``, ``restart`` of ``training.supervisor``.
         folder: The output folder, where somebody holds it already.
+        machines: The others that train along; None where one machine trains.
     """
     device = _training_device(rehearsals, simulate=simulate)
     rehearsals = replace(rehearsals, job=settled(rehearsals.job, chosen.knobs))
@@ -335,6 +349,7 @@ def fit(
             simulate=simulate,
             guarded=guarded,
             on_event=on_event,
+            machines=machines,
         )
         return run.finish(restarts=max_restarts)
 

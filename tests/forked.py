@@ -37,7 +37,7 @@ SOON = 60.0
 IMPORTED = (
     "autotrain_mem.checks.arguments",
     "autotrain_mem.cli.commands",
-    "autotrain_mem.planning.early",
+    "autotrain_mem.run.early",
     "autotrain_mem.rehearsal.rehearse",
     "autotrain_mem.rehearsal.fake_run",
     "autotrain_mem.training.process.probe",

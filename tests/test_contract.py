@@ -100,21 +100,24 @@ LAYERS = {
     ),
     "planning": part(
         10,
-        "allocator support estimator machine methods parallel search rehearsal report settings types training worker",
+        "allocator support estimator machine methods parallel search rehearsal report settings types worker",
     ),
-    "api": part(11, "planning support estimator machine search report settings types training worker"),
+    "run": part(
+        11, "allocator support estimator machine methods parallel planning search report settings types training worker"
+    ),
+    "api": part(12, "allocator planning run support estimator machine search report settings types training worker"),
     "cli": part(
-        12,
-        "__init__ api data exports methods planning report support settings types worker",
+        13,
+        "__init__ api data exports methods planning report run support settings types worker",
         "huggingface_hub peft rich tokenizers torch transformers",
     ),
     "drop_in": part(
-        12,
+        13,
         "allocator api checks planning support machine methods parallel search report settings types trainers training "
         "worker",
         "accelerate datasets rich torch transformers trl",
     ),
-    "verbs": part(12, "api support settings types"),
+    "verbs": part(13, "api support settings types"),
 }
 
 # Seconds to import: only where a process exists to run them. Everywhere else they stand inside functions.

@@ -6,12 +6,14 @@ Names and limits after torch 2.13: ``c10/core/AllocatorConfig.h`` and ``.cpp: Ac
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.units import MIB
 
 LARGE_SEGMENT_BYTES = 20 * MIB
@@ -191,3 +193,29 @@ _READERS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "throw_on_cudamalloc_oom": ("throw_on_cudamalloc_oom", _switch),
 }
 """By option: the field that it sets, and what reads its value (option, text)."""
+
+
+def environment_settings(environment: Mapping[str, str]) -> AllocatorSettings:
+    """The settings, of this process's environment and what a job's ``env:`` block sets over it.
+
+    Raises:
+        UsageError: torch would refuse them, or they name another allocator.
+    """
+    text = environment_setting(environment)
+    try:
+        return parse_settings(text)
+    except ValueError as error:
+        raise UsageError(
+            f"The allocator is set to {text!r} by the environment, which cannot be planned with: {error}.",
+            hint=f"Correct or unset {NEWER_VARIABLE} (or {OLDER_VARIABLE}), in the shell or in the recipe's env block.",
+        ) from error
+
+
+def environment_setting(environment: Mapping[str, str], *, expandable_segments: bool = False) -> str:
+    """Their text, with expandable segments beside what the user set.
+
+    Of a setting that is named twice the last counts (torch: ``c10/core/AllocatorConfig.cpp: parseArgs``).
+    """
+    given = given_settings({**os.environ, **environment})
+    added = "expandable_segments:True" if expandable_segments else ""
+    return ",".join(filter(None, (given, added)))

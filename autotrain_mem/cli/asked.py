@@ -39,11 +39,11 @@ def run(command: str, method: str, argv: Sequence[str]) -> int:
     for sentence in untested(installed_versions(TESTED)):
         sys.stderr.write(f"note: {sentence}\n")
     # A typo in a flag of ours is told before these are imported.
-    from autotrain_mem.planning.early import coarse_answer, opened, refuse_to_follow
+    from autotrain_mem.run.early import coarse_answer, opened, refuse_to_follow
 
     to_train = command == "train" and not (wish.plan_only or output.stops)
     if to_train:
-        from autotrain_mem.planning import machines
+        from autotrain_mem.run import machines
 
         wish = machines.again(machines.placed(wish), _say)
         if machines.follows(wish):

@@ -161,15 +161,17 @@ def train(workers: api.Workers, wish: api.Wish, output: flags.Output) -> int:
                 return plan_files.write_export(rehearsals, chosen, wish, output)
         if wish.plan_only:
             return _print_plan(chosen, wish, output)
-        return _trained(rehearsals, chosen, wish, output)
+        return _trained(rehearsals, chosen, wish, output, machines)
 
 
-def _trained(rehearsals: api.Rehearsals, chosen: Plan, wish: api.Wish, output: flags.Output) -> int:
+def _trained(
+    rehearsals: api.Rehearsals, chosen: Plan, wish: api.Wish, output: flags.Output, machines: api.Machines | None
+) -> int:
     console = lasting_console(stderr=output.json)
     console.print(plan_view(chosen) if output.verbose else first_screen(chosen))
     pages: list[str] = []
     with TrainingProgress(console, budget_bytes=rehearsals.budget_bytes, pages=pages) as progress:
-        report = api.train(rehearsals, chosen, wish, progress.on_event)
+        report = api.train(rehearsals, chosen, wish, progress.on_event, machines=machines)
     if output.out is not None:
         plan_files.refresh(output.out, report.output_dir)
     if output.json:

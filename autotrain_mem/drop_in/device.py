@@ -8,14 +8,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from autotrain_mem.allocator.settings import variable_that_counts
+from autotrain_mem.allocator.settings import environment_settings, variable_that_counts
 from autotrain_mem.machine.choose import choose
 from autotrain_mem.machine.detect import cuda_device, host
 from autotrain_mem.machine.measure import measured
 from autotrain_mem.machine.usable import check_usable
 from autotrain_mem.support.errors import UnreadableGpuError, UsageError
 from autotrain_mem.support.store import Store
-from autotrain_mem.training.environment import environment_settings
 from autotrain_mem.types import Hardware
 
 

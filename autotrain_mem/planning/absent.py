@@ -6,12 +6,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
-from autotrain_mem.allocator.settings import NEWER_VARIABLE, AllocatorSettings
+from autotrain_mem.allocator.settings import NEWER_VARIABLE, AllocatorSettings, environment_settings
 from autotrain_mem.search.absent import absent_levers
 from autotrain_mem.settings.levers import EXPANDABLE
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.versions import has_rocm_library
-from autotrain_mem.training.environment import environment_settings
 from autotrain_mem.types import Hardware
 
 HIP_VARIABLE = "PYTORCH_HIP_ALLOC_CONF"

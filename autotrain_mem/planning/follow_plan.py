@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+from autotrain_mem.allocator.settings import environment_setting
 from autotrain_mem.machine.catalog import recognise
 from autotrain_mem.machine.detect import CHOOSE_CARDS
 from autotrain_mem.planning.plan import make_plan
@@ -28,7 +29,6 @@ from autotrain_mem.settings.words import MAX_LENGTH, MAXIMIZED, is_wish
 from autotrain_mem.support.errors import DoesNotFitError, UsageError
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.support.versions import versions_key
-from autotrain_mem.training.environment import environment_setting
 from autotrain_mem.types import Candidate, Estimate, Hardware, Harm, Job, Knobs, Learned, Plan
 from autotrain_mem.types.estimate import candidate
 from autotrain_mem.types.model import ModelFacts

@@ -41,8 +41,7 @@ def check_output(job: Job, *, overwrite: bool) -> None:
     """Fail before minutes of planning, not after.
 
     Raises:
-        OutputFolderError: the folder cannot be written, a run is under way in it, it holds what the run would replace,
-            or what is trained there would be written over what the training reads.
+        OutputFolderError: what is trained there would be written over what the training reads.
         UsageError: the run in it is to be moved away, and read from.
     """
     folder = output_dir(job)
@@ -53,9 +52,6 @@ def check_output(job: Job, *, overwrite: bool) -> None:
     check_apart(folder, [job.model, *map(job.arguments.get, OTHER_MODEL_ARGUMENTS)], _datasets(job))
     if overwrite:
         _check_moves_nothing_read(folder, job)
-    from autotrain_mem.training.run_folder import check_folder  # a plan is made without a folder
-
-    check_folder(folder, resuming=resumes_in_folder(job), overwrite=overwrite)
 
 
 def check_apart(output_dir: str, models: Iterable[object], datasets: Iterable[object] = ()) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from autotrain_mem.allocator.settings import environment_setting
 from autotrain_mem.planning.limits import limits_of, optimizer_steps
 from autotrain_mem.planning.most import question_of
 from autotrain_mem.planning.predictions import Predictions
@@ -22,7 +23,6 @@ from autotrain_mem.search.search import NO_LIMITS, Found, search
 from autotrain_mem.settings.knobs import ROWS, STEPS
 from autotrain_mem.support.errors import DoesNotFitError
 from autotrain_mem.support.versions import versions_key
-from autotrain_mem.training.environment import environment_setting
 from autotrain_mem.types import Candidate, Estimate, Footprint, Harm, Job, Knobs, Lever, Plan, Topology
 from autotrain_mem.types.data import summary
 from autotrain_mem.types.model import ModelFacts

@@ -7,15 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from autotrain_mem.allocator.settings import AllocatorSettings
+from autotrain_mem.allocator.settings import AllocatorSettings, environment_setting
 from autotrain_mem.estimator.replay import Room
 from autotrain_mem.estimator.vllm_share import asleep_bytes, vllm_share_bytes
 from autotrain_mem.machine.prices import Prices, listed_prices, price_of
 from autotrain_mem.planning.absent import absent_from, settings_on
+from autotrain_mem.planning.calibration import Correction
 from autotrain_mem.planning.for_processes import for_processes
 from autotrain_mem.planning.kept_answers import answered
 from autotrain_mem.planning.length_checks import check_lengths
-from autotrain_mem.planning.probe.calibration import Correction
 from autotrain_mem.search.precision import precise_for
 from autotrain_mem.search.space import Space, make_space
 from autotrain_mem.settings.levers import SMALLER_IMAGES
@@ -24,8 +24,6 @@ from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError, ModelNotFoundError
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.versions import versions_key
-from autotrain_mem.training.environment import environment_setting
-from autotrain_mem.training.machines.lead import Machines
 from autotrain_mem.types import (
     Counting,
     DataProfile,
@@ -86,9 +84,6 @@ class Rehearsals:
     """By what probes measured; what is kept is as it was rehearsed."""
     traces: dict[Any, Trace] = field(default_factory=dict, compare=False)
     """Of the last rehearsals, by :meth:`trace_key`, for what is asked of a plan once it is chosen."""
-
-    machines: Machines | None = field(default=None, compare=False)
-    """The others that will train along, once they have come; None where one machine trains."""
 
     def on(self, hardware: Hardware) -> Rehearsals:
         """Returns the same job on other devices. Raises UsageError as :func:`for_processes`."""

@@ -13,9 +13,9 @@ from typing import Any
 from autotrain_mem.search.space import Space, micro_batches, with_rows
 from autotrain_mem.settings.knobs import alone_too
 from autotrain_mem.settings.levers import LADDER
+from autotrain_mem.settings.optimizer_verdicts import PARAMETER_SHAPED
 from autotrain_mem.settings.own import SHARE_TOKENS
 from autotrain_mem.support.errors import UsageError
-from autotrain_mem.training.checkpoint_kinds import PARAMETER_SHAPED
 from autotrain_mem.types import Knobs, Plan
 from autotrain_mem.types.autofit import AutoFit
 

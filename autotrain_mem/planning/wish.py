@@ -232,3 +232,8 @@ def check_launch(*, is_placed: bool = False) -> None:
             f"{on[0]} is set in this shell: every process would shard, whatever is planned.",
             hint=f"unset {on[0]}; --sharding, or --accelerate_config FILE, says how processes share the model.",
         )
+
+
+def no_model() -> UsageError:
+    """Returns what is said where nothing names a model."""
+    return UsageError("No model is given.", hint="Give --model MODEL, a hub id such as Qwen/Qwen2.5-0.5B or a folder.")

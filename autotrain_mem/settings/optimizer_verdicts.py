@@ -14,6 +14,10 @@ REHEARSED = (
 )
 """Of torch, transformers and bitsandbytes: allocation by allocation as on the CPU."""
 
+PARAMETER_SHAPED = ("adamw_torch", "adamw_torch_fused", "adagrad", "rmsprop", "sgd")
+"""Optimizers whose state is a number, or as large as the parameter (``torch/optim``): what belongs to a shard can be
+cut out of it. Blocks of 8 bits and factors cannot."""
+
 PACKAGES = {
     "galore_adamw": "galore_torch",
     "galore_adafactor": "galore_torch",

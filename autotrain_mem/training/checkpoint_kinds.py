@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from autotrain_mem.settings.optimizer_verdicts import PARAMETER_SHAPED
 from autotrain_mem.training.checkpoints import is_deepspeeds, is_in_shards, processes_of
 from autotrain_mem.types import Knobs
 
@@ -25,9 +26,6 @@ _NAMES = {
     "zero3": "DeepSpeed's ZeRO-3",
 }
 _FAMILIES = {"zero1": "zero", "zero2": "zero", "zero3": "zero3"}
-PARAMETER_SHAPED = ("adamw_torch", "adamw_torch_fused", "adagrad", "rmsprop", "sgd")
-"""Optimizers whose state is a number, or as large as the parameter (``torch/optim``): what belongs to a shard can be
-cut out of it. Blocks of 8 bits and factors cannot."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,11 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotrain_mem.allocator.settings import (
-    NEWER_VARIABLE,
-    OLDER_VARIABLE,
-    AllocatorSettings,
-    given_settings,
-    parse_settings,
+    environment_setting,
     variable_that_counts,
 )
 from autotrain_mem.machine.detect import ORDER, VISIBLE, numbers_in_pci_order
@@ -38,32 +34,6 @@ up to 32 MiB (``mallopt(3)``, M_MMAP_THRESHOLD) and keeps what is freed below, w
 parameters in float32, 2 rows of 256 tokens, held 2691 MiB beyond the imports where a rehearsal predicts 2364; with this
 they held 2385, and with rows of 128 tokens 2497 for a predicted 2487 (anonymous pages, torch 2.13, glibc, November
 2026). The kernel clears such pages anew: 7 % more CPU time there, a sixth in a few wide layers with few rows."""
-
-
-def environment_settings(environment: Mapping[str, str]) -> AllocatorSettings:
-    """The settings, of this process's environment and what a job's ``env:`` block sets over it.
-
-    Raises:
-        UsageError: torch would refuse them, or they name another allocator.
-    """
-    text = environment_setting(environment)
-    try:
-        return parse_settings(text)
-    except ValueError as error:
-        raise UsageError(
-            f"The allocator is set to {text!r} by the environment, which cannot be planned with: {error}.",
-            hint=f"Correct or unset {NEWER_VARIABLE} (or {OLDER_VARIABLE}), in the shell or in the recipe's env block.",
-        ) from error
-
-
-def environment_setting(environment: Mapping[str, str], *, expandable_segments: bool = False) -> str:
-    """Their text, with expandable segments beside what the user set.
-
-    Of a setting that is named twice the last counts (torch: ``c10/core/AllocatorConfig.cpp: parseArgs``).
-    """
-    given = given_settings({**os.environ, **environment})
-    added = "expandable_segments:True" if expandable_segments else ""
-    return ",".join(filter(None, (given, added)))
 
 
 def process_environment(

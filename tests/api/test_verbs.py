@@ -15,7 +15,7 @@ import pytest
 import autotrain_mem
 from autotrain_mem import AutoFit, Plan, UsageError, api
 from autotrain_mem.cli import main
-from autotrain_mem.planning import early
+from autotrain_mem.run import early
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import PlanFileError, RehearsalError
 from autotrain_mem.types.python_names import python_errors, python_words

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nouns import TRL_DEFAULTS
-from probe_examples import BUDGET, measured, predicted, probe
 
-from autotrain_mem.planning.probe.calibration import SCALES, Correction, Line, Point, asked_bytes, corrected
+from autotrain_mem.planning.calibration import SCALES, Correction, Line, Point, asked_bytes, corrected
 from autotrain_mem.support.units import MIB
 from autotrain_mem.types import Estimate, Phase
+from tests.probe_examples import BUDGET, measured, predicted, probe
 
 LARGE, HALF = replace(TRL_DEFAULTS, per_device_train_batch_size=8), replace(TRL_DEFAULTS, per_device_train_batch_size=4)
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_worker import FakeWorker, rehearsals, toy
 
 from autotrain_mem import api
 from autotrain_mem.support import codec
@@ -14,6 +13,7 @@ from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types import Candidate, Hardware, Job, Knobs
 from autotrain_mem.types.gpu_comparison import NOTHING_FITS, Cards
 from autotrain_mem.types.hardware import Topology
+from tests.fake_worker import FakeWorker, rehearsals, toy
 
 AMPERE, ADA, TURING = (8, 6), (8, 9), (7, 5)
 SPEEDS = {

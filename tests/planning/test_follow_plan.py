@@ -4,11 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import fake_worker
-import probe_examples
 import pytest
-from fake_worker import FakeWorker
-from test_compare_gpus import ADA, LARGE, SMALL
 
 from autotrain_mem import api
 from autotrain_mem.machine.catalog import named
@@ -20,6 +16,9 @@ from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.support.versions import versions_key
 from autotrain_mem.types import Candidate, Hardware, Job, Plan
 from autotrain_mem.types.job import PythonCall
+from tests import fake_worker, probe_examples
+from tests.fake_worker import FakeWorker
+from tests.planning.test_compare_gpus import ADA, LARGE, SMALL
 
 JOB = Job(method="sft", model="here/m", dataset=None, arguments={"max_length": 512, "lora_r": 16})
 DIGESTS = {"here/m": "one", "elsewhere/m": "one", "another": "two"}

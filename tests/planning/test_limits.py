@@ -5,8 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_worker import FakeWorker, rehearsals, toy
-from test_compare_gpus import SPEEDS
 
 from autotrain_mem import api
 from autotrain_mem.planning.limits import limits_of
@@ -15,6 +13,8 @@ from autotrain_mem.support.errors import LimitError, UsageError
 from autotrain_mem.types import Job, Plan
 from autotrain_mem.types.gpu_comparison import NO_PRICE, TOO_DEAR, TOO_SLOW
 from autotrain_mem.types.hardware import Price
+from tests.fake_worker import FakeWorker, rehearsals, toy
+from tests.planning.test_compare_gpus import SPEEDS
 
 CARD = toy(16.2, "toy", origin="named", compute_capability=(8, 9), **SPEEDS)
 """On which a billion parameters train in float32 with their activations recomputed, and without in bfloat16."""

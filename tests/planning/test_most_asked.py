@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_worker import FakeWorker, rehearsals, toy
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem import api
@@ -16,6 +15,7 @@ from autotrain_mem.support.errors import BatchSplitError, ContextLengthError, Us
 from autotrain_mem.support.units import GIB
 from autotrain_mem.types import DataProfile, Job, Knobs
 from autotrain_mem.types.model import ModelFacts
+from tests.fake_worker import FakeWorker, rehearsals, toy
 
 GRPO = replace(TRL_DEFAULTS, max_length=None, max_completion_length=256, num_generations=8)
 

@@ -3,10 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-import fake_worker
 import pytest
-from fake_worker import FakeWorker
-from test_compare_gpus import LARGE
 
 from autotrain_mem import api
 from autotrain_mem.planning import shared_otherwise
@@ -14,6 +11,9 @@ from autotrain_mem.planning.request import with_plan
 from autotrain_mem.support.errors import BatchSplitError, UsageError
 from autotrain_mem.types import Job, Knobs, Plan, Topology
 from autotrain_mem.types.autofit import AutoFit
+from tests import fake_worker
+from tests.fake_worker import FakeWorker
+from tests.planning.test_compare_gpus import LARGE
 
 JOB = Job(
     method="sft",

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from fake_worker import FakeWorker, rehearsals, toy
 
 from autotrain_mem import api
 from autotrain_mem.settings.words import MAX_LENGTH
@@ -14,6 +13,7 @@ from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types import DataProfile, Fingerprint, Job, Knobs, Plan
 from autotrain_mem.types.data import ImageProfile
 from autotrain_mem.types.model import ModelFacts
+from tests.fake_worker import FakeWorker, rehearsals, toy
 
 AREA = 1024 * 768
 STEPS = tuple(2**20 >> halving for halving in range(9))

@@ -5,13 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_worker import FakeWorker, rehearsals, toy
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem import api
 from autotrain_mem.support.errors import DoesNotFitError
 from autotrain_mem.support.units import GIB
 from autotrain_mem.types import Job, Knobs
+from tests.fake_worker import FakeWorker, rehearsals, toy
 
 PPO = replace(TRL_DEFAULTS, max_length=None, response_length=53, local_rollout_forward_batch_size=64)
 CARD = toy(8, "toy8", origin="named")

@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
-from fake_worker import FakeWorker, rehearsals, toy
 
 from autotrain_mem import api
 from autotrain_mem.support.errors import DatasetNotFoundError
 from autotrain_mem.types import DataProfile, Job
+from tests.fake_worker import FakeWorker, rehearsals, toy
 
 CARD = toy(40, "toy", origin="named", compute_capability=(8, 9))
 HOURS = "what rows of every length make the allocator reserve over hours: "

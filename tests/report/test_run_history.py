@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from autotrain_mem.planning.recover.event_log import EventLog
 from autotrain_mem.report.run_history import read_history
+from autotrain_mem.run.run_figures import EventLog
 from autotrain_mem.types import Phase
 from autotrain_mem.types.experience import EVENTS_NAME, RECORD_NAME
 

@@ -12,8 +12,8 @@ from test_page_content import history, moment
 
 from autotrain_mem import api
 from autotrain_mem.cli import inspect_commands, main
-from autotrain_mem.planning.recover.event_log import EventLog
 from autotrain_mem.report.run_view import SPARKS, Watched, spark, watch_line, watch_view
+from autotrain_mem.run.run_figures import EventLog
 from autotrain_mem.training.run_folder import lock_folder
 from autotrain_mem.types.experience import RunHistory
 

@@ -4,19 +4,19 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import fake_worker
 import pytest
-from fake_worker import FakeWorker
-from test_compare_gpus import LARGE
 
 from autotrain_mem import api
 from autotrain_mem.parallel.place import Place
-from autotrain_mem.planning.early import refuse
 from autotrain_mem.planning.output_dir import check_weights
+from autotrain_mem.run.early import refuse
 from autotrain_mem.support import sources
 from autotrain_mem.support.errors import MissingExtraError, ModelNotFoundError, OutputFolderError
 from autotrain_mem.types import Job
 from autotrain_mem.types.autofit import AutoFit
+from tests import fake_worker
+from tests.fake_worker import FakeWorker
+from tests.planning.test_compare_gpus import LARGE
 
 
 def test_a_model_that_reads_images_is_refused_where_nothing_can_read_them(

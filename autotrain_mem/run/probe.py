@@ -10,9 +10,9 @@ from typing import Any
 
 from autotrain_mem.machine.detect import free_bytes
 from autotrain_mem.machine.measure import STEADY_BYTES, others_on
+from autotrain_mem.planning.calibration import Correction, Point, corrected
 from autotrain_mem.planning.plan import make_plan, searched_with_images
 from autotrain_mem.planning.predictions import Predictions
-from autotrain_mem.planning.probe.calibration import Correction, Point, corrected
 from autotrain_mem.planning.rehearsals import Rehearsals
 from autotrain_mem.report.run_history import outcome
 from autotrain_mem.settings.words import without_wish
@@ -21,6 +21,7 @@ from autotrain_mem.support.errors import DoesNotFitError
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.training.environment import process_environment
 from autotrain_mem.training.launch import run_probe
+from autotrain_mem.training.machines.lead import Machines
 from autotrain_mem.training.request import Request
 from autotrain_mem.types import Estimate, Experience, Footprint, Hardware, Job, Plan, Probe
 from autotrain_mem.worker.pool import Workers
@@ -58,6 +59,8 @@ class Ways:
     folder: Path
     """The run's output folder, which exists."""
     workers: Callable[[], Workers]
+    machines: Machines | None = None
+    """The others that train along."""
     footprints: dict[Any, Footprint] = field(default_factory=dict)
     """What was rehearsed for one move serves the next."""
 
@@ -87,7 +90,7 @@ class Ways:
             output_dir=str(self.folder),
         )
         environment = process_environment(device, plan.knobs, job.environment, simulate=self.simulate)
-        return replace(run_probe(request, environment, self.folder, self.rehearsals.machines), others=others)
+        return replace(run_probe(request, environment, self.folder, self.machines), others=others)
 
     def planned(self, correction: Correction, hardware: Hardware) -> Replanned:
         """Search again, by the same words; what was rehearsed for it is mostly kept. Raises DoesNotFitError."""

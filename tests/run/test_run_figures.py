@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotrain_mem.planning.recover.run_figures import RunFigures
+from autotrain_mem.run.run_figures import RunFigures
 from autotrain_mem.support import codec
 from autotrain_mem.types import MixedLengths, Report, ReservedByOrder, ReservedOverSteps
 from tests.report.report_examples import PLAN

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotrain_mem.planning.report_material import material_of
 from autotrain_mem.report.page.content import page_of
 from autotrain_mem.report.page.render import MARKER, page_html
+from autotrain_mem.run.report_material import material_of
 from autotrain_mem.support.errors import AutofitError, OutputFolderError
 from autotrain_mem.support.files import OUTPUT_FOLDER, read_start, refusal, replace_file
 from autotrain_mem.support.store import Store

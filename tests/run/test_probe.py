@@ -5,18 +5,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from fake_worker import FakeWorker, rehearsals, toy
 from nouns import TRL_DEFAULTS
-from probe_examples import BUDGET, CARD, ROW_TOKENS, measured, predicted, probe
 
 from autotrain_mem import api
-from autotrain_mem.planning.probe.calibration import Correction, Line
-from autotrain_mem.planning.probe.confirm import MOST_PROBES, Replanned, Ways, confirmed, is_probed
+from autotrain_mem.planning.calibration import Correction, Line
+from autotrain_mem.run.probe import MOST_PROBES, Replanned, Ways, confirmed, is_probed
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import DoesNotFitError
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types import Estimate, Hardware, Job, Knobs, Phase, Plan, Probe
 from autotrain_mem.types.job import PythonCall
+from tests.fake_worker import FakeWorker, rehearsals, toy
+from tests.probe_examples import BUDGET, CARD, ROW_TOKENS, measured, predicted, probe
 from tests.report.report_examples import PLAN
 
 JOB = Job(method="sft", model="here/m", dataset=None, arguments={"max_length": 512})

@@ -7,15 +7,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import fake_worker
 import pytest
-from fake_worker import FakeWorker, toy
 from nouns import TRL_DEFAULTS
-from test_follow_plan import JOB, counting, made, rehearsals
 
 from autotrain_mem.planning.predictions import Predictions
-from autotrain_mem.planning.recover import supervised
-from autotrain_mem.planning.recover.replan import (
+from autotrain_mem.planning.rehearsals import Rehearsals
+from autotrain_mem.run import supervised
+from autotrain_mem.run.replan import (
     MOVABLE,
     flags_of,
     lowered_budget_bytes,
@@ -24,8 +22,7 @@ from autotrain_mem.planning.recover.replan import (
     with_less_on_device,
     with_less_on_host,
 )
-from autotrain_mem.planning.recover.supervised import SupervisedRun, as_begun
-from autotrain_mem.planning.rehearsals import Rehearsals
+from autotrain_mem.run.supervised import SupervisedRun, as_begun
 from autotrain_mem.support import codec, files
 from autotrain_mem.support.errors import OutputFolderError, TrainingError
 from autotrain_mem.support.units import GIB
@@ -35,6 +32,9 @@ from autotrain_mem.training.run_folder import LOCK_NAME, LastRun, RunFolder
 from autotrain_mem.types import Estimate, Incident, Job, Knobs, Learned, Phase, Plan, Topology
 from autotrain_mem.types.experience import Restart
 from autotrain_mem.types.report import Shortage
+from tests import fake_worker
+from tests.fake_worker import FakeWorker, toy
+from tests.planning.test_follow_plan import JOB, counting, made, rehearsals
 
 PLAN = made(replace(JOB, effective_batch_size=16))
 RESTART = Restart(step=7, resumed_at=5, cause="killed", why="signal 9", change="")

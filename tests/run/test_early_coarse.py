@@ -8,7 +8,7 @@ import pytest
 
 from autotrain_mem import api
 from autotrain_mem.methods.parameter_count import parameters
-from autotrain_mem.planning.early import coarse_answer
+from autotrain_mem.run.early import coarse_answer
 
 QWEN = {"model_type": "qwen2", "hidden_size": 896, "num_attention_heads": 14, "num_key_value_heads": 2}
 QWEN |= {"num_hidden_layers": 24, "intermediate_size": 4864, "vocab_size": 151936, "tie_word_embeddings": True}

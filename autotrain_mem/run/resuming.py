@@ -17,7 +17,7 @@ from autotrain_mem.types import Plan
 def check_checkpoint(wish: Wish) -> None:
     """Look at what a wish would go on with, as far as flags and the run's own plan say how the model is shared.
 
-    Where they leave it open, the plan that is made is looked at (``planning.recover.supervised``).
+    Where they leave it open, the plan that is made is looked at (``run.supervised``).
 
     Raises:
         OutputFolderError: none of the checkpoints that it may mean can be read by so many ranks in this way, or the

@@ -13,10 +13,10 @@ from autotrain_mem.machine.choose import check_device, several, training_device
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.parameter_count import parameters
 from autotrain_mem.planning.for_processes import check_processes
-from autotrain_mem.planning.output_dir import RESUME, check_output, check_weights
-from autotrain_mem.planning.resuming import check_checkpoint
+from autotrain_mem.planning.output_dir import RESUME, check_output, check_weights, output_dir, resumes_in_folder
 from autotrain_mem.planning.vllm_server import gpus_served_here
-from autotrain_mem.planning.wish import Wish, check_launch
+from autotrain_mem.planning.wish import Wish, check_launch, no_model
+from autotrain_mem.run.resuming import check_checkpoint
 from autotrain_mem.settings.trl_parser import parser_of, read_given
 from autotrain_mem.support.errors import AutofitError, PlanFileError, UsageError
 from autotrain_mem.support.sources import (
@@ -157,11 +157,6 @@ def refuse_to_follow(wish: Wish) -> None:
     refuse(wish, to_train=True)
 
 
-def no_model() -> UsageError:
-    """Returns what is said where nothing names a model."""
-    return UsageError("No model is given.", hint="Give --model MODEL, a hub id such as Qwen/Qwen2.5-0.5B or a folder.")
-
-
 def check_to_train(job: Job, wish: Wish) -> None:
     """Refuses to train without data or weights, or into a folder that is taken.
 
@@ -182,6 +177,9 @@ def _check_written(job: Job, wish: Wish) -> None:
         check_weights(pathlib.Path(name))
     if wish.place is None or not wish.place.rank:  # the first machine's run holds the folder of all
         check_output(job, overwrite=wish.overwrite_output_dir)
+        from autotrain_mem.training.run_folder import check_folder  # a plan is made without a folder
+
+        check_folder(output_dir(job), resuming=resumes_in_folder(job), overwrite=wish.overwrite_output_dir)
 
 
 def _refuse_device(wish: Wish, *, to_train: bool) -> None:
@@ -245,3 +243,15 @@ def coarse_answer(wish: Wish) -> str:
         f"From sizes alone: {count / 1e9:.3g} billion parameters, {trained} to train all of them in float32 with\n"
         f"AdamW, {held} to hold them in bfloat16; activations come on top. The plan follows.\n"
     )
+
+
+def without_effect(job: Job) -> Iterator[str]:
+    """Says what a simulated card cannot be trained with (``methods.configs: on_cpu``)."""
+    if workers := job.arguments.get("dataloader_num_workers"):
+        yield (
+            f"--dataloader_num_workers {workers} has no effect with --simulate: the simulated card counts what one "
+            "process allocates, so batches are made there."
+        )
+    for name in ("torch_compile", "torch_compile_backend", "torch_compile_mode"):
+        if job.arguments.get(name):
+            yield f"--{name} has no effect with --simulate: the simulated card counts what each operator allocates."

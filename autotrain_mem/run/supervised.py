@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from autotrain_mem.planning.output_dir import RESUME, how_to_resume, resumes
-from autotrain_mem.planning.recover.event_log import EventLog
-from autotrain_mem.planning.recover.replan import (
+from autotrain_mem.planning.rehearsals import Rehearsals
+from autotrain_mem.report.shortage_view import explained
+from autotrain_mem.run.replan import (
     flags_of,
     on_machines,
     smallest_change,
     with_less_on_device,
     with_less_on_host,
 )
-from autotrain_mem.planning.recover.run_figures import RunFigures
-from autotrain_mem.planning.rehearsals import Rehearsals
-from autotrain_mem.report.shortage_view import explained
+from autotrain_mem.run.run_figures import EventLog, RunFigures
 from autotrain_mem.settings.words import without_wish
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError, GpuOutOfMemoryError, InterruptedByUser, OutputFolderError
@@ -40,6 +39,7 @@ from autotrain_mem.training.checkpoints import (
 from autotrain_mem.training.environment import one_tracked_run, process_environment
 from autotrain_mem.training.exit_causes import Cause, Ending, Remedy, cause_of
 from autotrain_mem.training.launch import Event
+from autotrain_mem.training.machines.lead import Machines
 from autotrain_mem.training.request import Request
 from autotrain_mem.training.run_folder import LastRun, RunFolder
 from autotrain_mem.training.supervisor import Change, Stint, supervise
@@ -66,6 +66,8 @@ class SupervisedRun:
     guarded: bool
     """Else the process trains as TRL does by itself."""
     on_event: Callable[[Mapping[str, Any]], None]
+    machines: Machines | None = None
+    """The others that train along; None where one machine trains."""
     _first: Checkpoint | None = None
     _tracked: str = field(default_factory=lambda: uuid.uuid4().hex)
     """What makes all processes one run of Weights & Biases."""
@@ -97,7 +99,7 @@ class SupervisedRun:
         checkpoint = self.first_checkpoint()
         if checkpoint is not None:
             self._check_processes(checkpoint.path)
-        machines = self.rehearsals.machines
+        machines = self.machines
         command = () if machines is None else machines.command
         start = None if checkpoint is None else checkpoint.path
         self.output.begin(LastRun(number=self._number, start=start, command=command))
@@ -152,7 +154,7 @@ class SupervisedRun:
         environment = process_environment(self.device, stint.knobs, job.environment, simulate=self.simulate)
         environment |= one_tracked_run(self._tracked, job.environment)
         log = self.folder / launch.LOG_NAME
-        machines = self.rehearsals.machines
+        machines = self.machines
         return launch.train(request, environment, log, on_event, lock=self.output.lock, machines=machines)
 
     def newest(self, ending: Ending) -> Checkpoint | None:
@@ -188,7 +190,7 @@ class SupervisedRun:
         Raises:
             TrainingError: they are too few, or the same training does not fit them.
         """
-        machines = self.rehearsals.machines
+        machines = self.machines
         assert machines is not None
         device = machines.gather(self.device)
         if device.topology.processes == knobs.processes:

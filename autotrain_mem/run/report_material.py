@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from autotrain_mem.allocator.settings import environment_settings
 from autotrain_mem.estimator.replay import Room
 from autotrain_mem.estimator.timeline import make_timeline
 from autotrain_mem.machine.catalog import catalog
@@ -20,7 +21,6 @@ from autotrain_mem.search.precision import lacks_bf16
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError, PlanFileError
 from autotrain_mem.support.store import Store
-from autotrain_mem.training.environment import environment_settings
 from autotrain_mem.types import Plan, Report, Trace
 from autotrain_mem.types.data import DataProfile
 from autotrain_mem.types.hardware import Capability, Hardware, kernel_class

@@ -1,1 +1,0 @@
-"""Probes a plan on the device and calibrates its prediction. Runs in the parent."""

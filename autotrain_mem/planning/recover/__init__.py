@@ -1,1 +1,0 @@
-"""Plans again when a training has died. Runs in the parent."""
