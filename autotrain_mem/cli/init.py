@@ -202,8 +202,7 @@ class Columns:
 def columns_of(dataset: str) -> Columns:
     """Look at a file, a folder or a hub id.
 
-    Raises:
-        DatasetError: there is none, it is empty, or its first row cannot be read.
+    Raises DatasetError: there is none, it is empty, or its first row cannot be read.
     """
     path = Path(dataset).expanduser()
     if path.suffix.lower() in (".jsonl", ".json", ".csv"):

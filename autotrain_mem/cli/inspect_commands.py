@@ -103,11 +103,7 @@ def watch(argv: Sequence[str]) -> int:
 
 
 def _looking(folder: Path) -> Callable[[], Watched]:
-    """Returns what looks at a folder.
-
-    Raises:
-        UsageError: it is not there, or holds neither a run nor a plan.
-    """
+    """Returns what looks at a folder. Raises UsageError: it is not there, or holds neither a run nor a plan."""
     from autotrain_mem import api
 
     if not folder.is_dir():

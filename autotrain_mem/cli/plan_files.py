@@ -117,8 +117,7 @@ def command(job: Job, autofit: AutoFit, *, out: str) -> str:
 def check_export(wish: api.Wish, output: Output) -> None:
     """Refuse before minutes of planning what no file can be written for.
 
-    Raises:
-        UsageError: a method that the tool does not have; many cards; two things for stdout.
+    Raises UsageError: a method that the tool does not have; many cards; two things for stdout.
     """
     if not output.stops:
         return

@@ -47,8 +47,7 @@ def flag_parser(command: str, about: str) -> argparse.ArgumentParser:
 def parsed(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace | None:
     """Read a command line; None where it asked for help, which is then printed.
 
-    Raises:
-        UsageError: an unknown flag, a missing value, or no run.
+    Raises UsageError: an unknown flag, a missing value, or no run.
     """
     if {"--help", "-h"} & set(argv):
         sys.stdout.write(parser.format_help())

@@ -36,8 +36,7 @@ class WrittenAxis:
 def read_axes(output: Output) -> tuple[WrittenAxis, ...]:
     """The axes of the command line; no value is looked at yet.
 
-    Raises:
-        UsageError: all that is wrong with them, in one message.
+    Raises UsageError: all that is wrong with them, in one message.
     """
     if output.csv and output.json:
         raise UsageError("--csv and --json exclude each other: stdout holds one of them.", hint="Remove one.")

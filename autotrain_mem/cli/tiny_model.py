@@ -115,8 +115,7 @@ def train_tokenizer(texts: Iterable[str]) -> Any:
 def write_model(folder: Path, config: Any, tokenizer: Any) -> None:
     """Write a model of ``config`` with fixed random weights, and its tokenizer. The folder appears whole or not at all.
 
-    Raises:
-        OutputFolderError: something stands there that no earlier build made.
+    Raises OutputFolderError: something stands there that no earlier build made.
     """
     card = folder / "README.md"
     ours = card.is_file() and card.read_text(encoding="utf-8", errors="replace") == MODEL_CARD

@@ -50,8 +50,7 @@ def check_snapshot(path: Path) -> None:
 def write_snapshot(path: Path, snapshot: Mapping[str, Any]) -> None:
     """Replace ``path``, an earlier snapshot, in one step; a write that fails leaves it as it was.
 
-    Raises:
-        OutputFolderError: the file cannot be written; the hint says what to do.
+    Raises OutputFolderError: the file cannot be written; the hint says what to do.
     """
     check_snapshot(path)
     try:

@@ -83,8 +83,7 @@ def is_live(console: Console) -> bool:
 class Redrawn(Generic[Line]):
     """Starts a line that is redrawn in place when it is entered, and stops it when it is left.
 
-    Args:
-        line: None where nobody watches a terminal.
+    It is None where nobody watches a terminal.
     """
 
     def __init__(self, line: Line | None = None) -> None:
@@ -172,14 +171,12 @@ class TrainingProgress(Redrawn[Progress]):
     def advance(
         self, step: int, loss: float | None, allocated_bytes: int | None, seconds: float, reward: float | None = None
     ) -> None:
-        """Optimizer step number ``step`` is done.
+        """Optimizer step number ``step`` is done, counted from the run's beginning, also after a resume.
 
         Args:
-            step: Counted from the run's beginning, also after a resume.
-            loss: None when this step logged none.
+            loss, reward: None when this step logged none.
             allocated_bytes: Now or at most so far; the largest one is shown. None where nothing measures it.
             seconds: Since training began.
-            reward: Mean reward of the completions; None when this step logged none.
         """
         if loss is not None:
             self._loss = loss if self._loss is None else SMOOTHING * self._loss + (1 - SMOOTHING) * loss

@@ -89,8 +89,7 @@ def _refused(errand: Errand, error: HfHubHTTPError) -> TrainingError | UsageErro
 def columns(errand: Errand, send: Send, receive: Receive) -> dict[str, Any]:
     """Load the dataset as a training does, and name the columns of its first split.
 
-    Raises:
-        DatasetError: it is not there, or cannot be read.
+    Raises DatasetError: it is not there, or cannot be read.
     """
     from autotrain_mem.data.load import load_named
 

@@ -34,9 +34,7 @@ def model_class(errand: Errand) -> Any:
 def read_config(errand: Errand) -> Any:
     """Read the config of the whole model or of the base.
 
-    Raises:
-        ModelNotFoundError: there is none, or it cannot be reached.
-        UsageError: the base is a quantized checkpoint.
+    Raises ModelNotFoundError: there is none, or it cannot be reached; UsageError: the base is a quantized checkpoint.
     """
     name = errand.base or errand.folder
     try:
@@ -72,11 +70,7 @@ def weight_bytes(errand: Errand, config: Any) -> int:
 
 
 def check_memory(needed_bytes: int, what: str) -> None:
-    """Refuse what would end the process.
-
-    Raises:
-        HostMemoryError: the host has less.
-    """
+    """Refuse what would end the process. Raises HostMemoryError: the host has less."""
     available_bytes = host_memory().available_bytes
     if needed_bytes > available_bytes:
         raise HostMemoryError(

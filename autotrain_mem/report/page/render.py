@@ -35,11 +35,7 @@ _UNSAFE_IN_SCRIPT = {ord(character): f"\\u{ord(character):04x}" for character in
 
 
 def page_html(page: Page) -> str:
-    """Renders ``page`` as an HTML file.
-
-    Raises:
-        MissingExtraError: uPlot, which draws the figures, is not installed.
-    """
+    """Renders ``page`` as an HTML file. Raises MissingExtraError: uPlot, which draws the figures, is not installed."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     script, style = _code_and_style()
