@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -57,16 +56,6 @@ _REASONS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Step:
-    """One operation on the running total: ``before symbol amount == after``, in whole numbers."""
-
-    symbol: str
-    before: int
-    amount: int
-    after: int
-
-
 def problems(count: int, seed: int) -> Iterator[dict[str, Any]]:
     """Yield ``count`` problems in TRL's conversational format; the same ``count`` and ``seed`` give the same rows.
 
@@ -95,8 +84,7 @@ def preferences(count: int, seed: int, *, conversational: bool = True) -> Iterat
         total = int(answer.rpartition(" ")[2])
         wrong = total + random.randint(1, 9)
         content = "\n".join([*lines, last_sum.replace(f"= {total}.", f"= {wrong}."), f"Answer: {wrong}"])
-        miscounted = {**solution, "content": content}
-        pair = {"prompt": question, "chosen": solution, "rejected": miscounted}
+        pair = {"prompt": question, "chosen": solution, "rejected": {**solution, "content": content}}
         yield {name: [message] if conversational else message["content"] for name, message in pair.items()}
 
 
@@ -128,23 +116,24 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def _problem(random: Random, step_count: int) -> dict[str, Any]:
     name, things = random.choice(_NAMES), random.choice(_THINGS)
-    start = random.randrange(5, 61)
-    steps = [_step(random, start)]
-    while len(steps) < step_count:
-        steps.append(_step(random, steps[-1].after))
-    story = [random.choice(_OPENINGS).format(name=name, amount=start, things=things)]
-    story += [random.choice(_SENTENCES[step.symbol]).format(name=name, amount=step.amount) for step in steps]
-    question = " ".join([*story, f"How many {things} does {name} have now?"])
+    start = total = random.randrange(5, 61)
     solution = [f"We start with {start}."]  # the running total, one line a step: ``More come in: 14 + 6 = 20.``
-    for step in steps:
-        reason = _REASONS[step.symbol].format(amount=step.amount)
-        solution.append(f"{reason}: {step.before} {step.symbol} {step.amount} = {step.after}.")
-    answer = "\n".join([*solution, f"Answer: {steps[-1].after}"])
+    steps = []
+    for _ in range(step_count):
+        symbol, amount, after = _step(random, total)
+        reason = _REASONS[symbol].format(amount=amount)
+        solution.append(f"{reason}: {total} {symbol} {amount} = {after}.")
+        steps.append((symbol, amount))
+        total = after
+    story = [random.choice(_OPENINGS).format(name=name, amount=start, things=things)]
+    story += [random.choice(_SENTENCES[symbol]).format(name=name, amount=amount) for symbol, amount in steps]
+    question = " ".join([*story, f"How many {things} does {name} have now?"])
+    answer = "\n".join([*solution, f"Answer: {total}"])
     return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
 
 
-def _step(random: Random, total: int) -> _Step:
-    """Draw one operation that keeps the total whole and between 2 and ``_LARGEST_TOTAL``."""
+def _step(random: Random, total: int) -> tuple[str, int, int]:
+    """Draws an operation, its amount and what comes of it: whole, and between 2 and ``_LARGEST_TOTAL``."""
     additions = range(2, min(40, _LARGEST_TOTAL - total) + 1)
     subtractions = range(2, min(40, total - 2) + 1)
     factors = range(2, min(5, _LARGEST_TOTAL // total) + 1)
@@ -153,4 +142,4 @@ def _step(random: Random, total: int) -> _Step:
     symbol = random.choice([symbol for symbol, amounts in choices.items() if amounts])
     amount = random.choice(choices[symbol])
     after = {"+": total + amount, "-": total - amount, "*": total * amount, "/": total // amount}[symbol]
-    return _Step(symbol=symbol, before=total, amount=amount, after=after)
+    return symbol, amount, after

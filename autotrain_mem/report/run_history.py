@@ -46,7 +46,10 @@ class HistoryReader:
     def read(self) -> RunHistory | None:
         """Returns the history until now; None while there is nothing of it. Raises OSError."""
         events = self._lines(self._folder / EVENTS_NAME)
-        records = [self._lines(path) for path in _record_files(self._folder)]
+        stem, suffix = RECORD_NAME.rsplit(".", 1)
+        ranked = re.compile(rf"{re.escape(stem)}\.rank(\d+)\.{re.escape(suffix)}")
+        names = [(int(match[1]), path) for path in self._folder.iterdir() if (match := ranked.fullmatch(path.name))]
+        records = [self._lines(path) for path in (self._folder / RECORD_NAME, *(path for _, path in sorted(names)))]
         times = [float(event["time"]) for each in (events, *records) for event in each]
         if not times:
             return None
@@ -95,14 +98,6 @@ class _Tail:
         lines = whole.decode("utf-8", errors="replace").splitlines()
         self._events += [event for line in lines if (event := _event(line)) is not None]
         return self._events
-
-
-def _record_files(folder: Path) -> list[Path]:
-    """Lists the records of all ranks, the first one's first."""
-    stem, suffix = RECORD_NAME.rsplit(".", 1)
-    ranked = re.compile(rf"{re.escape(stem)}\.rank(\d+)\.{re.escape(suffix)}")
-    others = [(int(match[1]), path) for path in folder.iterdir() if (match := ranked.fullmatch(path.name))]
-    return [folder / RECORD_NAME, *(path for _, path in sorted(others))]
 
 
 def _event(line: str) -> _Event | None:
