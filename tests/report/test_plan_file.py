@@ -288,24 +288,25 @@ def test_what_is_written_is_valid_with_each_optional_part_and_without_it() -> No
         assert {bool(each[name]) for each in written} == {True, False}, name
 
 
-def test_limits_of_time_and_money_are_written_with_the_price_and_read_again(tmp_path: Path) -> None:
+def limited() -> Plan:
     price = Price(gpu="rtx3060", per_hour=0.1, provider="somebody", seen="2026-11-01")
     most = Most(name="max_length", value=768, next_value=832, next_required_bytes=2**34)
-    limited = replace(PLAN, price=price, most=most, job=replace(PLAN.job, within_seconds=28800.0, budget=20.0))
-    limited.save(tmp_path / "plan.json")
-    assert Plan.load(tmp_path / "plan.json") == limited
-    VALIDATOR.validate(json.loads((tmp_path / "plan.json").read_text(encoding="utf-8")))
+    return replace(PLAN, price=price, most=most, job=replace(PLAN.job, within_seconds=28800.0, budget=20.0))
 
 
-def test_images_are_written_with_what_they_were_made_to_and_read_again(tmp_path: Path) -> None:
+def pictured() -> Plan:
     images = ImageSummary(images=9, rows_without=1, percentiles=(1, 2, 3, 4), most=5, worst=("1024x768",))
     memory = replace(PLAN.estimate.memory, parts_at_peak=(("vision tower", 2**30),))
     estimate = replace(PLAN.estimate, knobs=replace(PLAN.knobs, max_pixels=2**19), memory=memory)
     assert PLAN.data is not None
-    pictured = replace(PLAN, estimate=estimate, data=replace(PLAN.data, images=images))
-    pictured = replace(pictured, job=replace(PLAN.job, images=("1024x768",)))
-    pictured.save(tmp_path / "plan.json")
-    assert Plan.load(tmp_path / "plan.json") == pictured
+    job = replace(PLAN.job, images=("1024x768",))
+    return replace(PLAN, estimate=estimate, data=replace(PLAN.data, images=images), job=job)
+
+
+@pytest.mark.parametrize("plan", [limited(), pictured()], ids=["limits, price and most", "images"])
+def test_what_few_plans_have_is_written_and_read_again(plan: Plan, tmp_path: Path) -> None:
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
     VALIDATOR.validate(json.loads((tmp_path / "plan.json").read_text(encoding="utf-8")))
 
 
