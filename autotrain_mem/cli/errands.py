@@ -108,11 +108,7 @@ def started(errand: Errand) -> Iterator[ErrandProcess]:
 
 
 def finish(errand: Errand, on_event: Callable[[Event], None] = lambda event: None) -> Event:
-    """Do a job to its end; returns its last word.
-
-    Args:
-        on_event: Hears of the way there: a ``note``, with what to say.
-    """
+    """Do a job to its end; returns its last word, and hands over each ``note`` on the way."""
     with started(errand) as process:
         while (event := process.receive())["event"] != "end":
             on_event(event)
@@ -148,8 +144,6 @@ class TrainedRun:
     """The base was quantized to so many bits while it was trained."""
     is_adapter: bool
     """Else the folder holds all weights of the model."""
-    steps: int
-    """Optimizer steps that were trained."""
 
 
 def find_run(path: str) -> TrainedRun:
@@ -182,7 +176,7 @@ def find_run(path: str) -> TrainedRun:
             f"{f' It ended after step {steps}.' if steps else ''}",
             hint=go_on if has_checkpoints else f"autofit {method} --plan {folder}  trains with its plan again.",
         )
-    steps, knobs = _read(folder / RUN_NAME).get("steps"), _mapping(plan, "knobs")
+    knobs = _mapping(plan, "knobs")
     return TrainedRun(
         folder=folder,
         method=METHODS[method],
@@ -190,7 +184,6 @@ def find_run(path: str) -> TrainedRun:
         revision=str(arguments["model_revision"]) if arguments.get("model_revision") else None,
         base_bits=next((bits for name, bits in BASE_BITS.items() if knobs.get(name)), None),
         is_adapter=has_adapter,
-        steps=steps if isinstance(steps, int) else 0,
     )
 
 

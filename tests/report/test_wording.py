@@ -20,7 +20,7 @@ from autotrain_mem.search.levels import SMALLER_IMAGES_LEVEL, levels
 from autotrain_mem.search.space import make_space
 from autotrain_mem.support import codec
 from autotrain_mem.support.units import GIB, MIB, counted, duration, percent
-from autotrain_mem.types import Harm, Job, Knobs, Lever, OtherProcess, Owner, Phase, Probe
+from autotrain_mem.types import Harm, Job, Knobs, Lever, OtherProcess, Probe
 from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.model import ModelFacts
 
@@ -100,9 +100,8 @@ def test_a_settings_name_stands_whole_beside_its_mark() -> None:
     assert "* local_rollout_forward_batch_size  16" in rendered(plan_view(examples.PPO_PLAN), 80)
 
 
-def test_every_harm_owner_and_phase_has_its_word() -> None:
-    assert set(formatting.OWNERS) == set(Owner)
-    assert set(formatting.PHASES) == set(Phase)
+def test_every_harm_has_its_word_least_harm_first() -> None:
+    assert set(formatting.HARMS) == set(Harm)
     assert all(less < more for less, more in pairwise(formatting.HARMS))
 
 
