@@ -23,17 +23,15 @@ def zero(stage: int = 2, **more: Any) -> dict[str, Any]:
     return {"zero_optimization": {"stage": stage, **more}}
 
 
-def test_a_stage_and_its_offload_are_read() -> None:
-    found = read_deepspeed(zero(3, offload_optimizer={"device": "cpu"}, offload_param={"device": "none"}), "ds.json")
-    assert (found.sharding, found.offload_optimizer_device, found.offload_param_device) == ("zero3", "cpu", None)
+CPU, NVME = {"device": "cpu"}, {"device": "nvme", "nvme_path": "/disk"}
 
 
-NVME = {"device": "nvme", "nvme_path": "/disk"}
-
-
-def test_nvme_is_read_with_its_folder() -> None:
-    found = read_deepspeed(zero(3, offload_optimizer=NVME, offload_param=NVME), "ds.json")
-    assert (found.offload_optimizer_device, found.offload_param_device) == ("nvme", "nvme")
+@pytest.mark.parametrize(
+    ("optimizer", "param", "read"), [(CPU, {"device": "none"}, ("cpu", None)), (NVME, NVME, ("nvme", "nvme"))]
+)
+def test_a_stage_and_its_offload_are_read(optimizer: Any, param: Any, read: tuple[str | None, str | None]) -> None:
+    found = read_deepspeed(zero(3, offload_optimizer=optimizer, offload_param=param), "ds.json")
+    assert (found.sharding, found.offload_optimizer_device, found.offload_param_device) == ("zero3", *read)
 
 
 @pytest.mark.parametrize(
