@@ -58,11 +58,8 @@ def parse(
 
 
 def accept(method: str, given: Mapping[str, Any], own: Mapping[str, Any]) -> Knobs:
-    """TRL's own values for what a plan decides, for a config that a script made, and TRL has accepted already.
-
-    Raises:
-        UsageError: all that contradicts itself or cannot be rehearsed, at once.
-    """
+    """TRL's own values for what a plan decides, for a config that a script made, and TRL has accepted already. Raises
+    UsageError for all that contradicts itself or cannot be rehearsed, at once."""
     refuse(table.FLAGS, Flags(method=method, given=given, own=own))
     return _knobs({name: action.default for name, action in actions_of(method_of(method).make_parser()).items()})
 
@@ -75,10 +72,7 @@ def read_value(method: str, name: str, argv: tuple[str, ...], also_known: tuple[
     """The value of one flag by itself; whether it goes with the others is ``parse``'s to say.
 
     Example: ``read_value("sft", "load_in_4bit", ["--load_in_4bit=true"], ())`` is True, which ``parse`` refuses without
-    LoRA.
-
-    Raises:
-        UsageError: an unknown flag (with the nearest), or a value of a wrong kind.
+    LoRA. Raises UsageError for an unknown flag (with the nearest) or a value of a wrong kind.
     """
     parser = method_of(method).make_parser()
     actions = actions_of(parser)

@@ -51,13 +51,8 @@ def read_config(job: Job) -> Any:
 
 
 def reward_model(subject: ModelOnCard) -> None:
-    """Refuses a reward model, where one is given, that cannot judge.
-
-    Raises:
-        ModelNotFoundError: it is not there.
-        ModelConfigError: as above.
-        UnsupportedModelError: no sequence classifier of this architecture in the installed transformers.
-    """
+    """Refuses a reward model, where one is given, that cannot judge: UnsupportedModelError where the installed
+    transformers has no sequence classifier of this architecture; the rest as :func:`read_config`."""
     job = subject.job
     for name in REWARD_MODEL_ARGUMENTS:
         model = job.arguments.get(name)
@@ -67,13 +62,8 @@ def reward_model(subject: ModelOnCard) -> None:
 
 
 def teacher_model(subject: ModelOnCard) -> None:
-    """Refuses a teacher, where one is given, of which the model cannot learn.
-
-    Raises:
-        ModelNotFoundError, ModelConfigError: as above.
-        UnsupportedModelError: no causal language model of this architecture in the installed transformers.
-        UsageError: its vocabulary is not the model's (``trl/trainer/distillation_trainer.py: __init__``).
-    """
+    """Refuses a teacher, where one is given, of which the model cannot learn: UsageError where its vocabulary is
+    another (``trl/trainer/distillation_trainer.py: __init__``); the rest as :func:`read_config`."""
     job = subject.job
     for name in TEACHER_ARGUMENTS:
         if (model := job.arguments.get(name)) is None:

@@ -22,13 +22,10 @@ _Problem = tuple[str, str]
 
 
 def check_model_object(model: Any, *, gets_adapter: bool) -> None:
-    """Stop where a rehearsal of a model object would not tell the truth.
+    """Raises UnsupportedModelError, with the first reason found, where a rehearsal of a model object would be wrong.
 
     Args:
         gets_adapter: A PEFT config is given with it, so that it may be frozen.
-
-    Raises:
-        UnsupportedModelError: with the first reason that is found.
     """
     not_a_module = ("is not a torch.nn.Module.", "Give a transformers model, or a PEFT model around one.")
     for check in _CHECKS:
@@ -159,14 +156,7 @@ def _fused(model: Any) -> Iterator[_Problem]:
 
 
 def check_loading(options: Mapping[str, Any] | None) -> None:
-    """Stop where a model that is yet to be loaded would get layers that cannot be rehearsed.
-
-    Args:
-        options: ``model_init_kwargs`` of TRL's config.
-
-    Raises:
-        UnsupportedModelError: ``use_kernels`` or ``kernel_config`` is on.
-    """
+    """Raises UnsupportedModelError where ``model_init_kwargs`` ask for layers that cannot be rehearsed."""
     for name in ("use_kernels", "kernel_config"):
         if (options or {}).get(name):
             raise UnsupportedModelError(

@@ -71,11 +71,7 @@ class Setup:
 
 
 def setup_of(job: Job, config: Any, output_dir: str, **facts: Any) -> Setup:
-    """Fills TRL's dataclasses with a job's arguments.
-
-    Args:
-        facts: The rest of :class:`Setup`.
-    """
+    """Fills TRL's dataclasses with a job's arguments; ``facts`` are the rest of :class:`Setup`."""
     arguments = {**on_cpu(undivided(job.arguments)), "output_dir": output_dir, "report_to": "none"}
     return Setup(job=job, filled=method_of(job.method).configs(arguments), config=config, **facts)
 

@@ -43,9 +43,6 @@ def fingerprint(job: Job, scratch: str) -> Fingerprint:
     Reward functions, since counting tries them once; a reward job's ``max_length``, since counting refuses one that
     would drop every pair.
 
-    Args:
-        scratch: A folder to write to.
-
     Raises:
         DatasetError, ModelNotFoundError: as :func:`autotrain_mem.data.token_lengths.profile`.
         UsageError: there is no such reward function.

@@ -71,11 +71,8 @@ def sizes_of_row(row: Mapping[str, Any]) -> tuple[Size, ...]:
 
 
 def image_files(rows: Any) -> Iterator[tuple[str, os.stat_result]]:
-    """Name the files on this machine in which images of rows lie, as the rows name them, each looked up once.
-
-    Args:
-        rows: As those of :func:`row_image_sizes`.
-    """
+    """Name the files on this machine in which images of rows lie (see :func:`row_image_sizes`), as the rows name
+    them, each looked up once."""
     for row in _undecoded(rows):
         for image in _images(row):
             if isinstance(image, Mapping):

@@ -12,7 +12,7 @@ from typing import Any
 from autotrain_mem.data import load
 from autotrain_mem.data.image_lengths import image_lengths
 from autotrain_mem.data.image_sizes import has_images
-from autotrain_mem.data.row_checks import check_rows
+from autotrain_mem.data.load import check_rows
 from autotrain_mem.methods.configs import Configs, on_cpu, trusts_remote_code, undivided
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.row_lengths import OnProgress, RowLengths, processes, progress_reported_to

@@ -114,13 +114,12 @@ def _card(row: dict[str, str]) -> _Card:
         host_link_bytes_per_second=_LANE_BYTES_PER_SECOND[int(row["pcie_generation"])] * int(row["pcie_lanes"]),
         source=f"memory {row['memory_source']}; speed: {_SPEED_SOURCES[row['speed_source']]}",
     )
-    names = tuple(row["other_names"].split())
     return _Card(
         hardware=hardware,
         marketed_gib=int(row["marketed_gib"]),
         link=row["link"],
         lanes=int(row["pcie_lanes"]),
-        other_names=names,
+        other_names=tuple(row["other_names"].split()),
     )
 
 
@@ -134,11 +133,7 @@ _LIST_COMMAND = "autofit gpus lists the cards; --gpu also takes a size such as 1
 
 @functools.cache
 def catalog(*, laptops: bool = True) -> tuple[Hardware, ...]:
-    """Every card, by name.
-
-    Args:
-        laptops: With those that are soldered into one, and so are nobody's to buy or rent by themselves.
-    """
+    """Every card, by name; without laptops' those are left out that nobody can buy or rent by themselves."""
     cards = (card.hardware for card in _cards() if laptops or not _SOLDERED.search(card.hardware.name))
     return tuple(sorted(cards, key=lambda card: card.name))
 

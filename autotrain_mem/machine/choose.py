@@ -253,11 +253,8 @@ def several(names: str, counts: Sequence[int] = (), *, nodes: int = 1, link: str
 def devices_here(
     name: str | None, *, gpus: int | None, simulate: bool, environment: Mapping[str, str] = _NOTHING
 ) -> Hardware:
-    """The devices that this machine has for a training that another one plans: nothing is measured.
-
-    Raises:
-        NoGpuError, UnknownGpuError, UnreadableGpuError, UsageError: as :func:`choose`.
-    """
+    """The devices that this machine has for a training that another one plans: nothing is measured. Raises as
+    :func:`choose`."""
     if name is None:
         used = _detected(gpus, environment)
         return _together(least(used), used, nodes=1, link=None)
@@ -267,11 +264,7 @@ def devices_here(
 
 
 def training_device(named: Hardware, *, simulate: bool, environment: Mapping[str, str] = _NOTHING) -> Hardware:
-    """Returns the device to train on: the planned one itself, or a detected card that holds a plan for a named one.
-
-    Args:
-        environment: As of :func:`choose`.
-    """
+    """Returns the device to train on: the planned one itself, or a detected card that holds a plan for a named one."""
     if simulate or named.origin in ("cpu", "detected"):
         return named
     devices = named.topology.devices

@@ -114,11 +114,8 @@ def detect(
 
 
 def cuda_device(index: int) -> Hardware | None:
-    """This process's ``cuda:index``; None where neither NVML nor torch for ROCm knows it.
-
-    Raises:
-        UnreadableGpuError: NVML does not answer for it.
-    """
+    """This process's ``cuda:index``; None where neither NVML nor torch for ROCm knows it. Raises UnreadableGpuError if
+    NVML does not answer for it."""
     if torch_build() == "hip":
         return next((card for card in amd_cards() if card.index == index), None)
     with nvml_session() as nvml:
@@ -132,11 +129,8 @@ def cuda_device(index: int) -> Hardware | None:
 
 
 def ask_device(index: int, question: str) -> Any:
-    """Asks NVML about this process's ``cuda:index``, by the name of a function such as ``nvmlDeviceGetName``.
-
-    Returns:
-        NVML's answer; None without NVML, without such a device, and where NVML does not know.
-    """
+    """Asks NVML about this process's ``cuda:index``, by the name of a function such as ``nvmlDeviceGetName``; None
+    without NVML, without such a device, and where NVML does not know."""
     with nvml_session() as nvml:
         if isinstance(nvml, str):
             return None

@@ -145,11 +145,7 @@ _MARKS_OF_CONTAINERS = ("/.dockerenv", "/run/.containerenv")
 
 
 def gather(on_progress: Callable[[str], None] = lambda what: None) -> Facts:
-    """Observes this machine.
-
-    Args:
-        on_progress: Hears what is being done.
-    """
+    """Observes this machine; ``on_progress`` hears what is being done."""
     on_progress("importing torch and what uses the GPU")
     installed = installed_versions((*IMPORTED, *VERSIONED))
     with ThreadPoolExecutor() as threads:

@@ -183,16 +183,12 @@ class Load:
 def room_findings(
     load: Load, *, memory: HostMemory | None = None, free_disk_bytes: int | None = None
 ) -> tuple[Finding, ...]:
-    """Lists what there is no room for.
-
-    Args:
-        memory: This machine's; read here by default.
-        free_disk_bytes: Of the disk of the output folder; read here by default.
-    """
+    """Lists what there is no room for; this machine's memory and the free bytes of the output folder's disk are read
+    here by default."""
     if free_disk_bytes is None:  # of a folder that may yet have to be made
         free_disk_bytes = shutil.disk_usage(existing(load.output_dir)).free
-    room = (*_memory(load, memory or host_memory()), *_disk(load, free_disk_bytes), *_download(load))
-    return (*room, *_nvme(load))
+    memory = memory or host_memory()
+    return (*_memory(load, memory), *_disk(load, free_disk_bytes), *_download(load), *_nvme(load))
 
 
 def _refusal(error: type[AutofitError], *, message: str, cure: str) -> Finding:

@@ -139,10 +139,8 @@ def _of_lanes(bytes_per_second: int, name: str, lanes: int) -> int:
 def found(uuids: Sequence[str]) -> tuple[str, int | None] | None:
     """Finds what joins cards of this machine, and its rate: the slowest that a collective meets on its way.
 
-    NVLink counts where every two of them reach each other by it, directly or through a switch.
-
-    Returns:
-        None where NVML does not tell.
+    NVLink counts where every two of them reach each other by it, directly or through a switch. None where NVML does
+    not tell.
     """
     with nvml_session() as nvml:
         if isinstance(nvml, str):

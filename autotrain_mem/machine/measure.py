@@ -43,10 +43,6 @@ KIND = "non_torch"
 """What the store calls these results."""
 
 
-class NotMeasured(NoAnswer):
-    """Why there is no figure, in a few words."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loaded:
     """A child that holds still."""
@@ -65,14 +61,11 @@ def measured(
     hardware: Hardware, store: Store, run: Run | None = None, *, environment: Mapping[str, str] = _NOTHING
 ) -> Hardware:
     """The same card with the measured figure; with the table's where it cannot be measured, and why in ``source``.
+    Raises UnreadableGpuError if torch cannot use the card.
 
     Args:
-        store: Where results are kept.
         run: Starts the child; None for the real one.
         environment: What is set for the training process, over this one's environment.
-
-    Raises:
-        UnreadableGpuError: torch cannot use the card, so nothing can be trained on it.
     """
     if hardware.architecture:  # NVML measures none of AMD's
         return hardware
@@ -88,7 +81,7 @@ def measured(
 def _measured_bytes(hardware: Hardware, run: Run, store: Store, variables: Mapping[str, str]) -> int:
     with nvml_session() as nvml:
         if isinstance(nvml, str):
-            raise NotMeasured(nvml)
+            raise NoAnswer(nvml)
         key = _key(nvml, hardware, variables)
         kept = store.get(KIND, key)
         if isinstance(kept, int) and kept in PLAUSIBLE_BYTES:
@@ -96,9 +89,9 @@ def _measured_bytes(hardware: Hardware, run: Run, store: Store, variables: Mappi
         try:
             outside_bytes = _measure(nvml, hardware, run)
         except nvml.NVMLError as error:
-            raise NotMeasured(f"NVML does not answer ({error})") from error
+            raise NoAnswer(f"NVML does not answer ({error})") from error
     if outside_bytes not in PLAUSIBLE_BYTES:
-        raise NotMeasured(f"{format_bytes(outside_bytes)} cannot be right")
+        raise NoAnswer(f"{format_bytes(outside_bytes)} cannot be right")
     store.put(KIND, key, outside_bytes)
     return outside_bytes
 
@@ -115,11 +108,11 @@ def _measure(nvml: Any, hardware: Hardware, run: Run) -> int:
         free_meanwhile = _free_bytes(nvml, handle)
     if own_bytes is None:
         if free_before is None or free_meanwhile is None:
-            raise NotMeasured("NVML tells no memory of it")
+            raise NoAnswer("NVML tells no memory of it")
         deadline = time.monotonic() + RELEASE_SECONDS
         while abs((_free_bytes(nvml, handle) or 0) - free_before) > STEADY_BYTES:
             if time.monotonic() > deadline:  # else the card is as it was before the child
-                raise NotMeasured("another process took or freed memory meanwhile")
+                raise NoAnswer("another process took or freed memory meanwhile")
             time.sleep(0.1)
         own_bytes = free_before - free_meanwhile
     return own_bytes - loaded.reserved_bytes

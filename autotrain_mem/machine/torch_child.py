@@ -151,13 +151,10 @@ def torch_build() -> Literal["hip", "xpu", ""]:
 
 
 def seen(environment: Mapping[str, str] = _NOTHING) -> Seen:
-    """Finds what a process started now would see, where there can be anything.
+    """Finds what a process started now would see, where there can be anything. Raises NoAnswer if torch does not tell.
 
     Args:
         environment: What is set for that process, over this one's environment.
-
-    Raises:
-        NoAnswer: torch does not tell.
     """
     if not torch_build() and sys.platform != "darwin":
         return Seen()

@@ -88,11 +88,7 @@ class JsonLines:
         self._is_mended = False
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Add one line.
-
-        Raises:
-            OSError: The disk is full, or the folder cannot be written to.
-        """
+        """Adds one line. Raises OSError if the disk is full or the folder cannot be written to."""
         if not self._is_mended:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "ab+", opener=open_own) as file:
@@ -130,11 +126,8 @@ def read_start(path: Path, most_bytes: int) -> bytes:
 
 @contextlib.contextmanager
 def open_ordinary(path: Path) -> Iterator[BinaryIO]:
-    """Opens an ordinary file to read. A device may give bytes without end, and a pipe waits for somebody to write.
-
-    Raises:
-        OSError: it cannot be read, or is a folder, a device, a pipe or a socket.
-    """
+    """Opens an ordinary file to read. Raises OSError if it cannot be read, or is a folder, a device, which may give
+    bytes without end, a pipe, which waits for somebody to write, or a socket."""
     with os.fdopen(open_own(path, follows_links=True), "rb") as file:
         yield file
 

@@ -86,11 +86,7 @@ _VERSIONS = (
 
 
 def host_memory(root: pathlib.Path = ROOT) -> HostMemory:
-    """The machine's, or its container's where that has less.
-
-    Args:
-        root: Where ``/proc`` and ``/sys`` are.
-    """
+    """The machine's, or its container's where that has less. ``/proc`` and ``/sys`` are in ``root``."""
     import psutil  # 20 ms that the command's help can do without
 
     memory = psutil.virtual_memory()
@@ -196,10 +192,8 @@ def missing_to_compile(
     """Yields what is not here, and how to get it; nothing where all operators were built with DeepSpeed.
 
     ninja is asked for each time, the compiler where nothing was compiled before (``deepspeed/ops/op_builder/builder.py:
-    jit_load``, ``torch/utils/cpp_extension.py: verify_ninja_availability, get_cxx_compiler``).
-
-    Args:
-        environment: Of the process that trains.
+    jit_load``, ``torch/utils/cpp_extension.py: verify_ninja_availability, get_cxx_compiler``). The environment is that
+    of the process that trains.
     """
     operators = tuple(name for name in operators if not _is_prebuilt(name))
     if not operators:

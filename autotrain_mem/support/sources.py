@@ -84,12 +84,8 @@ VISION_EXTRA = 'Run: pip install "autotrain_mem[vision]"'
 
 
 def check_image_packages(model: str, model_type: str) -> None:
-    """Refuses a model that reads images where what reads them is missing: its processor cannot be made then, nor its
-    tokenizer, which is a part of that.
-
-    Raises:
-        MissingExtraError: names the packages, and our extra, which installs them.
-    """
+    """Raises MissingExtraError for a model that reads images where what reads them is missing: its processor cannot be
+    made then, nor its tokenizer, which is a part of that."""
     needed = _OF_ALL_IMAGES | _OF_A_FAMILY.get(model_type, {})
     missing = [package for name, package in needed.items() if find_spec(name) is None]
     if missing:
@@ -105,11 +101,8 @@ def is_path(name: str) -> bool:
 
 
 def check_data_path(name: str) -> None:
-    """Refuses data that are not there, are empty, or of a kind that is not read; what is no path is a hub id.
-
-    Raises:
-        DatasetNotFoundError, EmptyDatasetError, MalformedDatasetError.
-    """
+    """Raises DatasetNotFoundError, EmptyDatasetError, or MalformedDatasetError for a kind of file that is not read;
+    what is no path is a hub id."""
     path = Path(name)
     if path.suffix.lower() in DATA_KINDS and not path.is_dir():
         if not path.is_file():
@@ -166,11 +159,7 @@ def _is_away(endpoint: str) -> bool:
 
 
 def no_model(model: str, why: str, hint: str) -> ModelNotFoundError:
-    """Makes the error of a name that no folder has, and that the hub did not answer to either.
-
-    Args:
-        why: It did not, as the end of a sentence.
-    """
+    """Makes the error of a name that no folder has; ``why`` ends a sentence with why the hub has it not either."""
     return ModelNotFoundError(f"No model {model!r}: there is no folder of that name here, and {why}.", hint=hint)
 
 
@@ -181,11 +170,8 @@ def no_id(model: str) -> ModelNotFoundError:
 
 
 def check_cached(model: str, revision: str | None) -> None:
-    """Refuses what is no hub id, and one of a model of which nothing is kept, where the hub cannot be asked.
-
-    Raises:
-        ModelNotFoundError: so it is.
-    """
+    """Raises ModelNotFoundError for what is no hub id, and, where the hub cannot be asked, for one of a model of which
+    nothing is kept."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -198,13 +184,10 @@ def check_cached(model: str, revision: str | None) -> None:
 
 
 def check_kept_rows(name: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Refuses a hub id of rows of which the datasets library keeps nothing, where the hub cannot be asked.
+    """Raises DatasetNotFoundError for a hub id of rows of which nothing is kept, where the hub cannot be asked.
 
     Their folder is ``OWNER___NAME``, with capitals written otherwise (``datasets/load.py:
     CachedDatasetModuleFactory``); here any that differs by capitals and underscores alone is taken for it.
-
-    Raises:
-        DatasetNotFoundError: so it is.
     """
     if is_path(name) or Path(name).exists():
         return

@@ -24,14 +24,8 @@ MOST_VALUES = 100_000
 
 
 def read_yaml(path: str, flag: str) -> dict[str, Any]:
-    """Reads a file of keys, with values as JSON has them.
-
-    Args:
-        flag: What named the file: ``--config``.
-
-    Raises:
-        UsageError: it cannot be read, is not YAML, is too large or no mapping.
-    """
+    """Reads a file of keys, with values as JSON has them. Raises UsageError for one that cannot be read, is not YAML,
+    is too large or no mapping; its hint names the flag that named the file."""
     import yaml
 
     hint = f"Write key: value in {path}, one a line."
@@ -86,6 +80,10 @@ _CARD = re.compile(r"^# card +(\S+)$", re.MULTILINE)
 _GPUS = re.compile(r"^# gpus +(\d+)$", re.MULTILINE)
 
 
+SIMILAR = 0.8
+"""Of 1, how like the beginning of a name a part of one must be (``difflib.SequenceMatcher.ratio``)."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
     """One file that trains one model one way."""
@@ -125,29 +123,16 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def recipe(name: str) -> Recipe:
-    """The recipe of that name.
-
-    Raises:
-        UsageError: there is none, with the nearest name that there is.
-    """
+    """The recipe of that name. Raises UsageError if there is none, with the nearest name that there is."""
     known = {each.name: each for each in recipes()}
     if name in known:
         return known[name]
-    near = _nearest(name.removesuffix(".yaml"))
+    asked = name.removesuffix(".yaml")  # holds this one, is like it, or begins like it: sft-lama is part of one
+    holding = [each for each in known if asked in each]
+    alike = [each for each in known if difflib.SequenceMatcher(None, asked, each[: len(asked)]).ratio() >= SIMILAR]
+    near = (holding or difflib.get_close_matches(asked, known, n=2) or alike)[:2]
     meant = f"Did you mean {' or '.join(near)}? " if near else ""
     raise UsageError(
         f"No recipe is called {name!r}.",
         hint=f"{meant}autofit recipes lists them; a file of your own is --config FILE.",
     )
-
-
-SIMILAR = 0.8
-"""Of 1, how like the beginning of a name a part of one must be (``difflib.SequenceMatcher.ratio``)."""
-
-
-def _nearest(name: str) -> list[str]:
-    """At most two names that hold this one, that are like it, or that begin like it: ``sft-lama`` is part of one."""
-    known = [each.name for each in recipes()]
-    holding = [each for each in known if name in each]
-    beginning = [each for each in known if difflib.SequenceMatcher(None, name, each[: len(name)]).ratio() >= SIMILAR]
-    return (holding or difflib.get_close_matches(name, known, n=2) or beginning)[:2]

@@ -140,13 +140,10 @@ class Worker:
         return codec.from_json(Fingerprint, self._ask("fingerprint", job=job))
 
     def profile(self, job: Job, on_progress: Callable[[Counting], None] = lambda counting: None) -> DataProfile:
-        """Token lengths of the job's dataset.
+        """Token lengths of the job's dataset. Raises DatasetError for data that are not there or cannot be trained on.
 
         Args:
             on_progress: Is told how far the counting is, a few times a second; the time limit is for silence.
-
-        Raises:
-            DatasetError: there are no such data, or the method cannot train on them.
         """
         return codec.from_json(DataProfile, self._ask("profile", on_progress, job=job))
 
