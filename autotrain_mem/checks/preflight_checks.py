@@ -20,12 +20,11 @@ from autotrain_mem.data.load import columns_read
 from autotrain_mem.data.token_lengths import lacks_tokenizer, load_tokenizer
 from autotrain_mem.methods.configs import Configs, on_cpu, trusts_remote_code, undivided
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.search.precision import lacks_bf16
 from autotrain_mem.support.errors import AutofitError, DatasetError
 from autotrain_mem.support.host import NVME, OPTIMIZER, missing_to_compile
 from autotrain_mem.trainers.script_call import keyword_of
 from autotrain_mem.types import Job
-from autotrain_mem.types.hardware import Capability
+from autotrain_mem.types.hardware import AMPERE, Capability, lacks_bf16
 from autotrain_mem.types.preflight import Finding, Problems
 
 UNFORESEEN = (Exception,)
@@ -76,9 +75,6 @@ def setup_of(job: Job, config: Any, output_dir: str, **facts: Any) -> Setup:
     return Setup(job=job, filled=method_of(job.method).configs(arguments), config=config, **facts)
 
 
-TF32_FROM = (8, 0)
-
-
 def emulated_bf16(setup: Setup) -> Problems:
     """transformers takes bf16 on every card that can emulate it (``training_args.py: _validate_args`` asks
     ``torch.cuda.is_bf16_supported()``, which counts emulation)."""
@@ -97,7 +93,7 @@ def tf32(setup: Setup) -> Problems:
     """transformers refuses ``--tf32`` as it makes the config of a training (``utils/import_utils.py:
     is_torch_tf32_available``)."""
     card = setup.compute_capability
-    if not setup.job.arguments.get("tf32") or setup.on_cpu or not (isinstance(card, str) or card < TF32_FROM):
+    if not setup.job.arguments.get("tf32") or setup.on_cpu or not (isinstance(card, str) or card < AMPERE):
         return
     named = f"is an AMD {card}" if isinstance(card, str) else f"has compute capability {'.'.join(map(str, card))}"
     yield f"--tf32 needs an NVIDIA card of Ampere or newer; this one {named}.", "Remove --tf32."

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 
 from autotrain_mem.allocator.settings import NEWER_VARIABLE, OLDER_VARIABLE, variable_that_counts
 from autotrain_mem.machine.health_facts import Facts, Library
-from autotrain_mem.machine.usable import OLDEST_DRIVERS, TURING, install_torch
+from autotrain_mem.machine.usable import OLDEST_DRIVERS, install_torch
 from autotrain_mem.support.units import GIB, MIB, format_bytes
 from autotrain_mem.support.versions import TESTED, version_of
 from autotrain_mem.types import Hardware
+from autotrain_mem.types.hardware import TURING, lacks_bf16
 from autotrain_mem.types.preflight import Condition, Health, Soundness
 
 LEAST_SHARED_BYTES = 1 * GIB
@@ -36,8 +37,6 @@ OPTIONAL = {
 }
 """Packages that may be missing -> what they are for; nothing is said of one that is missing and has no such text."""
 _NO_GPU = "Planning needs no GPU: --gpu NAME; and --simulate trains on the CPU under a simulated card."
-_BF16_FROM = (8, 0)
-"""From this compute capability on cards compute bfloat16."""
 Check = Callable[[Facts], Iterator[Condition]]
 
 
@@ -98,7 +97,7 @@ def _card(facts: Facts, card: Hardware) -> Condition:
         parts.append(card.architecture)
     elif capability is not None:
         parts.append(f"compute capability {capability[0]}.{capability[1]}")
-        if capability < _BF16_FROM:
+        if lacks_bf16(capability):
             parts.append("float16, not bfloat16")
     if others := facts.others_bytes.get(card.uuid or "", 0):
         parts.append(f"{format_bytes(others)} held by other processes")

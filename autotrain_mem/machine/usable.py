@@ -14,6 +14,7 @@ import sys
 from autotrain_mem.allocator.settings import given_settings, variable_that_counts
 from autotrain_mem.machine.detect import ask_device, nvidia_driver
 from autotrain_mem.support.errors import UnreadableGpuError
+from autotrain_mem.types.hardware import TURING
 
 OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
 """Oldest driver for each major version of CUDA, which serves all its minor ones (NVIDIA CUDA Compatibility, "Minor
@@ -21,7 +22,6 @@ Version Compatibility", table 1)."""
 WHEELS = {12: "cu126", 13: "cu130"}
 """Builds at download.pytorch.org, by CUDA's major version (pytorch RELEASE.md, "PyTorch CUDA Support Matrix", from 2.9
 on). cu126 alone has kernels for cards before Turing."""
-TURING = (7, 5)
 _OTHERWISE = "--gpu NAME --plan_only  plans for a card that is not here\n--use_cpu               trains on the CPU"
 
 

@@ -13,13 +13,13 @@ from autotrain_mem.planning.rehearsals import Rehearsals
 from autotrain_mem.search.division import GROUP, SMALLEST_GROUP, divisors
 from autotrain_mem.search.levels import levels, strongest
 from autotrain_mem.search.points import least_demanding
-from autotrain_mem.search.precision import lacks_bf16
 from autotrain_mem.search.space import Space, make_space, with_rows
 from autotrain_mem.settings.knobs import ROWS, STEPS
 from autotrain_mem.settings.levers import pulled
 from autotrain_mem.support.errors import AutofitError, DoesNotFitError
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.types import Estimate, Hardware, Job, Knobs, Owner
+from autotrain_mem.types.hardware import lacks_bf16
 from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.model import ModelFacts
 

@@ -17,13 +17,12 @@ from autotrain_mem.machine.prices import listed_prices
 from autotrain_mem.planning.rehearsals import Lengths, Rehearsals, job_key
 from autotrain_mem.report.formatting import command_of
 from autotrain_mem.report.run_history import read_history
-from autotrain_mem.search.precision import lacks_bf16
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError, PlanFileError
 from autotrain_mem.support.store import Store
 from autotrain_mem.types import Plan, Report, Trace
 from autotrain_mem.types.data import DataProfile
-from autotrain_mem.types.hardware import Capability, Hardware, kernel_class
+from autotrain_mem.types.hardware import Capability, Hardware, kernel_class, lacks_bf16
 from autotrain_mem.types.page import CardOffer, Material, Timeline
 from autotrain_mem.types.report import RUN_NAME
 from autotrain_mem.worker.pool import Workers

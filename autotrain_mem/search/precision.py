@@ -13,18 +13,9 @@ from typing import Any
 
 from autotrain_mem.settings.levers import KEEPS_UPDATES, LOST_ABOVE, USUAL_WEIGHT
 from autotrain_mem.types import Knobs
-from autotrain_mem.types.hardware import Capability
-
-BF16_FROM = (8, 0)
-"""Compute capability from which tensor cores take bfloat16: CUDA C++ Programming Guide, "Compute Capabilities",
-table "Tensor Core Input Data Types"."""
+from autotrain_mem.types.hardware import Capability, lacks_bf16
 
 HALF = ("float16", "bfloat16")
-
-
-def lacks_bf16(compute_capability: Capability) -> bool:
-    """``lacks_bf16((7, 5)) is True``: a T4's bfloat16 is emulated. All of AMD's that are known compute it."""
-    return not isinstance(compute_capability, str) and compute_capability < BF16_FROM
 
 
 def precise_for(base: Knobs, arguments: Mapping[str, Any], compute_capability: Capability) -> Knobs:

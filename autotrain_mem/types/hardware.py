@@ -60,6 +60,15 @@ MINIMUM_HEADROOM_BYTES = 400 * MIB
 Capability = tuple[int, int] | str
 """What the kernels of a card go by: NVIDIA's compute capability, or the name of one of AMD's architectures
 (``gfx942``), which have none (``types.amd``)."""
+TURING, AMPERE = (7, 5), (8, 0)
+"""Compute capabilities. From Ampere on tensor cores take bfloat16 and TF32: CUDA C++ Programming Guide, "Compute
+Capabilities", table "Tensor Core Input Data Types"."""
+
+
+def lacks_bf16(compute_capability: Capability) -> bool:
+    """``lacks_bf16((7, 5)) is True``: a T4's bfloat16 is emulated. All of AMD's that are known compute it."""
+    return not isinstance(compute_capability, str) and compute_capability < AMPERE
+
 
 ASSUMED_CAPABILITY = (8, 0)
 """Compute capability of a card that is imagined by its size alone: Ampere's."""
