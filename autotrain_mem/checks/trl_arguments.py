@@ -144,7 +144,7 @@ def accepted_by_trl(flags: Flags) -> None:
             f"TRL refuses these arguments: {reason}.",
             hint=f"See autofit {flags.method} --help for what each of them takes.",
         ) from error
-    method_of(flags.method).check(filled, to_train=False)
+    _refuse_by_method(flags, filled, to_train=False)
 
 
 def accepted_by_peft(flags: Flags) -> None:
@@ -163,7 +163,14 @@ def accepted_by_peft(flags: Flags) -> None:
 
 def ready_to_train(flags: Flags) -> None:
     """Lets the method refuse what it plans for and cannot train with, such as rewards that are not there."""
-    method_of(flags.method).check(_filled(flags), to_train=True)
+    _refuse_by_method(flags, _filled(flags), to_train=True)
+
+
+def _refuse_by_method(flags: Flags, filled: Any, *, to_train: bool) -> None:
+    method = method_of(flags.method)
+    if (error := method.missing(flags.given.get, to_train=to_train)) is not None:
+        raise error
+    method.check(filled, to_train=to_train)
 
 
 def reward_tokenizer(flags: Flags) -> None:

@@ -19,10 +19,8 @@ liger_since = None
 
 def missing(given: Callable[[str], object], *, to_train: bool) -> UsageError | None:
     """Make the error of a student without a teacher."""
-    return None if given("teacher_model_name_or_path") else _missing_teacher()
-
-
-def _missing_teacher() -> UsageError:
+    if given("teacher_model_name_or_path"):
+        return None
     return UsageError(
         "No teacher is given: nothing says what the student is to learn.",
         hint="Give --teacher_model_name_or_path MODEL, a larger model with the student's vocabulary.",
@@ -67,20 +65,9 @@ def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[No
     """
     every = knobs.gradient_accumulation_steps
     for name in ("get_train_dataloader", "_prepare_inputs"):
-        setattr(trainer, name, _accumulating(every, getattr(trainer, name), trainer.args))
+        setattr(trainer, name, online.with_accumulation(every, getattr(trainer, name), trainer.args))
     trainer.add_callback(online.generating_each_step(trainer, every))
     yield
-
-
-def _accumulating(steps: int, function: Callable[..., Any], args: Any) -> Callable[..., Any]:
-    def called(*positional: Any, **named: Any) -> Any:
-        rehearsed, args.gradient_accumulation_steps = args.gradient_accumulation_steps, steps
-        try:
-            return function(*positional, **named)
-        finally:
-            args.gradient_accumulation_steps = rehearsed
-
-    return called
 
 
 def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
@@ -98,23 +85,12 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
 image_texts = online.image_texts
 
 
-def check(filled: Configs, *, to_train: bool) -> None:
-    """Refuse what is said in :func:`check_teacher`."""
-    check_teacher(filled)
-
-
 _LOADED_BY = frozenset({"dtype", "attn_implementation", "revision", "trust_remote_code"})
 """Keys of ``teacher_model_init_kwargs`` that a rehearsal follows: where and how a model is placed is not among them."""
 
 
-def check_teacher(filled: Configs) -> None:
-    """Refuse to go without a teacher, and one that is loaded in a way that cannot be followed.
-
-    Raises:
-        UsageError: no teacher is given, or it is placed or quantized in a way of its own.
-    """
-    if not filled.training.teacher_model_name_or_path:
-        raise _missing_teacher()
+def check(filled: Configs, *, to_train: bool) -> None:
+    """Refuse a teacher that is placed or quantized in a way of its own. Raises UsageError."""
     given: Mapping[str, Any] = filled.training.teacher_model_init_kwargs or {}
     if others := sorted(given.keys() - _LOADED_BY):
         raise UsageError(

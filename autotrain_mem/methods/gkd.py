@@ -256,11 +256,11 @@ def check(filled: Configs, *, to_train: bool) -> None:
     """Refuse what the trainer would refuse later, or take for something else.
 
     Raises:
-        UsageError: no teacher; no limit, which TRL's collator takes for 1,024 tokens; batches without padding, which
-            it does not make; what is not known before the model is there.
+        UsageError: a teacher with a place of its own; no limit, which TRL's collator takes for 1,024 tokens; batches
+            without padding, which it does not make; what is not known before the model is there.
     """
     training = filled.training
-    distillation.check_teacher(filled)
+    distillation.check(filled, to_train=to_train)
     if training.max_length is None:
         raise UsageError(
             "--max_length none is at most 1,024 tokens to this trainer of TRL's.",

@@ -23,15 +23,13 @@ from autotrain_mem.types import Knobs
 
 
 def missing(argument: str, given: Callable[[str], object], *, to_train: bool) -> UsageError | None:
-    """Make the error of a training without a reward: nothing says how good an answer is.
+    """Make the error of a training without a reward; a plan can do without, as with one Python function.
 
     Args:
         argument: By which a reward model is given.
     """
-    return _missing_reward(argument) if to_train and not (given(argument) or given("reward_funcs")) else None
-
-
-def _missing_reward(argument: str) -> UsageError:
+    if not to_train or given(argument) or given("reward_funcs"):
+        return None
     return UsageError(
         "No reward is given: nothing says which completions are good.",
         hint="Give --reward_funcs module.function (or one of TRL's own, such as think_format_reward), or "
@@ -64,6 +62,16 @@ def rewards_of(filled: Configs, model: str | None, *, rehearsed: bool) -> list[A
     if rehearsed and not model and not names:
         functions = [rehearsed_reward]
     return [*([model] if model else []), *functions]
+
+
+def reward_model(filled: Configs, loading: Mapping[str, Any]) -> Any:
+    """Load a model with a head of one score. It may lie elsewhere than the policy, whose revision is not its."""
+    from transformers import AutoModelForSequenceClassification
+    from trl.trainer.utils import create_model_from_path
+
+    own = {name: value for name, value in loading.items() if name != "revision"}
+    path = filled.training.reward_model_path
+    return create_model_from_path(path, AutoModelForSequenceClassification, num_labels=1, **own)
 
 
 def held_whole(title: str, sharding: str, why: str) -> tuple[str, str] | None:
@@ -132,11 +140,14 @@ def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[No
 
     TRL generates once for ``steps_per_generation * num_iterations`` micro-steps (trl/trainer/grpo_trainer.py:
     _prepare_inputs). A rehearsal runs only a few of these, and then moves the count to the next generation: that one
-    is the first to meet the optimizer's state.
+    is the first to meet the optimizer's state. Completions are scored as the plan would: before training on them where
+    an optimizer step may separate the two, for which TRL asks by the accumulation (_generate_and_score_completions).
     """
     every = trainer.args.steps_per_generation * trainer.num_iterations
     trainer.add_callback(generating_each_step(trainer, every))
-    trainer._generate_and_score_completions = _asked_with(knobs.gradient_accumulation_steps, trainer)
+    trainer._generate_and_score_completions = with_accumulation(
+        knobs.gradient_accumulation_steps, trainer._generate_and_score_completions, trainer.args
+    )
     yield
 
 
@@ -179,22 +190,17 @@ def prompts_at_once(trainer: Any, accumulation: int | None = None) -> int:
     return max(1, completions // answers_of(trainer))
 
 
-def _asked_with(accumulation: int, trainer: Any) -> Callable[..., Any]:
-    """Score completions as the plan would: before training on them where an optimizer step may separate the two.
+def with_accumulation(steps: int, function: Callable[..., Any], args: Any) -> Callable[..., Any]:
+    """Have a method of a trainer's meet the plan's accumulation in its config, which a rehearsal cuts."""
 
-    TRL asks by the accumulation (trl/trainer/grpo_trainer.py: _generate_and_score_completions), which a rehearsal cuts.
-    """
-    generate_and_score = trainer._generate_and_score_completions
-
-    def asked(*args: Any, **kwargs: Any) -> Any:
-        rehearsed = trainer.args.gradient_accumulation_steps
-        trainer.args.gradient_accumulation_steps = accumulation
+    def called(*positional: Any, **named: Any) -> Any:
+        rehearsed, args.gradient_accumulation_steps = args.gradient_accumulation_steps, steps
         try:
-            return generate_and_score(*args, **kwargs)
+            return function(*positional, **named)
         finally:
-            trainer.args.gradient_accumulation_steps = rehearsed
+            args.gradient_accumulation_steps = rehearsed
 
-    return asked
+    return called
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
@@ -237,25 +243,13 @@ def prompt_ids(prompt: Any, tokenizer: Any, **options: Any) -> list[int]:
 
 
 def check(filled: Configs, *, to_train: bool) -> None:
-    """Refuse to train without a reward, as :func:`check_rewards`."""
-    name = "reward_model_name_or_path"
-    check_rewards(filled, filled.script.reward_model_name_or_path, name, to_train=to_train)
-
-
-def check_rewards(filled: Configs, model: str | None, argument: str, *, to_train: bool) -> None:
-    """Refuse to train without a reward; a plan can do without, as with one Python function.
-
-    Args:
-        model: A reward model; None where there is none.
-        argument: By which it is given.
+    """Refuse reward functions that cannot be found.
 
     Raises:
-        UsageError: no reward is given, or none that can be found.
+        UsageError: there is no such function.
         MissingExtraError: a reward of TRL's own needs a package that is not installed.
     """
     names = filled.script.reward_funcs or []
-    if to_train and not (model or names):
-        raise _missing_reward(argument)
     reward_functions(names)
     if to_train:
         check_packages(names)

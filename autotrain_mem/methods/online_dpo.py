@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from autotrain_mem.methods import online
-from autotrain_mem.methods.configs import Configs, own_tokenizer, trainer_arguments, trusts_remote_code
-from autotrain_mem.methods.orpo import load_policy
+from autotrain_mem.methods.configs import Configs, loading_arguments, trusts_remote_code
+from autotrain_mem.methods.orpo import with_policy
 from autotrain_mem.methods.reward_functions import try_once
 from autotrain_mem.methods.row_lengths import RowLengths
 from autotrain_mem.support.errors import DatasetFormatError, UsageError
@@ -52,33 +52,17 @@ def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset:
     """
     from autotrain_mem.trainers.online_dpo_trainer import OnlineDPOTrainer
 
-    common = trainer_arguments(filled, model, stub)
-    quantized, loading = common.pop("quantization_config"), filled.training.model_init_kwargs
-    filled.training.model_init_kwargs = None  # the trainer takes it with a name alone
-    judge = filled.training.reward_model_path
+    judge, loading = filled.training.reward_model_path, loading_arguments(filled)
     rewards = online.rewards_of(filled, judge, rehearsed=stub is not None)
     judges = [(stub or _reward_tokenizer(filled)) if reward is judge else None for reward in rewards]
-    common["model"] = load_policy(
-        filled, model, loading | ({} if quantized is None else {"quantization_config": quantized})
-    )
-    common["processing_class"] = stub or own_tokenizer(filled, model)
+    common = with_policy(filled, model, stub)
     return OnlineDPOTrainer(
-        reward_funcs=[_reward_model(filled, loading) if reward is judge else reward for reward in rewards],
+        reward_funcs=[online.reward_model(filled, loading) if reward is judge else reward for reward in rewards],
         reward_processing_classes=judges,
         train_dataset=train_dataset,
         eval_dataset=eval_dataset,
         **common,
     )
-
-
-def _reward_model(filled: Configs, loading: dict[str, Any]) -> Any:
-    """Load a model with a head of one score. It may lie elsewhere than the policy, whose revision is not its."""
-    from transformers import AutoModelForSequenceClassification
-    from trl.trainer.utils import create_model_from_path
-
-    own = {name: value for name, value in loading.items() if name != "revision"}
-    path = filled.training.reward_model_path
-    return create_model_from_path(path, AutoModelForSequenceClassification, num_labels=1, **own)
 
 
 def _reward_tokenizer(filled: Configs) -> Any:
@@ -115,17 +99,12 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
 
 
 def check(filled: Configs, *, to_train: bool) -> None:
-    """Refuse what the trainer would end with later, what is not rehearsed, and to train without a reward.
+    """Refuse what the trainer would end with later, and what is not rehearsed.
 
     Raises:
         UsageError: each for its reason.
         MissingExtraError: a reward of TRL's own needs a package that is not installed.
     """
-    _check_config(filled)
-    online.check_rewards(filled, filled.training.reward_model_path, "reward_model_path", to_train=to_train)
-
-
-def _check_config(filled: Configs) -> None:
     training = filled.training
     if filled.is_evaluated:  # transformers/trainer.py: prediction_step hands prompts to the model
         raise UsageError(
@@ -150,6 +129,7 @@ def _check_config(filled: Configs) -> None:
             "--train_sampling_strategy group_by_length looks for input_ids, and prompts are text until a step begins.",
             hint="Remove it.",
         )
+    online.check(filled, to_train=to_train)
 
 
 def why_not_split(trainer: Any) -> str | None:

@@ -34,13 +34,7 @@ def build_pairs_trainer(
     Args:
         home: Its package, such as ``trl.experimental.orpo``.
     """
-    common = trainer_arguments(filled, model, stub)
-    quantized, loading = common.pop("quantization_config"), filled.training.model_init_kwargs
-    filled.training.model_init_kwargs = None  # these trainers take it with a name alone
-    common["model"] = load_policy(
-        filled, model, loading | ({} if quantized is None else {"quantization_config": quantized})
-    )
-    common["processing_class"] = stub or own_tokenizer(filled, model)
+    common = with_policy(filled, model, stub)
     return _class_of(home)(train_dataset=train_dataset, eval_dataset=eval_dataset, **common)
 
 
@@ -48,13 +42,20 @@ def _class_of(home: str) -> Any:
     return getattr(importlib.import_module(home), f"{home.rpartition('.')[2].upper()}Trainer")
 
 
-def load_policy(filled: Configs, model: str, loading: dict[str, Any]) -> Any:
-    """Load the model as TRL's other trainers do, which leave it to accelerate where several processes train
-    (``trl/trainer/dpo_trainer.py: __init__``)."""
+def with_policy(filled: Configs, model: str, stub: Any) -> dict[str, Any]:
+    """Make what a trainer is handed that takes the model as an object: loaded as TRL's other trainers do, which leave
+    it to accelerate where several processes train (``trl/trainer/dpo_trainer.py: __init__``)."""
     from trl.trainer.utils import create_model_from_path
 
-    is_shared = str(filled.training.distributed_state.distributed_type.value) in ("MULTI_GPU", "DEEPSPEED")
-    return create_model_from_path(model, **loading, **({"device_map": None} if is_shared else {}))
+    common = trainer_arguments(filled, model, stub)
+    quantized, loading = common.pop("quantization_config"), filled.training.model_init_kwargs
+    filled.training.model_init_kwargs = None  # these trainers take it with a name alone
+    if quantized is not None:
+        loading = loading | {"quantization_config": quantized}
+    if str(filled.training.distributed_state.distributed_type.value) in ("MULTI_GPU", "DEEPSPEED"):
+        loading = loading | {"device_map": None}
+    policy = create_model_from_path(model, **loading)
+    return {**common, "model": policy, "processing_class": stub or own_tokenizer(filled, model)}
 
 
 build_trainer = partial(build_pairs_trainer, "trl.experimental.orpo")

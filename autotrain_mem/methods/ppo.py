@@ -53,10 +53,8 @@ whole."""
 
 def missing(given: Callable[[str], object], *, to_train: bool) -> UsageError | None:
     """Make the error of a job without a reward model, with which it cannot be planned either."""
-    return None if given("reward_model_path") else _missing_reward_model()
-
-
-def _missing_reward_model() -> UsageError:
+    if given("reward_model_path"):
+        return None
     return UsageError(
         "PPO needs a reward model: it gives the scores, and the value model starts from it.",
         hint="Give --reward_model_path MODEL, such as `autofit reward` makes; it reads the policy's tokens.",
@@ -140,7 +138,8 @@ def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset:
     quantized = common.pop("quantization_config")
     loading = filled.training.model_init_kwargs | ({} if quantized is None else {"quantization_config": quantized})
     tokenizer = stub or policy_tokenizer(model, filled)
-    value_model, reward_model = _classifier(filled), _classifier(filled)
+    own = filled.training.model_init_kwargs
+    value_model, reward_model = online.reward_model(filled, own), online.reward_model(filled, own)
     return PPOTrainer(
         args=filled.training,
         processing_class=tokenizer,
@@ -204,16 +203,6 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
     return online.prompt_lengths(split, tokenize, processes=filled.training.dataset_num_proc)
 
 
-def check(filled: Configs, *, to_train: bool) -> None:
-    """Refuse to train without a reward model.
-
-    Raises:
-        UsageError: no reward model is given.
-    """
-    if filled.training.reward_model_path == _config_type().reward_model_path:
-        raise _missing_reward_model()
-
-
 def tokenizer_findings(filled: Configs, tokenizer: Any) -> Iterator[Finding]:
     """Find what the trainer would refuse of the tokenizer once it is built."""
     from autotrain_mem.trainers import ppo_checks
@@ -249,16 +238,6 @@ def _causal(model: str, loading: Mapping[str, Any]) -> Any:
     from trl.trainer.utils import create_model_from_path
 
     return create_model_from_path(model, **loading)
-
-
-def _classifier(filled: Configs) -> Any:
-    """Load a model with a head of one score. It may lie elsewhere than the policy, whose revision is not its."""
-    from transformers import AutoModelForSequenceClassification
-    from trl.trainer.utils import create_model_from_path
-
-    loading = {name: value for name, value in filled.training.model_init_kwargs.items() if name != "revision"}
-    path = filled.training.reward_model_path
-    return create_model_from_path(path, AutoModelForSequenceClassification, num_labels=1, **loading)
 
 
 def _tokenized(split: Any, tokenizer: Any) -> Any:

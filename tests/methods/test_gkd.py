@@ -173,12 +173,12 @@ def test_a_training_generates_as_often_as_chance_says(
     [
         *({name: True} for name in ("packing", "eval_packing", "padding_free", "assistant_only_loss")),
         {"max_length": None},
-        {"teacher_model_name_or_path": None},
         {"teacher_model_init_kwargs": {"device_map": "auto"}},
         {"chat_template_path": "org/model"},
     ],
 )
 def test_what_the_trainer_takes_for_something_else_is_refused(given: dict[str, Any], tmp_path: pathlib.Path) -> None:
     gkd.check(filled(tmp_path, tmp_path), to_train=False)
+    assert "No teacher is given" in str(gkd.missing({}.get, to_train=False))
     with pytest.raises(UsageError):
         gkd.check(filled(tmp_path, tmp_path, **given), to_train=False)
