@@ -25,7 +25,7 @@ FSDP = (*FSDP2, "fsdp1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Refused:
+class Incompatible:
     """An argument that does not go with shards."""
 
     name: str
@@ -38,24 +38,24 @@ class Refused:
 
 REFUSED = (
     *(
-        Refused(name=row.knobs[0], reason=row.not_sharded[0], cure=row.not_sharded[1])
+        Incompatible(name=row.knobs[0], reason=row.not_sharded[0], cure=row.not_sharded[1])
         for row in LADDER
         if row.not_sharded
     ),
-    Refused(  # its kernels are custom operators on pointers (bitsandbytes/backends/cuda/ops.py), unknown to DTensor
+    Incompatible(  # bitsandbytes/backends/cuda/ops.py: custom operators on pointers, unknown to DTensor
         name="optim",
         values=r".*(8bit|bnb|paged|ademamix|lion).*",
         shardings=FSDP2,
         reason="bitsandbytes' kernels do not know FSDP2's tensors",
         cure="--optim adamw_torch_fused keeps a share of its state on each GPU; or --sharding fsdp1, or ddp.",
     ),
-    Refused(  # transformers/trainer.py: _build_accelerator_args and what follows refuse it with SHARDED_STATE_DICT
+    Incompatible(  # transformers/trainer.py: _build_accelerator_args and what follows refuse it with SHARDED_STATE_DICT
         name="save_only_model",
         reason="transformers writes checkpoints of shards with the optimizer's state, or none",
         cure="Remove --save_only_model, or give --save_strategy no: the trained model is written whole at the end.",
     ),
     *(
-        Refused(
+        Incompatible(
             name=row.knobs[0],
             shardings=ZEROS,
             reason="it is not rehearsed beside DeepSpeed's own offload",
@@ -65,7 +65,7 @@ REFUSED = (
         if row.not_sharded
     ),
     *(
-        Refused(
+        Incompatible(
             name=name,
             shardings=ZEROS,
             reason="quantized weights under DeepSpeed are not rehearsed yet",
@@ -73,26 +73,26 @@ REFUSED = (
         )
         for name in BASE_BITS
     ),
-    Refused(
+    Incompatible(
         name="optim",
         values=r".*(8bit|bnb|paged|ademamix|lion|adafactor).*",
         shardings=ZEROS,
         reason="what it keeps of a flat part of the weights is not rehearsed yet",
         cure="--optim adamw_torch_fused keeps a share of its state on each GPU.",
     ),
-    Refused(
+    Incompatible(
         name="fp16",
         shardings=ZEROS,
         reason="DeepSpeed's scaler of the loss is not rehearsed yet",
         cure="--bf16 trains in half precision without one; or --sharding fsdp2.",
     ),
-    Refused(
+    Incompatible(
         name="use_vllm",
         shardings=ZEROS,
         reason="how vLLM is given weights by DeepSpeed is not rehearsed yet",
         cure="Remove --use_vllm, or give --sharding fsdp2 or ddp.",
     ),
-    Refused(  # trl/trainer/callbacks.py: SyncRefModelCallback.sync_target_model
+    Incompatible(  # trl/trainer/callbacks.py: SyncRefModelCallback.sync_target_model
         name="sync_ref_model",
         shardings=("zero3",),
         reason="TRL gathers policy and reference whole on each GPU to mix them",
@@ -100,7 +100,7 @@ REFUSED = (
     ),
     # trl/generation/vllm_generation.py: _iter_fsdp1_params: its first summon_full_params makes a root of a unit, and
     # torch/distributed/fsdp/_runtime_utils.py: _share_state_and_init_handle_attrs refuses another root.
-    Refused(
+    Incompatible(
         name="use_vllm",
         shardings=("fsdp1",),
         reason="TRL gathers weights for vLLM before a first forward, and FSDP1 then refuses the forward",

@@ -94,7 +94,7 @@ def _candidates(before: Sequence[str], current: str) -> Iterable[str]:
             return values
     if not current.startswith("-"):
         return []
-    from autotrain_mem.worker.kept_flags import kept_names
+    from autotrain_mem.settings.trl_flags import kept_names
 
     trls = (kept_names(Store(cache_folder())) or {}).get(method, ())
     return [f"--{name}" for name in (*flags.own_names(prog), *trls)]
@@ -117,7 +117,7 @@ def _of_command(command: str, current: str) -> list[str]:
 
 def _values(prog: str, method: str, name: str) -> Iterator[str]:
     """Yields the values of a flag that are known; none where it takes anything."""
-    from autotrain_mem.worker.kept_flags import kept_flags
+    from autotrain_mem.settings.trl_flags import kept_flags
 
     if name == "gpu":
         from autotrain_mem import api

@@ -42,7 +42,7 @@ _LINKS_AT_MOST = 18
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Link:
+class Interconnect:
     """A row of the catalog."""
 
     name: str
@@ -53,12 +53,12 @@ class Link:
 
 
 @functools.cache
-def links() -> Mapping[str, Link]:
+def links() -> Mapping[str, Interconnect]:
     """Every link, by name."""
     with open(_ROWS, encoding="utf-8", newline="") as file:
         rows: list[dict[str, Any]] = list(csv.DictReader(file, strict=True))
     return {
-        row["key"]: Link(
+        row["key"]: Interconnect(
             name=row["key"],
             joins=row["joins"],
             bytes_per_second=round(float(row["gb_per_second"]) * 10**9),
@@ -100,9 +100,9 @@ def topology(
     return replace(joined, network=network.name, network_bytes_per_second=rate)
 
 
-def named_links(asked: str | None) -> dict[str, Link]:
+def named_links(asked: str | None) -> dict[str, Interconnect]:
     """Reads ``nvlink4``, ``ndr`` or ``nvlink4,ndr``: by what each joins. Raises UsageError."""
-    chosen: dict[str, Link] = {}
+    chosen: dict[str, Interconnect] = {}
     for name in filter(None, (each.strip().lower() for each in (asked or "").split(","))):
         if name not in links():
             near = difflib.get_close_matches(name, links(), n=2)

@@ -17,6 +17,7 @@ from autotrain_mem.planning.output_dir import RESUME, check_output, check_weight
 from autotrain_mem.planning.vllm_server import gpus_served_here
 from autotrain_mem.planning.wish import Wish, check_launch, no_model
 from autotrain_mem.run.resuming import check_checkpoint
+from autotrain_mem.settings.trl_flags import kept_flags, kept_names
 from autotrain_mem.settings.trl_parser import parser_of, read_given
 from autotrain_mem.support.errors import AutofitError, PlanFileError, UsageError
 from autotrain_mem.support.sources import (
@@ -31,7 +32,6 @@ from autotrain_mem.support.units import format_bytes
 from autotrain_mem.types import Job, Plan
 from autotrain_mem.types.hardware import Topology
 from autotrain_mem.types.methods_table import OTHER_MODEL_ARGUMENTS
-from autotrain_mem.worker.kept_flags import kept_flags, kept_names
 
 if TYPE_CHECKING:
     from autotrain_mem.worker.pool import Workers

@@ -21,7 +21,7 @@ from typing import Any, get_type_hints
 from unittest import mock
 
 from autotrain_mem.methods.row_lengths import OnProgress
-from autotrain_mem.settings.trl_flags import TrlFlags
+from autotrain_mem.settings.trl_flags import TrlFlags, keep_flags, kept_names
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.processes import Channel
@@ -31,7 +31,6 @@ from autotrain_mem.types.hardware import Capability
 from autotrain_mem.types.model import ModelFacts
 from autotrain_mem.types.preflight import Preflight
 from autotrain_mem.worker.client import PREFIX, SCRATCH
-from autotrain_mem.worker.kept_flags import keep_flags, kept_names
 from autotrain_mem.worker.user_errors import failure, passed_on
 
 
