@@ -171,8 +171,8 @@ def _warn(message: str) -> None:
 def _run_longest_first(trainer: Any, guard: Any) -> None:
     """Before the first step, where nobody can notice: code of the user's own may count how often it is called."""
     from autotrain_mem.trainers.finish import keep_cache_in_evaluation
+    from autotrain_mem.training.full_device import is_out_of_memory
     from autotrain_mem.training.longest_batch.run import attach_longest_batch, cost_of_emptying, run_longest_batch
-    from autotrain_mem.training.out_of_memory import is_out_of_memory
 
     if _runs_own_code(trainer):
         return

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from autotrain_mem.machine.simulated_card import SimulatedGpu
     from autotrain_mem.rehearsal.fake_run import Watch
     from autotrain_mem.training.process.build import Device
-    from autotrain_mem.training.request import Request
+    from autotrain_mem.training.task import Request
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from autotrain_mem.support.units import format_bytes
 from autotrain_mem.training.environment import process_environment
 from autotrain_mem.training.launch import run_probe
 from autotrain_mem.training.machines.lead import Machines
-from autotrain_mem.training.request import Request
+from autotrain_mem.training.task import Request
 from autotrain_mem.types import Estimate, Experience, Footprint, Hardware, Job, Plan, Probe
 from autotrain_mem.worker.pool import Workers
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from autotrain_mem.support import codec
 from autotrain_mem.support.files import JsonLines
-from autotrain_mem.training.launch import Event
+from autotrain_mem.training.rank_processes import Event
 from autotrain_mem.types import Plan, Report
 from autotrain_mem.types.experience import EVENTS_NAME
 from autotrain_mem.types.report import REWARD_NAMES, MemoryReading

@@ -38,11 +38,11 @@ from autotrain_mem.training.checkpoints import (
 )
 from autotrain_mem.training.environment import one_tracked_run, process_environment
 from autotrain_mem.training.exit_causes import Cause, Ending, Remedy, cause_of
-from autotrain_mem.training.launch import Event
 from autotrain_mem.training.machines.lead import Machines
-from autotrain_mem.training.request import Request
+from autotrain_mem.training.rank_processes import Event
 from autotrain_mem.training.run_folder import LastRun, RunFolder
 from autotrain_mem.training.supervisor import Change, Stint, supervise
+from autotrain_mem.training.task import Request
 from autotrain_mem.types import Hardware, Incident, Knobs, Plan, Report
 from autotrain_mem.types.experience import Experience, Learned, Restart
 from autotrain_mem.types.plan import as_recorded

@@ -17,7 +17,7 @@ from autotrain_mem.parallel.config import accelerate_config
 from autotrain_mem.parallel.launch_environment import launch_environment, rank_environment
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.units import MIB
-from autotrain_mem.training.request import Request
+from autotrain_mem.training.task import Request
 from autotrain_mem.types import Hardware, Knobs
 from autotrain_mem.types.hardware import opened_by
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from autotrain_mem.support.errors import AutofitError, GpuOutOfMemoryError, OutputFolderError, TrainingError
-from autotrain_mem.training.out_of_memory import HOST, kind_of_text
+from autotrain_mem.training.full_device import HOST, kind_of_text
 
 
 class Remedy(StrEnum):

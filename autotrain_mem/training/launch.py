@@ -16,13 +16,11 @@ from autotrain_mem.support.errors import AutofitError, InterruptedByUser, Reward
 from autotrain_mem.support.processes import ChildDied, ChildTimeout
 from autotrain_mem.training.environment import Meeting, rank_environments
 from autotrain_mem.training.exit_causes import Ending
-from autotrain_mem.training.heard import Heard, WaitedFor, most_read
+from autotrain_mem.training.full_device import HOST, kind_of_text
 from autotrain_mem.training.machines.lead import Machines, capitalized
-from autotrain_mem.training.out_of_memory import HOST, kind_of_text
-from autotrain_mem.training.progress import Progress
-from autotrain_mem.training.ranks import RankDied, Ranks
-from autotrain_mem.training.request import Request, interrupted_before_training
+from autotrain_mem.training.rank_processes import Event, Heard, Progress, RankDied, RankProcesses, WaitedFor, most_read
 from autotrain_mem.training.run_folder import unwritable
+from autotrain_mem.training.task import Request, interrupted_before_training
 from autotrain_mem.types.experience import PhasePeak, Probe
 
 RUN_PROCESS = "autotrain_mem.training.process.main"
@@ -40,8 +38,6 @@ LAST_WORDS_CHARACTERS = 800
 
 INTERRUPT_SECONDS = 1.0
 """How long a process that is to end may say nothing before it is asked again."""
-
-Event = dict[str, Any]
 
 
 def train(
@@ -109,12 +105,12 @@ def _started(
     log: pathlib.Path,
     keeps_open: Sequence[int] = (),
     machines: Machines | None = None,
-) -> Ranks:
+) -> RankProcesses:
     logs = [_log_of(log, rank) for rank in range(request.knobs.processes)]
     elsewhere = None if machines is None else machines.begin_stint(request.processes_here)
     try:
         module = SIMULATED_PROCESS if request.simulate else RUN_PROCESS
-        return Ranks(module, environments, logs, keeps_open=keeps_open, elsewhere=elsewhere)
+        return RankProcesses(module, environments, logs, keeps_open=keeps_open, elsewhere=elsewhere)
     except OSError as error:
         raise unwritable(log.parent, f"{pathlib.Path(error.filename or log).name}: {error.strerror}") from error
 

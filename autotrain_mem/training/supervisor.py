@@ -18,7 +18,7 @@ from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError, InterruptedByUser, OutputFolderError
 from autotrain_mem.training.checkpoints import Checkpoint
 from autotrain_mem.training.exit_causes import Cause, Ending, Remedy, cause_of
-from autotrain_mem.training.launch import Event
+from autotrain_mem.training.rank_processes import Event
 from autotrain_mem.types import Knobs, Learned
 from autotrain_mem.types.experience import Restart
 

@@ -16,7 +16,7 @@ from autotrain_mem.machine.catalog import named
 from autotrain_mem.machine.usable import check_usable
 from autotrain_mem.support.errors import UnreadableGpuError
 from autotrain_mem.training.process.build import real_device
-from autotrain_mem.training.request import Request
+from autotrain_mem.training.task import Request
 from autotrain_mem.types import Job
 
 UUID = "GPU-aaaa1111-0000-0000-0000-000000000000"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from autotrain_mem import types as nouns
 from autotrain_mem.support import codec
-from autotrain_mem.training.request import Request
+from autotrain_mem.training.task import Request
 from autotrain_mem.types import DataProfile, Hardware, Job, Phase, StepTime
 from autotrain_mem.types.gpu_comparison import Sweep
 from autotrain_mem.types.methods_table import METHODS

@@ -15,8 +15,8 @@ from autotrain_mem.support.errors import InterruptedByUser, TrainingError
 from autotrain_mem.support.processes import ChildDied
 from autotrain_mem.training import launch
 from autotrain_mem.training.launch import PROBE_LOG_NAME, SCRATCH_NAME, Event, run_probe
-from autotrain_mem.training.ranks import RankDied
-from autotrain_mem.training.request import Request, Task
+from autotrain_mem.training.rank_processes import RankDied
+from autotrain_mem.training.task import Request, Task
 from autotrain_mem.types import Job, Probe
 
 DEAF = """
@@ -97,7 +97,7 @@ def run(folder: Path, *says: Mapping[str, Any] | BaseException) -> Probe:
     FakeRanks.says = list(says)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(launch, "Ranks", FakeRanks)
+            patch.setattr(launch, "RankProcesses", FakeRanks)
             return run_probe(request("probe", folder), {}, folder)
     finally:
         assert FakeRanks.last.scratch == folder / SCRATCH_NAME

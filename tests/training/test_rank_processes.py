@@ -22,15 +22,13 @@ from autotrain_mem.machine.catalog import named
 from autotrain_mem.support import codec, processes
 from autotrain_mem.support.errors import TrainingError, UsageError
 from autotrain_mem.support.processes import ChildDied, ChildTimeout
-from autotrain_mem.training import heard as hearing
-from autotrain_mem.training import ranks as several
+from autotrain_mem.training import rank_processes as several
 from autotrain_mem.training.environment import PORT, Meeting, process_environment, rank_environments
 from autotrain_mem.training.exit_causes import Ending, cause_of
-from autotrain_mem.training.heard import Heard, WaitedFor
 from autotrain_mem.training.launch import most_of
 from autotrain_mem.training.pulses import ASLEEP_SECONDS, MUTE_SECONDS, Pulses
-from autotrain_mem.training.ranks import RankDied, Ranks
-from autotrain_mem.training.request import Request
+from autotrain_mem.training.rank_processes import Heard, RankDied, RankProcesses, WaitedFor
+from autotrain_mem.training.task import Request
 from autotrain_mem.types import Job, Phase, PhasePeak, Probe, Topology
 from autotrain_mem.types.report import MemoryReading
 
@@ -72,14 +70,14 @@ class SlowToDie:
         return self.returncode
 
 
-@pytest.mark.parametrize("end", [Ranks.kill, Ranks.stop])
+@pytest.mark.parametrize("end", [RankProcesses.kill, RankProcesses.stop])
 def test_all_are_signalled_before_one_is_waited_for(
-    end: Callable[[Ranks], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    end: Callable[[RankProcesses], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
     monkeypatch.setattr(subprocess, "Popen", lambda *args, **options: SlowToDie(done))
     monkeypatch.setattr(processes.os, "killpg", lambda *args: None)
-    end(Ranks("module", [{}] * 3, [tmp_path / f"{rank}.log" for rank in range(3)]))
+    end(RankProcesses("module", [{}] * 3, [tmp_path / f"{rank}.log" for rank in range(3)]))
     assert done[:4] == ["signal", "signal", "signal", "wait"]
 
 
@@ -150,7 +148,7 @@ def test_nobody_is_waited_for_while_something_moves_nor_after_this_process_itsel
 
 
 class FakeRanks:
-    """Ranks that send what they are told to."""
+    """RankProcesses that send what they are told to."""
 
     def __init__(self, *says: tuple[int, Mapping[str, Any] | ChildDied]) -> None:
         self._says: queue.Queue[Any] = queue.Queue()
@@ -191,7 +189,7 @@ def test_the_first_ranks_events_are_passed_on_and_of_others_what_it_does_not_say
 
 
 def test_the_rank_that_failed_is_named_and_not_the_one_that_it_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hearing, "CULPRIT_SECONDS", 0.05)
+    monkeypatch.setattr(several, "CULPRIT_SECONDS", 0.05)
     left = (0, TrainingError(GONE).to_json())
     with pytest.raises(RankDied) as killed:
         heard(left, (1, ChildDied(-9, ""))).receive()
@@ -291,7 +289,7 @@ def test_all_ranks_end_within_the_grace_even_one_that_is_stopped(
     (tmp_path / "rank.py").write_text(CHILD)
     path = f"{tmp_path}:{Path(several.__file__).parents[2]}"
     environments = [{"RANK": str(rank), "PYTHONPATH": path} for rank in range(2)]
-    ranks = Ranks("rank", environments, [tmp_path / f"{rank}.log" for rank in range(2)])
+    ranks = RankProcesses("rank", environments, [tmp_path / f"{rank}.log" for rank in range(2)])
     started = [psutil.Process(child.pid) for child in ranks._children]  # this process may have others
     try:
         ranks.send([{"say": "go"}, {"say": "stop"}])

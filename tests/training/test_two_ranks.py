@@ -18,7 +18,7 @@ from autotrain_mem.training import launch
 from autotrain_mem.training.checkpoints import is_in_shards, newest_start, processes_of
 from autotrain_mem.training.environment import process_environment
 from autotrain_mem.training.launch import Event
-from autotrain_mem.training.request import Request
+from autotrain_mem.training.task import Request
 from autotrain_mem.types import Job, Topology
 from tests.forked import Forge
 

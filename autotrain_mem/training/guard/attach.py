@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 
 from autotrain_mem.training.guard.context import GuardContext, OnIncident, OnNotice
 from autotrain_mem.training.guard.evaluation import Evaluation
-from autotrain_mem.training.guard.generation import Generation, Scoring, guard_reward_model
+from autotrain_mem.training.guard.generation_split import Generation, Scoring, guard_reward_model
 from autotrain_mem.training.guard.loss_weights import why_not_exact
 from autotrain_mem.training.guard.micro_step import MicroSteps
 from autotrain_mem.training.guard.optimizer import OptimizerSteps
@@ -85,8 +85,8 @@ def _guard_ppo(context: GuardContext) -> OptimizerSteps:
     cost memory there); a backward that reentrant checkpointing makes in stretches; an optimizer's step or a clipping
     that had begun to write; in several processes that are not DDP's, a forward or a backward.
     """
-    from autotrain_mem.training.guard.ppo.rollout import Rollouts
-    from autotrain_mem.training.guard.ppo.update import MicroBatches
+    from autotrain_mem.training.guard.ppo_rollout import Rollouts
+    from autotrain_mem.training.guard.ppo_update import MicroBatches
 
     context.save()  # a resumed run takes from its checkpoint only what its own state names
     trainer, optimizer_steps = context.trainer, OptimizerSteps(context)

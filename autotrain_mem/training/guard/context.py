@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 import torch
 
 from autotrain_mem.support import codec
+from autotrain_mem.training.full_device import Full
 from autotrain_mem.training.guard.gradients import Gradients
 from autotrain_mem.training.guard.image_split import image_token_of
 from autotrain_mem.training.guard.ranks import Ranks
-from autotrain_mem.training.out_of_memory import Full
 from autotrain_mem.types import Incident, Learned, Phase
 
 OnIncident = Callable[[Incident, Learned], None]

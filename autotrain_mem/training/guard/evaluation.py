@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from autotrain_mem.training.full_device import Full, attempt
 from autotrain_mem.training.guard.batch_split import Piece, count, joined
 from autotrain_mem.training.guard.context import REPEATED, GuardContext
 from autotrain_mem.training.guard.loss_weights import Rule, logged_basis, rule_of
 from autotrain_mem.training.guard.metrics_ledger import MetricsLedger
 from autotrain_mem.training.guard.micro_step import MicroSteps
 from autotrain_mem.training.guard.ranks import OtherRankFullError
-from autotrain_mem.training.out_of_memory import Full, attempt
 from autotrain_mem.types import Phase
 
 

@@ -16,19 +16,21 @@ from typing import Any
 import torch
 
 from autotrain_mem.methods.interface import Basis
+from autotrain_mem.training.full_device import Full, attempt, release
 from autotrain_mem.training.guard.batch_split import Piece, count
 from autotrain_mem.training.guard.context import ON_HOST, GuardContext, keep_rng_state
-from autotrain_mem.training.guard.loss_trial import UNKNOWN, OwnLoss, try_loss
 from autotrain_mem.training.guard.loss_weights import (
+    UNKNOWN,
+    OwnLoss,
     Rule,
     is_models_loss,
     logged_basis,
     rule_of,
+    try_loss,
     why_division_matters,
 )
 from autotrain_mem.training.guard.metrics_ledger import MetricsLedger
 from autotrain_mem.training.guard.ranks import OtherRankFullError
-from autotrain_mem.training.out_of_memory import Full, attempt, release
 from autotrain_mem.types import Phase
 
 NEFTUNE = (

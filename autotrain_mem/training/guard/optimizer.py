@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from autotrain_mem.training.full_device import Full, attempt, release
 from autotrain_mem.training.guard.context import REPEATED, GuardContext
-from autotrain_mem.training.out_of_memory import Full, attempt, release
 from autotrain_mem.types import Phase
 
 HALF_MADE = "some parameters had their update already: only a checkpoint has all of them as they were"

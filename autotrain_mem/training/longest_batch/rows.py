@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
+
+from trl.data_utils import prepare_multimodal_messages
+
+from autotrain_mem.data.image_sizes import has_images, pixels, row_image_sizes
+from autotrain_mem.methods.interface import method_of_trainer
+from autotrain_mem.methods.row_lengths import prepared_lengths
 
 OnError = Callable[[BaseException], None]
 """Is shown an error before what stood in for later steps is gone, so that it can be told who held what."""
@@ -87,3 +94,90 @@ def characters(prompt: Any) -> int:
     if isinstance(prompt, dict):
         return sum(characters(prompt[name]) for name in ("content", "text") if prompt.get(name))
     return sum(map(characters, prompt)) if isinstance(prompt, list) else 0
+
+
+def are_conversations(trainer: Any, dataset: Any) -> bool:
+    """Tell whether the rows are conversations of which this trainer's collator makes tokens."""
+    method = method_of_trainer(trainer)
+    is_collated = method is not None and method.unprepared_lengths(trainer, []) is not None
+    return is_collated and "messages" in dataset.column_names and prepared_lengths(dataset) is None
+
+
+def longest_conversations(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:
+    """Numbers of the rows of which a step makes most tokens, and how many these are of the first.
+
+    Of those with most characters; where an answer is sampled behind a prompt, those with most characters before the
+    last message are looked at too.
+    """
+    method = method_of_trainer(trainer)
+    assert method is not None, "asked before"
+    whole, before = [], []
+    for rows in dataset.select_columns(["messages"]).iter(batch_size=10_000):
+        whole += [characters(messages) for messages in rows["messages"]]
+        before += [characters(messages[:-1]) for messages in rows["messages"]]
+    looked_at = max(count, CANDIDATES)
+    candidates = list(dict.fromkeys([*longest_rows(whole, looked_at), *longest_rows(before, looked_at)]))
+    tokens = method.unprepared_lengths(trainer, [dataset[number] for number in candidates])
+    assert tokens is not None, "asked before"
+    longest = longest_rows(tokens, count, padded=True)
+    return [candidates[each] for each in longest], tokens[longest[0]]
+
+
+def ways_of_step(trainer: Any) -> Iterable[AbstractContextManager[None]]:
+    """List the ways that chance may choose for a step of this trainer; one for most."""
+    method = method_of_trainer(trainer)
+    return (nullcontext(),) if method is None else method.ways_of_step(trainer)
+
+
+FEWEST_CANDIDATES = 8
+"""Of each kind. To read and tokenize a row takes a tenth of a second where its images have a million pixels; of a
+large data set all would take hours."""
+
+_TEXTS = ("messages", "prompt", "completion", "chosen", "rejected")
+_ROWS_AT_ONCE = 1000
+
+
+def are_image_rows(dataset: Any) -> bool:
+    """Whether a trainer's data have images, and nothing that was prepared."""
+    return has_images(dataset.column_names) and prepared_lengths(dataset) is None
+
+
+def longest_image_rows(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:
+    """Give the numbers of the rows of most tokens, and the tokens of the longest.
+
+    They are sought among those of most pixels, those of most images (which some models shrink to one size) and those of
+    most text; of equally many tokens, the most pixels come first. The trainer's own collator or tokenization counts.
+
+    Raises:
+        DatasetFormatError: an image that cannot be read.
+    """
+    sizes = row_image_sizes(dataset.with_format(None))
+    weights = list(zip(map(pixels, sizes), map(len, sizes), _text_lengths(trainer, dataset), strict=True))
+    orders = [weights, [(images, area, text) for area, images, text in weights], [weight[::-1] for weight in weights]]
+    each = max(count, FEWEST_CANDIDATES)
+    found = {number for order in orders for number in longest_rows(order, each)}
+    candidates = sorted(found, key=weights.__getitem__, reverse=True)
+    tokens = [tokens_of(trainer, dataset, number) for number in candidates]
+    longest = longest_rows(tokens, count, padded=is_padded(trainer.args))
+    return [candidates[at] for at in longest], tokens[longest[0]]
+
+
+def tokens_of(trainer: Any, dataset: Any, number: int) -> int:
+    """Count a row's tokens as the trainer makes them: of a pair, those of the longer side; of a prompt, its own."""
+    (row,) = fetched(trainer, dataset, [number])
+    if not hasattr(trainer, "_generate_and_score_completions"):
+        return int(trainer.data_collator([row])["input_ids"].shape[1])
+    given = row.get("images") if "images" in row else [row["image"]]
+    images = [image for image in given or [] if image is not None]
+    prompt = prepare_multimodal_messages(row["prompt"], images=images)
+    return len(trainer._tokenize_prompts([prompt])[0][0])
+
+
+def _text_lengths(trainer: Any, dataset: Any) -> list[int]:
+    """Characters of each row, whatever they are of."""
+    known = (*_TEXTS, getattr(trainer.args, "dataset_text_field", None))
+    texts = [name for name in dataset.column_names if name in known]
+    if not texts:
+        return [0] * len(dataset)
+    tables = dataset.select_columns(texts).with_format("arrow").iter(batch_size=_ROWS_AT_ONCE)
+    return [sum(map(characters, row.values())) for table in tables for row in table.to_pylist()]

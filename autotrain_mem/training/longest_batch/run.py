@@ -17,8 +17,6 @@ from autotrain_mem.data.image_sizes import has_images
 from autotrain_mem.methods import online
 from autotrain_mem.methods.row_lengths import prepared_lengths
 from autotrain_mem.support.errors import DatasetFormatError
-from autotrain_mem.training.longest_batch.conversations import are_conversations, longest_conversations, ways_of_step
-from autotrain_mem.training.longest_batch.image_rows import are_image_rows, longest_image_rows
 from autotrain_mem.training.longest_batch.restore import (
     keeps_whole_gradients,
     models_of,
@@ -29,12 +27,17 @@ from autotrain_mem.training.longest_batch.rows import (
     CANDIDATES,
     LongestBatch,
     OnError,
+    are_conversations,
+    are_image_rows,
     characters,
     cut,
     fetched,
     is_padded,
+    longest_conversations,
+    longest_image_rows,
     longest_rows,
     repeated,
+    ways_of_step,
 )
 
 Rows = tuple[list[Any], int]
@@ -57,7 +60,7 @@ def attach_longest_batch(
     are not called, reward models are.
     """
     if hasattr(trainer, "value_model"):
-        from autotrain_mem.training.longest_batch.ppo import LongestPpoBatchFirst
+        from autotrain_mem.training.longest_batch.ppo_rows import LongestPpoBatchFirst
 
         trainer.add_callback(LongestPpoBatchFirst(trainer, on_result, on_error))
         return

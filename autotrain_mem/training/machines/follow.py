@@ -28,8 +28,8 @@ from autotrain_mem.training.environment import seen_cards
 from autotrain_mem.training.launch import RUN_PROCESS, SIMULATED_PROCESS
 from autotrain_mem.training.machines.lead import Hello, capitalized, how_to_reach, join_seconds
 from autotrain_mem.training.machines.link import Link, Message, introduced
-from autotrain_mem.training.request import Request
 from autotrain_mem.training.run_folder import KEY_NAME, LOCK_NAME, identity_of, is_held_by
+from autotrain_mem.training.task import Request
 from autotrain_mem.types import Hardware
 
 TRY_SECONDS = 1.0

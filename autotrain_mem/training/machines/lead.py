@@ -19,8 +19,7 @@ from autotrain_mem.parallel.place import Place
 from autotrain_mem.support.errors import AutofitError, InterruptedByUser, TrainingError, UsageError
 from autotrain_mem.support.files import read_start, replace_file
 from autotrain_mem.support.units import format_bytes
-from autotrain_mem.training.machines.link import MOST_BYTES, Link, Message, introduced
-from autotrain_mem.training.machines.remote import MachineGone, OnLine, RemoteChild
+from autotrain_mem.training.machines.link import MOST_BYTES, Link, MachineGone, Message, OnLine, RemoteChild, introduced
 from autotrain_mem.training.run_folder import KEY_NAME, unwritable
 from autotrain_mem.types import Hardware
 

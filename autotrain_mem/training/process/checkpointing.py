@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import json
 import pickle
@@ -33,9 +34,9 @@ from autotrain_mem.training.checkpoints import (
     sync_all,
     write_manifest,
 )
-from autotrain_mem.training.out_of_memory import is_out_of_memory, release
+from autotrain_mem.training.full_device import is_out_of_memory, release
 from autotrain_mem.training.process.world import World
-from autotrain_mem.training.request import SendEvent
+from autotrain_mem.training.task import SendEvent
 
 FULL_DISK_BYTES = MIB
 """Less than this free, and it was the disk, whatever the library says: torch tells no reason (``caffe2/serialize/
@@ -326,3 +327,38 @@ def without_code(checkpoint: Path) -> Iterator[None]:
         what = f"{asked[1]}, which is no part of a checkpoint and" if asked else "more than tensors, which"
         message = f"{last} was not loaded: it asks for {what} may run code."
         raise OutputFolderError(message, hint=instead_of(checkpoint)) from error
+
+
+_TRACKERS = "transformers.integrations."
+"""The modules of the callbacks that ``report_to`` names, TensorBoard's files among them."""
+
+
+def drop_logs_without_room(trainer: Any, send: SendEvent) -> None:
+    """Have a full disk cost what a trainer and its trackers log, and not the run; a ``note`` says so once.
+
+    A trainer writes at its logs, too: GRPO's writes its completions (``trl/trainer/grpo_trainer.py: log``).
+    """
+    notes: list[str] = []
+
+    def lossy(method: Callable[..., Any], what: str) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return method(*args, **kwargs)
+            except Exception as error:
+                if not is_full_disk(error, trainer.args.output_dir):
+                    raise
+                if what not in notes:
+                    notes.append(what)
+                    reason = " ".join(str(error).split())
+                    send({"event": "note", "message": f"{what} could not be written, training continues: {reason}"})
+                return None
+
+        return run
+
+    trainer.log = lossy(trainer.log, "what the trainer logs")
+    for callback in trainer.callback_handler.callbacks:
+        kind = type(callback)
+        if kind.__module__.startswith(_TRACKERS):
+            for name in [name for name in dir(kind) if name.startswith("on_")]:
+                setattr(callback, name, lossy(getattr(callback, name), f"what {kind.__name__} logs"))

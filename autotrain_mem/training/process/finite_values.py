@@ -9,7 +9,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from autotrain_mem.training.process.world import World
-from autotrain_mem.training.request import SendEvent
+from autotrain_mem.training.task import SendEvent
 
 LOGGED = ("loss", "grad_norm", "loss/policy_avg", "loss/value_avg")
 """Of what a trainer logs: the first two of transformers, the others of PPO, which makes its steps by itself

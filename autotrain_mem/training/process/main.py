@@ -13,7 +13,7 @@ from autotrain_mem.support.errors import AutofitError, OutputFolderError, Traini
 from autotrain_mem.support.host import free_disk_bytes
 from autotrain_mem.support.processes import Channel
 from autotrain_mem.support.units import format_bytes
-from autotrain_mem.training.request import Request, interrupted_before_training
+from autotrain_mem.training.task import Request, interrupted_before_training
 
 if TYPE_CHECKING:
     from autotrain_mem.training.process.build import DeviceOf

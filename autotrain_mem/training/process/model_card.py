@@ -12,7 +12,7 @@ from autotrain_mem.settings.knobs import knob_names
 from autotrain_mem.support import codec
 from autotrain_mem.support.files import replace_file
 from autotrain_mem.support.units import format_bytes
-from autotrain_mem.training.request import Request
+from autotrain_mem.training.task import Request
 from autotrain_mem.types.report import MemoryReading
 
 NO_BASE = "[None](https://huggingface.co/None)"

@@ -28,14 +28,21 @@ from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.row_lengths import prepared_lengths
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import GpuOutOfMemoryError
-from autotrain_mem.training.longest_batch.conversations import are_conversations, longest_conversations
-from autotrain_mem.training.longest_batch.image_rows import are_image_rows, longest_image_rows
-from autotrain_mem.training.longest_batch.rows import cut, is_padded, longest_rows, repeated
-from autotrain_mem.training.out_of_memory import is_out_of_memory
+from autotrain_mem.training.full_device import is_out_of_memory
+from autotrain_mem.training.longest_batch.rows import (
+    are_conversations,
+    are_image_rows,
+    cut,
+    is_padded,
+    longest_conversations,
+    longest_image_rows,
+    longest_rows,
+    repeated,
+)
 from autotrain_mem.training.process.build import Device, DeviceOf, PhasePeaks, build, real_device
 from autotrain_mem.training.process.checkpointing import write_shards
 from autotrain_mem.training.process.world import Moves
-from autotrain_mem.training.request import Request, SendEvent
+from autotrain_mem.training.task import Request, SendEvent
 from autotrain_mem.types import Job, Knobs, Phase
 from autotrain_mem.types.experience import Probe
 from autotrain_mem.types.report import MemoryReading

@@ -19,20 +19,24 @@ from autotrain_mem.data import load
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import GpuOutOfMemoryError
 from autotrain_mem.training.checkpoints import check_order
+from autotrain_mem.training.full_device import HOST, kind_of
 from autotrain_mem.training.guard.attach import attach_guard
 from autotrain_mem.training.longest_batch.rows import LongestBatch
 from autotrain_mem.training.longest_batch.run import attach_longest_batch, cost_of_emptying
-from autotrain_mem.training.out_of_memory import HOST, kind_of
 from autotrain_mem.training.process.build import SMALLER, Device, DeviceOf, build, real_device
-from autotrain_mem.training.process.checkpointing import follow_saving, save_trained, without_code
+from autotrain_mem.training.process.checkpointing import (
+    drop_logs_without_room,
+    follow_saving,
+    save_trained,
+    without_code,
+)
 from autotrain_mem.training.process.finite_values import FiniteValues
-from autotrain_mem.training.process.lossy_logs import drop_logs_without_room
 from autotrain_mem.training.process.model_card import complete_cards, write_last_card
 from autotrain_mem.training.process.oom_report import phase_of, shortage_of
 from autotrain_mem.training.process.resharding.resume import reading_other_forms
 from autotrain_mem.training.process.world import Moves, World
-from autotrain_mem.training.request import Request, SendEvent
 from autotrain_mem.training.run_folder import check_in_place
+from autotrain_mem.training.task import Request, SendEvent
 from autotrain_mem.training.watch.callback import MemoryWatch
 from autotrain_mem.types import Incident, Learned
 from autotrain_mem.types.report import REWARD_NAMES, MemoryReading, Shortage

@@ -7,10 +7,12 @@ A round takes 0.3 ms of two ranks on one machine.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pickle
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from types import FrameType
@@ -20,9 +22,8 @@ import torch.distributed as dist
 from transformers import TrainerCallback
 
 from autotrain_mem.support.host import interface_to
-from autotrain_mem.training.process.collectives import last_collectives
 from autotrain_mem.training.pulses import PULSE_SECONDS
-from autotrain_mem.training.request import SendEvent
+from autotrain_mem.training.task import SendEvent
 
 OLDER_DRIVERS = ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE")
 """What ``accelerate launch`` switches off for cards of the RTX 40 series under older drivers, without which accelerate
@@ -146,3 +147,32 @@ def _allow_older_drivers() -> None:
     if not check_cuda_p2p_ib_support():
         for name in OLDER_DRIVERS:
             os.environ.setdefault(name, "1")
+
+
+Collectives = dict[str, tuple[int, str]]
+"""Name of a group -> the number of the last collective that was asked of it, and its name while it is waited for."""
+
+_DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")
+
+
+def last_collectives() -> Collectives:
+    """Returns them for all groups of this process; none where nothing is recorded, or torch has changed."""
+    found: Collectives = {}
+    with contextlib.suppress(Exception):  # a private function of torch's, and a word that is only good to have
+        from torch._C import _distributed_c10d
+
+        for name in _DUMPS:
+            if (dump := getattr(_distributed_c10d, name, None)) is not None:
+                found |= read(pickle.loads(dump(True, False, True)))
+    return found
+
+
+def read(dump: Mapping[str, Any]) -> Collectives:
+    """Reads one dump, of the form that ``torch/distributed/flight_recorder`` analyses."""
+    waited = {
+        (entry["process_group"][0], entry["collective_seq_id"]): str(entry["profiling_name"]).rpartition(":")[2]
+        for entry in dump.get("entries", ())
+        if not entry["retired"] and not entry["is_p2p"]
+    }
+    last = {group: int(status["last_enqueued_collective"]) for group, status in dump.get("pg_status", {}).items()}
+    return {group: (number, waited.get((group, number), "")) for group, number in last.items() if number >= 0}

@@ -10,9 +10,8 @@ from datasets import Dataset, List, Value
 from tiny_trainers import outcome
 from tiny_vision_trainers import SIZES, rows, vision_trainer
 
-from autotrain_mem.training.longest_batch import image_rows
-from autotrain_mem.training.longest_batch.image_rows import longest_image_rows
-from autotrain_mem.training.longest_batch.rows import LongestBatch
+from autotrain_mem.training.longest_batch import rows as longest_rows
+from autotrain_mem.training.longest_batch.rows import LongestBatch, longest_image_rows
 from autotrain_mem.training.longest_batch.run import attach_longest_batch, run_longest_batch
 from autotrain_mem.training.process.probe import take_longest
 
@@ -40,9 +39,9 @@ def test_few_rows_are_tokenized_and_no_image_of_the_others_is_decoded(
     vision_folder: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = vision_trainer("sft", vision_folder("qwen2_5_vl"), tmp_path)
-    monkeypatch.setattr(image_rows, "FEWEST_CANDIDATES", 1)
+    monkeypatch.setattr(longest_rows, "FEWEST_CANDIDATES", 1)
     asked: list[int] = []
-    monkeypatch.setattr(image_rows, "tokens_of", lambda trainer, dataset, number: asked.append(number) or number)
+    monkeypatch.setattr(longest_rows, "tokens_of", lambda trainer, dataset, number: asked.append(number) or number)
     longest_image_rows(made, rows("sft", UNEQUAL), 1)
     assert asked == [ONE_LARGE, THREE_SMALL], "the first has most text too"
 

@@ -25,9 +25,9 @@ from autotrain_mem.training.machines import follow as following
 from autotrain_mem.training.machines import lead, link
 from autotrain_mem.training.machines.lead import JOIN_VARIABLE, Hello, Machines, leading
 from autotrain_mem.training.machines.link import introduced
-from autotrain_mem.training.ranks import RankDied, Ranks
-from autotrain_mem.training.request import Request
+from autotrain_mem.training.rank_processes import RankDied, RankProcesses
 from autotrain_mem.training.run_folder import KEY_NAME, hold_folder
+from autotrain_mem.training.task import Request
 from autotrain_mem.types import Hardware, Job, Topology
 
 TOKEN = "hf_secret"
@@ -137,14 +137,14 @@ def together(port: int, **more: Any) -> Iterator[tuple[Machines, Second]]:
         yield machines, second
 
 
-def ranks_on(machines: Machines, folder: Path) -> Ranks:
+def ranks_on(machines: Machines, folder: Path) -> RankProcesses:
     """The second machine's rank alone: the first one's would be a real process."""
     start = machines.begin_stint(1)
 
     def elsewhere(rank: int, *rest: Any) -> Any:
         return start(1, *rest)
 
-    return Ranks("module", [{"RANK": "1"}], [folder / "train.log"], elsewhere=elsewhere)
+    return RankProcesses("module", [{"RANK": "1"}], [folder / "train.log"], elsewhere=elsewhere)
 
 
 def asked(folder: Path) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from nouns import TRL_DEFAULTS
 from autotrain_mem.cli.word_problems import write_rows
 from autotrain_mem.machine.detect import host
 from autotrain_mem.training.process.build import build, real_device
-from autotrain_mem.training.request import Request
+from autotrain_mem.training.task import Request
 from autotrain_mem.types import Job
 
 ADAPTER = replace(TRL_DEFAULTS, use_peft=True, lora_target_modules=("all-linear",), max_length=32)

@@ -33,12 +33,12 @@ from autotrain_mem.training.checkpoints import (
 )
 from autotrain_mem.training.process import checkpointing, train
 from autotrain_mem.training.process.checkpointing import (
+    drop_logs_without_room,
     follow_saving,
     order_of,
     save_trained,
     without_code,
 )
-from autotrain_mem.training.process.lossy_logs import drop_logs_without_room
 from autotrain_mem.training.process.resharding.resume import opened
 from autotrain_mem.training.process.train import NoStepAfterTheLast
 

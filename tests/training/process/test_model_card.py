@@ -8,7 +8,7 @@ from tiny_trainers import trainer
 
 from autotrain_mem.support.units import GIB
 from autotrain_mem.training.process.model_card import NO_BASE, complete_cards
-from autotrain_mem.training.request import Request
+from autotrain_mem.training.task import Request
 from autotrain_mem.types import Hardware, Harm, Job, Lever, Phase
 from autotrain_mem.types.report import MemoryReading
 from tests.nouns import TRL_DEFAULTS

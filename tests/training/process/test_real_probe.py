@@ -18,7 +18,7 @@ from autotrain_mem.support.errors import OutputFolderError
 from autotrain_mem.support.units import MIB
 from autotrain_mem.training.process import probe as probing
 from autotrain_mem.training.process.probe import probe, probe_changes
-from autotrain_mem.training.request import Request
+from autotrain_mem.training.task import Request
 from autotrain_mem.types import Job, Phase, Probe
 
 KNOBS = replace(

@@ -15,7 +15,7 @@ from autotrain_mem import MemoryWatch, Phase, PhasePeak, Sign
 from autotrain_mem.support.host import HostMemory
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.training.watch import callback as module
-from autotrain_mem.training.watch.row_lengths import Batches, Rows
+from autotrain_mem.training.watch.callback import Batches, Rows
 from autotrain_mem.types.report import MemoryReading
 
 HOST = HostMemory(total_bytes=64 * GIB, available_bytes=32 * GIB, source="built")

@@ -24,7 +24,7 @@ from autotrain_mem.training.process.resharding.parts import TorchParts, on_host,
 from autotrain_mem.training.process.resharding.saved import Saved, Shards, WholeFiles
 from autotrain_mem.training.process.resharding.zero_files import ZeroFiles
 from autotrain_mem.training.process.resharding.zero_parts import ZeroParts
-from autotrain_mem.training.request import SendEvent
+from autotrain_mem.training.task import SendEvent
 from autotrain_mem.types import Knobs
 
 Parts = TorchParts | ZeroParts

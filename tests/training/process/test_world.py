@@ -10,7 +10,7 @@ import sys
 SCRIPT = """
 import json, os, sys, threading, time
 import torch, torch.distributed as dist
-from autotrain_mem.training.process.collectives import last_collectives
+from autotrain_mem.training.process.world import last_collectives
 
 rank, port = sys.argv[1:]
 dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=int(rank), world_size=2)

@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 
-from autotrain_mem.training.out_of_memory import Done, Full, attempt, is_out_of_memory, kind_of, kind_of_text
+from autotrain_mem.training.full_device import Done, Full, attempt, is_out_of_memory, kind_of, kind_of_text
 
 SAID = {
     "CUDA out of memory. Tried to allocate 92.00 MiB. GPU 0 has a total capacity of 7.79 GiB": "GPU memory",

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from autotrain_mem.training.full_device import Done, Full, attempt
 from autotrain_mem.training.guard.batch_split import Layout, Piece
 from autotrain_mem.training.guard.context import REPEATED, GuardContext, keep_rng_state
 from autotrain_mem.training.guard.image_split import RowsImages, has_images, images_of_rows
-from autotrain_mem.training.out_of_memory import Done, Full, attempt
 from autotrain_mem.types import Phase
 
 

@@ -1,17 +1,135 @@
-"""Makes one story of what the ranks of a training send: the first rank's events, and of others what it cannot know."""
+"""Starts the processes of one training, one for each device, listens to all of them at once, and ends them together."""
 
 from __future__ import annotations
 
+import json
+import queue
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from autotrain_mem.support import codec
-from autotrain_mem.support.processes import ChildTimeout
-from autotrain_mem.training.exit_causes import blames_others
+from autotrain_mem.support.errors import AutofitError
+from autotrain_mem.support.host import host_memory, oom_kills
+from autotrain_mem.support.processes import GRACE_SECONDS, Child, ChildDied, ChildTimeout
+from autotrain_mem.training.exit_causes import Ending, blames_others
+from autotrain_mem.training.machines.lead import Elsewhere
+from autotrain_mem.training.machines.link import MachineGone, RemoteChild
 from autotrain_mem.training.pulses import Pulses
-from autotrain_mem.training.ranks import LOOK_SECONDS, RankDied, Ranks
 from autotrain_mem.types.report import MemoryReading
+
+LOOK_SECONDS = 0.5
+"""A signal handler of Python's runs only between two waits."""
+
+Message = dict[str, Any]
+
+
+class RankProcesses:
+    """The parent's side of all processes of a training, which has one at least.
+
+    Each leads a group of its own processes, out of reach of the terminal's Ctrl-C, and whatever ends it ends those.
+
+    Args:
+        module: Run as ``python -m module`` by each.
+        environments: Of each rank, over this process's own.
+        logs: Where each rank's stderr goes.
+        keeps_open: Open files that all of this machine's inherit.
+        elsewhere: Starts those of other machines; None where there are none.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        environments: Sequence[Mapping[str, str]],
+        logs: Sequence[Path],
+        *,
+        keeps_open: Sequence[int] = (),
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
+        self._lines: queue.Queue[tuple[int, str | None]] = queue.Queue()
+        self._children: list[Child | RemoteChild] = []
+        try:
+            for rank, (environment, log) in enumerate(zip(environments, logs, strict=True)):
+                on_line = partial(self._put, rank)
+                remote = None if elsewhere is None else elsewhere(rank, environment, log, on_line)
+                self._children.append(
+                    remote or Child(module, environment, log, has_children=True, keeps_open=keeps_open, on_line=on_line)
+                )
+        except BaseException:
+            self.stop()
+            raise
+
+    def send(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Send one object to each rank. Raises RankDied where one no longer reads."""
+        for rank, (child, message) in enumerate(zip(self._children, messages, strict=True)):
+            try:
+                child.send(message)
+            except ChildDied as death:
+                raise RankDied(rank, death) from death
+
+    def receive(self, timeout_seconds: float | None = None) -> tuple[int, Message]:
+        """Return the next object of any rank, and whose it is.
+
+        Raises:
+            RankDied: a rank ended, well or not.
+            ChildTimeout: there was none within the time; None waits for ever.
+        """
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        while True:
+            wait = LOOK_SECONDS if deadline is None else min(LOOK_SECONDS, deadline - time.monotonic())
+            if wait <= 0:
+                raise ChildTimeout
+            try:
+                rank, line = self._lines.get(timeout=wait)
+            except queue.Empty:
+                for child in self._children:
+                    child.end_orphans()
+                continue
+            if line is None:
+                raise RankDied(rank, self._children[rank].death())
+            return rank, json.loads(line)
+
+    def interrupt(self) -> None:
+        """Ask every rank to end as after Ctrl-C."""
+        for child in self._children:
+            child.interrupt()
+
+    def wait(self, timeout_seconds: float) -> None:
+        """Give ranks that are done the time to end by themselves; returns when they have, or when it is up."""
+        deadline = time.monotonic() + timeout_seconds
+        for child in self._children:
+            child.wait(max(0.0, deadline - time.monotonic()))
+
+    def kill(self) -> None:
+        """End all at once; a process that is stopped ends too."""
+        for child in self._children:
+            child.kill()
+        self.wait(GRACE_SECONDS)
+
+    def stop(self) -> None:
+        """End all within ``GRACE_SECONDS`` together: those that do not end by themselves are killed."""
+        for child in self._children:
+            child.close_input()
+        self.wait(GRACE_SECONDS)
+        self.kill()
+        for child in self._children:
+            child.stop(0)
+
+    def _put(self, rank: int, line: str | None) -> None:
+        self._lines.put((rank, line))
+
+
+class RankDied(ChildDied):
+    """One of the ranks ended without an answer."""
+
+    def __init__(self, rank: int, death: ChildDied) -> None:
+        super().__init__(death.code, death.log_tail)
+        self.rank = rank
+        self.gone = death if isinstance(death, MachineGone) else None
+        """Its machine, where that is gone with it."""
+
 
 CULPRIT_SECONDS = 5.0
 """How long a rank that was left by another is not taken for the one that failed: a socket closes when a process is
@@ -42,7 +160,9 @@ class Heard:
         names: What each rank is called; None for its number alone.
     """
 
-    def __init__(self, ranks: Ranks, count: int, silent_seconds: float, names: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, ranks: RankProcesses, count: int, silent_seconds: float, names: Sequence[str] | None = None
+    ) -> None:
         self.ranks, self.ranks_count = ranks, count
         self.names = names or [f"rank {rank}" for rank in range(count)]
         self._pulses = Pulses(count, silent_seconds)
@@ -113,7 +233,7 @@ class Heard:
         return None if rank else event
 
     def _once(self, rank: int, event: Event) -> Event | None:
-        """Ranks that agree on what to do tell of it all at once."""
+        """RankProcesses that agree on what to do tell of it all at once."""
         incident = event.get("incident", event)
         names = ("event", "step", "phase", "remedy", "kind")
         key = "|".join(str(incident[name]) for name in names if name in incident)
@@ -172,3 +292,54 @@ def most_read(readings: Sequence[MemoryReading]) -> MemoryReading:
     """Put together what several allocators say: the most of each figure."""
     figures: list[Mapping[str, Any]] = [codec.to_json(reading) for reading in readings]
     return MemoryReading(**{name: max(each[name] for each in figures) for name in figures[0]})
+
+
+HOST_SECONDS = 1.0
+"""How often the host's memory is looked at while a run tells of its steps: reading it takes 0.1 ms."""
+
+
+class Progress:
+    """Follows a process's events, to say how far it came where it ends without an ``end`` event."""
+
+    def __init__(self, on_event: Callable[[Event], None]) -> None:
+        self._on_event = on_event
+        self._kills = oom_kills()
+        self._looked = 0.0
+        self._host_left_share = 1.0
+        self._began_at = self._step = 0
+        self._saving = ""
+        self._peak_reserved_bytes: int | None = None
+
+    def follow(self, event: Event) -> None:
+        """Take the next event, and pass it on."""
+        match event["event"]:
+            case "start":
+                self._began_at = self._step = event["step"]
+            case "step":
+                self._step = event["step"]
+                self._peak_reserved_bytes = event["memory"] and event["memory"]["peak_reserved_bytes"]
+            case "saving":
+                self._saving = event["path"]
+            case "checkpoint" | "save_failed":
+                self._saving = ""
+        if time.monotonic() - self._looked >= HOST_SECONDS:
+            self._looked, memory = time.monotonic(), host_memory()
+            self._host_left_share = min(self._host_left_share, memory.available_bytes / memory.total_bytes)
+        self._on_event(event)
+
+    def ending(self, error: AutofitError, **more: Any) -> Ending:
+        """Say how far the training came.
+
+        Args:
+            more: What else an ending has.
+        """
+        return Ending(
+            error=error,
+            step=self._step,
+            began_at=self._began_at,
+            saving=self._saving,
+            host_kills=oom_kills() - self._kills,
+            host_left_share=self._host_left_share,
+            peak_reserved_bytes=self._peak_reserved_bytes,
+            **more,
+        )

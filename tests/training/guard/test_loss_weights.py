@@ -14,7 +14,7 @@ from autotrain_mem.methods.interface import Basis
 from autotrain_mem.training.guard.attach import attach_guard
 from autotrain_mem.training.guard.batch_split import Layout, Piece, count
 from autotrain_mem.training.guard.context import GuardContext
-from autotrain_mem.training.guard.loss_trial import UNKNOWN, OwnLoss
+from autotrain_mem.training.guard.loss_weights import UNKNOWN, OwnLoss
 from autotrain_mem.training.guard.micro_step import MicroSteps
 from autotrain_mem.types import Learned
 

@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 
+from autotrain_mem.training.full_device import Full, attempt, is_out_of_memory, release
 from autotrain_mem.training.guard.context import REPEATED, GuardContext
 from autotrain_mem.training.guard.micro_step import activations_on_host
-from autotrain_mem.training.guard.ppo.batches import Finished, Parts
+from autotrain_mem.training.guard.ppo_rollout import Finished, Parts
 from autotrain_mem.training.guard.ranks import average, ddp_of, prepare
-from autotrain_mem.training.out_of_memory import Full, attempt, is_out_of_memory, release
 from autotrain_mem.types import Phase
 
 LOSS_NEEDS_LOGITS_ONLY = (torch.float32, torch.float64)

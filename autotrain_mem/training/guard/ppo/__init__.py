@@ -1,1 +1,0 @@
-"""Guards PPO's loop, cut at the models' outputs. Runs in the training process."""
