@@ -3,19 +3,16 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from nouns import TRL_DEFAULTS
+from nouns import TRL_DEFAULTS, memory_of
 
 from autotrain_mem.support.units import MIB
 from autotrain_mem.types import (
     Estimate,
     Hardware,
     Knobs,
-    MemoryEstimate,
     Owner,
     Phase,
     Probe,
-    ReservedByMode,
-    ReservedEstimate,
     StepTime,
 )
 from autotrain_mem.types.experience import PhasePeak
@@ -29,17 +26,10 @@ ROW_TOKENS = 300
 def predicted(peak_mib: int, *, load_mib: int = 1, knobs: Knobs = TRL_DEFAULTS, hardware: Hardware = CARD) -> Estimate:
     """Nothing is cached."""
     peak, load = peak_mib * MIB, load_mib * MIB
-    sizes = dict.fromkeys(("peak_allocated_bytes", "peak_reserved_bytes", "peak_limited_bytes"), peak)
-    reserved = ReservedEstimate(**sizes, slack_bytes=0, num_alloc_retries=0, largest_refused_bytes=None)
-    memory = MemoryEstimate(
-        peak_allocated_bytes=peak,
-        peak_phase=Phase.BACKWARD,
+    memory = memory_of(
+        peak,
         phases={Phase.LOAD: load, Phase.FORWARD: peak, Phase.BACKWARD: peak},
         owners_at_peak={Owner.WEIGHTS: load, Owner.ACTIVATIONS: peak - load},
-        modules_at_peak=(),
-        reserved=ReservedByMode(native=reserved, expandable_segments=reserved),
-        not_counted=(),
-        rehearsal_seconds=1.0,
     )
     time = StepTime(tokens=float(knobs.per_device_train_batch_size), phases={Phase.FORWARD: 1.0})
     return Estimate(knobs=knobs, hardware=hardware, memory=memory, budget_bytes=BUDGET, time=time)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from nouns import TRL_DEFAULTS
+from nouns import TRL_DEFAULTS, memory_of
 
 from autotrain_mem.estimator import step_time as module
 from autotrain_mem.estimator.step_time import GATHERED_IN, shared_work, step_time
@@ -13,11 +13,8 @@ from autotrain_mem.types import (
     Estimate,
     Hardware,
     Knobs,
-    MemoryEstimate,
     Owner,
     Phase,
-    ReservedByMode,
-    ReservedEstimate,
     StepTime,
     Topology,
     Work,
@@ -228,24 +225,7 @@ REHEARSED = Workload(work=(UPDATE, FORWARD, replace(FORWARD, phase=Phase.BACKWAR
 def known(knobs: Knobs, nodes: int = 1) -> Estimate:
     topology = Topology(nodes=nodes, devices=8 // nodes)
     card = Hardware(name="toy", origin="named", total_bytes=1, free_bytes=1, non_torch_bytes=0, topology=topology)
-    mode = ReservedEstimate(
-        peak_allocated_bytes=1,
-        peak_reserved_bytes=1,
-        peak_limited_bytes=1,
-        slack_bytes=0,
-        num_alloc_retries=0,
-        largest_refused_bytes=None,
-    )
-    memory = MemoryEstimate(
-        peak_allocated_bytes=1,
-        peak_phase=Phase.BACKWARD,
-        phases={},
-        owners_at_peak={Owner.WEIGHTS: WEIGHTS // knobs.shards},
-        modules_at_peak=(),
-        reserved=ReservedByMode(native=mode, expandable_segments=mode),
-        not_counted=(),
-        rehearsal_seconds=1.0,
-    )
+    memory = memory_of(owners_at_peak={Owner.WEIGHTS: WEIGHTS // knobs.shards})
     return Estimate(knobs=knobs, hardware=card, memory=memory, budget_bytes=1, time=StepTime(tokens=1.0))
 
 

@@ -6,13 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from nouns import memory_of
 
 from autotrain_mem.machine.detect import HOST_NON_TORCH_BYTES
 from autotrain_mem.machine.host_requirements import Load, room_findings
 from autotrain_mem.support.errors import HostMemoryError, OutputFolderError
 from autotrain_mem.support.host import HostMemory
 from autotrain_mem.support.units import GIB
-from autotrain_mem.types import Job, MemoryEstimate, Phase, ReservedByMode, ReservedEstimate
+from autotrain_mem.types import Job, MemoryEstimate, Phase
 from autotrain_mem.types.preflight import Download, Finding, settle
 
 BILLIONS = 1_000_000_000
@@ -125,25 +126,7 @@ def test_processes_that_all_load_for_their_cards_are_a_warning_and_offloaded_sha
 
 def rehearsed(**bytes_of: int) -> MemoryEstimate:
     """What a rehearsal of an adapter tells of host and disk."""
-    mode = ReservedEstimate(
-        peak_allocated_bytes=1,
-        peak_reserved_bytes=1,
-        peak_limited_bytes=1,
-        slack_bytes=0,
-        num_alloc_retries=0,
-        largest_refused_bytes=None,
-    )
-    return MemoryEstimate(
-        peak_allocated_bytes=1,
-        peak_phase=Phase.SAVE,
-        phases={Phase.SAVE: 1},
-        owners_at_peak={},
-        modules_at_peak=(),
-        reserved=ReservedByMode(native=mode, expandable_segments=mode),
-        not_counted=(),
-        rehearsal_seconds=1.0,
-        **bytes_of,
-    )
+    return memory_of(peak_phase=Phase.SAVE, phases={Phase.SAVE: 1}, **bytes_of)
 
 
 def test_what_was_rehearsed_of_offloading_must_find_room_in_every_process() -> None:

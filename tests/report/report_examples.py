@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from nouns import TRL_DEFAULTS
+from nouns import TRL_DEFAULTS, reserved
 
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types import (
@@ -22,7 +22,6 @@ from autotrain_mem.types import (
     Proposal,
     Report,
     ReservedByMode,
-    ReservedEstimate,
     StepTime,
     Topology,
     Trained,
@@ -89,19 +88,6 @@ OWNERS = {
 
 TRAINED = Trained(parameters=18_464_768, of_parameters=1_562_179_072, dtype="float32")
 ALL_TRAINED = Trained(parameters=1_543_714_304, of_parameters=1_543_714_304, dtype="float32")
-
-
-def reserved(
-    peak_bytes: int, *, slack_bytes: int = 0, retries: int = 0, refused_bytes: int | None = None
-) -> ReservedEstimate:
-    return ReservedEstimate(
-        peak_allocated_bytes=peak_bytes - slack_bytes,
-        peak_reserved_bytes=peak_bytes,
-        peak_limited_bytes=peak_bytes,
-        slack_bytes=slack_bytes,
-        num_alloc_retries=retries,
-        largest_refused_bytes=refused_bytes,
-    )
 
 
 def memory(owners: dict[Owner, int] = OWNERS, *, scale: float = 1.0, **changes: object) -> MemoryEstimate:
