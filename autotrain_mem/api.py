@@ -29,8 +29,16 @@ from autotrain_mem.planning.output_dir import output_dir, resumes, resumes_in_fo
 from autotrain_mem.planning.plan import make_plan, plan_as_given, searched_with_images
 from autotrain_mem.planning.predictions import Predictions, judge_trace
 from autotrain_mem.planning.preflight import check_preflight, check_room, examine
-from autotrain_mem.planning.rehearsals import OnCounting, Rehearsals, example_dataset, reads_dataset, row_length
+from autotrain_mem.planning.rehearsals import Rehearsals
 from autotrain_mem.planning.request import PlanHints, rehearsals_for, resumed, with_plan
+from autotrain_mem.planning.row_lengths import (
+    OnCounting,
+    example_dataset,
+    lengths_to_estimate,
+    named_lengths,
+    reads_dataset,
+    row_length,
+)
 from autotrain_mem.planning.sweep import check_size, combinations, estimate_all
 from autotrain_mem.planning.wish import Wish, check_launch
 from autotrain_mem.report.page.content import page_of
@@ -188,27 +196,29 @@ def estimate(rehearsals: Rehearsals, snapshot: pathlib.Path | None = None, *, ch
             f"--{job.maximized} {MOST} asks how much fits, and an estimate is of what is given.",
             hint=f"autofit plan {job.method} ... --{job.maximized} {MOST} finds it; give a number here.",
         )
-    if snapshot is not None and not rehearsals.caches:
+    if snapshot is not None and not rehearsals.card.caches:
         raise UsageError(
             "--snapshot shows the allocator of a GPU, and the CPU has none.",
             hint="Name a card, such as --gpu a100-80gb, or remove --snapshot.",
         )
     if checks:
         check_preflight(rehearsals, reads_data=False)
-    lengths = rehearsals.lengths_to_estimate()
     facts = rehearsals.describe()
+    lengths = lengths_to_estimate(job, rehearsals.workers, rehearsals.store, reads_images=facts.reads_images)
     space = rehearsals.space(facts, lengths)
     limit = lengths.longest or (None if job.is_online else facts.context_length)
     trace = rehearsals.rehearse(space.base, replace(lengths, longest=limit))
     estimated = judge_trace(rehearsals, space.base, trace, lengths)
-    named = rehearsals.named_lengths(replace(lengths, longest=limit))
+    named = replace(lengths, longest=limit)
+    if rehearsals.card.caches:
+        named = named_lengths(named, job, rehearsals.workers, rehearsals.store)
     predictions = Predictions(rehearsals, facts, named)
     predictions.remember(space.base, row_length(job, space.base, limit), trace)
     estimated = with_reason(predictions.over_steps(estimated), rehearsals, named)
     if snapshot is not None:
         expandable = estimated.knobs.expandable_segments
         setting = environment_setting(job.environment, expandable_segments=space.base.expandable_segments)
-        room = rehearsals.room(space.base)
+        room = rehearsals.card.room(space.base)
         write_snapshot(snapshot, make_snapshot(trace, room, expandable_segments=expandable, setting=setting))
     return estimated
 
@@ -304,7 +314,7 @@ def _confirmed(
     job = rehearsals.job
     device = _training_device(rehearsals, simulate=wish.simulate)
     goes_on = resumes(job) and chosen.experience != Experience()
-    if goes_on or not is_probed(job, device, vllm_share_bytes=rehearsals.vllm_share_bytes):
+    if goes_on or not is_probed(job, device, vllm_share_bytes=rehearsals.card.vllm_share_bytes):
         return chosen
     ways = Ways(
         rehearsals=rehearsals,

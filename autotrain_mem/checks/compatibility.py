@@ -12,7 +12,7 @@ from typing import Any
 from autotrain_mem.checks.model_files import ModelOnCard
 from autotrain_mem.methods.configs import is_in_mxfp4
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.search.absent import OPTIMIZERS_OF_BITSANDBYTES
+from autotrain_mem.settings.optimizer_verdicts import OPTIMIZERS_OF_BITSANDBYTES
 from autotrain_mem.support.versions import has_rocm_library
 from autotrain_mem.trainers.pretrained import FAMILIES
 from autotrain_mem.types import Job

@@ -14,9 +14,11 @@ from typing import Any
 from autotrain_mem.allocator.settings import environment_setting
 from autotrain_mem.machine.catalog import recognise
 from autotrain_mem.machine.detect import CHOOSE_CARDS
+from autotrain_mem.planning.kept_answers import UNSEEN
 from autotrain_mem.planning.plan import make_plan
 from autotrain_mem.planning.predictions import Predictions
-from autotrain_mem.planning.rehearsals import UNSEEN, Lengths, Rehearsals, row_length
+from autotrain_mem.planning.rehearsals import Rehearsals
+from autotrain_mem.planning.row_lengths import Lengths, row_length
 from autotrain_mem.planning.shared_otherwise import ROWS, STEPS, changes, ways_to_share
 from autotrain_mem.search.ladder import FURTHEST, check_forbid, lever_name
 from autotrain_mem.search.nearest import budget_line, needs_line
@@ -85,7 +87,7 @@ def follow_plan(
             hint=f"Remove that to train with the plan, or plan again: {again}",
         )
     given = _given_anew(plan, space)
-    knobs = precise_for(replace(plan.knobs, **given), rehearsals.job.arguments, rehearsals.compute_capability)
+    knobs = precise_for(replace(plan.knobs, **given), rehearsals.job.arguments, rehearsals.hardware.capability)
     reasons = (*differing, *_changed(plan, knobs, rehearsals, facts, lengths))
     if not reasons and any(probe.fits and probe.knobs == plan.knobs for probe in plan.experience.probes):
         rehearsals = _as_probed(rehearsals, before)
@@ -93,8 +95,8 @@ def follow_plan(
         before,
         knobs=knobs,
         hardware=rehearsals.hardware,
-        budget_bytes=rehearsals.budget_bytes,
-        vllm_share_bytes=before.vllm_share_bytes if before.vllm_sleep else rehearsals.vllm_share_bytes,
+        budget_bytes=rehearsals.card.budget_bytes,
+        vllm_share_bytes=before.vllm_share_bytes if before.vllm_sleep else rehearsals.card.vllm_share_bytes,
     )
     if not reasons and estimate.fits:
         followed = _planned(plan, estimate, rehearsals, facts, lengths, attempts=plan.attempts, seconds=plan.seconds)

@@ -12,6 +12,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,12 +21,17 @@ from autotrain_mem.planning.wish import Wish
 from autotrain_mem.support import codec
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.versions import versions_key
-from autotrain_mem.types import Job, Knobs
+from autotrain_mem.types import Job, Knobs, Trace
 from autotrain_mem.types.methods_table import OTHER_MODEL_ARGUMENTS
 from autotrain_mem.types.plan import as_recorded
 from autotrain_mem.worker.pool import Workers
 
 Answer = TypeVar("Answer")
+
+NOWHERE = Store(None)
+"""Keeps nothing."""
+TRACES_KEPT = 6
+"""Of the last rehearsals; each takes some megabytes."""
 
 MOST_FILES = 10_000
 """Of a folder; one with more is not looked through, and nothing is kept of it."""
@@ -105,6 +111,59 @@ def answered(
     if key is not None and keeps(answer):
         store.put(question, key, codec.to_json(answer))
     return answer
+
+
+class LastTraces:
+    """Keeps this run's last rehearsals for what is asked of a plan once it is chosen: none is made again."""
+
+    def __init__(self) -> None:
+        self._traces: dict[Any, Trace] = {}
+
+    def get(self, job: Job, kernels: Any, knobs: Knobs, tokens: int) -> Trace | None:
+        """Returns the rehearsal of rows of so many tokens, where it is one of the last."""
+        return self._traces.get(_trace_key(job, kernels, knobs, tokens))
+
+    def keep(self, job: Job, kernels: Any, knobs: Knobs, tokens: int, trace: Trace) -> None:
+        """Adds one; the oldest goes."""
+        key = _trace_key(job, kernels, knobs, tokens)
+        self._traces.pop(key, None)
+        self._traces[key] = trace
+        for oldest in list(self._traces)[:-TRACES_KEPT]:
+            del self._traces[oldest]
+
+    def clear(self) -> None:
+        """Frees them all."""
+        self._traces.clear()
+
+
+def _trace_key(job: Job, kernels: Any, knobs: Knobs, tokens: int) -> Any:
+    return job.method, kernels, replace(knobs, expandable_segments=False, learning_rate=None), tokens
+
+
+# -- what a rehearsal depends on ---------------------------------------------------------------------------------------
+
+UNSEEN = frozenset(
+    {
+        *("output_dir", "run_name", "report_to", "logging_steps", "logging_dir", "logging_strategy", "push_to_hub"),
+        *("learning_rate", "lr_scheduler_type", "warmup_steps", "num_train_epochs"),
+        *("max_steps", "seed", "data_seed", "save_steps", "save_strategy", "save_total_limit", "eval_steps"),
+        "resume_from_checkpoint",
+    }
+)
+"""Arguments that no rehearsal depends on, so that what is kept serves whatever they are. ``weight_decay`` is none of
+them: optimizers that add it to the gradients hold a copy of these."""
+
+
+def job_key(job: Job) -> dict[str, Any]:
+    """Returns what of a job's own words a rehearsal depends on."""
+    recorded = as_recorded(job)  # a cache is a file, too
+    seen = {name: value for name, value in recorded.arguments.items() if name not in UNSEEN}
+    others = {name: value for name, value in job.environment.items() if name not in recorded.environment}
+    digests = {name: hashlib.blake2b(value.encode(), digest_size=16).hexdigest() for name, value in others.items()}
+    environment = {**recorded.environment, **digests}
+    call = None if job.python_call is None else job.python_call.digest
+    words = {"method": job.method, "model": job.model, "arguments": seen, "environment": environment}
+    return words | {"python_call": call, "accelerate": job.accelerate}
 
 
 # -- what an answer depends on -----------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from autotrain_mem.estimator.mixed_steps import DrawnBatches, Rehearsed, drawn_b
 from autotrain_mem.estimator.step_parts import UnclearStepsError, step_parts
 from autotrain_mem.estimator.vllm_share import sleeps
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.planning.rehearsals import Lengths, Rehearsals, row_length
+from autotrain_mem.planning.rehearsals import Rehearsals
+from autotrain_mem.planning.row_lengths import Lengths, row_length
 from autotrain_mem.types import Estimate, Job, Knobs, MemoryEstimate, Trace
 from autotrain_mem.types.estimate import MixedLengths, ReservedByOrder, ReservedOverSteps
 
@@ -62,10 +63,10 @@ def replayed(
         RehearsalError: of the shorter rows.
     """
     batches = batches_of(rehearsals.job, knobs, lengths)
-    if batches is None or not rehearsals.caches or lengths.images:
+    if batches is None or not rehearsals.card.caches or lengths.images:
         return None
     longest = row_length(rehearsals.job, knobs, lengths.longest)
-    shorter, settings = shorter_tokens(batches, longest), rehearsals.endless_room.settings
+    shorter, settings = shorter_tokens(batches, longest), rehearsals.card.endless_room.settings
     long = Rehearsed(tokens=longest, trace=trace_of(longest))
     try:
         step_parts(long.trace, accumulates=batches.each_step > 1)  # else no other is rehearsed
@@ -125,7 +126,7 @@ def with_reason(estimate: Estimate, rehearsals: Rehearsals, lengths: Lengths) ->
 def _why_unknown(rehearsals: Rehearsals, knobs: Knobs, lengths: Lengths) -> str:
     """Returns the reason with its cure; empty where all batches are alike, or nothing is cached."""
     job = rehearsals.job
-    if not rehearsals.caches or _count_as_alike(job, knobs):
+    if not rehearsals.card.caches or _count_as_alike(job, knobs):
         return ""
     if lengths.profile is None:
         if not job.names_data:

@@ -15,7 +15,8 @@ from math import gcd, lcm
 
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.planning.predictions import Predictions
-from autotrain_mem.planning.rehearsals import PROMPT_UNKNOWN, Lengths, Rehearsals
+from autotrain_mem.planning.rehearsals import Rehearsals
+from autotrain_mem.planning.row_lengths import PROMPT_UNKNOWN, Lengths
 from autotrain_mem.search.division import GROUP, SMALLEST_GROUP, divisors
 from autotrain_mem.search.levels import COARSE_FROM, COARSE_GRID, FINE_GRID, SHORTEST
 from autotrain_mem.search.most import Border, Question, answering, find_border
@@ -205,7 +206,7 @@ def frontier_of(
     return Frontier(
         name=name,
         gpu=rehearsals.hardware.name,
-        budget_bytes=rehearsals.budget_bytes,
+        budget_bytes=rehearsals.card.budget_bytes,
         reaches=tuple(_reach(question, level, border) for level, border in borders),
     )
 

@@ -10,7 +10,8 @@ from autotrain_mem.allocator.settings import environment_setting
 from autotrain_mem.planning.limits import limits_of, optimizer_steps
 from autotrain_mem.planning.most import question_of
 from autotrain_mem.planning.predictions import Predictions
-from autotrain_mem.planning.rehearsals import Lengths, Rehearsals, row_length
+from autotrain_mem.planning.rehearsals import Rehearsals
+from autotrain_mem.planning.row_lengths import Lengths, row_length
 from autotrain_mem.planning.shared_tokens import with_shared_tokens
 from autotrain_mem.planning.smaller_images import Searched, with_smaller_images
 from autotrain_mem.planning.suggestions import with_other_methods
@@ -98,7 +99,7 @@ def make_plan(
     rows, levers, cut = knobs.per_device_train_batch_size, best.levers, None
     flash_attention = None if facts.flash_attention else FLASH_ATTENTION[0]
     if knobs.fp16 and "fp16" not in job.arguments:  # the card's own precision, which is not TRL's
-        why = why_fp16(rehearsals.compute_capability)
+        why = why_fp16(rehearsals.hardware.capability)
         levers = (Lever(name="fp16", before=False, after=True, harm=Harm.NONE, why=why), *levers)
     if profile is not None and not job.pins_length and not job.is_online:  # the length was left to us
         cut = context_cut(profile, facts.context_length, job.method)

@@ -11,17 +11,19 @@ from typing import Any
 from autotrain_mem.estimator.depth.extrapolate import expand
 from autotrain_mem.estimator.memory import estimate_memory
 from autotrain_mem.estimator.replay import Room
-from autotrain_mem.estimator.step_time import shared_work
+from autotrain_mem.estimator.step_time import shared_work, step_time
 from autotrain_mem.estimator.vllm_share import estimate_while_awake, with_sleep
 from autotrain_mem.machine.host_requirements import ITEM_BYTES
+from autotrain_mem.planning.kept_answers import job_key
 from autotrain_mem.planning.mixed_lengths import batches_of, exceeds, replayed, with_mixed_lengths
-from autotrain_mem.planning.rehearsals import Lengths, Rehearsals, as_rehearsed, job_key, row_length
+from autotrain_mem.planning.rehearsals import Rehearsals
+from autotrain_mem.planning.row_lengths import Lengths, as_rehearsed, padded_share, row_length, row_tokens
 from autotrain_mem.planning.suggestions import would_fit
 from autotrain_mem.settings.levers import SWITCHES
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.versions import versions_key
-from autotrain_mem.types import Estimate, Footprint, Knobs, Phase, Trace, Workload
+from autotrain_mem.types import Estimate, Footprint, Knobs, Phase, StepTime, Trace, Workload
 from autotrain_mem.types.estimate import MixedLengths
 from autotrain_mem.types.hardware import kernel_class
 from autotrain_mem.types.model import FEW_LOSS_CHUNKS, MORE_LOSS_CHUNKS, Depths, ModelFacts
@@ -31,8 +33,6 @@ from autotrain_mem.worker.pool import Workers
 LEAST_RECOMPUTED = 0.3
 """Share of a forward pass that checkpointing does again, at least: all layers, and not the head, which has half of the
 work in the smallest models."""
-TRACES_KEPT = 6
-"""Of the last rehearsals, for what is asked of a plan once it is chosen; each takes some megabytes."""
 
 
 class Predictions:
@@ -62,8 +62,7 @@ class Predictions:
         self._unclear: set[Any] = set()
         self._begun: dict[Any, Future[Trace]] = {}
         """Rehearsals of the whole model that were foreseen and not asked for yet."""
-        self._traces = rehearsals.traces
-        self._kernels = kernel_class(rehearsals.compute_capability)
+        self._kernels = kernel_class(rehearsals.hardware.capability)
 
     def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> list[Estimate]:
         """Returns what these points need, each in the order of asking. Raises RehearsalError."""
@@ -84,7 +83,7 @@ class Predictions:
             return False
         copies = 1 if knobs.use_peft else 2
         least = self._facts.parameters * ITEM_BYTES.get(knobs.dtype, 0) * copies
-        return least + self._rehearsals.outside_bytes(knobs) > self._rehearsals.budget_bytes
+        return least + self._rehearsals.card.outside_bytes(knobs) > self._rehearsals.card.budget_bytes
 
     def foresee(self, knobs: Knobs) -> None:
         """Lets a worker begin on the whole model of a point that is going to be asked for."""
@@ -101,7 +100,7 @@ class Predictions:
             work = shared_work(work, known, knobs)
         if rows == 1 < known_rows and not knobs.packing:
             work = work.without_mask()
-        time = self._rehearsals.step_time(work, knobs, self._lengths, ratio=rows / known_rows)
+        time = _step_time(self._rehearsals, work, knobs, self._lengths, ratio=rows / known_rows)
         recomputed = 0.0  # forward passes that are done more, at least, or fewer, at most
         if knobs.gradient_checkpointing != known.knobs.gradient_checkpointing:
             recomputed = LEAST_RECOMPUTED if knobs.gradient_checkpointing else -1.0
@@ -115,7 +114,9 @@ class Predictions:
     def over_steps(self, estimate: Estimate) -> Estimate:
         """Adds what rows of every length make of a plan's reserved bytes; as it is where that is not known."""
         knobs, rehearsals = estimate.knobs, self._rehearsals
-        batches = batches_of(rehearsals.job, knobs, self._lengths) if self._confirms and rehearsals.caches else None
+        batches = (
+            batches_of(rehearsals.job, knobs, self._lengths) if self._confirms and rehearsals.card.caches else None
+        )
         if batches is None or estimate.memory.mixed_lengths is not None:
             return estimate
         rehearsed = self._known(knobs, whole=False) or Footprint(memory=estimate.memory, work=Workload())
@@ -126,7 +127,7 @@ class Predictions:
         return with_mixed_lengths(estimate, self._footprints[key].memory.mixed_lengths, rehearsed.memory)
 
     def _replayed(self, knobs: Knobs) -> MixedLengths | None:
-        known, capacity_bytes = self._mixed(knobs, None), self._rehearsals.room(knobs).capacity_bytes
+        known, capacity_bytes = self._mixed(knobs, None), self._rehearsals.card.room(knobs).capacity_bytes
         if known is not None and capacity_bytes is not None and exceeds(known, capacity_bytes):
             return self._mixed(knobs, capacity_bytes)
         return known
@@ -150,29 +151,24 @@ class Predictions:
 
     def _trace_at(self, knobs: Knobs, tokens: int) -> Trace:
         """Gives a trace of rows of so many tokens: one that was just made, or of few layers where these will do."""
-        key = self._rehearsals.trace_key(knobs, tokens)
-        if key not in self._traces:
+        trace = self._rehearsals.traces.get(self._rehearsals.job, self._kernels, knobs, tokens)
+        if trace is None:
             depths = self._depths(knobs)
 
             def rehearse(knobs: Knobs, layers: int | None, chunks: int | None, worker: Worker) -> Trace:
                 return self._trace(knobs, layers, chunks, worker, tokens)
 
-            trace = None
             if depths is not None:
                 point = Point(knobs=knobs, depths=depths)
                 (trace,) = traces_of_copies(self._rehearsals.workers, rehearse, [point])
             if trace is None:
                 (trace,) = self._rehearsals.workers.map([partial(rehearse, knobs, None, None)])
             self.remember(knobs, tokens, trace)
-        return self._traces[key]
+        return trace
 
     def remember(self, knobs: Knobs, tokens: int, trace: Trace) -> None:
-        """Keeps a rehearsal of rows of so many tokens, so that none like it is made again; the oldest goes."""
-        key = self._rehearsals.trace_key(knobs, tokens)
-        self._traces.pop(key, None)
-        self._traces[key] = trace
-        for oldest in list(self._traces)[:-TRACES_KEPT]:
-            del self._traces[oldest]
+        """Keeps a rehearsal of rows of so many tokens, so that none like it is made again."""
+        self._rehearsals.traces.keep(self._rehearsals.job, self._kernels, knobs, tokens, trace)
 
     def _shared(self, knobs: Knobs, devices: int) -> Estimate | None:
         """Returns what settings need where so many of these cards share the model; None where that is refused."""
@@ -205,7 +201,7 @@ class Predictions:
         return None
 
     def _keep(self, knobs: Knobs, trace: Trace, layers: int | None) -> None:
-        footprint = footprint_of(trace, self._rehearsals.endless_room, layers)
+        footprint = footprint_of(trace, self._rehearsals.card.endless_room, layers)
         self.remember(knobs, self._tokens(knobs), trace)
         self._footprints[self._key(knobs, layers)] = footprint
         self._rehearsals.footprint_store.put("footprint", self._stored_key(knobs, layers), codec.to_json(footprint))
@@ -223,7 +219,7 @@ class Predictions:
             "answers": self._answers(),
             "layers": layers,
             "kernels": self._kernels,
-            "allocator": asdict(self._rehearsals.endless_room),
+            "allocator": asdict(self._rehearsals.card.endless_room),
             "versions": versions_key(),
         }
 
@@ -277,16 +273,34 @@ def judge(rehearsals: Rehearsals, knobs: Knobs, footprint: Footprint, lengths: L
         knobs=knobs,
         hardware=rehearsals.hardware,
         memory=rehearsals.correction.of(footprint.memory, knobs),
-        budget_bytes=rehearsals.budget_bytes,
-        time=rehearsals.step_time(footprint.work, knobs, lengths),
-        vllm_share_bytes=rehearsals.vllm_share_bytes,
+        budget_bytes=rehearsals.card.budget_bytes,
+        time=_step_time(rehearsals, footprint.work, knobs, lengths),
+        vllm_share_bytes=rehearsals.card.vllm_share_bytes,
     )
-    return with_sleep(estimate, footprint.awake, asleep_bytes=rehearsals.vllm_asleep_bytes)
+    return with_sleep(estimate, footprint.awake, asleep_bytes=rehearsals.card.vllm_asleep_bytes)
+
+
+def _step_time(
+    rehearsals: Rehearsals, work: Workload, knobs: Knobs, lengths: Lengths, *, ratio: float = 1.0
+) -> StepTime:
+    """Computes the time of one optimizer step on the device, on average over the data.
+
+    Args:
+        ratio: Rows of these knobs' micro-batch over those that the work is of.
+    """
+    return step_time(
+        work if ratio == 1.0 else work.of_rows(ratio),
+        rehearsals.hardware,
+        gradient_accumulation_steps=knobs.gradient_accumulation_steps,
+        tokens=knobs.effective_batch_size * row_tokens(rehearsals.job, knobs, lengths),
+        share=padded_share(rehearsals.job, knobs, lengths),
+        overlaps=knobs.is_sharded,
+    )
 
 
 def judge_trace(rehearsals: Rehearsals, knobs: Knobs, trace: Trace, lengths: Lengths) -> Estimate:
     """The same for one rehearsal, replayed on the device that there is: what happens where it ends is told as well."""
-    return judge(rehearsals, knobs, footprint_of(trace, rehearsals.room(knobs)), lengths)
+    return judge(rehearsals, knobs, footprint_of(trace, rehearsals.card.room(knobs)), lengths)
 
 
 def footprint_of(trace: Trace, room: Room, layers: int | None = None) -> Footprint:

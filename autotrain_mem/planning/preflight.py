@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from autotrain_mem.machine.host_requirements import Load, room_findings
 from autotrain_mem.planning.kept_answers import answered
 from autotrain_mem.planning.output_dir import output_dir
-from autotrain_mem.planning.rehearsals import Lengths, OnCounting, Rehearsals, reads_dataset
+from autotrain_mem.planning.rehearsals import Rehearsals
+from autotrain_mem.planning.row_lengths import Lengths, OnCounting, reads_dataset
 from autotrain_mem.settings.knobs import BASE_BITS
 from autotrain_mem.settings.levers import OFFLOADING
 from autotrain_mem.settings.own import OF_DEEPSPEED
@@ -44,7 +45,7 @@ def check_preflight(
         AutofitError: all errors as one, see :func:`autotrain_mem.types.preflight.settle`.
     """
     job, on_cpu = rehearsals.job, simulate or rehearsals.hardware.origin == "cpu"
-    capability = rehearsals.compute_capability
+    capability = rehearsals.hardware.capability
     facts = {"to_train": to_train, "on_cpu": on_cpu, "reads_data": reads_data}
 
     def ask() -> Preflight:

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from autotrain_mem.planning.predictions import Predictions
-from autotrain_mem.planning.rehearsals import Lengths, Rehearsals
+from autotrain_mem.planning.rehearsals import Rehearsals
+from autotrain_mem.planning.row_lengths import Lengths
 from autotrain_mem.search.levels import LEVELS
 from autotrain_mem.search.search import Found, Limits, find
 from autotrain_mem.search.shared_tokens import SharedTokens, degrees, way_of
@@ -38,7 +39,7 @@ def with_shared_tokens(
     before stands among the plan's attempts.
     """
     sizes, way = degrees(space, rehearsals.job), way_of(rehearsals.job)
-    if not sizes or (way.in_half_precision and not _has_kernels(rehearsals.compute_capability)):
+    if not sizes or (way.in_half_precision and not _has_kernels(rehearsals.hardware.capability)):
         return None
     tried: tuple[Candidate, ...] = ()
 

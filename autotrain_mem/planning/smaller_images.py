@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from autotrain_mem.planning.rehearsals import Lengths, Rehearsals
+from autotrain_mem.planning.rehearsals import Rehearsals
+from autotrain_mem.planning.row_lengths import Lengths
 from autotrain_mem.search.changes import against
 from autotrain_mem.search.ladder import allowed
 from autotrain_mem.search.levels import SHORTER_ROWS, SMALLER_IMAGES_LEVEL
@@ -96,7 +97,7 @@ def _lever(rehearsals: Rehearsals, before: Lengths, searched: Searched, tried: S
     """Say what full size would need at least, and what becomes of the row with most tokens of images."""
     row, pixels = LEVERS[SMALLER_IMAGES], searched.found.estimate.knobs.max_pixels
     whole = [each.required_bytes for each in tried if each.knobs.max_pixels is None]
-    needed = f"at full size it needs at least {against(min(whole), rehearsals.budget_bytes)}: " if whole else ""
+    needed = f"at full size it needs at least {against(min(whole), rehearsals.card.budget_bytes)}: " if whole else ""
     counts = [each.profile for each in (before, searched.lengths)]
     most = [each.images.summary().most for each in counts if each is not None and each.images is not None]
     tokens = f" (a row has {most[1]} tokens of images at most, in place of {most[0]})" if len(most) == 2 else ""

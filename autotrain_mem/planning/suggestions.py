@@ -86,11 +86,11 @@ def _larger_cards(rehearsals: Rehearsals, estimate: Estimate) -> list[Hardware]:
     A card without bfloat16 computes otherwise, so none is named for a run on one that has it, and the reverse; nor is
     one of another maker.
     """
-    halves = lacks_bf16(rehearsals.compute_capability)
+    halves = lacks_bf16(rehearsals.hardware.capability)
     fitting = [
         card
         for card in catalog(laptops=False)
-        if isinstance(card.capability, str) is isinstance(rehearsals.compute_capability, str)
+        if isinstance(card.capability, str) is isinstance(rehearsals.hardware.capability, str)
         and lacks_bf16(card.capability) is halves
         and card.non_torch_bytes + _beside_vllm(rehearsals.job, estimate, card)
         <= card.budget_bytes(rehearsals.headroom_bytes)

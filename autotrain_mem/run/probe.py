@@ -71,7 +71,7 @@ class Ways:
 
     def budget_bytes(self, hardware: Hardware) -> int:
         """Returns the budget with the user's headroom."""
-        return replace(self.rehearsals, hardware=hardware).budget_bytes
+        return replace(self.rehearsals, hardware=hardware).card.budget_bytes
 
     def probe(self, plan: Plan) -> Probe:
         """Try the plan's settings in a process of its own; this one never opens a CUDA context.

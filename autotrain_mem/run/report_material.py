@@ -14,7 +14,9 @@ from autotrain_mem.estimator.replay import Room
 from autotrain_mem.estimator.timeline import make_timeline
 from autotrain_mem.machine.catalog import catalog
 from autotrain_mem.machine.prices import listed_prices
-from autotrain_mem.planning.rehearsals import Lengths, Rehearsals, job_key
+from autotrain_mem.planning.kept_answers import job_key
+from autotrain_mem.planning.rehearsals import Rehearsals
+from autotrain_mem.planning.row_lengths import Lengths
 from autotrain_mem.report.formatting import command_of
 from autotrain_mem.report.run_history import read_history
 from autotrain_mem.support import codec
@@ -39,7 +41,9 @@ def keep_for_report(rehearsals: Rehearsals, plan: Plan, lengths: Lengths) -> Non
     """Keeps what the report of a plan shows that its file does not hold, as far as it is at hand; then lets the
     traces go."""
     key, store = _key(plan), rehearsals.footprint_store
-    trace = rehearsals.traces.get(rehearsals.trace_key(plan.knobs, plan.row_tokens))
+    trace = rehearsals.traces.get(
+        rehearsals.job, kernel_class(rehearsals.hardware.capability), plan.knobs, plan.row_tokens
+    )
     if trace is not None and store.get(_TIMELINE, key) is None:
         store.put(_TIMELINE, key, codec.to_json(_drawn(plan, trace)))
     if lengths.profile is not None:
@@ -118,7 +122,7 @@ def _rehearsed(plan: Plan, store: Store, workers: Workers) -> Trace:
     facts = rehearsals.describe()
     if plan.model_digest != facts.digest:
         raise PlanFileError(f"{plan.model} is another model now.", hint="Plan again.")
-    return workers.first.rehearse(plan.job, plan.knobs, plan.row_tokens, kernel_class(rehearsals.compute_capability))
+    return workers.first.rehearse(plan.job, plan.knobs, plan.row_tokens, kernel_class(rehearsals.hardware.capability))
 
 
 def _drawn(plan: Plan, trace: Trace) -> Timeline:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autotrain_mem.search.absent import OPTIMIZERS_OF_BITSANDBYTES
 from autotrain_mem.search.space import Space
 from autotrain_mem.settings.levers import LEVERS, SHARDING, pulled
+from autotrain_mem.settings.optimizer_verdicts import OPTIMIZERS_OF_BITSANDBYTES
 from autotrain_mem.settings.own import Sharding
 from autotrain_mem.types import Knobs
 from autotrain_mem.types.methods_table import METHODS

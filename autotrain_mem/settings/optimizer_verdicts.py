@@ -6,6 +6,8 @@ A rehearsal runs the optimizer's own code, so that a package that is not there c
 
 from __future__ import annotations
 
+import re
+
 REHEARSED = (
     *("adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "adagrad", "rmsprop"),
     *("adamw_bnb_8bit", "adamw_8bit", "ademamix", "ademamix_8bit", "lion_8bit", "lion_32bit"),
@@ -17,6 +19,10 @@ REHEARSED = (
 PARAMETER_SHAPED = ("adamw_torch", "adamw_torch_fused", "adagrad", "rmsprop", "sgd")
 """Optimizers whose state is a number, or as large as the parameter (``torch/optim``): what belongs to a shard can be
 cut out of it. Blocks of 8 bits and factors cannot."""
+
+OPTIMIZERS_OF_BITSANDBYTES = re.compile("8bit|bnb|paged|ademamix|lion")
+"""``transformers/trainer_optimizer.py: _get_bitsandbytes_optimizer``; those that torchao or torch implement are
+refused, or named otherwise (``checks.flags``)."""
 
 PACKAGES = {
     "galore_adamw": "galore_torch",

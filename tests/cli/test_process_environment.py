@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from nouns import TRL_DEFAULTS
 
-from autotrain_mem.planning.absent import settings_on
+from autotrain_mem.planning.card import settings_on
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.training.environment import one_tracked_run, process_environment
 from autotrain_mem.types import Hardware

@@ -9,7 +9,8 @@ import pytest
 from autotrain_mem import api
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.planning import follow_plan
-from autotrain_mem.planning.rehearsals import NOWHERE, Rehearsals, job_key
+from autotrain_mem.planning.kept_answers import NOWHERE, job_key
+from autotrain_mem.planning.rehearsals import Rehearsals
 from autotrain_mem.support.errors import DoesNotFitError, UsageError
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.units import GIB, MIB

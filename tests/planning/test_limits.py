@@ -8,6 +8,7 @@ import pytest
 
 from autotrain_mem import api
 from autotrain_mem.planning.limits import limits_of
+from autotrain_mem.planning.row_lengths import lengths_to_estimate
 from autotrain_mem.report.plan_view import passed_over
 from autotrain_mem.support.errors import LimitError, UsageError
 from autotrain_mem.types import Job, Plan
@@ -93,7 +94,8 @@ def test_rows_are_not_cut_to_be_done_sooner() -> None:
 )
 def test_what_nobody_can_tell_is_said_before_anything_is_rehearsed(words: dict[str, Any], said: str) -> None:
     rehearsals = asked(**words)
-    facts, lengths = rehearsals.describe(), rehearsals.lengths_to_estimate()
+    facts = rehearsals.describe()
+    lengths = lengths_to_estimate(rehearsals.job, rehearsals.workers, rehearsals.store, reads_images=facts.reads_images)
     base = rehearsals.space(facts, lengths).base
     with pytest.raises(UsageError, match=said):
         limits_of(rehearsals, base, lengths)

@@ -17,7 +17,7 @@ from jsonschema import Draft202012Validator
 from report_examples import GRPO_PLAN, PLAN, PLANS
 from test_console import rendered
 
-from autotrain_mem.planning.rehearsals import job_key
+from autotrain_mem.planning.kept_answers import job_key
 from autotrain_mem.planning.request import PlanHints, with_plan
 from autotrain_mem.planning.wish import Wish
 from autotrain_mem.report.explain_view import explain_view

@@ -242,10 +242,10 @@ class LinearMemory:
         )
 
     def _stray(self, knobs: Knobs) -> float:
-        """The same for both kinds of segments, and for DeepSpeed's knobs, which no search moves."""
+        """The same for both kinds of segments, and for DeepSpeed's knobs, which no search moves; in whatever order."""
         knobs = replace(knobs, expandable_segments=False)
-        said = [f"{each.name}={getattr(knobs, each.name)!r}" for each in fields(knobs) if each.name not in OF_DEEPSPEED]
-        return zlib.crc32(f"Knobs({', '.join(said)})".encode()) / 2**32
+        names = sorted(each.name for each in fields(knobs) if each.name not in OF_DEEPSPEED)
+        return zlib.crc32(", ".join(f"{name}={getattr(knobs, name)!r}" for name in names).encode()) / 2**32
 
 
 def found_or_none(space: Space, model: LinearMemory) -> Found | None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotrain_mem.search.absent import absent_levers
+from autotrain_mem.planning.card import absent_levers
 from autotrain_mem.types.hardware import ARCHITECTURES, lacks_bf16
 
 BITSANDBYTES = {"8bit_optimizer", "8bit_base", "4bit_base"}
