@@ -74,20 +74,8 @@ from autotrain_mem.worker.client import Worker
 from autotrain_mem.worker.pool import Workers
 
 __all__ = ["begin", "cards", "estimate", "fit", "plan", "train", "training_environment"]
-__all__ += [
-    "LEVERS",
-    "RESTARTS",
-    "Machines",
-    "PlanHints",
-    "Rehearsals",
-    "Wish",
-    "Worker",
-    "Workers",
-    "catalog",
-    "check_launch",
-    "check_size",
-    "choose",
-]
+__all__ += ["LEVERS", "RESTARTS", "Machines", "PlanHints", "Rehearsals", "Wish"]
+__all__ += ["Worker", "Workers", "catalog", "check_launch", "check_size", "choose"]
 __all__ += ["combinations", "estimate_all", "example_dataset", "opened", "output_dir", "plan_as_given", "reads_dataset"]
 __all__ += ["check_report_place", "is_under_way", "report_page", "report_path", "write_report", "write_run_report"]
 __all__ += ["health", "versions_key"]
@@ -134,17 +122,12 @@ def begin(
                 warn(warning)
         workers.first.check_can_train(job)
         check_to_train(job, wish)
-        if machines is not None:
-            return _together(rehearsals, machines, device)
+        if machines is not None:  # the least that is free on any of them counts
+            there, planned_for = machines.gather(device), rehearsals.hardware
+            free_bytes = min(planned_for.free_bytes, there.free_bytes)
+            topology = replace(planned_for.topology, nodes=there.topology.nodes)
+            return rehearsals.on(replace(planned_for, free_bytes=free_bytes, topology=topology))
     return rehearsals
-
-
-def _together(rehearsals: Rehearsals, machines: Machines, device: Hardware) -> Rehearsals:
-    """The same job with the machines that have come: the least that is free on any of them counts."""
-    there, planned_for = machines.gather(device), rehearsals.hardware
-    free_bytes = min(planned_for.free_bytes, there.free_bytes)
-    topology = replace(planned_for.topology, nodes=there.topology.nodes)
-    return rehearsals.on(replace(planned_for, free_bytes=free_bytes, topology=topology))
 
 
 def train(
