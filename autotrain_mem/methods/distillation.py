@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from autotrain_mem.methods import online
+from autotrain_mem.methods import image_rows, online
 from autotrain_mem.methods.configs import Configs, trainer_arguments
 from autotrain_mem.methods.interface import Basis
 from autotrain_mem.methods.row_lengths import RowLengths
@@ -51,7 +51,7 @@ def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset:
 
 worst_rows = online.worst_rows
 rows_editor = online.rows_editor
-worst_image_rows = online.worst_image_rows
+worst_image_rows = image_rows.prompts
 image_rows_editor = online.image_rows_editor
 
 

@@ -6,7 +6,7 @@ KTO's trainer has one too, which may score the data, and takes log-probabilities
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from operator import add
@@ -14,7 +14,6 @@ from typing import Any
 
 from autotrain_mem.methods import image_rows
 from autotrain_mem.methods.configs import Configs
-from autotrain_mem.methods.image_rows import RowImages, Texts
 from autotrain_mem.methods.interface import AxolotlFacts, Basis, LlamaFactoryFacts
 from autotrain_mem.methods.row_lengths import RowLengths, list_lengths, pair_lengths, smallest_model
 from autotrain_mem.methods.worst_case_text import EditRows, shorten_last_rejected, text_of
@@ -98,9 +97,7 @@ def rows_editor(filled: Configs) -> EditRows:
     return partial(shorten_last_rejected, max_length=filled.training.max_length)
 
 
-def worst_image_rows(filled: Configs, length: int, rows: int, images: RowImages) -> Any:
-    """Make pairs, of one prompt with the images."""
-    return image_rows.pairs(length, rows, images)
+worst_image_rows = image_rows.pairs
 
 
 def image_rows_editor(filled: Configs) -> EditRows:
@@ -160,9 +157,7 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
     return pair_lengths(list(map(add, prompts, chosen)), list(map(add, prompts, rejected)))
 
 
-def image_texts(filled: Configs, row: Mapping[str, Any], images: int, processor: Any) -> Texts:
-    """Format a pair: two sequences, whose prompt has the images."""
-    return image_rows.pair_texts(row, images, processor)
+image_texts = image_rows.pair_texts
 
 
 PAIRWISE = frozenset(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from autotrain_mem.methods import online
+from autotrain_mem.methods import image_rows, online
 from autotrain_mem.methods.interface import AxolotlFacts, Basis
 
 liger_since = "1.16"
@@ -18,7 +18,7 @@ rehearsal_changes = online.rehearsal_changes
 build_trainer = partial(online.build_trainer, "GRPOTrainer")
 worst_rows = online.worst_rows
 rows_editor = online.rows_editor
-worst_image_rows = online.worst_image_rows
+worst_image_rows = image_rows.prompts
 image_rows_editor = online.image_rows_editor
 training_patches = online.training_patches
 micro_steps_per_generation = online.micro_steps_per_generation

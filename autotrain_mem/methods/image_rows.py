@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autotrain_mem.methods.configs import Configs
 from autotrain_mem.methods.worst_case_text import EditRows, text_of
 from autotrain_mem.support.errors import UsageError
 
@@ -48,12 +49,12 @@ class RowImages:
         return text_of(length - self.tokens)
 
 
-def conversations(length: int, rows: int, images: RowImages) -> Any:
+def conversations(filled: Configs, length: int, rows: int, images: RowImages) -> Any:
     """Make conversations with images, as SFT reads them."""
     return _repeated({"messages": _said(images.text(length)), "images": [*images.sizes]}, rows)
 
 
-def pairs(length: int, rows: int, images: RowImages) -> Any:
+def pairs(filled: Configs, length: int, rows: int, images: RowImages) -> Any:
     """Make pairs: the images in the prompt, which has half of a row, or what the images need."""
     prompt = max(length // 2, images.tokens + 1)
     images.text(length - 1)  # a completion has a token at least
@@ -62,7 +63,7 @@ def pairs(length: int, rows: int, images: RowImages) -> Any:
     return _repeated({**row, "images": [*images.sizes]}, rows)
 
 
-def prompts(length: int, rows: int, images: RowImages) -> Any:
+def prompts(filled: Configs, length: int, rows: int, images: RowImages) -> Any:
     """Make prompts with images, as GRPO and RLOO read them."""
     return _repeated({"prompt": _said(images.text(length)), "images": [*images.sizes]}, rows)
 
@@ -131,7 +132,7 @@ def conversation_texts(row: Mapping[str, Any], images: int, processor: Any, text
     return ((formatted["prompt"], formatted["completion"]),)
 
 
-def pair_texts(row: Mapping[str, Any], images: int, processor: Any) -> Texts:
+def pair_texts(filled: Configs, row: Mapping[str, Any], images: int, processor: Any) -> Texts:
     """Format a row as ``trl/trainer/dpo_trainer.py: DataCollatorForVisionPreference``."""
     formatted = _formatted(row, ("prompt", "chosen", "rejected"), images, processor)
     return tuple((formatted["prompt"], formatted[side]) for side in ("chosen", "rejected"))

@@ -13,7 +13,7 @@ from typing import Any
 
 from autotrain_mem.methods import image_rows
 from autotrain_mem.methods.configs import Configs, trainer_arguments
-from autotrain_mem.methods.image_rows import RowImages, Texts
+from autotrain_mem.methods.image_rows import Texts
 from autotrain_mem.methods.interface import Basis, method_of_trainer
 from autotrain_mem.methods.reward_functions import check_packages, rehearsed_reward, reward_functions, try_once
 from autotrain_mem.methods.row_lengths import RowLengths
@@ -107,11 +107,6 @@ def rows_editor(filled: Configs) -> EditRows:
         return [{**row, "prompt": shorter} for row in rows[:group]] + rows[group:]
 
     return shorten
-
-
-def worst_image_rows(filled: Configs, length: int, rows: int, images: RowImages) -> Any:
-    """Make prompts."""
-    return image_rows.prompts(length, rows, images)
 
 
 def image_rows_editor(filled: Configs) -> EditRows:

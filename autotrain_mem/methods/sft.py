@@ -7,7 +7,7 @@ from typing import Any
 
 from autotrain_mem.methods import image_rows
 from autotrain_mem.methods.configs import Configs
-from autotrain_mem.methods.image_rows import RowImages, Texts
+from autotrain_mem.methods.image_rows import Texts
 from autotrain_mem.methods.interface import AxolotlFacts, Basis, LlamaFactoryFacts
 from autotrain_mem.methods.row_lengths import RowLengths, list_lengths, smallest_model, without_labels
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, EditRows, shorten_last_row
@@ -57,9 +57,7 @@ def rows_editor(filled: Configs) -> EditRows:
     return list if filled.training.packing or filled.training.padding_free else shorten_last_row
 
 
-def worst_image_rows(filled: Configs, length: int, rows: int, images: RowImages) -> Any:
-    """Make conversations."""
-    return image_rows.conversations(length, rows, images)
+worst_image_rows = image_rows.conversations
 
 
 def image_rows_editor(filled: Configs) -> EditRows:

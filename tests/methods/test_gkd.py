@@ -15,7 +15,7 @@ from autotrain_mem.methods.configs import Configs
 from autotrain_mem.methods.gkd import Way
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.worst_case_text import stub_tokenizer
-from autotrain_mem.support.errors import DatasetError, UsageError
+from autotrain_mem.support.errors import DatasetError
 from autotrain_mem.types import Job
 
 pytestmark = pytest.mark.newest
@@ -166,19 +166,3 @@ def test_a_training_generates_as_often_as_chance_says(
     known = filled(tmp_path, tmp_path, lmbda=chance, seq_kd=seq_kd)
     knobs = replace(TRL_DEFAULTS, gradient_accumulation_steps=accumulation)
     assert gkd.micro_steps_per_generation(known, knobs) == expected
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        *({name: True} for name in ("packing", "eval_packing", "padding_free", "assistant_only_loss")),
-        {"max_length": None},
-        {"teacher_model_init_kwargs": {"device_map": "auto"}},
-        {"chat_template_path": "org/model"},
-    ],
-)
-def test_what_the_trainer_takes_for_something_else_is_refused(given: dict[str, Any], tmp_path: pathlib.Path) -> None:
-    gkd.check(filled(tmp_path, tmp_path), to_train=False)
-    assert "No teacher is given" in str(gkd.missing({}.get, to_train=False))
-    with pytest.raises(UsageError):
-        gkd.check(filled(tmp_path, tmp_path, **given), to_train=False)

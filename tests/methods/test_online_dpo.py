@@ -12,7 +12,7 @@ from autotrain_mem.checks import table, trl_arguments
 from autotrain_mem.checks.flags import Flags
 from autotrain_mem.methods import online_dpo
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.support.errors import AutofitError, DatasetFormatError, ModelNotFoundError, UsageError
+from autotrain_mem.support.errors import AutofitError, DatasetFormatError, ModelNotFoundError
 from autotrain_mem.types.preflight import refuse
 
 pytestmark = pytest.mark.newest
@@ -46,36 +46,10 @@ def test_rows_with_an_image_are_refused(tmp_path: pathlib.Path) -> None:
         online_dpo.row_lengths(filled(tmp_path), rows, None)
 
 
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ({"eval_strategy": "steps", "eval_steps": 1}, "cannot be evaluated"),
-        ({"beta": [0.1, 0.2]}, "--beta with 2 values"),
-        ({"use_vllm": True}, "--use_vllm is not supported"),
-        ({"remove_unused_columns": True}, "would remove the prompts"),
-        ({"train_sampling_strategy": "group_by_length"}, "looks for input_ids"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_what_ends_trls_trainer_or_is_not_rehearsed_is_refused(
-    given: dict[str, Any], told: str, tmp_path: pathlib.Path
-) -> None:
-    with pytest.raises(UsageError, match=told):
-        online_dpo.check(filled(tmp_path, **given), to_train=False)
-
-
 @pytest.mark.parametrize("wish", ["auto", "p99", None])
 def test_max_length_is_a_number_here(wish: str | None) -> None:
     with pytest.raises(AutofitError, match="what is computed of a prompt with its completion"):
         refuse(table.FLAGS, Flags(method="online_dpo", given={"max_length": wish}, own={}))
-
-
-def test_a_plan_needs_no_reward_and_training_does(tmp_path: pathlib.Path) -> None:
-    assert online_dpo.missing({}.get, to_train=False) is None
-    assert "--reward_model_path MODEL" in str(online_dpo.missing({}.get, to_train=True))
-    for given in ({"reward_model_path": "org/model"}, {"reward_funcs": ["think_format_reward"]}):
-        assert online_dpo.missing(given.get, to_train=True) is None
-        online_dpo.check(filled(tmp_path, **given), to_train=True)
 
 
 def test_training_needs_the_tokenizer_of_a_reward_model_that_reads_text(

@@ -15,7 +15,7 @@ from autotrain_mem.methods.row_lengths import prepared_lengths, smallest_model
 from autotrain_mem.methods.worst_case_text import stub_tokenizer
 from autotrain_mem.search.space import make_space
 from autotrain_mem.settings.levers import LADDER
-from autotrain_mem.support.errors import ContextLengthError, DatasetError, UsageError
+from autotrain_mem.support.errors import ContextLengthError, DatasetError
 from autotrain_mem.types import Job
 from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.model import ModelFacts
@@ -85,17 +85,3 @@ def test_no_plan_makes_rows_shorter_nor_goes_beyond_the_models_context(method: s
     facts = ModelFacts(context_length=64, is_quantized=False)
     with pytest.raises(ContextLengthError, match="a long prompt stays"):
         make_space(TRL_DEFAULTS, job_of(method, tmp_path), facts, longest=65)
-
-
-@pytest.mark.parametrize("method", EXPERIMENTAL)
-@pytest.mark.parametrize(
-    "given",
-    [{"max_length": None}, {"generate_during_eval": True}, {"max_completion_length": 8}, {"is_encoder_decoder": True}],
-)
-def test_what_the_trainer_takes_for_something_else_is_refused(
-    method: str, given: dict[str, Any], tmp_path: pathlib.Path
-) -> None:
-    known = counting_arguments(job_of(method, tmp_path, max_length=64), str(tmp_path))
-    method_of(method).check(method_of(method).configs(known), to_train=False)
-    with pytest.raises(UsageError):
-        method_of(method).check(method_of(method).configs(known | given), to_train=False)
