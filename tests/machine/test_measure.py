@@ -8,7 +8,7 @@ import os
 import pathlib
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import pytest
@@ -181,28 +181,35 @@ CHILDREN = {
 }
 
 
+@pytest.fixture
+def child_that(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Hardware]:
+    """Measures with a process of its own that ends as it is told."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+
+    def measure_with(ending: str) -> Hardware:
+        (tmp_path / "some_measured_child.py").write_text(textwrap.dedent(CHILDREN[ending]))
+        limit_seconds = 1.0 if ending == "hangs" else 60.0
+        run = functools.partial(run_child, environment={"SOME": "this"}, limit_seconds=limit_seconds)
+        return measured(CARD, Store(tmp_path / "kept"), functools.partial(run, module="some_measured_child"))
+
+    return measure_with
+
+
 @pytest.mark.parametrize(
     ("ending", "reason"),
     [("dies", "ended with status 3"), ("hangs", "no answer within 1 s"), ("fails", "no kernel image for this")],
 )
 def test_a_child_without_an_answer_leaves_the_tables_figure(
-    nvml: FakeNvml, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, ending: str, reason: str
+    nvml: FakeNvml, child_that: Callable[..., Hardware], ending: str, reason: str
 ) -> None:
-    (tmp_path / "some_measured_child.py").write_text(textwrap.dedent(CHILDREN[ending]))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    limit_seconds = 1.0 if ending == "hangs" else 60.0
-    run = functools.partial(run_child, environment={"SOME": "this"}, limit_seconds=limit_seconds)
-    found = measured(CARD, Store(tmp_path / "kept"), functools.partial(run, module="some_measured_child"))
-    assert_falls_back(found, reason)
+    assert_falls_back(child_that(ending), reason)
 
 
 def test_a_card_that_torch_cannot_use_is_refused_before_anything_is_planned(
-    nvml: FakeNvml, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    nvml: FakeNvml, child_that: Callable[..., Hardware]
 ) -> None:
-    (tmp_path / "some_measured_child.py").write_text(textwrap.dedent(CHILDREN["cannot"]))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     with pytest.raises(UnreadableGpuError, match="too old") as refusal:
-        measured(CARD, Store(tmp_path / "kept"), functools.partial(run_child, module="some_measured_child"))
+        child_that("cannot")
     assert refusal.value.hint == "Update the driver"
     assert nvml.started == 0
 

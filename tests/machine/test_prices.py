@@ -25,14 +25,10 @@ def test_each_row_that_comes_along_is_of_a_known_card_and_says_who_asks_it_when_
     assert all(0.1 < price.per_hour < 10 for price in table.values()), "of one card for one hour"
 
 
-def test_a_card_without_a_row_has_no_price() -> None:
-    assert price_of(named("rtx2060"), listed_prices()) is None
-    assert price_of(named("24GiB"), listed_prices()) is None
-
-
-def test_a_card_that_is_here_is_found_by_what_nvml_calls_it() -> None:
+def test_a_card_that_is_here_is_found_by_what_nvml_calls_it_and_one_without_a_row_has_no_price() -> None:
     card = replace(named("rtx4090"), name="NVIDIA GeForce RTX 4090", origin="detected")
     assert price_of(card, listed_prices()) == listed_prices()["rtx4090"]
+    assert price_of(named("rtx2060"), listed_prices()) is price_of(named("24GiB"), listed_prices()) is None
 
 
 def test_a_file_takes_the_place_of_the_table_and_the_lowest_price_of_a_card_counts(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def refusal() -> tuple[str, str]:
         (AssertionError(COMPILED), 13020, None, ["whl/cu130"]),
         (AssertionError(COMPILED), 14000, None, ["whl/cu130"]),
         (RuntimeError("CUDA unknown error"), 13000, "13.0", ["a reboot may be due"]),
+        (RuntimeError("Found no NVIDIA driver."), 13000, "13.0", ["/usr/lib/wsl/lib", "CAPABILITIES=compute,utility"]),
     ],
 )
 def test_torch_says_why_and_the_cure_follows_from_driver_and_build(
@@ -79,18 +80,10 @@ def test_torch_says_why_and_the_cure_follows_from_driver_and_build(
 ) -> None:
     use(monkeypatch, gpu, cuda=driver_cuda, built_for=built_for)
     monkeypatch.setattr(torch.cuda, "init", raising(error))
+    monkeypatch.setattr(usable, "_has_libcuda", lambda: "no NVIDIA" not in str(error))
     message, hint = refusal()
     assert " ".join(str(error).split()) in message
     assert [cure for cure in (*cures, "--gpu NAME --plan_only", "--use_cpu") if cure not in hint] == []
-
-
-def test_without_libcuda_wsl_and_containers_are_told_where_it_is(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, gpu, cuda=13000, built_for="13.0")
-    monkeypatch.setattr(torch.cuda, "init", raising(RuntimeError("Found no NVIDIA driver on your system.")))
-    monkeypatch.setattr(usable, "_has_libcuda", lambda: False)
-    _, hint = refusal()
-    assert "/usr/lib/wsl/lib" in hint
-    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in hint
 
 
 def test_a_card_for_which_torch_has_no_kernels_is_found_by_the_first_one(
