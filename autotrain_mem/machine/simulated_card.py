@@ -6,7 +6,6 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import NoReturn
 
 from autotrain_mem.allocator.out_of_memory import Refusal
@@ -14,14 +13,6 @@ from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.allocator.simulator import CachingAllocator, OutOfMemory
 from autotrain_mem.types import Hardware
 from autotrain_mem.types.report import MemoryReading
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Refused:
-    """A request that could not be met, and which blocks were taken at that moment."""
-
-    refusal: Refusal
-    blocks: tuple[int, ...]
 
 
 class SimulatedGpu:
@@ -47,8 +38,10 @@ class SimulatedGpu:
         self._lock, self._depth = threading.RLock(), 0
         self._ended: deque[int] = deque()
         """Blocks that are to be given back."""
-        self.refused: Refused | None = None
-        """The last one."""
+        self.refusal: Refusal | None = None
+        """Of the last request that could not be met."""
+        self.held_then: tuple[int, ...] = ()
+        """The blocks that were taken at that moment."""
 
     def allocate(self, block: int, size_bytes: int, stream: int = 0) -> None:
         """Take a block; raises torch.OutOfMemoryError, with torch's message, when the card is full."""
@@ -60,7 +53,7 @@ class SimulatedGpu:
             except OutOfMemory as error:
                 import torch  # only a run that already trains comes here
 
-                self.refused = Refused(refusal=error.refusal, blocks=tuple(self._addresses))
+                self.refusal, self.held_then = error.refusal, tuple(self._addresses)
                 raise torch.OutOfMemoryError(str(error)) from error
 
     def free(self, block: int) -> None:
@@ -117,7 +110,8 @@ class SimulatedGpu:
         self.empty_cache()
         self._allocator.num_alloc_retries += 1
         self._allocator.num_ooms += 1
-        refusal = Refusal(
+        self.held_then = tuple(self._addresses)
+        self.refusal = Refusal(
             requested_bytes=size_bytes,
             segment_bytes=size_bytes,
             total_bytes=self.hardware.total_bytes,
@@ -126,8 +120,7 @@ class SimulatedGpu:
             reserved_bytes=self._allocator.reserved_bytes,
             outside_bytes=self.hardware.non_torch_bytes,
         )
-        self.refused = Refused(refusal=refusal, blocks=tuple(self._addresses))
-        raise torch.OutOfMemoryError(refusal.message())
+        raise torch.OutOfMemoryError(self.refusal.message())
 
     def occupy(self, size_bytes: int) -> int:
         """Another process takes so much of the card, or all that is left of it; returns what it got."""

@@ -41,19 +41,17 @@ class SimulatedRun:
 
     def refusal(self, error: BaseException) -> Refusal | None:
         """Returns the card's last refusal, where it was that which became this error."""
-        refused = self.gpu.refused
-        return refused.refusal if refused is not None and refused.refusal.message() in str(error) else None
+        refusal = self.gpu.refusal
+        return refusal if refusal is not None and refusal.message() in str(error) else None
 
-    def owned(self, named: Mapping[Owner, list[Any]], refusal: Refusal | None) -> dict[Owner, int]:
+    def owned(self, named: Mapping[Owner, list[Any]], refusal: Refusal) -> dict[Owner, int]:
         """Counts the bytes of all that was recorded as alive; what blocks are larger than their tensors is other."""
-        if refusal is None or self.gpu.refused is None:
-            return {}
         recorder = self.watch.recorder
         for owner, tensors in named.items():  # gradients are marked after a backward only, state after a step
             for tensor in tensors:
                 if recorder.block_of(tensor) is not None:
                     recorder.mark(tensor, owner, "")
-        owned = recorder.ledger.owned(self.gpu.refused.blocks)
+        owned = recorder.ledger.owned(self.gpu.held_then)
         rounding = refusal.allocated_bytes - sum(owned.values())
         return {**owned, Owner.OTHER: owned.get(Owner.OTHER, 0) + rounding}
 

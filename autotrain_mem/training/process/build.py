@@ -105,7 +105,7 @@ class Simulation(Protocol):
     def refusal(self, error: BaseException) -> Refusal | None:
         """Return what the card refused, where it was that which became this error."""
 
-    def owned(self, named: Mapping[Owner, list[Any]], refusal: Refusal | None) -> dict[Owner, int]:
+    def owned(self, named: Mapping[Owner, list[Any]], refusal: Refusal) -> dict[Owner, int]:
         """Count the bytes of all that was alive as the card refused a request."""
 
 

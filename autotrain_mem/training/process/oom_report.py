@@ -53,8 +53,11 @@ def shortage_of(error: BaseException, trainer: Any, device: Device) -> Shortage:
     simulated, named = device.simulated, _named(trainer)
     phase = phase_of(error) or (None if simulated is None else simulated.phase)
     refusal = None if simulated is None else simulated.refusal(error)
+    if simulated is None:
+        measured = _measured_on_a_real_card(named)
+    else:
+        measured = {} if refusal is None else simulated.owned(named, refusal)
     figures = _of_message(str(error), device) if refusal is None else _of_refusal(refusal)
-    measured = _measured_on_a_real_card(named) if simulated is None else simulated.owned(named, refusal)
     return Shortage(phase=phase, step=trainer.state.global_step, measured=measured, **figures)
 
 
