@@ -141,7 +141,7 @@ def _quantization(model: Any) -> Iterator[_Problem]:
 
 def _fused(model: Any) -> Iterator[_Problem]:
     """Layers of Triton's that are in the model already: nothing runs them on fake tensors. Liger's are rehearsed where
-    the trainer applies them (``rehearsal.cuda.liger``)."""
+    the trainer applies them (``rehearsal.cuda``)."""
     for module in model.modules():
         if getattr(module, "_use_kernels", False):  # ``transformers/modeling_utils.py: set_use_kernels``
             yield (

@@ -1,6 +1,7 @@
-"""The config of ``accelerate launch`` that settings ask for.
+"""Writes the configs of ``accelerate launch`` and of DeepSpeed that settings ask for, and reads DeepSpeed's.
 
-Keys are the fields of ``accelerate/commands/config/config_args.py: ClusterConfig``.
+Keys of the first are the fields of ``accelerate/commands/config/config_args.py: ClusterConfig``; in the second ``auto``
+is for transformers to fill in.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ def accelerate_config(
         attention: ``attn_implementation``, which DeepSpeed's sequence parallelism goes around
             (``deepspeed/runtime/sequence_parallel/ulysses_sp.py: register_with_transformers``); None for the model's.
     """
+    alike = "MULTI_GPU" if knobs.processes > 1 else "NO"
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": _distributed_type(knobs),
+        "distributed_type": "DEEPSPEED" if knobs.zero_stage else "FSDP" if knobs.is_sharded else alike,
         "mixed_precision": mixed_precision,
         "num_machines": nodes,
         "num_processes": knobs.processes,
     }
     if config["distributed_type"] == "FSDP":
-        config["fsdp_config"] = _fsdp(knobs) | (
-            {"fsdp_transformer_layer_cls_to_wrap": ",".join(wrapped)} if wrapped else {}
-        )
+        named = {"fsdp_transformer_layer_cls_to_wrap": ",".join(wrapped)} if wrapped else {}
+        config["fsdp_config"] = _fsdp(knobs) | named
     if knobs.sharding == "hsdp" or knobs.token_shards > 1:
         config["parallelism_config"] = _parallelism(knobs, attention)
     return config
@@ -74,12 +75,6 @@ def _parallelism(knobs: Knobs, attention: str | None) -> dict[str, Any]:
             "parallelism_config_cp_comm_strategy": CP_COMM_STRATEGY,
         }
     return sizes
-
-
-def _distributed_type(knobs: Knobs) -> str:
-    if knobs.zero_stage:
-        return "DEEPSPEED"
-    return "FSDP" if knobs.is_sharded else "MULTI_GPU" if knobs.processes > 1 else "NO"
 
 
 def _fsdp(knobs: Knobs) -> dict[str, Any]:
@@ -150,11 +145,7 @@ def deepspeed_config(knobs: Knobs) -> dict[str, Any]:
     Example: of ``zero2`` with the optimizer offloaded ``zero_optimization`` is ``{"stage": 2, "offload_optimizer":
     {"device": "cpu", "pin_memory": True}, ...}``.
     """
-    zero: dict[str, Any] = {
-        "stage": knobs.zero_stage,
-        "overlap_comm": True,
-        "contiguous_gradients": True,
-    }
+    zero: dict[str, Any] = {"stage": knobs.zero_stage, "overlap_comm": True, "contiguous_gradients": True}
     if knobs.zero_stage > 1:  # the first stage reduces what is larger than a bucket by itself, in float32, and keeps it
         zero["reduce_bucket_size"] = BUCKET_ELEMENTS
     if knobs.zero_stage == 3:

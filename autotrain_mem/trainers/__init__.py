@@ -1,1 +1,1 @@
-"""Adds trainers and optimizers that TRL lacks. Runs in the worker and the training process."""
+"""Builds and finishes the real trainer, and adds what TRL lacks. Runs in the worker and the training process."""

@@ -65,7 +65,7 @@ def probe(request: Request, send: SendEvent, device_of: DeviceOf = real_device) 
     """
     with device_of(request) as device:
         peaks, progress = device.peaks, _ProbeProgress()
-        assert peaks is not None, "where nothing measures nothing is probed (engine.probe.confirm: is_probed)"
+        assert peaks is not None, "where nothing measures nothing is probed (is_probed)"
         try:
             _run(request, device, peaks, progress)
         except Exception as error:
