@@ -78,8 +78,8 @@ def load_processor(model: str, max_pixels: int | None = None, **options: Any) ->
         if reads_images and max_pixels is not None:
             processor.image_processor = image_processor(model, max_pixels, **options)
         return processor
-    kind, tokenizer = without_videos(processor_class(config)), AutoTokenizer.from_pretrained(model, **options)
-    processor = kind(image_processor(model, max_pixels, **options), tokenizer, **processor_options(model, config, kind))
+    tokenizer = AutoTokenizer.from_pretrained(model, **options)
+    processor = assembled_processor(model, config, image_processor(model, max_pixels, **options), tokenizer)
     processor.chat_template = getattr(processor, "chat_template", None) or tokenizer.chat_template
     return processor
 
@@ -151,15 +151,21 @@ def _tile(made: Any) -> int | None:
     return int(made.max_image_size["longest_edge"])
 
 
-def processor_class(config: Any) -> Any:
-    """Find the class of processor that transformers has for a model."""
+def assembled_processor(model: str, config: Any, images: Any, tokenizer: Any) -> Any:
+    """Put a model's processor together of its parts for images and text, without one for videos.
+
+    Args:
+        config: The model's.
+        images: Its image processor.
+    """
     import transformers
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
-    return getattr(transformers, PROCESSOR_MAPPING_NAMES[config.model_type])
+    kind = _without_videos(getattr(transformers, PROCESSOR_MAPPING_NAMES[config.model_type]))
+    return kind(images, tokenizer, **_options(model, config, kind))
 
 
-def without_videos(kind: Any) -> Any:
+def _without_videos(kind: Any) -> Any:
     """Derive a processor that needs no part for videos, which transformers has for torchvision alone."""
 
     class ImagesOnly(kind):  # type: ignore[misc]  # a class of transformers
@@ -182,7 +188,7 @@ def without_videos(kind: Any) -> Any:
     return ImagesOnly
 
 
-def processor_options(model: str, config: Any, kind: Any) -> dict[str, Any]:
+def _options(model: str, config: Any, kind: Any) -> dict[str, Any]:
     """Read what else a processor is made with: of its own file, else as its model's config has it."""
     given: dict[str, Any] = {}
     with suppress(OSError):

@@ -9,15 +9,7 @@ from autotrain_mem.methods.image_rows import mark_of
 from autotrain_mem.methods.worst_case_text import stub_tokenizer
 from autotrain_mem.rehearsal.known_values import real_tensors
 from autotrain_mem.support.errors import UnsupportedModelError
-from autotrain_mem.trainers.pretrained import (
-    FAMILIES,
-    SpecialToken,
-    blank,
-    image_processor,
-    processor_class,
-    processor_options,
-    without_videos,
-)
+from autotrain_mem.trainers.pretrained import FAMILIES, SpecialToken, assembled_processor, blank, image_processor
 
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
@@ -56,12 +48,8 @@ def rehearsed_processor(
         )
     tokens = FAMILIES[config.model_type]
     tokenizer = stub_tokenizer(padding_side, dict(_numbered(tokens, config)))
-    kind = without_videos(processor_class(config))
-    processor = kind(
-        _BlankImages(image_processor(model, max_pixels, **options)),
-        tokenizer,
-        **processor_options(model, config, kind),
-    )
+    images = _BlankImages(image_processor(model, max_pixels, **options))
+    processor = assembled_processor(model, config, images, tokenizer)
     processor.chat_template = CHAT_TEMPLATE.replace("MARK", mark_of(processor))
     return processor
 
