@@ -21,6 +21,10 @@ class Ran:
     code: int
     out: str
 
+    def assert_says(self, *texts: str, code: int = 0) -> None:
+        assert self.code == code, self.out
+        assert [text for text in texts if text not in self.out] == [], self.out
+
 
 class Script:
     """A script, and its names for those who replace some of them."""

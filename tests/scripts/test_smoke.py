@@ -100,9 +100,7 @@ def test_accuracy(script: Load, models: pathlib.Path, tmp_path: pathlib.Path, fo
     runs = write_csv(tmp_path / "runs.csv", *rows)
     with forge.children():
         missed = script("accuracy").run("--runs", runs, "--models", models, "--limit", 0.5)
-    assert missed.code == 1
-    assert "left out: 1 rows (no allocated peak was measured)" in missed.out
-    assert "per family" in missed.out
+    missed.assert_says("left out: 1 rows (no allocated peak was measured)", "per family", code=1)
 
 
 def test_throughput(script: Load, models: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -111,32 +109,25 @@ def test_throughput(script: Load, models: pathlib.Path, tmp_path: pathlib.Path) 
         tmp_path / "rates.csv", *({"id": name, "value": value} for name, value in {"a": 3, "b": 4, "x": 5}.items())
     )
     ran = script("throughput").run("--runs", runs, "--rates", rates, "--models", models)
-    assert ran.code == 0
-    assert "left out: 1 rows (its settings are not stated)" in ran.out
-    assert "least tau of 0 families" in ran.out  # two rows make no order
+    two_make_no_order = "least tau of 0 families"
+    ran.assert_says("left out: 1 rows (its settings are not stated)", two_make_no_order)
 
 
 def test_parity(script: Load) -> None:
     ran = script("parity").run("--methods", "sft", "--variants", "full", "--families", "gpt2")
-    assert ran.code == 0
-    assert "2 compared at" in ran.out
-    assert ", 0 different" in ran.out
+    ran.assert_says("2 compared at", ", 0 different")
 
 
 def test_rank_parity(script: Load) -> None:
     small = ("--families", "gemma3", "--processes", 2, "--accumulation", 2, "--checkpointing", "off")
     ran = script("rank_parity").run(*small, "--strategies", "fsdp2-no-reshard", "--modes", "lora-bf16,8-bit")
-    assert ran.code == 0
-    assert "1 compared, 0 different" in ran.out  # FSDP shards no 8-bit base
+    ran.assert_says("1 compared, 0 different")  # FSDP shards no 8-bit base
 
 
 def test_expansion(script: Load, models: pathlib.Path) -> None:
     names = ("--names", "Qwen/Qwen2.5-0.5B,meta-llama/Llama-3.1-8B")
     ran = script("expansion").run("--models", models, *names, "--settings", "lora", "--layers", 0)
-    assert ran.code == 0
-    assert "rehearsed whole: no pattern, or too few layers" in ran.out
-    assert "0.0000%" in ran.out
-    assert "same events" in ran.out
+    ran.assert_says("rehearsed whole: no pattern, or too few layers", "0.0000%", "same events")
 
 
 def test_record_gpu(script: Load, tmp_path: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,8 +142,7 @@ def test_record_gpu(script: Load, tmp_path: pathlib.Path, forge: Forge, monkeypa
         assert len(record.history) > 1000
         assert record.trained.peak_reserved_bytes >= record.trained.peak_allocated_bytes > 0
         compared = accuracy.run("--records", tmp_path, "--differences")
-        assert "1 of 1 histories replay to the byte" in compared.out
-        assert compared.code == 0
+        compared.assert_says("1 of 1 histories replay to the byte")
 
 
 def test_record_gpu_native(script: Load, tmp_path: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,8 +156,7 @@ def test_record_gpu_native(script: Load, tmp_path: pathlib.Path, forge: Forge, m
     write(tmp_path, a_record(case))
     with forge.children():
         ran = record_gpu.run("--native", "--out", tmp_path)
-    assert ran.code == 0
-    assert "allocations of at least 1,048,576 bytes, 0 differences" in ran.out
+    ran.assert_says("allocations of at least 1,048,576 bytes, 0 differences")
 
 
 RECORDED: dict[str, Any] = json.loads((ROOT / "tests" / "rehearsal" / "recorded_cuda.json").read_text())
@@ -189,8 +178,7 @@ def test_cuda_parity(script: Load, tmp_path: pathlib.Path, forge: Forge, monkeyp
         write(tmp_path / "runs", record)
     with forge.children():
         ran = cuda_parity.run("--cache", tmp_path, "--only", "small-sft-lora")
-    assert ran.code == 0
-    assert "1 cases: allocated at most 0.0" in ran.out
+    ran.assert_says("1 cases: allocated at most 0.0")
     assert cuda_parity.run("--cache", tmp_path, "--record", tmp_path / "again.json").code == 0
     again = json.loads((tmp_path / "again.json").read_text())
     for one in (again, expected := json.loads(json.dumps(RECORDED))):
@@ -218,9 +206,7 @@ def test_cuda_parity_child(
     monkeypatch.setattr(cuda_parity.names, "cases", lambda: [case])
     with forge.children():
         ran = cuda_parity.run("--cache", tmp_path, "--show", 2)
-    assert ran.code == 1
-    assert ": MISSED" in ran.out
-    assert "real, " in ran.out
+    ran.assert_says(": MISSED", "real, ", code=1)
     assert (tmp_path / "runs" / f"{case.name}.record.json").is_file()
     assert "backward base_model.model.model.layers.1.mlp" in cuda.labels
 
@@ -259,14 +245,11 @@ def test_cuda_commands(script: Load, tmp_path: pathlib.Path, monkeypatch: pytest
     monkeypatch.setattr(command_cases.runs, "subprocess", SimpleNamespace(Popen=popen))
     only = ("--cache", tmp_path / "cache", "--work", tmp_path, "--only", "sft full", "kill -9, resumed: sft")
     ran = commands.run(*only, "--record", tmp_path / "recorded.json")
-    assert ran.code == 0
-    assert "allocated: 2 figures, 0.00% off" in ran.out
+    ran.assert_says("allocated: 2 figures, 0.00% off")
     (case,) = json.loads((tmp_path / "recorded.json").read_text())["cases"]
     assert (case["name"], case["length"], case["arguments"]) == ("sft full", 320, {"bf16": True})
     ran = commands.run(*only, "sft lora", "driver")
-    assert ran.code == 1
-    assert "+3.50%" in ran.out
-    assert "FAILED a driver that is too old: exit 0 for 20" in ran.out
+    ran.assert_says("+3.50%", "FAILED a driver that is too old: exit 0 for 20", code=1)
 
 
 PLAYER = f"""#!{sys.executable}
@@ -293,8 +276,7 @@ def test_allocator_parity(script: Load, tmp_path: pathlib.Path, monkeypatch: pyt
     monkeypatch.setattr(allocator_parity.names, "build", lambda cache: program)
     settings = ("--settings", "expandable_segments:True")
     ran = allocator_parity.run(*settings, "--seeds", 1, "--events", 50)
-    assert ran.code == 0
-    assert "events compared, 0 different" in ran.out
+    ran.assert_says("events compared, 0 different")
     program.write_text(PLAYER.replace('"offset": place["address"]', '"offset": place["address"] % 4096'))
     assert allocator_parity.run(*settings, "--seeds", 1, "--events", 50).code == 1
     tight = replace(allocator_parity.names.plays(1, 50)[-2], card=allocator_parity.names.TIGHT)
@@ -311,8 +293,7 @@ def test_replay_speed(script: Load, models: pathlib.Path, forge: Forge, monkeypa
     monkeypatch.setattr(replay_speed.names, "BAR_SHARE", math.inf)
     with forge.children():
         ran = replay_speed.run("--runs", 1, "--llama-70b", models / "Qwen/Qwen2.5-0.5B")
-    assert ran.code == 0
-    assert "both, of the rehearsal" in ran.out
+    ran.assert_says("both, of the rehearsal")
 
 
 def test_search_quality(script: Load, models: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,9 +302,7 @@ def test_search_quality(script: Load, models: pathlib.Path, forge: Forge, monkey
     monkeypatch.setattr(search_quality.names, "questions", lambda: [small])
     with forge.children():
         ran = search_quality.run("--models", models, "--jobs", 1)
-    assert ran.code == 0
-    assert "Qwen2.5-0.5B sft 2 x 64, rtx3060" in ran.out
-    assert "levels passed over that hold a plan 0" in ran.out
+    ran.assert_says("Qwen2.5-0.5B sft 2 x 64, rtx3060", "levels passed over that hold a plan 0")
 
 
 def test_quality(script: Load, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,8 +314,7 @@ def test_quality(script: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     rounded = quality.names.groups()["rounding"][1:3]
     monkeypatch.setattr(quality.names, "groups", lambda: {"adapters": quality.names.BARRED, "rounding": rounded})
     ran = quality.run("--seeds", 1, "--processes", 1)
-    assert ran.code == 1
-    assert "LoRA as it comes: at least 1." in ran.out
+    ran.assert_says("LoRA as it comes: at least 1.", code=1)
     assert "%" in ran.out.partition("bfloat16")[2].splitlines()[0]
 
 
@@ -370,11 +348,9 @@ def test_speed(script: Load, models: pathlib.Path, forge: Forge, monkeypatch: py
     monkeypatch.setattr(speed.names, "_cpu", time.process_time)  # of children that another process waits for
     with forge.commands(speed.names):
         ran = speed.run("--runs", 1, "--models", models, "--llama-8b", models / "Qwen/Qwen2.5-0.5B")
-    assert ran.code == 1
-    assert "estimate sft Llama-3.1-8B LoRA 2 x 4096" in ran.out
-    assert "  the same plan again" in ran.out
-    assert " rehearsals" in ran.out
-    assert "an unknown card" in ran.out
+    ran.assert_says(
+        "estimate sft Llama-3.1-8B LoRA 2 x 4096", "  the same plan again", " rehearsals", "an unknown card", code=1
+    )
 
 
 def test_scale(script: Load, models: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,9 +360,7 @@ def test_scale(script: Load, models: pathlib.Path, forge: Forge, monkeypatch: py
     monkeypatch.setattr(scale.names, "BAR", math.inf)
     with forge.commands(scale.names):
         ran = scale.run("--runs", 1, "--models", models, "--nodes", 2)
-    assert ran.code == 0
-    assert "2 x 8 h100-80gb" in ran.out
-    assert "ratio " in ran.out
+    ran.assert_says("2 x 8 h100-80gb", "ratio ")
 
 
 def test_zero(script: Load, models: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,9 +380,7 @@ def test_drop_in_cost(script: Load, forge: Forge, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(drop_in_cost.names, "BAR", math.inf)
     with forge.commands(drop_in_cost.names):
         ran = drop_in_cost.run("--pairs", 1, "--runs", 1)
-    assert ran.code == 0
-    assert "tiny: 0." in ran.out
-    assert "wall ratio" in ran.out
+    ran.assert_says("tiny: 0.", "wall ratio")
 
 
 def test_adapters(script: Load, models: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -438,16 +410,14 @@ def test_adapters(script: Load, models: pathlib.Path, tmp_path: pathlib.Path, mo
 def test_image_counting(script: Load, forge: Forge) -> None:
     with forge.children():
         ran = script("image_counting").run("--rows", 20, "--family", "gemma3")
-    assert "again, out of the cache" in ran.out
-    assert ran.code == 0
+    ran.assert_says("again, out of the cache")
 
 
 def test_watch_cost(script: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     watch_cost = script("watch_cost")
     monkeypatch.setattr(watch_cost.names, "BAR", math.inf)
     ran = watch_cost.run("--runs", 1, "--steps", 3)
-    assert ran.code == 0
-    assert "in the watch" in ran.out
+    ran.assert_says("in the watch")
 
 
 @pytest.mark.parametrize(
@@ -533,8 +503,7 @@ def test_install_check(script: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(install_check.names, "build", lambda work: wheel)
     monkeypatch.setattr(install_check.names, "run", run)
     done = install_check.run("--work", tmp_path, "--python", "python3.12")
-    assert done.code == 1
-    assert "no such card" in done.out
+    done.assert_says("no such card", code=1)
     assert next(line for line in done.out.splitlines() if "quickstart" in line).split()[:5][-1] == "ok"
     assert sum(str(wheel) in command for command in ran) == 1
 
