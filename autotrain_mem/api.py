@@ -199,10 +199,10 @@ def estimate(rehearsals: Rehearsals, snapshot: pathlib.Path | None = None, *, ch
     predictions.remember(space.base, row_length(job, space.base, limit), trace)
     estimated = with_reason(predictions.over_steps(estimated), rehearsals, named)
     if snapshot is not None:
-        expandable = estimated.knobs.expandable_segments
-        setting = environment_setting(job.environment, expandable_segments=space.base.expandable_segments)
+        expandable = estimated.grows
+        setting = environment_setting(job.environment, grows=space.base.expandable_segments)
         room = rehearsals.card.room(space.base)
-        write_snapshot(snapshot, make_snapshot(trace, room, expandable_segments=expandable, setting=setting))
+        write_snapshot(snapshot, make_snapshot(trace, room, grows=expandable, setting=setting))
     return estimated
 
 

@@ -48,7 +48,7 @@ _PLACES_NOTHING = frozenset(
 class AllocatorSettings:
     """Holds one parsed setting of the allocator; the defaults are torch's."""
 
-    expandable_segments: bool = False
+    grows: bool = False
     """One segment for each stream and pool that grows page by page, instead of a segment for each request."""
     max_split_bytes: int | None = None
     """Blocks from this size on are never split (``max_split_size_mb``); None for no limit."""
@@ -183,7 +183,7 @@ def _power_of_two(name: str, text: str) -> int:
 
 
 _READERS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
-    "expandable_segments": ("expandable_segments", _switch),
+    "expandable_segments": ("grows", _switch),
     "max_split_size_mb": ("max_split_bytes", _mib),
     "max_non_split_rounding_mb": ("max_non_split_rounding_bytes", _mib),
     "large_segment_size_mb": ("large_segment_bytes", partial(_mib, smallest=_SMALLEST_SEGMENT_MIB)),
@@ -211,11 +211,11 @@ def environment_settings(environment: Mapping[str, str]) -> AllocatorSettings:
         ) from error
 
 
-def environment_setting(environment: Mapping[str, str], *, expandable_segments: bool = False) -> str:
+def environment_setting(environment: Mapping[str, str], *, grows: bool = False) -> str:
     """Their text, with expandable segments beside what the user set.
 
     Of a setting that is named twice the last counts (torch: ``c10/core/AllocatorConfig.cpp: parseArgs``).
     """
     given = given_settings({**os.environ, **environment})
-    added = "expandable_segments:True" if expandable_segments else ""
+    added = "expandable_segments:True" if grows else ""
     return ",".join(filter(None, (given, added)))

@@ -196,7 +196,7 @@ class CachingAllocator(AllocatorState):
         """Takes a segment of ``asked`` bytes, or ``size`` bytes of an expandable one (``alloc_block``)."""
         if self.allowed_bytes is not None and self.reserved_bytes + asked > self.allowed_bytes:
             return None
-        if self.settings.expandable_segments:
+        if self.settings.grows:
             return allocate_expandable(self, pool, size, stream)
         if not self.device.take(asked):
             return None
@@ -252,7 +252,7 @@ class CachingAllocator(AllocatorState):
         return block.address
 
     def _may_split(self, pool: Pool, size: int, surplus: int) -> bool:
-        if pool.is_small or self.settings.expandable_segments:
+        if pool.is_small or self.settings.grows:
             return surplus >= MIN_BLOCK_BYTES
         limit = self.settings.max_split_bytes
         return surplus > SMALL_BYTES and (limit is None or size < limit)

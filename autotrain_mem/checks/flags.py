@@ -14,7 +14,7 @@ from typing import Any
 from autotrain_mem.settings.adapter_config import PEFT_CONFIG, kind_of, why_not_quantized, why_unrehearsed
 from autotrain_mem.settings.flag_verdicts import REFUSED, REFUSED_WHEN_OFF, Verdict, group_of
 from autotrain_mem.settings.knobs import BASE_BITS
-from autotrain_mem.settings.levers import LEVERS
+from autotrain_mem.settings.levers import EXPANDABLE, LEVERS
 from autotrain_mem.settings.optimizer_verdicts import is_projecting, package_of, why_refused
 from autotrain_mem.settings.words import AUTO, MAX_LENGTH, is_wish
 from autotrain_mem.trainers.host_optimizer import SUPPORTED as OFFLOADED
@@ -236,7 +236,7 @@ def offloaded_optimizer(flags: Flags) -> Problems:
 def vllm(flags: Flags) -> Problems:
     """vLLM's sleep mode and torch's growing segments both want to own the card's address space."""
     given = flags.given
-    if given.get("use_vllm") and given.get("expandable_segments"):
+    if given.get("use_vllm") and given.get(EXPANDABLE):
         yield (
             "--expandable_segments does not work together with vLLM on the same card: vLLM refuses it.",
             "Remove --expandable_segments.",

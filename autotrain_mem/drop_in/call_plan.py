@@ -27,6 +27,7 @@ from autotrain_mem.report.first_screen import first_screen
 from autotrain_mem.report.terminal import Console, SearchProgress
 from autotrain_mem.search.ladder import check_forbid
 from autotrain_mem.settings.knobs import BASE_BITS, ROWS, STEPS
+from autotrain_mem.settings.levers import EXPANDABLE
 from autotrain_mem.settings.words import MAX_LENGTH
 from autotrain_mem.support.errors import AutofitError, DoesNotFitError, EmptyDatasetError, UsageError
 from autotrain_mem.support.store import Store, cache_folder
@@ -132,7 +133,7 @@ def _earlier_plan(asked: Asked) -> Plan | None:
     if given is None:
         return None
     plan = read_plan(given, asked.method, f"Here, {_AGAIN}.")
-    if plan.knobs.expandable_segments and asked.lost:
+    if plan.estimate.grows and asked.lost:
         message = f"The plan cannot be followed in this process. {asked.lost[0]}"
         raise UsageError(message, hint=f"Or {_AGAIN}, to plan again.")
     return plan
@@ -150,8 +151,8 @@ def _rehearsals(
     arguments = {**given_arguments(dict(keywords), asked.config_class, autofit), **launched.pins}
     _check_stream(asked, arguments)
     arguments |= {"use_cpu": True} if hardware.origin == "cpu" else {}
-    if asked.lost and "expandable_segments" not in arguments:
-        arguments["expandable_segments"] = False
+    if asked.lost and EXPANDABLE not in arguments:
+        arguments[EXPANDABLE] = False
     # A model object's name is where it came from, or its class.
     name = model if isinstance(model, str) else str(model.config._name_or_path or type(model).__name__)
     wish = Wish(method=asked.method, model=name, autofit=autofit, config=arguments, accelerate=launched.config)

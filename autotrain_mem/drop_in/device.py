@@ -82,7 +82,7 @@ def lost_levers() -> tuple[str, ...]:
 
     if not torch.cuda.is_initialized() or not torch.cuda.memory_reserved():
         return ()
-    if environment_settings({}).expandable_segments:
+    if environment_settings({}).grows:
         return ()  # they grow already
     cure = f"Set {variable_that_counts(os.environ)}=expandable_segments:True before Python starts."
     return (f"expandable_segments: this process's allocator holds segments of fixed size already. {cure}",)

@@ -96,7 +96,7 @@ class Planned:
         call = Call(trainer=type(self), args=outer_args, kwargs=outer_kwargs, keywords=keywords)
         asked = Asked(method=method, config_class=config_class, call=call, autofit=ours, lost=lost_levers())
         plan = _made(asked)
-        if plan.knobs.expandable_segments:
+        if plan.estimate.grows:
             grow_segments(keywords["args"].device)
         # The script's keywords with the plan in them; those it changes are made anew, none is altered.
         config = planned_config(keywords["args"], plan.knobs, loads=isinstance(keywords["model"], str))

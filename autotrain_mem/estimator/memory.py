@@ -36,10 +36,7 @@ def estimate_memory(trace: Trace, room: Room) -> MemoryEstimate:
         owners_at_peak=owners_of(at_peak),
         modules_at_peak=largest_modules(at_peak),
         parts_at_peak=parts_of(at_peak),
-        reserved=ReservedByMode(
-            native=reserve(trace, room, expandable_segments=False),
-            expandable_segments=reserve(trace, room, expandable_segments=True),
-        ),
+        reserved=ReservedByMode.of_both(lambda grows: reserve(trace, room, grows=grows)),
         not_counted=trace.not_counted,
         rehearsal_seconds=round(trace.seconds, 3),
         pinned_host_bytes=trace.pinned_bytes,

@@ -186,8 +186,8 @@ def mixed_lengths(
     """
     templates = _templates(longest, shorter, accumulates=batches.each_step > 1)
 
-    def by_order(*, expandable: bool) -> ReservedByOrder:
-        segments = replace(settings, expandable_segments=expandable)
+    def by_order(grows: bool) -> ReservedByOrder:
+        segments = replace(settings, grows=grows)
         small_bytes = _small_bytes(templates, batches, segments)
 
         def over_steps(*, longest_first: bool) -> ReservedOverSteps:
@@ -201,7 +201,7 @@ def mixed_lengths(
 
         return ReservedByOrder(any_order=over_steps(longest_first=False), longest_first=over_steps(longest_first=True))
 
-    return MixedLengths(native=by_order(expandable=False), expandable_segments=by_order(expandable=True))
+    return MixedLengths.of_both(by_order)
 
 
 def reserved_after(

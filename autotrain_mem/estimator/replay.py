@@ -34,13 +34,13 @@ class Room:
         return Room(capacity_bytes=None, settings=settings, caches=self.caches)
 
 
-def reserve(trace: Trace, room: Room, *, expandable_segments: bool) -> ReservedEstimate:
+def reserve(trace: Trace, room: Room, *, grows: bool) -> ReservedEstimate:
     """Replays a run: what it reserves, and whether that goes without retries.
 
     Near the device's end the allocator gives its cache back and asks again, so a run may get by with less than it would
     reserve. Such a run is counted as one that does not fit, and what it would reserve without an end is its need.
     """
-    settings = replace(room.settings, expandable_segments=expandable_segments)
+    settings = replace(room.settings, grows=grows)
     if not room.caches:
         peak = max(allocated_after_each(trace), default=0)
         return ReservedEstimate(
@@ -79,7 +79,7 @@ def allocated_after_each(trace: Trace) -> list[int]:
     return sums
 
 
-def held_after_each(trace: Trace, room: Room, *, expandable_segments: bool) -> list[tuple[int, int]]:
+def held_after_each(trace: Trace, room: Room, *, grows: bool) -> list[tuple[int, int]]:
     """Replays a run and lists what it holds behind each event: (bytes that are reserved, bytes that are allocated).
 
     Both are what is allocated, where nothing is cached.
@@ -87,7 +87,7 @@ def held_after_each(trace: Trace, room: Room, *, expandable_segments: bool) -> l
     if not room.caches:
         return [(allocated, allocated) for allocated in allocated_after_each(trace)]
     held: list[tuple[int, int]] = []
-    replay = Replay(trace, replace(room.settings, expandable_segments=expandable_segments), room)
+    replay = Replay(trace, replace(room.settings, grows=grows), room)
     allocator = replay.allocator
 
     def events() -> Iterator[int]:

@@ -30,7 +30,7 @@ _DEFAULT_POOL = (0, 0)
 """Of all that is in no ``torch.cuda.MemPool``; one object, which a pickle holds once."""
 
 
-def make_snapshot(trace: Trace, room: Room, *, expandable_segments: bool, setting: str = "") -> Snapshot:
+def make_snapshot(trace: Trace, room: Room, *, grows: bool, setting: str = "") -> Snapshot:
     """Replays a run and keeps everything that the allocator does: about two entries for each event of the trace.
 
     A run that does not fit goes on after an ``oom``, as if there had been memory enough.
@@ -39,7 +39,7 @@ def make_snapshot(trace: Trace, room: Room, *, expandable_segments: bool, settin
         room: What the allocator can have of the device, as for the estimate.
         setting: The text of PYTORCH_ALLOC_CONF.
     """
-    settings = replace(room.settings, expandable_segments=expandable_segments)
+    settings = replace(room.settings, grows=grows)
     history = History(trace)
     replay = Replay(trace, settings, room, on_action=history.hear)
     replay.run(history.events())
@@ -138,7 +138,7 @@ def _settings(settings: AllocatorSettings, text: str) -> dict[str, Any]:
         "PYTORCH_CUDA_ALLOC_CONF": text,
         "max_split_size": -1 if settings.max_split_bytes is None else settings.max_split_bytes,
         "garbage_collection_threshold": settings.garbage_collection_threshold,
-        "expandable_segments": settings.expandable_segments,
+        "expandable_segments": settings.grows,
         "pinned_num_register_threads": 1,
         "release_lock_on_cudamalloc": False,
         "pinned_use_cuda_host_register": False,

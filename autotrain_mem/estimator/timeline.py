@@ -19,12 +19,12 @@ STACKED = tuple(Owner)
 """From below: what stays through the run first."""
 
 
-def make_timeline(trace: Trace, room: Room, *, expandable_segments: bool, name: str, places: int = PLACES) -> Timeline:
+def make_timeline(trace: Trace, room: Room, *, grows: bool, name: str, places: int = PLACES) -> Timeline:
     """Replays a run and keeps what each owner holds at every point that is shown.
 
     Args:
         room: What the allocator can have of the device, as for the estimate.
-        expandable_segments: Which kind of segments is reserved.
+        grows: Which kind of segments is reserved.
         name: Of the timeline.
         places: How many stretches the events are divided into; each keeps its lowest and its highest moment, and the
             one that reserved most.
@@ -34,7 +34,7 @@ def make_timeline(trace: Trace, room: Room, *, expandable_segments: bool, name: 
     """
     if not trace.events:
         raise ValueError("the trace is empty: nothing was allocated while the trainer was rehearsed")
-    reserved = [each for each, _ in held_after_each(trace, room, expandable_segments=expandable_segments)]
+    reserved = [each for each, _ in held_after_each(trace, room, grows=grows)]
     allocated = allocated_after_each(trace)
     shown = _shown(allocated, reserved, places)
     owners, largest = _gather(trace, shown)

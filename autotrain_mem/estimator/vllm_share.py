@@ -63,9 +63,7 @@ def with_sleep(estimate: Estimate, awake: MemoryEstimate | None, *, asleep_bytes
     sleep = VllmSleep(
         awake_bytes=estimate.vllm_share_bytes,
         asleep_bytes=asleep_bytes,
-        reserved_awake_bytes=awake.reserved.of(
-            expandable_segments=estimate.knobs.expandable_segments
-        ).peak_reserved_bytes,
+        reserved_awake_bytes=awake.reserved.modes[estimate.grows].peak_reserved_bytes,
         reserved_asleep_bytes=estimate.reserved_bytes,
     )
     if sleep.is_decided_awake and estimate.reserved.fits:
@@ -103,15 +101,12 @@ def estimate_while_awake(trace: Trace, room: Room, whole: MemoryEstimate) -> Mem
         phases=phases,
         owners_at_peak=owners_of(at_peak),
         modules_at_peak=largest_modules(at_peak),
-        reserved=ReservedByMode(
-            native=_reserved_at(trace, room, moments, expandable_segments=False),
-            expandable_segments=_reserved_at(trace, room, moments, expandable_segments=True),
-        ),
+        reserved=ReservedByMode.of_both(lambda grows: _reserved_at(trace, room, moments, grows=grows)),
     )
 
 
-def _reserved_at(trace: Trace, room: Room, moments: Sequence[int], *, expandable_segments: bool) -> ReservedEstimate:
-    held = [(0, 0), *held_after_each(trace, room.endless, expandable_segments=expandable_segments)]
+def _reserved_at(trace: Trace, room: Room, moments: Sequence[int], *, grows: bool) -> ReservedEstimate:
+    held = [(0, 0), *held_after_each(trace, room.endless, grows=grows)]
     reserved_bytes, allocated_bytes = max((held[moment] for moment in moments), key=lambda each: each[0])
     return ReservedEstimate(
         peak_allocated_bytes=max(held[moment][1] for moment in moments),

@@ -110,10 +110,7 @@ class Correction:
             peak_phase=peak_phase,
             phases=phases,
             owners_at_peak=_owners(memory.owners_at_peak, moved_bytes),
-            reserved=ReservedByMode(
-                native=self._reserved(memory.reserved.native, moved_bytes),
-                expandable_segments=self._reserved(memory.reserved.expandable_segments, moved_bytes),
-            ),
+            reserved=ReservedByMode.of_both(lambda grows: self._reserved(memory.reserved.modes[grows], moved_bytes)),
         )
 
     def _reserved(self, reserved: ReservedEstimate, moved_bytes: int) -> ReservedEstimate:

@@ -123,5 +123,5 @@ def settings_on(hardware: Hardware, environment: Mapping[str, str]) -> Allocator
             f"{HIP_VARIABLE} is not read by autofit, and torch for ROCm would.",
             hint=f"Unset it, and set {NEWER_VARIABLE} to the same: torch reads that on every card.",
         )
-    grows = settings.expandable_segments and EXPANDABLE not in absent_from(hardware)
-    return replace(settings, expandable_segments=grows)
+    grows = settings.grows and EXPANDABLE not in absent_from(hardware)
+    return replace(settings, grows=grows)

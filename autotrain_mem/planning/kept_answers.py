@@ -137,7 +137,7 @@ class LastTraces:
 
 
 def _trace_key(job: Job, kernels: Any, knobs: Knobs, tokens: int) -> Any:
-    return job.method, kernels, replace(knobs, expandable_segments=False, learning_rate=None), tokens
+    return job.method, kernels, replace(knobs.growing(False), learning_rate=None), tokens
 
 
 # -- what a rehearsal depends on ---------------------------------------------------------------------------------------

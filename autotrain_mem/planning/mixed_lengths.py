@@ -90,7 +90,7 @@ def without_cache(mixed: MixedLengths) -> MixedLengths:
         retries = tuple(map(max, first.num_alloc_retries, drawn.num_alloc_retries))
         return replace(order, longest_first=ReservedOverSteps(reserved_bytes=reserved, num_alloc_retries=retries))
 
-    return MixedLengths(native=more(mixed.native), expandable_segments=more(mixed.expandable_segments))
+    return MixedLengths.of_both(lambda grows: more(mixed.modes[grows]))
 
 
 def with_mixed_lengths(estimate: Estimate, mixed: MixedLengths | None, rehearsed: MemoryEstimate) -> Estimate:
@@ -102,14 +102,11 @@ def with_mixed_lengths(estimate: Estimate, mixed: MixedLengths | None, rehearsed
     if mixed is None:
         return estimate
 
-    def moved(by_order: ReservedByOrder, *, expandable: bool) -> ReservedByOrder:
-        reserved = [memory.reserved.of(expandable_segments=expandable) for memory in (estimate.memory, rehearsed)]
-        return by_order.moved(reserved[0].peak_reserved_bytes - reserved[1].peak_reserved_bytes)
+    def moved(grows: bool) -> ReservedByOrder:
+        reserved = [memory.reserved.modes[grows] for memory in (estimate.memory, rehearsed)]
+        return mixed.modes[grows].moved(reserved[0].peak_reserved_bytes - reserved[1].peak_reserved_bytes)
 
-    both = MixedLengths(
-        native=moved(mixed.native, expandable=False),
-        expandable_segments=moved(mixed.expandable_segments, expandable=True),
-    )
+    both = MixedLengths.of_both(moved)
     return replace(estimate, memory=replace(estimate.memory, mixed_lengths=both))
 
 
@@ -141,7 +138,5 @@ def _why_unknown(rehearsals: Rehearsals, knobs: Knobs, lengths: Lengths) -> str:
 
 def exceeds(mixed: MixedLengths, capacity_bytes: int) -> bool:
     """Tells whether any order, in either mode, reserves more than there is: only then does it give its cache back."""
-    orders = [
-        order for mode in (mixed.native, mixed.expandable_segments) for order in (mode.any_order, mode.longest_first)
-    ]
+    orders = [order for mode in mixed.modes.values() for order in (mode.any_order, mode.longest_first)]
     return max(order.last_bytes for order in orders) > capacity_bytes

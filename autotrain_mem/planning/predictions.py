@@ -315,7 +315,7 @@ def footprint_of(trace: Trace, room: Room, layers: int | None = None) -> Footpri
 
 def _rehearsed(knobs: Knobs) -> Knobs:
     """Leaves out what no rehearsal depends on."""
-    return replace(knobs, expandable_segments=False, learning_rate=None)
+    return replace(knobs.growing(False), learning_rate=None)
 
 
 def _kind(knobs: Knobs) -> Any:

@@ -20,7 +20,7 @@ from autotrain_mem.planning.row_lengths import (
 )
 from autotrain_mem.search.precision import precise_for
 from autotrain_mem.search.space import Space, make_space
-from autotrain_mem.settings.levers import SMALLER_IMAGES
+from autotrain_mem.settings.levers import EXPANDABLE, SMALLER_IMAGES
 from autotrain_mem.settings.words import MAX_LENGTH, wished_share
 from autotrain_mem.support.store import Store
 from autotrain_mem.types import Hardware, Job, Knobs, Trace
@@ -114,8 +114,7 @@ class Rehearsals:
             check_lengths(lengths.profile, space)
         base = precise_for(space.base, self.job.arguments, self.hardware.capability)
         space = replace(space, base=base, forbid=space.forbid | absent_from(self.hardware))
-        if "expandable_segments" not in environment_setting(self.job.environment):
+        if EXPANDABLE not in environment_setting(self.job.environment):
             return space
-        expands = space.base.expandable_segments or self.card.settings.expandable_segments
-        base = replace(space.base, expandable_segments=expands)
-        return replace(space, base=base, pinned=space.pinned | {"expandable_segments"})  # the user's words as well
+        base = space.base.growing(space.base.expandable_segments or self.card.settings.grows)
+        return replace(space, base=base, pinned=space.pinned | {EXPANDABLE})  # the user's words as well

@@ -69,7 +69,7 @@ def simulated_device(request: Request) -> Iterator[Device]:
 
     # As the training process of a real card would be given them.
     settings = settings_of({**os.environ, **request.job.environment})
-    settings = replace(settings, expandable_segments=request.knobs.expandable_segments)
+    settings = replace(settings, grows=request.knobs.expandable_segments)
     # gloo holds nothing of a card; NCCL would.
     hardware = request.hardware.with_communicators(request.knobs.communicators)
     gpu = SimulatedGpu(hardware, settings)

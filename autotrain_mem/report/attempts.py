@@ -10,10 +10,10 @@ from rich.text import Text
 
 from autotrain_mem.report import formatting
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Indented, add, hanging, scale_for, table, title
+from autotrain_mem.settings.levers import EXPANDABLE
 from autotrain_mem.support.units import counted, rate
 from autotrain_mem.types import Candidate, Knobs, Plan
 
-_SEGMENTS = "expandable_segments"
 _LAYERS = "rehearsed_layers"
 
 CHOSEN = ">"
@@ -73,8 +73,10 @@ def _marks(plan: Plan) -> list[_Mark]:
     if len({attempt.knobs.gradient_checkpointing for attempt in plan.attempts}) > 1:
         marks.append(_Mark("gradient_checkpointing", "*", when=False, meaning="without gradient checkpointing"))
     expanded = {attempt.knobs.expandable_segments for attempt in plan.attempts}
-    if len(expanded) > 1 or any(lever.name == _SEGMENTS for lever in plan.levers):  # else every one is as the user said
-        marks.append(_Mark(_SEGMENTS, "+", when=True, meaning=f"with {formatting.segments(expandable=True)}"))
+    if len(expanded) > 1 or any(
+        lever.name == EXPANDABLE for lever in plan.levers
+    ):  # else every one is as the user said
+        marks.append(_Mark(EXPANDABLE, "+", when=True, meaning=f"with {formatting.segments(expandable=True)}"))
     layers = {attempt.rehearsed_layers for attempt in plan.attempts}
     if len(layers) > 1 and None in layers:
         few = max(filter(None, layers))

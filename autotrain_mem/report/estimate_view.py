@@ -113,7 +113,7 @@ def why_not(estimate: Estimate) -> list[str]:
         reason = f"it would run only by freeing its cache {times}, and each stalls the GPU"
     else:
         reason = "what is allocated would fit, what is cached beside it does not"
-    other = estimate.with_expandable_segments()  # which are on, or need no less, where nothing is said of them
+    other = estimate.growing()  # which are on, or need no less, where nothing is said of them
     if other.required_bytes < estimate.required_bytes:
         fits = "which fits" if other.fits else "which does not fit either"
         reason += f"; expandable segments would need {format_bytes(other.required_bytes)}, {fits}"
@@ -148,7 +148,7 @@ def sum_table(estimate: Estimate, shown: Sum) -> Table:
     rows = [("+", name, steps, "") for name, steps in shown.owned]
     rows.append(("=", "peak allocated", shown.peak, f"in the {peak_phase} phase"))
     if caches(estimate.hardware):
-        mode = formatting.segments(expandable=estimate.knobs.expandable_segments)
+        mode = formatting.segments(expandable=estimate.grows)
         rows.append(("+", "cached by the allocator", shown.cached, f"free blocks and their remains, with {mode}"))
     rows += [*outside(estimate, shown, "+"), ("=", "needed", shown.needed, "")]
     grid = table("", "", shown.scale.unit, "", right=(2,))
@@ -200,12 +200,12 @@ def reserved_modes(estimate: Estimate, shown: Sum) -> list[RenderableType]:
     if not caches(estimate.hardware):
         return []
     scale = shown.scale
-    modes = {expands: estimate.memory.reserved.of(expandable_segments=expands) for expands in (False, True)}
+    modes = estimate.memory.reserved.modes
     stumbles = not all(mode.fits for mode in modes.values())  # what went wrong has columns of its own
     headings = ("", "peak", "slack", *(("retries", "largest refused") if stumbles else ()), "")
     grid = table(*headings, right=tuple(range(1, len(headings) - 1)))
     for expandable, mode in modes.items():
-        chosen = expandable == estimate.knobs.expandable_segments
+        chosen = expandable == estimate.grows
         counted = chosen and estimate.reserved_bytes == mode.peak_reserved_bytes
         steps = shown.peak + shown.cached if counted else scale.steps(mode.peak_reserved_bytes)
         cells = [f"{scale.write(each)} {scale.unit}" for each in (steps, scale.steps(mode.slack_bytes))]
@@ -232,7 +232,7 @@ def over_steps(estimate: Estimate) -> list[RenderableType]:
     headings = ("segments", "rows", *steps, *(("retries",) if retries else ()), "")
     grid = table(*headings, right=tuple(range(2, len(headings) - 1)))
     for expandable, first, order in orders:
-        chosen = expandable == estimate.knobs.expandable_segments and first
+        chosen = expandable == estimate.grows and first
         counted = chosen and estimate.reserved_bytes == order.last_bytes != estimate.reserved.peak_reserved_bytes
         cells = [format_bytes(size) for size in order.reserved_bytes]
         cells += [str(order.num_alloc_retries[-1])] if retries else []

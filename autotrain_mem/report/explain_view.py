@@ -24,13 +24,14 @@ from autotrain_mem.report.estimate_view import (
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Bar, Indented, add, hanging, section, table, title
 from autotrain_mem.report.plan_view import changes, decision, elsewhere, facts, gentler, passed_over, proposed, searched
 from autotrain_mem.search.shardings import FASTEST_FIRST
+from autotrain_mem.settings.levers import EXPANDABLE
 from autotrain_mem.settings.own import Sharding
 from autotrain_mem.support.units import brief, counted, format_bytes, percent, rate
 from autotrain_mem.types import Candidate, Estimate, Owner, Plan
 
 LARGEST_OWNERS = 2
 
-_ALIKE = {*formatting.BATCHES, "expandable_segments"}
+_ALIKE = {*formatting.BATCHES, EXPANDABLE}
 """Settings in which a plan and one of a larger micro-batch may differ: what moves with it, and what costs nothing."""
 
 

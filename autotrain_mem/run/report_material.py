@@ -134,7 +134,7 @@ def _drawn(plan: Plan, trace: Trace) -> Timeline:
         caches=estimate.hardware.origin != "cpu",
     )
     name = "rehearsed step" if plan.knobs.processes == 1 else "rehearsed step of rank 0, which stands for all"
-    return make_timeline(trace, room, expandable_segments=plan.knobs.expandable_segments, name=name)
+    return make_timeline(trace, room, grows=plan.estimate.grows, name=name)
 
 
 def _room_bytes(plan: Plan) -> int:

@@ -116,7 +116,7 @@ def _why(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequen
         return _why_shared(knobs, memo)
     if row.name == EXPANDABLE:
         estimate = memo(knobs)
-        native = replace(estimate, knobs=replace(knobs, expandable_segments=False))
+        native = replace(estimate, knobs=knobs.growing(False))
         hours = (
             ", over hours with rows of every length,"
             if native.reserved_bytes > native.reserved.peak_reserved_bytes

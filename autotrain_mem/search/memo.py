@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from operator import attrgetter
 from typing import Protocol
 
@@ -145,13 +144,13 @@ class Memo:
     def _expanded(self, estimate: Estimate) -> Estimate:
         if estimate.fits or not self._may_expand:
             return estimate
-        expanded = estimate.with_expandable_segments()
+        expanded = estimate.growing()
         return expanded if expanded.required_bytes < estimate.required_bytes else estimate
 
 
 def _native(knobs: Knobs) -> Knobs:
     """Leaves segments out: where the user decides on them, all of a search's knobs agree, whatever an estimate says."""
-    return replace(knobs, expandable_segments=False) if knobs.expandable_segments else knobs
+    return knobs.growing(False)
 
 
 def _is_beyond_loading(estimate: Estimate) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from autotrain_mem.settings.adapter_config import LORA, PEFT_CONFIG, kind_of
@@ -114,6 +114,10 @@ class Knobs(OwnSettings, TrainerKnobs):
     def effective_batch_size(self) -> int:
         """Counts the rows per optimizer step, of all processes."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps * self.data_parallel_size
+
+    def growing(self, grows: bool = True) -> Knobs:
+        """Returns the same point with segments of the allocator that grow, or with those of its default."""
+        return replace(self, expandable_segments=grows)
 
     @property
     def data_parallel_size(self) -> int:

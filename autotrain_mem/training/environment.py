@@ -57,7 +57,7 @@ def process_environment(
         ours = {"OMP_WAIT_POLICY": "PASSIVE"} | ({} if simulate else {MMAP_VARIABLE: str(MMAP_FROM_BYTES)})
         without_card = {name: os.environ.get(name, setting) for name, setting in ours.items()}
         return {**without_card, **environment, **NO_CARD, "DS_ACCELERATOR": "cpu"}
-    setting = environment_setting(environment, expandable_segments=knobs.expandable_segments)
+    setting = environment_setting(environment, grows=knobs.expandable_segments)
     variable = variable_that_counts({**os.environ, **environment})
     allocator = {variable: setting} if knobs.expandable_segments else {}
     return {**environment, **allocator, **seen_cards(device, _devices(device, knobs))}

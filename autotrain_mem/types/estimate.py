@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -83,8 +83,18 @@ class MixedLengths:
     expandable_segments: ReservedByOrder
     """With ``expandable_segments:True``."""
 
+    @classmethod
+    def of_both(cls, found: Callable[[bool], ReservedByOrder]) -> MixedLengths:
+        """Makes them by a function that is told whether segments grow."""
+        return cls(native=found(False), expandable_segments=found(True))
+
+    @property
+    def modes(self) -> dict[bool, ReservedByOrder]:
+        """Returns them by whether segments grow."""
+        return {False: self.native, True: self.expandable_segments}
+
     def of(self, *, expandable_segments: bool) -> ReservedByOrder:
-        return self.expandable_segments if expandable_segments else self.native
+        return self.modes[expandable_segments]
 
 
 ESTIMATE_SCHEMA = "autofit.estimate/1"
@@ -144,8 +154,18 @@ class ReservedByMode:
     expandable_segments: ReservedEstimate
     """With ``expandable_segments:True``."""
 
+    @classmethod
+    def of_both(cls, found: Callable[[bool], ReservedEstimate]) -> ReservedByMode:
+        """Makes them by a function that is told whether segments grow."""
+        return cls(native=found(False), expandable_segments=found(True))
+
+    @property
+    def modes(self) -> dict[bool, ReservedEstimate]:
+        """Returns them by whether segments grow."""
+        return {False: self.native, True: self.expandable_segments}
+
     def of(self, *, expandable_segments: bool) -> ReservedEstimate:
-        return self.expandable_segments if expandable_segments else self.native
+        return self.modes[expandable_segments]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -268,15 +288,20 @@ class Estimate:
         return self.hardware.communicator_bytes * self.knobs.communicators
 
     @property
+    def grows(self) -> bool:
+        """Tells whether the allocator's segments grow page by page with these knobs."""
+        return self.knobs.expandable_segments
+
+    @property
     def reserved(self) -> ReservedEstimate:
         """Returns the figures of the mode that these knobs choose."""
-        return self.memory.reserved.of(expandable_segments=self.knobs.expandable_segments)
+        return self.memory.reserved.modes[self.grows]
 
     @property
     def mixed(self) -> ReservedByOrder | None:
         """Returns what rows of every length make of these knobs' mode; None where that is not known."""
         mixed = self.memory.mixed_lengths
-        return None if mixed is None else mixed.of(expandable_segments=self.knobs.expandable_segments)
+        return None if mixed is None else mixed.modes[self.grows]
 
     @property
     def reserved_bytes(self) -> int:
@@ -327,9 +352,9 @@ class Estimate:
             Routing.EVEN: f"as many tokens at every expert, {worst}",
         }[self.memory.routing]
 
-    def with_expandable_segments(self) -> Estimate:
+    def growing(self) -> Estimate:
         """Returns the same run in the allocator's other mode; nothing needs to be rehearsed again."""
-        return replace(self, knobs=replace(self.knobs, expandable_segments=True))
+        return replace(self, knobs=self.knobs.growing())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

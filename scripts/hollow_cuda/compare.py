@@ -46,7 +46,7 @@ class Compared:
 
 def compared(record: Record, trace: Trace) -> Compared:
     """Allocated as torch counts it: a block that is larger than asked for, and is not split, counts whole."""
-    settings = AllocatorSettings(expandable_segments=record.case.knobs.expandable_segments)
+    settings = AllocatorSettings(grows=record.case.knobs.expandable_segments)
     replay = Replay(trace, settings, Room(capacity_bytes=None))
     replay.run()
     return Compared(

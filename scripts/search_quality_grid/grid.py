@@ -125,7 +125,7 @@ def _grid(space: Space, level: Level, predictor: Predictor, told: Told) -> list[
 
 def _roomier(estimate: Estimate) -> Estimate:
     """In the allocator's other mode where only that fits."""
-    return estimate if estimate.fits else estimate.with_expandable_segments()
+    return estimate if estimate.fits else estimate.growing()
 
 
 def best_of(grid: Sequence[Estimate], predictor: Predictor, faster_than: float = 0.0) -> Estimate | None:

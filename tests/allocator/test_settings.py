@@ -106,7 +106,7 @@ def test_what_torch_refuses_is_refused_by_its_name(text: str, said: str) -> None
 def test_of_the_two_variables_the_older_counts_where_it_is_set() -> None:
     both = {NEWER_VARIABLE: "expandable_segments:True", OLDER_VARIABLE: "max_split_size_mb:64"}
     assert settings_of(both) == AllocatorSettings(max_split_bytes=64 * MIB)
-    assert settings_of({**both, OLDER_VARIABLE: ""}) == AllocatorSettings(expandable_segments=True)
+    assert settings_of({**both, OLDER_VARIABLE: ""}) == AllocatorSettings(grows=True)
     assert settings_of({"PATH": "/bin"}) == DEFAULTS
 
 

@@ -30,7 +30,7 @@ def divided() -> st.SearchStrategy[tuple[int, ...]]:
 
 ALLOCATOR_SETTINGS = st.builds(
     AllocatorSettings,
-    expandable_segments=st.booleans(),
+    grows=st.booleans(),
     max_split_bytes=st.sampled_from((None, None, 20 * MIB, 33 * MIB)),
     max_non_split_rounding_bytes=st.sampled_from((LARGE_SEGMENT_BYTES, 32 * MIB)),
     large_segment_bytes=st.sampled_from((LARGE_SEGMENT_BYTES, LARGE_SEGMENT_BYTES, 34 * MIB)),
@@ -292,7 +292,7 @@ class AnyProgram(RuleBasedStateMachine):
             assert allocator.device.free_bytes == capacity - allocator.reserved_bytes
         if allocator.allowed_bytes is not None:
             # The limit is held against what is asked for, and an expandable segment maps whole pages.
-            page = allocator.settings.large_segment_bytes if allocator.settings.expandable_segments else 0
+            page = allocator.settings.large_segment_bytes if allocator.settings.grows else 0
             assert allocator.peak_reserved_bytes <= allocator.allowed_bytes + page
 
     def statistics_agree_with_each_other(self, stats: dict[str, int]) -> None:

@@ -141,7 +141,14 @@ autotrain_mem.plan("sft", 5)
 chosen.knobs.max_length = 5
 """
 TYPES = (
-    *("autotrain_mem.types.plan.Plan", "int", "autotrain_mem.settings.declaration.Harm", "int", "float | None", "list[int]"),
+    *(
+        "autotrain_mem.types.plan.Plan",
+        "int",
+        "autotrain_mem.settings.declaration.Harm",
+        "int",
+        "float | None",
+        "list[int]",
+    ),
     *("autotrain_mem.types.estimate.Estimate | None", "autotrain_mem.types.plan.Plan"),
 )
 REFUSED = ("[attr-defined]", "[arg-type]", "[misc]")

@@ -88,7 +88,7 @@ def lines(entry: dict[str, Any]) -> list[str]:
 @BOTH_MODES
 def test_every_part_has_the_keys_of_a_real_dump(expandable: bool) -> None:
     tight = Room(capacity_bytes=24 * MIB, total_bytes=24 * MIB)
-    snapshot = make_snapshot(a_step(), tight, expandable_segments=expandable)
+    snapshot = make_snapshot(a_step(), tight, grows=expandable)
     assert snapshot.keys() == SNAPSHOT
     *trace, end = snapshot["device_traces"][0]
     assert {entry["action"] for entry in trace} > {"alloc", "free_requested", "free_completed", "oom"}
@@ -107,12 +107,12 @@ def test_every_part_has_the_keys_of_a_real_dump(expandable: bool) -> None:
 
 
 def test_settings_are_as_torch_writes_them_and_the_page_can_read_the_pickle() -> None:
-    snapshot = make_snapshot(a_step(), ROOMY, expandable_segments=False)
+    snapshot = make_snapshot(a_step(), ROOMY, grows=False)
     assert snapshot["allocator_settings"] == SETTINGS
     assert {opcode.name for opcode, _, _ in pickletools.genops(pickle.dumps(snapshot, 4))} <= OPCODES
     text = "max_split_size_mb:64,garbage_collection_threshold:0.5,expandable_segments:True"
     room = Room(capacity_bytes=1 << 40, settings=parse_settings(text))
-    changed = make_snapshot(a_step(), room, expandable_segments=True, setting=text)["allocator_settings"]
+    changed = make_snapshot(a_step(), room, grows=True, setting=text)["allocator_settings"]
     assert changed == SETTINGS | {
         "PYTORCH_CUDA_ALLOC_CONF": text,
         "max_split_size": 64 * MIB,
@@ -122,7 +122,7 @@ def test_settings_are_as_torch_writes_them_and_the_page_can_read_the_pickle() ->
 
 
 def test_frames_lead_from_the_module_outwards_to_the_phase() -> None:
-    snapshot = make_snapshot(a_step(), ROOMY, expandable_segments=False)
+    snapshot = make_snapshot(a_step(), ROOMY, grows=False)
     weight, activation, temporary = entries(snapshot, "alloc")
     around = [f"module: model{end}" for end in (".layers.0.self_attn", ".layers.0", ".layers", "")]
     assert lines(weight) == [f"weights: {LAYER}.weight", f"module: {LAYER}", *around, "phase: load"]
@@ -149,7 +149,7 @@ def test_a_block_that_another_stream_was_using_is_its_own_when_it_is_free_at_las
         [(0, Phase.FORWARD), (2, Phase.BACKWARD)],
     )
     used = replace(run, stream_uses=(StreamUse(event=1, block=1, stream=1),))
-    *listed, _ = make_snapshot(used, ROOMY, expandable_segments=False)["device_traces"][0]
+    *listed, _ = make_snapshot(used, ROOMY, grows=False)["device_traces"][0]
     told = [(entry["action"], entry["frames"][0]["name"], entry["frames"][-1]["name"]) for entry in listed]
     assert told == [
         ("segment_alloc", "used", "forward"),
@@ -206,7 +206,7 @@ def undone(snapshot: Snapshot) -> Iterator[tuple[int, int]]:
 @settings(deadline=None)
 @given(run=traces(largest=64 * MIB, empties=True))
 def test_the_history_undone_from_its_end_leads_to_nothing_by_way_of_the_peak(run: Trace, expandable: bool) -> None:
-    snapshot = make_snapshot(run, ROOMY, expandable_segments=expandable)
+    snapshot = make_snapshot(run, ROOMY, grows=expandable)
     mode = estimate_memory(run, ROOMY).reserved.of(expandable_segments=expandable)
     end = sum(segment["total_size"] for segment in snapshot["segments"])
     assert max([end, *(reserved for reserved, _ in undone(snapshot))]) == mode.peak_reserved_bytes
@@ -222,7 +222,7 @@ def test_the_history_undone_from_its_end_leads_to_nothing_by_way_of_the_peak(run
 @given(run=traces(largest=64 * MIB, empties=True), capacity=st.integers(2, 80))
 def test_a_history_with_refused_requests_can_be_undone_too(run: Trace, capacity: int, expandable: bool) -> None:
     room = Room(capacity_bytes=capacity * MIB, total_bytes=capacity * MIB)
-    snapshot = make_snapshot(run, room, expandable_segments=expandable)
+    snapshot = make_snapshot(run, room, grows=expandable)
     assert all(reserved >= 0 for reserved, _ in undone(snapshot))
     estimate = estimate_memory(run, room)
     mode = estimate.reserved.of(expandable_segments=expandable)
@@ -233,7 +233,7 @@ def test_a_history_with_refused_requests_can_be_undone_too(run: Trace, capacity:
 def test_torchs_tables_flame_graphs_and_plots_say_the_same(expandable: bool, segments: int, reserved_mib: int) -> None:
     """A weight and an activation are alive at the end."""
     blocks = [block(3 * MIB, Owner.WEIGHTS, LAYER), block(30 * MIB, Owner.ACTIVATIONS, LAYER), block(9 * MIB)]
-    snapshot = make_snapshot(trace(blocks, [1, 2, 3, -3]), ROOMY, expandable_segments=expandable)
+    snapshot = make_snapshot(trace(blocks, [1, 2, 3, -3]), ROOMY, grows=expandable)
     table = _memory_viz.segsum(snapshot)
     assert f"segments: {segments}\ntotal_reserved: {reserved_mib}.0MiB\ntotal_allocated: 33.0MiB\n" in table
     assert _memory_viz.trace(snapshot).count("# free completed for") == 1
@@ -259,7 +259,7 @@ def test_40_000_events_make_a_file_of_some_megabytes_in_seconds() -> None:
     events = [*range(1, 101), *(event for number in range(101, count + 1) for event in (number, 100 - number))]
     long = trace(blocks, [*events, *range(-count, 100 - count)])
     started = time.process_time()
-    written = pickle.dumps(make_snapshot(long, ROOMY, expandable_segments=True), 4)
+    written = pickle.dumps(make_snapshot(long, ROOMY, grows=True), 4)
     assert len(long.events) == 2 * count
     assert len(written) < 5 * MIB
     assert time.process_time() - started < 2.5

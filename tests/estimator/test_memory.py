@@ -71,7 +71,7 @@ def test_parts_add_up_to_the_peak_exactly(run: Trace) -> None:
     sizes = [round_size(one.size_bytes) for one in run.blocks]
     assert max(sizes) <= peak <= sum(sizes)
     for mode, expandable in ((memory.reserved.native, False), (memory.reserved.expandable_segments, True)):
-        assert mode == reserve(run, ENDLESS, expandable_segments=expandable)
+        assert mode == reserve(run, ENDLESS, grows=expandable)
         assert peak <= mode.peak_reserved_bytes
         assert 0 <= mode.slack_bytes < mode.peak_reserved_bytes
         assert mode.fits

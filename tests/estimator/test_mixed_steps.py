@@ -40,7 +40,7 @@ def test_a_replay_from_two_lengths_is_that_of_a_run_whose_steps_were_all_rehears
     expandable: bool, micro_batches: int
 ) -> None:
     tokens = [210, 640, 333, 900, 150, 640, 511, 977, 210, 333, 960, 420, 1000, 640]
-    settings = AllocatorSettings(expandable_segments=expandable)
+    settings = AllocatorSettings(grows=expandable)
     pair = rehearsed(LONGEST, micro_batches), rehearsed(SHORTER, micro_batches)
     replayed = reserved_after(*pair, tokens, settings, longest_first=False, accumulates=micro_batches > 1)
     assert replayed == played_in_full(tokens, settings, micro_batches)

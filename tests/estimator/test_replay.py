@@ -26,13 +26,13 @@ def room(capacity_mib: int | None = None, settings: str = "", total_mib: int | N
     return Room(capacity_bytes=capacity, total_bytes=total, settings=parse_settings(settings))
 
 
-native = partial(reserve, expandable_segments=False)
-expandable = partial(reserve, expandable_segments=True)
+native = partial(reserve, grows=False)
+expandable = partial(reserve, grows=True)
 
 
 @given(LARGE_RUNS, st.booleans(), st.sampled_from(("", "max_split_size_mb:20", "roundup_power2_divisions:4")))
 def test_a_replay_is_what_the_allocator_does_with_the_same_calls(run: Trace, grows: bool, text: str) -> None:
-    allocator = CachingAllocator(None, replace(parse_settings(text), expandable_segments=grows))
+    allocator = CachingAllocator(None, replace(parse_settings(text), grows=grows))
     addresses: dict[int, int] = {}
     for event in run.events:
         if event > 0:
@@ -41,7 +41,7 @@ def test_a_replay_is_what_the_allocator_does_with_the_same_calls(run: Trace, gro
             allocator.empty_cache()
         else:
             allocator.free(addresses.pop(-event))
-    replayed = reserve(run, room(settings=text), expandable_segments=grows)
+    replayed = reserve(run, room(settings=text), grows=grows)
     assert replayed.peak_reserved_bytes == allocator.peak_reserved_bytes
     assert (replayed.num_alloc_retries, replayed.largest_refused_bytes) == (0, None)
     assert replayed.fits
@@ -95,8 +95,8 @@ def test_pages_that_exceed_a_request_that_was_refused_do_not_end_the_run(setting
 def test_whatever_reserves_no_more_than_there_is_fits_and_nothing_else_does(
     run: Trace, capacity_mib: int, grows: bool
 ) -> None:
-    endless = reserve(run, room(), expandable_segments=grows)
-    limited = reserve(run, room(capacity_mib), expandable_segments=grows)
+    endless = reserve(run, room(), grows=grows)
+    limited = reserve(run, room(capacity_mib), grows=grows)
     assert limited.fits == (endless.peak_reserved_bytes <= capacity_mib * MIB)
     assert limited.peak_reserved_bytes == endless.peak_reserved_bytes
     assert limited.slack_bytes == endless.slack_bytes
@@ -109,7 +109,7 @@ def test_any_run_comes_to_its_end_under_any_settings(run: Trace, capacity_mib: i
         max_split_bytes=32 * MIB, garbage_collection_threshold=share, per_process_memory_fraction=0.7
     )
     within = Room(capacity_bytes=capacity_mib * MIB, total_bytes=(capacity_mib + 9) * MIB, settings=settings)
-    replayed = reserve(run, within, expandable_segments=grows)
+    replayed = reserve(run, within, grows=grows)
     assert replayed.fits == (replayed.num_alloc_retries == 0)
 
 
@@ -134,7 +134,7 @@ ENDLESS = Room(capacity_bytes=None)
 
 
 def draw(run: Trace, places: int = 1000, *, expandable_segments: bool = False) -> Timeline:
-    return make_timeline(run, ENDLESS, expandable_segments=expandable_segments, name="step", places=places)
+    return make_timeline(run, ENDLESS, grows=expandable_segments, name="step", places=places)
 
 
 @given(run=traces(empties=True), places=st.integers(1, 8), expandable=st.booleans())
@@ -142,7 +142,7 @@ def test_thinning_loses_neither_peak_and_the_owners_sum_to_what_is_allocated(
     run: Trace, places: int, expandable: bool
 ) -> None:
     memory = estimate_memory(run, ENDLESS)
-    thin, full = (draw(run, count, expandable_segments=expandable) for count in (places, 10**6))
+    thin, full = (draw(run, count, grows=expandable) for count in (places, 10**6))
     assert len(thin.event) <= 3 * places + 2
     allocated = [sum(column[point] for column in thin.owners.values()) for point in range(len(thin.event))]
     assert max(allocated) == allocated[thin.peak] == memory.peak_allocated_bytes

@@ -262,5 +262,5 @@ def test_of_both_names_of_the_allocators_variable_the_one_that_torch_does_not_re
         (finding,) = (each for each in only(replace(GOOD, variables=variables)) if each.name == "allocator")
         assert finding.text == f"{read} and {idle} are both set: torch reads {read} alone"
         assert finding.fix == f"unset {idle}"
-        counts = AllocatorSettings(max_split_bytes=64 * MIB) if older else AllocatorSettings(expandable_segments=True)
+        counts = AllocatorSettings(max_split_bytes=64 * MIB) if older else AllocatorSettings(grows=True)
         assert settings_of(variables) == counts

@@ -23,7 +23,7 @@ ROOM_BYTES = 100 * MIB
 def test_it_is_full_at_the_same_byte_as_the_allocator_and_says_the_same(
     program: list[tuple[bool, int]], grows: bool
 ) -> None:
-    chosen = AllocatorSettings(expandable_segments=grows)
+    chosen = AllocatorSettings(grows=grows)
     gpu = SimulatedGpu(CARD, chosen)
     allocator = CachingAllocator(ROOM_BYTES, chosen, total_bytes=128 * MIB, outside_bytes=10 * MIB)
     addresses: dict[int, int] = {}

@@ -123,7 +123,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         self._record = JsonLines(path.with_name(f"{path.stem}{rank}{path.suffix}"))
         if not self._total_bytes and torch.cuda.is_initialized():
             self._total_bytes = int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
-        self._lookout = Lookout(settings_of(os.environ).expandable_segments)
+        self._lookout = Lookout(settings_of(os.environ).grows)
         predicted = {str(phase): size_bytes for phase, size_bytes in self._predicted.items()}
         self._write("start", step=state.global_step, total_bytes=self._total_bytes, predicted_bytes=predicted)
 

@@ -126,11 +126,11 @@ class Lookout:
     """Judges a series as it comes.
 
     Args:
-        expandable_segments: The allocator has them already: advice says something else then.
+        grows: The allocator has them already: advice says something else then.
     """
 
-    def __init__(self, expandable_segments: bool = False) -> None:
-        self._expandable = expandable_segments
+    def __init__(self, grows: bool = False) -> None:
+        self._expandable = grows
         self._samples: deque[Sample] = deque(maxlen=WINDOW)
         self._stairs = _Stairs()
         self._leaks_from: float | None = None

@@ -237,7 +237,7 @@ def test_who_has_expandable_segments_is_not_told_to_set_them() -> None:
 def in_the_allocator(expandable_segments: bool) -> list[Sample]:
     """Steps of 8 layers and 3 blocks of logits, 64 and 256 KiB a token, on torch's allocator as we simulate it; now and
     then a row comes that is longer than all before."""
-    chosen = AllocatorSettings(expandable_segments=expandable_segments)
+    chosen = AllocatorSettings(grows=expandable_segments)
     allocator = CachingAllocator(TOTAL, chosen, total_bytes=TOTAL)
     allocator.malloc(4 * GIB)
     draw, made = random.Random(0), []
