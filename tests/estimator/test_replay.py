@@ -133,8 +133,8 @@ def test_segments_that_are_collected_are_room_for_others() -> None:
 ENDLESS = Room(capacity_bytes=None)
 
 
-def draw(run: Trace, places: int = 1000, *, expandable_segments: bool = False) -> Timeline:
-    return make_timeline(run, ENDLESS, grows=expandable_segments, name="step", places=places)
+def draw(run: Trace, places: int = 1000, *, grows: bool = False) -> Timeline:
+    return make_timeline(run, ENDLESS, grows=grows, name="step", places=places)
 
 
 @given(run=traces(empties=True), places=st.integers(1, 8), expandable=st.booleans())

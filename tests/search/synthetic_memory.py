@@ -264,7 +264,7 @@ def brute_force(space: Space, model: LinearMemory) -> tuple[str, float] | None:
     for level in levels(space):
         points = [] if level.lengths else [knobs for line in lines(space, level) for knobs in line]
         estimates = [model.estimate(knobs) for knobs in points]
-        fitting = [each for each in estimates if each.fits or (may_expand and each.with_expandable_segments().fits)]
+        fitting = [each for each in estimates if each.fits or (may_expand and each.growing().fits)]
         if fitting:
             return level.name, max(each.tokens_per_second for each in fitting)
     return None

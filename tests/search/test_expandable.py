@@ -22,7 +22,7 @@ SAVED = 0.02
 
 def tight(space: Space) -> LinearMemory:
     """A card on which the job as asked fits with expandable segments only, to the byte."""
-    needed = LinearMemory(budget_bytes=200 * GIB, unmapped=SAVED).estimate(space.base).with_expandable_segments()
+    needed = LinearMemory(budget_bytes=200 * GIB, unmapped=SAVED).estimate(space.base).growing()
     return LinearMemory(budget_bytes=needed.required_bytes, unmapped=SAVED)
 
 
@@ -128,7 +128,7 @@ def test_segments_that_the_environment_sets_cost_no_second_rehearsal() -> None:
 
     class Expanding(LinearMemory):
         def estimate(self, knobs: Knobs) -> Estimate:
-            return super().estimate(knobs).with_expandable_segments()
+            return super().estimate(knobs).growing()
 
     model = Expanding(budget_bytes=200 * GIB, unmapped=SAVED)
     space = replace(ONE_POINT, pinned=ONE_POINT.pinned | {EXPANDABLE})

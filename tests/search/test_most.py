@@ -35,7 +35,7 @@ def fits(asked: Question, level: str, model: LinearMemory, value: int) -> bool:
     space = asked.space(value)
     point = least_demanding(space, next(each for each in levels(space) if each.name == level))
     estimate = model.estimate(point)
-    return estimate.fits or estimate.with_expandable_segments().fits
+    return estimate.fits or estimate.growing().fits
 
 
 def is_border(asked: Question, level: str, model: LinearMemory, most: Most) -> bool:
@@ -103,7 +103,7 @@ def holds(asked: Question, level: str, model: LinearMemory, value: int) -> bool:
     space = asked.space(value)
     named = next(each for each in levels(space) if each.name == level)
     estimates = [model.estimate(knobs) for line in lines(space, named) for knobs in line]
-    return any(each.fits or each.with_expandable_segments().fits for each in estimates)
+    return any(each.fits or each.growing().fits for each in estimates)
 
 
 def test_what_the_whole_model_overturns_is_looked_for_again() -> None:

@@ -74,7 +74,7 @@ def test_what_nccl_holds_lies_outside_torch_once_for_each_communicator(
 
 
 def test_expandable_segments_are_counted_where_the_knobs_have_them() -> None:
-    expanded = ESTIMATE.with_expandable_segments()
+    expanded = ESTIMATE.growing()
     assert expanded == dataclasses.replace(ESTIMATE, knobs=dataclasses.replace(KNOBS, expandable_segments=True))
     assert (expanded.reserved, ESTIMATE.reserved) == (MEMORY.reserved.expandable_segments, MEMORY.reserved.native)
     assert expanded.required_bytes == 3 * GIB + MIB + 500 * MIB
@@ -90,7 +90,7 @@ def test_a_run_that_stumbles_over_the_allocator_does_not_fit_whatever_it_require
     memory = dataclasses.replace(MEMORY, reserved=dataclasses.replace(MEMORY.reserved, native=native))
     stumbling = dataclasses.replace(ESTIMATE, memory=memory)
     assert not stumbling.fits
-    assert stumbling.with_expandable_segments().fits
+    assert stumbling.growing().fits
 
 
 def test_exactly_the_budget_fits_and_one_byte_more_does_not() -> None:
