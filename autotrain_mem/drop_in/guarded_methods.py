@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -47,7 +47,9 @@ def guard(trainer: Any) -> None:
 def _guarded_method(kind: type, name: str) -> Callable[..., Any]:
     @functools.wraps(getattr(kind, name))
     def run(trainer: Any, *args: Any, **kwargs: Any) -> Any:
-        with _alone(trainer) if name == "train" else nullcontext():
+        # No other run may write to the folder that this one writes its checkpoints to.
+        writes = name == "train" and str(trainer.args.save_strategy.value) != "no" and launched.is_first()
+        with lock_folder(trainer.args.output_dir) if writes else nullcontext():
             return guarded(trainer, *args, **kwargs)
 
     def guarded(trainer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -61,12 +63,6 @@ def _guarded_method(kind: type, name: str) -> Callable[..., Any]:
             guard(trainer)
 
     return run
-
-
-def _alone(trainer: Any) -> AbstractContextManager[Any]:
-    """Keeps other runs out of the folder that this one writes its checkpoints to."""
-    writes = str(trainer.args.save_strategy.value) != "no" and launched.is_first()
-    return lock_folder(trainer.args.output_dir) if writes else nullcontext()
 
 
 @contextmanager

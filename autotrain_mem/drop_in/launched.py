@@ -166,7 +166,13 @@ def _by_deepspeed(config: Any, count: int, nodes: int) -> Launched:
     left, said = with_auto(content)
     if "gradient_clipping" not in content:  # then DeepSpeed clips nothing
         del left["gradient_clipping"]
-    if problems := [*_mismatches(content, said, config, count)]:
+    # As ``transformers/integrations/deepspeed.py: trainer_config_process`` compares.
+    problems = [f"{value} and {key}={other}" for key, value in said.items() if (other := getattr(config, key)) != value]
+    rows, asked = content.get("train_batch_size", "auto"), count * config.per_device_train_batch_size
+    asked *= config.gradient_accumulation_steps
+    if rows not in ("auto", asked):
+        problems.append(f"train_batch_size {rows} and the {asked} rows of a step")
+    if problems:
         raise UsageError(
             f"{name} and the trainer's config contradict each other, which transformers refuses: "
             f"{'; '.join(problems)}.",
@@ -175,17 +181,6 @@ def _by_deepspeed(config: Any, count: int, nodes: int) -> Launched:
     offload = {knob: getattr(zero, knob) for knob in OF_DEEPSPEED}
     pins = {"sharding": zero.sharding, "fsdp_offload_params": False, **offload, "deepspeed": left, **said}
     return Launched(processes=count, nodes=nodes, pins=pins)
-
-
-def _mismatches(content: Mapping[str, Any], said: Mapping[str, Any], config: Any, count: int) -> Iterator[str]:
-    """Compares as ``transformers/integrations/deepspeed.py: trainer_config_process`` does."""
-    for name, value in said.items():
-        if getattr(config, name) != value:
-            yield f"{value} and {name}={getattr(config, name)}"
-    rows, asked = content.get("train_batch_size", "auto"), count * config.per_device_train_batch_size
-    asked *= config.gradient_accumulation_steps
-    if rows not in ("auto", asked):
-        yield f"train_batch_size {rows} and the {asked} rows of a step"
 
 
 Noun = TypeVar("Noun", Hardware, Plan)

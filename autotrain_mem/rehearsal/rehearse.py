@@ -116,7 +116,12 @@ def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: i
     # The rows that are made are there so often that there are enough for all processes.
     repeats = math.ceil(knobs.processes / PROCESSES_WITH_ROWS)
     rows = made(math.ceil(rows_of_a_step * REHEARSED_STEPS / repeats))
-    evaluated = made(math.ceil(_evaluated_rows(filled, knobs) / repeats)) if filled.is_evaluated else None
+    evaluated = None
+    if filled.is_evaluated:
+        # Enough for every batch; where completions are evaluated, a prompt makes a group of them.
+        group = getattr(filled.training, "num_generations_eval", None) or knobs.num_generations or 1
+        count = filled.training.per_device_eval_batch_size * EVALUATED_BATCHES * knobs.processes
+        evaluated = made(math.ceil(max(1, count // group) / repeats))
     draws_early = job.method_facts.builds_early
     if draws_early:
         rows, evaluated = _repeated(rows, repeats), _repeated(evaluated, repeats)
@@ -200,13 +205,6 @@ def _repeated(rows: Any, repeats: int) -> Any:
     if rows is None or repeats == 1:
         return rows
     return rows.select([*range(len(rows))] * repeats)
-
-
-def _evaluated_rows(filled: Configs, knobs: Knobs) -> int:
-    """Enough for every batch of an evaluation; where completions are evaluated, a prompt makes a group of them."""
-    group = getattr(filled.training, "num_generations_eval", None) or knobs.num_generations or 1
-    rows: int = filled.training.per_device_eval_batch_size * EVALUATED_BATCHES * knobs.processes
-    return max(1, rows // group)
 
 
 def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
