@@ -28,7 +28,7 @@ from autotrain_mem.machine.detect import nvml_session
 from autotrain_mem.machine.torch_child import NoAnswer, next_answer, torch_child
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.units import GIB, MIB, format_bytes
-from autotrain_mem.support.versions import installed_version
+from autotrain_mem.support.versions import installed_versions
 from autotrain_mem.types.experience import OtherProcess
 from autotrain_mem.types.hardware import Hardware
 
@@ -146,8 +146,7 @@ def _key(nvml: Any, hardware: Hardware, variables: Mapping[str, str]) -> dict[st
         "card": hardware.name,
         "compute_capability": list(hardware.compute_capability or ()),
         "driver": driver,
-        "torch": installed_version("torch"),
-        "bitsandbytes": installed_version("bitsandbytes"),
+        **installed_versions(("torch", "bitsandbytes")),
         "module_loading": variables.get("CUDA_MODULE_LOADING"),
     }
 

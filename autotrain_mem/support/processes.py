@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 from autotrain_mem.support.files import open_own
@@ -127,16 +127,6 @@ class Child:
                 raise self.death()
             answer: dict[str, Any] = json.loads(line)
             return answer
-
-    def messages(self) -> Iterator[dict[str, Any]]:
-        """Objects until the child ends well. Raises ChildDied when it ends otherwise."""
-        while True:
-            try:
-                yield self.receive()
-            except ChildDied as death:
-                if death.code == 0:
-                    return
-                raise
 
     def log_tail(self) -> str:
         """The last lines that the child printed; none where another thread has stopped it and closed its log."""

@@ -100,11 +100,6 @@ def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "_", name).lower()
 
 
-def installed_version(package: str) -> str | None:
-    """None where it is not installed."""
-    return installed_versions([package])[package]
-
-
 def untested(installed: Mapping[str, str | None]) -> list[str]:
     """Says of each package that is older or newer than what was tested what to do; nothing of one that is missing.
 

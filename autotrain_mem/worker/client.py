@@ -44,8 +44,7 @@ class Worker:
     Use it as a context manager. A worker that died or hung is replaced at the next question.
     """
 
-    def __init__(self, time_limit_seconds: float = TIME_LIMIT_SECONDS) -> None:
-        self._time_limit_seconds = time_limit_seconds
+    def __init__(self) -> None:
         # Ours, not the worker's: a process that is killed tidies nothing up. If it is ours, the worker does.
         self._scratch = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
         self._lock = threading.Lock()
@@ -180,14 +179,14 @@ class Worker:
             child = self._living()
             try:
                 child.send({"operation": operation, **codec.to_json(fields)})
-                while "progress" in (answer := child.receive(self._time_limit_seconds)):
+                while "progress" in (answer := child.receive(TIME_LIMIT_SECONDS)):
                     on_progress(codec.from_json(Counting, answer["progress"]))
             except ChildDied as death:
                 raise _died(operation, death) from death
             except ChildTimeout as timeout:
                 child.stop(0)
                 raise WorkerTimeoutError(
-                    f"The {operation} step took longer than {self._time_limit_seconds:.0f} s.",
+                    f"The {operation} step took longer than {TIME_LIMIT_SECONDS:.0f} s.",
                     hint="A very large dataset or model can: give --max_length N to skip counting tokens.",
                 ) from timeout
         if "error" in answer:

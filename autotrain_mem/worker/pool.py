@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from autotrain_mem.support.host import cores, host_memory
 from autotrain_mem.support.units import GIB
-from autotrain_mem.worker.client import TIME_LIMIT_SECONDS, Worker
+from autotrain_mem.worker.client import Worker
 
 T = TypeVar("T")
 
@@ -31,14 +31,13 @@ class Workers:
 
     Args:
         count: How many; None for as many as cores and memory allow, at most ``MOST`` and at least one.
-        time_limit_seconds: For each question.
     """
 
-    def __init__(self, count: int | None = None, time_limit_seconds: float = TIME_LIMIT_SECONDS) -> None:
+    def __init__(self, count: int | None = None) -> None:
         if count is None:
             room = host_memory().available_bytes // WORKER_BYTES
             count = max(1, min(MOST, room)) if cores() >= MOST else 1
-        self._hold(*(Worker(time_limit_seconds) for _ in range(count)))
+        self._hold(*(Worker() for _ in range(count)))
 
     @classmethod
     def holding(cls, *workers: Worker) -> Workers:

@@ -126,7 +126,7 @@ def test_what_was_measured_on_another_card_driver_or_torch_does_not_count(
     nvml.driver = "600.1"
     measured(CARD, Store(tmp_path), child.run)
     measured(replace(CARD, name="NVIDIA GeForce RTX 3090 Ti"), Store(tmp_path), child.run)
-    monkeypatch.setattr(measure, "installed_version", lambda package: "99.0")
+    monkeypatch.setattr(measure, "installed_versions", lambda packages: dict.fromkeys(packages, "99.0"))
     measured(CARD, Store(tmp_path), child.run)
     measured(CARD, Store(tmp_path), child.run, environment={"CUDA_MODULE_LOADING": "EAGER"})
     monkeypatch.setenv("CUDA_MODULE_LOADING", "EAGER")

@@ -23,6 +23,7 @@ from autotrain_mem.support import processes
 from autotrain_mem.support.errors import ModelNotFoundError, WorkerDiedError, WorkerTimeoutError
 from autotrain_mem.support.processes import ENDING_SIGNALS, LOG_TAIL_CHARACTERS, Child, ChildDied, ChildTimeout
 from autotrain_mem.types import Counting, Job
+from autotrain_mem.worker import client
 from autotrain_mem.worker.client import Worker
 
 SOON = 20.0
@@ -183,10 +184,7 @@ def test_a_child_that_ends_is_a_death_with_its_status_and_last_words_after_all_i
     child = make()
     for request in ({"do": "echo", "what": 1}, {"do": "echo", "what": 2}, {"do": "exit", "code": code}):
         child.send(request)
-    messages = child.messages()
-    assert [next(messages), next(messages)] == [{"said": 1}, {"said": 2}]
-    with pytest.raises(StopIteration if code == 0 else ChildDied):
-        next(messages)
+    assert [child.receive(SOON), child.receive(SOON)] == [{"said": 1}, {"said": 2}]
     death = death_of(child)
     assert (death.code, death.log_tail) == (code, "last words")
     assert not child.alive
@@ -304,7 +302,7 @@ def test_a_worker_that_is_killed_or_takes_too_long_says_so_and_the_next_question
         worker.rehearse(job, KNOBS, 16, (8, 0))
     killer.join()
     assert "host running out of memory" in caught.value.hint
-    monkeypatch.setattr(worker, "_time_limit_seconds", 2.0)  # enough to begin, not enough to import TRL
+    monkeypatch.setattr(client, "TIME_LIMIT_SECONDS", 2.0)  # enough to begin, not enough to import TRL
     with pytest.raises(WorkerTimeoutError, match="longer than 2 s"):
         worker.rehearse(job, KNOBS, 16, (8, 0))
     assert worker.pid != killed

@@ -32,7 +32,7 @@ from tests.forked import Forge
 class FakeWorker:
     """A worker that is asked by calling it."""
 
-    def __init__(self, time_limit_seconds: float) -> None:
+    def __init__(self) -> None:
         self.asked_by: list[int] = []
         self.over = threading.Event()
         self._lock = threading.Lock()
