@@ -23,6 +23,14 @@ from autotrain_mem.machine.health_findings import health_of
 from autotrain_mem.planning.accelerate_config import with_accelerate
 from autotrain_mem.planning.compare_cards import compare_cards
 from autotrain_mem.planning.follow_plan import check_subject, follow_plan
+from autotrain_mem.planning.lengths import (
+    OnCounting,
+    example_dataset,
+    lengths_to_estimate,
+    named_lengths,
+    reads_dataset,
+    row_length,
+)
 from autotrain_mem.planning.mixed_lengths import with_reason
 from autotrain_mem.planning.most import frontier_of, settled
 from autotrain_mem.planning.output_dir import output_dir, resumes, resumes_in_folder
@@ -31,14 +39,6 @@ from autotrain_mem.planning.predictions import Predictions, judge_trace
 from autotrain_mem.planning.preflight import check_preflight, check_room, examine
 from autotrain_mem.planning.rehearsals import Rehearsals
 from autotrain_mem.planning.request import PlanHints, rehearsals_for, resumed, with_plan
-from autotrain_mem.planning.row_lengths import (
-    OnCounting,
-    example_dataset,
-    lengths_to_estimate,
-    named_lengths,
-    reads_dataset,
-    row_length,
-)
 from autotrain_mem.planning.sweep import check_size, combinations, estimate_all
 from autotrain_mem.planning.wish import Wish, check_launch
 from autotrain_mem.report.page.content import page_of
@@ -54,7 +54,7 @@ from autotrain_mem.run.report_file import (
 )
 from autotrain_mem.run.report_material import keep_for_report, material_of
 from autotrain_mem.run.supervised import SupervisedRun
-from autotrain_mem.search.ladder import check_forbid
+from autotrain_mem.search.levels import check_forbid
 from autotrain_mem.settings.levers import LEVERS, SMALLER_IMAGES
 from autotrain_mem.settings.words import MOST, RESTARTS
 from autotrain_mem.support.errors import UsageError
@@ -66,10 +66,10 @@ from autotrain_mem.training.run_folder import RunFolder, hold_folder, is_under_w
 from autotrain_mem.types import Candidate, Estimate, Hardware, Plan, Report
 from autotrain_mem.types.autofit import AutoFit
 from autotrain_mem.types.experience import Experience
+from autotrain_mem.types.findings import Health
 from autotrain_mem.types.gpu_comparison import Cards, Frontier
 from autotrain_mem.types.hardware import ASSUMED_CAPABILITY
 from autotrain_mem.types.page import Page
-from autotrain_mem.types.preflight import Health
 from autotrain_mem.worker.client import Worker
 from autotrain_mem.worker.pool import Workers
 

@@ -11,8 +11,8 @@ from autotrain_mem import api
 from autotrain_mem.support.errors import RehearsalError, UsageError
 from autotrain_mem.support.units import GIB
 from autotrain_mem.types import Block, DataProfile, Fingerprint, Hardware, Job, Knobs, Owner, Phase, Trace, Workload
+from autotrain_mem.types.findings import Preflight
 from autotrain_mem.types.model import ModelFacts
-from autotrain_mem.types.preflight import Preflight
 from autotrain_mem.types.work import Kind, Work
 
 

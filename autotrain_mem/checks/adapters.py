@@ -15,7 +15,7 @@ from autotrain_mem.checks.model_files import model_without_weights
 from autotrain_mem.checks.preflight_checks import Setup
 from autotrain_mem.methods.configs import has_experts, peft_config, trusts_remote_code
 from autotrain_mem.types import Job
-from autotrain_mem.types.preflight import Finding, Problems
+from autotrain_mem.types.findings import Finding, Problems
 
 NAMED_AT_MOST = 12
 """Kinds of modules that an error lists; a transformer layer has seven."""

@@ -15,8 +15,8 @@ from autotrain_mem.settings.trl_parser import actions_of, flags_of, read_given, 
 from autotrain_mem.settings.words import MOST
 from autotrain_mem.support.errors import MissingExtraError
 from autotrain_mem.types import Knobs
+from autotrain_mem.types.findings import refuse
 from autotrain_mem.types.methods_table import METHODS
-from autotrain_mem.types.preflight import refuse
 
 _ALIASES = {"activation_checkpointing": "gradient_checkpointing"}
 """transformers 5.23 renames the flag; TRL's configs and this project still use the old name."""

@@ -16,8 +16,8 @@ from autotrain_mem.settings.optimizer_verdicts import OPTIMIZERS_OF_BITSANDBYTES
 from autotrain_mem.support.versions import has_rocm_library
 from autotrain_mem.trainers.pretrained import FAMILIES
 from autotrain_mem.types import Job
+from autotrain_mem.types.findings import Finding, Problems
 from autotrain_mem.types.hardware import Capability
-from autotrain_mem.types.preflight import Finding, Problems
 
 
 def quantization(subject: ModelOnCard) -> Problems:

@@ -18,8 +18,8 @@ from autotrain_mem.settings.levers import EXPANDABLE, LEVERS
 from autotrain_mem.settings.optimizer_verdicts import is_projecting, package_of, why_refused
 from autotrain_mem.settings.words import AUTO, MAX_LENGTH, is_wish
 from autotrain_mem.trainers.host_optimizer import SUPPORTED as OFFLOADED
+from autotrain_mem.types.findings import Finding, Problems
 from autotrain_mem.types.methods_table import METHODS
-from autotrain_mem.types.preflight import Finding, Problems
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ from autotrain_mem.checks.preflight_checks import Setup
 from autotrain_mem.methods.configs import Configs
 from autotrain_mem.settings.flag_verdicts import FlagGroup, Verdict, group_of
 from autotrain_mem.settings.optimizer_verdicts import is_projecting
-from autotrain_mem.types.preflight import Finding, Problems
+from autotrain_mem.types.findings import Finding, Problems
 
 
 def idle(setup: Setup) -> Problems:

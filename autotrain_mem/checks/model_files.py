@@ -14,6 +14,7 @@ from autotrain_mem.support.sources import check_model_folder, saved_model
 from autotrain_mem.trainers.pretrained import load_config
 from autotrain_mem.trainers.script_call import model_of
 from autotrain_mem.types import Job
+from autotrain_mem.types.findings import Download
 from autotrain_mem.types.hardware import Capability
 from autotrain_mem.types.methods_table import (
     OTHER_MODEL_ARGUMENTS,
@@ -21,7 +22,6 @@ from autotrain_mem.types.methods_table import (
     TEACHER_ARGUMENTS,
     MethodFacts,
 )
-from autotrain_mem.types.preflight import Download
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

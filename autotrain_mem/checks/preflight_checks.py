@@ -24,8 +24,8 @@ from autotrain_mem.support.errors import AutofitError, DatasetError
 from autotrain_mem.support.host import NVME, OPTIMIZER, missing_to_compile
 from autotrain_mem.trainers.script_call import keyword_of
 from autotrain_mem.types import Job
+from autotrain_mem.types.findings import Finding, Problems
 from autotrain_mem.types.hardware import AMPERE, Capability, lacks_bf16
-from autotrain_mem.types.preflight import Finding, Problems
 
 UNFORESEEN = (Exception,)
 """A tokenizer, a template or a model's own code may raise anything; the rehearsal that follows will say what."""

@@ -13,12 +13,12 @@ from typing import Any
 from autotrain_mem.checks.flags import Flags
 from autotrain_mem.checks.model_files import ModelOnCard
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.search.shared_tokens import WAYS, SharedTokens
+from autotrain_mem.search.shardings import WAYS, SharedTokens
 from autotrain_mem.settings.knobs import BASE_BITS, ZEROS
 from autotrain_mem.settings.levers import LADDER
 from autotrain_mem.settings.own import SHARE_TOKENS
+from autotrain_mem.types.findings import Problems
 from autotrain_mem.types.methods_table import METHODS
-from autotrain_mem.types.preflight import Problems
 
 FSDP2 = ("fsdp2-no-reshard", "fsdp2", "hsdp")
 FSDP = (*FSDP2, "fsdp1")

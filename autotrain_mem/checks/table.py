@@ -18,7 +18,7 @@ from autotrain_mem.checks import (
 from autotrain_mem.checks.flags import Flags
 from autotrain_mem.checks.model_files import ModelOnCard
 from autotrain_mem.checks.preflight_checks import Setup
-from autotrain_mem.types.preflight import Check
+from autotrain_mem.types.findings import Check
 
 FLAGS: tuple[Check[Flags], ...] = (
     flags.device,

@@ -17,8 +17,8 @@ from autotrain_mem.methods.configs import OF_WORKERS, on_cpu, read_config, undiv
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.settings.adapter_config import PEFT_CONFIG
 from autotrain_mem.support.errors import ModelNotFoundError, UsageError
+from autotrain_mem.types.findings import Finding, Problems
 from autotrain_mem.types.methods_table import METHODS
-from autotrain_mem.types.preflight import Finding, Problems
 
 
 def data_workers(flags: Flags) -> Problems:

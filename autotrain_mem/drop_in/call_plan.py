@@ -25,7 +25,7 @@ from autotrain_mem.planning.request import read_plan
 from autotrain_mem.planning.wish import Wish
 from autotrain_mem.report.first_screen import first_screen
 from autotrain_mem.report.terminal import Console, SearchProgress
-from autotrain_mem.search.ladder import check_forbid
+from autotrain_mem.search.levels import check_forbid
 from autotrain_mem.settings.knobs import BASE_BITS, ROWS, STEPS
 from autotrain_mem.settings.levers import EXPANDABLE
 from autotrain_mem.settings.words import MAX_LENGTH

@@ -11,8 +11,8 @@ from autotrain_mem.machine.usable import OLDEST_DRIVERS, install_torch
 from autotrain_mem.support.units import GIB, MIB, format_bytes
 from autotrain_mem.support.versions import TESTED, version_of
 from autotrain_mem.types import Hardware
+from autotrain_mem.types.findings import Condition, Health, Soundness
 from autotrain_mem.types.hardware import TURING, lacks_bf16
-from autotrain_mem.types.preflight import Condition, Health, Soundness
 
 LEAST_SHARED_BYTES = 1 * GIB
 """Of /dev/shm: data loader workers pass batches through it, and NCCL needs 33 MB a GPU at least (NCCL User Guide,

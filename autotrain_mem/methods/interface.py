@@ -16,8 +16,8 @@ from autotrain_mem.methods.row_lengths import RowLengths
 from autotrain_mem.methods.worst_case_text import EditRows
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import Job, Knobs
+from autotrain_mem.types.findings import Finding
 from autotrain_mem.types.methods_table import METHODS, MethodFacts
-from autotrain_mem.types.preflight import Finding
 
 
 class Basis(StrEnum):

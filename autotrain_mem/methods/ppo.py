@@ -20,7 +20,7 @@ from autotrain_mem.methods.row_lengths import RowLengths, list_lengths
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, PADDING_TOKEN, EditRows
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import Job, Knobs
-from autotrain_mem.types.preflight import Finding
+from autotrain_mem.types.findings import Finding
 
 takes_model_name = False
 is_evaluated = False

@@ -10,7 +10,7 @@ from autotrain_mem.methods.dpo import LLAMAFACTORY_PAIR_ROWS, LLAMAFACTORY_PAIRS
 from autotrain_mem.methods.interface import AxolotlFacts, Basis, LlamaFactoryFacts
 from autotrain_mem.methods.row_lengths import RowLengths, list_lengths, pair_lengths, smallest_model
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, EditRows, shorten_last_rejected
-from autotrain_mem.types.preflight import Finding
+from autotrain_mem.types.findings import Finding
 
 joins_sides = True
 axolotl = AxolotlFacts(

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from autotrain_mem.machine.prices import price_of
+from autotrain_mem.planning.lengths import Lengths
 from autotrain_mem.planning.limits import limits_of, optimizer_steps
 from autotrain_mem.planning.most import question_of
 from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.rehearsals import Rehearsals
-from autotrain_mem.planning.row_lengths import Lengths
-from autotrain_mem.search.most import find_most
+from autotrain_mem.search.largest import find_most
 from autotrain_mem.search.search import NO_LIMITS, Found, climb, make_memo
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import Candidate, Footprint, Hardware

@@ -14,13 +14,13 @@ from typing import Any
 from autotrain_mem.allocator.settings import environment_setting
 from autotrain_mem.machine.catalog import recognise
 from autotrain_mem.machine.detect import CHOOSE_CARDS
+from autotrain_mem.planning.for_processes import ROWS, STEPS, changes, ways_to_share
 from autotrain_mem.planning.kept_answers import UNSEEN
+from autotrain_mem.planning.lengths import Lengths, row_length
 from autotrain_mem.planning.plan import make_plan
 from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.rehearsals import Rehearsals
-from autotrain_mem.planning.row_lengths import Lengths, row_length
-from autotrain_mem.planning.shared_otherwise import ROWS, STEPS, changes, ways_to_share
-from autotrain_mem.search.ladder import FURTHEST, check_forbid, lever_name
+from autotrain_mem.search.levels import FURTHEST, check_forbid, lever_name
 from autotrain_mem.search.nearest import budget_line, needs_line
 from autotrain_mem.search.precision import precise_for
 from autotrain_mem.search.search import Found

@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from autotrain_mem.planning.lengths import Lengths
 from autotrain_mem.planning.rehearsals import Rehearsals
-from autotrain_mem.planning.row_lengths import Lengths
 from autotrain_mem.settings.words import EPOCHS
 from autotrain_mem.support.errors import LimitError, UsageError
 from autotrain_mem.support.units import brief, duration, money

@@ -10,8 +10,8 @@ from autotrain_mem.estimator.mixed_steps import DrawnBatches, Rehearsed, drawn_b
 from autotrain_mem.estimator.step_parts import UnclearStepsError, step_parts
 from autotrain_mem.estimator.vllm_share import sleeps
 from autotrain_mem.methods.interface import method_of
+from autotrain_mem.planning.lengths import Lengths, row_length
 from autotrain_mem.planning.rehearsals import Rehearsals
-from autotrain_mem.planning.row_lengths import Lengths, row_length
 from autotrain_mem.types import Estimate, Job, Knobs, MemoryEstimate, Trace
 from autotrain_mem.types.estimate import MixedLengths, ReservedByOrder, ReservedOverSteps
 

@@ -14,12 +14,12 @@ from functools import cache
 from math import gcd, lcm
 
 from autotrain_mem.methods.interface import method_of
+from autotrain_mem.planning.lengths import PROMPT_UNKNOWN, Lengths
 from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.rehearsals import Rehearsals
-from autotrain_mem.planning.row_lengths import PROMPT_UNKNOWN, Lengths
 from autotrain_mem.search.division import GROUP, SMALLEST_GROUP, divisors
+from autotrain_mem.search.largest import Border, Question, answering, find_border
 from autotrain_mem.search.levels import COARSE_FROM, COARSE_GRID, FINE_GRID, SHORTEST
-from autotrain_mem.search.most import Border, Question, answering, find_border
 from autotrain_mem.search.search import make_memo
 from autotrain_mem.search.space import Space
 from autotrain_mem.settings.knobs import ROWS, STEPS

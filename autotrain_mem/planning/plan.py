@@ -7,19 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 from autotrain_mem.allocator.settings import environment_setting
+from autotrain_mem.planning.lengths import Lengths, row_length
 from autotrain_mem.planning.limits import limits_of, optimizer_steps
 from autotrain_mem.planning.most import question_of
 from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.rehearsals import Rehearsals
-from autotrain_mem.planning.row_lengths import Lengths, row_length
 from autotrain_mem.planning.shared_tokens import with_shared_tokens
 from autotrain_mem.planning.smaller_images import Searched, with_smaller_images
 from autotrain_mem.planning.suggestions import with_other_methods
 from autotrain_mem.planning.vllm_server import check_colocated, vllm_server
-from autotrain_mem.search.advice import advice, questions
-from autotrain_mem.search.most import search_most
+from autotrain_mem.search.advice import FLASH_ATTENTION, advice, context_cut, proposals, questions
+from autotrain_mem.search.largest import search_most
 from autotrain_mem.search.precision import why_fp16
-from autotrain_mem.search.proposals import FLASH_ATTENTION, context_cut, proposals
 from autotrain_mem.search.search import NO_LIMITS, Found, search
 from autotrain_mem.settings.knobs import ROWS, STEPS
 from autotrain_mem.support.errors import DoesNotFitError

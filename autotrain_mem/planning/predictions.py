@@ -15,9 +15,9 @@ from autotrain_mem.estimator.step_time import shared_work, step_time
 from autotrain_mem.estimator.vllm_share import estimate_while_awake, with_sleep
 from autotrain_mem.machine.host_requirements import ITEM_BYTES
 from autotrain_mem.planning.kept_answers import job_key
+from autotrain_mem.planning.lengths import Lengths, as_rehearsed, padded_share, row_length, row_tokens
 from autotrain_mem.planning.mixed_lengths import batches_of, exceeds, replayed, with_mixed_lengths
 from autotrain_mem.planning.rehearsals import Rehearsals
-from autotrain_mem.planning.row_lengths import Lengths, as_rehearsed, padded_share, row_length, row_tokens
 from autotrain_mem.planning.suggestions import would_fit
 from autotrain_mem.settings.levers import SWITCHES
 from autotrain_mem.support import codec

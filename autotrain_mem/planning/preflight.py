@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 
 from autotrain_mem.machine.host_requirements import Load, room_findings
 from autotrain_mem.planning.kept_answers import answered
+from autotrain_mem.planning.lengths import Lengths, OnCounting, reads_dataset
 from autotrain_mem.planning.output_dir import output_dir
 from autotrain_mem.planning.rehearsals import Rehearsals
-from autotrain_mem.planning.row_lengths import Lengths, OnCounting, reads_dataset
 from autotrain_mem.settings.knobs import BASE_BITS
 from autotrain_mem.settings.levers import OFFLOADING
 from autotrain_mem.settings.own import OF_DEEPSPEED
 from autotrain_mem.support.errors import DatasetNotFoundError
 from autotrain_mem.types import Estimate
-from autotrain_mem.types.preflight import Finding, Preflight, settle
+from autotrain_mem.types.findings import Finding, Preflight, settle
 
 _OUT_OF_REACH = DatasetNotFoundError.__name__
 
@@ -42,7 +42,7 @@ def check_preflight(
         reads_data: False where planning does without the data.
 
     Raises:
-        AutofitError: all errors as one, see :func:`autotrain_mem.types.preflight.settle`.
+        AutofitError: all errors as one, see :func:`autotrain_mem.types.findings.settle`.
     """
     job, on_cpu = rehearsals.job, simulate or rehearsals.hardware.origin == "cpu"
     capability = rehearsals.hardware.capability

@@ -10,7 +10,7 @@ from autotrain_mem.planning.calibration import Correction
 from autotrain_mem.planning.card import Card, absent_from
 from autotrain_mem.planning.for_processes import for_processes
 from autotrain_mem.planning.kept_answers import NOWHERE, LastTraces, answered
-from autotrain_mem.planning.row_lengths import (
+from autotrain_mem.planning.lengths import (
     Lengths,
     OnCounting,
     as_rehearsed,

@@ -10,12 +10,11 @@ from pathlib import Path
 from autotrain_mem.machine.choose import choose
 from autotrain_mem.machine.prices import prices
 from autotrain_mem.planning.accelerate_config import launch_warnings, with_accelerate
-from autotrain_mem.planning.for_processes import for_processes
+from autotrain_mem.planning.for_processes import arguments_of, autofit_of, for_processes, is_shared_otherwise
 from autotrain_mem.planning.kept_answers import parsed
 from autotrain_mem.planning.output_dir import RESUME
 from autotrain_mem.planning.peft_config import with_peft_config
 from autotrain_mem.planning.rehearsals import Rehearsals
-from autotrain_mem.planning.shared_otherwise import arguments_of, autofit_of, is_shared_otherwise
 from autotrain_mem.planning.vllm_server import gpus_served_here
 from autotrain_mem.planning.wish import Wish, check_launch, no_model
 from autotrain_mem.support.errors import PlanFileError, UsageError

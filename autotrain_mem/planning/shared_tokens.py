@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from autotrain_mem.planning.lengths import Lengths
 from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.rehearsals import Rehearsals
-from autotrain_mem.planning.row_lengths import Lengths
 from autotrain_mem.search.levels import LEVELS
 from autotrain_mem.search.search import Found, Limits, find
-from autotrain_mem.search.shared_tokens import SharedTokens, degrees, way_of
+from autotrain_mem.search.shardings import SharedTokens, degrees, way_of
 from autotrain_mem.search.space import Space
 from autotrain_mem.settings.levers import LEVERS
 from autotrain_mem.support.errors import RehearsalError

@@ -6,11 +6,10 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from autotrain_mem.planning.lengths import Lengths
 from autotrain_mem.planning.rehearsals import Rehearsals
-from autotrain_mem.planning.row_lengths import Lengths
 from autotrain_mem.search.changes import against
-from autotrain_mem.search.ladder import allowed
-from autotrain_mem.search.levels import SHORTER_ROWS, SMALLER_IMAGES_LEVEL
+from autotrain_mem.search.levels import SHORTER_ROWS, SMALLER_IMAGES_LEVEL, allowed
 from autotrain_mem.search.search import Found
 from autotrain_mem.settings.levers import LEVERS, SMALLER_IMAGES
 from autotrain_mem.support.errors import DoesNotFitError

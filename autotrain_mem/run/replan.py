@@ -15,7 +15,7 @@ from typing import Any
 from autotrain_mem.machine.detect import free_bytes
 from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.rehearsals import Rehearsals
-from autotrain_mem.search.ladder import allowed
+from autotrain_mem.search.levels import allowed
 from autotrain_mem.search.memo import Memo
 from autotrain_mem.search.nearest import confirmed, suggestion
 from autotrain_mem.search.search import find

@@ -15,8 +15,8 @@ from autotrain_mem.estimator.timeline import make_timeline
 from autotrain_mem.machine.catalog import catalog
 from autotrain_mem.machine.prices import listed_prices
 from autotrain_mem.planning.kept_answers import job_key
+from autotrain_mem.planning.lengths import Lengths
 from autotrain_mem.planning.rehearsals import Rehearsals
-from autotrain_mem.planning.row_lengths import Lengths
 from autotrain_mem.report.formatting import command_of
 from autotrain_mem.report.run_history import read_history
 from autotrain_mem.support import codec

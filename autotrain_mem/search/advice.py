@@ -1,4 +1,8 @@
-"""Lists what a plan leaves to the user: questions where more harm is much faster, and advice on given settings."""
+"""Lists what a plan leaves to the user: questions where more harm is much faster, and advice on given settings.
+
+Proposals say what would pay and a plan may not do by itself: it changes the rows of a batch, their order or their end.
+Padding-free batches of the same rows come with packing: TRL truncates no rows for ``--padding_free`` alone.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,8 @@ from autotrain_mem.search.levels import LEVELS, SHORTER_ROWS
 from autotrain_mem.search.precision import loses_updates
 from autotrain_mem.settings.adapter_config import LORA, kind_of
 from autotrain_mem.settings.levers import KEEPS_UPDATES, LADDER, LOST_ABOVE, ROUNDING, USUAL_WEIGHT, is_pulled
-from autotrain_mem.types import Candidate, Harm, Job, Knobs, Proposal
+from autotrain_mem.types import Candidate, DataProfile, Harm, Job, Knobs, Proposal
+from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.model import ModelFacts
 
 MUCH_FASTER = 1.25
@@ -97,3 +102,119 @@ def _lost_updates(job: Job, knobs: Knobs) -> Iterator[Proposal]:
         f"{rate * LOST_ABOVE:.2g} as it was, and most are about {USUAL_WEIGHT:g}; float32 weights keep them, and so "
         f"does --optim {KEEPS_UPDATES}, which sums up what is lost (Kahan summation; pip install torch-optimi)",
     )
+
+
+PADDING_PAYS = 0.1
+"""Share of what a step computes that has to be saved: less than that is within the error of a predicted step time, and
+not worth other batches."""
+WORST_BATCH_PAYS = 0.2
+"""By how much the worst batch has to shrink: from 4 rows on, that is room for another row."""
+SHARES = (0.999, 0.99)
+"""Percentiles of the rows that are proposed as ``max_length``, the gentlest first."""
+
+FLASH_ATTENTION = (
+    *("flash_attention_2", "flash_attention_3", "kernels-community/flash-attn2", "kernels-community/flash-attn3"),
+    "kernels-community/vllm-flash-attn3",
+)
+"""With any other attention TRL warns that packed rows may see each other (trl/trainer/sft_trainer.py:
+FLASH_ATTENTION_VARIANTS)."""
+
+MEGA_BATCHES = 50
+"""Optimizer steps that are sorted together (transformers/trainer_pt_utils.py: get_length_grouped_indices)."""
+
+
+def proposals(profile: DataProfile, knobs: Knobs, job: Job, *, flash_attention: str | None) -> tuple[Proposal, ...]:
+    """Lists what to propose beside a plan; nothing that the user has decided already.
+
+    Args:
+        profile: Of the job's data.
+        knobs: The plan's.
+        flash_attention: The implementation that this card, dtype and model can use, one of :data:`FLASH_ATTENTION`;
+            None where there is none.
+    """
+    if job.is_online or knobs.packing:
+        return ()
+    offers = [*_shorter(profile, knobs, job)]
+    padding = profile.padding_fraction(knobs.per_device_train_batch_size, knobs.max_length)
+    if job.method_facts.is_packable and padding >= PADDING_PAYS:
+        offers = [
+            *_packing(profile, knobs, job, flash_attention, padding),
+            *_grouping(profile, knobs, job, padding),
+            *offers,
+        ]
+    return tuple(offers)
+
+
+def context_cut(profile: DataProfile, context_length: int | None, method: str) -> str | None:
+    """Says what the model's context takes of the data where ``max_length`` is asked for beyond it; None if nothing."""
+    rows = profile.truncated_rows(context_length)
+    if not rows or context_length is None:
+        return None
+    noun, lost = METHODS[method].row_noun, "drops them, with" if profile.drops else "cuts"
+    tokens = profile.truncated_tokens_fraction(context_length)
+    return (
+        f"{rows:,} of {profile.rows:,} {noun} ({_percent(rows / profile.rows)}) are longer than the model's context of "
+        f"{context_length:,} tokens, the longest {profile.longest:,}: that {lost} {_percent(tokens)} of all tokens"
+    )
+
+
+def _packing(
+    profile: DataProfile, knobs: Knobs, job: Job, flash_attention: str | None, padding: float
+) -> Iterator[Proposal]:
+    if flash_attention is None or knobs.max_length is None or {"packing", "padding_free"} & set(job.arguments):
+        return
+    in_use = job.arguments.get("attn_implementation") in FLASH_ATTENTION
+    flags = "--packing" if in_use else f"--packing --attn_implementation {flash_attention}"
+    rows = knobs.max_length / (profile.kept_tokens(knobs.max_length) / profile.rows)
+    step = knobs.effective_batch_size
+    yield Proposal(
+        flags=flags,
+        why=f"{_percent(padding)} of what a step computes is padding, and packed blocks have none; a block of "
+        f"{knobs.max_length} tokens holds {rows:.1f} rows on average, so a step trains on about {rows * step:.0f} rows "
+        f"in place of {step}",
+    )
+
+
+def _grouping(profile: DataProfile, knobs: Knobs, job: Job, padding: float) -> Iterator[Proposal]:
+    left = _grouped_padding(profile, knobs)
+    if "train_sampling_strategy" in job.arguments or padding - left < PADDING_PAYS:
+        return
+    yield Proposal(
+        flags="--train_sampling_strategy group_by_length",
+        why=f"{_percent(padding)} of what a step computes is padding; rows of like length in one batch leave about "
+        f"{_percent(left)}, in another order",
+    )
+
+
+def _grouped_padding(profile: DataProfile, knobs: Knobs) -> float:
+    """About how much padding is left: each batch is padded to the upper end of its slice of the sorted lengths."""
+    steps = min(MEGA_BATCHES, profile.rows // (knobs.effective_batch_size * 4)) or 1
+    slices = min(MEGA_BATCHES, steps * knobs.gradient_accumulation_steps)
+    limit = knobs.max_length or profile.longest
+    ends = [min(limit, profile.percentile((index + 1) / slices)) for index in range(slices - 1)]
+    ends.append(round(profile.expected_longest(steps * knobs.effective_batch_size, limit)))
+    return max(0.0, 1 - profile.kept_tokens(limit) / profile.rows / (sum(ends) / len(ends)))
+
+
+def _shorter(profile: DataProfile, knobs: Knobs, job: Job) -> Iterator[Proposal]:
+    """The gentlest percentile by which the worst batch gets so much smaller that it pays."""
+    if job.method_facts.long_rows == "kept":
+        return
+    planned = min(knobs.max_length or profile.longest, max(profile.longest, profile.longest_evaluated))
+    for share in SHARES:
+        length = profile.percentile(share)
+        if job.pins_length or length > (1 - WORST_BATCH_PAYS) * planned:
+            continue
+        rows, tokens = profile.truncated_rows(length), profile.truncated_tokens_fraction(length)
+        verb, noun = "drops" if profile.drops else "cuts", job.method_facts.row_noun
+        yield Proposal(
+            flags=f"--max_length p{100 * share:g}",
+            why=f"the worst batch gets {_percent(1 - length / planned)} smaller, {length} tokens a row in place of "
+            f"{planned}; that {verb} {rows:,} of {profile.rows:,} {noun}, {_percent(tokens)} of the tokens",
+        )
+        return
+
+
+def _percent(share: float) -> str:
+    """``38 %``, ``0.019 %``: two digits that count."""
+    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"

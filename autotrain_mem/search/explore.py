@@ -13,9 +13,9 @@ from itertools import pairwise
 
 from autotrain_mem.search.guess import LEEWAY, between, may_fit, may_fit_at_once, promise
 from autotrain_mem.search.levels import Level, levels
-from autotrain_mem.search.memo import Memo
-from autotrain_mem.search.points import (
+from autotrain_mem.search.memo import (
     Line,
+    Memo,
     at,
     eased,
     least_demanding,

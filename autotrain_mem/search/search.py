@@ -9,11 +9,9 @@ from typing import Protocol
 
 from autotrain_mem.search.changes import changes
 from autotrain_mem.search.explore import TIE, best_of
-from autotrain_mem.search.ladder import allowed
-from autotrain_mem.search.levels import Level, levels
-from autotrain_mem.search.memo import Memo, OnAttempt, Predictor
+from autotrain_mem.search.levels import Level, allowed, levels
+from autotrain_mem.search.memo import Memo, OnAttempt, Predictor, floors_of, least_demanding
 from autotrain_mem.search.nearest import does_not_fit
-from autotrain_mem.search.points import floors_of, least_demanding
 from autotrain_mem.search.space import Space
 from autotrain_mem.settings.levers import EXPANDABLE, LEVERS
 from autotrain_mem.support.errors import PlanError

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from autotrain_mem.search.memo import Memo
-from autotrain_mem.search.points import Line
+from autotrain_mem.search.memo import Line, Memo
 from autotrain_mem.search.shardings import SAVES
 from autotrain_mem.settings.knobs import BASE_BITS
 from autotrain_mem.settings.levers import EIGHT_BIT, LEVERS, NESTED_QUANT, SLOWING

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from autotrain_mem.support.errors import DatasetFormatError, EmptyDatasetError, TrainingError
-from autotrain_mem.types.preflight import Finding, settle
+from autotrain_mem.types.findings import Finding, settle
 
 SHARDING = ("deepspeed", "fsdp", "parallelism_config")
 """Arguments that TRL's PPOTrainer takes and never hands to its accelerator (``ppo_trainer.py: __init__``)."""

@@ -13,9 +13,9 @@ from autotrain_mem.support import codec, errors
 from autotrain_mem.support.errors import WorkerDiedError, WorkerTimeoutError
 from autotrain_mem.support.processes import Child, ChildDied, ChildTimeout
 from autotrain_mem.types import Counting, DataProfile, Fingerprint, Job, Knobs, Trace
+from autotrain_mem.types.findings import Preflight
 from autotrain_mem.types.hardware import Capability
 from autotrain_mem.types.model import ModelFacts
-from autotrain_mem.types.preflight import Preflight
 
 HIDDEN_CUDA = {
     "CUDA_VISIBLE_DEVICES": "",

@@ -27,9 +27,9 @@ from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.processes import Channel
 from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.types import Job, Knobs, Trace
+from autotrain_mem.types.findings import Preflight
 from autotrain_mem.types.hardware import Capability
 from autotrain_mem.types.model import ModelFacts
-from autotrain_mem.types.preflight import Preflight
 from autotrain_mem.worker.client import PREFIX, SCRATCH
 from autotrain_mem.worker.user_errors import failure, passed_on
 
@@ -60,7 +60,7 @@ def describe(job: Job, compute_capability: Capability) -> ModelFacts:
     from autotrain_mem.rehearsal.model.truncated_depth import pattern_of
     from autotrain_mem.trainers.model_support import checkpoint_quantization
     from autotrain_mem.trainers.pretrained import FAMILIES, pixel_steps
-    from autotrain_mem.types.preflight import refuse
+    from autotrain_mem.types.findings import refuse
 
     config = read_config(job)
     refuse(table.MODEL, ModelOnCard(job=job, config=config, compute_capability=compute_capability))
@@ -102,7 +102,7 @@ def check(job: Job) -> None:
     """Refuses a job that lacks what training needs beside a device, weights and data."""
     from autotrain_mem.checks import table
     from autotrain_mem.checks.flags import Flags
-    from autotrain_mem.types.preflight import refuse
+    from autotrain_mem.types.findings import refuse
 
     refuse(table.TRAINING, Flags(method=job.method, given=job.arguments))
 
@@ -114,7 +114,7 @@ def preflight(
     from autotrain_mem.checks import table
     from autotrain_mem.checks.model_files import download, item_bytes, parameters_on_disk, read_config
     from autotrain_mem.checks.preflight_checks import UNFORESEEN, setup_of
-    from autotrain_mem.types.preflight import collect
+    from autotrain_mem.types.findings import collect
 
     config = read_config(job)
     facts = {"to_train": to_train, "on_cpu": on_cpu, "reads_data": reads_data}

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from autotrain_mem.planning.lengths import Lengths
 from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.rehearsals import Rehearsals
-from autotrain_mem.planning.row_lengths import Lengths
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.versions import OURS, content_digest
 from autotrain_mem.types import Estimate, Footprint, Knobs

@@ -12,7 +12,7 @@ from autotrain_mem.checks.model_files import ModelOnCard
 from autotrain_mem.checks.preflight_checks import UNFORESEEN, setup_of
 from autotrain_mem.trainers.pretrained import load_config
 from autotrain_mem.types import Job
-from autotrain_mem.types.preflight import collect
+from autotrain_mem.types.findings import collect
 
 Folder = Callable[[str], pathlib.Path]
 EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]

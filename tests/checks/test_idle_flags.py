@@ -11,8 +11,8 @@ from autotrain_mem.checks import idle_flags, preflight_checks
 from autotrain_mem.checks.preflight_checks import setup_of
 from autotrain_mem.trainers.pretrained import load_config
 from autotrain_mem.types import Job
+from autotrain_mem.types.findings import collect
 from autotrain_mem.types.job import PythonCall
-from autotrain_mem.types.preflight import collect
 
 pytestmark = pytest.mark.newest
 

@@ -17,7 +17,7 @@ from autotrain_mem.checks.preflight_checks import UNFORESEEN, Setup, setup_of
 from autotrain_mem.cli import word_problems
 from autotrain_mem.trainers.pretrained import load_config
 from autotrain_mem.types import Job
-from autotrain_mem.types.preflight import Finding, collect
+from autotrain_mem.types.findings import Finding, collect
 
 Folder = Callable[[str], pathlib.Path]
 

@@ -13,7 +13,7 @@ from autotrain_mem.search.levels import levels
 from autotrain_mem.search.shardings import shared
 from autotrain_mem.support import codec
 from autotrain_mem.types import Job
-from autotrain_mem.types.preflight import collect
+from autotrain_mem.types.findings import collect
 from tests.search.synthetic_memory import ONLINE, PPO, TRL, space_of
 
 

@@ -18,7 +18,7 @@ from autotrain_mem.machine.health_findings import health_of
 from autotrain_mem.report.machine_view import private_free, summary
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.support.versions import TESTED, untested, version_of
-from autotrain_mem.types.preflight import Condition, Soundness
+from autotrain_mem.types.findings import Condition, Soundness
 
 ROOT = Path(__file__).parent.parent.parent
 CARD = replace(named("rtx4090"), origin="detected", uuid="GPU-1")

@@ -14,7 +14,7 @@ from autotrain_mem.support.errors import HostMemoryError, OutputFolderError
 from autotrain_mem.support.host import HostMemory
 from autotrain_mem.support.units import GIB
 from autotrain_mem.types import Job, MemoryEstimate, Phase
-from autotrain_mem.types.preflight import Download, Finding, settle
+from autotrain_mem.types.findings import Download, Finding, settle
 
 BILLIONS = 1_000_000_000
 PLENTY = 10_000 * GIB

@@ -13,7 +13,7 @@ from autotrain_mem.checks.flags import Flags
 from autotrain_mem.methods import online_dpo
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.support.errors import AutofitError, DatasetFormatError, ModelNotFoundError
-from autotrain_mem.types.preflight import refuse
+from autotrain_mem.types.findings import refuse
 
 pytestmark = pytest.mark.newest
 Folder = Callable[[str], pathlib.Path]

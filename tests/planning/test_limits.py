@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from autotrain_mem import api
+from autotrain_mem.planning.lengths import lengths_to_estimate
 from autotrain_mem.planning.limits import limits_of
-from autotrain_mem.planning.row_lengths import lengths_to_estimate
 from autotrain_mem.report.plan_view import passed_over
 from autotrain_mem.support.errors import LimitError, UsageError
 from autotrain_mem.types import Job, Plan

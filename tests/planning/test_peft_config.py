@@ -12,7 +12,7 @@ from autotrain_mem.planning.peft_config import with_peft_config
 from autotrain_mem.planning.wish import Wish
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types.autofit import AutoFit
-from autotrain_mem.types.preflight import collect
+from autotrain_mem.types.findings import collect
 
 VERA = {"peft_type": "VERA", "r": 256, "inference_mode": True}
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic_memory import LinearMemory, found_or_none, space_of
 
-from autotrain_mem.search.ladder import allowed
+from autotrain_mem.search.levels import allowed
 from autotrain_mem.search.memo import Memo
 from autotrain_mem.search.search import search
 from autotrain_mem.search.space import Space

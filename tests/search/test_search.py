@@ -14,8 +14,8 @@ from autotrain_mem.search.adapter import ADAPTED
 from autotrain_mem.search.changes import against
 from autotrain_mem.search.explore import TIE
 from autotrain_mem.search.levels import SHORTER_ROWS, levels
+from autotrain_mem.search.memo import floors_of, least_demanding, lines
 from autotrain_mem.search.nearest import budget_line
-from autotrain_mem.search.points import floors_of, least_demanding, lines
 from autotrain_mem.search.search import Found, search
 from autotrain_mem.search.space import Space
 from autotrain_mem.settings.levers import LADDER, LEVERS

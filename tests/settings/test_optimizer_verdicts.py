@@ -11,7 +11,7 @@ from transformers.training_args import OptimizerNames
 from autotrain_mem.checks import flags
 from autotrain_mem.checks.flags import Flags
 from autotrain_mem.settings.optimizer_verdicts import PACKAGES, REFUSED, REHEARSED
-from autotrain_mem.types.preflight import collect
+from autotrain_mem.types.findings import collect
 
 pytestmark = pytest.mark.newest
 

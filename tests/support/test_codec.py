@@ -15,10 +15,10 @@ from autotrain_mem import types as nouns
 from autotrain_mem.support import codec
 from autotrain_mem.training.task import Request
 from autotrain_mem.types import DataProfile, Hardware, Job, Phase, StepTime
+from autotrain_mem.types.findings import Preflight
 from autotrain_mem.types.gpu_comparison import Sweep
 from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.model import ModelFacts
-from autotrain_mem.types.preflight import Preflight
 from autotrain_mem.types.report import MemoryReading, Shortage
 
 READ = (

@@ -3,7 +3,7 @@
 import pytest
 
 from autotrain_mem.support.errors import TokenizerError, UsageError
-from autotrain_mem.types.preflight import Finding, settle
+from autotrain_mem.types.findings import Finding, settle
 
 WARNING = Finding(kind="warning", message="Slow.", cure="Give --fast.")
 USAGE = Finding(kind="error", message="Both.", cure="Give one.\nOr none.")

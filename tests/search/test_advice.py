@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from nouns import TRL_DEFAULTS
 
-from autotrain_mem.search.proposals import FLASH_ATTENTION, PADDING_PAYS, WORST_BATCH_PAYS, context_cut, proposals
+from autotrain_mem.search.advice import FLASH_ATTENTION, PADDING_PAYS, WORST_BATCH_PAYS, context_cut, proposals
 from autotrain_mem.types import DataProfile, Job, Knobs
 
 FLASH = "flash_attention_2"

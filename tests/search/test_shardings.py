@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from autotrain_mem.search.levels import levels
-from autotrain_mem.search.shardings import shared
-from autotrain_mem.search.shared_tokens import LONG_ROW_TOKENS, degrees, way_of
+from autotrain_mem.search.shardings import LONG_ROW_TOKENS, degrees, shared, way_of
 from autotrain_mem.search.space import micro_batches, with_rows
 from autotrain_mem.support.errors import BatchSplitError
 from autotrain_mem.types import Job

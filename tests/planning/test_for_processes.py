@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from autotrain_mem import api
-from autotrain_mem.planning import shared_otherwise
+from autotrain_mem.planning import for_processes
 from autotrain_mem.planning.request import with_plan
 from autotrain_mem.support.errors import BatchSplitError, UsageError
 from autotrain_mem.types import Job, Knobs, Plan, Topology
@@ -77,7 +77,7 @@ def test_the_sharding_alone_may_be_another() -> None:
 def test_the_same_processes_change_nothing() -> None:
     plan = made(2)
     for asked in (AutoFit(plan=plan), AutoFit(plan=plan, gpus=2), AutoFit(plan=plan, sharding=plan.knobs.sharding)):
-        assert not shared_otherwise.is_shared_otherwise(asked, plan)
+        assert not for_processes.is_shared_otherwise(asked, plan)
         assert followed(plan, asked, 2).knobs == plan.knobs
 
 
@@ -101,7 +101,7 @@ def test_as_many_gpus_share_a_row_as_before_unless_asked_otherwise() -> None:
     wider = followed(plan, AutoFit(plan=plan, gpus=8), 8).knobs
     assert (wider.cp_size, split(wider), wider.effective_batch_size) == (2, (4, 1, 8), 16)
     asked = AutoFit(plan=plan, cp_size=1)
-    assert shared_otherwise.is_shared_otherwise(asked, plan)
+    assert for_processes.is_shared_otherwise(asked, plan)
     alone = followed(plan, asked, 4).knobs
     assert (alone.cp_size, split(alone), alone.effective_batch_size) == (1, (4, 1, 4), 16)
     with pytest.raises(UsageError, match="--cp_size 2 does not divide 3 GPUs"):
