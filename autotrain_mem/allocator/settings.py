@@ -109,7 +109,13 @@ def parse_settings(text: str) -> AllocatorSettings:
             raise ValueError(f"backend:{value} is another allocator, which is not simulated; native is")
         elif name not in (*_PLACES_NOTHING, "backend"):
             raise ValueError(f"{name} is no option of the allocator")
-    _check_limits(settings)
+    smallest = settings.large_segment_bytes  # parseMaxSplitSize, parseMaxNonSplitRoundingSize
+    limits = {"max_split_size_mb": settings.max_split_bytes}
+    if settings.max_non_split_rounding_bytes != LARGE_SEGMENT_BYTES:
+        limits["max_non_split_rounding_mb"] = settings.max_non_split_rounding_bytes
+    for name, limit in limits.items():
+        if limit is not None and limit < smallest:
+            raise ValueError(f"{name} must be {smallest // MIB} or more, not {limit // MIB}")
     return settings
 
 
@@ -130,17 +136,6 @@ def _mib(name: str, value: str, smallest: int = 0) -> int:
     if number < smallest:
         raise ValueError(f"{name} must be {smallest} or more, not {value}")
     return number * MIB
-
-
-def _check_limits(settings: AllocatorSettings) -> None:
-    """Holds limits to a large segment at least (``parseMaxSplitSize``, ``parseMaxNonSplitRoundingSize``)."""
-    smallest = settings.large_segment_bytes
-    limits = {"max_split_size_mb": settings.max_split_bytes}
-    if settings.max_non_split_rounding_bytes != LARGE_SEGMENT_BYTES:
-        limits["max_non_split_rounding_mb"] = settings.max_non_split_rounding_bytes
-    for name, limit in limits.items():
-        if limit is not None and limit < smallest:
-            raise ValueError(f"{name} must be {smallest // MIB} or more, not {limit // MIB}")
 
 
 def _fraction(name: str, value: str, *, whole: bool) -> float:

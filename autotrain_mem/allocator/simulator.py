@@ -225,7 +225,12 @@ class CachingAllocator(AllocatorState):
         """Cuts off what is too much, if it is enough to be of use (``alloc_found_block``, ``should_split``)."""
         surplus = block.size - size
         was_split = block.prev is not None or block.next is not None
-        if surplus and self._may_split(pool, size, surplus):
+        if pool.is_small or self.settings.grows:
+            may_split = surplus >= MIN_BLOCK_BYTES
+        else:
+            limit = self.settings.max_split_bytes
+            may_split = surplus > SMALL_BYTES and (limit is None or size < limit)
+        if may_split:
             rest = DeviceBlock(block.address + size, surplus, block.stream, pool, block.segment)
             after = block.next
             block.size, block.next = size, rest
@@ -250,12 +255,6 @@ class CachingAllocator(AllocatorState):
         if self.on_action is not None:
             self.on_action("alloc", block.address, requested_bytes, block.stream)
         return block.address
-
-    def _may_split(self, pool: Pool, size: int, surplus: int) -> bool:
-        if pool.is_small or self.settings.grows:
-            return surplus >= MIN_BLOCK_BYTES
-        limit = self.settings.max_split_bytes
-        return surplus > SMALL_BYTES and (limit is None or size < limit)
 
     def _add_inactive(self, pool: Pool, blocks: int, size: int) -> None:
         self.all.change_inactive(blocks, size)

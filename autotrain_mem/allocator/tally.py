@@ -147,8 +147,7 @@ class ReservedTally(Tally):
     def allocate(self, size: int, requested: int) -> None:
         """Counts nothing."""
 
-    def release(self, size: int, requested: int) -> None:
-        """Counts nothing."""
+    release = allocate
 
     def change_inactive(self, blocks: int, size: int) -> None:
         """Counts nothing."""

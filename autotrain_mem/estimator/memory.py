@@ -18,11 +18,7 @@ LARGEST_MODULES = 5
 def estimate_memory(trace: Trace, room: Room) -> MemoryEstimate:
     """Finds the peaks of a recorded run, allocated and reserved, the latter in both of the allocator's modes.
 
-    Args:
-        room: What the allocator can have of the device.
-
-    Raises:
-        ValueError: the trace holds no events.
+    Raises ValueError for a trace without events.
     """
     if not trace.events:
         raise ValueError("the trace is empty: nothing was allocated while the trainer was rehearsed")

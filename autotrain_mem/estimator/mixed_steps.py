@@ -157,15 +157,12 @@ def drawn_batches(
     source, lengths, weights = random.Random(SEED), list(kept), list(kept.values())
     count = STEPS[-1] * each_step
     drawn = source.choices(lengths, weights, k=count * rows)
-    longest_of_each = [min(longest, max(drawn[at : at + rows])) for at in range(0, len(drawn), rows)]
-    return DrawnBatches(tokens=_in_classes(longest_of_each, classes), each_step=each_step)
-
-
-def _in_classes(tokens: Sequence[int], classes: int) -> list[int]:
-    """Rounds lengths to so many, as far from each other; the longest and the shortest stay what they are."""
+    tokens = [min(longest, max(drawn[at : at + rows])) for at in range(0, len(drawn), rows)]
+    # Rounded to lengths that are as far from each other; the longest and the shortest stay what they are.
     least, most = min(tokens), max(tokens)
     width = max(1.0, (most - least) / (classes - 1))
-    return [min(most, round(least + round((each - least) / width) * width)) for each in tokens]
+    rounded = [min(most, round(least + round((each - least) / width) * width)) for each in tokens]
+    return DrawnBatches(tokens=rounded, each_step=each_step)
 
 
 def mixed_lengths(
@@ -311,15 +308,17 @@ class Run:
             self._try(template)
 
     def step(self, *tokens: int) -> int:
-        """Plays a step unless it would change nothing; returns what is reserved.
-
-        Args:
-            tokens: Of each micro-batch, or of all.
-        """
+        """Plays a step, of so many tokens in each micro-batch or in all, unless it would change nothing; returns what
+        is reserved."""
         if tokens not in self._still:
             before = self._state()
+            longest, shorter = self._templates
             for number in range(self.micro_batches):
-                self._micro_batch(number, tokens[min(number, len(tokens) - 1)])
+                length = tokens[min(number, len(tokens) - 1)]
+                # The nearer one, by the ratio of the lengths, has the loops of the loss more like it.
+                template = longest if length * length >= longest.tokens * shorter.tokens else shorter
+                parts = template.parts.later if self._begun else template.parts.first
+                self._play(template, parts[number], length)
             self._end_carried()
             if self._begun and self._state() == before:
                 self._still.add(tokens)
@@ -327,12 +326,6 @@ class Run:
                 self._still.clear()
             self._begun = True
         return self.allocator.peak_reserved_bytes
-
-    def _micro_batch(self, number: int, tokens: int) -> None:
-        longest, shorter = self._templates
-        # The nearer one, by the ratio of the lengths, has the loops of the loss more like it.
-        template = longest if tokens * tokens >= longest.tokens * shorter.tokens else shorter
-        self._play(template, (template.parts.later if self._begun else template.parts.first)[number], tokens)
 
     def _try(self, template: Template) -> None:
         """Runs the longest rows beside what stands in for what later steps hold (``longest_batch.restore``)."""

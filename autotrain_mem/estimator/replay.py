@@ -132,11 +132,7 @@ class Replay:
         )
 
     def run(self, events: Iterable[int] | None = None) -> None:
-        """Plays the first event to the last.
-
-        Args:
-            events: The trace's own, for one who watches them go by.
-        """
+        """Plays the first event to the last; ``events`` are the trace's own, for one who watches them go by."""
         coming, passed = iter(self._trace.events if events is None else events), 0
         for use in self._trace.stream_uses:
             self._play(islice(coming, use.event - passed))

@@ -19,7 +19,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
-from autotrain_mem.allocator.settings import ROUNDUP_INTERVALS, AllocatorSettings
+from autotrain_mem.allocator.settings import ROUNDUP_INTERVALS
 from autotrain_mem.estimator.replay import Replay, Room
 from autotrain_mem.types import Owner, Phase, Trace
 
@@ -33,11 +33,8 @@ _DEFAULT_POOL = (0, 0)
 def make_snapshot(trace: Trace, room: Room, *, grows: bool, setting: str = "") -> Snapshot:
     """Replays a run and keeps everything that the allocator does: about two entries for each event of the trace.
 
-    A run that does not fit goes on after an ``oom``, as if there had been memory enough.
-
-    Args:
-        room: What the allocator can have of the device, as for the estimate.
-        setting: The text of PYTORCH_ALLOC_CONF.
+    A run that does not fit goes on after an ``oom``, as if there had been memory enough. ``setting`` is the text of
+    PYTORCH_ALLOC_CONF.
     """
     settings = replace(room.settings, grows=grows)
     history = History(trace)
@@ -63,7 +60,21 @@ def make_snapshot(trace: Trace, room: Room, *, grows: bool, setting: str = "") -
     return {
         "device_traces": [[*history.entries, end]],
         "segments": segments,
-        "allocator_settings": _settings(settings, setting),
+        "allocator_settings": {  # what concerns pinned memory, locks and graphs is at torch's defaults
+            "PYTORCH_CUDA_ALLOC_CONF": setting,
+            "max_split_size": -1 if settings.max_split_bytes is None else settings.max_split_bytes,
+            "garbage_collection_threshold": settings.garbage_collection_threshold,
+            "expandable_segments": settings.grows,
+            "pinned_num_register_threads": 1,
+            "release_lock_on_cudamalloc": False,
+            "pinned_use_cuda_host_register": False,
+            "graph_capture_record_stream_reuse": False,
+            "max_round_threshold": -1,
+            "max_cached_size": -1,
+            "roundup_power2_divisions": {
+                str(1 << interval): settings.roundup_power2_divisions[interval] for interval in range(ROUNDUP_INTERVALS)
+            },
+        },
         "external_annotations": [],
     }
 
@@ -130,22 +141,3 @@ class History:
                 for filename, name in named
             ]
         return self._frames[key]
-
-
-def _settings(settings: AllocatorSettings, text: str) -> dict[str, Any]:
-    """Writes ``allocator_settings``; what concerns pinned memory, locks and graphs is at torch's defaults."""
-    return {
-        "PYTORCH_CUDA_ALLOC_CONF": text,
-        "max_split_size": -1 if settings.max_split_bytes is None else settings.max_split_bytes,
-        "garbage_collection_threshold": settings.garbage_collection_threshold,
-        "expandable_segments": settings.grows,
-        "pinned_num_register_threads": 1,
-        "release_lock_on_cudamalloc": False,
-        "pinned_use_cuda_host_register": False,
-        "graph_capture_record_stream_reuse": False,
-        "max_round_threshold": -1,
-        "max_cached_size": -1,
-        "roundup_power2_divisions": {
-            str(1 << interval): settings.roundup_power2_divisions[interval] for interval in range(ROUNDUP_INTERVALS)
-        },
-    }

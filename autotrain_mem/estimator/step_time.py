@@ -211,8 +211,17 @@ def _busy(works: Iterable[Work], rates: _Rates, share: float, *, overlaps: bool)
             case Kind.HOST_STEP:
                 busy.after += count * moved / rates.host
             case Kind.COLLECTIVE | Kind.NETWORK_COLLECTIVE:
-                rate = rates.link if work.kind is Kind.COLLECTIVE else rates.network
-                _add_collective(busy, work, count, moved / (rate * COLLECTIVE_EFFICIENCY), overlaps=overlaps)
+                is_within = work.kind is Kind.COLLECTIVE
+                rate = (rates.link if is_within else rates.network) * COLLECTIVE_EFFICIENCY
+                seconds = moved / rate + work.launches * COLLECTIVE_SECONDS
+                if not overlaps:
+                    busy.after += count * seconds
+                    continue
+                busy.alone = max(busy.alone, seconds)
+                if is_within:
+                    busy.link += count * seconds
+                else:
+                    busy.network += count * seconds
             case _:
                 is_attention = work.kind is Kind.ATTENTION
                 flops = work.flops * (tokens * tokens if is_attention else tokens)
@@ -221,18 +230,6 @@ def _busy(works: Iterable[Work], rates: _Rates, share: float, *, overlaps: bool)
                 moving = moved / (rates.bandwidth * BANDWIDTH_EFFICIENCY)
                 busy.device += count * (max(computing, moving) + work.launches * KERNEL_SECONDS)
     return busy
-
-
-def _add_collective(busy: _Busy, work: Work, count: float, moving: float, *, overlaps: bool) -> None:
-    seconds = moving + work.launches * COLLECTIVE_SECONDS
-    if not overlaps:
-        busy.after += count * seconds
-        return
-    busy.alone = max(busy.alone, seconds)
-    if work.kind is Kind.COLLECTIVE:
-        busy.link += count * seconds
-    else:
-        busy.network += count * seconds
 
 
 COLLECTIVES = (Kind.COLLECTIVE, Kind.NETWORK_COLLECTIVE)

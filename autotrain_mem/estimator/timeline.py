@@ -22,15 +22,8 @@ STACKED = tuple(Owner)
 def make_timeline(trace: Trace, room: Room, *, grows: bool, name: str, places: int = PLACES) -> Timeline:
     """Replays a run and keeps what each owner holds at every point that is shown.
 
-    Args:
-        room: What the allocator can have of the device, as for the estimate.
-        grows: Which kind of segments is reserved.
-        name: Of the timeline.
-        places: How many stretches the events are divided into; each keeps its lowest and its highest moment, and the
-            one that reserved most.
-
-    Raises:
-        ValueError: the trace holds no events.
+    The events are divided into so many ``places``, each of which keeps its lowest and its highest moment, and the one
+    that reserved most. Raises ValueError for a trace without events.
     """
     if not trace.events:
         raise ValueError("the trace is empty: nothing was allocated while the trainer was rehearsed")

@@ -54,9 +54,8 @@ def asleep_bytes(job: Job, hardware: Hardware) -> int:
 def with_sleep(estimate: Estimate, awake: MemoryEstimate | None, *, asleep_bytes: int) -> Estimate:
     """Returns the estimate at the moment that needs most: while the engine has its share, or while it sleeps.
 
-    Args:
-        estimate: Of the whole run, with the share throughout.
-        awake: Of the moments in which the engine is awake; None where it never sleeps.
+    ``estimate`` has the share throughout, ``awake`` is of the moments in which the engine is awake; None where it never
+    sleeps.
     """
     if awake is None:
         return estimate

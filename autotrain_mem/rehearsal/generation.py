@@ -25,10 +25,10 @@ from transformers.utils import ModelOutput
 
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN
 from autotrain_mem.rehearsal.known_values import know, known_value, real_tensors
-from autotrain_mem.rehearsal.model.truncated_depth import whole_depth
 from autotrain_mem.rehearsal.trace.flops import Mark
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.rehearsal.trace.skipped_decode_steps import Budget, GrowingState, Jump, write_skipped_steps
+from autotrain_mem.rehearsal.truncated_depth import whole_depth
 from autotrain_mem.support.errors import UsageError
 
 _DYNAMIC = {cache_utils.DynamicLayer, cache_utils.LinearAttentionAndFullAttentionLayer}
@@ -49,27 +49,14 @@ def generation_by_its_ends(recorder: Recorder | None = None) -> Iterator[None]:
     """Within, ``generate()`` on fake tensors runs its first and its last step; on real tensors it is as it was.
 
     What it returns has full length: the prompt with its known values, then a token that is no special one, and in all
-    rows but the first an end and padding. Scores and logits, where asked for, are there for every token.
+    rows but the first an end and padding. Scores and logits, where asked for, are there for every token. The steps
+    between are written into the recorder.
 
-    Args:
-        recorder: Where the steps between are written.
-
-    Raises:
-        UsageError: beam search or assisted generation, where steps depend on what the model answers.
+    Raises UsageError for beam search and assisted generation, where steps depend on what the model answers.
     """
     sample = GenerationMixin._sample
     record = None if recorder is None else _Record(recorder)
-    with (
-        patch.object(GenerationMixin, "_sample", _sampling_by_its_ends(sample, record)),
-        patch.object(GenerationMixin, "_beam_search", _refusing(GenerationMixin._beam_search, "num_beams")),
-        patch.object(GenerationMixin, "_assisted_decoding", _refusing(GenerationMixin._assisted_decoding, "assistant")),
-        patch.object(GenerationMixin, "_optimize_model_for_decode", _experts_as_on_cuda),
-        patch.object(FakeTensor, "tolist", _tolist),
-    ):
-        yield
 
-
-def _sampling_by_its_ends(sample: Callable[..., Any], record: _Record | None) -> Callable[..., Any]:
     def sample_by_its_ends(
         model: Any,
         input_ids: torch.Tensor,
@@ -86,7 +73,14 @@ def _sampling_by_its_ends(sample: Callable[..., Any], record: _Record | None) ->
             result = sample(model, input_ids, logits_processor, criteria, generation_config, **more)
         return ends.complete(result)
 
-    return sample_by_its_ends
+    with (
+        patch.object(GenerationMixin, "_sample", sample_by_its_ends),
+        patch.object(GenerationMixin, "_beam_search", _refusing(GenerationMixin._beam_search, "num_beams")),
+        patch.object(GenerationMixin, "_assisted_decoding", _refusing(GenerationMixin._assisted_decoding, "assistant")),
+        patch.object(GenerationMixin, "_optimize_model_for_decode", _experts_as_on_cuda),
+        patch.object(FakeTensor, "tolist", _tolist),
+    ):
+        yield
 
 
 def _refusing(method: Callable[..., Any], what: str) -> Callable[..., Any]:
@@ -187,7 +181,13 @@ class _Ends:
         rows = self._ids.shape[0]
         self._ids.set_(torch.cat([self._ids, self._ids.new_full((rows, skip), self._token)], dim=-1))
         self._know_ids(self._ids)
-        self._leave_scores(rows, skip)
+        for name in ("scores", "logits") if self._config.return_dict_in_generate else ():
+            if not getattr(self._config, f"output_{name}"):
+                continue
+            if name == "logits" and self._scores_are_logits and "scores" in self._skipped:
+                self._skipped[name] = self._skipped["scores"]
+            else:  # in float32, as the skipped steps would have left them
+                self._skipped[name] = tuple(torch.empty(rows, self._vocabulary) for _ in range(skip))
         if self._record is not None:
             self._record.end(self._states())
 
@@ -207,16 +207,6 @@ class _Ends:
                 states[f"keys {index}"] = _Growing(layer.keys, tokens, window)
                 states[f"values {index}"] = _Growing(layer.values, tokens, window)
         return states
-
-    def _leave_scores(self, rows: int, skip: int) -> None:
-        """Makes the float32 scores and logits that the skipped steps would have left."""
-        for name in ("scores", "logits") if self._config.return_dict_in_generate else ():
-            if not getattr(self._config, f"output_{name}"):
-                continue
-            if name == "logits" and self._scores_are_logits and "scores" in self._skipped:
-                self._skipped[name] = self._skipped["scores"]
-            else:
-                self._skipped[name] = tuple(torch.empty(rows, self._vocabulary) for _ in range(skip))
 
     def _know_ids(self, ids: torch.Tensor) -> None:
         if self._prompt is None:

@@ -27,11 +27,11 @@ from autotrain_mem.methods.reward_functions import rehearsed_reward
 from autotrain_mem.methods.worst_case_text import stub_tokenizer
 from autotrain_mem.parallel.config import sharding_arguments
 from autotrain_mem.rehearsal.fake_run import TrainerSpec, rehearse_trainer
-from autotrain_mem.rehearsal.model.stub_processor import rehearsed_processor
-from autotrain_mem.rehearsal.model.truncated_depth import shorten_model, with_chunks, with_layers
 from autotrain_mem.rehearsal.ranks.rank import rehearsed_rank
 from autotrain_mem.rehearsal.routing import routed
-from autotrain_mem.rehearsal.trace.loss_chunks import marked_chunks
+from autotrain_mem.rehearsal.stub_processor import rehearsed_processor
+from autotrain_mem.rehearsal.trace.loss_chunks import marked_chunks, with_chunks
+from autotrain_mem.rehearsal.truncated_depth import shorten_model, with_layers
 from autotrain_mem.settings.adapter_config import PEFT_CONFIG, starts_from_weights
 from autotrain_mem.settings.flag_verdicts import only_for_real
 from autotrain_mem.settings.levers import HARM_FIRST, is_pulled

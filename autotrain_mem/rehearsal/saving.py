@@ -34,7 +34,12 @@ def rehearse_saving(trainer: Any, recorder: Recorder) -> None:
     recorder.saved_state_bytes = _state_bytes(trainer.optimizer)
     if getattr(trainer, "is_deepspeed_enabled", False):
         recorder.saved_state_bytes *= trainer.accelerator.num_processes
-        _gather_modules(trainer.deepspeed, recorder)
+        # ZeRO-3 gathers what one module holds itself after the other (deepspeed/runtime/engine.py:
+        # _zero3_consolidated_16bit_state_dict); the other stages have whole weights.
+        engine = trainer.deepspeed
+        for module in engine.module.modules() if engine.zero_optimization_partition_weights() else ():
+            with recorder.taken(_bytes(module.parameters(recurse=False)), Owner.GATHERED_WEIGHTS, ""):
+                pass
         return
     if getattr(trainer, "is_fsdp_enabled", False):
         _gather(trainer, recorder)
@@ -93,16 +98,6 @@ def _gather(trainer: Any, recorder: Recorder) -> None:
         for size_bytes in sizes:
             with recorder.taken(size_bytes, Owner.GATHERED_WEIGHTS, ""):
                 pass
-
-
-def _gather_modules(engine: Any, recorder: Recorder) -> None:
-    """ZeRO-3 gathers what one module holds itself after the other (``deepspeed/runtime/engine.py:
-    _zero3_consolidated_16bit_state_dict``); the other stages have whole weights."""
-    if not engine.zero_optimization_partition_weights():
-        return
-    for module in engine.module.modules():
-        with recorder.taken(_bytes(module.parameters(recurse=False)), Owner.GATHERED_WEIGHTS, ""):
-            pass
 
 
 def _unit_bytes(unit: Any) -> int:

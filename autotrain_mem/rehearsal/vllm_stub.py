@@ -58,16 +58,15 @@ class _Engine:
         )
 
     def generate(self, prompts: list[dict[str, Any]], sampling_params: Any, use_tqdm: bool) -> list[Any]:
-        numbers = iter(range(len(prompts) * sampling_params.n))
-        return [self._answer(prompt["prompt_token_ids"], sampling_params, numbers) for prompt in prompts]
-
-    def _answer(self, prompt: list[int], sampling: Any, numbers: Iterator[int]) -> Any:
-        completions = []
-        for _ in range(sampling.n):
-            tokens = _completion(prompt, sampling.max_tokens, next(numbers))
-            chosen = [{token: SimpleNamespace(rank=1, logprob=SAMPLED_LOGPROB)} for token in tokens]
-            completions.append(SimpleNamespace(token_ids=tokens, logprobs=chosen))
-        return SimpleNamespace(prompt_token_ids=prompt, outputs=completions)
+        answers: list[Any] = []
+        for prompt in (each["prompt_token_ids"] for each in prompts):
+            completions = []
+            for number in range(len(answers) * sampling_params.n, (len(answers) + 1) * sampling_params.n):
+                tokens = _completion(prompt, sampling_params.max_tokens, number)
+                chosen = [{token: SimpleNamespace(rank=1, logprob=SAMPLED_LOGPROB)} for token in tokens]
+                completions.append(SimpleNamespace(token_ids=tokens, logprobs=chosen))
+            answers.append(SimpleNamespace(prompt_token_ids=prompt, outputs=completions))
+        return answers
 
     def reset_prefix_cache(self) -> None: ...
 
@@ -85,7 +84,7 @@ class _Engine:
 def _mark(mark: EngineMark) -> None:
     """Tells whoever records. While a trainer is built nobody does: it holds no more than when it first generates."""
     if recorder := current_recorder():
-        recorder.mark_engine(mark)
+        recorder.ledger.mark_engine(mark)
 
 
 class _Client:

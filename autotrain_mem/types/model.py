@@ -127,7 +127,7 @@ class ModelFacts:
     """The dtype that the weights are saved in: ``bfloat16``; None where the config does not say."""
 
     reads_images: bool = False
-    """Rows with images can be rehearsed with it (``rehearsal.model.image_processor: FAMILIES``)."""
+    """Rows with images can be rehearsed with it (``trainers.pretrained: FAMILIES``)."""
     pixel_steps: tuple[int, ...] = ()
     """Areas to which its processor can be told to make larger images smaller, largest first, in pixels; empty where it
     makes all images equally large."""

@@ -57,7 +57,7 @@ def describe(job: Job, compute_capability: Capability) -> ModelFacts:
         parameters,
         planned_targets,
     )
-    from autotrain_mem.rehearsal.model.truncated_depth import pattern_of
+    from autotrain_mem.rehearsal.truncated_depth import pattern_of
     from autotrain_mem.trainers.model_support import checkpoint_quantization
     from autotrain_mem.trainers.pretrained import FAMILIES, pixel_steps
     from autotrain_mem.types.findings import refuse

@@ -16,9 +16,8 @@ import torch
 
 from autotrain_mem.rehearsal.cuda.rules import cuda_semantics
 from autotrain_mem.rehearsal.cuda.workspaces import workspaces
-from autotrain_mem.rehearsal.fake_run import fake_tensors
+from autotrain_mem.rehearsal.fake_run import fake_tensors, materialize
 from autotrain_mem.rehearsal.known_values import KnownValues
-from autotrain_mem.rehearsal.model.materialize import materialize
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.trainers.weightless import without_weights
 from autotrain_mem.types import Owner, Phase, Trace

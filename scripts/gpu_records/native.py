@@ -133,7 +133,7 @@ def _models_on_cuda() -> Iterator[None]:
     """
     import torch
 
-    from autotrain_mem.rehearsal.model.materialize import materialize
+    from autotrain_mem.rehearsal.fake_run import materialize
     from autotrain_mem.trainers.weightless import without_weights
 
     def on_cuda(model: Any) -> Any:

@@ -16,10 +16,9 @@ from transformers import GenerationConfig
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, stub_tokenizer
 from autotrain_mem.rehearsal import generation
 from autotrain_mem.rehearsal.cuda.rules import grouped_experts_of_bfloat16
-from autotrain_mem.rehearsal.fake_run import fake_tensors
+from autotrain_mem.rehearsal.fake_run import fake_tensors, materialize
 from autotrain_mem.rehearsal.generation import generation_by_its_ends
 from autotrain_mem.rehearsal.known_values import KnownValues
-from autotrain_mem.rehearsal.model.materialize import materialize
 from autotrain_mem.rehearsal.trace import skipped_decode_steps
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.support.errors import UsageError

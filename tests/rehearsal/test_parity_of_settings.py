@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from real_run import LENGTH, assert_alike, births, case, difference, first_difference, peak, peaks, rehearsed, trained
 
-from autotrain_mem.rehearsal.model.truncated_depth import pattern_of
+from autotrain_mem.rehearsal.truncated_depth import pattern_of
 from autotrain_mem.settings.adapter_config import canonical
 from autotrain_mem.settings.optimizer_verdicts import PACKAGES, is_projecting
 from autotrain_mem.types import Job, Owner, Phase, Trace

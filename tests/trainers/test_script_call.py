@@ -14,7 +14,7 @@ from tiny import tiny_config
 from autotrain_mem.data import fingerprint
 from autotrain_mem.data.token_lengths import load_tokenizer, profile
 from autotrain_mem.methods.row_lengths import smallest_model
-from autotrain_mem.rehearsal.model.truncated_depth import pattern_of
+from autotrain_mem.rehearsal.truncated_depth import pattern_of
 from autotrain_mem.support.errors import DatasetFormatError, OutputFolderError, UsageError
 from autotrain_mem.trainers import script_call
 from autotrain_mem.trainers.script_call import Call

@@ -11,7 +11,7 @@ from tiny import FAMILIES
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen2ForCausalLM, Qwen2Model
 
-from autotrain_mem.rehearsal.model.materialize import materialize
+from autotrain_mem.rehearsal.fake_run import materialize
 from autotrain_mem.support.errors import UnsupportedModelError
 from autotrain_mem.trainers.weightless import without_weights
 

@@ -11,7 +11,7 @@ from tiny import IMAGE_TOKEN
 from tiny_trainers import trainer
 from transformers import AutoConfig
 
-from autotrain_mem.rehearsal.model.stub_processor import rehearsed_processor
+from autotrain_mem.rehearsal.stub_processor import rehearsed_processor
 from autotrain_mem.trainers.pretrained import image_processor
 
 SIZES = [[(84, 56)], [], [(56, 56), (112, 84)], [(60, 90)], [(90, 60), (56, 84)], [(84, 84)], [(70, 70)], []]

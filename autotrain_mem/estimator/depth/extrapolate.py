@@ -42,11 +42,8 @@ MOST_MISTAKES = 50
 def expand(short: Trace, long: Trace, depths: Depths) -> Trace | None:
     """Returns the trace of the whole depth, or None where the two do not tell it for sure.
 
-    ``seconds`` is what both rehearsals took together.
-
-    Args:
-        short: A rehearsal of ``depths.short`` layers, and with fewer chunks of a loss that has many.
-        long: The same of ``depths.long``, with more chunks.
+    The runs have ``depths.short`` and ``depths.long`` layers, the latter more chunks of a loss that has many.
+    ``seconds`` is what both took together.
     """
     was_on = gc.isenabled()
     gc.disable()  # it took half of the time: millions of small things are made here, and none points back
@@ -155,13 +152,15 @@ class _Expansion:
         writer = Writer({act.pick.place for acts, _ in stretches for act in acts if isinstance(act, Use)})
         for acts, copies in stretches:
             writer.write(acts, copies)
+        of_loss = [sum(one.operators for one in trace.loss_passes) for trace in self._traces]
+        others = [trace.operators - count for trace, count in zip(self._traces, of_loss, strict=True)]
         return Trace(
             blocks=tuple(writer.blocks),
             events=writer.events,
             phase_starts=tuple(writer.phase_starts),
             engine_marks=tuple(writer.engine_marks),
             stream_uses=tuple(writer.stream_uses),
-            operators=self._operators(),
+            operators=_extrapolated(depths, *others) + _extrapolated(self._chunks or depths, *of_loss),
             seconds=short.seconds + long.seconds,
             work=self._work(),
             not_counted=short.not_counted,
@@ -172,12 +171,6 @@ class _Expansion:
             routing=short.routing,
             trained=Trained.extrapolated(short.trained, long.trained, depths.copies, depths.all_copies),
         )
-
-    def _operators(self) -> int:
-        """Counts those that chunks of the loss have, and the others. Raises UnclearError."""
-        of_loss = [sum(one.operators for one in trace.loss_passes) for trace in self._traces]
-        others = [trace.operators - count for trace, count in zip(self._traces, of_loss, strict=True)]
-        return _extrapolated(self._depths, *others) + _extrapolated(self._chunks or self._depths, *of_loss)
 
     def _work(self) -> Workload:
         """Computes the work of the whole. Raises UnclearError where a chunk's differs with the layers."""

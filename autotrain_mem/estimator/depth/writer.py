@@ -85,11 +85,7 @@ Act = Birth | Use | Phase | EngineMark | None
 
 
 class Writer:
-    """Writes the events of the whole run, as they come.
-
-    Args:
-        asked: Places of which a living block is asked for; others are not kept.
-    """
+    """Writes the events of the whole run, as they come; living blocks are kept of the places that are asked for."""
 
     def __init__(self, asked: Container[Hashable]) -> None:
         self._asked = asked
@@ -142,25 +138,17 @@ class Writer:
         self.events.append(-number)
 
     def _bear(self, birth: Birth, copy: int) -> None:
-        number = self._number(birth, copy)
+        block = birth.block(copy)
+        dead = self._dead.setdefault(block, [])
+        if birth.again and dead:
+            number = dead.pop()
+        else:
+            self.blocks.append(block)
+            self._dead_alike.append(dead)
+            number = len(self.blocks)
         places = [place for place in birth.places if place in self._asked]
         self._last_births[number] = len(self._births), places
         for place in places:
-            living = self._living.get(place)
-            if living is None:
-                self._living[place] = [len(self._births)]
-            else:
-                living.append(len(self._births))
+            self._living.setdefault(place, []).append(len(self._births))
         self._births.append(number)
         self.events.append(number)
-
-    def _number(self, birth: Birth, copy: int) -> int:
-        block = birth.block(copy)
-        dead = self._dead.get(block)
-        if dead is None:
-            dead = self._dead[block] = []
-        elif birth.again and dead:
-            return dead.pop()
-        self.blocks.append(block)
-        self._dead_alike.append(dead)
-        return len(self.blocks)

@@ -56,9 +56,8 @@ def _fused_head() -> Any:
 class _Kernel:
     """Stands for a jitted kernel: ``kernel[grid](tile, ...)`` writes into its arguments and allocates nothing.
 
-    Args:
-        tile: The same in PyTorch.
-        statistics: Which arguments it writes beside the tile. Of fake ones nothing is known afterwards.
+    ``tile`` is the same in PyTorch; beside the tile it writes those of ``statistics``, of which nothing is known
+    afterwards where they are fake.
     """
 
     def __init__(self, tile: Callable[..., None], *, statistics: slice) -> None:

@@ -44,10 +44,8 @@ from autotrain_mem.trainers import host_optimizer
 def host_offloading(recorder: Recorder | None = None) -> Iterator[None]:
     """TRL's ``activation_offloading`` and our ``optimizer_offload`` work on CPU tensors as they would on a GPU's.
 
-    Be inside while the trainer is built as well as while it trains: TRL asks for the accelerator when it is built.
-
-    Args:
-        recorder: Learns which streams blocks are born and used on.
+    Be inside while the trainer is built as well as while it trains: TRL asks for the accelerator when it is built. The
+    recorder learns which streams blocks are born and used on.
     """
 
     def record_stream(tensor: torch.Tensor, stream: _Stream) -> None:

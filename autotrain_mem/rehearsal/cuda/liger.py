@@ -40,8 +40,7 @@ _IN_PLACE_FROM = (0, 8, 3)
 def liger_stand_ins(multiprocessors: int = 132) -> Iterator[None]:
     """Inside, ``use_liger_kernel=True`` gives a fake model layers that allocate what Liger's do.
 
-    Args:
-        multiprocessors: Of the card; each keeps a partial sum of a norm's weight gradient. An H100 has 132.
+    Each of the card's multiprocessors keeps a partial sum of a norm's weight gradient. An H100 has 132.
     """
     from transformers import trainer
 

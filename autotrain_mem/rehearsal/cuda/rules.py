@@ -40,10 +40,6 @@ GPU, where torch takes CUDA's paths itself (``scripts/gpu_records/native.py``)."
 ON_CPU: tuple[Tensors, ...] = ("fake cpu", "real cpu")
 
 
-def _nothing(compute_capability: Capability) -> tuple[str, ...]:
-    return ()
-
-
 @dataclass(frozen=True, slots=True)
 class CudaRule:
     """One thing that CUDA does otherwise."""
@@ -52,7 +48,7 @@ class CudaRule:
     """Inside, tensors behave as on a card of this compute capability; everything is restored on exit."""
     tensors: tuple[Tensors, ...] = ON_CPU
     """Those that need the rule."""
-    not_counted: Callable[[Capability], tuple[str, ...]] = _nothing
+    not_counted: Callable[[Capability], tuple[str, ...]] = lambda card: ()
     """What it leaves out on such a card, each with its bound."""
 
 

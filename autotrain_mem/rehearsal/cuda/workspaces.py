@@ -87,7 +87,10 @@ def _rows(compute_capability: Capability) -> dict[Any, Row]:
         # what is not contiguous.
         _aten._softmax_backward_data.default: lambda args, kwargs, out: _bytes(args[0]),
         _aten._log_softmax_backward_data.default: lambda args, kwargs, out: _copied(args[0]) + _copied(args[1]),
-        _aten.logsumexp.default: _logsumexp,
+        # native/ReduceOps.cpp: logsumexp_out_impl holds `(self - maxes).exp_()`; an integer input as float32.
+        _aten.logsumexp.default: lambda args, kwargs, out: (
+            _bytes(args[0]) if args[0].is_floating_point() else 2 * args[0].numel() * FLOAT
+        ),
         # native/Distributions.cpp: multinomial_out holds `q`, an exponential draw for each probability.
         _aten.multinomial.default: lambda args, kwargs, out: _bytes(args[0]),
         _aten._foreach_norm.Scalar: _foreach_norm,
@@ -110,12 +113,6 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 def _copied(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_contiguous() else _bytes(tensor)
-
-
-def _logsumexp(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """``native/ReduceOps.cpp: logsumexp_out_impl`` holds ``(self - maxes).exp_()``; an integer input as float32."""
-    tensor = args[0]
-    return _bytes(tensor) if tensor.is_floating_point() else 2 * tensor.numel() * FLOAT
 
 
 MULTIPROCESSORS = {

@@ -44,11 +44,7 @@ _MODULES = (_fsdp_collectives, _fsdp_init, _fsdp_param, _fsdp_param_group, _fsdp
 
 @contextmanager
 def fsdp2_rules(recorder: RankRecorder, shards: int) -> Iterator[None]:
-    """Inside, FSDP2 shards models as on GPUs.
-
-    Args:
-        shards: Processes that hold one model together.
-    """
+    """Inside, FSDP2 shards models as on GPUs, each over so many processes."""
     streams = Streams(recorder)
     with ExitStack() as stack:
         for module in _MODULES:

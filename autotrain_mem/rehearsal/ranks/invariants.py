@@ -84,14 +84,9 @@ def _check_flat(optimizer: Any, model: torch.nn.Module, engine: Any) -> None:
 
 
 def check_shards(before: dict[str, int], model: torch.nn.Module, shards: int) -> None:
-    """Compare a model's shards with their part of all elements.
+    """Compares a model's shards with their part of all elements, of which ``before`` has those of each parameter.
 
-    Args:
-        before: Elements of each parameter before it was sharded.
-        shards: Processes that hold one model together.
-
-    Raises:
-        RehearsalError: more or fewer than their part, and padding.
+    Raises RehearsalError where they are more or fewer than their part, and padding.
     """
     whole = sum(before.values())
     held = sum(local(parameter).numel() for parameter in model.parameters()) * shards

@@ -62,11 +62,10 @@ class RehearsedRank:
 def rehearsed_rank(
     knobs: Knobs, accelerate: Mapping[str, Any] | None = None, rank: int = 0, *, attention: str | None = None
 ) -> RehearsedRank | None:
-    """Return the process to rehearse; None for a single one without a group.
+    """Returns the process to rehearse; None for a single one without a group.
 
-    Args:
-        accelerate: The user's own config; None for ours.
-        attention: ``attn_implementation``; None for the model's own.
+    ``accelerate`` is the user's own config, None for ours; ``attention`` is ``attn_implementation``, None for the
+    model's own.
     """
     if not knobs.has_group:
         return None
@@ -133,10 +132,9 @@ class _KeepsBuckets:
 
 @contextmanager
 def ddp_rules(recorder: RankRecorder, *, is_fake: bool) -> Iterator[None]:
-    """Inside, DDP wraps models on fake tensors. Shapes are alike on all ranks, so that nobody needs to compare them.
+    """Inside, DDP wraps models on fake tensors, in a group that may not be there.
 
-    Args:
-        is_fake: The group is not there.
+    Shapes are alike on all ranks, so that nobody needs to compare them.
     """
     wrap = distributed.DistributedDataParallel.__init__
 
@@ -173,9 +171,7 @@ _WITHOUT_DEVICE_IDS = {"ACCELERATE_BYPASS_DEVICE_MAP": "true"}
 def fake_group(rank: int, processes: int, devices: int, launch: Mapping[str, str]) -> Iterator[None]:
     """Inside, this process is one of several that are not there; nothing is sent, and nobody is waited for.
 
-    Args:
-        devices: Processes of one node.
-        launch: What accelerate says to each process (``parallel.environment.launch_environment``).
+    A node has so many ``devices``; ``launch`` is what accelerate says to each process (``launch_environment``).
     """
     ours = rank_environment(rank, processes, address="127.0.0.1", port=1)
     ours |= {"LOCAL_RANK": str(rank % devices), "LOCAL_WORLD_SIZE": str(devices)}

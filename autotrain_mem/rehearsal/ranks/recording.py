@@ -161,11 +161,9 @@ _REDUCES = ("allreduce_", "allreduce_coalesced_")
 
 
 class Collectives:
-    """Runs collectives for a recorder.
+    """Runs collectives for a recorder; where nobody is there results are made up.
 
-    Args:
-        devices: Processes of one node: a group of more, or one that spans nodes, goes over the network.
-        is_fake: Nobody is there: results are made up.
+    A group of more processes than a node has ``devices``, or one that spans nodes, goes over the network.
     """
 
     NAMESPACES = ("c10d", "_c10d_functional", "deepspeed")
@@ -209,11 +207,9 @@ class Collectives:
 
     def _cost_of(self, size_bytes: int, group: dist.ProcessGroup, rounds: int, *, name: str) -> Cost:
         share = 1.0 if name in _TO_ALL else rounds * (group.size() - 1) / group.size()
-        kind = Kind.NETWORK_COLLECTIVE if self._spans_nodes(group) else Kind.COLLECTIVE
+        nodes = {rank // self._devices for rank in dist.get_process_group_ranks(group)}
+        kind = Kind.NETWORK_COLLECTIVE if len(nodes) > 1 else Kind.COLLECTIVE
         return Cost(kind=kind, fixed_bytes=round(size_bytes * share))
-
-    def _spans_nodes(self, group: dist.ProcessGroup) -> bool:
-        return len({rank // self._devices for rank in dist.get_process_group_ranks(group)}) > 1
 
 
 def _name(func: Any) -> str:
@@ -247,19 +243,16 @@ def _bring(func: Any, args: tuple[Any, ...]) -> None:
             _hold(out, value)
     elif name in _REDUCES:
         group = _group(args)
+        reduction = next((arg for arg in args[2:] if isinstance(arg, torch.ScriptObject)), None)
+        is_sum = reduction is None or "SUM" in str(getattr(reduction, "op", "SUM")).upper()
         for tensor in tensors_in([args[0]]):
             value = known_value(tensor)
-            if value is not None and group is not None and _is_sum(args):
+            if value is not None and group is not None and is_sum:
                 with real_tensors():
                     value.mul_(group.size()) if value.dtype is not torch.bool else value
     elif name not in ("broadcast_", _EXCHANGE):
         for tensor in tensors_in(args[:1]):
             _hold(tensor, None)
-
-
-def _is_sum(args: tuple[Any, ...]) -> bool:
-    reduction = next((arg for arg in args[2:] if isinstance(arg, torch.ScriptObject)), None)
-    return reduction is None or "SUM" in str(getattr(reduction, "op", "SUM")).upper()
 
 
 def _hold(tensor: torch.Tensor, value: torch.Tensor | None) -> None:

@@ -75,14 +75,8 @@ def _attend(
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     query, key, value, _ = autocast_inputs(*inputs, None)
-    backend = choose(
-        (query, key, value),
-        attn_mask,
-        dropout=dropout_p,
-        is_causal=is_causal,
-        enable_gqa=enable_gqa,
-        capability=capability,
-    )
+    facts: dict[str, Any] = {"dropout": dropout_p, "is_causal": is_causal, "enable_gqa": enable_gqa}
+    backend = choose((query, key, value), attn_mask, capability=capability, **facts)
     is_odd = query.size(-1) % 8 != 0  # heads that torch would pad before
     if attn_mask is not None or not is_causal or is_odd or backend not in (Backend.FLASH, Backend.CUDNN):
         raise RehearsalError(
@@ -125,19 +119,9 @@ class RingAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped t
         def kernel(*, is_causal: bool, **tensors: torch.Tensor) -> Any:
             return _backward(replace(call, is_causal=is_causal), **tensors)
 
-        grads = _templated_ring_attention_backward(
-            ctx.group,
-            TOKENS_DIM,
-            kernel,
-            grad_out=grad,
-            grad_out_name="grad_out",
-            query=query,
-            key=key,
-            value=value,
-            out=out,
-            logsumexp=logsumexp,
-            is_causal=call.is_causal,
-        )
+        tensors = {"query": query, "key": key, "value": value, "out": out, "logsumexp": logsumexp}
+        options = {"grad_out": grad, "grad_out_name": "grad_out", "is_causal": call.is_causal}
+        grads = _templated_ring_attention_backward(ctx.group, TOKENS_DIM, kernel, **options, **tensors)
         return (*grads[:3], None, None)
 
 
@@ -171,37 +155,18 @@ def _backward(
     grads, scratch = kernels(call)[1](inputs, call)
     note(attention(*inputs, visible=visible_share(query, key, call), backward=True))
     if not isinstance(query, FakeTensor):
-        with unseen():
-            _fill(grads, inputs, grad_out, out, logsumexp, call)
+        with unseen():  # those of this share of keys, by the statistics of all
+            heads, groups = query.size(1), key.size(1)
+            repeated = (query, _repeated(key, heads), _repeated(value, heads))
+            statistics = logsumexp.squeeze(-1) if call.backend is Backend.CUDNN else logsumexp
+            filled = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                grad_out, *repeated, out, statistics, 0.0, call.is_causal, scale=call.scale
+            )
+            grads[0].copy_(filled[0])
+            for grad, of_heads in zip(grads[1:], filled[1:], strict=True):
+                grad.copy_(of_heads.unflatten(1, (groups, heads // groups)).sum(2))
     del scratch
     return tuple(grads)
-
-
-def _fill(
-    grads: list[torch.Tensor],
-    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    grad_out: torch.Tensor,
-    out: torch.Tensor,
-    logsumexp: torch.Tensor,
-    call: KernelCall,
-) -> None:
-    """Gives gradients their values: those of this share of keys, by the statistics of all."""
-    query, key, value = inputs
-    heads, groups = query.size(1), key.size(1)
-    filled = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        grad_out,
-        query,
-        _repeated(key, heads),
-        _repeated(value, heads),
-        out,
-        logsumexp.squeeze(-1) if call.backend is Backend.CUDNN else logsumexp,
-        0.0,
-        call.is_causal,
-        scale=call.scale,
-    )
-    grads[0].copy_(filled[0])
-    for grad, of_heads in zip(grads[1:], filled[1:], strict=True):
-        grad.copy_(of_heads.unflatten(1, (groups, heads // groups)).sum(2))
 
 
 def _repeated(tensor: torch.Tensor, heads: int) -> torch.Tensor:

@@ -23,11 +23,7 @@ from autotrain_mem.rehearsal.ranks.recording import RankRecorder, wrapped
 
 @contextmanager
 def shared_sequences(recorder: RankRecorder, *, is_fake: bool) -> Iterator[None]:
-    """Inside, DeepSpeed has groups of processes share rows; what it keeps in globals is gone afterwards.
-
-    Args:
-        is_fake: The other processes are not there.
-    """
+    """Inside, DeepSpeed has groups of processes share rows; what it keeps in globals is gone afterwards."""
     with ExitStack() as stack:
         stack.enter_context(patch.dict(vars(parallel_state_sp)))
         stack.enter_context(patch.dict(layer._all_to_all_groups))

@@ -103,11 +103,7 @@ def fresh_deepspeed() -> Iterator[None]:
 
 @contextmanager
 def zero_rules(recorder: RankRecorder, knobs: Knobs, *, is_fake: bool) -> Iterator[None]:
-    """Inside, DeepSpeed trains as on GPUs.
-
-    Args:
-        is_fake: The group is not there, and values are not known.
-    """
+    """Inside, DeepSpeed trains as on GPUs; in a group that is not there values are not known."""
     with ExitStack() as stack:
         offloads = any(getattr(knobs, name) for name in OF_DEEPSPEED)
         host = stack.enter_context(zero_offload(recorder)) if offloads else None

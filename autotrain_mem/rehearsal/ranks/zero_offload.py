@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pathlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -138,35 +138,22 @@ class _Devices(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped to 
         if func is DEVICE_OF:
             return _HOST if args[0] in self._host else func(*args)
         if func is TO or func is CPU:
-            target = _HOST if func is CPU else _place(args[1:], kwargs)
-            if target is not None:
-                return self._moved(args[0], target, _dtype(args, kwargs) or args[0].dtype, func, args, kwargs)
+            tensor, given = args[0], (*args[1:], kwargs.get("device"), kwargs.get("dtype"))
+            # what ``to`` is given of a device: a text, or a torch.device, which only a tensor on the device has
+            target = next((each for each in given if isinstance(each, (str, torch.device))), None)
+            target = _HOST if func is CPU else target
+            dtype = next((each for each in given if isinstance(each, torch.dtype)), tensor.dtype)
+            leaves = _is_host(target)
+            if target is not None and str(target) == "cpu" and leaves is (tensor not in self._host):  # not ``meta``
+                return self._host.to_host(tensor, dtype) if leaves else self._host.to_device(tensor, dtype)
         elif _is_host(kwargs.get("device")):
             with self._recorder.unseen():
                 return self._host.add(func(*args, **kwargs))
         return func(*args, **kwargs)
 
-    def _moved(self, tensor: Any, target: Any, dtype: torch.dtype, func: Any, args: Any, kwargs: Any) -> Any:
-        if str(target) != "cpu":  # ``meta``
-            return func(*args, **kwargs)
-        is_there = tensor in self._host
-        if _is_host(target) == is_there:
-            return func(*args, **kwargs)
-        return self._host.to_device(tensor, dtype) if is_there else self._host.to_host(tensor, dtype)
-
 
 def _is_host(place: Any) -> bool:
     return isinstance(place, str) and not isinstance(place, DeviceName) and str(getattr(place, "value", place)) == "cpu"
-
-
-def _place(args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
-    """Finds what ``to`` is given of a device: a text, or a torch.device, which only a tensor on the device has."""
-    given = [*args, kwargs.get("device")]
-    return next((each for each in given if isinstance(each, (str, torch.device))), None)
-
-
-def _dtype(args: Iterable[Any], kwargs: dict[str, Any]) -> torch.dtype | None:
-    return next((each for each in (*args, kwargs.get("dtype")) if isinstance(each, torch.dtype)), None)
 
 
 @contextmanager
@@ -229,9 +216,7 @@ class _Handle:
     """Reads and writes at once what ``csrc/aio/py_lib/deepspeed_py_aio_handle.cpp`` does by and by; it needs libaio.
 
     What is read arrives in buffers on the host, as what is written leaves them: ``deepspeed/runtime/swap_tensor/``.
-
-    Args:
-        sizes: Bytes of each file, for which it writes down what it wrote.
+    Bytes of each file are written down in ``sizes``.
     """
 
     def __init__(self, recorder: RankRecorder, host: HostTensors, sizes: dict[str, int]) -> None:

@@ -140,13 +140,10 @@ class WorkCounter:
             self._counts[key] = self._counts.get(key, 0.0) + count
 
     def mark_chunks(self, marks: Sequence[Mark]) -> None:
-        """Marks, for each chunk of the loss, what the one in the middle does.
+        """Marks, for each chunk of the loss, what the one in the middle does; of the marks the last is one of the end.
 
         Gradients of one chunk are added to those of the one before: one addition less than chunks, which is counted as
         that many and one below 0 beside them.
-
-        Args:
-            marks: One of the beginning of each chunk, and one of the end.
         """
         chunks = len(marks) - 1
         begun, ended = marks[(chunks - 1) // 2 :][:2]

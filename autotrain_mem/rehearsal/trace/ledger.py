@@ -52,8 +52,7 @@ class SeenDevice(Protocol):
 class Ledger:
     """The record of one run, written as it goes. Blocks are numbered from 0.
 
-    Args:
-        device: Told of every birth and death. Its out-of-memory error passes through whoever asked.
+    A device is told of every birth and death; its out-of-memory error passes through whoever asked.
     """
 
     def __init__(self, device: SeenDevice | None = None) -> None:

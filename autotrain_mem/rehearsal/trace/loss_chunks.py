@@ -1,5 +1,5 @@
-"""Marks the passes of a loss that goes over the tokens in chunks, and the work of these: of fewer tokens there are
-fewer, and none is smaller.
+"""Shortens a loss that goes over the tokens in chunks to few of them, and marks its passes and the work of these: of
+fewer tokens there are fewer, and none is smaller.
 
 Each chunk of TRL's SFT loss reads the whole head and, where this is trained, writes its whole gradient. Rows that are
 shorter than the rehearsed ones make fewer chunks, so that they read it less often. What lies within the passes is what
@@ -8,13 +8,15 @@ shorter than the rehearsed ones make fewer chunks, so that they read it less oft
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import builtins
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
 from autotrain_mem.rehearsal.trace.flops import Mark
 from autotrain_mem.rehearsal.trace.recorder import Recorder, current_recorder
+from autotrain_mem.types.model import FEWEST_LOSS_CHUNKS
 
 
 def are_known() -> bool:
@@ -22,6 +24,35 @@ def are_known() -> bool:
     from trl.trainer import sft_trainer
 
     return hasattr(sft_trainer, "_chunk")
+
+
+@contextmanager
+def with_chunks(chunks: int | None) -> Iterator[list[int]]:
+    """Shortens, inside, a loss of many chunks to so many of them, the last among them; None leaves all.
+
+    TRL's SFT loss goes over the tokens in chunks of 256, forward and backward, each with 70 operators
+    (``trl/trainer/sft_trainer.py: _chunked_cross_entropy_loss``): with 8 rows of 4096 tokens that is 128 chunks, and
+    more operators than 20 layers have. All but the last have the same tokens and do the same.
+
+    Yields:
+        How many every such loss would have had, in the order in which they came; empty where none was cut.
+    """
+    cut: list[int] = []
+    if chunks is None or not are_known():
+        yield cut
+        return
+    from trl.trainer import sft_trainer
+
+    def fewer(*bounds: Any) -> Sequence[int]:
+        every = builtins.range(*bounds)
+        # Of all loops in that module this one alone ends where a tensor says: the number of tokens with a label.
+        if not any(hasattr(bound, "dtype") for bound in bounds) or len(every) < FEWEST_LOSS_CHUNKS:
+            return every
+        cut.append(len(every))
+        return [*every[: chunks - 1], every[-1]]
+
+    with patch.object(sft_trainer, "range", fewer, create=True):
+        yield cut
 
 
 @contextmanager

@@ -63,11 +63,8 @@ def is_free(operator: Any) -> bool:
 
 
 def cost_of(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, weights: Shapes) -> Cost:
-    """Looked at once for each combination of shapes and dtypes.
-
-    Args:
-        weights: Shapes that do not grow with the tokens.
-    """
+    """Looked at once for each combination of shapes and dtypes; what has a weight's shape does not grow with the
+    tokens."""
     if (ours := _FORMULAS.get(operator._schema.name)) is not None:
         flops = ours(args, out)
     else:

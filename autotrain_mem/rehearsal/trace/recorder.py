@@ -24,7 +24,6 @@ from autotrain_mem.rehearsal.trace.ledger import Ledger, PinnedMemory, SeenDevic
 from autotrain_mem.rehearsal.trace.operator_costs import Cost, host_step
 from autotrain_mem.trainers.host_optimizer import HostOptimizer
 from autotrain_mem.types import Owner, Phase, Trace
-from autotrain_mem.types.trace import EngineMark
 
 _DEVICE_OF = torch.ops.prim.device.default
 _DROPOUT = torch.ops.aten.native_dropout.default
@@ -147,12 +146,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         self.count_step(host_step(stepped, fused=bool(optimizer.param_groups[0].get("fused"))), pinned)
 
     def count_step(self, costs: Iterable[Cost] = (), pinned: Iterable[int] = ()) -> None:
-        """Count a step of an optimizer.
-
-        Args:
-            costs: What of it ran on the host, where no operator of the device shows it.
-            pinned: Bytes of each tensor that it keeps in pinned host memory.
-        """
+        """Counts a step of an optimizer: what of it ran on the host, where no operator of the device shows it, and the
+        bytes of each tensor that it keeps in pinned host memory."""
         self.pinned.keep(pinned)
         for cost in costs:
             self.work.note(cost)
@@ -188,11 +183,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         return self._kept.keys() == other._kept.keys()
 
     def play(self, steps: Iterable[Played], blocks: dict[int, int]) -> None:
-        """Writes births and deaths as they were seen before; a block is known by the number that it had then.
-
-        Args:
-            blocks: Of what was born earlier; what is born here is added.
-        """
+        """Writes births and deaths as they were seen before; a block is known by the number that it had then
+        (``blocks``, to which those born here are added)."""
         ledger, module = self.ledger, self._module()
         for number, size_bytes, with_grad, owner in steps:
             if not size_bytes:
@@ -218,10 +210,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
     def empty_cache(self) -> None:
         """The allocator gives back what it holds in reserve (``torch.cuda.empty_cache``)."""
         self.ledger.empty_cache()
-
-    def mark_engine(self, mark: EngineMark) -> None:
-        """A colocated vLLM engine wakes up or falls asleep."""
-        self.ledger.mark_engine(mark)
 
     @contextmanager
     def on_stream(self, stream: int) -> Iterator[None]:

@@ -129,19 +129,15 @@ class _Writing:
             before, ahead, after = (block + 1 for block in (state.before_jump, state.after_jump, state.after_last))
             if after not in in_step or ahead not in in_jump:
                 continue
-            slot = _Slot(numbers=self._grown(state), lengths=state.lengths)
+            # Bytes per token are those of the longest.
+            ledger, per_token = self._ledger, self._ledger.sizes[state.after_jump] // state.lengths[-1]
+            copies = [ledger.copy(state.after_jump, per_token * length) + 1 for length in state.lengths[:-1]]
+            slot = _Slot(numbers=(*copies, state.after_jump + 1), lengths=state.lengths)
             if -before in in_jump:
                 slot.alive.append(before)
             self.moved |= {-before, ahead}
             self._births[after] = self._deaths[-ahead] = slot
             self._states.append(slot)
-
-    def _grown(self, state: GrowingState) -> tuple[int, ...]:
-        """Births of a state of each length; bytes per token are those of the longest."""
-        ledger, longest = self._ledger, state.lengths[-1]
-        per_token = ledger.sizes[state.after_jump] // longest
-        copies = (ledger.copy(state.after_jump, per_token * length) + 1 for length in state.lengths[:-1])
-        return (*copies, state.after_jump + 1)
 
     def _match(self) -> None:
         """Pairs what a step leaves with what it ends: the first takes the place of the first of the same size."""
@@ -179,7 +175,8 @@ class _Writing:
 
     def steps(self, grown: int, whole: int) -> array[int]:
         """The events of the skipped steps: of so many their growth, and of so many of these everything."""
-        growth = array("q", (event for event in self._step if self._grows(event)))
+        slots = self._births | self._deaths
+        growth = array("q", (event for event in self._step if event in slots and slots[event].lengths))
         in_full = set(_spread(whole, grown))
         written = array("q")
         # The last of them is always written: the state that the last step meets is its.
@@ -189,10 +186,6 @@ class _Writing:
             written.extend(event for event in self._step if event in self._left)
             self.moved |= self._left
         return written
-
-    def _grows(self, event: int) -> bool:
-        slot = self._births.get(event) or self._deaths.get(event)
-        return slot is not None and bool(slot.lengths)
 
     def _write(self, events: array[int], step: int, written: array[int]) -> None:
         for event in events:

@@ -15,8 +15,8 @@ from trace_reading import sizes
 from autotrain_mem.cli.tiny_model import VOCABULARY_SIZE
 from autotrain_mem.rehearsal import fake_run
 from autotrain_mem.rehearsal.cuda.bitsandbytes import FUSED_UP_TO_TOKENS, cuda_bitsandbytes
+from autotrain_mem.rehearsal.fake_run import materialize
 from autotrain_mem.rehearsal.known_values import KnownValues
-from autotrain_mem.rehearsal.model.materialize import materialize
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.support.errors import UnsupportedModelError
 from autotrain_mem.trainers.model_support import refuse_unrehearsed, statistics

@@ -16,8 +16,7 @@ from trl.trainer.utils import create_model_from_path
 
 from autotrain_mem.rehearsal.cuda import loading
 from autotrain_mem.rehearsal.cuda.loading import ASKED_FREE, WARM_UP, cuda_loading
-from autotrain_mem.rehearsal.fake_run import fake_tensors
-from autotrain_mem.rehearsal.model.materialize import materialize
+from autotrain_mem.rehearsal.fake_run import fake_tensors, materialize
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.trainers.weightless import without_weights
 from autotrain_mem.types import Owner, Phase, Trace

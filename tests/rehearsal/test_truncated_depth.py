@@ -14,7 +14,7 @@ from story import story
 from tiny import tiny_config
 
 from autotrain_mem.estimator.depth.extrapolate import expand
-from autotrain_mem.rehearsal.model.truncated_depth import (
+from autotrain_mem.rehearsal.truncated_depth import (
     model_pattern,
     pattern_of,
     shorten,

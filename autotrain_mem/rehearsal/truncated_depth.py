@@ -7,25 +7,21 @@ PPO's models are shortened together.
 
 from __future__ import annotations
 
-import builtins
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.rehearsal.trace import loss_chunks
 from autotrain_mem.trainers.script_call import keyword_of, model_of
 from autotrain_mem.types import Job
-from autotrain_mem.types.model import FEWEST_LOSS_CHUNKS, LayerPattern
+from autotrain_mem.types.model import LayerPattern
 
 MOST_KINDS = 4
 """Layers whose kinds repeat after more than these are not worth it: two copies of few periods would be half a model."""
-
-
 WHOLE = "autofit_whole_depth"
 """Attribute of a shortened config: how many layers the model has that it was made of."""
 
@@ -39,11 +35,7 @@ def whole_depth(config: Any) -> int:
 
 @contextmanager
 def with_layers(models: Collection[str], layers: int | None) -> Iterator[None]:
-    """Inside, the configs of some models have so many layers, the first ones of their own; None: all of them.
-
-    Args:
-        models: The folders or hub ids under which they are loaded.
-    """
+    """Inside, the configs of models with these names have so many layers, the first ones of their own; None: all."""
     if layers is None:
         yield
         return
@@ -54,35 +46,6 @@ def with_layers(models: Collection[str], layers: int | None) -> Iterator[None]:
         patch.object(PreTrainedConfig, "from_pretrained", _shortening(PreTrainedConfig, models, layers)),
     ):
         yield
-
-
-@contextmanager
-def with_chunks(chunks: int | None) -> Iterator[list[int]]:
-    """Shortens, inside, a loss of many chunks to so many of them, the last among them; None leaves all.
-
-    TRL's SFT loss goes over the tokens in chunks of 256, forward and backward, each with 70 operators
-    (``trl/trainer/sft_trainer.py: _chunked_cross_entropy_loss``): with 8 rows of 4096 tokens that is 128 chunks, and
-    more operators than 20 layers have. All but the last have the same tokens and do the same.
-
-    Yields:
-        How many every such loss would have had, in the order in which they came; empty where none was cut.
-    """
-    cut: list[int] = []
-    if chunks is None or not loss_chunks.are_known():
-        yield cut
-        return
-    from trl.trainer import sft_trainer
-
-    def fewer(*bounds: Any) -> Sequence[int]:
-        every = builtins.range(*bounds)
-        # Of all loops in that module this one alone ends where a tensor says: the number of tokens with a label.
-        if not any(hasattr(bound, "dtype") for bound in bounds) or len(every) < FEWEST_LOSS_CHUNKS:
-            return every
-        cut.append(len(every))
-        return [*every[: chunks - 1], every[-1]]
-
-    with patch.object(sft_trainer, "range", fewer, create=True):
-        yield cut
 
 
 def _shortening(owner: Any, models: Collection[str], layers: int) -> Any:
@@ -109,11 +72,8 @@ def shorten(config: Any, layers: int) -> None:
 
 
 def shorten_model(model: Any, layers: int) -> None:
-    """Leave the first ``layers`` layers of a model object in it; each stays as it is, with its own number.
-
-    Args:
-        model: One for which :func:`model_pattern` finds a pattern.
-    """
+    """Leaves the first ``layers`` layers of a model object for which :func:`model_pattern` finds a pattern; each stays
+    as it is, with its own number."""
     from transformers import PreTrainedConfig
 
     deep = _layers_of(model)
@@ -140,7 +100,11 @@ def pattern_of(job: Job, config: Any) -> LayerPattern | None:
     from transformers import AutoConfig
 
     adapter = keyword_of(job, "peft_config")
-    if _tells_layers_apart(_asked_adapter(job) if adapter is None else vars(adapter)):
+    # A single name is a regular expression to PEFT (trl/trainer/model_config.py: __post_init__).
+    names = ("target_modules", "target_parameters", "modules_to_save")
+    asked = {name: job.arguments.get(f"lora_{name}") for name in names}
+    asked = {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in asked.items()}
+    if _tells_layers_apart(asked if adapter is None else vars(adapter)):
         return None
     if (given := model_of(job)) is not None:
         return _recomputed(model_pattern(given), job)
@@ -163,10 +127,19 @@ def _recomputed(pattern: LayerPattern | None, job: Job) -> LayerPattern | None:
 
 
 def _pattern_of_config(config: Any) -> LayerPattern | None:
+    """Builds the model without its head and its weights; None where there is no such model."""
+    import torch
+    from transformers import AutoModel
+    from transformers.initialization import no_init_weights
+
     if config is None or getattr(config, "auto_map", None):
         return None  # a model's own code is not run for this
-    model = _built(config)
-    return None if model is None else _pattern(_layers_of(model), config)
+    try:
+        with torch.device("meta"), no_init_weights():
+            model = AutoModel.from_config(config.get_text_config(decoder=True))
+    except (ValueError, ImportError):  # it is rehearsed whole
+        return None
+    return _pattern(_layers_of(model), config)
 
 
 def _least(config: Any) -> int:
@@ -178,19 +151,6 @@ def _least(config: Any) -> int:
     has_router_loss = getattr(config.get_text_config(decoder=True), "output_router_logits", None) is not None
     tower = getattr(config, "vision_config", None)
     return (2 if has_router_loss else 1) + len(getattr(tower, "deepstack_visual_indexes", None) or ())
-
-
-def _tower(config: Any) -> int:
-    """Counts the layers of a model's vision tower, by whichever name its config has for them."""
-    tower = getattr(config, "vision_config", None)
-    return int(getattr(tower, "depth", None) or getattr(tower, "num_hidden_layers", None) or 0)
-
-
-def _asked_adapter(job: Job) -> dict[str, Any]:
-    """A single name is a regular expression to PEFT (``trl/trainer/model_config.py: __post_init__``)."""
-    names = ("target_modules", "target_parameters", "modules_to_save")
-    asked = {name: job.arguments.get(f"lora_{name}") for name in names}
-    return {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in asked.items()}
 
 
 _OF_LAYERS = ("layers_to_transform", "layer_replication", "rank_pattern", "alpha_pattern", "num_layers")
@@ -235,19 +195,6 @@ _LIBRARIES = frozenset({"torch", "transformers", "peft", "trl"})
 """Libraries whose models go over their layers one by one, however many there are."""
 
 
-def _built(config: Any) -> Any:
-    """The model of a config, without its head and its weights; None where there is no such model."""
-    import torch
-    from transformers import AutoModel
-    from transformers.initialization import no_init_weights
-
-    try:
-        with torch.device("meta"), no_init_weights():
-            return AutoModel.from_config(config.get_text_config(decoder=True))
-    except (ValueError, ImportError):  # it is rehearsed whole
-        return None
-
-
 def _layers_of(model: Any) -> Any:
     """The ModuleList of the model's layers; None where there is not one list of as many as its config says."""
     import torch
@@ -273,7 +220,9 @@ def _pattern(layers: Any, config: Any) -> LayerPattern | None:
     tables = [_table(layer) for layer in layers]
     for period in range(1, min(MOST_KINDS, len(tables) // 2) + 1):
         if all(_are_alike(tables[i - period], i - period, tables[i], i) for i in range(period, len(tables))):
-            return LayerPattern(layers=len(tables), period=period, least=_least(config), tower=_tower(config))
+            vision = getattr(config, "vision_config", None)
+            tower = int(getattr(vision, "depth", None) or getattr(vision, "num_hidden_layers", None) or 0)
+            return LayerPattern(layers=len(tables), period=period, least=_least(config), tower=tower)
     return None
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from autotrain_mem.methods.image_rows import mark_of
 from autotrain_mem.methods.worst_case_text import stub_tokenizer
 from autotrain_mem.rehearsal.known_values import real_tensors
 from autotrain_mem.support.errors import UnsupportedModelError
-from autotrain_mem.trainers.pretrained import FAMILIES, SpecialToken, assembled_processor, blank, image_processor
+from autotrain_mem.trainers.pretrained import FAMILIES, assembled_processor, blank, image_processor
 
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
@@ -28,18 +27,11 @@ PROCESSED_KEPT = 8
 def rehearsed_processor(
     model: str, config: Any, padding_side: str = "right", *, max_pixels: int | None = None, **options: Any
 ) -> Any:
-    """Make the model's own processor, with :func:`stub_tokenizer` in the place of its tokenizer.
+    """Makes the model's own processor, with :func:`stub_tokenizer` in the place of its tokenizer.
 
     It takes images by their sizes, ``"1024x768"`` (width x height): such an image is blank, and is processed once.
-
-    Args:
-        config: The model's.
-        padding_side: Of the tokenizer.
-        max_pixels: To which larger images are made smaller.
-        options: Of ``from_pretrained``, such as a revision.
-
-    Raises:
-        UnsupportedModelError: a model whose images are not rehearsed.
+    ``options`` are those of ``from_pretrained``. Raises UnsupportedModelError for a model whose images are not
+    rehearsed.
     """
     if config.model_type not in FAMILIES:
         raise UnsupportedModelError(
@@ -47,18 +39,15 @@ def rehearsed_processor(
             hint=f"They are for {', '.join(FAMILIES)}.",
         )
     tokens = FAMILIES[config.model_type]
-    tokenizer = stub_tokenizer(padding_side, dict(_numbered(tokens, config)))
+    free = iter(range(8, 8 + len(tokens)))  # numbers that nothing else has, for tokens that the model has none for
+    numbered = {
+        name: (token.text, getattr(config, token.config_field) if token.config_field else next(free))
+        for name, token in tokens.items()
+    }
     images = _BlankImages(image_processor(model, max_pixels, **options))
-    processor = assembled_processor(model, config, images, tokenizer)
+    processor = assembled_processor(model, config, images, stub_tokenizer(padding_side, numbered))
     processor.chat_template = CHAT_TEMPLATE.replace("MARK", mark_of(processor))
     return processor
-
-
-def _numbered(tokens: dict[str, SpecialToken], config: Any) -> Iterator[tuple[str, tuple[str, int]]]:
-    """Gives each token the number that the model knows it by, and one that nothing else has to the others."""
-    free = iter(range(8, 8 + len(tokens)))
-    for name, token in tokens.items():
-        yield name, (token.text, getattr(config, token.config_field) if token.config_field else next(free))
 
 
 class _BlankImages:

@@ -1,1 +1,0 @@
-"""Makes models without weights: named, quantized, with few layers. Runs in the worker."""
