@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 import torch
 
-from autotrain_mem.rehearsal.cuda import liger
+from autotrain_mem.rehearsal.cuda import triton_kernels
 from autotrain_mem.rehearsal.cuda.rules import cuda_semantics
 from autotrain_mem.rehearsal.cuda.workspaces import workspaces
 from autotrain_mem.rehearsal.fake_run import fake_tensors, materialize
@@ -97,7 +97,9 @@ def rehearse_loop(run: BareRun) -> Trace:
         stack.enter_context(cuda_semantics(recorder, run.compute_capability))
         stack.enter_context(rank.rules(recorder, run.compute_capability))
         stack.enter_context(_fused_adam())
-        stack.enter_context(patch.object(liger, "installed_versions", lambda names: dict.fromkeys(names, run.liger)))
+        stack.enter_context(
+            patch.object(triton_kernels, "installed_versions", lambda names: dict.fromkeys(names, run.liger))
+        )
         model = _loaded(run)
         with recorder.recording():
             _train(run, model, recorder, values)

@@ -7,6 +7,8 @@ import pathlib
 import socket
 import sys
 import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from real_run import Case, trained
@@ -22,42 +24,48 @@ SECONDS = 120
 
 
 def trained_by_ranks(one: Case, folder: pathlib.Path) -> list[Trace]:
-    """The traces of all ranks of a case, forked off this process.
+    """The traces of all ranks of a case, forked off this process; an AssertionError holds what they printed."""
+    launched = launch_environment(accelerate_config(one.knobs))
+    forked(_train, one.knobs.processes, folder, launched, one)
+    return [from_json(Trace, json.loads((folder / f"{rank}.json").read_text())) for rank in range(one.knobs.processes)]
 
-    Raises:
-        AssertionError: a rank ended otherwise; it holds what the rank printed.
-    """
+
+def _train(rank: int, folder: pathlib.Path, one: Case) -> None:
+    trace, _ = trained(one, folder / f"out{rank}")
+    (folder / f"{rank}.json").write_text(json.dumps(codec.to_json(trace)))
+
+
+def forked(
+    run: Callable[..., None], processes: int, folder: pathlib.Path, environment: Mapping[str, str], *args: Any
+) -> None:
+    """Runs ``run(rank, folder, *args)`` in several processes; an AssertionError holds what they printed."""
     folder.mkdir(parents=True, exist_ok=True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    fork = multiprocessing.get_context("fork")
-    ranks = [fork.Process(target=_train, args=(one, rank, port, folder)) for rank in range(one.knobs.processes)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(SECONDS)
-        rank.kill()
-    logs = "".join((folder / f"{rank}.log").read_text() for rank in range(len(ranks)))
-    assert all(rank.exitcode == 0 for rank in ranks), logs[-6000:]
-    return [from_json(Trace, json.loads((folder / f"{rank}.json").read_text())) for rank in range(len(ranks))]
 
+    def start(rank: int) -> None:
+        log = os.open(folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT)
+        sys.stdout = sys.stderr = os.fdopen(log, "w")
+        os.environ |= {**environment, **rank_environment(rank, processes, address="127.0.0.1", port=port)}
+        torch.set_num_threads(1)
+        code = 0
+        try:
+            run(rank, folder, *args)
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+        sys.stdout.flush()
+        os._exit(code)
 
-def _train(one: Case, rank: int, port: int, folder: pathlib.Path) -> None:
-    log = os.open(folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT)
-    sys.stdout = sys.stderr = os.fdopen(log, "w")
-    place = rank_environment(rank, one.knobs.processes, address="127.0.0.1", port=port)
-    os.environ |= launch_environment(accelerate_config(one.knobs)) | place
-    torch.set_num_threads(1)
-    code = 0
-    try:
-        trace, _ = trained(one, folder / f"out{rank}")
-        (folder / f"{rank}.json").write_text(json.dumps(codec.to_json(trace)))
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    os._exit(code)
+    ranks = [multiprocessing.get_context("fork").Process(target=start, args=(rank,)) for rank in range(processes)]
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join(SECONDS)
+        each.kill()
+    logs = "".join((folder / f"{rank}.log").read_text() for rank in range(processes))
+    assert all(each.exitcode == 0 for each in ranks), logs[-6000:]
 
 
 def moves_in_order(trace: Trace, above_bytes: int) -> list[tuple[str, int, int]]:

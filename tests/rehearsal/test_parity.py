@@ -5,12 +5,33 @@ Here every two of trainer, weights, model and checkpointing meet at least once; 
 
 import importlib.util
 import itertools
+import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
-from real_run import OF_METHOD, VARIANTS, assert_alike, case
+from real_run import (
+    LENGTH,
+    OF_METHOD,
+    VARIANTS,
+    assert_alike,
+    births,
+    case,
+    difference,
+    first_difference,
+    peak,
+    peaks,
+    rehearsed,
+    trained,
+)
 from tiny import FAMILIES
+
+from autotrain_mem.rehearsal.truncated_depth import pattern_of
+from autotrain_mem.settings.adapter_config import canonical
+from autotrain_mem.settings.optimizer_verdicts import PACKAGES, is_projecting
+from autotrain_mem.types import Job, Owner, Phase, Trace
+from autotrain_mem.types.trace import CACHE_EMPTIED
 
 pytestmark = pytest.mark.slow
 
@@ -59,3 +80,255 @@ def test_every_two_of_the_four_meet() -> None:
 
 def test_the_newest_trl_is_rehearsed_with_all_its_trainers() -> None:
     assert {one[0] for one in combinations() if pytest.mark.newest in marks(one)} == set(OF_METHOD) - {"ppo"}
+
+
+EVALUATED = {"eval_strategy": "steps", "per_device_eval_batch_size": 2}
+
+
+def recomputed(**options: Any) -> dict[str, Any]:
+    return {"gradient_checkpointing_kwargs": {"use_reentrant": False, **options}}
+
+
+NF4 = {"use_peft": True, "load_in_4bit": True, "dtype": "bfloat16"}
+SETTINGS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "packed-bfd": ("sft", {"packing_strategy": "bfd"}, {"packing": True}),
+    "packed-wrapped": ("sft", {"packing_strategy": "wrapped"}, {"packing": True}),
+    "dropout": ("sft", {"lora_dropout": 0.1, "lora_target_modules": "all-linear"}, {"use_peft": True}),
+    "bf16-weights": ("sft", {}, {"dtype": "bfloat16"}),
+    "no-mixed-precision": ("sft", {"bf16": False}, {}),
+    "whole-logits": ("sft", {"loss_type": "nll"}, {}),
+    "eager": ("sft", {"attn_implementation": "eager"}, {}),
+    "4-bit-nested": ("sft", {"use_bnb_nested_quant": True}, {**NF4, "dtype": "float32"}),
+    "4-bit-storage": ("sft", {"bnb_4bit_quant_storage": "bfloat16"}, {**NF4, "gradient_checkpointing": False}),
+    "fp4": ("sft", {"bnb_4bit_quant_type": "fp4", "bf16": False}, NF4),
+    "8-bit-optimizer": ("sft", {}, {"use_peft": True, "load_in_8bit": True, "optim": "adamw_8bit"}),
+    "every-second-layer": (
+        "sft",
+        recomputed(every_n_layers=2),
+        {"use_peft": True},
+    ),
+    "kept-on-the-host": ("sft", recomputed(offload=True), {"use_peft": True}),
+    "one-row": ("sft", {}, {"per_device_train_batch_size": 1}),
+    "dpo-precomputed": ("dpo", {"precompute_ref_log_probs": True}, {}),
+    "dpo-precomputed-adapter": ("dpo", {"precompute_ref_log_probs": True}, {"use_peft": True}),
+    "kto-adapter": ("kto", {}, {"use_peft": True}),
+    "kto-precomputed": ("kto", {"precompute_ref_log_probs": True}, {}),
+    "kto-one-row": ("kto", {"loss_type": "apo_zero_unpaired"}, {"per_device_train_batch_size": 1}),
+    "grpo-reference": ("grpo", {"beta": 0.1}, {}),
+    "grpo-adapter-off-twice": ("grpo", {"beta": 0.1, "num_iterations": 2}, {"use_peft": True}),
+    "grpo-one-prompt": ("grpo", {}, {"per_device_train_batch_size": 4, "num_generations": 8, "use_peft": True}),
+    "rloo-many-micro-steps": ("rloo", {}, {"gradient_accumulation_steps": 4, "num_generations": 4}),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_further_settings_are_rehearsed_as_they_run(name: str, model_folder: Folder, tmp_path: pathlib.Path) -> None:
+    method, arguments, knobs = SETTINGS[name]
+    assert_alike(case(method, model_folder("qwen2"), arguments, **knobs), tmp_path)
+
+
+FLASH = "flash_attention_2"
+ATTENTION: dict[str, tuple[tuple[int, int], str | None, dict[str, Any]]] = {
+    # card, attention by name, and what is chosen beside: one row has no padding
+    "t4": ((7, 5), None, {}),
+    "t4-kept": ((7, 5), None, {"gradient_checkpointing": False}),
+    "h100": ((9, 0), None, {}),
+    "h100-kept": ((9, 0), None, {"gradient_checkpointing": False}),
+    "flash": ((9, 0), FLASH, {}),
+    "flash-one-row": ((9, 0), FLASH, {"gradient_checkpointing": False, "per_device_train_batch_size": 1}),
+    "flash-on-the-hub": ((9, 0), "kernels-community/flash-attn2", {"gradient_checkpointing": False}),
+    "flash-3-one-row": ((9, 0), "flash_attention_3", {"per_device_train_batch_size": 1}),
+}
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_is_rehearsed_as_it_runs_on_each_card_and_by_each_name(
+    name: str, model_folder: Folder, tmp_path: pathlib.Path
+) -> None:
+    card, implementation, knobs = ATTENTION[name]
+    one = case("sft", model_folder("llama"), {"attn_implementation": implementation}, **knobs)
+    assert_alike(one, tmp_path, compute_capability=card)
+
+
+@pytest.mark.parametrize("method", ["sft", "reward", "dpo", "kto", "grpo"])
+def test_an_evaluation_is_rehearsed_with_its_own_peak(
+    method: str, model_folder: Folder, tmp_path: pathlib.Path
+) -> None:
+    """What an evaluation generates belongs to it; the two generations are those of the two steps."""
+    one = case(method, model_folder("qwen2"), EVALUATED, use_peft=method == "grpo")
+    fake, real, _ = assert_alike(one, tmp_path)
+    assert peaks(fake)["evaluate"] == peaks(real)["evaluate"] > 0
+    for trace in (fake, real):
+        begun = [phase for _, phase in trace.phase_starts]
+        assert begun.count(Phase.GENERATE) == (2 if method == "grpo" else 0)
+
+
+@pytest.mark.parametrize(("method", "peft"), [("sft", False), ("sft", True), ("grpo", True)])
+def test_a_mixture_of_experts_is_rehearsed_as_it_runs(
+    method: str, peft: bool, model_folder: Folder, tmp_path: pathlib.Path
+) -> None:
+    assert_alike(case(method, model_folder("qwen3_moe"), use_peft=peft), tmp_path)
+
+
+def test_a_reward_model_reads_prompt_and_completion(model_folder: Folder, tmp_path: pathlib.Path) -> None:
+    folder = model_folder("qwen2")
+    one = case("grpo", folder, {"reward_model_name_or_path": str(folder)}, use_peft=True)
+    fake, _, _ = assert_alike(one, tmp_path)
+    names = {block.module for block in fake.blocks if block.owner is Owner.WEIGHTS}
+    assert "reward_model.score.weight" in names
+    rows, hidden, longest = 4, 64, LENGTH - 1  # a short prompt with the full completion, or the other way round
+    read = {size for phase, _, size, module in births(fake) if module == "reward_model.model.embed_tokens"}
+    assert rows * longest * hidden * 4 in read
+
+
+def test_an_emptied_cache_is_in_the_trace_before_the_backward_pass(
+    model_folder: Folder, tmp_path: pathlib.Path
+) -> None:
+    """transformers empties in each micro-step of every n-th step (``torch_empty_cache_steps``); its evaluation is kept
+    from it."""
+    evaluates = {**EVALUATED, "eval_accumulation_steps": 1}
+    one = case("sft", model_folder("qwen2"), {"torch_empty_cache_steps": 1, **evaluates})
+    fake, (real, _) = rehearsed(one), trained(one, tmp_path)
+    # Peaks are 8 bytes apart: on a CPU the losses that go to numpy stay where they are.
+    assert not first_difference(fake, real, (Phase.SAVE,))
+    emptied = [[phase for phase, event in phases(trace) if event == CACHE_EMPTIED] for trace in (fake, real)]
+    assert emptied[0] == emptied[1]
+    assert emptied[0].count(Phase.FORWARD) == 4
+    assert not {Phase.BACKWARD, Phase.EVALUATE} & {*emptied[0]}
+
+
+def phases(trace: Trace) -> Iterator[tuple[Phase, int]]:
+    """Every event, with its phase."""
+    starts, phase = dict(trace.phase_starts), Phase.LOAD
+    for index, event in enumerate(trace.events):
+        phase = starts.get(index, phase)
+        yield phase, event
+
+
+def test_sampled_completions_carry_a_mask_even_of_a_single_prompt(model_folder: Folder) -> None:
+    """As nearly every real batch does: completions end at different tokens."""
+    one = case("grpo", model_folder("qwen2"), per_device_train_batch_size=4, num_generations=8)
+    trace = rehearsed(one)
+    forward = [size for phase, _, size, _ in births(trace) if phase == Phase.FORWARD.value]
+    assert forward.count(4 * LENGTH * LENGTH) >= 4, "a boolean mask for each row of each of four micro-batches"
+
+
+def test_a_large_mixture_is_rehearsed_from_its_config(tmp_path: pathlib.Path) -> None:
+    """Qwen3-30B-A3B with 2 of its 48 layers: what of its config.json is not Qwen3MoeConfig's default."""
+    from transformers import Qwen3MoeConfig
+
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128}
+    sizes = {"vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768}
+    config = Qwen3MoeConfig(**sizes, **heads, num_experts=128, num_experts_per_tok=8, num_hidden_layers=2)
+    config.architectures = ["Qwen3MoeForCausalLM"]
+    config.save_pretrained(tmp_path / "model")
+    trace = rehearsed(case("grpo", tmp_path / "model", use_peft=True, dtype="bfloat16"))
+    weights = {block.module: block.size_bytes for block in trace.blocks if block.owner is Owner.WEIGHTS}
+    experts = [size for name, size in weights.items() if ".experts." in name]
+    assert sum(experts) == 2 * 128 * 3 * 2048 * 768 * 2, "gate, up and down of every expert in bfloat16"
+    assert [name for name in weights if "lora_" in name]
+
+
+TARGETS = {"optim_target_modules": ["q_proj", "down_proj"]}
+INSTALLED = [name for name, package in PACKAGES.items() if importlib.util.find_spec(package)]
+
+
+@pytest.mark.parametrize("name", ["adafactor", "ademamix_8bit", *INSTALLED])
+def test_an_optimizer_is_rehearsed_to_the_byte(name: str, model_folder: Folder, tmp_path: pathlib.Path) -> None:
+    one = case("sft", model_folder("llama"), TARGETS if is_projecting(name) else {}, optim=name)
+    fake, (real, _) = rehearsed(one), trained(one, tmp_path)
+    if name == "apollo_adamw":  # a value decides between a number and a tensor of one element
+        assert peaks(fake) == peaks(real)
+    else:
+        assert not difference(one, fake, real)
+
+
+def test_three_moments_take_three_times_what_one_takes(model_folder: Folder) -> None:
+    folder = model_folder("llama")
+    state = {
+        name: peak(rehearsed(case("sft", folder, optim=name)), Owner.OPTIMIZER_STATE)
+        for name in ("lion_32bit", "adamw_torch_fused", "ademamix")
+    }
+    assert state["adamw_torch_fused"] == pytest.approx(2 * state["lion_32bit"], rel=0.01)
+    assert state["ademamix"] == pytest.approx(3 * state["lion_32bit"], rel=0.01)
+
+
+def test_half_as_many_layers_keep_more_and_the_host_keeps_what_was_kept(model_folder: Folder) -> None:
+    each, half, host = (
+        rehearsed(case("sft", model_folder("qwen2"), recomputed(**more), use_peft=True))
+        for more in ({}, {"every_n_layers": 2}, {"offload": True})
+    )
+    assert peaks(host)[Phase.FORWARD] < peaks(each)[Phase.FORWARD] < peaks(half)[Phase.FORWARD]
+    assert host.pinned_bytes > each.pinned_bytes
+
+
+def test_layers_repeat_as_they_are_recomputed(model_folder: Folder) -> None:
+    """A whole model is told from a few layers, which must be whole periods."""
+    from transformers import LlamaConfig
+
+    config = LlamaConfig(hidden_size=64, num_hidden_layers=12, num_attention_heads=4, intermediate_size=64)
+    plain, thirds = (
+        pattern_of(Job(method="sft", model="m", dataset=None, arguments=arguments), config)
+        for arguments in ({}, {"gradient_checkpointing_kwargs": {"every_n_layers": 3}})
+    )
+    assert plain is not None
+    assert thirds is not None
+    assert (plain.period, thirds.period) == (1, 3)
+
+
+LAYERS = ["q_proj", "v_proj", "down_proj"]
+LORA = {"peft_type": "LORA", "r": 8, "target_modules": LAYERS}
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "DoRA": ({**LORA, "use_dora": True}, {}),
+    "DoRA on 4 bits": ({**LORA, "use_dora": True}, {"load_in_4bit": True, "gradient_checkpointing": False}),
+    "PiSSA": ({**LORA, "init_lora_weights": "pissa"}, {"gradient_checkpointing": False}),
+    "AdaLoRA": ({"peft_type": "ADALORA", "target_modules": LAYERS, "total_step": 9, "tinit": 1, "tfinal": 1}, {}),
+    "IA3": ({"peft_type": "IA3", "target_modules": LAYERS, "feedforward_modules": ["down_proj"]}, {}),
+    "VeRA": ({"peft_type": "VERA", "r": 8, "target_modules": ["q_proj", "o_proj"]}, {"gradient_checkpointing": False}),
+    "LoKr": ({"peft_type": "LOKR", "r": 8, "target_modules": LAYERS}, {}),
+    "OFT on 4 bits": ({"peft_type": "OFT", "oft_block_size": 16, "target_modules": LAYERS}, {"load_in_4bit": True}),
+    "BOFT": ({"peft_type": "BOFT", "boft_block_size": 4, "target_modules": ["q_proj"]}, {}),
+    "prompt tuning": ({"peft_type": "PROMPT_TUNING", "num_virtual_tokens": 7}, {}),
+    "prefix tuning": ({"peft_type": "PREFIX_TUNING", "num_virtual_tokens": 7}, {"gradient_checkpointing": False}),
+}
+"""Kind -> its config, and what else is chosen."""
+
+
+def adapted(folder: pathlib.Path | str, content: dict[str, Any], **knobs: Any) -> Any:
+    return case("sft", folder, use_peft=True, peft_config=canonical(content), **knobs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adapter_is_rehearsed_to_the_byte(kind: str, model_folder: Folder, tmp_path: pathlib.Path) -> None:
+    content, knobs = KINDS[kind]
+    _, _, trainer = assert_alike(adapted(model_folder("llama"), content, **knobs), tmp_path)
+    assert trainer.model.peft_config["default"].peft_type.value == content["peft_type"]
+
+
+def test_prompts_make_rows_longer_and_dora_keeps_more_than_lora(model_folder: Folder) -> None:
+    folder = model_folder("llama")
+    lora, dora = (
+        peaks(rehearsed(adapted(folder, {**LORA, "use_dora": on}, gradient_checkpointing=False)))
+        for on in (False, True)
+    )
+    assert dora["backward"] > lora["backward"]
+    few, many = (
+        peaks(rehearsed(adapted(folder, {"peft_type": "PROMPT_TUNING", "num_virtual_tokens": number})))
+        for number in (4, 40)
+    )
+    assert many["forward"] > 1.1 * few["forward"]
+
+
+def test_what_pissa_decomposes_is_in_the_peak_of_loading(model_folder: Folder) -> None:
+    folder = model_folder("llama")
+    plain, pissa = (
+        rehearsed(adapted(folder, {**LORA, "init_lora_weights": start}, dtype="bfloat16")) for start in (True, "pissa")
+    )
+    largest_in_float32 = 192 * 64 * 4
+    assert peaks(pissa)[Phase.LOAD] > peaks(plain)[Phase.LOAD] + 2 * largest_in_float32
+    assert peaks(pissa)[Phase.BACKWARD] == peaks(plain)[Phase.BACKWARD]
+    assert any("cuSOLVER" in fact for fact in pissa.not_counted)
+
+
+def test_the_config_is_the_knob_as_json() -> None:
+    assert json.loads(adapted("m", LORA).knobs.peft_config) == LORA

@@ -215,7 +215,7 @@ def ask(model: pathlib.Path, *flags: str) -> Trace:
 
 
 def state_of_torch() -> list[Any]:
-    """What a rehearsal exchanges beside attributes, which ``cuda/test_restoring`` looks at."""
+    """What a rehearsal exchanges beside attributes, which ``cuda/test_rules`` looks at."""
     return [
         torch.nn.Module._apply,
         torch.nn.Module.__call__,

@@ -14,11 +14,13 @@ from accelerate import accelerator
 from deepspeed.runtime.swap_tensor import optimizer_utils, utils
 from rank_run import moves_in_order, trained_by_ranks
 from real_run import Case, case, peaks, rehearsed
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty
 
 from autotrain_mem.rehearsal import rehearse
 from autotrain_mem.rehearsal.ranks.fsdp import Chunks
 from autotrain_mem.rehearsal.ranks.rank import rehearsed_rank
+from autotrain_mem.rehearsal.ranks.zero_offload import HostAdam
 from autotrain_mem.support.errors import RehearsalError
 from autotrain_mem.types import Owner
 from autotrain_mem.types.work import Kind
@@ -188,3 +190,26 @@ def test_an_optimizer_that_holds_other_parameters_is_no_prediction(model_folder:
         pytest.raises(RehearsalError, match="the optimizer does not hold"),
     ):
         rehearsed(one)
+
+
+RATE, BETAS, EPS, DECAY = 1e-2, (0.9, 0.98), 1e-6, 0.1
+
+
+def test_its_steps_are_those_of_adamw() -> None:
+    torch.manual_seed(0)
+    ours, theirs = (torch.nn.Parameter(torch.linspace(-1, 1, 65)) for _ in range(2))
+    average, square = torch.zeros(65), torch.zeros(65)
+    optimizer = torch.optim.AdamW([theirs], lr=RATE, betas=BETAS, eps=EPS, weight_decay=DECAY)
+    step = HostAdam().adam_update
+    for number in range(1, 4):
+        theirs.grad = torch.randn(65)
+        optimizer.step()
+        step(0, number, RATE, *BETAS, EPS, DECAY, True, ours.data, theirs.grad, average, square)
+    torch.testing.assert_close(ours.data, theirs.data)
+    torch.testing.assert_close(average, optimizer.state[theirs]["exp_avg"])
+
+
+def test_it_looks_at_no_fake_values() -> None:
+    with FakeTensorMode():
+        tensors = [torch.ones(3) for _ in range(4)]
+        assert HostAdam().adam_update(0, 1, RATE, *BETAS, EPS, DECAY, True, *tensors) == 0

@@ -1,15 +1,10 @@
 """Ring attention of processes that share the tokens of a row computes what attention of the whole row does."""
 
-import multiprocessing
-import os
 import pathlib
-import socket
-import traceback
 
 import pytest
 import torch
-
-from autotrain_mem.parallel.launch_environment import rank_environment
+from rank_run import forked
 
 PROCESSES, TOKENS = 2, 32
 
@@ -18,34 +13,11 @@ PROCESSES, TOKENS = 2, 32
 def test_tokens_that_two_processes_share_attend_as_whole_rows_do(
     capability: tuple[int, int], tmp_path: pathlib.Path
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    fork = multiprocessing.get_context("fork")
-    ranks = [fork.Process(target=_rank, args=(rank, port, capability, tmp_path)) for rank in range(PROCESSES)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(60)
-        rank.kill()
-    logs = [(tmp_path / str(rank)).read_text() for rank in range(PROCESSES)]
-    assert logs == ["", ""]
+    forked(_attend, PROCESSES, tmp_path, {}, capability)
 
 
-def _rank(rank: int, port: int, capability: tuple[int, int], folder: pathlib.Path) -> None:
-    said = "did not end"
-    try:
-        torch.set_num_threads(1)
-        os.environ |= rank_environment(rank, PROCESSES, address="127.0.0.1", port=port)
-        said = _difference(rank, capability)
-    except BaseException:
-        said = traceback.format_exc()
-    (folder / str(rank)).write_text(said)
-    os._exit(0)
-
-
-def _difference(rank: int, capability: tuple[int, int]) -> str:
-    """Empty where results and gradients are those of the whole row, but for rounding to bfloat16."""
+def _attend(rank: int, folder: pathlib.Path, capability: tuple[int, int]) -> None:
+    """Results and gradients are those of the whole row, but for rounding to bfloat16."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.experimental import context_parallel
@@ -75,4 +47,4 @@ def _difference(rank: int, capability: tuple[int, int]) -> str:
         if not torch.allclose(ours.float(), theirs[:, :, parts].float(), atol=0.1, rtol=0.05)
     ]
     dist.destroy_process_group()
-    return ", ".join(far)
+    assert not far

@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -41,7 +41,7 @@ from autotrain_mem.trainers import host_optimizer
 
 
 @contextmanager
-def host_offloading(recorder: Recorder | None = None) -> Iterator[None]:
+def host_offloading(recorder: Recorder) -> Iterator[None]:
     """TRL's ``activation_offloading`` and our ``optimizer_offload`` work on CPU tensors as they would on a GPU's.
 
     Be inside while the trainer is built as well as while it trains: TRL asks for the accelerator when it is built. The
@@ -49,8 +49,7 @@ def host_offloading(recorder: Recorder | None = None) -> Iterator[None]:
     """
 
     def record_stream(tensor: torch.Tensor, stream: _Stream) -> None:
-        if recorder is not None:
-            recorder.record_stream(tensor, stream.number)
+        recorder.record_stream(tensor, stream.number)
 
     def save_on_cpu(**options: Any) -> Any:
         """torch's (``torch/autograd/graph.py``), which transformers puts around a checkpointed layer where
@@ -59,7 +58,7 @@ def host_offloading(recorder: Recorder | None = None) -> Iterator[None]:
         that computes, contiguous."""
 
         def pack(tensor: torch.Tensor) -> _OnHost:
-            packed = _OnHost(None if recorder is None else recorder.pinned, copied=waited_copy)
+            packed = _OnHost(recorder.pinned, copied=waited_copy)
             packed.copy_(tensor, non_blocking=True)
             return packed
 
@@ -138,14 +137,13 @@ def _bare(tensor: Any) -> torch.Tensor:
 class _OnHost:
     """A tensor in pinned memory, as far as TRL uses one: filled once, brought back to the device once."""
 
-    def __init__(self, pinned: PinnedMemory | None, copied: Callable[[torch.Tensor], Cost] = host_copy) -> None:
+    def __init__(self, pinned: PinnedMemory, copied: Callable[[torch.Tensor], Cost] = host_copy) -> None:
         self._pinned, self._copied = pinned, copied
 
     def copy_(self, source: Any, non_blocking: bool) -> None:
         """Take a contiguous tensor's values, as far as there are any."""
         source = _bare(source)
-        if self._pinned is not None:
-            self._pinned.take(self, source.nbytes)
+        self._pinned.take(self, source.nbytes)
         note(self._copied(source))
         self._shape, self._dtype = source.shape, source.dtype
         self._values = known_value(source) if isinstance(source, FakeTensor) else source
@@ -183,18 +181,14 @@ class _TorchWithAccelerator:
 
     accelerator = SimpleNamespace(current_accelerator=lambda: _OnDevice.device)
 
-    def __init__(self, recorder: Recorder | None) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         default, numbers = _Stream(0), itertools.count(1)
-        self._pinned = None if recorder is None else recorder.pinned
-
-        def stream(entered: _Stream) -> AbstractContextManager[None]:
-            return nullcontext() if recorder is None else recorder.on_stream(entered.number)
-
+        self._pinned = recorder.pinned
         self.cuda = SimpleNamespace(
             Stream=lambda: _Stream(next(numbers)),
             default_stream=lambda: default,
             current_stream=lambda: default,
-            stream=stream,
+            stream=lambda entered: recorder.on_stream(entered.number),
             empty_cache=lambda: torch.cuda.empty_cache(),  # looked up late, for whoever watches it
         )
 

@@ -16,8 +16,8 @@ from real_run import VARIANTS, Case, assert_alike, births, case, peak, rehearsal
 from trace_reading import REAL_AND_FAKE, live
 
 from autotrain_mem.rehearsal.cuda import rules as rules_module
-from autotrain_mem.rehearsal.cuda.fused_head import fused_head_stand_ins
 from autotrain_mem.rehearsal.cuda.rules import cuda_semantics, every_rule, not_imitated, recorded_empty_cache
+from autotrain_mem.rehearsal.cuda.triton_kernels import fused_head_stand_ins
 from autotrain_mem.rehearsal.fake_run import fake_tensors
 from autotrain_mem.rehearsal.generation import generation_by_its_ends
 from autotrain_mem.rehearsal.trace.recorder import Recorder

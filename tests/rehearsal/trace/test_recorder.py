@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from small_card import SmallCard
 from trace_reading import live
 
+from autotrain_mem.rehearsal.trace.ledger import PinnedMemory, block_bytes
 from autotrain_mem.rehearsal.trace.recorder import Recorder, Scratch, Workspace
-from autotrain_mem.support.units import KIB
+from autotrain_mem.support.units import KIB, MIB
 from autotrain_mem.types import Block, Owner, Phase, Trace
 from autotrain_mem.types.trace import CACHE_EMPTIED
 
@@ -295,3 +296,35 @@ def test_only_what_was_seen_is_a_block() -> None:
         assert recorder.block_of(unseen) is None
         assert events(recorder) == [1], "looking is no birth"
     del seen
+
+
+class Holder:
+    """What a tensor lives as long as."""
+
+
+@pytest.mark.parametrize(("size", "block"), [(0, 0), (1, 1), (3, 4), (4, 4), (14 * MIB, 16 * MIB)])
+def test_a_tensor_takes_the_next_power_of_two(size: int, block: int) -> None:
+    assert block_bytes(size) == block
+
+
+def test_a_block_that_is_free_again_serves_its_own_size_and_stays() -> None:
+    pinned = PinnedMemory()
+    first, second = Holder(), Holder()
+    pinned.take(first, 60)
+    pinned.take(second, 64)
+    del first
+    third = Holder()
+    pinned.take(third, 50)
+    assert pinned.peak_bytes == 2 * 64
+    fourth = Holder()
+    pinned.take(fourth, 20)
+    assert pinned.peak_bytes == 2 * 64 + 32
+    del second, third, fourth
+    assert pinned.peak_bytes == 2 * 64 + 32
+
+
+def test_what_is_kept_counts_once_however_often_it_is_told() -> None:
+    pinned = PinnedMemory()
+    pinned.keep([60, 60])
+    pinned.keep([60, 60])
+    assert pinned.peak_bytes == 2 * 64

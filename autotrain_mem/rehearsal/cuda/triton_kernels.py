@@ -1,11 +1,11 @@
-"""Liger's kernels in a rehearsal: what they allocate, layer by layer, whether liger-kernel is installed or not.
+"""Triton kernels in a rehearsal: nothing runs them on the CPU or on fake tensors.
 
-They are Triton: nothing runs them on the CPU or on fake tensors. The stand-ins make the buffers that the sources of
-liger-kernel 0.8.5 make on a CUDA card of compute capability 8.0 or newer (its head those of 0.8.0, where one older than
-0.8.3 is installed), and compute nothing, so they serve fake tensors only. transformers applies them to a trainer's
-model as training starts (``transformers/integrations/liger.py: apply_liger_kernel``). TRL 1.16 keeps its own head and
-takes the layers only; the losses of TRL 1.12's GRPO, DPO and KTO trainers (``liger_kernel.chunked_loss``) are not
-imitated.
+Liger's are imitated layer by layer, whether liger-kernel is installed or not. The stand-ins make the buffers that the
+sources of liger-kernel 0.8.5 make on a CUDA card of compute capability 8.0 or newer (its head those of 0.8.0, where one
+older than 0.8.3 is installed), and compute nothing, so they serve fake tensors only. transformers applies them to a
+trainer's model as training starts (``transformers/integrations/liger.py: apply_liger_kernel``). TRL 1.16 keeps its own
+head and takes the layers only; the losses of TRL 1.12's GRPO, DPO and KTO trainers (``liger_kernel.chunked_loss``) are
+not imitated.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import importlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -290,4 +291,79 @@ def _model_forward(model: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-RULES = (CudaRule(lambda recorder, card: liger_stand_ins(), ("fake cpu", "fake cuda")),)
+# -- TRL's fused language-model head -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def fused_head_stand_ins() -> Iterator[None]:
+    """Inside, the fused head of the installed TRL allocates what its Triton path does; real tensors get true values.
+
+    TRL 1.16 scores tokens tile by tile (``trl/kernels/chunked_logprob.py: ChunkedLogProbFunction``) in SFT, DPO, GRPO,
+    RLOO and KTO. On CUDA it scores the positions that have a label and nothing else, its kernels work inside the tile,
+    and its products are added up in float32 without copies. Without Triton it scores every position, holds half a dozen
+    float32 copies of each tile, and copies the weights. An older TRL, which has no such head, is left alone.
+    """
+    head = _fused_head()
+    if head is None:
+        yield
+        return
+    from trl.trainer import utils
+
+    with (
+        patch.object(head, "_use_triton", lambda device: True),
+        patch.object(utils, "_use_triton", lambda device: True),
+        patch.object(head, "_forward_kernel", _Kernel(head._forward_tile, statistics=slice(3, 10))),
+        patch.object(head, "_backward_kernel", _Kernel(head._backward_tile, statistics=slice(0))),
+        patch.object(head, "_addmm_fp32", _add_product),
+        patch.object(head, "triton", SimpleNamespace(cdiv=lambda a, b: -(-a // b)), create=True),
+    ):
+        yield
+
+
+def _fused_head() -> Any:
+    """TRL's module; None where it has none. Apart, so that nothing is rehearsed while its ImportError is handled: all
+    that is raised then would have it as its context."""
+    try:
+        from trl.kernels import chunked_logprob
+    except ImportError:
+        return None
+    return chunked_logprob
+
+
+class _Kernel:
+    """Stands for a jitted kernel: ``kernel[grid](tile, ...)`` writes into its arguments and allocates nothing.
+
+    ``tile`` is the same in PyTorch; beside the tile it writes those of ``statistics``, of which nothing is known
+    afterwards where they are fake.
+    """
+
+    def __init__(self, tile: Callable[..., None], *, statistics: slice) -> None:
+        self._tile, self._statistics = tile, statistics
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return self._launch
+
+    def _launch(self, *args: Any, **kwargs: Any) -> None:
+        note(pass_through(args[0], args[0]))
+        if isinstance(args[0], FakeTensor):
+            for statistic in args[self._statistics]:
+                statistic.copy_(args[0][0, 0])
+            return
+        with torch._C._DisableTorchDispatch():
+            self._tile(*args, **kwargs)
+
+
+def _add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    """``_addmm_fp32``: on CUDA ``torch.addmm`` takes half precision and adds in float32, in place."""
+    note(product(a.shape[0], a.shape[1], b.shape[1], a.dtype))
+    if isinstance(total, FakeTensor):
+        total.copy_(a[0, 0])
+        return
+    with torch._C._DisableTorchDispatch():
+        total.addmm_(a.float(), b.float())
+
+
+RULES = (
+    CudaRule(lambda recorder, card: fused_head_stand_ins()),
+    CudaRule(lambda recorder, card: liger_stand_ins(), ("fake cpu", "fake cuda")),
+)
