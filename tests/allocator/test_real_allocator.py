@@ -6,8 +6,8 @@ compares a thousand times as many.
 """
 
 import json
-import pathlib
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from real_allocator import Comparison, simulated
 
 from autotrain_mem.allocator.settings import _READERS
 
-RECORDED = sorted((pathlib.Path(__file__).parent / "recorded").glob("*.json"))
+RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.json"))
 RECORDINGS: list[dict[str, Any]] = [json.loads(path.read_text(encoding="utf-8")) for path in RECORDED]
 
 

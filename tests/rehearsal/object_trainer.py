@@ -1,7 +1,7 @@
 """TRL's trainer around a model object, or the name of one, as a script would make it."""
 
-import pathlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from autotrain_mem.types import Trace
 ROWS, LENGTH, STEPS = 2, 48, 2
 
 
-def sft_trainer(model: Any, output_dir: pathlib.Path, beside: dict[str, Any] | None = None, **config: Any) -> Any:
+def sft_trainer(model: Any, output_dir: Path, beside: dict[str, Any] | None = None, **config: Any) -> Any:
     """A trainer of two steps.
 
     Args:

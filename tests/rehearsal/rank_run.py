@@ -3,11 +3,11 @@
 import json
 import multiprocessing
 import os
-import pathlib
 import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,21 +23,19 @@ SECONDS = 120
 """For all ranks of a case; each takes a few."""
 
 
-def trained_by_ranks(one: Case, folder: pathlib.Path) -> list[Trace]:
+def trained_by_ranks(one: Case, folder: Path) -> list[Trace]:
     """The traces of all ranks of a case, forked off this process; an AssertionError holds what they printed."""
     launched = launch_environment(accelerate_config(one.knobs))
     forked(_train, one.knobs.processes, folder, launched, one)
     return [from_json(Trace, json.loads((folder / f"{rank}.json").read_text())) for rank in range(one.knobs.processes)]
 
 
-def _train(rank: int, folder: pathlib.Path, one: Case) -> None:
+def _train(rank: int, folder: Path, one: Case) -> None:
     trace, _ = trained(one, folder / f"out{rank}")
     (folder / f"{rank}.json").write_text(json.dumps(codec.to_json(trace)))
 
 
-def forked(
-    run: Callable[..., None], processes: int, folder: pathlib.Path, environment: Mapping[str, str], *args: Any
-) -> None:
+def forked(run: Callable[..., None], processes: int, folder: Path, environment: Mapping[str, str], *args: Any) -> None:
     """Runs ``run(rank, folder, *args)`` in several processes; an AssertionError holds what they printed."""
     folder.mkdir(parents=True, exist_ok=True)
     with socket.socket() as free:

@@ -1,11 +1,11 @@
 """Rehearses a training and runs it for real, side by side: one job, fake tensors or true ones; and compares the two."""
 
 import itertools
-import pathlib
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -71,7 +71,7 @@ class Case:
         return self.tokens - COMPLETION if self.job.is_online else self.tokens
 
 
-def case(method: str, folder: pathlib.Path | str, arguments: dict[str, Any] | None = None, **knobs: Any) -> Case:
+def case(method: str, folder: Path | str, arguments: dict[str, Any] | None = None, **knobs: Any) -> Case:
     """A small training. Completions always have their full length, as those of a rehearsal have."""
     generates = "max_completion_length" in OF_METHOD[method]
     full = {"generation_kwargs": {"min_new_tokens": COMPLETION}} if generates else {}
@@ -104,7 +104,7 @@ def rehearsed(one: Case, **options: Any) -> Trace:
     return rehearsal_of(one.job, one.knobs, one.length, **options)
 
 
-def trained(one: Case, output_dir: pathlib.Path, **card: Any) -> tuple[Trace, Any]:
+def trained(one: Case, output_dir: Path, **card: Any) -> tuple[Trace, Any]:
     """Trains with the model's own weights, on true tensors, as it was rehearsed; returns the trainer too."""
     torch.manual_seed(0)
     watch = Watch(knobs=one.knobs, **card)
@@ -204,7 +204,7 @@ def peak(trace: Trace, owner: Owner | None = None) -> int:
     return max(peaks(trace, owner).values(), default=0)
 
 
-def assert_alike(one: Case, folder: pathlib.Path, **card: Any) -> tuple[Trace, Trace, Any]:
+def assert_alike(one: Case, folder: Path, **card: Any) -> tuple[Trace, Trace, Any]:
     """Rehearse and train, for a card of some ``compute_capability``; returns both traces and the trainer."""
     fake = rehearsed(one, **card)
     real, trainer = trained(one, folder / "real", **card)

@@ -6,7 +6,7 @@ larger cases.
 """
 
 import json
-import pathlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from autotrain_mem.estimator.replay import Room
 from autotrain_mem.rehearsal.rehearse import rehearse
 from autotrain_mem.types import Job, Knobs
 
-RECORDING = pathlib.Path(__file__).with_name("recorded_cuda.json")
+RECORDING = Path(__file__).with_name("recorded_cuda.json")
 RECORDED: dict[str, Any] = json.loads(RECORDING.read_text(encoding="utf-8"))
 CASES: list[dict[str, Any]] = RECORDED["cases"]
 ALLOCATED_BAR = 0.005
@@ -25,7 +25,7 @@ RESERVED_BAR = 0.06
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recorded")
     (folder / "config.json").write_text(json.dumps(RECORDED["model_config"]), encoding="utf-8")
     return folder
@@ -33,9 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recorded", CASES, ids=[case["name"] for case in CASES])
-def test_a_rehearsal_takes_what_the_cuda_build_took(
-    recorded: dict[str, Any], model: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
+def test_a_rehearsal_takes_what_the_cuda_build_took(recorded: dict[str, Any], model: Path, tmp_path: Path) -> None:
     knobs = Knobs(**recorded["knobs"])
     job = Job(method=recorded["method"], model=str(model), dataset=None, arguments=recorded["arguments"])
     trace = rehearse(job, knobs, recorded["length"], str(tmp_path), tuple(RECORDED["compute_capability"]))

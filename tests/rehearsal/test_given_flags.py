@@ -3,8 +3,8 @@
 The trainer is built by what a rehearsal builds it by, around a true tiny model, and not trained.
 """
 
-import pathlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from autotrain_mem.settings.flag_verdicts import Verdict, group_of
 
 pytestmark = [pytest.mark.newest, pytest.mark.slow]
 
-Folder = Callable[[str], pathlib.Path]
+Folder = Callable[[str], Path]
 See = Callable[[Any], Any]
 Samples = dict[str, tuple[Any, See]]
 """Flag -> its value, and where on a trainer that value is found again."""
@@ -105,7 +105,7 @@ CASES: dict[str, tuple[str, Samples, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_trainer_of_a_rehearsal_has_what_is_given(name: str, model_folder: Folder, tmp_path: pathlib.Path) -> None:
+def test_the_trainer_of_a_rehearsal_has_what_is_given(name: str, model_folder: Folder, tmp_path: Path) -> None:
     method, samples, knobs = CASES[name]
     given = {flag: value for flag, (value, _) in samples.items()}
     family = "gpt2" if "disable_dropout" in given else "llama"

@@ -5,8 +5,8 @@ attention's kernels: ``test_attention``. fp16 trains on a GPU only; here it is s
 """
 
 import importlib.util
-import pathlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -21,7 +21,7 @@ from autotrain_mem.trainers.finish import finished
 
 pytestmark = pytest.mark.slow
 
-Folder = Callable[[str], pathlib.Path]
+Folder = Callable[[str], Path]
 Make = Callable[..., Any]
 
 TEXTS = [f"{number} and {number + 1} make {2 * number + 1}. " * (2 + number % 2) for number in range(8)]
@@ -29,7 +29,7 @@ PAIRS = {"prompt": ["What is 1 + 1?"] * 8, "chosen": [" 2, I think"] * 8, "rejec
 
 
 @pytest.fixture
-def make(model_folder: Folder, tmp_path: pathlib.Path) -> Make:
+def make(model_folder: Folder, tmp_path: Path) -> Make:
     """``make("sft", use_peft=True, lora_r=4)``: a trainer of two steps, on real text, as autofit trains it."""
 
     def made(method: str = "sft", family: str = "qwen2", **settings: Any) -> Any:
@@ -109,7 +109,7 @@ def test_lora_adapts_the_given_modules_with_the_given_rank_and_changes_nothing_e
     assert {value.shape[0] for name, value in before.items() if "lora_A" in name} == {4}
 
 
-def test_the_reward_head_is_trained_with_the_adapter_and_saved(make: Make, tmp_path: pathlib.Path) -> None:
+def test_the_reward_head_is_trained_with_the_adapter_and_saved(make: Make, tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
     trainer = make("reward", use_peft=True)

@@ -3,9 +3,9 @@
 ``tests/rehearsal/test_parity.py`` has both ways of TRL's default, each in its turn.
 """
 
-import pathlib
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from autotrain_mem.types import Owner, Phase
 
 pytestmark = pytest.mark.newest
 
-Folder = Callable[[str], pathlib.Path]
+Folder = Callable[[str], Path]
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "student": ({"lmbda": 1.0}, {}),
@@ -27,7 +27,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_way_allocates_what_was_rehearsed(name: str, model_folder: Folder, tmp_path: pathlib.Path) -> None:
+def test_every_way_allocates_what_was_rehearsed(name: str, model_folder: Folder, tmp_path: Path) -> None:
     arguments, knobs = CASES[name]
     one = case("gkd", model_folder("qwen2"), arguments, **{"gradient_checkpointing": False, **knobs})
     fake, *_ = assert_alike(one, tmp_path)
@@ -53,7 +53,7 @@ def test_an_answer_behind_a_long_prompt_takes_more_than_the_row_and_one_behind_a
     assert of_tokens(10, lmbda=1.0) == pytest.approx(data * 22 / 40, rel=0.02)
 
 
-def judged(folder: pathlib.Path, arguments: dict[str, Any], **knobs: Any) -> Case:
+def judged(folder: Path, arguments: dict[str, Any], **knobs: Any) -> Case:
     one = case("online_dpo", folder, **knobs)
     return replace(one, job=replace(one.job, arguments={**one.job.arguments, **arguments}))
 
@@ -61,7 +61,7 @@ def judged(folder: pathlib.Path, arguments: dict[str, Any], **knobs: Any) -> Cas
 @pytest.mark.slow
 @pytest.mark.parametrize("adapted", [False, True], ids=["full", "lora"])
 def test_a_reward_model_scores_beside_what_the_policy_keeps_for_its_backward_pass(
-    adapted: bool, model_folder: Folder, tmp_path: pathlib.Path
+    adapted: bool, model_folder: Folder, tmp_path: Path
 ) -> None:
     folder = model_folder("qwen2")
     arguments = {"reward_model_path": str(folder), "missing_eos_penalty": 1.0}
@@ -75,7 +75,7 @@ def test_a_reward_model_scores_beside_what_the_policy_keeps_for_its_backward_pas
 
 @pytest.mark.slow
 def test_what_is_longer_than_max_length_is_sampled_whole_and_cut_before_the_loss(
-    model_folder: Folder, tmp_path: pathlib.Path
+    model_folder: Folder, tmp_path: Path
 ) -> None:
     one = judged(model_folder("qwen2"), {}, max_length=LENGTH // 2)
     fake, _, _ = assert_alike(one, tmp_path)

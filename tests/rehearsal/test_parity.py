@@ -6,8 +6,8 @@ Here every two of trainer, weights, model and checkpointing meet at least once; 
 import importlib.util
 import itertools
 import json
-import pathlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.slow
 HAS_PPO = importlib.util.find_spec("trl.experimental.ppo") is not None
 NEEDS_PPO = pytest.mark.skipif(not HAS_PPO, reason="TRL 1.13 and later have no PPO")
 
-Folder = Callable[[str], pathlib.Path]
+Folder = Callable[[str], Path]
 Combination = tuple[str, str, str, bool]
 
 
@@ -65,7 +65,7 @@ def marks(one: Combination) -> list[pytest.MarkDecorator]:
     [pytest.param(*one, id="-".join(map(str, one)), marks=marks(one)) for one in combinations()],
 )
 def test_a_rehearsal_allocates_what_the_real_run_allocates(
-    method: str, variant: str, family: str, checkpointing: bool, model_folder: Folder, tmp_path: pathlib.Path
+    method: str, variant: str, family: str, checkpointing: bool, model_folder: Folder, tmp_path: Path
 ) -> None:
     one = case(method, model_folder(family), gradient_checkpointing=checkpointing, **VARIANTS[variant])
     assert_alike(one, tmp_path)
@@ -122,7 +122,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_further_settings_are_rehearsed_as_they_run(name: str, model_folder: Folder, tmp_path: pathlib.Path) -> None:
+def test_further_settings_are_rehearsed_as_they_run(name: str, model_folder: Folder, tmp_path: Path) -> None:
     method, arguments, knobs = SETTINGS[name]
     assert_alike(case(method, model_folder("qwen2"), arguments, **knobs), tmp_path)
 
@@ -143,7 +143,7 @@ ATTENTION: dict[str, tuple[tuple[int, int], str | None, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", ATTENTION)
 def test_attention_is_rehearsed_as_it_runs_on_each_card_and_by_each_name(
-    name: str, model_folder: Folder, tmp_path: pathlib.Path
+    name: str, model_folder: Folder, tmp_path: Path
 ) -> None:
     card, implementation, knobs = ATTENTION[name]
     one = case("sft", model_folder("llama"), {"attn_implementation": implementation}, **knobs)
@@ -151,9 +151,7 @@ def test_attention_is_rehearsed_as_it_runs_on_each_card_and_by_each_name(
 
 
 @pytest.mark.parametrize("method", ["sft", "reward", "dpo", "kto", "grpo"])
-def test_an_evaluation_is_rehearsed_with_its_own_peak(
-    method: str, model_folder: Folder, tmp_path: pathlib.Path
-) -> None:
+def test_an_evaluation_is_rehearsed_with_its_own_peak(method: str, model_folder: Folder, tmp_path: Path) -> None:
     """What an evaluation generates belongs to it; the two generations are those of the two steps."""
     one = case(method, model_folder("qwen2"), EVALUATED, use_peft=method == "grpo")
     fake, real, _ = assert_alike(one, tmp_path)
@@ -165,12 +163,12 @@ def test_an_evaluation_is_rehearsed_with_its_own_peak(
 
 @pytest.mark.parametrize(("method", "peft"), [("sft", False), ("sft", True), ("grpo", True)])
 def test_a_mixture_of_experts_is_rehearsed_as_it_runs(
-    method: str, peft: bool, model_folder: Folder, tmp_path: pathlib.Path
+    method: str, peft: bool, model_folder: Folder, tmp_path: Path
 ) -> None:
     assert_alike(case(method, model_folder("qwen3_moe"), use_peft=peft), tmp_path)
 
 
-def test_a_reward_model_reads_prompt_and_completion(model_folder: Folder, tmp_path: pathlib.Path) -> None:
+def test_a_reward_model_reads_prompt_and_completion(model_folder: Folder, tmp_path: Path) -> None:
     folder = model_folder("qwen2")
     one = case("grpo", folder, {"reward_model_name_or_path": str(folder)}, use_peft=True)
     fake, _, _ = assert_alike(one, tmp_path)
@@ -181,9 +179,7 @@ def test_a_reward_model_reads_prompt_and_completion(model_folder: Folder, tmp_pa
     assert rows * longest * hidden * 4 in read
 
 
-def test_an_emptied_cache_is_in_the_trace_before_the_backward_pass(
-    model_folder: Folder, tmp_path: pathlib.Path
-) -> None:
+def test_an_emptied_cache_is_in_the_trace_before_the_backward_pass(model_folder: Folder, tmp_path: Path) -> None:
     """transformers empties in each micro-step of every n-th step (``torch_empty_cache_steps``); its evaluation is kept
     from it."""
     evaluates = {**EVALUATED, "eval_accumulation_steps": 1}
@@ -213,7 +209,7 @@ def test_sampled_completions_carry_a_mask_even_of_a_single_prompt(model_folder: 
     assert forward.count(4 * LENGTH * LENGTH) >= 4, "a boolean mask for each row of each of four micro-batches"
 
 
-def test_a_large_mixture_is_rehearsed_from_its_config(tmp_path: pathlib.Path) -> None:
+def test_a_large_mixture_is_rehearsed_from_its_config(tmp_path: Path) -> None:
     """Qwen3-30B-A3B with 2 of its 48 layers: what of its config.json is not Qwen3MoeConfig's default."""
     from transformers import Qwen3MoeConfig
 
@@ -234,7 +230,7 @@ INSTALLED = [name for name, package in PACKAGES.items() if importlib.util.find_s
 
 
 @pytest.mark.parametrize("name", ["adafactor", "ademamix_8bit", *INSTALLED])
-def test_an_optimizer_is_rehearsed_to_the_byte(name: str, model_folder: Folder, tmp_path: pathlib.Path) -> None:
+def test_an_optimizer_is_rehearsed_to_the_byte(name: str, model_folder: Folder, tmp_path: Path) -> None:
     one = case("sft", model_folder("llama"), TARGETS if is_projecting(name) else {}, optim=name)
     fake, (real, _) = rehearsed(one), trained(one, tmp_path)
     if name == "apollo_adamw":  # a value decides between a number and a tensor of one element
@@ -294,12 +290,12 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """Kind -> its config, and what else is chosen."""
 
 
-def adapted(folder: pathlib.Path | str, content: dict[str, Any], **knobs: Any) -> Any:
+def adapted(folder: Path | str, content: dict[str, Any], **knobs: Any) -> Any:
     return case("sft", folder, use_peft=True, peft_config=canonical(content), **knobs)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_adapter_is_rehearsed_to_the_byte(kind: str, model_folder: Folder, tmp_path: pathlib.Path) -> None:
+def test_an_adapter_is_rehearsed_to_the_byte(kind: str, model_folder: Folder, tmp_path: Path) -> None:
     content, knobs = KINDS[kind]
     _, _, trainer = assert_alike(adapted(model_folder("llama"), content, **knobs), tmp_path)
     assert trainer.model.peft_config["default"].peft_type.value == content["peft_type"]

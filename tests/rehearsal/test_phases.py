@@ -1,7 +1,7 @@
 """Where a trainer is and whose the bytes are, in trainers that generate."""
 
-import pathlib
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from real_run import COMPLETION, LENGTH, SMALL, case, difference, peaks, rehearsed, trained
@@ -14,12 +14,12 @@ pytestmark = pytest.mark.slow
 ROWS = SMALL.effective_batch_size
 KV_HEADS, HEAD_SIZE, LAYERS = 2, 16, 2
 
-Folder = Callable[[str], pathlib.Path]
+Folder = Callable[[str], Path]
 
 
 @pytest.mark.parametrize(("method", "mode"), [("grpo", "colocate"), ("grpo", "server"), ("rloo", "server")])
 def test_what_vllm_generated_is_scored_and_trained_on_alike(
-    method: str, mode: str, model_folder: Folder, tmp_path: pathlib.Path
+    method: str, mode: str, model_folder: Folder, tmp_path: Path
 ) -> None:
     one = case(method, model_folder("qwen2"), {"use_vllm": True, "vllm_mode": mode}, use_peft=True)
     fake = rehearsed(one)

@@ -4,11 +4,11 @@ import abc
 import copy
 import itertools
 import os
-import pathlib
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import patch
 
@@ -27,6 +27,8 @@ from autotrain_mem.trainers.model_support import statistics
 from autotrain_mem.trainers.pickle_without_tensors import pack, unpack
 from tests.forked import Forge
 
+Folder = Callable[[str], Path]
+
 
 def model_of(family: str) -> Any:
     from transformers import AutoModelForCausalLM
@@ -35,7 +37,7 @@ def model_of(family: str) -> Any:
     return AutoModelForCausalLM.from_config(tiny_config(family))
 
 
-def quantized(folder: pathlib.Path, **options: Any) -> Any:
+def quantized(folder: Path, **options: Any) -> Any:
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     return AutoModelForCausalLM.from_pretrained(
@@ -100,7 +102,7 @@ def half_frozen() -> Any:
 
 NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
 FP4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4", "bnb_4bit_quant_storage": "bfloat16"}
-MODELS: dict[str, Callable[[pathlib.Path], Any]] = {
+MODELS: dict[str, Callable[[Path], Any]] = {
     **{family: lambda _, family=family: model_of(family) for family in FAMILIES},
     "lora": lambda _: with_lora(model_of("qwen3"), modules_to_save=["lm_head"]),
     "a layer of the user's own": lambda _: gated(),
@@ -112,7 +114,7 @@ MODELS: dict[str, Callable[[pathlib.Path], Any]] = {
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_model_is_the_same_in_all_but_its_values(kind: str, model_folder: Callable[[str], pathlib.Path]) -> None:
+def test_a_model_is_the_same_in_all_but_its_values(kind: str, model_folder: Folder) -> None:
     model = MODELS[kind](model_folder("qwen2"))
     packed = pack(model)
     with patch.dict(_CAN_RECORD_REGISTRY, clear=True), fake_run.fake_tensors():
@@ -128,7 +130,7 @@ def test_a_model_is_the_same_in_all_but_its_values(kind: str, model_folder: Call
     assert len({id(module.config) for module in fake.modules() if hasattr(module, "config")}) == 1
 
 
-def test_an_8bit_layer_that_has_run_still_holds_its_weight_once(model_folder: Callable[[str], pathlib.Path]) -> None:
+def test_an_8bit_layer_that_has_run_still_holds_its_weight_once(model_folder: Folder) -> None:
     model = quantized(model_folder("qwen2"), load_in_8bit=True)
     with torch.no_grad():
         model(torch.ones(1, 4, dtype=torch.int64))
@@ -257,8 +259,8 @@ BESIDE = """
 
 
 def test_what_a_script_defines_itself_arrives_with_what_it_uses(
-    model_folder: Callable[[str], pathlib.Path],
-    tmp_path: pathlib.Path,
+    model_folder: Folder,
+    tmp_path: Path,
     forge: Forge,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -347,7 +349,7 @@ def test_where_a_model_was_placed_is_left_out() -> None:
     assert model.hf_device_map == {"": 0}
 
 
-CASES: dict[str, Callable[[pathlib.Path], Any]] = {
+CASES: dict[str, Callable[[Path], Any]] = {
     "full": lambda folder: gated(),
     "lora in bfloat16": lambda folder: with_lora(model_of("qwen3").to(torch.bfloat16)),
     "lora on 4 bits": lambda folder: with_lora(quantized(folder, load_in_4bit=True, bnb_4bit_use_double_quant=True)),
@@ -355,7 +357,7 @@ CASES: dict[str, Callable[[pathlib.Path], Any]] = {
 }
 
 
-def both_ways(model: Any, output_dir: pathlib.Path) -> tuple[Any, Any]:
+def both_ways(model: Any, output_dir: Path) -> tuple[Any, Any]:
     """The trace of its rehearsal, and of its training."""
     packed = pack(model)
     fake = rehearsed(lambda: sft_trainer(unpack(packed), output_dir))
@@ -366,12 +368,12 @@ def both_ways(model: Any, output_dir: pathlib.Path) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_training_a_model_object_allocates_what_its_rehearsal_allocated(
-    case: str, model_folder: Callable[[str], pathlib.Path], tmp_path: pathlib.Path
+    case: str, model_folder: Folder, tmp_path: Path
 ) -> None:
     assert not first_difference(*both_ways(CASES[case](model_folder("qwen2")), tmp_path))
 
 
-def test_a_model_that_was_trained_before_is_rehearsed_as_it_trains_again(tmp_path: pathlib.Path) -> None:
+def test_a_model_that_was_trained_before_is_rehearsed_as_it_trains_again(tmp_path: Path) -> None:
     model = gated()
     trained(lambda: sft_trainer(model, tmp_path))
     assert not first_difference(*both_ways(model, tmp_path))

@@ -1,8 +1,8 @@
 """SFT rehearsed with the installed TRL: the worst batch, what knobs add, and nothing left behind."""
 
 import json
-import pathlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -29,12 +29,12 @@ TOKEN_ID_BYTES = 8
 
 
 @pytest.fixture(scope="module")
-def folder(model_folder: Callable[[str], pathlib.Path]) -> pathlib.Path:
+def folder(model_folder: Callable[[str], Path]) -> Path:
     return model_folder("qwen2")
 
 
 @pytest.fixture(scope="module")
-def plain(folder: pathlib.Path) -> Trace:
+def plain(folder: Path) -> Trace:
     """Full fine-tuning with no lever pulled, that others are compared with."""
     return rehearse(folder)
 
@@ -53,9 +53,7 @@ def some_knobs(**changes: Any) -> Knobs:
     return Knobs(**{**values, **changes})
 
 
-def rehearse(
-    model: pathlib.Path, arguments: dict[str, Any] | None = None, length: int = LENGTH, **changes: Any
-) -> Trace:
+def rehearse(model: Path, arguments: dict[str, Any] | None = None, length: int = LENGTH, **changes: Any) -> Trace:
     job = Job(method="sft", model=str(model), dataset=None, arguments=arguments or {})
     return rehearsal_of(job, some_knobs(**changes), length)
 
@@ -83,7 +81,7 @@ def peak(trace: Trace) -> int:
     ids=["one row", "short rows", "truncated by TRL", "without a limit"],
 )
 def test_the_worst_batch_fills_every_row(
-    rows: int, length: int, max_length: int | None, tokens: int, folder: pathlib.Path
+    rows: int, length: int, max_length: int | None, tokens: int, folder: Path
 ) -> None:
     trace = rehearse(folder, length=length, max_length=max_length, per_device_train_batch_size=rows)
     assert batches(trace) == {tokens * TOKEN_ID_BYTES}
@@ -124,7 +122,7 @@ def parameter_bytes(family: str, itemsize: int = 4) -> int:
     ],
 )
 def test_weights_and_gradients_have_the_bytes_of_the_dtype_and_of_the_config(
-    dtype: str, itemsize: int, changes: dict[str, Any], folder: pathlib.Path, tmp_path: pathlib.Path
+    dtype: str, itemsize: int, changes: dict[str, Any], folder: Path, tmp_path: Path
 ) -> None:
     config = json.loads((folder / "config.json").read_text()) | changes
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -155,14 +153,14 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("optim", OPTIMIZERS)
-def test_the_optimizers_state_is_in_the_trace(optim: str, folder: pathlib.Path) -> None:
+def test_the_optimizers_state_is_in_the_trace(optim: str, folder: Path) -> None:
     trace = rehearse(folder, optim=optim)
     least, most = OPTIMIZERS[optim]
     weights = parameter_bytes("qwen2")
     assert least * weights <= total(trace, Owner.OPTIMIZER_STATE) <= most * weights
 
 
-def test_accumulation_keeps_the_gradients_of_the_first_micro_step(folder: pathlib.Path, plain: Trace) -> None:
+def test_accumulation_keeps_the_gradients_of_the_first_micro_step(folder: Path, plain: Trace) -> None:
     one, four = (rehearse(folder, gradient_accumulation_steps=steps) for steps in (1, 4))
     two = plain
     weights = parameter_bytes("qwen2")
@@ -187,9 +185,7 @@ PAGED = ["adamw_32bit", "adamw_8bit", "lion_8bit", "ademamix_32bit", "ademamix_8
     ],
     ids=" ".join,
 )
-def test_what_moves_the_peak_is_rehearsed_refused_or_listed(
-    flags: tuple[str, ...], folder: pathlib.Path, plain: Trace
-) -> None:
+def test_what_moves_the_peak_is_rehearsed_refused_or_listed(flags: tuple[str, ...], folder: Path, plain: Trace) -> None:
     """Unknown stays unknown: a flag that changes the memory of a real run is never dropped in silence.
 
     On a GPU bitsandbytes keeps the paged state of tensors of 100,000 elements and more in CUDA's managed memory, beyond
@@ -206,7 +202,7 @@ def test_what_moves_the_peak_is_rehearsed_refused_or_listed(
         assert max(state) < embedding or any("paged" in sentence for sentence in trace.not_counted)
 
 
-def ask(model: pathlib.Path, *flags: str) -> Trace:
+def ask(model: Path, *flags: str) -> Trace:
     """A rehearsal as the command has it done: flags are read, and the worker is asked."""
     given, defaults = arguments.parse("sft", flags, {}, ())
     job = Job(method="sft", model=str(model), dataset=None, arguments=given)
@@ -231,7 +227,7 @@ def state_of_torch() -> list[Any]:
 
 @pytest.mark.parametrize("fails", [False, True], ids=["ends", "fails"])
 def test_a_rehearsal_leaves_the_process_as_it_found_it_and_the_next_one_is_the_same(
-    fails: bool, folder: pathlib.Path, tmp_path: pathlib.Path
+    fails: bool, folder: Path, tmp_path: Path
 ) -> None:
     """The same but for the order in which autocast drops its cached weights, which is that of their addresses."""
     import trl

@@ -1,8 +1,8 @@
 """Mixtures of experts are rehearsed as they run, to the byte: whatever computes them, and whatever adapts them."""
 
 import json
-import pathlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from autotrain_mem.types.trace import Routing
 
 pytestmark = pytest.mark.slow
 
-Folder = Callable[[str], pathlib.Path]
+Folder = Callable[[str], Path]
 
 EXPERTS = {"lora_target_parameters": ["experts.gate_up_proj", "experts.down_proj"], "lora_dropout": 0.0}
 WEIGHTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -30,9 +30,7 @@ WEIGHTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "gpt_oss"])
 @pytest.mark.parametrize("weights", WEIGHTS)
-def test_mixtures_are_rehearsed_to_the_byte(
-    family: str, weights: str, model_folder: Folder, tmp_path: pathlib.Path
-) -> None:
+def test_mixtures_are_rehearsed_to_the_byte(family: str, weights: str, model_folder: Folder, tmp_path: Path) -> None:
     """TRL adds the loss of the routers by itself; PEFT's copy of all experts of a layer is among the births."""
     arguments, knobs = WEIGHTS[weights]
     for checkpointing, dtype in ((True, "bfloat16"), (False, "float32")):
@@ -40,7 +38,7 @@ def test_mixtures_are_rehearsed_to_the_byte(
         assert_alike(one, tmp_path, compute_capability=(9, 0))
 
 
-def test_mxfp4_is_dequantized_as_it_loads(tmp_path: pathlib.Path) -> None:
+def test_mxfp4_is_dequantized_as_it_loads(tmp_path: Path) -> None:
     folder = pack_in_mxfp4(tiny_folder(tmp_path / "oss", "gpt_oss"))
     fake, real, trainer = assert_alike(case("sft", folder, use_peft=True, dtype="bfloat16"), tmp_path)
     weight = 2 * 4 * 64 * (2 * 192)
@@ -54,7 +52,7 @@ def test_mxfp4_is_dequantized_as_it_loads(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
 @pytest.mark.parametrize("routing", [Routing.ONE, Routing.EVEN])
 def test_a_loop_over_experts_is_rehearsed_for_either_routing(
-    family: str, routing: Routing, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    family: str, routing: Routing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = written(tiny_folder(tmp_path / family, family), experts_implementation="eager")
     one = case("sft", folder, gradient_checkpointing=routing is Routing.ONE, dtype="bfloat16")
@@ -71,14 +69,14 @@ def put(choice: torch.Tensor, chosen: torch.Tensor) -> None:
         choice.data.copy_(chosen)  # autograd has it, and counts what is written otherwise
 
 
-def written(folder: pathlib.Path, **more: Any) -> pathlib.Path:
+def written(folder: Path, **more: Any) -> Path:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **more}))
     return folder
 
 
 def test_of_a_loop_over_experts_the_worst_is_told_and_of_a_grouped_product_that_it_has_none(
-    model_folder: Folder, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    model_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both: list[Trace] = []
 

@@ -3,9 +3,9 @@
 ``scripts/rank_parity`` compares many more, all methods among them.
 """
 
-import pathlib
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -25,6 +25,8 @@ from autotrain_mem.support.errors import RehearsalError
 from autotrain_mem.types import Owner
 from autotrain_mem.types.work import Kind
 
+Folder = Callable[[str], Path]
+
 SMALL = 512
 """Bytes up to which blocks are told apart: scalars of metrics, which c10d boxes anew as it likes."""
 
@@ -40,13 +42,13 @@ RANKS = [
 ]
 
 
-def ranked(method: str, folder: pathlib.Path, **knobs: object) -> Case:
+def ranked(method: str, folder: Path, **knobs: object) -> Case:
     return case(method, folder, **{"processes": 2, **knobs})
 
 
 @pytest.mark.parametrize(("method", "knobs"), RANKS)
 def test_a_rehearsed_rank_is_the_real_one(
-    method: str, knobs: dict[str, object], model_folder: Callable[[str], pathlib.Path], tmp_path: pathlib.Path
+    method: str, knobs: dict[str, object], model_folder: Folder, tmp_path: Path
 ) -> None:
     one = ranked(method, model_folder("qwen2"), **knobs)
     real, *_ = trained_by_ranks(one, tmp_path)
@@ -69,7 +71,7 @@ ALONE = [
 
 @pytest.mark.parametrize("knobs", ALONE, ids=lambda knobs: knobs["sharding"])
 def test_a_process_alone_under_zero_is_the_real_one_to_the_byte(
-    knobs: dict[str, object], model_folder: Callable[[str], pathlib.Path], tmp_path: pathlib.Path
+    knobs: dict[str, object], model_folder: Folder, tmp_path: Path
 ) -> None:
     one = ranked("sft", model_folder("qwen2"), processes=1, **knobs)
     (real,) = trained_by_ranks(one, tmp_path)
@@ -82,7 +84,7 @@ def test_a_process_alone_under_zero_is_the_real_one_to_the_byte(
 
 
 def test_what_zero_offloads_to_nvme_is_in_files_and_the_host_has_their_buffers(
-    tmp_path: pathlib.Path, model_folder: Callable[[str], pathlib.Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (optimizer_utils, utils):
         monkeypatch.setattr(module, "MIN_AIO_BYTES", 2**16)  # below which nothing is written, 1 MiB
@@ -103,13 +105,13 @@ def test_what_zero_offloads_to_nvme_is_in_files_and_the_host_has_their_buffers(
     assert written == real.nvme_bytes
 
 
-def test_a_process_without_a_group_is_rehearsed_as_ever(model_folder: Callable[[str], pathlib.Path]) -> None:
+def test_a_process_without_a_group_is_rehearsed_as_ever(model_folder: Folder) -> None:
     one = ranked("sft", model_folder("qwen2"), processes=1)
     assert rehearsed_rank(one.knobs, None) is None
     assert rehearsed_rank(replace(one.knobs, sharding="zero3"), None) is not None
 
 
-def test_a_shard_is_its_part_of_weights_and_state(model_folder: Callable[[str], pathlib.Path]) -> None:
+def test_a_shard_is_its_part_of_weights_and_state(model_folder: Folder) -> None:
     alone, of_four = (rehearsed(ranked("sft", model_folder("qwen2"), processes=n, sharding=how)) for n, how in SETS)
     for owner in (Owner.WEIGHTS, Owner.OPTIMIZER_STATE):
         whole, part = (max(peaks(trace, owner).values()) for trace in (alone, of_four))
@@ -119,7 +121,7 @@ def test_a_shard_is_its_part_of_weights_and_state(model_folder: Callable[[str], 
     assert Kind.COLLECTIVE not in {work.kind for work in alone.work.work}
 
 
-def test_a_stage_of_zero_divides_what_it_says(model_folder: Callable[[str], pathlib.Path]) -> None:
+def test_a_stage_of_zero_divides_what_it_says(model_folder: Folder) -> None:
     folder = model_folder("qwen2")
     stages = {stage: rehearsed(ranked("sft", folder, sharding=f"zero{stage}")) for stage in (1, 2, 3)}
     state = {stage: max(peaks(trace, Owner.OPTIMIZER_STATE).values()) for stage, trace in stages.items()}
@@ -131,7 +133,7 @@ def test_a_stage_of_zero_divides_what_it_says(model_folder: Callable[[str], path
     assert held[3] < 0.6 * held[2]
 
 
-def test_what_zero_offloads_is_not_on_the_device(model_folder: Callable[[str], pathlib.Path]) -> None:
+def test_what_zero_offloads_is_not_on_the_device(model_folder: Folder) -> None:
     offloaded = {"offload_optimizer_device": "cpu", "offload_param_device": "cpu"}
     trace = rehearsed(ranked("sft", model_folder("qwen2"), sharding="zero3", **offloaded))
     assert not [block for block in trace.blocks if block.owner is Owner.OPTIMIZER_STATE and block.size_bytes > SMALL]
@@ -142,7 +144,7 @@ def test_what_zero_offloads_is_not_on_the_device(model_folder: Callable[[str], p
     assert trace.pinned_bytes >= (4 + 2 + 2) * shard, "gradients to step with, those added up, and shards of weights"
 
 
-def test_shared_tokens_are_a_part_of_the_work_and_go_around(model_folder: Callable[[str], pathlib.Path]) -> None:
+def test_shared_tokens_are_a_part_of_the_work_and_go_around(model_folder: Folder) -> None:
     ways = {size: ranked("sft", model_folder("qwen2"), processes=4, sharding="fsdp2", cp_size=size) for size in (1, 4)}
     works = {size: rehearsed(one).work.work for size, one in ways.items()}
     flops = {
@@ -161,7 +163,7 @@ def test_shared_tokens_are_a_part_of_the_work_and_go_around(model_folder: Callab
 
 @pytest.mark.parametrize("method", ["sft", "grpo"])
 def test_rows_made_for_one_process_and_repeated_are_those_made_for_all(
-    method: str, model_folder: Callable[[str], pathlib.Path], monkeypatch: pytest.MonkeyPatch
+    method: str, model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = ranked(method, model_folder("qwen2"), processes=3, sharding="ddp")
     made = rehearsed(one)
@@ -183,7 +185,7 @@ def test_parts_made_when_asked_for_are_those_of_torch(rows: int) -> None:
 SETS = ((1, None), (4, "fsdp2"))
 
 
-def test_an_optimizer_that_holds_other_parameters_is_no_prediction(model_folder: Callable[[str], pathlib.Path]) -> None:
+def test_an_optimizer_that_holds_other_parameters_is_no_prediction(model_folder: Folder) -> None:
     one = ranked("sft", model_folder("qwen2"), sharding="fsdp2", gradient_accumulation_steps=1)
     with (
         patch.object(accelerator, "fsdp2_switch_optimizer_parameters", lambda *_: None),

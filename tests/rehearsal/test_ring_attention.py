@@ -1,6 +1,6 @@
 """Ring attention of processes that share the tokens of a row computes what attention of the whole row does."""
 
-import pathlib
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,13 +10,11 @@ PROCESSES, TOKENS = 2, 32
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)], ids=["flash", "cudnn"])
-def test_tokens_that_two_processes_share_attend_as_whole_rows_do(
-    capability: tuple[int, int], tmp_path: pathlib.Path
-) -> None:
+def test_tokens_that_two_processes_share_attend_as_whole_rows_do(capability: tuple[int, int], tmp_path: Path) -> None:
     forked(_attend, PROCESSES, tmp_path, {}, capability)
 
 
-def _attend(rank: int, folder: pathlib.Path, capability: tuple[int, int]) -> None:
+def _attend(rank: int, folder: Path, capability: tuple[int, int]) -> None:
     """Results and gradients are those of the whole row, but for rounding to bfloat16."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh

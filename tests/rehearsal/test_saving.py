@@ -1,7 +1,7 @@
 """What saving takes of the device, against what transformers really takes as it writes the files."""
 
-import pathlib
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,7 +53,7 @@ def trainer_of(model: Any, **facts: Any) -> Any:
 
 @pytest.mark.parametrize(("build", "copies"), [(plain, 0), (mixture, 3 * 4 * 2 * 6 * 8 * 4)])
 def test_saving_copies_fused_experts_all_at_once_and_nothing_else(
-    build: Callable[[], PreTrainedModel], copies: int, tmp_path: pathlib.Path
+    build: Callable[[], PreTrainedModel], copies: int, tmp_path: Path
 ) -> None:
     """Gate and up of 4 experts in 3 layers, 6 x 8 float32 each."""
     model = build()
@@ -64,7 +64,7 @@ def test_saving_copies_fused_experts_all_at_once_and_nothing_else(
     assert peaks(ours).get("save", weights) == peaks(real).get("save", weights) == weights + copies
 
 
-def test_what_is_written_is_counted(tmp_path: pathlib.Path) -> None:
+def test_what_is_written_is_counted(tmp_path: Path) -> None:
     model = plain()
     optimizer = torch.optim.AdamW(model.parameters())
     for weight in model.parameters():

@@ -1,8 +1,8 @@
 """Copies of a model with fewer layers: what they tell is what the whole model's rehearsal records."""
 
-import pathlib
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,7 +42,7 @@ def deep_config(family: str, **changes: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def deep_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def deep_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("deep")
     config = deep_config("qwen2")
     config.architectures = ["Qwen2ForCausalLM"]
@@ -69,7 +69,7 @@ def assert_same(told: Trace | None, whole: Trace) -> None:
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value)),
 )
 def test_few_layers_tell_every_event_of_a_whole_rehearsal(
-    method: str, knobs: dict[str, Any], deep_folder: pathlib.Path
+    method: str, knobs: dict[str, Any], deep_folder: Path
 ) -> None:
     one = case(method, deep_folder, **knobs)
     held_back = LAYERS_HELD_BACK if one.knobs.activation_offloading else 0
@@ -80,7 +80,7 @@ def test_few_layers_tell_every_event_of_a_whole_rehearsal(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("peft", [True, False])
-def test_few_layers_of_a_mixture_tell_the_loss_of_all_routers(peft: bool, tmp_path: pathlib.Path) -> None:
+def test_few_layers_of_a_mixture_tell_the_loss_of_all_routers(peft: bool, tmp_path: Path) -> None:
     config = deep_config("qwen3_moe")
     config.architectures = ["Qwen3MoeForCausalLM"]
     config.save_pretrained(tmp_path)
@@ -93,7 +93,7 @@ def test_few_layers_of_a_mixture_tell_the_loss_of_all_routers(peft: bool, tmp_pa
 
 
 @pytest.mark.slow
-def test_few_layers_tell_when_an_engine_is_awake(deep_folder: pathlib.Path) -> None:
+def test_few_layers_tell_when_an_engine_is_awake(deep_folder: Path) -> None:
     given = {"use_vllm": True, "vllm_enable_sleep_mode": True}
     one, depths = case("grpo", deep_folder, given), Depths(short=1, long=3, whole=5)
     short, long, whole = (rehearsed(one, layers=layers) for layers in (depths.short, depths.long, depths.whole))
@@ -105,7 +105,7 @@ def test_few_layers_tell_when_an_engine_is_awake(deep_folder: pathlib.Path) -> N
 
 @pytest.mark.slow
 def test_few_layers_with_few_chunks_of_the_loss_tell_a_whole_rehearsal(
-    deep_folder: pathlib.Path,
+    deep_folder: Path,
 ) -> None:
     length, rows = 400, {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
     one = case("sft", deep_folder, **rows, max_length=length, gradient_checkpointing=False)
@@ -127,7 +127,7 @@ def test_few_layers_with_few_chunks_of_the_loss_tell_a_whole_rehearsal(
 
 
 @pytest.mark.slow
-def test_a_loss_of_few_chunks_is_left_whole(deep_folder: pathlib.Path) -> None:
+def test_a_loss_of_few_chunks_is_left_whole(deep_folder: Path) -> None:
     one = case("sft", deep_folder)
     few, whole = (rehearsed(one, layers=1, chunks=chunks) for chunks in (FEW_LOSS_CHUNKS, None))
     assert few.loss_chunks == ()
@@ -135,9 +135,7 @@ def test_a_loss_of_few_chunks_is_left_whole(deep_folder: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gpt2"])
-def test_the_model_has_as_many_layers_as_asked_for_wherever_its_config_is_read(
-    family: str, tmp_path: pathlib.Path
-) -> None:
+def test_the_model_has_as_many_layers_as_asked_for_wherever_its_config_is_read(family: str, tmp_path: Path) -> None:
     from transformers import AutoConfig
 
     config = deep_config(family)
@@ -174,9 +172,7 @@ def test_the_period_is_that_of_the_kinds_of_layers(family: str, changes: dict[st
 
 
 @pytest.mark.parametrize(("family", "name"), [("qwen2_5_vl", "depth"), ("smolvlm", "num_hidden_layers")])
-def test_the_layers_of_a_vision_tower_are_counted(
-    family: str, name: str, vision_folder: Callable[[str], pathlib.Path]
-) -> None:
+def test_the_layers_of_a_vision_tower_are_counted(family: str, name: str, vision_folder: Callable[[str], Path]) -> None:
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(vision_folder(family))
@@ -186,7 +182,7 @@ def test_the_layers_of_a_vision_tower_are_counted(
     assert pattern.tower == 7
 
 
-def test_models_of_one_step_have_a_pattern_where_they_share_it(tmp_path: pathlib.Path) -> None:
+def test_models_of_one_step_have_a_pattern_where_they_share_it(tmp_path: Path) -> None:
     alike, deeper = tmp_path / "alike", tmp_path / "deeper"
     deep_config("qwen2").save_pretrained(alike)
     more = {"num_hidden_layers": DEPTH + 1, "layer_types": ["full_attention"] * (DEPTH + 1)}
@@ -278,7 +274,7 @@ def test_a_shortened_model_object_is_the_one_that_its_shortened_config_makes(fam
 
 
 @pytest.mark.slow
-def test_few_layers_of_a_model_object_tell_every_event_of_its_whole_rehearsal(tmp_path: pathlib.Path) -> None:
+def test_few_layers_of_a_model_object_tell_every_event_of_its_whole_rehearsal(tmp_path: Path) -> None:
     packed = pack(with_lora(owned_mlps(deep_model("qwen2"))))
 
     def rehearsed(layers: int) -> Trace:

@@ -1,7 +1,7 @@
 """Without vLLM installed, TRL's own VLLMGeneration runs against its stand-ins."""
 
-import pathlib
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +18,8 @@ from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.rehearsal.vllm_stub import vllm_stand_in
 from autotrain_mem.types import Owner, Phase
 from autotrain_mem.types.trace import CACHE_EMPTIED
+
+Folder = Callable[[str], Path]
 
 PROMPTS = [[5, 6, 7], [5, 6, 7], [8, 9], [8, 9]]
 TOKENS = 6
@@ -53,7 +55,7 @@ def test_the_first_completion_has_full_length_and_the_others_a_token_less(mode: 
     assert {type(value) for row in logprobs for (value,) in row} == {float}
 
 
-def test_an_engine_is_awake_from_its_weights_to_its_last_token(model_folder: Callable[[str], pathlib.Path]) -> None:
+def test_an_engine_is_awake_from_its_weights_to_its_last_token(model_folder: Folder) -> None:
     """TRL empties torch's cache before it wakes it, and vLLM as it falls asleep; nothing is trained between."""
     given = {"use_vllm": True, "vllm_enable_sleep_mode": True}
     run = rehearsed(case("grpo", model_folder("qwen2"), given))
@@ -92,7 +94,7 @@ MODES = [
 
 @pytest.mark.parametrize(("given", "knobs"), MODES)
 def test_weights_are_gathered_for_vllm_as_by_real_ranks(
-    given: dict[str, Any], knobs: dict[str, Any], model_folder: Callable[[str], pathlib.Path], tmp_path: pathlib.Path
+    given: dict[str, Any], knobs: dict[str, Any], model_folder: Folder, tmp_path: Path
 ) -> None:
     one = case("grpo", model_folder("qwen2"), {"use_vllm": True, **given}, processes=2, **knobs)
     fake = rehearsed(one)
@@ -105,7 +107,7 @@ def test_weights_are_gathered_for_vllm_as_by_real_ranks(
 
 
 def test_one_weight_at_a_time_is_gathered_for_an_engine_of_the_same_process(
-    model_folder: Callable[[str], pathlib.Path],
+    model_folder: Folder,
 ) -> None:
     one = case("grpo", model_folder("qwen2"), {"use_vllm": True}, processes=2, sharding="fsdp2")
     trace = rehearsed(one)

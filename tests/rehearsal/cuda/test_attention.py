@@ -1,9 +1,9 @@
 """Attention under the rules: CUDA's choice, CUDA's bytes, the CPU's values; fake and real tensors alike."""
 
 import itertools
-import pathlib
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -263,7 +263,7 @@ def test_a_name_that_cannot_run_is_refused_with_its_reason() -> None:
 
 CAPABILITIES = sorted({card.compute_capability for card in catalog() if card.compute_capability is not None})
 MERGED = [capability for capability in CAPABILITIES if kernel_class(capability) != capability]
-HEADS = (16, 20, 40, 64, 72, 80, 96, 128, 160, 192, 224, 256, 288)
+HEAD_SIZES = (16, 20, 40, 64, 72, 80, 96, 128, 160, 192, 224, 256, 288)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -282,7 +282,7 @@ def calls(rows: int) -> list[Inputs]:
 
     return [
         (tensor(8, size, dtype), tensor(heads, size, dtype), tensor(heads, size, dtype))
-        for size, dtype, heads in itertools.product(HEADS, DTYPES, (8, 2))
+        for size, dtype, heads in itertools.product(HEAD_SIZES, DTYPES, (8, 2))
     ]
 
 
@@ -321,7 +321,7 @@ def test_the_card_that_stands_for_a_class_takes_no_less_for_a_sum_over_rows(capa
 
 
 @pytest.mark.slow
-def test_rehearsals_for_cards_of_one_class_are_the_same(model_folder: Callable[[str], pathlib.Path]) -> None:
+def test_rehearsals_for_cards_of_one_class_are_the_same(model_folder: Callable[[str], Path]) -> None:
     less = {"gradient_checkpointing": False, "gradient_accumulation_steps": 1}
     one = case("sft", model_folder("gemma3"), {"bf16": False}, **less)
 

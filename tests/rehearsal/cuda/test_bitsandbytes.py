@@ -1,8 +1,8 @@
 """Quantized bases: a rehearsal gives them what bitsandbytes gives them; ``test_parity`` trains on them."""
 
-import pathlib
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import bitsandbytes
@@ -23,7 +23,7 @@ from autotrain_mem.trainers.model_support import refuse_unrehearsed, statistics
 from autotrain_mem.trainers.weightless import without_weights
 from autotrain_mem.types import Owner
 
-Folder = Callable[[str], pathlib.Path]
+Folder = Callable[[str], Path]
 
 NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": "bfloat16"}
 QUANTIZED: dict[str, dict[str, Any]] = {
@@ -40,13 +40,13 @@ def quantization(name: str) -> Any:
     return BitsAndBytesConfig(**QUANTIZED[name])
 
 
-def load(folder: pathlib.Path, **options: Any) -> Any:
+def load(folder: Path, **options: Any) -> Any:
     from trl.trainer.utils import create_model_from_path
 
     return create_model_from_path(str(folder), device_map=None, **options)
 
 
-def fake_load(folder: pathlib.Path, **options: Any) -> Any:
+def fake_load(folder: Path, **options: Any) -> Any:
     with FakeTensorMode(), without_weights(materialize):
         return load(folder, **options)
 
@@ -90,7 +90,7 @@ def described(module: Any) -> list[Any]:
 
 @pytest.mark.parametrize("name", ["nf4-double", "int8"])
 def test_a_checkpoint_that_is_quantized_already_rehearses_unasked_and_not_with_another_quantization(
-    name: str, model_folder: Folder, tmp_path: pathlib.Path
+    name: str, model_folder: Folder, tmp_path: Path
 ) -> None:
     load(model_folder("qwen2"), dtype="bfloat16", quantization_config=quantization(name)).save_pretrained(tmp_path)
     real = load(tmp_path, dtype="bfloat16")

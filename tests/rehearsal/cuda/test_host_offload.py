@@ -1,10 +1,10 @@
 """What goes to the host leaves the record of the device; what comes back is born again."""
 
-import pathlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -21,7 +21,7 @@ from autotrain_mem.types.work import Kind
 
 
 @pytest.fixture
-def training(model_folder: Callable[[str], pathlib.Path]) -> Callable[..., Case]:
+def training(model_folder: Callable[[str], Path]) -> Callable[..., Case]:
     """``training(activation_offloading=True)``: a small one with these knobs."""
     return partial(case, "sft", model_folder("qwen2"))
 
@@ -39,7 +39,7 @@ def training(model_folder: Callable[[str], pathlib.Path]) -> Callable[..., Case]
     ids=str,
 )
 def test_a_rehearsal_allocates_what_the_real_run_allocates(
-    knobs: dict[str, Any], training: Callable[..., Case], tmp_path: pathlib.Path
+    knobs: dict[str, Any], training: Callable[..., Case], tmp_path: Path
 ) -> None:
     fake, true, _ = assert_alike(training(**knobs), tmp_path)
     assert [block.stream for block in fake.blocks] == [block.stream for block in true.blocks]
@@ -65,7 +65,7 @@ def test_what_leaves_the_device_in_a_forward_comes_back_in_the_backward(training
 
 
 def test_offloaded_activations_train_the_same_weights_in_less_memory(
-    training: Callable[..., Case], tmp_path: pathlib.Path
+    training: Callable[..., Case], tmp_path: Path
 ) -> None:
     (less, changed), (more, expected) = (
         trained(training(activation_offloading=offloads, gradient_checkpointing=False), tmp_path / str(offloads))

@@ -1,9 +1,9 @@
 """What loading a model asks a GPU's allocator for, against transformers' and bitsandbytes' own code."""
 
-import pathlib
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -21,7 +21,7 @@ from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.trainers.weightless import without_weights
 from autotrain_mem.types import Owner, Phase, Trace
 
-Folder = Callable[[str], pathlib.Path]
+Folder = Callable[[str], Path]
 
 QUANTIZED: dict[str, dict[str, Any]] = {
     "nf4-nested": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},

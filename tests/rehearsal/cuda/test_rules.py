@@ -1,9 +1,9 @@
 """Under the rules CPU tensors take CUDA's paths; without it nothing is changed."""
 
 import ast
-import pathlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -179,7 +179,7 @@ def test_what_is_not_imitated_is_said() -> None:
 def test_every_rule_is_listed_in_its_module() -> None:
     """A public function of the folder that makes a context is a rule, but for what applies all, and what hides."""
     listed = 0
-    for path in pathlib.Path(rules_module.__file__).parent.glob("*.py"):
+    for path in Path(rules_module.__file__).parent.glob("*.py"):
         source = path.read_text(encoding="utf-8")
         rules_of_it = source.partition("\nRULES = (")[2]
         made = {
@@ -195,7 +195,7 @@ def test_every_rule_is_listed_in_its_module() -> None:
     assert listed == len(every_rule())
 
 
-def test_a_module_is_all_that_a_new_rule_needs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_is_all_that_a_new_rule_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "doubled.py").write_text(NEW_RULE, encoding="utf-8")
     monkeypatch.setattr(rules_module.cuda, "__path__", [*rules_module.cuda.__path__, str(tmp_path)])
     monkeypatch.setattr(rules_module, "every_rule", every_rule.__wrapped__)
@@ -297,14 +297,14 @@ def test_every_rule_exchanges_something_or_registers_kernels() -> None:
     assert idle <= 2
 
 
-Folder = Callable[[str], pathlib.Path]
+Folder = Callable[[str], Path]
 HALF_BASE = {"full": {}} | {name: {**VARIANTS[name], "dtype": "float16"} for name in ("lora", "4-bit", "8-bit")}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", HALF_BASE)
 def test_a_rehearsal_allocates_what_the_real_run_allocates(
-    variant: str, model_folder: Folder, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    variant: str, model_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But for the scaler, whose few scalars depend on values: it is off on both sides."""
     monkeypatch.setattr(rules_module, "detect_fake_mode", lambda: "as if there were one")
@@ -314,7 +314,7 @@ def test_a_rehearsal_allocates_what_the_real_run_allocates(
 
 @pytest.mark.parametrize(("method", "variant"), [("sft", "4-bit"), ("reward", "lora"), ("reward", "8-bit")])
 def test_what_is_trained_is_float32_beside_a_float16_base(
-    method: str, variant: str, model_folder: Folder, tmp_path: pathlib.Path
+    method: str, variant: str, model_folder: Folder, tmp_path: Path
 ) -> None:
     """TRL makes the adapter of a quantized base bfloat16, which CUDA's scaler refuses; a reward model's head would be
     float16, which every scaler refuses."""

@@ -1,9 +1,9 @@
 """Known FLOPs, bytes and kernels are planted with real tensors, and must be found in the right column."""
 
-import pathlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -187,7 +187,7 @@ def test_the_last_whole_step_counts_and_what_follows_it_is_none_of_its_own(after
     ],
 )
 def test_a_trainers_spec_says_for_how_long_it_trains_on_what_is_generated(
-    method: str, arguments: dict[str, Any], passes: int, micro_steps: int, tmp_path: pathlib.Path
+    method: str, arguments: dict[str, Any], passes: int, micro_steps: int, tmp_path: Path
 ) -> None:
     length = {"response_length": 8} if method == "ppo" else {"max_completion_length": 8, "num_generations": 4}
     small = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "gradient_checkpointing": False}
