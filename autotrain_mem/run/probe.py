@@ -170,7 +170,15 @@ def confirmed(chosen: Plan, ways: Ways, on_event: OnEvent = lambda event: None, 
             return replace(course.fitting, experience=course.experience)
         if not fits:
             if len(course.points) == MOST_PROBES or not may_move:
-                raise _never_fitted(course)
+                card, number = course.predicted.hardware.name, len(course.points)
+                times = (
+                    f"{number} probes were made, and none of them" if number > 1 else "A probe was made, and it did not"
+                )
+                raise DoesNotFitError(
+                    f"{course.plan.model} does not fit {card} when it is tried. {times} fit{'' if number == 1 else 's'}.\n"
+                    f"{_measured(course)}",
+                    hint="--headroom SIZE  plan for less than there is, with more headroom\n--no_probe       train all the same",
+                )
             _move(course)
         _look(course, may_move=may_move)
 
@@ -188,7 +196,12 @@ def _look(course: _Course, *, may_move: bool) -> None:
     course.plan = replace(course.plan, estimate=estimate)
     if not course.plan.estimate.fits:
         if not may_move:
-            raise _no_longer_fits(course)
+            needed, free = course.plan.estimate.required_bytes, course.predicted.hardware.free_bytes
+            raise DoesNotFitError(
+                f"{course.plan.model} with the settings of its plan does not fit what is free of "
+                f"{course.predicted.hardware.name} now: it needs {format_bytes(needed)}, and {format_bytes(free)} are free.",
+                hint="End what else is on the card, or plan again without --plan.",
+            )
         _move(course)
 
 
@@ -267,25 +280,6 @@ def _take(course: _Course, replanned: Replanned) -> None:
 
 
 # -- where it ends -------------------------------------------------------------------------------------------------
-
-
-def _never_fitted(course: _Course) -> DoesNotFitError:
-    card, number = course.predicted.hardware.name, len(course.points)
-    times = f"{number} probes were made, and none of them" if number > 1 else "A probe was made, and it did not"
-    return DoesNotFitError(
-        f"{course.plan.model} does not fit {card} when it is tried. {times} fit{'' if number == 1 else 's'}.\n"
-        f"{_measured(course)}",
-        hint="--headroom SIZE  plan for less than there is, with more headroom\n--no_probe       train all the same",
-    )
-
-
-def _no_longer_fits(course: _Course) -> DoesNotFitError:
-    needed, free = course.plan.estimate.required_bytes, course.predicted.hardware.free_bytes
-    return DoesNotFitError(
-        f"{course.plan.model} with the settings of its plan does not fit what is free of "
-        f"{course.predicted.hardware.name} now: it needs {format_bytes(needed)}, and {format_bytes(free)} are free.",
-        hint="End what else is on the card, or plan again without --plan.",
-    )
 
 
 def _measured(course: _Course) -> str:

@@ -26,7 +26,14 @@ def check_checkpoint(wish: Wish) -> None:
     """
     plan = _plan(wish)
     if plan is not None:
-        _check_batch(wish, plan)
+        rows, processes = plan.knobs.effective_batch_size, _processes(wish, plan)
+        if processes is not None and rows % processes:
+            fitting = [count for count in range(1, rows + 1) if rows % count == 0]
+            nearest = sorted(fitting, key=lambda count: abs(count - processes))[:2]
+            raise UsageError(
+                f"{processes} GPUs do not divide the run's effective batch of {rows} rows, which stays as it was.",
+                hint=f"Go on with --gpus {' or '.join(map(str, sorted(nearest)))}.",
+            )
     resumer = _resumer(wish, plan)
     checkpoints = list(_checkpoints(wish))
     if checkpoints and not wish.argument("ignore_data_skip"):  # the rows themselves are looked at once they are loaded
@@ -73,14 +80,3 @@ def _checkpoints(wish: Wish) -> list[Path]:
         return [Path(str(named))] if Path(str(named)).is_dir() else []
     found = [] if wish.folder is None else newest_first(Path(wish.folder))
     return [each.path for each in found if not why_torn(each.path)]
-
-
-def _check_batch(wish: Wish, plan: Plan) -> None:
-    rows, processes = plan.knobs.effective_batch_size, _processes(wish, plan)
-    if processes is not None and rows % processes:
-        fitting = [count for count in range(1, rows + 1) if rows % count == 0]
-        nearest = sorted(fitting, key=lambda count: abs(count - processes))[:2]
-        raise UsageError(
-            f"{processes} GPUs do not divide the run's effective batch of {rows} rows, which stays as it was.",
-            hint=f"Go on with --gpus {' or '.join(map(str, sorted(nearest)))}.",
-        )

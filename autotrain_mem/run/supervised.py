@@ -106,7 +106,13 @@ class SupervisedRun:
         self.plan = as_begun(self.plan)
         write_json(self.folder / PLAN_NAME, codec.to_json(self.plan))
         first = Stint(knobs=self.plan.knobs, learned=self.plan.experience.learned, checkpoint=checkpoint)
-        end = self._supervised(first, restarts)
+        # Runs every process, and says in the log of events how the last one ended.
+        try:
+            end = supervise(first, self, restarts=restarts, on_event=self.record)
+        except BaseException as error:
+            self._log.end("interrupted" if isinstance(error, InterruptedByUser | KeyboardInterrupt) else "failed")
+            raise
+        self._log.end("interrupted" if end["interrupted"] else "finished", end["steps"])
         report = self._figures.report(end, self.plan, str(self.folder))
         if report.has_trained or not (self.folder / RUN_NAME).exists():  # else that of the run that trained stays
             self._write(RUN_NAME, self._run(report))
@@ -117,16 +123,6 @@ class SupervisedRun:
             raise InterruptedByUser(message, hint=how_to_resume(self.folder))
         self.output.end()
         return report
-
-    def _supervised(self, first: Stint, restarts: int) -> Event:
-        """Runs every process, and says in the log of events how the last one ended."""
-        try:
-            end = supervise(first, self, restarts=restarts, on_event=self.record)
-        except BaseException as error:
-            self._log.end("interrupted" if isinstance(error, InterruptedByUser | KeyboardInterrupt) else "failed")
-            raise
-        self._log.end("interrupted" if end["interrupted"] else "finished", end["steps"])
-        return end
 
     # -- what the supervisor asks for ---------------------------------------------------------------------------------
 
@@ -167,7 +163,18 @@ class SupervisedRun:
 
     def changed(self, cause: Cause, ending: Ending, knobs: Knobs) -> Change | None:
         if cause.remedy is Remedy.MACHINES:
-            return self._with_machines_that_are_there(knobs)
+            # Waits for the machine that was lost; where it does not come, plans for those that are left.
+            machines = self.machines
+            assert machines is not None
+            device = machines.gather(self.device)
+            if device.topology.processes == knobs.processes:
+                return None
+            with Workers() as workers:
+                rehearsals = replace(self.rehearsals, workers=workers)
+                self.rehearsals, plan = on_machines(rehearsals, self.plan, device.topology)
+            self.device = device
+            self._keep(plan)
+            return Change(knobs=plan.knobs, flags=f"--nodes {device.topology.nodes} {_division(plan.knobs)}")
         with Workers() as workers:
             rehearsals = replace(self.rehearsals, workers=workers)
             try:
@@ -183,24 +190,6 @@ class SupervisedRun:
             return None
         self._keep(plan)
         return Change(knobs=plan.knobs, flags=flags_of(knobs, plan.knobs))
-
-    def _with_machines_that_are_there(self, knobs: Knobs) -> Change | None:
-        """Waits for the machine that was lost; where it does not come, plans for those that are left.
-
-        Raises:
-            TrainingError: they are too few, or the same training does not fit them.
-        """
-        machines = self.machines
-        assert machines is not None
-        device = machines.gather(self.device)
-        if device.topology.processes == knobs.processes:
-            return None
-        with Workers() as workers:
-            rehearsals = replace(self.rehearsals, workers=workers)
-            self.rehearsals, plan = on_machines(rehearsals, self.plan, device.topology)
-        self.device = device
-        self._keep(plan)
-        return Change(knobs=plan.knobs, flags=f"--nodes {device.topology.nodes} {_division(plan.knobs)}")
 
     def explained(self, ending: Ending) -> AutofitError:
         error = ending.error
@@ -264,7 +253,14 @@ class SupervisedRun:
         if not wish:
             return None
         if wish is not True:
-            self._first = _named(Path(str(wish)))
+            checkpoint = Path(str(wish))
+            why = why_no_start(checkpoint)
+            if why:
+                raise OutputFolderError(
+                    f"Cannot resume from {checkpoint}: {why}.",
+                    hint="--resume_from_checkpoint without a folder takes the newest whole checkpoint of --output_dir.",
+                )
+            self._first = Checkpoint(path=checkpoint, step=step_of(checkpoint))
             return self._first
         self._first = self._last_start()
         if self._first is None:
@@ -335,13 +331,3 @@ def as_begun(chosen: Plan) -> Plan:
         experience = Experience(learned=experience.learned, probes=experience.probes)
     arguments = {name: value for name, value in job.arguments.items() if name != RESUME}
     return replace(chosen, job=replace(job, arguments=arguments), experience=experience)
-
-
-def _named(checkpoint: Path) -> Checkpoint:
-    why = why_no_start(checkpoint)
-    if why:
-        raise OutputFolderError(
-            f"Cannot resume from {checkpoint}: {why}.",
-            hint="--resume_from_checkpoint without a folder takes the newest whole checkpoint of --output_dir.",
-        )
-    return Checkpoint(path=checkpoint, step=step_of(checkpoint))

@@ -60,7 +60,9 @@ def process_environment(
     setting = environment_setting(environment, grows=knobs.expandable_segments)
     variable = variable_that_counts({**os.environ, **environment})
     allocator = {variable: setting} if knobs.expandable_segments else {}
-    return {**environment, **allocator, **seen_cards(device, _devices(device, knobs))}
+    # Name the device of each process of this machine, in the order of their ranks.
+    uuids = device.topology.uuids[: knobs.processes]
+    return {**environment, **allocator, **seen_cards(device, (uuids if knobs.processes > 1 else (device.uuid or "",)))}
 
 
 def seen_cards(device: Hardware, uuids: Sequence[str]) -> dict[str, str]:
@@ -74,12 +76,6 @@ def seen_cards(device: Hardware, uuids: Sequence[str]) -> dict[str, str]:
         return {VISIBLE: names, "HIP_VISIBLE_DEVICES": names}
     numbers = numbers_in_pci_order(uuids)
     return {VISIBLE: names} if numbers is None else {VISIBLE: ",".join(numbers), ORDER: "PCI_BUS_ID"}
-
-
-def _devices(device: Hardware, knobs: Knobs) -> tuple[str, ...]:
-    """Name the device of each process of this machine, in the order of their ranks."""
-    uuids = device.topology.uuids[: knobs.processes]
-    return uuids if knobs.processes > 1 else (device.uuid or "",)
 
 
 # -- several processes -----------------------------------------------------------------------------------------------

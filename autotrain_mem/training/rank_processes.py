@@ -211,7 +211,14 @@ class Heard:
             if not self.are_several and message.get("event") != "pulse":
                 return message
             if "error" in message:
-                return self._error({**message, "rank": rank})
+                # That of the rank that failed first: those that it leaves fail for want of it.
+                error = {**message, "rank": rank}
+                if not blames_others(str(error.get("message", ""))):
+                    return error
+                other = self._other_failure(error["rank"])
+                if isinstance(other, Exception):
+                    raise other
+                return other or error
             event = self._event(rank, message)
             if event is not None:
                 return event
@@ -247,15 +254,6 @@ class Heard:
         return {**event, "incident": named} if "incident" in event else named
 
     # -- whose fault it is ---------------------------------------------------------------------------------------------
-
-    def _error(self, error: Event) -> Event:
-        """Return the error of the rank that failed first: those that it leaves fail for want of it."""
-        if not blames_others(str(error.get("message", ""))):
-            return error
-        other = self._other_failure(error["rank"])
-        if isinstance(other, Exception):
-            raise other
-        return other or error
 
     def _culprit_of(self, words: str, death: RankDied) -> RankDied | WaitedFor:
         if not self.are_several or not blames_others(words):

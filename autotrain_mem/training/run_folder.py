@@ -166,7 +166,12 @@ def lock_folder(output_dir: str, on_event: OnEvent = lambda event: None) -> Iter
     folder, give_up = Path(output_dir), time.monotonic() + LOCK_SECONDS
     while (file := _try_lock(folder, on_event)) is None:
         if time.monotonic() >= give_up:
-            raise _busy(folder)
+            record = _record_in(folder)
+            who = f" (process {record['pid']} on {record.get('host')})" if record.get("pid") else ""
+            raise OutputFolderError(
+                f"Another run is under way in the output folder {folder}{who}.",
+                hint="Wait until it has ended, or give another --output_dir.",
+            )
         time.sleep(LOCK_SECONDS / 20)
     with contextlib.closing(os.fdopen(file, "rb+", buffering=0)):  # the lock ends with the last who has it open
         with contextlib.suppress(OSError):  # it only tells others whom to look for
@@ -337,15 +342,6 @@ def _try_lock(folder: Path, on_event: OnEvent) -> int | None:
         raise unwritable(folder, f"{LOCK_NAME}: {error.strerror}") from error
     os.close(file)
     return None
-
-
-def _busy(folder: Path) -> OutputFolderError:
-    record = _record_in(folder)
-    who = f" (process {record['pid']} on {record.get('host')})" if record.get("pid") else ""
-    return OutputFolderError(
-        f"Another run is under way in the output folder {folder}{who}.",
-        hint="Wait until it has ended, or give another --output_dir.",
-    )
 
 
 def _identity(status: os.stat_result) -> str:

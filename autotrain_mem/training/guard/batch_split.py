@@ -81,7 +81,9 @@ class Piece:
         assert not isinstance(images, str), images
         parts = []
         for units in split_evenly(range(self.members), count):
-            spans = self._spans(units)
+            # Rows of these units: of pairs the chosen ones and the rejected ones.
+            half = self.rows // 2
+            spans = [units] if self.layout is Layout.ROWS else [units, range(half + units.start, half + units.stop)]
             apart = {} if images is None else images.of_part(self.inputs, spans)
             inputs = {
                 name: _of_rows(value, spans, self.rows) for name, value in self.inputs.items() if name not in apart
@@ -95,11 +97,6 @@ class Piece:
         """Say how :meth:`cut` would cut it: ``split into 3 + 2 rows``."""
         sizes = [str(len(part)) for part in split_evenly(range(self.members), count)]
         return f"split into {' + '.join(sizes)} {self.layout}"
-
-    def _spans(self, units: range) -> list[range]:
-        """Rows of these units: of pairs the chosen ones and the rejected ones."""
-        half = self.rows // 2
-        return [units] if self.layout is Layout.ROWS else [units, range(half + units.start, half + units.stop)]
 
 
 def _of_rows(value: Any, spans: Sequence[range], rows: int) -> Any:

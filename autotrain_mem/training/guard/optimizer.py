@@ -98,10 +98,14 @@ class OptimizerSteps:
         if reason:
             self._context.give_up(Phase.OPTIMIZER_STEP, outcome, reason)
         before.take_back_new_state()
-        one_by_one = _without_foreach(optimizer)
+        # Parameters are updated one by one from now on: their temporaries never lie side by side. The same numbers.
+        groups = [group for group in optimizer.param_groups if group.get("foreach", False) is not False]
+        groups = [group for group in groups if not group.get("fused")]
+        for group in groups:
+            group["foreach"] = False
         release()
         value = step()
-        remedy = "repeated with one parameter after the other" if one_by_one else REPEATED
+        remedy = "repeated with one parameter after the other" if groups else REPEATED
         self._context.report(Phase.OPTIMIZER_STEP, remedy, outcome)
         return value
 
@@ -127,15 +131,6 @@ STATE_ARGUMENTS = 7
 def _init_all(optimizer: Any) -> None:
     for group in optimizer.param_groups:
         optimizer._init_group(group, *([] for _ in range(STATE_ARGUMENTS - 1)))
-
-
-def _without_foreach(optimizer: Any) -> bool:
-    """Update parameters one by one from now on: their temporaries never lie side by side. The same numbers."""
-    groups = [group for group in optimizer.param_groups if group.get("foreach", False) is not False]
-    groups = [group for group in groups if not group.get("fused")]
-    for group in groups:
-        group["foreach"] = False
-    return bool(groups)
 
 
 class _Untouched:
@@ -164,7 +159,11 @@ class _Untouched:
         lists = [group.get("fused") or group.get("foreach", False) is not False for group in optimizer.param_groups]
         if any(lists) and not all("step" in state for _, state in states):
             return False
-        return all(self._is_new(state) if known is None else self._numbers(state) == known for known, state in states)
+        # Every optimizer's state begins as nothing but zeros; it is read after the cache was emptied.
+        new = [state for known, state in states if known is None]
+        if any(any(self._numbers(state).values()) or any(map(torch.any, _tensors(state))) for state in new):
+            return False
+        return all(self._numbers(state) == known for known, state in states if known is not None)
 
     def take_back_new_state(self) -> None:
         """Remove state that the try began to make."""
@@ -175,10 +174,6 @@ class _Untouched:
     def _numbers(self, state: Any) -> dict[str, float]:
         numbers = {name: value for name, value in state.items() if isinstance(value, self._kinds)}
         return {name: float(value) for name, value in numbers.items() if getattr(value, "numel", lambda: 1)() == 1}
-
-    def _is_new(self, state: Any) -> bool:
-        """Whether it is as every optimizer's state begins: nothing but zeros. Read after the cache was emptied."""
-        return not any(self._numbers(state).values()) and not any(bool(tensor.any()) for tensor in _tensors(state))
 
 
 def _written(optimizer: Any) -> Iterator[Any]:

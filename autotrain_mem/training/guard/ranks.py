@@ -215,7 +215,9 @@ def average(ranks: Ranks, ddp: DistributedDataParallel) -> None:
     """
     if not ddp.require_backward_grad_sync:
         return
-    trained = _trained(ddp)
+    # Give the parameters whose gradients DDP averages (``distributed.py: _build_params_for_reducer``).
+    named = ddp.module.named_parameters()
+    trained = [each for name, each in named if each.requires_grad and name not in ddp.parameters_to_ignore]
     used = [parameter.grad is not None for parameter in trained]
     if ddp.find_unused_parameters:  # then DDP finds out which are used elsewhere
         touched = [each for each, is_used in zip(trained, used, strict=True) if is_used] or trained[:1]
@@ -228,12 +230,6 @@ def average(ranks: Ranks, ddp: DistributedDataParallel) -> None:
         for parameter, is_used in zip(trained, used, strict=True):
             if not is_used:
                 parameter.grad = None
-
-
-def _trained(ddp: DistributedDataParallel) -> list[Any]:
-    """Give the parameters whose gradients DDP averages (``distributed.py: _build_params_for_reducer``)."""
-    named = ddp.module.named_parameters()
-    return [each for name, each in named if each.requires_grad and name not in ddp.parameters_to_ignore]
 
 
 class _Nothing(torch.autograd.Function):  # type: ignore[misc]

@@ -12,7 +12,7 @@ import os
 import queue
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -125,12 +125,23 @@ class _Following:
         """Do what is asked; returns the error of a training that failed, or why the first machine is gone."""
         while True:
             try:
-                self._forward()
+                at = self._interrupted_at
+                if at is not None and not self._is_asked_to_end and time.monotonic() - at >= FORWARD_SECONDS:
+                    self._is_asked_to_end = True
+                    self._link.send({"do": "interrupt"})
                 message = self._messages.get(timeout=LOOK_SECONDS)
             except queue.Empty:
                 continue
             except KeyboardInterrupt as interrupt:
-                self._interrupt(interrupt)
+                if self._interrupted_at is not None:
+                    raise InterruptedByUser(
+                        "Interrupted twice, in the middle of a step.",
+                        hint="Checkpoints that were complete before stay valid.",
+                    ) from interrupt
+                self._say(
+                    "Interrupted: machine 0 is asked to end the training after this step; Ctrl-C again ends it here now"
+                )
+                self._interrupted_at = time.monotonic()
                 continue
             match message["do"]:
                 case "finish":
@@ -164,7 +175,18 @@ class _Following:
         match message["do"]:
             case "send":
                 with contextlib.suppress(ChildDied):  # its end is told by itself
-                    child.send(self._own(message["message"], Path(message["message"]["output_dir"])))
+                    # The request with this machine's device, and the output folder as it is seen
+                    # from here.
+                    request = codec.from_json(Request, message["message"])
+                    uuids = self._hardware.topology.uuids
+                    local = request.rank % max(1, request.hardware.topology.devices)
+                    device = (
+                        replace(request.hardware, uuid=uuids[local] if uuids else None)
+                        if self._real
+                        else request.hardware
+                    )
+                    identity = identity_of(Path(message["message"]["output_dir"])) if request.folder else ""
+                    child.send(dict(codec.to_json(replace(request, hardware=device, folder=identity))))
             case "interrupt":
                 self._is_asked_to_end = True
                 child.interrupt()
@@ -173,7 +195,8 @@ class _Following:
             case "kill":
                 child.kill()
             case "ended":
-                self._end(key, child)
+                death = child.death()
+                self._tell(key, code=death.code, tail=death.log_tail)
 
     def _start(self, key: tuple[int, int], order: Message) -> None:
         log = Path(order["log"])
@@ -190,7 +213,10 @@ class _Following:
         for child in earlier:
             child.stop(0)
         self._is_asked_to_end, self._interrupted_at = False, None
-        environment = {**order["environment"], **self._sees()}
+        environment = {
+            **order["environment"],
+            **(seen_cards(self._hardware, self._hardware.topology.uuids) if self._real else {}),
+        }
         try:
             module = RUN_PROCESS if self._real else SIMULATED_PROCESS
             child = Child(module, environment, log, has_children=True, on_line=partial(self._on_line, key))
@@ -205,26 +231,10 @@ class _Following:
         else:
             self._messages.put({"do": "ended", "stint": key[0], "rank": key[1]})
 
-    def _end(self, key: tuple[int, int], child: Child) -> None:
-        death = child.death()
-        self._tell(key, code=death.code, tail=death.log_tail)
-
     def _tell(self, key: tuple[int, int], **what: Any) -> None:
         self._link.send({"stint": key[0], "rank": key[1], **what})
 
     # -- what is this machine's own ------------------------------------------------------------------------------------
-
-    def _sees(self) -> Mapping[str, str]:
-        return seen_cards(self._hardware, self._hardware.topology.uuids) if self._real else {}
-
-    def _own(self, message: Message, folder: Path) -> Message:
-        """The request with this machine's device, and the output folder as it is seen from here."""
-        request = codec.from_json(Request, message)
-        uuids = self._hardware.topology.uuids
-        local = request.rank % max(1, request.hardware.topology.devices)
-        device = replace(request.hardware, uuid=uuids[local] if uuids else None) if self._real else request.hardware
-        identity = identity_of(folder) if request.folder else ""
-        return dict(codec.to_json(replace(request, hardware=device, folder=identity)))
 
     def _is_shared(self, folder: Path, holder: Sequence[Any]) -> bool:
         deadline = time.monotonic() + SHARED_SECONDS
@@ -235,18 +245,3 @@ class _Following:
         return True
 
     # -- Ctrl-C here ---------------------------------------------------------------------------------------------------
-
-    def _interrupt(self, interrupt: KeyboardInterrupt) -> None:
-        if self._interrupted_at is not None:
-            raise InterruptedByUser(
-                "Interrupted twice, in the middle of a step.",
-                hint="Checkpoints that were complete before stay valid.",
-            ) from interrupt
-        self._say("Interrupted: machine 0 is asked to end the training after this step; Ctrl-C again ends it here now")
-        self._interrupted_at = time.monotonic()
-
-    def _forward(self) -> None:
-        at = self._interrupted_at
-        if at is not None and not self._is_asked_to_end and time.monotonic() - at >= FORWARD_SECONDS:
-            self._is_asked_to_end = True
-            self._link.send({"do": "interrupt"})

@@ -158,13 +158,6 @@ class Machines:
             TrainingError: fewer than ``min_nodes`` came in time.
             UsageError: another machine's GPUs are others, or fewer.
         """
-        self._wait()
-        for member in self._there():
-            _check_alike(member.hello, hardware)
-        free_bytes = min([hardware.free_bytes, *(each.hello.free_bytes for each in self._there())])
-        return _of_so_many(hardware, len(self.present), free_bytes)
-
-    def _wait(self) -> None:
         deadline, said = time.monotonic() + join_seconds(), ""
         with self._changed:
             while missing := self._missing():
@@ -186,6 +179,14 @@ class Machines:
             )
         if missing:
             self._say(f"Going on with {len(self.present)} of {self.place.machines} machines (--min_nodes)")
+        for member in self._there():
+            _check_alike(member.hello, hardware)
+        free_bytes = min([hardware.free_bytes, *(each.hello.free_bytes for each in self._there())])
+        machines = len(self.present)
+        topology = replace(hardware.topology, nodes=machines)
+        if machines == 1:
+            topology = replace(topology, network="", network_bytes_per_second=None)
+        return replace(hardware, free_bytes=free_bytes, topology=topology)
 
     def _missing(self) -> list[int]:
         there = {each.hello.rank for each in self._there()}
@@ -209,25 +210,20 @@ class Machines:
         self._stint += 1
 
         def start(rank: int, environment: Mapping[str, str], log: Path, on_line: OnLine) -> RemoteChild | None:
-            return self._start(rank, devices, environment, log, on_line)
+            machine = self.present[rank // devices]
+            if not machine:
+                return None
+            member, key = self._members[machine], {"stint": self._stint, "rank": rank}
+            child = RemoteChild(member.link, key, on_line)
+            member.children = {name: each for name, each in member.children.items() if name[0] == self._stint}
+            member.children[self._stint, rank] = child
+            order = {"do": "start", **key, "environment": dict(environment), "log": str(log)}
+            order["holder"] = [os.getpid(), socket.gethostname()]
+            if member.gone or not member.link.send(order):
+                child.end(MachineGone(member.hello.name, member.gone or "it cannot be reached"))
+            return child
 
         return start
-
-    def _start(
-        self, rank: int, devices: int, environment: Mapping[str, str], log: Path, on_line: OnLine
-    ) -> RemoteChild | None:
-        machine = self.present[rank // devices]
-        if not machine:
-            return None
-        member, key = self._members[machine], {"stint": self._stint, "rank": rank}
-        child = RemoteChild(member.link, key, on_line)
-        member.children = {name: each for name, each in member.children.items() if name[0] == self._stint}
-        member.children[self._stint, rank] = child
-        order = {"do": "start", **key, "environment": dict(environment), "log": str(log)}
-        order["holder"] = [os.getpid(), socket.gethostname()]
-        if member.gone or not member.link.send(order):
-            child.end(MachineGone(member.hello.name, member.gone or "it cannot be reached"))
-        return child
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -361,10 +357,3 @@ def _check_alike(hello: Hello, hardware: Hardware) -> None:
             f"machine 0 {wanted} x {hardware.name} of {format_bytes(hardware.total_bytes)}.",
             hint="Train on machines that are alike; --gpus N takes N of the GPUs of each.",
         )
-
-
-def _of_so_many(hardware: Hardware, machines: int, free_bytes: int) -> Hardware:
-    topology = replace(hardware.topology, nodes=machines)
-    if machines == 1:
-        topology = replace(topology, network="", network_bytes_per_second=None)
-    return replace(hardware, free_bytes=free_bytes, topology=topology)

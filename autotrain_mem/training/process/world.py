@@ -123,7 +123,11 @@ def beating(send: SendEvent) -> Iterator[None]:
             except OSError:  # the parent has gone, and this process is about to
                 return
 
-    _allow_older_drivers()
+    from accelerate.utils import check_cuda_p2p_ib_support
+
+    if not check_cuda_p2p_ib_support():  # NCCL is told what ``accelerate launch`` would tell it
+        for name in OLDER_DRIVERS:
+            os.environ.setdefault(name, "1")
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()
     try:
@@ -138,15 +142,6 @@ def _place(frame: FrameType | None) -> str:
     if frame is None:
         return "at its end"
     return f"in {os.path.basename(frame.f_code.co_filename)}: {frame.f_code.co_name}"
-
-
-def _allow_older_drivers() -> None:
-    """Say to NCCL what ``accelerate launch`` would."""
-    from accelerate.utils import check_cuda_p2p_ib_support
-
-    if not check_cuda_p2p_ib_support():
-        for name in OLDER_DRIVERS:
-            os.environ.setdefault(name, "1")
 
 
 Collectives = dict[str, tuple[int, str]]

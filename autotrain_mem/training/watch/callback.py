@@ -111,7 +111,18 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
     @_harmless
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """Take the place before the trackers, and look at the model's embedding."""
-        _move_first(self)
+        # The trackers of ``report_to`` get the same ``logs`` as every callback, but before those that a user
+        # gives (``transformers/trainer.py: Trainer.__init__``), so that what these add comes too late. A
+        # callback is given no trainer: its caller is the handler that holds the list. Moving to the front of
+        # a list while it is gone through skips none and repeats none. Where no handler is found, only the
+        # trackers miss the figures.
+        callbacks = _callbacks_of_caller()
+        if self in callbacks:
+            flow = [number for number, each in enumerate(callbacks) if isinstance(each, DefaultFlowCallback)]
+            first = flow[-1] + 1 if flow else 0
+            if callbacks.index(self) > first:
+                callbacks.remove(self)
+                callbacks.insert(first, self)
         self._clock.start()
         self._began = time.perf_counter()
         self._logged_step = -1
@@ -269,22 +280,6 @@ def cuda_reading() -> MemoryReading | None:
 
 
 # -- the trainer ---------------------------------------------------------------------------------------------------
-
-
-def _move_first(callback: MemoryWatch) -> None:
-    """The trackers of ``report_to`` get the same ``logs`` as every callback, but before those that a user gives
-    (``transformers/trainer.py: Trainer.__init__``), so that what these add comes too late.
-
-    A callback is given no trainer: its caller is the handler that holds the list. Moving to the front of a list while
-    it is gone through skips none and repeats none. Where no handler is found, only the trackers miss the figures.
-    """
-    callbacks = _callbacks_of_caller()
-    if callback in callbacks:
-        flow = [number for number, each in enumerate(callbacks) if isinstance(each, DefaultFlowCallback)]
-        first = flow[-1] + 1 if flow else 0
-        if callbacks.index(callback) > first:
-            callbacks.remove(callback)
-            callbacks.insert(first, callback)
 
 
 def _callbacks_of_caller() -> list[Any]:

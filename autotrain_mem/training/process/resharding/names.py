@@ -31,7 +31,11 @@ def weights_of(model: Any, saved: Saved) -> list[Weight]:
         TrainingError: the checkpoint lacks some, has others, or there are several adapters.
     """
     is_adapter = isinstance(model, PeftModel)
-    tensors = (_trained(model) if saved.has_names_of_model else _adapter(model)) if is_adapter else _whole(model)
+    if is_adapter and saved.has_names_of_model:
+        every = model.named_parameters(remove_duplicate=False)
+        tensors = {name: (name, each) for name, each in every if each.requires_grad}
+    else:
+        tensors = _adapter(model) if is_adapter else _whole(model)
     aliases: dict[int, list[tuple[str, str]]] = {}
     for saved_as, (name, tensor) in tensors.items():
         aliases.setdefault(id(tensor), []).append((name, saved_as))
@@ -58,10 +62,6 @@ def _whole(model: Any) -> dict[str, tuple[str, torch.Tensor]]:
     tensors = dict(model.named_parameters(remove_duplicate=False))
     tensors |= {name: tensor for name, tensor in model.named_buffers() if name in kept}
     return {name: (name, tensor) for name, tensor in tensors.items() if name in kept}
-
-
-def _trained(model: Any) -> dict[str, tuple[str, torch.Tensor]]:
-    return {name: (name, each) for name, each in model.named_parameters(remove_duplicate=False) if each.requires_grad}
 
 
 def _adapter(model: PeftModel) -> dict[str, tuple[str, torch.Tensor]]:
@@ -93,14 +93,13 @@ class OptimizerOrder:
             is_new = trainer.optimizer is None
             optimizer = create(*args, **options)
             if is_new:
-                self._note(trainer.model, trainer.optimizer)
+                names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
+                self.groups = [
+                    [names[id(parameter)] for parameter in group["params"]] for group in trainer.optimizer.param_groups
+                ]
             return optimizer
 
         trainer.create_optimizer = create_optimizer
-
-    def _note(self, model: Any, optimizer: Any) -> None:
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
-        self.groups = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
 
     @property
     def names(self) -> list[str]:

@@ -47,7 +47,19 @@ def reading_other_forms(trainer: Any, checkpoint: str | None, knobs: Knobs, send
     def load_all(folder: str | None) -> None:
         if not knobs.zero_stage:
             load()
-        _load_schedule(trainer.lr_scheduler, Path(str(folder)) / "scheduler.pt")
+        # What a schedule has of each group is the same for all, so that DeepSpeed may have left some out.
+        file = Path(str(folder)) / "scheduler.pt"
+        state = torch.load(file, map_location="cpu", weights_only=True)
+        groups = len(trainer.lr_scheduler.optimizer.param_groups)
+        for name, values in state.items():
+            if isinstance(values, list) and len(values) != groups:
+                if any(value != values[0] for value in values):
+                    raise TrainingError(
+                        f"The schedule in {file} has {name} {values}, and the optimizer has {groups} groups here.",
+                        hint="Resume as the run was begun.",
+                    )
+                state[name] = values[:1] * groups
+        trainer.lr_scheduler.load_state_dict(state)
 
     patched: Any = nullcontext()
     if knobs.zero_stage:  # before the schedule (``transformers/trainer.py: _prepare_for_training``)
@@ -90,28 +102,25 @@ def _load(trainer: Any, checkpoint: Path, knobs: Knobs, order: OptimizerOrder, s
         for weight in weights:
             parts.put_weight(weight, saved)
         parts.put_states(order, numbered(order, saved), saved)
-        _check(weights, order, saved, parts)
+        # Wrong weights would train on without a word.
+        numbers = list(numbered(order, saved).items())
+        sample = dict([numbers[0], numbers[len(numbers) // 2], numbers[-1]])
+        steps = {float(state["step"]) for _, state in states_of(saved, sample) if "step" in state}
+        now = {*parts.steps()}
+        problems = [
+            f"{weight.name} is not as it was saved" for weight in _sample(weights) if _differs(weight, saved, parts)
+        ]
+        if saved.states() and parts.states() != len(order.names):
+            problems.append(f"{parts.states()} of {len(order.names)} parameters have optimizer state")
+        if len(steps) > 1 or now != steps:
+            problems.append(f"the optimizer has made {sorted(now)} steps, and {sorted(steps)} were saved")
+        if problems:
+            raise TrainingError(
+                f"The checkpoint was not taken over as it is: {'; '.join(problems)}.",
+                hint="Resume as the run was begun, with the same --gpus and --sharding.",
+            )
         if not knobs.zero_stage and (rounding := _rounding(weights, saved)):  # ZeRO has float32 beside them
             send({"event": "note", "message": rounding})
-
-
-def _load_schedule(scheduler: Any, file: Path) -> None:
-    """Take over a schedule; what it has of each group is the same for all, so that DeepSpeed may have left some out.
-
-    Raises:
-        TrainingError: the groups have schedules of their own, and are other groups.
-    """
-    state = torch.load(file, map_location="cpu", weights_only=True)
-    groups = len(scheduler.optimizer.param_groups)
-    for name, values in state.items():
-        if isinstance(values, list) and len(values) != groups:
-            if any(value != values[0] for value in values):
-                raise TrainingError(
-                    f"The schedule in {file} has {name} {values}, and the optimizer has {groups} groups here.",
-                    hint="Resume as the run was begun.",
-                )
-            state[name] = values[:1] * groups
-    scheduler.load_state_dict(state)
 
 
 def _check_trained(model: Any, weights: list[Weight]) -> None:
@@ -122,30 +131,6 @@ def _check_trained(model: Any, weights: list[Weight]) -> None:
         raise TrainingError(
             f"The checkpoint lacks {len(left)} of the parameters that are trained, such as {left[0]}.",
             hint="Resume with the model and the LoRA settings of the first run.",
-        )
-
-
-def _check(weights: list[Weight], order: OptimizerOrder, saved: Saved, parts: Parts) -> None:
-    """Compare what the training holds now with the checkpoint: wrong weights would train on without a word.
-
-    Raises:
-        TrainingError: it is not the same.
-    """
-    numbers = list(numbered(order, saved).items())
-    sample = dict([numbers[0], numbers[len(numbers) // 2], numbers[-1]])
-    steps = {float(state["step"]) for _, state in states_of(saved, sample) if "step" in state}
-    now = {*parts.steps()}
-    problems = [
-        f"{weight.name} is not as it was saved" for weight in _sample(weights) if _differs(weight, saved, parts)
-    ]
-    if saved.states() and parts.states() != len(order.names):
-        problems.append(f"{parts.states()} of {len(order.names)} parameters have optimizer state")
-    if len(steps) > 1 or now != steps:
-        problems.append(f"the optimizer has made {sorted(now)} steps, and {sorted(steps)} were saved")
-    if problems:
-        raise TrainingError(
-            f"The checkpoint was not taken over as it is: {'; '.join(problems)}.",
-            hint="Resume as the run was begun, with the same --gpus and --sharding.",
         )
 
 
