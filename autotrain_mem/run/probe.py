@@ -171,13 +171,12 @@ def confirmed(chosen: Plan, ways: Ways, on_event: OnEvent = lambda event: None, 
         if not fits:
             if len(course.points) == MOST_PROBES or not may_move:
                 card, number = course.predicted.hardware.name, len(course.points)
-                times = (
-                    f"{number} probes were made, and none of them" if number > 1 else "A probe was made, and it did not"
-                )
+                several = f"{number} probes were made, and none of them fits"
                 raise DoesNotFitError(
-                    f"{course.plan.model} does not fit {card} when it is tried. {times} fit{'' if number == 1 else 's'}.\n"
-                    f"{_measured(course)}",
-                    hint="--headroom SIZE  plan for less than there is, with more headroom\n--no_probe       train all the same",
+                    f"{course.plan.model} does not fit {card} when it is tried. "
+                    f"{several if number > 1 else 'A probe was made, and it did not fit'}.\n{_measured(course)}",
+                    hint="--headroom SIZE  plan for less than there is, with more headroom\n"
+                    "--no_probe       train all the same",
                 )
             _move(course)
         _look(course, may_move=may_move)
@@ -199,7 +198,8 @@ def _look(course: _Course, *, may_move: bool) -> None:
             needed, free = course.plan.estimate.required_bytes, course.predicted.hardware.free_bytes
             raise DoesNotFitError(
                 f"{course.plan.model} with the settings of its plan does not fit what is free of "
-                f"{course.predicted.hardware.name} now: it needs {format_bytes(needed)}, and {format_bytes(free)} are free.",
+                f"{course.predicted.hardware.name} now: it needs {format_bytes(needed)}, and {format_bytes(free)} are "
+                "free.",
                 hint="End what else is on the card, or plan again without --plan.",
             )
         _move(course)
@@ -277,9 +277,6 @@ def _take(course: _Course, replanned: Replanned) -> None:
     course.plan = replace(replanned.plan, warnings=before.warnings)
     course.predicted = replanned.predicted
     course.on_event({"event": "replanned", "before": codec.to_json(before.knobs), "plan": codec.to_json(course.plan)})
-
-
-# -- where it ends -------------------------------------------------------------------------------------------------
 
 
 def _measured(course: _Course) -> str:

@@ -106,7 +106,6 @@ class SupervisedRun:
         self.plan = as_begun(self.plan)
         write_json(self.folder / PLAN_NAME, codec.to_json(self.plan))
         first = Stint(knobs=self.plan.knobs, learned=self.plan.experience.learned, checkpoint=checkpoint)
-        # Runs every process, and says in the log of events how the last one ended.
         try:
             end = supervise(first, self, restarts=restarts, on_event=self.record)
         except BaseException as error:
@@ -163,7 +162,7 @@ class SupervisedRun:
 
     def changed(self, cause: Cause, ending: Ending, knobs: Knobs) -> Change | None:
         if cause.remedy is Remedy.MACHINES:
-            # Waits for the machine that was lost; where it does not come, plans for those that are left.
+            # The machine that was lost is waited for; where it does not come, those that are left get a plan.
             machines = self.machines
             assert machines is not None
             device = machines.gather(self.device)
@@ -171,10 +170,12 @@ class SupervisedRun:
                 return None
             with Workers() as workers:
                 rehearsals = replace(self.rehearsals, workers=workers)
-                self.rehearsals, plan = on_machines(rehearsals, self.plan, device.topology)
+                self.rehearsals, other = on_machines(rehearsals, self.plan, device.topology)
             self.device = device
-            self._keep(plan)
-            return Change(knobs=plan.knobs, flags=f"--nodes {device.topology.nodes} {_division(plan.knobs)}")
+            self._keep(other)
+            names = ("per_device_train_batch_size", "gradient_accumulation_steps")
+            division = " ".join(f"--{name} {getattr(other.knobs, name)}" for name in names)
+            return Change(knobs=other.knobs, flags=f"--nodes {device.topology.nodes} {division}")
         with Workers() as workers:
             rehearsals = replace(self.rehearsals, workers=workers)
             try:
@@ -311,11 +312,6 @@ class SupervisedRun:
 
     def _newest_start(self, run: str | None = None) -> Checkpoint | None:
         return newest_start(self.folder, run, lambda message: self.on_event({"event": "torn", "message": message}))
-
-
-def _division(knobs: Knobs) -> str:
-    names = ("per_device_train_batch_size", "gradient_accumulation_steps")
-    return " ".join(f"--{name} {getattr(knobs, name)}" for name in names)
 
 
 _HOST = "--dataloader_num_workers 0 and settings without offloading take less of the host's memory."

@@ -60,9 +60,9 @@ def process_environment(
     setting = environment_setting(environment, grows=knobs.expandable_segments)
     variable = variable_that_counts({**os.environ, **environment})
     allocator = {variable: setting} if knobs.expandable_segments else {}
-    # Name the device of each process of this machine, in the order of their ranks.
-    uuids = device.topology.uuids[: knobs.processes]
-    return {**environment, **allocator, **seen_cards(device, (uuids if knobs.processes > 1 else (device.uuid or "",)))}
+    # In the order of the ranks of this machine.
+    uuids = device.topology.uuids[: knobs.processes] if knobs.processes > 1 else (device.uuid,)
+    return {**environment, **allocator, **seen_cards(device, uuids)}
 
 
 def seen_cards(device: Hardware, uuids: Sequence[str]) -> dict[str, str]:

@@ -81,8 +81,7 @@ class Piece:
         assert not isinstance(images, str), images
         parts = []
         for units in split_evenly(range(self.members), count):
-            # Rows of these units: of pairs the chosen ones and the rejected ones.
-            half = self.rows // 2
+            half = self.rows // 2  # of pairs: the chosen ones, then the rejected ones
             spans = [units] if self.layout is Layout.ROWS else [units, range(half + units.start, half + units.stop)]
             apart = {} if images is None else images.of_part(self.inputs, spans)
             inputs = {

@@ -215,7 +215,7 @@ def average(ranks: Ranks, ddp: DistributedDataParallel) -> None:
     """
     if not ddp.require_backward_grad_sync:
         return
-    # Give the parameters whose gradients DDP averages (``distributed.py: _build_params_for_reducer``).
+    # As ``distributed.py: _build_params_for_reducer`` chooses them.
     named = ddp.module.named_parameters()
     trained = [each for name, each in named if each.requires_grad and name not in ddp.parameters_to_ignore]
     used = [parameter.grad is not None for parameter in trained]

@@ -175,18 +175,7 @@ class _Following:
         match message["do"]:
             case "send":
                 with contextlib.suppress(ChildDied):  # its end is told by itself
-                    # The request with this machine's device, and the output folder as it is seen
-                    # from here.
-                    request = codec.from_json(Request, message["message"])
-                    uuids = self._hardware.topology.uuids
-                    local = request.rank % max(1, request.hardware.topology.devices)
-                    device = (
-                        replace(request.hardware, uuid=uuids[local] if uuids else None)
-                        if self._real
-                        else request.hardware
-                    )
-                    identity = identity_of(Path(message["message"]["output_dir"])) if request.folder else ""
-                    child.send(dict(codec.to_json(replace(request, hardware=device, folder=identity))))
+                    child.send(self._own(message["message"]))
             case "interrupt":
                 self._is_asked_to_end = True
                 child.interrupt()
@@ -213,13 +202,12 @@ class _Following:
         for child in earlier:
             child.stop(0)
         self._is_asked_to_end, self._interrupted_at = False, None
-        environment = {
-            **order["environment"],
-            **(seen_cards(self._hardware, self._hardware.topology.uuids) if self._real else {}),
-        }
+        seen = seen_cards(self._hardware, self._hardware.topology.uuids) if self._real else {}
         try:
             module = RUN_PROCESS if self._real else SIMULATED_PROCESS
-            child = Child(module, environment, log, has_children=True, on_line=partial(self._on_line, key))
+            child = Child(
+                module, {**order["environment"], **seen}, log, has_children=True, on_line=partial(self._on_line, key)
+            )
         except OSError as error:
             self._tell(key, code=1, tail=f"{log}: {error.strerror}")
             return
@@ -236,6 +224,15 @@ class _Following:
 
     # -- what is this machine's own ------------------------------------------------------------------------------------
 
+    def _own(self, message: Message) -> Message:
+        """The request with this machine's device, and the output folder as it is seen from here."""
+        request = codec.from_json(Request, message)
+        uuids = self._hardware.topology.uuids
+        local = request.rank % max(1, request.hardware.topology.devices)
+        device = replace(request.hardware, uuid=uuids[local] if uuids else None) if self._real else request.hardware
+        identity = identity_of(Path(request.output_dir)) if request.folder else ""
+        return dict(codec.to_json(replace(request, hardware=device, folder=identity)))
+
     def _is_shared(self, folder: Path, holder: Sequence[Any]) -> bool:
         deadline = time.monotonic() + SHARED_SECONDS
         while not is_held_by(folder, *holder):
@@ -243,5 +240,3 @@ class _Following:
                 return False
             time.sleep(LOOK_SECONDS)
         return True
-
-    # -- Ctrl-C here ---------------------------------------------------------------------------------------------------

@@ -110,12 +110,13 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
 
     @_harmless
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        """Take the place before the trackers, and look at the model's embedding."""
-        # The trackers of ``report_to`` get the same ``logs`` as every callback, but before those that a user
-        # gives (``transformers/trainer.py: Trainer.__init__``), so that what these add comes too late. A
-        # callback is given no trainer: its caller is the handler that holds the list. Moving to the front of
-        # a list while it is gone through skips none and repeats none. Where no handler is found, only the
-        # trackers miss the figures.
+        """Take the place before the trackers, and look at the model's embedding.
+
+        The trackers of ``report_to`` get the same ``logs`` as every callback, but before those that a user gives
+        (``transformers/trainer.py: Trainer.__init__``), so that what these add comes too late. A callback is given no
+        trainer: its caller is the handler that holds the list. Moving to the front of a list while it is gone through
+        skips none and repeats none. Where no handler is found, only the trackers miss the figures.
+        """
         callbacks = _callbacks_of_caller()
         if self in callbacks:
             flow = [number for number, each in enumerate(callbacks) if isinstance(each, DefaultFlowCallback)]
