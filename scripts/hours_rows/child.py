@@ -35,7 +35,7 @@ def train(case: HoursCase, model: Path, scratch: str) -> list[Mapping[str, int]]
     from hollow_cuda.values import HostValues
     from transformers import TrainerCallback
 
-    from autotrain_mem.training.longest_batch.rows import LongestBatch
+    from autotrain_mem.training.longest_batch.run import LongestBatch
 
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.cuda.init()

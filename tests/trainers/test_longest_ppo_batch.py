@@ -26,7 +26,7 @@ def test_losses_and_weights_are_the_same_to_the_bit_with_and_without(changes: di
 
 
 def test_the_longest_prompts_are_answered_in_full_by_every_model(build: Build) -> None:
-    from autotrain_mem.training.longest_batch.ppo_rows import run_longest_ppo_batch
+    from autotrain_mem.training.longest_batch.run import run_longest_ppo_batch
 
     built = build(prompts(40), response_length=5)
     widest = dict.fromkeys(models(built), 0)

@@ -16,8 +16,6 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _disable_current_modes
 
-from autotrain_mem.training.longest_batch.rows import OnError
-
 _KEPT_BY_VALUE = ("_metrics", "_stored_metrics", "_logs", "_pending_metrics", "_pending_extra_logs", "_textual_logs")
 """Attributes that a step adds to in place (``trl/trainer/grpo_trainer.py: __init__``; all of TRL's trainers have
 ``_metrics``): the step gets copies."""
@@ -33,6 +31,8 @@ SMALLEST_8BIT_ELEMENTS = 4096
 _NUMBERS = (bool, int, float, type(None))
 
 Undo = Callable[[], None]
+OnError = Callable[[BaseException], None]
+"""Is shown an error before what stood in for later steps is gone, so that it can be told who held what."""
 
 
 @contextmanager

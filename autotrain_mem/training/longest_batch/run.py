@@ -7,41 +7,53 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.distributed.fsdp import FSDPModule
-from transformers import GenerationConfig
+from transformers import GenerationConfig, TrainerCallback
+from trl.models.utils import unwrap_model_for_generation
 
 from autotrain_mem.data.image_sizes import has_images
+from autotrain_mem.data.longest_rows import (
+    are_conversations,
+    are_image_rows,
+    fetched,
+    longest_image_rows,
+    longest_of,
+    longest_prompts,
+    longest_rows,
+    repeated,
+    samples_completions,
+)
 from autotrain_mem.methods import online
-from autotrain_mem.methods.row_lengths import prepared_lengths
+from autotrain_mem.methods.interface import method_of_trainer
+from autotrain_mem.methods.row_lengths import list_lengths, prepared_lengths
 from autotrain_mem.support.errors import DatasetFormatError
 from autotrain_mem.training.longest_batch.restore import (
+    OnError,
     keeps_whole_gradients,
     models_of,
     untouched,
     with_memory_of_later_steps,
 )
-from autotrain_mem.training.longest_batch.rows import (
-    CANDIDATES,
-    LongestBatch,
-    OnError,
-    are_conversations,
-    are_image_rows,
-    characters,
-    cut,
-    fetched,
-    is_padded,
-    longest_conversations,
-    longest_image_rows,
-    longest_rows,
-    repeated,
-    ways_of_step,
-)
 
 Rows = tuple[list[Any], int]
 """Rows of the training data as the dataloader would hand them to the collator, and the tokens of the longest."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LongestBatch:
+    """The result of running the longest rows before the first step, or why they were not run."""
+
+    rows: int = 0
+    longest_tokens: int = 0
+    """Of the longest row; of the longest prompt where completions are sampled."""
+    seconds: float = 0.0
+    why_not: str = ""
+    """Why nothing was run; empty where it was."""
 
 
 def attach_longest_batch(
@@ -60,8 +72,6 @@ def attach_longest_batch(
     are not called, reward models are.
     """
     if hasattr(trainer, "value_model"):
-        from autotrain_mem.training.longest_batch.ppo_rows import LongestPpoBatchFirst
-
         trainer.add_callback(LongestPpoBatchFirst(trainer, on_result, on_error))
         return
     step = trainer.training_step
@@ -85,18 +95,18 @@ def run_longest_batch(
     why_not = _why_not(trainer)
     if why_not:
         return LongestBatch(why_not=why_not)
-    started = time.perf_counter()
+    started, method = time.perf_counter(), method_of_trainer(trainer)
     with untouched(trainer), _quiet(trainer):
         try:
-            rows, longest_tokens = _online_rows(trainer) if _is_online(trainer) else _rows(trainer)
+            rows, longest_tokens = _rows(trainer)
         except DatasetFormatError as error:  # of an image; training may never come to it, or fetch it from elsewhere
             return LongestBatch(why_not=str(error).splitlines()[0].rstrip("."))
         batch = trainer.data_collator(rows)
-        if not _is_online(trainer):
+        if not samples_completions(trainer):
             batch = trainer._prepare_inputs(batch)
         items = trainer._get_num_items_in_batch([batch], trainer.args.device)
         with with_memory_of_later_steps(trainer, on_error), _sampling_to_the_end(trainer):
-            for way in ways_of_step(trainer):
+            for way in (nullcontext(),) if method is None else method.ways_of_step(trainer):
                 with way:
                     step(model, _again(batch), items)
             if keeps_whole_gradients(model):
@@ -132,10 +142,6 @@ def _reducing(model: Any) -> Iterator[None]:
         model.set_requires_gradient_sync(False)
 
 
-def _is_online(trainer: Any) -> bool:
-    return hasattr(trainer, "_generate_and_score_completions")
-
-
 # -- where it cannot be done -----------------------------------------------------------------------------------------
 
 
@@ -145,7 +151,7 @@ def _why_not(trainer: Any) -> str:
         return "the training data are a stream, whose longest rows are not known"
     if not len(dataset):
         return "the training data have no rows"
-    is_known = has_images(dataset.column_names) or (_is_online(trainer) and "prompt" in dataset.column_names)
+    is_known = has_images(dataset.column_names) or (samples_completions(trainer) and "prompt" in dataset.column_names)
     is_known = is_known or are_conversations(trainer, dataset)
     if prepared_lengths(dataset) is None and not is_known:
         return f"the training data have none of the columns that are known here: {', '.join(dataset.column_names)}"
@@ -168,38 +174,19 @@ def _why_not(trainer: Any) -> str:
 
 
 def _rows(trainer: Any) -> Rows:
-    dataset, count = trainer.train_dataset, trainer._train_batch_size
-    if are_image_rows(dataset):
-        longest, tokens = longest_image_rows(trainer, dataset, count)
-        return fetched(trainer, dataset, longest), tokens
-    if are_conversations(trainer, dataset):
-        longest, tokens = longest_conversations(trainer, dataset, count)
-        return fetched(trainer, dataset, longest), tokens
-    prepared = prepared_lengths(dataset)
-    assert prepared is not None, "asked before"
-    lengths = cut(prepared, trainer.args)
-    longest = longest_rows(lengths, count, padded=is_padded(trainer.args))
-    return fetched(trainer, dataset, longest), lengths[longest[0]]
-
-
-def _online_rows(trainer: Any) -> Rows:
-    """Give what one process gets of a generation: each prompt as often as it is answered, side by side, as
+    """Give what one process gets: of a generation each prompt as often as it is answered, side by side, as
     ``trl/trainer/utils.py: RepeatSampler`` draws them."""
+    if not samples_completions(trainer):
+        found = longest_of(trainer, trainer.train_dataset, trainer._train_batch_size)
+        assert found is not None, "asked before"
+        numbers, tokens = found
+        return fetched(trainer, trainer.train_dataset, numbers), tokens
     args, group, wanted = trainer.args, online.answers_of(trainer), online.prompts_at_once(trainer)
-    find = longest_image_rows if are_image_rows(trainer.train_dataset) else _longest_prompts
+    find = longest_image_rows if are_image_rows(trainer.train_dataset) else longest_prompts
     longest, tokens = find(trainer, trainer.train_dataset, wanted)
     everyone = [number for number in repeated(longest, wanted) for _ in range(group)]
     own = len(everyone) // args.world_size
     return fetched(trainer, trainer.train_dataset, everyone[own * args.process_index :][:own]), tokens
-
-
-def _longest_prompts(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:
-    prompts = dataset.select_columns(["prompt"])
-    texts = [characters(prompt) for rows in prompts.iter(batch_size=10_000) for prompt in rows["prompt"]]
-    candidates = longest_rows(texts, max(count, CANDIDATES))
-    tokens = [len(ids) for ids in trainer._tokenize_prompts(prompts[candidates]["prompt"])[0]]
-    longest = longest_rows(tokens, count, padded=True)
-    return [candidates[each] for each in longest], tokens[longest[0]]
 
 
 # -- online methods --------------------------------------------------------------------------------------------------
@@ -219,7 +206,7 @@ def _quiet(trainer: Any) -> Iterator[None]:
 @contextmanager
 def _sampling_to_the_end(trainer: Any) -> Iterator[None]:
     """Sample completions of full length, judged by numbers that differ within a group, not by the user's functions."""
-    if not _is_online(trainer):
+    if not samples_completions(trainer):
         yield
         return
     held = vars(trainer)
@@ -259,3 +246,96 @@ class _Completions:
 
     def sync_weights(self) -> None:
         """Nothing moved."""
+
+
+# -- PPO: the longest prompts once through an update, answered in full length, before TRL's loop begins its first ------
+
+# Everything but the optimizer's step is done as TRL's loop does it (``trl/experimental/ppo/ppo_trainer.py: train``), by
+# the same methods of the trainer, guarded or not.
+
+
+class LongestPpoBatchFirst(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
+    """Runs the longest prompts when training begins, with a checkpoint's weights where it goes on from one.
+
+    An out-of-memory error of it passes through. A guard is attached before this.
+    """
+
+    def __init__(self, trainer: Any, on_result: Callable[[LongestBatch], None], on_error: OnError | None) -> None:
+        self._trainer, self._on_result, self._on_error = trainer, on_result, on_error
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """TRL's loop has its models in training mode, and nothing drawn yet."""
+        self._on_result(run_longest_ppo_batch(self._trainer, self._on_error))
+
+
+def run_longest_ppo_batch(trainer: Any, on_error: OnError | None = None) -> LongestBatch:
+    """One rollout of the longest prompts, and a micro-batch of it forward and backward; everything is put back."""
+    dataset, count = trainer.train_dataset, trainer.args.local_batch_size
+    if "input_ids" not in (getattr(dataset, "column_names", None) or ()) or not hasattr(dataset, "__len__"):
+        return LongestBatch(why_not="the training data have no column input_ids whose lengths are known beforehand")
+    started = time.perf_counter()
+    lengths = list_lengths(dataset, "input_ids")
+    longest = repeated(longest_rows(lengths, count, padded=True), count)
+    with untouched(trainer):
+        queries = trainer._collate([dataset[number] for number in longest])["input_ids"]
+        queries = queries.to(trainer.accelerator.device)
+        with with_memory_of_later_steps(trainer, on_error):
+            rows, logits = _rollout(trainer, queries)
+            _micro_batches(trainer, rows, queries.shape[1])
+        del queries, rows, logits  # TRL's loop holds the logits of all steps until the update is done
+    return LongestBatch(rows=count, longest_tokens=lengths[longest[0]], seconds=time.perf_counter() - started)
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]  # torch is untyped to mypy here
+def _rollout(trainer: Any, queries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give prompts with their completions, as long as they may be and judged, and the logits that these were drawn
+    from."""
+    args, pad = trainer.args, trainer.processing_class.pad_token_id
+    at_once, length = args.local_rollout_forward_batch_size, args.response_length
+    sampling = {"temperature": args.temperature + 1e-7, "top_k": 0.0, "top_p": 1.0, "do_sample": True}
+    options = {**sampling, "max_new_tokens": length, "min_new_tokens": length}
+    with unwrap_model_for_generation(trainer.model, trainer.accelerator, generation_kwargs=options) as model:
+        config = GenerationConfig(**options)
+        rows, logits = trainer._generate_rollout(model.policy, queries, at_once, pad, config)
+    for start in range(0, len(rows), at_once):
+        part = slice(start, start + at_once)
+        _score(trainer, rows[part], logits[part], queries.shape[1])
+    return rows, logits
+
+
+def _score(trainer: Any, rows: torch.Tensor, logits: torch.Tensor, context: int) -> None:
+    """Log-probabilities, the reference's, values, rewards."""
+    pad, responses = trainer.processing_class.pad_token_id, rows[:, context:]
+    trainer._log_probabilities(logits, responses)
+    with trainer.null_ref_context() if trainer.ref_model is None else nullcontext():
+        reference = trainer._forward(trainer.ref_model or trainer.model.policy, rows, pad)
+    trainer._log_probabilities(_answers(reference.logits, context, trainer.args.temperature), responses)
+    del reference
+    trainer._judge(trainer.accelerator.unwrap_model(trainer.model).value_model, rows, pad, context)
+    trainer._judge(trainer.reward_model, rows, pad, context)
+
+
+def _micro_batches(trainer: Any, rows: torch.Tensor, context: int) -> None:
+    """Forward, a loss of PPO's shape, backward, and the statistics that TRL makes of the logits.
+
+    Twice, where a mini-batch has as many: as in TRL's loop, each name holds what it stood for until it is made anew.
+    """
+    args, pad = trainer.args, trainer.processing_class.pad_token_id
+    rows = rows[: args.per_device_train_batch_size]
+    for _ in range(min(2, args.local_mini_batch_size // args.per_device_train_batch_size)):
+        output, values = trainer._forward(trainer.model, rows, pad)
+        logits = _answers(output.logits, context, args.temperature)
+        log_probabilities = trainer._log_probabilities(logits, rows[:, context:])
+        ratio = torch.exp(log_probabilities - log_probabilities.detach())
+        wrong = torch.square(values[:, context - 1 : -1].squeeze(-1))
+        trainer.accelerator.backward(ratio.mean() + 0.5 * args.vf_coef * wrong.mean())
+        with torch.no_grad():
+            likely = torch.nn.functional.softmax(logits, dim=-1)
+            _entropy = torch.logsumexp(logits, dim=-1) - torch.sum(likely * logits, dim=-1)
+
+
+def _answers(logits: torch.Tensor, context: int, temperature: float) -> torch.Tensor:
+    """Those that the completion's tokens were drawn from, divided in place."""
+    logits = logits[:, context - 1 : -1]
+    logits /= temperature + 1e-7
+    return logits

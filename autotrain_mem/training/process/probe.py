@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,25 +19,15 @@ import torch
 from torch.utils.data import DataLoader, SequentialSampler
 from transformers import TrainerCallback
 
+from autotrain_mem.data.longest_rows import is_padded, longest_of, longest_rows, repeated, samples_completions
 from autotrain_mem.machine.detect import free_bytes
 from autotrain_mem.machine.measure import PLAUSIBLE_BYTES, held_by
 from autotrain_mem.methods import online
 from autotrain_mem.methods.configs import EVALUATED_BATCHES, REHEARSED_ACCUMULATION, REHEARSED_STEPS, Configs
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.methods.row_lengths import prepared_lengths
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import GpuOutOfMemoryError
 from autotrain_mem.training.full_device import is_out_of_memory
-from autotrain_mem.training.longest_batch.rows import (
-    are_conversations,
-    are_image_rows,
-    cut,
-    is_padded,
-    longest_conversations,
-    longest_image_rows,
-    longest_rows,
-    repeated,
-)
 from autotrain_mem.training.process.build import Device, DeviceOf, PhasePeaks, build, real_device
 from autotrain_mem.training.process.checkpointing import write_shards
 from autotrain_mem.training.process.world import Moves
@@ -159,7 +148,7 @@ def _complete_to_the_end(trainer: Any, tokens: int) -> None:
 
     With vLLM's own name for it where an engine generates (``vllm.SamplingParams: min_tokens``).
     """
-    if not _generates(trainer):
+    if not samples_completions(trainer):
         return
     engine = getattr(trainer, "vllm_generation", None)
     if engine is not None:
@@ -204,7 +193,7 @@ def take_longest(trainer: Any, accumulation: int | None = None) -> int:
         _take_evaluated(trainer)
     # Each process takes whole micro-batches in turn (``accelerate/data_loader.py: BatchSamplerShard``); a generation's
     # rows are those of all processes.
-    count, turns = _rows_at_once(trainer, accumulation), 1 if _generates(trainer) else trainer.args.world_size
+    count, turns = _rows_at_once(trainer, accumulation), 1 if samples_completions(trainer) else trainer.args.world_size
     longest, tokens = _longest(trainer.train_dataset, trainer, count)
     chosen = repeated(longest, count)
     if is_ppo:
@@ -224,38 +213,24 @@ def take_longest(trainer: Any, accumulation: int | None = None) -> int:
 
 
 def _longest(rows: Any, trainer: Any, count: int) -> tuple[list[int], int]:
-    """Numbers of the longest rows, and the tokens of the longest of all."""
-    if are_image_rows(rows):
-        return longest_image_rows(trainer, rows, count)
-    if are_conversations(trainer, rows):
-        return longest_conversations(trainer, rows, count)
-    lengths = _lengths(rows, trainer)
-    return longest_rows(lengths, count, padded=is_padded(trainer.args)), max(lengths)
-
-
-def _lengths(rows: Any, trainer: Any) -> Sequence[int]:
-    """Tokens of every row of prepared data; of prompts that are not, as many as the trainer will make of them."""
-    lengths = prepared_lengths(rows)
-    if lengths is not None:
-        return cut(lengths, trainer.args)
+    """Numbers of the longest rows, and the tokens of the longest; of prompts, as many as the trainer will make."""
+    found = longest_of(trainer, rows, count)
+    if found is not None:
+        return found
     options = getattr(trainer.args, "chat_template_kwargs", None) or {}
     processes = getattr(trainer.args, "dataset_num_proc", None)
     tokenize = partial(online.prompt_ids, tokenizer=trainer.processing_class, **options)
-    return online.prompt_lengths(rows, tokenize, processes=processes).longer
+    lengths = online.prompt_lengths(rows, tokenize, processes=processes).longer
+    return longest_rows(lengths, count, padded=is_padded(trainer.args)), max(lengths)
 
 
 def _rows_at_once(trainer: Any, accumulation: int | None) -> int:
     """Rows of a micro-batch; where completions are sampled, the prompts of a generation."""
     if hasattr(trainer, "value_model"):
         return int(trainer.local_dataloader_batch_size)
-    if _generates(trainer):
+    if samples_completions(trainer):
         return online.prompts_at_once(trainer, accumulation)
     return int(trainer.args.per_device_train_batch_size)
-
-
-def _generates(trainer: Any) -> bool:
-    """Whether it is GRPO's, RLOO's or distillation's, whose batches are of completions."""
-    return hasattr(trainer, "_generate_and_score_completions")
 
 
 def _take_evaluated(trainer: Any) -> None:

@@ -21,8 +21,7 @@ from autotrain_mem.support.errors import GpuOutOfMemoryError
 from autotrain_mem.training.checkpoints import check_order
 from autotrain_mem.training.full_device import HOST, kind_of
 from autotrain_mem.training.guard.attach import attach_guard
-from autotrain_mem.training.longest_batch.rows import LongestBatch
-from autotrain_mem.training.longest_batch.run import attach_longest_batch, cost_of_emptying
+from autotrain_mem.training.longest_batch.run import LongestBatch, attach_longest_batch, cost_of_emptying
 from autotrain_mem.training.process.build import SMALLER, Device, DeviceOf, build, real_device
 from autotrain_mem.training.process.checkpointing import (
     drop_logs_without_room,

@@ -9,9 +9,9 @@ import torch
 from accelerate import DistributedType
 from tiny_trainers import METHODS, lengths, outcome, rows, trainer
 
+from autotrain_mem.data.longest_rows import cut, longest_rows, repeated
 from autotrain_mem.training.longest_batch.restore import _kept_by_adam
-from autotrain_mem.training.longest_batch.rows import LongestBatch, cut, longest_rows, repeated
-from autotrain_mem.training.longest_batch.run import _why_not, attach_longest_batch
+from autotrain_mem.training.longest_batch.run import LongestBatch, _why_not, attach_longest_batch
 
 
 def trained(made: Any, *, worst_first: bool, **options: Any) -> tuple[Any, list[LongestBatch]]:

@@ -10,9 +10,9 @@ from datasets import Dataset, List, Value
 from tiny_trainers import outcome
 from tiny_vision_trainers import SIZES, rows, vision_trainer
 
-from autotrain_mem.training.longest_batch import rows as longest_rows
-from autotrain_mem.training.longest_batch.rows import LongestBatch, longest_image_rows
-from autotrain_mem.training.longest_batch.run import attach_longest_batch, run_longest_batch
+from autotrain_mem.data import longest_rows
+from autotrain_mem.data.longest_rows import longest_image_rows
+from autotrain_mem.training.longest_batch.run import LongestBatch, attach_longest_batch, run_longest_batch
 from autotrain_mem.training.process.probe import take_longest
 
 Model = Callable[[str], Path]

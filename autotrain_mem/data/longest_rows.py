@@ -1,39 +1,19 @@
-"""Finds the longest rows of the training data, and holds what came of a run of them before the first step."""
+"""Finds the longest rows of the training data, as a trainer makes tokens of them. Runs in the training process."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
-
-from trl.data_utils import prepare_multimodal_messages
 
 from autotrain_mem.data.image_sizes import has_images, pixels, row_image_sizes
 from autotrain_mem.methods.interface import method_of_trainer
 from autotrain_mem.methods.row_lengths import prepared_lengths
 
-OnError = Callable[[BaseException], None]
-"""Is shown an error before what stood in for later steps is gone, so that it can be told who held what."""
-
-
 CANDIDATES = 64
 """Prompts or conversations of most characters, of which those of most tokens are taken: tokenizing all of a large data
 set would take minutes."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LongestBatch:
-    """The result of running the longest rows before the first step, or why they were not run."""
-
-    rows: int = 0
-    longest_tokens: int = 0
-    """Of the longest row; of the longest prompt where completions are sampled."""
-    seconds: float = 0.0
-    why_not: str = ""
-    """Why nothing was run; empty where it was."""
 
 
 def longest_rows(lengths: Sequence[Any], count: int, *, padded: bool = False) -> list[int]:
@@ -123,10 +103,37 @@ def longest_conversations(trainer: Any, dataset: Any, count: int) -> tuple[list[
     return [candidates[each] for each in longest], tokens[longest[0]]
 
 
-def ways_of_step(trainer: Any) -> Iterable[AbstractContextManager[None]]:
-    """List the ways that chance may choose for a step of this trainer; one for most."""
-    method = method_of_trainer(trainer)
-    return (nullcontext(),) if method is None else method.ways_of_step(trainer)
+def samples_completions(trainer: Any) -> bool:
+    """Whether it is GRPO's, RLOO's, online DPO's or distillation's, whose batches are of completions."""
+    return hasattr(trainer, "_generate_and_score_completions")
+
+
+def longest_of(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int] | None:
+    """Give the numbers of the longest rows, and the tokens of the longest; None of prompts that have no tokens yet.
+
+    Raises:
+        DatasetFormatError: an image that cannot be read.
+    """
+    if are_image_rows(dataset):
+        return longest_image_rows(trainer, dataset, count)
+    if are_conversations(trainer, dataset):
+        return longest_conversations(trainer, dataset, count)
+    prepared = prepared_lengths(dataset)
+    if prepared is None:
+        return None
+    lengths = cut(prepared, trainer.args)
+    longest = longest_rows(lengths, count, padded=is_padded(trainer.args))
+    return longest, lengths[longest[0]]
+
+
+def longest_prompts(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:
+    """Give the numbers of the prompts of most tokens, and how many the first has, of those with most characters."""
+    prompts = dataset.select_columns(["prompt"])
+    texts = [characters(prompt) for rows in prompts.iter(batch_size=10_000) for prompt in rows["prompt"]]
+    candidates = longest_rows(texts, max(count, CANDIDATES))
+    tokens = [len(ids) for ids in trainer._tokenize_prompts(prompts[candidates]["prompt"])[0]]
+    longest = longest_rows(tokens, count, padded=True)
+    return [candidates[each] for each in longest], tokens[longest[0]]
 
 
 FEWEST_CANDIDATES = 8
@@ -164,8 +171,10 @@ def longest_image_rows(trainer: Any, dataset: Any, count: int) -> tuple[list[int
 
 def tokens_of(trainer: Any, dataset: Any, number: int) -> int:
     """Count a row's tokens as the trainer makes them: of a pair, those of the longer side; of a prompt, its own."""
+    from trl.data_utils import prepare_multimodal_messages  # slow to import
+
     (row,) = fetched(trainer, dataset, [number])
-    if not hasattr(trainer, "_generate_and_score_completions"):
+    if not samples_completions(trainer):
         return int(trainer.data_collator([row])["input_ids"].shape[1])
     given = row.get("images") if "images" in row else [row["image"]]
     images = [image for image in given or [] if image is not None]
