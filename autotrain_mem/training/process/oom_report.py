@@ -50,18 +50,7 @@ def shortage_of(error: BaseException, trainer: Any, device: Device) -> Shortage:
     Args:
         trainer: Whose step it was; its models and its optimizer are looked at.
     """
-    models = models_of(trainer)
-    parameters = [each for model in models for each in model.parameters()]
-    weights = [  # with their scales and buffers
-        *parameters,
-        *(each for model in models for each in model.buffers()),
-        *(each for model in models for _, each in statistics(model)),
-    ]
-    states = getattr(getattr(trainer.optimizer, "optimizer", trainer.optimizer), "state", {}).values()
-    state = [each for of_parameter in states for each in of_parameter.values() if isinstance(each, torch.Tensor)]
-    gradients = [each.grad for each in parameters if each.grad is not None]
-    named = {Owner.WEIGHTS: weights, Owner.GRADIENTS: gradients, Owner.OPTIMIZER_STATE: state}
-    simulated = device.simulated
+    simulated, named = device.simulated, _named(trainer)
     phase = phase_of(error) or (None if simulated is None else simulated.phase)
     refusal = None if simulated is None else simulated.refusal(error)
     if simulated is None:
@@ -137,6 +126,21 @@ def _measured_on_a_real_card(named: Mapping[Owner, list[Any]]) -> dict[Owner, in
     """Bytes of what has a name, each storage once."""
     seen: set[int] = set()
     return {owner: _size(tensors, seen) for owner, tensors in named.items()}
+
+
+def _named(trainer: Any) -> dict[Owner, list[Any]]:
+    """Weights with their scales and buffers, gradients, the optimizer's state."""
+    models = models_of(trainer)
+    parameters = [each for model in models for each in model.parameters()]
+    weights = [
+        *parameters,
+        *(each for model in models for each in model.buffers()),
+        *(each for model in models for _, each in statistics(model)),
+    ]
+    states = getattr(getattr(trainer.optimizer, "optimizer", trainer.optimizer), "state", {}).values()
+    state = [each for of_parameter in states for each in of_parameter.values() if isinstance(each, torch.Tensor)]
+    gradients = [each.grad for each in parameters if each.grad is not None]
+    return {Owner.WEIGHTS: weights, Owner.GRADIENTS: gradients, Owner.OPTIMIZER_STATE: state}
 
 
 def _size(tensors: Iterable[Any], seen: set[int]) -> int:
