@@ -47,19 +47,7 @@ def reading_other_forms(trainer: Any, checkpoint: str | None, knobs: Knobs, send
     def load_all(folder: str | None) -> None:
         if not knobs.zero_stage:
             load()
-        # What a schedule has of each group is the same for all, so that DeepSpeed may have left some out.
-        file = Path(str(folder)) / "scheduler.pt"
-        state = torch.load(file, map_location="cpu", weights_only=True)
-        groups = len(trainer.lr_scheduler.optimizer.param_groups)
-        for name, values in state.items():
-            if isinstance(values, list) and len(values) != groups:
-                if any(value != values[0] for value in values):
-                    raise TrainingError(
-                        f"The schedule in {file} has {name} {values}, and the optimizer has {groups} groups here.",
-                        hint="Resume as the run was begun.",
-                    )
-                state[name] = values[:1] * groups
-        trainer.lr_scheduler.load_state_dict(state)
+        _load_schedule(trainer.lr_scheduler, Path(str(folder)) / "scheduler.pt")
 
     patched: Any = nullcontext()
     if knobs.zero_stage:  # before the schedule (``transformers/trainer.py: _prepare_for_training``)
@@ -121,6 +109,25 @@ def _load(trainer: Any, checkpoint: Path, knobs: Knobs, order: OptimizerOrder, s
             )
         if not knobs.zero_stage and (rounding := _rounding(weights, saved)):  # ZeRO has float32 beside them
             send({"event": "note", "message": rounding})
+
+
+def _load_schedule(scheduler: Any, file: Path) -> None:
+    """Take over a schedule; what it has of each group is the same for all, so that DeepSpeed may have left some out.
+
+    Raises:
+        TrainingError: the groups have schedules of their own, and are other groups.
+    """
+    state = torch.load(file, map_location="cpu", weights_only=True)
+    groups = len(scheduler.optimizer.param_groups)
+    for name, values in state.items():
+        if isinstance(values, list) and len(values) != groups:
+            if any(value != values[0] for value in values):
+                raise TrainingError(
+                    f"The schedule in {file} has {name} {values}, and the optimizer has {groups} groups here.",
+                    hint="Resume as the run was begun.",
+                )
+            state[name] = values[:1] * groups
+    scheduler.load_state_dict(state)
 
 
 def _check_trained(model: Any, weights: list[Weight]) -> None:
