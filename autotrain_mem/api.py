@@ -43,16 +43,17 @@ from autotrain_mem.planning.sweep import check_size, combinations, estimate_all
 from autotrain_mem.planning.wish import Wish, check_launch
 from autotrain_mem.report.page.content import page_of
 from autotrain_mem.report.snapshot_file import write_snapshot
+from autotrain_mem.run.confirm import ProbeBackend, confirmed, is_probed
 from autotrain_mem.run.early import check_to_train, opened, without_effect
-from autotrain_mem.run.machines import leading
-from autotrain_mem.run.probe import Ways, confirmed, is_probed
-from autotrain_mem.run.report_file import (
+from autotrain_mem.run.report_material import (
     check_report_place,
+    keep_for_report,
+    material_of,
     report_path,
     write_report,
     write_run_report,
 )
-from autotrain_mem.run.report_material import keep_for_report, material_of
+from autotrain_mem.run.several_machines import leading
 from autotrain_mem.run.supervised import SupervisedRun
 from autotrain_mem.search.levels import check_forbid
 from autotrain_mem.settings.levers import LEVERS, SMALLER_IMAGES
@@ -140,7 +141,7 @@ def train(
 ) -> Report:
     """Confirm a plan by a probe, unless the wish is otherwise, and train with it. Raises as both do.
 
-    ``on_event`` hears of the events of :func:`fit`, of those of ``run.probe.confirmed``, and of
+    ``on_event`` hears of the events of :func:`fit`, of those of ``run.confirm.confirmed``, and of
     ``moved_aside`` with the ``path`` of another run. Last it hears ``report`` with the ``path`` of the run's report,
     which is written however the training ended.
     """
@@ -287,7 +288,7 @@ def _confirmed(
 ) -> Plan:
     """Try a plan before it trains: two real steps on the longest rows, in a process that then ends.
 
-    A plan that the user follows does not move (``run.probe: confirmed``). Nothing is probed where nothing
+    A plan that the user follows does not move (``run.confirm: confirmed``). Nothing is probed where nothing
     measures, nor a plan that a run goes on with and that nothing has changed since.
 
     Raises:
@@ -299,7 +300,7 @@ def _confirmed(
     goes_on = resumes(job) and chosen.experience != Experience()
     if goes_on or not is_probed(job, device, vllm_share_bytes=rehearsals.card.vllm_share_bytes):
         return chosen
-    ways = Ways(
+    ways = ProbeBackend(
         rehearsals=rehearsals,
         device=device,
         simulate=wish.simulate,

@@ -43,12 +43,12 @@ def run(command: str, method: str, argv: Sequence[str]) -> int:
 
     to_train = command == "train" and not (wish.plan_only or output.stops)
     if to_train:
-        from autotrain_mem.run import machines
+        from autotrain_mem.run import several_machines
 
-        wish = machines.again(machines.placed(wish), _say)
-        if machines.follows(wish):
+        wish = several_machines.again(several_machines.placed(wish), _say)
+        if several_machines.follows(wish):
             refuse_to_follow(wish)
-            machines.follow_first(wish, _say)
+            several_machines.follow_first(wish, _say)
             return 0
     count = 1 if command == "estimate" and not output.sweep else None
     with opened(

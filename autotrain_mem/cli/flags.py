@@ -13,7 +13,7 @@ from autotrain_mem.exports.tools import EXPORTERS
 from autotrain_mem.planning.accelerate_config import with_accelerate
 from autotrain_mem.planning.peft_config import with_peft_config
 from autotrain_mem.planning.wish import Wish
-from autotrain_mem.run.machines import shared_words
+from autotrain_mem.run.several_machines import shared_words
 from autotrain_mem.settings.declaration import ESTIMATE, PLAN, TRAIN, Group, Setting, setting, settings_of
 from autotrain_mem.settings.own import OWN, SWITCHES_OF_OURS
 from autotrain_mem.settings.words import MAXIMIZED

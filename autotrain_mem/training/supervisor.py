@@ -51,7 +51,7 @@ class Change:
     """What is other, as flags: ``--per_device_train_batch_size 2 --gradient_accumulation_steps 4``."""
 
 
-class Ways(Protocol):
+class RunBackend(Protocol):
     """Does for the supervisor what it cannot do itself."""
 
     def train(self, stint: Stint, on_event: Callable[[Event], None]) -> Event | Ending:
@@ -71,7 +71,7 @@ class Ways(Protocol):
         """The error that tells best how the process ended: its own, or one that says more."""
 
 
-def supervise(first: Stint, ways: Ways, *, restarts: int, on_event: Callable[[Event], None]) -> Event:
+def supervise(first: Stint, ways: RunBackend, *, restarts: int, on_event: Callable[[Event], None]) -> Event:
     """Train to the end; returns the ``end`` event of the last process.
 
     Args:

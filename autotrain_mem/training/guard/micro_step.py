@@ -2,6 +2,10 @@
 
 Each parameter gets exactly the gradient of the whole micro-batch: the parts' losses are weighted so that they add up to
 the whole's, and parameters whose gradient was there already when a backward pass failed get nothing more.
+
+Four files tell what becomes of a full device: :mod:`~autotrain_mem.training.full_device` recognises the error and frees
+what the failed try held, this one repeats it in parts, :mod:`context` has the limits and reports or gives up, and
+:mod:`~autotrain_mem.training.process.oom_report` says who held the device where a run ends of it.
 """
 
 from __future__ import annotations

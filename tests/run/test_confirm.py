@@ -9,7 +9,7 @@ from nouns import TRL_DEFAULTS
 
 from autotrain_mem import api
 from autotrain_mem.planning.calibration import Correction, Line
-from autotrain_mem.run.probe import MOST_PROBES, Replanned, Ways, confirmed, is_probed
+from autotrain_mem.run.confirm import MOST_PROBES, ProbeBackend, Replanned, confirmed, is_probed
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import DoesNotFitError
 from autotrain_mem.support.units import GIB, MIB
@@ -204,7 +204,7 @@ def test_the_search_is_repeated_with_workers_of_its_own_and_what_was_measured(tm
     workers: Any = Closing.holding(worker)
     asked_of = replace(rehearsals(worker, JOB, card), workers=workers)
     before = api.plan(asked_of, to_train=True)
-    ways = Ways(rehearsals=asked_of, device=card, simulate=True, folder=tmp_path, workers=lambda: workers)
+    ways = ProbeBackend(rehearsals=asked_of, device=card, simulate=True, folder=tmp_path, workers=lambda: workers)
     peak = before.estimate.memory.phases[Phase.BACKWARD]
     line = Line(predicted_bytes=peak, measured_bytes=peak + 18 * GIB)
     moved = ways.planned(Correction(lines={Phase.BACKWARD: line}), card)

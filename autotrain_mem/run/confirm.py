@@ -46,7 +46,7 @@ class Replanned:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ways:
+class ProbeBackend:
     """Does what confirming a plan needs of the machine, for one job on one device.
 
     Its workers may have ended: others are started if the plan has to move, and end before the next probe.
@@ -120,7 +120,7 @@ class _Course:
     plan: Plan
     predicted: Estimate
     """For its settings, as no probe has corrected it."""
-    ways: Ways
+    ways: ProbeBackend
     on_event: OnEvent
     experience: Experience
     points: tuple[Point, ...] = ()
@@ -143,7 +143,9 @@ def is_probed(job: Job, hardware: Hardware, *, vllm_share_bytes: int) -> bool:
     return hardware.origin != "cpu" and not vllm_share_bytes and job.python_call is None
 
 
-def confirmed(chosen: Plan, ways: Ways, on_event: OnEvent = lambda event: None, *, may_move: bool = True) -> Plan:
+def confirmed(
+    chosen: Plan, ways: ProbeBackend, on_event: OnEvent = lambda event: None, *, may_move: bool = True
+) -> Plan:
     """The plan as a probe has shown it to fit; its experience holds every probe.
 
     A probe that does not fit corrects the prediction, and the search is repeated with that: at most three probes. One
