@@ -100,7 +100,7 @@ LAYERS = {
     ),
     "planning": part(
         10,
-        "allocator support estimator machine methods parallel search rehearsal report settings types worker",
+        "allocator support estimator machine methods parallel search rehearsal settings types worker",
     ),
     "run": part(
         11, "allocator support estimator machine methods parallel planning search report settings types training worker"

@@ -15,7 +15,7 @@ from autotrain_mem.settings.declaration import LeverRow
 from autotrain_mem.settings.flag_verdicts import GROUPS, REFUSED, REFUSED_WHEN_OFF, Verdict
 from autotrain_mem.settings.levers import HALF_WEIGHTS, LADDER, LEVERS
 from autotrain_mem.support import errors
-from autotrain_mem.support.yaml_files import Recipe, recipes
+from autotrain_mem.support.yaml_files import recipes
 from autotrain_mem.types import Harm
 from docs_pages.cures import CURES
 
@@ -65,19 +65,18 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def levels() -> str:
-    rows = [
-        (str(number), step.name, _level(step.own, step.offloads, loses=step.loses))
-        for number, step in enumerate(LEVELS, 1)
-    ]
+    rows = []
+    for number, step in enumerate(LEVELS, 1):
+        given = f"One or more of {_listed(step.own)}." if len(step.own) > 1 else "Nothing but time."
+        if step.loses:
+            given = f"Most updates, to `{HALF_WEIGHTS}`, where bfloat16 keeps few at the learning rate."
+        elif len(step.own) == 1:
+            given = f"`{step.own[0]}`."
+        more = f" With one or more of {_listed(step.offloads)}." if step.offloads else ""
+        rows.append((str(number), step.name, f"{given}{more}"))
     rows.append((str(len(rows) + 1), SHORTER_ROWS, sentence(LEVERS["max_length"].reason)))
     rows.append((f"{len(rows)}, before it", SMALLER_IMAGES_LEVEL, sentence(LEVERS["max_pixels"].reason)))
     return table(("no.", "level", "what may be given up there"), rows)
-
-
-def _level(own: tuple[str, ...], offloads: tuple[str, ...], *, loses: bool) -> str:
-    given = f"One or more of {_listed(own)}." if len(own) > 1 else f"`{own[0]}`." if own else "Nothing but time."
-    given = f"Most updates, to `{HALF_WEIGHTS}`, where bfloat16 keeps few at the learning rate." if loses else given
-    return f"{given} With one or more of {_listed(offloads)}." if offloads else given
 
 
 def not_counted() -> str:
@@ -125,7 +124,13 @@ def idle_flags() -> str:
 
 
 def gpus() -> str:
-    prices = {row["gpu"]: row for row in _read("prices.csv")}
+    prices, cards = (
+        [*csv.DictReader((MACHINE / name).read_text(encoding="utf-8").splitlines())]
+        for name in ("prices.csv", "gpus.csv")
+    )
+    rents = {
+        row["gpu"]: f"{row['per_hour']} {row['currency']} an hour ({row['provider']}, {row['seen']})" for row in prices
+    }
     rows = [
         (
             f"`{row['key']}`",
@@ -134,31 +139,12 @@ def gpus() -> str:
             row["gb_per_second"],
             row["bf16_tflops"] or "no bfloat16",
             row["link"],
-            _price(prices.get(row["key"])),
+            rents.get(row["key"], ""),
         )
-        for row in _read("gpus.csv")
+        for row in cards
     ]
-    return table(
-        (
-            "card",
-            "memory that torch sees",
-            "compute capability, or AMD's architecture",
-            "GB/s",
-            "bf16 TFLOPS",
-            "link",
-            "rent",
-        ),
-        rows,
-    )
-
-
-def _price(row: dict[str, str] | None) -> str:
-    return f"{row['per_hour']} {row['currency']} an hour ({row['provider']}, {row['seen']})" if row else ""
-
-
-def _read(name: str) -> list[dict[str, str]]:
-    with open(MACHINE / name, encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+    capability = "compute capability, or AMD's architecture"
+    return table(("card", "memory that torch sees", capability, "GB/s", "bf16 TFLOPS", "link", "rent"), rows)
 
 
 _ERROR = re.compile(r"(\w+) {2,}(\d+) {2,}(.+)$", re.MULTILINE)
@@ -176,16 +162,12 @@ def error_table() -> str:
 
 
 def recipe_table() -> str:
-    rows = [(f"[`{each.name}`](#{_anchor(each)})", _cards(each), each.what) for each in recipes()]
+    rows = []
+    for each in recipes():
+        anchor = re.sub(r"[^\w-]", "", each.name.lower())
+        card = f"{each.gpus} x {each.card}" if each.gpus > 1 else each.card
+        rows.append((f"[`{each.name}`](#{anchor})", card, each.what))
     return table(("recipe", "card", "what"), rows)
-
-
-def _cards(recipe: Recipe) -> str:
-    return f"{recipe.gpus} x {recipe.card}" if recipe.gpus > 1 else recipe.card
-
-
-def _anchor(recipe: Recipe) -> str:
-    return re.sub(r"[^\w-]", "", recipe.name.lower())
 
 
 def recipe_texts() -> str:
