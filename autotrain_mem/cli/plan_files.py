@@ -16,7 +16,7 @@ from autotrain_mem.exports.dry_run import dry_run
 from autotrain_mem.exports.tools import OF_MACHINES, check_adapter, check_method, check_sharding, export
 from autotrain_mem.report.first_screen import first_screen
 from autotrain_mem.report.formatting import command_line
-from autotrain_mem.report.terminal import Console
+from autotrain_mem.report.terminal import Console, warn
 from autotrain_mem.settings.adapter_config import without_said
 from autotrain_mem.settings.knobs import LAUNCHED, ZEROS
 from autotrain_mem.settings.words import MAX_SLOWDOWN
@@ -82,8 +82,7 @@ def refresh(out: str, run: str) -> None:
     try:
         save_plan(out, Plan.load(run), place=OUT)
     except (PlanFileError, OutputFolderError) as error:  # the training is done all the same
-        message = f"note: {out} holds the plan as it was before the training: {error.message}"
-        Console(stderr=True).print(message, style="dim", highlight=False, markup=False)
+        warn(f"{out} holds the plan as it was before the training: {error.message}")
 
 
 def command(job: Job, autofit: AutoFit, *, out: str) -> str:

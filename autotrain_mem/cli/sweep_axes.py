@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autotrain_mem import api
@@ -78,25 +78,23 @@ def _canonical(name: str) -> str:
     return _SAME.get(name, name)
 
 
-def _wrong(axis: WrittenAxis, axes: Sequence[WrittenAxis], argv: Sequence[str]) -> list[UsageError]:
-    """All that is wrong with an axis, as far as that is known without TRL's flags."""
-    name, wrong = axis.name, []
+def _wrong(axis: WrittenAxis, axes: Sequence[WrittenAxis], argv: Sequence[str]) -> Iterator[UsageError]:
+    """Yields all that is wrong with an axis, as far as that is known without TRL's flags."""
+    name = axis.name
     if not name or not all(axis.texts):
         written = f"--sweep {name}={','.join(axis.texts)}"
-        wrong.append(UsageError(f"{written}: {'a value is empty' if name else 'the name is missing'}.", hint=_FORM))
+        yield UsageError(f"{written}: {'a value is empty' if name else 'the name is missing'}.", hint=_FORM)
     if sum(_canonical(each.name) == _canonical(name) for each in axes) > 1:
-        wrong.append(UsageError(f"--sweep {name} is given twice.", hint="Write all its values into one --sweep."))
+        yield UsageError(f"--sweep {name} is given twice.", hint="Write all its values into one --sweep.")
     # A key of the YAML file is no contradiction: flags win over it, swept or not.
     typed = [token.partition("=")[0] for token in argv if token.startswith("--")]
     flags = {_canonical(flag[2:].replace("-", "_").removeprefix("no_")): flag for flag in typed}
-    given = flags.get(_canonical(name))
-    if given is not None:
+    if (given := flags.get(_canonical(name))) is not None:
         hint = f"Remove {given}, or add its value to the sweep."
-        wrong.append(UsageError(f"{given} is given, and {name} is swept.", hint=hint))
+        yield UsageError(f"{given} is given, and {name} is swept.", hint=hint)
     if name in own_names("autofit estimate") and name not in OURS:
         hint = f"Beside TRL's flags it takes {', '.join(OURS)}."
-        wrong.append(UsageError(f"--sweep {name}: no estimate depends on --{name}.", hint=hint))
-    return wrong
+        yield UsageError(f"--sweep {name}: no estimate depends on --{name}.", hint=hint)
 
 
 def _raise_together(wrong: Sequence[UsageError]) -> None:

@@ -21,21 +21,21 @@ QUIET = "dim"
 TITLE = "bold"
 
 
+@dataclass(frozen=True, slots=True)
 class Indented:
     """Content indented, and without the spaces that rich fills its lines up with: they spoil logs and diffs."""
 
-    def __init__(self, content: RenderableType, indent: int = 0) -> None:
-        self._content = content
-        self._indent = indent
+    content: RenderableType
+    indent: int = 0
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        narrower = options.update_width(max(1, options.max_width - self._indent))
-        for line in console.render_lines(self._content, narrower, pad=False):
+        narrower = options.update_width(max(1, options.max_width - self.indent))
+        for line in console.render_lines(self.content, narrower, pad=False):
             while line and not line[-1].text.strip():
                 line.pop()
             if line:
                 text, style, control = line.pop()
-                yield Segment(" " * self._indent)
+                yield Segment(" " * self.indent)
                 yield from line
                 yield Segment(text.rstrip(), style, control)
             yield Segment.line()

@@ -41,7 +41,8 @@ class HistoryReader:
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
-        self._files: dict[Path, _Tail] = {}
+        self._files: dict[Path, tuple[int, list[_Event]]] = {}
+        """How far each file was read, and the events until there."""
 
     def read(self) -> RunHistory | None:
         """Returns the history until now; None while there is nothing of it. Raises OSError."""
@@ -55,6 +56,8 @@ class HistoryReader:
             return None
         began = min(times)
         first, *others = [[event for event in each if event["event"] == "sample"] for each in records]
+        # how the last process ended; empty where another one began since
+        ends = [event for event in events if event["event"] in ("start", "end")]
         starts = [event for each in (events, records[0]) for event in each if event["event"] == "start"]
         return RunHistory(
             began=began,
@@ -68,36 +71,25 @@ class HistoryReader:
             },
             ranks=(_moments(first, events, began), *(_moments(each, [], began) for each in others)),
             happenings=tuple(_happenings(events, began)),
-            ending=_ending(events),
+            ending=str(ends[-1].get("ending", "")) if ends else "",
         )
 
     def _lines(self, path: Path) -> list[_Event]:
-        return self._files.setdefault(path, _Tail(path)).read()
-
-
-class _Tail:
-    """Keeps the events of a file, and how far it was read."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._read_bytes = 0
-        self._events: list[_Event] = []
-
-    def read(self) -> list[_Event]:
-        """Returns all events, with those that were written since the last time; none where there is no file."""
+        """Returns the events of a file, with those that were written since the last time; none where there is none."""
+        read_bytes, events = self._files.get(path, (0, []))
         try:
-            with open_ordinary(self._path) as file:
-                if file.seek(0, 2) < self._read_bytes:  # another run's: it starts over
-                    self._read_bytes, self._events = 0, []
-                file.seek(self._read_bytes)
+            with open_ordinary(path) as file:
+                if file.seek(0, 2) < read_bytes:  # another run's: it starts over
+                    read_bytes, events = 0, []
+                file.seek(read_bytes)
                 new = file.read(LARGEST_BYTES)
         except FileNotFoundError:
             return []
         whole = new[: new.rfind(b"\n") + 1]
-        self._read_bytes += len(whole)
         lines = whole.decode("utf-8", errors="replace").splitlines()
-        self._events += [event for line in lines if (event := _event(line)) is not None]
-        return self._events
+        events.extend(filter(None, map(_event, lines)))
+        self._files[path] = (read_bytes + len(whole), events)
+        return events
 
 
 def _event(line: str) -> _Event | None:
@@ -150,16 +142,6 @@ def _happenings(events: list[_Event], began: float) -> Iterator[Happening]:
         else:
             text = f"checkpoint of step {step}" if kind == "checkpoint" else event_line(event)
         yield Happening(seconds=round(event["time"] - began, 3), step=step, kind=kind, text=text)
-
-
-def _ending(events: list[_Event]) -> str:
-    """Says how the last process ended; empty where another one began since, or none has ended."""
-    for event in reversed(events):
-        if event["event"] == "end":
-            return str(event.get("ending", ""))
-        if event["event"] == "start":
-            return ""
-    return ""
 
 
 def _last(events: list[_Event], name: str) -> Any:

@@ -264,7 +264,7 @@ class CardsProgress(Redrawn[Status]):
         super().__init__(console.status("") if is_live(console) else None)
         self._console = console
         self._count = count
-        self._seen: dict[str, int] = {}
+        self._seen: list[str] = []
 
     def counting(self, counting: Counting) -> None:
         """Tokens of the data are being counted, before any card is looked at."""
@@ -274,11 +274,13 @@ class CardsProgress(Redrawn[Status]):
 
     def tried(self, card: Hardware, attempt: Candidate) -> None:
         """A configuration was judged for a card."""
-        name, count = formatting.cards(card), len(self._seen)
-        line = f"card {self._seen.setdefault(name, count + 1)} of {self._count}: {name}"
+        name = formatting.cards(card)
+        if is_new := name not in self._seen:
+            self._seen.append(name)
+        line = f"card {self._seen.index(name) + 1} of {self._count}: {name}"
         if self._line is not None:
             self._line.update(Text(f"{line}, {formatting.batch(attempt.knobs)}"))
-        elif len(self._seen) > count:
+        elif is_new:
             say(self._console, line)
 
 
