@@ -125,7 +125,7 @@ class Worker:
     def preflight(
         self, job: Job, compute_capability: Capability, *, to_train: bool, on_cpu: bool, reads_data: bool
     ) -> Preflight:
-        """Asks what can be known to go wrong before anything is rehearsed, see :class:`checks.preflight.Setup`.
+        """Asks what can be known to go wrong before anything is rehearsed, see :class:`checks.preflight_checks.Setup`.
 
         Raises:
             ModelError: there is no such model, or the method cannot train it.

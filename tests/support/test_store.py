@@ -27,21 +27,15 @@ def never() -> float:
     return 1.0
 
 
-class Messages(list[str]):
+@pytest.fixture
+def messages() -> list[str]:
     """What a store said."""
-
-    def __call__(self, message: str) -> None:
-        self.append(message)
+    return []
 
 
 @pytest.fixture
-def messages() -> Messages:
-    return Messages()
-
-
-@pytest.fixture
-def store(tmp_path: pathlib.Path, messages: Messages) -> Store:
-    return Store(tmp_path / "cache", on_damage=messages, draw=never)
+def store(tmp_path: pathlib.Path, messages: list[str]) -> Store:
+    return Store(tmp_path / "cache", on_damage=messages.append, draw=never)
 
 
 def only_file(tmp_path: pathlib.Path) -> pathlib.Path:
@@ -61,11 +55,11 @@ JSON = st.recursive(
 def test_what_was_put_is_got_by_a_later_process(
     tmp_path_factory: pytest.TempPathFactory, kind: str, key: dict[str, Any], value: Any
 ) -> None:
-    folder, messages = tmp_path_factory.mktemp("store"), Messages()
-    Store(folder, on_damage=messages).put(kind, key, value)
-    assert Store(folder, on_damage=messages).get(kind, key) == value
-    assert Store(folder, on_damage=messages).get("another", key) is None
-    assert Store(folder, on_damage=messages).get(kind, {**key, "more": 1}) is None
+    folder, messages = tmp_path_factory.mktemp("store"), list[str]()
+    Store(folder, on_damage=messages.append).put(kind, key, value)
+    assert Store(folder, on_damage=messages.append).get(kind, key) == value
+    assert Store(folder, on_damage=messages.append).get("another", key) is None
+    assert Store(folder, on_damage=messages.append).get(kind, {**key, "more": 1}) is None
     assert messages == []
 
 
@@ -91,8 +85,8 @@ def test_a_file_cut_short_at_any_byte_is_dropped_said_once_and_made_again(
     assert (b" zlib\n" in whole) is (value != "small")
     for length in range(0, len(whole), 1 if value == "small" else 97):
         path.write_bytes(whole[:length])
-        messages = Messages()
-        reader = Store(path.parent, on_damage=messages)
+        messages = list[str]()
+        reader = Store(path.parent, on_damage=messages.append)
         assert reader.get("kind", KEY) is None
         assert not path.exists()
         assert reader.get("kind", KEY) is None
@@ -106,18 +100,18 @@ def test_a_file_cut_short_at_any_byte_is_dropped_said_once_and_made_again(
 @settings(max_examples=100)
 @given(data=st.data())
 def test_no_changed_byte_gives_another_value(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    folder, messages = tmp_path_factory.mktemp("store"), Messages()
-    Store(folder, on_damage=messages).put("kind", KEY, {"bytes": 12345})
+    folder, messages = tmp_path_factory.mktemp("store"), list[str]()
+    Store(folder, on_damage=messages.append).put("kind", KEY, {"bytes": 12345})
     (path,) = folder.iterdir()
     content = bytearray(path.read_bytes())
     place = data.draw(st.integers(0, len(content) - 1))
     content[place] = data.draw(st.integers(0, 255).filter(lambda byte: byte != content[place]))
     path.write_bytes(content)
-    assert Store(folder, on_damage=messages).get("kind", KEY) is None
+    assert Store(folder, on_damage=messages.append).get("kind", KEY) is None
     assert len(messages) == 1
 
 
-def test_a_value_kept_under_another_key_is_not_taken(store: Store, tmp_path: pathlib.Path, messages: Messages) -> None:
+def test_a_value_kept_under_another_key_is_not_taken(store: Store, tmp_path: pathlib.Path, messages: list[str]) -> None:
     store.put("kind", KEY, "mine")
     path = only_file(tmp_path)
     store.put("kind", {"model": "other"}, "another's")
@@ -137,7 +131,7 @@ def refuse(number: int) -> Callable[..., Any]:
 @pytest.mark.parametrize("call", ["mkdir", "open", "replace"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
 def test_whatever_cannot_be_written_is_said_once_and_leaves_nothing(
-    store: Store, tmp_path: pathlib.Path, messages: Messages, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+    store: Store, tmp_path: pathlib.Path, messages: list[str], monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:
     store.put("kind", {"old": 1}, "old")
     with monkeypatch.context() as patch:
@@ -183,7 +177,7 @@ def test_two_processes_that_keep_the_same_keys_never_read_a_torn_value(tmp_path:
     assert len(list(tmp_path.glob("*.json"))) <= 6, "and each dropped what was too much"
 
 
-def test_a_process_that_is_killed_leaves_only_whole_values(tmp_path: pathlib.Path, messages: Messages) -> None:
+def test_a_process_that_is_killed_leaves_only_whole_values(tmp_path: pathlib.Path, messages: list[str]) -> None:
     for wait_seconds in (0.1, 0.2):
         process = hammer(tmp_path)
         deadline = time.monotonic() + 30
@@ -192,7 +186,7 @@ def test_a_process_that_is_killed_leaves_only_whole_values(tmp_path: pathlib.Pat
         time.sleep(wait_seconds)
         process.kill()
         process.communicate()
-        store = Store(tmp_path, on_damage=messages)
+        store = Store(tmp_path, on_damage=messages.append)
         found = [store.get("kind", {"number": number}) for number in range(8)]
         assert any(found)
         assert messages == []
@@ -203,8 +197,8 @@ def aged(path: pathlib.Path, seconds: float) -> None:
     os.utime(path, (then, then))
 
 
-def test_what_was_longest_unused_goes_first(tmp_path: pathlib.Path, messages: Messages) -> None:
-    limited = Store(tmp_path, on_damage=messages, limit_bytes=8 * PAGE_BYTES, draw=lambda: 0.0)
+def test_what_was_longest_unused_goes_first(tmp_path: pathlib.Path, messages: list[str]) -> None:
+    limited = Store(tmp_path, on_damage=messages.append, limit_bytes=8 * PAGE_BYTES, draw=lambda: 0.0)
     for number in range(8):
         before = set(tmp_path.iterdir())
         limited.put("kind", {"number": number}, number)
@@ -224,7 +218,7 @@ def test_one_put_in_many_looks_and_a_large_one_more_often(
     monkeypatch.setattr(module, "drop_oldest", lambda folder, limit_bytes: looked.append(folder))
     chance = PAGE_BYTES / module.LOOK_EVERY_BYTES
     for drawn, looks in ((chance * 0.99, 1), (chance, 1), (1.0, 1), (0.0, 2)):
-        Store(tmp_path, on_damage=Messages(), draw=lambda drawn=drawn: drawn).put("kind", KEY, 1)  # type: ignore[misc]
+        Store(tmp_path, draw=lambda drawn=drawn: drawn).put("kind", KEY, 1)  # type: ignore[misc]
         assert len(looked) == looks
     assert chance < 1e-3
 
@@ -240,7 +234,7 @@ def test_half_a_file_is_dropped_when_nobody_can_still_be_writing_it(tmp_path: pa
 
 
 def test_results_are_kept_in_the_users_cache_or_where_the_variable_says_or_nowhere(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, messages: Messages
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, messages: list[str]
 ) -> None:
     monkeypatch.delenv("AUTOFIT_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -252,7 +246,7 @@ def test_results_are_kept_in_the_users_cache_or_where_the_variable_says_or_nowhe
     assert cache_folder() == tmp_path / "mine"
     monkeypatch.setenv("AUTOFIT_CACHE", "")
     assert cache_folder() is None
-    nowhere = Store(None, on_damage=messages)
+    nowhere = Store(None, on_damage=messages.append)
     nowhere.put("kind", KEY, 1)
     assert nowhere.get("kind", KEY) is None
     assert messages == []
