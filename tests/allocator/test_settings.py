@@ -26,7 +26,7 @@ DEFAULTS = AllocatorSettings()
     [
         ("", {}),
         (" , ", {}),
-        ("expandable_segments:True", {"expandable_segments": True}),
+        ("expandable_segments:True", {"grows": True}),
         ("expandable_segments:False", {}),
         ("max_split_size_mb:64", {"max_split_bytes": 64 * MIB}),
         (
