@@ -104,7 +104,8 @@ def test_another_run_is_refused_or_moved_to_the_next_free_number_whole(tmp_path:
     for number in (1, 2):
         _held(folder)
         with pytest.raises(OutputFolderError, match="--overwrite_output_dir"):
-            output_dir.check_output(_job(folder), overwrite=False)
+            run_folder.check_folder(str(folder), resuming=False)
+        run_folder.check_folder(str(folder), resuming=False, overwrite=True)
         output_dir.check_output(_job(folder), overwrite=True)
         assert run_folder.move_aside(str(folder)) == tmp_path / f"run.previous-{number}"
         assert (tmp_path / f"run.previous-{number}/run.json").is_file()
