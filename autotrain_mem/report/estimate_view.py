@@ -224,7 +224,7 @@ def over_steps(estimate: Estimate) -> list[RenderableType]:
     orders = [
         (expandable, first, mode.longest_first if first else mode.any_order)
         for expandable in (False, True)
-        for mode in (mixed.of(expandable_segments=expandable),)
+        for mode in (mixed.modes[expandable],)
         for first in (False, True)
     ]
     retries = any(order.num_alloc_retries[-1] for _, _, order in orders)

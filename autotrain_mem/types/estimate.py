@@ -74,7 +74,7 @@ class MixedLengths:
     >>> from autotrain_mem import MixedLengths, ReservedByOrder, ReservedOverSteps
     >>> alike = ReservedOverSteps(reserved_bytes=(6, 6, 6), num_alloc_retries=(0, 0, 0))
     >>> both = ReservedByOrder(any_order=alike, longest_first=alike)
-    >>> MixedLengths(native=both, expandable_segments=both).of(expandable_segments=True) == both
+    >>> MixedLengths(native=both, expandable_segments=both).modes[True] == both
     True
     """
 
@@ -93,9 +93,6 @@ class MixedLengths:
         """Returns them by whether segments grow."""
         return {False: self.native, True: self.expandable_segments}
 
-    def of(self, *, expandable_segments: bool) -> ReservedByOrder:
-        return self.modes[expandable_segments]
-
 
 ESTIMATE_SCHEMA = "autofit.estimate/1"
 
@@ -105,15 +102,8 @@ class ReservedEstimate:
     """Holds what the caching allocator takes of the device in one of its two modes, for one rehearsed run.
 
     >>> from autotrain_mem import ReservedEstimate
-    >>> reserved = ReservedEstimate(
-    ...     peak_allocated_bytes=7 * 2**30,
-    ...     peak_reserved_bytes=9 * 2**30,
-    ...     peak_limited_bytes=8 * 2**30,
-    ...     slack_bytes=2 * 2**30,
-    ...     num_alloc_retries=1,
-    ...     largest_refused_bytes=None,
-    ... )
-    >>> reserved.fits  # it would have to give its cache back on the way
+    >>> sizes = {"peak_allocated_bytes": 7, "peak_reserved_bytes": 9, "peak_limited_bytes": 8, "slack_bytes": 2}
+    >>> ReservedEstimate(**sizes, num_alloc_retries=1, largest_refused_bytes=None).fits  # it gives its cache back
     False
     """
 
@@ -145,7 +135,7 @@ class ReservedByMode:
 
     >>> from autotrain_mem import AutoFit, estimate
     >>> found = estimate("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
-    >>> found.memory.reserved.native == found.memory.reserved.of(expandable_segments=False) == found.reserved
+    >>> found.memory.reserved.native == found.memory.reserved.modes[False] == found.reserved
     True
     """
 
@@ -163,9 +153,6 @@ class ReservedByMode:
     def modes(self) -> dict[bool, ReservedEstimate]:
         """Returns them by whether segments grow."""
         return {False: self.native, True: self.expandable_segments}
-
-    def of(self, *, expandable_segments: bool) -> ReservedEstimate:
-        return self.modes[expandable_segments]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -207,7 +207,7 @@ def undone(snapshot: Snapshot) -> Iterator[tuple[int, int]]:
 @given(run=traces(largest=64 * MIB, empties=True))
 def test_the_history_undone_from_its_end_leads_to_nothing_by_way_of_the_peak(run: Trace, expandable: bool) -> None:
     snapshot = make_snapshot(run, ROOMY, grows=expandable)
-    mode = estimate_memory(run, ROOMY).reserved.of(expandable_segments=expandable)
+    mode = estimate_memory(run, ROOMY).reserved.modes[expandable]
     end = sum(segment["total_size"] for segment in snapshot["segments"])
     assert max([end, *(reserved for reserved, _ in undone(snapshot))]) == mode.peak_reserved_bytes
     walked = [(phase, sign, each) for phase, sign, each in run.walk() if each.size_bytes]
@@ -225,7 +225,7 @@ def test_a_history_with_refused_requests_can_be_undone_too(run: Trace, capacity:
     snapshot = make_snapshot(run, room, grows=expandable)
     assert all(reserved >= 0 for reserved, _ in undone(snapshot))
     estimate = estimate_memory(run, room)
-    mode = estimate.reserved.of(expandable_segments=expandable)
+    mode = estimate.reserved.modes[expandable]
     assert bool(entries(snapshot, "oom")) == (mode.largest_refused_bytes is not None)
 
 

@@ -149,7 +149,7 @@ def test_thinning_loses_neither_peak_and_the_owners_sum_to_what_is_allocated(
     assert {owner: column[thin.peak] for owner, column in thin.owners.items()} == {
         owner: memory.owners_at_peak[owner] for owner in thin.owners
     }
-    assert max(thin.reserved_bytes) == memory.reserved.of(expandable_segments=expandable).peak_reserved_bytes
+    assert max(thin.reserved_bytes) == memory.reserved.modes[expandable].peak_reserved_bytes
     of_event = dict(zip(full.event, full.reserved_bytes, strict=True))
     assert [of_event[event] for event in thin.event] == list(thin.reserved_bytes)
 

@@ -38,7 +38,7 @@ def test_a_rehearsal_takes_what_the_cuda_build_took(recorded: dict[str, Any], mo
     job = Job(method=recorded["method"], model=str(model), dataset=None, arguments=recorded["arguments"])
     trace = rehearse(job, knobs, recorded["length"], str(tmp_path), tuple(RECORDED["compute_capability"]))
     memory = estimate_memory(trace, Room(capacity_bytes=None))
-    mode = memory.reserved.of(expandable_segments="expandable_segments:True" in recorded["allocator"])
+    mode = memory.reserved.modes["expandable_segments:True" in recorded["allocator"]]
     assert memory.peak_allocated_bytes == pytest.approx(recorded["peak_allocated_bytes"], rel=ALLOCATED_BAR)
     assert mode.peak_reserved_bytes == pytest.approx(recorded["peak_reserved_bytes"], rel=RESERVED_BAR)
     assert mode.num_alloc_retries == recorded["num_alloc_retries"]

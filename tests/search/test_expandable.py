@@ -52,7 +52,7 @@ class Fragmenting(LinearMemory):
 
     def over_steps(self, estimate: Estimate) -> Estimate:
         def order(more_bytes: int, *, expandable: bool) -> ReservedByOrder:
-            peak = estimate.memory.reserved.of(expandable_segments=expandable).peak_reserved_bytes
+            peak = estimate.memory.reserved.modes[expandable].peak_reserved_bytes
             over = ReservedOverSteps(reserved_bytes=(peak + more_bytes,) * 3, num_alloc_retries=(0, 0, 0))
             return ReservedByOrder(any_order=over, longest_first=over)
 
