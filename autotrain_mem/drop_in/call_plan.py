@@ -26,6 +26,7 @@ from autotrain_mem.planning.wish import Wish
 from autotrain_mem.report.first_screen import first_screen
 from autotrain_mem.report.terminal import Console, SearchProgress
 from autotrain_mem.search.levels import check_forbid
+from autotrain_mem.search.memo import candidate
 from autotrain_mem.settings.knobs import BASE_BITS, ROWS, STEPS
 from autotrain_mem.settings.levers import EXPANDABLE
 from autotrain_mem.settings.words import MAX_LENGTH
@@ -36,7 +37,6 @@ from autotrain_mem.trainers import script_call
 from autotrain_mem.trainers.script_call import Call, quantization_of
 from autotrain_mem.types import Job, Plan
 from autotrain_mem.types.autofit import AutoFit
-from autotrain_mem.types.estimate import candidate
 from autotrain_mem.types.hardware import Hardware
 from autotrain_mem.types.job import PythonCall
 from autotrain_mem.types.methods_table import METHODS

@@ -21,6 +21,7 @@ from autotrain_mem.planning.plan import make_plan
 from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.rehearsals import Rehearsals
 from autotrain_mem.search.levels import FURTHEST, check_forbid, lever_name
+from autotrain_mem.search.memo import candidate
 from autotrain_mem.search.nearest import budget_line, needs_line
 from autotrain_mem.search.precision import precise_for
 from autotrain_mem.search.search import Found
@@ -32,7 +33,6 @@ from autotrain_mem.support.errors import DoesNotFitError, UsageError
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.support.versions import versions_key
 from autotrain_mem.types import Candidate, Estimate, Hardware, Harm, Job, Knobs, Learned, Plan
-from autotrain_mem.types.estimate import candidate
 from autotrain_mem.types.model import ModelFacts
 from autotrain_mem.types.plan import as_recorded
 

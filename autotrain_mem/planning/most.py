@@ -20,13 +20,13 @@ from autotrain_mem.planning.rehearsals import Rehearsals
 from autotrain_mem.search.division import GROUP, SMALLEST_GROUP, divisors
 from autotrain_mem.search.largest import Border, Question, answering, find_border
 from autotrain_mem.search.levels import COARSE_FROM, COARSE_GRID, FINE_GRID, SHORTEST
+from autotrain_mem.search.memo import candidate
 from autotrain_mem.search.search import make_memo
 from autotrain_mem.search.space import Space
 from autotrain_mem.settings.knobs import ROWS, STEPS
 from autotrain_mem.settings.words import MAX_LENGTH, MAXIMIZED, MOST
 from autotrain_mem.support.errors import ContextLengthError
 from autotrain_mem.types import Candidate, Job, Knobs
-from autotrain_mem.types.estimate import candidate
 from autotrain_mem.types.gpu_comparison import Frontier, Reach
 from autotrain_mem.types.model import ModelFacts
 

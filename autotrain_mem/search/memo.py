@@ -14,7 +14,6 @@ from autotrain_mem.search.space import Space, micro_batches, with_rows
 from autotrain_mem.settings.knobs import BASE_BITS
 from autotrain_mem.settings.levers import FREE, LEVERS
 from autotrain_mem.types import Candidate, Estimate, Knobs, Owner, Phase
-from autotrain_mem.types.estimate import candidate
 from autotrain_mem.types.methods_table import METHODS
 
 OnAttempt = Callable[[Candidate], None]
@@ -280,3 +279,22 @@ def at(setting: Knobs, point: Knobs) -> Knobs:
     """A setting with the batches and checkpointing of another point; its processes share the model as they did."""
     free = (name for lever in FREE for name in LEVERS[lever].knobs)
     return replace(setting, **{name: getattr(point, name) for name in free})
+
+
+def candidate(
+    estimate: Estimate, *, level: str = "", beside: Estimate | None = None, would_fit: tuple[str, ...] = ()
+) -> Candidate:
+    """Keeps the figures of an estimate: of a rehearsal, or of what a level offers beside the plan that was chosen."""
+    ratio = None
+    if beside is not None and beside.tokens_per_second and estimate.fits:
+        ratio = estimate.tokens_per_second / beside.tokens_per_second
+    return Candidate(
+        level=level,
+        knobs=estimate.knobs,
+        required_bytes=estimate.required_bytes,
+        budget_bytes=estimate.budget_bytes,
+        tokens_per_second=estimate.time.known_tokens_per_second,
+        rehearsed_layers=estimate.memory.rehearsed_layers,
+        ratio=ratio,
+        would_fit=would_fit,
+    )

@@ -10,13 +10,12 @@ from typing import Protocol
 from autotrain_mem.search.changes import changes
 from autotrain_mem.search.explore import TIE, best_of
 from autotrain_mem.search.levels import Level, allowed, levels
-from autotrain_mem.search.memo import Memo, OnAttempt, Predictor, floors_of, least_demanding
+from autotrain_mem.search.memo import Memo, OnAttempt, Predictor, candidate, floors_of, least_demanding
 from autotrain_mem.search.nearest import does_not_fit
 from autotrain_mem.search.space import Space
 from autotrain_mem.settings.levers import EXPANDABLE, LEVERS
 from autotrain_mem.support.errors import PlanError
 from autotrain_mem.types import Candidate, Estimate, Harm, Knobs, Lever
-from autotrain_mem.types.estimate import candidate
 from autotrain_mem.types.gpu_comparison import Most
 
 

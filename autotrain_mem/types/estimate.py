@@ -374,22 +374,3 @@ class Candidate:
     @property
     def fits(self) -> bool:
         return self.required_bytes <= self.budget_bytes
-
-
-def candidate(
-    estimate: Estimate, *, level: str = "", beside: Estimate | None = None, would_fit: tuple[str, ...] = ()
-) -> Candidate:
-    """Keeps the figures of an estimate: of a rehearsal, or of what a level offers beside the plan that was chosen."""
-    ratio = None
-    if beside is not None and beside.tokens_per_second and estimate.fits:
-        ratio = estimate.tokens_per_second / beside.tokens_per_second
-    return Candidate(
-        level=level,
-        knobs=estimate.knobs,
-        required_bytes=estimate.required_bytes,
-        budget_bytes=estimate.budget_bytes,
-        tokens_per_second=estimate.time.known_tokens_per_second,
-        rehearsed_layers=estimate.memory.rehearsed_layers,
-        ratio=ratio,
-        would_fit=would_fit,
-    )

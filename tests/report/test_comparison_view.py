@@ -9,8 +9,8 @@ from report_examples import CHOSEN, RTX3060, estimate
 from test_console import rendered
 
 from autotrain_mem.report.comparison_view import BAR_WIDTH, cards_view, frontier_view
+from autotrain_mem.search.memo import candidate
 from autotrain_mem.support import codec
-from autotrain_mem.types.estimate import candidate
 from autotrain_mem.types.gpu_comparison import Cards, Frontier, Most, Reach
 
 

@@ -16,11 +16,11 @@ from test_contract import SLOW_TO_IMPORT, loaded_by
 from autotrain_mem.report.estimate_view import estimate_view
 from autotrain_mem.report.explain_view import explain_view
 from autotrain_mem.report.plan_view import plan_view
+from autotrain_mem.search.memo import candidate
 from autotrain_mem.support import codec
 from autotrain_mem.support.files import write_json
 from autotrain_mem.support.units import GIB, format_bytes
 from autotrain_mem.types import Estimate, Owner, Plan
-from autotrain_mem.types.estimate import candidate
 from autotrain_mem.types.plan_file import PLAN_NAME
 
 

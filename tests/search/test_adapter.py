@@ -9,12 +9,11 @@ from synthetic_memory import TRL, LinearMemory
 from autotrain_mem.search.adapter import adapter_for, smaller_ranks
 from autotrain_mem.search.advice import advice, questions
 from autotrain_mem.search.levels import levels
-from autotrain_mem.search.memo import least_demanding
+from autotrain_mem.search.memo import candidate, least_demanding
 from autotrain_mem.search.search import search
 from autotrain_mem.search.space import Space, make_space
 from autotrain_mem.support.units import GIB
 from autotrain_mem.types import Estimate, Harm, Job, Knobs, Owner, Trained
-from autotrain_mem.types.estimate import candidate
 from autotrain_mem.types.model import ModelFacts
 
 WIDTH = 500_000

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from synthetic_memory import LinearMemory, found_or_none, space_of
 
 from autotrain_mem.search.levels import allowed
-from autotrain_mem.search.memo import Memo
+from autotrain_mem.search.memo import Memo, candidate
 from autotrain_mem.search.search import search
 from autotrain_mem.search.space import Space
 from autotrain_mem.settings.levers import EXPANDABLE, LEVERS
 from autotrain_mem.support.units import GIB
 from autotrain_mem.types import Estimate, Harm, Knobs, Phase, StepTime
-from autotrain_mem.types.estimate import MixedLengths, ReservedByOrder, ReservedOverSteps, candidate
+from autotrain_mem.types.estimate import MixedLengths, ReservedByOrder, ReservedOverSteps
 
 SAVED = 0.02
 """Of the 3 % that native segments waste here."""

@@ -14,7 +14,7 @@ from autotrain_mem.search.adapter import ADAPTED
 from autotrain_mem.search.changes import against
 from autotrain_mem.search.explore import TIE
 from autotrain_mem.search.levels import SHORTER_ROWS, levels
-from autotrain_mem.search.memo import floors_of, least_demanding, lines
+from autotrain_mem.search.memo import candidate, floors_of, least_demanding, lines
 from autotrain_mem.search.nearest import budget_line
 from autotrain_mem.search.search import Found, search
 from autotrain_mem.search.space import Space
@@ -23,7 +23,6 @@ from autotrain_mem.settings.words import MAX_SLOWDOWN
 from autotrain_mem.support.errors import DoesNotFitError, PlanError
 from autotrain_mem.support.units import GIB, MIB, format_bytes
 from autotrain_mem.types import Candidate, Estimate, Harm, Knobs, Owner, Phase, StepTime
-from autotrain_mem.types.estimate import candidate
 
 PINS: Mapping[str, tuple[object, ...]] = {
     "per_device_train_batch_size": (1, 2, 4),
