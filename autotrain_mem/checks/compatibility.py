@@ -12,6 +12,7 @@ from typing import Any
 from autotrain_mem.checks.model_files import ModelOnCard
 from autotrain_mem.methods.configs import is_in_mxfp4
 from autotrain_mem.methods.interface import method_of
+from autotrain_mem.settings.levers import SMALLER_IMAGES
 from autotrain_mem.settings.optimizer_verdicts import OPTIMIZERS_OF_BITSANDBYTES
 from autotrain_mem.support.versions import has_rocm_library
 from autotrain_mem.trainers.pretrained import FAMILIES
@@ -71,7 +72,7 @@ def bitsandbytes_on_card(subject: ModelOnCard) -> Problems:
 def images(subject: ModelOnCard) -> Problems:
     """Yields what is said of images to a model that reads text, or to a trainer that does."""
     job = subject.job
-    said = {"--max_pixels": job.arguments.get("max_pixels"), "--image_sizes": job.images}
+    said = {"--max_pixels": job.arguments.get(SMALLER_IMAGES), "--image_sizes": job.images}
     flags = " and ".join(name for name, value in said.items() if value)
     if not flags:
         return

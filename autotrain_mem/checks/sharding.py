@@ -15,7 +15,7 @@ from autotrain_mem.checks.model_files import ModelOnCard
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.search.shardings import WAYS, SharedTokens
 from autotrain_mem.settings.knobs import BASE_BITS, ZEROS
-from autotrain_mem.settings.levers import LADDER
+from autotrain_mem.settings.levers import LADDER, SHARED_SEQUENCE
 from autotrain_mem.settings.own import SHARE_TOKENS
 from autotrain_mem.types.findings import Problems
 from autotrain_mem.types.methods_table import METHODS
@@ -187,7 +187,7 @@ def shared_attention(subject: ModelOnCard) -> Problems:
                 "and what shares tokens attends to all that came before.",
                 f"Remove --{name}, or take a model of full attention (Llama, Qwen2.5, Qwen3).",
             )
-    size = _size(subject.job.arguments, "sp_size")
+    size = _size(subject.job.arguments, SHARED_SEQUENCE)
     sizes = [each for each in range(1, size + 1) if _shares_heads(subject.config, each)]
     if size > 1 and size not in sizes:
         yield (

@@ -135,8 +135,8 @@ def check_export(wish: api.Wish, output: Output) -> None:
             hint="--dry_run --json prints TRL's config, the command and the environment as one object.",
         )
     check_method(output.export, wish.method)
-    shared = max(wish.autofit.cp_size or 1, wish.autofit.sp_size or 1)
-    check_sharding(output.export, is_zero=wish.autofit.sharding in ZEROS, token_shards=shared)
+    is_zero = wish.autofit.sharding in ZEROS
+    check_sharding(output.export, is_zero=is_zero, token_shards=wish.autofit.token_shards)
     check_adapter(output.export, wish.autofit.peft_config)
     if output.export not in OF_MACHINES:
         return

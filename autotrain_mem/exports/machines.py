@@ -13,8 +13,8 @@ from typing import Any
 from autotrain_mem.exports.accelerate import FIRST_MACHINE, PORT
 from autotrain_mem.exports.case import Case, case_of
 from autotrain_mem.exports.part import Part, Tool, heading
-from autotrain_mem.settings.flag_words import flag_words
 from autotrain_mem.settings.knobs import APPLIED, LAUNCHED
+from autotrain_mem.settings.own import flag_words
 from autotrain_mem.types import Job, Knobs, Plan
 
 NOTES_HEAD = "Before it runs:"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotrain_mem.planning.deepspeed_file import with_deepspeed
 from autotrain_mem.settings.own import OF_DEEPSPEED, SHARE_TOKENS
+from autotrain_mem.settings.words import RECOMPUTES
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.yaml_files import read_yaml
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 FLAG = "--accelerate_config"
 _NUMBERS = {"gradient_accumulation_steps": "gradient_accumulation_steps", "gradient_clipping": "max_grad_norm"}
 """Keys of ``deepspeed_config`` that are TRL's arguments too, under their names."""
-_RECOMPUTES = ("gradient_checkpointing", "activation_checkpointing")
-"""Two names of one argument (``transformers/training_args.py``)."""
 
 
 def with_accelerate(wish: Wish) -> Wish:
@@ -137,7 +136,7 @@ def _contradictions(wish: Wish, launch: Launch, name: str) -> Iterator[tuple[str
     if launch.sp_size > 1 and attention != launch.sp_attention:
         cure = f"Write parallelism_config_sp_attn_implementation: {attention}."
         yield f"{name} shares rows of {launch.sp_attention}, and --attn_implementation is {attention}", cure
-    if launch.recomputes and any(wish.argument(each) for each in _RECOMPUTES):
+    if launch.recomputes and any(wish.argument(each) for each in RECOMPUTES):
         cure = "Remove --gradient_checkpointing, or write fsdp_activation_checkpointing: false; transformers takes one."
         yield f"--gradient_checkpointing and fsdp_activation_checkpointing in {name} recompute the same twice", cure
     precision = launch.mixed_precision

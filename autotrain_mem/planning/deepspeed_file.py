@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autotrain_mem.settings.own import OF_DEEPSPEED
 from autotrain_mem.support.errors import UsageError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def with_deepspeed(wish: Wish) -> Wish:
     if problems := [*_contradictions(wish, zero)]:
         reasons, cures = zip(*problems, strict=True)
         raise UsageError(f"{'; '.join(reasons)}.", hint="\n".join(dict.fromkeys(cures)))
-    offload = {name: getattr(zero, name) or getattr(wish.autofit, name) for name in _OFFLOADS}
+    offload = {name: getattr(zero, name) or getattr(wish.autofit, name) for name in OF_DEEPSPEED}
     left, said = with_auto(content)
     return replace(
         wish,
@@ -51,9 +52,6 @@ def deepspeed_content(given: Any) -> Mapping[str, Any]:
     return given if isinstance(given, Mapping) else _read(str(given))
 
 
-_OFFLOADS = ("offload_optimizer_device", "offload_param_device")
-
-
 def _contradictions(wish: Wish, zero: Zero) -> Iterator[tuple[str, str]]:
     if wish.autofit.sharding not in (None, zero.sharding):
         yield (
@@ -62,7 +60,7 @@ def _contradictions(wish: Wish, zero: Zero) -> Iterator[tuple[str, str]]:
         )
     if wish.autofit.accelerate_config is not None or wish.accelerate is not None:
         yield f"--accelerate_config and --{_FLAG} both say how processes share the model", "Remove one."
-    for name in _OFFLOADS:
+    for name in OF_DEEPSPEED:
         if getattr(wish.autofit, name) not in (None, getattr(zero, name)):
             yield f"--{name} is not what --{_FLAG} says", "Remove the flag, or write it into the file."
 

@@ -16,7 +16,7 @@ from autotrain_mem.search.space import Space, micro_batches, with_rows
 from autotrain_mem.settings.knobs import ZEROS, alone_too
 from autotrain_mem.settings.levers import LADDER
 from autotrain_mem.settings.optimizer_verdicts import PARAMETER_SHAPED
-from autotrain_mem.settings.own import OF_DEEPSPEED, SHARE_TOKENS, Sharding
+from autotrain_mem.settings.own import OF_DEEPSPEED, OFFLOADED, SHARE_TOKENS, Sharding
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import Knobs, Plan
 from autotrain_mem.types.autofit import AutoFit
@@ -104,7 +104,6 @@ def _check_shared_tokens(name: str, size: int, processes: int) -> None:
 
 ROWS, STEPS = "per_device_train_batch_size", "gradient_accumulation_steps"
 _SHARED = ("processes", "dp_replicate_size")
-_OFFLOADED = ("fsdp_offload_params", "offload_optimizer_device", "offload_param_device")
 
 
 def is_shared_otherwise(asked: AutoFit, plan: Plan) -> bool:
@@ -128,7 +127,7 @@ def autofit_of(asked: AutoFit, filled: AutoFit, plan: Plan) -> AutoFit:
     if not alone:
         shared |= {name: getattr(filled, name) or _above_one(getattr(plan.knobs, name)) for name in SHARE_TOKENS}
     if sharding != plan.knobs.sharding:
-        shared |= {name: getattr(asked, name) for name in _OFFLOADED}
+        shared |= {name: getattr(asked, name) for name in OFFLOADED}
     return replace(
         filled, effective_batch_size=filled.effective_batch_size or plan.knobs.effective_batch_size, **shared
     )
@@ -140,8 +139,7 @@ def _above_one(size: int) -> int | None:
 
 def arguments_of(plan: Plan, autofit: AutoFit) -> dict[str, Any]:
     """The plan's arguments of TRL's without the split of the batch: the rows at once stay where they divide it."""
-    shared = max(autofit.cp_size or 1, autofit.sp_size or 1)
-    processes = sum(autofit.gpu_counts[:1]) * (autofit.nodes or 1) // shared or 1
+    processes = sum(autofit.gpu_counts[:1]) * (autofit.nodes or 1) // autofit.token_shards or 1
     arguments = dict(plan.job.trl_arguments)
     arguments.pop(STEPS, None)
     rows = arguments.get(ROWS)
@@ -167,9 +165,9 @@ def ways_to_share(plan: Plan, space: Space, again: str) -> Iterator[Knobs]:
     if shared == before:
         yield before
         return
-    kept: dict[str, Any] = {name: getattr(base, name) for name in (*_SHARED, *_OFFLOADED)}
+    kept: dict[str, Any] = {name: getattr(base, name) for name in (*_SHARED, *OFFLOADED)}
     if sharding == before.sharding:
-        kept |= {name: getattr(before, name) for name in _OFFLOADED}
+        kept |= {name: getattr(before, name) for name in OFFLOADED}
     shared = replace(shared, **kept)
     _check_levers(shared, again)
     splits = micro_batches(space)

@@ -67,8 +67,7 @@ class Rehearsals:
 
     def on(self, hardware: Hardware) -> Rehearsals:
         """Returns the same job on other devices. Raises UsageError as :func:`for_processes`."""
-        alone = replace(self.defaults, processes=1, sharding=None, dp_replicate_size=None, cp_size=1, sp_size=1)
-        defaults = for_processes(alone, hardware.topology, self.job.arguments)
+        defaults = for_processes(self.defaults.alone(), hardware.topology, self.job.arguments)
         return replace(self, hardware=hardware, defaults=defaults)
 
     def with_max_pixels(self, max_pixels: int | None) -> Rehearsals:

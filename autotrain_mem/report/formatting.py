@@ -8,9 +8,9 @@ from dataclasses import fields
 from typing import Any
 
 from autotrain_mem.settings.adapter_config import LORA, PEFT_CONFIG, kind_of, name_of, without_said
-from autotrain_mem.settings.flag_words import flag_words
 from autotrain_mem.settings.knobs import NOT_TRLS, knob_names
 from autotrain_mem.settings.levers import HARM_FIRST, LEVERS, is_pulled, pulled
+from autotrain_mem.settings.own import flag_words
 from autotrain_mem.settings.words import MAX_SLOWDOWN
 from autotrain_mem.support.units import brief, counted, format_bytes, millions, percent, rate
 from autotrain_mem.types import Hardware, Harm, Knobs, Owner, Phase, Plan, StepTime, Trained

@@ -14,10 +14,9 @@ from autotrain_mem.report import formatting
 from autotrain_mem.report.estimate_view import caches, verdict
 from autotrain_mem.report.layout import BAD, LOUD, QUIET, Indented, add, hanging, section, table
 from autotrain_mem.search.changes import against
-from autotrain_mem.settings.flag_words import flag_words
 from autotrain_mem.settings.knobs import APPLIED, NOT_TRLS, knob_names
 from autotrain_mem.settings.levers import WARNINGS
-from autotrain_mem.settings.own import OF_DEEPSPEED, SHARE_TOKENS
+from autotrain_mem.settings.own import OF_DEEPSPEED, SHARE_TOKENS, flag_words
 from autotrain_mem.support.units import amount, counted, duration, format_bytes, money, percent
 from autotrain_mem.types import Candidate, DataSummary, Estimate, Harm, Lever, Plan
 from autotrain_mem.types.data import PERCENTILES

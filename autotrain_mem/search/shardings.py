@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from autotrain_mem.search.division import divisors
 from autotrain_mem.search.space import Space
 from autotrain_mem.settings.knobs import ROWS, STEPS, ZEROS
-from autotrain_mem.settings.levers import LEVERS, SHARDING, pulled
+from autotrain_mem.settings.levers import LEVERS, SHARDING, SHARED_SEQUENCE, SHARED_TOKENS, pulled
 from autotrain_mem.settings.optimizer_verdicts import OPTIMIZERS_OF_BITSANDBYTES
 from autotrain_mem.settings.own import SHARE_TOKENS, Sharding
 from autotrain_mem.types import Job, Knobs
@@ -126,8 +126,8 @@ class SharedTokens:
 WAYS = {
     # accelerate attends causally, whatever mask a layer is given (accelerate/big_modeling.py:
     # _attach_context_parallel_hooks), and TRL refuses packing for it (trl/trainer/sft_trainer.py: __init__).
-    "cp_size": SharedTokens(
-        name="cp_size",
+    SHARED_TOKENS: SharedTokens(
+        name=SHARED_TOKENS,
         shardings=WITH_SHARED_TOKENS,
         owner="torch has context parallelism under FSDP2 only",
         not_with=_NOT_WITH,
@@ -138,8 +138,8 @@ WAYS = {
     ),
     # DeepSpeed gives no mask either (deepspeed/runtime/sequence_parallel/ulysses_sp.py: uattn_wrapper), and takes other
     # kernels too (accelerate/utils/dataclasses.py: DeepSpeedSequenceParallelConfig).
-    "sp_size": SharedTokens(
-        name="sp_size",
+    SHARED_SEQUENCE: SharedTokens(
+        name=SHARED_SEQUENCE,
         shardings=ZEROS,
         owner="sequence parallelism is DeepSpeed's",
         not_with=_NOT_WITH,
@@ -153,7 +153,7 @@ WAYS = {
 
 def way_of(job: Job) -> SharedTokens:
     """Returns the way that goes with the sharding that the user asked for; torch's, where nothing is said."""
-    return WAYS["sp_size" if job.arguments.get("sharding") in ZEROS else "cp_size"]
+    return WAYS[SHARED_SEQUENCE if job.arguments.get("sharding") in ZEROS else SHARED_TOKENS]
 
 
 def degrees(space: Space, job: Job) -> tuple[int, ...]:

@@ -115,6 +115,10 @@ class Knobs(OwnSettings, TrainerKnobs):
         """Counts the rows per optimizer step, of all processes."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps * self.data_parallel_size
 
+    def alone(self) -> Knobs:
+        """Returns the same point for one process, which shares nothing."""
+        return replace(self, processes=1, sharding=None, dp_replicate_size=None, cp_size=1, sp_size=1)
+
     def growing(self, grows: bool = True) -> Knobs:
         """Returns the same point with segments of the allocator that grow, or with those of its default."""
         return replace(self, expandable_segments=grows)
@@ -124,11 +128,6 @@ class Knobs(OwnSettings, TrainerKnobs):
         """Counts the processes, or the groups that share rows, which train on rows of their own
         (``transformers/trainer.py: get_total_train_batch_size``)."""
         return self.processes // self.token_shards
-
-    @property
-    def token_shards(self) -> int:
-        """Counts the processes that hold one row together, a share of its tokens each."""
-        return max(1, self.cp_size, self.sp_size)
 
     @property
     def is_sharded(self) -> bool:

@@ -6,7 +6,8 @@ name for ``--forbid`` and a choice of the search; the code that reads ``knobs.NA
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -202,10 +203,32 @@ class OwnSettings:
     """A config of PEFT's own, by path (``adapter_config.json``, or its folder) or content: what is trained is as it
     says. A drop-in trainer takes the object itself, as TRL's does; a plan holds its content as JSON."""
 
+    @property
+    def token_shards(self) -> int:
+        """Counts the processes that hold one row together, a share of its tokens each."""
+        return max(self.cp_size or 1, self.sp_size or 1)
+
 
 OWN = settings_of(OwnSettings)
 SHARE_TOKENS = tuple(name for name, each in OWN.items() if each.accelerate.startswith("parallelism_config_"))
 """Settings that share the tokens of rows; one at most is above 1."""
 OF_DEEPSPEED = tuple(name for name, each in OWN.items() if each.of_deepspeed)
+OFFLOADED = tuple(name for name, each in OWN.items() if each.accelerate.startswith("fsdp_") or each.of_deepspeed)
+"""Settings by which shards wait in host memory."""
 SWITCHES_OF_OURS = tuple(name for name, each in OWN.items() if each.is_switch)
 """Settings of ours whose flag needs no value."""
+
+
+def flag_words(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Lists the words of a command, not quoted.
+
+    >>> [*flag_words({"optimizer_offload": True, "packing": False, "max_length": None, "report_to": ["none"]})]
+    ['--optimizer_offload', '--packing', 'false', '--max_length', 'none', '--report_to', 'none']
+    """
+    for name, value in settings.items():
+        if name in SWITCHES_OF_OURS:  # TRL's take true or false
+            yield from [f"--{name}"] * bool(value)
+            continue
+        yield f"--{name}"
+        for each in value if isinstance(value, list | tuple) else [value]:
+            yield each if isinstance(each, str) else "none" if each is None else json.dumps(each)

@@ -79,22 +79,15 @@ class MixedLengths:
     """
 
     native: ReservedByOrder
-    """With a segment for each request that no cached block can serve: the allocator's default."""
     expandable_segments: ReservedByOrder
-    """With ``expandable_segments:True``."""
 
     @classmethod
     def of_both(cls, found: Callable[[bool], ReservedByOrder]) -> MixedLengths:
-        """Makes them by a function that is told whether segments grow."""
         return cls(native=found(False), expandable_segments=found(True))
 
     @property
     def modes(self) -> dict[bool, ReservedByOrder]:
-        """Returns them by whether segments grow."""
         return {False: self.native, True: self.expandable_segments}
-
-
-ESTIMATE_SCHEMA = "autofit.estimate/1"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,12 +139,10 @@ class ReservedByMode:
 
     @classmethod
     def of_both(cls, found: Callable[[bool], ReservedEstimate]) -> ReservedByMode:
-        """Makes them by a function that is told whether segments grow."""
         return cls(native=found(False), expandable_segments=found(True))
 
     @property
     def modes(self) -> dict[bool, ReservedEstimate]:
-        """Returns them by whether segments grow."""
         return {False: self.native, True: self.expandable_segments}
 
 
@@ -232,7 +223,7 @@ class Estimate:
     """
 
     json_form: ClassVar = Form(
-        schema=ESTIMATE_SCHEMA,
+        schema="autofit.estimate/1",
         derived={
             "gpu": "hardware.name",
             "gpu_source": "hardware.source",

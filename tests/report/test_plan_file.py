@@ -26,10 +26,9 @@ from autotrain_mem.settings.knobs import Knobs
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import OutputFolderError, PlanFileError
 from autotrain_mem.support.units import GIB, MIB
-from autotrain_mem.types import Job, Plan
+from autotrain_mem.types import Estimate, Job, Plan
 from autotrain_mem.types.autofit import AutoFit
 from autotrain_mem.types.data import ImageSummary
-from autotrain_mem.types.estimate import ESTIMATE_SCHEMA
 from autotrain_mem.types.gpu_comparison import Most
 from autotrain_mem.types.hardware import Hardware, Price
 from autotrain_mem.types.job import PythonCall
@@ -276,7 +275,7 @@ def test_it_is_a_schema_of_the_version_that_is_written() -> None:
     Draft202012Validator.check_schema(SCHEMA)
     assert SCHEMA["$id"].endswith(f":{PLAN_SCHEMA}")
     assert SCHEMA["properties"]["schema"]["const"] == PLAN_SCHEMA
-    assert SCHEMA["$defs"]["estimate"]["properties"]["schema"]["const"] == ESTIMATE_SCHEMA
+    assert SCHEMA["$defs"]["estimate"]["properties"]["schema"]["const"] == Estimate.json_form.schema
 
 
 def test_what_is_written_is_valid_with_each_optional_part_and_without_it() -> None:
