@@ -79,16 +79,18 @@ def material_of(
     report, made = _run(folder) if is_run else (None, "")
     timeline, missing = _timeline(plan, store, workers, on_progress)
     rows = store.get(_ROWS, _key(plan))
+    written = datetime.fromtimestamp(folder.stat().st_mtime, UTC).isoformat(timespec="seconds")
+    no_run = "What the run measured at its end is not shown: it has not ended, or died."
     return Material(
         plan=plan,
         command=command_of(plan, trains=is_run),
-        made=made or _written(folder),
+        made=made or written,
         timelines=() if timeline is None else (timeline,),
         report=report,
         history=read_history(folder) if is_run else None,
         profile=None if rows is None else codec.from_json(DataProfile, rows),
         cards=tuple(_offers(plan)),
-        not_shown=tuple(filter(None, (missing, _no_run(report) if is_run else ""))),
+        not_shown=tuple(filter(None, (missing, no_run if is_run and report is None else ""))),
     )
 
 
@@ -111,7 +113,13 @@ def _timeline(
     on_progress("rehearsing the plan, of which nothing is kept here")
     try:
         with workers() as pool:
-            trace = _rehearsed(plan, store, pool)
+            rehearsals = Rehearsals(
+                workers=pool, job=plan.job, defaults=plan.defaults, hardware=plan.estimate.hardware, store=store
+            )
+            if plan.model_digest != rehearsals.describe().digest:
+                raise PlanFileError(f"{plan.model} is another model now.", hint="Plan again.")
+            kernels = kernel_class(rehearsals.hardware.capability)
+            trace = pool.first.rehearse(plan.job, plan.knobs, plan.row_tokens, kernels)
     except AutofitError as error:
         return None, f"{missing}the plan could not be rehearsed again: {error.message}"
     timeline = _drawn(plan, trace)
@@ -120,16 +128,6 @@ def _timeline(
     then = plan.estimate.memory.peak_allocated_bytes
     differs = now != then and not plan.experience.probes
     return timeline, _OTHER_VERSIONS.format(now=f"{now:,}", then=f"{then:,}") if differs else ""
-
-
-def _rehearsed(plan: Plan, store: Store, workers: Workers) -> Trace:
-    rehearsals = Rehearsals(
-        workers=workers, job=plan.job, defaults=plan.defaults, hardware=plan.estimate.hardware, store=store
-    )
-    facts = rehearsals.describe()
-    if plan.model_digest != facts.digest:
-        raise PlanFileError(f"{plan.model} is another model now.", hint="Plan again.")
-    return workers.first.rehearse(plan.job, plan.knobs, plan.row_tokens, kernel_class(rehearsals.hardware.capability))
 
 
 def _drawn(plan: Plan, trace: Trace) -> Timeline:
@@ -174,15 +172,6 @@ def _run(folder: Path) -> tuple[Report | None, str]:
     except (OSError, ValueError):
         return None, ""
     return report, report.ended_at
-
-
-def _no_run(report: Report | None) -> str:
-    return "" if report is not None else "What the run measured at its end is not shown: it has not ended, or died."
-
-
-def _written(path: Path) -> str:
-    """Says when a file was written, in ISO 8601 and UTC."""
-    return datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
 
 
 # -- other cards -------------------------------------------------------------------------------------------------------

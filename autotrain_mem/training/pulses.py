@@ -76,8 +76,10 @@ class Pulses:
             self._moved_at = now
             for each in self._ranks:
                 each.heard_at = now
-        if (mute := self._mute(now)) is not None:
-            return mute
+        mute = self.mute(self._mute_seconds)
+        if mute and len(mute) < len(self._ranks):  # else it is the machine
+            rank = min(mute)
+            return rank, f"its process has given no sign of life for {now - self._ranks[rank].heard_at:.0f} s"
         if any(rank.moves for rank in self._ranks) and now - self._moved_at >= self._silent_seconds:
             rank, why = self.behind() or (0, f"all ranks are {self._ranks[0].place}")
             return rank, f"nothing has moved for {now - self._moved_at:.0f} s, and {why}"
@@ -116,10 +118,3 @@ class Pulses:
         """Return the ranks that have sent nothing for so long."""
         now = self._clock()
         return {number for number, rank in enumerate(self._ranks) if rank.has_pulse and now - rank.heard_at >= seconds}
-
-    def _mute(self, now: float) -> tuple[int, str] | None:
-        mute = self.mute(self._mute_seconds)
-        if not mute or len(mute) == len(self._ranks):  # then it is the machine
-            return None
-        rank = min(mute)
-        return rank, f"its process has given no sign of life for {now - self._ranks[rank].heard_at:.0f} s"

@@ -49,7 +49,9 @@ class Evaluation:
         metrics = MetricsLedger(self._trainer, "eval", self._context.ranks)
         answers: list[tuple[Piece, Prediction]] = []
 
-        items = self._items_of_all_ranks(whole)
+        items = None  # the tokens by which the loss is divided, which all ranks count together before each forward
+        if not self._context.why_not and self._context.ranks.count > 1:
+            items = self._trainer._get_num_items_in_batch([whole.inputs], self._trainer.args.device)
 
         def once(piece: Piece) -> None:
             share = 1.0 if piece is whole else self._share(whole, piece)
@@ -64,12 +66,6 @@ class Evaluation:
         if len(answers) == 1:
             return answers[0][1]
         return _together(self._rule(whole), answers, [self._share(whole, piece) for piece, _ in answers])
-
-    def _items_of_all_ranks(self, whole: Piece) -> Any:
-        """Count the tokens by which the loss is divided, as all ranks do before each forward; None for one process."""
-        if self._context.why_not or self._context.ranks.count == 1:
-            return None
-        return self._trainer._get_num_items_in_batch([whole.inputs], self._trainer.args.device)
 
     @contextmanager
     def _counted(self, items: Any) -> Iterator[None]:

@@ -45,13 +45,13 @@ class RowsImages:
         """
         if not any(any(self.has_images[span.start : span.stop]) for span in rows):
             return dict.fromkeys(name for name in inputs if is_of_images(name) and name not in COUNTS)
-        return {name: self._entries_of(name, inputs[name], rows) for name in self.entries}
-
-    def _entries_of(self, name: str, value: Any, rows: Sequence[range]) -> Any:
-        ends = [0, *itertools.accumulate(self.entries[name])]
-        assert ends[-1] == len(value), "as many as all rows have"
-        parts = [value[ends[span.start] : ends[span.stop]] for span in rows]
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
+        taken = {}
+        for name, entries in self.entries.items():
+            ends = [0, *itertools.accumulate(entries)]
+            assert ends[-1] == len(inputs[name]), "as many as all rows have"
+            parts = [inputs[name][ends[span.start] : ends[span.stop]] for span in rows]
+            taken[name] = torch.cat(parts) if len(parts) > 1 else parts[0]
+        return taken
 
 
 def is_of_images(name: str) -> bool:
