@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.planning.test_shared_otherwise import made
 
 from autotrain_mem import api
 from autotrain_mem.run.early import refuse
 from autotrain_mem.support.errors import OutputFolderError, UsageError
 from autotrain_mem.training.checkpoints import write_manifest
 from autotrain_mem.types.autofit import AutoFit
+from tests.planning.test_for_processes import made
 
 
 def checkpoint(folder: Path, step: int, *names: str, ranks: int = 2) -> None:
