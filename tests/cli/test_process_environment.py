@@ -48,8 +48,8 @@ def test_an_amd_card_is_shown_by_what_hip_calls_it() -> None:
 def test_on_an_amd_card_the_allocator_goes_without_segments_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:64")
     amd = replace(CARD, architecture="gfx942")
-    assert settings_on(CARD, {}).expandable_segments
-    assert not settings_on(amd, {}).expandable_segments
+    assert settings_on(CARD, {}).grows
+    assert not settings_on(amd, {}).grows
     assert settings_on(amd, {}).max_split_bytes == 64 * 2**20
     with pytest.raises(UsageError, match="PYTORCH_HIP_ALLOC_CONF is not read by autofit") as refused:
         settings_on(amd, {"PYTORCH_HIP_ALLOC_CONF": "max_split_size_mb:64"})
