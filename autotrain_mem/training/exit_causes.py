@@ -13,7 +13,7 @@ What is recognised by its text is what PyTorch, CUDA and NCCL write into their e
   ``torch/csrc/distributed/c10d/socket.cpp`` and ``TCPStore.cpp`` (``Connection was likely closed``, ``wait timeout
   after 1800000ms``), and NCCL's ``remote process exited or there was a network error`` (``nccl/src/init.cc:
   ncclGetErrorString``).
-- What says that memory ran out stands in ``training.out_of_memory``; Python's own is ``MemoryError``.
+- What says that memory ran out stands in ``training.full_device``; Python's own is ``MemoryError``.
 - ``torch/utils/data/_utils/signal_handling.py`` writes ``DataLoader worker (pid 7) is killed by signal: Killed.``
 """
 

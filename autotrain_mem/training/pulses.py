@@ -38,7 +38,7 @@ class _Rank:
     moves: int = 0
     place: str = ""
     collectives: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """As ``training.process.collectives`` reads them; none while it moves."""
+    """As ``training.process.world.last_collectives`` reads them; none while it moves."""
 
 
 class Pulses:
