@@ -224,7 +224,7 @@ def plan(
         on_counting: Is called with how far the counting of tokens is.
         to_train: The data will be needed, so they are read even where the plan could do without.
         simulate: The training will run on the CPU, under a simulated card.
-        again: How to make the earlier plan again, for the hints of errors (``planning.reuse.follow_plan``).
+        again: How to make the earlier plan again, for the hints of errors (``planning.follow_plan``).
     """
     started = time.perf_counter()
     if earlier is not None and SMALLER_IMAGES not in rehearsals.job.arguments:  # so that tokens are those of its images

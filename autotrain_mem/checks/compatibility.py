@@ -50,7 +50,7 @@ def _stays_quantized(config: Any) -> bool:
 
 
 def bitsandbytes_on_card(subject: ModelOnCard) -> Problems:
-    """On an AMD card it needs a library for ROCm, which older packages and some builds lack (``types.amd``)."""
+    """On an AMD card it needs a library for ROCm, which older packages and some builds lack (``types.hardware``)."""
     capability, given = subject.compute_capability, subject.job.arguments
     if not isinstance(capability, str) or given.get("use_cpu") or has_rocm_library("bitsandbytes"):
         return

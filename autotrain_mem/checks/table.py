@@ -1,6 +1,6 @@
 """Every check, in the order in which a user reads what is wrong: what is refused, and at which point of a run.
 
-To add a check, write a function that yields its problems (``types.preflight``), and give it a line here.
+To add a check, write a function that yields its problems (``types.findings``), and give it a line here.
 """
 
 from __future__ import annotations

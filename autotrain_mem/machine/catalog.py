@@ -28,8 +28,8 @@ Express, without peer access for GeForce cards. ``--link`` says otherwise.
 **The host link** is PCI Express, of a generation and so many lanes. Cards of generation 5 in an older board get the
 board's.
 
-**AMD's cards** have an architecture (``types.amd``) in place of a compute capability, and compute units in place of
-multiprocessors. Their **fp32** is that of their matrix cores, which rocBLAS takes.
+**AMD's cards** have an architecture (``types.hardware``) in place of a compute capability, and compute units in place
+of multiprocessors. Their **fp32** is that of their matrix cores, which rocBLAS takes.
 
 The rows are in ``gpus.csv``: a new card is a new row.
 """

@@ -128,7 +128,7 @@ class Wish:
     )
     """With how many of them the training may go on where others are lost."""
     place: Place | None = None
-    """This machine's, as ``engine.machines.placed`` found it; None where there is one."""
+    """This machine's, as ``run.several_machines.placed`` found it; None where there is one."""
     command: tuple[str, ...] = field(default=(), compare=False)
     """The words that all machines have in common."""
     plan: Plan | None = None

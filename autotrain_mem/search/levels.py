@@ -167,7 +167,7 @@ host. An adapter learns more than a whole model most of whose weights no step ch
 """
 SHORTER_ROWS = "shorter rows"
 SMALLER_IMAGES_LEVEL = "smaller images"
-"""Any of the levels before shorter rows, with images made smaller (``planning.predict.smaller_images``)."""
+"""Any of the levels before shorter rows, with images made smaller (``planning.smaller_images``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

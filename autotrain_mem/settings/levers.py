@@ -32,12 +32,12 @@ EIGHT_BIT = "8bit_optimizer"
 NESTED_QUANT = "use_bnb_nested_quant"
 SHARDING = "sharding"
 SHARED_TOKENS = "cp_size"
-"""Context parallelism: tried where rows are long (``search.shared_tokens``)."""
+"""Context parallelism: tried where rows are long (``search.shardings``)."""
 SHARED_SEQUENCE = "sp_size"
 """DeepSpeed's sequence parallelism: the same, where the user asks for ZeRO."""
 OFFLOADED_SHARDS = "fsdp_offload_params"
 SMALLER_IMAGES = "max_pixels"
-"""Tried where rows have images and nothing else fits (``planning.predict.smaller_images``)."""
+"""Tried where rows have images and nothing else fits (``planning.smaller_images``)."""
 
 _OF_TRLS = (
     LeverRow(

@@ -59,7 +59,7 @@ MINIMUM_HEADROOM_BYTES = 400 * MIB
 
 Capability = tuple[int, int] | str
 """What the kernels of a card go by: NVIDIA's compute capability, or the name of one of AMD's architectures
-(``gfx942``), which have none (``types.amd``)."""
+(``gfx942``), which have none."""
 TURING, AMPERE = (7, 5), (8, 0)
 """Compute capabilities. From Ampere on tensor cores take bfloat16 and TF32: CUDA C++ Programming Guide, "Compute
 Capabilities", table "Tensor Core Input Data Types"."""

@@ -66,7 +66,7 @@ class Job:
     """Tokens of the longest answer in such rows, in a rehearsal; no word of the user's."""
     fit: Fit = "all"
     forbid: frozenset[str] = frozenset()
-    """Levers that may not be pulled, by name (see ``search.ladder``)."""
+    """Levers that may not be pulled, by name (see ``search.levels``)."""
     max_slowdown: float = MAX_SLOWDOWN
     """A plan that takes more than so many times as long per token as the best of the next level of harm is shown, and
     the next level is taken."""
