@@ -1,4 +1,4 @@
-"""Refuses what needs no TRL, before a worker could have imported it: device, files, output folder. Light to import."""
+"""Refuses what needs no TRL, before a worker could have imported it: device, files, output folder, checkpoint."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotrain_mem.machine.choose import check_device, several, training_device
@@ -16,10 +17,10 @@ from autotrain_mem.planning.for_processes import check_processes
 from autotrain_mem.planning.output_dir import RESUME, check_output, check_weights, output_dir, resumes_in_folder
 from autotrain_mem.planning.vllm_server import gpus_served_here
 from autotrain_mem.planning.wish import Wish, check_launch, no_model
-from autotrain_mem.run.resuming import check_checkpoint
+from autotrain_mem.settings.knobs import alone_too
 from autotrain_mem.settings.trl_flags import kept_flags, kept_names
 from autotrain_mem.settings.trl_parser import parser_of, read_given
-from autotrain_mem.support.errors import AutofitError, PlanFileError, UsageError
+from autotrain_mem.support.errors import AutofitError, OutputFolderError, PlanFileError, UsageError
 from autotrain_mem.support.sources import (
     check_cached,
     check_data_path,
@@ -29,6 +30,8 @@ from autotrain_mem.support.sources import (
 )
 from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.support.units import format_bytes
+from autotrain_mem.training.checkpoint_kinds import Resumer, as_it_was_begun, why_not
+from autotrain_mem.training.checkpoints import check_order, newest_first, why_torn
 from autotrain_mem.types import Job, Plan
 from autotrain_mem.types.hardware import Topology
 from autotrain_mem.types.methods_table import OTHER_MODEL_ARGUMENTS
@@ -255,3 +258,71 @@ def without_effect(job: Job) -> Iterator[str]:
     for name in ("torch_compile", "torch_compile_backend", "torch_compile_mode"):
         if job.arguments.get(name):
             yield f"--{name} has no effect with --simulate: the simulated card counts what each operator allocates."
+
+
+def check_checkpoint(wish: Wish) -> None:
+    """Look at what a wish would go on with, as far as flags and the run's own plan say how the model is shared.
+
+    Where they leave it open, the plan that is made is looked at (``run.supervised``).
+
+    Raises:
+        OutputFolderError: none of the checkpoints that it may mean can be read by so many ranks in this way, or the
+            newest was trained with another seed.
+        UsageError: so many GPUs do not divide the run's effective batch.
+    """
+    plan = _plan(wish)
+    if plan is not None:
+        rows, processes = plan.knobs.effective_batch_size, _processes(wish, plan)
+        if processes is not None and rows % processes:
+            fitting = [count for count in range(1, rows + 1) if rows % count == 0]
+            nearest = sorted(fitting, key=lambda count: abs(count - processes))[:2]
+            raise UsageError(
+                f"{processes} GPUs do not divide the run's effective batch of {rows} rows, which stays as it was.",
+                hint=f"Go on with --gpus {' or '.join(map(str, sorted(nearest)))}.",
+            )
+    resumer = _resumer(wish, plan)
+    checkpoints = list(_checkpoints(wish))
+    if checkpoints and not wish.argument("ignore_data_skip"):  # the rows themselves are looked at once they are loaded
+        said = {f"--{name}": wish.argument(name) for name in ("seed", "data_seed")}
+        check_order(checkpoints[0], {name: str(value) for name, value in said.items() if value is not None})
+    if resumer is None or not checkpoints:
+        return
+    refused = {checkpoint: why_not(checkpoint, resumer) for checkpoint in checkpoints}
+    if all(refused.values()):
+        checkpoint, why = next(iter(refused.items()))
+        raise OutputFolderError(f"Cannot go on with {checkpoint}: {why}.", hint=as_it_was_begun(checkpoint))
+
+
+def _plan(wish: Wish) -> Plan | None:
+    """The plan that is followed; None where one is made."""
+    given = wish.plan or wish.autofit.plan or wish.folder
+    with contextlib.suppress(PlanFileError):  # told where it is read to be followed
+        return given if given is None or isinstance(given, Plan) else Plan.load(given)
+    return None
+
+
+def _processes(wish: Wish, plan: Plan | None) -> int | None:
+    counts, topology = wish.autofit.gpu_counts, None if plan is None else plan.estimate.hardware.topology
+    devices = counts[0] if len(counts) == 1 else None if topology is None else topology.devices
+    nodes = wish.autofit.nodes or (1 if topology is None else topology.nodes)
+    return None if devices is None else devices * nodes
+
+
+def _resumer(wish: Wish, plan: Plan | None) -> Resumer | None:
+    processes = _processes(wish, plan)
+    if processes is None or wish.autofit.accelerate_config is not None:
+        return None
+    planned = None if plan is None else alone_too(plan.knobs.sharding, processes)
+    sharding = wish.autofit.sharding or planned
+    if sharding is None and processes > 1:
+        return None if plan is None else Resumer(sharding="ddp", processes=processes, optim=plan.knobs.optim)
+    return Resumer(sharding=sharding, processes=processes, optim=None if plan is None else plan.knobs.optim)
+
+
+def _checkpoints(wish: Wish) -> list[Path]:
+    """Those that may be meant, newest first; which of them are this run's is looked at later."""
+    named = wish.argument(RESUME)
+    if named not in (True, "true", "True"):
+        return [Path(str(named))] if Path(str(named)).is_dir() else []
+    found = [] if wish.folder is None else newest_first(Path(wish.folder))
+    return [each.path for each in found if not why_torn(each.path)]
