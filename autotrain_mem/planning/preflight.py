@@ -12,7 +12,7 @@ from autotrain_mem.planning.output_dir import output_dir
 from autotrain_mem.planning.rehearsals import Rehearsals
 from autotrain_mem.settings.knobs import BASE_BITS
 from autotrain_mem.settings.levers import OFFLOADING
-from autotrain_mem.settings.own import OF_DEEPSPEED
+from autotrain_mem.settings.own import OFFLOADED
 from autotrain_mem.support.errors import DatasetNotFoundError
 from autotrain_mem.types import Estimate
 from autotrain_mem.types.findings import Finding, Preflight, settle
@@ -102,7 +102,7 @@ def check_room(checked: Checked, planned: Estimate, optimizer_steps: int | None)
     if checked.load is None:
         return checked.warnings
     job, knobs = checked.load.job, planned.knobs
-    names = ("use_peft", "dtype", "optim", "sharding", "fsdp_offload_params", *OF_DEEPSPEED, *OFFLOADING)
+    names = ("use_peft", "dtype", "optim", "sharding", *OFFLOADED, *OFFLOADING)
     decided = {name: getattr(knobs, name) for name in names}
     quantized = {name: True for name in BASE_BITS if getattr(knobs, name)}
     job = replace(job, arguments={**job.arguments, **decided, **quantized})

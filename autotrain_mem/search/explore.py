@@ -228,12 +228,9 @@ def _neighbour(space: Space, level: Level, knobs: Knobs) -> list[Knobs]:
 def _is_on(line: Line, knobs: Knobs) -> bool:
     """Whatever kind of segments was chosen, and however many completions are generated at once."""
     alike = replace(
-        at(knobs, line[0]),
-        gradient_checkpointing=knobs.gradient_checkpointing,
-        expandable_segments=line[0].expandable_segments,
-        max_length=line[0].max_length,
+        at(knobs, line[0]), gradient_checkpointing=knobs.gradient_checkpointing, max_length=line[0].max_length
     )
-    return alike == line[0]
+    return alike.growing(False) == line[0].growing(False)
 
 
 def _demand(knobs: Knobs) -> tuple[int, float]:
