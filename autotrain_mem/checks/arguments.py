@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from autotrain_mem.checks import table
-from autotrain_mem.checks.flags import Flags
+from autotrain_mem.checks.flag_checks import Flags
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.settings.trl_flags import TrlFlags
 from autotrain_mem.settings.trl_parser import actions_of, flags_of, read_given, unknown_names

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotrain_mem.checks.flags import Flags
+from autotrain_mem.checks.flag_checks import Flags
 from autotrain_mem.checks.model_files import ModelOnCard
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.search.shardings import WAYS, SharedTokens

@@ -8,46 +8,46 @@ from __future__ import annotations
 from autotrain_mem.checks import (
     adapters,
     compatibility,
-    flags,
+    flag_checks,
     idle_flags,
     model_files,
     preflight_checks,
     sharding,
     trl_arguments,
 )
-from autotrain_mem.checks.flags import Flags
+from autotrain_mem.checks.flag_checks import Flags
 from autotrain_mem.checks.model_files import ModelOnCard
 from autotrain_mem.checks.preflight_checks import Setup
 from autotrain_mem.types.findings import Check
 
 FLAGS: tuple[Check[Flags], ...] = (
-    flags.device,
-    flags.levers_of_a_gpu,
-    flags.precision,
-    flags.quantization,
-    flags.adapter,
-    flags.generations,
-    flags.prompt_length,
-    flags.max_length,
-    flags.forbidden_levers,
-    flags.offloaded_optimizer,
-    flags.vllm,
+    flag_checks.device,
+    flag_checks.levers_of_a_gpu,
+    flag_checks.precision,
+    flag_checks.quantization,
+    flag_checks.adapter,
+    flag_checks.generations,
+    flag_checks.prompt_length,
+    flag_checks.max_length,
+    flag_checks.forbidden_levers,
+    flag_checks.offloaded_optimizer,
+    flag_checks.vllm,
     sharding.arguments,
     sharding.optimizer_on_host,
     sharding.on_the_cpu,
     sharding.method,
     sharding.shared_tokens,
-    flags.padding_free,
-    flags.rows,
-    flags.generation_cache,
-    flags.compiled_graphs,
-    flags.optimizer,
-    flags.arguments,
+    flag_checks.padding_free,
+    flag_checks.rows,
+    flag_checks.generation_cache,
+    flag_checks.compiled_graphs,
+    flag_checks.optimizer,
+    flag_checks.arguments,
     trl_arguments.data_workers,
     trl_arguments.best_model,
     trl_arguments.kept_inputs,
     trl_arguments.accelerator,
-    flags.effective_batch,
+    flag_checks.effective_batch,
 )
 """What the user's words say against each other, and what no plan can be made with."""
 

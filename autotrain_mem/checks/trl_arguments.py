@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autotrain_mem.checks.flags import Flags
+from autotrain_mem.checks.flag_checks import Flags
 from autotrain_mem.data.token_lengths import lacks_tokenizer
 from autotrain_mem.methods.configs import OF_WORKERS, on_cpu, read_config, undivided
 from autotrain_mem.methods.interface import method_of

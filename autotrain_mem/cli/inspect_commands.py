@@ -22,8 +22,8 @@ from autotrain_mem.support import codec
 from autotrain_mem.support.errors import PlanFileError, UsageError
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.types import Plan
-from autotrain_mem.types.plan import read_plan
 from autotrain_mem.types.plan_file import LARGEST_BYTES, STDIN
+from autotrain_mem.types.planned import read_plan
 
 _REPORT = """\
 Writes one HTML file that opens without a network: memory over the rehearsed step, stacked by what it is for; what was

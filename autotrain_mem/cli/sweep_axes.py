@@ -11,7 +11,7 @@ from autotrain_mem.cli.flags import Output, own_names, read_one
 from autotrain_mem.report.terminal import Console, SweepProgress, waiting
 from autotrain_mem.support.errors import AutofitError, UsageError
 from autotrain_mem.types.autofit import SETTINGS
-from autotrain_mem.types.gpu_comparison import Axis, Setting, Sweep
+from autotrain_mem.types.gpu_comparison import Axis, AxisValue, Sweep
 
 _OF_PLANNING = tuple(name for name, each in SETTINGS.items() if each.of_estimate)
 OURS = ("model", "dataset", *_OF_PLANNING)
@@ -116,7 +116,7 @@ def _typed_axes(worker: api.Worker, method: str, written: Sequence[WrittenAxis])
                     value = read_one(f"autofit estimate {method}", axis.name, text)
                 else:
                     value = worker.read_value(method, axis.name, _tokens(axis.name, text), own_names())
-                settings.append(Setting(name=axis.name, text=text, value=value))
+                settings.append(AxisValue(name=axis.name, text=text, value=value))
             except UsageError as error:
                 wrong.append(error)
         axes.append(Axis(name=axis.name, settings=tuple(settings)))
@@ -131,7 +131,7 @@ def _tokens(name: str, text: str) -> list[str]:
 
 
 def _asked(
-    wish: api.Wish, axes: Sequence[Axis], settings: Sequence[Setting], rehearsals_of: RehearsalsOf
+    wish: api.Wish, axes: Sequence[Axis], settings: Sequence[AxisValue], rehearsals_of: RehearsalsOf
 ) -> api.Rehearsals | AutofitError:
     """The point as if it had been typed by itself; what TRL's parser refuses of it is the point's refusal."""
     for axis, setting in zip(axes, settings, strict=True):

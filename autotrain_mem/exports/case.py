@@ -14,7 +14,7 @@ from autotrain_mem.settings.knobs import NOT_TRLS, knob_names
 from autotrain_mem.settings.words import MAX_LENGTH, without_wish
 from autotrain_mem.types import Job, Knobs, Plan
 from autotrain_mem.types.methods_table import MethodFacts
-from autotrain_mem.types.plan import as_recorded
+from autotrain_mem.types.planned import as_recorded
 
 TRAINER_DEFAULTS: Mapping[str, Any] = {
     "num_train_epochs": 3.0,

@@ -34,7 +34,7 @@ from autotrain_mem.support.units import format_bytes
 from autotrain_mem.support.versions import versions_key
 from autotrain_mem.types import Candidate, Estimate, Hardware, Harm, Job, Knobs, Learned, Plan
 from autotrain_mem.types.model import ModelFacts
-from autotrain_mem.types.plan import as_recorded
+from autotrain_mem.types.planned import as_recorded
 
 GIVEN_ANEW = (
     *(MAX_LENGTH, *COMPLETION_KNOBS),

@@ -23,7 +23,7 @@ from autotrain_mem.support.store import Store
 from autotrain_mem.support.versions import versions_key
 from autotrain_mem.types import Job, Knobs, Trace
 from autotrain_mem.types.methods_table import OTHER_MODEL_ARGUMENTS
-from autotrain_mem.types.plan import as_recorded
+from autotrain_mem.types.planned import as_recorded
 from autotrain_mem.worker.pool import Workers
 
 Answer = TypeVar("Answer")

@@ -159,7 +159,7 @@ class Predictions:
                 return self._trace(knobs, layers, chunks, worker, tokens)
 
             if depths is not None:
-                point = Point(knobs=knobs, depths=depths)
+                point = Copies(knobs=knobs, depths=depths)
                 (trace,) = traces_of_copies(self._rehearsals.workers, rehearse, [point])
             if trace is None:
                 (trace,) = self._rehearsals.workers.map([partial(rehearse, knobs, None, None)])
@@ -248,7 +248,7 @@ class Predictions:
     def _rehearse_few_layers(self, points: Sequence[Knobs]) -> list[Knobs]:
         """Returns the points for which few layers do not tell what the whole does."""
         depths = ((knobs, self._depths(knobs)) for knobs in points)
-        asked = [Point(knobs=knobs, depths=each) for knobs, each in depths if each is not None]
+        asked = [Copies(knobs=knobs, depths=each) for knobs, each in depths if each is not None]
         traces = traces_of_copies(self._rehearsals.workers, self._trace, asked)
         unclear = []
         for point, trace in zip(asked, traces, strict=True):
@@ -329,14 +329,14 @@ Rehearse = Callable[[Knobs, int | None, int | None, Worker], Trace]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Point:
+class Copies:
     """Settings that are predicted from copies."""
 
     knobs: Knobs
     depths: Depths
 
 
-def traces_of_copies(workers: Workers, rehearse: Rehearse, points: Sequence[Point]) -> Iterator[Trace | None]:
+def traces_of_copies(workers: Workers, rehearse: Rehearse, points: Sequence[Copies]) -> Iterator[Trace | None]:
     """Extrapolates the whole model from a short copy and a long one, which also has more chunks of the loss.
 
     Where activations are offloaded no loss is cut: what waits on another stream is freed as its chunks pass. Copies are

@@ -22,7 +22,7 @@ from autotrain_mem.support.errors import (
     UsageError,
 )
 from autotrain_mem.types import Estimate
-from autotrain_mem.types.gpu_comparison import Axis, Setting, Sweep, SweepPoint
+from autotrain_mem.types.gpu_comparison import Axis, AxisValue, Sweep, SweepPoint
 from autotrain_mem.worker.client import Worker
 from autotrain_mem.worker.pool import Workers
 
@@ -34,7 +34,7 @@ REFUSALS = (UsageError, MissingExtraError, ModelError, DatasetError, PlanError, 
 """What is wrong with one combination, and says nothing about the others."""
 
 
-def combinations(axes: Sequence[Axis]) -> Iterator[tuple[Setting, ...]]:
+def combinations(axes: Sequence[Axis]) -> Iterator[tuple[AxisValue, ...]]:
     """A setting of each axis, in every combination; the last axis varies fastest."""
     return itertools.product(*(axis.settings for axis in axes))
 
@@ -68,7 +68,7 @@ def estimate_all(
         AutofitError: every point was refused; the error is the first one's.
     """
 
-    def call(settings: tuple[Setting, ...], one: Rehearsals | AutofitError, worker: Worker) -> SweepPoint:
+    def call(settings: tuple[AxisValue, ...], one: Rehearsals | AutofitError, worker: Worker) -> SweepPoint:
         outcome: Estimate | AutofitError
         try:
             alone = Workers.holding(worker)

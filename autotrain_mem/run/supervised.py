@@ -45,8 +45,8 @@ from autotrain_mem.training.supervisor import Change, Stint, supervise
 from autotrain_mem.training.task import Request
 from autotrain_mem.types import Hardware, Incident, Knobs, Plan, Report
 from autotrain_mem.types.experience import Experience, Learned, Restart
-from autotrain_mem.types.plan import as_recorded
 from autotrain_mem.types.plan_file import PLAN_NAME
+from autotrain_mem.types.planned import as_recorded
 from autotrain_mem.types.report import RUN_NAME, Shortage
 from autotrain_mem.worker.pool import Workers
 

@@ -19,7 +19,7 @@ _NAMES = {
     "types.experience": "Experience Incident Learned OtherProcess PhasePeak Probe Restart",
     "types.hardware": "Hardware Topology",
     "types.job": "Job",
-    "types.plan": "Plan Proposal",
+    "types.planned": "Plan Proposal",
     "types.report": "Report",
     "types.trace": "Block Owner Routing Trace Trained",
     "types.vllm": "VllmServer VllmSleep",
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from autotrain_mem.types.experience import Experience, Incident, Learned, OtherProcess, PhasePeak, Probe, Restart
     from autotrain_mem.types.hardware import Hardware, Topology
     from autotrain_mem.types.job import Job
-    from autotrain_mem.types.plan import Plan, Proposal
+    from autotrain_mem.types.planned import Plan, Proposal
     from autotrain_mem.types.report import Report
     from autotrain_mem.types.trace import Block, Owner, Routing, Trace, Trained
     from autotrain_mem.types.vllm import VllmServer, VllmSleep

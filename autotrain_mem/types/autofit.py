@@ -352,7 +352,7 @@ def as_autofit(given: Any) -> AutoFit:
 def _is_plan(value: Any) -> bool:
     if isinstance(value, str | Path):
         return False
-    from autotrain_mem.types.plan import Plan  # no command line holds one, and it is a third of what flags import
+    from autotrain_mem.types.planned import Plan  # no command line holds one, and it is a third of what flags import
 
     return isinstance(value, Plan)
 

@@ -223,7 +223,7 @@ class Frontier:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
+class AxisValue:
     """Holds one value of one flag."""
 
     name: str
@@ -241,7 +241,7 @@ class Axis:
     json_form: ClassVar = Form(derived={"values": "values"}, hidden=("settings",))
 
     name: str
-    settings: tuple[Setting, ...]
+    settings: tuple[AxisValue, ...]
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -257,7 +257,7 @@ class SweepPoint:
     )
     """Estimate and refusal are both written, one of them null, so that a reader need not ask which is there."""
 
-    settings: tuple[Setting, ...]
+    settings: tuple[AxisValue, ...]
     outcome: Estimate | AutofitError
 
     @property

@@ -10,7 +10,7 @@ from autotrain_mem.support.codec import Form
 from autotrain_mem.types.data import DataProfile
 from autotrain_mem.types.experience import RunHistory
 from autotrain_mem.types.hardware import Hardware, Price
-from autotrain_mem.types.plan import Plan
+from autotrain_mem.types.planned import Plan
 from autotrain_mem.types.report import Report
 from autotrain_mem.types.trace import Owner
 from autotrain_mem.types.work import Phase

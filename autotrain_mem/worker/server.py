@@ -101,7 +101,7 @@ def layers_to_name(job: Job) -> tuple[str, ...]:
 def check(job: Job) -> None:
     """Refuses a job that lacks what training needs beside a device, weights and data."""
     from autotrain_mem.checks import table
-    from autotrain_mem.checks.flags import Flags
+    from autotrain_mem.checks.flag_checks import Flags
     from autotrain_mem.types.findings import refuse
 
     refuse(table.TRAINING, Flags(method=job.method, given=job.arguments))

@@ -142,14 +142,14 @@ chosen.knobs.max_length = 5
 """
 TYPES = (
     *(
-        "autotrain_mem.types.plan.Plan",
+        "autotrain_mem.types.planned.Plan",
         "int",
         "autotrain_mem.settings.declaration.Harm",
         "int",
         "float | None",
         "list[int]",
     ),
-    *("autotrain_mem.types.estimate.Estimate | None", "autotrain_mem.types.plan.Plan"),
+    *("autotrain_mem.types.estimate.Estimate | None", "autotrain_mem.types.planned.Plan"),
 )
 REFUSED = ("[attr-defined]", "[arg-type]", "[misc]")
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autotrain_mem.checks import sharding, table
-from autotrain_mem.checks.flags import Flags
+from autotrain_mem.checks.flag_checks import Flags
 from autotrain_mem.checks.model_files import ModelOnCard
 from autotrain_mem.search.levels import levels
 from autotrain_mem.search.shardings import shared

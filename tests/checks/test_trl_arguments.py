@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autotrain_mem.checks import table, trl_arguments
-from autotrain_mem.checks.flags import Flags
+from autotrain_mem.checks.flag_checks import Flags
 from autotrain_mem.methods.configs import on_cpu
 from autotrain_mem.settings.flag_verdicts import REFUSED, REFUSED_WHEN_OFF
 from autotrain_mem.types.findings import collect

@@ -9,7 +9,7 @@ from datasets import Dataset
 from transformers import AutoTokenizer
 
 from autotrain_mem.checks import table, trl_arguments
-from autotrain_mem.checks.flags import Flags
+from autotrain_mem.checks.flag_checks import Flags
 from autotrain_mem.methods import online_dpo
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.support.errors import AutofitError, DatasetFormatError, ModelNotFoundError

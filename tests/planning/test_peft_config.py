@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotrain_mem.checks.flags import Flags, adapter
+from autotrain_mem.checks.flag_checks import Flags, adapter
 from autotrain_mem.exports.tools import check_adapter
 from autotrain_mem.planning.peft_config import with_peft_config
 from autotrain_mem.planning.wish import Wish

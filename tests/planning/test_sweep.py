@@ -16,14 +16,14 @@ from autotrain_mem.support.errors import (
     WorkerDiedError,
 )
 from autotrain_mem.types import Estimate
-from autotrain_mem.types.gpu_comparison import Axis, Setting, Sweep, SweepPoint
+from autotrain_mem.types.gpu_comparison import Axis, AxisValue, Sweep, SweepPoint
 
 EXAMPLE = Estimate.__new__(Estimate)
 """Nothing here looks inside."""
 
 
 def axis(name: str, *texts: str) -> Axis:
-    return Axis(name=name, settings=tuple(Setting(name=name, text=text, value=int(text)) for text in texts))
+    return Axis(name=name, settings=tuple(AxisValue(name=name, text=text, value=int(text)) for text in texts))
 
 
 AXES = (axis("max_length", "4", "32"), axis("per_device_train_batch_size", "1", "2", "4"))

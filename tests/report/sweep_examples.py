@@ -8,7 +8,7 @@ from autotrain_mem.planning.sweep import combinations
 from autotrain_mem.report.sweep_view import sweep_view
 from autotrain_mem.support.errors import AutofitError, BatchSplitError, ContextLengthError, UsageError
 from autotrain_mem.types import Estimate
-from autotrain_mem.types.gpu_comparison import Axis, Setting, Sweep, SweepPoint
+from autotrain_mem.types.gpu_comparison import Axis, AxisValue, Sweep, SweepPoint
 
 TOO_LONG = ContextLengthError("--max_length 65536 is beyond the model's context of 32768 tokens", hint="Less.")
 NO_GROUPS = BatchSplitError("3 rows do not divide\ninto groups of 8", hint="--num_generations 3")
@@ -16,7 +16,7 @@ NO_LORA = UsageError("--load_in_4bit without LoRA would train nothing.", hint="-
 
 
 def axis(name: str, *texts: str) -> Axis:
-    return Axis(name=name, settings=tuple(Setting(name=name, text=text, value=_value(text)) for text in texts))
+    return Axis(name=name, settings=tuple(AxisValue(name=name, text=text, value=_value(text)) for text in texts))
 
 
 def _value(text: str) -> object:
@@ -51,7 +51,9 @@ CUBE = swept(
 CARDS = Sweep(
     axes=(axis("gpu", "rtx3060", "v100-32gb"),),
     points=tuple(
-        SweepPoint(settings=(Setting(name="gpu", text=card.name, value=card.name),), outcome=estimate(card, scale=1.5))
+        SweepPoint(
+            settings=(AxisValue(name="gpu", text=card.name, value=card.name),), outcome=estimate(card, scale=1.5)
+        )
         for card in (RTX3060, V100)
     ),
 )

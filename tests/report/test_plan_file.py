@@ -32,8 +32,8 @@ from autotrain_mem.types.data import ImageSummary
 from autotrain_mem.types.gpu_comparison import Most
 from autotrain_mem.types.hardware import Hardware, Price
 from autotrain_mem.types.job import PythonCall
-from autotrain_mem.types.plan import read_plan
 from autotrain_mem.types.plan_file import LARGEST_BYTES, PLAN_NAME, PLAN_SCHEMA
+from autotrain_mem.types.planned import read_plan
 
 WRITTEN = json.loads(json.dumps(codec.to_json(PLAN)))
 

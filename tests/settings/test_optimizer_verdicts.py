@@ -8,8 +8,8 @@ from unittest.mock import patch
 import pytest
 from transformers.training_args import OptimizerNames
 
-from autotrain_mem.checks import flags
-from autotrain_mem.checks.flags import Flags
+from autotrain_mem.checks import flag_checks
+from autotrain_mem.checks.flag_checks import Flags
 from autotrain_mem.settings.optimizer_verdicts import PACKAGES, REFUSED, REHEARSED
 from autotrain_mem.types.findings import collect
 
@@ -29,8 +29,8 @@ def test_every_optimizer_has_one_verdict() -> None:
 @pytest.mark.parametrize("name", [each.value for each in OptimizerNames])
 def test_a_verdict_is_said_before_anything_is_rehearsed(name: str) -> None:
     given = {"optim": name, "optim_target_modules": ["q_proj"]}
-    with patch.object(flags.importlib.util, "find_spec", lambda package: None):
-        findings = collect([flags.optimizer], Flags(method="sft", given=given))
+    with patch.object(flag_checks.importlib.util, "find_spec", lambda package: None):
+        findings = collect([flag_checks.optimizer], Flags(method="sft", given=given))
     assert len(findings) == (name not in REHEARSED)
     for finding in findings:
         assert f"--optim {name} " in finding.message
@@ -38,6 +38,6 @@ def test_a_verdict_is_said_before_anything_is_rehearsed(name: str) -> None:
 
 
 def test_what_projects_gradients_asks_for_their_layers() -> None:
-    with patch.object(flags.importlib.util, "find_spec", lambda package: package):
-        (finding,) = collect([flags.optimizer], Flags(method="sft", given={"optim": "apollo_adamw"}))
+    with patch.object(flag_checks.importlib.util, "find_spec", lambda package: package):
+        (finding,) = collect([flag_checks.optimizer], Flags(method="sft", given={"optim": "apollo_adamw"}))
     assert "--optim_target_modules" in finding.message
