@@ -33,7 +33,7 @@ from autotrain_mem.planning.lengths import (
 )
 from autotrain_mem.planning.mixed_lengths import with_reason
 from autotrain_mem.planning.most import frontier_of, settled
-from autotrain_mem.planning.output_dir import output_dir, resumes, resumes_in_folder
+from autotrain_mem.planning.output_dir import output_dir
 from autotrain_mem.planning.plan import make_plan, plan_as_given, searched_with_images
 from autotrain_mem.planning.predictions import Predictions, judge_trace
 from autotrain_mem.planning.preflight import check_preflight, check_room, examine
@@ -43,7 +43,7 @@ from autotrain_mem.planning.sweep import check_size, combinations, estimate_all
 from autotrain_mem.planning.wish import Wish, check_launch
 from autotrain_mem.report.page.content import page_of
 from autotrain_mem.report.snapshot_file import write_snapshot
-from autotrain_mem.run.confirm import ProbeBackend, confirmed, is_probed
+from autotrain_mem.run.confirm import probed
 from autotrain_mem.run.early import check_to_train, opened, without_effect
 from autotrain_mem.run.report_material import (
     check_report_place,
@@ -54,7 +54,7 @@ from autotrain_mem.run.report_material import (
     write_run_report,
 )
 from autotrain_mem.run.several_machines import leading
-from autotrain_mem.run.supervised import SupervisedRun
+from autotrain_mem.run.supervised import SupervisedRun, hold_output
 from autotrain_mem.search.levels import check_forbid
 from autotrain_mem.settings.levers import LEVERS, SMALLER_IMAGES
 from autotrain_mem.settings.words import MOST, RESTARTS
@@ -63,10 +63,9 @@ from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.support.versions import versions_key
 from autotrain_mem.training.environment import process_environment
 from autotrain_mem.training.machines.lead import Machines
-from autotrain_mem.training.run_folder import RunFolder, hold_folder, is_under_way
+from autotrain_mem.training.run_folder import RunFolder, is_under_way
 from autotrain_mem.types import Candidate, Estimate, Hardware, Plan, Report
 from autotrain_mem.types.autofit import AutoFit
-from autotrain_mem.types.experience import Experience
 from autotrain_mem.types.findings import Health
 from autotrain_mem.types.gpu_comparison import Cards, Frontier
 from autotrain_mem.types.hardware import ASSUMED_CAPABILITY
@@ -114,7 +113,7 @@ def begin(
     rehearsals = rehearsals_for(workers, wish, warn)
     if to_train:
         job = rehearsals.job
-        device = _training_device(rehearsals, simulate=wish.simulate)
+        device = training_device(rehearsals.hardware, simulate=wish.simulate, environment=job.environment)
         if wish.simulate:
             from autotrain_mem.machine.fault_injection import check_mishaps  # of no run on a real card
 
@@ -145,9 +144,9 @@ def train(
     ``moved_aside`` with the ``path`` of another run. Last it hears ``report`` with the ``path`` of the run's report,
     which is written however the training ended.
     """
-    with _folder(rehearsals, on_event, overwrite=wish.overwrite_output_dir) as folder:
+    with hold_output(rehearsals.job, on_event, overwrite=wish.overwrite_output_dir) as folder:
         if wish.probe:
-            chosen = _confirmed(rehearsals, chosen, wish, folder, on_event, machines)
+            chosen = probed(rehearsals, chosen, wish, folder.path, on_event, machines)
         try:
             return fit(
                 rehearsals,
@@ -278,39 +277,6 @@ def compared(autofit: AutoFit) -> tuple[Hardware, ...]:
     return several(autofit.gpu or "", autofit.gpu_counts, nodes=autofit.nodes or 1, link=autofit.link)
 
 
-def _confirmed(
-    rehearsals: Rehearsals,
-    chosen: Plan,
-    wish: Wish,
-    folder: RunFolder,
-    on_event: OnEvent,
-    machines: Machines | None,
-) -> Plan:
-    """Try a plan before it trains: two real steps on the longest rows, in a process that then ends.
-
-    A plan that the user follows does not move (``run.confirm: confirmed``). Nothing is probed where nothing
-    measures, nor a plan that a run goes on with and that nothing has changed since.
-
-    Raises:
-        DoesNotFitError: nothing that is allowed fits, by what was measured.
-        OutputFolderError, TrainingError, RewardFunctionError, DatasetError, ModelError, InterruptedByUser.
-    """
-    job = rehearsals.job
-    device = _training_device(rehearsals, simulate=wish.simulate)
-    goes_on = resumes(job) and chosen.experience != Experience()
-    if goes_on or not is_probed(job, device, vllm_share_bytes=rehearsals.card.vllm_share_bytes):
-        return chosen
-    ways = ProbeBackend(
-        rehearsals=rehearsals,
-        device=device,
-        simulate=wish.simulate,
-        folder=folder.path,
-        workers=Workers,
-        machines=machines,
-    )
-    return confirmed(chosen, ways, on_event, may_move=wish.plan is None)
-
-
 def fit(
     rehearsals: Rehearsals,
     chosen: Plan,
@@ -332,9 +298,9 @@ def fit(
         folder: The output folder, where somebody holds it already.
         machines: The others that train along; None where one machine trains.
     """
-    device = _training_device(rehearsals, simulate=simulate)
+    device = training_device(rehearsals.hardware, simulate=simulate, environment=rehearsals.job.environment)
     rehearsals = replace(rehearsals, job=settled(rehearsals.job, chosen.knobs))
-    with _folder(rehearsals, on_event) if folder is None else contextlib.nullcontext(folder) as held:
+    with hold_output(rehearsals.job, on_event) if folder is None else contextlib.nullcontext(folder) as held:
         run = SupervisedRun(
             rehearsals=rehearsals,
             plan=chosen,
@@ -346,18 +312,6 @@ def fit(
             machines=machines,
         )
         return run.finish(restarts=max_restarts)
-
-
-def _folder(
-    rehearsals: Rehearsals, on_event: OnEvent, *, overwrite: bool = False
-) -> contextlib.AbstractContextManager[RunFolder]:
-    """Hold the output folder of a job until the run has ended."""
-    job = rehearsals.job
-    return hold_folder(output_dir(job), resuming=resumes_in_folder(job), overwrite=overwrite, on_event=on_event)
-
-
-def _training_device(rehearsals: Rehearsals, *, simulate: bool) -> Hardware:
-    return training_device(rehearsals.hardware, simulate=simulate, environment=rehearsals.job.environment)
 
 
 def report_page(path: str | pathlib.Path, on_progress: Callable[[str], None] = lambda what: None) -> Page:

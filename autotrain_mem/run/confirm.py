@@ -8,12 +8,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from autotrain_mem.machine.choose import training_device
 from autotrain_mem.machine.detect import free_bytes
 from autotrain_mem.machine.measure import STEADY_BYTES, others_on
 from autotrain_mem.planning.calibration import Correction, Point, corrected
+from autotrain_mem.planning.output_dir import resumes
 from autotrain_mem.planning.plan import make_plan, searched_with_images
 from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.rehearsals import Rehearsals
+from autotrain_mem.planning.wish import Wish
 from autotrain_mem.report.run_history import outcome
 from autotrain_mem.settings.words import without_wish
 from autotrain_mem.support import codec
@@ -132,6 +135,37 @@ class _Course:
     @property
     def budget_bytes(self) -> int:
         return self.predicted.budget_bytes
+
+
+def probed(
+    rehearsals: Rehearsals, chosen: Plan, wish: Wish, folder: Path, on_event: OnEvent, machines: Machines | None
+) -> Plan:
+    """Try a plan before it trains: two real steps on the longest rows, in a process that then ends.
+
+    A plan that the user follows does not move (:func:`confirmed`). Nothing is probed where nothing measures, nor a plan
+    that a run goes on with and that nothing has changed since.
+
+    Args:
+        folder: The run's output folder, which exists.
+
+    Raises:
+        DoesNotFitError: nothing that is allowed fits, by what was measured.
+        OutputFolderError, TrainingError, RewardFunctionError, DatasetError, ModelError, InterruptedByUser.
+    """
+    job = rehearsals.job
+    device = training_device(rehearsals.hardware, simulate=wish.simulate, environment=job.environment)
+    goes_on = resumes(job) and chosen.experience != Experience()
+    if goes_on or not is_probed(job, device, vllm_share_bytes=rehearsals.card.vllm_share_bytes):
+        return chosen
+    ways = ProbeBackend(
+        rehearsals=rehearsals,
+        device=device,
+        simulate=wish.simulate,
+        folder=folder,
+        workers=Workers,
+        machines=machines,
+    )
+    return confirmed(chosen, ways, on_event, may_move=wish.plan is None)
 
 
 def is_probed(job: Job, hardware: Hardware, *, vllm_share_bytes: int) -> bool:

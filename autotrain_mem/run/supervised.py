@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from autotrain_mem.planning.output_dir import RESUME, how_to_resume, resumes
+from autotrain_mem.planning.output_dir import RESUME, how_to_resume, output_dir, resumes, resumes_in_folder
 from autotrain_mem.planning.rehearsals import Rehearsals
 from autotrain_mem.report.shortage_view import explained
 from autotrain_mem.run.replan import (
@@ -40,15 +41,22 @@ from autotrain_mem.training.environment import one_tracked_run, process_environm
 from autotrain_mem.training.exit_causes import Cause, Ending, Remedy, cause_of
 from autotrain_mem.training.machines.lead import Machines
 from autotrain_mem.training.rank_processes import Event
-from autotrain_mem.training.run_folder import LastRun, RunFolder
+from autotrain_mem.training.run_folder import LastRun, RunFolder, hold_folder
 from autotrain_mem.training.supervisor import Change, Stint, supervise
 from autotrain_mem.training.task import Request
-from autotrain_mem.types import Hardware, Incident, Knobs, Plan, Report
+from autotrain_mem.types import Hardware, Incident, Job, Knobs, Plan, Report
 from autotrain_mem.types.experience import Experience, Learned, Restart
 from autotrain_mem.types.plan_file import PLAN_NAME
 from autotrain_mem.types.planned import as_recorded
 from autotrain_mem.types.report import RUN_NAME, Shortage
 from autotrain_mem.worker.pool import Workers
+
+
+def hold_output(
+    job: Job, on_event: Callable[[Mapping[str, Any]], None], *, overwrite: bool = False
+) -> contextlib.AbstractContextManager[RunFolder]:
+    """Hold the output folder of a job until the run has ended."""
+    return hold_folder(output_dir(job), resuming=resumes_in_folder(job), overwrite=overwrite, on_event=on_event)
 
 
 @dataclass(kw_only=True)
