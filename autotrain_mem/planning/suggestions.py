@@ -11,8 +11,8 @@ from autotrain_mem.machine.catalog import catalog
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.planning.rehearsals import Rehearsals
 from autotrain_mem.search.division import GROUP, SMALLEST_GROUP, divisors
+from autotrain_mem.search.explore import least_demanding
 from autotrain_mem.search.levels import levels, strongest
-from autotrain_mem.search.memo import least_demanding
 from autotrain_mem.search.space import Space, make_space, with_rows
 from autotrain_mem.settings.knobs import ROWS, STEPS
 from autotrain_mem.settings.levers import pulled

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from autotrain_mem.search.adapter import ADAPTED
-from autotrain_mem.search.explore import TIE
+from autotrain_mem.search.explore import TIE, floors_of
 from autotrain_mem.search.levels import harm_of, levels, lever_name
-from autotrain_mem.search.memo import Memo, floors_of
+from autotrain_mem.search.memo import Memo
 from autotrain_mem.search.precision import half_of, loses_updates
 from autotrain_mem.search.space import Space
 from autotrain_mem.settings.declaration import LeverRow

@@ -7,27 +7,20 @@ that a whole grid would find, but for what a guess at the border takes for too l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import pairwise
 
 from autotrain_mem.search.guess import LEEWAY, between, may_fit, may_fit_at_once, promise
-from autotrain_mem.search.levels import Level, levels
-from autotrain_mem.search.memo import (
-    Line,
-    Memo,
-    at,
-    eased,
-    least_demanding,
-    length_lines,
-    lines,
-    most_demanding,
-    unaccumulated,
-)
+from autotrain_mem.search.levels import Level, allowed, levels
+from autotrain_mem.search.memo import Line, Memo
+from autotrain_mem.search.shardings import least_shared, shared
 from autotrain_mem.search.sights import Sight, sights
-from autotrain_mem.search.space import Space
-from autotrain_mem.settings.levers import LADDER, taken_back
+from autotrain_mem.search.space import Space, micro_batches, with_rows
+from autotrain_mem.settings.levers import FREE, LADDER, LEVERS, taken_back
 from autotrain_mem.types import Estimate, Knobs, Owner, Phase
+from autotrain_mem.types.methods_table import METHODS
 
 TIE = 0.005
 """Speeds closer than this share are the same: the prediction knows no better, and more headroom is worth more."""
@@ -169,18 +162,16 @@ def _may_hold(space: Space, level: Level, memo: Memo, *, confirmed: bool) -> boo
         memo.ask([most, least])
         if memo(most).fits:
             return True
-    return surely_fits(memo, least) or _any_fits(space, level, memo) or fits_at_once(space, level, memo)
+    if surely_fits(memo, least):
+        return True
+    any_fits = any(each.fits for line in lines(space, level) for each in memo.known(line))
+    return any_fits or fits_at_once(space, level, memo)
 
 
 def fits_at_once(space: Space, level: Level, memo: Memo) -> bool:
     """Whether the whole batch at once fits where the fewest rows at once do not; rehearsed only where it may."""
     at_once = unaccumulated(space, level)
     return may_fit_at_once(space, memo(least_demanding(space, level)), at_once) and surely_fits(memo, at_once)
-
-
-def _any_fits(space: Space, level: Level, memo: Memo) -> bool:
-    """Whether anything that is known of the level fits."""
-    return any(each.fits for line in lines(space, level) for each in memo.known(line))
 
 
 def surely_fits(memo: Memo, knobs: Knobs) -> bool:
@@ -217,20 +208,15 @@ def _best_known(seen: list[Sight], tie: float) -> Estimate | None:
 
 
 def _neighbour(space: Space, level: Level, knobs: Knobs) -> list[Knobs]:
-    """The next more demanding point of the line that a plan is on, where there is one."""
-    rows = knobs.per_device_train_batch_size
+    """The next more demanding point of the line that a plan is on, where there is one: whatever kind of segments was
+    chosen, and however many completions are generated at once."""
+    rows, checkpointing = knobs.per_device_train_batch_size, knobs.gradient_checkpointing
     shortened = (each for each in length_lines(space, level) if each[0].per_device_train_batch_size == rows)
-    grid = shortened if level.lengths else lines(space, level)
-    line: Line = next((line for line in grid if _is_on(line, knobs)), ())
-    return [each for each in line if _demand(each) > _demand(knobs)][:1]
-
-
-def _is_on(line: Line, knobs: Knobs) -> bool:
-    """Whatever kind of segments was chosen, and however many completions are generated at once."""
-    alike = replace(
-        at(knobs, line[0]), gradient_checkpointing=knobs.gradient_checkpointing, max_length=line[0].max_length
-    )
-    return alike.growing(False) == line[0].growing(False)
+    for line in shortened if level.lengths else lines(space, level):
+        alike = replace(at(knobs, line[0]), gradient_checkpointing=checkpointing, max_length=line[0].max_length)
+        if alike.growing(False) == line[0].growing(False):
+            return [each for each in line if _demand(each) > _demand(knobs)][:1]
+    return []
 
 
 def _demand(knobs: Knobs) -> tuple[int, float]:
@@ -292,3 +278,107 @@ def _guess(space: Space, points: Sequence[Knobs], low: int, high: int, known: Se
         if any(between(space, points[each], *pair) <= budget_bytes for pair in pairs)
     )
     return next(fitting, low + 1)
+
+
+# -- the points of a level ---------------------------------------------------------------------------------------------
+
+
+def checkpointing_choices(space: Space) -> tuple[bool, ...]:
+    """Values that gradient_checkpointing may take, the fastest first. Turning it off is no harm, so never forbidden."""
+    lever = LEVERS["gradient_checkpointing"]
+    if space.pinned.intersection(lever.knobs) or not lever.suits(METHODS[space.method]):
+        return (space.base.gradient_checkpointing,)
+    return (False,) if lever.name in space.forbid else (False, True)
+
+
+def lines(space: Space, level: Level) -> Iterator[Line]:
+    """Every line of a level, fewest levers of time first."""
+    for setting in level.settings:
+        for way in shared(space, setting):
+            for checkpointing in checkpointing_choices(space):
+                yield line(space, way, checkpointing=checkpointing)
+
+
+@lru_cache(maxsize=256)  # as many as one search has
+def line(space: Space, setting: Knobs, *, checkpointing: bool) -> Line:
+    """One setting at every micro-batch allowed."""
+    lever = LEVERS["micro_batch"]
+    fixed = lever.name in space.forbid or not lever.suits(METHODS[space.method])
+    smallest = space.base.per_device_train_batch_size if fixed else 1
+    chosen = replace(setting, gradient_checkpointing=checkpointing)
+
+    def at_rows(rows: int) -> Knobs:
+        """The other batches follow the micro-batch where they may."""
+        levers = ("eval_batch", *(["rollout_batch"] if rows < space.share else []))
+        following = [name for lever in levers for name in _following(space, lever)]
+        return replace(with_rows(chosen, rows), **{name: min(getattr(space.base, name), rows) for name in following})
+
+    return tuple(at_rows(rows) for rows in micro_batches(space)[::-1] if rows >= smallest)
+
+
+def _following(space: Space, lever: str) -> tuple[str, ...]:
+    """The lever's knobs, where the job has them and they may move."""
+    row = LEVERS[lever]
+    return tuple(name for name in row.knobs if allowed(row, space) and getattr(space.base, name) is not None)
+
+
+def eased(space: Space, point: Knobs) -> tuple[Knobs, ...]:
+    """The point itself, then with twice, four times ... the rows generated at once, and last with those asked for.
+
+    Example: 2 rows of a rollout of 16, where TRL's default is 64: 2, 4, 8, and 64, which is the whole rollout.
+    """
+    points = [point]
+    for name in _following(space, "rollout_batch"):
+        asked, rows = getattr(space.base, name), getattr(point, name)
+        while rows < asked:
+            rows = 2 * rows if 2 * rows < min(asked, space.share) else asked
+            points.append(replace(point, **{name: rows}))
+    return tuple(points)
+
+
+def least_demanding(space: Space, level: Level) -> Knobs:
+    """The point of a level that needs least; if that does not fit, nothing on the level does, unless it be
+    :func:`unaccumulated`."""
+    smallest = _least_line(space, level)[0]
+    return replace(smallest, max_length=level.lengths[0]) if level.lengths else smallest
+
+
+def unaccumulated(space: Space, level: Level) -> Knobs:
+    """The same in one micro-batch: it holds more activations and, until its backward pass makes them, no gradients."""
+    whole = _least_line(space, level)[-1]
+    return replace(whole, max_length=level.lengths[0]) if level.lengths else whole
+
+
+def floors_of(space: Space, level: Level) -> tuple[Knobs, Knobs]:
+    """Both of them: one needs the least of the level."""
+    return least_demanding(space, level), unaccumulated(space, level)
+
+
+def _least_line(space: Space, level: Level) -> Line:
+    setting = least_shared(space, level.strongest)
+    return line(space, setting, checkpointing=checkpointing_choices(space)[-1])
+
+
+def most_demanding(space: Space, level: Level) -> Knobs:
+    """The point of a level with the fewest levers and the most rows at once; if it fits, there is little to search.
+
+    Of several processes that with the smallest shards: it tells what larger ones and whole models need.
+    """
+    return line(space, least_shared(space, level.gentlest), checkpointing=checkpointing_choices(space)[0])[-1]
+
+
+def length_lines(space: Space, level: Level) -> tuple[Line, Line]:
+    """The least demanding point of a level that shortens rows, at every length, and last at the length asked for; and
+    the same of the whole batch at once."""
+    lengths = (*level.lengths, level.strongest.max_length)
+    least, at_once = (
+        tuple(replace(shortest, max_length=length) for length in lengths)
+        for shortest in (least_demanding(space, level), unaccumulated(space, level))
+    )
+    return least, at_once
+
+
+def at(setting: Knobs, point: Knobs) -> Knobs:
+    """A setting with the batches and checkpointing of another point; its processes share the model as they did."""
+    free = (name for lever in FREE for name in LEVERS[lever].knobs)
+    return replace(setting, **{name: getattr(point, name) for name in free})

@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
-from autotrain_mem.search.explore import MIDDLE_EVERY, surely_fits
+from autotrain_mem.search.explore import MIDDLE_EVERY, least_demanding, surely_fits, unaccumulated
 from autotrain_mem.search.guess import STATIC, linear, may_fit_at_once
 from autotrain_mem.search.levels import Level, levels
-from autotrain_mem.search.memo import Memo, OnAttempt, Predictor, least_demanding, unaccumulated
+from autotrain_mem.search.memo import Memo, OnAttempt, Predictor
 from autotrain_mem.search.search import NO_LIMITS, Found, Limits, climb, make_memo, no_plan
 from autotrain_mem.search.space import Space
 from autotrain_mem.types import Estimate, Knobs

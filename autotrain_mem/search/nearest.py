@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autotrain_mem.search.explore import fits_at_once, longest_rows
+from autotrain_mem.search.explore import (
+    at,
+    checkpointing_choices,
+    fits_at_once,
+    least_demanding,
+    longest_rows,
+    unaccumulated,
+)
 from autotrain_mem.search.levels import Level, levels, strongest
-from autotrain_mem.search.memo import Memo, at, checkpointing_choices, least_demanding, unaccumulated
+from autotrain_mem.search.memo import Memo
 from autotrain_mem.search.shardings import least_shared, shardings
 from autotrain_mem.search.space import Space
 from autotrain_mem.settings.knobs import EVALUATED_ROWS, ROWS, STEPS

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Protocol
 
 from autotrain_mem.search.changes import changes
-from autotrain_mem.search.explore import TIE, best_of
+from autotrain_mem.search.explore import TIE, best_of, floors_of, least_demanding
 from autotrain_mem.search.levels import Level, allowed, levels
-from autotrain_mem.search.memo import Memo, OnAttempt, Predictor, candidate, floors_of, least_demanding
+from autotrain_mem.search.memo import Memo, OnAttempt, Predictor, candidate
 from autotrain_mem.search.nearest import does_not_fit
 from autotrain_mem.search.space import Space
 from autotrain_mem.settings.levers import EXPANDABLE, LEVERS

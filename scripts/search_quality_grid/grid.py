@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from autotrain_mem.search.explore import TIE
+from autotrain_mem.search.explore import TIE, lines
 from autotrain_mem.search.levels import Level, allowed, levels
-from autotrain_mem.search.memo import Predictor, lines
+from autotrain_mem.search.memo import Predictor
 from autotrain_mem.search.search import Found, search
 from autotrain_mem.search.space import Space
 from autotrain_mem.settings.levers import EXPANDABLE, LEVERS

@@ -8,8 +8,8 @@ from typing import Any
 
 from nouns import TRL_DEFAULTS
 
+from autotrain_mem.search.explore import lines
 from autotrain_mem.search.levels import levels
-from autotrain_mem.search.memo import lines
 from autotrain_mem.search.search import Found, search
 from autotrain_mem.search.space import Space, make_space
 from autotrain_mem.settings.levers import EXPANDABLE, SLOWING

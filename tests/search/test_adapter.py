@@ -8,8 +8,9 @@ from synthetic_memory import TRL, LinearMemory
 
 from autotrain_mem.search.adapter import adapter_for, smaller_ranks
 from autotrain_mem.search.advice import advice, questions
+from autotrain_mem.search.explore import least_demanding
 from autotrain_mem.search.levels import levels
-from autotrain_mem.search.memo import candidate, least_demanding
+from autotrain_mem.search.memo import candidate
 from autotrain_mem.search.search import search
 from autotrain_mem.search.space import Space, make_space
 from autotrain_mem.support.units import GIB

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic_memory import EIGHT, TRL, LinearMemory, brute_force, found_or_none, space_of
 
-from autotrain_mem.search.explore import best_of, most_that_fits
+from autotrain_mem.search.explore import best_of, lines, most_that_fits
 from autotrain_mem.search.guess import required_bytes
 from autotrain_mem.search.levels import SHORTER_ROWS, levels
-from autotrain_mem.search.memo import Memo, lines
+from autotrain_mem.search.memo import Memo
 from autotrain_mem.search.search import Found, search
 from autotrain_mem.search.shardings import FASTEST_FIRST
 from autotrain_mem.search.space import Space, with_rows

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from synthetic_memory import LinearMemory, space_of
 
+from autotrain_mem.search.explore import least_demanding, lines
 from autotrain_mem.search.largest import Question, answering, find_border, search_most
 from autotrain_mem.search.levels import levels
-from autotrain_mem.search.memo import least_demanding, lines
 from autotrain_mem.search.search import make_memo
 from autotrain_mem.search.space import Space
 from autotrain_mem.support.errors import DoesNotFitError, PlanError

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from synthetic_memory import EIGHT, ONLINE, PPO, TRL, space_of
 
+from autotrain_mem.search.explore import least_demanding, lines
 from autotrain_mem.search.levels import SHORTER_ROWS, check_forbid, levels, strongest
-from autotrain_mem.search.memo import least_demanding, lines
 from autotrain_mem.settings.levers import LADDER, LEVERS
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import UsageError

@@ -12,9 +12,9 @@ from synthetic_memory import TRL, LinearMemory, brute_force, found_or_none, spac
 
 from autotrain_mem.search.adapter import ADAPTED
 from autotrain_mem.search.changes import against
-from autotrain_mem.search.explore import TIE
+from autotrain_mem.search.explore import TIE, floors_of, least_demanding, lines
 from autotrain_mem.search.levels import SHORTER_ROWS, levels
-from autotrain_mem.search.memo import candidate, floors_of, least_demanding, lines
+from autotrain_mem.search.memo import candidate
 from autotrain_mem.search.nearest import budget_line
 from autotrain_mem.search.search import Found, search
 from autotrain_mem.search.space import Space
