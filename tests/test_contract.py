@@ -10,7 +10,7 @@ import pathlib
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -475,3 +475,124 @@ def test_an_error_survives_the_way_to_another_process(kind: type[errors.AutofitE
 def test_every_module_can_be_imported() -> None:
     for module in MODULES:
         assert importlib.import_module(module).__doc__
+
+
+# -- the laws of the house: each thing in one place, and none of them grows -------------------------------------------
+
+
+def room_of(module: str) -> str:
+    """``autotrain_mem.types.job`` -> ``types``; the modules on top, which are no folder, are one room each."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def test_no_rooms_import_each_other_in_a_circle() -> None:
+    rooms: dict[str, set[str]] = {}
+    for module, tree in TREES.items():
+        ours = {room_of(name) for name in at_run_time(tree) if is_ours(name)} - {room_of(module), "__init__"}
+        rooms.setdefault(room_of(module), set()).update(ours)
+    assert circle({room: others for room, others in rooms.items() if room != "__init__"}) == []
+
+
+def test_the_table_of_layers_has_a_row_for_each_room() -> None:
+    assert {name for name in LAYERS if "." in name} == set()
+
+
+@pytest.mark.parametrize(
+    ("rooms", "above"),
+    [
+        (("trainers", "training", "data", "checks"), ("rehearsal", "estimator", "planning", "run", "report")),
+        (("rehearsal", "estimator", "search", "planning"), ("report", "cli")),
+    ],
+    ids=["what trains knows nothing of what rehearses, plans or shows", "what plans knows nothing of what shows"],
+)
+def test_the_real_lies_below_the_fake_and_what_shows_on_top(rooms: tuple[str, ...], above: tuple[str, ...]) -> None:
+    imported = [(module, name) for module, tree in TREES.items() for _, name in imports(tree, module) if is_ours(name)]
+    assert [pair for pair in imported if room_of(pair[0]) in rooms and room_of(pair[1]) in above] == []
+
+
+def names_in(tree: ast.AST) -> set[str]:
+    """All names, attributes, arguments and whole strings of a module."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)
+        elif isinstance(node, (ast.Name, ast.Attribute, ast.keyword, ast.arg)):
+            found |= {str(getattr(node, kind, "")) for kind in ("id", "attr", "arg")}
+    return found
+
+
+MOST_FILES = {"max_length": 20}
+"""Law 2: modules in which a setting's name may stand."""
+COUNTED = (
+    *("max_length", "gradient_checkpointing", "expandable_segments", "optim", "packing", "cp_size", "sp_size"),
+    *("max_pixels", "fsdp_offload_params", "activation_offloading", "learning_rate", "load_in_4bit"),
+)
+
+
+@pytest.mark.parametrize("setting", COUNTED)
+def test_a_settings_name_stands_where_it_is_declared_and_where_it_acts(setting: str) -> None:
+    stands = [module for module, tree in TREES.items() if setting in names_in(tree)]
+    assert len(stands) <= MOST_FILES.get(setting, 14), stands
+
+
+def repeated(names: Iterable[str]) -> set[str]:
+    every = [*names]
+    return {name for name in every if every.count(name) > 1}
+
+
+def test_no_two_modules_have_the_same_name() -> None:
+    """``main`` is what is run, in each process that is started."""
+    assert repeated(module.split(".")[-1] for module in MODULES if module not in INITS) <= {"main"}
+
+
+def test_no_two_public_classes_have_the_same_name() -> None:
+    """But a drop-in trainer's, which is that of TRL's or of ours."""
+    classes = [
+        node.name
+        for tree in TREES.values()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    assert repeated(classes) <= {*autotrain_mem.__all__}
+
+
+BUDGETS = {
+    room: int(lines.replace(",", ""))
+    for room, lines in re.findall(
+        r"^\| `([a-z_]+)/?` .*\| ([\d,]+) \|$", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+}
+"""Law 7: room -> the most lines that it may have."""
+
+
+def test_every_room_keeps_its_budget_of_lines() -> None:
+    lines: dict[str, int] = {}
+    for module, source in SOURCES.items():
+        lines[room_of(module)] = lines.get(room_of(module), 0) + len(source.splitlines())
+    assert lines.keys() == BUDGETS.keys()
+    assert {room: count for room, count in lines.items() if count > BUDGETS[room]} == {}
+
+
+SMALL, CALLED_ONCE = 0, 0
+"""Law 9: modules under 60 lines, and private functions that are called once; neither number rises."""
+
+
+def test_no_more_small_modules_and_functions_that_are_called_once() -> None:
+    small = [module for module, source in SOURCES.items() if len(source.splitlines()) < 60 and module not in INITS]
+    once = [
+        f"{module}: {node.name}"
+        for module, tree in TREES.items()
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("_")
+        if len(re.findall(rf"\b{node.name}\b", SOURCES[module])) == 2
+    ]
+    assert len(small) <= SMALL, small
+    assert len(once) <= CALLED_ONCE
+
+
+def test_every_file_that_the_architecture_names_is_there() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    named = {path for path in re.findall(r"`([a-z_]+/[a-z_/]+(?:\.py|\.csv|\.json)?)", text) if "NAME" not in path}
+    places = (PACKAGE, ROOT)
+    assert named
+    assert [path for path in sorted(named) if not any((place / path).exists() for place in places)] == []

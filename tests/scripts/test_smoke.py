@@ -103,6 +103,18 @@ def test_accuracy(script: Load, models: pathlib.Path, tmp_path: pathlib.Path, fo
     missed.assert_says("left out: 1 rows (no allocated peak was measured)", "per family", code=1)
 
 
+def test_change_cost(script: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = script("change_cost")
+    monkeypatch.setattr(counted.names, "holds", lambda *_: True)  # the contract and four plans: half a minute each
+    ran = counted.run()
+    assert ran.code == 0, ran.out
+    assert re.findall(r"^(\w+): (\d) files", ran.out, re.MULTILINE) == [
+        ("method", "4"),
+        ("setting", "2"),
+        ("rule", "1"),
+    ]
+
+
 def test_throughput(script: Load, models: pathlib.Path, tmp_path: pathlib.Path) -> None:
     runs = write_csv(tmp_path / "runs.csv", *({**ROW, "id": name, "alloc_gib": "1"} for name in "abc"))
     rates = write_csv(
