@@ -128,14 +128,14 @@ def row_length(job: Job, knobs: Knobs, longest: int | None) -> int:
     """
     if job.is_online:
         return longest or PROMPT_UNKNOWN
-    limits = [knobs.max_length] if knobs.packing else [knobs.max_length, longest]
+    limits = [knobs.max_length, longest] if knobs.pads_rows else [knobs.max_length]
     return min((limit for limit in limits if limit is not None), default=LONGEST_UNKNOWN)
 
 
 def padded_share(job: Job, knobs: Knobs, lengths: Lengths) -> float:
     """Returns the share of the longest micro-batch that one has on average, padded to the longest row that it drew."""
     profile = lengths.profile
-    if profile is None or knobs.packing:
+    if profile is None or not knobs.pads_rows:
         return 1.0
     longest = row_length(job, knobs, lengths.longest) + knobs.completion_length
     limit = None if job.is_online else knobs.max_length
@@ -147,7 +147,7 @@ def row_tokens(job: Job, knobs: Knobs, lengths: Lengths) -> float:
     """Tokens of a row that count, on average and without padding; both sequences of a pair, prompt and completion."""
     sequences = job.method_facts.sequences_per_row
     profile = lengths.profile
-    if profile is None or knobs.packing:
+    if profile is None or not knobs.pads_rows:
         return float(sequences * (row_length(job, knobs, lengths.longest) + knobs.completion_length))
     limit = None if job.is_online else knobs.max_length
     rows = profile.rows - (profile.truncated_rows(limit) if profile.drops else 0)

@@ -141,7 +141,7 @@ def optimizer_steps(job: Job, knobs: Knobs, lengths: Lengths) -> int | None:
         return None
     epochs = float(job.arguments.get("num_train_epochs", EPOCHS))
     rows = float(profile.rows - (profile.truncated_rows(knobs.max_length) if profile.drops else 0))
-    if knobs.packing and knobs.max_length:
+    if not knobs.pads_rows and knobs.max_length:
         rows = math.ceil(profile.kept_tokens(None) / knobs.max_length)
     if job.is_online:
         rows *= knobs.num_generations or 1

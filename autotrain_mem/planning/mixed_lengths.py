@@ -45,7 +45,7 @@ def batches_of(job: Job, knobs: Knobs, lengths: Lengths) -> DrawnBatches | None:
 def _count_as_alike(job: Job, knobs: Knobs) -> bool:
     """Tells whether all batches have the same tokens, since their rows are packed, or joined without padding; or
     whether nothing of those before is cached, since vLLM's sleep gives the cache back at every generation."""
-    return knobs.packing or bool(job.arguments.get("padding_free")) or sleeps(job)
+    return not knobs.pads_rows or bool(job.arguments.get("padding_free")) or sleeps(job)
 
 
 def shorter_tokens(batches: DrawnBatches, longest: int) -> int:

@@ -110,7 +110,7 @@ def make_plan(
         levers=levers,
         attempts=best.attempts,
         alternatives=best.alternatives,
-        data=None if profile is None else summary(profile, max_length=limit, rows=rows, pads=not knobs.packing),
+        data=None if profile is None else summary(profile, max_length=limit, rows=rows, pads=knobs.pads_rows),
         proposals=() if profile is None else proposals(profile, knobs, job, flash_attention=flash_attention),
         warnings=(
             *filter(None, (cut, lengths.why_not, best.estimate.unquantized)),

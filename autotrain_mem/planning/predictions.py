@@ -98,7 +98,7 @@ class Predictions:
         work = self._there(known.knobs, False).work
         if knobs.sharding != known.knobs.sharding:
             work = shared_work(work, known, knobs)
-        if rows == 1 < known_rows and not knobs.packing:
+        if rows == 1 < known_rows and knobs.pads_rows:
             work = work.without_mask()
         time = _step_time(self._rehearsals, work, knobs, self._lengths, ratio=rows / known_rows)
         recomputed = 0.0  # forward passes that are done more, at least, or fewer, at most
@@ -320,8 +320,8 @@ def _rehearsed(knobs: Knobs) -> Knobs:
 
 def _kind(knobs: Knobs) -> Any:
     """Settings that run the same code: where few layers are unclear for one, no time is lost on the next."""
-    names = ("gradient_checkpointing", *SWITCHES, "optim", "packing", "sharding")
-    return tuple(getattr(knobs, name) for name in names)
+    switches = [getattr(knobs, name) for name in SWITCHES]
+    return (knobs.gradient_checkpointing, *switches, knobs.optim, knobs.pads_rows, knobs.sharding)
 
 
 Rehearse = Callable[[Knobs, int | None, int | None, Worker], Trace]

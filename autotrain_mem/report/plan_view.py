@@ -192,7 +192,7 @@ def data(plan: Plan) -> Text:
         cut = f"what is longer than max_length {limit} with them is cut" if is_cut else "no prompt is truncated"
         lines.append(Text(f"completions of up to {completions}; {cut}", style=LOUD if is_cut else ""))
     else:
-        padding = "packed" if plan.knobs.packing else f"{percent(plan.data.padding_fraction)} of a batch is padding"
+        padding = f"{percent(plan.data.padding_fraction)} of a batch is padding" if plan.knobs.pads_rows else "packed"
         lines += [Text(padding), _cut(plan, plan.data)]
     return Text("\n").join(lines)
 

@@ -132,7 +132,7 @@ def proposals(profile: DataProfile, knobs: Knobs, job: Job, *, flash_attention: 
         flash_attention: The implementation that this card, dtype and model can use, one of :data:`FLASH_ATTENTION`;
             None where there is none.
     """
-    if job.is_online or knobs.packing:
+    if job.is_online or not knobs.pads_rows:
         return ()
     offers = [*_shorter(profile, knobs, job)]
     padding = profile.padding_fraction(knobs.per_device_train_batch_size, knobs.max_length)

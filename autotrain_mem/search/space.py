@@ -83,7 +83,7 @@ class Space:
         """
         if self.base.completion_length:
             return (self.longest or UNKNOWN_ROW_TOKENS) + self.base.completion_length
-        longest = None if self.base.packing else self.longest
+        longest = self.longest if self.base.pads_rows else None
         known = [tokens for tokens in (max_length, longest, self.context_length) if tokens is not None]
         return min(known, default=UNKNOWN_ROW_TOKENS)
 

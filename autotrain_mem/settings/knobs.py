@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, ClassVar
 
 from autotrain_mem.settings.adapter_config import LORA, PEFT_CONFIG, kind_of
@@ -130,6 +130,11 @@ class Knobs(OwnSettings, TrainerKnobs):
         return self.processes // self.token_shards
 
     @property
+    def pads_rows(self) -> bool:
+        """Tells whether the rows of a batch are padded to the longest of them; packed blocks are always full."""
+        return not self.packing
+
+    @property
     def is_sharded(self) -> bool:
         """Tells whether a process holds a part of the model only."""
         return self.sharding is not None and self.sharding != "ddp"
@@ -187,10 +192,7 @@ ROWS = "per_device_train_batch_size"
 STEPS = "gradient_accumulation_steps"
 EVALUATED_ROWS = "per_device_eval_batch_size"
 
-_EVERY = (
-    *("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "use_peft", "dtype"),
-    "optim",
-)
+_EVERY = tuple(each.name for each in fields(TrainerKnobs) if each.default is MISSING)
 BASE_BITS = {"load_in_4bit": 4, "load_in_8bit": 8}
 """Knobs that quantize the frozen base model, and to how many bits."""
 COMPLETION_KNOBS = ("max_completion_length", "response_length", "max_new_tokens")
