@@ -26,7 +26,7 @@ from autotrain_mem.search.nearest import budget_line, needs_line
 from autotrain_mem.search.precision import precise_for
 from autotrain_mem.search.search import Found
 from autotrain_mem.search.space import Space
-from autotrain_mem.settings.knobs import COMPLETION_KNOBS
+from autotrain_mem.settings.knobs import COMPLETION_KNOBS, NOT_REHEARSED
 from autotrain_mem.settings.levers import LEVERS
 from autotrain_mem.settings.words import MAX_LENGTH, MAXIMIZED, is_wish
 from autotrain_mem.support.errors import DoesNotFitError, UsageError
@@ -42,8 +42,6 @@ GIVEN_ANEW = (
 )
 """Knobs that may be given anew beside a plan, where they were the user's own words when it was made: another length or
 adapter is another question for the same settings. All others are what a plan decides, or what it was decided around."""
-NOT_REHEARSED = "learning_rate"
-"""A knob that may always be given: no rehearsal depends on it."""
 
 _SAID_OTHERWISE = frozenset({"model_name_or_path", *(field.name for field in fields(Knobs))})
 """Arguments that are compared as what they come to: the model by its digest, knobs as the plan has them."""
@@ -141,8 +139,9 @@ def _as_probed(rehearsals: Rehearsals, before: Estimate) -> Rehearsals:
 
 def _given_anew(plan: Plan, space: Space) -> dict[str, Any]:
     """Returns the knobs that the user gives beside the plan, and that may differ from it."""
-    given = {name: getattr(space.base, name) for name in GIVEN_ANEW if _may_be_given(name, plan, space)}
-    return given | ({NOT_REHEARSED: space.base.learning_rate} if NOT_REHEARSED in space.pinned else {})
+    given = [name for name in GIVEN_ANEW if _may_be_given(name, plan, space)]
+    given += [NOT_REHEARSED] if NOT_REHEARSED in space.pinned else []
+    return {name: getattr(space.base, name) for name in given}
 
 
 def _may_be_given(name: str, plan: Plan, space: Space) -> bool:

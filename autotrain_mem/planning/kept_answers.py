@@ -12,12 +12,12 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from autotrain_mem.planning.output_dir import RESUME, hub_cache
 from autotrain_mem.planning.wish import Wish
+from autotrain_mem.settings.knobs import NOT_REHEARSED
 from autotrain_mem.support import codec
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.versions import versions_key
@@ -137,7 +137,7 @@ class LastTraces:
 
 
 def _trace_key(job: Job, kernels: Any, knobs: Knobs, tokens: int) -> Any:
-    return job.method, kernels, replace(knobs.growing(False), learning_rate=None), tokens
+    return job.method, kernels, knobs.growing(False).as_rehearsed(), tokens
 
 
 # -- what a rehearsal depends on ---------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def _trace_key(job: Job, kernels: Any, knobs: Knobs, tokens: int) -> Any:
 UNSEEN = frozenset(
     {
         *("output_dir", "run_name", "report_to", "logging_steps", "logging_dir", "logging_strategy", "push_to_hub"),
-        *("learning_rate", "lr_scheduler_type", "warmup_steps", "num_train_epochs"),
+        *(NOT_REHEARSED, "lr_scheduler_type", "warmup_steps", "num_train_epochs"),
         *("max_steps", "seed", "data_seed", "save_steps", "save_strategy", "save_total_limit", "eval_steps"),
         "resume_from_checkpoint",
     }

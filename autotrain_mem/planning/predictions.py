@@ -207,13 +207,13 @@ class Predictions:
         self._rehearsals.footprint_store.put("footprint", self._stored_key(knobs, layers), codec.to_json(footprint))
 
     def _key(self, knobs: Knobs, layers: int | None) -> Any:
-        return _rehearsed(knobs), layers, self._kernels
+        return knobs.growing(False).as_rehearsed(), layers, self._kernels
 
     def _stored_key(self, knobs: Knobs, layers: int | None) -> dict[str, Any]:
         return {
             "job": job_key(self._rehearsals.job),
             "model": self._facts.digest,
-            "knobs": codec.to_json(_rehearsed(knobs)),
+            "knobs": codec.to_json(knobs.growing(False).as_rehearsed()),
             "tokens": self._tokens(knobs),
             "images": list(self._lengths.images),
             "answers": self._answers(),
@@ -311,11 +311,6 @@ def footprint_of(trace: Trace, room: Room, layers: int | None = None) -> Footpri
     """
     memory = replace(estimate_memory(trace, room), rehearsed_layers=layers)
     return Footprint(memory=memory, work=trace.work, awake=estimate_while_awake(trace, room, memory))
-
-
-def _rehearsed(knobs: Knobs) -> Knobs:
-    """Leaves out what no rehearsal depends on."""
-    return replace(knobs.growing(False), learning_rate=None)
 
 
 def _kind(knobs: Knobs) -> Any:

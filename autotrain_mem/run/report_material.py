@@ -151,7 +151,7 @@ def _key(plan: Plan) -> dict[str, Any]:
     return {
         "job": job_key(plan.job),
         "model": plan.model_digest,
-        "knobs": codec.to_json(replace(plan.knobs, learning_rate=None)),
+        "knobs": codec.to_json(plan.knobs.as_rehearsed()),
         "tokens": plan.row_tokens,
         "card": plan.estimate.hardware.name,
         "memory": plan.estimate.hardware.total_bytes,

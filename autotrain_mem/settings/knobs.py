@@ -123,6 +123,10 @@ class Knobs(OwnSettings, TrainerKnobs):
         """Returns the same point with segments of the allocator that grow, or with those of its default."""
         return replace(self, expandable_segments=grows)
 
+    def as_rehearsed(self) -> Knobs:
+        """Returns the same point without what no rehearsal depends on."""
+        return replace(self, learning_rate=None)
+
     @property
     def data_parallel_size(self) -> int:
         """Counts the processes, or the groups that share rows, which train on rows of their own
@@ -188,6 +192,8 @@ class Knobs(OwnSettings, TrainerKnobs):
         return getattr(self, self.completion_knob) or 0
 
 
+NOT_REHEARSED = "learning_rate"
+"""A knob that no rehearsal depends on."""
 ROWS = "per_device_train_batch_size"
 STEPS = "gradient_accumulation_steps"
 EVALUATED_ROWS = "per_device_eval_batch_size"
@@ -217,7 +223,7 @@ def knob_names(of_method: Sequence[str], knobs: Knobs) -> tuple[str, ...]:
     is_lora = knobs.use_peft and kind_of(knobs.peft_config) in ("", LORA)
     adapter = ("lora_r", "lora_alpha", "lora_target_modules") if is_lora else ()
     adapter = (*adapter, PEFT_CONFIG) if knobs.peft_config else adapter
-    rate = () if knobs.learning_rate is None else ("learning_rate",)
+    rate = () if knobs.learning_rate is None else (NOT_REHEARSED,)
     told = (*_EVERY, *adapter, *rate, *of_method, *evaluated)
     on = [field.name for field in fields(Knobs) if getattr(knobs, field.name) is True and field.name not in told]
     images = () if knobs.max_pixels is None else ("max_pixels",)
