@@ -12,14 +12,11 @@ from autotrain_mem.checks.flag_checks import Flags
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.settings.trl_flags import TrlFlags
 from autotrain_mem.settings.trl_parser import actions_of, flags_of, read_given, unknown_names
-from autotrain_mem.settings.words import MOST
+from autotrain_mem.settings.words import MOST, SAME_ARGUMENT
 from autotrain_mem.support.errors import MissingExtraError
 from autotrain_mem.types import Knobs
 from autotrain_mem.types.findings import refuse
 from autotrain_mem.types.methods_table import METHODS
-
-_ALIASES = {"activation_checkpointing": "gradient_checkpointing"}
-"""transformers 5.23 renames the flag; TRL's configs and this project still use the old name."""
 
 
 def parse(
@@ -48,7 +45,7 @@ def parse(
     parser = method_of(method).make_parser()
     defaults = {name: action.default for name, action in actions_of(parser).items()}
     read = read_given(parser, method, argv, config, also_known, _methods_with)
-    given = {_ALIASES.get(name, name): value for name, value in read.items()}
+    given = {SAME_ARGUMENT.get(name, name): value for name, value in read.items()}
     given |= pins or {}
     numbers = {name: value for name, value in given.items() if value != MOST}
     flags = Flags(method=method, given=numbers, own=own or {})

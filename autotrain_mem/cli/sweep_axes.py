@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from autotrain_mem import api
 from autotrain_mem.cli.flags import Output, own_names, read_one
 from autotrain_mem.report.terminal import Console, SweepProgress, waiting
+from autotrain_mem.settings.words import SAME_ARGUMENT
 from autotrain_mem.support.errors import AutofitError, UsageError
 from autotrain_mem.types.autofit import SETTINGS
 from autotrain_mem.types.gpu_comparison import Axis, AxisValue, Sweep
@@ -17,7 +18,7 @@ _OF_PLANNING = tuple(name for name, each in SETTINGS.items() if each.of_estimate
 OURS = ("model", "dataset", *_OF_PLANNING)
 """Our own flags that an estimate depends on; the first two are the wish's, the others its AutoFit's."""
 
-_SAME = {"model_name_or_path": "model", "activation_checkpointing": "gradient_checkpointing"}
+_SAME = {"model_name_or_path": "model", **SAME_ARGUMENT}
 """Two names of one flag."""
 
 _FORM = "Write --sweep NAME=VALUE,VALUE,..., such as --sweep max_length=512,1024."

@@ -20,7 +20,7 @@ from typing import Any
 
 from autotrain_mem.settings.adapter_config import PEFT_CONFIG, arguments_of, canonical, says_more_than_flags
 from autotrain_mem.settings.knobs import BASE_BITS
-from autotrain_mem.settings.words import AUTO, MAX_LENGTH
+from autotrain_mem.settings.words import AUTO, CHECKPOINTING, MAX_LENGTH
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.trainers.script_call import Keywords, is_adapted, loading, quantization_of
@@ -40,7 +40,7 @@ _FOLLOWING = (
 (``transformers/training_args.py: __post_init__``, ``trl/trainer/sft_config.py, grpo_config.py, rloo_config.py``)."""
 
 _MIRRORED = {
-    "gradient_checkpointing": "activation_checkpointing",
+    CHECKPOINTING: "activation_checkpointing",
     "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
 }
 """transformers 5.23 keeps both names of one setting (``training_args.py: __post_init__``)."""

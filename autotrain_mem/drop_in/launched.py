@@ -18,6 +18,7 @@ from autotrain_mem.parallel.launch_environment import config_of_environment
 from autotrain_mem.parallel.user_config import read_launch
 from autotrain_mem.planning.deepspeed_file import deepspeed_content
 from autotrain_mem.settings.own import OF_DEEPSPEED, SHARE_TOKENS
+from autotrain_mem.settings.words import CHECKPOINTING
 from autotrain_mem.support import codec, errors
 from autotrain_mem.support.errors import AutofitError, UsageError
 from autotrain_mem.types import Hardware, Plan
@@ -84,7 +85,7 @@ def _by_accelerate(config: Any, count: int, nodes: int) -> Launched:
     if launch.dp_replicate_size is not None:
         pins["dp_replicate_size"] = launch.dp_replicate_size
     if launch.recomputes:
-        pins["gradient_checkpointing"] = False  # transformers takes one of both
+        pins[CHECKPOINTING] = False  # transformers takes one of both
     return Launched(processes=count, nodes=nodes, config=content, pins=pins, warnings=launch.warnings)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotrain_mem.planning.deepspeed_file import with_deepspeed
 from autotrain_mem.settings.own import OF_DEEPSPEED, SHARE_TOKENS
-from autotrain_mem.settings.words import RECOMPUTES
+from autotrain_mem.settings.words import CHECKPOINTING, RECOMPUTES
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.yaml_files import read_yaml
 
@@ -105,7 +105,7 @@ def _trl_arguments(wish: Wish, launch: Launch) -> dict[str, Any]:
     """
     precision = launch.mixed_precision
     computes = {} if precision == "no" or wish.names(precision) else {precision: True}
-    return computes | ({"gradient_checkpointing": False} if launch.recomputes else {})
+    return computes | ({CHECKPOINTING: False} if launch.recomputes else {})
 
 
 def _contradictions(wish: Wish, launch: Launch, name: str) -> Iterator[tuple[str, str]]:

@@ -18,7 +18,7 @@ from autotrain_mem.settings.adapter_config import (
     why_not_quantized,
 )
 from autotrain_mem.settings.knobs import BASE_BITS
-from autotrain_mem.settings.words import RECOMPUTES
+from autotrain_mem.settings.words import CHECKPOINTING, RECOMPUTES
 from autotrain_mem.support.errors import UsageError
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _problems(wish: Wish, text: str) -> Iterator[tuple[str, str]]:
     for name in BASE_BITS:
         if why and wish.argument(name):
             yield f"--{name} does not go with {kind}: {why}", f"Remove --{name}, or take LoRA."
-    if arguments_of(text).get("gradient_checkpointing") is False and any(map(wish.argument, RECOMPUTES)):
+    if arguments_of(text).get(CHECKPOINTING) is False and any(map(wish.argument, RECOMPUTES)):
         yield (
             f"--gradient_checkpointing does not go with {kind}: a layer that is computed again has no prefix",
             "Remove --gradient_checkpointing.",

@@ -102,8 +102,8 @@ class Predictions:
             work = work.without_mask()
         time = _step_time(self._rehearsals, work, knobs, self._lengths, ratio=rows / known_rows)
         recomputed = 0.0  # forward passes that are done more, at least, or fewer, at most
-        if knobs.gradient_checkpointing != known.knobs.gradient_checkpointing:
-            recomputed = LEAST_RECOMPUTED if knobs.gradient_checkpointing else -1.0
+        if knobs.recomputes != known.knobs.recomputes:
+            recomputed = LEAST_RECOMPUTED if knobs.recomputes else -1.0
         seconds = time.step_seconds + recomputed * time.phases.get(Phase.FORWARD, 0.0)
         return time.tokens / seconds if seconds > 0 else 0.0
 
@@ -316,7 +316,7 @@ def footprint_of(trace: Trace, room: Room, layers: int | None = None) -> Footpri
 def _kind(knobs: Knobs) -> Any:
     """Settings that run the same code: where few layers are unclear for one, no time is lost on the next."""
     switches = [getattr(knobs, name) for name in SWITCHES]
-    return (knobs.gradient_checkpointing, *switches, knobs.optim, knobs.pads_rows, knobs.sharding)
+    return (knobs.recomputes, *switches, knobs.optim, knobs.pads_rows, knobs.sharding)
 
 
 Rehearse = Callable[[Knobs, int | None, int | None, Worker], Trace]

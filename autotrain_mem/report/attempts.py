@@ -11,6 +11,7 @@ from rich.text import Text
 from autotrain_mem.report import formatting
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Indented, add, hanging, scale_for, table, title
 from autotrain_mem.settings.levers import EXPANDABLE
+from autotrain_mem.settings.words import CHECKPOINTING
 from autotrain_mem.support.units import counted, rate
 from autotrain_mem.types import Candidate, Knobs, Plan
 
@@ -70,8 +71,8 @@ def attempts_view(plan: Plan) -> RenderableType:
 def _marks(plan: Plan) -> list[_Mark]:
     """Lists what is marked beside the batch, since attempts differ in it."""
     marks = []
-    if len({attempt.knobs.gradient_checkpointing for attempt in plan.attempts}) > 1:
-        marks.append(_Mark("gradient_checkpointing", "*", when=False, meaning="without gradient checkpointing"))
+    if len({attempt.knobs.recomputes for attempt in plan.attempts}) > 1:
+        marks.append(_Mark(CHECKPOINTING, "*", when=False, meaning="without gradient checkpointing"))
     expanded = {attempt.knobs.expandable_segments for attempt in plan.attempts}
     if len(expanded) > 1 or any(
         lever.name == EXPANDABLE for lever in plan.levers

@@ -29,7 +29,7 @@ from autotrain_mem.types.gpu_comparison import BRIEF, OFFLOADING, Cards, Frontie
 SMALLEST = ">"
 
 _MARKS: dict[str, tuple[Callable[[Knobs], bool], str]] = {
-    "*": (lambda knobs: not knobs.gradient_checkpointing, "without gradient checkpointing"),
+    "*": (lambda knobs: not knobs.recomputes, "without gradient checkpointing"),
     "h": (
         lambda knobs: any(row.offloads for row in pulled(knobs)),
         "activations or optimizer state wait in the host's memory",

@@ -11,7 +11,7 @@ from autotrain_mem.settings.adapter_config import LORA, PEFT_CONFIG, kind_of, na
 from autotrain_mem.settings.knobs import NOT_TRLS, knob_names
 from autotrain_mem.settings.levers import HARM_FIRST, LEVERS, is_pulled, pulled
 from autotrain_mem.settings.own import flag_words
-from autotrain_mem.settings.words import MAX_SLOWDOWN
+from autotrain_mem.settings.words import CHECKPOINTING, MAX_SLOWDOWN
 from autotrain_mem.support.units import brief, counted, format_bytes, millions, percent, rate
 from autotrain_mem.types import Hardware, Harm, Knobs, Owner, Phase, Plan, StepTime, Trained
 from autotrain_mem.types.gpu_comparison import OFFLOADING
@@ -141,7 +141,7 @@ def settings(knobs: Knobs, names: Sequence[str] | None = None) -> str:
     parts = {
         "per_device_train_batch_size": rows(knobs),
         "max_length": "rows not truncated" if knobs.max_length is None else f"max_length {knobs.max_length}",
-        "gradient_checkpointing": f"checkpointing {'on' if knobs.gradient_checkpointing else 'off'}",
+        CHECKPOINTING: f"checkpointing {'on' if knobs.recomputes else 'off'}",
         "packing": "packing on" if knobs.packing else "",
         "sharding": sharing(knobs),
         "use_peft": name_of(knobs.peft_config) if knobs.use_peft else "full fine-tuning",

@@ -23,6 +23,7 @@ from rich.text import Text
 
 from autotrain_mem.report import formatting
 from autotrain_mem.report.run_history import event_line
+from autotrain_mem.settings.words import CHECKPOINTING
 from autotrain_mem.support.processes import LossyStream
 from autotrain_mem.support.units import counted, duration, format_bytes, printable
 from autotrain_mem.types import Candidate, Counting, Hardware, Knobs
@@ -71,7 +72,7 @@ PLAIN_LINES = 10
 COUNTING_COLUMNS = 20
 """Width of the bar while tokens are counted: beside it, words and figures find room in 80 columns."""
 
-_SAID_OTHERWISE = ("per_device_train_batch_size", "gradient_checkpointing", "per_device_eval_batch_size")
+_SAID_OTHERWISE = ("per_device_train_batch_size", CHECKPOINTING, "per_device_eval_batch_size")
 """The first two always, the last never: it follows the micro-batch."""
 
 
@@ -224,7 +225,7 @@ class SearchProgress(Redrawn[Live]):
         whole = ", whole model" if self._copies and attempt.rehearsed_layers is None else ""
         # Micro-batch and checkpointing, and whatever else this attempt changes against the first.
         changed = [name for name in formatting.differing([self._first, attempt.knobs]) if name not in _SAID_OTHERWISE]
-        more = formatting.settings(attempt.knobs, ["gradient_checkpointing", "sharding", *changed])
+        more = formatting.settings(attempt.knobs, [CHECKPOINTING, "sharding", *changed])
         settings = f"micro-batch {attempt.knobs.per_device_train_batch_size}, {more}{whole}"
         outcome = f"... needs {format_bytes(attempt.required_bytes)}, {'fits' if attempt.fits else 'does not fit'}"
         if self._line is None:

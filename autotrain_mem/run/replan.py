@@ -22,12 +22,13 @@ from autotrain_mem.search.search import find
 from autotrain_mem.settings.knobs import EVALUATED_ROWS, ROWS, STEPS, alone_too
 from autotrain_mem.settings.levers import EXPANDABLE, LEVERS, OFFLOADING
 from autotrain_mem.settings.own import SWITCHES_OF_OURS
+from autotrain_mem.settings.words import CHECKPOINTING
 from autotrain_mem.support.errors import AutofitError, TrainingError
 from autotrain_mem.types import Estimate, Knobs, Lever, Plan
 from autotrain_mem.types.hardware import Topology
 from autotrain_mem.types.report import Shortage
 
-MOVABLE = frozenset({ROWS, STEPS, EVALUATED_ROWS, EXPANDABLE, "gradient_checkpointing", *OFFLOADING})
+MOVABLE = frozenset({ROWS, STEPS, EVALUATED_ROWS, EXPANDABLE, CHECKPOINTING, *OFFLOADING})
 
 LESS_SHARE = 0.1
 """A plan that ran out of memory was predicted too low by an unknown share, or something else took what it needed. The

@@ -28,6 +28,7 @@ from autotrain_mem.settings.levers import (
     brought,
     taken_back,
 )
+from autotrain_mem.settings.words import CHECKPOINTING
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.types import Estimate, Harm, Knobs, Lever, Owner
 from autotrain_mem.types.methods_table import METHODS
@@ -104,7 +105,7 @@ def _is_let_go(row: LeverRow, base: Knobs, knobs: Knobs) -> bool:
     """Whether a lever of time is let go, not pulled, which does no harm: more rows at once, or no recomputation."""
     if row.name == MICRO_BATCH:
         return knobs.per_device_train_batch_size > base.per_device_train_batch_size
-    return row.name == "gradient_checkpointing" and not knobs.gradient_checkpointing
+    return row.name == CHECKPOINTING and not knobs.recomputes
 
 
 def _why(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequence[Estimate]) -> str:
@@ -252,7 +253,7 @@ def _needed_without(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_s
 def _needed_on_the_device(row: LeverRow, space: Space, knobs: Knobs, memo: Memo) -> str:
     """Describes the memory of settings that lack this lever alone: no more rows, and at least the other time levers."""
     without = [each for each in memo.estimates if not _value(row, each.knobs) and not each.fits]
-    time, others = (*OFFLOADING, "gradient_checkpointing"), _pulled(knobs) - {row.knobs[0]}
+    time, others = (*OFFLOADING, CHECKPOINTING), _pulled(knobs) - {row.knobs[0]}
     alike = [
         each
         for each in without
@@ -268,7 +269,7 @@ def _needed_on_the_device(row: LeverRow, space: Space, knobs: Knobs, memo: Memo)
 
 def _pulled(knobs: Knobs) -> frozenset[str]:
     """The levers of time that a point has."""
-    return frozenset(name for name in (*OFFLOADING, "gradient_checkpointing") if getattr(knobs, name))
+    return frozenset(name for name in (*OFFLOADING, CHECKPOINTING) if getattr(knobs, name))
 
 
 def against(required_bytes: int, budget_bytes: int) -> str:

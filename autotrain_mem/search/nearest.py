@@ -137,8 +137,8 @@ def suggestion(space: Space, knobs: Knobs) -> str:
     moved = {name for name in FOLLOWING if getattr(knobs, name) != getattr(base, name)}
     kept = [name for name, lever in FOLLOWING.items() if name in space.pinned or lever in space.forbid]
     flags += [f"--{name} {getattr(knobs, name)}" for name in kept if name in moved]
-    if knobs.gradient_checkpointing not in checkpointing_choices(space):
-        flags.append(f"--gradient_checkpointing {str(knobs.gradient_checkpointing).lower()}")
+    if knobs.recomputes not in checkpointing_choices(space):
+        flags.append(f"--gradient_checkpointing {str(knobs.recomputes).lower()}")
     if knobs.sharding not in shardings(space):
         flags.append(f"--sharding {knobs.sharding}")
     flags += [f"--{name}" for name in SWITCHES if getattr(knobs, name) and not getattr(base, name)]
@@ -185,7 +185,7 @@ def _settings(space: Space, knobs: Knobs) -> str:
     settings = [
         rows,
         *([f"{knobs.processes} GPUs ({knobs.sharding})"] if knobs.processes > 1 else []),
-        f"{'with' if knobs.gradient_checkpointing else 'without'} gradient checkpointing",
+        f"{'with' if knobs.recomputes else 'without'} gradient checkpointing",
         *(row.words for row in pulled(knobs) if row.words and row.harm <= Harm.TIME),
         *(knobs.dtype, knobs.optim),
     ]

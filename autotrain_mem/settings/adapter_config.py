@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from autotrain_mem.settings.words import CHECKPOINTING
+
 PEFT_CONFIG = "peft_config"
 """The flag, the field of AutoFit, the knob, and the argument of TRL's constructors."""
 
@@ -119,7 +121,7 @@ def arguments_of(text: str) -> dict[str, Any]:
     if why_not_quantized(text):
         said |= {"load_in_4bit": False, "load_in_8bit": False}
     if kind == _PREFIX:
-        said |= {"gradient_checkpointing": False}
+        said |= {CHECKPOINTING: False}
     return said
 
 

@@ -134,6 +134,11 @@ class Knobs(OwnSettings, TrainerKnobs):
         return self.processes // self.token_shards
 
     @property
+    def recomputes(self) -> bool:
+        """Tells whether the layers' activations are computed again in the backward pass."""
+        return self.gradient_checkpointing
+
+    @property
     def pads_rows(self) -> bool:
         """Tells whether the rows of a batch are padded to the longest of them; packed blocks are always full."""
         return not self.packing

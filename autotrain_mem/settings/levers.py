@@ -11,6 +11,7 @@ from dataclasses import replace
 from autotrain_mem.settings.declaration import Harm, LeverRow, Savings
 from autotrain_mem.settings.knobs import EVALUATED_ROWS, ROWS, STEPS, Knobs
 from autotrain_mem.settings.own import OWN, UNSHARDED
+from autotrain_mem.settings.words import CHECKPOINTING
 
 LOST_ABOVE = 2**9
 """A weight in bfloat16 this many times as large as an update is left as it was: of 8 significant bits, numbers lie at
@@ -212,7 +213,7 @@ LEVERS = {row.name: row for row in LADDER}
 MICRO_BATCH = "micro_batch"
 BATCHES = ("eval_batch", MICRO_BATCH, "rollout_batch")
 """Levers that move over a range. They and checkpointing are free at every level, and so is sharding."""
-FREE = (*BATCHES, "gradient_checkpointing")
+FREE = (*BATCHES, CHECKPOINTING)
 OFFLOADING = tuple(row.name for row in LADDER if row.offloads)
 ROUNDING = tuple(row.name for row in LADDER if row.harm is Harm.ROUNDING)
 TRAINED = tuple(row.name for row in LADDER if row.harm is Harm.WHAT_IS_TRAINED)

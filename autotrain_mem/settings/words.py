@@ -33,8 +33,10 @@ MAX_LENGTH = "max_length"
 MAXIMIZED = (MAX_LENGTH, "per_device_train_batch_size", "lora_r", "num_generations", "max_completion_length")
 """Arguments of which as much as fits can be asked for, each a knob."""
 
-RECOMPUTES = ("gradient_checkpointing", "activation_checkpointing")
-"""Two names of one argument (``transformers/training_args.py``)."""
+CHECKPOINTING = "gradient_checkpointing"
+SAME_ARGUMENT = {"activation_checkpointing": CHECKPOINTING}
+"""transformers 5.23 renames the argument; TRL's configs and this project still use the old name."""
+RECOMPUTES = (CHECKPOINTING, *SAME_ARGUMENT)
 
 _IMAGE_SIZE = re.compile(r"[1-9]\d{0,4}x[1-9]\d{0,4}")
 _PERCENTILE = re.compile(r"p(\d+(?:\.\d+)?)")

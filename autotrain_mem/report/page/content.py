@@ -122,7 +122,7 @@ def _attempts(plan: Plan) -> Grid:
     for number, each in enumerate(plan.attempts, start=1):
         speed = rate(each.tokens_per_second) if each.fits and each.tokens_per_second else ""
         layers = "whole" if each.rehearsed_layers is None else counted(each.rehearsed_layers, "layer")
-        checkpointing = "on" if each.knobs.gradient_checkpointing else "off"
+        checkpointing = "on" if each.knobs.recomputes else "off"
         settings = formatting.difference(each.knobs, first)
         needs = format_bytes(each.required_bytes)
         fits = "fits" if each.fits else "does not fit"
