@@ -187,7 +187,7 @@ def prompt_length(flags: Flags) -> Problems:
         yield f"--prompt_length {tokens} is no number of tokens.", "It takes 1 or more."
 
 
-def max_length(flags: Flags) -> Problems:
+def row_limit(flags: Flags) -> Problems:
     """A trainer that leaves rows longer than ``max_length`` is given no shorter one by a plan. Where completions are
     sampled, it is no length of rows."""
     wish, facts = flags.given.get(MAX_LENGTH), METHODS[flags.method]

@@ -28,7 +28,7 @@ FLAGS: tuple[Check[Flags], ...] = (
     flag_checks.adapter,
     flag_checks.generations,
     flag_checks.prompt_length,
-    flag_checks.max_length,
+    flag_checks.row_limit,
     flag_checks.forbidden_levers,
     flag_checks.offloaded_optimizer,
     flag_checks.vllm,

@@ -20,6 +20,7 @@ from autotrain_mem.data.token_lengths import counting_arguments, load_tokenizer
 from autotrain_mem.methods.configs import Configs, trusts_remote_code
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.reward_functions import built_in_rewards, reward_functions
+from autotrain_mem.settings.words import MAX_LENGTH
 from autotrain_mem.support.versions import versions_key
 from autotrain_mem.trainers.script_call import keyword_of
 from autotrain_mem.types import Fingerprint, Job, Knobs
@@ -130,7 +131,7 @@ def _formatting(job: Job) -> dict[str, Any]:
 
     elsewhere = {field.name for kind in (TrainingArguments, ModelConfig, Knobs) for field in fields(kind)}
     counts = job.method_facts.long_rows != "truncated"  # which rows there are
-    ignored = elsewhere.union(_WITHOUT_EFFECT) - ({"max_length"} if counts else set())
+    ignored = elsewhere.union(_WITHOUT_EFFECT) - ({MAX_LENGTH} if counts else set())
     given = {name: value for name, value in job.arguments.items() if name not in ignored}
     trust = {name: job.arguments.get(name) for name in ("trust_remote_code", "max_pixels")}
     return given | trust | {"method": job.method, "is_evaluated": job.is_evaluated}

@@ -75,11 +75,11 @@ FEWEST_TOKENS = {False: 2, True: 1}
 
 def _check_some_are_kept(job: Job, lengths: Mapping[int, int]) -> None:
     """Reward training drops pairs that are too long (``trl/trainer/reward_trainer.py: _prepare_dataset``)."""
-    max_length, shortest = job.arguments.get("max_length"), min(lengths)
-    if job.method_facts.long_rows != "dropped" or not isinstance(max_length, int) or max_length >= shortest:
+    limit, shortest = job.arguments.get(MAX_LENGTH), min(lengths)
+    if job.method_facts.long_rows != "dropped" or not isinstance(limit, int) or limit >= shortest:
         return
     raise EmptyDatasetError(
-        f"--max_length {max_length} drops every pair of {load.dataset_name(job)}: reward training drops pairs with "
+        f"--max_length {limit} drops every pair of {load.dataset_name(job)}: reward training drops pairs with "
         f"a longer side, and the shortest pair has {shortest} tokens.",
         hint=f"--max_length {shortest} keeps the shortest, --max_length {max(lengths)} or auto keeps all.",
     )

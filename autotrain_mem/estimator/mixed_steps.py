@@ -142,18 +142,18 @@ class DrawnBatches:
 
 
 def drawn_batches(
-    profile: DataProfile, *, rows: int, each_step: int, max_length: int | None, longest: int, classes: int = CLASSES
+    profile: DataProfile, *, rows: int, each_step: int, limit: int | None, longest: int, classes: int = CLASSES
 ) -> DrawnBatches:
     """Draws the batches of as many steps as :data:`STEPS` has, the same ones each time.
 
     Args:
         rows: Of a batch.
         each_step: DrawnBatches of an optimizer step.
-        max_length: Where rows are cut; None for nowhere.
+        limit: Where rows are cut; None for nowhere.
         longest: Tokens of a batch of the longest rows, as it was rehearsed; none is longer.
         classes: How many lengths are told apart.
     """
-    kept = profile.kept_lengths(max_length)
+    kept = profile.kept_lengths(limit)
     source, lengths, weights = random.Random(SEED), list(kept), list(kept.values())
     count = STEPS[-1] * each_step
     drawn = source.choices(lengths, weights, k=count * rows)

@@ -27,6 +27,7 @@ from autotrain_mem.exports.part import (
 from autotrain_mem.methods.interface import AxolotlFacts, method_of
 from autotrain_mem.parallel.config import sharding_arguments
 from autotrain_mem.parallel.launch_environment import fsdp_settings
+from autotrain_mem.settings.words import MAX_LENGTH
 from autotrain_mem.types import Job, Plan
 from autotrain_mem.types.methods_table import TEXT_COLUMN
 
@@ -134,7 +135,7 @@ def _data(case: Case) -> Part:
             "pad_to_sequence_len": packs,
         },
         answered=_DATA_NAMES
-        | {"max_length", "packing", "eval_packing", "assistant_only_loss", "completion_only_loss"}
+        | {MAX_LENGTH, "packing", "eval_packing", "assistant_only_loss", "completion_only_loss"}
         | (frozenset() if case.data else {"datasets"}),
         notes=(
             *mixture,

@@ -138,7 +138,7 @@ class Case:
         if self.job.is_online:
             return (self.plan.prompt_length or NO_LIMIT_TOKENS) + self.knobs.completion_length
         longest = NO_LIMIT_TOKENS if self.plan.data is None else self.plan.data.longest
-        return self.knobs.max_length or longest
+        return self.job.row_limit(self.knobs) or longest
 
     @property
     def environment(self) -> dict[str, str]:

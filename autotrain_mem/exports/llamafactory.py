@@ -27,6 +27,7 @@ from autotrain_mem.exports.part import (
     whole_logits,
 )
 from autotrain_mem.methods.interface import LlamaFactoryFacts, method_of
+from autotrain_mem.settings.words import MAX_LENGTH
 from autotrain_mem.types import Job, Plan
 
 TRAINER_ARGUMENTS = (
@@ -152,7 +153,7 @@ def _data(case: Case) -> Part:
         answered=frozenset(
             {
                 *("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split"),
-                *("max_length", "packing", "assistant_only_loss", "completion_only_loss"),
+                *(MAX_LENGTH, "packing", "assistant_only_loss", "completion_only_loss"),
                 *(() if data else ("datasets",)),
             }
         ),

@@ -154,6 +154,6 @@ def whole_logits(case: Case, tool: str, batch: str) -> Part:
 
 def no_limit(case: Case, key: str) -> Part:
     """A tool that takes a number only."""
-    if case.job.is_online or case.knobs.max_length is not None:
+    if case.job.is_online or case.job.row_limit(case.knobs) is not None:
         return Part()
     return Part(notes=(f"max_length none: {key} takes a number only, so it is that of the longest row or larger",))

@@ -94,7 +94,7 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 
 def rows_editor(filled: Configs) -> EditRows:
     """Imitate the padding that nearly every real batch of pairs has, after the collator has cut its rows."""
-    return partial(shorten_last_rejected, max_length=filled.training.max_length)
+    return partial(shorten_last_rejected, limit=filled.training.max_length)
 
 
 worst_image_rows = image_rows.pairs

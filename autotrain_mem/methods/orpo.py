@@ -96,18 +96,18 @@ def pair_row_lengths(home: str, filled: Configs, split: Any, tokenizer: Any) -> 
         DatasetFormatError: with a ``max_length`` of the user's, rows would be longer than that.
     """
     limit, tokenizer = filled.training.max_length, padding(tokenizer)
-    rows = _prepared(home, filled, split, tokenizer, max_length=sys.maxsize)
+    rows = _prepared(home, filled, split, tokenizer, limit=sys.maxsize)
     sides = map(partial(list_lengths, rows), ("chosen_input_ids", "rejected_input_ids"))
     lengths = pair_lengths(*sides)
     if limit is not None and limit < max(lengths.longer, default=0):
-        cut = prepared_lengths(_prepared(home, filled, split, tokenizer, max_length=limit))
+        cut = prepared_lengths(_prepared(home, filled, split, tokenizer, limit=limit))
         _check_cut(home, limit, cut or [])
     return lengths
 
 
-def _prepared(home: str, filled: Configs, split: Any, tokenizer: Any, *, max_length: int) -> Any:
+def _prepared(home: str, filled: Configs, split: Any, tokenizer: Any, *, limit: int) -> Any:
     args = copy.copy(filled.training)
-    args.max_length = max_length
+    args.max_length = limit
     data = {"train_dataset": split, "processing_class": tokenizer}
     return _class_of(home)(model=smallest_model(), args=args, **data).train_dataset
 

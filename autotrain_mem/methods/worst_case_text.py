@@ -53,15 +53,15 @@ def shorten_last_row(rows: list[Any]) -> list[Any]:
     return [*full, {name: value[:-1] if isinstance(value, list) else value for name, value in last.items()}]
 
 
-def shorten_last_rejected(rows: list[Any], max_length: int | None = None) -> list[Any]:
+def shorten_last_rejected(rows: list[Any], limit: int | None = None) -> list[Any]:
     """Do the same for pairs, whose two sequences lie in one batch: even a single pair is padded.
 
     Args:
-        max_length: Where the collator cuts prompt and completion to; one token less is left, so that the cut does not
+        limit: Where the collator cuts prompt and completion to; one token less is left, so that the cut does not
             make the row as long as the others again.
     """
     *full, last = rows
     rejected = last["rejected_ids"]
-    if max_length is not None:
-        rejected = rejected[: max(0, max_length - len(last["prompt_ids"]))]
+    if limit is not None:
+        rejected = rejected[: max(0, limit - len(last["prompt_ids"]))]
     return [*full, {**last, "rejected_ids": rejected[:-1]}]

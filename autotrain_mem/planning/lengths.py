@@ -128,7 +128,7 @@ def row_length(job: Job, knobs: Knobs, longest: int | None) -> int:
     """
     if job.is_online:
         return longest or PROMPT_UNKNOWN
-    limits = [knobs.max_length, longest] if knobs.pads_rows else [knobs.max_length]
+    limits = [job.row_limit(knobs), longest if knobs.pads_rows else None]
     return min((limit for limit in limits if limit is not None), default=LONGEST_UNKNOWN)
 
 
@@ -138,7 +138,7 @@ def padded_share(job: Job, knobs: Knobs, lengths: Lengths) -> float:
     if profile is None or not knobs.pads_rows:
         return 1.0
     longest = row_length(job, knobs, lengths.longest) + knobs.completion_length
-    limit = None if job.is_online else knobs.max_length
+    limit = job.row_limit(knobs)
     drawn = profile.expected_longest(knobs.per_device_train_batch_size, limit) + knobs.completion_length
     return min(1.0, drawn / longest)
 
@@ -149,7 +149,7 @@ def row_tokens(job: Job, knobs: Knobs, lengths: Lengths) -> float:
     profile = lengths.profile
     if profile is None or not knobs.pads_rows:
         return float(sequences * (row_length(job, knobs, lengths.longest) + knobs.completion_length))
-    limit = None if job.is_online else knobs.max_length
+    limit = job.row_limit(knobs)
     rows = profile.rows - (profile.truncated_rows(limit) if profile.drops else 0)
     answers = sequences if job.is_online else 1  # of pairs in the data both sides are counted
     return answers * (profile.kept_tokens(limit) / max(rows, 1) + knobs.completion_length)

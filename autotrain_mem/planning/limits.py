@@ -140,9 +140,10 @@ def optimizer_steps(job: Job, knobs: Knobs, lengths: Lengths) -> int | None:
     if profile is None:
         return None
     epochs = float(job.arguments.get("num_train_epochs", EPOCHS))
-    rows = float(profile.rows - (profile.truncated_rows(knobs.max_length) if profile.drops else 0))
-    if not knobs.pads_rows and knobs.max_length:
-        rows = math.ceil(profile.kept_tokens(None) / knobs.max_length)
+    limit = job.row_limit(knobs)
+    rows = float(profile.rows - (profile.truncated_rows(limit) if profile.drops else 0))
+    if not knobs.pads_rows and limit:
+        rows = math.ceil(profile.kept_tokens(None) / limit)
     if job.is_online:
         rows *= knobs.num_generations or 1
     return math.ceil(epochs * math.ceil(rows / knobs.effective_batch_size))

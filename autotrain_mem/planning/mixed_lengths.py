@@ -31,7 +31,7 @@ def batches_of(job: Job, knobs: Knobs, lengths: Lengths) -> DrawnBatches | None:
     profile = lengths.profile
     if profile is None or _count_as_alike(job, knobs):
         return None
-    limit = None if job.is_online else knobs.max_length
+    limit = job.row_limit(knobs)
     longest = row_length(job, knobs, lengths.longest)
     if longest < LEAST_TOKENS or len(profile.kept_lengths(limit)) < 2:
         return None
@@ -39,7 +39,7 @@ def batches_of(job: Job, knobs: Knobs, lengths: Lengths) -> DrawnBatches | None:
     if job.is_online and not method_of(job.method).samples_each_micro_step:
         # all that is generated at once is padded together, each prompt as often as it is answered
         rows, each_step = max(1, rows * knobs.gradient_accumulation_steps // (knobs.num_generations or 1)), 1
-    return drawn_batches(profile, rows=rows, each_step=each_step, max_length=limit, longest=longest)
+    return drawn_batches(profile, rows=rows, each_step=each_step, limit=limit, longest=longest)
 
 
 def _count_as_alike(job: Job, knobs: Knobs) -> bool:

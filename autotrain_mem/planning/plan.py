@@ -94,7 +94,7 @@ def make_plan(
 ) -> Plan:
     """The plan of what was found best, with alternatives, what the data say, and how long it will take."""
     job, knobs, profile = rehearsals.job, best.estimate.knobs, lengths.profile
-    limit = None if job.is_online else knobs.max_length
+    limit = job.row_limit(knobs)
     rows, levers, cut = knobs.per_device_train_batch_size, best.levers, None
     flash_attention = None if facts.flash_attention else FLASH_ATTENTION[0]
     if knobs.fp16 and "fp16" not in job.arguments:  # the card's own precision, which is not TRL's
@@ -110,7 +110,7 @@ def make_plan(
         levers=levers,
         attempts=best.attempts,
         alternatives=best.alternatives,
-        data=None if profile is None else summary(profile, max_length=limit, rows=rows, pads=knobs.pads_rows),
+        data=None if profile is None else summary(profile, limit=limit, rows=rows, pads=knobs.pads_rows),
         proposals=() if profile is None else proposals(profile, knobs, job, flash_attention=flash_attention),
         warnings=(
             *filter(None, (cut, lengths.why_not, best.estimate.unquantized)),

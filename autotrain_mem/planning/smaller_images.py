@@ -12,6 +12,7 @@ from autotrain_mem.search.changes import against
 from autotrain_mem.search.levels import SHORTER_ROWS, SMALLER_IMAGES_LEVEL, allowed
 from autotrain_mem.search.search import Found
 from autotrain_mem.settings.levers import LEVERS, SMALLER_IMAGES
+from autotrain_mem.settings.words import MAX_LENGTH
 from autotrain_mem.support.errors import DoesNotFitError
 from autotrain_mem.types import Candidate, Lever
 from autotrain_mem.types.model import ModelFacts
@@ -77,7 +78,7 @@ def _smaller(
         return None
     for pixels in _steps(facts, lengths.images):
         smaller = rehearsals.with_max_pixels(pixels)
-        uncut = replace(smaller, job=replace(smaller.job, forbid=smaller.job.forbid | {"max_length"}))
+        uncut = replace(smaller, job=replace(smaller.job, forbid=smaller.job.forbid | {MAX_LENGTH}))
         counted = smaller.lengths() if lengths.profile is not None else lengths
         with contextlib.suppress(DoesNotFitError):
             found = search(uncut, counted, on_attempt)

@@ -135,7 +135,7 @@ def proposals(profile: DataProfile, knobs: Knobs, job: Job, *, flash_attention: 
     if job.is_online or not knobs.pads_rows:
         return ()
     offers = [*_shorter(profile, knobs, job)]
-    padding = profile.padding_fraction(knobs.per_device_train_batch_size, knobs.max_length)
+    padding = profile.padding_fraction(knobs.per_device_train_batch_size, job.row_limit(knobs))
     if job.method_facts.is_packable and padding >= PADDING_PAYS:
         offers = [
             *_packing(profile, knobs, job, flash_attention, padding),
@@ -161,22 +161,23 @@ def context_cut(profile: DataProfile, context_length: int | None, method: str) -
 def _packing(
     profile: DataProfile, knobs: Knobs, job: Job, flash_attention: str | None, padding: float
 ) -> Iterator[Proposal]:
-    if flash_attention is None or knobs.max_length is None or {"packing", "padding_free"} & set(job.arguments):
+    limit = job.row_limit(knobs)
+    if flash_attention is None or limit is None or {"packing", "padding_free"} & set(job.arguments):
         return
     in_use = job.arguments.get("attn_implementation") in FLASH_ATTENTION
     flags = "--packing" if in_use else f"--packing --attn_implementation {flash_attention}"
-    rows = knobs.max_length / (profile.kept_tokens(knobs.max_length) / profile.rows)
+    rows = limit / (profile.kept_tokens(limit) / profile.rows)
     step = knobs.effective_batch_size
     yield Proposal(
         flags=flags,
         why=f"{_percent(padding)} of what a step computes is padding, and packed blocks have none; a block of "
-        f"{knobs.max_length} tokens holds {rows:.1f} rows on average, so a step trains on about {rows * step:.0f} rows "
+        f"{limit} tokens holds {rows:.1f} rows on average, so a step trains on about {rows * step:.0f} rows "
         f"in place of {step}",
     )
 
 
 def _grouping(profile: DataProfile, knobs: Knobs, job: Job, padding: float) -> Iterator[Proposal]:
-    left = _grouped_padding(profile, knobs)
+    left = _grouped_padding(profile, knobs, job.row_limit(knobs) or profile.longest)
     if "train_sampling_strategy" in job.arguments or padding - left < PADDING_PAYS:
         return
     yield Proposal(
@@ -186,11 +187,10 @@ def _grouping(profile: DataProfile, knobs: Knobs, job: Job, padding: float) -> I
     )
 
 
-def _grouped_padding(profile: DataProfile, knobs: Knobs) -> float:
+def _grouped_padding(profile: DataProfile, knobs: Knobs, limit: int) -> float:
     """About how much padding is left: each batch is padded to the upper end of its slice of the sorted lengths."""
     steps = min(MEGA_BATCHES, profile.rows // (knobs.effective_batch_size * 4)) or 1
     slices = min(MEGA_BATCHES, steps * knobs.gradient_accumulation_steps)
-    limit = knobs.max_length or profile.longest
     ends = [min(limit, profile.percentile((index + 1) / slices)) for index in range(slices - 1)]
     ends.append(round(profile.expected_longest(steps * knobs.effective_batch_size, limit)))
     return max(0.0, 1 - profile.kept_tokens(limit) / profile.rows / (sum(ends) / len(ends)))
@@ -200,7 +200,7 @@ def _shorter(profile: DataProfile, knobs: Knobs, job: Job) -> Iterator[Proposal]
     """The gentlest percentile by which the worst batch gets so much smaller that it pays."""
     if job.method_facts.long_rows == "kept":
         return
-    planned = min(knobs.max_length or profile.longest, max(profile.longest, profile.longest_evaluated))
+    planned = min(job.row_limit(knobs) or profile.longest, max(profile.longest, profile.longest_evaluated))
     for share in SHARES:
         length = profile.percentile(share)
         if job.pins_length or length > (1 - WORST_BATCH_PAYS) * planned:

@@ -28,7 +28,7 @@ from autotrain_mem.settings.levers import (
     brought,
     taken_back,
 )
-from autotrain_mem.settings.words import CHECKPOINTING
+from autotrain_mem.settings.words import CHECKPOINTING, MAX_LENGTH
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.types import Estimate, Harm, Knobs, Lever, Owner
 from autotrain_mem.types.methods_table import METHODS
@@ -131,7 +131,7 @@ def _why(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequen
         reason = SAVED_SO
     elif row.name == HALF_WEIGHTS and knobs.use_peft:
         reason = ROUNDED_ONCE
-    elif METHODS[space.method].long_rows == "dropped" and row.name == "max_length":
+    elif METHODS[space.method].long_rows == "dropped" and row.name == MAX_LENGTH:
         reason = "pairs with a side of more tokens are dropped"
     return f"{needed}: {reason}" if needed else reason
 

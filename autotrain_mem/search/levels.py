@@ -32,6 +32,7 @@ from autotrain_mem.settings.levers import (
     SHARDING,
     TRAINED,
 )
+from autotrain_mem.settings.words import MAX_LENGTH
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import Fit, Harm, Knobs
 from autotrain_mem.types.methods_table import METHODS
@@ -293,9 +294,9 @@ def _keeps_shards(space: Space, setting: Knobs) -> bool:
 
 def _lengths(space: Space) -> tuple[int, ...]:
     """Lengths that would cut a row, shortest first; none where ``max_length`` may not move."""
-    if not allowed(LEVERS["max_length"], space):
+    if not allowed(LEVERS[MAX_LENGTH], space):
         return ()
-    longest = space.row_tokens(space.base.max_length)
+    longest = space.row_tokens(space.base)
     fine = range(SHORTEST, min(COARSE_FROM, longest), FINE_GRID)
     lengths = (*fine, *range(COARSE_FROM, longest, COARSE_GRID))
     return tuple(length for length in lengths if length >= space.least_length)

@@ -177,7 +177,7 @@ def degrees(space: Space, job: Job) -> tuple[int, ...]:
         way.in_half_precision and given.get("bf16") is False,
         "pad_to_multiple_of" in given,
         any(given.get(name) for name in way.not_with),
-        space.row_tokens(space.base.max_length) < LONG_ROW_TOKENS,
+        space.row_tokens(space.base) < LONG_ROW_TOKENS,
     )
     if is_said or any(others):
         return ()

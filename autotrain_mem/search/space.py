@@ -13,7 +13,7 @@ from autotrain_mem.search.adapter import Adapter, adapter_for
 from autotrain_mem.search.division import check_positive, divisors, either, multiples, nearest, rows_allowed
 from autotrain_mem.settings.knobs import COMPLETION_KNOBS, EVALUATED_ROWS, ROWS, STEPS
 from autotrain_mem.settings.levers import EXPANDABLE
-from autotrain_mem.settings.words import MAX_SLOWDOWN, without_wish
+from autotrain_mem.settings.words import MAX_LENGTH, MAX_SLOWDOWN, without_wish
 from autotrain_mem.support.errors import BatchSplitError, ContextLengthError
 from autotrain_mem.types import Fit, Job, Knobs
 from autotrain_mem.types.model import ModelFacts
@@ -76,20 +76,20 @@ class Space:
         """Counts the rows of an optimizer step that each process has, with those that share its rows."""
         return self.effective_batch_size // self.base.data_parallel_size
 
-    def row_tokens(self, max_length: int | None) -> int:
-        """The longest that a row of the batch can be at this ``max_length``: 80 of 1024 where no row is longer.
+    def row_tokens(self, knobs: Knobs) -> int:
+        """The longest that a row of the batch can be at the knobs' ``max_length``: 80 of 1024 where no row is longer.
 
         A packed row is always filled to ``max_length``; a prompt is followed by a completion.
         """
         if self.base.completion_length:
             return (self.longest or UNKNOWN_ROW_TOKENS) + self.base.completion_length
         longest = self.longest if self.base.pads_rows else None
-        known = [tokens for tokens in (max_length, longest, self.context_length) if tokens is not None]
+        known = [tokens for tokens in (knobs.max_length, longest, self.context_length) if tokens is not None]
         return min(known, default=UNKNOWN_ROW_TOKENS)
 
     def micro_batch_tokens(self, knobs: Knobs) -> int:
         """Tokens of one micro-batch, to which activations are proportional."""
-        return knobs.per_device_train_batch_size * self.row_tokens(knobs.max_length)
+        return knobs.per_device_train_batch_size * self.row_tokens(knobs)
 
 
 def micro_batches(space: Space) -> tuple[int, ...]:
@@ -144,8 +144,8 @@ def make_space(
         overlaid = with_rows(
             overlaid, _base_rows(defaults, job.effective_batch_size, given, nodes), job.effective_batch_size
         )
-    if "max_length" in given:
-        _check_context(given["max_length"], context_length)
+    if MAX_LENGTH in given:
+        _check_context(given[MAX_LENGTH], context_length)
     elif not job.is_online:
         _check_whole_rows(job, longest, context_length)
         overlaid = replace(overlaid, max_length=_length((asked_length, longest, defaults.max_length), context_length))
@@ -199,24 +199,24 @@ def _applying(defaults: Knobs, job: Job) -> Knobs:
 
 
 _COUNTS = (
-    *(ROWS, STEPS, EVALUATED_ROWS, "max_length", *COMPLETION_KNOBS, "num_generations"),
+    *(ROWS, STEPS, EVALUATED_ROWS, MAX_LENGTH, *COMPLETION_KNOBS, "num_generations"),
     "local_rollout_forward_batch_size",
 )
 
 
 def _check_numbers(given: dict[str, Any], effective_batch_size: int | None) -> None:
-    unlimited = {"max_length"} if given.get("max_length") is None else set()
+    unlimited = {MAX_LENGTH} if given.get(MAX_LENGTH) is None else set()
     numbers = {name: given[name] for name in _COUNTS if name in given and name not in unlimited}
     if effective_batch_size is not None:
         numbers["effective_batch_size"] = effective_batch_size
     check_positive(numbers)
 
 
-def _check_context(max_length: int | None, context_length: int | None) -> None:
-    if max_length is None or context_length is None or max_length <= context_length:
+def _check_context(limit: int | None, context_length: int | None) -> None:
+    if limit is None or context_length is None or limit <= context_length:
         return
     raise ContextLengthError(
-        f"--max_length {max_length} is beyond the model's context of {context_length} tokens",
+        f"--max_length {limit} is beyond the model's context of {context_length} tokens",
         hint=f"use --max_length {context_length} or less, or --max_length auto",
     )
 

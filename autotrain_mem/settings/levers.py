@@ -11,7 +11,7 @@ from dataclasses import replace
 from autotrain_mem.settings.declaration import Harm, LeverRow, Savings
 from autotrain_mem.settings.knobs import EVALUATED_ROWS, ROWS, STEPS, Knobs
 from autotrain_mem.settings.own import OWN, UNSHARDED
-from autotrain_mem.settings.words import CHECKPOINTING
+from autotrain_mem.settings.words import CHECKPOINTING, MAX_LENGTH
 
 LOST_ABOVE = 2**9
 """A weight in bfloat16 this many times as large as an update is left as it was: of 8 significant bits, numbers lie at
@@ -190,9 +190,9 @@ _OF_TRLS = (
         ),
     ),
     LeverRow(
-        name="max_length",
+        name=MAX_LENGTH,
         harm=Harm.DATA,
-        knobs=("max_length",),
+        knobs=(MAX_LENGTH,),
         suits=lambda method: not method.is_online and method.long_rows != "kept",  # TRL cuts no prompt
         reason="rows are truncated to fewer tokens",
         without="the length asked for needs",

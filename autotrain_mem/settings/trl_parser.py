@@ -17,7 +17,7 @@ from autotrain_mem.support.errors import UsageError
 _RENAMED = {
     "evaluation_strategy": "eval_strategy",
     "group_by_length": "train_sampling_strategy",
-    "max_seq_length": "max_length",
+    "max_seq_length": MAX_LENGTH,
     "torch_dtype": "dtype",
     "warmup_ratio": "warmup_steps",
 }
@@ -36,9 +36,9 @@ _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "lora": ("use_peft",),
     "lora_rank": ("lora_r",),
     "lr": ("learning_rate",),
-    "max_seq_len": ("max_length",),
+    "max_seq_len": (MAX_LENGTH,),
     "no_cuda": ("use_cpu",),
-    "seq_len": ("max_length",),
+    "seq_len": (MAX_LENGTH,),
     "steps": ("max_steps",),
 } | {old: (new,) for old, new in _RENAMED.items()}
 """What other trainers, and other methods, call it: names too far from TRL's for a comparison of letters."""

@@ -44,9 +44,9 @@ class ImageProfile:
             worst=self.worst,
         )
 
-    def rows_cut(self, max_length: int) -> int:
+    def rows_cut(self, limit: int) -> int:
         """Counts the rows of which ``max_length`` would cut an image."""
-        return sum(rows for end, rows in self.rows_by_end.items() if end > max_length)
+        return sum(rows for end, rows in self.rows_by_end.items() if end > limit)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,69 +137,69 @@ class DataProfile:
         """Finds the ``max_length`` that a share of the rows asks for; all of them (1) include the evaluated ones."""
         return max(self.longest, self.longest_evaluated) if share == 1 else self.percentile(share)
 
-    def truncated_rows(self, max_length: int | None) -> int:
+    def truncated_rows(self, limit: int | None) -> int:
         """Counts the rows longer than ``max_length`` tokens."""
-        if max_length is None:
+        if limit is None:
             return 0
-        return sum(rows for length, rows in self.rows_by_length.items() if length > max_length)
+        return sum(rows for length, rows in self.rows_by_length.items() if length > limit)
 
-    def truncated_rows_fraction(self, max_length: int | None) -> float:
+    def truncated_rows_fraction(self, limit: int | None) -> float:
         """Computes the share of rows longer than ``max_length`` tokens."""
-        return self.truncated_rows(max_length) / self.rows
+        return self.truncated_rows(limit) / self.rows
 
-    def truncated_tokens_fraction(self, max_length: int | None) -> float:
+    def truncated_tokens_fraction(self, limit: int | None) -> float:
         """Computes the share of tokens that ``max_length`` takes away, with rows that it drops or cuts."""
-        return 1 - self.kept_tokens(max_length) / self.tokens if self.truncated_rows(max_length) else 0.0
+        return 1 - self.kept_tokens(limit) / self.tokens if self.truncated_rows(limit) else 0.0
 
-    def kept_tokens(self, max_length: int | None) -> int:
+    def kept_tokens(self, limit: int | None) -> int:
         """Counts the tokens of an epoch that ``max_length`` leaves, without padding.
 
         Exact but for the shorter sides of truncated pairs, which are taken to be alike where the longer ones are.
         """
         return sum(
-            min(length, limit) * rows + min(self.shorter_sides.get(length, 0), limit * rows)
-            for length, rows, limit in self._kept(max_length)
+            min(length, most) * rows + min(self.shorter_sides.get(length, 0), most * rows)
+            for length, rows, most in self._kept(limit)
         )
 
-    def expected_longest(self, rows: int, max_length: int | None = None) -> float:
+    def expected_longest(self, rows: int, limit: int | None = None) -> float:
         """Averages, over an epoch's batches, the longest of ``rows`` rows, in tokens; 0 where ``max_length`` drops all.
 
         By order statistics without replacement: of N rows, n not longer than a length, all rows of a batch are among
         these n with probability C(n, rows) / C(N, rows).
         """
-        kept = {length: count for length, count, _ in self._kept(max_length)}
+        kept = {length: count for length, count, _ in self._kept(limit)}
         total = sum(kept.values())
         drawn = min(rows, total)
         expected, within, below = 0.0, 0, 0.0
         for length in sorted(kept):
             within += kept[length]
             chance = _all_among(within, total, drawn)
-            expected += (chance - below) * min(length, max_length or length)
+            expected += (chance - below) * min(length, limit or length)
             below = chance
         return expected
 
-    def padding_fraction(self, rows: int, max_length: int | None = None) -> float:
+    def padding_fraction(self, rows: int, limit: int | None = None) -> float:
         """Computes what share of an epoch's batches, each of ``rows`` rows padded to their longest, is padding.
 
         Rows of online methods are prompts: how far their completions are padded is not known before they are sampled.
         """
-        kept = sum(count for _, count, _ in self._kept(max_length))
-        padded = self.expected_longest(rows, max_length) * kept * (2 if self.shorter_sides else 1)
-        return max(0.0, 1 - self.kept_tokens(max_length) / padded) if padded else 0.0
+        kept = sum(count for _, count, _ in self._kept(limit))
+        padded = self.expected_longest(rows, limit) * kept * (2 if self.shorter_sides else 1)
+        return max(0.0, 1 - self.kept_tokens(limit) / padded) if padded else 0.0
 
-    def kept_lengths(self, max_length: int | None) -> dict[int, int]:
+    def kept_lengths(self, limit: int | None) -> dict[int, int]:
         """Counts the rows of each length that are trained on, as they are cut."""
         kept: dict[int, int] = {}
-        for length, rows, limit in self._kept(max_length):
-            kept[min(length, limit)] = kept.get(min(length, limit), 0) + rows
+        for length, rows, most in self._kept(limit):
+            kept[min(length, most)] = kept.get(min(length, most), 0) + rows
         return kept
 
-    def _kept(self, max_length: int | None) -> list[tuple[int, int, int]]:
+    def _kept(self, limit: int | None) -> list[tuple[int, int, int]]:
         """Lists (length, rows, the most tokens that a sequence keeps) of all rows that are trained on."""
         return [
-            (length, rows, length if max_length is None else max_length)
+            (length, rows, length if limit is None else limit)
             for length, rows in self.rows_by_length.items()
-            if max_length is None or length <= max_length or not self.drops
+            if limit is None or length <= limit or not self.drops
         ]
 
 
@@ -249,7 +249,7 @@ class DataSummary:
     """None where rows are text."""
 
 
-def summary(profile: DataProfile, *, max_length: int | None, rows: int, pads: bool) -> DataSummary:
+def summary(profile: DataProfile, *, limit: int | None, rows: int, pads: bool) -> DataSummary:
     """Computes the figures of a profile under a plan.
 
     Args:
@@ -261,9 +261,9 @@ def summary(profile: DataProfile, *, max_length: int | None, rows: int, pads: bo
         tokens=profile.tokens,
         longest=profile.longest,
         percentiles=tuple(profile.percentile(share) for share in PERCENTILES),
-        padding_fraction=profile.padding_fraction(rows, max_length) if pads else 0.0,
-        truncated_rows_fraction=profile.truncated_rows_fraction(max_length),
-        truncated_tokens_fraction=profile.truncated_tokens_fraction(max_length),
+        padding_fraction=profile.padding_fraction(rows, limit) if pads else 0.0,
+        truncated_rows_fraction=profile.truncated_rows_fraction(limit),
+        truncated_tokens_fraction=profile.truncated_tokens_fraction(limit),
         images=None if profile.images is None else profile.images.summary(),
     )
 

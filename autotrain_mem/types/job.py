@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from autotrain_mem.settings.adapter_config import without_said
-from autotrain_mem.settings.knobs import NOT_TRLS
+from autotrain_mem.settings.knobs import NOT_TRLS, Knobs
 from autotrain_mem.settings.words import AUTO, MAX_LENGTH, MAX_SLOWDOWN, MAXIMIZED, MOST, Fit, is_wish
 from autotrain_mem.support.codec import Form
 from autotrain_mem.types.methods_table import METHODS, MethodFacts
@@ -103,6 +103,10 @@ class Job:
         if not self.pins_length or self.arguments.get(MAX_LENGTH) == MOST:
             return None
         return self.prompt_length if self.is_online else self.arguments[MAX_LENGTH]
+
+    def row_limit(self, knobs: Knobs) -> int | None:
+        """Returns the tokens that rows of the data are cut to; None for no limit, and for prompts, which none cuts."""
+        return None if self.is_online else knobs.max_length
 
     @property
     def maximized(self) -> str | None:

@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from autotrain_mem.settings.words import MAX_LENGTH
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MethodFacts:
@@ -109,7 +111,7 @@ _PAIRS = "trl-lib/ultrafeedback_binarized"
 SFT = MethodFacts(
     name="sft",
     title="SFT",
-    knobs=("max_length", "packing"),
+    knobs=(MAX_LENGTH, "packing"),
     defaults={"learning_rate": 2e-5},
     example_dataset="trl-lib/Capybara",
     formats=(("input_ids",), ("prompt", "completion"), ("messages",), ("conversations",), (TEXT_COLUMN,)),
@@ -123,7 +125,7 @@ SFT = MethodFacts(
 REWARD = MethodFacts(
     name="reward",
     title="Reward",
-    knobs=("max_length",),
+    knobs=(MAX_LENGTH,),
     defaults={"learning_rate": 1e-4},
     example_dataset=_PAIRS,
     formats=(("chosen_ids", "rejected_ids"), ("prompt", "chosen", "rejected"), ("chosen", "rejected")),
@@ -138,7 +140,7 @@ REWARD = MethodFacts(
 DPO = MethodFacts(
     name="dpo",
     title="DPO",
-    knobs=("max_length",),
+    knobs=(MAX_LENGTH,),
     defaults={"learning_rate": 1e-6, "beta": 0.1, "loss_type": ["sigmoid"]},
     example_dataset=_PAIRS,
     formats=(("prompt", "chosen", "rejected"), ("chosen", "rejected")),
@@ -152,7 +154,7 @@ DPO = MethodFacts(
 KTO = MethodFacts(
     name="kto",
     title="KTO",
-    knobs=("max_length",),
+    knobs=(MAX_LENGTH,),
     defaults={"learning_rate": 1e-6, "beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0},
     example_dataset="trl-lib/kto-mix-14k",
     formats=(("prompt", "completion", "label"), *DPO.formats),
@@ -164,7 +166,7 @@ KTO = MethodFacts(
 ORPO = MethodFacts(
     name="orpo",
     title="ORPO",
-    knobs=("max_length",),
+    knobs=(MAX_LENGTH,),
     defaults={"learning_rate": 1e-6, "beta": 0.1},
     example_dataset=_PAIRS,
     formats=DPO.formats,
@@ -210,7 +212,7 @@ DISTILLATION = MethodFacts(
 ONLINE_DPO = MethodFacts(
     name="online_dpo",
     title="OnlineDPO",
-    knobs=("max_length", "max_new_tokens"),
+    knobs=(MAX_LENGTH, "max_new_tokens"),
     defaults={"learning_rate": 5e-7},
     example_dataset="trl-lib/ultrafeedback-prompt",
     formats=(("prompt",),),
@@ -226,7 +228,7 @@ ONLINE_DPO = MethodFacts(
 GKD = MethodFacts(
     name="gkd",
     title="GKD",
-    knobs=("max_length", "max_new_tokens", "lmbda"),
+    knobs=(MAX_LENGTH, "max_new_tokens", "lmbda"),
     defaults={"learning_rate": 2e-5, "lmbda": 0.5, "beta": 0.5, "temperature": 0.9},
     example_dataset="trl-lib/chatbot_arena_completions",
     formats=(("messages",),),

@@ -64,7 +64,7 @@ def test_a_size_goes_with_the_tokens_their_square_or_not_at_all() -> None:
 
 def test_with_the_longest_rows_first_less_is_reserved_in_the_end() -> None:
     profile = DataProfile(rows_by_length={100: 500, 300: 300, 500: 150, 700: 80, 850: 30, 1000: 4})
-    batches = drawn_batches(profile, rows=2, each_step=1, max_length=None, longest=LONGEST)
+    batches = drawn_batches(profile, rows=2, each_step=1, limit=None, longest=LONGEST)
     mixed = mixed_lengths(rehearsed(LONGEST), rehearsed(SHORTER), batches, SETTINGS, capacity_bytes=None)
     any_order, longest_first = mixed.native.any_order, mixed.native.longest_first
     assert any_order.last_bytes > longest_first.last_bytes + 40 * MIB
@@ -84,11 +84,11 @@ def test_where_the_device_is_smaller_the_cache_is_given_back_and_counted() -> No
 
 def test_drawn_batches_are_as_long_as_their_longest_rows_and_the_same_each_time() -> None:
     profile = DataProfile(rows_by_length={10: 90, 50: 9, 400: 1})
-    batches = drawn_batches(profile, rows=4, each_step=2, max_length=100, longest=100)
+    batches = drawn_batches(profile, rows=4, each_step=2, limit=100, longest=100)
     assert len(batches.tokens) == 2000
     assert {*batches.tokens} <= set(range(10, 101))
     assert max(batches.tokens) == 100
-    assert batches == drawn_batches(profile, rows=4, each_step=2, max_length=100, longest=100)
+    assert batches == drawn_batches(profile, rows=4, each_step=2, limit=100, longest=100)
 
 
 def test_a_rehearsal_of_one_step_or_of_two_streams_is_not_cut() -> None:

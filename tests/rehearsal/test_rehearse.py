@@ -98,7 +98,7 @@ def test_a_batch_of_several_rows_is_padded_by_one_token_so_that_it_carries_a_mas
 def test_a_pair_is_padded_after_the_collator_has_cut_it_too() -> None:
     """DPO's cuts to max_length: one token off a longer row would be nothing, and the batch would need no mask."""
     pair = {"prompt_ids": [1] * 4, "chosen_ids": [2] * 6, "rejected_ids": [2] * 6}
-    first, last = shorten_last_rejected([pair, pair], max_length=8)
+    first, last = shorten_last_rejected([pair, pair], limit=8)
     assert (first, len(last["rejected_ids"])) == (pair, 3)
     assert len(shorten_last_rejected([pair])[0]["rejected_ids"]) == 5
 

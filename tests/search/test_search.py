@@ -69,7 +69,7 @@ def shortest_fits(space: Space, model: LinearMemory) -> bool:
     """Whether rows may be cut, and any allowed point fits with the shortest."""
     may_cut = space.fit == "all" and "max_length" not in space.forbid | space.pinned
     cut = replace(space, base=replace(space.base, max_length=64))
-    return may_cut and space.row_tokens(space.base.max_length) > 64 and brute_force(cut, model) is not None
+    return may_cut and space.row_tokens(space.base) > 64 and brute_force(cut, model) is not None
 
 
 def neighbour(space: Space, found: Found) -> Knobs | None:

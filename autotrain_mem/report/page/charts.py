@@ -143,7 +143,7 @@ def _lengths(material: Material) -> Iterator[Chart]:
     counts = profile.rows_by_length if profile is not None and profile.rows else None
     few = (*data.percentiles, data.longest)
     lengths = _distribution("lengths", "How long the rows are", "are no longer", counts, few)
-    longest = None if material.plan.job.is_online else material.plan.knobs.max_length
+    longest = material.plan.job.row_limit(material.plan.knobs)
     yield lengths if longest is None else replace(lengths, verticals={f"max_length {longest}": float(longest)})
     if data.images is not None:
         counts = profile.images.rows_by_image_tokens if profile is not None and profile.images is not None else None
