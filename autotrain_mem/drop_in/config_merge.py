@@ -14,7 +14,7 @@ import enum
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -168,15 +168,14 @@ def _of_adapter(keywords: Keywords) -> dict[str, Any]:
     adapter = keywords.get(PEFT_CONFIG)
     if adapter is None:
         return {}
-    defaults = {each.name: _default(each) for each in fields(adapter)}
+    defaults = {
+        each.name: each.default if each.default_factory is MISSING else each.default_factory()
+        for each in fields(adapter)
+    }
     named = {name: _plain(value) for name, value in adapter.to_dict().items()}
     text = canonical({name: value for name, value in named.items() if value != _plain(defaults.get(name))})
     said = arguments_of(text)
     return said if says_more_than_flags(text) else {name: said[name] for name in said if name != PEFT_CONFIG}
-
-
-def _default(field: Field[Any]) -> Any:
-    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def _of_optimizer(keywords: Keywords) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from autotrain_mem.exports.accelerate import FIRST_MACHINE, PORT
 from autotrain_mem.exports.axolotl_rewards import grpo
 from autotrain_mem.exports.case import LORA_DEFAULTS, Case, Data, case_of
 from autotrain_mem.exports.part import (
+    OF_DATA,
     Part,
     Tool,
     document,
@@ -27,7 +28,6 @@ from autotrain_mem.exports.part import (
 from autotrain_mem.methods.interface import AxolotlFacts, method_of
 from autotrain_mem.parallel.config import sharding_arguments
 from autotrain_mem.parallel.launch_environment import fsdp_settings
-from autotrain_mem.settings.words import MAX_LENGTH
 from autotrain_mem.types import Job, Plan
 from autotrain_mem.types.methods_table import TEXT_COLUMN
 
@@ -103,9 +103,6 @@ def _known(case: Case) -> AxolotlFacts:
 
 # -- data ----------------------------------------------------------------------------------------------------------
 
-_DATA_NAMES = frozenset(
-    {"dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "dataset_text_field"}
-)
 _UNMASKED = (
     "train_on_inputs true: TRL trains on all tokens of a conversation or a text; of prompts with completions it trains "
     "on the completions, which is train_on_inputs false",
@@ -114,10 +111,10 @@ _UNMASKED = (
 
 def _data(case: Case) -> Part:
     """Writes the data's part: of long rows TRL drops pairs of reward models and cuts all others, Axolotl drops all."""
-    method, packs = case.method_facts, case.knobs.packing
+    method, packs = case.method_facts, not case.knobs.pads_rows
     evaluates = {"test_datasets": [_dataset(case, train=False)]} if case.job.is_evaluated and case.data else {}
     masks = bool(case.settings.get("assistant_only_loss") or case.settings.get("completion_only_loss"))
-    packing = {
+    packed = {
         "sample_packing": packs,
         **({"eval_sample_packing": bool(case.settings.get("eval_packing", packs))} if evaluates else {}),
         "train_on_inputs": not masks,
@@ -131,12 +128,10 @@ def _data(case: Case) -> Part:
             "chat_template": "tokenizer_default",
             "sequence_len": case.length,
             **({} if method.is_online else {"excess_length_strategy": longer}),
-            **(packing if method.is_packable else {}),
+            **(packed if method.is_packable else {}),
             "pad_to_sequence_len": packs,
         },
-        answered=_DATA_NAMES
-        | {MAX_LENGTH, "packing", "eval_packing", "assistant_only_loss", "completion_only_loss"}
-        | (frozenset() if case.data else {"datasets"}),
+        answered=OF_DATA | {"dataset_text_field", "eval_packing"} | (frozenset() if case.data else {"datasets"}),
         notes=(
             *mixture,
             *(() if case.get("dataset_text_field") else _known(case).notes),

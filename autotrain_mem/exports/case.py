@@ -73,10 +73,12 @@ class Case:
     @property
     def settings(self) -> dict[str, Any]:
         """The user's arguments with the plan's knobs laid over: nothing of TRL's defaults, nothing of ours."""
-        knobs = {name: _listed(getattr(self.knobs, name)) for name in knob_names(self.method_facts.knobs, self.knobs)}
-        decided = {name: value for name, value in knobs.items() if value is not None or name == MAX_LENGTH}
-        merged = {**without_wish(without_said(self.job.arguments)), **decided}
-        public = {name: value for name, value in merged.items() if name not in NOT_TRLS}
+        settings = without_wish(without_said(self.job.arguments))
+        for name in knob_names(self.method_facts.knobs, self.knobs):
+            value = getattr(self.knobs, name)
+            if value is not None or name == MAX_LENGTH:
+                settings[name] = list(value) if isinstance(value, tuple) else value  # as YAML has it
+        public = {name: value for name, value in settings.items() if name not in NOT_TRLS}
         return {name: value for name, value in public.items() if value is not None or name == MAX_LENGTH}
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -151,11 +153,6 @@ class Case:
         if "expandable_segments:True" not in settings:
             settings.append("expandable_segments:True")
         return {**given, variable: ",".join(settings)}
-
-
-def _listed(value: Any) -> Any:
-    """Writes a tuple as YAML has it."""
-    return list(value) if isinstance(value, tuple) else value
 
 
 def case_of(plan: Plan, job: Job) -> Case:

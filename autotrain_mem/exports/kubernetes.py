@@ -48,13 +48,15 @@ def _manifest(case: Case) -> dict[str, Any]:
 
 def _replicas(case: Case, count: int) -> dict[str, Any]:
     mounts = {"shm": "/dev/shm", "workspace": WORKSPACE}
+    place = rendezvous(case, "$(RANK)", "$(MASTER_ADDR)", "$(MASTER_PORT)")  # RANK is the pod's own, among pods
+    is_amds = case.plan.estimate.hardware.name.lower().startswith("mi")  # its cards are called Instinct MI
     container = {
         "name": "pytorch",  # the operator looks for a container of this name
         "image": IMAGE,
         "workingDir": WORKSPACE,
-        "command": [*(_escaped(word) for word in machine_words(case)), *_place(case)],
+        "command": [*(_escaped(word) for word in machine_words(case)), *place],
         "env": [{"name": name, "value": _escaped(value)} for name, value in case.job.environment.items()],
-        "resources": {"limits": {_resource(case): _devices(case)}},
+        "resources": {"limits": {"amd.com/gpu" if is_amds else "nvidia.com/gpu": _devices(case)}},
         "volumeMounts": [{"name": name, "mountPath": path} for name, path in mounts.items()],
     }
     volumes = [
@@ -66,11 +68,6 @@ def _replicas(case: Case, count: int) -> dict[str, Any]:
     return {"replicas": count, "restartPolicy": "OnFailure", "template": pod}
 
 
-def _place(case: Case) -> list[str]:
-    """``RANK`` is the pod's own, among pods, not among processes."""
-    return rendezvous(case, "$(RANK)", "$(MASTER_ADDR)", "$(MASTER_PORT)")
-
-
 def _escaped(word: str) -> str:
     """Writes a word in which Kubernetes finds no variable."""
     return word.replace("$(", "$$(")
@@ -78,9 +75,3 @@ def _escaped(word: str) -> str:
 
 def _devices(case: Case) -> int:
     return case.knobs.processes // case.nodes
-
-
-def _resource(case: Case) -> str:
-    """Names what device plugins offer: AMD's cards are called Instinct MI."""
-    name = case.plan.estimate.hardware.name.lower()
-    return "amd.com/gpu" if name.startswith("mi") else "nvidia.com/gpu"

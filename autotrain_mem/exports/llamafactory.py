@@ -16,6 +16,7 @@ from typing import Any
 from autotrain_mem.exports.accelerate import ACCELERATE_FILE, FIRST_MACHINE, PORT, launch_note
 from autotrain_mem.exports.case import LORA_DEFAULTS, TRAINER_DEFAULTS, Case, Data, case_of
 from autotrain_mem.exports.part import (
+    OF_DATA,
     Part,
     Tool,
     allocator,
@@ -27,7 +28,6 @@ from autotrain_mem.exports.part import (
     whole_logits,
 )
 from autotrain_mem.methods.interface import LlamaFactoryFacts, method_of
-from autotrain_mem.settings.words import MAX_LENGTH
 from autotrain_mem.types import Job, Plan
 
 TRAINER_ARGUMENTS = (
@@ -150,13 +150,7 @@ def _data(case: Case) -> Part:
         names["eval_dataset"] = f"{name}_eval"
     return Part(
         keys={**names, "cutoff_len": length, **packing},
-        answered=frozenset(
-            {
-                *("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split"),
-                *(MAX_LENGTH, "packing", "assistant_only_loss", "completion_only_loss"),
-                *(() if data else ("datasets",)),
-            }
-        ),
+        answered=OF_DATA | (frozenset() if data else {"datasets"}),
         notes=(
             *(
                 _entries(case, data, names)

@@ -10,7 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotrain_mem.exports.case import NO_LIMIT_TOKENS, Case
+from autotrain_mem.settings.words import MAX_LENGTH
 from autotrain_mem.support.units import format_bytes, one_line, printable
+
+OF_DATA = frozenset(
+    {
+        *("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split"),
+        *(MAX_LENGTH, "packing", "assistant_only_loss", "completion_only_loss"),
+    }
+)
+"""TRL's names of where the rows come from, and of what is made of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -139,8 +139,7 @@ def _as_probed(rehearsals: Rehearsals, before: Estimate) -> Rehearsals:
 
 def _given_anew(plan: Plan, space: Space) -> dict[str, Any]:
     """Returns the knobs that the user gives beside the plan, and that may differ from it."""
-    given = [name for name in GIVEN_ANEW if _may_be_given(name, plan, space)]
-    given += [NOT_REHEARSED] if NOT_REHEARSED in space.pinned else []
+    given = [*(name for name in GIVEN_ANEW if _may_be_given(name, plan, space)), *({NOT_REHEARSED} & space.pinned)]
     return {name: getattr(space.base, name) for name in given}
 
 

@@ -71,7 +71,7 @@ def parsed(store: Store, workers: Workers, wish: Wish) -> tuple[dict[str, Any], 
         {**wish.autofit.pins, **wish.pins},
         wish.own,
     )
-    if key is not None and not _is_secret(wish.job(given)):
+    if key is not None and as_recorded(job := wish.job(given)).arguments == job.arguments:  # without a secret
         store.put("parsed", key, {"given": given, "defaults": codec.to_json(defaults)})
     return given, defaults
 
@@ -263,10 +263,6 @@ def _commits(hub_id: str) -> list[tuple[str, str]]:
     names = (f"{kind}--{hub_id.replace('/', '--')}" for kind in ("models", "datasets"))
     refs = [ref for name in names for ref in sorted((hub_cache() / name / "refs").rglob("*")) if ref.is_file()]
     return [(str(ref), ref.read_text(encoding="utf-8", errors="replace")) for ref in refs]
-
-
-def _is_secret(job: Job) -> bool:
-    return as_recorded(job).arguments != job.arguments
 
 
 def _digest(value: Any) -> str:

@@ -30,7 +30,7 @@ from autotrain_mem.support.store import Store
 from autotrain_mem.support.units import KIB
 from autotrain_mem.types import Plan, Report, Trace
 from autotrain_mem.types.data import DataProfile
-from autotrain_mem.types.hardware import Capability, Hardware, kernel_class, lacks_bf16
+from autotrain_mem.types.hardware import kernel_class, lacks_bf16
 from autotrain_mem.types.page import CardOffer, Material, Page, Timeline
 from autotrain_mem.types.plan_file import PLAN_NAME
 from autotrain_mem.types.report import RUN_NAME
@@ -193,13 +193,9 @@ def _offers(plan: Plan) -> list[CardOffer]:
             price=prices.get(card.name),
         )
         for card in catalog(laptops=False)
-        if _runs_alike(card, capability)
+        if kernel_class(card.capability) == kernel_class(capability)
+        and lacks_bf16(card.capability) == lacks_bf16(capability)
     ]
-
-
-def _runs_alike(card: Hardware, capability: Capability) -> bool:
-    other = card.capability
-    return kernel_class(other) == kernel_class(capability) and lacks_bf16(other) == lacks_bf16(capability)
 
 
 REPORT_NAME = "report.html"

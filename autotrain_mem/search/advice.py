@@ -31,7 +31,10 @@ def questions(level: str, knobs: Knobs, alternatives: Sequence[Candidate]) -> tu
     fast".
     """
     return tuple(
-        Proposal(flags=_taking(each), why=f"{each.level} ({_differences(knobs, each.knobs)}) {_gain(each)}")
+        Proposal(
+            flags=_taking(each),
+            why=f"{each.level} ({_differences(knobs, each.knobs)}) would be {each.ratio:.1f} x as fast",
+        )
         for each in alternatives
         if each.fits and (each.ratio or 0.0) >= MUCH_FASTER and each.level not in (level, SHORTER_ROWS)
     )
@@ -42,10 +45,6 @@ def _taking(each: Candidate) -> str:
     below = max(1.0, math.floor(10 * (each.ratio or 1.0) * 0.95) / 10)
     rounds = any(step.name == each.level and step.own == ROUNDING for step in LEVELS)
     return f"--max_slowdown {below:g}{' --fit rounding' if rounds else ''}"
-
-
-def _gain(each: Candidate) -> str:
-    return f"would be {each.ratio:.1f} x as fast"
 
 
 def _differences(knobs: Knobs, other: Knobs) -> str:
@@ -81,15 +80,12 @@ def _targets(job: Job, knobs: Knobs, facts: ModelFacts) -> Iterator[Proposal]:
     )
     if not is_theirs or facts.adapted is None or not isinstance(facts.lora_targets, tuple):
         return
+    adapted = facts.adapted if facts.adapted.replace("-", "").isalnum() else f"'{facts.adapted}'"
     yield Proposal(
-        flags=f"--lora_target_modules {_quoted(facts.adapted)}",
+        flags=f"--lora_target_modules {adapted}",
         why=f"PEFT adapts {' and '.join(facts.lora_targets)} of this architecture where no targets are named, and that "
         "learns less at any rank",
     )
-
-
-def _quoted(text: str) -> str:
-    return text if text.replace("-", "").isalnum() else f"'{text}'"
 
 
 def _lost_updates(job: Job, knobs: Knobs) -> Iterator[Proposal]:

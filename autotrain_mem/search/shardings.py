@@ -54,18 +54,17 @@ def shared(space: Space, setting: Knobs) -> tuple[Knobs, ...]:
     """The setting in every way of sharing that goes with it; empty where none does."""
     if not space.base.has_group:
         return (setting,)
-    ways = (replace(setting, sharding=each, dp_replicate_size=_groups(space, each)) for each in shardings(space))
+    groups = space.base.dp_replicate_size or space.nodes  # of HSDP: each node has a whole set of shards
+    ways = [
+        replace(setting, sharding=each, dp_replicate_size=groups if each == "hsdp" else None)
+        for each in shardings(space)
+    ]
     return tuple(way for way in ways if way == space.base or _goes_together(space, way))
 
 
 def least_shared(space: Space, setting: Knobs) -> Knobs:
     """The way of sharing in which a process needs least."""
     return min(shared(space, setting), key=lambda way: LEAST_FIRST.index(way.sharding))
-
-
-def _groups(space: Space, sharding: Sharding | None) -> int | None:
-    """A whole set of shards on each node; what the user said where that is pinned."""
-    return (space.base.dp_replicate_size or space.nodes) if sharding == "hsdp" else None
 
 
 def _goes_together(space: Space, knobs: Knobs) -> bool:

@@ -137,7 +137,8 @@ def make_space(
         ContextLengthError: the pinned max_length, or prompt and completion together, are beyond the model's context.
     """
     names, context_length = {field.name for field in fields(Knobs)}, facts.context_length
-    given = {name: _hashable(value) for name, value in without_wish(job.arguments).items() if name in names}
+    given = {name: value for name, value in without_wish(job.arguments).items() if name in names}
+    given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
     _check_numbers(given, job.effective_batch_size)
     overlaid = replace(_applying(defaults, job), **given)
     if job.effective_batch_size is not None:
@@ -182,10 +183,6 @@ def _length(wanted: Sequence[int | None], context_length: int | None) -> int | N
     """Picks the first length that is known, within the model's context."""
     first = next((tokens for tokens in wanted if tokens is not None), None)
     return min((tokens for tokens in (first, context_length) if tokens is not None), default=None)
-
-
-def _hashable(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _applying(defaults: Knobs, job: Job) -> Knobs:
