@@ -24,8 +24,6 @@ from autotrain_mem.types.methods_table import METHODS
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flags:
-    """The user's words."""
-
     method: str
     given: Mapping[str, Any]
     """The arguments of TRL's that the user gave."""

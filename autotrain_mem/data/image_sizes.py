@@ -101,7 +101,6 @@ def _undecoded(rows: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _images(row: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield a row's images, in its order."""
     column = next((name for name in IMAGE_COLUMNS if row.get(name) is not None), None)
     if column is not None:
         yield from _each(row[column])
@@ -197,7 +196,18 @@ def _size(value: Any) -> Size:
     if isinstance(value, str):
         return _size_of_text(value)
     if isinstance(value, Mapping):
-        return _size_of_object(value)
+        # Reads an object as ``datasets/features/image.py: Image.decode_example`` does.
+        if value.get("bytes") is not None:
+            return _size_in_file(io.BufferedReader(_Buffer(value["bytes"])))
+        path = value.get("path")
+        if path is None:
+            raise ValueError("it has neither bytes nor a path")
+        if os.path.isfile(path) or "://" not in path:
+            return _size_in_file(path)
+        from datasets import Image
+
+        width, height = Image().decode_example({"bytes": None, "path": path}).size  # within an archive, or on a hub
+        return width, height
     if hasattr(value, "getexif"):
         return _upright(value, value.getexif())
     raise ValueError(f"a {type(value).__name__} is no image")
@@ -214,21 +224,6 @@ def _size_of_text(text: str) -> Size:
         return _size_in_file(io.BytesIO(content))
     except (OSError, ValueError) as error:
         raise ValueError(f"there is no file {text[:200]}") from error
-
-
-def _size_of_object(value: Mapping[str, Any]) -> Size:
-    """Reads an object as ``datasets/features/image.py: Image.decode_example`` does."""
-    if value.get("bytes") is not None:
-        return _size_in_file(io.BufferedReader(_Buffer(value["bytes"])))
-    path = value.get("path")
-    if path is None:
-        raise ValueError("it has neither bytes nor a path")
-    if os.path.isfile(path) or "://" not in path:
-        return _size_in_file(path)
-    from datasets import Image
-
-    width, height = Image().decode_example({"bytes": None, "path": path}).size  # within an archive, or on a hub
-    return width, height
 
 
 class _Buffer(io.RawIOBase):

@@ -298,7 +298,13 @@ def check_rows(split: Any, columns: tuple[str, ...], name: str) -> None:
             hint="Save the file as UTF-8.",
         ) from error
     if bad:
-        raise _bad_rows({column: kept[bad[0]][column] for column in columns}, bad, name)
+        first = {column: kept[bad[0]][column] for column in columns}
+        others = f", and {len(bad) - 1} more such row{'s' if len(bad) > 2 else ''}" if len(bad) > 1 else ""
+        values = ", ".join(f"{column} {_kind(value)}" for column, value in first.items())
+        raise DatasetFormatError(
+            f"{name} cannot be trained on: in {_place(pathlib.Path(name), bad[0])}, {values}{others}.",
+            hint=_right_values(tuple(first)) + _MENDED,
+        )
 
 
 def undecodable_line(path: pathlib.Path) -> str:
@@ -312,15 +318,6 @@ def undecodable_line(path: pathlib.Path) -> str:
             except UnicodeDecodeError:
                 return f"line {number}"
     return ""
-
-
-def _bad_rows(first: Mapping[str, Any], bad: list[int], name: str) -> DatasetFormatError:
-    others = f", and {len(bad) - 1} more such row{'s' if len(bad) > 2 else ''}" if len(bad) > 1 else ""
-    values = ", ".join(f"{column} {_kind(value)}" for column, value in first.items())
-    return DatasetFormatError(
-        f"{name} cannot be trained on: in {_place(pathlib.Path(name), bad[0])}, {values}{others}.",
-        hint=_right_values(tuple(first)) + _MENDED,
-    )
 
 
 def _right_values(columns: tuple[str, ...]) -> str:

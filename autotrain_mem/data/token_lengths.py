@@ -156,7 +156,13 @@ def _lengths(job: Job, filled: Configs, rows: Any, name: str) -> tuple[RowLength
     filled.training.dataset_num_proc = processes(len(rows), given)  # of GRPO's config no field; nobody minds
     try:
         if has_images(rows.column_names) and job.method_facts.reads_images:
-            _check_reads_images(job, tokenizer, name)
+            # ``trl/trainer/sft_trainer.py: __init__`` refuses a model that reads text, but once it is loaded.
+            if getattr(tokenizer, "image_processor", None) is None:
+                raise DatasetFormatError(
+                    f"{name} holds images, and {job.model} reads text alone.",
+                    hint="Take a model that reads images, such as Qwen/Qwen2.5-VL-3B-Instruct, or leave the column of "
+                    "images away to train on the text.",
+                )
             of_row = partial(method_of(job.method).image_texts, filled)
             lengths, images = image_lengths(rows, tokenizer, of_row, processes=filled.training.dataset_num_proc)
             _check_all_have_images(job, images, name)
@@ -168,16 +174,6 @@ def _lengths(job: Job, filled: Configs, rows: Any, name: str) -> tuple[RowLength
     # TRL, the chat template and the tokenizer work on the user's data here, and raise anything.
     except Exception as error:
         raise _unprepared(name, job, error, tokenizer) from error
-
-
-def _check_reads_images(job: Job, processor: Any, name: str) -> None:
-    """Refuses a model that reads text (``trl/trainer/sft_trainer.py: __init__`` does, once the model is loaded)."""
-    if getattr(processor, "image_processor", None) is None:
-        raise DatasetFormatError(
-            f"{name} holds images, and {job.model} reads text alone.",
-            hint="Take a model that reads images, such as Qwen/Qwen2.5-VL-3B-Instruct, or leave the column of images "
-            "away to train on the text.",
-        )
 
 
 def _check_all_have_images(job: Job, images: ImageProfile, name: str) -> None:

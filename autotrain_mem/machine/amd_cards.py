@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from autotrain_mem.machine.catalog import rates_of, recognise
@@ -44,7 +44,12 @@ def amd_cards(
         devices = seen(environment).hip
     except NoAnswer as reason:
         raise UnreadableGpuError(f"torch for ROCm does not tell its GPUs: {reason}.", hint=_OTHERWISE) from reason
-    names = _names({**os.environ, **environment}, len(devices))
+    # What HIP_VISIBLE_DEVICES must hold for each of these devices alone. HIP treats an empty value as unset.
+    variables = {**os.environ, **environment}
+    listed = variables.get(HIP_VISIBLE) or variables.get("CUDA_VISIBLE_DEVICES") or ""
+    names = [each.strip() for each in listed.split(",") if each.strip()]
+    if len(names) < len(devices):
+        names = [str(index) for index in range(len(devices))]
     known = [(index, each) for index, each in enumerate(devices) if _architecture(each) in ARCHITECTURES]
     unknown = [f"{each.name} ({_architecture(each)})" for each in devices if _architecture(each) not in ARCHITECTURES]
     if unknown and not known:
@@ -156,13 +161,6 @@ def _number(value: Any) -> int:
 
 def _architecture(device: HipDevice) -> str:
     return architecture_name(device.gcn_arch_name)
-
-
-def _names(variables: Mapping[str, str], count: int) -> Sequence[str]:
-    """Says what HIP_VISIBLE_DEVICES must hold for each of these devices alone. HIP takes an empty text for none."""
-    listed = variables.get(HIP_VISIBLE) or variables.get("CUDA_VISIBLE_DEVICES") or ""
-    named = [each.strip() for each in listed.split(",") if each.strip()]
-    return named[:count] if len(named) >= count else [str(index) for index in range(count)]
 
 
 def _hardware(device: HipDevice, index: int, name: str) -> Hardware:

@@ -119,7 +119,8 @@ def _detected(
 ) -> Sequence[Hardware]:
     """The GPUs that are here, as many as are asked for; never none. A server of vLLM's takes the last ones
     (``types.vllm: VllmServer.devices``), where the user does not say which are seen."""
-    detected, shown = detect(environment, warn), _shown(environment)
+    detected, variables = detect(environment, warn), {**os.environ, **environment}
+    shown = variables.get(_visible(), variables.get(VISIBLE))
     if not detected:
         raise _no_gpu(shown)
     count = len(detected)
@@ -145,11 +146,6 @@ def _detected(
 def _visible() -> str:
     """Names the variable by which a user says which cards a process of the installed torch sees."""
     return HIP_VISIBLE if torch_build() == "hip" else VISIBLE
-
-
-def _shown(environment: Mapping[str, str]) -> str | None:
-    variables = {**os.environ, **environment}
-    return variables.get(_visible(), variables.get(VISIBLE))
 
 
 _SPEEDS = (

@@ -322,7 +322,6 @@ class Fate:
             os.dup2(before.fileno(), STDERR)
 
     def end(self) -> None:
-        """The training has come to its end."""
         for full in self._lasting("disk"):
             if full in self._marks:
                 self._marks.add(full.over)

@@ -46,8 +46,6 @@ class Library:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Folder:
-    """Holds a folder that something is written to."""
-
     purpose: str
     """The variable that names it, such as ``HF_HOME``; ``this folder`` for the one that the command runs in."""
     path: str
@@ -57,8 +55,6 @@ class Folder:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hub:
-    """Holds what the Hugging Face Hub answered."""
-
     asked: bool
     """False where the environment forbids it."""
     error: str = ""
@@ -70,8 +66,6 @@ class Hub:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """Holds everything that was observed."""
-
     system: str = "Linux"
     python: str = "3.11"
     is_wsl: bool = False

@@ -110,21 +110,18 @@ def _price(row: Mapping[str, str | None]) -> Price:
             datetime.date.fromisoformat(seen)
         except ValueError:
             raise ValueError(f"seen {seen!r} is no day: write it as 2026-03-10") from None
-    return Price(
-        gpu=gpu,
-        per_hour=_amount(fields["per_hour"]),
-        currency=fields.get("currency") or "USD",
-        provider=fields.get("provider", ""),
-        seen=seen,
-        source=fields.get("source", ""),
-    )
-
-
-def _amount(text: str) -> float:
+    text = fields["per_hour"]
     try:
         amount = float(text)
     except ValueError:
         raise ValueError(f"per_hour {text!r} is no number: write 0.34, without a currency") from None
     if not math.isfinite(amount) or amount <= 0:
         raise ValueError(f"per_hour {text} is no price")
-    return amount
+    return Price(
+        gpu=gpu,
+        per_hour=amount,
+        currency=fields.get("currency") or "USD",
+        provider=fields.get("provider", ""),
+        seen=seen,
+        source=fields.get("source", ""),
+    )

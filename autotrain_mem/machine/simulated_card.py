@@ -76,7 +76,6 @@ class SimulatedGpu:
             self._allocator.record_stream(self._addresses[block], stream)
 
     def empty_cache(self) -> None:
-        """``torch.cuda.empty_cache``."""
         with self._alone():
             self._allocator.empty_cache()
 
@@ -134,7 +133,6 @@ class SimulatedGpu:
         self._allocator.device.taken_bytes -= size_bytes
 
     def memory_stats(self) -> dict[str, int]:
-        """``torch.cuda.memory_stats`` of the card."""
         return self._allocator.memory_stats()
 
     def begin_peaks_anew(self) -> None:

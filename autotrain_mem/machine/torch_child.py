@@ -36,8 +36,6 @@ class NoAnswer(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TorchDevice:
-    """Holds what torch sees of a card."""
-
     total_bytes: int
     free_bytes: int
     """Once the child has opened a context."""
@@ -100,8 +98,6 @@ _NOTHING: Mapping[str, str] = {}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HipDevice:
-    """Describes an AMD card as torch sees it."""
-
     name: str
     gcn_arch_name: str
     """``gfx90a:sramecc+:xnack-``."""
@@ -114,16 +110,12 @@ class HipDevice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class XpuDevice:
-    """Describes an Intel GPU as torch sees it."""
-
     name: str
     total_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:
-    """Holds what torch sees."""
-
     hip: tuple[HipDevice, ...] = ()
     mps_bytes: int | None = None
     """Of an Apple GPU, what Metal recommends to take at most of the memory that it shares with the host."""

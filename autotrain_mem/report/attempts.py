@@ -69,7 +69,6 @@ def attempts_view(plan: Plan) -> RenderableType:
 
 
 def _marks(plan: Plan) -> list[_Mark]:
-    """Lists what is marked beside the batch, since attempts differ in it."""
     marks = []
     if len({attempt.knobs.recomputes for attempt in plan.attempts}) > 1:
         marks.append(_Mark(CHECKPOINTING, "*", when=False, meaning="without gradient checkpointing"))

@@ -41,7 +41,10 @@ def print_error(error: AutofitError, stream: TextIO) -> None:
     import shutil
 
     text = error_text(error, shutil.get_terminal_size().columns)
-    stream.write(f"{_RED}{_TITLE}{_PLAIN}{text.removeprefix(_TITLE)}" if _has_colors() else text)
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown")
+    if not is_plain and sys.platform != "win32":  # an old console of Windows would print the codes
+        text = f"{_RED}{_TITLE}{_PLAIN}{text.removeprefix(_TITLE)}"
+    stream.write(text)
 
 
 def error_text(error: AutofitError, columns: int | None = None) -> str:
@@ -65,9 +68,3 @@ def _hanging(line: str, columns: int | None) -> str:
     width, indent = max(columns, len(label) + 1), " " * len(label)
     text = line[len(label) :]
     return textwrap.fill(text, width, initial_indent=label, subsequent_indent=indent, break_on_hyphens=False)
-
-
-def _has_colors() -> bool:
-    """An old console of Windows would print the codes."""
-    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown")
-    return not is_plain and sys.platform != "win32"

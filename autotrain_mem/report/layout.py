@@ -129,7 +129,6 @@ class Scale:
         return f"{steps / STEPS_PER_UNIT:.2f}"
 
     def size(self, size_bytes: int) -> str:
-        """Writes one size by itself."""
         return self.write(self.steps(size_bytes))
 
 

@@ -58,7 +58,6 @@ class Watched:
 
     @property
     def state(self) -> str:
-        """Says in a word or two how the run is."""
         if self.history is None:
             return "starting" if self.alive else "not begun"
         if self.history.ending and self.alive is not True:

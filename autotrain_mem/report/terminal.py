@@ -125,7 +125,6 @@ class TrainingProgress(Redrawn[Progress]):
         self._task = TaskID(0)
 
     def on_event(self, event: Mapping[str, Any]) -> None:
-        """Shows one event of a run."""
         match event["event"]:
             case "start":
                 self._started = time.monotonic()
@@ -218,7 +217,6 @@ class SearchProgress(Redrawn[Live]):
         self._copies = False
 
     def tried(self, attempt: Candidate) -> None:
-        """One configuration has been rehearsed."""
         self._tried += 1
         self._first = self._first or attempt.knobs
         self._copies |= attempt.rehearsed_layers is not None
@@ -274,7 +272,6 @@ class CardsProgress(Redrawn[Status]):
             self._line.update(Text(f"counting tokens: {counting.done:,} of {rows}"))
 
     def tried(self, card: Hardware, attempt: Candidate) -> None:
-        """A configuration was judged for a card."""
         name = formatting.cards(card)
         if is_new := name not in self._seen:
             self._seen.append(name)

@@ -116,7 +116,6 @@ def _started(
 
 
 def _names(request: Request, machines: Machines | None) -> list[str]:
-    """Lists what each rank is called where one must be named."""
     ranks = range(request.knobs.processes)
     if machines is None:
         return [f"rank {rank}" for rank in ranks]

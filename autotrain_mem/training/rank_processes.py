@@ -309,7 +309,6 @@ class Progress:
         self._peak_reserved_bytes: int | None = None
 
     def follow(self, event: Event) -> None:
-        """Take the next event, and pass it on."""
         match event["event"]:
             case "start":
                 self._began_at = self._step = event["step"]

@@ -62,8 +62,6 @@ OnEvent = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LastRun:
-    """The run that was in a folder last."""
-
     number: str
     """Its id, which its checkpoints carry."""
     start: Path | None

@@ -53,7 +53,6 @@ def spread(count: int, wanted: set[int], most: int = MOST_ROWS) -> list[int]:
 
 
 def _known(series: Series) -> list[tuple[float, int]]:
-    """Lists what was measured, and where."""
     return [(value, index) for index, value in enumerate(series.values) if value is not None]
 
 

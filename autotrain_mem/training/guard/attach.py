@@ -111,7 +111,6 @@ class Guard(TrainerCallback):  # type: ignore[misc]  # transformers is untyped t
 
     @property
     def learned(self) -> Learned:
-        """Returns what the guard knows now."""
         return self.context.learned
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -57,7 +57,6 @@ class Limit:
         self._wanted = 0
 
     def tighten(self, most: int | None) -> None:
-        """Allow no more than that."""
         if most is not None:
             self.most = most if self.most is None else min(self.most, most)
 
@@ -131,7 +130,6 @@ class GuardContext:
 
     @property
     def learned(self) -> Learned:
-        """Returns the limits as they are now."""
         return Learned(activations_on_host=self.on_host, **{name: limit.most for name, limit in self.limits.items()})
 
     def save(self) -> None:

@@ -42,7 +42,6 @@ class Evaluation:
     def prediction_step(
         self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> Prediction:
-        """``Trainer.prediction_step``."""
         rule = rule_of(self._trainer, counted=False)
         prepared = self._trainer._prepare_inputs(inputs)
         whole = Piece(inputs=prepared, layout=rule.layout, image_token=self._context.image_token)

@@ -83,7 +83,6 @@ class MicroSteps:
         trainer.compute_loss = self.compute_loss
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-        """``Trainer.get_batch_samples``."""
         self._batches, items = self._get_batch_samples(*args, **kwargs)
         return self._batches, items
 
@@ -111,7 +110,6 @@ class MicroSteps:
         return (loss, *others) if isinstance(result, tuple) else loss
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
-        """``Trainer.training_step``."""
         model.train()  # as training_step does before it prepares: GRPO asks whether it trains
         if hasattr(self._trainer.optimizer, "train") and callable(self._trainer.optimizer.train):
             self._trainer.optimizer.train()

@@ -42,7 +42,6 @@ class FiniteValues(TrainerCallback):  # type: ignore[misc]  # transformers is un
             trainer._get_grad_norm = self.get_grad_norm
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """``Trainer.training_step``."""
         loss = self._training_step(*args, **kwargs)
         if not self._is_told:
             value = float(loss)

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from autotrain_mem.allocator.out_of_memory import Refusal
 from autotrain_mem.support.units import parse_bytes
 from autotrain_mem.trainers.model_support import statistics
 from autotrain_mem.training.longest_batch.restore import models_of
@@ -57,7 +56,11 @@ def shortage_of(error: BaseException, trainer: Any, device: Device) -> Shortage:
         measured = _measured_on_a_real_card(named)
     else:
         measured = {} if refusal is None else simulated.owned(named, refusal)
-    figures = _of_message(str(error), device) if refusal is None else _of_refusal(refusal)
+    if refusal is None:
+        figures = _of_message(str(error), device)
+    else:
+        figures = asdict(refusal) | {"outside_bytes": refusal.outside_bytes or 0}
+        del figures["allowed_bytes"], figures["is_rejected"]
     return Shortage(phase=phase, step=trainer.state.global_step, measured=measured, **figures)
 
 
@@ -79,12 +82,6 @@ def _functions(traceback: TracebackType | None) -> Iterator[str]:
 
 
 # -- the device ------------------------------------------------------------------------------------------------------
-
-
-def _of_refusal(refusal: Refusal) -> dict[str, Any]:
-    figures = asdict(refusal)
-    figures = {name: figures[name] for name in figures if name not in ("allowed_bytes", "is_rejected")}
-    return figures | {"outside_bytes": refusal.outside_bytes or 0}
 
 
 def _of_message(message: str, device: Device) -> dict[str, Any]:

@@ -39,8 +39,6 @@ from autotrain_mem.types.report import MemoryReading
 
 @dataclass(slots=True)
 class _ProbeProgress:
-    """Says how far a probe came."""
-
     row_tokens: int | None = None
     step_seconds: float | None = None
     refused: str = ""

@@ -212,7 +212,6 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         self._send({"event": "start", "step": state.global_step, "total_steps": state.max_steps})
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """One optimizer step is done."""
         reading = self._read()
         memory = None if reading is None else codec.to_json(reading)
         self._send({"event": "step", "step": state.global_step, "memory": memory})

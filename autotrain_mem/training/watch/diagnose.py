@@ -69,8 +69,6 @@ SMALLER = "lower --per_device_train_batch_size and raise --gradient_accumulation
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """The readings at one log."""
-
     step: int
     seconds: float
     """Since the process began to train, on a clock that only goes forward."""
@@ -118,7 +116,6 @@ class Sign:
 
     @property
     def message(self) -> str:
-        """Both sentences."""
         return f"{self.seen} {self.advice}"
 
 
