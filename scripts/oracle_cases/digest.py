@@ -17,7 +17,7 @@ from typing import Any
 
 Json = Any
 
-MEASURED = ("seconds", "rehearsal_seconds")
+MEASURED = ("seconds", "rehearsal_seconds", "started_at", "ended_at")
 """Times of this machine, wherever they stand; ``step_seconds`` is one in a probe, and predicted everywhere else."""
 INSTALLED = ("schema", "versions")
 """Which packages and which wire form were at hand."""
