@@ -59,7 +59,7 @@ LAYERS = {
     "machine": part(
         3,
         "allocator support settings types",
-        "amdsmi bitsandbytes huggingface_hub pynvml requests torch",
+        "bitsandbytes huggingface_hub pynvml requests torch",
     ),
     "search": part(5, "support methods settings types"),
     "report": part(6, "support search settings types", "jinja2 rich"),
@@ -243,7 +243,7 @@ def test_every_third_party_import_is_a_declared_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     called = {"nvidia-ml-py": "pynvml", "pyyaml": "yaml"}
     names = {re.split(r"[\s<>=!;\[]", line)[0] for line in project["dependencies"]}
-    of_extras = {"deepspeed", "PIL", "amdsmi"}  # what asks for them says so (``checks.sharding``), or goes without
+    of_extras = {"deepspeed", "PIL"}  # what asks for them says so (``checks.sharding``), or goes without
     of_transformers = {"tokenizers", "huggingface_hub", "packaging", "safetensors"}
     declared = {called.get(name, name) for name in names} | of_transformers | of_extras
     used = {name.split(".")[0] for module in MODULES for _, name in imports(TREES[module], module) if not is_ours(name)}

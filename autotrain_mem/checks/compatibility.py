@@ -13,8 +13,6 @@ from autotrain_mem.checks.model_files import ModelOnCard
 from autotrain_mem.methods.configs import is_in_mxfp4
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.settings.levers import SMALLER_IMAGES
-from autotrain_mem.settings.optimizer_verdicts import OPTIMIZERS_OF_BITSANDBYTES
-from autotrain_mem.support.versions import has_rocm_library
 from autotrain_mem.trainers.pretrained import FAMILIES
 from autotrain_mem.types import Job
 from autotrain_mem.types.findings import Finding, Problems
@@ -47,26 +45,6 @@ def _stays_quantized(config: Any) -> bool:
     from autotrain_mem.trainers.model_support import checkpoint_quantization
 
     return bool(checkpoint_quantization(config)) and not is_in_mxfp4(config)
-
-
-def bitsandbytes_on_card(subject: ModelOnCard) -> Problems:
-    """On an AMD card it needs a library for ROCm, which older packages and some builds lack (``types.hardware``)."""
-    capability, given = subject.compute_capability, subject.job.arguments
-    if not isinstance(capability, str) or given.get("use_cpu") or has_rocm_library("bitsandbytes"):
-        return
-    asked = [f"--{name}" for name in ("load_in_4bit", "load_in_8bit") if given.get(name)]
-    if _stays_quantized(subject.config):
-        asked.append(f"--model_name_or_path {subject.job.model}")
-    if (optim := given.get("optim")) and OPTIMIZERS_OF_BITSANDBYTES.search(str(optim)):
-        asked.append(f"--optim {optim}")
-    if asked:
-        yield Finding(
-            kind="error",
-            error="MissingExtraError",
-            message=f"{' and '.join(asked)} needs bitsandbytes, and the one that is installed here has no library for "
-            f"AMD's cards ({capability}).",
-            cure=f"pip install 'bitsandbytes>=0.50', whose wheels have one; or remove {' and '.join(asked)}.",
-        )
 
 
 def images(subject: ModelOnCard) -> Problems:

@@ -93,10 +93,13 @@ def tf32(setup: Setup) -> Problems:
     """transformers refuses ``--tf32`` as it makes the config of a training (``utils/import_utils.py:
     is_torch_tf32_available``)."""
     card = setup.compute_capability
-    if not setup.job.arguments.get("tf32") or setup.on_cpu or not (isinstance(card, str) or card < AMPERE):
+    if not setup.job.arguments.get("tf32") or setup.on_cpu or card >= AMPERE:
         return
-    named = f"is an AMD {card}" if isinstance(card, str) else f"has compute capability {'.'.join(map(str, card))}"
-    yield f"--tf32 needs an NVIDIA card of Ampere or newer; this one {named}.", "Remove --tf32."
+    capability = ".".join(map(str, card))
+    yield (
+        f"--tf32 needs an NVIDIA card of Ampere or newer; this one has compute capability {capability}.",
+        "Remove --tf32.",
+    )
 
 
 def flash_attention_package(setup: Setup) -> Problems:

@@ -65,7 +65,6 @@ MODEL: tuple[Check[ModelOnCard], ...] = (
     model_files.reward_model,
     model_files.teacher_model,
     compatibility.quantization,
-    compatibility.bitsandbytes_on_card,
     compatibility.attention,
     compatibility.images,
     sharding.shared_attention,

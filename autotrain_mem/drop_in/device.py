@@ -50,7 +50,7 @@ def device_of(config: Any, gpu: str | None, models: Iterable[Any], store: Store)
     card = cuda_device(index)
     if card is None:
         raise UsageError(
-            f"cuda:{index} is no card that NVML knows, or torch for ROCm, so its memory is unknown.",
+            f"cuda:{index} is no card that NVML knows, so its memory is unknown.",
             hint="Name a card to plan for: autofit=AutoFit(gpu=...).",
         )
     # Another process may be kept from a card that this one uses (compute mode "exclusive process").

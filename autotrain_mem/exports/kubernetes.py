@@ -49,14 +49,13 @@ def _manifest(case: Case) -> dict[str, Any]:
 def _replicas(case: Case, count: int) -> dict[str, Any]:
     mounts = {"shm": "/dev/shm", "workspace": WORKSPACE}
     place = rendezvous(case, "$(RANK)", "$(MASTER_ADDR)", "$(MASTER_PORT)")  # RANK is the pod's own, among pods
-    is_amds = case.plan.estimate.hardware.name.lower().startswith("mi")  # its cards are called Instinct MI
     container = {
         "name": "pytorch",  # the operator looks for a container of this name
         "image": IMAGE,
         "workingDir": WORKSPACE,
         "command": [*(_escaped(word) for word in machine_words(case)), *place],
         "env": [{"name": name, "value": _escaped(value)} for name, value in case.job.environment.items()],
-        "resources": {"limits": {"amd.com/gpu" if is_amds else "nvidia.com/gpu": _devices(case)}},
+        "resources": {"limits": {"nvidia.com/gpu": _devices(case)}},
         "volumeMounts": [{"name": name, "mountPath": path} for name, path in mounts.items()],
     }
     volumes = [

@@ -25,7 +25,7 @@ CARDS = {
         "h100-80gb": "H100",
     },
     **{"h200": "H200", "l4": "L4", "l40s": "L40S", "rtx3090": "RTX3090", "rtx4090": "RTX4090", "rtx5090": "RTX5090"},
-    **{"t4": "T4", "v100-16gb": "V100", "v100-32gb": "V100-32GB", "mi300x": "MI300X"},
+    **{"t4": "T4", "v100-16gb": "V100", "v100-32gb": "V100-32GB"},
 }
 """SkyPilot's names of cards (its catalog, ``sky gpus list``), by ours."""
 

@@ -28,9 +28,6 @@ Express, without peer access for GeForce cards. ``--link`` says otherwise.
 **The host link** is PCI Express, of a generation and so many lanes. Cards of generation 5 in an older board get the
 board's.
 
-**AMD's cards** have an architecture (``types.hardware``) in place of a compute capability, and compute units in place
-of multiprocessors. Their **fp32** is that of their matrix cores, which rocBLAS takes.
-
 The rows are in ``gpus.csv``: a new card is a new row.
 """
 
@@ -44,7 +41,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotrain_mem.machine.overhead import AMD_BYTES, COMMUNICATOR_BYTES, overhead
+from autotrain_mem.machine.overhead import COMMUNICATOR_BYTES, overhead
 from autotrain_mem.support.errors import UnknownGpuError
 from autotrain_mem.support.units import MIB, parse_bytes
 from autotrain_mem.types.hardware import Hardware
@@ -63,9 +60,6 @@ _SPEED_SOURCES = {
     "turing": "NVIDIA T4 data sheet; Turing has no bf16 tensor cores",
     "volta": "NVIDIA V100 data sheet; Volta has no bf16 tensor cores",
     "aws": "AWS's page on G5 instances; 70 TFLOP/s fp16 tensor",
-    "amd": "AMD's data sheet of the card; bf16 and fp32 of its matrix cores",
-    "amd-die": "AMD Instinct MI250 data sheet, half of it: torch sees each of its two dies as a card of its own; bf16 "
-    "and fp32 of its matrix cores",
 }
 
 _LANE_BYTES_PER_SECOND = {3: 985 * 10**6, 4: 1969 * 10**6, 5: 3938 * 10**6}
@@ -94,8 +88,8 @@ def _card(row: dict[str, str]) -> _Card:
     bf16, fp16 = row["bf16_tflops"], row["fp16_tflops"] or row["bf16_tflops"]
     total_bytes = int(row["total_mib"]) * MIB
     major, _, minor = row["compute_capability"].partition(".")
-    capability = (int(major), int(minor)) if major else None
-    non_torch_bytes = overhead(int(row["multiprocessors"]), capability) if capability else AMD_BYTES
+    capability = (int(major), int(minor))
+    non_torch_bytes = overhead(int(row["multiprocessors"]), capability)
     if non_torch_bytes is None:
         raise AssertionError(f"{row['key']}: no row for compute capability {capability}")
     hardware = Hardware(
@@ -105,7 +99,6 @@ def _card(row: dict[str, str]) -> _Card:
         free_bytes=total_bytes,
         non_torch_bytes=non_torch_bytes,
         compute_capability=capability,
-        architecture=row["architecture"] or None,
         bandwidth_bytes_per_second=round(float(row["gb_per_second"]) * 10**9),
         bf16_flops_per_second=round(float(bf16) * 10**12) if bf16 else None,
         fp16_flops_per_second=round(float(fp16) * 10**12),
@@ -123,12 +116,12 @@ def _card(row: dict[str, str]) -> _Card:
     )
 
 
-_MAKERS = re.compile(r"nvidia|geforce|tesla|amd|instinct|radeon|quadro")
+_MAKERS = re.compile(r"nvidia|geforce|tesla|quadro")
 _MEMORY_SUFFIX = re.compile(r"-\d+gb$")
 _SOLDERED = re.compile(r"-laptop|-max-q$")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?b|b)\s*", re.IGNORECASE)
 _UNIT_SPELLING = {"b": "B", "kib": "KiB", "mib": "MiB", "gib": "GiB"}
-_LIST_COMMAND = "autofit gpus lists the cards; --gpu also takes a size such as 12GiB."
+_LIST_COMMAND = "autofit gpus lists the cards, all NVIDIA's; --gpu also takes a size such as 12GiB."
 
 
 @functools.cache

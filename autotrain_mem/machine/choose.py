@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import os
 import pathlib
+import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,11 +15,10 @@ from typing import Any
 from autotrain_mem.machine.catalog import catalog, named
 from autotrain_mem.machine.detect import VISIBLE, detect, host, why_no_nvml
 from autotrain_mem.machine.links import named_links, topology
-from autotrain_mem.machine.torch_child import HIP_VISIBLE, torch_build, unplanned_gpus
 from autotrain_mem.support.errors import NoGpuError, UsageError
 from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.support.units import format_bytes
-from autotrain_mem.types.hardware import Hardware, opened_by
+from autotrain_mem.types.hardware import Hardware
 
 _WITHOUT_A_GPU = """\
 --gpu NAME --plan_only  plans for that card and trains nothing (autofit gpus lists the cards)
@@ -58,8 +61,7 @@ def choose(
         link: What joins them, as ``--link`` has it.
         store: Where a measurement is kept; None for the user's cache folder, without a word about its state.
         environment: What is set for the training process, over this one's environment: it may name the card.
-        warn: Hears of GPUs that are passed over, since NVML does not answer for them, of those that differ, and of
-            those of a kind that no plan was ever tried on.
+        warn: Hears of GPUs that are passed over, since NVML does not answer for them, and of those that differ.
 
     Raises:
         NoGpuError: nothing was asked for and no GPU is here; the hint holds the three ways on. Fewer are here than are
@@ -73,12 +75,10 @@ def choose(
         return host()
     if name is not None:
         card = _named(name)
-        _warn_of_unproved(card, warn)
         return replace(card, topology=topology(card, devices=gpus or 1, nodes=nodes, asked=link))
     used = _detected(gpus, environment, warn, spared=spared)
     for note in _differences(used):
         warn(note)
-    _warn_of_unproved(used[0], warn)
     from autotrain_mem.machine.measure import measured  # it starts a process, which a card by name does not need
 
     card = measured(least(used), store or Store(cache_folder()), environment=environment)
@@ -119,8 +119,8 @@ def _detected(
 ) -> Sequence[Hardware]:
     """The GPUs that are here, as many as are asked for; never none. A server of vLLM's takes the last ones
     (``types.vllm: VllmServer.devices``), where the user does not say which are seen."""
-    detected, variables = detect(environment, warn), {**os.environ, **environment}
-    shown = variables.get(_visible(), variables.get(VISIBLE))
+    detected = () if unplanned_gpus() else detect(environment, warn)
+    shown = {**os.environ, **environment}.get(VISIBLE)
     if not detected:
         raise _no_gpu(shown)
     count = len(detected)
@@ -129,7 +129,7 @@ def _detected(
     if left >= (gpus or 1):
         return detected[: gpus or left]
     if left == count:
-        shows = f"{_visible()}={shown} shows" if shown is not None else "this machine has"
+        shows = f"{VISIBLE}={shown} shows" if shown is not None else "this machine has"
         raise NoGpuError(
             f"--gpus {gpus} are more than {shows}: {have}.",
             hint=f"Give --gpus {count} or less, or plan for cards that are not here: --gpu NAME --gpus {gpus} "
@@ -141,11 +141,6 @@ def _detected(
         hint="--vllm_mode colocate generates on the GPUs that train; --vllm_server_host names a server elsewhere"
         + (f"; or give --gpus {left}." if left > 0 else "."),
     )
-
-
-def _visible() -> str:
-    """Names the variable by which a user says which cards a process of the installed torch sees."""
-    return HIP_VISIBLE if torch_build() == "hip" else VISIBLE
 
 
 _SPEEDS = (
@@ -177,12 +172,8 @@ def _differences(cards: Sequence[Hardware]) -> Iterator[str]:
     """Says what all pay for that only one of them lacks."""
     smallest = min(cards, key=lambda card: card.budget_bytes())
     others = [card for card in cards if card.uuid != smallest.uuid]
-    if any(card.architecture for card in others):
-        shows = f"{HIP_VISIBLE}={','.join(opened_by(str(card.uuid)) for card in others)}"
-    else:
-        names = ",".join(str(card.uuid if card.index is None else card.index) for card in others)
-        shows = f"{VISIBLE}={names} (with CUDA_DEVICE_ORDER=PCI_BUS_ID)"
-    leave_out = f"{shows} leaves it out."
+    names = ",".join(str(card.uuid if card.index is None else card.index) for card in others)
+    leave_out = f"{VISIBLE}={names} (with CUDA_DEVICE_ORDER=PCI_BUS_ID) leaves it out."
     free = format_bytes(smallest.free_bytes)
     if len({card.name for card in cards}) > 1:
         names = ", ".join(dict.fromkeys(card.name for card in cards))
@@ -195,25 +186,34 @@ def _differences(cards: Sequence[Hardware]) -> Iterator[str]:
         yield f"GPU {smallest.index} has {free} free, others up to {most}: each is given what it can hold. {leave_out}"
 
 
-def _warn_of_unproved(card: Hardware, warn: Callable[[str], None]) -> None:
-    if card.architecture:
-        kind = f"{card.name} ({card.architecture})"
-        warn(f"{kind} is planned for from published facts: no plan was ever run on an AMD card.")
+_BUILT_FOR = re.compile(r"^(hip|xpu)\b[^=\n]*= *'", re.MULTILINE)
+"""In ``torch/version.py``, whose value is None in any other build: ``hip: Optional[str] = '6.4.43482'``."""
+
+
+def unplanned_gpus() -> str:
+    """Names the GPUs that the installed torch is built for, where they are not NVIDIA's; torch is not imported."""
+    if sys.platform == "darwin":
+        return "Apple's GPUs (MPS)"
+    spec = importlib.util.find_spec("torch")
+    for folder in () if spec is None else spec.submodule_search_locations or ():
+        with contextlib.suppress(OSError):
+            if match := _BUILT_FOR.search(pathlib.Path(folder, "version.py").read_text(encoding="utf-8")):
+                return "AMD's GPUs (ROCm)" if match[1] == "hip" else "Intel's GPUs (XPU)"
+    return ""
 
 
 def _no_gpu(hidden_by: str | None) -> NoGpuError:
     if other := unplanned_gpus():
         return NoGpuError(
-            f"This machine has {other}, which autofit does not plan for: its allocator is not that of CUDA and ROCm, "
-            "and what it reserves is not simulated.",
+            f"torch is built for {other} here, which autofit does not plan for: their allocator is not CUDA's, and "
+            "what it reserves is not simulated.",
             hint=_WITHOUT_A_GPU,
         )
-    perhaps = "" if hidden_by is None else f" with {_visible()}={hidden_by!r}"
-    is_rocm = torch_build() == "hip"
+    perhaps = "" if hidden_by is None else f" with {VISIBLE}={hidden_by!r}"
     is_hidden = hidden_by is not None and hidden_by.strip() in _HIDES_ALL
-    why = "" if is_hidden or is_rocm else why_no_nvml()
+    why = "" if is_hidden else why_no_nvml()
     hint = _WITHOUT_NVML if why and any(pathlib.Path(path).exists() for path in _DRIVER_FILES) else ""
-    message = f"No {'AMD' if is_rocm else 'NVIDIA'} GPU was found on this machine{perhaps}{why and f': {why}'}."
+    message = f"No NVIDIA GPU was found on this machine{perhaps}{why and f': {why}'}."
     return NoGpuError(message, hint=hint + _WITHOUT_A_GPU)
 
 

@@ -15,8 +15,6 @@ its own. This module repeats CUDA's choice, so that the first device here is tor
 
 A card that NVML lists and does not answer for (``NVML_ERROR_GPU_IS_LOST``, ``NVML_ERROR_NO_PERMISSION``) keeps its
 number and shows no device, so that it is in nobody's way but that of who names it.
-
-Where torch is built for ROCm, no card of NVIDIA's can be used, and AMD's are asked for (``machine.amd_cards``).
 """
 
 from __future__ import annotations
@@ -28,10 +26,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotrain_mem.machine.amd_cards import amd_cards, free_bytes_of
 from autotrain_mem.machine.catalog import catalog, rates_of, recognise
 from autotrain_mem.machine.overhead import COMMUNICATOR_BYTES, overhead
-from autotrain_mem.machine.torch_child import NoAnswer, torch_build, torch_child
+from autotrain_mem.machine.torch_child import NoAnswer, torch_child
 from autotrain_mem.support.errors import UnreadableGpuError
 from autotrain_mem.support.host import host_memory
 from autotrain_mem.support.units import MIB
@@ -90,12 +87,9 @@ def detect(
         on_unreadable: Hears why a GPU that it would see is left out, where others answer.
 
     Raises:
-        UnreadableGpuError: NVML lists cards but answers for none that is asked for, so nothing can be planned on them,
-            or torch for ROCm lists none that is known; or torch, which is asked where NVML does not tell a card's
-            memory, cannot use it.
+        UnreadableGpuError: NVML lists cards but answers for none that is asked for, so nothing can be planned on them;
+            or torch, which is asked where NVML does not tell a card's memory, cannot use it.
     """
-    if torch_build() == "hip":
-        return amd_cards(environment, on_unreadable)
     with nvml_session() as nvml:
         if isinstance(nvml, str):
             return ()
@@ -114,10 +108,11 @@ def detect(
 
 
 def cuda_device(index: int) -> Hardware | None:
-    """This process's ``cuda:index``; None where neither NVML nor torch for ROCm knows it. Raises UnreadableGpuError if
-    NVML does not answer for it."""
-    if torch_build() == "hip":
-        return next((card for card in amd_cards() if card.index == index), None)
+    """Returns this process's ``cuda:index``; None where NVML does not know it.
+
+    Raises:
+        UnreadableGpuError: NVML does not answer for it.
+    """
     with nvml_session() as nvml:
         if isinstance(nvml, str):
             return None
@@ -158,9 +153,7 @@ def numbers_in_pci_order(uuids: Sequence[str]) -> tuple[str, ...] | None:
 
 
 def free_bytes(card: Hardware) -> int | None:
-    """Read what is free of a detected card now; None where neither NVML nor amdsmi tells."""
-    if card.architecture:
-        return free_bytes_of(card)
+    """Reads what is free of a detected card now; None where NVML does not tell."""
     with nvml_session() as nvml:
         if isinstance(nvml, str) or card.uuid is None:
             return None

@@ -17,11 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotrain_mem.machine.amd_cards import why_no_amdsmi
 from autotrain_mem.machine.catalog import recognise
+from autotrain_mem.machine.choose import unplanned_gpus
 from autotrain_mem.machine.detect import detect, nvidia_driver
 from autotrain_mem.machine.measure import others_on
-from autotrain_mem.machine.torch_child import unplanned_gpus
 from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.host import existing, host_memory, missing_to_compile
 from autotrain_mem.support.processes import Channel, Child, ChildDied, ChildTimeout
@@ -41,7 +40,7 @@ class Library:
     problem: str = ""
     """Why it cannot use the GPU, in one line; empty where it can, or was not asked to."""
     details: Mapping[str, str] = field(default_factory=dict)
-    """``cuda``, ``hip``, ``archs``, ``nccl`` of torch; what the child found beside."""
+    """``cuda``, ``archs``, ``nccl`` of torch; what the child found beside."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,10 +75,8 @@ class Facts:
     driver: str = ""
     driver_cuda: int | None = None
     """The newest major version of CUDA that the driver can do."""
-    amdsmi_error: str = ""
-    """Why amdsmi cannot be asked of AMD's cards; empty where it can, or there are none."""
     unplanned: str = ""
-    """Names Apple's and Intel's GPUs."""
+    """Names the GPUs that torch is built for, where they are not NVIDIA's."""
     cards: tuple[Hardware, ...] = ()
     others_bytes: Mapping[str, int] = field(default_factory=dict)
     """By the card's UUID, what other processes hold of it."""
@@ -126,7 +123,6 @@ VARIABLES = (
     *(
         "CUDA_VISIBLE_DEVICES",
         "CUDA_DEVICE_ORDER",
-        "HIP_VISIBLE_DEVICES",
         "PYTORCH_ALLOC_CONF",
         "PYTORCH_CUDA_ALLOC_CONF",
     ),
@@ -162,8 +158,7 @@ def gather(on_progress: Callable[[str], None] = lambda what: None) -> Facts:
             driver=driver,
             driver_cuda=driver_cuda,
             cards=cards,
-            amdsmi_error=why_no_amdsmi() if any(card.architecture for card in cards) else "",
-            unplanned="" if cards else unplanned_gpus(),
+            unplanned=unplanned_gpus(),
             others_bytes={card.uuid or "": sum(each.used_bytes for each in others_on(card)) for card in cards},
             unknown_cards=tuple(card.name for card in cards if recognise(card.name, card.total_bytes) is None),
             libraries=libraries,
@@ -270,13 +265,13 @@ def examine(package: str) -> dict[str, Any]:
 def _torch() -> dict[str, Any]:
     import torch
 
-    found: dict[str, Any] = {"cuda": torch.version.cuda or "", "hip": getattr(torch.version, "hip", None) or ""}
+    found: dict[str, Any] = {"cuda": torch.version.cuda or ""}
     found["archs"] = " ".join(torch.cuda.get_arch_list()) if torch.version.cuda else ""
     try:
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     except Exception:  # a build without NCCL has no such function
         found["nccl"] = ""
-    if torch.version.cuda or found["hip"]:
+    if torch.version.cuda:
         try:
             torch.ones(1, device="cuda").add_(1).item()
             found["works"] = "yes"

@@ -48,10 +48,8 @@ def health_of(facts: Facts) -> Health:
 
 
 def _driver(facts: Facts) -> Iterator[Condition]:
-    if any(card.architecture for card in facts.cards):
-        yield from _driver_of_amd(facts)
-    elif facts.unplanned:
-        text = f"{facts.unplanned}: not planned for, since its allocator is not that of CUDA and ROCm. {_NO_GPU}"
+    if facts.unplanned:
+        text = f"torch is built for {facts.unplanned}: not planned for, since their allocator is not CUDA's. {_NO_GPU}"
         yield _note("GPU", "driver", text)
     elif facts.driver:
         cuda = "" if facts.driver_cuda is None else f", up to CUDA {facts.driver_cuda}"
@@ -69,15 +67,6 @@ def _driver(facts: Facts) -> Iterator[Condition]:
         yield _note("GPU", "driver", f"no NVIDIA driver here ({facts.nvml_error}). {_NO_GPU}")
 
 
-def _driver_of_amd(facts: Facts) -> Iterator[Condition]:
-    hip = _torch(facts).details.get("hip", "")
-    text = f"{hip or 'here'}; plans for AMD's cards are made from published facts, and none was ever run on one"
-    yield _note("GPU", "ROCm", text)
-    if facts.amdsmi_error:
-        text = f"{facts.amdsmi_error}: what is free of a card is known once, and who else is on it not at all"
-        yield _note("GPU", "amdsmi", text, "pip install amdsmi, in the version of ROCm")
-
-
 def _cards(facts: Facts) -> Iterator[Condition]:
     if facts.driver and not facts.cards:
         shown = facts.variables.get("CUDA_VISIBLE_DEVICES")
@@ -93,9 +82,7 @@ def _cards(facts: Facts) -> Iterator[Condition]:
 def _card(facts: Facts, card: Hardware) -> Condition:
     capability = card.compute_capability
     parts = [f"{format_bytes(card.total_bytes)}, {format_bytes(card.free_bytes)} free"]
-    if card.architecture:
-        parts.append(card.architecture)
-    elif capability is not None:
+    if capability is not None:
         parts.append(f"compute capability {capability[0]}.{capability[1]}")
         if lacks_bf16(capability):
             parts.append("float16, not bfloat16")
@@ -114,9 +101,7 @@ def _torch_build(facts: Facts) -> Iterator[Condition]:
         yield _broken("torch", "torch", "not installed", "pip install torch")
         return
     cuda = torch.details.get("cuda", "")
-    if hip := torch.details.get("hip"):
-        yield from _torch_for_rocm(facts, torch, hip)
-    elif torch.error:
+    if torch.error:
         yield _broken("torch", "torch", f"{torch.version}: {torch.error}", "pip install --force-reinstall torch")
     elif torch.problem and facts.driver:
         yield _broken("torch", "torch", f"{torch.version}: {torch.problem}", _torch_cure(facts))
@@ -131,21 +116,6 @@ def _torch_build(facts: Facts) -> Iterator[Condition]:
     yield from _kernels(facts, torch)
     if nccl := torch.details.get("nccl"):
         yield _ok("torch", "NCCL", nccl)
-
-
-def _torch_for_rocm(facts: Facts, torch: Library, hip: str) -> Iterator[Condition]:
-    built = f"{torch.version}, for ROCm {hip}"
-    if torch.problem and facts.driver:
-        text = f"{built}, and the GPU that is here is NVIDIA's"
-        yield _broken("torch", "torch", text, install_torch(facts.driver_cuda or max(OLDEST_DRIVERS)))
-    elif torch.problem and facts.cards:
-        fix = "python -c 'import torch; torch.ones(1, device=0)'  shows the same; rocminfo must list the card"
-        yield _broken("torch", "torch", f"{built}: {torch.problem}", fix)
-    elif facts.cards:
-        yield _ok("torch", "torch", built)
-    else:
-        waits = "no AMD GPU that is known was found; enough to plan and to simulate"
-        yield _note("torch", "torch", f"{built}: {waits}", "rocminfo  lists what the driver sees")
 
 
 def _torch_cure(facts: Facts) -> str:

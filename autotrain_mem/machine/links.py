@@ -23,13 +23,8 @@ from autotrain_mem.types.hardware import Hardware, Topology
 
 _ROWS = Path(__file__).with_name("links.csv")
 
-NETWORKS = {"nvlink3": "hdr", "nvlink4": "ndr", "nvlink5": "ndr", "xgmi3": "roce400"}
-"""Network that machines with such cards usually have, one port for each card (data sheets of DGX A100, H100 and B200,
-AMD's reference design of clusters of MI300X)."""
-
-MESHES = {"xgmi3": 8}
-"""Links without a switch -> of how many devices the row is: each has a link to every other one, so that of fewer
-devices each has fewer (data sheet of the AMD Instinct MI300X platform)."""
+NETWORKS = {"nvlink3": "hdr", "nvlink4": "ndr", "nvlink5": "ndr"}
+"""The network of a machine with such cards, one port for each (data sheets of DGX A100, H100 and B200)."""
 
 FULL_LANES = 16
 
@@ -87,9 +82,6 @@ def topology(
         link, bytes_per_second = chosen.name, chosen.bytes_per_second
     elif devices > 1:
         link, bytes_per_second = (found(uuids) if uuids else None) or usual(card)
-    if bytes_per_second is not None and link in MESHES:
-        others = MESHES[link] - 1
-        bytes_per_second = bytes_per_second * min(devices - 1, others) // others
     network = names.get("nodes") or links().get(NETWORKS.get(usual(card)[0], "")) if nodes > 1 else None
     joined = Topology(
         nodes=nodes, devices=devices, link=link, link_bytes_per_second=bytes_per_second, uuids=tuple(uuids)

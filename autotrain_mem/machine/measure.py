@@ -8,7 +8,7 @@ NVML's figure for the process is taken where it gives one. In a container it lis
 none, and on Windows it lists no memory: there it is what was free before less what is free while the child holds still,
 which counts only if all of it is free again once the child has ended; else another process came or went.
 
-Who else is on a card is NVML's word too, or amdsmi's. It lists processes that compute and processes that draw; one that
+Who else is on a card is NVML's word too. It lists processes that compute and processes that draw; one that
 does both is in both lists, with the same bytes (``nvml.h: nvmlProcessInfo_t``). What is taken and named by nobody is
 told as one nameless process.
 """
@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotrain_mem.machine.amd_cards import processes_on, taken_bytes
 from autotrain_mem.machine.detect import nvml_session
 from autotrain_mem.machine.torch_child import NoAnswer, next_answer, torch_child
 from autotrain_mem.support.store import Store
@@ -67,8 +66,6 @@ def measured(
         run: Starts the child; None for the real one.
         environment: What is set for the training process, over this one's environment.
     """
-    if hardware.architecture:  # NVML measures none of AMD's
-        return hardware
     try:
         run = run or (lambda card: run_child(card, environment))
         non_torch_bytes = _measured_bytes(hardware, run, store, {**os.environ, **environment})
@@ -162,15 +159,10 @@ context, on a MIG instance of 14 SMs, is 61 MiB (:data:`PLAUSIBLE_BYTES`) with n
 
 def others_on(hardware: Hardware) -> tuple[OtherProcess, ...]:
     """Everybody on a detected card, largest first. Ask before a process of ours is there; empty for any other card."""
-    if hardware.architecture:  # what the driver keeps for itself is told as nobody's
-        by_process, all_bytes = processes_on(hardware), taken_bytes(hardware)
-    else:
-        by_process, all_bytes = None, 0
-        with _opened(hardware) as opened:
-            if opened is not None:
-                by_process, all_bytes = _listed(*opened), _taken_bytes(*opened)
-    if by_process is None:
-        return ()
+    with _opened(hardware) as opened:
+        if opened is None:
+            return ()
+        by_process, all_bytes = _listed(*opened), _taken_bytes(*opened)
     listed = [OtherProcess(pid=pid, name=_name(pid), used_bytes=used) for pid, used in by_process.items()]
     unnamed_bytes = all_bytes - sum(other.used_bytes for other in listed)
     if unnamed_bytes >= UNNAMED_FROM_BYTES:
@@ -179,9 +171,7 @@ def others_on(hardware: Hardware) -> tuple[OtherProcess, ...]:
 
 
 def held_by(hardware: Hardware, pid: int) -> int | None:
-    """All that one process holds of a card; None where NVML, or amdsmi, does not tell."""
-    if hardware.architecture:
-        return (processes_on(hardware) or {}).get(pid) or None
+    """All that one process holds of a card; None where NVML does not tell."""
     with _opened(hardware) as opened:
         return None if opened is None else _listed(*opened).get(pid) or None
 

@@ -55,9 +55,6 @@ with the rest."""
 KERNELS_BYTES = 160 * MIB
 """Planned: the most found, in inference with flash attention 3. With it the rule is above every figure: above half of
 them by 35 % or less, at most by 156 % (99 MiB on an RTX 3060 that loads weights) or 235 MiB (contexts that idle)."""
-AMD_BYTES = 800 * MIB
-"""Of each AMD card: 0.78 GiB, from a public HIP OOM log of an MI300X with 191.69 GiB total, 186.02 GiB free and 4.89
-GiB allocated by torch. No figure of another one was found."""
 
 _RESIDENT_THREADS = {
     (7, 0): 2048,

@@ -73,12 +73,7 @@ def _cure(index: int) -> str:
 
     name, built_for = f"torch {torch.__version__}", torch.version.cuda
     driver, newest_cuda, _ = nvidia_driver()
-    if torch.version.hip:
-        lines = [
-            "rocminfo and amd-smi must list the card, and the user be in the groups render and video. The same shows:",
-            "python -c 'import torch; torch.ones(1, device=0)'",
-        ]
-    elif built_for is None:
+    if built_for is None:
         lines = [
             f"{name} is built without CUDA. Install a build for this driver:",
             install_torch(newest_cuda or max(WHEELS)),

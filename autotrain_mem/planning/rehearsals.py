@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from autotrain_mem.allocator.settings import environment_setting
 from autotrain_mem.machine.prices import Prices, listed_prices, price_of
 from autotrain_mem.planning.calibration import Correction
-from autotrain_mem.planning.card import Card, absent_from
+from autotrain_mem.planning.card import Card
 from autotrain_mem.planning.for_processes import for_processes
 from autotrain_mem.planning.kept_answers import NOWHERE, LastTraces, answered
 from autotrain_mem.planning.lengths import (
@@ -112,7 +112,7 @@ class Rehearsals:
         if lengths.profile is not None:
             check_lengths(lengths.profile, space)
         base = precise_for(space.base, self.job.arguments, self.hardware.capability)
-        space = replace(space, base=base, forbid=space.forbid | absent_from(self.hardware))
+        space = replace(space, base=base)
         if EXPANDABLE not in environment_setting(self.job.environment):
             return space
         base = space.base.growing(space.base.expandable_segments or self.card.settings.grows)

@@ -16,7 +16,6 @@ from autotrain_mem.search.space import Space
 from autotrain_mem.settings.levers import LEVERS
 from autotrain_mem.support.errors import RehearsalError
 from autotrain_mem.types import Candidate, Footprint, Lever
-from autotrain_mem.types.hardware import Capability
 from autotrain_mem.types.model import ModelFacts
 
 FLASH_CAPABILITY = (8, 0)
@@ -39,7 +38,7 @@ def with_shared_tokens(
     before stands among the plan's attempts.
     """
     sizes, way = degrees(space, rehearsals.job), way_of(rehearsals.job)
-    if not sizes or (way.in_half_precision and not _has_kernels(rehearsals.hardware.capability)):
+    if not sizes or (way.in_half_precision and rehearsals.hardware.capability < FLASH_CAPABILITY):
         return None
     tried: tuple[Candidate, ...] = ()
 
@@ -60,11 +59,6 @@ def with_shared_tokens(
         if found is not None and found.level == LEVELS[0].name:
             return None if size == 1 else replace(found, attempts=tried, levers=(*found.levers, _lever(way, size)))
     return None
-
-
-def _has_kernels(capability: Capability) -> bool:
-    """On AMD's cards ring attention was never looked at: it is not chosen there."""
-    return not isinstance(capability, str) and capability >= FLASH_CAPABILITY
 
 
 def _sharing(rehearsals: Rehearsals, way: SharedTokens, size: int, effective_batch_size: int) -> Rehearsals:

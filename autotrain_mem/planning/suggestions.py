@@ -83,15 +83,13 @@ def _more_of_these(rehearsals: Rehearsals, estimate: Estimate, shared: Shared | 
 def _larger_cards(rehearsals: Rehearsals, estimate: Estimate) -> list[Hardware]:
     """The smallest cards of the catalog that would hold it, smallest first, the fastest of each size.
 
-    A card without bfloat16 computes otherwise, so none is named for a run on one that has it, and the reverse; nor is
-    one of another maker.
+    A card without bfloat16 computes otherwise, so none is named for a run on one that has it, and the reverse.
     """
     halves = lacks_bf16(rehearsals.hardware.capability)
     fitting = [
         card
         for card in catalog(laptops=False)
-        if isinstance(card.capability, str) is isinstance(rehearsals.hardware.capability, str)
-        and lacks_bf16(card.capability) is halves
+        if lacks_bf16(card.capability) is halves
         and card.non_torch_bytes + _beside_vllm(rehearsals.job, estimate, card)
         <= card.budget_bytes(rehearsals.headroom_bytes)
     ]

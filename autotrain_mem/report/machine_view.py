@@ -42,7 +42,7 @@ def gpus_view(cards: Sequence[Hardware]) -> RenderableType:
             format_bytes(card.total_bytes),
             _UNKNOWN if bandwidth is None else f"{bandwidth / 1e9:.0f}",
             _UNKNOWN if flops is None else f"{flops / 1e12:.1f}",
-            card.architecture or ".".join(map(str, card.compute_capability or _UNKNOWN)),  # AMD's, or NVIDIA's
+            ".".join(map(str, card.compute_capability or _UNKNOWN)),
         )
     return Indented(Group(grid, Text(), Text(_GPUS_NOTE, style=QUIET)))
 

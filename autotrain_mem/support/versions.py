@@ -63,13 +63,6 @@ def _key(ours: str, *, read: Collection[str]) -> dict[str, str | None]:
     return key
 
 
-def has_rocm_library(package: str) -> bool:
-    """Tells whether an installed package of compiled code holds some for AMD's cards, without importing it."""
-    spec = importlib.util.find_spec(package)
-    folders = () if spec is None else spec.submodule_search_locations or ()
-    return any(any(pathlib.Path(folder).glob("*_rocm*.so")) for folder in folders)
-
-
 def installed_versions(packages: Iterable[str]) -> dict[str, str | None]:
     """Reads versions off the names of the folders that installers leave: None where a package is not installed.
 

@@ -147,8 +147,6 @@ def why_no_attention(
         return None
     if attn_implementation not in FLASH_NAMES:
         return f"{attn_implementation} is not rehearsed: take sdpa, which CUDA runs by its own flash kernel"
-    if isinstance(compute_capability, str):
-        return "flash-attention by name is another package on AMD's cards, whose buffers are not known"
     if compute_capability < (8, 0):
         major, minor = compute_capability
         return f"flash-attention needs compute capability 8.0 or newer; this card has {major}.{minor}"

@@ -19,7 +19,6 @@ from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.units import MIB
 from autotrain_mem.training.task import Request
 from autotrain_mem.types import Hardware, Knobs
-from autotrain_mem.types.hardware import opened_by
 
 PORT, ADDRESS, THREADS = "MASTER_PORT", "127.0.0.1", "OMP_NUM_THREADS"
 PORTS = 3
@@ -62,20 +61,17 @@ def process_environment(
     allocator = {variable: setting} if knobs.expandable_segments else {}
     # In the order of the ranks of this machine.
     uuids = device.topology.uuids[: knobs.processes] if knobs.processes > 1 else (device.uuid,)
-    return {**environment, **allocator, **seen_cards(device, uuids)}
+    return {**environment, **allocator, **seen_cards(uuids)}
 
 
-def seen_cards(device: Hardware, uuids: Sequence[str]) -> dict[str, str]:
+def seen_cards(uuids: Sequence[str]) -> dict[str, str]:
     """Returns the variables by which a process sees these cards alone, in this order.
 
     By number where that is sure: vLLM, which TRL or a user's reward may start in the process, calls ``int`` on each
     name (``vllm/platforms/interface.py: Platform.device_id_to_physical_device_id``; vllm issues 13815 and 41848).
     """
-    names = ",".join(map(opened_by, uuids))
-    if device.architecture:
-        return {VISIBLE: names, "HIP_VISIBLE_DEVICES": names}
     numbers = numbers_in_pci_order(uuids)
-    return {VISIBLE: names} if numbers is None else {VISIBLE: ",".join(numbers), ORDER: "PCI_BUS_ID"}
+    return {VISIBLE: ",".join(uuids)} if numbers is None else {VISIBLE: ",".join(numbers), ORDER: "PCI_BUS_ID"}
 
 
 # -- several processes -----------------------------------------------------------------------------------------------

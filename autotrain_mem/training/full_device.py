@@ -19,7 +19,6 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     # c10/cuda/CUDACachingAllocator.cpp: DeviceCachingAllocator::malloc (torch.OutOfMemoryError; torch < 2.5 a
     # RuntimeError of the same words). NCCL's own allocations below say neither.
     ("GPU memory", ("cuda out of memory",)),
-    ("GPU memory", ("hip out of memory",)),
     # torch/csrc/distributed/c10d/NCCLUtils.cpp: getNcclErrorDetailStr appends ncclGetLastError; NCCL's
     # include/checks.h: CUDACHECK warns "Cuda failure 2 'out of memory'", older ones without the number, and its
     # include/alloc.h "Failed to CUDA calloc async 4 bytes". Of a log, such a line is read by itself.

@@ -3,19 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
-from autotrain_mem.support.codec import Form
 from autotrain_mem.support.units import MIB
-
-
-def opened_by(uuid: str) -> str:
-    """Returns what a variable such as CUDA_VISIBLE_DEVICES calls a device: the UUID, or what HIP calls an AMD card.
-
-    >>> opened_by("1@0000:c1:00.0")
-    '1'
-    """
-    return uuid.partition("@")[0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,17 +47,16 @@ HEADROOM_FRACTION = 0.04
 MINIMUM_HEADROOM_BYTES = 400 * MIB
 """Default headroom, from the design's budget: 4 % of the card, at least 400 MiB on a real card."""
 
-Capability = tuple[int, int] | str
-"""What the kernels of a card go by: NVIDIA's compute capability, or the name of one of AMD's architectures
-(``gfx942``), which have none."""
+Capability = tuple[int, int]
+"""What the kernels of a card go by: NVIDIA's compute capability."""
 TURING, AMPERE = (7, 5), (8, 0)
 """Compute capabilities. From Ampere on tensor cores take bfloat16 and TF32: CUDA C++ Programming Guide, "Compute
 Capabilities", table "Tensor Core Input Data Types"."""
 
 
 def lacks_bf16(compute_capability: Capability) -> bool:
-    """``lacks_bf16((7, 5)) is True``: a T4's bfloat16 is emulated. All of AMD's that are known compute it."""
-    return not isinstance(compute_capability, str) and compute_capability < AMPERE
+    """``lacks_bf16((7, 5)) is True``: a T4's bfloat16 is emulated."""
+    return compute_capability < AMPERE
 
 
 ASSUMED_CAPABILITY = (8, 0)
@@ -81,8 +70,7 @@ Llama-3.1-8B, full and LoRA, 2 rows of 1024, no peak differed within a class by 
 
 
 def kernel_class(compute_capability: Capability) -> Capability:
-    """Returns the capability to rehearse for, which cards of one class share: 8.6 goes with 8.9, and 8.0 is alone, as
-    each of AMD's architectures is."""
+    """Returns the capability to rehearse for, which cards of one class share: 8.6 goes with 8.9, and 8.0 is alone."""
     return _SAME_KERNELS.get(compute_capability, compute_capability)
 
 
@@ -112,9 +100,7 @@ class Hardware:
     """What NCCL holds for each communicator of several processes, outside torch's allocator too; 0 where nothing is
     known of the card but its size, on the host, and where ``non_torch_bytes`` was measured with it."""
     compute_capability: tuple[int, int] | None = None
-    """NVIDIA's; None for any other card, and where only the size is known."""
-    architecture: str | None = None
-    """AMD's, by HIP's name (``gfx942``); None for any other card."""
+    """None where only the size is known."""
     bandwidth_bytes_per_second: int | None = None
     bf16_flops_per_second: int | None = None
     """Dense, without sparsity; None where the card has no bf16 tensor cores."""
@@ -125,21 +111,18 @@ class Hardware:
     host_link_bytes_per_second: int | None = None
     """One way, between the card and the host."""
     index: int | None = None
-    """NVML index of a detected card, or HIP's."""
+    """NVML index of a detected card."""
     uuid: str | None = None
-    """NVML's UUID of a detected card or MIG instance, by which a process is bound to it (CUDA_VISIBLE_DEVICES). Of an
-    AMD card, whose UUID may be none, what HIP_VISIBLE_DEVICES calls it and its PCI address: ``1@0000:c1:00.0``."""
+    """NVML's UUID of a detected card or MIG instance, by which a process is bound to it (CUDA_VISIBLE_DEVICES)."""
     source: str = ""
     """Where the figures come from."""
     topology: Topology = field(default_factory=Topology)
     """How many such devices a run has; all figures above are of one of them, the smallest where they differ."""
 
-    json_form: ClassVar = Form(optional=("architecture",))
-
     @property
     def capability(self) -> Capability:
         """Says what its kernels go by; Ampere's where nothing but its size is known."""
-        return self.architecture or self.compute_capability or ASSUMED_CAPABILITY
+        return self.compute_capability or ASSUMED_CAPABILITY
 
     def with_communicators(self, count: int) -> Hardware:
         """Returns the card of a process that holds so many communicators, in one figure with all else outside torch."""
@@ -183,40 +166,3 @@ class Price:
     def cost(self, seconds: float, *, cards: int = 1) -> float:
         """Computes what so many cards cost for so long, in ``currency``."""
         return self.per_hour * cards * seconds / SECONDS_PER_HOUR
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Architecture:
-    """Describes what the cards of one of AMD's architectures have in common."""
-
-    compute_units: int
-    """Of its largest card, as a device of torch's: an upper bound for the others."""
-    rocblas_bytes: int
-    """Workspace of a rocBLAS handle: ``aten/src/ATen/cuda/CublasHandlePool.cpp: parseChosenWorkspaceSize``, 128 MiB on
-    gfx94x and gfx95x and 32 MiB elsewhere."""
-    largest_head: int
-    """Of torch's fused attention: ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: aotriton_max_hdim``."""
-    adds_queries_up: bool
-    """Attention's backward may keep the query's gradient in float32 besides, in kernels written in assembly for this
-    architecture (``.../transformers/cuda/attention_backward.cu``: ``DQ_ACC``, taken when a kernel asks for it)."""
-
-
-HIPBLASLT_BYTES = 76 * MIB
-"""``CublasHandlePool.cpp: parseCUDABlasLtWorkspaceSize``: hipBLASLt has a workspace of its own beside rocBLAS's."""
-
-ARCHITECTURES = {
-    "gfx90a": Architecture(compute_units=110, rocblas_bytes=32 * MIB, largest_head=512, adds_queries_up=False),
-    "gfx942": Architecture(compute_units=304, rocblas_bytes=128 * MIB, largest_head=512, adds_queries_up=True),
-    "gfx1100": Architecture(compute_units=96, rocblas_bytes=32 * MIB, largest_head=256, adds_queries_up=False),
-}
-"""MI210 and each die of MI250 and MI250X; MI300X and MI325X; RX 7900 and Radeon PRO W7900. AOTriton counts none of
-these as experimental (``aotriton: v2src/util.cc: isArchExperimentallySupported``)."""
-
-
-def architecture_name(gcn_arch_name: str) -> str:
-    """Returns the name without the features that are switched on.
-
-    >>> architecture_name("gfx90a:sramecc+:xnack-")
-    'gfx90a'
-    """
-    return gcn_arch_name.partition(":")[0]

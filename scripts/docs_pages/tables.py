@@ -135,7 +135,7 @@ def gpus() -> str:
         (
             f"`{row['key']}`",
             f"{int(row['total_mib']) / 1024:.1f} GiB",
-            row["compute_capability"] or row["architecture"],
+            row["compute_capability"],
             row["gb_per_second"],
             row["bf16_tflops"] or "no bfloat16",
             row["link"],
@@ -143,8 +143,7 @@ def gpus() -> str:
         )
         for row in cards
     ]
-    capability = "compute capability, or AMD's architecture"
-    return table(("card", "memory that torch sees", capability, "GB/s", "bf16 TFLOPS", "link", "rent"), rows)
+    return table(("card", "memory that torch sees", "compute capability", "GB/s", "bf16 TFLOPS", "link", "rent"), rows)
 
 
 _ERROR = re.compile(r"(\w+) {2,}(\d+) {2,}(.+)$", re.MULTILINE)

@@ -12,7 +12,7 @@ import pytest
 
 from autotrain_mem.checks import compatibility, preflight_checks, table
 from autotrain_mem.checks.compatibility import why_no_flash_attention
-from autotrain_mem.checks.model_files import ModelOnCard, parameters_on_disk
+from autotrain_mem.checks.model_files import parameters_on_disk
 from autotrain_mem.checks.preflight_checks import UNFORESEEN, Setup, setup_of
 from autotrain_mem.cli import word_problems
 from autotrain_mem.trainers.pretrained import load_config
@@ -282,24 +282,3 @@ def test_parameters_are_told_from_the_files_and_of_a_checkpoint_in_the_cache_fro
     cached = {"model.safetensors.index.json": str(index)}
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda model, name, revision: cached.get(name))
     assert parameters_on_disk("org/name", SimpleNamespace(dtype=None)) == 100
-
-
-@pytest.mark.parametrize(
-    ("words", "asked"),
-    [({"load_in_4bit": True}, "--load_in_4bit"), ({"optim": "adamw_8bit"}, "--optim adamw_8bit"), ({}, "")],
-)
-def test_an_amd_card_needs_a_bitsandbytes_with_a_library_for_rocm(
-    words: dict[str, Any], asked: str, model_folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = load_config(str(model_folder("qwen2")))
-
-    def says(card: Any) -> list[Any]:
-        job = Job(method="sft", model="m", dataset=None, arguments=words)
-        subject = ModelOnCard(job=job, config=config, compute_capability=card)
-        return [problem.message for problem in compatibility.bitsandbytes_on_card(subject)]
-
-    monkeypatch.setattr(compatibility, "has_rocm_library", lambda package: False)
-    assert says((8, 0)) == []
-    assert [each.startswith(f"{asked} needs bitsandbytes") for each in says("gfx942")] == [True] * bool(asked)
-    monkeypatch.setattr(compatibility, "has_rocm_library", lambda package: True)
-    assert says("gfx942") == []

@@ -7,11 +7,8 @@ from typing import Any
 import pytest
 from nouns import TRL_DEFAULTS
 
-from autotrain_mem.planning.card import settings_on
-from autotrain_mem.support.errors import UsageError
 from autotrain_mem.training.environment import one_tracked_run, process_environment
 from autotrain_mem.types import Hardware
-from autotrain_mem.types.hardware import Topology
 
 CARD = Hardware(
     name="a card", origin="detected", total_bytes=2**34, free_bytes=2**34, non_torch_bytes=2**28, uuid="GPU-1"
@@ -34,26 +31,6 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_expandable_segments_reach_the_allocator_of_a_real_card_which_is_left_alone_unless_asked() -> None:
     assert _environment() == {"CUDA_VISIBLE_DEVICES": "GPU-1", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     assert process_environment(CARD, TRL_DEFAULTS, {}, simulate=False) == {"CUDA_VISIBLE_DEVICES": "GPU-1"}
-
-
-def test_an_amd_card_is_shown_by_what_hip_calls_it() -> None:
-    topology = Topology(devices=2, uuids=("3@0000:c1:00.0", "2@0000:85:00.0"))
-    card = replace(CARD, architecture="gfx942", uuid="3@0000:c1:00.0", topology=topology)
-    shown = {"CUDA_VISIBLE_DEVICES": "3", "HIP_VISIBLE_DEVICES": "3"}
-    assert process_environment(card, TRL_DEFAULTS, {}, simulate=False) == shown
-    both = process_environment(card, replace(TRL_DEFAULTS, processes=2), {}, simulate=False)
-    assert (both["CUDA_VISIBLE_DEVICES"], both["HIP_VISIBLE_DEVICES"]) == ("3,2", "3,2")
-
-
-def test_on_an_amd_card_the_allocator_goes_without_segments_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:64")
-    amd = replace(CARD, architecture="gfx942")
-    assert settings_on(CARD, {}).grows
-    assert not settings_on(amd, {}).grows
-    assert settings_on(amd, {}).max_split_bytes == 64 * 2**20
-    with pytest.raises(UsageError, match="PYTORCH_HIP_ALLOC_CONF is not read by autofit") as refused:
-        settings_on(amd, {"PYTORCH_HIP_ALLOC_CONF": "max_split_size_mb:64"})
-    assert "PYTORCH_ALLOC_CONF" in str(refused.value.hint)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,14 +1,17 @@
 """Which device a run is planned for."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from autotrain_mem.machine import choose as module
 from autotrain_mem.machine import measure
 from autotrain_mem.machine.catalog import catalog, named
-from autotrain_mem.machine.choose import choose, several
+from autotrain_mem.machine.choose import check_device, choose, several, unplanned_gpus
 from autotrain_mem.support.errors import NoGpuError, UnknownGpuError, UsageError
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.units import GIB
@@ -158,3 +161,34 @@ def test_without_a_gpu_there_are_three_ways_on_and_what_hides_it_is_named(
     why = ": NVML does not start (NVML Shared Library Not Found)"
     named = f" with CUDA_VISIBLE_DEVICES={hidden!r}" if hidden else why
     assert refusal.value.message.endswith(f"on this machine{named}.")
+
+
+VERSION = "__all__ = ['hip', 'xpu']\nhip: Optional[str] = {hip}\nxpu: Optional[str] = {xpu}\n"
+
+
+@pytest.mark.parametrize(
+    ("platform", "hip", "xpu", "named_as"),
+    [
+        ("linux", "None", "None", ""),
+        ("linux", "'6.4.43482'", "None", "AMD's GPUs (ROCm)"),
+        ("linux", "None", "'20250101'", "Intel's GPUs (XPU)"),
+        ("darwin", "None", "None", "Apple's GPUs (MPS)"),
+    ],
+)
+def test_other_makers_gpus_are_told_by_torchs_build_and_refused_with_the_ways_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, platform: str, hip: str, xpu: str, named_as: str
+) -> None:
+    (tmp_path / "version.py").write_text(VERSION.format(hip=hip, xpu=xpu), encoding="utf-8")
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
+    monkeypatch.setattr("sys.platform", platform)
+    assert unplanned_gpus() == named_as
+    if not named_as:
+        return
+    for ask in (lambda: choose(None, use_cpu=False), lambda: check_device(None)):
+        with pytest.raises(NoGpuError, match=re.escape(f"torch is built for {named_as} here")) as refused:
+            ask()
+        for way in ("--gpu NAME --plan_only", "--gpu NAME --simulate", "--use_cpu"):
+            assert way in str(refused.value.hint)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert platform == "darwin" or unplanned_gpus() == "", "no torch at all"

@@ -270,7 +270,7 @@ def test_a_process_is_shown_its_cards_by_numbers_that_vllm_can_read_in_the_order
     if order is not None:
         monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
     for uuids in ((A,), (C,), (C, A), (B, C, A)):
-        variables = seen_cards(named("rtx3090"), uuids)
+        variables = seen_cards(uuids)
         numbers = variables["CUDA_VISIBLE_DEVICES"].split(",")
         assert [nvml.gpus[int(number)].uuid for number in numbers] == list(uuids)
         assert variables["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
@@ -278,14 +278,13 @@ def test_a_process_is_shown_its_cards_by_numbers_that_vllm_can_read_in_the_order
 
 
 def test_a_process_is_shown_its_card_by_uuid_if_a_number_might_mean_another(nvml: FakeNvml) -> None:
-    card = named("rtx3090")
     nvml.gpus[0].lost = "GPU is lost"  # CUDA may count without it
-    assert seen_cards(card, (B,)) == {"CUDA_VISIBLE_DEVICES": B}
+    assert seen_cards((B,)) == {"CUDA_VISIBLE_DEVICES": B}
     nvml.gpus = [FakeGpu(A), split_a100(FakeInstance(X, 7, 0), FakeInstance(Y, 8, 0))]
-    assert seen_cards(card, (X,)) == {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    assert seen_cards(card, (Y,)) == {"CUDA_VISIBLE_DEVICES": Y}  # not the first instance
+    assert seen_cards((X,)) == {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert seen_cards((Y,)) == {"CUDA_VISIBLE_DEVICES": Y}  # not the first instance
     nvml.driver = None
-    assert seen_cards(card, (A,)) == {"CUDA_VISIBLE_DEVICES": A}
+    assert seen_cards((A,)) == {"CUDA_VISIBLE_DEVICES": A}
 
 
 def test_the_host_is_a_device_with_this_machines_memory() -> None:

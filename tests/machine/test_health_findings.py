@@ -56,52 +56,10 @@ def test_a_good_machine_has_nothing_broken() -> None:
     assert summary(health).startswith("Everything works")
 
 
-ROCM = Library(version="2.13.0+rocm6.4", details={"hip": "6.4.43482"})
-ON_AMD = replace(
-    GOOD,
-    has_device_files=False,
-    driver="",
-    driver_cuda=None,
-    nvml_error="NVML is not installed",
-    cards=(replace(named("mi300x"), origin="detected", uuid="0@0000:c1:00.0"),),
-    libraries=LIBRARIES | {"torch": ROCM},
-)
-
-
-def test_a_machine_with_amds_cards_trains_and_is_told_that_none_was_ever_tried() -> None:
-    health = health_of(ON_AMD)
-    assert health.trains
-    by_name = {finding.name: finding for finding in health.findings}
-    assert "none was ever run on one" in by_name["ROCm"].text
-    assert by_name["mi300x"].text == "191.7 GiB, 191.7 GiB free; gfx942"
-    assert by_name["torch"].text == "2.13.0+rocm6.4, for ROCm 6.4.43482"
-    assert "driver" not in by_name, "NVIDIA's is not missed"
-    lonely = health_of(replace(ON_AMD, amdsmi_error="amdsmi is not installed")).findings
-    (finding,) = [each for each in lonely if each.name == "amdsmi"]
-    assert "who else is on it not at all" in finding.text
-    assert "pip install amdsmi" in finding.fix
-
-
-def test_a_torch_for_rocm_is_nothing_to_train_with_on_another_machine() -> None:
-    problem = replace(ROCM, problem="No HIP GPUs are available")
-    unseen = health_of(replace(ON_AMD, cards=(), libraries=LIBRARIES | {"torch": problem}))
-    (finding,) = [each for each in unseen.findings if each.name == "torch"]
-    assert (finding.state, unseen.trains) == (Soundness.NOTE, False)
-    assert "no AMD GPU that is known was found" in finding.text
-    (finding,) = [
-        each for each in only(replace(GOOD, libraries=LIBRARIES | {"torch": problem})) if each.name == "torch"
-    ]
-    assert (finding.state, finding.fix[:11]) == (Soundness.BROKEN, "pip install")
-    assert "the GPU that is here is NVIDIA's" in finding.text
-    broken = health_of(replace(ON_AMD, libraries=LIBRARIES | {"torch": problem}))
-    assert "No HIP GPUs are available" in next(each for each in broken.findings if each.name == "torch").text
-
-
-def test_a_gpu_of_apple_or_intel_is_named_as_one_that_nothing_is_planned_for() -> None:
-    facts = replace(ON_AMD, cards=(), unplanned="Apple's GPU (MPS), 24.0 GiB of unified memory for it")
-    health = health_of(replace(facts, libraries=LIBRARIES | {"torch": Library(version="2.13.0")}))
+def test_a_torch_that_is_built_for_others_gpus_is_named_as_one_that_nothing_is_planned_for() -> None:
+    health = health_of(replace(GOOD, driver="", cards=(), unplanned="AMD's GPUs (ROCm)"))
     finding = next(each for each in health.findings if each.name == "driver")
-    assert finding.text.startswith("Apple's GPU (MPS), 24.0 GiB of unified memory for it: not planned for, since its")
+    assert finding.text.startswith("torch is built for AMD's GPUs (ROCm): not planned for")
     assert (finding.state, health.trains) == (Soundness.NOTE, False)
 
 

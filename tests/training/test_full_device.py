@@ -10,7 +10,6 @@ from autotrain_mem.training.full_device import Done, Full, attempt, is_out_of_me
 
 SAID = {
     "CUDA out of memory. Tried to allocate 92.00 MiB. GPU 0 has a total capacity of 7.79 GiB": "GPU memory",
-    "HIP out of memory. Tried to allocate 2.00 GiB": "GPU memory",
     "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`": "cuBLAS workspace",
     "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`": "cuBLAS workspace",
     "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasLtCreate(handle)`": "cuBLAS workspace",

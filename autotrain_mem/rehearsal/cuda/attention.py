@@ -40,16 +40,8 @@ _CUDNN = (
 )
 
 
-_AOTRITON = (
-    "attention by other kernels than AOTriton's (TORCH_ROCM_FA_PREFER_CK, or a torch without AOTriton): without any, a "
-    "layer's scores in float32 come on top, several times tokens x tokens x heads x 4 bytes for each row"
-)
-
-
 def not_counted(compute_capability: Capability) -> tuple[str, ...]:
     """Says what this module leaves out on a card, each with its bound; cuDNN's attention is for 9.x and 10.x."""
-    if isinstance(compute_capability, str):
-        return (_AOTRITON,)
     return (_FLASH_SPLIT, *(_CUDNN if compute_capability[0] >= 9 else ()))
 
 

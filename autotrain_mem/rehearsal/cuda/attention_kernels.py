@@ -12,11 +12,9 @@ from enum import StrEnum
 
 import torch
 
-from autotrain_mem.types.hardware import ARCHITECTURES, Architecture, Capability
+from autotrain_mem.types.hardware import Capability
 
 HALF = (torch.float16, torch.bfloat16)
-LARGEST_ALIGNED_HEAD = 256
-"""Of ROCm's memory-efficient attention: ``sdp_utils.cpp: check_head_dim_size_flash_nested``."""
 
 
 class Backend(StrEnum):
@@ -43,7 +41,7 @@ def choose(
     enable_gqa: bool,
     capability: Capability,
 ) -> Backend:
-    """The kernel that CUDA picks, or ROCm.
+    """The kernel that CUDA picks.
 
     cuDNN goes first on capability 9.x and 10.x (``check_prefer_cudnn_attention``: cuDNN newer than 9.15.0, which
     torch's CUDA 13 wheels bring), flash and memory-efficient follow, math takes the rest.
@@ -58,44 +56,12 @@ def choose(
     query, key, value = inputs
     equal_heads = query.size(1) == key.size(1) == value.size(1)
     are_shared = equal_heads or (enable_gqa and key.size(1) == value.size(1) and query.size(1) % key.size(1) == 0)
-    if isinstance(capability, str):
-        card = ARCHITECTURES[capability]
-        return _choose_of_amd(inputs, mask, card, is_causal=is_causal, equal_heads=equal_heads, are_shared=are_shared)
     if are_shared:
         if _cudnn_runs(inputs, mask, dropout, capability):
             return Backend.CUDNN
         if mask is None and _flash_runs(inputs, dropout, is_causal, capability):
             return Backend.FLASH
     if equal_heads and _efficient_runs(inputs, capability):
-        return Backend.EFFICIENT
-    return Backend.MATH
-
-
-def _choose_of_amd(
-    inputs: Inputs,
-    mask: torch.Tensor | None,
-    card: Architecture,
-    *,
-    is_causal: bool,
-    equal_heads: bool,
-    are_shared: bool,
-) -> Backend:
-    """AOTriton's kernels, under the same two names; cuDNN's are not there (``sdp_utils.cpp``, below ``USE_ROCM``).
-
-    Both take heads of one size up to ``aotriton_max_hdim``. Flash needs half precision and takes grouped heads and no
-    mask (``can_use_flash_attention``). Memory-efficient attention takes equal heads, whose size is a multiple of 8, or
-    of 4 in float32 (``check_head_dim_size_flash_nested``, which asks for 8 in any case up to AOTriton 0.11), and no
-    mask of another dtype than the query's (``can_use_mem_efficient_attention``).
-    """
-    query, key, value = inputs
-    if not query.size(3) == key.size(3) == value.size(3) <= card.largest_head:
-        return Backend.MATH
-    is_square = not is_causal or query.size(2) == key.size(2)
-    if mask is None and query.dtype in HALF and is_square and are_shared:
-        return Backend.FLASH
-    fits_mask = mask is None or mask.dtype in (torch.bool, query.dtype)
-    is_aligned = query.size(3) % 8 == 0 and query.size(3) <= LARGEST_ALIGNED_HEAD
-    if equal_heads and fits_mask and is_aligned and query.dtype in (*HALF, torch.float32):
         return Backend.EFFICIENT
     return Backend.MATH
 
@@ -273,7 +239,6 @@ def _efficient_workspace_bytes(inputs: Inputs, call: KernelCall) -> int:
     """
     query, key, value = inputs
     half, head = query.dtype in HALF, max(query.size(3), value.size(3))
-    assert not isinstance(call.capability, str)  # which has kernels of its own
     large_card = call.capability in ((8, 0), (9, 0)) or call.capability[0] == 10
     ampere_half = half and call.capability[0] >= 8
     block_rows, block_keys, bound = 64, 64, 64 if head <= 64 else 128 if head <= 128 else 1 << 16
@@ -307,31 +272,6 @@ def _flash3_backward(inputs: Inputs, call: KernelCall) -> Made:
     return grads, scratch
 
 
-def _aotriton_forward(query: torch.Tensor, value: torch.Tensor, call: KernelCall) -> Kept:
-    """``hip/flash_attn/aot/mha_all_aot.hip: mha_fwd_aot``, and ``cuda/attention.cu: _efficient_attention_forward``
-    below ``USE_ROCM``: out, the logsumexp of each query, seed and offset of the generator on the device."""
-    is_flash = call.backend is Backend.FLASH
-    out = torch.empty_like(query) if is_flash else _rows_first(query, value.size(3))
-    rows = query.size(2) if is_flash or call.keeps_statistics else 0
-    statistics = torch.empty((*query.shape[:2], rows), dtype=torch.float32)
-    return out, [statistics, *(torch.empty((), dtype=torch.int64) for _ in range(2))]
-
-
-def _aotriton_backward(inputs: Inputs, call: KernelCall) -> Made:
-    """``mha_all_aot.hip: mha_bwd_aot`` and ``cuda/attention_backward.cu: _efficient_attention_backward`` below
-    ``USE_ROCM``: gradients, the row sums (of flash a second time, unused), and what adds the query's gradient up.
-
-    Grouped heads are added up inside; a backward that is fused, as short rows have, takes no row sums.
-    """
-    query, is_flash = inputs[0], call.backend is Backend.FLASH
-    grads = [torch.empty_like(each) if is_flash else _rows_first(each, each.size(3)) for each in inputs]
-    rows = query.numel() // query.size(3)
-    scratch = [torch.empty(rows, dtype=torch.float32) for _ in range(2 if is_flash else 1)]
-    if ARCHITECTURES[str(call.capability)].adds_queries_up:
-        scratch.append(torch.empty(query.numel(), dtype=torch.float32))
-    return grads, scratch
-
-
 _KERNELS = {
     Backend.FLASH: (_flash_forward, _flash_backward),
     Backend.FLASH3: (_flash_forward, _flash3_backward),
@@ -339,11 +279,9 @@ _KERNELS = {
     Backend.EFFICIENT: (_efficient_forward, _efficient_backward),
 }
 
-_AOTRITON = (_aotriton_forward, _aotriton_backward)
-
 
 def kernels(
     call: KernelCall,
 ) -> tuple[Callable[[torch.Tensor, torch.Tensor, KernelCall], Kept], Callable[[Inputs, KernelCall], Made]]:
     """Returns what allocates as the forward and the backward kernel of a call do."""
-    return _AOTRITON if isinstance(call.capability, str) else _KERNELS[call.backend]
+    return _KERNELS[call.backend]

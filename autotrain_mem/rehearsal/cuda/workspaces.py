@@ -17,7 +17,7 @@ import torch
 
 from autotrain_mem.rehearsal.cuda.attention_kernels import HALF
 from autotrain_mem.rehearsal.trace.recorder import Scratch, Workspace
-from autotrain_mem.types.hardware import ARCHITECTURES, HIPBLASLT_BYTES, Capability
+from autotrain_mem.types.hardware import Capability
 
 NOT_COUNTED = (
     "workspaces inside CUDA kernels that are below 1 MiB in a training step (reductions but for sums over rows, topk, "
@@ -63,12 +63,6 @@ _BY_CUBLAS = frozenset(
 
 
 def _product_workspaces(compute_capability: Capability) -> tuple[Scratch, ...]:
-    """Lists those of both libraries on AMD's cards: products go to hipBLASLt where it knows the card
-    (``aten/src/ATen/Context.cpp: blasPreferredBackend``), and to rocBLAS where it has no kernel for them. A run that
-    needs but one keeps less."""
-    if isinstance(compute_capability, str):
-        rocblas = Scratch(ARCHITECTURES[compute_capability].rocblas_bytes, kept_as="rocBLAS workspace")
-        return rocblas, Scratch(HIPBLASLT_BYTES, kept_as="hipBLASLt workspace")
     # cuda/CublasHandlePool.cpp: parseChosenWorkspaceSize, without CUBLAS_WORKSPACE_CONFIG: Hopper and Blackwell take
     # 32 MiB; the rest ":4096:2:16:8", two chunks of 4 MiB and eight of 16 KiB.
     cublas_bytes = 32 << 20 if compute_capability[0] >= 9 else 2 * (4096 << 10) + 8 * (16 << 10)
@@ -138,15 +132,10 @@ _LARGEST_INDEX = 2**31 - 1
 def _sum_over(compute_capability: Capability) -> Row:
     """A sum over rows, which autograd makes for the gradients of biases and of norms' weights.
 
-    A capability that is not known here is taken for the largest card of all. AMD's compute units run 2048 threads each
-    (HIP's ``hipDeviceProp_t: maxThreadsPerMultiProcessor`` on CDNA and RDNA alike), whose wavefronts of 64 make no
-    difference to how blocks share a sum.
+    A capability that is not known here is taken for the largest card of all.
     """
-    if isinstance(compute_capability, str):
-        threads = ARCHITECTURES[compute_capability].compute_units * 2048
-    else:
-        multiprocessors = MULTIPROCESSORS.get(compute_capability, max(MULTIPROCESSORS.values()))
-        threads = multiprocessors * _THREADS_PER_MULTIPROCESSOR.get(compute_capability, 2048)
+    multiprocessors = MULTIPROCESSORS.get(compute_capability, max(MULTIPROCESSORS.values()))
+    threads = multiprocessors * _THREADS_PER_MULTIPROCESSOR.get(compute_capability, 2048)
 
     def row(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
         tensor, dims = args[0], args[1] if len(args) > 1 else kwargs.get("dim")

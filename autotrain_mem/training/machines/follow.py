@@ -202,7 +202,7 @@ class _Following:
         for child in earlier:
             child.stop(0)
         self._is_asked_to_end, self._interrupted_at = False, None
-        seen = seen_cards(self._hardware, self._hardware.topology.uuids) if self._real else {}
+        seen = seen_cards(self._hardware.topology.uuids) if self._real else {}
         try:
             module = RUN_PROCESS if self._real else SIMULATED_PROCESS
             child = Child(

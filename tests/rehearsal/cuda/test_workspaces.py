@@ -16,7 +16,6 @@ from autotrain_mem.rehearsal.cuda.workspaces import MULTIPROCESSORS, workspaces
 from autotrain_mem.rehearsal.trace.recorder import Recorder, Scratch
 from autotrain_mem.support.units import MIB
 from autotrain_mem.types import Block, Owner, Phase
-from autotrain_mem.types.hardware import ARCHITECTURES
 
 aten = torch.ops.aten
 AMPERE, HOPPER = (8, 0), (9, 0)
@@ -149,24 +148,6 @@ def test_no_card_of_the_catalog_has_more_multiprocessors_than_its_capability_is_
     for card in cards:
         major, minor = map(int, card["compute_capability"].split("."))
         assert int(card["multiprocessors"]) <= MULTIPROCESSORS[major, minor], card["key"]
-
-
-def test_no_card_of_the_catalog_has_more_compute_units_than_its_architecture_is_taken_to_have() -> None:
-    with open(catalog._ROWS, encoding="utf-8", newline="") as file:
-        cards = [row for row in csv.DictReader(file) if row["architecture"]]
-    assert {card["architecture"] for card in cards} == ARCHITECTURES.keys()
-    for card in cards:
-        assert not card["compute_capability"]
-        assert int(card["multiprocessors"]) <= ARCHITECTURES[card["architecture"]].compute_units, card["key"]
-
-
-@pytest.mark.parametrize(("architecture", "rocblas_mib"), [("gfx90a", 32), ("gfx942", 128), ("gfx1100", 32)])
-def test_a_product_on_an_amd_card_keeps_the_workspaces_of_both_libraries(architecture: str, rocblas_mib: int) -> None:
-    kept = workspaces(architecture)(aten.mm.default, (), {}, None)
-    assert [(each.size_bytes >> 20, each.kept_as) for each in kept] == [
-        (rocblas_mib, "rocBLAS workspace"),
-        (76, "hipBLASLt workspace"),
-    ]
 
 
 def backward(out: torch.Tensor) -> Callable[[], Any]:
