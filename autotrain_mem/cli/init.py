@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotrain_mem import api
-from autotrain_mem.cli.errands import Errand, finish
 from autotrain_mem.cli.run_flags import flag_parser, parsed
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.report.terminal import warn
@@ -209,8 +208,10 @@ def columns_of(dataset: str) -> Columns:
         return Columns(names=_of_text_file(path))
     if not path.exists() and (path.suffix.lower() == ".parquet" or dataset.startswith((".", "/", "~"))):
         raise _not_there(dataset)
-    end = finish(Errand(task="columns", dataset=str(path) if path.exists() else dataset))
-    return Columns(names=tuple(end["columns"]), rows=end["rows"])
+    from autotrain_mem.data.load import load_named  # datasets
+
+    split = next(iter(load_named(str(path) if path.exists() else dataset, None).values()))
+    return Columns(names=tuple(split.column_names), rows=len(split))
 
 
 def _of_text_file(path: Path) -> tuple[str, ...]:

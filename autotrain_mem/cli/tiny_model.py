@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 import shutil
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -129,7 +130,7 @@ def write_model(folder: Path, config: Any, tokenizer: Any) -> None:
     unfinished.mkdir(parents=True)
     try:
         tokenizer.save_pretrained(unfinished)
-        with _silence():
+        with quiet_libraries():
             _random_model(config).save_pretrained(unfinished)
         (unfinished / "README.md").write_text(MODEL_CARD, encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
@@ -139,16 +140,17 @@ def write_model(folder: Path, config: Any, tokenizer: Any) -> None:
 
 
 @contextmanager
-def _silence() -> Iterator[None]:
-    """Says nothing: a tiny model is written before a bar could be drawn, and DeepSpeed, which is imported for it where
-    it is installed, warns on stdout that no GPU is here."""
+def quiet_libraries() -> Iterator[None]:
+    """Hides bars and warnings of libraries: DeepSpeed, which is imported for any model where it is installed, warns on
+    stdout that no GPU is here."""
     from transformers.utils import logging as progress
 
     disabled, shown = logging.root.manager.disable, progress.is_progress_bar_enabled()
     logging.disable(logging.WARNING)
     progress.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings(action="ignore"):
+            yield
     finally:
         logging.disable(disabled)
         if shown:

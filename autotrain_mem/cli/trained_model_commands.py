@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import re
+import shlex
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from autotrain_mem.cli.errands import (
-    Errand,
-    ErrandProcess,
-    check_repository,
-    errand_of,
-    find_run,
-    finish,
-    merge_errand,
-    quantized_note,
-    started,
-)
 from autotrain_mem.cli.run_flags import model_flags, parsed, run_parser
+from autotrain_mem.cli.tiny_model import quiet_libraries
+from autotrain_mem.cli.trained_run import find_run, merge_target, quantized_note, with_base
 from autotrain_mem.report.terminal import Console, waiting, warn
-from autotrain_mem.support.errors import UsageError
-from autotrain_mem.support.units import format_bytes, printable
+from autotrain_mem.support.errors import TrainingError, UsageError
+
+if TYPE_CHECKING:
+    from autotrain_mem.cli.trained_model import Chat
 
 MAX_NEW_TOKENS = 256
 
@@ -31,11 +29,13 @@ Loads the model that a run trained, with the base where it is an adapter, on the
 Ctrl-C or an empty line. A reward model gives its score: of --prompt with --answer, or of one text.
 """
 
-Messages = list[dict[str, str]]
-
 
 def chat(argv: Sequence[str]) -> int:
-    """Answer prompts. Raises UsageError, OutputFolderError, ModelNotFoundError and HostMemoryError."""
+    """Answer prompts. Raises UsageError, OutputFolderError, ModelNotFoundError and HostMemoryError.
+
+    ``transformers chat`` talks to ``transformers serve``, which loads no folder of an adapter (transformers 5.23: it
+    asks for a config.json) and no reward model.
+    """
     parser = run_parser("chat", _CHAT)
     parser.add_argument("--prompt", metavar="TEXT", help="answer this, and end")
     parser.add_argument("--answer", metavar="TEXT", help="reward models: score this answer to the prompt")
@@ -45,13 +45,11 @@ def chat(argv: Sequence[str]) -> int:
     model_flags(parser)
     if (options := parsed(parser, argv)) is None:
         return 0
-    run = find_run(options.run)
-    errand = errand_of(run, "chat", base=options.base, trust_remote_code=options.trust_remote_code)
-    errand = replace(errand, max_new_tokens=options.max_new_tokens, plain=options.plain, use_cpu=options.use_cpu)
-    prompt, answer = options.prompt, options.answer
-    if errand.max_new_tokens < 1:
-        raise UsageError(f"--max_new_tokens {errand.max_new_tokens} is less than 1.", hint="--max_new_tokens 256")
-    if answer is not None and not errand.gives_score:
+    run = replace(with_base(find_run(options.run), options.base), trust_remote_code=options.trust_remote_code)
+    prompt, answer, gives_score = options.prompt, options.answer, run.method.has_score_head
+    if options.max_new_tokens < 1:
+        raise UsageError(f"--max_new_tokens {options.max_new_tokens} is less than 1.", hint="--max_new_tokens 256")
+    if answer is not None and not gives_score:
         raise UsageError("--answer is for reward models, which score it.", hint="Remove --answer.")
     if answer is not None and prompt is None:
         raise UsageError("--answer needs the prompt that it answers.", hint="Add --prompt TEXT.")
@@ -59,47 +57,36 @@ def chat(argv: Sequence[str]) -> int:
         prompt = sys.stdin.read().rstrip("\n")
     if prompt is not None and not prompt.strip():
         raise UsageError("The prompt is empty.", hint="autofit chat RUN --prompt TEXT")
-    if note := quantized_note(errand):
+    if note := quantized_note(run):
         warn(note)
-    with started(errand) as process:
-        with waiting(Console(stderr=True), "loading the model"):
-            device = process.receive()["device"]
-        if prompt is None:
-            _converse(process, errand, device)
-        else:
-            _reply(process, [_turn("user", prompt), *([_turn("assistant", answer)] if answer is not None else [])])
+    with waiting(Console(stderr=True), "loading the model"), quiet_libraries():
+        from autotrain_mem.cli.trained_model import Chat  # torch and transformers
+
+        loaded = Chat(run, max_new_tokens=options.max_new_tokens, plain=options.plain, use_cpu=options.use_cpu)
+    if prompt is not None:
+        _reply(
+            loaded, [_turn("user", prompt), *([_turn("assistant", answer)] if answer is not None else [])], gives_score
+        )
+        return 0
+    sys.stdout.write(f"{run.folder} on {loaded.device}; an empty line or Ctrl-C ends.\n")
+    messages: list[dict[str, str]] = []
+    try:
+        while (line := input("> ")).strip():
+            messages = [*([] if gives_score else messages), _turn("user", line)]  # a reward model scores one text
+            messages.append(_turn("assistant", _reply(loaded, messages, gives_score)))
+    except (EOFError, KeyboardInterrupt):
+        sys.stdout.write("\n")
     return 0
 
 
-def _converse(process: ErrandProcess, errand: Errand, device: str) -> None:
-    """Hold a conversation on the terminal; each prompt of a reward model stands for itself."""
-    sys.stdout.write(f"{errand.folder} on {device}; an empty line or Ctrl-C ends.\n")
-    messages: Messages = []
-    while True:
-        try:
-            if not (line := input("> ")).strip():
-                return
-            messages = [*([] if errand.gives_score else messages), _turn("user", line)]
-            messages.append(_turn("assistant", _reply(process, messages)))
-        except (EOFError, KeyboardInterrupt):
-            sys.stdout.write("\n")
-            return
-
-
-def _reply(process: ErrandProcess, messages: Messages) -> str:
-    """Print an answer as it comes; returns all of it."""
-    process.send({"messages": messages})
-    while True:
-        event = process.receive()
-        if event["event"] == "score":
-            sys.stdout.write(f"score {event['score']:.4f}\n")
-            return ""
-        if event["event"] == "answer":
-            sys.stdout.write("\n")
-            sys.stdout.flush()
-            return str(event["text"])
-        sys.stdout.write(printable(event["text"]))
-        sys.stdout.flush()
+def _reply(loaded: Chat, messages: list[dict[str, str]], gives_score: bool) -> str:
+    """Print an answer as it comes, or a score; returns the answer."""
+    if gives_score:
+        sys.stdout.write(f"score {loaded.score(messages):.4f}\n")
+        return ""
+    text: str = loaded.answer(messages, functools.partial(print, end="", flush=True))
+    print(flush=True)
+    return text
 
 
 def _turn(role: str, content: str) -> dict[str, str]:
@@ -121,40 +108,56 @@ def merge(argv: Sequence[str]) -> int:
     if (options := parsed(parser, argv)) is None:
         return 0
     run = find_run(options.run)
-    base = options.base if run.is_adapter else None
-    errand = errand_of(run, "merge", base=base, trust_remote_code=options.trust_remote_code)
-    errand = merge_errand(run, errand, options.out)
-    if note := quantized_note(errand):
+    target = merge_target(run, options.out)
+    run = replace(with_base(run, options.base), trust_remote_code=options.trust_remote_code)
+    if note := quantized_note(run):
         warn(note)
-    with waiting(Console(stderr=True), "merging the adapter into its base"):
-        end = finish(errand, lambda event: warn(event["message"]))
-    sys.stdout.write(f"{end['path']}: {format_bytes(end['bytes'])} in {end['dtype']}\n")
+    with waiting(Console(stderr=True), "merging the adapter into its base"), quiet_libraries():
+        from autotrain_mem.cli import trained_model  # torch and transformers
+
+        size = trained_model.merge(run, target, warn)
+    sys.stdout.write(f"{target}: {size}\n")
     return 0
 
 
 _PUSH = """\
-Uploads weights, configs, tokenizer and the model card, and nothing else: no checkpoints, no logs, no plan.json,
-run.json or training_args.bin, which may name paths of this machine or hold tokens. The repository is made where there
-is none, private unless --public is given.
+Runs `hf upload` for weights, configs, tokenizer and the model card, and nothing else: no checkpoints, no logs, no
+plan.json, run.json or training_args.bin, which may name paths of this machine or hold tokens. The repository is made
+where there is none, private unless --public is given; where there is one, a commit is put on top.
 """
+UPLOADED = (
+    *("README.md", "config.json", "generation_config.json", "adapter_config.json", "*.safetensors"),
+    *("*.safetensors.index.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt"),
+    *("chat_template*", "*processor_config.json"),
+)
+"""All else stays here: ``training_args.bin`` and checkpoints may hold tokens, plan and logs name paths of this
+machine."""
 
 
 def push(argv: Sequence[str]) -> int:
-    """Upload. Raises UsageError, OutputFolderError and TrainingError."""
+    """Upload with ``hf upload``. Raises UsageError, OutputFolderError and TrainingError."""
     parser = run_parser("push", _PUSH)
     parser.add_argument("--to", metavar="ORG/NAME", help="the repository")
     parser.add_argument("--public", action="store_true", help="make it public, where it is made")
-    parser.add_argument("--update", action="store_true", help="put a commit on a repository that holds files already")
     if (options := parsed(parser, argv)) is None:
         return 0
     if options.to is None:
         raise UsageError("autofit push needs the name of a repository.", hint="autofit push RUN --to ORG/NAME")
-    check_repository(options.to)
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", options.to):
+        raise UsageError(f"--to {options.to!r} is no repository's name.", hint="--to ORG/NAME, or --to USER/NAME")
     run = find_run(options.run)
     if run.is_adapter and Path(run.base).expanduser().is_dir():
         warn(f"the adapter names its base by a folder of this machine, {run.base}: others cannot load it from there")
-    errand = Errand(task="push", folder=str(run.folder), to=options.to, public=options.public, update=options.update)
-    with waiting(Console(stderr=True), f"uploading to {options.to}"):
-        end = finish(errand, lambda event: warn(event["message"]))
-    sys.stdout.write(f"{end['url']}\n")
+    words = ["upload", options.to, str(run.folder), ".", f"--{'no-' * options.public}private"]
+    words += [f"--include={pattern}" for pattern in UPLOADED]
+    words += ["--exclude=*/*", f"--commit-message=Upload the model trained in {run.folder.resolve().name}"]
+    sys.stderr.write(f"{shlex.join(['hf', *words])}\n")
+    code = subprocess.run([sys.executable, "-m", "huggingface_hub.cli.hf", *words], check=False).returncode
+    if code:
+        raise TrainingError(
+            f"hf upload failed with exit status {code}.",
+            hint="Run `hf auth login` with a token that may write, or set HF_TOKEN. --to takes a user or an "
+            "organisation that is yours. Where the network broke off, run this again: what arrived is not sent twice.",
+        )
+    sys.stdout.write(f"https://huggingface.co/{options.to}\n")
     return 0

@@ -1,0 +1,242 @@
+"""Which folders hold a trained model; chat and merge with a tiny model and an adapter of it; what is uploaded."""
+
+import fnmatch
+import json
+import pathlib
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autotrain_mem.cli import main, trained_model_commands
+from autotrain_mem.cli.trained_run import TrainedRun, find_run, merge_target, quantized_note, with_base
+from autotrain_mem.support import codec
+from autotrain_mem.support.errors import (
+    HostMemoryError,
+    ModelNotFoundError,
+    OutputFolderError,
+    UsageError,
+)
+from autotrain_mem.support.host import HostMemory
+from autotrain_mem.types.methods_table import METHODS
+from tests.report.report_examples import UNCHANGED_PLAN
+
+MakeRun = Callable[..., pathlib.Path]
+
+
+@pytest.fixture
+def make_run(tmp_path: pathlib.Path) -> MakeRun:
+    """``make_run("run", "adapter_config.json", ...)``: plan, report and empty files of these names."""
+
+    def made(name: str, *files: str, model: str = "tiny", method: str = "sft", **knobs: object) -> pathlib.Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        plan = replace(UNCHANGED_PLAN, job=replace(UNCHANGED_PLAN.job, model=model, method=method))
+        plan = replace(plan, estimate=replace(plan.estimate, knobs=replace(plan.knobs, **knobs)))
+        (folder / "plan.json").write_text(json.dumps(codec.to_json(plan)), encoding="utf-8")
+        (folder / "run.json").write_text('{"steps": 7}', encoding="utf-8")
+        for file in files:
+            (folder / file).write_text("{}", encoding="utf-8")
+        return folder
+
+    return made
+
+
+ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
+
+
+def test_an_adapter_is_told_from_a_whole_model(make_run: MakeRun) -> None:
+    adapter, whole = find_run(str(make_run("one", *ADAPTER))), find_run(str(make_run("two", "model.safetensors")))
+    assert (adapter.is_adapter, adapter.weights_from) == (True, "tiny")
+    assert not whole.is_adapter
+    assert with_base(whole, None).weights_from == str(whole.folder)
+
+
+def test_a_run_of_another_version_is_a_run(make_run: MakeRun) -> None:
+    """Its plan may hold what this version does not know, and lack what it needs."""
+    folder = make_run("one", "model.safetensors")
+    plan = json.loads((folder / "plan.json").read_text())
+    del plan["estimate"], plan["levers"]
+    (folder / "plan.json").write_text(json.dumps(plan | {"schema": "autofit.plan/99"}))
+    assert find_run(str(folder)).method.name == "sft"
+    for text in ("{}", "[", json.dumps(plan | {"method": "later"}), json.dumps(plan | {"model": 7})):
+        (folder / "plan.json").write_text(text)
+        with pytest.raises(UsageError, match="names no method and model"):
+            find_run(str(folder))
+
+
+def test_what_is_no_run_that_has_ended_is_refused_with_the_way_on(make_run: MakeRun, tmp_path: pathlib.Path) -> None:
+    begun, dead = make_run("begun", "train.log"), make_run("dead")
+    (begun / "checkpoint-4").mkdir()
+    (dead / "run.json").unlink()
+    for path, kind, words in [
+        (str(tmp_path / "nowhere"), UsageError, "There is no folder"),
+        ("", UsageError, "There is no folder"),
+        (str(begun / "plan.json"), UsageError, "is a file"),
+        (str(begun / "checkpoint-4"), UsageError, "is not the folder of a run"),
+        (str(tmp_path), UsageError, str(begun)),  # the runs in it are named
+        (str(begun), OutputFolderError, "ended after step 7"),
+        (str(begun), OutputFolderError, "--resume_from_checkpoint"),
+        (str(dead), OutputFolderError, f"--plan {dead}"),
+    ]:
+        with pytest.raises(kind) as caught:
+            find_run(path)
+        assert words in str(caught.value)
+
+
+def test_a_base_model_that_is_gone_is_named_with_the_flag(make_run: MakeRun, tmp_path: pathlib.Path) -> None:
+    gone = find_run(str(make_run("one", *ADAPTER, model=str(tmp_path / "gone"))))
+    with pytest.raises(ModelNotFoundError, match=r"there is no such folder[\s\S]*--base"):
+        with_base(gone, None)
+    assert with_base(gone, "ORG/NAME").base == "ORG/NAME"
+    on_hub = find_run(str(make_run("two", *ADAPTER, model="Qwen/Qwen2.5-0.5B")))
+    assert with_base(on_hub, None).base == "Qwen/Qwen2.5-0.5B"
+    with pytest.raises(UsageError, match="needs no base"):
+        with_base(find_run(str(make_run("three", "model.safetensors"))), "ORG/NAME")
+
+
+def test_nothing_is_merged_over_a_folder_or_out_of_a_whole_model(make_run: MakeRun, tmp_path: pathlib.Path) -> None:
+    with pytest.raises(UsageError, match="nothing to merge"):
+        merge_target(find_run(str(make_run("whole", "model.safetensors"))), None)
+    run = find_run(str(make_run("run", *ADAPTER, model="ORG/NAME", load_in_4bit=True, use_peft=True)))
+    assert merge_target(run, None) == tmp_path.resolve() / "run-merged"
+    assert "in 4 bits" in str(quantized_note(run))
+    shutil.copytree(run.folder, tmp_path / "run-merged")
+    for out in (None, str(run.folder), str(tmp_path / "no" / "such")):
+        with pytest.raises(OutputFolderError):
+            merge_target(run, out)
+
+
+@pytest.mark.parametrize("name", ["", "model", "a/b/c", "a b/c", "../x/y"])
+def test_a_repository_needs_an_owner_and_a_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["push", "run", "--to", name]) == 2
+    assert "--to ORG/NAME" in capsys.readouterr().err
+
+
+def test_a_new_repository_is_private_and_gets_the_model_alone(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from huggingface_hub import HfApi
+    from huggingface_hub.cli.hf import app
+
+    folder = make_run("run", *ADAPTER, "training_args.bin", "tokenizer.json", "optimizer.pt", ".env")
+    (folder / "checkpoint-2").mkdir()
+    (folder / "checkpoint-2" / "model.safetensors").write_text("{}")
+    made: dict[str, Any] = {}
+    codes = iter((0, 1))
+
+    def create(self: HfApi, repo_id: str, *, private: bool, **options: Any) -> Any:
+        made["private"] = private
+        return SimpleNamespace(repo_id=repo_id)
+
+    def upload(self: HfApi, *, folder_path: str, allow_patterns: Any, ignore_patterns: Any, **options: Any) -> Any:
+        names = [str(path.relative_to(folder_path)) for path in pathlib.Path(folder_path).rglob("*") if path.is_file()]
+        matches = {
+            name: [[fnmatch.fnmatch(name, each) for each in patterns] for patterns in (allow_patterns, ignore_patterns)]
+            for name in names
+        }
+        made["files"] = sorted(name for name, (allowed, ignored) in matches.items() if any(allowed) > any(ignored))
+        return SimpleNamespace(commit_url="there")
+
+    def run(words: list[str], **options: Any) -> Any:
+        app(words[3:], standalone_mode=False)
+        return SimpleNamespace(returncode=next(codes))
+
+    monkeypatch.setattr(HfApi, "create_repo", create)
+    monkeypatch.setattr(HfApi, "upload_folder", upload)
+    monkeypatch.setattr(trained_model_commands, "subprocess", SimpleNamespace(run=run))
+    assert main.run(["push", str(folder), "--to", "ORG/NAME"]) == 0
+    assert made == {"private": True, "files": sorted([*ADAPTER, "tokenizer.json"])}
+    assert "https://huggingface.co/ORG/NAME" in capsys.readouterr().out
+    assert main.run(["push", str(folder), "--to", "ORG/NAME", "--public"]) != 0
+    assert not made["private"]
+    assert "hf auth login" in capsys.readouterr().err
+
+
+PROMPT = [{"role": "user", "content": "How many apples?"}]
+
+
+@pytest.fixture(scope="module")
+def adapter(model_folder: Callable[[str], pathlib.Path], tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
+    """An adapter that says something else than its base."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    base, folder = model_folder("qwen2"), tmp_path_factory.mktemp("run")
+    config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+    torch.manual_seed(0)
+    get_peft_model(AutoModelForCausalLM.from_pretrained(base), config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(base).save_pretrained(folder)
+    (folder / "README.md").write_text("---\nlibrary_name: peft\n---\nA card.\n", encoding="utf-8")
+    return TrainedRun(
+        folder=folder, method=METHODS["sft"], base=str(base), revision=None, base_bits=None, is_adapter=True
+    )
+
+
+def talk(run: TrainedRun, *, plain: bool = False) -> str:
+    """The answer to PROMPT, which is also written piece by piece."""
+    from autotrain_mem.cli.trained_model import Chat
+
+    pieces = list[str]()
+    answer = Chat(run, max_new_tokens=6, plain=plain, use_cpu=True).answer(PROMPT, pieces.append)
+    assert "".join(pieces) == answer
+    return answer
+
+
+@pytest.mark.slow
+def test_a_merged_model_answers_as_base_and_adapter_do(adapter: TrainedRun, tmp_path: pathlib.Path) -> None:
+    from autotrain_mem.cli.trained_model import merge
+
+    target = tmp_path / "merged"
+    assert merge(adapter, target, lambda note: None).endswith("in float32")
+    assert "library_name" not in (target / "README.md").read_text()
+    with_adapter = talk(adapter)
+    assert talk(replace(adapter, folder=target, is_adapter=False)) == with_adapter
+    bare = replace(adapter, folder=pathlib.Path(adapter.base), is_adapter=False)
+    assert talk(bare) != with_adapter, "else nothing of the adapter would be in it"
+    assert talk(adapter, plain=True) != with_adapter
+    with pytest.raises(OutputFolderError, match="not written over"):
+        merge(adapter, target, lambda note: None)
+    assert [path.name for path in tmp_path.iterdir()] == ["merged"]
+
+
+@pytest.mark.slow
+def test_a_reward_model_gives_a_number(adapter: TrainedRun) -> None:
+    from autotrain_mem.cli.trained_model import Chat
+
+    scorer = Chat(replace(adapter, method=METHODS["reward"]), max_new_tokens=1, use_cpu=True)
+    one, other = scorer.score(PROMPT), scorer.score([*PROMPT, {"role": "assistant", "content": "Answer: 4"}])
+    assert isinstance(one, float)
+    assert one != other
+
+
+@pytest.mark.slow
+def test_what_there_is_no_room_for_is_not_loaded(
+    adapter: TrainedRun, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from autotrain_mem.cli import trained_model
+
+    with pytest.raises(ModelNotFoundError, match="--base"):
+        trained_model.merge(replace(adapter, base=str(tmp_path)), tmp_path / "merged", lambda note: None)
+    small = HostMemory(total_bytes=1 << 20, available_bytes=1000, source="test")
+    monkeypatch.setattr(trained_model, "host_memory", lambda: small)
+    with pytest.raises(HostMemoryError, match="are available"):
+        trained_model.merge(adapter, tmp_path / "merged", lambda note: None)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.slow
+def test_prompts_are_not_merged_and_the_error_says_what_they_are() -> None:
+    from peft import PeftType
+
+    from autotrain_mem.cli.trained_model import check_merges
+
+    configs = {"default": SimpleNamespace(peft_type=PeftType.PREFIX_TUNING)}
+    with pytest.raises(UsageError, match="kind PREFIX_TUNING is not merged") as caught:
+        check_merges(SimpleNamespace(peft_config=configs))
+    assert "autofit chat" in caught.value.hint
+    check_merges(SimpleNamespace(peft_config=configs, merge_and_unload=print))
