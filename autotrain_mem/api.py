@@ -18,8 +18,7 @@ from autotrain_mem.estimator.snapshot import make_snapshot
 from autotrain_mem.machine.catalog import catalog
 from autotrain_mem.machine.choose import choose, several, training_device
 from autotrain_mem.machine.detect import VISIBLE, detect
-from autotrain_mem.machine.health_facts import gather
-from autotrain_mem.machine.health_findings import health_of
+from autotrain_mem.machine.doctor import examine_machine
 from autotrain_mem.planning.accelerate_config import with_accelerate
 from autotrain_mem.planning.compare_cards import compare_cards
 from autotrain_mem.planning.follow_plan import check_subject, follow_plan
@@ -333,7 +332,7 @@ def health(on_progress: Callable[[str], None] = lambda what: None) -> Health:
     Args:
         on_progress: Hears what is being done.
     """
-    return health_of(gather(on_progress))
+    return examine_machine(on_progress)
 
 
 def training_environment(rehearsals: Rehearsals, chosen: Plan, *, simulate: bool) -> dict[str, str]:
