@@ -11,7 +11,7 @@ from typing import Any
 
 from autotrain_mem import api
 from autotrain_mem.cli.flags import Output
-from autotrain_mem.exports.case import case_of
+from autotrain_mem.exports.draft import draft_of
 from autotrain_mem.exports.dry_run import dry_run
 from autotrain_mem.exports.tools import OF_MACHINES, check_adapter, check_method, check_sharding, export
 from autotrain_mem.report.first_screen import first_screen
@@ -173,7 +173,7 @@ def write_export(rehearsals: api.Rehearsals, chosen: Plan, wish: api.Wish, outpu
     job = replace(job, arguments={**defaults, **given})
     if chosen.knobs.is_sharded and job.accelerate is None:
         layers = rehearsals.workers.first.layers_to_name(rehearsals.job)
-        job = replace(job, accelerate=case_of(chosen, job).launched(layers))
+        job = replace(job, accelerate=draft_of(chosen, job).launched(layers))
     if output.export is not None:
         sys.stdout.write(export(output.export, chosen, job))
         return 0

@@ -5,8 +5,8 @@ Keys are the fields of ``accelerate/commands/config/config_args.py: ClusterConfi
 
 from __future__ import annotations
 
-from autotrain_mem.exports.case import Case, case_of
-from autotrain_mem.exports.part import Part, Tool, allocator, document, environment, host_optimizer
+from autotrain_mem.exports.document import Tool, document, note_allocator, note_environment, note_host_optimizer
+from autotrain_mem.exports.draft import Draft, draft_of
 from autotrain_mem.types import Job, Plan
 
 TRL_FILE = "trl.yaml"
@@ -19,18 +19,18 @@ PORT = 29500
 
 def accelerate(plan: Plan, job: Job) -> str:
     """The file for ``accelerate launch --config_file FILE``, for a method that TRL has a script for."""
-    case = case_of(plan, job)
+    draft = draft_of(plan, job)
     launch = "accelerate launch --config_file FILE"
     tool = Tool(name="accelerate", command=f"{launch} {script(job.method)}", trains_with_trl=True)
-    settings = f"everything about the training: the same autofit command with --export trl > {TRL_FILE} writes it"
-    parts = [
-        _processes(case),
-        Part(notes=(settings,)),
-        host_optimizer(case, "autofit METHOD trains with it"),
-        allocator(case),
-        environment(case),
-    ]
-    return document(case, tool, parts, case.environment)
+    _add_processes(draft)
+    draft.answered.update(draft.settings)
+    draft.notes.append(
+        f"everything about the training: the same autofit command with --export trl > {TRL_FILE} writes it"
+    )
+    note_host_optimizer(draft, "autofit METHOD trains with it")
+    note_allocator(draft)
+    note_environment(draft)
+    return document(draft, tool, draft.environment)
 
 
 def script(method: str) -> str:
@@ -38,29 +38,29 @@ def script(method: str) -> str:
     return f"-m trl.scripts.{method} --config {TRL_FILE}"
 
 
-def torchrun(case: Case) -> list[str]:
+def torchrun(draft: Draft) -> list[str]:
     """Lists what starts the processes that DeepSpeed trains in, one too, whose config stands in TRL's own file.
 
     accelerate's launcher refuses such a config beside its own (``accelerate/utils/dataclasses.py: DeepSpeedPlugin.
     __post_init__``), and TRL's command starts a single process without a group.
     """
-    several = ["--nnodes", str(case.nodes), "--node_rank", "0", "--master_addr", FIRST_MACHINE]
-    each = ["--nproc_per_node", str(case.knobs.processes // case.nodes)]
-    return ["torchrun", *(several if case.nodes > 1 else []), *each]
+    several = ["--nnodes", str(draft.nodes), "--node_rank", "0", "--master_addr", FIRST_MACHINE]
+    each = ["--nproc_per_node", str(draft.knobs.processes // draft.nodes)]
+    return ["torchrun", *(several if draft.nodes > 1 else []), *each]
 
 
-def launch_note(case: Case) -> Part:
+def note_launch(draft: Draft) -> None:
     """Says where the file is that starts several processes."""
-    if case.knobs.processes == 1 or case.knobs.zero_stage:
-        return Part()
-    what = f"{case.knobs.processes} processes ({case.knobs.sharding})"
-    return Part(notes=(f"{what}: the same autofit command with --export accelerate > {ACCELERATE_FILE} writes it",))
+    if draft.knobs.processes > 1 and not draft.knobs.zero_stage:
+        what = f"{draft.knobs.processes} processes ({draft.knobs.sharding})"
+        command = f"the same autofit command with --export accelerate > {ACCELERATE_FILE} writes it"
+        draft.notes.append(f"{what}: {command}")
 
 
-def _processes(case: Case) -> Part:
+def _add_processes(draft: Draft) -> None:
     """A single process has one card: transformers would split each batch over all that it sees."""
-    on_cpu, several = case.plan.estimate.hardware.origin == "cpu", case.knobs.processes > 1
-    place = {"main_process_ip": FIRST_MACHINE, "main_process_port": PORT} if case.nodes > 1 else {}
+    on_cpu, several = draft.plan.estimate.hardware.origin == "cpu", draft.knobs.processes > 1
+    place = {"main_process_ip": FIRST_MACHINE, "main_process_port": PORT} if draft.nodes > 1 else {}
     keys = {
         "debug": False,
         "enable_cpu_affinity": False,
@@ -71,14 +71,11 @@ def _processes(case: Case) -> Part:
         "rdzv_backend": "static",
         "same_network": True,
         "use_cpu": on_cpu,
-        **case.launch,
+        **draft.launch,
     }
-    each = (
-        f"main_process_ip: write the address of the first machine in place of {FIRST_MACHINE}, on every machine",
-        "machine_rank: 0 is the first machine's; each other has its own, from 1, and runs the same command",
-    )
-    return Part(
-        keys=dict(sorted(keys.items())),
-        answered=frozenset(case.settings),
-        notes=each if "main_process_ip" in place else (),
-    )
+    draft.keys |= dict(sorted(keys.items()))
+    if place:
+        draft.notes += [
+            f"main_process_ip: write the address of the first machine in place of {FIRST_MACHINE}, on every machine",
+            "machine_rank: 0 is the first machine's; each other has its own, from 1, and runs the same command",
+        ]

@@ -12,18 +12,23 @@ from typing import Any
 
 from autotrain_mem.allocator.settings import NEWER_VARIABLE, OLDER_VARIABLE
 from autotrain_mem.exports.accelerate import FIRST_MACHINE, PORT
-from autotrain_mem.exports.axolotl_rewards import grpo
-from autotrain_mem.exports.case import LORA_DEFAULTS, Case, Data, case_of
-from autotrain_mem.exports.part import (
-    OF_DATA,
-    Part,
+from autotrain_mem.exports.axolotl_rewards import add_grpo
+from autotrain_mem.exports.document import (
     Tool,
     document,
-    environment,
-    host_optimizer,
-    no_limit,
-    renamed,
-    whole_logits,
+    note_environment,
+    note_host_optimizer,
+    note_no_limit,
+    note_whole_logits,
+)
+from autotrain_mem.exports.draft import (
+    IDLE_WITHOUT_ADAPTER,
+    LORA_DEFAULTS,
+    OF_ADAPTER,
+    OF_DATA,
+    Data,
+    Draft,
+    draft_of,
 )
 from autotrain_mem.methods.interface import AxolotlFacts, method_of
 from autotrain_mem.parallel.config import sharding_arguments
@@ -69,34 +74,32 @@ LIGER: Mapping[str, Any] = {
 
 def axolotl(plan: Plan, job: Job) -> str:
     """The file for ``axolotl train FILE``."""
-    case = case_of(plan, job)
-    model = Part(keys={"base_model": job.model, **_known(case).keys}, answered=frozenset({"model_name_or_path"}))
-    variables = case.environment
+    draft = draft_of(plan, job)
+    draft.keys |= {"base_model": job.model, **_known(draft).keys}
+    draft.answered.add("model_name_or_path")
+    variables = draft.environment
     if variables.keys().isdisjoint({NEWER_VARIABLE, OLDER_VARIABLE}):
         # Unless it is told otherwise Axolotl grows segments (``utils/__init__.py: set_pytorch_cuda_alloc_conf``).
         variables[NEWER_VARIABLE] = "expandable_segments:False"
-    tool = Tool(name="Axolotl", command=f"axolotl train FILE{_launcher(case)}", trains_with_trl=False)
-    parts = [
-        model,
-        _data(case),
-        renamed(case, {name: name for name in SAME} | RENAMED),
-        _adapter(case),
-        _precision(case),
-        _checkpointing(case),
-        _sharding(case),
-        _schedule(case),
-        _method(case),
-        _reporting(case),
-        host_optimizer(case, "Axolotl's deepspeed key with a ZeRO configuration that offloads is the nearest"),
-        environment(case),
-        whole_logits(case, "Axolotl", "micro_batch_size"),
-    ]
-    return document(case, tool, parts, variables)
+    tool = Tool(name="Axolotl", command=f"axolotl train FILE{_launcher(draft)}", trains_with_trl=False)
+    _add_data(draft)
+    draft.rename({name: name for name in SAME} | RENAMED)
+    _add_adapter(draft)
+    _add_precision(draft)
+    _add_checkpointing(draft)
+    _add_sharding(draft)
+    _add_schedule(draft)
+    _add_method(draft)
+    _add_reporting(draft)
+    note_host_optimizer(draft, "Axolotl's deepspeed key with a ZeRO configuration that offloads is the nearest")
+    note_environment(draft)
+    note_whole_logits(draft, "Axolotl", "micro_batch_size")
+    return document(draft, tool, variables)
 
 
-def _known(case: Case) -> AxolotlFacts:
+def _known(draft: Draft) -> AxolotlFacts:
     """Returns Axolotl's facts of the method; ``tools.check_method`` has refused methods without any."""
-    known = method_of(case.job.method).axolotl
+    known = method_of(draft.job.method).axolotl
     assert known is not None
     return known
 
@@ -105,48 +108,45 @@ def _known(case: Case) -> AxolotlFacts:
 
 _UNMASKED = (
     "train_on_inputs true: TRL trains on all tokens of a conversation or a text; of prompts with completions it trains "
-    "on the completions, which is train_on_inputs false",
+    "on the completions, which is train_on_inputs false"
 )
 
 
-def _data(case: Case) -> Part:
+def _add_data(draft: Draft) -> None:
     """Writes the data's part: of long rows TRL drops pairs of reward models and cuts all others, Axolotl drops all."""
-    method, packs = case.method_facts, not case.knobs.pads_rows
-    evaluates = {"test_datasets": [_dataset(case, train=False)]} if case.job.is_evaluated and case.data else {}
-    masks = bool(case.settings.get("assistant_only_loss") or case.settings.get("completion_only_loss"))
-    packed = {
-        "sample_packing": packs,
-        **({"eval_sample_packing": bool(case.settings.get("eval_packing", packs))} if evaluates else {}),
-        "train_on_inputs": not masks,
-    }
-    longer = "drop" if method.long_rows == "dropped" else "truncate"
-    mixture = case.no_data("datasets: Axolotl reads a mixture from its own datasets key, one entry each")
-    return Part(
-        keys={
-            **({"datasets": [_dataset(case, train=True)]} if case.data else {}),
-            **evaluates,
-            "chat_template": "tokenizer_default",
-            "sequence_len": case.length,
-            **({} if method.is_online else {"excess_length_strategy": longer}),
-            **(packed if method.is_packable else {}),
-            "pad_to_sequence_len": packs,
-        },
-        answered=OF_DATA | {"dataset_text_field", "eval_packing"} | (frozenset() if case.data else {"datasets"}),
-        notes=(
-            *mixture,
-            *(() if case.get("dataset_text_field") else _known(case).notes),
-            *(_UNMASKED if method.is_packable and not masks else ()),
-            *no_limit(case, "sequence_len").notes,
-        ),
-    )
+    method, packs, keys = draft.method_facts, not draft.knobs.pads_rows, draft.keys
+    draft.answered.update((*OF_DATA, "dataset_text_field"))
+    if draft.data:
+        keys["datasets"] = [_dataset(draft, train=True)]
+        if draft.job.is_evaluated:
+            keys["test_datasets"] = [_dataset(draft, train=False)]
+    else:
+        draft.answered.add("datasets")
+        draft.note_data("datasets: Axolotl reads a mixture from its own datasets key, one entry each")
+    keys |= {"chat_template": "tokenizer_default", "sequence_len": draft.length}
+    if not method.is_online:
+        keys["excess_length_strategy"] = "drop" if method.long_rows == "dropped" else "truncate"
+    masks = bool(draft.settings.get("assistant_only_loss") or draft.settings.get("completion_only_loss"))
+    packs_evaluated = bool(draft.get("eval_packing", packs))
+    if method.is_packable:
+        keys["sample_packing"] = packs
+        if "test_datasets" in keys:
+            keys["eval_sample_packing"] = packs_evaluated
+        keys["train_on_inputs"] = not masks
+    keys["pad_to_sequence_len"] = packs
+    if not draft.settings.get("dataset_text_field"):
+        draft.notes += _known(draft).notes
+    if method.is_packable and not masks:
+        draft.notes.append(_UNMASKED)
+    note_no_limit(draft, "sequence_len")
 
 
-def _dataset(case: Case, *, train: bool) -> dict[str, Any]:
-    data = case.data
+def _dataset(draft: Draft, *, train: bool) -> dict[str, Any]:
+    data = draft.data
     assert isinstance(data, Data)
-    text, row_type = case.get("dataset_text_field"), _known(case).row_type
+    text, row_type = draft.get("dataset_text_field"), _known(draft).row_type
     rows = {} if row_type is None else {"type": row_type}
-    if (TEXT_COLUMN,) in case.method_facts.formats:
+    if (TEXT_COLUMN,) in draft.method_facts.formats:
         rows = {"type": "completion", "field": text} if text else {**rows, "field_messages": "messages"}
     return {
         "path": data.path,
@@ -169,126 +169,113 @@ _LORA = {
     "lora_modules_to_save": "lora_modules_to_save",
     "lora_target_parameters": "lora_target_parameters",
 }
-_OF_ADAPTER = frozenset(
-    {
-        *(*_LORA, "use_peft", "load_in_4bit", "load_in_8bit", "use_bnb_nested_quant", "bnb_4bit_quant_type"),
-        *("bnb_4bit_quant_storage", "lora_target_modules"),
-    }
-)
 _LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 """Turned on unless each is refused (``config.py: check_auto_enable_lora_kernels``): other buffers than TRL's."""
 
 
-def _adapter(case: Case) -> Part:
+def _add_adapter(draft: Draft) -> None:
     """``loaders/model.py: _set_quantization_config`` takes 4 bits with qlora and 8 bits with lora only."""
-    knobs = case.knobs
+    knobs, keys = draft.knobs, draft.keys
     if not knobs.use_peft:
-        return Part(answered=_OF_ADAPTER)
-    lora = {_LORA[name]: case.get(name) for name in _LORA if name in LORA_DEFAULTS or case.get(name)}
-    storage = sharding_arguments(knobs).get("bnb_4bit_quant_storage", "uint8")
-    four_bits = {
-        "bnb_4bit_quant_type": case.get("bnb_4bit_quant_type", "nf4"),
-        "bnb_4bit_use_double_quant": knobs.use_bnb_nested_quant,
-        "bnb_4bit_quant_storage": case.get("bnb_4bit_quant_storage", storage),
+        draft.answered.update(IDLE_WITHOUT_ADAPTER)
+        return
+    draft.answered.update(OF_ADAPTER)
+    storage = draft.get("bnb_4bit_quant_storage", sharding_arguments(knobs).get("bnb_4bit_quant_storage", "uint8"))
+    keys |= {
+        "adapter": "qlora" if knobs.load_in_4bit else "lora",
+        "load_in_4bit": knobs.load_in_4bit,
+        "load_in_8bit": knobs.load_in_8bit,
     }
-    targets = _targets(case)
-    return Part(
-        keys={
-            "adapter": "qlora" if knobs.load_in_4bit else "lora",
-            "load_in_4bit": knobs.load_in_4bit,
-            "load_in_8bit": knobs.load_in_8bit,
-            **({"bnb_config_kwargs": four_bits} if knobs.load_in_4bit else {}),
-            **lora,
-            **targets.keys,
-            **dict.fromkeys(_LORA_KERNELS, False),
-        },
-        answered=_OF_ADAPTER,
-        notes=(*targets.notes, *(_ROUNDED if knobs.load_in_4bit or knobs.load_in_8bit else ())),
-    )
+    if knobs.load_in_4bit:
+        keys["bnb_config_kwargs"] = {
+            "bnb_4bit_quant_type": draft.get("bnb_4bit_quant_type", "nf4"),
+            "bnb_4bit_use_double_quant": knobs.use_bnb_nested_quant,
+            "bnb_4bit_quant_storage": storage,
+        }
+    keys |= {key: value for name, key in _LORA.items() if (value := draft.get(name)) or name in LORA_DEFAULTS}
+    _add_targets(draft)
+    keys |= dict.fromkeys(_LORA_KERNELS, False)
+    if knobs.load_in_4bit or knobs.load_in_8bit:
+        draft.notes.append(_ROUNDED)
 
 
 _ROUNDED = (
     "the adapter: TRL trains it in bfloat16 on a rounded base, Axolotl in float32, with twice the bytes; while it "
-    "loads it holds embeddings and output layer in float32 (prepare_model_for_kbit_training)",
+    "loads it holds embeddings and output layer in float32 (prepare_model_for_kbit_training)"
 )
 
 
-def _targets(case: Case) -> Part:
-    asked = case.get("lora_target_modules")
+def _add_targets(draft: Draft) -> None:
+    asked = draft.get("lora_target_modules")
     if asked in ("all-linear", ["all-linear"]):
-        return Part(keys={"lora_target_linear": True})
-    if asked:
+        draft.keys["lora_target_linear"] = True
+    elif asked:
         single = isinstance(asked, list) and len(asked) == 1  # to TRL a regular expression, and to PEFT a text is one
-        return Part(keys={"lora_target_modules": asked[0] if single else asked})
-    return Part(notes=("lora_target_modules: TRL leaves them to PEFT; Axolotl must be told which",))
+        draft.keys["lora_target_modules"] = asked[0] if single else asked
+    else:
+        draft.notes.append("lora_target_modules: TRL leaves them to PEFT; Axolotl must be told which")
 
 
-def _precision(case: Case) -> Part:
+def _add_precision(draft: Draft) -> None:
     """Weights come in what is computed in (``utils/config/__init__.py``, where cfg.torch_dtype is set)."""
-    computes = {"bf16": "bfloat16", "fp16": "float16", "no": "float32"}[case.precision]
-    wanted = case.knobs.dtype
-    note = f"dtype {wanted}: Axolotl loads weights in {computes}, the precision that it computes in"
-    return Part(
-        keys={"bf16": case.precision == "bf16", "fp16": case.precision == "fp16", "tf32": bool(case.get("tf32"))},
-        answered=frozenset({"bf16", "fp16", "tf32", "dtype"}),
-        notes=() if wanted == computes else (note,),
-    )
+    computes = {"bf16": "bfloat16", "fp16": "float16", "no": "float32"}[draft.precision]
+    wanted = draft.knobs.dtype
+    draft.answered.update(("bf16", "fp16", "dtype"))
+    draft.keys |= {name: draft.precision == name for name in ("bf16", "fp16")} | {"tf32": bool(draft.get("tf32"))}
+    if wanted != computes:
+        draft.notes.append(f"dtype {wanted}: Axolotl loads weights in {computes}, the precision that it computes in")
 
 
-def _checkpointing(case: Case) -> Part:
+def _add_checkpointing(draft: Draft) -> None:
     """Axolotl's own default is reentrant in SFT (``utils/config/__init__.py: normalize_config``), TRL's is not.
 
     Offloading is refused without checkpointing (``validation.py: check_activation_offloading_wo_gc``).
     """
-    offloads = case.knobs.activation_offloading
-    checkpoints = case.knobs.gradient_checkpointing or offloads
-    details = case.get("gradient_checkpointing_kwargs") or {"use_reentrant": False}
-    way = "in place of recomputing" if case.knobs.use_peft else "of what recomputing starts from"
-    note = f"activation_offloading true: Axolotl's is {way}, whatever TRL's gradient_checkpointing says"
-    return Part(
-        keys={
-            "gradient_checkpointing": checkpoints,
-            **({"gradient_checkpointing_kwargs": details} if checkpoints else {}),
-            "activation_offloading": offloads,
-        },
-        answered=frozenset({"gradient_checkpointing", "gradient_checkpointing_kwargs", "activation_offloading"}),
-        notes=(note,) if offloads else (),
-    )
+    offloads = draft.knobs.activation_offloading
+    checkpoints = draft.knobs.gradient_checkpointing or offloads
+    details = draft.get("gradient_checkpointing_kwargs") or {"use_reentrant": False}
+    draft.answered.update(("gradient_checkpointing", "activation_offloading"))
+    draft.keys |= {
+        "gradient_checkpointing": checkpoints,
+        **({"gradient_checkpointing_kwargs": details} if checkpoints else {}),
+        "activation_offloading": offloads,
+    }
+    if offloads:
+        way = "in place of recomputing" if draft.knobs.use_peft else "of what recomputing starts from"
+        draft.notes.append(
+            f"activation_offloading true: Axolotl's is {way}, whatever TRL's gradient_checkpointing says"
+        )
 
 
 # -- several processes -----------------------------------------------------------------------------------------------
 
 
-def _launcher(case: Case) -> str:
+def _launcher(draft: Draft) -> str:
     """Writes how processes start.
 
     ``accelerate launch`` gets what follows ``--`` (``cli/args.py``, ``cli/utils/train.py``).
     """
-    count, nodes = case.knobs.processes, case.nodes
+    count, nodes = draft.knobs.processes, draft.nodes
     if count == 1:
         return ""
     others = f" --num_machines={nodes} --machine_rank=0 --main_process_ip={FIRST_MACHINE} --main_process_port={PORT}"
     return f" --launcher accelerate -- --num_processes={count}{others if nodes > 1 else ''}"
 
 
-def _sharding(case: Case) -> Part:
+def _add_sharding(draft: Draft) -> None:
     """``utils/schemas/fsdp.py: FSDPConfig``, whose keys have no prefix; DDP needs none."""
-    knobs, settings = case.knobs, fsdp_settings(case.launch)
-    each = (
-        (f"machine_rank and {FIRST_MACHINE} in the command: each machine has its own rank",) if case.nodes > 1 else ()
-    )
+    knobs, settings = draft.knobs, fsdp_settings(draft.launch)
+    if draft.nodes > 1:
+        draft.notes.append(f"machine_rank and {FIRST_MACHINE} in the command: each machine has its own rank")
     if not knobs.is_sharded:
-        return Part(notes=each)
+        return
     same = {name: value for name, value in settings.items() if name in _FSDP_KEYS and value is not None}
     sizes = {"dp_replicate_size": knobs.processes // knobs.shards, "dp_shard_size": knobs.shards}
-    return Part(
-        keys={
-            "fsdp_version": int(settings.get("version", 1)),
-            "fsdp_config": same,
-            **(sizes if knobs.sharding == "hsdp" else {}),
-        },
-        notes=each,
-    )
+    draft.keys |= {
+        "fsdp_version": int(settings.get("version", 1)),
+        "fsdp_config": same,
+        **(sizes if knobs.sharding == "hsdp" else {}),
+    }
 
 
 _FSDP_KEYS = (
@@ -300,72 +287,64 @@ _FSDP_KEYS = (
 # -- the course of the run -----------------------------------------------------------------------------------------
 
 
-def _schedule(case: Case) -> Part:
+def _add_schedule(draft: Draft) -> None:
     """Axolotl's defaults are a cosine, 3 % of warm-up, one epoch, a checkpoint each epoch and four of them kept."""
-    warmup = case.get("warmup_steps")  # below 1 a share of all steps: TrainingArguments.get_warmup_steps
-    keys = {
-        "learning_rate": case.get("learning_rate"),
-        "lr_scheduler": case.get("lr_scheduler_type"),
+    warmup = draft.get("warmup_steps")  # below 1 a share of all steps: TrainingArguments.get_warmup_steps
+    draft.keys |= {
+        "learning_rate": draft.get("learning_rate"),
+        "lr_scheduler": draft.get("lr_scheduler_type"),
         **({"warmup_ratio": warmup} if 0 < warmup < 1 else {"warmup_steps": int(warmup)}),
-        "weight_decay": case.get("weight_decay"),
-        "max_grad_norm": case.get("max_grad_norm"),
-        "num_epochs": case.get("num_train_epochs"),
-        "seed": case.get("seed"),
-        "logging_steps": case.get("logging_steps"),
-        **_strategy(case, "save"),
-        **(_strategy(case, "eval") if case.job.is_evaluated else {}),
+        "weight_decay": draft.get("weight_decay"),
+        "max_grad_norm": draft.get("max_grad_norm"),
+        "num_epochs": draft.get("num_train_epochs"),
+        "seed": draft.get("seed"),
+        "logging_steps": draft.get("logging_steps"),
+        **_strategy(draft, "save"),
+        **(_strategy(draft, "eval") if draft.job.is_evaluated else {}),
     }
-    steps, resumes = case.get("max_steps", -1), case.get("resume_from_checkpoint")
-    keeps = ("save_total_limit: Axolotl keeps four checkpoints, TRL all",)
-    takes = ("warmup_steps 1: Axolotl takes two",)
+    draft.answered.update(("save_strategy", "save_steps", "eval_strategy", "eval_steps"))
+    steps, resumes = draft.get("max_steps", -1), draft.get("resume_from_checkpoint")
     if steps > 0:
-        keys["max_steps"] = steps
+        draft.keys["max_steps"] = steps
     if resumes is True:
-        keys["auto_resume_from_checkpoints"] = True
+        draft.keys["auto_resume_from_checkpoints"] = True
     elif resumes:
-        keys["resume_from_checkpoint"] = resumes
-    return Part(
-        keys=keys,
-        answered=frozenset(
-            {
-                *("save_strategy", "save_steps", "eval_strategy", "eval_steps", "max_steps", "resume_from_checkpoint"),
-                "warmup_steps",
-            }
-        ),
-        notes=(*(keeps if case.get("save_total_limit") is None else ()), *(takes if warmup == 1 else ())),
-    )
+        draft.keys["resume_from_checkpoint"] = resumes
+    if draft.get("save_total_limit") is None:
+        draft.notes.append("save_total_limit: Axolotl keeps four checkpoints, TRL all")
+    if warmup == 1:
+        draft.notes.append("warmup_steps 1: Axolotl takes two")
 
 
-def _strategy(case: Case, what: str) -> dict[str, Any]:
+def _strategy(draft: Draft, what: str) -> dict[str, Any]:
     """Steps are refused beside any other strategy (``validation.py: check_saves``, ``check_evals``)."""
-    strategy = str(case.get(f"{what}_strategy", "no"))
-    steps = case.get(f"{what}_steps") or case.get("logging_steps")
+    strategy = str(draft.get(f"{what}_strategy", "no"))
+    steps = draft.get(f"{what}_steps") or draft.get("logging_steps")
     return {f"{what}_strategy": strategy, **({f"{what}_steps": steps} if strategy == "steps" else {})}
 
 
-def _method(case: Case) -> Part:
-    if case.job.is_online:
-        return grpo(case)
-    known = _known(case).renamed
-    part = renamed(case, known)
-    keys = dict(part.keys)
+def _add_method(draft: Draft) -> None:
+    if draft.job.is_online:
+        add_grpo(draft)
+        return
+    known, keys = _known(draft).renamed, draft.keys
+    draft.rename(known)
     if "beta" in known:
-        keys[known["beta"]] = case.get("beta")
+        keys[known["beta"]] = draft.get("beta")
     if isinstance(keys.get("dpo_loss_type"), str):
         keys["dpo_loss_type"] = [keys["dpo_loss_type"]]
-    if not case.method_facts.has_chunked_loss:
-        return Part(keys=keys, answered=part.answered)
-    liger = LIGER if case.get("use_liger_kernel") else {}
-    answered = part.answered | {"loss_type"} if case.get("loss_type") in (None, "nll") else part.answered
-    return Part(keys={**keys, **liger}, answered=answered | {"use_liger_kernel"})
+    if draft.method_facts.has_chunked_loss:
+        if draft.get("use_liger_kernel"):
+            keys |= LIGER
+        if draft.settings.get("loss_type") in (None, "nll"):
+            draft.answered.add("loss_type")
 
 
-def _reporting(case: Case) -> Part:
-    asked = case.get("report_to") or []
+def _add_reporting(draft: Draft) -> None:
+    asked = draft.settings.get("report_to") or []
     trackers = [asked] if isinstance(asked, str) else list(asked)
-    keys: dict[str, Any] = {REPORTERS[name]: True for name in trackers if name in REPORTERS}
-    if "wandb" in trackers and case.get("run_name"):
-        keys["wandb_name"] = case.get("run_name")
-    known = {name for name in trackers if name in (*REPORTERS, "none")}
-    answered = [*(["report_to"] if known == set(trackers) else []), *(["run_name"] if "wandb_name" in keys else [])]
-    return Part(keys=keys, answered=frozenset(answered))
+    draft.keys |= {REPORTERS[name]: True for name in trackers if name in REPORTERS}
+    if "wandb" in trackers and draft.settings.get("run_name"):
+        draft.keys["wandb_name"] = draft.get("run_name")
+    if {*trackers} <= {*REPORTERS, "none"}:
+        draft.answered.add("report_to")

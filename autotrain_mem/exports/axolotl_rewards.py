@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotrain_mem.exports.case import Case
-from autotrain_mem.exports.part import Part
+from autotrain_mem.exports.draft import Draft
 
 SAME = (
     *("num_generations", "generation_batch_size", "max_completion_length", "beta", "temperature", "top_p", "top_k"),
@@ -35,40 +34,31 @@ _BUILT_IN = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_rewar
 _OWN_ARGUMENTS = "get_soft_overlong_punishment"
 
 
-def grpo(case: Case) -> Part:
-    """Whatever is not said stays TRL's default: the trainer is TRL's own."""
-    settings = case.settings
+def add_grpo(draft: Draft) -> None:
+    """Adds the blocks; whatever is not said stays TRL's default: the trainer is TRL's own."""
+    settings = draft.settings
+    draft.answered.update((*SAME, *VLLM))
     block: dict[str, Any] = {name: settings[name] for name in SAME if settings.get(name) is not None}
-    block["beta"] = case.get("beta")
-    answered = {*SAME, *VLLM}
+    block["beta"] = draft.get("beta")
     judge = settings.get("reward_model_name_or_path")
     functions = [*([judge] if judge else []), *(settings.get("reward_funcs") or ())]
-    notes: tuple[str, ...] = ()
     if _OWN_ARGUMENTS in functions:
-        notes = (
-            f"reward_funcs {_OWN_ARGUMENTS}: TRL's script gives it arguments; write a function of your own for it",
+        draft.notes.append(
+            f"reward_funcs {_OWN_ARGUMENTS}: TRL's script gives it arguments; write a function of your own for it"
         )
     elif not functions:
-        notes = ("reward_funcs: none was given to plan with, and Axolotl needs one to train",)
+        draft.notes.append("reward_funcs: none was given to plan with, and Axolotl needs one to train")
     if functions:
         names = {name: f"trl.rewards.{name}" for name in _BUILT_IN}
         block["reward_funcs"] = [names.get(name, name) for name in functions if name != _OWN_ARGUMENTS]
-        answered |= {"reward_funcs", "reward_model_name_or_path"}
-    scales = settings.get("scale_rewards")
-    if scales in (True, False, "group", "none"):
-        block["scale_rewards"] = scales in (True, "group")
-        answered.add("scale_rewards")
-    if settings.get("use_liger_kernel") is not None:
-        block["use_liger_loss"] = settings["use_liger_kernel"]
-        answered.add("use_liger_kernel")
-    if settings.get("vllm_server_timeout") is not None:
-        block["vllm_server_timeout"] = int(settings["vllm_server_timeout"])
-        answered.add("vllm_server_timeout")
+        draft.answered.update(("reward_funcs", "reward_model_name_or_path"))
+    if settings.get("scale_rewards") in (True, False, "group", "none"):
+        block["scale_rewards"] = draft.get("scale_rewards") in (True, "group")
+    if (liger := draft.get("use_liger_kernel")) is not None:
+        block["use_liger_loss"] = liger
+    if (timeout := draft.get("vllm_server_timeout")) is not None:
+        block["vllm_server_timeout"] = int(timeout)
     vllm = {VLLM[name]: settings[name] for name in VLLM if settings.get(name) is not None}
     if settings.get("use_vllm"):
         block, vllm = {**VLLM_DEFAULTS, **block}, {**{VLLM[name]: VLLM_SHARE[name] for name in VLLM_SHARE}, **vllm}
-    return Part(
-        keys={"trl": block, **({"vllm": vllm} if vllm else {})},
-        answered=frozenset(answered),
-        notes=notes,
-    )
+    draft.keys |= {"trl": block, **({"vllm": vllm} if vllm else {})}

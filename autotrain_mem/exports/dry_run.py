@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from autotrain_mem.exports.accelerate import ACCELERATE_FILE, TRL_FILE, script, torchrun
-from autotrain_mem.exports.case import case_of
+from autotrain_mem.exports.draft import draft_of
 from autotrain_mem.exports.trl import trl
 from autotrain_mem.support.codec import Form
 from autotrain_mem.support.units import one_line
@@ -55,13 +55,13 @@ def dry_run(plan: Plan, job: Job, environment: Mapping[str, str]) -> DryRun:
     Args:
         environment: What it would set for the training process.
     """
-    case = case_of(plan, job)
-    single = ("--num_processes", "1", "--num_machines", "1", "--mixed_precision", case.precision)
-    several = case.knobs.processes > 1
+    draft = draft_of(plan, job)
+    single = ("--num_processes", "1", "--num_machines", "1", "--mixed_precision", draft.precision)
+    several = draft.knobs.processes > 1
     launch = ("accelerate", "launch", *(("--config_file", ACCELERATE_FILE) if several else single))
     short = f"trl {job.method} --config {TRL_FILE}{several * f' --accelerate_config {ACCELERATE_FILE}'}"
-    if case.knobs.zero_stage:
-        launch = tuple(torchrun(case))
+    if draft.knobs.zero_stage:
+        launch = tuple(torchrun(draft))
         short = shlex.join((*launch, *shlex.split(script(job.method))))
     has_script = job.method_facts.has_trl_command
     return DryRun(

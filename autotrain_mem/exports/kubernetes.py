@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotrain_mem.exports.case import Case, case_of
-from autotrain_mem.exports.machines import NOTES_HEAD, machine_words, rendezvous, shared_files
-from autotrain_mem.exports.part import Part, Tool, document
+from autotrain_mem.exports.document import Tool, document
+from autotrain_mem.exports.draft import Draft, draft_of
+from autotrain_mem.exports.machines import NOTES_HEAD, machine_words, note_shared_files, rendezvous
 from autotrain_mem.types import Job, Plan
 
 IMAGE = "IMAGE"
@@ -23,39 +23,41 @@ WORKSPACE = "/workspace"
 
 def kubernetes(plan: Plan, job: Job) -> str:
     """The manifest for ``kubectl apply -f FILE``."""
-    case = case_of(plan, job)
+    draft = draft_of(plan, job)
     tool = Tool(name="Kubernetes", command="kubectl apply -f FILE", trains_with_trl=True, notes_head=NOTES_HEAD)
     notes = (
         f"write your image in place of {IMAGE}: the project's Dockerfile makes one",
         f"make a volume claim {CLAIM} that many may write (ReadWriteMany): it is mounted at {WORKSPACE}",
         "Kubeflow's training operator is installed (kubeflow.org/v1 PyTorchJob)",
     )
-    return document(case, tool, [Part(keys=_manifest(case)), shared_files(case, notes)], {})
+    draft.keys |= _manifest(draft)
+    note_shared_files(draft, notes)
+    return document(draft, tool, {})
 
 
-def _manifest(case: Case) -> dict[str, Any]:
-    workers = {"Worker": _replicas(case, case.nodes - 1)} if case.nodes > 1 else {}
+def _manifest(draft: Draft) -> dict[str, Any]:
+    workers = {"Worker": _replicas(draft, draft.nodes - 1)} if draft.nodes > 1 else {}
     return {
         "apiVersion": "kubeflow.org/v1",
         "kind": "PyTorchJob",
-        "metadata": {"name": f"autofit-{case.job.method}"},
+        "metadata": {"name": f"autofit-{draft.job.method}"},
         "spec": {
-            "nprocPerNode": str(_devices(case)),
-            "pytorchReplicaSpecs": {"Master": _replicas(case, 1), **workers},
+            "nprocPerNode": str(_devices(draft)),
+            "pytorchReplicaSpecs": {"Master": _replicas(draft, 1), **workers},
         },
     }
 
 
-def _replicas(case: Case, count: int) -> dict[str, Any]:
+def _replicas(draft: Draft, count: int) -> dict[str, Any]:
     mounts = {"shm": "/dev/shm", "workspace": WORKSPACE}
-    place = rendezvous(case, "$(RANK)", "$(MASTER_ADDR)", "$(MASTER_PORT)")  # RANK is the pod's own, among pods
+    place = rendezvous(draft, "$(RANK)", "$(MASTER_ADDR)", "$(MASTER_PORT)")  # RANK is the pod's own, among pods
     container = {
         "name": "pytorch",  # the operator looks for a container of this name
         "image": IMAGE,
         "workingDir": WORKSPACE,
-        "command": [*(_escaped(word) for word in machine_words(case)), *place],
-        "env": [{"name": name, "value": _escaped(value)} for name, value in case.job.environment.items()],
-        "resources": {"limits": {"nvidia.com/gpu": _devices(case)}},
+        "command": [*(_escaped(word) for word in machine_words(draft)), *place],
+        "env": [{"name": name, "value": _escaped(value)} for name, value in draft.job.environment.items()],
+        "resources": {"limits": {"nvidia.com/gpu": _devices(draft)}},
         "volumeMounts": [{"name": name, "mountPath": path} for name, path in mounts.items()],
     }
     volumes = [
@@ -72,5 +74,5 @@ def _escaped(word: str) -> str:
     return word.replace("$(", "$$(")
 
 
-def _devices(case: Case) -> int:
-    return case.knobs.processes // case.nodes
+def _devices(draft: Draft) -> int:
+    return draft.knobs.processes // draft.nodes

@@ -13,19 +13,25 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from autotrain_mem.exports.accelerate import ACCELERATE_FILE, FIRST_MACHINE, PORT, launch_note
-from autotrain_mem.exports.case import LORA_DEFAULTS, TRAINER_DEFAULTS, Case, Data, case_of
-from autotrain_mem.exports.part import (
-    OF_DATA,
-    Part,
+from autotrain_mem.exports.accelerate import ACCELERATE_FILE, FIRST_MACHINE, PORT, note_launch
+from autotrain_mem.exports.document import (
     Tool,
-    allocator,
     document,
-    environment,
-    host_optimizer,
-    no_limit,
-    renamed,
-    whole_logits,
+    note_allocator,
+    note_environment,
+    note_host_optimizer,
+    note_no_limit,
+    note_whole_logits,
+)
+from autotrain_mem.exports.draft import (
+    IDLE_WITHOUT_ADAPTER,
+    LORA_DEFAULTS,
+    OF_ADAPTER,
+    OF_DATA,
+    TRAINER_DEFAULTS,
+    Data,
+    Draft,
+    draft_of,
 )
 from autotrain_mem.methods.interface import LlamaFactoryFacts, method_of
 from autotrain_mem.types import Job, Plan
@@ -76,100 +82,92 @@ _OWN_WAY = frozenset(
 
 def llamafactory(plan: Plan, job: Job) -> str:
     """The file for ``llamafactory-cli train FILE``."""
-    case = case_of(plan, job)
-    tool = Tool(name="LLaMA-Factory", command=_command(case), trains_with_trl=False)
-    parts = [
-        _model(case),
-        _data(case),
-        _adapter(case),
-        _precision(case),
-        _checkpointing(case),
-        _method(case),
-        _trainer(case),
-        host_optimizer(case, "its deepspeed key with a ZeRO configuration that offloads is the nearest"),
-        allocator(case),
-        environment(case),
-        whole_logits(case, "LLaMA-Factory", "per_device_train_batch_size"),
-        launch_note(case) if case.knobs.is_sharded else Part(),
-    ]
-    return document(case, tool, parts, case.environment)
+    draft = draft_of(plan, job)
+    tool = Tool(name="LLaMA-Factory", command=_command(draft), trains_with_trl=False)
+    _add_model(draft)
+    _add_data(draft)
+    _add_adapter(draft)
+    _add_precision(draft)
+    _add_checkpointing(draft)
+    _add_method(draft)
+    _add_trainer(draft)
+    note_host_optimizer(draft, "its deepspeed key with a ZeRO configuration that offloads is the nearest")
+    note_allocator(draft)
+    note_environment(draft)
+    note_whole_logits(draft, "LLaMA-Factory", "per_device_train_batch_size")
+    if draft.knobs.is_sharded:
+        note_launch(draft)
+    return document(draft, tool, draft.environment)
 
 
-def _command(case: Case) -> str:
+def _command(draft: Draft) -> str:
     """Its own command starts torchrun, which is DDP (``cli.py: main``); accelerate shards (``examples/extras``)."""
-    count, nodes = case.knobs.processes, case.nodes
-    if case.knobs.is_sharded:
+    count, nodes = draft.knobs.processes, draft.nodes
+    if draft.knobs.is_sharded:
         return f"accelerate launch --config_file {ACCELERATE_FILE} src/train.py FILE"
     others = f"NNODES={nodes} NODE_RANK=0 MASTER_ADDR={FIRST_MACHINE} MASTER_PORT={PORT} " if nodes > 1 else ""
     several = f"FORCE_TORCHRUN=1 NPROC_PER_NODE={count // nodes} {others}" if count > 1 else ""
     return f"{several}llamafactory-cli train FILE"
 
 
-def _known(case: Case) -> LlamaFactoryFacts:
+def _known(draft: Draft) -> LlamaFactoryFacts:
     """Returns LLaMA-Factory's entry of the method, which was checked before planning (``tools.check_method``)."""
-    known = method_of(case.job.method).llamafactory
+    known = method_of(draft.job.method).llamafactory
     assert known is not None
     return known
 
 
-def _model(case: Case) -> Part:
-    part = renamed(case, RENAMED)
-    asked = case.get("attn_implementation")
-    attention = {"flash_attn": ATTENTION[asked]} if asked in ATTENTION else {}
-    return Part(
-        keys={
-            "model_name_or_path": case.job.model,
-            "stage": _known(case).stage,
-            "do_train": True,
-            "finetuning_type": "lora" if case.knobs.use_peft else "full",
-            **part.keys,
-            **attention,
-        },
-        answered=part.answered
-        | {"model_name_or_path", "use_peft", "do_train"}
-        | ({"attn_implementation"} if attention else frozenset()),
-    )
+def _add_model(draft: Draft) -> None:
+    draft.answered.update(("model_name_or_path", "do_train"))
+    draft.keys |= {
+        "model_name_or_path": draft.job.model,
+        "stage": _known(draft).stage,
+        "do_train": True,
+        "finetuning_type": "lora" if draft.knobs.use_peft else "full",
+    }
+    draft.rename(RENAMED)
+    if draft.settings.get("attn_implementation") in ATTENTION:
+        draft.keys["flash_attn"] = ATTENTION[draft.get("attn_implementation")]
 
 
 # -- data ----------------------------------------------------------------------------------------------------------
 
 
-def _data(case: Case) -> Part:
+def _add_data(draft: Draft) -> None:
     """Data have a name in ``dataset_info.json``, with what is to be read of them."""
-    data, packs, is_packable = case.data, case.knobs.packing, case.method_facts.is_packable
-    length = (case.plan.prompt_length or case.length) if case.job.is_online else case.length
-    masks = bool(case.settings.get("assistant_only_loss") or case.settings.get("completion_only_loss"))
-    packing = {"packing": packs, "neat_packing": packs, "train_on_prompt": not masks} if is_packable else {}
-    masked = (
-        "train_on_prompt true: TRL trains on all tokens of a conversation; of prompts with completions it trains on "
-        "the completions, which is train_on_prompt false",
-    )
-    name = pathlib.PurePath(data.path).stem.replace(",", "_") if data else ""  # a comma would divide it in two
-    names = {"dataset": name} if data else {}
-    if data and case.job.is_evaluated:
-        names["eval_dataset"] = f"{name}_eval"
-    return Part(
-        keys={**names, "cutoff_len": length, **packing},
-        answered=OF_DATA | (frozenset() if data else {"datasets"}),
-        notes=(
-            *(
-                _entries(case, data, names)
-                if data
-                else case.no_data("datasets: name each of the mixture in dataset, divided by commas")
-            ),
-            *(masked if is_packable and not masks else ()),
-            *_known(case).length_notes,
-            *no_limit(case, "cutoff_len").notes,
-        ),
-    )
+    data, packs, is_packable = draft.data, draft.knobs.packing, draft.method_facts.is_packable
+    draft.answered.update(OF_DATA)
+    names = {}
+    if data is None:
+        draft.answered.add("datasets")
+        draft.note_data("datasets: name each of the mixture in dataset, divided by commas")
+    else:
+        name = pathlib.PurePath(data.path).stem.replace(",", "_")  # a comma would divide it in two
+        names = {"dataset": name} | ({"eval_dataset": f"{name}_eval"} if draft.job.is_evaluated else {})
+        draft.notes += _entries(draft, data, names)
+    prompts_only = draft.job.is_online and draft.plan.prompt_length
+    draft.keys |= {**names, "cutoff_len": draft.plan.prompt_length if prompts_only else draft.length}
+    if is_packable:
+        masks = bool(draft.settings.get("assistant_only_loss") or draft.settings.get("completion_only_loss"))
+        draft.keys |= {"packing": packs, "neat_packing": packs, "train_on_prompt": not masks}
+        if not masks:
+            draft.notes.append(_UNMASKED)
+    draft.notes += _known(draft).length_notes
+    note_no_limit(draft, "cutoff_len")
 
 
-def _entries(case: Case, data: Data, names: Mapping[str, str]) -> list[str]:
+_UNMASKED = (
+    "train_on_prompt true: TRL trains on all tokens of a conversation; of prompts with completions it trains on the "
+    "completions, which is train_on_prompt false"
+)
+
+
+def _entries(draft: Draft, data: Data, names: Mapping[str, str]) -> list[str]:
     """Writes what to add to ``data/dataset_info.json``, in one line for each split."""
     source = {"hf_hub_url": data.path} if data.kind is None else {"file_name": str(data.path)}
     subset = {} if data.subset is None else {"subset": data.subset}
     splits = dict(zip(names.values(), (data.train_split, data.test_split), strict=False))
-    known = _known(case)
+    known = _known(draft)
     entries = {name: {**source, **subset, "split": split, **known.entry} for name, split in splits.items()}
     lines = [f'"{name}": {json.dumps(entry, ensure_ascii=False)}' for name, entry in entries.items()]
     return [f"dataset: a name in data/dataset_info.json, to which this is added, for {known.rows}: {x}" for x in lines]
@@ -179,123 +177,101 @@ def _entries(case: Case, data: Data, names: Mapping[str, str]) -> list[str]:
 
 _LORA = {"lora_r": "lora_rank", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout"}
 _SWITCHES = {"use_rslora": "use_rslora", "use_dora": "use_dora"}
-_OF_ADAPTER = frozenset(
-    {
-        *(*_LORA, *_SWITCHES, "lora_target_modules", "lora_modules_to_save", "load_in_4bit", "load_in_8bit"),
-        *("use_bnb_nested_quant", "bnb_4bit_quant_type"),
-    }
-)
 
 
-def _adapter(case: Case) -> Part:
-    if not case.knobs.use_peft:
-        return Part(answered=_OF_ADAPTER | {"bnb_4bit_quant_storage", "lora_target_parameters", "lora_task_type"})
-    targets, saved = _targets(case), case.get("lora_modules_to_save")
-    return Part(
-        keys={
-            **{_LORA[name]: case.get(name) for name in LORA_DEFAULTS},
-            **targets.keys,
-            **({"additional_target": ",".join(saved)} if saved else {}),
-            **renamed(case, _SWITCHES).keys,
-            **_quantized(case),
-        },
-        answered=_OF_ADAPTER,
-        notes=(
-            *targets.notes,
-            "the adapter: LLaMA-Factory trains it in float32; on a rounded base TRL's is bfloat16, half the bytes",
-        ),
+def _add_adapter(draft: Draft) -> None:
+    if not draft.knobs.use_peft:
+        draft.answered.update(IDLE_WITHOUT_ADAPTER)
+        return
+    draft.answered.update(OF_ADAPTER)
+    draft.keys |= {_LORA[name]: draft.get(name) for name in LORA_DEFAULTS}
+    _add_targets(draft)
+    if saved := draft.get("lora_modules_to_save"):
+        draft.keys["additional_target"] = ",".join(saved)
+    draft.rename(_SWITCHES)
+    draft.keys |= _quantized(draft)
+    draft.notes.append(
+        "the adapter: LLaMA-Factory trains it in float32; on a rounded base TRL's is bfloat16, half the bytes"
     )
 
 
-def _targets(case: Case) -> Part:
+def _add_targets(draft: Draft) -> None:
     """``model/adapter.py: _setup_lora_tuning``; PEFT reads a single text as a regular expression, this divides it."""
-    asked = case.get("lora_target_modules")
-    if asked in ("all-linear", ["all-linear"]):
-        return Part(keys={"lora_target": "all"})
-    if isinstance(asked, list) and len(asked) > 1:
-        return Part(keys={"lora_target": ",".join(asked)})
-    if asked:
-        pattern = asked if isinstance(asked, str) else asked[0]
-        name = re.fullmatch(r"\.\*(?:\\\.)?(\w+)", pattern)
-        if name is not None:
-            return Part(keys={"lora_target": name[1]})
-        return Part(
-            notes=(f"lora_target_modules {pattern}: a regular expression; lora_target takes names, with commas",)
-        )
-    return Part(notes=("lora_target_modules: TRL leaves them to PEFT; LLaMA-Factory takes all linear layers",))
+    asked = draft.get("lora_target_modules")
+    pattern = asked[0] if isinstance(asked, list) and len(asked) == 1 else asked
+    if pattern == "all-linear":
+        draft.keys["lora_target"] = "all"
+    elif isinstance(pattern, list):
+        draft.keys["lora_target"] = ",".join(pattern)
+    elif not pattern:
+        draft.notes.append("lora_target_modules: TRL leaves them to PEFT; LLaMA-Factory takes all linear layers")
+    elif name := re.fullmatch(r"\.\*(?:\\\.)?(\w+)", pattern):
+        draft.keys["lora_target"] = name[1]
+    else:
+        draft.notes.append(f"lora_target_modules {pattern}: a regular expression; lora_target takes names, with commas")
 
 
-def _quantized(case: Case) -> dict[str, Any]:
+def _quantized(draft: Draft) -> dict[str, Any]:
     """``model/model_utils/quantization.py: configure_quantization``."""
-    knobs = case.knobs
+    knobs = draft.knobs
     if knobs.load_in_4bit:
         return {
             "quantization_method": "bnb",
             "quantization_bit": 4,
-            "quantization_type": case.get("bnb_4bit_quant_type", "nf4"),
+            "quantization_type": draft.get("bnb_4bit_quant_type", "nf4"),
             "double_quantization": knobs.use_bnb_nested_quant,
         }
     return {"quantization_method": "bnb", "quantization_bit": 8} if knobs.load_in_8bit else {}
 
 
-def _precision(case: Case) -> Part:
+def _add_precision(draft: Draft) -> None:
     """Weights come in the checkpoint's dtype (``model/loader.py: load_model``), and what is trained becomes float32
     unless it is told to be pure (``model/adapter.py: init_adapter``)."""
-    wanted, full = case.knobs.dtype, not case.knobs.use_peft
-    note = f"dtype {wanted}: LLaMA-Factory loads weights in the checkpoint's own dtype"
-    return Part(
-        keys={
-            "bf16": case.precision == "bf16",
-            "fp16": case.precision == "fp16",
-            "pure_bf16": full and wanted == "bfloat16",
-        },
-        answered=frozenset({"bf16", "fp16", "dtype"}),
-        notes=() if full and wanted == "float32" else (note,),
-    )
+    wanted, full = draft.knobs.dtype, not draft.knobs.use_peft
+    draft.answered.update(("bf16", "fp16", "dtype"))
+    draft.keys |= {name: draft.precision == name for name in ("bf16", "fp16")}
+    draft.keys["pure_bf16"] = full and wanted == "bfloat16"
+    if not (full and wanted == "float32"):
+        draft.notes.append(f"dtype {wanted}: LLaMA-Factory loads weights in the checkpoint's own dtype")
 
 
-def _checkpointing(case: Case) -> Part:
+def _add_checkpointing(draft: Draft) -> None:
     """``model/model_utils/checkpointing.py: prepare_model_for_training``; reentrant by default, which TRL's is not."""
-    details = dict(case.get("gradient_checkpointing_kwargs") or {})
+    details = dict(draft.get("gradient_checkpointing_kwargs") or {})
     reentrant = bool(details.pop("use_reentrant", False))
-    notes = [f"gradient_checkpointing_kwargs {json.dumps(details)}: no key"] if details else []
-    if case.knobs.activation_offloading:
+    draft.answered.update(("gradient_checkpointing", "activation_offloading"))
+    draft.keys |= {
+        "disable_gradient_checkpointing": not draft.knobs.gradient_checkpointing,
+        "use_reentrant_gc": reentrant,
+    }
+    if details:
+        draft.notes.append(f"gradient_checkpointing_kwargs {json.dumps(details)}: no key")
+    if draft.knobs.activation_offloading:
         nearest = "use_unsloth_gc true keeps what recomputing starts from on the host, which is the nearest"
-        notes.append(f"activation_offloading true: no key, so that it needs more than is predicted; {nearest}")
-    return Part(
-        keys={
-            "disable_gradient_checkpointing": not case.knobs.gradient_checkpointing,
-            "use_reentrant_gc": reentrant,
-        },
-        answered=frozenset({"gradient_checkpointing", "gradient_checkpointing_kwargs", "activation_offloading"}),
-        notes=tuple(notes),
-    )
+        draft.notes.append(f"activation_offloading true: no key, so that it needs more than is predicted; {nearest}")
 
 
 # -- the method and the course of the run --------------------------------------------------------------------------
 
 
-def _method(case: Case) -> Part:
+def _add_method(draft: Draft) -> None:
     """Writes what the method's row says of LLaMA-Factory; a loss that is not among its losses is left unanswered."""
-    known = _known(case)
-    asked = case.get("loss_type")
+    known = _known(draft)
+    asked = draft.settings.get("loss_type", draft.method_facts.defaults.get("loss_type"))
     loss = asked[0] if isinstance(asked, list) and len(asked) == 1 else asked
-    has_loss = loss in known.losses
-    values = {key: value for name, key in known.renamed.items() if (value := case.get(name)) is not None}
-    chosen = {known.loss_key: loss} if has_loss and known.loss_key else {}
-    return Part(
-        keys={**values, **chosen, **known.keys},
-        answered=frozenset({*known.renamed, *(("loss_type",) if has_loss else ())}),
-        notes=known.notes,
-    )
+    draft.keys |= {key: value for name, key in known.renamed.items() if (value := draft.get(name)) is not None}
+    if loss in known.losses:
+        draft.answered.add("loss_type")
+        if known.loss_key:
+            draft.keys[known.loss_key] = loss
+    draft.keys |= known.keys
+    draft.notes += known.notes
 
 
-def _trainer(case: Case) -> Part:
+def _add_trainer(draft: Draft) -> None:
     """transformers' arguments, as they are; TRL's defaults where they differ from transformers'."""
-    part = renamed(case, {name: name for name in TRAINER_ARGUMENTS if name not in _OWN_WAY})
-    output = {"output_dir": case.settings["output_dir"]} if case.settings.get("output_dir") else {}
-    defaults = {name: case.get(name) for name in ("learning_rate", *TRAINER_DEFAULTS)}
-    return Part(
-        keys={**output, **part.keys, **defaults, "report_to": case.get("report_to", "none")},
-        answered=part.answered | {"output_dir", *TRAINER_DEFAULTS},
-    )
+    if output := draft.get("output_dir"):
+        draft.keys["output_dir"] = output
+    draft.rename({name: name for name in TRAINER_ARGUMENTS if name not in _OWN_WAY})
+    draft.keys |= {name: draft.get(name) for name in ("learning_rate", *TRAINER_DEFAULTS)}
+    draft.keys["report_to"] = draft.get("report_to", "none")

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from autotrain_mem.exports.accelerate import FIRST_MACHINE, PORT
-from autotrain_mem.exports.case import Case, case_of
-from autotrain_mem.exports.part import Part, Tool, heading
+from autotrain_mem.exports.document import Tool, heading
+from autotrain_mem.exports.draft import Draft, draft_of
 from autotrain_mem.settings.knobs import APPLIED, LAUNCHED
 from autotrain_mem.settings.own import flag_words
 from autotrain_mem.types import Job, Knobs, Plan
@@ -20,9 +20,9 @@ from autotrain_mem.types import Job, Knobs, Plan
 NOTES_HEAD = "Before it runs:"
 
 
-def machine_words(case: Case) -> list[str]:
+def machine_words(draft: Draft) -> list[str]:
     """Lists the words that every machine's command has in common, not quoted: ``autofit sft --model ...``."""
-    job, devices = case.job, case.knobs.processes // case.nodes
+    job, devices = draft.job, draft.knobs.processes // draft.nodes
     ours = {
         "model": job.model,
         "dataset": job.dataset,
@@ -30,12 +30,12 @@ def machine_words(case: Case) -> list[str]:
         "fit": None if job.fit == "all" else job.fit,
         "forbid": ",".join(sorted(job.forbid)) or None,
         "gpus": devices,
-        "nodes": case.nodes if case.nodes > 1 else None,
-        **_launch(case.knobs),
-        **{name: value for name in APPLIED if (value := getattr(case.knobs, name))},
+        "nodes": draft.nodes if draft.nodes > 1 else None,
+        **_launch(draft.knobs),
+        **{name: value for name in APPLIED if (value := getattr(draft.knobs, name))},
     }
     given = {name: value for name, value in ours.items() if value is not None}
-    settings = {name: value for name, value in case.settings.items() if name != "model_name_or_path"}
+    settings = {name: value for name, value in draft.settings.items() if name != "model_name_or_path"}
     return ["autofit", job.method, *flag_words(given | settings)]
 
 
@@ -47,20 +47,21 @@ def _launch(knobs: Knobs) -> dict[str, Any]:
     return {name: value for name, value in changed.items() if value != "nvme"}  # which --deepspeed says alone
 
 
-def rendezvous(case: Case, rank: str, host: str, port: str) -> list[str]:
+def rendezvous(draft: Draft, rank: str, host: str, port: str) -> list[str]:
     """Lists the words by which machines find each other; none where there is one."""
-    if case.nodes == 1:
+    if draft.nodes == 1:
         return []
     return ["--machine_rank", rank, "--main_process_ip", host, "--main_process_port", port]
 
 
-def shared_files(case: Case, extra: Sequence[str] = ()) -> Part:
+def note_shared_files(draft: Draft, extra: Sequence[str] = ()) -> None:
     """Says what must be in place on every machine; all settings stand in the command."""
-    machines = "the machine" if case.nodes == 1 else "every machine"
-    same = "" if case.nodes == 1 else ", and output_dir on a file system that all machines share"
+    machines = "the machine" if draft.nodes == 1 else "every machine"
+    same = "" if draft.nodes == 1 else ", and output_dir on a file system that all machines share"
     files = f"autofit, the model and the data are found by these names on {machines}{same}"
-    notes = (files, *extra, *case.no_data())
-    return Part(answered=frozenset(case.settings), notes=notes)
+    draft.answered.update(draft.settings)
+    draft.notes += [files, *extra]
+    draft.note_data()
 
 
 def shell_line(words: Sequence[str]) -> str:
@@ -79,14 +80,15 @@ def _spelled_out(word: str) -> str:
 
 def commands(plan: Plan, job: Job) -> str:
     """One command for each machine, for whoever starts them by hand or by a launcher of their own."""
-    case = case_of(plan, job)
+    draft = draft_of(plan, job)
     first = f"write the address of the first machine in place of {FIRST_MACHINE}, in every command"
-    notes = (first, "start all of them: each waits for the others") if case.nodes > 1 else ()
+    notes = (first, "start all of them: each waits for the others") if draft.nodes > 1 else ()
     tool = Tool(name="a shell", command="each command on its machine", trains_with_trl=True, notes_head=NOTES_HEAD)
-    text = heading(case, tool, [shared_files(case, notes)], {})
-    variables = [f"{name}={value}" for name, value in case.job.environment.items()]
-    for rank in range(case.nodes):
-        place = rendezvous(case, str(rank), FIRST_MACHINE, str(PORT))
-        text += f"\n# machine {rank} of {case.nodes}\n"
-        text += shell_line([*(["env", *variables] if variables else []), *machine_words(case), *place]) + "\n"
+    note_shared_files(draft, notes)
+    text = heading(draft, tool, {})
+    variables = [f"{name}={value}" for name, value in draft.job.environment.items()]
+    for rank in range(draft.nodes):
+        place = rendezvous(draft, str(rank), FIRST_MACHINE, str(PORT))
+        text += f"\n# machine {rank} of {draft.nodes}\n"
+        text += shell_line([*(["env", *variables] if variables else []), *machine_words(draft), *place]) + "\n"
     return text

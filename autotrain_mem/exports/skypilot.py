@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from autotrain_mem.exports.accelerate import PORT
-from autotrain_mem.exports.case import Case, case_of
-from autotrain_mem.exports.machines import NOTES_HEAD, machine_words, rendezvous, shared_files, shell_line
-from autotrain_mem.exports.part import Part, Tool, document
+from autotrain_mem.exports.document import Tool, document
+from autotrain_mem.exports.draft import Draft, draft_of
+from autotrain_mem.exports.machines import NOTES_HEAD, machine_words, note_shared_files, rendezvous, shell_line
 from autotrain_mem.types import Job, Plan
 
 CARD = "CARD"
@@ -32,38 +32,40 @@ CARDS = {
 
 def skypilot(plan: Plan, job: Job) -> str:
     """The task for ``sky launch FILE``."""
-    case = case_of(plan, job)
+    draft = draft_of(plan, job)
     tool = Tool(name="SkyPilot", command="sky launch FILE", trains_with_trl=True, notes_head=NOTES_HEAD)
     unknown = (
-        f"write SkyPilot's name of {case.plan.estimate.hardware.name} in place of {CARD}: sky gpus list shows them"
+        f"write SkyPilot's name of {draft.plan.estimate.hardware.name} in place of {CARD}: sky gpus list shows them"
     )
     notes = (
-        *(() if _card(case) != CARD else (unknown,)),
+        *(() if _card(draft) != CARD else (unknown,)),
         "workdir is a clone of autotrain_mem with your data in it, which setup installs",
         "a machine's disk goes with it: mount a bucket (file_mounts) and let output_dir lie there",
     )
-    return document(case, tool, [Part(keys=_task(case)), shared_files(case, notes)], {})
+    draft.keys |= _task(draft)
+    note_shared_files(draft, notes)
+    return document(draft, tool, {})
 
 
-def _task(case: Case) -> dict[str, Any]:
+def _task(draft: Draft) -> dict[str, Any]:
     return {
-        "name": f"autofit-{case.job.method}",
-        "num_nodes": case.nodes,
-        "resources": {"accelerators": f"{_card(case)}:{case.knobs.processes // case.nodes}"},
+        "name": f"autofit-{draft.job.method}",
+        "num_nodes": draft.nodes,
+        "resources": {"accelerators": f"{_card(draft)}:{draft.knobs.processes // draft.nodes}"},
         "workdir": ".",
-        **({"envs": dict(case.job.environment)} if case.job.environment else {}),
+        **({"envs": dict(draft.job.environment)} if draft.job.environment else {}),
         "setup": "pip install -c scripts/constraints.txt .\n",
-        "run": _run(case),
+        "run": _run(draft),
     }
 
 
-def _run(case: Case) -> str:
-    command = shell_line(machine_words(case))
-    if case.nodes == 1:
+def _run(draft: Draft) -> str:
+    command = shell_line(machine_words(draft))
+    if draft.nodes == 1:
         return f"{command}\n"
-    place = " ".join(rendezvous(case, '"$SKYPILOT_NODE_RANK"', '"$HOST"', str(PORT)))
+    place = " ".join(rendezvous(draft, '"$SKYPILOT_NODE_RANK"', '"$HOST"', str(PORT)))
     return f"HOST=${{SKYPILOT_NODE_IPS%%$'\\n'*}}  # the first one's address\n{command} {place}\n"
 
 
-def _card(case: Case) -> str:
-    return CARDS.get(case.plan.estimate.hardware.name, CARD)
+def _card(draft: Draft) -> str:
+    return CARDS.get(draft.plan.estimate.hardware.name, CARD)

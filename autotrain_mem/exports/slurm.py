@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from autotrain_mem.exports.case import Case, case_of
-from autotrain_mem.exports.machines import NOTES_HEAD, machine_words, rendezvous, shared_files, shell_line
-from autotrain_mem.exports.part import Tool, heading
+from autotrain_mem.exports.document import Tool, heading
+from autotrain_mem.exports.draft import Draft, draft_of
+from autotrain_mem.exports.machines import NOTES_HEAD, machine_words, note_shared_files, rendezvous, shell_line
 from autotrain_mem.parallel.place import FIRST_PORT, PORTS
 from autotrain_mem.types import Job, Plan
 
 
 def slurm(plan: Plan, job: Job) -> str:
     """The script for ``sbatch FILE``."""
-    case = case_of(plan, job)
+    draft = draft_of(plan, job)
     own = "partition, account and time limit: #SBATCH lines of your cluster, or flags of sbatch"
     tool = Tool(name="Slurm", command="sbatch FILE", trains_with_trl=True, notes_head=NOTES_HEAD)
-    head = heading(case, tool, [shared_files(case, (own,))], {})
-    return "\n".join(["#!/bin/bash", head.rstrip("\n"), *_directives(case), "", *_body(case), ""])
+    note_shared_files(draft, (own,))
+    head = heading(draft, tool, {})
+    return "\n".join(["#!/bin/bash", head.rstrip("\n"), *_directives(draft), "", *_body(draft), ""])
 
 
-def _directives(case: Case) -> list[str]:
+def _directives(draft: Draft) -> list[str]:
     asked = {
-        "job-name": f"autofit-{case.job.method}",
-        "nodes": case.nodes,
+        "job-name": f"autofit-{draft.job.method}",
+        "nodes": draft.nodes,
         "ntasks-per-node": 1,
-        "gpus-per-node": case.knobs.processes // case.nodes,
+        "gpus-per-node": draft.knobs.processes // draft.nodes,
         "exclusive": None,
         "requeue": None,  # after a node has failed: the same command goes on with its run
         "output": "%x-%j.log",
@@ -31,13 +32,13 @@ def _directives(case: Case) -> list[str]:
     return [f"#SBATCH --{name}" + ("" if value is None else f"={value}") for name, value in asked.items()]
 
 
-def _body(case: Case) -> list[str]:
-    exports = [f"export {name}={shell_line([value])}" for name, value in case.job.environment.items()]
-    srun = f"srun --nodes={case.nodes} --ntasks-per-node=1 --kill-on-bad-exit=1"
-    command = shell_line(machine_words(case))
-    if case.nodes == 1:
+def _body(draft: Draft) -> list[str]:
+    exports = [f"export {name}={shell_line([value])}" for name, value in draft.job.environment.items()]
+    srun = f"srun --nodes={draft.nodes} --ntasks-per-node=1 --kill-on-bad-exit=1"
+    command = shell_line(machine_words(draft))
+    if draft.nodes == 1:
         return ["set -euo pipefail", *exports, "", f"{srun} {command}"]
-    place = " ".join(rendezvous(case, '"$SLURM_NODEID"', '"$HOST"', '"$PORT"'))
+    place = " ".join(rendezvous(draft, '"$SLURM_NODEID"', '"$HOST"', '"$PORT"'))
     return [
         "set -euo pipefail",
         *exports,

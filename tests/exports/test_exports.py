@@ -308,7 +308,7 @@ def test_trls_defaults_are_those_that_are_written_out() -> None:
     from transformers import TrainingArguments
 
     from autotrain_mem.exports.axolotl_rewards import VLLM_DEFAULTS, VLLM_SHARE
-    from autotrain_mem.exports.case import LORA_DEFAULTS, TRAINER_DEFAULTS
+    from autotrain_mem.exports.draft import LORA_DEFAULTS, TRAINER_DEFAULTS
     from autotrain_mem.exports.llamafactory import TRAINER_ARGUMENTS
 
     def defaults(kind: Any) -> dict[str, Any]:

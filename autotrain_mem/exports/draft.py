@@ -1,10 +1,10 @@
-"""Holds what another tool must be told: the settings that would train, under TRL's names, and where the data are."""
+"""A tool's file in the making: its keys and notes, and the settings, under TRL's names, that no key answers yet."""
 
 from __future__ import annotations
 
 import pathlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from autotrain_mem.allocator.settings import variable_that_counts
@@ -52,15 +52,56 @@ class Data:
     test_split: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
-    """One plan and its job, as the exports read them."""
+OF_DATA = (
+    *("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split"),
+    *(MAX_LENGTH, "packing", "assistant_only_loss", "completion_only_loss"),
+)
+"""TRL's names of where the rows come from, and of what is made of them."""
+OF_ADAPTER = (
+    *("use_peft", *LORA_DEFAULTS, "use_rslora", "use_dora", "lora_target_modules", "lora_modules_to_save"),
+    *("load_in_4bit", "load_in_8bit", "use_bnb_nested_quant", "bnb_4bit_quant_type"),
+)
+"""Settings of an adapter and its base that other tools have, too."""
+IDLE_WITHOUT_ADAPTER = (*OF_ADAPTER, "bnb_4bit_quant_storage", "lora_target_parameters", "lora_task_type")
+
+
+@dataclass(kw_only=True, slots=True)
+class Draft:
+    """Collects the keys of one tool's file. A setting that :meth:`get` reads is answered; of any other the file says
+    that it is lost, so that nothing that the user said is lost without a word."""
 
     plan: Plan
     job: Job
     """As a file may hold it."""
     hidden: tuple[str, ...]
     """Names of the user's arguments and variables whose values no file may hold."""
+    settings: Mapping[str, Any] = field(init=False)
+    """The user's arguments with the plan's knobs laid over: nothing of TRL's defaults, nothing of ours. What is read
+    here is not answered yet."""
+    keys: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    """What the tool cannot say, or does otherwise; one line each."""
+    answered: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        settings = without_wish(without_said(self.job.arguments))
+        for name in knob_names(self.method_facts.knobs, self.knobs):
+            value = getattr(self.knobs, name)
+            if value is not None or name == MAX_LENGTH:
+                settings[name] = list(value) if isinstance(value, tuple) else value  # as YAML has it
+        public = {name: value for name, value in settings.items() if name not in NOT_TRLS}
+        self.settings = {name: value for name, value in public.items() if value is not None or name == MAX_LENGTH}
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Answers a setting: as given or planned, else TRL's default where this module or the method's row knows it."""
+        self.answered.add(name)
+        known = {**TRAINER_DEFAULTS, **LORA_DEFAULTS, **self.method_facts.defaults}
+        return self.settings.get(name, known.get(name, default))
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Answers settings that another tool has under another name, or the same, with the same values."""
+        self.answered.update(names)
+        self.keys |= {key: value for name, key in names.items() if (value := self.settings.get(name)) is not None}
 
     @property
     def knobs(self) -> Knobs:
@@ -69,22 +110,6 @@ class Case:
     @property
     def method_facts(self) -> MethodFacts:
         return self.job.method_facts
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The user's arguments with the plan's knobs laid over: nothing of TRL's defaults, nothing of ours."""
-        settings = without_wish(without_said(self.job.arguments))
-        for name in knob_names(self.method_facts.knobs, self.knobs):
-            value = getattr(self.knobs, name)
-            if value is not None or name == MAX_LENGTH:
-                settings[name] = list(value) if isinstance(value, tuple) else value  # as YAML has it
-        public = {name: value for name, value in settings.items() if name not in NOT_TRLS}
-        return {name: value for name, value in public.items() if value is not None or name == MAX_LENGTH}
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Gives a setting as given or planned, else TRL's default where this module or the method's row knows it."""
-        known = {**TRAINER_DEFAULTS, **LORA_DEFAULTS, **self.method_facts.defaults}
-        return self.settings.get(name, known.get(name, default))
 
     @property
     def precision(self) -> str:
@@ -129,10 +154,11 @@ class Case:
             test_split=self.settings.get("dataset_test_split", "test"),
         )
 
-    def no_data(self, mixture: str = "") -> tuple[str, ...]:
+    def note_data(self, mixture: str = "") -> None:
         """Notes what to know where ``data`` is None; ``mixture`` says what to do with one."""
         note = mixture if self.job.names_data else "data: the plan was made without any, and training needs some"
-        return (note,) if note and self.data is None else ()
+        if note and self.data is None:
+            self.notes.append(note)
 
     @property
     def length(self) -> int:
@@ -155,8 +181,8 @@ class Case:
         return {**given, variable: ",".join(settings)}
 
 
-def case_of(plan: Plan, job: Job) -> Case:
-    """The case without the user's secrets, and the names of these."""
+def draft_of(plan: Plan, job: Job) -> Draft:
+    """An empty draft without the user's secrets, and the names of these."""
     public = as_recorded(job)
     hidden = (*(job.arguments.keys() - public.arguments.keys()), *(job.environment.keys() - public.environment.keys()))
-    return Case(plan=plan, job=public, hidden=tuple(sorted(hidden)))
+    return Draft(plan=plan, job=public, hidden=tuple(sorted(hidden)))
