@@ -12,8 +12,8 @@ from typing import Any
 from autotrain_mem import api
 from autotrain_mem.cli.flags import Output
 from autotrain_mem.exports.draft import draft_of
-from autotrain_mem.exports.dry_run import dry_run
 from autotrain_mem.exports.tools import OF_MACHINES, check_adapter, check_method, check_sharding, export
+from autotrain_mem.exports.trl import dry_run
 from autotrain_mem.report.first_screen import first_screen
 from autotrain_mem.report.formatting import command_line
 from autotrain_mem.report.terminal import Console, warn

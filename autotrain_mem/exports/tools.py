@@ -56,7 +56,7 @@ EXPORTERS = {
         write="autotrain_mem.exports.llamafactory:llamafactory",
         lacks="No file for LLaMA-Factory is written yet for",
     ),
-    "slurm": Exporter(write="autotrain_mem.exports.slurm:slurm", lacks=""),
+    "slurm": Exporter(write="autotrain_mem.exports.machines:slurm", lacks=""),
     "kubernetes": Exporter(write="autotrain_mem.exports.kubernetes:kubernetes", lacks=""),
     "skypilot": Exporter(write="autotrain_mem.exports.skypilot:skypilot", lacks=""),
     "commands": Exporter(write="autotrain_mem.exports.machines:commands", lacks=""),

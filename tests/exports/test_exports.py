@@ -13,8 +13,8 @@ import pytest
 import yaml
 from export_examples import FOUR, FSDP2, FULL, HOST, HSDP, QLORA, TWO_MACHINES, job, plan
 
-from autotrain_mem.exports.dry_run import dry_run
 from autotrain_mem.exports.tools import EXPORTERS, OF_MACHINES, export
+from autotrain_mem.exports.trl import dry_run
 from autotrain_mem.parallel.launch_environment import launch_environment
 from autotrain_mem.parallel.user_config import read_launch
 from autotrain_mem.settings.knobs import APPLIED
