@@ -1,7 +1,8 @@
 """Whether this machine has room for a training beside its card: host memory to load and offload, disk to save.
 
-Looked at before a plan is made, so only what every plan of the job would need counts: of levers that are still open the
-one that needs least. Unknown sizes, such as those of a model that is not downloaded yet, are passed over.
+Looked at twice. Before a plan is made only what every plan of the job needs counts, of levers that are still open the
+one that needs least; once there is one, what it keeps on the host and saves as well. Unknown sizes, such as those of a
+model that is not downloaded yet, are passed over.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 import os
 import pathlib
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autotrain_mem.machine.detect import HOST_NON_TORCH_BYTES
@@ -25,19 +26,14 @@ from autotrain_mem.types.findings import Download, Finding
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 QUANTIZED_BYTES = {name: bits / 8 for name, bits in BASE_BITS.items()}
 """A parameter of a quantized linear layer, without its scales (``rehearsal.quantized.statistics``): a lower bound."""
-STATES = {"adamw_torch": 2, "adamw_torch_fused": 2, "sgd": 0, "adagrad": 1, "rmsprop": 1}
-"""Tensors as large as the parameter that an optimizer keeps: ``torch/optim``, each one's ``_init_group``. Of those not
-named here nothing is counted."""
 MASTER_BYTES = 4
 """Of a trained parameter under FSDP with mixed precision: accelerate makes it float32
 (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``)."""
-TWINS = 2
-"""A copy of the parameter and room for its gradient, pinned (``trainers.host_optimizer: _Twin``). Before a plan says it
-to the byte: torch's pinned allocator rounds each up to a power of two (``rehearsal.trace.ledger``)."""
-ZERO_BYTES = {"offload_optimizer_device": 16, "offload_param_device": 2}
-"""Of a parameter, what DeepSpeed keeps on the host at least: a copy in float32, its gradient and Adam's two moments
-(``deepspeed/runtime/zero/stage3.py`` and ``stage_1_and_2.py: initialize_optimizer_states``, ``ops/adam/cpu_adam.py:
-step``), and a shard in half precision (``partition_parameters.py: _partition_param``)."""
+OF_DEEPSPEED = {
+    "offload_optimizer_device": "weights and gradients in float32 and the optimizer's two moments",
+    "offload_param_device": "shards of the weights",
+}
+"""Settings by which DeepSpeed offloads -> what it keeps on the host then."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,21 +50,12 @@ class Load:
     """Of the whole training, where the data and the batch say."""
     processes: int = 1
     """Of this machine."""
-    machines: int = 1
-    """With as many processes each."""
-    held_bytes: int | None = None
-    """What each process allocates at its peak, as predicted; None before there is a plan."""
     memory: MemoryEstimate | None = None
     """What was rehearsed of host memory and of what is saved; None before there is a plan."""
     offloads: tuple[str, ...] = ()
-    """Switches that move activations or the optimizer to the host, as asked for or planned."""
+    """Switches that move activations or the optimizer to the host, as planned."""
     download: Download | None = None
     """Weights that are not here yet; None where they are."""
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether processes hold parts of the model: so it is planned, or may be."""
-        return self.processes > 1 and self.job.arguments.get("sharding") != "ddp"
 
     @property
     def loaders(self) -> int:
@@ -79,8 +66,7 @@ class Load:
         (``fsdp_cpu_ram_efficient_loading``), and under ZeRO-3 each a part (``deepspeed.zero.Init``). Weights of 4 and 8
         bits are made on the card.
         """
-        whole = self.job.arguments.get("sharding") in {"zero1", "zero2"}
-        return 1 if self.is_sharded and not whole else self.processes
+        return self.processes if self.job.arguments.get("sharding") in {"ddp", "zero1", "zero2"} else 1
 
     @property
     def item_bytes(self) -> int:
@@ -115,41 +101,20 @@ class Load:
         return self.parameters * self.item_bytes if self.trains_all else 0
 
     @property
+    def state_bytes(self) -> int:
+        """The optimizer's state; 0 before there is a plan."""
+        return 0 if self.memory is None else self.memory.saved_state_bytes
+
+    @property
     def checkpoint_bytes(self) -> int:
         """Weights, and the optimizer's state unless only the model is saved (``transformers/trainer.py:
         _save_checkpoint``)."""
-        if self.job.arguments.get("save_only_model"):
-            return self.model_bytes
-        if self.memory is not None and self.memory.saved_model_bytes:
-            return self.model_bytes + self.memory.saved_state_bytes
-        return self.model_bytes * (1 + self._states)
-
-    @property
-    def offloaded_bytes(self) -> int:
-        """Activations, copies of weights and the optimizer's state that wait on the host, of all processes."""
-        offloads = bool(self.job.arguments.get("optimizer_offload"))
-        if self.by_deepspeed:
-            return 0
-        if self.memory is not None:
-            state_bytes = self.memory.saved_state_bytes if offloads else 0
-            return (self.memory.pinned_host_bytes + state_bytes) * self.processes
-        offloads = offloads and self.trains_all
-        return self.parameters * self.item_bytes * (TWINS + self._states) * self.processes if offloads else 0
-
-    @property
-    def offloaded_shards_bytes(self) -> int:
-        """Shards on the host, of all processes together: parameters; of trained ones gradients and state too."""
-        if not self.job.arguments.get("fsdp_offload_params"):
-            return 0
-        if not self.trains_all:
-            return self.loaded_bytes
-        item = self.item_bytes if self.job.arguments.get("bf16") is False else MASTER_BYTES
-        return self.parameters * item * (TWINS + self._states)
+        return self.model_bytes + (0 if self.job.arguments.get("save_only_model") else self.state_bytes)
 
     @property
     def by_deepspeed(self) -> tuple[str, ...]:
         """Names what DeepSpeed offloads to the host."""
-        return tuple(name for name in ZERO_BYTES if self.job.arguments.get(name))
+        return tuple(name for name in OF_DEEPSPEED if self.job.arguments.get(name))
 
     @property
     def on_nvme(self) -> tuple[str, ...]:
@@ -157,27 +122,34 @@ class Load:
         return tuple(name for name in self.by_deepspeed if self.job.arguments.get(name) == "nvme")
 
     @property
-    def deepspeed_bytes(self) -> int:
-        """Counts what all processes of this machine offload by DeepSpeed; before a plan, what is sure of it."""
-        if not self.by_deepspeed:
+    def offloaded_bytes(self) -> int:
+        """What all processes of this machine keep on the host while they train, but for FSDP's shards."""
+        if self.memory is None:
             return 0
-        if self.memory is not None:
-            return (self.memory.pinned_host_bytes + self.memory.unpinned_host_bytes) * self.processes
-        return self._sure({*self.by_deepspeed} - {*self.on_nvme})
+        held = self.memory.pinned_host_bytes
+        if self.by_deepspeed:
+            held += self.memory.unpinned_host_bytes
+        elif self.job.arguments.get("optimizer_offload"):
+            held += self.state_bytes
+        return held * self.processes
 
     @property
-    def nvme_bytes(self) -> int:
-        """Files on NVMe, of all processes of this machine; before there is a plan, only what is sure."""
-        return self._sure({*self.on_nvme}) if self.memory is None else self.memory.nvme_bytes * self.processes
-
-    def _sure(self, names: Collection[str]) -> int:
-        """Counts what is offloaded, whatever is trained."""
-        sure = [name for name in names if self.trains_all or "param" in name]
-        return self.parameters * sum(ZERO_BYTES[name] for name in sure) // self.machines
+    def shards_bytes(self) -> int:
+        """FSDP's shards on the host, of all processes: parameters; of trained ones float32 copies, the gradients and
+        the optimizer's state too."""
+        if not self.trains_all:
+            return self.loaded_bytes
+        item_bytes = self.item_bytes if self.job.arguments.get("bf16") is False else MASTER_BYTES
+        return self.parameters * item_bytes * 2 + self.state_bytes
 
     @property
-    def _states(self) -> int:
-        return STATES.get(str(self.job.arguments.get("optim", "adamw_torch_fused")), 0)
+    def simulated_bytes(self) -> int:
+        """Host memory of several processes of a simulated run, whose tensors are real, with what they offload; 0 where
+        one process has that memory for its card, which it has to meet itself."""
+        if self.memory is None or not self.on_cpu or (self.processes == 1 and not self.by_deepspeed):
+            return 0
+        held_bytes = self.processes * (self.memory.peak_allocated_bytes + HOST_NON_TORCH_BYTES)
+        return held_bytes + (self.offloaded_bytes if self.by_deepspeed else 0)
 
 
 def room_findings(
@@ -225,13 +197,15 @@ def _nvme(load: Load) -> Iterator[Finding]:
         if not os.access(there, os.W_OK):
             message = f"DeepSpeed is to write to {folder} (nvme_path), and {there} may not be written to."
             yield _refusal(OutputFolderError, message=message, cure=cure)
-        elif (free_bytes := shutil.disk_usage(there).free) < load.nvme_bytes:
-            message = f"What DeepSpeed offloads to {folder} (nvme_path) takes {format_bytes(load.nvme_bytes)}, and its "
-            yield _refusal(
-                OutputFolderError,
-                message=f"{message}disk has {format_bytes(free_bytes)} free.",
-                cure=f"Free some space. {cure}",
+            continue
+        free_bytes = shutil.disk_usage(there).free
+        needed = 0 if load.memory is None else load.memory.nvme_bytes * load.processes
+        if free_bytes < needed:
+            message = (
+                f"What DeepSpeed offloads to {folder} (nvme_path) takes {format_bytes(needed)}, and its disk has "
+                f"{format_bytes(free_bytes)} free."
             )
+            yield _refusal(OutputFolderError, message=message, cure=f"Free some space. {cure}")
 
 
 def _memory(load: Load, memory: HostMemory) -> Iterator[Finding]:
@@ -247,12 +221,12 @@ def _memory(load: Load, memory: HostMemory) -> Iterator[Finding]:
             f"and {available}: loading them would end the process.",
             cure="Take a smaller model, a machine with more memory, or a card: --gpu NAME --plan_only says which.",
         )
-    elif load.on_cpu and (load.processes > 1 or load.by_deepspeed) and _simulated(load) > memory.available_bytes:
+    elif load.simulated_bytes > memory.available_bytes:
         several = load.processes > 1
         yield _refusal(
             HostMemoryError,
             message=f"{f'{load.processes} simulated cards hold' if several else 'A simulated card holds'} "
-            f"{format_bytes(_simulated(load))} in host memory, and {available}: the kernel would end a process.",
+            f"{format_bytes(load.simulated_bytes)} in host memory, and {available}: the kernel would end a process.",
             cure=f"Give {'fewer --gpus, ' if several else ''}a smaller model or shorter rows; --plan_only plans "
             "without a run.",
         )
@@ -265,58 +239,44 @@ def _memory(load: Load, memory: HostMemory) -> Iterator[Finding]:
             cure="--sharding fsdp2 loads in one process and divides from there; --dtype as in the checkpoint needs no "
             "copy of the file's pages.",
         )
-    if not load.on_cpu and load.offloaded_shards_bytes > memory.available_bytes:
-        yield _refusal(
-            HostMemoryError,
-            message=f"--fsdp_offload_params takes {format_bytes(load.offloaded_shards_bytes)} of host memory (pinned "
-            f"shards of all processes), and {available}.",
-            cure="Remove --fsdp_offload_params, give more --gpus, or train an adapter: --use_peft.",
-        )
-    yield from _by_deepspeed(load, memory)
-    if not load.on_cpu and load.offloaded_bytes > memory.available_bytes:
-        flags = " and ".join(f"--{name}" for name in load.offloads)
-        of_optimizer = "weights, gradients and the optimizer's state"
-        held = [of_optimizer] if load.job.arguments.get("optimizer_offload") else []
+    for flags, what, taken_bytes, cure in () if load.on_cpu else _kept_on_host(load):
+        if taken_bytes > memory.available_bytes:
+            takes = "takes" if len(flags) == 1 else "take"
+            message = (
+                f"{' and '.join(flags)} {takes} {format_bytes(taken_bytes)} of host memory ({what}), and {available}."
+            )
+            yield _refusal(HostMemoryError, message=message, cure=cure)
+
+
+def _kept_on_host(load: Load) -> Iterator[tuple[list[str], str, int, str]]:
+    """Yields flags that move memory to the host, what that is, its bytes, and what else the user can do."""
+    if load.job.arguments.get("fsdp_offload_params"):
+        cure = "Remove --fsdp_offload_params, give more --gpus, or train an adapter: --use_peft."
+        yield ["--fsdp_offload_params"], "pinned shards of all processes", load.shards_bytes, cure
+    if load.by_deepspeed:
+        flags, held = [], []
+        for name in load.by_deepspeed:
+            to_nvme = name in load.on_nvme
+            flags.append(f"{name.removesuffix('_device')} to nvme" if to_nvme else f"--{name} cpu")
+            held.append("buffers to and from NVMe, gradients" if to_nvme else OF_DEEPSPEED[name])
+        each = f" of {load.processes} processes" if load.processes > 1 else ""
+        cures = [
+            "Train an adapter, which has little of all that: --use_peft",
+            ", or remove --offload_param_device: the weights stay on the GPU" if len(flags) > 1 else "",
+            "; a smaller zero_optimization.sub_group_size makes smaller buffers" if load.on_nvme else "",
+            "; more --nodes hold a smaller share each" if each else "",
+        ]
+        yield flags, f"{', and '.join(held)}{each}", load.offloaded_bytes, f"{''.join(cures)}."
+    elif load.offloads:
+        moves_optimizer = "optimizer_offload" in load.offloads
+        held = ["weights, gradients and the optimizer's state"] if moves_optimizer else []
         held += ["activations"] if len(load.offloads) > len(held) else []
         smaller = "fewer rows at once or a shorter --max_length hold fewer activations"
-        if held[0] is of_optimizer:
+        if moves_optimizer:
             smaller = "--optim adamw_8bit has its state on the card, in a quarter of the bytes"
-        yield _refusal(
-            HostMemoryError,
-            message=f"{flags} {'take' if len(load.offloads) > 1 else 'takes'} {format_bytes(load.offloaded_bytes)} of "
-            f"host memory ({' and '.join(held)}, in pinned blocks), and {available}.",
-            cure=f"Plan without: --forbid {','.join(load.offloads)}; or {smaller}.",
-        )
-
-
-def _by_deepspeed(load: Load, memory: HostMemory) -> Iterator[Finding]:
-    if load.on_cpu or load.deepspeed_bytes <= memory.available_bytes:
-        return
-    flags = " and ".join(
-        f"{name.removesuffix('_device')} to nvme" if name in load.on_nvme else f"--{name} cpu"
-        for name in load.by_deepspeed
-    )
-    held = {
-        "offload_optimizer_device": "weights and gradients in float32 and the optimizer's two moments",
-        "offload_param_device": "shards of the weights",
-    } | dict.fromkeys(load.on_nvme, "buffers to and from NVMe, gradients")
-    each = f" of {load.processes} processes" if load.processes > 1 else ""
-    buffers = "; a smaller zero_optimization.sub_group_size makes smaller buffers" if load.on_nvme else ""
-    nodes = "; more --nodes hold a smaller share each" if load.processes > 1 else ""
-    without = "" if len(load.by_deepspeed) == 1 else ", or remove --offload_param_device: the weights stay on the GPU"
-    yield _refusal(
-        HostMemoryError,
-        message=f"{flags} {'takes' if len(load.by_deepspeed) == 1 else 'take'} {format_bytes(load.deepspeed_bytes)} of "
-        f"host memory ({', and '.join(held[name] for name in load.by_deepspeed)}{each}), and "
-        f"{format_bytes(memory.available_bytes)} are available.",
-        cure=f"Train an adapter, which has little of all that: --use_peft{without}{buffers}{nodes}.",
-    )
-
-
-def _simulated(load: Load) -> int:
-    """Host memory of all processes of a simulated run, whose tensors are real, with what they offload."""
-    held = 0 if load.held_bytes is None else load.processes * (load.held_bytes + HOST_NON_TORCH_BYTES)
-    return held + load.deepspeed_bytes
+        flags = [f"--{name}" for name in load.offloads]
+        cure = f"Plan without: --forbid {','.join(load.offloads)}; or {smaller}."
+        yield flags, f"{' and '.join(held)}, in pinned blocks", load.offloaded_bytes, cure
 
 
 def _disk(load: Load, free_bytes: int) -> Iterator[Finding]:

@@ -63,8 +63,6 @@ def check_preflight(
             on_cpu=on_cpu,
             output_dir=pathlib.Path(output_dir(job)),
             processes=rehearsals.hardware.topology.devices,
-            machines=rehearsals.hardware.topology.nodes,
-            offloads=tuple(name for name in OFFLOADING if job.arguments.get(name)),
             download=result.download,
         )
     room = () if load is None else room_findings(load)
@@ -106,13 +104,11 @@ def check_room(checked: Checked, planned: Estimate, optimizer_steps: int | None)
     decided = {name: getattr(knobs, name) for name in names}
     quantized = {name: True for name in BASE_BITS if getattr(knobs, name)}
     job = replace(job, arguments={**job.arguments, **decided, **quantized})
-    memory = planned.memory
     load = replace(
         checked.load,
         job=job,
         optimizer_steps=optimizer_steps,
-        held_bytes=memory.peak_allocated_bytes,
-        memory=memory,
+        memory=planned.memory,
         offloads=tuple(name for name in OFFLOADING if decided[name]),
     )
     room = room_findings(load)

@@ -20,7 +20,7 @@ BILLIONS = 1_000_000_000
 PLENTY = 10_000 * GIB
 
 
-OF_RUN = ("processes", "machines", "held_bytes", "memory", "offloads", "download")
+OF_RUN = ("processes", "memory", "offloads", "download")
 
 
 def load(on_cpu: bool = False, parameters: int = 7 * BILLIONS, steps: int | None = None, **words: Any) -> Load:
@@ -36,6 +36,12 @@ def looked_at(one: Load, *, memory: int = PLENTY, disk: int = PLENTY) -> tuple[F
     return room_findings(one, memory=there, free_disk_bytes=disk)
 
 
+def rehearsed(**bytes_of: int) -> MemoryEstimate:
+    """What a rehearsal tells of host and disk."""
+    return memory_of(peak_phase=Phase.SAVE, phases={Phase.SAVE: 1}, **bytes_of)
+
+
+ADAMW = {"saved_model_bytes": 28 * BILLIONS, "saved_state_bytes": 56 * BILLIONS}
 FULL = {"use_peft": False, "dtype": "float32"}
 """28 GB of weights, and as much again for each of AdamW's two moments."""
 
@@ -60,13 +66,13 @@ def test_on_a_cpu_the_least_form_of_the_weights_must_find_room(words: dict[str, 
 
 
 def test_offloading_the_optimizer_takes_twins_and_state_of_the_host() -> None:
-    one = load(**FULL, optimizer_offload=True, offloads=("optimizer_offload",))
+    memory = rehearsed(pinned_host_bytes=56 * BILLIONS, **ADAMW)
+    one = load(**FULL, optimizer_offload=True, offloads=("optimizer_offload",), memory=memory)
     needed = 4 * 28 * BILLIONS  # weight, gradient and two moments
     assert not looked_at(one, memory=needed)
     (finding,) = looked_at(one, memory=needed - 1)
     assert "--optim adamw_8bit" in finding.cure
     assert "--forbid optimizer_offload" in finding.cure
-    assert not looked_at(load(optimizer_offload=True, use_peft=True), memory=1)
     assert not looked_at(load(**FULL), memory=1 * GIB), "a card's weights pass through the host one by one"
 
 
@@ -91,15 +97,17 @@ def test_each_of_several_processes_on_a_cpu_loads_the_weights_unless_they_share_
 
 
 def test_simulated_cards_hold_what_they_are_predicted_to_hold_in_host_memory() -> None:
-    words = {**FULL, "on_cpu": True, "parameters": 1, "processes": 2, "held_bytes": 3 * GIB}
+    words = {**FULL, "on_cpu": True, "parameters": 1, "processes": 2}
+    words["memory"] = replace(rehearsed(pinned_host_bytes=GIB), peak_allocated_bytes=3 * GIB)
     needed = 2 * (3 * GIB + HOST_NON_TORCH_BYTES)
     assert not looked_at(load(**words), memory=needed)
     (finding,) = looked_at(load(**words), memory=needed - 1)
     assert (finding.kind, finding.message.partition(" hold")[0]) == ("error", "2 simulated cards")
     assert not looked_at(load(**words | {"processes": 1}), memory=1 * GIB), "one card's memory is the run's own to meet"
-    offloads = {"sharding": "zero2", "offload_optimizer_device": "cpu"}
-    (finding,) = looked_at(load(**words | offloads | {"processes": 1, "held_bytes": 0}), memory=100)
-    assert finding.message.startswith("A simulated card holds"), "its host's memory is no simulated card's"
+    offloads = words | {"sharding": "zero2", "offload_optimizer_device": "cpu"}
+    assert not looked_at(load(**offloads), memory=needed + 2 * GIB), "whose host's memory is no simulated card's"
+    (finding,) = looked_at(load(**offloads | {"processes": 1}), memory=needed // 2 + GIB - 1)
+    assert finding.message.startswith("A simulated card holds")
 
 
 def test_processes_that_all_load_for_their_cards_are_a_warning_and_offloaded_shards_must_find_room() -> None:
@@ -111,6 +119,8 @@ def test_processes_that_all_load_for_their_cards_are_a_warning_and_offloaded_sha
     quantized = {"use_peft": True, "load_in_4bit": True, "sharding": "ddp"}
     assert not looked_at(load(**quantized, processes=4), memory=1), "these are made on the card"
     shards = load(use_peft=False, dtype="bfloat16", sharding="fsdp2", fsdp_offload_params=True, processes=4)
+    assert looked_at(shards, memory=2 * 28 * BILLIONS - 1)
+    shards = replace(shards, memory=rehearsed(**ADAMW))
     needed = 4 * 28 * BILLIONS  # float32 under mixed precision: parameter, gradient and two moments, of all together
     assert not looked_at(shards, memory=needed)
     (finding,) = looked_at(shards, memory=needed - 1)
@@ -120,13 +130,6 @@ def test_processes_that_all_load_for_their_cards_are_a_warning_and_offloaded_sha
     )
     assert not looked_at(adapter, memory=14 * BILLIONS)
     assert looked_at(adapter, memory=14 * BILLIONS - 1)
-    offloaded = load(**FULL, optimizer_offload=True, offloads=("optimizer_offload",), sharding="ddp", processes=2)
-    assert [each.kind for each in looked_at(offloaded, memory=2 * 4 * 28 * BILLIONS - 1)] == ["error"]
-
-
-def rehearsed(**bytes_of: int) -> MemoryEstimate:
-    """What a rehearsal of an adapter tells of host and disk."""
-    return memory_of(peak_phase=Phase.SAVE, phases={Phase.SAVE: 1}, **bytes_of)
 
 
 def test_what_was_rehearsed_of_offloading_must_find_room_in_every_process() -> None:
@@ -146,31 +149,16 @@ def test_what_was_rehearsed_of_offloading_must_find_room_in_every_process() -> N
 ZERO = {"sharding": "zero3", "offload_optimizer_device": "cpu"}
 
 
-def test_what_is_sure_of_deepspeeds_offload_must_find_room_before_there_is_a_plan() -> None:
-    full = load(**FULL, **ZERO)
-    assert not looked_at(full, memory=7 * 16 * BILLIONS), "a copy, its gradient and two moments, in float32"
-    (finding,) = looked_at(full, memory=7 * 16 * BILLIONS - 1)
-    assert (finding.kind, finding.error) == ("error", "HostMemoryError")
-    assert finding.message.startswith("--offload_optimizer_device cpu takes 104.3 GiB of host memory (weights and")
-    assert "--use_peft" in finding.cure
-    both = load(**FULL, **ZERO, offload_param_device="cpu", processes=8, machines=2)
-    assert not looked_at(both, memory=7 * 9 * BILLIONS), "half of it on each machine"
-    (finding,) = looked_at(both, memory=7 * 9 * BILLIONS - 1)
-    assert "remove --offload_param_device" in finding.cure
-    assert not looked_at(load(**ZERO, use_peft=True), memory=GIB), "of an adapter nothing is known yet"
-
-
 def test_what_was_rehearsed_of_deepspeeds_offload_must_find_room_for_every_process_of_the_machine() -> None:
     memory = rehearsed(pinned_host_bytes=6 * GIB, unpinned_host_bytes=10 * GIB)
-    one = load(**FULL, **ZERO, memory=memory, processes=2, machines=3)
+    one = load(**FULL, **ZERO, memory=memory, processes=2)
     assert not looked_at(one, memory=2 * 16 * GIB)
     (finding,) = looked_at(one, memory=2 * 16 * GIB - 1)
-    assert "takes 32.0 GiB" in finding.message
+    assert finding.message.startswith("--offload_optimizer_device cpu takes 32.0 GiB of host memory (weights and")
     assert "of 2 processes" in finding.message
-    simulated = load(on_cpu=True, **FULL, **ZERO, memory=memory, processes=2, held_bytes=GIB, parameters=1)
-    needed = 2 * (17 * GIB + HOST_NON_TORCH_BYTES)
-    assert not looked_at(simulated, memory=needed)
-    assert len(looked_at(simulated, memory=needed - 1)) == 1, "whose tensors lie there too"
+    assert "--use_peft" in finding.cure
+    (finding,) = looked_at(load(**FULL, **ZERO, offload_param_device="cpu", memory=memory), memory=1)
+    assert "remove --offload_param_device" in finding.cure
 
 
 def test_what_goes_on_to_nvme_must_find_room_there_and_its_buffers_on_the_host(
@@ -179,17 +167,14 @@ def test_what_goes_on_to_nvme_must_find_room_there_and_its_buffers_on_the_host(
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=32 * GIB))
     config = {"zero_optimization": {"offload_optimizer": {"device": "nvme", "nvme_path": str(tmp_path / "swap")}}}
     words = {**FULL, "sharding": "zero3", "offload_optimizer_device": "nvme", "deepspeed": config}
-    assert not looked_at(load(**words, parameters=2 * GIB), memory=0), "32 GiB of files, and of buffers nothing is sure"
-    (finding,) = looked_at(load(**words, parameters=2 * GIB + 1))
-    assert (finding.error, "nvme_path" in finding.cure) == ("OutputFolderError", True)
-    assert f"offloads to {tmp_path}/swap (nvme_path) takes 32.0 GiB" in finding.message
     fits = load(**words, memory=rehearsed(unpinned_host_bytes=5 * GIB, nvme_bytes=16 * GIB), processes=2)
     assert not looked_at(fits, memory=10 * GIB)
     (finding,) = looked_at(fits, memory=10 * GIB - 1)
     assert "offload_optimizer to nvme takes 10.0 GiB of host memory (buffers" in finding.message
     assert "sub_group_size" in finding.cure
     (finding,) = looked_at(load(**words, memory=rehearsed(nvme_bytes=16 * GIB + 1), processes=2))
-    assert "its disk has 32.0 GiB free" in finding.message
+    assert (finding.error, "nvme_path" in finding.cure) == ("OutputFolderError", True)
+    assert f"offloads to {tmp_path}/swap (nvme_path) takes 32.0 GiB, and its disk has 32.0 GiB free" in finding.message
     monkeypatch.setattr("os.access", lambda folder, mode: False)
     (finding,) = looked_at(fits)
     assert f"{tmp_path} may not be written to" in finding.message
@@ -223,7 +208,8 @@ def test_weights_that_are_not_here_yet_must_find_room_in_the_cache(
 )
 def test_a_checkpoint_must_find_room_beside_the_model(words: dict[str, Any], needed: int) -> None:
     """In models: a checkpoint holds one, and AdamW's two moments."""
-    one = load(**FULL, **words)
+    memory = rehearsed(**ADAMW | ({"saved_state_bytes": 0} if "optim" in words else {}))
+    one = load(**FULL, **words, memory=memory)
     assert not looked_at(one, disk=needed * 28 * BILLIONS)
     (finding,) = looked_at(one, disk=needed * 28 * BILLIONS - 1)
     assert ("--save_only_model" in finding.cure) == (needed > 1)
@@ -245,14 +231,14 @@ def test_a_checkpoint_must_find_room_beside_the_model(words: dict[str, Any], nee
 def test_too_many_checkpoints_are_told_with_the_limit_that_fits(
     words: dict[str, Any], steps: int | None, kept: int
 ) -> None:
-    one = load(**FULL, steps=steps, **words)
+    one = load(**FULL, steps=steps, **words, memory=rehearsed(**ADAMW))
     checkpoint, model = 3 * 28 * BILLIONS, 28 * BILLIONS
     assert not looked_at(one, disk=kept * checkpoint + model)
     (finding,) = looked_at(one, disk=(kept - 1) * checkpoint + model)
     assert finding.kind == "warning"
     assert f"enough for {kept - 1} of {kept} checkpoints" in finding.message
     assert f"--save_total_limit {kept - 2}" in finding.cure
-    limited = load(**FULL, steps=steps, **{**words, "save_total_limit": kept - 2})
+    limited = load(**FULL, steps=steps, memory=rehearsed(**ADAMW), **{**words, "save_total_limit": kept - 2})
     assert not looked_at(limited, disk=(kept - 1) * checkpoint + model)
 
 
