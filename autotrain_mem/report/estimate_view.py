@@ -2,43 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from autotrain_mem.report import formatting
-from autotrain_mem.report.layout import BAD, GOOD, QUIET, Bar, Indented, Scale, add, hanging, scale_for, section, table
+from autotrain_mem.report.layout import (
+    BAD,
+    GOOD,
+    QUIET,
+    Bar,
+    Indented,
+    Line,
+    Scale,
+    add,
+    add_lines,
+    hanging,
+    scale_for,
+    section,
+    table,
+)
 from autotrain_mem.support.units import counted, duration, format_bytes
 from autotrain_mem.types import Estimate, Hardware, Owner
 from autotrain_mem.types.estimate import STEPS
 
 LARGEST_MODULES = 5
 
-Row = tuple[str, str, int, str]
-"""A line of a sum: its sign, a name, a figure in steps of the scale, and a note."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sum:
-    """The shown figures, in steps of the scale: the owners sum to the peak, and this and what follows to the need."""
-
-    scale: Scale
-    owned: tuple[tuple[str, int], ...]
-    """By what holds them; owners of nothing are left out."""
-    peak: int
-    cached: int
-    non_torch: int
-    communicators: int
-    vllm_share: int
-    needed: int
-
 
 def estimate_view(estimate: Estimate) -> RenderableType:
     """One configuration against one device: verdict, budget, phases, modules, and what the figures leave out."""
-    memory, shown = estimate.memory, sum_of(estimate)
+    memory = estimate.memory
     on_host = []
     if memory.pinned_host_bytes:
         each = " in each process" if estimate.knobs.processes > 1 else ""
@@ -56,10 +49,10 @@ def estimate_view(estimate: Estimate) -> RenderableType:
         *([hanging(f"experts   {estimate.routed}")] if estimate.routed else []),
         *on_host,
         Text(),
-        sum_table(estimate, shown),
-        *reserved_modes(estimate, shown),
+        sum_table(estimate),
+        *reserved_modes(estimate),
         *over_steps(estimate),
-        *at_the_peak(estimate, shown),
+        *at_the_peak(estimate),
         *not_counted(estimate),
     ]
     if estimate.hardware.origin == "detected":
@@ -75,14 +68,13 @@ def verdict(estimate: Estimate, how: str = "") -> Text:
     return Text.assemble((word, f"bold {style}"), (f" {estimate.hardware.name}{how}: {needs}", "bold"))
 
 
-def at_the_peak(estimate: Estimate, shown: Sum) -> list[RenderableType]:
+def at_the_peak(estimate: Estimate) -> list[RenderableType]:
     """Which phase needs how much, and which modules most."""
-    memory, scale = estimate.memory, shown.scale
+    memory, scale = estimate.memory, scale_of(estimate)
     grid = table("phase", "peak", "", right=(1,), show_header=False)
     for phase, peak in memory.phases.items():
-        steps = shown.peak if peak == memory.peak_allocated_bytes else scale.steps(peak)
         bar = Bar(peak / max((1, *memory.phases.values())))
-        add(grid, formatting.PHASES[phase], f"{scale.write(steps)} {scale.unit}", bar)
+        add(grid, formatting.PHASES[phase], f"{scale.size(peak)} {scale.unit}", bar)
     blocks = section("peak allocated by phase", Indented(grid, 2))
     for heading, sizes in (
         ("parts of the model at the peak, with all that they hold", memory.parts_at_peak),
@@ -120,74 +112,57 @@ def why_not(estimate: Estimate) -> list[str]:
     return [reason]
 
 
-def sum_of(estimate: Estimate) -> Sum:
-    """The parts and totals as they are shown, so that every view shows the same figures."""
-    memory = estimate.memory
-    scale = scale_for(max(estimate.required_bytes, estimate.budget_bytes))
-    needed = scale.steps(estimate.required_bytes)
-    beside = [estimate.hardware.non_torch_bytes, estimate.communicators_bytes, estimate.vllm_share_bytes]
-    sizes = [memory.peak_allocated_bytes, estimate.cached_bytes, *beside]
-    peak, cached, non_torch, communicators, vllm_share = scale.share(needed, sizes)
-    held = [memory.owners_at_peak.get(owner, 0) for owner in Owner]
-    owned = zip(Owner, scale.share(peak, held), strict=True)
-    return Sum(
-        scale=scale,
-        owned=tuple((formatting.OWNERS[owner], steps) for owner, steps in owned if memory.owners_at_peak.get(owner)),
-        peak=peak,
-        cached=cached,
-        non_torch=non_torch,
-        communicators=communicators,
-        vllm_share=vllm_share,
-        needed=needed,
-    )
+def scale_of(estimate: Estimate) -> Scale:
+    """The unit in which all views show the sizes of an estimate."""
+    return scale_for(max(estimate.required_bytes, estimate.budget_bytes))
 
 
-def sum_table(estimate: Estimate, shown: Sum) -> Table:
+def held(estimate: Estimate, sign: str) -> list[Line]:
+    """Lists what the owners hold at the peak; those of nothing are left out."""
+    owners = estimate.memory.owners_at_peak
+    return [(sign, formatting.OWNERS[owner], size, "") for owner in Owner if (size := owners.get(owner))]
+
+
+def sum_table(estimate: Estimate) -> Table:
     """Each total is the sum of the figures shown above it."""
+    hardware, scale = estimate.hardware, scale_of(estimate)
     peak_phase = formatting.PHASES[estimate.memory.peak_phase]
-    rows = [("+", name, steps, "") for name, steps in shown.owned]
-    rows.append(("=", "peak allocated", shown.peak, f"in the {peak_phase} phase"))
-    if caches(estimate.hardware):
+    lines: list[Line] = [*held(estimate, "+"), ("=", "peak allocated", None, f"in the {peak_phase} phase")]
+    if caches(hardware):
         mode = formatting.segments(expandable=estimate.grows)
-        rows.append(("+", "cached by the allocator", shown.cached, f"free blocks and their remains, with {mode}"))
-    rows += [*outside(estimate, shown, "+"), ("=", "needed", shown.needed, "")]
-    grid = table("", "", shown.scale.unit, "", right=(2,))
-    add_rows(grid, rows, shown.scale)
-    hardware, scale = estimate.hardware, shown.scale
+        cached = f"free blocks and their remains, with {mode}"
+        lines.append(("+", "cached by the allocator", estimate.cached_bytes, cached))
+    lines += [*outside(estimate, "+"), ("=", "needed", None, "")]
+    grid = table("", "", scale.unit, "", right=(2,))
+    add_lines(grid, lines, scale)
     others = hardware.total_bytes - hardware.free_bytes
     note = [f"{format_bytes(hardware.total_bytes)} in all"]
     note += [f"{format_bytes(others)} used by others"] if others else []
     note += [f"{format_bytes(hardware.free_bytes - estimate.budget_bytes)} headroom"]
-    budget = scale.steps(estimate.budget_bytes)
-    add(grid, "", "budget", scale.write(budget), Text(", ".join(note), style=f"not bold {QUIET}"), style="bold")
+    budget = Text(", ".join(note), style=f"not bold {QUIET}")
+    add(grid, "", "budget", scale.size(estimate.budget_bytes), budget, style="bold")
     name = "left" if estimate.required_bytes <= estimate.budget_bytes else "too much"
     style = GOOD if estimate.fits else BAD
-    add(grid, "", Text(name, style=style), Text(scale.write(abs(budget - shown.needed)), style=style))
+    left = scale.hundredths(estimate.budget_bytes) - scale.hundredths(estimate.required_bytes)  # of the shown figures
+    add(grid, "", Text(name, style=style), Text(f"{abs(left) / 100:.2f}", style=style))
     return grid
 
 
-def outside(estimate: Estimate, shown: Sum, sign: str) -> list[Row]:
+def outside(estimate: Estimate, sign: str) -> list[Line]:
     """Shows what a run holds of the device outside torch's allocator."""
     note = "the CUDA context and its modules" if caches(estimate.hardware) else "the process itself"
-    rows = [(sign, "outside torch", shown.non_torch, note)]
-    if estimate.communicators_bytes:
-        rows.append((sign, "NCCL", shown.communicators, "its communicators, before a probe measures them"))
-    if estimate.vllm_share_bytes:
+    lines: list[Line] = [(sign, "outside torch", estimate.hardware.non_torch_bytes, note)]
+    if size := estimate.communicators_bytes:
+        lines.append((sign, "NCCL", size, "its communicators, before a probe measures them"))
+    if size := estimate.vllm_share_bytes:
         note, sleep = "a pool of its own for its weights and KV cache", estimate.vllm_sleep
         if sleep is not None and sleep.is_decided_awake:
             asleep = format_bytes(sleep.asleep_bytes)
             note = f"while it generates, when most is needed; it sleeps else, with up to {asleep}"
         elif sleep is not None:
             note = f"what it keeps at most while it sleeps; {format_bytes(sleep.awake_bytes)} while it generates"
-        rows.append((sign, "vLLM's share", shown.vllm_share, note))
-    return rows
-
-
-def add_rows(grid: Table, rows: Sequence[Row], scale: Scale) -> None:
-    """Adds lines to a sum; its totals stand out."""
-    for sign, name, steps, note in rows:
-        text = Text(note, style=f"not bold {QUIET}")
-        add(grid, sign, name, scale.write(steps), text, style="bold" if sign == "=" else "")
+        lines.append((sign, "vLLM's share", size, note))
+    return lines
 
 
 def caches(hardware: Hardware) -> bool:
@@ -195,11 +170,11 @@ def caches(hardware: Hardware) -> bool:
     return hardware.origin != "cpu"
 
 
-def reserved_modes(estimate: Estimate, shown: Sum) -> list[RenderableType]:
+def reserved_modes(estimate: Estimate) -> list[RenderableType]:
     """Both modes of the allocator side by side; nothing where there is none."""
     if not caches(estimate.hardware):
         return []
-    scale = shown.scale
+    scale = scale_of(estimate)
     modes = estimate.memory.reserved.modes
     stumbles = not all(mode.fits for mode in modes.values())  # what went wrong has columns of its own
     headings = ("", "peak", "slack", *(("retries", "largest refused") if stumbles else ()), "")
@@ -207,8 +182,7 @@ def reserved_modes(estimate: Estimate, shown: Sum) -> list[RenderableType]:
     for expandable, mode in modes.items():
         chosen = expandable == estimate.grows
         counted = chosen and estimate.reserved_bytes == mode.peak_reserved_bytes
-        steps = shown.peak + shown.cached if counted else scale.steps(mode.peak_reserved_bytes)
-        cells = [f"{scale.write(each)} {scale.unit}" for each in (steps, scale.steps(mode.slack_bytes))]
+        cells = [f"{scale.size(each)} {scale.unit}" for each in (mode.peak_reserved_bytes, mode.slack_bytes)]
         refused = "none" if mode.largest_refused_bytes is None else format_bytes(mode.largest_refused_bytes)
         cells += [str(mode.num_alloc_retries), refused] if stumbles else []
         mark = Text("counted above" if counted else "", style=f"not bold {QUIET}")

@@ -11,17 +11,29 @@ from rich.text import Text
 from autotrain_mem.report import formatting
 from autotrain_mem.report.attempts import attempts_view
 from autotrain_mem.report.estimate_view import (
-    Sum,
-    add_rows,
     at_the_peak,
     caches,
+    held,
     not_counted,
     outside,
     over_steps,
     reserved_modes,
-    sum_of,
+    scale_of,
 )
-from autotrain_mem.report.layout import BAD, GOOD, QUIET, Bar, Indented, add, hanging, section, table, title
+from autotrain_mem.report.layout import (
+    BAD,
+    GOOD,
+    QUIET,
+    Bar,
+    Indented,
+    Line,
+    add,
+    add_lines,
+    hanging,
+    section,
+    table,
+    title,
+)
 from autotrain_mem.report.plan_view import changes, decision, elsewhere, facts, gentler, passed_over, proposed, searched
 from autotrain_mem.search.shardings import FASTEST_FIRST
 from autotrain_mem.settings.levers import EXPANDABLE
@@ -37,7 +49,7 @@ _ALIKE = {*formatting.BATCHES, EXPANDABLE}
 
 def explain_view(plan: Plan) -> RenderableType:
     """Everything that a plan file knows, the answers first."""
-    estimate, shown = plan.estimate, sum_of(plan.estimate)
+    estimate = plan.estimate
     grid = facts(plan)
     add(grid, "settings", formatting.settings(plan.knobs))
     if estimate.hardware.source:
@@ -51,10 +63,10 @@ def explain_view(plan: Plan) -> RenderableType:
         *decision(plan),
         Indented(grid, 2),
         *section("what binds", Indented(bounds, 2)),
-        *section(f"where the memory goes, at the peak in {shown.scale.unit}", _ledger(estimate, shown)),
-        *at_the_peak(estimate, shown),
+        *section(f"where the memory goes, at the peak in {scale_of(estimate).unit}", _ledger(estimate)),
+        *at_the_peak(estimate),
         *sharing_view(plan),
-        *reserved_modes(estimate, shown),
+        *reserved_modes(estimate),
         *over_steps(estimate),
         *_time(plan),
         Text(),
@@ -119,24 +131,21 @@ def _gentler(plan: Plan) -> str:
     return f"{nearest.level} needs {needed} at least: with the headroom {free} would have to be free; {there} are"
 
 
-def _ledger(estimate: Estimate, shown: Sum) -> Table:
+def _ledger(estimate: Estimate) -> Table:
     """From what the device has down to what is left: each line that begins with = is what remains above it."""
-    hardware, scale = estimate.hardware, shown.scale
-    budget, total = scale.steps(estimate.budget_bytes), scale.steps(hardware.total_bytes)
-    aside = [hardware.total_bytes - hardware.free_bytes, hardware.free_bytes - estimate.budget_bytes]
-    others, headroom = scale.share(total - budget, aside)
-    rows = [("", "device", total, hardware.name)]
-    rows += [("-", "used by others", others, "")] if aside[0] else []
-    rows += [("-", "headroom", headroom, "left free, for what no rehearsal sees"), ("=", "budget", budget, "")]
-    rows += outside(estimate, shown, "-")
-    rows += [("-", name, steps, "") for name, steps in shown.owned]
+    hardware, scale = estimate.hardware, scale_of(estimate)
+    others = hardware.total_bytes - hardware.free_bytes
+    headroom = hardware.free_bytes - estimate.budget_bytes
+    lines: list[Line] = [("", "device", hardware.total_bytes, hardware.name)]
+    lines += [("-", "used by others", others, "")] if others else []
+    lines += [("-", "headroom", headroom, "left free, for what no rehearsal sees"), ("=", "budget", None, "")]
+    lines += [*outside(estimate, "-"), *held(estimate, "-")]
     if caches(hardware):
-        rows.append(("-", "cached by the allocator", shown.cached, "free blocks and their remains"))
-    grid = table("", "", "", "", right=(2,), show_header=False)
-    add_rows(grid, rows, scale)
+        lines.append(("-", "cached by the allocator", estimate.cached_bytes, "free blocks and their remains"))
     name = "free" if estimate.required_bytes <= estimate.budget_bytes else "missing"
-    style = f"bold {GOOD if estimate.fits else BAD}"
-    add(grid, "=", name, scale.write(abs(budget - shown.needed)), "", style=style)
+    grid = table("", "", "", "", right=(2,), show_header=False)
+    add_lines(grid, [*lines, ("=", name, None, "")], scale)
+    grid.rows[-1].style = f"bold {GOOD if estimate.fits else BAD}"
     return grid
 
 

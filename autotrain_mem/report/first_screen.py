@@ -17,7 +17,7 @@ from rich.text import Text
 
 from autotrain_mem.report import formatting
 from autotrain_mem.report.comparison_view import cards_view
-from autotrain_mem.report.estimate_view import sum_of, sum_table, verdict, why_not
+from autotrain_mem.report.estimate_view import sum_table, verdict, why_not
 from autotrain_mem.report.layout import QUIET, Indented
 from autotrain_mem.report.plan_view import data, decision, searched, short_facts, vllm_server, vllm_share
 from autotrain_mem.report.run_view import report_view
@@ -93,7 +93,7 @@ def estimate_screen(estimate: Estimate) -> RenderableType:
         _Part(),
     ]
     rest = Text("kinds of segments, hours, phases, modules and what is not counted: -v", style=QUIET)
-    return _Screen(parts, sum_table(estimate, sum_of(estimate)), [_Part(), _Part(rest)])
+    return _Screen(parts, sum_table(estimate), [_Part(), _Part(rest)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -89,50 +89,45 @@ def hanging(line: str) -> RenderableType:
     return grid
 
 
-STEPS_PER_UNIT = 100
-"""A column counts in hundredths of its unit, called steps here: 8.41 is 841 steps."""
+Line = tuple[str, str, int | None, str]
+"""A line of a sum: its sign, a name, bytes and a note. A total has no bytes of its own: they are those above it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scale:
-    """The unit of a column.
-
-    Example: sizes of 4, 4 and 3 thousandths of a unit sum to 0.011, which reads 0.01; ``share`` writes the parts as
-    0.01, 0.00 and 0.00, where rounding each by itself would show three times 0.00.
-    """
+    """The unit of a column of sizes, shown with two digits."""
 
     unit: str
     unit_bytes: int
 
-    def steps(self, size_bytes: int) -> int:
-        """The size in hundredths of the unit, rounded half up."""
-        return (2 * size_bytes * STEPS_PER_UNIT + self.unit_bytes) // (2 * self.unit_bytes)
-
-    def share(self, total_steps: int, sizes_bytes: Sequence[int]) -> list[int]:
-        """Round the parts, each up or down, so that they sum to ``total_steps``, the total already rounded either way.
-
-        What is lost by rounding down goes to the parts that lost most (Hamilton's method of apportionment).
-
-        Raises:
-            ValueError: the parts do not sum to the total, so that no rounding makes the column add up.
-        """
-        floors = [size * STEPS_PER_UNIT // self.unit_bytes for size in sizes_bytes]
-        missing = total_steps - sum(floors)
-        if abs(sum(sizes_bytes) * STEPS_PER_UNIT - total_steps * self.unit_bytes) >= self.unit_bytes:
-            raise ValueError(f"parts of {sum(sizes_bytes)} bytes do not sum to {self.write(total_steps)} {self.unit}")
-        lost = [size * STEPS_PER_UNIT % self.unit_bytes for size in sizes_bytes]
-        rounded_up = sorted(range(len(lost)), key=lambda part: -lost[part])[:missing]
-        return [floor + (part in rounded_up) for part, floor in enumerate(floors)]
-
-    def write(self, steps: int) -> str:
-        """``write(841) == "8.41"``."""
-        return f"{steps / STEPS_PER_UNIT:.2f}"
+    def hundredths(self, size_bytes: int) -> int:
+        return (200 * size_bytes + self.unit_bytes) // (2 * self.unit_bytes)
 
     def size(self, size_bytes: int) -> str:
-        return self.write(self.steps(size_bytes))
+        return f"{self.hundredths(size_bytes) / 100:.2f}"
+
+    def column(self, sizes_bytes: Iterable[int | None]) -> list[str]:
+        """Writes parts, and for None the sum of those above it, so that they add up as shown.
+
+        A part is the difference of the rounded sums before and after it, and so within a hundredth of its size:
+        0.004, 0.004 and 0.003 sum to 0.011, and read 0.00, 0.01 and 0.00, which sum to 0.01.
+        """
+        total_bytes, cells = 0, []
+        for size_bytes in sizes_bytes:
+            before = 0 if size_bytes is None else self.hundredths(total_bytes)
+            total_bytes += size_bytes or 0
+            cells.append(f"{abs(self.hundredths(total_bytes) - before) / 100:.2f}")
+        return cells
 
 
 def scale_for(largest_bytes: int) -> Scale:
     """The unit that ``format_bytes`` takes for the largest size of a column."""
     unit = format_bytes(largest_bytes).split()[-1]
     return Scale(unit=unit, unit_bytes=parse_bytes(f"1 {unit}"))
+
+
+def add_lines(grid: Table, lines: Sequence[Line], scale: Scale) -> None:
+    """Adds the lines of a sum; its totals stand out."""
+    sizes = scale.column(None if size is None else -size if sign == "-" else size for sign, _, size, _ in lines)
+    for (sign, name, _, note), size in zip(lines, sizes, strict=True):
+        add(grid, sign, name, size, Text(note, style=f"not bold {QUIET}"), style="bold" if sign == "=" else "")

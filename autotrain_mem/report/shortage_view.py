@@ -73,15 +73,12 @@ def _holders(shortage: Shortage, plan: Plan) -> Table:
         ("outside torch", estimate.outside_bytes, shortage.outside_bytes),
     ]
     scale = scale_for(max(shortage.total_bytes, estimate.required_bytes))
-    columns = []
-    for sizes in ([expected for _, expected, _ in rows], [held for _, _, held in rows]):
-        total = scale.steps(sum(sizes))  # to which the parts sum as they are shown
-        columns.append([*scale.share(total, sizes), total])
+    predicted = scale.column([*(size for _, size, _ in rows), None])
+    measured = scale.column([*(size for _, _, size in rows), None])
     grid = table("", "", "predicted", "measured", "", right=(2, 3))
-    names = [("+", name) for name, _, _ in rows] + [("=", "held by this run")]
-    for (sign, name), expected, held in zip(names, *columns, strict=True):
-        style = "bold" if sign == "=" else ""
-        add(grid, sign, name, scale.write(expected), scale.write(held), scale.unit, style=style)
+    names = [*(("+", name) for name, _, _ in rows), ("=", "held by this run")]
+    for (sign, name), *sizes in zip(names, predicted, measured, strict=True):
+        add(grid, sign, name, *sizes, scale.unit, style="bold" if sign == "=" else "")
     for name, size in (("held by other processes", shortage.others_bytes), ("free", shortage.free_bytes)):
         if size:
             add(grid, "", name, "", scale.size(size), scale.unit, style=QUIET)

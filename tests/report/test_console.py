@@ -194,12 +194,11 @@ def assert_reserved_is_what_the_column_says(text: str) -> None:
 
 @given(sizes=st.lists(st.integers(0, 300 * GIB), min_size=1, max_size=9))
 def test_a_shared_figure_is_never_a_whole_digit_off(sizes: list[int]) -> None:
-    total = sum(sizes)
-    scale = scale_for(total)
-    shares = scale.share(scale.steps(total), sizes)
-    assert sum(shares) == scale.steps(total)
-    for size, share in zip(sizes, shares, strict=True):
-        assert abs(share * scale.unit_bytes - size * 100) < scale.unit_bytes
+    scale = scale_for(sum(sizes))
+    *parts, total = (round(100 * float(cell)) for cell in scale.column([*sizes, None]))
+    assert sum(parts) == total == scale.hundredths(sum(sizes))
+    for size, part in zip(sizes, parts, strict=True):
+        assert abs(part * scale.unit_bytes - size * 100) <= scale.unit_bytes
 
 
 def test_a_shortfall_smaller_than_a_digit_is_still_named() -> None:
