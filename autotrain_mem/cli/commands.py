@@ -13,12 +13,11 @@ from typing import Any
 
 from autotrain_mem import api
 from autotrain_mem.cli import flags, plan_files, sweep_axes
-from autotrain_mem.report.attempts import attempts_view
 from autotrain_mem.report.comparison_view import cards_view, frontier_view
 from autotrain_mem.report.estimate_view import estimate_view
+from autotrain_mem.report.explain_view import explain_view
 from autotrain_mem.report.first_screen import estimate_screen, first_screen
 from autotrain_mem.report.machine_view import gpus_view
-from autotrain_mem.report.plan_view import plan_view
 from autotrain_mem.report.run_view import report_view
 from autotrain_mem.report.snapshot_file import check_snapshot, snapshot_view
 from autotrain_mem.report.sweep_view import sweep_csv, sweep_view
@@ -168,7 +167,7 @@ def _trained(
     rehearsals: api.Rehearsals, chosen: Plan, wish: api.Wish, output: flags.Output, machines: api.Machines | None
 ) -> int:
     console = lasting_console(stderr=output.json)
-    console.print(plan_view(chosen) if output.verbose else first_screen(chosen))
+    console.print(explain_view(chosen) if output.verbose else first_screen(chosen))
     pages: list[str] = []
     with TrainingProgress(console, budget_bytes=rehearsals.card.budget_bytes, pages=pages) as progress:
         report = api.train(rehearsals, chosen, wish, progress.on_event, machines=machines)
@@ -214,13 +213,8 @@ def _say_example(console: Console, rehearsals: api.Rehearsals, *, to_train: bool
 def _print_plan(chosen: Plan, wish: api.Wish, output: flags.Output) -> int:
     if output.json:
         return _print_json(codec.to_json(chosen))
-    console = Console()
-    if not output.verbose:
-        console.print(first_screen(chosen, _to_train(chosen, wish, output)))
-        return 0
-    console.print(plan_view(chosen))
-    console.print()
-    console.print(attempts_view(chosen))
+    view = explain_view(chosen) if output.verbose else first_screen(chosen, _to_train(chosen, wish, output))
+    Console().print(view)
     return 0
 
 

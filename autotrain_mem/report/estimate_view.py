@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -76,6 +78,14 @@ def at_the_peak(estimate: Estimate) -> list[RenderableType]:
         bar = Bar(peak / max((1, *memory.phases.values())))
         add(grid, formatting.PHASES[phase], f"{scale.size(peak)} {scale.unit}", bar)
     blocks = section("peak allocated by phase", Indented(grid, 2))
+    for heading, modules in module_tables(estimate):
+        blocks += section(heading, Indented(modules, 2))
+    return blocks
+
+
+def module_tables(estimate: Estimate) -> Iterator[tuple[str, Table]]:
+    """Yields which parts of the model hold most at the peak, and which modules, as far as these are known."""
+    memory = estimate.memory
     for heading, sizes in (
         ("parts of the model at the peak, with all that they hold", memory.parts_at_peak),
         ("largest modules at the peak", memory.modules_at_peak[:LARGEST_MODULES]),
@@ -83,8 +93,8 @@ def at_the_peak(estimate: Estimate) -> list[RenderableType]:
         grid = table("", "", right=(0,), show_header=False)
         for name, size in sizes:
             add(grid, format_bytes(size), name)
-        blocks += section(heading, Indented(grid, 2)) if sizes else []
-    return blocks
+        if sizes:
+            yield heading, grid
 
 
 def not_counted(estimate: Estimate) -> list[RenderableType]:

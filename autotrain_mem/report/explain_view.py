@@ -34,7 +34,18 @@ from autotrain_mem.report.layout import (
     table,
     title,
 )
-from autotrain_mem.report.plan_view import changes, decision, elsewhere, facts, gentler, passed_over, proposed, searched
+from autotrain_mem.report.plan_view import (
+    changes,
+    decision,
+    elsewhere,
+    facts,
+    flags,
+    gentler,
+    passed_over,
+    proposed,
+    searched,
+    settings_table,
+)
 from autotrain_mem.search.shardings import FASTEST_FIRST
 from autotrain_mem.settings.levers import EXPANDABLE
 from autotrain_mem.settings.own import Sharding
@@ -51,7 +62,6 @@ def explain_view(plan: Plan) -> RenderableType:
     """Everything that a plan file knows, the answers first."""
     estimate = plan.estimate
     grid = facts(plan)
-    add(grid, "settings", formatting.settings(plan.knobs))
     if estimate.hardware.source:
         add(grid, "card", estimate.hardware.source)
     bounds = table("", "", show_header=False)  # what stands in the way of more
@@ -62,6 +72,7 @@ def explain_view(plan: Plan) -> RenderableType:
         title(f"autofit {plan.method} --model {plan.model}"),
         *decision(plan),
         Indented(grid, 2),
+        *section("settings", Indented(settings_table(plan), 2)),
         *section("what binds", Indented(bounds, 2)),
         *section(f"where the memory goes, at the peak in {scale_of(estimate).unit}", _ledger(estimate)),
         *at_the_peak(estimate),
@@ -69,11 +80,11 @@ def explain_view(plan: Plan) -> RenderableType:
         *reserved_modes(estimate),
         *over_steps(estimate),
         *_time(plan),
-        Text(),
-        attempts_view(plan),
+        *attempts_view(plan),
         *changes(plan),
         *elsewhere(plan),
         *proposed(plan),
+        *flags(plan),
         *not_counted(estimate),
     ]
     layers = estimate.memory.rehearsed_layers

@@ -1,4 +1,4 @@
-"""A plan, as a person reads it: the decision, what it changes and at what price, and what else there was."""
+"""What a plan decides, as a person reads it: the facts, what it changes and at what price, and what else there was."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import shlex
 from collections.abc import Iterator, Sequence
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -24,14 +24,6 @@ from autotrain_mem.types.estimate import STEPS
 from autotrain_mem.types.gpu_comparison import Most
 from autotrain_mem.types.hardware import Price
 from autotrain_mem.types.methods_table import METHODS
-
-
-def plan_view(plan: Plan) -> RenderableType:
-    """The decision and everything a user needs to agree with it, or to take it elsewhere."""
-    parts: list[RenderableType] = [*decision(plan), Indented(facts(plan), 2)]
-    parts += section("settings", Indented(_settings_table(plan), 2))
-    parts += [*changes(plan), *proposed(plan), *elsewhere(plan), *_flags(plan)]
-    return Indented(Group(*parts, Text(), Text(searched(plan), style=QUIET)))
 
 
 def searched(plan: Plan) -> str:
@@ -264,6 +256,13 @@ def elsewhere(plan: Plan) -> list[RenderableType]:
     """Shows what the levels around have to offer, on this card or on another."""
     if not plan.alternatives:
         return []
+    budget = format_bytes(plan.estimate.budget_bytes)
+    notes = [Indented(hanging(sentence), 2) for sentence in gentler_levels(plan)]
+    return section(f"other levels of harm, against a budget of {budget}", Indented(levels_table(plan), 2), *notes)
+
+
+def levels_table(plan: Plan) -> Table:
+    """A line for each level of harm but the plan's."""
     grid = table("level", "needs", "", right=(1,))
     for each in plan.alternatives:
         if each.fits:
@@ -278,9 +277,12 @@ def elsewhere(plan: Plan) -> list[RenderableType]:
             where = f"; would on {' or '.join(filter(None, [', '.join(cards), last]))}" if last else ""
             outcome = Text.assemble(("does not fit", BAD), where)
         add(grid, each.level, format_bytes(each.required_bytes), outcome)
-    budget = format_bytes(plan.estimate.budget_bytes)
-    notes = [Indented(hanging(sentence), 2) for each in gentler(plan) if (sentence := passed_over(each, plan))]
-    return section(f"other levels of harm, against a budget of {budget}", Indented(grid, 2), *notes)
+    return grid
+
+
+def gentler_levels(plan: Plan) -> list[str]:
+    """Says why each level of less harm that fits was not taken."""
+    return [sentence for each in gentler(plan) if (sentence := passed_over(each, plan))]
 
 
 def gentler(plan: Plan) -> list[Candidate]:
@@ -309,7 +311,7 @@ def passed_over(each: Candidate, plan: Plan) -> str:
     return f"{each.level} fits, but takes {slower:.1f} times as long: --max_slowdown {math.ceil(slower)} takes it"
 
 
-def _settings_table(plan: Plan) -> Table:
+def settings_table(plan: Plan) -> Table:
     """A star marks what differs from TRL's default, so that it shows without colour too."""
     grid = table("", "", "", show_header=False)
     grid.columns[0].no_wrap = True  # a star on a line of its own would be nobody's
@@ -318,17 +320,16 @@ def _settings_table(plan: Plan) -> Table:
         if chosen == default:
             add(grid, f"  {name}", formatting.value(chosen))
         else:
-            is_ours = name in NOT_TRLS
-            known = "TRL has none of its own" if is_ours else f"TRL's default is {formatting.value(default)}"
-            add(grid, f"* {name}", Text(formatting.value(chosen), style="bold"), Text(known, style=QUIET))
+            known = "TRL has none of its own" if name in NOT_TRLS else f"TRL's default is {formatting.value(default)}"
+            add(grid, f"* {name}", formatting.value(chosen), Text(known, style=f"not bold {QUIET}"), style="bold")
     return grid
 
 
-def _flags(plan: Plan) -> list[RenderableType]:
+def flags(plan: Plan) -> list[RenderableType]:
     """The settings as flags of TRL's command; of ours, which takes the same, where TRL has none."""
     knobs, topology = plan.knobs, plan.estimate.hardware.topology
     command = "trl" if plan.job.method_facts.has_trl_command else "autofit"
-    flags = [Indented(Text(line), 2) for line in formatting.flag_lines(plan.method, knobs)]
+    lines = [Indented(Text(line), 2) for line in formatting.flag_lines(plan.method, knobs)]
     ours = {name: value for name in APPLIED if (value := getattr(knobs, name))}
     own = [shlex.quote(word) for word in flag_words(ours)]
     if knobs.has_group:  # how several processes are launched
@@ -339,4 +340,4 @@ def _flags(plan: Plan) -> list[RenderableType]:
         own += ["--fsdp_offload_params"] if knobs.fsdp_offload_params else []
         own += [f"--{name} cpu" for name in OF_DEEPSPEED if getattr(knobs, name) == "cpu"]  # NVMe has no flag
     more = [Indented(Text(f"and only autofit has {' '.join(own)}"), 2)] if own else []
-    return section(f"the same settings as flags of {command} {plan.method}", *flags, *more)
+    return section(f"the same settings as flags of {command} {plan.method}", *lines, *more)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from autotrain_mem.support.codec import Form
 from autotrain_mem.types.data import DataProfile
@@ -59,86 +59,32 @@ class Timeline:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Series:
-    """Holds one line of a figure over the time of a run."""
-
-    name: str
-    values: tuple[float | None, ...]
-    """One for each moment of its figure; None where nothing was measured then."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Mark:
-    """Marks a moment of a run at which something happened: an incident of the guard, a restart, a checkpoint."""
-
-    seconds: float
-    step: int
-    kind: str
-    """``out of memory``, ``restart``, ``checkpoint``, ``warning``."""
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Chart:
-    """Holds a figure with lines over a common axis."""
+class Section:
+    """Holds a table of text; or a figure, and the table that says the same."""
 
     key: str
-    """Names the figure in links and in file names: ``loss``."""
-    title: str
-    x_title: str
-    y_title: str
-    unit: str
-    """Of the values: ``bytes``, ``tokens/s``, or empty for a plain number."""
-    x: tuple[float, ...]
-    """Ascending."""
-    series: tuple[Series, ...]
-    limits: Mapping[str, float]
-    """Horizontal lines by name: ``budget``."""
-    marks: tuple[Mark, ...] = ()
-    """On the x axis, by ``seconds``; only where that is seconds."""
-    verticals: Mapping[str, float] | None = None
-    """Vertical lines by name, such as the chosen ``max_length`` over lengths."""
-    steps: bool = False
-    """Whether a value holds until the next, as of a distribution, in place of a straight line between them."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Bars:
-    """Holds a figure with a group of bars for each row: predicted beside probe and run, phase by phase."""
-
-    key: str
-    title: str
-    unit: str
-    rows: tuple[str, ...]
-    series: tuple[Series, ...]
-    limits: Mapping[str, float]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Grid:
-    """Holds a table of text."""
-
-    key: str
+    """Names it in links and in file names: ``loss``."""
     title: str
     note: str
-    """A sentence above it; empty for none."""
+    """A sentence above a table, or below a figure; empty for none."""
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     right: tuple[int, ...] = ()
     """Columns with numbers, which stand at the right."""
     strong: tuple[int, ...] = ()
     """Rows that stand out: what was chosen."""
+    figure: Mapping[str, Any] | None = None
+    """``kind``, and what the script of that name in ``report/page/static`` draws."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Page:
     """Holds a whole report of a plan, or of a run, for ``report.page``.
 
-    Figures and tables come in this order: timelines, then ``charts`` and ``bars``, then ``grids``; what is not known is
-    not there. All texts are plain: what shows them escapes them.
+    Figures come first; what is not known is not there. All texts are plain: what shows them escapes them.
     """
 
-    json_form: ClassVar = Form(schema="autofit.page/1")
+    json_form: ClassVar = Form(schema="autofit.page/2")
 
     title: str
     """``Qwen/Qwen2.5-0.5B, sft, on rtx3060``."""
@@ -154,10 +100,7 @@ class Page:
     """Three sentences."""
     key_figures: tuple[tuple[str, str, str], ...]
     """Name, value and a note: ``peak reserved``, ``10.8 GiB``, ``of 11.2 GiB``."""
-    timelines: tuple[Timeline, ...]
-    charts: tuple[Chart, ...]
-    bars: tuple[Bars, ...]
-    grids: tuple[Grid, ...]
+    sections: tuple[Section, ...]
     not_shown: tuple[str, ...] = ()
     """What is missing on this page, each in a sentence with what would add it."""
 

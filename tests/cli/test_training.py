@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from autotrain_mem.support.units import format_bytes
 from autotrain_mem.training.run_folder import LOCK_NAME, WEIGHTS, WRITTEN
 from autotrain_mem.types import Plan
 from autotrain_mem.types.report import RUN_NAME
@@ -82,11 +83,10 @@ def test_a_training_leaves_a_report_with_its_rehearsed_step_and_what_it_measured
     told = autofit_once("report", "tried", "--json")
     assert told.code == 0, told.err
     page, plan = json.loads(told.out), Plan.load(files / "tried")
-    (timeline,) = page["timelines"]
-    peak = sum(column[timeline["peak"]] for column in timeline["owners"].values())
-    assert peak == plan.estimate.memory.peak_allocated_bytes
-    assert max(timeline["reserved_bytes"]) <= plan.estimate.reserved_bytes
-    assert {"memory", "lengths"} <= {chart["key"] for chart in page["charts"]}
+    timeline, *others = page["sections"]
+    assert timeline["figure"]["kind"] == "timeline"
+    assert f"at {format_bytes(plan.estimate.memory.peak_allocated_bytes)} (" in timeline["note"]
+    assert {"memory-2", "lengths", "phases", "attempts"} <= {section["key"] for section in others}
     assert page["not_shown"] == []
 
 

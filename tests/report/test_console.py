@@ -21,13 +21,11 @@ from shortage_examples import VIEWS as SHORTAGES
 from sweep_examples import LIST
 from sweep_examples import VIEWS as SWEEPS
 
-from autotrain_mem.report.attempts import attempts_view
 from autotrain_mem.report.error_text import error_text, print_error
 from autotrain_mem.report.estimate_view import estimate_view
 from autotrain_mem.report.explain_view import explain_view
 from autotrain_mem.report.layout import scale_for
 from autotrain_mem.report.machine_view import gpus_view
-from autotrain_mem.report.plan_view import plan_view
 from autotrain_mem.report.run_view import report_view
 from autotrain_mem.report.terminal import (
     COUNTING_COLUMNS,
@@ -55,22 +53,13 @@ VIEWS = {
     "estimate_expandable": estimate_view(estimate(knobs=examples.EXPANDED)),
     "estimate_refused": estimate_view(crowded()),
     "estimate_retried": estimate_view(crowded(refused_bytes=None, fits_expanded=False)),
-    "plan_expanded": plan_view(examples.EXPANDED_PLAN),
-    "attempts_expanded": attempts_view(examples.EXPANDED_PLAN),
-    "plan_quantized": plan_view(examples.LONG_SEARCH),
-    "plan_grpo": plan_view(examples.GRPO_PLAN),
-    "plan_vllm_asleep": plan_view(
+    "explain_quantized": explain_view(examples.LONG_SEARCH),
+    "explain_vllm_asleep": explain_view(
         replace(examples.GRPO_PLAN, estimate=replace(examples.GRPO_PLAN.estimate, vllm_sleep=examples.SLEEPING))
     ),
-    "plan_ppo": plan_view(examples.PPO_PLAN),
-    "plan_dpo": plan_view(examples.DPO_PLAN),
-    "plan_reward": plan_view(examples.REWARD_PLAN),
-    "attempts_many": attempts_view(examples.LONG_SEARCH),
-    "plan": plan_view(examples.PLAN),
-    "plan_unchanged": plan_view(examples.UNCHANGED_PLAN),
-    "attempts": attempts_view(examples.PLAN),
-    "attempts_single": attempts_view(examples.UNCHANGED_PLAN),
-    "plan_passed_over": plan_view(examples.PASSED_OVER),
+    "explain_ppo": explain_view(examples.PPO_PLAN),
+    "explain_dpo": explain_view(examples.DPO_PLAN),
+    "explain_reward": explain_view(examples.REWARD_PLAN),
     "explain": explain_view(examples.PLAN),
     "explain_passed_over": explain_view(examples.PASSED_OVER),
     "explain_expanded": explain_view(examples.EXPANDED_PLAN),
@@ -250,7 +239,7 @@ HOSTILE = "tiny\x1b[2J\x1b]0;title\x07 \x9b31m \u202elanguage\udcff [bold]x :smi
     "view",
     [
         error_text(TrainingError(HOSTILE, hint=f"--model  {HOSTILE}")),
-        plan_view(replace(examples.PLAN, level=HOSTILE, warnings=(HOSTILE,))),
+        explain_view(replace(examples.PLAN, level=HOSTILE, warnings=(HOSTILE,))),
         explain_view(replace(examples.PLAN, job=replace(examples.PLAN.job, model=HOSTILE))),
         f"note: {HOSTILE}",
     ],

@@ -15,7 +15,6 @@ from test_contract import SLOW_TO_IMPORT, loaded_by
 
 from autotrain_mem.report.estimate_view import estimate_view
 from autotrain_mem.report.explain_view import explain_view
-from autotrain_mem.report.plan_view import plan_view
 from autotrain_mem.search.memo import candidate
 from autotrain_mem.support import codec
 from autotrain_mem.support.files import write_json
@@ -147,7 +146,7 @@ def test_what_was_asked_to_be_as_much_as_fits_stands_beside_each_attempt() -> No
 
 
 def test_the_batch_of_several_gpus_is_told_with_them() -> None:
-    text = rendered(plan_view(examples.SHARED_PLAN), 120)
+    text = rendered(explain_view(examples.SHARED_PLAN), 120)
     assert "32 = 2 x 4 x 4 GPUs  (rows at once x accumulation x devices)" in text
     assert "4 GPUs (FSDP2, full shard), a process on each: bytes are those of one" in text
     assert "and only autofit has --gpus 4 --sharding fsdp2" in text

@@ -21,7 +21,6 @@ from autotrain_mem.planning.kept_answers import job_key
 from autotrain_mem.planning.request import PlanHints, with_plan
 from autotrain_mem.planning.wish import Wish
 from autotrain_mem.report.explain_view import explain_view
-from autotrain_mem.report.plan_view import plan_view
 from autotrain_mem.settings.knobs import Knobs
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import OutputFolderError, PlanFileError
@@ -233,7 +232,7 @@ def test_a_file_holds_no_secret_and_no_object_of_a_script() -> None:
     )
     assert "secret" not in json.dumps([codec.to_json(replace(PLAN, job=job)), job_key(job)])
     assert job_key(job) != job_key(replace(job, environment=dict.fromkeys(names, "other")))
-    shown = rendered(plan_view(replace(PLAN, job=job)), 160)
+    shown = rendered(explain_view(replace(PLAN, job=job)), 160)
     assert "env       TOKENIZERS_PARALLELISM=false DATABASE_URL=... GITHUB_PAT=..." in shown
 
 

@@ -20,7 +20,7 @@ def cell(point: SweepPoint, sweep: Sweep) -> str | None:
     if point.estimate is None:
         return None
     scale = scale_for(max(each.required_bytes for each in sweep.estimates))
-    number = scale.write(scale.steps(point.estimate.required_bytes))
+    number = scale.size(point.estimate.required_bytes)
     return f"* {number}" if point.estimate.fits else number
 
 

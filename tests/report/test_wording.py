@@ -13,7 +13,8 @@ from test_console import rendered
 
 from autotrain_mem.report import formatting
 from autotrain_mem.report.estimate_view import estimate_view
-from autotrain_mem.report.plan_view import loud, plan_view
+from autotrain_mem.report.explain_view import explain_view
+from autotrain_mem.report.plan_view import loud
 from autotrain_mem.report.run_history import event_line
 from autotrain_mem.report.run_view import report_view
 from autotrain_mem.search.levels import SMALLER_IMAGES_LEVEL, levels
@@ -37,7 +38,7 @@ def test_one_of_anything_is_told_in_the_singular() -> None:
     assert [counted(number, "prompt") for number in (1, 1200)] == ["1 prompt", "1,200 prompts"]
     assert [METHODS["dpo"].rows(number) for number in (1, 1200)] == ["1 pair", "1,200 pairs"]
     data = replace(examples.DATA, rows=1)
-    assert "  1 pair: p50" in rendered(plan_view(replace(examples.DPO_PLAN, data=data)))
+    assert "  1 pair: p50" in rendered(explain_view(replace(examples.DPO_PLAN, data=data)))
 
 
 @pytest.mark.parametrize(
@@ -52,17 +53,17 @@ def test_one_of_anything_is_told_in_the_singular() -> None:
     ],
 )
 def test_a_plan_that_did_not_read_the_data_says_why(changes: dict[str, Any], said: str) -> None:
-    assert said in rendered(plan_view(replace(PLAN, data=None, **changes)), 160)
+    assert said in rendered(explain_view(replace(PLAN, data=None, **changes)), 160)
 
 
 def test_the_hours_after_have_a_line_where_they_are_known_in_the_order_that_trains() -> None:
     memory = replace(PLAN.estimate.memory, mixed_lengths=examples.MIXED)
     known = replace(PLAN, estimate=replace(PLAN.estimate, memory=memory))
     line = "reserve up to 8.60 GiB in 1,000 steps, the longest first; 10.3 GiB in any order, which is TRL's own\n"
-    assert line in rendered(plan_view(known), 160)
+    assert line in rendered(explain_view(known), 160)
     expanded = replace(known, estimate=replace(known.estimate, knobs=examples.EXPANDED))
-    assert "reserve up to 7.70 GiB in 1,000 steps, the longest first\n" in rendered(plan_view(expanded), 160)
-    assert "1,000 steps" not in rendered(plan_view(PLAN))
+    assert "reserve up to 7.70 GiB in 1,000 steps, the longest first\n" in rendered(explain_view(expanded), 160)
+    assert "1,000 steps" not in rendered(explain_view(PLAN))
 
 
 def test_every_view_says_what_is_trained_and_how_it_learns_in_the_same_words() -> None:
@@ -70,7 +71,7 @@ def test_every_view_says_what_is_trained_and_how_it_learns_in_the_same_words() -
         "LoRA of rank 16, alpha 32, on the layers that PEFT names: 18.5 M of 1.56 B parameters (1.2 %), in float32"
     )
     learns = {
-        "linear; 935 steps of 64 rows": plan_view(PLAN),
+        "linear; 935 steps of 64 rows": explain_view(PLAN),
         "linear; 120 steps of 4 x 16 rows": report_view(examples.REPORT),
         "steps of 4 x 16 rows": estimate_view(examples.estimate()),
     }
@@ -91,13 +92,13 @@ def test_an_adapter_names_its_targets_and_a_whole_model_has_none() -> None:
 def test_targets_read_the_same_from_a_plan_and_from_its_file() -> None:
     change = examples.lever("lora_target_modules", None, ("all-linear",), Harm.WHAT_IS_TRAINED, "why")
     read = codec.from_json(Lever, codec.to_json(change))
-    texts = [rendered(plan_view(replace(PLAN, levers=(each,)))) for each in (change, read)]
+    texts = [rendered(explain_view(replace(PLAN, levers=(each,)))) for each in (change, read)]
     assert texts[0] == texts[1]
     assert "lora_target_modules  none -> all-linear" in texts[0]
 
 
 def test_a_settings_name_stands_whole_beside_its_mark() -> None:
-    assert "* local_rollout_forward_batch_size  16" in rendered(plan_view(examples.PPO_PLAN), 80)
+    assert "* local_rollout_forward_batch_size  16" in rendered(explain_view(examples.PPO_PLAN), 80)
 
 
 def test_every_harm_has_its_word_least_harm_first() -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterator
+from dataclasses import replace
+
+from rich.table import Table
 
 from autotrain_mem.report import formatting
-from autotrain_mem.report.page.charts import bars, charts
-from autotrain_mem.report.plan_view import plan_verdict
-from autotrain_mem.settings.knobs import NOT_TRLS, knob_names
+from autotrain_mem.report.attempts import attempts_legend, attempts_table
+from autotrain_mem.report.estimate_view import module_tables, scale_of, sum_table
+from autotrain_mem.report.layout import add, table
+from autotrain_mem.report.page.figures import figures
+from autotrain_mem.report.plan_view import gentler_levels, levels_table, plan_verdict, settings_table
 from autotrain_mem.support.units import brief, counted, duration, format_bytes, money, rate
 from autotrain_mem.types import Plan, Report
-from autotrain_mem.types.methods_table import METHODS
-from autotrain_mem.types.page import Grid, Material, Page
+from autotrain_mem.types.page import Material, Page, Section
 
 DIGITS = 12
 """Of our own version, which is a digest: enough to tell it from others."""
@@ -40,12 +46,19 @@ def page_of(material: Material) -> Page:
         versions=installed | {"autotrain_mem": installed.get("autotrain_mem", "")[:DIGITS]},
         how_to_read=(*_HOW_TO_READ, _OF_A_RUN if is_run else _OF_A_PLAN),
         key_figures=tuple(_key_figures(plan, material.report)),
-        timelines=material.timelines,
-        charts=tuple(charts(material)),
-        bars=tuple(bars(material)),
-        grids=tuple(grids(material)),
+        sections=tuple(with_unique_keys([*figures(material), *tables(material)])),
         not_shown=material.not_shown,
     )
+
+
+def with_unique_keys(sections: list[Section]) -> Iterator[Section]:
+    """Writes keys as parts of a file's name, each another: ``loss``, ``loss-2``."""
+    seen = set[str]()
+    for section in sections:
+        slug = re.sub(r"[^a-z0-9]+", "-", section.key.lower()).strip("-")[:60] or "figure"
+        candidates = (slug if count == 1 else f"{slug}-{count}" for count in itertools.count(1))
+        seen.add(key := next(each for each in candidates if each not in seen))
+        yield replace(section, key=key)
 
 
 def _key_figures(plan: Plan, report: Report | None) -> list[tuple[str, str, str]]:
@@ -82,151 +95,74 @@ def _measured(report: Report | None, *, reserved: bool) -> str:
     return f"predicted; measured {format_bytes(measured)}" + ("" if error is None else f" ({100 * error:+.1f} %)")
 
 
-def grids(material: Material) -> Iterator[Grid]:
-    """Yields the tables in their order; one with no rows is left out."""
+def tables(material: Material) -> Iterator[Section]:
+    """Yields the tables in their order, those of the terminal among them; one with no rows is left out."""
     plan = material.plan
-    every = (
-        _changed(plan),
-        _attempts(plan),
-        _levels(plan),
-        _settings(plan),
-        _at_the_peak(plan),
-        _cards(material),
-        _incidents(plan),
-        Grid(
-            key="not-counted",
-            title="Warnings, and what the prediction does not count",
-            note="",
-            columns=("",),
-            rows=tuple((sentence,) for sentence in (*plan.warnings, *plan.estimate.memory.not_counted)),
-        ),
-    )
-    yield from (grid for grid in every if grid.rows)
+    uncounted = table("", show_header=False)
+    for sentence in (*plan.warnings, *plan.estimate.memory.not_counted):
+        add(uncounted, sentence)
+    peak = f"Where the bytes are at the peak, in {scale_of(plan.estimate).unit}"
+    against = f"Each was rehearsed and held against the budget of {format_bytes(plan.estimate.budget_bytes)}"
+    every = [
+        ("changes", "What was changed", "Least harm first; a setting that you gave is never changed.", _changed(plan)),
+        ("attempts", "What was tried", against, attempts_table(plan)),
+        ("levels", "Other levels of harm", "; ".join(gentler_levels(plan)), levels_table(plan)),
+        ("settings", "Settings", "A star marks what differs from TRL's default.", settings_table(plan)),
+        ("peak", peak, "", sum_table(plan.estimate)),
+        *(("modules", heading.capitalize(), "", grid) for heading, grid in module_tables(plan.estimate)),
+        ("cards", "These settings on other cards", _CARDS_NOTE, _cards(material)),
+        ("incidents", "What the run survived", "", _incidents(plan)),
+        ("not-counted", "Warnings, and what the prediction does not count", "", uncounted),
+    ]
+    for key, title, note, grid in every:
+        if not grid.rows:
+            continue
+        if key == "attempts":
+            note = "; ".join([note, *(f"{sign} {meaning}".strip() for sign, meaning in attempts_legend(plan))])
+        cells = zip(*(column.cells for column in grid.columns), strict=True)
+        yield Section(
+            key=key,
+            title=title,
+            note=note,
+            columns=tuple(str(column.header) for column in grid.columns),
+            rows=tuple(tuple(str(cell) for cell in row) for row in cells),
+            right=tuple(at for at, column in enumerate(grid.columns) if column.justify == "right"),
+            strong=tuple(at for at, row in enumerate(grid.rows) if row.style == "bold"),
+        )
 
 
-def _changed(plan: Plan) -> Grid:
-    rows = []
+def _changed(plan: Plan) -> Table:
+    grid = table("setting", "from", "to", "what it costs", "why")
     for lever in sorted(plan.levers, key=lambda each: each.harm):
         values = formatting.value(lever.before), formatting.value(lever.after)
-        rows.append((lever.name, *values, formatting.HARMS[lever.harm], lever.why))
-    note = "Least harm first; a setting that you gave is never changed."
-    columns = ("setting", "from", "to", "what it costs", "why")
-    return Grid(key="changes", title="What was changed", note=note, columns=columns, rows=tuple(rows))
+        add(grid, lever.name, *values, formatting.HARMS[lever.harm], lever.why)
+    return grid
 
 
-def _attempts(plan: Plan) -> Grid:
-    """Lists every configuration that the search rehearsed, in the order in which it was tried."""
-    first = plan.attempts[0].knobs if plan.attempts else plan.knobs
-    chosen = [at for at, each in enumerate(plan.attempts) if each.knobs == plan.knobs]
-    rows = []
-    for number, each in enumerate(plan.attempts, start=1):
-        speed = rate(each.tokens_per_second) if each.fits and each.tokens_per_second else ""
-        layers = "whole" if each.rehearsed_layers is None else counted(each.rehearsed_layers, "layer")
-        checkpointing = "on" if each.knobs.recomputes else "off"
-        settings = formatting.difference(each.knobs, first)
-        needs = format_bytes(each.required_bytes)
-        fits = "fits" if each.fits else "does not fit"
-        rows.append((str(number), formatting.batch(each.knobs), checkpointing, settings, layers, needs, fits, speed))
-    return Grid(
-        key="attempts",
-        title="What was tried",
-        note=f"Each was rehearsed and held against the budget of {format_bytes(plan.estimate.budget_bytes)}.",
-        columns=("", "batch", "checkpointing", "settings", "model", "needs", "", "tokens/s"),
-        rows=tuple(rows),
-        right=(0, 5, 7),
-        strong=tuple(chosen[-1:]),
-    )
+_CARDS_NOTE = "Cards that run the same kernels; prices are dated listings and move."
 
 
-def _levels(plan: Plan) -> Grid:
-    rows = []
-    for each in plan.alternatives:
-        speed = f"{each.ratio:.2f} x" if each.ratio is not None else ""
-        would_fit = f"; would on {', '.join(each.would_fit)}" if each.would_fit else ""
-        where = "fits" if each.fits else f"does not fit{would_fit}"
-        settings = f"{formatting.batch(each.knobs)}, {formatting.difference(each.knobs, plan.defaults)}"
-        rows.append((each.level, format_bytes(each.required_bytes), where, speed, settings))
-    return Grid(
-        key="levels",
-        title="Other levels of harm",
-        note=f"The plan is of the level {plan.level}; speeds are relative to it.",
-        columns=("level", "needs", "", "speed", "settings"),
-        rows=tuple(rows),
-        right=(1, 3),
-    )
-
-
-def _settings(plan: Plan) -> Grid:
-    rows: list[tuple[str, ...]] = []
-    strong: list[int] = []
-    for name in knob_names(METHODS[plan.method].knobs, plan.knobs):
-        chosen, default = getattr(plan.knobs, name), getattr(plan.defaults, name)
-        is_ours = name in NOT_TRLS
-        if chosen != default:
-            strong.append(len(rows))
-        rows.append((name, formatting.value(chosen), "none" if is_ours else formatting.value(default)))
-    return Grid(
-        key="settings",
-        title="Settings",
-        note="Rows that stand out differ from TRL's default.",
-        columns=("setting", "value", "TRL's default"),
-        rows=tuple(rows),
-        strong=tuple(strong),
-    )
-
-
-def _at_the_peak(plan: Plan) -> Grid:
-    """Lists where the bytes are at the peak: by owner, then the modules that hold most of what comes and goes."""
-    estimate, memory = plan.estimate, plan.estimate.memory
-    sizes = [(formatting.OWNERS[owner], "", size) for owner, size in memory.owners_at_peak.items() if size]
-    sizes += [("of which activations and temporary", module, size) for module, size in memory.modules_at_peak]
-    sizes += [("cached by the allocator", "", estimate.cached_bytes), ("outside torch", "", estimate.outside_bytes)]
-    return Grid(
-        key="peak",
-        title=f"Where the bytes are at the peak, in the {formatting.PHASES[memory.peak_phase]} phase",
-        note="",
-        columns=("owner", "module", "bytes"),
-        rows=tuple((owner, module, format_bytes(size)) for owner, module, size in sizes),
-        right=(2,),
-    )
-
-
-def _cards(material: Material) -> Grid:
+def _cards(material: Material) -> Table:
     """Lists known cards with the same kernels: whether these settings fit, and what they are rented for."""
     plan = material.plan
     count = plan.knobs.processes
-    rows: list[tuple[str, ...]] = []
-    strong: list[int] = []
+    grid = table("card", "memory", "needs", "budget", "", "price an hour", "seen", right=(1, 2, 3, 5))
     for offer in sorted(material.cards, key=lambda each: (not each.fits, each.hardware.total_bytes)):
         name, price = offer.hardware.name, offer.price
-        if name == plan.estimate.hardware.name:
-            strong.append(len(rows))
         sizes = (offer.hardware.total_bytes, offer.required_bytes, offer.budget_bytes)
         hourly = "" if price is None else money(price.per_hour * count, price.currency)
         seen = "" if price is None else ", ".join(filter(None, [price.provider, price.seen]))
-        fits = "fits" if offer.fits else "does not fit"
-        rows.append((name if count == 1 else f"{count} x {name}", *map(format_bytes, sizes), fits, hourly, seen))
-    return Grid(
-        key="cards",
-        title="These settings on other cards",
-        note="Cards that run the same kernels; prices are dated listings and move.",
-        columns=("card", "memory", "needs", "budget", "", "price an hour", "seen"),
-        rows=tuple(rows),
-        right=(1, 2, 3, 5),
-        strong=tuple(strong),
-    )
+        cells = (*map(format_bytes, sizes), "fits" if offer.fits else "does not fit", hourly, seen)
+        is_plans = name == plan.estimate.hardware.name
+        add(grid, name if count == 1 else f"{count} x {name}", *cells, style="bold" if is_plans else "")
+    return grid
 
 
-def _incidents(plan: Plan) -> Grid:
+def _incidents(plan: Plan) -> Table:
     """Lists how often the device was full, and where another process went on."""
-    incidents, restarts = plan.experience.incidents, plan.experience.restarts
-    rows = [(str(each.step), "out of memory", each.phase.replace("_", " "), each.remedy) for each in incidents]
-    rows += [(str(each.step), "restart", each.cause, each.change or "the same settings") for each in restarts]
-    return Grid(
-        key="incidents",
-        title="What the run survived",
-        note="",
-        columns=("after step", "what", "where", "what was done"),
-        rows=tuple(rows),
-        right=(0,),
-    )
+    grid = table("after step", "what", "where", "what was done", right=(0,))
+    for incident in plan.experience.incidents:
+        add(grid, str(incident.step), "out of memory", incident.phase.replace("_", " "), incident.remedy)
+    for restart in plan.experience.restarts:
+        add(grid, str(restart.step), "restart", restart.cause, restart.change or "the same settings")
+    return grid

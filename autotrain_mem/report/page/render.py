@@ -10,14 +10,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import re
-from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from importlib import metadata, resources
 from typing import TYPE_CHECKING, Any
 
-from autotrain_mem.report.page.figures import Figure, bars_figure, chart_figure, timeline_figure
 from autotrain_mem.support.errors import MissingExtraError
 
 if TYPE_CHECKING:
@@ -47,11 +43,12 @@ def page_html(page: Page) -> str:
     environment = Environment(
         loader=FunctionLoader(_own), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    figures = figures_of(page)
-    drawn = [{"key": each.key, "title": each.title, **each.data} for each in figures]
+    figures = [each for each in page.sections if each.figure is not None]
+    drawn = [{"key": each.key, "title": each.title, **(each.figure or {})} for each in figures]
     return environment.get_template("page.html").render(
         page=page,
         figures=figures,
+        tables=[each for each in page.sections if each.figure is None],
         marker=MARKER,
         policy=policy,
         script=script,
@@ -68,31 +65,6 @@ def json_for_script(value: Any) -> str:
     """
     written = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return written.translate(_UNSAFE_IN_SCRIPT)
-
-
-def figures_of(page: Page) -> tuple[Figure, ...]:
-    """Makes the figures of a page, in their order, each with a key of its own; one without a value is none."""
-    figures = [
-        *map(timeline_figure, page.timelines),
-        *(chart_figure(each) for each in page.charts if each.x and each.series),
-        *(bars_figure(each) for each in page.bars if each.rows and each.series),
-    ]
-    keys = unique([each.key for each in figures])
-    return tuple(replace(each, key=key) for each, key in zip(figures, keys, strict=True))
-
-
-def unique(keys: list[str]) -> Iterator[str]:
-    """Yields the keys as parts of a file's name, each another.
-
-    >>> list(unique(["loss", "Loss!", "<b>"]))
-    ['loss', 'loss-2', 'b']
-    """
-    seen = set[str]()
-    for key in keys:
-        slug = re.sub(r"[^a-z0-9]+", "-", key.lower()).strip("-")[:60] or "figure"
-        candidates = (slug if count == 1 else f"{slug}-{count}" for count in range(1, len(keys) + 1))
-        seen.add(chosen := next(each for each in candidates if each not in seen))
-        yield chosen
 
 
 @cache

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
+from autotrain_mem.report.page.content import with_unique_keys
+from autotrain_mem.report.page.figures import bar_figure, line_figure, timeline_figure
 from autotrain_mem.support.units import GIB, MIB
-from autotrain_mem.types.page import Bars, Chart, Grid, Holder, Mark, Page, Series, Timeline
+from autotrain_mem.types.experience import Happening
+from autotrain_mem.types.page import Holder, Page, Section, Timeline
 from autotrain_mem.types.trace import Owner
 from autotrain_mem.types.work import Phase
 
@@ -129,65 +133,48 @@ def timeline(
     )
 
 
-def series(**lines: Iterable[float | None]) -> tuple[Series, ...]:
-    return tuple(Series(name=name.replace("_", " "), values=tuple(values)) for name, values in lines.items())
-
-
-def charts(moments: int = 240) -> tuple[Chart, ...]:
-    seconds = tuple(round(index * 7.3, 1) for index in range(moments))
+def line_figures(moments: int = 240, text: str = "") -> Iterator[Section]:
+    seconds = [round(index * 7.3, 1) for index in range(moments)]
     loss = [2.4 * math.exp(-index / 90) + 0.9 + 0.08 * math.sin(index * 1.7) for index in range(moments)]
     rest = [0.4 * math.sin(index / 9) for index in range(moments)]
-    marks = tuple(
-        Mark(seconds=seconds[step], step=step, kind=kind, text=text)
-        for step, kind, text in (
+    happened = [
+        Happening(seconds=seconds[step], step=step, kind=kind + text, text=words + text)
+        for step, kind, words in (
             (moments // 3, "out of memory", "split 8 rows into 2 x 4, in backward"),
             (moments // 2, "checkpoint", "written in 3.1 s"),
             (2 * moments // 3, "restart", "resumed from step 120"),
         )
-    )
+    ]
+    over_time = partial(line_figure, axis=f"seconds{text}", x=seconds)
     evaluated = [value + 0.1 if index % 40 == 39 else None for index, value in enumerate(loss)]
-    bytes_of_run = series(
-        reserved=(int((38 + value) * GIB) for value in rest), allocated=(int((35 + 4 * value) * GIB) for value in rest)
-    )
-    speeds = series(tokens_per_second=(5200 + 300 * value for value in rest))
-    lengths = tuple(range(0, 4097, 64))
-    no_longer = series(rows_up_to_this_length=(100 * (1 - math.exp(-length / 700)) for length in lengths))
-    run = Chart(
-        key="loss",
-        title="Loss",
-        x_title="seconds",
-        y_title="loss",
-        unit="",
-        x=seconds,
-        limits={},
-        marks=marks,
-        series=series(training=loss, evaluation=evaluated),
-    )
-    memory = replace(run, key="memory-of-the-run", title="Memory of the run", y_title="bytes", unit="bytes")
+    losses = {f"training{text}": loss, "evaluation": evaluated}
+    at = {text or "target": 1.0}
+    yield over_time(f"loss{text}", f"Loss{text}", lines=losses, y_title=f"loss{text}", happened=happened, limits=at)
+    of_run = {
+        "reserved": [int((38 + each) * GIB) for each in rest],
+        "allocated": [int((35 + each) * GIB) for each in rest],
+    }
     limits = {"budget": 43.2 * GIB, "predicted": 38.9 * GIB}
-    speed = replace(run, key="speed", title="Speed", y_title="tokens/s", unit="tokens/s", series=speeds, marks=())
-    rows = replace(speed, key="lengths", title="Lengths of the rows", x_title="tokens", x=lengths, series=no_longer)
-    rows = replace(rows, y_title="share of the rows, in %", unit="%", verticals={"max_length 2048": 2048}, steps=True)
-    return (run, replace(memory, series=bytes_of_run, limits=limits), speed, rows)
+    yield over_time("memory", "Memory of the run", lines=of_run, y_title="bytes", unit="bytes", limits=limits)
+    speeds = {"tokens per second": [5200 + 300 * each for each in rest]}
+    yield over_time("speed", "Speed", lines=speeds, y_title="tokens/s", unit="tokens/s")
+    lengths = range(0, 4097, 64)
+    shares = {"rows": [100 * (1 - math.exp(-length / 700)) for length in lengths]}
+    limit = {f"max_length 2048{text}": 2048.0}
+    title, share = "Lengths of the rows", "share of the rows, in %"
+    yield line_figure("lengths", title, "tokens", lengths, shares, y_title=share, unit="%", verticals=limit, steps=True)
 
 
-def bars() -> tuple[Bars, ...]:
+def bars(text: str = "") -> Section:
     measured = {"predicted": (31, 38.9, 29, 24), "probe": (30.8, 38.7, 29.2, None), "run": (31.1, 39.2, 29, 24.4)}
     sizes = {name: [None if value is None else value * GIB for value in values] for name, values in measured.items()}
-    phases = Bars(
-        key="phases",
-        title="Predicted and measured, phase by phase",
-        unit="bytes",
-        rows=("forward", "backward", "optimizer step", "evaluate"),
-        series=series(**sizes),
-        limits={"budget": 43.2 * GIB},
-    )
-    return (phases,)
+    phases = [f"{name}{text}" for name in ("forward", "backward", "optimizer step", "evaluate")]
+    return bar_figure("phases", f"Predicted and measured{text}", phases, sizes, "bytes", {"budget": 43.2 * GIB})
 
 
 _REST = ("11.2 h", "19.40 USD", "NVLink", "1", "fits")
-GRIDS = (
-    Grid(
+TABLES = (
+    Section(
         key="attempts",
         title="What was tried",
         note="Least harm comes first; the first that fits is taken.",
@@ -200,7 +187,7 @@ GRIDS = (
         right=(1, 2, 3),
         strong=(2,),
     ),
-    Grid(
+    Section(
         key="cards",
         title="Cards and prices",
         note="",
@@ -216,6 +203,7 @@ GRIDS = (
 
 def page(*timelines: Timeline, text: str = "") -> Page:
     """A page with a figure and a table of each kind; ``text`` stands in every text that comes from elsewhere."""
+    sections = [*map(timeline_figure, timelines or (timeline(),)), *line_figures(), bars(), *TABLES]
     return Page(
         title=f"meta-llama/Llama-3.1-70B{text}, sft, on h100",
         verdict=f"fits h100 with 3 changes: needs 38.9 GiB of 43.2 GiB{text}",
@@ -237,10 +225,7 @@ def page(*timelines: Timeline, text: str = "") -> Page:
             ("time", "11.2 h", "for 3 epochs"),
             ("trained", "0.83 B", f"of 70.6 B parameters{text}"),
         ),
-        timelines=timelines or (timeline(),),
-        charts=charts(),
-        bars=bars(),
-        grids=GRIDS,
+        sections=tuple(with_unique_keys(sections)),
         not_shown=("The run has no evaluation; --eval_strategy steps adds its losses.",),
     )
 
@@ -248,11 +233,6 @@ def page(*timelines: Timeline, text: str = "") -> Page:
 def hostile_page() -> Page:
     """Every name that comes from a model, a dataset or a log would like to be markup."""
     one = replace(timeline(300, HOSTILE), modules=tuple(HOSTILE for _ in timeline(300).modules))
-    grid = replace(GRIDS[0], title=HOSTILE, note=HOSTILE, rows=((HOSTILE,) * 5,), strong=())
-    loss = charts()[0]
-    marks = tuple(replace(mark, kind=HOSTILE, text=HOSTILE) for mark in loss.marks)
-    named = dict.fromkeys(("key", "title", "x_title", "y_title", "unit"), HOSTILE)
-    lines = tuple(replace(each, name=HOSTILE) for each in loss.series)
-    chart = replace(loss, **named, marks=marks, series=lines, limits={HOSTILE: 1.0}, verticals={HOSTILE: 100.0})
-    bar = replace(bars()[0], title=HOSTILE, rows=(HOSTILE,) * 4)
-    return replace(page(one, text=HOSTILE), charts=(chart,), bars=(bar,), grids=(grid,), not_shown=(HOSTILE,))
+    table = replace(TABLES[0], title=HOSTILE, note=HOSTILE, rows=((HOSTILE,) * 5,), strong=())
+    sections = [timeline_figure(one), *line_figures(text=HOSTILE), bars(HOSTILE), table]
+    return replace(page(text=HOSTILE), sections=tuple(with_unique_keys(sections)), not_shown=(HOSTILE,))

@@ -14,8 +14,9 @@ import page_examples
 import pytest
 
 from autotrain_mem.report.page import render
+from autotrain_mem.report.page.content import with_unique_keys
 from autotrain_mem.report.page.figures import MOST_ROWS, differences
-from autotrain_mem.report.page.render import MARKER, figures_of, json_for_script, page_html
+from autotrain_mem.report.page.render import MARKER, json_for_script, page_html
 from autotrain_mem.support.errors import MissingExtraError
 
 
@@ -57,7 +58,8 @@ def test_data_hold_no_character_that_could_end_their_element() -> None:
 
 
 def test_what_a_name_becomes_in_a_key_is_harmless() -> None:
-    keys = [figure.key for figure in figures_of(page_examples.hostile_page())]
+    sections = page_examples.hostile_page().sections
+    keys = [section.key for section in with_unique_keys([*sections, *sections])]
     assert all(re.fullmatch(r"[a-z0-9-]{1,70}", key) for key in keys)
     assert len({*keys}) == len(keys)
 
@@ -85,21 +87,13 @@ def test_a_column_is_packed_without_loss() -> None:
 
 
 def test_a_table_stands_in_the_place_of_each_figure() -> None:
-    page = page_examples.page()
-    figures = figures_of(page)
-    assert len(figures) == len(page.timelines) + len(page.charts) + len(page.bars)
+    figures = [section for section in page_examples.page().sections if section.figure is not None]
     for figure in figures:
         assert 0 < len(figure.rows) <= MOST_ROWS + 20
         assert {len(row) for row in figure.rows} == {len(figure.columns)}
-        assert figure.summary.endswith(".")
-    (timeline,) = page.timelines
+        assert figure.note.endswith(".")
+    timeline = page_examples.timeline()
     assert f"{timeline.event[timeline.peak]:,}" in {row[1] for row in figures[0].rows}, "its peak is among the rows"
-
-
-def test_a_figure_without_a_value_is_not_shown() -> None:
-    page = page_examples.page()
-    bare = replace(page.charts[0], x=(), series=(replace(page.charts[0].series[0], values=()),), marks=())
-    assert len(figures_of(replace(page, charts=(bare,), bars=(replace(page.bars[0], rows=()),)))) == 1
 
 
 @pytest.mark.parametrize(
