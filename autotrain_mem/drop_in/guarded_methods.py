@@ -126,13 +126,9 @@ def _is_ours(function: Any) -> bool:
 
 def _owners(trainer: Any) -> list[Any]:
     """Lists the objects whose methods a guard stands in for."""
-    import torch
 
     policy = trainer.accelerator.unwrap_model(trainer.model)
-    judges = [judge for judge in getattr(trainer, "reward_funcs", None) or () if isinstance(judge, torch.nn.Module)]
-    optimizer = trainer.optimizer
-    optimizers = [] if optimizer is None else [optimizer, getattr(optimizer, "optimizer", optimizer)]
-    return [trainer, trainer.accelerator, policy, *judges, *optimizers]
+    return [trainer, trainer.accelerator, policy]
 
 
 # -- what it reports ---------------------------------------------------------------------------------------------------
@@ -168,12 +164,9 @@ def _run_longest_first(trainer: Any, guard: Any) -> None:
     """Before the first step, where nobody can notice: code of the user's own may count how often it is called."""
     from autotrain_mem.trainers.finish import keep_cache_in_evaluation
     from autotrain_mem.training.full_device import is_out_of_memory
-    from autotrain_mem.training.longest_batch.run import attach_longest_batch, cost_of_emptying, run_longest_batch
+    from autotrain_mem.training.longest_batch.run import cost_of_emptying, run_longest_batch
 
     if _runs_own_code(trainer):
-        return
-    if hasattr(trainer, "value_model"):
-        attach_longest_batch(trainer, lambda batch: None)
         return
     keep_cache_in_evaluation(trainer)
     step = trainer.training_step

@@ -44,7 +44,6 @@ __all__ = ["PPOConfig", "PPOTrainer"]
 
 
 _trl_batch_generation, _trl_forward, _trl_get_reward = trl_ppo.batch_generation, trl_ppo.forward, trl_ppo.get_reward
-_trl_log_probabilities = trl_ppo.selective_log_softmax
 
 
 class _TrainingEnded(Exception):
@@ -255,7 +254,6 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
                 batch_generation=self._generate_rollout,
                 forward=self._forward,
                 get_reward=self._judge,
-                selective_log_softmax=self._log_probabilities,
             ):
                 super().train()
         except _TrainingEnded:
@@ -296,10 +294,6 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
         with self.accelerator.autocast():
             scores, last_score, lengths = _trl_get_reward(*args)
         return self._full_precision(scores), self._full_precision(last_score), lengths
-
-    def _log_probabilities(self, logits: torch.Tensor, index: torch.Tensor) -> Any:
-        """Log-probabilities of the tokens that were drawn: called by TRL, and a place for whoever guards a trainer."""
-        return _trl_log_probabilities(logits, index)
 
     def _full_precision(self, output: torch.Tensor) -> torch.Tensor:
         """Cast as accelerate casts what a model makes under autocast (``accelerator.py: prepare_model``)."""

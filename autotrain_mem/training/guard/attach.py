@@ -13,15 +13,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from transformers import TrainerCallback
 
 from autotrain_mem.training.guard.context import GuardContext, OnIncident, OnNotice
 from autotrain_mem.training.guard.evaluation import Evaluation
-from autotrain_mem.training.guard.generation_split import Generation, Scoring, guard_reward_model
+from autotrain_mem.training.guard.generation_split import Generation, Scoring
 from autotrain_mem.training.guard.loss_weights import why_not_exact
 from autotrain_mem.training.guard.micro_step import MicroSteps
-from autotrain_mem.training.guard.optimizer import OptimizerSteps
 from autotrain_mem.training.guard.ranks import Ranks, ranks_of, shares_by_ddp
 from autotrain_mem.types import Learned
 
@@ -40,74 +38,37 @@ def attach_guard(
 ) -> Guard:
     """Guard one trainer from now on; its class is left alone. Call it after building the trainer, before ``train()``.
 
-    Call it also before anything else replaces the ``backward`` of PPO's accelerator, so that a repetition counts as
-    part of it.
+    Guarded are a micro-step, an evaluation step, and the generation and scoring of completions. Clipping, the
+    optimizer's step and a reward model's forward are not: the allocator has given its cache back before it fails
+    (``c10/cuda/CUDACachingAllocator.cpp: DeviceCachingAllocator::malloc``), and they cannot be made smaller.
 
     Args:
-        trainer: Of transformers. SFT, Reward, DPO, GRPO, RLOO, Distillation and PPO of TRL are split; others are
-            repeated at most.
+        trainer: Of transformers. SFT, Reward, DPO, GRPO, RLOO and Distillation of TRL are split; others are repeated at
+            most, and PPO's not even that.
         learned: What an earlier run of the same plan found out. What a checkpoint holds counts as well.
         on_incident: Is called after each shortage that was met.
         grow_after: Optimizer steps without a shortage after which more is tried at once.
         on_notice: Is called with what a user has to know of how micro-batches and their parts are put together.
     """
-    is_ppo = hasattr(trainer, "value_model")
-    why_not = None if is_ppo else why_no_guard(trainer)
+    why_not = why_no_guard(trainer)
     ranks = Ranks(trainer.accelerator) if why_not else ranks_of(trainer)
     context = GuardContext(trainer, learned, on_incident, grow_after, why_not, on_notice, ranks)
-    guard = Guard(context, _guard_ppo(context) if is_ppo else _guard_methods(context))
-    trainer.add_callback(guard)
-    return guard
-
-
-def _guard_methods(context: GuardContext) -> OptimizerSteps:
-    """Replace the methods in which one of TRL's trainers other than PPO's takes memory."""
-    trainer = context.trainer
-    Evaluation(context, MicroSteps(context))
+    if not hasattr(trainer, "value_model"):
+        Evaluation(context, MicroSteps(context))
     if hasattr(trainer, "_generate_and_score_completions"):
         Generation(context, trainer.accelerator.unwrap_model(trainer.model))
         if hasattr(trainer, "_get_per_token_logps_and_entropies"):  # distillation scores nothing
             Scoring(context)
-        for model in getattr(trainer, "reward_funcs", ()):
-            if isinstance(model, torch.nn.Module):
-                guard_reward_model(context, model)
-    optimizer_steps = OptimizerSteps(context)
-    if hasattr(trainer, "_clip_grad_norm"):
-        optimizer_steps.follow_clipping(trainer, "_clip_grad_norm", lambda model: model.parameters())
-    return optimizer_steps
-
-
-def _guard_ppo(context: GuardContext) -> OptimizerSteps:
-    """Have a PPO trainer do in parts what its device refuses; only this object is changed, never its class.
-
-    What cannot be done again ends the run: the statistics that TRL makes of all logits after a step; a backward of
-    logits in half precision, unless parts were made already (the loss's graph is needed twice, and keeping it would
-    cost memory there); a backward that reentrant checkpointing makes in stretches; an optimizer's step or a clipping
-    that had begun to write; in several processes that are not DDP's, a forward or a backward.
-    """
-    from autotrain_mem.training.guard.ppo_rollout import Rollouts
-    from autotrain_mem.training.guard.ppo_update import MicroBatches
-
-    context.save()  # a resumed run takes from its checkpoint only what its own state names
-    trainer, optimizer_steps = context.trainer, OptimizerSteps(context)
-    Rollouts(context)
-    if trainer.accelerator.num_processes > 1 and not shares_by_ddp(trainer.accelerator):
-        return optimizer_steps
-    MicroBatches(context)
-    # Within accelerate's step, which our trainer clips before: to clip is to write.
-    optimizer_steps.follow(trainer.optimizer.optimizer)
-    # What the schedule looks for (``torch/optim/lr_scheduler.py: LRScheduler.step``) is there, one function below.
-    trainer.optimizer.optimizer.step._wrapped_by_lr_sched = True
-    optimizer_steps.follow_clipping(trainer.accelerator, "clip_grad_norm_", lambda parameters: parameters)
-    return optimizer_steps
+    guard = Guard(context)
+    trainer.add_callback(guard)
+    return guard
 
 
 class Guard(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
     """Follows the trainer's events for a guard. See :func:`attach_guard`."""
 
-    def __init__(self, context: GuardContext, optimizer_steps: OptimizerSteps) -> None:
+    def __init__(self, context: GuardContext) -> None:
         self.context = context
-        self._optimizer_steps = optimizer_steps
 
     @property
     def learned(self) -> Learned:
@@ -117,10 +78,6 @@ class Guard(TrainerCallback):  # type: ignore[misc]  # transformers is untyped t
         """A resumed run starts with what the one before had learned."""
         self.context.restore(state)
         self.context.save()
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The optimizer is built when training begins, and wrapped after that. TRL's PPO has no such event."""
-        self._optimizer_steps.follow(self.context.trainer.optimizer)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """After enough clean steps more is tried at once."""
@@ -132,21 +89,22 @@ class Guard(TrainerCallback):  # type: ignore[misc]  # transformers is untyped t
         self.context.gradients.release()
 
     def leave(self) -> Learned:
-        """Give the optimizer back to the user too, however the training ended; methods of trainer and model stay.
+        """Take the hooks away, however the training ended; methods of trainer and model stay.
 
-        Its parts, which hold the trainer, are let go: whoever drops the trainer then has its memory back at once, and
+        The context, which holds the trainer, is let go: whoever drops the trainer then has its memory back at once, and
         not when Python next looks for cycles.
         """
         learned = self.learned
         self.context.gradients.release()
-        self._optimizer_steps.leave()
-        del self.context, self._optimizer_steps
+        del self.context
         return learned
 
 
 def why_no_guard(trainer: Any) -> str | None:
     """Say why a shortage cannot be met in this process; None where it can."""
     args = trainer.args
+    if hasattr(trainer, "value_model"):
+        return "TRL's PPO makes its steps in a loop of its own, which cannot be entered again in its middle"
     if args.n_gpu > 1:
         return f"{args.n_gpu} GPUs train in one process (DataParallel)"
     if trainer.is_deepspeed_enabled:

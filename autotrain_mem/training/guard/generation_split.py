@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from autotrain_mem.training.full_device import Done, Full, attempt
+from autotrain_mem.training.full_device import Done, attempt
 from autotrain_mem.training.guard.batch_split import Layout, Piece
 from autotrain_mem.training.guard.context import REPEATED, GuardContext, keep_rng_state
 from autotrain_mem.training.guard.image_split import RowsImages, has_images, images_of_rows
@@ -140,20 +140,3 @@ class Scoring:
             rows = (inputs.pop("input_ids"), inputs.pop("attention_mask"))
             answers.append(self._judge(model, *rows, logits_to_keep, None, **inputs))
         return tuple(None if values[0] is None else torch.cat(values) for values in zip(*answers, strict=True))
-
-
-def guard_reward_model(context: GuardContext, model: Any) -> None:
-    """Have the forward of a model that judges repeated once, when nobody holds what the first try took."""
-    own_forward: Callable[..., Any] = model.forward
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        first = attempt(lambda: own_forward(*args, **kwargs))
-        if isinstance(first, Done):
-            return first.value
-        second = attempt(lambda: own_forward(*args, **kwargs))
-        if isinstance(second, Full):
-            context.give_up(Phase.SCORE, second, "the reward model has no room for all completions at once")
-        context.report(Phase.SCORE, REPEATED, first)
-        return second.value
-
-    model.forward = forward
