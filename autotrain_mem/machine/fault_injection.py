@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 from unittest.mock import patch
 
 from autotrain_mem.machine.simulated_card import SimulatedGpu
@@ -155,7 +155,7 @@ def _count(text: str) -> int:
 
 
 @contextlib.contextmanager
-def beset(
+def injected_faults(
     gpu: SimulatedGpu, environment: Mapping[str, str], folder: pathlib.Path, phase: Callable[[], Phase]
 ) -> Iterator[None]:
     """Inside, what ``environment`` asks for befalls this process, each mishap when it is due.
@@ -167,30 +167,29 @@ def beset(
     Raises:
         UsageError: the variable cannot be read.
     """
-    rank = int(os.environ.get("RANK", "0"))
-    mishaps = parse_mishaps(environment.get(VARIABLE, ""), rank)
-    counts = COUNT in environment.get(VARIABLE, "").split() and not rank
-    marks = Marks(folder / MARKS_NAME, f"rank:{rank}:" if rank else "")
-    pending = [mishap for mishap in mishaps if mishap not in marks or mishap.lasts]
-    if not pending and not counts:
+    rank, text = int(os.environ.get("RANK", "0")), environment.get(VARIABLE, "")
+    counts = COUNT in text.split() and not rank
+    faults = Faults(gpu, folder / MARKS_NAME, f"rank:{rank}:" if rank else "", phase)
+    faults.wait_for(parse_mishaps(text, rank))
+    if not faults.pending and not counts:
         yield
         return
     import torch  # only a run that already trains comes here
 
-    fate = Fate(gpu, pending, marks, phase)
-    fate.save, fate.clock = torch.save, time.time
-    gpu.before_allocation = fate.allocation
+    faults.save, faults.clock = torch.save, time.time
+    gpu.before_allocation = faults.before_allocation
     with (
-        patch.object(torch, "save", fate.saving),
-        patch.object(time, "time", fate.time),
-        full_disk(folder, fate.is_disk_full),
-        fate.log_restored(),
+        patch.object(torch, "save", faults.saving),
+        patch.object(time, "time", lambda: faults.clock() - faults.set_back_seconds),
+        full_disk(folder, lambda: faults.is_disk_full and phase() is not Phase.SAVE),
+        open(os.dup(STDERR), "wb") as log,
     ):
         yield
+        os.dup2(log.fileno(), STDERR)
     gpu.before_allocation = None
-    fate.end()
-    for line in fate.counted() if counts else ():
-        marks.add(line)
+    faults.end_full_disk()
+    for line in faults.counted() if counts else ():
+        faults.mark(line)
 
 
 @contextlib.contextmanager
@@ -210,28 +209,12 @@ def full_disk(folder: pathlib.Path, is_full: Callable[[], bool]) -> Iterator[Non
         yield
 
 
-class Marks:
-    """Holds what has come in this run, over all of its processes: one line each, written before it comes."""
-
-    def __init__(self, path: pathlib.Path, whose: str = "") -> None:
-        self._path, self._whose = path, whose
-        self._lines = set(path.read_text(encoding="utf-8").splitlines()) if path.is_file() else set()
-
-    def __contains__(self, mark: object) -> bool:
-        return f"{self._whose}{mark}" in self._lines
-
-    def add(self, mark: object) -> None:
-        """The system keeps the line when the process is killed."""
-        self._lines.add(f"{self._whose}{mark}")
-        with self._path.open("a", encoding="utf-8") as lines:
-            lines.write(f"{self._whose}{mark}\n")
-
-
-class Fate:
+class Faults:
     """Counts what one process does, and lets come what is due.
 
     Args:
-        pending: What has not come, or is not over.
+        marks: A file that holds what has come in this run, over all of its processes: one line each.
+        whose: Begins the lines of this process.
         phase: Tells where the run is.
     """
 
@@ -240,42 +223,50 @@ class Fate:
     clock: Callable[[], float]
     """``time.time`` as it was."""
 
-    def __init__(self, gpu: SimulatedGpu, pending: Sequence[Mishap], marks: Marks, phase: Callable[[], Phase]) -> None:
-        self._gpu = gpu
-        self._marks = marks
-        self._phase = phase
-        self._at_save = [mishap for mishap in pending if mishap.phase is Phase.SAVE]
-        self._at_allocation = [mishap for mishap in pending if mishap.phase is not Phase.SAVE]
-        self._set_back_seconds = 0.0
+    def __init__(self, gpu: SimulatedGpu, marks: pathlib.Path, whose: str, phase: Callable[[], Phase]) -> None:
+        self.pending: list[Mishap] = []
+        """What has not come, or may go on; what goes on comes first."""
+        self.set_back_seconds = 0.0
+        self.is_disk_full = False
+        self._gpu, self._marks, self._whose, self._phase = gpu, marks, whose, phase
+        self._come = set(marks.read_text(encoding="utf-8").splitlines()) if marks.is_file() else set()
         self._held: dict[Mishap, int] = {}
         self._allocations = 0
         self._of_phase = Counter[Phase]()
-        self._saves = 0
-        self._checkpoint = pathlib.Path()
+        self._saves, self._checkpoint = 0, pathlib.Path()
 
-    def allocation(self, size_bytes: int) -> None:
-        """Comes before each; raises torch.OutOfMemoryError for one that is refused."""
+    def wait_for(self, mishaps: Sequence[Mishap]) -> None:
+        pending = [each for each in mishaps if not self._has_come(each.over if each.lasts else each)]
+        self.pending = sorted(pending, key=lambda each: not each.lasts)
+        self.is_disk_full = any(each.kind == "disk" and each.lasts and self._has_come(each) for each in pending)
+
+    def mark(self, mark: object) -> None:
+        """Written before it comes: the system keeps the line when the process is killed."""
+        if not self._has_come(mark):
+            self._come.add(f"{self._whose}{mark}")
+            with self._marks.open("a", encoding="utf-8") as lines:
+                lines.write(f"{self._whose}{mark}\n")
+
+    def _has_come(self, mark: object) -> bool:
+        return f"{self._whose}{mark}" in self._come
+
+    def before_allocation(self, size_bytes: int) -> None:
+        """Raises torch.OutOfMemoryError for one that is refused."""
         phase = self._phase()
         self._allocations += 1
         self._of_phase[phase] += 1
-        for taken in self._lasting("taken"):
-            self._come_and_go(taken)
-        for full in self._lasting("disk"):
-            if full in self._marks or full.at == self._allocations:
-                self._fill_disk(full)
-        for hurt in self._due_at_save("torn", "rot"):
-            if phase is not Phase.SAVE:
-                self._hurt(hurt)
-        for mishap in self._at_allocation:
-            number = self._allocations if mishap.phase is None else self._of_phase[mishap.phase]
-            if mishap.lasts or mishap in self._marks or mishap.at != number or mishap.phase not in (None, phase):
+        for mishap in self.pending:
+            if mishap.lasts:
+                self._come_and_go(mishap)
+            elif self._has_come(mishap):
                 continue
-            self._marks.add(mishap)
-            if mishap.kind == "kill":
-                self._kill(mishap)
-            elif mishap.kind == "stop":
-                os.kill(os.getpid(), signal.SIGSTOP)
-            else:
+            elif mishap.kind in ("torn", "rot"):
+                if mishap.at == self._saves and phase is not Phase.SAVE:
+                    self._damage(mishap)
+            elif mishap.phase is None and mishap.at == self._allocations:
+                self._end_process(mishap)
+            elif mishap.phase is phase is not Phase.SAVE and mishap.at == self._of_phase[phase]:
+                self.mark(mishap)
                 self._gpu.refuse(size_bytes)
 
     def counted(self) -> list[str]:
@@ -291,78 +282,54 @@ class Fate:
             self.save(value, file, *args, **kwargs)
             return
         self._saves, self._checkpoint = self._saves + 1, path.parent
-        for clock in self._due_at_save("clock"):
-            self._set_clock_back(clock)
-        due = self._due_at_save("oom", "kill", "disk")
-        if not due:
+        at_save = [each for each in self.pending if each.phase is Phase.SAVE and each.at == self._saves]
+        due = {each.kind: each for each in at_save if not self._has_come(each)}
+        if "clock" in due:
+            self._set_clock_back(due["clock"])
+        fault = next((each for kind, each in due.items() if kind in ("oom", "kill", "disk")), None)
+        if fault is None:
             self.save(value, file, *args, **kwargs)
             return
         whole = io.BytesIO()
         self.save(value, whole, *args, **kwargs)
         path.write_bytes(whole.getvalue()[: whole.tell() // 2])
-        if due[0].kind == "kill":
-            self._kill(due[0])
-        self._marks.add(due[0])
-        if due[0].kind == "oom":
+        if fault.kind == "kill":
+            self._end_process(fault)
+        self.mark(fault)
+        if fault.kind == "oom":
             self._gpu.refuse(whole.tell())
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    def time(self) -> float:
-        """In the place of ``time.time``."""
-        return self.clock() - self._set_back_seconds
-
-    def is_disk_full(self) -> bool:
-        return any(full in self._marks for full in self._lasting("disk")) and self._phase() is not Phase.SAVE
-
-    @contextlib.contextmanager
-    def log_restored(self) -> Iterator[None]:
-        """After it, what is printed goes where it went before."""
-        with open(os.dup(STDERR), "wb") as before:
-            yield
-            os.dup2(before.fileno(), STDERR)
-
-    def end(self) -> None:
-        for full in self._lasting("disk"):
-            if full in self._marks:
-                self._marks.add(full.over)
-
-    def _lasting(self, kind: str) -> list[Mishap]:
-        """Lists what goes on once it has come, until it is over."""
-        return [
-            each for each in self._at_allocation if each.lasts and each.kind == kind and each.over not in self._marks
-        ]
-
-    def _due_at_save(self, *kinds: str) -> list[Mishap]:
-        """Lists what is due at the checkpoint that is being written, or was last."""
-        named = [mishap for mishap in self._at_save if mishap.kind in kinds and mishap.at == self._saves]
-        return [mishap for mishap in named if mishap not in self._marks]
-
-    def _fill_disk(self, full: Mishap) -> None:
-        if full not in self._marks:
-            self._marks.add(full)
-        with open("/dev/full", "wb") as nowhere:
-            os.dup2(nowhere.fileno(), STDERR)
+    def end_full_disk(self) -> None:
+        for mishap in self.pending:
+            if mishap.kind == "disk" and mishap.lasts and self._has_come(mishap):
+                self.mark(mishap.over)
 
     def _set_clock_back(self, clock: Mishap) -> None:
-        """Give what was written before a time that is still to come: the system's clock is nobody's to set."""
-        self._marks.add(clock)
-        self._set_back_seconds = SET_BACK_SECONDS
+        """Dates what was written before into a time that is still to come: the system's clock is nobody's to set."""
+        self.mark(clock)
+        self.set_back_seconds = SET_BACK_SECONDS
         then = self.clock() + SET_BACK_SECONDS
         for earlier in set(self._checkpoint.parent.glob(CHECKPOINTS)) - {self._checkpoint}:
             os.utime(earlier, (then, then))
 
-    def _come_and_go(self, taken: Mishap) -> None:
-        """A process that came while an earlier one of this run was alive is still there."""
-        comes = taken in self._marks or self._allocations >= taken.at
-        if comes and taken not in self._held:
-            self._held[taken] = self._gpu.occupy(taken.size_bytes)
-            if taken not in self._marks:
-                self._marks.add(taken)
-        if taken.until is not None and self._allocations >= taken.until:
-            self._gpu.vacate(self._held.pop(taken))
-            self._marks.add(taken.over)
+    def _come_and_go(self, mishap: Mishap) -> None:
+        """Another process takes memory, or the disk is full. What came while an earlier process of this run was alive
+        is still there."""
+        if self._has_come(mishap.over):
+            return
+        if mishap not in self._held and (self._has_come(mishap) or self._allocations >= mishap.at):
+            self._held[mishap] = self._gpu.occupy(mishap.size_bytes)
+            self.mark(mishap)
+            if mishap.kind == "disk":
+                self.is_disk_full = True
+                with open("/dev/full", "wb") as nowhere:
+                    os.dup2(nowhere.fileno(), STDERR)
+        if mishap.until is not None and self._allocations >= mishap.until:
+            self._gpu.vacate(self._held.pop(mishap))
+            self.mark(mishap.over)
 
-    def _hurt(self, mishap: Mishap) -> NoReturn:
+    def _damage(self, mishap: Mishap) -> None:
         files = [path for path in self._checkpoint.iterdir() if path.is_file()]
         path = self._checkpoint / mishap.file if mishap.file else max(files, key=lambda each: each.stat().st_size)
         if path.is_file():
@@ -373,9 +340,9 @@ class Fate:
                 content = bytearray(path.read_bytes())
                 content[middle] ^= 1
                 path.write_bytes(content)
-        self._kill(mishap)
+        self._end_process(mishap)
 
-    def _kill(self, mishap: Mishap) -> NoReturn:
-        self._marks.add(mishap)
-        os.kill(os.getpid(), signal.SIGKILL)
-        raise AssertionError("a process lived on after SIGKILL")
+    def _end_process(self, mishap: Mishap) -> None:
+        """The process stands still for the mishap ``stop``, until somebody goes on with it; all others kill it."""
+        self.mark(mishap)
+        os.kill(os.getpid(), signal.SIGSTOP if mishap.kind == "stop" else signal.SIGKILL)

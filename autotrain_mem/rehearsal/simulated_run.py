@@ -61,7 +61,7 @@ def simulated_device(request: Request) -> Iterator[Device]:
     """Have a trainer built and trained inside, whose CPU tensors are treated as the card's own."""
     # Seconds of imports: only the process that trains comes here, once it hears of interrupts.
     from autotrain_mem.allocator.settings import settings_of
-    from autotrain_mem.machine.fault_injection import beset
+    from autotrain_mem.machine.fault_injection import injected_faults
     from autotrain_mem.machine.simulated_card import SimulatedGpu
     from autotrain_mem.methods.configs import on_cpu
     from autotrain_mem.rehearsal.fake_run import Watch
@@ -76,7 +76,7 @@ def simulated_device(request: Request) -> Iterator[Device]:
     watch = Watch(gpu, hardware.capability, request.knobs)
     # A probe is no part of the run that mishaps are for.
     environment = os.environ if request.task == "train" else dict[str, str]()
-    faults = beset(gpu, environment, pathlib.Path(request.output_dir), lambda: watch.phase)
+    faults = injected_faults(gpu, environment, pathlib.Path(request.output_dir), lambda: watch.phase)
     with watch.cuda_semantics(), contextlib.ExitStack() as until_trained:
         until_trained.enter_context(faults)
         peaks = PhasePeaks(gpu.reading, gpu.begin_peaks_anew)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from autotrain_mem.machine.fault_injection import MARKS_NAME, VARIABLE, beset, parse_mishaps
+from autotrain_mem.machine.fault_injection import MARKS_NAME, VARIABLE, injected_faults, parse_mishaps
 from autotrain_mem.machine.simulated_card import SimulatedGpu
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.units import MIB
@@ -59,7 +59,7 @@ class Process:
 @contextmanager
 def process(text: str, folder: pathlib.Path) -> Iterator[Process]:
     started = Process()
-    with beset(started.gpu, {VARIABLE: text}, folder, lambda: started.phase):
+    with injected_faults(started.gpu, {VARIABLE: text}, folder, lambda: started.phase):
         yield started
 
 
