@@ -1,4 +1,4 @@
-"""``autofit completion``: what a shell runs to complete the words of a command line.
+"""``autofit completion``: what a shell runs to complete the words of a command line, by argcomplete.
 
 A shell asks at each press of the tab key, so nothing here imports TRL: its flags are those that a worker has kept, and
 until one has, ours are completed alone.
@@ -6,13 +6,20 @@ until one has, ours are completed alone.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
+import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import argcomplete
+from argcomplete.shell_integration import shellcode
 
 from autotrain_mem.cli import flags
+from autotrain_mem.settings.trl_flags import kept_flags, kept_names
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.support.yaml_files import recipes
@@ -28,111 +35,91 @@ Prints what makes a shell complete commands, flags, cards, recipes and values:
   fish   autofit completion fish > ~/.config/fish/completions/autofit.fish
 """
 
-SCRIPTS = {
-    "bash": """\
-_autofit() {
-    local IFS=$'\\n'
-    COMPREPLY=($(autofit completion words "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
-}
-complete -o default -o bashdefault -F _autofit autofit
-""",
-    "zsh": """\
-_autofit() {
-    local -a found
-    found=("${(@f)$(autofit completion words "${(@)words[2,CURRENT]}" 2>/dev/null)}")
-    if [[ -n "$found" ]]; then compadd -a found; else _files; fi
-}
-compdef _autofit autofit
-""",
-    "fish": """\
-complete -c autofit -a '(autofit completion words (commandline -opc)[2..] (commandline -ct) 2>/dev/null)'
-""",
-}
+SHELLS = ("bash", "zsh", "fish")
 _PLANNED = ("plan", "estimate")
+Run = Callable[[Sequence[str]], int]
 _FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 
 
 def completion(argv: Sequence[str]) -> int:
-    """Prints a shell's script, or the words that may stand where the last of the given ones stands."""
-    match argv:
-        case [] | ["--help"] | ["-h"]:
-            sys.stdout.write(HELP)
-        case ["words", *words]:
-            sys.stdout.write("".join(f"{each}\n" for each in completed(words)))
-        case [shell] if shell in SCRIPTS:
-            sys.stdout.write(SCRIPTS[shell])
-        case _:
-            raise UsageError(f"autofit completion takes no {' '.join(argv)}.", hint="It takes bash, zsh or fish.")
+    """Prints the script that makes a shell ask."""
+    if not argv or argv[0] in ("--help", "-h"):
+        sys.stdout.write(HELP)
+    elif len(argv) == 1 and argv[0] in SHELLS:
+        sys.stdout.write(shellcode(["autofit"], shell=argv[0]))
+    else:
+        raise UsageError(f"autofit completion takes no {' '.join(argv)}.", hint="It takes bash, zsh or fish.")
     return 0
 
 
-def completed(words: Sequence[str]) -> list[str]:
-    """Returns what the last word may become; nothing where the shell is to offer files.
+def answer_shell(others: Sequence[str], run: Run) -> None:
+    """Answers a shell that asks (argcomplete: ``_ARGCOMPLETE``, ``COMP_LINE``), and ends the process.
 
     Args:
-        words: All that stand behind ``autofit``, the last one as far as it is typed.
+        others: Commands that take no method.
+        run: Runs a command line, to read the flags in its help.
     """
-    *before, current = words or [""]
-    return sorted({each for each in _candidates(before, current) if each.startswith(current) and each != current})
+    words = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])].split()
+    argcomplete.autocomplete(parser_for(words[1:], others, run), always_complete_options="long")
 
 
-def _candidates(before: Sequence[str], current: str) -> Iterable[str]:
-    from autotrain_mem.cli.main import WITHOUT_METHOD
-
-    if not before:
-        return [*METHODS, *_PLANNED, *WITHOUT_METHOD, "help", "--help", "--version"]
-    command, *rest = before
-    if command in _PLANNED and not rest:
-        return METHODS
-    method = rest[0] if command in _PLANNED else command
-    if method not in METHODS:
-        return _of_command(command, current) if command in WITHOUT_METHOD else []
-    prog = f"autofit {command} {method}" if command in _PLANNED else f"autofit {method}"
-    if before[-1].startswith("--") and "=" not in before[-1]:
-        values = list(_values(prog, method, before[-1][2:].replace("-", "_")))
-        if values or not current.startswith("-"):
-            return values
-    if not current.startswith("-"):
-        return []
-    from autotrain_mem.settings.trl_flags import kept_names
-
-    trls = (kept_names(Store(cache_folder())) or {}).get(method, ())
-    return [f"--{name}" for name in (*flags.own_names(prog), *trls)]
-
-
-def _of_command(command: str, current: str) -> list[str]:
-    """Returns the flags that a command's help names; the names of recipes or shells where it takes those."""
-    if command == "completion":
-        return [*SCRIPTS]
-    if command == "recipes" and not current.startswith("-"):
-        return [each.name for each in recipes()]
-    if not current.startswith("-"):
-        return []
-    from autotrain_mem.cli.main import run
-
-    with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.redirect_stderr(io.StringIO()):
-        run([command, "--help"])
-    return _FLAG.findall(text.getvalue())
+def parser_for(words: Sequence[str], others: Sequence[str], run: Run) -> argparse.ArgumentParser:
+    """Returns a parser of all commands, with the flags of the one that these words begin with."""
+    parser = argparse.ArgumentParser(prog="autofit")
+    parser.add_argument("--version", action="store_true")
+    commands = parser.add_subparsers()
+    for name in METHODS:
+        _add_method(commands, name, "autofit", name in words[:1])
+    for name in _PLANNED:
+        methods = commands.add_parser(name).add_subparsers()
+        for method in METHODS:
+            _add_method(methods, method, f"autofit {name}", words[:2] == [name, method])
+    commands.add_parser("help", add_help=False)
+    for name in others:
+        other = commands.add_parser(name, add_help=False)
+        if name in ("completion", "recipes"):
+            other.add_argument("name", choices=SHELLS if name == "completion" else [each.name for each in recipes()])
+        if name in words[:1]:  # its flags are those that its help names
+            with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.redirect_stderr(io.StringIO()):
+                run([name, "--help"])
+            for flag in dict.fromkeys(_FLAG.findall(text.getvalue())):
+                other.add_argument(flag)
+    return parser
 
 
-def _values(prog: str, method: str, name: str) -> Iterator[str]:
-    """Yields the values of a flag that are known; none where it takes anything."""
-    from autotrain_mem.settings.trl_flags import kept_flags
+_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
-    if name == "gpu":
-        from autotrain_mem import api
 
-        yield from (card.name for card in api.catalog())
-        yield "all"
-    elif name == "recipe":
-        yield from (each.name for each in recipes() if each.name.startswith(method))
-    elif name == "forbid":
-        from autotrain_mem import api
+def _add_method(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, prog: str, full: bool
+) -> None:
+    own = [flags.make_parser(f"{prog} {name}")] if full else []
+    parser = commands.add_parser(name, parents=own, add_help=False)
+    if not full:
+        return
+    completers = {
+        "gpu": _cards,
+        "forbid": _levers,
+        "recipe": lambda **_: [each.name for each in recipes() if each.name.startswith(name)],
+    }
+    for action in parser._actions:
+        if action.dest in completers:
+            action.completer = completers[action.dest]  # type: ignore[attr-defined]
+    store = Store(cache_folder())
+    table = kept_flags(store, name)  # TRL's
+    choices = {} if table is None else {flag.dest: flag.choices for flag in table.flags}
+    for flag in (kept_names(store) or {}).get(name, ()):
+        with contextlib.suppress(argparse.ArgumentError):  # one of ours has that name
+            parser.add_argument(f"--{flag}", choices=[*map(str, choices.get(flag) or ())] or None)
 
-        yield from api.LEVERS
-    else:
-        yield from flags.choices(prog, name)
-        table = kept_flags(Store(cache_folder()), method)  # TRL's
-        for flag in () if table is None else table.flags:
-            if flag.dest == name:
-                yield from map(str, flag.choices or ())
+
+def _cards(**_: object) -> list[str]:
+    from autotrain_mem import api
+
+    return [*(card.name for card in api.catalog()), "all"]
+
+
+def _levers(**_: object) -> list[str]:
+    from autotrain_mem import api
+
+    return [*api.LEVERS]

@@ -174,11 +174,6 @@ def own_names(prog: str = "autofit") -> tuple[str, ...]:
     return tuple(each.flag for each in flags_of(prog))
 
 
-def choices(prog: str, name: str) -> tuple[str, ...]:
-    """The values that one of our own flags takes; empty where it takes anything."""
-    return next((each.choices or () for each in flags_of(prog) if each.flag == name), ())
-
-
 def read_one(prog: str, name: str, text: str) -> Any:
     """The value of one of our own flags; a switch takes true or false. Raises UsageError."""
     if name in SWITCHES_OF_OURS:

@@ -90,6 +90,10 @@ WITHOUT_METHOD = {
 
 def main() -> None:
     """Entry point: run, and leave with the error's exit code."""
+    if "_ARGCOMPLETE" in os.environ:
+        from autotrain_mem.cli.completion import answer_shell
+
+        answer_shell([*WITHOUT_METHOD], run)
     code = run(sys.argv[1:])
     try:
         sys.stdout.flush()

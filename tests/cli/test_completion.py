@@ -1,11 +1,13 @@
 """A tab press gives what may stand there, without TRL; the scripts work in the shells that are here."""
 
+import io
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import argcomplete
 import pytest
 
 from autotrain_mem.cli import completion, main
@@ -23,11 +25,24 @@ from autotrain_mem.cli import completion, main
         (["estimate", "sft", "--sw"], {"--sweep"}, {"--export"}),
         (["explain", "--"], {"--debug"}, {"--gpu"}),
         (["sft", "--model", ""], set(), {"sft"}),
-        (["nonsense", ""], set(), {"sft"}),
     ],
 )
-def test_the_last_word_becomes_what_may_stand_there(words: list[str], some: set[str], none: set[str]) -> None:
-    found = set(completion.completed(words))
+def test_the_last_word_becomes_what_may_stand_there(
+    words: list[str], some: set[str], none: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line, out = " ".join(["autofit", *words]), io.StringIO()
+    for name, value in {"": "1", "_IFS": "\n", "_SUPPRESS_SPACE": "1"}.items():
+        monkeypatch.setenv(f"_ARGCOMPLETE{name}", value)
+    monkeypatch.setenv("COMP_LINE", line)
+    monkeypatch.setenv("COMP_POINT", str(len(line)))
+
+    def answered(code: int = 0) -> None:
+        raise StopIteration
+
+    parser = completion.parser_for(words, [*main.WITHOUT_METHOD], main.run)
+    with pytest.raises(StopIteration):
+        argcomplete.autocomplete(parser, always_complete_options="long", exit_method=answered, output_stream=out)
+    found = {*out.getvalue().split("\n")}
     assert some <= found
     assert not none & found
 
@@ -38,7 +53,8 @@ def test_bash_completes_with_the_script(tmp_path: Path) -> None:
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m autotrain_mem.cli.main "$@"\n')
     command.chmod(0o755)
     script = (
-        'eval "$(autofit completion bash)"; COMP_WORDS=(autofit plan s); COMP_CWORD=2; _autofit; echo "${COMPREPLY[@]}"'
+        'eval "$(autofit completion bash)"; COMP_WORDS=(autofit plan s); COMP_CWORD=2; COMP_LINE="autofit plan s"; '
+        'COMP_POINT=14; _python_argcomplete autofit; echo "${COMPREPLY[@]}"'
     )
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
     ran = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)
@@ -46,7 +62,7 @@ def test_bash_completes_with_the_script(tmp_path: Path) -> None:
 
 
 def test_each_shell_has_a_script_and_others_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for shell in completion.SCRIPTS:
+    for shell in completion.SHELLS:
         assert main.run(["completion", shell]) == 0
     assert "compdef" in capsys.readouterr().out
     assert main.run(["completion", "powershell"]) == 2
