@@ -23,9 +23,8 @@ from autotrain_mem.planning.rehearsals import Rehearsals
 from autotrain_mem.search.levels import FURTHEST, check_forbid, lever_name
 from autotrain_mem.search.memo import candidate
 from autotrain_mem.search.nearest import budget_line, needs_line
-from autotrain_mem.search.precision import precise_for
 from autotrain_mem.search.search import Found
-from autotrain_mem.search.space import Space
+from autotrain_mem.search.space import Space, precise_for
 from autotrain_mem.settings.knobs import COMPLETION_KNOBS, NOT_REHEARSED
 from autotrain_mem.settings.levers import LEVERS
 from autotrain_mem.settings.words import MAX_LENGTH, MAXIMIZED, is_wish

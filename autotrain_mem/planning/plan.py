@@ -1,9 +1,14 @@
-"""Makes a plan of a search's result: what stands beside the settings, for those who have to agree with them."""
+"""Searches for a job's settings and makes a plan of them, with what stands beside them.
+
+Before all else it tries by how many GPUs rows must be shared for a plan that costs nothing but time. Images are made
+smaller where nothing else that the user allows fits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autotrain_mem.allocator.settings import environment_setting
@@ -12,16 +17,19 @@ from autotrain_mem.planning.limits import limits_of, optimizer_steps
 from autotrain_mem.planning.most import question_of
 from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.rehearsals import Rehearsals
-from autotrain_mem.planning.shared_tokens import with_shared_tokens
-from autotrain_mem.planning.smaller_images import Searched, with_smaller_images
 from autotrain_mem.planning.suggestions import with_other_methods
 from autotrain_mem.planning.vllm_server import check_colocated, vllm_server
 from autotrain_mem.search.advice import FLASH_ATTENTION, advice, context_cut, proposals, questions
+from autotrain_mem.search.changes import against
 from autotrain_mem.search.largest import search_most
-from autotrain_mem.search.precision import why_fp16
-from autotrain_mem.search.search import NO_LIMITS, Found, search
+from autotrain_mem.search.levels import LEVELS, SHORTER_ROWS, SMALLER_IMAGES_LEVEL, allowed
+from autotrain_mem.search.search import NO_LIMITS, Found, Limits, find, search
+from autotrain_mem.search.shardings import SharedTokens, degrees, way_of
+from autotrain_mem.search.space import Space, why_fp16
 from autotrain_mem.settings.knobs import ROWS, STEPS
-from autotrain_mem.support.errors import DoesNotFitError
+from autotrain_mem.settings.levers import LEVERS, SMALLER_IMAGES
+from autotrain_mem.settings.words import MAX_LENGTH
+from autotrain_mem.support.errors import DoesNotFitError, RehearsalError
 from autotrain_mem.support.versions import versions_key
 from autotrain_mem.types import Candidate, Estimate, Footprint, Harm, Job, Knobs, Lever, Plan, Topology
 from autotrain_mem.types.data import summary
@@ -158,3 +166,151 @@ def machine_warnings(job: Job, knobs: Knobs, topology: Topology) -> Iterator[str
             f"default is taken on each of {knobs.processes:,} GPUs, and the learning rate is not adapted to it; "
             f"--effective_batch_size takes multiples of {least}"
         )
+
+
+FLASH_CAPABILITY = (8, 0)
+"""Of the oldest cards with the kernels that ring attention takes (``rehearsal.cuda.attention_kernels``)."""
+
+
+def with_shared_tokens(
+    rehearsals: Rehearsals,
+    facts: ModelFacts,
+    lengths: Lengths,
+    space: Space,
+    limits: Limits,
+    on_attempt: Callable[[Candidate], None],
+    footprints: dict[Any, Footprint] | None,
+) -> Found | None:
+    """The plan of the fewest GPUs that share a row and hold it without harm; None where it is not to be tried, where
+    GPUs that share none hold it, and where not even all of them do.
+
+    Example: rows of 131,072 tokens on 8 GPUs: 1, 2, 4 and 8 are tried, and the first that fits is taken. What was tried
+    before stands among the plan's attempts.
+    """
+    sizes, way = degrees(space, rehearsals.job), way_of(rehearsals.job)
+    if not sizes or (way.in_half_precision and rehearsals.hardware.capability < FLASH_CAPABILITY):
+        return None
+    tried: tuple[Candidate, ...] = ()
+
+    def hear(attempt: Candidate) -> None:
+        nonlocal tried
+        tried += (attempt,)
+        on_attempt(attempt)
+
+    for size in (1, *sizes):
+        alike = _sharing(rehearsals, way, size, space.effective_batch_size)
+        others = alike.space(facts, lengths)
+        try:
+            found = find(others, Predictions(alike, facts, lengths, footprints), hear, limits)
+        except RehearsalError:
+            if size == 1:
+                raise
+            return None  # this model's attention cannot be shared; the search without goes on
+        if found is not None and found.level == LEVELS[0].name:
+            return None if size == 1 else replace(found, attempts=tried, levers=(*found.levers, _lever(way, size)))
+    return None
+
+
+def _sharing(rehearsals: Rehearsals, way: SharedTokens, size: int, effective_batch_size: int) -> Rehearsals:
+    """The same job, with nothing but time to lose, and rows that so many share."""
+    job, defaults = rehearsals.job, rehearsals.defaults
+    arguments = {**job.arguments, **({way.name: size} if size > 1 else {})}
+    forbid = job.forbid | {name for name, row in LEVERS.items() if row.offloads}
+    harmless = replace(
+        job, arguments=arguments, fit="lossless", forbid=forbid, effective_batch_size=effective_batch_size
+    )
+    sizes: dict[str, Any] = {way.name: size}
+    sharding = way.shardings[-1] if size > 1 else defaults.sharding
+    return replace(rehearsals, job=harmless, defaults=replace(defaults, sharding=sharding, **sizes))
+
+
+def _lever(way: SharedTokens, size: int) -> Lever:
+    row = LEVERS[way.name]
+    return Lever(name=row.name, before=1, after=size, harm=row.harm, why=row.reason)
+
+
+OnAttempt = Callable[[Candidate], None]
+
+MOST_STEPS = 4
+"""Steps that are tried: a sixteenth of the area of images whose processor halves it. An image of which each side has a
+quarter of its pixels is another image; who wants that says so with ``--max_pixels``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Searched:
+    """Holds what a search found, with the job and the lengths that it found it for."""
+
+    rehearsals: Rehearsals
+    lengths: Lengths
+    found: Found
+
+
+Search = Callable[[Rehearsals, Lengths, OnAttempt], Found]
+
+
+def with_smaller_images(
+    rehearsals: Rehearsals, facts: ModelFacts, lengths: Lengths, search: Search, on_attempt: OnAttempt
+) -> Searched:
+    """Searches, and where nothing is found, or rows are cut, searches with the largest images that fit.
+
+    Rows are cut at their ends, where answers stand: a smaller image comes before that.
+
+    Raises:
+        DoesNotFitError: nothing fits, with smaller images neither.
+    """
+    tried: list[Candidate] = []
+
+    def hear(attempt: Candidate) -> None:
+        tried.append(attempt)
+        on_attempt(attempt)
+
+    try:
+        found = search(rehearsals, lengths, hear)
+    except DoesNotFitError:
+        searched = _smaller(rehearsals, facts, lengths, search, hear)
+        if searched is None:
+            raise
+    else:
+        cuts = found.level == SHORTER_ROWS
+        searched = _smaller(rehearsals, facts, lengths, search, hear) if cuts else None
+        if searched is None:
+            return Searched(rehearsals=rehearsals, lengths=lengths, found=found)
+    lever = _lever_of_images(rehearsals, lengths, searched, tried)
+    found = replace(
+        searched.found, level=SMALLER_IMAGES_LEVEL, levers=(*searched.found.levers, lever), attempts=tuple(tried)
+    )
+    return replace(searched, found=found)
+
+
+def _smaller(
+    rehearsals: Rehearsals, facts: ModelFacts, lengths: Lengths, search: Search, on_attempt: OnAttempt
+) -> Searched | None:
+    """Try smaller images step by step, without cutting rows; None where that may not be or does not help."""
+    if not lengths.images or not allowed(LEVERS[SMALLER_IMAGES], rehearsals.space(facts, lengths)):
+        return None
+    for pixels in _smaller_areas(facts, lengths.images):
+        smaller = rehearsals.with_max_pixels(pixels)
+        uncut = replace(smaller, job=replace(smaller.job, forbid=smaller.job.forbid | {MAX_LENGTH}))
+        counted = smaller.lengths() if lengths.profile is not None else lengths
+        with contextlib.suppress(DoesNotFitError):
+            found = search(uncut, counted, on_attempt)
+            return Searched(rehearsals=smaller, lengths=counted, found=found)
+    return None
+
+
+def _smaller_areas(facts: ModelFacts, images: Iterable[str]) -> Iterator[int]:
+    """Yield the areas that change the largest of these images, largest first."""
+    largest = max(width * height for width, height in (map(int, size.split("x")) for size in images))
+    steps = [step for step in facts.pixel_steps if facts.enlarges_images or step < largest]
+    yield from steps[:MOST_STEPS]
+
+
+def _lever_of_images(rehearsals: Rehearsals, before: Lengths, searched: Searched, tried: Sequence[Candidate]) -> Lever:
+    """Say what full size would need at least, and what becomes of the row with most tokens of images."""
+    row, pixels = LEVERS[SMALLER_IMAGES], searched.found.estimate.knobs.max_pixels
+    whole = [each.required_bytes for each in tried if each.knobs.max_pixels is None]
+    needed = f"at full size it needs at least {against(min(whole), rehearsals.card.budget_bytes)}: " if whole else ""
+    counts = [each.profile for each in (before, searched.lengths)]
+    most = [each.images.summary().most for each in counts if each is not None and each.images is not None]
+    tokens = f" (a row has {most[1]} tokens of images at most, in place of {most[0]})" if len(most) == 2 else ""
+    return Lever(name=row.name, before=None, after=pixels, harm=row.harm, why=f"{needed}{row.reason}{tokens}")

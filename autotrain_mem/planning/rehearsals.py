@@ -18,8 +18,7 @@ from autotrain_mem.planning.lengths import (
     counted_lengths,
     row_length,
 )
-from autotrain_mem.search.precision import precise_for
-from autotrain_mem.search.space import Space, make_space
+from autotrain_mem.search.space import Space, make_space, precise_for
 from autotrain_mem.settings.levers import EXPANDABLE, SMALLER_IMAGES
 from autotrain_mem.settings.words import MAX_LENGTH, wished_share
 from autotrain_mem.support.store import Store

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from autotrain_mem.search.adapter import LEARNING_RATE_FACTOR, NEAR, adapter_learning_rate
 from autotrain_mem.search.levels import LEVELS, SHORTER_ROWS
-from autotrain_mem.search.precision import loses_updates
+from autotrain_mem.search.space import loses_updates
 from autotrain_mem.settings.adapter_config import LORA, kind_of
 from autotrain_mem.settings.levers import KEEPS_UPDATES, LADDER, LOST_ABOVE, ROUNDING, USUAL_WEIGHT, is_pulled
 from autotrain_mem.types import Candidate, DataProfile, Harm, Job, Knobs, Proposal

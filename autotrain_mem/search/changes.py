@@ -13,8 +13,7 @@ from autotrain_mem.search.adapter import ADAPTED
 from autotrain_mem.search.explore import TIE, floors_of
 from autotrain_mem.search.levels import harm_of, levels, lever_name
 from autotrain_mem.search.memo import Memo
-from autotrain_mem.search.precision import half_of, loses_updates
-from autotrain_mem.search.space import Space
+from autotrain_mem.search.space import Space, half_of, loses_updates
 from autotrain_mem.settings.declaration import LeverRow
 from autotrain_mem.settings.levers import (
     BATCHES,

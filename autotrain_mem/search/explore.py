@@ -14,9 +14,8 @@ from itertools import pairwise
 
 from autotrain_mem.search.guess import LEEWAY, between, may_fit, may_fit_at_once, promise
 from autotrain_mem.search.levels import Level, allowed, levels
-from autotrain_mem.search.memo import Line, Memo
+from autotrain_mem.search.memo import Line, Memo, Sight, sights
 from autotrain_mem.search.shardings import least_shared, shared
-from autotrain_mem.search.sights import Sight, sights
 from autotrain_mem.search.space import Space, micro_batches, with_rows
 from autotrain_mem.settings.levers import FREE, LADDER, LEVERS, taken_back
 from autotrain_mem.types import Estimate, Knobs, Owner, Phase

@@ -17,9 +17,8 @@ from itertools import combinations, product
 from typing import Any
 
 from autotrain_mem.search.adapter import smaller_ranks
-from autotrain_mem.search.precision import can_scale, half_of, loses_nothing, loses_updates
 from autotrain_mem.search.shardings import least_shared, shardings, shared
-from autotrain_mem.search.space import Space
+from autotrain_mem.search.space import Space, can_scale, half_of, loses_nothing, loses_updates
 from autotrain_mem.settings.declaration import LeverRow
 from autotrain_mem.settings.levers import (
     HALF_WEIGHTS,
@@ -144,7 +143,7 @@ class _Step:
     own: tuple[str, ...]
     offloads: tuple[str, ...] = ()
     loses: bool = False
-    """Each of its settings loses updates that the job as asked for keeps (``precision.loses_updates``)."""
+    """Each of its settings loses updates that the job as asked for keeps (``space.loses_updates``)."""
 
 
 OFFLOADING_ADAPTERS = tuple(name for name in OFFLOADING if LEVERS[name].pays_for_adapters)
@@ -168,7 +167,7 @@ host. An adapter learns more than a whole model most of whose weights no step ch
 """
 SHORTER_ROWS = "shorter rows"
 SMALLER_IMAGES_LEVEL = "smaller images"
-"""Any of the levels before shorter rows, with images made smaller (``planning.smaller_images``)."""
+"""Any of the levels before shorter rows, with images made smaller (``planning.plan``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

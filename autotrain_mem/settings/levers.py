@@ -38,7 +38,7 @@ SHARED_SEQUENCE = "sp_size"
 """DeepSpeed's sequence parallelism: the same, where the user asks for ZeRO."""
 OFFLOADED_SHARDS = "fsdp_offload_params"
 SMALLER_IMAGES = "max_pixels"
-"""Tried where rows have images and nothing else fits (``planning.smaller_images``)."""
+"""Tried where rows have images and nothing else fits (``planning.plan``)."""
 
 _OF_TRLS = (
     LeverRow(

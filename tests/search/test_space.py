@@ -7,9 +7,17 @@ from typing import Any
 import pytest
 from synthetic_memory import TRL, space_of
 
-from autotrain_mem.search.precision import can_scale, half_of, precise_for, why_fp16
 from autotrain_mem.search.shardings import shardings
-from autotrain_mem.search.space import Space, make_space, micro_batches, with_rows
+from autotrain_mem.search.space import (
+    Space,
+    can_scale,
+    half_of,
+    make_space,
+    micro_batches,
+    precise_for,
+    why_fp16,
+    with_rows,
+)
 from autotrain_mem.support.errors import BatchSplitError, ContextLengthError, UsageError
 from autotrain_mem.types import Job
 from autotrain_mem.types.hardware import lacks_bf16
