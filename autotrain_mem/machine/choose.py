@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from autotrain_mem.machine.catalog import catalog, named
-from autotrain_mem.machine.detect import VISIBLE, detect, host, why_no_nvml
+from autotrain_mem.machine.catalog import catalog, named, rates_of
+from autotrain_mem.machine.detect import VISIBLE, detect, host, nvidia_driver
 from autotrain_mem.machine.links import named_links, topology
 from autotrain_mem.support.errors import NoGpuError, UsageError
 from autotrain_mem.support.store import Store, cache_folder
@@ -143,17 +143,11 @@ def _detected(
     )
 
 
-_SPEEDS = (
-    *("bandwidth_bytes_per_second", "bf16_flops_per_second", "fp16_flops_per_second", "fp32_flops_per_second"),
-    "host_link_bytes_per_second",
-)
-
-
 def least(cards: Sequence[Hardware]) -> Hardware:
     """The card with the least budget, as slow as the slowest: all wait for each other at every step."""
     smallest = min(cards, key=lambda card: card.budget_bytes())
     known = [card.compute_capability for card in cards if card.compute_capability is not None]
-    speeds = {name: [getattr(card, name) for card in cards] for name in _SPEEDS}
+    speeds = {name: [getattr(card, name) for card in cards] for name in rates_of(None)}
     slowest: dict[str, Any] = {name: None if None in each else min(each) for name, each in speeds.items()}
     return replace(smallest, compute_capability=min(known, default=None), **slowest)
 
@@ -211,7 +205,7 @@ def _no_gpu(hidden_by: str | None) -> NoGpuError:
         )
     perhaps = "" if hidden_by is None else f" with {VISIBLE}={hidden_by!r}"
     is_hidden = hidden_by is not None and hidden_by.strip() in _HIDES_ALL
-    why = "" if is_hidden else why_no_nvml()
+    why = "" if is_hidden else nvidia_driver()[2]
     hint = _WITHOUT_NVML if why and any(pathlib.Path(path).exists() for path in _DRIVER_FILES) else ""
     message = f"No NVIDIA GPU was found on this machine{perhaps}{why and f': {why}'}."
     return NoGpuError(message, hint=hint + _WITHOUT_A_GPU)

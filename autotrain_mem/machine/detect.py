@@ -77,6 +77,33 @@ class _Card:
     """NVML's reason for not answering; such a card has no devices."""
 
 
+class NvmlError(Exception):
+    """Why NVML does not answer, in a few words."""
+
+
+class NoNvml(NvmlError):
+    """NVML is not here, or does not start: without NVIDIA's driver."""
+
+
+@contextlib.contextmanager
+def nvml_session() -> Iterator[Any]:
+    """Starts NVML and ends it; gives pynvml, whose own errors inside become :class:`NvmlError`."""
+    try:
+        import pynvml  # a machine without NVIDIA's driver does without it
+
+        pynvml.nvmlInit()
+    except ImportError as error:
+        raise NoNvml("NVML is not installed") from error
+    except pynvml.NVMLError as error:
+        raise NoNvml(f"NVML does not start ({error})") from error
+    try:
+        yield pynvml
+    except pynvml.NVMLError as error:
+        raise NvmlError(f"NVML does not answer ({error})") from error
+    finally:
+        pynvml.nvmlShutdown()
+
+
 def detect(
     environment: Mapping[str, str] = _NOTHING, on_unreadable: Callable[[str], None] = lambda reason: None
 ) -> tuple[Hardware, ...]:
@@ -90,21 +117,24 @@ def detect(
         UnreadableGpuError: NVML lists cards but answers for none that is asked for, so nothing can be planned on them;
             or torch, which is asked where NVML does not tell a card's memory, cannot use it.
     """
-    with nvml_session() as nvml:
-        if isinstance(nvml, str):
-            return ()
-        shown, unanswered = _shown(nvml, environment)
-        hardware = []
-        for device in shown:
-            try:
-                hardware.append(_hardware(nvml, device, environment))
-            except nvml.NVMLError as error:
-                unanswered.append(f"GPU {device.index}: {error}")
-        if unanswered and not hardware:
-            raise UnreadableGpuError(f"NVML does not answer for {', '.join(unanswered)}.", hint=_UNANSWERED)
-        for reason in unanswered:
-            on_unreadable(f"NVML does not answer for {reason}. Another GPU is taken.")
-        return tuple(hardware)
+    try:
+        with nvml_session() as nvml:
+            shown, unanswered = _shown(nvml, environment)
+            hardware = []
+            for device in shown:
+                try:
+                    hardware.append(_hardware(nvml, device, environment))
+                except nvml.NVMLError as error:
+                    unanswered.append(f"GPU {device.index}: {error}")
+    except NoNvml:
+        return ()
+    except NvmlError as error:
+        raise UnreadableGpuError(f"{error}.", hint=_UNANSWERED) from error
+    if unanswered and not hardware:
+        raise UnreadableGpuError(f"NVML does not answer for {', '.join(unanswered)}.", hint=_UNANSWERED)
+    for reason in unanswered:
+        on_unreadable(f"NVML does not answer for {reason}. Another GPU is taken.")
+    return tuple(hardware)
 
 
 def cuda_device(index: int) -> Hardware | None:
@@ -113,24 +143,21 @@ def cuda_device(index: int) -> Hardware | None:
     Raises:
         UnreadableGpuError: NVML does not answer for it.
     """
-    with nvml_session() as nvml:
-        if isinstance(nvml, str):
-            return None
-        shown, _ = _shown(nvml, _NOTHING)
-        try:
+    try:
+        with nvml_session() as nvml:
+            shown, _ = _shown(nvml, _NOTHING)
             return _hardware(nvml, shown[index], _NOTHING) if index < len(shown) else None
-        except nvml.NVMLError as error:
-            raise UnreadableGpuError(f"NVML does not answer for cuda:{index}: {error}.", hint=_UNANSWERED) from error
+    except NoNvml:
+        return None
+    except NvmlError as error:
+        raise UnreadableGpuError(f"cuda:{index}: {error}.", hint=_UNANSWERED) from error
 
 
 def ask_device(index: int, question: str) -> Any:
     """Asks NVML about this process's ``cuda:index``, by the name of a function such as ``nvmlDeviceGetName``; None
     without NVML, without such a device, and where NVML does not know."""
-    with nvml_session() as nvml:
-        if isinstance(nvml, str):
-            return None
-        with contextlib.suppress(nvml.NVMLError, UnreadableGpuError, IndexError):
-            return getattr(nvml, question)(_shown(nvml, _NOTHING)[0][index].card)
+    with contextlib.suppress(NvmlError, IndexError), nvml_session() as nvml:
+        return getattr(nvml, question)(_shown(nvml, _NOTHING)[0][index].card)
     return None
 
 
@@ -140,54 +167,36 @@ def numbers_in_pci_order(uuids: Sequence[str]) -> tuple[str, ...] | None:
     None if a number would not reach one of them (CUDA shows only the first MIG instance of a card by its number), or
     if a card does not answer, since CUDA may then count without it.
     """
-    with nvml_session() as nvml:
-        if isinstance(nvml, str):
-            return None
-        try:
-            cards = [_card(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
-        except nvml.NVMLError:
-            return None
-    numbers = {card.devices[0].uuid: str(number) for number, card in enumerate(cards) if card.devices}
-    is_sure = not any(card.unanswered for card in cards) and set(uuids) <= numbers.keys()
-    return tuple(numbers[uuid] for uuid in uuids) if is_sure else None
+    with contextlib.suppress(NvmlError), nvml_session() as nvml:
+        cards = [_card(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+        numbers = {card.devices[0].uuid: str(number) for number, card in enumerate(cards) if card.devices}
+        is_sure = not any(card.unanswered for card in cards) and set(uuids) <= numbers.keys()
+        return tuple(numbers[uuid] for uuid in uuids) if is_sure else None
+    return None
 
 
 def free_bytes(card: Hardware) -> int | None:
     """Reads what is free of a detected card now; None where NVML does not tell."""
-    with nvml_session() as nvml:
-        if isinstance(nvml, str) or card.uuid is None:
-            return None
-        try:
+    with contextlib.suppress(NvmlError), nvml_session() as nvml:
+        if card.uuid is not None:
             total_bytes, now_bytes, _ = _memory(nvml, nvml.nvmlDeviceGetHandleByUUID(card.uuid))
-        except nvml.NVMLError:
-            return None
-    return now_bytes if total_bytes else None
+            return now_bytes if total_bytes else None
+    return None
 
 
 def nvidia_driver() -> tuple[str, int | None, str]:
     """Reads the driver's version, the newest major version of CUDA that it can do, and why NVML does not tell them."""
-    with nvml_session() as nvml:
-        if isinstance(nvml, str):
-            return "", None, nvml
-        try:
+    try:
+        with nvml_session() as nvml:
             return str(nvml.nvmlSystemGetDriverVersion()), int(nvml.nvmlSystemGetCudaDriverVersion()) // 1000, ""
-        except nvml.NVMLError as error:
-            return "", None, str(error)
-
-
-def why_no_nvml() -> str:
-    """Why NVML cannot be asked, in a few words; empty where it can."""
-    with nvml_session() as nvml:
-        return nvml if isinstance(nvml, str) else ""
+    except NvmlError as error:
+        return "", None, str(error)
 
 
 def _shown(nvml: Any, environment: Mapping[str, str]) -> tuple[tuple[_Device, ...], list[str]]:
     """Give what CUDA shows, and why NVML does not answer for cards that it would show or are asked for."""
     variables = {**os.environ, **environment}
-    try:
-        cards = [_card(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
-    except nvml.NVMLError as error:
-        raise UnreadableGpuError(f"NVML does not count the GPUs: {error}.", hint=_UNANSWERED) from error
+    cards = [_card(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
     ordered, wanted = _in_cuda_order(nvml, cards, variables.get(ORDER)), variables.get(VISIBLE)
     listed = [card.devices[0] for card in ordered if card.devices] if wanted is None else _listed(ordered, wanted)
     shown = tuple([device for device in listed if device.instance][:1] or listed)
@@ -195,25 +204,6 @@ def _shown(nvml: Any, environment: Mapping[str, str]) -> tuple[tuple[_Device, ..
     if VISIBLE in variables and (shown or not _NAMED.match(variables[VISIBLE])):
         unanswered = []  # hidden
     return shown, unanswered
-
-
-@contextlib.contextmanager
-def nvml_session() -> Iterator[Any]:
-    """Starts NVML and ends it; gives pynvml, or a text that says why there is none."""
-    try:
-        import pynvml  # a machine without NVIDIA's driver does without it
-
-        pynvml.nvmlInit()
-    except ImportError:
-        yield "NVML is not installed"
-        return
-    except pynvml.NVMLError as error:
-        yield f"NVML does not start ({error})"
-        return
-    try:
-        yield pynvml
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def host() -> Hardware:

@@ -8,6 +8,7 @@ memory. A network that a machine has once is shared by its GPUs.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import difflib
 import functools
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autotrain_mem.machine.catalog import joined_by
-from autotrain_mem.machine.detect import nvml_session
+from autotrain_mem.machine.detect import NvmlError, nvml_session
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types.hardware import Hardware, Topology
 
@@ -134,18 +135,14 @@ def found(uuids: Sequence[str]) -> tuple[str, int | None] | None:
     NVLink counts where every two of them reach each other by it, directly or through a switch. None where NVML does
     not tell.
     """
-    with nvml_session() as nvml:
-        if isinstance(nvml, str):
-            return None
-        try:
-            handles = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
-            if _all_reach(nvml, handles, nvml.NVML_P2P_CAPS_INDEX_NVLINK):
-                return min((_nvlink(nvml, handle) for handle in handles), key=lambda each: each[1])
-            # Reading may be told where writing is not: NCCL writes to its peer (``src/transport/p2p.cc``).
-            has_peers = _all_reach(nvml, handles, nvml.NVML_P2P_CAPS_INDEX_WRITE)
-            return min((_pcie(nvml, handle, has_peers) for handle in handles), key=lambda each: each[1])
-        except (nvml.NVMLError, KeyError):
-            return None
+    with contextlib.suppress(NvmlError, KeyError), nvml_session() as nvml:
+        handles = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
+        if _all_reach(nvml, handles, nvml.NVML_P2P_CAPS_INDEX_NVLINK):
+            return min((_nvlink(nvml, handle) for handle in handles), key=lambda each: each[1])
+        # Reading may be told where writing is not: NCCL writes to its peer (``src/transport/p2p.cc``).
+        has_peers = _all_reach(nvml, handles, nvml.NVML_P2P_CAPS_INDEX_WRITE)
+        return min((_pcie(nvml, handle, has_peers) for handle in handles), key=lambda each: each[1])
+    return None
 
 
 def _all_reach(nvml: Any, handles: Sequence[Any], way: int) -> bool:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotrain_mem.machine.detect import nvml_session
+from autotrain_mem.machine.detect import NvmlError, nvml_session
 from autotrain_mem.machine.torch_child import NoAnswer, next_answer, torch_child
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.units import GIB, MIB, format_bytes
@@ -76,17 +76,15 @@ def measured(
 
 
 def _measured_bytes(hardware: Hardware, run: Run, store: Store, variables: Mapping[str, str]) -> int:
-    with nvml_session() as nvml:
-        if isinstance(nvml, str):
-            raise NoAnswer(nvml)
-        key = _key(nvml, hardware, variables)
-        kept = store.get(KIND, key)
-        if isinstance(kept, int) and kept in PLAUSIBLE_BYTES:
-            return kept
-        try:
+    try:
+        with nvml_session() as nvml:
+            key = _key(nvml, hardware, variables)
+            kept = store.get(KIND, key)
+            if isinstance(kept, int) and kept in PLAUSIBLE_BYTES:
+                return kept
             outside_bytes = _measure(nvml, hardware, run)
-        except nvml.NVMLError as error:
-            raise NoAnswer(f"NVML does not answer ({error})") from error
+    except NvmlError as error:
+        raise NoAnswer(str(error)) from error
     if outside_bytes not in PLAUSIBLE_BYTES:
         raise NoAnswer(f"{format_bytes(outside_bytes)} cannot be right")
     store.put(KIND, key, outside_bytes)
@@ -159,10 +157,14 @@ context, on a MIG instance of 14 SMs, is 61 MiB (:data:`PLAUSIBLE_BYTES`) with n
 
 def others_on(hardware: Hardware) -> tuple[OtherProcess, ...]:
     """Everybody on a detected card, largest first. Ask before a process of ours is there; empty for any other card."""
-    with _opened(hardware) as opened:
-        if opened is None:
-            return ()
-        by_process, all_bytes = _listed(*opened), _taken_bytes(*opened)
+    if not hardware.uuid:
+        return ()
+    try:
+        with nvml_session() as nvml:
+            handle = nvml.nvmlDeviceGetHandleByUUID(hardware.uuid)
+            by_process, all_bytes = _listed(nvml, handle), _taken_bytes(nvml, handle)
+    except NvmlError:  # the card is lost, or hidden by now
+        return ()
     listed = [OtherProcess(pid=pid, name=_name(pid), used_bytes=used) for pid, used in by_process.items()]
     unnamed_bytes = all_bytes - sum(other.used_bytes for other in listed)
     if unnamed_bytes >= UNNAMED_FROM_BYTES:
@@ -172,19 +174,10 @@ def others_on(hardware: Hardware) -> tuple[OtherProcess, ...]:
 
 def held_by(hardware: Hardware, pid: int) -> int | None:
     """All that one process holds of a card; None where NVML does not tell."""
-    with _opened(hardware) as opened:
-        return None if opened is None else _listed(*opened).get(pid) or None
-
-
-@contextlib.contextmanager
-def _opened(hardware: Hardware) -> Iterator[tuple[Any, Any] | None]:
-    """NVML, and the card in its words; None where there is no such card, it does not answer, or there is no NVML."""
-    with nvml_session() as nvml:
-        opened = None
-        if not isinstance(nvml, str) and hardware.uuid:
-            with contextlib.suppress(nvml.NVMLError):  # the card is lost, or hidden by now
-                opened = nvml, nvml.nvmlDeviceGetHandleByUUID(hardware.uuid)
-        yield opened
+    with contextlib.suppress(NvmlError), nvml_session() as nvml:
+        if hardware.uuid:
+            return _listed(nvml, nvml.nvmlDeviceGetHandleByUUID(hardware.uuid)).get(pid) or None
+    return None
 
 
 def _listed(nvml: Any, handle: Any) -> dict[int, int]:

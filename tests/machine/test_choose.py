@@ -150,7 +150,9 @@ def test_without_a_gpu_there_are_three_ways_on_and_what_hides_it_is_named(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if hidden is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-    monkeypatch.setattr(module, "why_no_nvml", lambda: "NVML does not start (NVML Shared Library Not Found)")
+    monkeypatch.setattr(
+        module, "nvidia_driver", lambda: ("", None, "NVML does not start (NVML Shared Library Not Found)")
+    )
     monkeypatch.setattr(module, "_DRIVER_FILES", ("/",) if has_driver else ())
     with pytest.raises(NoGpuError) as refusal:
         choose(None, use_cpu=False)
