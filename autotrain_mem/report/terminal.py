@@ -8,17 +8,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self
 
 import rich.console
 from rich.console import ConsoleOptions, RenderableType
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.progress_bar import ProgressBar
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
-from rich.spinner import Spinner
-from rich.status import Status
-from rich.table import Column, Table
+from rich.table import Column
 from rich.text import Text
 
 from autotrain_mem.report import formatting
@@ -61,16 +57,11 @@ def lasting_console(*, stderr: bool = False) -> Console:
     return Console(file=LossyStream(sys.stderr if stderr else sys.stdout))
 
 
-Line = TypeVar("Line", Progress, Live, Status)
-
 SMOOTHING = 0.8
 """Weight of the past in the shown loss: about the mean of the last five logs, so that single batches do not flicker."""
 
 PLAIN_LINES = 10
 """Lines that a whole run prints where there is no terminal."""
-
-COUNTING_COLUMNS = 20
-"""Width of the bar while tokens are counted: beside it, words and figures find room in 80 columns."""
 
 _SAID_OTHERWISE = ("per_device_train_batch_size", CHECKPOINTING, "per_device_eval_batch_size")
 """The first two always, the last never: it follows the micro-batch."""
@@ -81,26 +72,7 @@ def is_live(console: Console) -> bool:
     return console.is_terminal and not console.is_dumb_terminal
 
 
-class Redrawn(Generic[Line]):
-    """Starts a line that is redrawn in place when it is entered, and stops it when it is left.
-
-    It is None where nobody watches a terminal.
-    """
-
-    def __init__(self, line: Line | None = None) -> None:
-        self._line: Line | None = line
-
-    def __enter__(self) -> Self:
-        if self._line is not None:
-            self._line.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if self._line is not None:
-            self._line.stop()
-
-
-class TrainingProgress(Redrawn[Progress]):
+class TrainingProgress:
     """A bar over the optimizer steps, with loss, peak memory and time left. Entered before the run, left after it.
 
     Args:
@@ -110,10 +82,19 @@ class TrainingProgress(Redrawn[Progress]):
     """
 
     def __init__(self, console: Console, *, budget_bytes: int, pages: list[str] | None = None) -> None:
-        super().__init__()
         self._console = console
         self._budget_bytes = budget_bytes
         self._pages = pages
+        self._bar = Progress(
+            TextColumn("step {task.completed}/{task.total}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.description}", markup=False),
+            console=console,
+            expand=True,
+            refresh_per_second=4,
+            disable=not is_live(console),
+        )
+        self._task = self._bar.add_task("", total=0)
         self._started = time.monotonic()
         self._logged: dict[str, float | None] = {}
         self._total_steps = 0
@@ -122,7 +103,12 @@ class TrainingProgress(Redrawn[Progress]):
         self._peak_bytes: int | None = None
         self._first: tuple[int, float] | None = None
         self._tenths_said = -1
-        self._task = TaskID(0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._bar.stop()
 
     def on_event(self, event: Mapping[str, Any]) -> None:
         match event["event"]:
@@ -154,19 +140,10 @@ class TrainingProgress(Redrawn[Progress]):
         if self._total_steps == total_steps:
             return
         self._total_steps = total_steps
-        if not is_live(self._console):
+        if self._bar.disable:
             say(self._console, f"training {counted(total_steps, 'step')}")
-            return
-        self._line = Progress(
-            TextColumn("step {task.completed}/{task.total}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[facts]}", markup=False),
-            console=self._console,
-            expand=True,
-            refresh_per_second=4,
-        )
-        self._task = self._line.add_task("", total=total_steps, facts="")
-        self._line.start()
+        self._bar.update(self._task, total=total_steps)
+        self._bar.start()
 
     def advance(
         self, step: int, loss: float | None, allocated_bytes: int | None, seconds: float, reward: float | None = None
@@ -195,23 +172,48 @@ class TrainingProgress(Redrawn[Progress]):
             left = (seconds - first_seconds) / (step - first_step) * (self._total_steps - step)
             parts.append(f"{duration(left)} left")
         facts = "  ".join(parts)
-        if self._line is not None:
-            self._line.update(self._task, completed=step, facts=facts)
-            return
+        self._bar.update(self._task, completed=step, description=facts)
         tenths = PLAIN_LINES * step // max(1, self._total_steps)
-        if tenths > self._tenths_said:  # at the first step, at the last, and when another tenth of the steps is done
+        if self._bar.disable and tenths > self._tenths_said:  # at the first step, and when another tenth is done
             self._tenths_said = tenths
             say(self._console, f"step {step}/{self._total_steps}  {facts}".rstrip())
 
 
-class SearchProgress(Redrawn[Live]):
-    """One line about what was rehearsed last, redrawn in place; a line for each where there is no terminal."""
+class LiveLine:
+    """One line that a terminal redraws in place, with the seconds that it has taken; nothing where none watches."""
+
+    def __init__(self, console: Console, text: str = "") -> None:
+        # A line that wraps flickers when it is redrawn.
+        cut = Column(no_wrap=True, overflow="crop", ratio=1)
+        column = TextColumn("{task.description}", markup=False, table_column=cut)
+        spinner = SpinnerColumn("line" if console.options.ascii_only else "dots")
+        columns = (spinner, column, TimeElapsedColumn())
+        self.console = console
+        self.line = Progress(*columns, console=console, transient=True, expand=True, disable=not is_live(console))
+        self._task = self.line.add_task(text)
+
+    def __enter__(self) -> Self:
+        self.line.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.line.stop()
+
+    def show(self, text: str) -> None:
+        """Shows another text, which is cut where the terminal ends."""
+        self.line.update(self._task, description=text)
+
+    def counting(self, counting: Counting) -> None:
+        """The tokens of the data are being counted."""
+        doing = f"{counting.doing[:1].lower()}{counting.doing[1:]}"
+        self.show(f"counting tokens: {counting.done:,} of {counted(counting.rows, 'row')}, {doing}")
+
+
+class SearchProgress(LiveLine):
+    """Shows what was rehearsed last; a line for each where there is no terminal."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
-        self._spinner = Spinner("line" if console.options.ascii_only else "dots")
-        line = Live(self._row("rehearsing", ""), console=console, transient=True) if is_live(console) else None
-        super().__init__(line)
+        super().__init__(console, "rehearsing")
         self._first: Knobs | None = None
         self._tried = 0
         self._copies = False
@@ -225,87 +227,52 @@ class SearchProgress(Redrawn[Live]):
         changed = [name for name in formatting.differing([self._first, attempt.knobs]) if name not in _SAID_OTHERWISE]
         more = formatting.settings(attempt.knobs, [CHECKPOINTING, "sharding", *changed])
         settings = f"micro-batch {attempt.knobs.per_device_train_batch_size}, {more}{whole}"
-        outcome = f"... needs {format_bytes(attempt.required_bytes)}, {'fits' if attempt.fits else 'does not fit'}"
-        if self._line is None:
-            say(self._console, f"rehearsing: {settings} {outcome}")
-        else:
-            self._line.update(self._row(f"rehearsing, {self._tried} tried: {settings}", outcome))
-
-    def counting(self, counting: Counting) -> None:
-        """The tokens of the data are being counted: a bar where there is a terminal, and nothing anywhere else."""
-        if self._line is None:
-            return
-        done = f"{counting.done:,} of {counted(counting.rows, 'row')}"
-        share = counting.done / max(1, counting.rows)
-        row = Table.grid(padding=(0, 1), expand=True)
-        row.add_row(
-            self._spinner,
-            Text(f"counting tokens, {counting.doing[:1].lower()}{counting.doing[1:]}", no_wrap=True, overflow="crop"),
-            ProgressBar(total=1.0, completed=share, width=COUNTING_COLUMNS),
-            Text(done, no_wrap=True),
-        )
-        row.columns[1].ratio = 1
-        row.columns[3].no_wrap = True
-        self._line.update(row)
-
-    def _row(self, settings: str, outcome: str) -> Table:
-        """Settings are cut where the terminal ends, the outcome never: a line that wraps flickers when redrawn."""
-        grid = Table.grid(padding=(0, 1))
-        grid.add_row(self._spinner, Text(settings, no_wrap=True, overflow="crop"), Text(outcome, no_wrap=True))
-        grid.columns[2].no_wrap = True
-        return grid
+        outcome = f"needs {format_bytes(attempt.required_bytes)}, {'fits' if attempt.fits else 'does not fit'}"
+        self.show(f"rehearsing, {self._tried} tried: {outcome}: {settings}")
+        if self.line.disable:
+            say(self.console, f"rehearsing: {settings} ... {outcome}")
 
 
-class CardsProgress(Redrawn[Status]):
-    """A line on stderr that says which card is being planned for; one for each where nobody watches a terminal."""
+class CardsProgress(LiveLine):
+    """Shows which card is being planned for; a line for each card where there is no terminal."""
 
     def __init__(self, console: Console, count: int) -> None:
-        super().__init__(console.status("") if is_live(console) else None)
-        self._console = console
+        super().__init__(console)
         self._count = count
         self._seen: list[str] = []
-
-    def counting(self, counting: Counting) -> None:
-        """Tokens of the data are being counted, before any card is looked at."""
-        if self._line is not None:
-            rows = counted(counting.rows, "row")
-            self._line.update(Text(f"counting tokens: {counting.done:,} of {rows}"))
 
     def tried(self, card: Hardware, attempt: Candidate) -> None:
         name = formatting.cards(card)
         if is_new := name not in self._seen:
             self._seen.append(name)
         line = f"card {self._seen.index(name) + 1} of {self._count}: {name}"
-        if self._line is not None:
-            self._line.update(Text(f"{line}, {formatting.batch(attempt.knobs)}"))
-        elif is_new:
-            say(self._console, line)
+        self.show(f"{line}, {formatting.batch(attempt.knobs)}")
+        if self.line.disable and is_new:
+            say(self.console, line)
 
 
-class SweepProgress(Redrawn[Progress]):
-    """A bar over the points, on a terminal only: the table that follows says everything again."""
+class SweepProgress(LiveLine):
+    """Counts the points, on a terminal only: the table that follows says everything again."""
 
     def __init__(self, console: Console, axes: Sequence[Axis]) -> None:
+        super().__init__(console, "rehearsing")
         self._axes = axes
-        bar = Progress(
-            TextColumn("rehearsing"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=20),
-            # A line that wraps flickers when it is redrawn.
-            TextColumn("{task.fields[last]}", markup=False, table_column=Column(no_wrap=True, overflow="crop")),
-            console=console,
-            transient=True,
-        )
-        self._task = bar.add_task("", total=math.prod(len(axis.settings) for axis in axes), last="")
-        super().__init__(bar if is_live(console) else None)
+        self._count = math.prod(len(axis.settings) for axis in axes)
+        self._done = 0
 
     def done(self, point: SweepPoint) -> None:
         """One point has its figures, or its refusal."""
-        if self._line is None:
-            return
+        self._done += 1
         settings = (f"{axis.name} {each.text}" for axis, each in zip(self._axes, point.settings, strict=True))
         needs = "refused" if point.estimate is None else f"needs {format_bytes(point.estimate.required_bytes)}"
-        self._line.update(self._task, advance=1, last=f"{needs}: {', '.join(settings)}")
+        self.show(f"rehearsing, {self._done} of {self._count}: {needs}: {', '.join(settings)}")
+
+
+@contextlib.contextmanager
+def waiting(console: Console, what: str) -> Iterator[Callable[[str], None]]:
+    """Shows on a terminal what is being done; yields what takes the next thing that is being done."""
+    with LiveLine(console, what) as line:
+        yield line.show
 
 
 def say(console: Console, line: str) -> None:
@@ -316,19 +283,3 @@ def say(console: Console, line: str) -> None:
 def warn(message: str) -> None:
     """Something that the user should know, and that stops nothing."""
     Console(stderr=True).print(f"note: {message}", style="dim", highlight=False)
-
-
-@contextlib.contextmanager
-def waiting(console: Console, what: str) -> Iterator[Callable[[str], None]]:
-    """Shows on a terminal what is being done, with the seconds that it has taken; says nothing anywhere else.
-
-    Yields:
-        What takes the next thing that is being done.
-    """
-    if not is_live(console):
-        yield lambda doing: None
-        return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(what)
-        yield lambda doing: progress.update(task, description=doing)
