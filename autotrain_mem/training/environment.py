@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from autotrain_mem.allocator.settings import (
     environment_setting,
@@ -21,9 +20,6 @@ from autotrain_mem.training.task import Request
 from autotrain_mem.types import Hardware, Knobs
 
 PORT, ADDRESS, THREADS = "MASTER_PORT", "127.0.0.1", "OMP_NUM_THREADS"
-PORTS = 3
-"""That are tried. Between choosing one and listening there lie the imports of the first rank, seconds; the system gives
-out some 28,000 in turn (``ip_local_port_range``, ip(7))."""
 NO_CARD = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1"}
 """Hides all cards; HIP takes an empty text for one that is not set (``worker.client.HIDDEN_CUDA``)."""
 MMAP_VARIABLE = "MALLOC_MMAP_THRESHOLD_"
@@ -77,52 +73,48 @@ def seen_cards(uuids: Sequence[str]) -> dict[str, str]:
 # -- several processes -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Meeting:
-    """Names where the ranks of a training find each other: at a port of this machine, the first."""
+@contextlib.contextmanager
+def meeting_port(request: Request, environment: Mapping[str, str], *, several_machines: bool) -> Iterator[int]:
+    """Yield the port of this machine at which the ranks meet: the user's, else a free one; 0 where they do not meet.
 
-    port: int
-    is_ours: bool
-    """Else the user named it."""
-    address: str = ADDRESS
-    """As all of them can reach it."""
+    It is bound and not listened at meanwhile, so that the system gives it to nobody else, and the first rank may listen
+    there seconds later: both sides set ``SO_REUSEADDR`` (socket(7); libuv's ``src/unix/tcp.c: uv__tcp_bind`` for
+    torch's store).
 
-    @classmethod
-    def of(
-        cls,
-        knobs: Knobs,
-        environment: Mapping[str, str],
-        accelerate: Mapping[str, Any] | None = None,
-        address: str | None = None,
-    ) -> Iterator[Meeting]:
-        """Yield one after the other: a port that was free may be taken by the time the first rank listens there.
+    Args:
+        several_machines: They meet at the port that is named, so that it is not for the ranks.
 
-        Args:
-            accelerate: The user's own config, which may name a port.
-            address: Of this machine, where there are several. They meet at the port that is named, so that it is not
-                for the ranks.
-
-        Raises:
-            UsageError: the port that the user named is taken, or is none.
-        """
-        named = str((accelerate or {}).get("main_process_port") or "")
-        if address is not None:
-            yield from (cls(port=_free_port(), is_ours=True, address=address) for _ in range(PORTS))
-            return
-        given = {**os.environ, **environment}.get(PORT, named) or None if knobs.has_group else None
-        if given is not None:
-            yield cls(port=_checked(given), is_ours=False)
-            return
-        for _ in range(PORTS):
-            yield cls(port=_free_port() if knobs.has_group else 0, is_ours=True)
-
-    def is_lost(self, message: str) -> bool:
-        """Whether an error says that another process has the port now, and another one may do."""
-        return self.is_ours and "EADDRINUSE" in message
+    Raises:
+        UsageError: the port that the user named is taken, or is none.
+    """
+    if not request.knobs.has_group:
+        yield 0
+        return
+    named = str((request.job.accelerate or {}).get("main_process_port") or "")
+    named = "" if several_machines else {**os.environ, **environment}.get(PORT, named)
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            held.bind(("", int(named or 0)))
+        except (OSError, ValueError, OverflowError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no number of a port"
+            raise UsageError(
+                f"The processes cannot meet at {PORT}={named}: {reason}.",
+                hint=f"Unset {PORT} (main_process_port in --accelerate_config), and a free port is found; or name "
+                "another.",
+            ) from error
+        yield int(held.getsockname()[1])
 
 
-def rank_environments(request: Request, environment: Mapping[str, str], meeting: Meeting) -> list[dict[str, str]]:
-    """List the variables of each process, over ``environment``: those that ``accelerate launch`` would set."""
+def rank_environments(
+    request: Request, environment: Mapping[str, str], port: int, address: str = ADDRESS
+) -> list[dict[str, str]]:
+    """List the variables of each process, over ``environment``: those that ``accelerate launch`` would set.
+
+    Args:
+        port: At which they meet.
+        address: Of this machine, as all of them can reach it.
+    """
     job, knobs = request.job, request.knobs
     if not knobs.has_group:
         return [dict(environment)]
@@ -133,29 +125,9 @@ def rank_environments(request: Request, environment: Mapping[str, str], meeting:
     common = {**environment, **launch_environment(config)}
     local = request.processes_here
     return [
-        common
-        | rank_environment(rank, knobs.processes, address=meeting.address, port=meeting.port, local_processes=local)
+        common | rank_environment(rank, knobs.processes, address=address, port=port, local_processes=local)
         for rank in range(knobs.processes)
     ]
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("", 0))
-        return int(free.getsockname()[1])
-
-
-def _checked(port: str) -> int:
-    try:
-        with socket.socket() as wanted:
-            wanted.bind(("", int(port)))
-    except (OSError, ValueError, OverflowError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no number of a port"
-        raise UsageError(
-            f"The processes cannot meet at {PORT}={port}: {reason}.",
-            hint=f"Unset {PORT} (main_process_port in --accelerate_config), and a free port is found; or name another.",
-        ) from error
-    return int(port)
 
 
 def one_tracked_run(number: str, environment: Mapping[str, str]) -> dict[str, str]:

@@ -14,11 +14,11 @@ from typing import Any
 from autotrain_mem.support import codec, errors
 from autotrain_mem.support.errors import AutofitError, InterruptedByUser, RewardFunctionError, TrainingError
 from autotrain_mem.support.processes import ChildDied, ChildTimeout
-from autotrain_mem.training.environment import Meeting, rank_environments
+from autotrain_mem.training.environment import ADDRESS, meeting_port, rank_environments
 from autotrain_mem.training.exit_causes import Ending
 from autotrain_mem.training.full_device import HOST, kind_of_text
 from autotrain_mem.training.machines.lead import Machines, capitalized
-from autotrain_mem.training.rank_processes import Event, Heard, Progress, RankDied, RankProcesses, WaitedFor, most_read
+from autotrain_mem.training.rank_processes import Event, Progress, RankDied, Ranks, WaitedFor, most_read
 from autotrain_mem.training.run_folder import unwritable
 from autotrain_mem.training.task import Request, interrupted_before_training
 from autotrain_mem.types.experience import PhasePeak, Probe
@@ -64,55 +64,44 @@ def train(
         InterruptedByUser: Ctrl-C before the first step, or twice. After a single one all ranks end after the same
             step, and so does this function.
     """
-    progress, keeps_open = Progress(on_event), () if lock is None else (lock,)
-    for meeting in _meetings(request, environment, machines):
-        environments = rank_environments(request, environment, meeting)
-        ended = _train(request, environments, log, progress, keeps_open, machines)
-        if not isinstance(ended, Ending) or not meeting.is_lost(ended.error.message):
-            break
-    return ended
+    progress = Progress(on_event)
+    with _started(request, environment, log, machines, () if lock is None else (lock,)) as ranks:
+        try:
+            ranks.send(_requests(request))
+            return _listen(ranks, ranks.events(), log, progress)
+        except KeyboardInterrupt:
+            return _end_after_step(ranks, log, progress)
+        except (RankDied, WaitedFor) as failure:
+            return _ending_by(failure, ranks, log, progress)
 
 
-def _train(
-    request: Request,
-    environments: Sequence[Mapping[str, str]],
-    log: pathlib.Path,
-    progress: Progress,
-    keeps_open: Sequence[int],
-    machines: Machines | None,
-) -> Event | Ending:
-    ranks = _started(request, environments, log, keeps_open, machines)
-    heard = Heard(ranks, len(environments), request.silent_seconds, _names(request, machines))
-    try:
-        ranks.send(_requests(request))
-        return _listen(heard, heard.events(), log, progress)
-    except KeyboardInterrupt:
-        return _end_after_step(heard, log, progress)
-    except (RankDied, WaitedFor) as failure:
-        return _ending_by(failure, heard, log, progress)
-    finally:
-        ranks.stop()
-
-
-def _meetings(request: Request, environment: Mapping[str, str], machines: Machines | None) -> Iterator[Meeting]:
-    address = None if machines is None else machines.place.address
-    return Meeting.of(request.knobs, environment, request.job.accelerate, address)
-
-
+@contextlib.contextmanager
 def _started(
     request: Request,
-    environments: Sequence[Mapping[str, str]],
+    environment: Mapping[str, str],
     log: pathlib.Path,
+    machines: Machines | None,
     keeps_open: Sequence[int] = (),
-    machines: Machines | None = None,
-) -> RankProcesses:
-    logs = [_log_of(log, rank) for rank in range(request.knobs.processes)]
-    elsewhere = None if machines is None else machines.begin_stint(request.processes_here)
-    try:
-        module = SIMULATED_PROCESS if request.simulate else RUN_PROCESS
-        return RankProcesses(module, environments, logs, keeps_open=keeps_open, elsewhere=elsewhere)
-    except OSError as error:
-        raise unwritable(log.parent, f"{pathlib.Path(error.filename or log).name}: {error.strerror}") from error
+) -> Iterator[Ranks]:
+    """Start the processes of a request, which end with the block."""
+    address = ADDRESS if machines is None else machines.place.address
+    with meeting_port(request, environment, several_machines=machines is not None) as port:
+        try:
+            ranks = Ranks(
+                SIMULATED_PROCESS if request.simulate else RUN_PROCESS,
+                rank_environments(request, environment, port, address),
+                [_log_of(log, rank) for rank in range(request.knobs.processes)],
+                names=_names(request, machines),
+                silent_seconds=request.silent_seconds,
+                keeps_open=keeps_open,
+                elsewhere=None if machines is None else machines.begin_stint(request.processes_here),
+            )
+        except OSError as error:
+            raise unwritable(log.parent, f"{pathlib.Path(error.filename or log).name}: {error.strerror}") from error
+        try:
+            yield ranks
+        finally:
+            ranks.stop()
 
 
 def _names(request: Request, machines: Machines | None) -> list[str]:
@@ -131,31 +120,31 @@ def _log_of(log: pathlib.Path, rank: int) -> pathlib.Path:
     return log.with_name(f"{log.stem}.rank{rank}{log.suffix}") if rank else log
 
 
-def _listen(heard: Heard, messages: Iterable[Event], log: pathlib.Path, progress: Progress) -> Event | Ending:
+def _listen(ranks: Ranks, messages: Iterable[Event], log: pathlib.Path, progress: Progress) -> Event | Ending:
     for message in messages:
         if "error" in message:
             rank = message.get("rank")
-            error = _error_of(message, log, heard.names)
+            error = _error_of(message, log, ranks.names)
             if isinstance(error, InterruptedByUser):
                 raise error
             return progress.ending(error, rank=rank)
         if message["event"] == "end":
-            heard.ranks.wait(LAST_WORDS_SECONDS)
+            ranks.wait(LAST_WORDS_SECONDS)
             return message
         progress.follow(message)
     raise InterruptedByUser("The training process ended before its first step.", hint=f"What it printed is in {log}.")
 
 
-def _end_after_step(heard: Heard, log: pathlib.Path, progress: Progress) -> Event:
+def _end_after_step(ranks: Ranks, log: pathlib.Path, progress: Progress) -> Event:
     """Ctrl-C: let the ranks end their step and write what they must. A second Ctrl-C does not wait."""
     ended: Event | Ending
     try:
         progress.follow({"event": "interrupted"})
-        ended = _listen(heard, _until_it_ends(heard), log, progress)
+        ended = _listen(ranks, _until_it_ends(ranks), log, progress)
     except (RankDied, WaitedFor) as failure:
-        ended = _ending_by(failure, heard, log, progress)
+        ended = _ending_by(failure, ranks, log, progress)
     except KeyboardInterrupt as again:
-        heard.ranks.kill()
+        ranks.kill()
         raise InterruptedByUser(
             "Interrupted twice, in the middle of a step.",
             hint="Checkpoints that were complete before stay valid; the newest may not be, and is then passed over.",
@@ -170,16 +159,16 @@ def _end_after_step(heard: Heard, log: pathlib.Path, progress: Progress) -> Even
     ) from ended.error
 
 
-def _until_it_ends(heard: Heard) -> Iterator[Event]:
+def _until_it_ends(ranks: Ranks) -> Iterator[Event]:
     """Ask the ranks to end, again and again, since one asking may be lost; gives the events that come meanwhile.
 
     Interrupts are ignored in whatever a shell starts with ``&``, and so in a rank until it has imported what it needs;
     and what is raised in an object's ``__del__`` goes nowhere.
     """
     while True:
-        heard.ranks.interrupt()
+        ranks.interrupt()
         try:
-            yield heard.receive(INTERRUPT_SECONDS)
+            yield ranks.receive(INTERRUPT_SECONDS)
         except ChildTimeout:
             continue
         except ChildDied as death:
@@ -198,12 +187,12 @@ def _error_of(message: Event, log: pathlib.Path, names: Sequence[str]) -> Autofi
     return error
 
 
-def _ending_by(failure: RankDied | WaitedFor, heard: Heard, log: pathlib.Path, progress: Progress) -> Ending:
+def _ending_by(failure: RankDied | WaitedFor, ranks: Ranks, log: pathlib.Path, progress: Progress) -> Ending:
     """Say which rank died, or is waited for."""
-    rank = failure.rank if heard.are_several else None
-    log, name = _log_of(log, failure.rank), heard.names[failure.rank]
+    rank = failure.rank if ranks.are_several else None
+    log, name = _log_of(log, failure.rank), ranks.names[failure.rank]
     if isinstance(failure, WaitedFor):
-        heard.ranks.kill()  # what is stopped hears nothing
+        ranks.kill()  # what is stopped hears nothing
         message = f"The other ranks wait for {name}: {failure.why}."
         error = TrainingError(
             message, hint=f"What it printed is in {log}. --ddp_timeout SECONDS is how long they wait."
@@ -254,51 +243,38 @@ def run_probe(
     """
     started = time.monotonic()
     log = folder / PROBE_LOG_NAME
-    for meeting in _meetings(request, environment, machines):
-        with _scratch(folder) as scratch:
-            tried = replace(request, output_dir=str(scratch))
-            probe = _probed(tried, rank_environments(request, environment, meeting), log, machines)
-        if isinstance(probe, Probe) or not meeting.is_lost(probe.message):
-            break
-    if isinstance(probe, Probe):
-        return replace(probe, seconds=round(time.monotonic() - started, 3))
-    raise probe
+    with _scratch(folder) as scratch:
+        request = replace(request, output_dir=str(scratch))
+        with _started(request, environment, log, machines) as ranks:
+            try:
+                ranks.send(_requests(request))
+                probe = _probe_answers(ranks, log)
+            except KeyboardInterrupt as interrupt:
+                raise interrupted_before_training() from interrupt
+            except WaitedFor as waited:
+                name = ranks.names[waited.rank]
+                why = f"In the probe before the training the other ranks waited for {name}: {waited.why}."
+                raise TrainingError(why, hint=f"What it printed is in {_log_of(log, waited.rank)}.") from waited
+            except RankDied as death:
+                probe = _probe_of_death(request, death, log, ranks.names)
+            finally:
+                ranks.kill()  # they have told all that they had to tell, and their cards are wanted
+    return replace(probe, seconds=round(time.monotonic() - started, 3))
 
 
-def _probed(
-    request: Request, environments: Sequence[Mapping[str, str]], log: pathlib.Path, machines: Machines | None
-) -> Probe | AutofitError:
-    ranks = _started(request, environments, log, machines=machines)
-    heard = Heard(ranks, len(environments), request.silent_seconds, _names(request, machines))
-    try:
-        ranks.send(_requests(request))
-        return _probe_answers(heard, log)
-    except KeyboardInterrupt as interrupt:
-        raise interrupted_before_training() from interrupt
-    except WaitedFor as waited:
-        name = heard.names[waited.rank]
-        why = f"In the probe before the training the other ranks waited for {name}: {waited.why}."
-        return TrainingError(why, hint=f"What it printed is in {_log_of(log, waited.rank)}.")
-    except RankDied as death:
-        return _probe_of_death(request, death, log, heard.names)
-    finally:
-        ranks.kill()  # they have told all that they had to tell, and their cards are wanted
-        ranks.stop()
-
-
-def _probe_answers(heard: Heard, log: pathlib.Path) -> Probe | AutofitError:
+def _probe_answers(ranks: Ranks, log: pathlib.Path) -> Probe:
     """One that was refused is an answer by itself: the others wait for it for ever."""
     answers: dict[int, Probe] = {}
     while True:
-        message = heard.receive()
+        message = ranks.receive()
         if "error" in message:
-            return _error_of(message, log, heard.names)
+            raise _error_of(message, log, ranks.names)
         if message["event"] == "probe":
             probe, rank = codec.from_json(Probe, message["probe"]), message.get("rank", 0)
             answers[rank] = probe
-            if probe.refused and heard.are_several:
-                answers[rank] = replace(probe, refused=f"{heard.names[rank]}: {probe.refused}")
-            if probe.refused or len(answers) == heard.ranks_count:
+            if probe.refused and ranks.are_several:
+                answers[rank] = replace(probe, refused=f"{ranks.names[rank]}: {probe.refused}")
+            if probe.refused or len(answers) == len(ranks.names):
                 return most_of(list(answers.values()))
 
 
@@ -331,17 +307,17 @@ def _most(figures: Iterable[Any]) -> Any:
     return max((figure for figure in figures if figure is not None), default=None)
 
 
-def _probe_of_death(request: Request, death: RankDied, log: pathlib.Path, names: Sequence[str]) -> Probe | AutofitError:
+def _probe_of_death(request: Request, death: RankDied, log: pathlib.Path, names: Sequence[str]) -> Probe:
     """Answer that the settings do not fit, where a library ended the process since the device was full."""
     if death.gone is not None:
         lost = f"{capitalized(death.gone.machine)} is gone in the probe before the training: {death.gone.why}."
-        return TrainingError(lost, hint="Start the command on all machines again.")
+        raise TrainingError(lost, hint="Start the command on all machines again.")
     lines = [line for line in death.log_tail.splitlines() if kind_of_text(line) not in (None, HOST)]
     if lines:
         return Probe(knobs=request.knobs, fits=False, measured=None, phases={}, refused=lines[-1].strip())
     advice = " --no_probe trains without a probe."
     rank = f" ({names[death.rank]})" if request.knobs.processes > 1 else ""
-    return _died_early(f"The probe before the training{rank}", death, _log_of(log, death.rank), advice)
+    raise _died_early(f"The probe before the training{rank}", death, _log_of(log, death.rank), advice)
 
 
 @contextlib.contextmanager

@@ -23,18 +23,48 @@ from autotrain_mem.types.report import MemoryReading
 LOOK_SECONDS = 0.5
 """A signal handler of Python's runs only between two waits."""
 
-Message = dict[str, Any]
+CULPRIT_SECONDS = 5.0
+"""How long a rank that was left by another is not taken for the one that failed: a socket closes when a process is
+killed, before its parent is told, and a process that raised writes its traceback first."""
+
+MUTE_PULSES = 3.0
+"""Seconds without a pulse that show, once a collective has been given up, who it was that stood still."""
+
+Event = dict[str, Any]
 
 
-class RankProcesses:
-    """The parent's side of all processes of a training, which has one at least.
+class RankDied(ChildDied):
+    """One of the ranks ended without an answer."""
+
+    def __init__(self, rank: int, death: ChildDied) -> None:
+        super().__init__(death.code, death.log_tail)
+        self.rank = rank
+        self.gone = death if isinstance(death, MachineGone) else None
+        """Its machine, where that is gone with it."""
+
+
+class WaitedFor(Exception):
+    """The others wait for this rank, and have for too long."""
+
+    def __init__(self, rank: int, why: str) -> None:
+        super().__init__(f"rank {rank}: {why}")
+        self.rank, self.why = rank, why
+
+
+class Ranks:
+    """All processes of a training, of which there is one at least: started, heard as one, and ended together.
 
     Each leads a group of its own processes, out of reach of the terminal's Ctrl-C, and whatever ends it ends those.
+
+    Of ranks but the first only errors, answers of a probe, and what it does not send itself are passed on: incidents,
+    notes and signs of the watch, each once. ``step`` events have the most of what any rank has measured.
 
     Args:
         module: Run as ``python -m module`` by each.
         environments: Of each rank, over this process's own.
         logs: Where each rank's stderr goes.
+        names: What each rank is called.
+        silent_seconds: How long nothing may move before the rank is named that is waited for.
         keeps_open: Open files that all of this machine's inherit.
         elsewhere: Starts those of other machines; None where there are none.
     """
@@ -45,9 +75,16 @@ class RankProcesses:
         environments: Sequence[Mapping[str, str]],
         logs: Sequence[Path],
         *,
+        names: Sequence[str],
+        silent_seconds: float,
         keeps_open: Sequence[int] = (),
         elsewhere: Elsewhere | None = None,
     ) -> None:
+        self.names = names
+        self._pulses = Pulses(len(names), silent_seconds)
+        self._seen: set[str] = set()
+        self._readings: dict[int, MemoryReading] = {}
+        self._done: set[int] = set()
         self._lines: queue.Queue[tuple[int, str | None]] = queue.Queue()
         self._children: list[Child | RemoteChild] = []
         try:
@@ -61,6 +98,10 @@ class RankProcesses:
             self.stop()
             raise
 
+    @property
+    def are_several(self) -> bool:
+        return len(self.names) > 1
+
     def send(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """Send one object to each rank. Raises RankDied where one no longer reads."""
         for rank, (child, message) in enumerate(zip(self._children, messages, strict=True)):
@@ -68,28 +109,6 @@ class RankProcesses:
                 child.send(message)
             except ChildDied as death:
                 raise RankDied(rank, death) from death
-
-    def receive(self, timeout_seconds: float | None = None) -> tuple[int, Message]:
-        """Return the next object of any rank, and whose it is.
-
-        Raises:
-            RankDied: a rank ended, well or not.
-            ChildTimeout: there was none within the time; None waits for ever.
-        """
-        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        while True:
-            wait = LOOK_SECONDS if deadline is None else min(LOOK_SECONDS, deadline - time.monotonic())
-            if wait <= 0:
-                raise ChildTimeout
-            try:
-                rank, line = self._lines.get(timeout=wait)
-            except queue.Empty:
-                for child in self._children:
-                    child.end_orphans()
-                continue
-            if line is None:
-                raise RankDied(rank, self._children[rank].death())
-            return rank, json.loads(line)
 
     def interrupt(self) -> None:
         """Ask every rank to end as after Ctrl-C."""
@@ -117,62 +136,7 @@ class RankProcesses:
         for child in self._children:
             child.stop(0)
 
-    def _put(self, rank: int, line: str | None) -> None:
-        self._lines.put((rank, line))
-
-
-class RankDied(ChildDied):
-    """One of the ranks ended without an answer."""
-
-    def __init__(self, rank: int, death: ChildDied) -> None:
-        super().__init__(death.code, death.log_tail)
-        self.rank = rank
-        self.gone = death if isinstance(death, MachineGone) else None
-        """Its machine, where that is gone with it."""
-
-
-CULPRIT_SECONDS = 5.0
-"""How long a rank that was left by another is not taken for the one that failed: a socket closes when a process is
-killed, before its parent is told, and a process that raised writes its traceback first."""
-
-MUTE_PULSES = 3.0
-"""Seconds without a pulse that show, once a collective has been given up, who it was that stood still."""
-
-Event = dict[str, Any]
-
-
-class WaitedFor(Exception):
-    """The others wait for this rank, and have for too long."""
-
-    def __init__(self, rank: int, why: str) -> None:
-        super().__init__(f"rank {rank}: {why}")
-        self.rank, self.why = rank, why
-
-
-class Heard:
-    """Passes on what the ranks of one training send, as one process would.
-
-    Of ranks but the first only errors, answers of a probe, and what it does not send itself are passed on: incidents,
-    notes and signs of the watch, each once. ``step`` events have the most of what any rank has measured.
-
-    Args:
-        silent_seconds: How long nothing may move before the rank is named that is waited for.
-        names: What each rank is called; None for its number alone.
-    """
-
-    def __init__(
-        self, ranks: RankProcesses, count: int, silent_seconds: float, names: Sequence[str] | None = None
-    ) -> None:
-        self.ranks, self.ranks_count = ranks, count
-        self.names = names or [f"rank {rank}" for rank in range(count)]
-        self._pulses = Pulses(count, silent_seconds)
-        self._seen: set[str] = set()
-        self._readings: dict[int, MemoryReading] = {}
-        self._done: set[int] = set()
-
-    @property
-    def are_several(self) -> bool:
-        return self.ranks_count > 1
+    # -- what they send ------------------------------------------------------------------------------------------------
 
     def events(self) -> Iterator[Event]:
         """Events until the first rank ends well. Raises as :meth:`receive` does where it ends otherwise."""
@@ -190,7 +154,7 @@ class Heard:
         Raises:
             RankDied: that rank ended before its time, or, as the first, at it.
             WaitedFor: nothing moves any more.
-            ChildTimeout: there was none within the time.
+            ChildTimeout: there was none within the time; None waits for ever.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while True:
@@ -200,14 +164,16 @@ class Heard:
             if self.are_several and (overdue := self._pulses.overdue()) is not None:
                 raise WaitedFor(*overdue)
             try:
-                rank, message = self.ranks.receive(wait)
+                rank, message = self._next(wait)
             except ChildTimeout:
                 continue
             except RankDied as death:
                 if death.rank and death.rank in self._done:
                     continue
-                raise self._culprit_of(death.log_tail, death) from death
-            self._pulses.see(rank, message)
+                if not self.are_several or not blames_others(death.log_tail):
+                    raise
+                other = self._other_failure(death.rank)
+                raise (other if isinstance(other, Exception) else death) from death
             if not self.are_several and message.get("event") != "pulse":
                 return message
             if "error" in message:
@@ -215,13 +181,30 @@ class Heard:
                 error = {**message, "rank": rank}
                 if not blames_others(str(error.get("message", ""))):
                     return error
-                other = self._other_failure(error["rank"])
+                other = self._other_failure(rank)
                 if isinstance(other, Exception):
                     raise other
                 return other or error
             event = self._event(rank, message)
             if event is not None:
                 return event
+
+    def _put(self, rank: int, line: str | None) -> None:
+        self._lines.put((rank, line))
+
+    def _next(self, wait_seconds: float) -> tuple[int, Event]:
+        """Return the next object of any rank, and whose it is. Raises RankDied for its end, and ChildTimeout."""
+        try:
+            rank, line = self._lines.get(timeout=wait_seconds)
+        except queue.Empty:
+            for child in self._children:
+                child.end_orphans()
+            raise ChildTimeout from None
+        if line is None:
+            raise RankDied(rank, self._children[rank].death())
+        message: Event = json.loads(line)
+        self._pulses.see(rank, message)
+        return rank, message
 
     def _event(self, rank: int, event: Event) -> Event | None:
         """Return the event as it is passed on; None where it is not."""
@@ -240,7 +223,7 @@ class Heard:
         return None if rank else event
 
     def _once(self, rank: int, event: Event) -> Event | None:
-        """RankProcesses that agree on what to do tell of it all at once."""
+        """Ranks that agree on what to do tell of it all at once."""
         incident = event.get("incident", event)
         names = ("event", "step", "phase", "remedy", "kind")
         key = "|".join(str(incident[name]) for name in names if name in incident)
@@ -253,28 +236,19 @@ class Heard:
         named = {**incident, "message": f"{self.names[rank]}: {incident['message']}"}
         return {**event, "incident": named} if "incident" in event else named
 
-    # -- whose fault it is ---------------------------------------------------------------------------------------------
-
-    def _culprit_of(self, words: str, death: RankDied) -> RankDied | WaitedFor:
-        if not self.are_several or not blames_others(words):
-            return death
-        other = self._other_failure(death.rank)
-        return other if isinstance(other, (RankDied, WaitedFor)) else death
-
     def _other_failure(self, left: int) -> Event | RankDied | WaitedFor | None:
         """Wait a moment for another rank's own failure; then ask who is behind."""
         deadline, gone = time.monotonic() + CULPRIT_SECONDS, {left}
         while (wait := deadline - time.monotonic()) > 0:
             try:
-                rank, message = self.ranks.receive(wait)
+                rank, message = self._next(min(wait, LOOK_SECONDS))
             except ChildTimeout:
-                break
+                continue
             except RankDied as death:
                 if death.rank != left and not blames_others(death.log_tail):
                     return death
                 gone.add(death.rank)
                 continue
-            self._pulses.see(rank, message)
             if rank != left and "error" in message:
                 if not blames_others(str(message.get("message", ""))):
                     return {**message, "rank": rank}

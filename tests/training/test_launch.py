@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from autotrain_mem.support.errors import InterruptedByUser, TrainingError
 from autotrain_mem.support.processes import ChildDied
 from autotrain_mem.training import launch
 from autotrain_mem.training.launch import PROBE_LOG_NAME, SCRATCH_NAME, Event, run_probe
-from autotrain_mem.training.rank_processes import RankDied
+from autotrain_mem.training.rank_processes import RankDied, Ranks
 from autotrain_mem.training.task import Request, Task
 from autotrain_mem.types import Job, Probe
 
@@ -62,29 +62,30 @@ def test_a_process_that_was_deaf_to_the_first_interrupt_is_asked_again(
 ANSWER = Probe(knobs=TRL_DEFAULTS, fits=True, measured=None, phases={})
 
 
-class FakeRanks:
+class FakeRanks(Ranks):
     """One that answers with what it is told to, once it has written a checkpoint."""
 
     says: list[Mapping[str, Any] | BaseException]
 
-    def __init__(self, module: str, environments: Any, logs: list[Path], *, keeps_open: Any, elsewhere: None) -> None:
+    def __init__(self, module: str, environments: Any, logs: list[Path], *, names: list[str], **more: Any) -> None:
+        super().__init__(module, [], [], names=names, silent_seconds=1.0)
         self.calls: list[str] = []
         (self.log,) = logs
         FakeRanks.last = self
 
     last: FakeRanks
 
-    def send(self, requests: list[Mapping[str, Any]]) -> None:
+    def send(self, requests: Sequence[Mapping[str, Any]]) -> None:
         scratch = Path(requests[0]["output_dir"])
         assert [*scratch.iterdir()] == []
         (scratch / "checkpoint-2").mkdir()
         self.scratch = scratch
 
-    def receive(self, timeout_seconds: float) -> tuple[int, Mapping[str, Any]]:
+    def _next(self, wait_seconds: float) -> tuple[int, Event]:
         said = self.says.pop(0)
         if isinstance(said, BaseException):
             raise said
-        return 0, said
+        return 0, {**said}
 
     def kill(self) -> None:
         self.calls.append("kill")
@@ -97,7 +98,7 @@ def run(folder: Path, *says: Mapping[str, Any] | BaseException) -> Probe:
     FakeRanks.says = list(says)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(launch, "RankProcesses", FakeRanks)
+            patch.setattr(launch, "Ranks", FakeRanks)
             return run_probe(request("probe", folder), {}, folder)
     finally:
         assert FakeRanks.last.scratch == folder / SCRATCH_NAME

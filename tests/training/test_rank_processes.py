@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
 import os
-import queue
 import signal
 import socket
 import subprocess
@@ -17,17 +17,18 @@ from typing import Any
 import psutil
 import pytest
 from nouns import TRL_DEFAULTS
+from torch.distributed import TCPStore
 
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.support import codec, processes
 from autotrain_mem.support.errors import TrainingError, UsageError
 from autotrain_mem.support.processes import ChildDied, ChildTimeout
 from autotrain_mem.training import rank_processes as several
-from autotrain_mem.training.environment import PORT, Meeting, process_environment, rank_environments
+from autotrain_mem.training.environment import PORT, meeting_port, process_environment, rank_environments
 from autotrain_mem.training.exit_causes import Ending, cause_of
 from autotrain_mem.training.launch import most_of
 from autotrain_mem.training.pulses import ASLEEP_SECONDS, MUTE_SECONDS, Pulses
-from autotrain_mem.training.rank_processes import Heard, RankDied, RankProcesses, WaitedFor
+from autotrain_mem.training.rank_processes import RankDied, Ranks, WaitedFor
 from autotrain_mem.training.task import Request
 from autotrain_mem.types import Job, Phase, PhasePeak, Probe, Topology
 from autotrain_mem.types.report import MemoryReading
@@ -40,7 +41,7 @@ import os, signal, sys
 from autotrain_mem.support.processes import Channel
 channel = Channel(ignore_interrupt=True)
 request = channel.receive()
-channel.send({"said": request["say"], "rank": os.environ["RANK"]})
+channel.send({"event": "said", "said": request["say"]})
 if request["say"] == "stop":
     os.kill(os.getpid(), signal.SIGSTOP)
 channel.receive()
@@ -70,14 +71,19 @@ class SlowToDie:
         return self.returncode
 
 
-@pytest.mark.parametrize("end", [RankProcesses.kill, RankProcesses.stop])
+def ranks_of(module: str, environments: list[dict[str, str]], folder: Path) -> Ranks:
+    logs = [folder / f"{rank}.log" for rank in range(len(environments))]
+    return Ranks(module, environments, logs, names=["rank 0", "rank 1", "rank 2"][: len(logs)], silent_seconds=1800)
+
+
+@pytest.mark.parametrize("end", [Ranks.kill, Ranks.stop])
 def test_all_are_signalled_before_one_is_waited_for(
-    end: Callable[[RankProcesses], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    end: Callable[[Ranks], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
     monkeypatch.setattr(subprocess, "Popen", lambda *args, **options: SlowToDie(done))
     monkeypatch.setattr(processes.os, "killpg", lambda *args: None)
-    end(RankProcesses("module", [{}] * 3, [tmp_path / f"{rank}.log" for rank in range(3)]))
+    end(ranks_of("module", [{}] * 3, tmp_path))
     assert done[:4] == ["signal", "signal", "signal", "wait"]
 
 
@@ -147,25 +153,27 @@ def test_nobody_is_waited_for_while_something_moves_nor_after_this_process_itsel
     assert pulses.overdue() is None
 
 
-class FakeRanks:
-    """RankProcesses that send what they are told to."""
+class Ended:
+    """A process that has."""
 
-    def __init__(self, *says: tuple[int, Mapping[str, Any] | ChildDied]) -> None:
-        self._says: queue.Queue[Any] = queue.Queue()
-        for each in says:
-            self._says.put(each)
+    def __init__(self, death: ChildDied) -> None:
+        self._death = death
 
-    def receive(self, timeout_seconds: float) -> tuple[int, Mapping[str, Any]]:
-        if self._says.empty():
-            raise ChildTimeout
-        rank, said = self._says.get()
-        if isinstance(said, ChildDied):
-            raise RankDied(rank, said)
-        return rank, said
+    def death(self) -> ChildDied:
+        return self._death
+
+    def end_orphans(self) -> None:
+        pass
 
 
-def heard(*says: tuple[int, Mapping[str, Any] | ChildDied]) -> Heard:
-    return Heard(FakeRanks(*says), 2, 1800.0)  # type: ignore[arg-type]
+def heard(*says: tuple[int, Mapping[str, Any] | ChildDied]) -> Ranks:
+    """Two ranks that have sent what they are told to."""
+    ranks = Ranks("module", [], [], names=["rank 0", "rank 1"], silent_seconds=1800)
+    deaths = {rank: said for rank, said in says if isinstance(said, ChildDied)}
+    ranks._children = [Ended(deaths.get(rank, ChildDied(0, ""))) for rank in range(2)]  # type: ignore[misc]
+    for rank, said in says:
+        ranks._put(rank, None if isinstance(said, ChildDied) else json.dumps(said))
+    return ranks
 
 
 READING = {"allocated_bytes": 1, "peak_allocated_bytes": 5, "reserved_bytes": 1, "peak_reserved_bytes": 5}
@@ -247,7 +255,7 @@ def test_each_rank_finds_its_place_its_device_and_what_accelerate_launch_says(mo
     asked = request(2, bf16=False)
     common = process_environment(asked.hardware, asked.knobs, {}, simulate=False)
     assert common == {"CUDA_VISIBLE_DEVICES": "GPU-0,GPU-1", "OMP_NUM_THREADS": "4"}
-    first, second = rank_environments(asked, common, Meeting(port=4711, is_ours=True))
+    first, second = rank_environments(asked, common, 4711)
     assert first["ACCELERATE_USE_FSDP"] == "true"
     assert first["ACCELERATE_MIXED_PRECISION"] == "no"
     assert {name: second[name] for name in second if second[name] != first[name]} == {"RANK": "1", "LOCAL_RANK": "1"}
@@ -257,29 +265,34 @@ def test_each_rank_finds_its_place_its_device_and_what_accelerate_launch_says(mo
 def test_deepspeed_finds_a_group_where_it_is_alone_and_nobody_else_does() -> None:
     alone = request(1)
     alone = replace(alone, knobs=replace(alone.knobs, sharding="zero3"))
-    (environment,) = rank_environments(alone, {}, Meeting(port=4711, is_ours=True))
+    (environment,) = rank_environments(alone, {}, 4711)
     place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "4711", "ACCELERATE_USE_DEEPSPEED": "true"}
     assert place.items() <= environment.items()
-    assert next(Meeting.of(alone.knobs, {})).port > 0
+    with meeting_port(alone, {}, several_machines=False) as port:
+        assert port > 0
     single = replace(alone, knobs=replace(alone.knobs, sharding=None))
-    assert rank_environments(single, {"A": "1"}, Meeting(port=0, is_ours=True)) == [{"A": "1"}]
+    assert rank_environments(single, {"A": "1"}, 0) == [{"A": "1"}]
 
 
-TWO = replace(TRL_DEFAULTS, processes=2, sharding="ddp")
-
-
-def test_a_port_of_the_users_that_is_taken_is_refused_and_one_that_was_lost_is_replaced() -> None:
+def test_a_port_of_the_users_that_is_taken_is_refused_and_one_that_is_held_is_for_the_first_rank_alone() -> None:
+    asked = request(2)
     with socket.socket() as taken:
         taken.bind(("", 0))
         port = str(taken.getsockname()[1])
-        with pytest.raises(UsageError, match=f"cannot meet at {PORT}={port}: Address already in use") as refused:
-            next(Meeting.of(TWO, {PORT: port}))
+        with (
+            pytest.raises(UsageError, match=f"cannot meet at {PORT}={port}: Address already in use") as refused,
+            meeting_port(asked, {PORT: port}, several_machines=False),
+        ):
+            pass
     assert "Unset MASTER_PORT" in refused.value.hint
-    (given,) = Meeting.of(TWO, {PORT: port})
-    assert next(Meeting.of(TWO, {}, {"main_process_port": int(port)})) == given
-    lost = "The server socket has failed to listen on any local network address. code: -98, name: EADDRINUSE"
-    assert not given.is_lost(lost)
-    assert all(meeting.is_lost(lost) and not meeting.is_lost(GONE) for meeting in Meeting.of(TWO, {}))
+    configured = replace(asked, job=replace(asked.job, accelerate={"main_process_port": int(port)}))
+    with meeting_port(configured, {}, several_machines=False) as held:
+        assert held == int(port)
+        with socket.socket() as other, pytest.raises(OSError, match="already in use"):
+            other.bind(("", held))
+        assert TCPStore("127.0.0.1", held, 1, is_master=True).num_keys() >= 0
+    with meeting_port(configured, {}, several_machines=True) as free:
+        assert free != int(port)
 
 
 def test_all_ranks_end_within_the_grace_even_one_that_is_stopped(
@@ -289,15 +302,12 @@ def test_all_ranks_end_within_the_grace_even_one_that_is_stopped(
     (tmp_path / "rank.py").write_text(CHILD)
     path = f"{tmp_path}:{Path(several.__file__).parents[2]}"
     environments = [{"RANK": str(rank), "PYTHONPATH": path} for rank in range(2)]
-    ranks = RankProcesses("rank", environments, [tmp_path / f"{rank}.log" for rank in range(2)])
+    ranks = ranks_of("rank", environments, tmp_path)
     started = [psutil.Process(child.pid) for child in ranks._children]  # this process may have others
     try:
         ranks.send([{"say": "go"}, {"say": "stop"}])
-        answers = [ranks.receive(20) for _ in range(2)]
-        assert sorted((rank, said["rank"], said["said"]) for rank, said in answers) == [
-            (0, "0", "go"),
-            (1, "1", "stop"),
-        ]
+        answers = [ranks._next(20) for _ in range(2)]
+        assert sorted((rank, said["said"]) for rank, said in answers) == [(0, "go"), (1, "stop")]
         with pytest.raises(ChildTimeout):
             ranks.receive(0.1)
         os.kill(started[0].pid, signal.SIGKILL)

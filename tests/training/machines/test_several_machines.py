@@ -25,7 +25,7 @@ from autotrain_mem.training.machines import follow as following
 from autotrain_mem.training.machines import lead, link
 from autotrain_mem.training.machines.lead import JOIN_VARIABLE, Hello, Machines, leading
 from autotrain_mem.training.machines.link import introduced
-from autotrain_mem.training.rank_processes import RankDied, RankProcesses
+from autotrain_mem.training.rank_processes import RankDied, Ranks
 from autotrain_mem.training.run_folder import KEY_NAME, hold_folder
 from autotrain_mem.training.task import Request
 from autotrain_mem.types import Hardware, Job, Topology
@@ -137,14 +137,15 @@ def together(port: int, **more: Any) -> Iterator[tuple[Machines, Second]]:
         yield machines, second
 
 
-def ranks_on(machines: Machines, folder: Path) -> RankProcesses:
+def ranks_on(machines: Machines, folder: Path) -> Ranks:
     """The second machine's rank alone: the first one's would be a real process."""
     start = machines.begin_stint(1)
 
     def elsewhere(rank: int, *rest: Any) -> Any:
         return start(1, *rest)
 
-    return RankProcesses("module", [{"RANK": "1"}], [folder / "train.log"], elsewhere=elsewhere)
+    logs = [folder / "train.log"]
+    return Ranks("module", [{"RANK": "1"}], logs, names=["rank 1"], silent_seconds=1800, elsewhere=elsewhere)
 
 
 def asked(folder: Path) -> Mapping[str, Any]:
@@ -163,7 +164,7 @@ def test_a_rank_of_another_machine_answers_as_one_of_this_and_its_end_is_told(po
         assert machines.name_of(1, 1) == f"machine 1 ({socket.gethostname()})"
         ranks = ranks_on(machines, tmp_path)
         ranks.send([asked(tmp_path)])
-        _, echo = ranks.receive(SOON)
+        echo = ranks.receive(SOON)
         assert echo["folder"] not in ("", "first's")  # as the second machine sees it
         (child,) = FakeChild.started
         assert child.environment["RANK"] == "1"
@@ -181,7 +182,7 @@ def test_the_folder_must_be_the_first_ones(port: int, tmp_path: Path) -> None:
     with together(port) as (machines, _):
         machines.gather(CARD)
         ranks = ranks_on(machines, tmp_path)  # which nobody holds
-        _, told = ranks.receive(SOON)
+        told = ranks.receive(SOON)
         assert told["error"] == OutputFolderError.__name__
         assert "file system that all machines share" in told["hint"]
 
@@ -201,7 +202,7 @@ def test_a_lost_machine_is_named_and_may_come_again(port: int, tmp_path: Path) -
         machines.gather(CARD)
         again = ranks_on(machines, tmp_path)
         again.send([asked(tmp_path)])
-        assert again.receive(SOON)[1]["event"] == "echo"
+        assert again.receive(SOON)["event"] == "echo"
         again.stop()
         double = Second(port).end()
         assert isinstance(double, UsageError)
