@@ -49,7 +49,7 @@ HUGGING_FACE = "torch transformers trl peft accelerate datasets tokenizers huggi
 # A part may import itself, the standard library, and what stands in its row. A part that has no row fails the test.
 LAYERS = {
     "__init__": part(0, "drop_in support training settings types verbs"),
-    "support": part(0, "", "huggingface_hub platformdirs psutil yaml"),
+    "support": part(0, "", "huggingface_hub msgspec platformdirs psutil yaml"),
     "settings": part(1, "support"),
     "allocator": part(1, "support"),
     "types": part(2, "settings support"),

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from autotrain_mem.support import codec
-from autotrain_mem.support.codec import Form
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.versions import local_key
 
@@ -16,8 +15,6 @@ from autotrain_mem.support.versions import local_key
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrlFlag:
     """One flag of the installed TRL, as argparse has it."""
-
-    json_form: ClassVar = Form(is_row=True)
 
     names: tuple[str, ...]
     """As they are typed: ``("--max_length", "--max-length")``."""

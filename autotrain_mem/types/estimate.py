@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from autotrain_mem.settings.knobs import Knobs
-from autotrain_mem.support.codec import Form
+from autotrain_mem.support.codec import CodecError, Form
 from autotrain_mem.support.lazy_names import html_of
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.types.hardware import Hardware
@@ -200,6 +200,16 @@ class MemoryEstimate:
     routing: Routing | None = None
     """How tokens were routed to experts; None for a model without, or one whose own code does it unseen."""
 
+    @staticmethod
+    def unfolded(values: Any) -> Any:
+        """Returns its JSON with a mapping and pairs in place of the lists of objects."""
+        objects = MemoryEstimate.json_form.objects
+        try:
+            pairs = {name: [(each[key], each[to]) for each in values[name]] for name, (key, to) in objects.items()}
+            return {**values, **pairs, "phases": dict(pairs["phases"])}
+        except (KeyError, TypeError):
+            raise CodecError(f"{', '.join(objects)} should be lists of objects with two keys") from None
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Footprint:
@@ -210,6 +220,11 @@ class Footprint:
     work: Workload
     awake: MemoryEstimate | None = None
     """Of the moments in which a colocated vLLM is awake; None where it never sleeps."""
+
+    @staticmethod
+    def unfolded(values: Any) -> Any:
+        parts = {name: values[name] and MemoryEstimate.unfolded(values[name]) for name in ("memory", "awake")}
+        return {**values, **parts}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -250,6 +265,12 @@ class Estimate:
     what it takes at the moment that needs most, of which ``memory`` is then."""
     vllm_sleep: VllmSleep | None = None
     """What it takes awake and asleep; None where it never sleeps."""
+
+    @staticmethod
+    def unfolded(values: Any) -> Any:
+        """Returns its JSON with the memory's keys under ``memory`` as well."""
+        memory = MemoryEstimate.unfolded(values)
+        return {**values, "memory": memory}
 
     def _repr_html_(self) -> str:
         """Shows itself in a notebook."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from autotrain_mem.support.codec import Form
 from autotrain_mem.types.data import DataProfile
@@ -16,11 +16,8 @@ from autotrain_mem.types.trace import Owner
 from autotrain_mem.types.work import Phase
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Holder:
+class Holder(NamedTuple):
     """Says what one module holds for one owner at one moment; its JSON is a list of its values."""
-
-    json_form: ClassVar = Form(is_row=True)
 
     module: int
     """Index into ``Timeline.modules``."""

@@ -21,7 +21,7 @@ from autotrain_mem.support.files import NOT_ORDINARY, read_start, refusal
 from autotrain_mem.support.units import MIB, format_bytes
 
 PLAN_SCHEMA = "autofit.plan/5"
-"""``plan.schema.json`` in this package describes it."""
+"""``scripts/docs_pages/plan_schema.py`` describes it."""
 PLAN_NAME = "plan.json"
 """Of the plan in an output folder."""
 STDIN = "-"
@@ -180,7 +180,7 @@ def differing(written: Any, again: Any, path: str = "") -> str:
         return next(filter(None, parts), "")
     if isinstance(written, list) and isinstance(again, list) and len(written) == len(again):
         return next(filter(None, [differing(*pair, path) for pair in zip(written, again, strict=True)]), "")
-    if isinstance(written, float) and isinstance(again, float):
+    if isinstance(again, float) and isinstance(written, float | int) and not isinstance(written, bool):
         is_same = math.isclose(written, again, rel_tol=1e-9)
     else:
         is_same = type(written) is type(again) and bool(written == again)

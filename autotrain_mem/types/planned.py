@@ -62,7 +62,7 @@ class Proposal:
 class Plan:
     """Holds settings that fit the budget, with the way they were found, and all that they were found for.
 
-    ``plan.schema.json`` in this package describes the file that it can be written to.
+    The documentation has the JSON schema of the file that it can be written to, which is made from these nouns.
 
     >>> from autotrain_mem import AutoFit, Plan, plan
     >>> chosen = plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
@@ -132,6 +132,11 @@ class Plan:
     """The server that generates, where one does on GPUs of its own."""
     experience: Experience = field(default_factory=Experience)
     """What probes and runs with these settings taught so far; empty for a plan that nothing has tried."""
+
+    @staticmethod
+    def unfolded(values: Any) -> Any:
+        """Returns its JSON with that of its estimate unfolded."""
+        return {**values, "estimate": Estimate.unfolded(values.get("estimate"))}
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "job", as_recorded(self.job))

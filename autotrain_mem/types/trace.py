@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import base64
-import zlib
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from autotrain_mem.support.codec import Form, from_json, to_json
 from autotrain_mem.types.work import Phase, Workload
+
+if TYPE_CHECKING:
+    Events = array[int]
+else:  # Python 3.11 cannot subscript it
+    Events = array
 
 CACHE_EMPTIED = 0
 """The event of a ``torch.cuda.empty_cache()``: what is reserved and not allocated goes back to the device."""
@@ -48,8 +50,7 @@ class Owner(StrEnum):
     """Whatever is none of these: the batch itself, metrics, running loss."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """Records one allocation: ``size_bytes`` as requested, before any rounding."""
 
     size_bytes: int
@@ -144,56 +145,6 @@ class Routing(StrEnum):
     """Every expert has as many tokens."""
 
 
-_COUNTS = (
-    *("pinned_bytes", "unpinned_bytes", "nvme_bytes", "saved_model_bytes", "saved_state_bytes", "unquantized_bytes"),
-)
-_MARKS = ("stream_uses", "phase_starts", "engine_marks", "loss_chunks", "loss_passes")
-_NO_COLUMNS = (*_MARKS, "operators", "seconds", "not_counted", "work", "trained", "routing")
-
-
-def _write_trace(trace: Trace) -> dict[str, Any]:
-    """Writes columns, compressed: a trace of 100,000 events takes a few hundred kB."""
-    names = sorted({block.module for block in trace.blocks})
-    number = {name: index for index, name in enumerate(names)}
-    owners = list(Owner)
-    return {
-        "sizes": _pack("q", (block.size_bytes for block in trace.blocks)),
-        "owners": _pack("b", (owners.index(block.owner) for block in trace.blocks)),
-        "modules": _pack("i", (number[block.module] for block in trace.blocks)),
-        "module_names": names,
-        "streams": _pack("b", (block.stream for block in trace.blocks)),
-        "events": _pack("q", trace.events),
-        **{name: to_json(getattr(trace, name)) for name in (*_NO_COLUMNS, *_COUNTS)},
-    }
-
-
-def _read_trace(values: dict[str, Any]) -> Trace:
-    owners, names = list(Owner), values["module_names"]
-    columns = zip(
-        _unpack("q", values["sizes"]),
-        _unpack("b", values["owners"]),
-        _unpack("i", values["modules"]),
-        _unpack("b", values["streams"]),
-        strict=True,
-    )
-    return Trace(
-        blocks=tuple(Block(size_bytes=size, owner=owners[o], module=names[m], stream=s) for size, o, m, s in columns),
-        events=_unpack("q", values["events"]),
-        stream_uses=tuple(StreamUse(*use) for use in values["stream_uses"]),
-        phase_starts=tuple((index, Phase(phase)) for index, phase in values["phase_starts"]),
-        engine_marks=tuple((index, EngineMark(mark)) for index, mark in values["engine_marks"]),
-        operators=values["operators"],
-        seconds=values["seconds"],
-        not_counted=tuple(values["not_counted"]),
-        work=from_json(Workload, values["work"]),
-        loss_chunks=tuple(values["loss_chunks"]),
-        loss_passes=tuple(LossPass(*one) for one in values["loss_passes"]),
-        **{name: values[name] for name in _COUNTS},
-        trained=None if values["trained"] is None else from_json(Trained, values["trained"]),
-        routing=None if values["routing"] is None else Routing(values["routing"]),
-    )
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trace:
     """Holds every allocation and free of one run, in order.
@@ -204,10 +155,8 @@ class Trace:
     lists (index of the first event, phase).
     """
 
-    json_form: ClassVar = Form(write=_write_trace, read=_read_trace)
-
     blocks: tuple[Block, ...]
-    events: array[int]
+    events: Events
     phase_starts: tuple[tuple[int, Phase], ...]
     operators: int
     """How many operators were dispatched."""
@@ -265,13 +214,3 @@ class Trace:
                 following, following_phase = next(starts)
             if event != CACHE_EMPTIED:
                 yield phase, (1 if event > 0 else -1), self.blocks[abs(event) - 1]
-
-
-def _pack(code: str, numbers: Iterable[int]) -> str:
-    return base64.b64encode(zlib.compress(array(code, numbers).tobytes(), 1)).decode("ascii")
-
-
-def _unpack(code: str, text: str) -> array[int]:
-    column: array[int] = array(code)
-    column.frombytes(zlib.decompress(base64.b64decode(text)))
-    return column

@@ -60,8 +60,6 @@ class Work:
     and writes 2 x 2048 x 4096 x 2 bytes that grow with the tokens, and reads 32 MiB of weights that do not.
     """
 
-    json_form: ClassVar = Form(is_row=True)
-
     phase: Phase
     kind: Kind
     dtype: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ for folder in (ROOT, ROOT / "scripts"):
         sys.path.insert(0, str(folder))
 
 from docs_pages.figures import figure  # noqa: E402  # its folder is on the path only now
+from docs_pages.plan_schema import plan_schema  # noqa: E402
 from docs_pages.tables import TABLES  # noqa: E402
 
 PLACE = re.compile(r"^\{\{ (\w+)(?: ([\w-]+))? \}\}$", re.MULTILINE)
@@ -39,7 +41,7 @@ def _shown(kind: str, name: str) -> str:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Takes in the pages that lie outside ``docs/``."""
+    """Takes in the pages that lie outside ``docs/``, and the schema of a plan's file."""
     from mkdocs.structure.files import File  # the tests of this module need no mkdocs
 
     for page, name in TAKEN_IN.items():
@@ -47,6 +49,7 @@ def on_files(files: Any, config: Any) -> Any:
         for root_name, link in LINKS.items():
             text = text.replace(f"]({root_name}", f"]({link}")
         files.append(File.generated(config, page, content=text))
+    files.append(File.generated(config, "reference/plan.schema.json", content=json.dumps(plan_schema(), indent=2)))
     return files
 
 

@@ -36,17 +36,12 @@ BASE = Knobs(
 )
 
 
-def _read_case(values: Mapping[str, Any]) -> GpuCase:
-    """A case that was recorded before a knob was known has that knob's default."""
-    images = tuple(values.get("images", ()))
-    return GpuCase(**{**values, "knobs": Knobs(**values["knobs"]), "images": images})
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuCase:
-    """One training of two optimizer steps on its worst batch."""
+    """One training of two optimizer steps on its worst batch. One that was recorded before a knob was known has that
+    knob's default."""
 
-    json_form: ClassVar = Form(read=_read_case, optional=("images",))
+    json_form: ClassVar = Form(optional=("images",))
 
     name: str
     """Also the name of its file."""

@@ -7,14 +7,12 @@ of ``alloc`` and ``free_*`` are as requested, before rounding; those of segments
 
 from __future__ import annotations
 
-import base64
-import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from autotrain_mem.support.codec import Form
+from autotrain_mem.types.trace import Events
 
 ACTIONS = (
     *("alloc", "free_requested", "free_completed"),
@@ -40,44 +38,15 @@ class Event:
     """``phase module``, as far as it is known."""
 
 
-def _write_history(history: History) -> dict[str, Any]:
-    return {
-        "events": len(history),
-        "actions": _pack(history.actions),
-        "places": _pack(history.places),
-        "sizes": _pack(history.sizes),
-        "streams": _pack(history.streams),
-        "labels": _pack(history.labels),
-        "addresses": _pack(array("q", history.addresses)),
-        "stream_names": list(history.stream_names),
-        "label_names": list(history.label_names),
-    }
-
-
-def _read_history(values: Mapping[str, Any]) -> History:
-    return History(
-        actions=_unpack("b", values["actions"]),
-        places=_unpack("i", values["places"]),
-        sizes=_unpack("q", values["sizes"]),
-        streams=_unpack("i", values["streams"]),
-        labels=_unpack("i", values["labels"]),
-        addresses=tuple(_unpack("q", values["addresses"])),
-        stream_names=tuple(values["stream_names"]),
-        label_names=tuple(values["label_names"]),
-    )
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class History:
     """All events, in order. Addresses, streams and labels are numbered in the order in which they were first met."""
 
-    json_form: ClassVar = Form(write=_write_history, read=_read_history)
-
-    actions: array[int]
-    places: array[int]
-    sizes: array[int]
-    streams: array[int]
-    labels: array[int]
+    actions: Events
+    places: Events
+    sizes: Events
+    streams: Events
+    labels: Events
     addresses: tuple[int, ...]
     stream_names: tuple[int, ...]
     label_names: tuple[str, ...]
@@ -140,13 +109,3 @@ class _Numbers(dict[Any, int]):
 
     def __missing__(self, key: Any) -> int:
         return self.setdefault(key, len(self))
-
-
-def _pack(column: array[int]) -> str:
-    return base64.b64encode(zlib.compress(column.tobytes(), 9)).decode("ascii")
-
-
-def _unpack(code: str, text: str) -> array[int]:
-    column: array[int] = array(code)
-    column.frombytes(zlib.decompress(base64.b64decode(text)))
-    return column

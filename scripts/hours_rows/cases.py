@@ -6,12 +6,11 @@ import math
 import random
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from gpu_records.cases import GpuCase, make
 from hollow_cuda.models import SHALLOW
 
-from autotrain_mem.support.codec import Form
 from autotrain_mem.types import DataProfile
 
 SHORTEST_TOKENS, SPREAD = 16, 0.7
@@ -23,8 +22,6 @@ LENGTH, PROMPT = 1024, 256
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HoursCase:
     """One training of many steps, each with a micro-batch of rows as the sampler draws them."""
-
-    json_form: ClassVar = Form()
 
     run: GpuCase
     steps: int

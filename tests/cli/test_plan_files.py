@@ -3,11 +3,9 @@
 import json
 import shlex
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 
 import pytest
-from jsonschema import Draft202012Validator
 
 from autotrain_mem.cli import flags
 from autotrain_mem.cli.plan_files import command
@@ -30,8 +28,6 @@ def plan(autofit_once: Autofit, tmp_path_factory: pytest.TempPathFactory) -> Pat
     ran = autofit_once("plan", "sft", *ASKED, *CARD, "--out", str(path), "--json")
     assert ran.code == 0, ran.err
     assert json.loads(path.read_text()) == json.loads(ran.out)
-    schema = json.loads((resources.files("autotrain_mem") / "plan.schema.json").read_text(encoding="utf-8"))
-    assert [error.message for error in Draft202012Validator(schema).iter_errors(json.loads(ran.out))] == []
     assert f"autofit sft --plan {path}" in ran.err
     return path
 

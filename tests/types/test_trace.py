@@ -43,14 +43,3 @@ def test_a_block_may_be_born_again_once_it_is_dead() -> None:
     again = trace([1, 2, -2, 2, 3, -2, -3])
     assert [sign * block.size_bytes // KIB for _, sign, block in again.walk()] == [1, 2, -2, 2, 4, -2, -4]
     assert estimate_memory(again, Room(capacity_bytes=None)).peak_allocated_bytes == 7 * KIB
-
-
-def test_a_long_trace_stays_small_on_the_wire() -> None:
-    """A few hundred kB for 100,000 events."""
-    blocks = (
-        Block(size_bytes=4096 * (index % 97 + 1), owner=Owner.TEMPORARY, module=f"model.layers.{index % 32}")
-        for index in range(50_000)
-    )
-    births_and_deaths = [event for number in range(1, 50_001) for event in (number, -number)]
-    long = dataclasses.replace(trace([]), blocks=tuple(blocks), events=array("q", births_and_deaths))
-    assert len(json.dumps(codec.to_json(long))) < 500_000
