@@ -20,7 +20,7 @@ from autotrain_mem.planning.wish import Wish, check_launch, no_model
 from autotrain_mem.settings.knobs import alone_too
 from autotrain_mem.settings.trl_flags import kept_flags, kept_names
 from autotrain_mem.settings.trl_parser import parser_of, read_given
-from autotrain_mem.support.errors import AutofitError, OutputFolderError, PlanFileError, UsageError
+from autotrain_mem.support.errors import AutofitError, PlanFileError, UsageError
 from autotrain_mem.support.sources import (
     check_cached,
     check_data_path,
@@ -30,7 +30,7 @@ from autotrain_mem.support.sources import (
 )
 from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.support.units import format_bytes
-from autotrain_mem.training.checkpoint_kinds import Resumer, as_it_was_begun, why_not
+from autotrain_mem.training.checkpoint_kinds import Resumer, check_form, why_not
 from autotrain_mem.training.checkpoints import check_order, newest_first, why_torn
 from autotrain_mem.types import Job, Plan
 from autotrain_mem.types.hardware import Topology
@@ -287,10 +287,8 @@ def check_checkpoint(wish: Wish) -> None:
         check_order(checkpoints[0], {name: str(value) for name, value in said.items() if value is not None})
     if resumer is None or not checkpoints:
         return
-    refused = {checkpoint: why_not(checkpoint, resumer) for checkpoint in checkpoints}
-    if all(refused.values()):
-        checkpoint, why = next(iter(refused.items()))
-        raise OutputFolderError(f"Cannot go on with {checkpoint}: {why}.", hint=as_it_was_begun(checkpoint))
+    if all(why_not(checkpoint, resumer) for checkpoint in checkpoints):
+        check_form(checkpoints[0], resumer)
 
 
 def _plan(wish: Wish) -> Plan | None:

@@ -27,7 +27,7 @@ from autotrain_mem.support.files import write_json
 from autotrain_mem.support.units import counted
 from autotrain_mem.support.versions import versions_key
 from autotrain_mem.training import launch
-from autotrain_mem.training.checkpoint_kinds import Resumer, as_it_was_begun, is_of_another_form, why_not
+from autotrain_mem.training.checkpoint_kinds import Resumer, check_form, is_of_another_form
 from autotrain_mem.training.checkpoints import (
     Checkpoint,
     discard,
@@ -290,8 +290,7 @@ class SupervisedRun:
             OutputFolderError: the training cannot go on with it.
         """
         resumer, before = Resumer.of(self.plan.knobs), processes_of(checkpoint)
-        if why := why_not(checkpoint, resumer):
-            raise OutputFolderError(f"Cannot go on with {checkpoint}: {why}.", hint=as_it_was_begun(checkpoint))
+        check_form(checkpoint, resumer)
         changes = []
         if before != resumer.processes:
             changes.append(f"is of {counted(before, 'rank')}, and {resumer.processes} go on with it")

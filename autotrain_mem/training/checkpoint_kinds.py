@@ -1,17 +1,17 @@
 """Finds the form in which a checkpoint holds model and optimizer, and which trainings can resume from it.
 
 A training goes on with a checkpoint of its own form as the libraries do. What it reads of another form is in
-``training.process.resharding``; what it cannot is refused here, before anything starts.
+``training.process.resharding``; what it cannot is refused here, before anything starts. ZeRO's is DeepSpeed's alone.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 from autotrain_mem.settings.optimizer_verdicts import PARAMETER_SHAPED
+from autotrain_mem.support.errors import OutputFolderError
 from autotrain_mem.training.checkpoints import is_deepspeeds, is_in_shards, processes_of
 from autotrain_mem.types import Knobs
 
@@ -36,13 +36,11 @@ class Resumer:
     processes: int
     optim: str | None = None
     """None where it is not known yet."""
-    uses_nvme: bool = False
 
     @classmethod
     def of(cls, knobs: Knobs) -> Resumer:
         """The one that these settings make."""
-        devices = (knobs.offload_optimizer_device, knobs.offload_param_device)
-        return cls(sharding=knobs.sharding, processes=knobs.processes, optim=knobs.optim, uses_nvme="nvme" in devices)
+        return cls(sharding=knobs.sharding, processes=knobs.processes, optim=knobs.optim)
 
     @property
     def form(self) -> Form:
@@ -74,16 +72,24 @@ def why_not(checkpoint: Path, resumer: Resumer) -> str:
     """Say what keeps a training from going on with a checkpoint; empty for nothing."""
     if not is_of_another_form(checkpoint, resumer):
         return ""
-    form = form_of(checkpoint)
-    if form in ("zero", "zero3") and find_spec("deepspeed") is None:
-        return f"it is {_NAMES[form]}, and DeepSpeed is not installed"
-    if resumer.sharding == "fsdp1":
-        return f"it is {_NAMES[form]}, which FSDP1 does not read"
-    if resumer.uses_nvme:
-        return f"it is {_NAMES[form]}, and DeepSpeed keeps on NVMe what would be written over"
+    name, processes = _NAMES[form_of(checkpoint)], processes_of(checkpoint)
+    if is_deepspeeds(checkpoint):
+        return f"it is {name} of {processes} ranks, and DeepSpeed resumes it with that stage and as many alone"
+    if resumer.form in ("zero", "zero3"):
+        return f"it is {name}, and DeepSpeed resumes its own alone"
     if resumer.optim is not None and resumer.optim not in PARAMETER_SHAPED:
-        return f"it is {_NAMES[form]}, and the state of {resumer.optim} cannot be divided otherwise"
+        return f"it is {name}, and the state of {resumer.optim} cannot be divided otherwise"
     return ""
+
+
+def check_form(checkpoint: Path, resumer: Resumer) -> None:
+    """Refuse a checkpoint that a training cannot go on with.
+
+    Raises:
+        OutputFolderError: it is one, with the flags that go on with it as it was written.
+    """
+    if why := why_not(checkpoint, resumer):
+        raise OutputFolderError(f"Cannot go on with {checkpoint}: {why}.", hint=as_it_was_begun(checkpoint))
 
 
 def as_it_was_begun(checkpoint: Path) -> str:
@@ -94,4 +100,8 @@ def as_it_was_begun(checkpoint: Path) -> str:
     if form == "shards":
         return "Go on as it was begun, with any number of GPUs: --sharding fsdp2."
     stage = "zero3" if form == "zero3" else "zero1 or zero2"
-    return f"Go on as it was begun: --gpus {before} --sharding {stage}."
+    script = checkpoint / "zero_to_fp32.py"
+    return (
+        f"Go on as it was begun: --gpus {before} --sharding {stage}.\n"
+        f"For a new run from its weights: python {script} {checkpoint} FOLDER writes them in float32."
+    )

@@ -35,12 +35,12 @@ def test_ranks_that_cannot_read_it_are_refused_within_a_second(tmp_path: Path) -
     made(2).save(tmp_path / "plan.json")
     checkpoint(tmp_path, 3, ZERO)
     started = time.monotonic()
-    with pytest.raises(OutputFolderError, match="DeepSpeed's ZeRO-3, which FSDP1 does not read") as refused:
-        refuse(wish(tmp_path, AutoFit(gpus=4, sharding="fsdp1")), to_train=True)
+    with pytest.raises(OutputFolderError, match="it is DeepSpeed's ZeRO-3 of 2 ranks") as refused:
+        refuse(wish(tmp_path, AutoFit(gpus=4, sharding="fsdp2")), to_train=True)
     assert time.monotonic() - started < 1
     assert "--gpus 2 --sharding zero3" in refused.value.hint
-    with pytest.raises(OutputFolderError, match="FSDP1"):
-        refuse(wish(tmp_path, AutoFit(sharding="fsdp1"), str(tmp_path / "checkpoint-3")), to_train=True)
+    with pytest.raises(OutputFolderError, match="ZeRO-3"):
+        refuse(wish(tmp_path, AutoFit(sharding="fsdp2"), str(tmp_path / "checkpoint-3")), to_train=True)
     refuse(wish(tmp_path, AutoFit(sharding="zero3")), to_train=True)
 
 
@@ -58,9 +58,9 @@ def test_a_checkpoint_that_may_still_be_meant_refuses_nothing(tmp_path: Path) ->
     made(2).save(tmp_path / "plan.json")
     checkpoint(tmp_path, 3, "optimizer.pt")
     checkpoint(tmp_path, 6, ZERO)
-    refuse(wish(tmp_path, AutoFit(gpus=4, sharding="zero3")), to_train=True)
+    refuse(wish(tmp_path, AutoFit(gpus=4, sharding="ddp")), to_train=True)
     checkpoint(tmp_path, 9, "pytorch_model_fsdp_0/.metadata", "optimizer_0/.metadata")
-    refuse(wish(tmp_path, AutoFit(gpus=4, sharding="fsdp1")), to_train=True)
+    refuse(wish(tmp_path, AutoFit(gpus=4, sharding="fsdp2")), to_train=True)
 
 
 def test_gpus_that_do_not_divide_the_batch_are_refused_with_those_that_do(tmp_path: Path) -> None:
@@ -76,5 +76,5 @@ def test_gpus_that_do_not_divide_the_batch_are_refused_with_those_that_do(tmp_pa
 def test_without_a_plan_only_what_is_sure_is_refused(tmp_path: Path) -> None:
     checkpoint(tmp_path, 3, ZERO)
     refuse(wish(tmp_path, AutoFit()), to_train=True)  # as many GPUs as are here, shared as fits
-    with pytest.raises(OutputFolderError, match="FSDP1 does not read"):
-        refuse(wish(tmp_path, AutoFit(gpus=2, sharding="fsdp1")), to_train=True)
+    with pytest.raises(OutputFolderError, match="DeepSpeed resumes it with that stage"):
+        refuse(wish(tmp_path, AutoFit(gpus=2, sharding="fsdp2")), to_train=True)

@@ -32,7 +32,7 @@ from autotrain_mem.training.process.checkpointing import (
 from autotrain_mem.training.process.finite_values import FiniteValues
 from autotrain_mem.training.process.model_card import complete_cards, write_last_card
 from autotrain_mem.training.process.oom_report import phase_of, shortage_of
-from autotrain_mem.training.process.resharding.resume import reading_other_forms
+from autotrain_mem.training.process.resharding import read_other_forms
 from autotrain_mem.training.process.world import Moves, World
 from autotrain_mem.training.run_folder import check_in_place
 from autotrain_mem.training.task import Request, SendEvent
@@ -83,11 +83,11 @@ def _run(trainer: Any, device: Device, request: Request, send: SendEvent, world:
     resume = request.job.arguments.get("resume_from_checkpoint")
     if resume and not trainer.args.ignore_data_skip:
         check_order(Path(resume), trainer.autofit_order)
+    read_other_forms(trainer, resume, request.knobs, send)
     for name in ("_prepare_for_training", *(name for name in dir(trainer) if name.startswith("_load_"))):
         setattr(trainer, name, without_code(Path(resume or ""))(getattr(trainer, name)))
     try:
-        with reading_other_forms(trainer, resume, request.knobs, send):
-            device.train(trainer, resume_from_checkpoint=resume)
+        device.train(trainer, resume_from_checkpoint=resume)
     except Exception as error:
         if kind_of(error) in (None, HOST):
             raise

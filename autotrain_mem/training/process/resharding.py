@@ -1,0 +1,214 @@
+"""Resumes under FSDP2 from a checkpoint that one process or DDP wrote, and the other way round.
+
+``torch.distributed.checkpoint`` reads both forms tensor by tensor: each rank takes what it holds. Only ``optimizer.pt``
+is divided here: torch's reader of such a file loads all of it in rank 0, with any code that it brings, and sends it
+whole to every device (``torch/distributed/checkpoint/format_utils.py: BroadcastingTorchSaveReader``). Scheduler, random
+numbers and counters are read by transformers, as of any checkpoint.
+
+Example: a run under DDP on 2 GPUs goes on in FSDP2's shards on 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from accelerate.utils.constants import FSDP_MODEL_NAME
+from peft import PeftModel, get_peft_model_state_dict
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from transformers.trainer import OPTIMIZER_NAME
+
+from autotrain_mem.support.errors import OutputFolderError, TrainingError
+from autotrain_mem.training.checkpoint_kinds import Resumer, check_form, form_of, is_of_another_form
+from autotrain_mem.training.checkpoints import instead_of
+from autotrain_mem.training.task import SendEvent
+from autotrain_mem.types import Knobs
+
+OTHER_MODEL = "Resume with the model, the LoRA settings and the optimizer of the first run."
+_HOW_IT_STEPS = ("foreach", "fused", "capturable", "differentiable")
+"""Options that say how an optimizer computes, not what (``torch/optim/adamw.py``): they stay this training's."""
+
+
+def read_other_forms(trainer: Any, checkpoint: str | None, knobs: Knobs, send: SendEvent) -> None:
+    """Have ``trainer.train`` resume from a checkpoint that is divided otherwise than the training; no other changes it.
+
+    Raises:
+        OutputFolderError: it cannot.
+    """
+    if not checkpoint or not is_of_another_form(Path(checkpoint), Resumer.of(knobs)):
+        return
+    check_form(Path(checkpoint), Resumer.of(knobs))
+
+    def load(folder: str | None) -> None:
+        _load(trainer, Path(checkpoint), send)
+        schedule = torch.load(Path(str(folder)) / "scheduler.pt", map_location="cpu", weights_only=True)
+        trainer.lr_scheduler.load_state_dict(schedule)
+
+    trainer._load_from_checkpoint = lambda *_, **__: None
+    trainer._load_optimizer_and_scheduler = load
+
+
+def _load(trainer: Any, checkpoint: Path, send: SendEvent) -> None:
+    model, optimizer = trainer.model, getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    is_in_shards = form_of(checkpoint) == "shards"
+    if rounding := _load_weights(model, checkpoint, is_in_shards=is_in_shards):
+        send({"event": "note", "message": rounding})
+    state = get_optimizer_state_dict(model, optimizer)  # by names; of an optimizer without state it first makes some
+    computes = [{name: group.pop(name) for name in _HOW_IT_STEPS if name in group} for group in state["param_groups"]]
+    fill = _fill_from_shards if is_in_shards else _fill_from_file
+    fill(state, checkpoint)
+    for group, options in zip(state["param_groups"], computes, strict=True):
+        group.update(options)
+    optimizer.load_state_dict(state)
+
+
+# -- weights -----------------------------------------------------------------------------------------------------------
+
+
+def _load_weights(model: Any, checkpoint: Path, *, is_in_shards: bool) -> str:
+    """Load the weights in place; returns what there is to know of their precision.
+
+    Raises:
+        TrainingError: the checkpoint lacks some, or has others.
+    """
+    # Names in shards are as ``accelerate/utils/fsdp_utils.py: save_fsdp_model`` hands them over.
+    start = "model." if is_in_shards else ""
+    weights = {start + name: tensor for name, tensor in _weights(model).items()}
+    with _named(checkpoint):
+        files = dcp.FileSystemReader(checkpoint / f"{FSDP_MODEL_NAME}_0")
+        reader = files if is_in_shards else dcp.HuggingFaceStorageReader(str(checkpoint))
+        saved = reader.read_metadata().state_dict_metadata
+    # Of tied weights one name may be saved alone: safetensors holds no tensor twice.
+    taken = {id(tensor) for name, tensor in weights.items() if name in saved}
+    missing = [name for name, tensor in weights.items() if id(tensor) not in taken]
+    if strangers := sorted(missing) or sorted(saved.keys() - weights.keys()):
+        raise TrainingError(
+            f"The weights in the checkpoint are not those of this model: {len(strangers)} names differ, such as "
+            f"{strangers[0].removeprefix(start)}.",
+            hint=OTHER_MODEL,
+        )
+    left = [name for name, each in model.named_parameters() if each.requires_grad and id(each) not in taken]
+    if left:
+        raise TrainingError(
+            f"The checkpoint lacks {len(left)} of the parameters that are trained, such as {left[0]}.", hint=OTHER_MODEL
+        )
+    wanted = {name: tensor.detach() for name, tensor in weights.items() if name in saved}
+    dcp.load(wanted, storage_reader=reader, no_dist=True)  # each rank reads for itself: none waits for another
+    name, tensor = next(iter(wanted.items()))
+    before, now = saved[name].properties.dtype, tensor.dtype
+    if before.itemsize <= now.itemsize:
+        return ""
+    # accelerate keeps weights of FSDP in float32 with mixed precision (``accelerate/utils/fsdp_utils.py:
+    # fsdp2_prepare_model``), DDP as they were loaded.
+    return (
+        f"weights are {str(before).removeprefix('torch.')} in the checkpoint and are rounded to "
+        f"{str(now).removeprefix('torch.')}, in which this training keeps them"
+    )
+
+
+def _weights(model: Any) -> Mapping[str, torch.Tensor]:
+    """The tensors that a checkpoint holds of a model, under the names that it has for them; tied ones under each."""
+    if not isinstance(model, PeftModel):
+        whole: Mapping[str, torch.Tensor] = model.state_dict(keep_vars=True)
+        return whole
+    if len(model.peft_config) > 1:
+        raise TrainingError(
+            f"The model has {len(model.peft_config)} adapters, and a checkpoint shared otherwise is read for one.",
+            hint="Resume as the run was begun.",
+        )
+    # PEFT writes names without the adapter's own.
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    adapter: Mapping[str, torch.Tensor] = get_peft_model_state_dict(
+        model, state_dict=parameters, adapter_name=model.active_adapter
+    )
+    return adapter
+
+
+# -- the optimizer -----------------------------------------------------------------------------------------------------
+
+_STATE, _GROUPS = "optimizer.state.", "optimizer.param_groups."
+"""Names in shards, as ``accelerate/utils/fsdp_utils.py: save_fsdp_optimizer`` hands them over, joined by dots
+(``torch/distributed/checkpoint/_nested_dict.py: flatten_state_dict``)."""
+
+
+def _fill_from_shards(state: dict[str, Any], checkpoint: Path) -> None:
+    """Read FSDP's files into an optimizer's state by names."""
+    with _named(checkpoint):
+        reader = dcp.FileSystemReader(checkpoint / f"{Path(OPTIMIZER_NAME).stem}_0")
+        saved = reader.read_metadata().state_dict_metadata
+    names = {key.removeprefix(_STATE).rpartition(".")[0] for key in saved if key.startswith(_STATE)}
+    groups = {key.removeprefix(_GROUPS).partition(".")[0] for key in saved if key.startswith(_GROUPS)}
+    _check_same(state, len(names), len(groups))
+    dcp.load({"optimizer": state}, storage_reader=reader, no_dist=True)
+
+
+def _fill_from_file(state: dict[str, Any], checkpoint: Path) -> None:
+    """Take this rank's part of ``optimizer.pt``, where a parameter's number is its place in the groups.
+
+    transformers makes these of the parameters with decay and of those without, each in the model's order
+    (``transformers/trainer.py: create_optimizer``).
+    """
+    with _named(checkpoint), _on_host():
+        saved = torch.load(checkpoint / OPTIMIZER_NAME, map_location="cpu", weights_only=True, mmap=True)
+    _check_same(state, len(saved["state"]), len(saved["param_groups"]))
+    names = [name for group in state["param_groups"] for name in group["params"]]
+    for number, kept in saved["state"].items():
+        name = names[number]
+        for key, whole in kept.items():
+            _copy_part(f"{name} ({key})", whole, state["state"][name][key])
+    for group, options in zip(state["param_groups"], saved["param_groups"], strict=True):
+        group.update({key: value for key, value in options.items() if key not in ("params", *_HOW_IT_STEPS)})
+
+
+def _check_same(state: Mapping[str, Any], states: int, groups: int) -> None:
+    now = len(state["state"]), len(state["param_groups"])
+    if (states, groups) != now:
+        raise TrainingError(
+            f"The optimizer in the checkpoint has state for {states} parameters in {groups} groups, and this training "
+            f"has {now[0]} in {now[1]}.",
+            hint=OTHER_MODEL,
+        )
+
+
+def _copy_part(name: str, whole: torch.Tensor, part: torch.Tensor) -> None:
+    if whole.shape != part.shape:
+        raise TrainingError(
+            f"{name} has the shape {tuple(whole.shape)} in the checkpoint, and {tuple(part.shape)} in this training.",
+            hint=OTHER_MODEL,
+        )
+    if isinstance(part, DTensor):
+        shape, offset = compute_local_shape_and_global_offset(part.shape, part.device_mesh, part.placements)
+        whole = whole[tuple(slice(first, first + size) for first, size in zip(offset, shape, strict=True))]
+        part = part.to_local()
+    with _on_host():
+        part.copy_(whole)
+
+
+@contextmanager
+def _on_host() -> Iterator[None]:
+    """Inside, a simulated card sees no tensors: what lies on the host on the way is not the device's."""
+    with torch.no_grad(), torch._C._DisableTorchDispatch():
+        yield
+
+
+@contextmanager
+def _named(checkpoint: Path) -> Iterator[None]:
+    """Inside, a file that cannot be read is an error of the checkpoint's.
+
+    Raises:
+        OutputFolderError: it is.
+    """
+    try:
+        yield
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, ImportError) as error:
+        raise OutputFolderError(
+            f"Cannot resume from {checkpoint}, whose files are not as they should be: {type(error).__name__}: "
+            f"{' '.join(str(error).split())}",
+            hint=instead_of(checkpoint),
+        ) from error
