@@ -7,8 +7,7 @@ of the machine can leave a file torn: then the digest does not match.
 
 - A file that is damaged, unreadable or another's is dropped, said once, and made again by whoever asked for it.
 - A folder that cannot be written (full disk, read-only, no home) is said once, and nothing is kept from then on.
-- Beyond ``LIMIT_BYTES`` the files go that were longest unused. One put in many looks: the chance is its size over
-  ``LOOK_EVERY_BYTES``, so however many processes write, the folder is looked through about once for that many bytes.
+- Beyond ``LIMIT_BYTES`` the files go that were longest unused: the first put of each store looks for them.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ from autotrain_mem.support.units import KIB, MIB
 LIMIT_BYTES = 200 * MIB
 """What the folder may hold. A kept rehearsal is some 10 KiB, a dataset's profile as much: thousands of them."""
 KEPT_SHARE = 0.75
-"""What is left of the limit after old files were dropped, so that the next look finds room."""
-LOOK_EVERY_BYTES = LIMIT_BYTES // 16
+"""What is left of the limit after old files were dropped."""
 PLAIN_BYTES = 16 * KIB
 """Larger bodies are compressed, to a tenth as JSON goes; smaller ones can be read by a person."""
 PAGE_BYTES = 4 * KIB
@@ -68,7 +66,6 @@ class Store:
         folder: Where the files are; made when first needed. None keeps nothing.
         on_damage: Is called, once for each, with what to say of a damaged file and of a folder that cannot be written.
         limit_bytes: What the folder may hold.
-        draw: Uniform in [0, 1): decides which put looks for files to drop; None for a random number.
     """
 
     def __init__(
@@ -77,12 +74,11 @@ class Store:
         *,
         on_damage: Callable[[str], None] = lambda message: None,
         limit_bytes: int = LIMIT_BYTES,
-        draw: Callable[[], float] | None = None,
     ) -> None:
         self._folder = folder
         self._on_damage = on_damage
         self._limit_bytes = limit_bytes
-        self._draw = draw
+        self._has_looked = False
         self._said: set[str] = set()
         self._writable = True
 
@@ -119,9 +115,8 @@ class Store:
             self._writable = False
             self._say("unwritable", f"nothing is kept in {self._folder} ({_reason(error)}): the next run starts afresh")
             return
-        import random  # an early refusal puts nothing
-
-        if (self._draw or random.random)() < _pages(len(content)) / LOOK_EVERY_BYTES:
+        if not self._has_looked:
+            self._has_looked = True
             drop_oldest(self._folder, self._limit_bytes)
 
     def _say(self, what: str, message: str) -> None:

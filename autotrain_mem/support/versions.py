@@ -50,7 +50,7 @@ def versions_key() -> dict[str, str | None]:
 @functools.cache
 def local_key() -> dict[str, str | None]:
     """The same by sizes and dates of the files, which hold for this machine alone: in 8 ms, for an early refusal."""
-    return _key(state_digest(str(OURS)), read=())
+    return _key(content_digest(OURS, read=False), read=())
 
 
 def _key(ours: str, *, read: Collection[str]) -> dict[str, str | None]:
@@ -59,7 +59,10 @@ def _key(ours: str, *, read: Collection[str]) -> dict[str, str | None]:
     for package, version in versions.items():
         key[package] = version
         if version is not None and (package in OFTEN_EDITED or DEVELOPMENT in version):
-            key[f"{package} files"] = _files_digest(package, read=package in read)
+            spec = importlib.util.find_spec(package.replace("-", "_"))
+            folders = (spec.submodule_search_locations or ()) if spec else ()
+            digests = [content_digest(pathlib.Path(folder), read=package in read) for folder in folders]
+            key[f"{package} files"] = " ".join(digests)
     return key
 
 
@@ -119,31 +122,16 @@ def version_of(text: str) -> tuple[int, ...]:
     return tuple(map(int, match[0].split("."))) if match else ()
 
 
-def content_digest(folder: pathlib.Path) -> str:
-    """Digests the names and the content of all its Python files: a copy elsewhere has the same."""
+def content_digest(folder: pathlib.Path, *, read: bool = True) -> str:
+    """Digests the names and the content of all its Python files: a copy elsewhere has the same. Unread, their sizes and
+    dates stand for the content, which is quicker."""
     digest = hashlib.blake2b(digest_size=16)
     for path in sorted(_python_files(str(folder))):
-        with open(path, "rb") as file:
-            content = file.read()
-        digest.update(f"{path[len(str(folder)) + 1 :]}\0{len(content)}\0".encode() + content)
-    return digest.hexdigest()
-
-
-def state_digest(folder: str) -> str:
-    """Digests sizes and dates of all its Python files, which is quicker than reading them."""
-    digest = hashlib.blake2b(digest_size=16)
-    for path in sorted(_python_files(folder)):
         status = os.stat(path)
-        digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
-    return digest.hexdigest()
-
-
-def _files_digest(package: str, *, read: bool) -> str:
-    """Digests the content of its Python files, or their sizes and dates."""
-    digest = hashlib.blake2b(digest_size=16)
-    spec = importlib.util.find_spec(package.replace("-", "_"))
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        digest.update((content_digest(pathlib.Path(folder)) if read else state_digest(folder)).encode())
+        content = f"{folder} {status.st_mtime_ns}".encode()
+        if read:
+            content = pathlib.Path(path).read_bytes()
+        digest.update(f"{path[len(str(folder)) + 1 :]}\0{status.st_size}\0".encode() + content)
     return digest.hexdigest()
 
 

@@ -22,11 +22,6 @@ KEY = {"model": "tiny", "batch": 4}
 LARGE = list(range(PLAIN_BYTES))
 
 
-def never() -> float:
-    """No put looks for files to drop."""
-    return 1.0
-
-
 @pytest.fixture
 def messages() -> list[str]:
     """What a store said."""
@@ -35,7 +30,7 @@ def messages() -> list[str]:
 
 @pytest.fixture
 def store(tmp_path: pathlib.Path, messages: list[str]) -> Store:
-    return Store(tmp_path / "cache", on_damage=messages.append, draw=never)
+    return Store(tmp_path / "cache", on_damage=messages.append)
 
 
 def only_file(tmp_path: pathlib.Path) -> pathlib.Path:
@@ -153,9 +148,9 @@ HAMMER = """
     import pathlib, sys
     from autotrain_mem.support.store import Store
     messages = []
-    store = Store(pathlib.Path(sys.argv[1]), on_damage=messages.append, limit_bytes=6 * 4096, draw=lambda: 0.0)
     wrong = 0
     for turn in range(60):
+        store = Store(pathlib.Path(sys.argv[1]), on_damage=messages.append, limit_bytes=6 * 4096)
         for number in range(8):
             found = store.get("kind", {"number": number})
             wrong += found is not None and (found["number"] != number or len(set(found["rows"])) != 1)
@@ -174,7 +169,8 @@ def test_two_processes_that_keep_the_same_keys_never_read_a_torn_value(tmp_path:
     both = [hammer(tmp_path), hammer(tmp_path)]
     said = [process.communicate(timeout=60)[0] for process in both]
     assert said == ["0 []\n"] * 2
-    assert len(list(tmp_path.glob("*.json"))) <= 6, "and each dropped what was too much"
+    Store(tmp_path, limit_bytes=6 * PAGE_BYTES).put("kind", KEY, 1)
+    assert len(list(tmp_path.glob("*.json"))) <= 6, "what was too much is dropped"
 
 
 def test_a_process_that_is_killed_leaves_only_whole_values(tmp_path: pathlib.Path, messages: list[str]) -> None:
@@ -198,29 +194,17 @@ def aged(path: pathlib.Path, seconds: float) -> None:
 
 
 def test_what_was_longest_unused_goes_first(tmp_path: pathlib.Path, messages: list[str]) -> None:
-    limited = Store(tmp_path, on_damage=messages.append, limit_bytes=8 * PAGE_BYTES, draw=lambda: 0.0)
+    limited = Store(tmp_path, on_damage=messages.append)
     for number in range(8):
         before = set(tmp_path.iterdir())
         limited.put("kind", {"number": number}, number)
         (new,) = set(tmp_path.iterdir()) - before
         aged(new, 1000 - number)
     assert limited.get("kind", {"number": 0}) == 0, "used just now"
-    limited.put("kind", {"number": 8}, 8)
+    Store(tmp_path, on_damage=messages.append, limit_bytes=8 * PAGE_BYTES).put("kind", {"number": 8}, 8)
     kept = [number for number in range(9) if limited.get("kind", {"number": number}) is not None]
     assert kept == [0, 4, 5, 6, 7, 8], "three quarters of eight pages"
     assert messages == []
-
-
-def test_one_put_in_many_looks_and_a_large_one_more_often(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked: list[pathlib.Path] = []
-    monkeypatch.setattr(module, "drop_oldest", lambda folder, limit_bytes: looked.append(folder))
-    chance = PAGE_BYTES / module.LOOK_EVERY_BYTES
-    for drawn, looks in ((chance * 0.99, 1), (chance, 1), (1.0, 1), (0.0, 2)):
-        Store(tmp_path, draw=lambda drawn=drawn: drawn).put("kind", KEY, 1)  # type: ignore[misc]
-        assert len(looked) == looks
-    assert chance < 1e-3
 
 
 def test_half_a_file_is_dropped_when_nobody_can_still_be_writing_it(tmp_path: pathlib.Path) -> None:
