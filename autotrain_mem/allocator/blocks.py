@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotrain_mem.allocator.settings import AllocatorSettings
-from autotrain_mem.allocator.tally import Tally
 
 ADDRESS_BITS = 48
 """Device addresses are below 2**48; above them, in a key, stands the size."""
@@ -79,11 +78,10 @@ class DeviceBlock:
 class Pool:
     """Holds the free blocks of up to 1 MiB, or those above; by stream, smallest first, at equal size by address."""
 
-    __slots__ = ("_by_key", "_keys", "_unmapped", "get_free_blocks_calls", "is_small", "tally")
+    __slots__ = ("_by_key", "_keys", "_unmapped", "get_free_blocks_calls", "is_small")
 
     def __init__(self, *, is_small: bool) -> None:
         self.is_small = is_small
-        self.tally = Tally()
         self.get_free_blocks_calls = 0
         self._keys: dict[int, list[int]] = {}
         self._by_key: dict[int, DeviceBlock] = {}
@@ -144,10 +142,10 @@ class Pool:
         return [block for _, block in self._unmapped.get(stream, ())]
 
 
-def merge(block: DeviceBlock, neighbour: DeviceBlock) -> int:
-    """Takes a free neighbour in (``try_merge_blocks``); returns its size, 0 if it stays."""
+def merge(block: DeviceBlock, neighbour: DeviceBlock) -> None:
+    """Takes a neighbour in, if it is free and mapped alike (``try_merge_blocks``)."""
     if neighbour.allocated or neighbour.pending_events or neighbour.stream_uses or neighbour.mapped != block.mapped:
-        return 0
+        return
     pool = block.pool
     if neighbour.mapped:
         pool.remove(neighbour)
@@ -163,7 +161,6 @@ def merge(block: DeviceBlock, neighbour: DeviceBlock) -> int:
         if block.next is not None:
             block.next.prev = block
     block.size += neighbour.size
-    return neighbour.size
 
 
 def shown_segments(blocks: Iterable[DeviceBlock]) -> list[dict[str, Any]]:

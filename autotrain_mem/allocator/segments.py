@@ -88,10 +88,7 @@ def release_cached_blocks(state: AllocatorState) -> None:
 def release_block(state: AllocatorState, block: DeviceBlock) -> None:
     """Gives a whole segment back to the device (``release_block``)."""
     block.pool.remove(block)
-    limit = state.settings.max_split_bytes
-    if limit is not None and block.size >= limit:
-        state.oversize_segments.change(-1)
-    state.change_reserved("segment_free", block.pool, block.address, block.size, block.stream)
+    state.change_reserved("segment_free", block.address, block.size, block.stream)
 
 
 def collect_garbage(state: AllocatorState) -> None:
@@ -174,7 +171,7 @@ def _map(state: AllocatorState, block: DeviceBlock, size: int) -> bool:
         if neighbour is not None:
             merge(block, neighbour)
     pool.insert(block)
-    state.change_reserved("segment_map", pool, address, mapped, block.stream)
+    state.change_reserved("segment_map", address, mapped, block.stream)
     return True
 
 
@@ -202,4 +199,4 @@ def _unmap(state: AllocatorState, block: DeviceBlock) -> None:
         if neighbour is not None:
             merge(block, neighbour)
     pool.insert_unmapped(block)
-    state.change_reserved("segment_unmap", pool, begin, end - begin, block.stream)
+    state.change_reserved("segment_unmap", begin, end - begin, block.stream)

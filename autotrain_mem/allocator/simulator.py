@@ -32,7 +32,6 @@ from autotrain_mem.allocator.segments import (
     release_cached_blocks,
 )
 from autotrain_mem.allocator.state import AllocatorState
-from autotrain_mem.allocator.tally import PeakTally, ReservedTally
 
 __all__ = ["CachingAllocator", "OutOfMemory"]
 
@@ -70,22 +69,16 @@ class CachingAllocator(AllocatorState):
             return
         block = self._allocated.pop(address)
         block.allocated = False
-        size = block.size
+        self.allocated_bytes -= block.size
         if self.on_action is not None:
             self.on_action("free_requested", address, block.requested, block.stream)
-        if self.settings.max_split_bytes is not None and size >= self.settings.max_split_bytes:
-            self.oversize_allocations.change(-1)
         if block.stream_uses:
-            self.all.free(size)
-            block.pool.tally.free(size)
             block.pending_events = len(block.stream_uses)
             for stream in sorted(block.stream_uses):  # it stays active until each of them is done (``insert_events``)
                 self._events += 1
                 self._pending.setdefault(stream, deque()).append((self._events, block))
             block.stream_uses = None
         else:
-            self.all.release(size, block.requested)
-            block.pool.tally.release(size, block.requested)
             self._free_block(block)
 
     def record_stream(self, address: int, stream: int) -> None:
@@ -105,43 +98,23 @@ class CachingAllocator(AllocatorState):
 
     # -- what it holds ---------------------------------------------------------------------------------------------
 
-    @property
-    def allocated_bytes(self) -> int:
-        """Is ``torch.cuda.memory_allocated``."""
-        return self.all.allocated_bytes
-
-    @property
-    def peak_allocated_bytes(self) -> int:
-        """Is ``torch.cuda.max_memory_allocated``."""
-        return self.all.peak_allocated_bytes
-
-    @property
-    def peak_reserved_bytes(self) -> int:
-        """Is ``torch.cuda.max_memory_reserved``."""
-        return self.all.reserved_bytes.peak
-
     def reset_peak_stats(self) -> None:
         """Follows ``torch.cuda.reset_peak_memory_stats``."""
-        for tally in (self.all, self.small.tally, self.large.tally):
-            tally.reset_peaks()
-        for stat in (self.oversize_allocations, self.oversize_segments):
-            stat.peak = stat.current
+        self.peak_allocated_bytes, self.peak_reserved_bytes = self.allocated_bytes, self.reserved_bytes
 
     def memory_stats(self) -> dict[str, int]:
-        """Is ``torch.cuda.memory_stats``: the same names, of the same calls the same numbers."""
+        """Is the part of ``torch.cuda.memory_stats`` that is counted here: of the same calls the same numbers."""
         return {
-            **self.all.named("all"),
-            **self.small.tally.named("small_pool"),
-            **self.large.tally.named("large_pool"),
+            "allocated_bytes.all.current": self.allocated_bytes,
+            "allocated_bytes.all.peak": self.peak_allocated_bytes,
+            "reserved_bytes.all.current": self.reserved_bytes,
+            "reserved_bytes.all.peak": self.peak_reserved_bytes,
             "num_alloc_retries": self.num_alloc_retries,
             "num_ooms": self.num_ooms,
             "num_oom_rejections": self.num_oom_rejections,
             "num_sync_all_streams": self.num_sync_all_streams,
             "num_device_alloc": self.num_device_alloc,
             "num_device_free": self.num_device_free,
-            "max_split_size": -1 if self.settings.max_split_bytes is None else self.settings.max_split_bytes,
-            **self.oversize_allocations.named("oversize_allocations"),
-            **self.oversize_segments.named("oversize_segments"),
         }
 
     def segments(self) -> list[dict[str, Any]]:
@@ -156,14 +129,6 @@ class CachingAllocator(AllocatorState):
     def free_blocks(self) -> list[DeviceBlock]:
         """Lists what is cached: the blocks that lie free in segments."""
         return [*self.small.free_blocks(), *self.large.free_blocks()]
-
-    def count_reserved_only(self) -> None:
-        """Leaves out all statistics but those of segments, from here on: a third of a simulation's time."""
-        self.all, self.small.tally, self.large.tally = ReservedTally(), ReservedTally(), ReservedTally()
-
-    def count_peaks_only(self) -> None:
-        """Leaves out all statistics but what is allocated and reserved in all, from here on."""
-        self.all, self.small.tally, self.large.tally = PeakTally(), ReservedTally(), ReservedTally()
 
     # -- a new block -----------------------------------------------------------------------------------------------
 
@@ -201,9 +166,7 @@ class CachingAllocator(AllocatorState):
         if not self.device.take(asked):
             return None
         block = DeviceBlock(self.device.addresses(asked), asked, stream, pool)
-        if self.settings.max_split_bytes is not None and asked >= self.settings.max_split_bytes:
-            self.oversize_segments.change(1)
-        self.change_reserved("segment_alloc", pool, block.address, asked, stream)
+        self.change_reserved("segment_alloc", block.address, asked, stream)
         return block
 
     def _refusal(self, requested_bytes: int, asked: int, *, is_rejected: bool = False) -> Refusal:
@@ -224,7 +187,6 @@ class CachingAllocator(AllocatorState):
     def _hand_out(self, block: DeviceBlock, pool: Pool, size: int, requested_bytes: int) -> int:
         """Cuts off what is too much, if it is enough to be of use (``alloc_found_block``, ``should_split``)."""
         surplus = block.size - size
-        was_split = block.prev is not None or block.next is not None
         if pool.is_small or self.settings.grows:
             may_split = surplus >= MIN_BLOCK_BYTES
         else:
@@ -238,44 +200,23 @@ class CachingAllocator(AllocatorState):
             if after is not None:
                 after.prev = rest
             pool.insert(rest)
-            if block.segment is None and was_split:  # its rest stays free beside others
-                self.all.inactive_split_bytes.current -= size
-                pool.tally.inactive_split_bytes.current -= size
-            elif block.segment is None:
-                self._add_inactive(pool, 1, surplus)
-        elif was_split and block.segment is None:
-            self._add_inactive(pool, -1, -block.size)
-        size = block.size
         block.allocated, block.requested = True, requested_bytes
         self._allocated[block.address] = block
-        self.all.allocate(size, requested_bytes)
-        pool.tally.allocate(size, requested_bytes)
-        if self.settings.max_split_bytes is not None and size >= self.settings.max_split_bytes:
-            self.oversize_allocations.change(1)
+        self.allocated_bytes += block.size
+        if self.allocated_bytes > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = self.allocated_bytes
         if self.on_action is not None:
             self.on_action("alloc", block.address, requested_bytes, block.stream)
         return block.address
 
-    def _add_inactive(self, pool: Pool, blocks: int, size: int) -> None:
-        self.all.change_inactive(blocks, size)
-        pool.tally.change_inactive(blocks, size)
-
     def _free_block(self, block: DeviceBlock) -> None:
         """Merges it with free neighbours, and gives it back to its pool (``free_block``)."""
-        pool = block.pool
         if self.on_action is not None:
             self.on_action("free_completed", block.address, block.requested, block.stream)
-        merged, absorbed = 0, 0
         for neighbour in (block.prev, block.next):
-            if neighbour is not None and not neighbour.allocated and (subsumed := merge(block, neighbour)):
-                merged, absorbed = merged + 1, absorbed + subsumed
-        pool.insert(block)
-        if block.segment is None:
-            is_split = block.prev is not None or block.next is not None
-            blocks = is_split - merged
-            change = is_split * block.size - absorbed
-            if blocks or change:
-                self._add_inactive(pool, blocks, change)
+            if neighbour is not None and not neighbour.allocated:
+                merge(block, neighbour)
+        block.pool.insert(block)
 
     # -- other streams ---------------------------------------------------------------------------------------------
 
@@ -290,8 +231,6 @@ class CachingAllocator(AllocatorState):
                 _, block = queue.popleft()
                 block.pending_events -= 1
                 if block.pending_events == 0:
-                    self.all.deactivate(block.size, block.requested)
-                    block.pool.tally.deactivate(block.size, block.requested)
                     self._free_block(block)
             if not queue:
                 del self._pending[stream]

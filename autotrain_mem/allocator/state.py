@@ -1,4 +1,4 @@
-"""Holds what the allocator knows: settings, pools, counters and the memory of a device with a size."""
+"""Holds what the allocator knows: settings, pools, statistics and the memory of a device with a size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from autotrain_mem.allocator.blocks import DeviceBlock, Pool
 from autotrain_mem.allocator.settings import AllocatorSettings
-from autotrain_mem.allocator.tally import Stat, Tally
 
 FIRST_ADDRESS = 0x7F0000000000
 """Where a Linux process finds CUDA's first segments, more or less; nothing depends on it but the look of a snapshot."""
@@ -72,12 +71,13 @@ class AllocatorState:
         self.total_bytes = capacity_bytes if total_bytes is None else total_bytes
         self.outside_bytes = outside_bytes
         self.on_action = on_action
-        self.all = Tally()
+        self.allocated_bytes = self.peak_allocated_bytes = 0
+        self.reserved_bytes = self.peak_reserved_bytes = 0
+        """As ``torch.cuda.memory_allocated``, ``max_memory_allocated`` and their like for what is reserved."""
         self.small = Pool(is_small=True)
         self.large = Pool(is_small=False)
         self.num_alloc_retries = self.num_ooms = self.num_sync_all_streams = 0
         self.num_device_alloc = self.num_device_free = self.num_oom_rejections = 0
-        self.oversize_allocations, self.oversize_segments = Stat(), Stat()
         self.allowed_bytes: int | None = None
         if self.settings.per_process_memory_fraction < 1.0:
             self.set_memory_fraction(self.settings.per_process_memory_fraction)
@@ -86,28 +86,21 @@ class AllocatorState:
         self._pending: dict[int, deque[tuple[int, DeviceBlock]]] = {}
         self._events = self._completed_events = 0
 
-    @property
-    def reserved_bytes(self) -> int:
-        """Is ``torch.cuda.memory_reserved``."""
-        return self.all.reserved_bytes.current
-
     def set_memory_fraction(self, fraction: float) -> None:
         """Follows ``setMemoryFraction``; raises ValueError for a device without a size."""
         if self.total_bytes is None:
             raise ValueError("a fraction of a device without a size is no limit: give total_bytes")
         self.allowed_bytes = int(fraction * self.total_bytes) if fraction < 1.0 else None
 
-    def change_reserved(self, action: str, pool: Pool, address: int, size: int, stream: int) -> None:
+    def change_reserved(self, action: str, address: int, size: int, stream: int) -> None:
         """Counts memory that came from the device or went back to it, by the action's name in torch's history."""
-        sign = 1 if action in ("segment_alloc", "segment_map") else -1
-        if sign > 0:
+        if action in ("segment_alloc", "segment_map"):
             self.num_device_alloc += 1
+            self.reserved_bytes += size
+            self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
         else:
             self.num_device_free += 1
+            self.reserved_bytes -= size
             self.device.taken_bytes -= size
-        for tally in (self.all, pool.tally):
-            if action in ("segment_alloc", "segment_free"):  # pages are not counted as segments
-                tally.segment.change(sign)
-            tally.reserved_bytes.change(sign * size)
         if self.on_action is not None:
             self.on_action(action, address, size, stream)

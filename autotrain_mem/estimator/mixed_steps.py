@@ -294,7 +294,6 @@ class Run:
         is_small: bool = False,
     ) -> None:
         self.allocator = CachingAllocator(capacity_bytes, settings)
-        self.allocator.count_reserved_only()
         self._templates, self._is_small = templates, is_small
         self.micro_batches = len(templates[0].parts.later)
         """Of a step, as far as they were rehearsed: of more, those between are like the last."""

@@ -116,7 +116,6 @@ class Replay:
         self.allocator = CachingAllocator(
             room.capacity_bytes, settings, total_bytes=room.total_bytes, on_action=on_action
         )
-        self.allocator.count_peaks_only()
         self.largest_refused_bytes: int | None = None
         self._slack_bytes = 0
 
@@ -142,17 +141,17 @@ class Replay:
 
     def _play(self, events: Iterable[int]) -> None:
         allocator, addresses, requests = self.allocator, self._addresses, self._requests
-        malloc, free, reserved = allocator.malloc, allocator.free, allocator.all.reserved_bytes
-        peak, has_other_streams = reserved.peak, bool(self._trace.stream_uses)
+        malloc, free = allocator.malloc, allocator.free
+        peak, has_other_streams = allocator.peak_reserved_bytes, bool(self._trace.stream_uses)
         for event in events:
             if event > 0:
                 try:
                     addresses[event - 1] = malloc(*requests[event - 1])
                 except OutOfMemory as error:
                     addresses[event - 1] = self._grow(error, *requests[event - 1])
-                if reserved.peak > peak:
-                    peak = reserved.peak
-                    self._slack_bytes = reserved.current - allocator.all.allocated_bytes
+                if allocator.peak_reserved_bytes > peak:
+                    peak = allocator.peak_reserved_bytes
+                    self._slack_bytes = allocator.reserved_bytes - allocator.allocated_bytes
             elif event == CACHE_EMPTIED:
                 allocator.empty_cache()
             else:

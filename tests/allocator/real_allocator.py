@@ -14,8 +14,8 @@ Answer = dict[str, Any]
 """One of ``region`` and ``offset``, ``oom``, ``segments``; and ``numbers``, the memory_stats() after the event."""
 
 PER_EVENT = (
-    *(f"{name}_bytes.all.current" for name in ("allocated", "reserved", "active", "requested", "inactive_split")),
-    *("segment.all.current", "num_alloc_retries", "num_ooms", "num_device_alloc", "num_device_free"),
+    *("allocated_bytes.all.current", "reserved_bytes.all.current"),
+    *("num_alloc_retries", "num_ooms", "num_device_alloc", "num_device_free"),
 )
 """What a recording keeps of every event; of the last it keeps all."""
 
@@ -59,22 +59,15 @@ def _played(allocator: CachingAllocator, addresses: dict[int, int], action: str,
 
 
 class Comparison:
-    """Holds answers against each other, event by event. Keeps where our addresses have the real regions.
-
-    When several streams are done with blocks, torch frees them stream by stream in the order of a hash table. What is
-    free in the end is the same in any order, but not how many pieces there were on the way: from the first
-    ``record_stream`` on, the history of ``inactive_split`` is left out.
-    """
+    """Holds answers against each other, event by event. Keeps where our addresses have the real regions."""
 
     def __init__(self) -> None:
         self._bases: dict[int, int] = {}
-        self._order_is_known = True
         self.not_simulated: set[str] = set()
         """Numbers that only the real allocator has."""
 
     def differences(self, event: str, real: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
         """``["reserved_bytes.all.current: 4096, really 2097152"]``; nothing where the two agree."""
-        self._order_is_known &= not event.startswith("record_stream")
         found = [*self._places(real, ours)]
         if "oom" in real and "oom" in ours and real["oom"] != ours["oom"]:
             found.append(f"message {ours['oom']!r}, really {real['oom']!r}")
@@ -113,6 +106,5 @@ class Comparison:
 
     def _numbers(self, real: Mapping[str, int], ours: Mapping[str, int]) -> Iterator[str]:
         for name, value in real.items():
-            known = self._order_is_known or not name.startswith("inactive_split") or name.endswith("current")
-            if known and ours.get(name, value) != value:
+            if ours.get(name, value) != value:
                 yield f"{name}: {ours[name]}, really {value}"

@@ -27,12 +27,9 @@ def take(allocator: CachingAllocator, mib: float, stream: int = 0) -> int:
     return allocator.malloc(int(mib * MIB), stream)
 
 
-def stat(allocator: CachingAllocator, name: str) -> int:
-    return allocator.memory_stats()[name]
-
-
 def played(allocator: CachingAllocator, program: str) -> dict[str, float]:
-    """Plays a program; returns torch's statistics, bytes in MiB, and where each block lies from the first segment on.
+    """Plays a program; returns torch's statistics, sums of its snapshot, and where each block lies from the first
+    segment on, bytes in MiB. ``split`` counts the free blocks beside others.
 
     ``a=12`` takes 12 MiB, ``a=12/1`` on stream 1, ``a=12-`` and ``a=12+`` 512 bytes less and more; ``!30`` is refused;
     ``-a`` frees, ``a@1`` is used on stream 1, ``events`` are done, ``empty`` empties the cache.
@@ -54,8 +51,12 @@ def played(allocator: CachingAllocator, program: str) -> dict[str, float]:
         else:
             {"events": allocator.complete_events, "empty": allocator.empty_cache}[name]()
     places = {name: (address - FIRST_ADDRESS) / MIB for name, address in addresses.items()}
-    stats = {name: value / MIB if "_bytes" in name else value for name, value in allocator.memory_stats().items()}
-    return stats | places | {"reserved": allocator.reserved_bytes / MIB, "allocated": allocator.allocated_bytes / MIB}
+    segments = allocator.segments()
+    sums = {name: sum(each[f"{name}_size"] for each in segments) / MIB for name in ("active", "requested")}
+    states = [block["state"] for each in segments if len(each["blocks"]) > 1 for block in each["blocks"]]
+    counts = {"split": states.count("inactive"), "small": sum(each["segment_type"] == "small" for each in segments)}
+    held = {"reserved": allocator.reserved_bytes / MIB, "allocated": allocator.allocated_bytes / MIB}
+    return allocator.memory_stats() | places | sums | counts | held
 
 
 @given(SIZES)
@@ -72,14 +73,14 @@ def test_an_allocator_counts_the_rounded_size_and_the_requested_one(requested: i
     allocator.malloc(requested)
     surplus = allocator.allocated_bytes - round_size(requested)
     assert 0 <= surplus <= MIB  # the end of a segment that is not worth cutting off
-    assert stat(allocator, "requested_bytes.all.current") == requested
+    assert allocator.segments()[0]["requested_size"] == requested
 
 
 def test_of_nothing_nothing_is_counted_and_its_address_may_be_freed() -> None:
     allocator = CachingAllocator()
     assert allocator.malloc(0) == 0
     allocator.free(0)
-    assert stat(allocator, "allocation.all.allocated") == 0
+    assert allocator.peak_allocated_bytes == 0
     with pytest.raises(KeyError):
         allocator.free(FIRST_ADDRESS)
 
@@ -87,7 +88,7 @@ def test_of_nothing_nothing_is_counted_and_its_address_may_be_freed() -> None:
 RULES = """
 # -- segments and best fit
 requests of up to 1 MiB share segments of their own
-    a=1.5 b=1 c=0.5 d=0.5 e=0.25 -> reserved 24, segment.small_pool.current 2, allocated_bytes.small_pool.current 2.25
+    a=1.5 b=1 c=0.5 d=0.5 e=0.25 -> reserved 24, small 2
 the smallest block that is large enough is taken
     [large_segment_size_mb:100] a=8 x=2 b=5 y=2 c=6 z=2 -a -b -c d=4.5 -> d b
 of equal blocks the one of the lowest address is taken
@@ -96,33 +97,29 @@ blocks of another stream are not taken
     a=12 -a b=12/1 -> reserved 24
 # 12 MiB, and the last 4 of the 20
 neighbours that are free become one block
-    a=4 b=4 c=4 d=4 -a -c -b -> inactive_split.all.current 2
+    a=4 b=4 c=4 d=4 -a -c -b -> split 2
 
 # -- splitting
 a small block is split where 512 bytes are left
-    a=1 b=1- -> inactive_split_bytes.small_pool.current 0.00048828125, reserved 2
+    a=1 b=1- -> split 1, reserved 2
 the 512 bytes that are left are taken
     a=1 b=1- c=0+ -> reserved 2
 a large block is given whole where 1 MiB is left
-    a=12 -a b=11 -> allocated 12, requested_bytes.all.current 11
+    a=12 -a b=11 -> allocated 12, requested 11
 a large block is split where more than 1 MiB is left
-    a=12 -a b=11- -> allocated 10.99951171875, inactive_split_bytes.all.current 1.00048828125
-inactive split counts what is free beside others
-    a=12 -a b=4.5 -> inactive_split.all.current 1, inactive_split_bytes.all.current 7.5
+    a=12 -a b=11- -> allocated 10.99951171875, split 1
 
 # -- max_split_size_mb
 # 30 are below the limit; 40 are at most 20 too large for 33, and given whole
 an oversized block is neither split nor given to a smaller request
-    [max_split_size_mb:32] a=40 -a b=30 c=33
-    -> c a, reserved 70, allocated 70, max_split_size 33554432,
-       oversize_allocations.current 1, oversize_segments.current 1
+    [max_split_size_mb:32] a=40 -a b=30 c=33 -> c a, reserved 70, allocated 70
 # 60 >= 40 + 20
 an oversized request takes no block that is too much larger
     [max_split_size_mb:32] a=60 -a b=40 c=40.5 -> c a, reserved 100
 how much larger a block may be can be set
     [max_split_size_mb:32,max_non_split_rounding_mb:21] a=60 -a b=40 -> b a
 a block below the limit is split
-    [max_split_size_mb:32] a=30 -a b=15 c=15 -> reserved 30, oversize_segments.allocated 0
+    [max_split_size_mb:32] a=30 -a b=15 c=15 -> reserved 30
 # the 40 and the 34 go, largest first, since 40 are less than 60; the 20 stay
 oversized blocks are given back before all that is cached
     [max_split_size_mb:32, 120 MiB] a=40 b=34 c=20 -a -b -c d=60
@@ -149,11 +146,11 @@ a request that a retry does not save is refused
 
 # -- other streams and empty_cache
 a block that another stream uses stays active
-    a=12 a@1 -a -> allocated 0, active_bytes.all.current 12, requested_bytes.all.current 12
+    a=12 a@1 -a -> allocated 0, active 12, requested 12
 a block is free once the other stream is done and the next request finds out
-    a=12 a@1 -a b=12 events -> active_bytes.all.current 24
+    a=12 a@1 -a b=12 events -> active 24
 a block waits for each stream that uses it but its own
-    a=12 b=12 a@0 b@1 b@2 b@2 -a -b -> active.all.current 1
+    a=12 b=12 a@0 b@1 b@2 b@2 -a -b -> active 12
 a retry waits for all streams
     [30 MiB] a=20 a@1 -a b=24 -> reserved 24, num_alloc_retries 1
 what is used after the events is not done with them
@@ -162,15 +159,15 @@ an emptied cache keeps segments of which something is in use
     a=12 b=4 c=4 d=0+ -a -b empty -> reserved 22
 
 # -- expandable segments
-an expandable segment grows by pages of 20 or of 2 MiB and torch counts no segment
-    [expandable_segments:True] a=1.5 b=18.5 c=41 d=0+ -> reserved 82, segment.all.current 0, num_device_alloc 3
+an expandable segment grows by pages of 20 or of 2 MiB
+    [expandable_segments:True] a=1.5 b=18.5 c=41 d=0+ -> reserved 82, num_device_alloc 3
 a page is as large as a large segment is set
     [expandable_segments:True,large_segment_size_mb:34] a=1.5 -> reserved 34
 # 5 MiB were free, two more pages hold the other 25
 a request starts in the free end of what is mapped
     [expandable_segments:True] a=15 b=30 -> b 15, reserved 60
-an expandable block is split down to 512 bytes, which torch leaves out
-    [expandable_segments:True] a=20- -> allocated 19.99951171875, inactive_split_bytes.all.current 0
+an expandable block is split down to 512 bytes
+    [expandable_segments:True] a=20- -> allocated 19.99951171875
 # of 50 to 100 MiB the pages from 60 to 100
 an emptied cache unmaps whole pages
     [expandable_segments:True] a=50 b=50 c=20 -b empty -> reserved 80, num_device_free 1
@@ -222,7 +219,7 @@ def test_a_request_that_no_cached_block_serves_takes_a_segment(mib: float, segme
     allocator = allocator_of()
     take(allocator, mib)
     assert allocator.reserved_bytes == segment_mib * MIB
-    assert stat(allocator, "segment.all.current") == stat(allocator, "num_device_alloc") == 1
+    assert allocator.num_device_alloc == 1
 
 
 def test_a_fraction_of_a_device_without_a_size_is_refused() -> None:

@@ -40,43 +40,12 @@ ALLOCATOR_SETTINGS = st.builds(
 )
 
 
-@dataclass
-class Counted:
-    """One statistic, counted the plain way."""
-
-    current: int = 0
-    peak: int = 0
-    allocated: int = 0
-
-    def change(self, amount: int) -> None:
-        self.current += amount
-        self.allocated += max(amount, 0)
-        self.peak = max(self.peak, self.current)
-
-    def figures(self) -> dict[str, int]:
-        return {**vars(self), "freed": self.allocated - self.current}
-
-
-class Naive(dict[str, Counted]):
-    """What the program holds, without any idea of segments: three statistics of torch's, for all and for each pool."""
-
-    def count(self, *, is_small: bool, **amounts: int) -> None:
-        for name, amount in amounts.items():
-            for pool in ("all", "small_pool" if is_small else "large_pool"):
-                self.setdefault(f"{name}.{pool}", Counted()).change(amount)
-
-    def memory_stats(self) -> dict[str, int]:
-        return {f"{name}.{key}": value for name, stat in self.items() for key, value in stat.figures().items()}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Held:
     """One live request."""
 
     address: int
-    requested: int
     size: int
-    is_small: bool
     stream: int
 
 
@@ -124,7 +93,7 @@ class AnyProgram(RuleBasedStateMachine):
         total = None if capacity is None else capacity + beside_mib * MIB
         self.made_with = (capacity, settings, total)
         self.allocator = CachingAllocator(capacity, settings, total_bytes=total)
-        self.naive = Naive()
+        self.allocated = self.peak = 0
         self.held: list[Held] = []
         self.used_elsewhere: set[int] = set()
         self.waiting: list[Held] = []
@@ -157,10 +126,10 @@ class AnyProgram(RuleBasedStateMachine):
         asked = round_size_by(self.allocator.settings, requested)
         assert block.size >= asked >= requested
         assert (block.stream, block.requested, block.pool.is_small) == (stream, requested, asked <= SMALL_BYTES)
-        held = Held(address=address, requested=requested, size=block.size, is_small=block.pool.is_small, stream=stream)
+        held = Held(address=address, size=block.size, stream=stream)
         self.held.append(held)
-        amounts = {"allocation": 1, "allocated_bytes": held.size, "requested_bytes": requested}
-        self.naive.count(is_small=held.is_small, **amounts)
+        self.allocated += held.size
+        self.peak = max(self.peak, self.allocated)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -171,12 +140,10 @@ class AnyProgram(RuleBasedStateMachine):
         self.calls.append(("free", index))
         held = self.held.pop(index)
         self.allocator.free(held.address)
-        self.naive.count(is_small=held.is_small, allocation=-1, allocated_bytes=-held.size)
+        self.allocated -= held.size
         if held.address in self.used_elsewhere:
             self.used_elsewhere.remove(held.address)
             self.waiting.append(held)
-        else:
-            self.naive.count(is_small=held.is_small, requested_bytes=-held.requested)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), stream=STREAMS)
@@ -205,15 +172,12 @@ class AnyProgram(RuleBasedStateMachine):
     def reset_peak_stats(self) -> None:
         self.calls.append(("reset_peak_stats",))
         self.allocator.reset_peak_stats()
-        for stat in self.naive.values():
-            stat.peak = stat.current
+        self.peak = self.allocated
         stats = self.allocator.memory_stats()
         assert all(stats[key] == stats[key.replace(".peak", ".current")] for key in stats if key.endswith(".peak"))
 
     def _waited(self, blocks: int) -> None:
         """The first so many of what other streams used are free."""
-        for held in self.waiting[:blocks]:
-            self.naive.count(is_small=held.is_small, requested_bytes=-held.requested)
         del self.waiting[:blocks]
         self.done = 0
 
@@ -221,18 +185,15 @@ class AnyProgram(RuleBasedStateMachine):
 
     @invariant()
     def everything_holds(self) -> None:
-        """Walks the blocks and collects the statistics once for all that must hold of them."""
-        walked, stats = list(chains(self.allocator)), self.allocator.memory_stats()
+        """Walks the blocks once for all that must hold of them."""
+        walked = list(chains(self.allocator))
         self.blocks_tile_their_segments(walked)
         self.no_neighbours_are_free_alike(walked)
         self.blocks_are_aligned_and_pages_mapped_whole(walked)
         self.pools_hold_what_is_free_and_nothing_else(walked)
         self.what_is_active_and_what_is_free_is_what_is_reserved(walked)
         self.reserved_stays_within_its_limits()
-        expected = self.naive.memory_stats()
-        assert {name: stats[name] for name in expected} == expected
-        self.statistics_agree_with_each_other(stats)
-        self.inactive_split_is_what_is_free_beside_others(stats)
+        self.statistics_are_those_of_a_plain_count()
         self.a_snapshot_shows_the_same(walked)
 
     def blocks_tile_their_segments(self, walked: list[list[DeviceBlock]]) -> None:
@@ -295,26 +256,11 @@ class AnyProgram(RuleBasedStateMachine):
             page = allocator.settings.large_segment_bytes if allocator.settings.grows else 0
             assert allocator.peak_reserved_bytes <= allocator.allowed_bytes + page
 
-    def statistics_agree_with_each_other(self, stats: dict[str, int]) -> None:
-        for name in {key.rsplit(".", 1)[0] for key in stats if key.endswith(".current")}:
-            assert stats[f"{name}.freed"] == stats[f"{name}.allocated"] - stats[f"{name}.current"] >= 0
-            assert stats[f"{name}.peak"] >= stats[f"{name}.current"] >= 0
-        for name in {key.split(".")[0] for key in stats if ".all." in key}:
-            for figure in ("current", "allocated", "freed"):
-                pools = stats[f"{name}.small_pool.{figure}"] + stats[f"{name}.large_pool.{figure}"]
-                assert stats[f"{name}.all.{figure}"] == pools
-        assert stats["num_ooms"] == self.refused
-        assert stats["num_alloc_retries"] >= self.refused
-
-    def inactive_split_is_what_is_free_beside_others(self, stats: dict[str, int]) -> None:
-        split = [
-            block
-            for pool in (self.allocator.small, self.allocator.large)
-            for block in pool.free_blocks()
-            if block.is_split and block.segment is None
-        ]
-        assert stats["inactive_split.all.current"] == len(split)
-        assert stats["inactive_split_bytes.all.current"] == sum(block.size for block in split)
+    def statistics_are_those_of_a_plain_count(self) -> None:
+        allocator = self.allocator
+        assert (allocator.allocated_bytes, allocator.peak_allocated_bytes) == (self.allocated, self.peak)
+        assert allocator.peak_reserved_bytes >= allocator.reserved_bytes >= 0
+        assert allocator.num_ooms == self.refused <= allocator.num_alloc_retries
 
     def a_snapshot_shows_the_same(self, walked: list[list[DeviceBlock]]) -> None:
         shown = self.allocator.segments()
