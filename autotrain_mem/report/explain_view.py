@@ -23,6 +23,7 @@ from autotrain_mem.report.estimate_view import (
 from autotrain_mem.report.layout import (
     BAD,
     GOOD,
+    LOUD,
     QUIET,
     Bar,
     Indented,
@@ -35,6 +36,7 @@ from autotrain_mem.report.layout import (
     title,
 )
 from autotrain_mem.report.plan_view import (
+    NOTES,
     changes,
     decision,
     elsewhere,
@@ -61,7 +63,9 @@ _ALIKE = {*formatting.BATCHES, EXPANDABLE}
 def explain_view(plan: Plan) -> RenderableType:
     """Everything that a plan file knows, the answers first."""
     estimate = plan.estimate
-    grid = facts(plan)
+    grid = table("", "", show_header=False)
+    for fact in facts(plan):
+        add(grid, Text(fact.label, style=LOUD if fact.label in NOTES else ""), fact.text)
     if estimate.hardware.source:
         add(grid, "card", estimate.hardware.source)
     bounds = table("", "", show_header=False)  # what stands in the way of more

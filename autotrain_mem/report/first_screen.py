@@ -6,8 +6,8 @@ All else that a plan holds is shown by ``plan_view`` and ``explain_view``. A not
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import rich.console
 from rich.console import ConsoleOptions, RenderableType, RenderResult
@@ -19,7 +19,7 @@ from autotrain_mem.report import formatting
 from autotrain_mem.report.comparison_view import cards_view
 from autotrain_mem.report.estimate_view import sum_table, verdict, why_not
 from autotrain_mem.report.layout import QUIET, Indented
-from autotrain_mem.report.plan_view import data, decision, searched, short_facts, vllm_server, vllm_share
+from autotrain_mem.report.plan_view import NOTES, Fact, decision, facts, searched
 from autotrain_mem.report.run_view import report_view
 from autotrain_mem.report.terminal import Console
 from autotrain_mem.types import Estimate, Harm, Plan, Report
@@ -39,135 +39,95 @@ _COSTS = {
 _REST = "settings, attempts, other levels: -v, or autofit explain"
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One thing that is said: cut to a line, or whole where there is room."""
-
-    text: Text = field(default_factory=Text)
-    label: str = ""
-    gravity: int = 0
-    """The gravest are the first to be shown whole, and the last to be left out."""
-    whole: bool = False
-
-    def shown(self) -> RenderableType:
-        text = self.text.copy()
-        if not self.whole:
-            text.no_wrap, text.overflow = True, "ellipsis"
-        if not self.label:
-            return text
-        grid = Table.grid(padding=0, expand=True)
-        grid.add_column(width=LABEL_COLUMNS, no_wrap=True)
-        grid.add_column(overflow="fold" if self.whole else "ellipsis", no_wrap=not self.whole, ratio=1)
-        grid.add_row(Text(self.label, style=QUIET), text)
-        return Indented(grid)
-
-
 def first_screen(plan: Plan, next_command: str | None = None) -> RenderableType:
     """Shows a plan in at most :data:`LINES` lines where these are :data:`COLUMNS` columns wide, or wider.
 
     Args:
         next_command: What trains with the plan; None where that is about to happen.
     """
-    head, tail, levers = [*_head(plan)], [*_tail(plan, next_command)], list[_Part]()
+    lines, known = decision(plan), [fact for fact in facts(plan) if fact.gravity]
+    asked = len(lines) - len(plan.questions)
+    head = [Fact("", line, 90 if number < asked else 80) for number, line in enumerate(lines)]
+    head += [_BLANK, *(replace(fact, label=f"  {fact.label}") for fact in known if fact.label not in NOTES)]
+    tail = [fact for fact in known if fact.label in NOTES]
+    tail = [*([_BLANK] if tail else []), *tail, _BLANK]
+    if next_command is not None:
+        short = next_command if len(next_command) <= LONGEST_COMMAND else "the same command without the word plan"
+        tail.append(Fact("train", Text(short, style="bold"), ALWAYS))
+    tail.append(Fact("", Text(f"{searched(plan)}; {_REST}", style=QUIET), ALWAYS))
+    changed = list[Fact]()
     for lever in sorted(plan.levers, key=lambda each: -each.harm):  # what it costs, was and is, and why
         moved = f"{lever.name} {formatting.value(lever.before)} -> {formatting.value(lever.after)}"
         text = Text.assemble((moved, "bold"), f": {lever.why}")
-        levers.append(_Part(text, f"  {_COSTS[lever.harm]}", 10 + lever.harm))
-    heading = [_Part(), _Part(Text("changed, and what it costs", style="bold"), gravity=70)] if levers else []
+        changed.append(Fact(f"  {_COSTS[lever.harm]}", text, 10 + lever.harm))
+    heading = [_BLANK, Fact("", Text("changed, and what it costs", style="bold"), 70)] if changed else []
     room = LINES - len(head) - len(heading) - len(tail)
-    if len(levers) > room:
-        left = len(levers) - max(0, room - 1)
-        levers = [*levers[: max(0, room - 1)], _Part(Text(f"  and {left} more, which -v shows", style=QUIET))]
-    return _Screen([*head, *heading, *levers, *tail])
+    if len(changed) > room:
+        left = len(changed) - max(0, room - 1)
+        changed = [*changed[: max(0, room - 1)], Fact("", Text(f"  and {left} more, which -v shows", style=QUIET))]
+    return _Screen([*head, *heading, *changed, *tail])
 
 
 def estimate_screen(estimate: Estimate) -> RenderableType:
     """Shows an estimate in about as many lines: the verdict, the settings, and the column that adds up to the need."""
-    memory = estimate.memory
-    parts = [
-        _Part(verdict(estimate), gravity=90),
-        *(_Part(Text(sentence), gravity=80) for sentence in why_not(estimate)),
-        _Part(Text(formatting.settings(estimate.knobs)), "  settings", 50),
-        _Part(Text(formatting.trains(estimate.knobs, memory.trained)), "  trains", 40),
-        _Part(Text(formatting.speed(estimate.time)), "  speed", 30),
-        _Part(),
-    ]
     rest = Text("kinds of segments, hours, phases, modules and what is not counted: -v", style=QUIET)
-    return _Screen(parts, sum_table(estimate), [_Part(), _Part(rest)])
+    above = [
+        Fact("", verdict(estimate), 90),
+        *(Fact("", Text(sentence), 80) for sentence in why_not(estimate)),
+        Fact("  settings", Text(formatting.settings(estimate.knobs)), 50),
+        Fact("  trains", Text(formatting.trains(estimate.knobs, estimate.memory.trained)), 40),
+        Fact("  speed", Text(formatting.speed(estimate.time)), 30),
+        _BLANK,
+    ]
+    return _Screen(above, sum_table(estimate), [_BLANK, Fact("", rest, ALWAYS)])
+
+
+ALWAYS = 100
+_BLANK = Fact("", Text())
 
 
 @dataclass(frozen=True, slots=True)
 class _Screen:
-    """Measures its parts on the console that shows them, and shows whole what there is room for."""
+    """Measures its facts on the console that shows them, and shows whole what there is room for."""
 
-    above: Sequence[_Part]
+    above: Sequence[Fact]
     """What stands above ``fixed``."""
     fixed: RenderableType | None = None
     """Is always shown as it is."""
-    below: Sequence[_Part] = ()
+    below: Sequence[Fact] = ()
 
     def __rich_console__(self, console: rich.console.Console, options: ConsoleOptions) -> RenderResult:
         def lines(part: RenderableType) -> int:
             return len(console.render_lines(part, options, pad=False))
 
-        room = LINES if self.fixed is None else LINES - lines(self.fixed)
-        wrapped = sum(lines(part.shown()) - 1 for part in (*self.above, *self.below))
-        parts = _least([*self.above, *self.below], room - wrapped)
-        left = room - sum(lines(part.shown()) for part in parts)
-        for at in sorted(range(len(parts)), key=lambda at: -parts[at].gravity):  # the gravest whole, as far as they can
-            whole = replace(parts[at], whole=True)
-            more = lines(whole.shown()) - lines(parts[at].shown())
-            if more <= left:
-                parts[at], left = whole, left - more
-        shown = [Indented(part.shown()) for part in parts]
-        fixed = [] if self.fixed is None else [Indented(self.fixed)]
-        count = len(shown) - len(self.below)
-        yield from (*shown[:count], *fixed, *shown[count:])
+        facts = [*self.above, *self.below]
+        order = sorted(range(len(facts)), key=lambda at: -facts[at].gravity)
+        left = LINES if self.fixed is None else LINES - lines(self.fixed)
+        shown = dict[int, RenderableType]()
+        for at in order:  # a line of each, as far as they go; what is always shown is so whole
+            part = _shown(facts[at], whole=facts[at].gravity == ALWAYS)
+            if lines(part) <= left:
+                shown[at], left = part, left - lines(part)
+        for at in filter(shown.__contains__, order):  # the gravest whole, as far as they go
+            whole = _shown(facts[at], whole=True)
+            if (more := lines(whole) - lines(shown[at])) <= left:
+                shown[at], left = whole, left - more
+        yield from (Indented(shown[at]) for at in range(len(self.above)) if at in shown)
+        yield from [] if self.fixed is None else [Indented(self.fixed)]
+        yield from (Indented(shown[at]) for at in range(len(self.above), len(facts)) if at in shown)
 
 
-def _least(parts: list[_Part], room: int) -> list[_Part]:
-    """Leaves out the least grave parts where even a line for each is too many; the last says where to find them."""
-    if len(parts) <= room:
-        return parts
-    *others, last = parts
-    kept = sorted(sorted(range(len(others)), key=lambda at: -others[at].gravity)[: max(0, room - 1)])
-    return [*(others[at] for at in kept), last]
-
-
-_GRAVITY = {"most": 70, "trains": 60, "experts": 50, "speed": 60, "cost": 50, "batch": 40, "GPUs": 40}
-"""Facts that are shown -> how grave they are."""
-
-
-def _head(plan: Plan) -> Iterator[_Part]:
-    """Says whether it fits, what a user must not overlook, and what is trained and how fast."""
-    lines = decision(plan)
-    for number, line in enumerate(lines):
-        yield _Part(line, gravity=90 if number < len(lines) - len(plan.questions) else 80)
-    yield _Part()
-    means = formatting.LEVELS.get(plan.level)
-    yield _Part(Text(f"{plan.level}: {means}" if means else plan.level), "  level", 50)
-    for label, fact in short_facts(plan):
-        if label in _GRAVITY:
-            yield _Part(fact, f"  {label}", _GRAVITY[label])
-    for number, line in enumerate(data(plan).split("\n")):
-        yield _Part(line, "  " if number else "  data", 60 - number)
-    for number, sentence in enumerate(vllm_share(plan.estimate)):
-        yield _Part(Text(sentence), "  " if number else "  vLLM", 40 - number)
-    for number, sentence in enumerate(vllm_server(plan)):
-        yield _Part(Text(sentence), "  " if number else "  vLLM", 60)
-
-
-def _tail(plan: Plan, next_command: str | None) -> Iterator[_Part]:
-    """Says what was found wrong, what would be worth more, and what trains with the plan."""
-    notes = [(Text(warning), "warning", 75) for warning in plan.warnings]
-    notes += [(Text(f"{each.flags}: {each.why}"), "advice", 30) for each in plan.advice]
-    yield from [_Part()] if notes else []
-    yield from (_Part(*note) for note in notes)
-    yield _Part()
-    if next_command is not None:
-        short = next_command if len(next_command) <= LONGEST_COMMAND else "the same command without the word plan"
-        yield _Part(Text(short, style="bold"), "train", 100, whole=True)
-    yield _Part(Text(f"{searched(plan)}; {_REST}", style=QUIET), gravity=5)
+def _shown(fact: Fact, *, whole: bool) -> RenderableType:
+    text = fact.text.copy()
+    if not whole:
+        text.no_wrap, text.overflow = True, "ellipsis"
+    if not fact.label:
+        return text
+    grid = Table.grid(padding=0, expand=True)
+    grid.add_column(width=LABEL_COLUMNS, no_wrap=True)
+    grid.add_column(overflow="fold" if whole else "ellipsis", no_wrap=not whole, ratio=1)
+    grid.add_row(Text(fact.label, style=QUIET), text)
+    return grid
 
 
 NOTEBOOK_COLUMNS = 100

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -51,52 +52,58 @@ def loud(lever: Lever) -> str:
 # -- facts ---------------------------------------------------------------------------------------------------------
 
 
-def facts(plan: Plan) -> Table:
-    """A line for each thing to know before the details: harm, speed, batch, data, and what was found wrong."""
-    grid = table("", "", show_header=False)
-    means = formatting.LEVELS.get(plan.level, "not known here")  # which a loud line says, where there is one
-    add(grid, "level", plan.level if any(map(loud, plan.levers)) else f"{plan.level}: {means}")
-    for label, fact in short_facts(plan):
-        add(grid, label, fact)
-    add(grid, "data", data(plan))
-    share = vllm_share(plan.estimate)
-    lines = (f"{share[0]}: --vllm_gpu_memory_utilization says how much", *share[1:]) if share else vllm_server(plan)
-    for number, line in enumerate(lines):
-        add(grid, "" if number else "vLLM", line)
-    variables = [f"{name}={value}" for name, value in plan.job.environment.items()]
-    if variables := [*variables, *(f"{name}=..." for name in plan.job.unrecorded or ())]:
-        add(grid, "env", " ".join(variables))
-    for each in plan.advice:
-        add(grid, Text("advice", style=LOUD), f"{each.flags}: {each.why}")
-    for warning in plan.warnings:
-        add(grid, Text("warning", style=LOUD), warning)
-    return grid
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One thing to know of a plan, which a screen cuts to a line, or shows whole where there is room."""
+
+    label: str
+    """Empty for a line that goes on."""
+    text: Text
+    gravity: int = 0
+    """The gravest are the first to be shown whole, and the last to be left out; 0 stands on no first screen."""
 
 
-def short_facts(plan: Plan) -> Iterator[tuple[str, Text]]:
-    """Yields label and text of what is trained, how fast, at what cost and in which batches."""
+NOTES = ("advice", "warning")
+"""Labels of what stands out."""
+
+
+def facts(plan: Plan) -> Iterator[Fact]:
+    """Yields what to know before the details: harm, speed, batch, data, and what was found wrong."""
     estimate, knobs = plan.estimate, plan.knobs
+    yield Fact("level", Text(f"{plan.level}: {formatting.LEVELS.get(plan.level, 'not known here')}"), 50)
     if plan.most is not None:
-        yield "most", Text(most_sentence(plan.most, estimate.budget_bytes, plan.level))
+        yield Fact("most", Text(most_sentence(plan.most, estimate.budget_bytes, plan.level)), 70)
     parameters = plan.job.arguments.get("lora_target_parameters")
-    yield "trains", Text(formatting.trains(knobs, estimate.memory.trained, parameters))
+    yield Fact("trains", Text(formatting.trains(knobs, estimate.memory.trained, parameters)), 60)
     if estimate.routed:
-        yield "experts", Text(estimate.routed)
+        yield Fact("experts", Text(estimate.routed), 50)
     rows = plan.job.method_facts.rows(knobs.effective_batch_size)
     steps, tokens = plan.optimizer_steps, estimate.time.tokens
-    yield "schedule", Text(formatting.schedule(knobs, plan.schedule, steps=steps, step_rows=rows, step_tokens=tokens))
-    yield "speed", speed(plan)
+    learned = formatting.schedule(knobs, plan.schedule, steps=steps, step_rows=rows, step_tokens=tokens)
+    yield Fact("schedule", Text(learned))
+    yield Fact("speed", speed(plan), 60)
     if hours := over_hours(estimate):
-        yield "hours", Text(hours)
+        yield Fact("hours", Text(hours))
     if plan.price is not None and plan.cost is not None:
-        yield "cost", Text(cost(plan.cost, plan.price))
+        yield Fact("cost", Text(cost(plan.cost, plan.price)), 50)
     device = "CPU" if estimate.hardware.origin == "cpu" else "GPU"
     count = f"{device}s" if knobs.processes > 1 else f"x 1 {device}"
     count = f"groups of {knobs.token_shards} {device}s" if knobs.token_shards > 1 else count
     batch = f"{knobs.effective_batch_size} = {formatting.batch(knobs)} {count}"
-    yield "batch", Text(f"{batch}  ({plan.job.method_facts.row_noun} at once x accumulation x devices)")
+    yield Fact("batch", Text(f"{batch}  ({plan.job.method_facts.row_noun} at once x accumulation x devices)"), 40)
     if knobs.processes > 1:
-        yield "GPUs", Text(formatting.devices(knobs))
+        yield Fact("GPUs", Text(formatting.devices(knobs)), 40)
+    for number, line in enumerate(data(plan).split("\n")):
+        yield Fact("" if number else "data", line, 60 - number)
+    for number, sentence in enumerate(vllm_share(estimate) or vllm_server(plan)):
+        yield Fact("" if number else "vLLM", Text(sentence), 60 if plan.vllm_server is not None else 40)
+    variables = [f"{name}={value}" for name, value in plan.job.environment.items()]
+    if variables := [*variables, *(f"{name}=..." for name in plan.job.unrecorded or ())]:
+        yield Fact("env", Text(" ".join(variables)))
+    for warning in plan.warnings:
+        yield Fact("warning", Text(warning), 75)
+    for each in plan.advice:
+        yield Fact("advice", Text(f"{each.flags}: {each.why}"), 30)
 
 
 def vllm_share(estimate: Estimate) -> tuple[str, ...]:
@@ -104,7 +111,8 @@ def vllm_share(estimate: Estimate) -> tuple[str, ...]:
     sleep = estimate.vllm_sleep
     if sleep is None:
         share_bytes = estimate.vllm_share_bytes
-        return (f"takes {format_bytes(share_bytes)} of the card",) if share_bytes else ()
+        flag = "--vllm_gpu_memory_utilization says how much"
+        return (f"takes {format_bytes(share_bytes)} of the card: {flag}",) if share_bytes else ()
     awake, beside = format_bytes(sleep.awake_bytes), format_bytes(sleep.reserved_awake_bytes)
     asleep, trains = format_bytes(sleep.asleep_bytes), format_bytes(sleep.reserved_asleep_bytes)
     return (
