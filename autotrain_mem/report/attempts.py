@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotrain_mem.report import formatting
-from autotrain_mem.report.layout import BAD, GOOD, Scale, add, hanging, scale_for, section, table
+from autotrain_mem.report.layout import BAD, GOOD, Scale, add, scale_for, section, table
 from autotrain_mem.settings.levers import EXPANDABLE
 from autotrain_mem.settings.words import CHECKPOINTING
 from autotrain_mem.support.units import counted, rate
@@ -36,8 +36,8 @@ def attempts_view(plan: Plan) -> list[RenderableType]:
         return [Text(), Text("nothing else was tried")]
     scale = _scale(plan)
     heading = f"tried; needs are in {scale.unit}, the budget is {scale.size(plan.estimate.budget_bytes)}"
-    legend = (hanging(f"{sign:14}{meaning}") for sign, meaning in attempts_legend(plan))
-    return section(heading, attempts_table(plan), *legend)
+    legend = (f"{sign:14}{meaning}" for sign, meaning in attempts_legend(plan))
+    return section(heading, attempts_table(plan), *legend, indent=0)
 
 
 def _scale(plan: Plan) -> Scale:

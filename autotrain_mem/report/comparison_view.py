@@ -139,7 +139,7 @@ def costs(cards: Cards) -> list[RenderableType]:
         more = f" and {len(without) - _ENTRIES} more" if len(without) > _ENTRIES else ""
         lines.append(f"no price is known for {', '.join(without[:_ENTRIES])}{more}")
     what = "the training" if whole else "a million trained tokens (name --dataset or --max_steps for the training)"
-    return [*section(f"what {what} costs at rental prices, in {currency}"), Text(), grid, Text(), *map(hanging, lines)]
+    return section(f"what {what} costs at rental prices, in {currency}", Text(), grid, Text(), *lines, indent=0)
 
 
 BAR_WIDTH = 40

@@ -77,9 +77,9 @@ def at_the_peak(estimate: Estimate) -> list[RenderableType]:
     for phase, peak in memory.phases.items():
         bar = Bar(peak / max((1, *memory.phases.values())))
         add(grid, formatting.PHASES[phase], f"{scale.size(peak)} {scale.unit}", bar)
-    blocks = section("peak allocated by phase", Indented(grid, 2))
+    blocks = section("peak allocated by phase", grid)
     for heading, modules in module_tables(estimate):
-        blocks += section(heading, Indented(modules, 2))
+        blocks += section(heading, modules)
     return blocks
 
 
@@ -99,7 +99,7 @@ def module_tables(estimate: Estimate) -> Iterator[tuple[str, Table]]:
 
 def not_counted(estimate: Estimate) -> list[RenderableType]:
     """Shows what the figures leave out."""
-    lines = [Indented(hanging(f"-  {each}"), 2) for each in estimate.memory.not_counted]
+    lines = [f"-  {each}" for each in estimate.memory.not_counted]
     return section("not counted", *lines) if lines else []
 
 
@@ -197,7 +197,7 @@ def reserved_modes(estimate: Estimate) -> list[RenderableType]:
         cells += [str(mode.num_alloc_retries), refused] if stumbles else []
         mark = Text("counted above" if counted else "", style=f"not bold {QUIET}")
         add(grid, "expandable" if expandable else "fixed size", *cells, mark, style="bold" if chosen else "")
-    return section("peak reserved, by kind of segments; slack is what of it was not allocated then", Indented(grid, 2))
+    return section("peak reserved, by kind of segments; slack is what of it was not allocated then", grid)
 
 
 def over_steps(estimate: Estimate) -> list[RenderableType]:
@@ -225,4 +225,4 @@ def over_steps(estimate: Estimate) -> list[RenderableType]:
         names = ("expandable" if expandable else "fixed size", "longest first" if first else "any order")
         add(grid, *names, *cells, mark, style="bold" if chosen else "")
     heading = "reserved over hours, with rows of every length; any order is how TRL trains by itself"
-    return section(heading, Indented(grid, 2))
+    return section(heading, grid)

@@ -30,7 +30,6 @@ from autotrain_mem.report.layout import (
     Line,
     add,
     add_lines,
-    hanging,
     section,
     table,
     title,
@@ -76,9 +75,9 @@ def explain_view(plan: Plan) -> RenderableType:
         title(f"autofit {plan.method} --model {plan.model}"),
         *decision(plan),
         Indented(grid, 2),
-        *section("settings", Indented(settings_table(plan), 2)),
-        *section("what binds", Indented(bounds, 2)),
-        *section(f"where the memory goes, at the peak in {scale_of(estimate).unit}", _ledger(estimate)),
+        *section("settings", settings_table(plan)),
+        *section("what binds", bounds),
+        *section(f"where the memory goes, at the peak in {scale_of(estimate).unit}", _ledger(estimate), indent=0),
         *at_the_peak(estimate),
         *sharing_view(plan),
         *reserved_modes(estimate),
@@ -176,7 +175,7 @@ def _time(plan: Plan) -> list[RenderableType]:
         cells = [brief(seconds)] if is_known else []
         add(grid, formatting.PHASES[phase], *cells, percent(share), Bar(share))
     rates = "" if is_known else f", by the rates of {time.assumed}"
-    return section(f"the time of a step{rates}", Indented(grid, 2))
+    return section(f"the time of a step{rates}", grid)
 
 
 DIVIDED = (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE)
@@ -222,8 +221,7 @@ def sharing_view(plan: Plan) -> list[RenderableType]:
         else:
             outcome = Text(f"{rate(best.tokens_per_second)} tokens/s" if best.tokens_per_second else "fits")
         add(grid, f"{'>' if is_plan else ' '} {name}", *sizes, needs, outcome, style="bold" if is_plan else "")
-    notes = [Indented(hanging(sentence), 2) for sentence in _sentences(plan)]
-    return section("how the GPUs share the model, for each of them", Indented(grid, 2), *notes)
+    return section("how the GPUs share the model, for each of them", grid, *_sentences(plan))
 
 
 def _held(estimate: Estimate, owner: Owner, sharding: Sharding, *, offloads: bool) -> int:

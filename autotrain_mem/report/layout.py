@@ -72,11 +72,6 @@ def title(text: str) -> Text:
     return Text(text, style=TITLE)
 
 
-def section(heading: str, *content: RenderableType) -> list[RenderableType]:
-    """A blank line, the heading and what stands below it."""
-    return [Text(), title(heading), *content]
-
-
 def hanging(line: str) -> RenderableType:
     """A line that wraps below its text, not below its label: ``--plan_only  plans for that card ...``."""
     label = label_of(line)
@@ -87,6 +82,12 @@ def hanging(line: str) -> RenderableType:
     grid.add_column(overflow="fold")
     grid.add_row(Text(label), Text(line[len(label) :]))
     return grid
+
+
+def section(heading: str, *content: RenderableType, indent: int = 2) -> list[RenderableType]:
+    """A blank line, the heading and what stands below it; a text hangs below its label."""
+    below = (hanging(each) if isinstance(each, str) else each for each in content)
+    return [Text(), title(heading), *(Indented(each, indent) for each in below)]
 
 
 Line = tuple[str, str, int | None, str]

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from autotrain_mem.report import formatting
 from autotrain_mem.report.estimate_view import caches, verdict
-from autotrain_mem.report.layout import BAD, LOUD, QUIET, Indented, add, hanging, section, table
+from autotrain_mem.report.layout import BAD, LOUD, QUIET, Indented, add, section, table
 from autotrain_mem.search.changes import against
 from autotrain_mem.settings.knobs import APPLIED, NOT_TRLS, knob_names
 from autotrain_mem.settings.levers import WARNINGS
@@ -243,10 +243,10 @@ def changes(plan: Plan) -> list[RenderableType]:
     for lever in sorted(plan.levers, key=lambda each: each.harm):
         moved = f"{lever.name}  {formatting.value(lever.before)} -> {formatting.value(lever.after)}"
         style = LOUD if lever.harm >= Harm.WHAT_IS_TRAINED else QUIET
-        lines.append(Indented(Text.assemble((moved, "bold"), "  ", (formatting.HARMS[lever.harm], style)), 2))
+        lines.append(Text.assemble((moved, "bold"), "  ", (formatting.HARMS[lever.harm], style)))
         if sentence := loud(lever):
-            lines.append(Indented(Text(sentence, style=style), 4))
-        lines.append(Indented(Text(lever.why), 4))
+            lines.append(Indented(Text(sentence, style=style), 2))
+        lines.append(Indented(Text(lever.why), 2))
     return section("changed, least harm first", *lines)
 
 
@@ -256,7 +256,7 @@ def proposed(plan: Plan) -> list[RenderableType]:
         return []
     lines: list[RenderableType] = []
     for each in plan.proposals:
-        lines += [Indented(Text(each.flags, style="bold"), 2), Indented(Text(each.why), 4)]
+        lines += [Text(each.flags, style="bold"), Indented(Text(each.why), 2)]
     return section("optional speedups (they change the batches)", *lines)
 
 
@@ -265,8 +265,8 @@ def elsewhere(plan: Plan) -> list[RenderableType]:
     if not plan.alternatives:
         return []
     budget = format_bytes(plan.estimate.budget_bytes)
-    notes = [Indented(hanging(sentence), 2) for sentence in gentler_levels(plan)]
-    return section(f"other levels of harm, against a budget of {budget}", Indented(levels_table(plan), 2), *notes)
+    notes = gentler_levels(plan)
+    return section(f"other levels of harm, against a budget of {budget}", levels_table(plan), *notes)
 
 
 def levels_table(plan: Plan) -> Table:
@@ -337,7 +337,7 @@ def flags(plan: Plan) -> list[RenderableType]:
     """The settings as flags of TRL's command; of ours, which takes the same, where TRL has none."""
     knobs, topology = plan.knobs, plan.estimate.hardware.topology
     command = "trl" if plan.job.method_facts.has_trl_command else "autofit"
-    lines = [Indented(Text(line), 2) for line in formatting.flag_lines(plan.method, knobs)]
+    lines = map(Text, formatting.flag_lines(plan.method, knobs))
     ours = {name: value for name in APPLIED if (value := getattr(knobs, name))}
     own = [shlex.quote(word) for word in flag_words(ours)]
     if knobs.has_group:  # how several processes are launched
@@ -347,5 +347,5 @@ def flags(plan: Plan) -> list[RenderableType]:
         own += [f"--{name} {size}" for name in SHARE_TOKENS if (size := getattr(knobs, name)) > 1]
         own += ["--fsdp_offload_params"] if knobs.fsdp_offload_params else []
         own += [f"--{name} cpu" for name in OF_DEEPSPEED if getattr(knobs, name) == "cpu"]  # NVMe has no flag
-    more = [Indented(Text(f"and only autofit has {' '.join(own)}"), 2)] if own else []
+    more = [Text(f"and only autofit has {' '.join(own)}")] if own else []
     return section(f"the same settings as flags of {command} {plan.method}", *lines, *more)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
+import textwrap
 from dataclasses import fields
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
 from rich.text import Text
 
 from autotrain_mem.report import formatting
@@ -25,7 +27,10 @@ FIGURES = (
 FITS = "*"
 """Beside a figure that fits, where no colour tells."""
 
-HEADING_WIDTH = 14
+UNLIMITED = 100_000
+"""Columns, more than any table has."""
+
+HEADING_WIDTH = 15
 """Characters of a heading's line: the words of per_device_train_batch_size stand in three, so that several such columns
 find room in 80."""
 
@@ -45,12 +50,12 @@ def sweep_view(sweep: Sweep) -> RenderableType:
     if len(sweep.axes) == 2:
         down, across = sweep.axes
         caption = f"needed, {figures.scale.unit}, by {down.name} (down) and {across.name} (across)"
-        parts += [*section(caption), Text(), _Matrix(sweep, figures)]
+        parts += section(caption, Text(), _Matrix(sweep, figures), indent=0)
     else:
-        parts += _lines(sweep, figures)
+        what = "allocated, reserved, needed" if len(sweep.axes) == 1 else "needed"
+        parts += section(f"{what}: {figures.scale.unit}", Text(), _lines(sweep, figures), indent=0)
     if figures.reasons:
-        reasons = [Indented(hanging(f"{mark}  {reason}"), 2) for reason, mark in figures.reasons.items()]
-        parts += section("refused", *reasons)
+        parts += section("refused", *(f"{mark}  {reason}" for reason, mark in figures.reasons.items()))
     fits = f"{FITS} fits; " if fitting else ""
     return Indented(Group(*parts, Text(), Text(f"{fits}{_LEGEND}", style=QUIET)))
 
@@ -82,33 +87,23 @@ autofit estimate without --sweep shows a point's parts, and what is not counted.
 
 
 class _Matrix:
-    """The first axis down, the second across, in as many pieces as the width takes: a wrapped row cannot be read."""
+    """The first axis down, the second across; a line for each point where they take too much width."""
 
     def __init__(self, sweep: Sweep, figures: _Figures) -> None:
-        self._labels, self._columns = ([setting.text for setting in axis.settings] for axis in sweep.axes)
-        cells = iter(sweep.points)
-        self._cells = [[figures.needed(next(cells)) for _ in self._columns] for _ in self._labels]
+        self._sweep, self._figures = sweep, figures
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        labels = max(map(len, self._labels))
-        pieces, first, used = list[tuple[int, int]](), 0, labels  # ranges of columns, each of at least one
-        for index, column in enumerate(self._columns):
-            needed = 2 + max(len(column), *(row[index].cell_len for row in self._cells))
-            if used + needed > options.max_width and index > first:
-                pieces.append((first, index))
-                first, used = index, labels
-            used += needed
-        pieces.append((first, len(self._columns)))
-        for begin, end in pieces:
-            if begin:
-                yield Text()
-            grid = table("", *self._columns[begin:end], right=tuple(range(end - begin + 1)))
-            for label, row in zip(self._labels, self._cells, strict=True):
-                add(grid, Text(label, style="bold"), *row[begin:end])
-            yield grid
+        down, across = self._sweep.axes
+        headings = [setting.text for setting in across.settings]
+        grid = table("", *headings, right=tuple(range(1 + len(headings))))
+        points = iter(self._sweep.points)
+        for setting in down.settings:
+            add(grid, Text(setting.text, style="bold"), *(self._figures.needed(next(points)) for _ in headings))
+        fits = console.measure(grid, options=options.update(width=UNLIMITED)).maximum <= options.max_width
+        yield grid if fits else _lines(self._sweep, self._figures)
 
 
-def _lines(sweep: Sweep, figures: _Figures) -> list[RenderableType]:
+def _lines(sweep: Sweep, figures: _Figures) -> Table:
     """A line for each point; the parts of what it needs where a single axis leaves them room."""
     detailed = len(sweep.axes) == 1
     before, behind = (("allocated", "reserved"), ("peak in",)) if detailed else ((), ())
@@ -124,17 +119,12 @@ def _lines(sweep: Sweep, figures: _Figures) -> list[RenderableType]:
             sizes, phase = [*map(figures.scale.size, held)], formatting.PHASES[estimate.memory.peak_phase]
         settings = (setting.text for setting in point.settings)
         add(grid, *settings, *sizes, figures.needed(point), *(phase for _ in behind))
-    return [*section(f"{', '.join((*before, 'needed'))}: {figures.scale.unit}"), Text(), grid]
+    return grid
 
 
 def _broken(name: str) -> str:
-    """``per_device_train_batch_size`` in lines of at most ``HEADING_WIDTH``, broken behind underscores."""
-    lines = [""]
-    for word in name.replace("_", "_ ").split():
-        if lines[-1] and len(lines[-1]) + len(word) > HEADING_WIDTH:
-            lines.append("")
-        lines[-1] += word
-    return "\n".join(lines)
+    """``per_device_train_batch_size`` in lines of about ``HEADING_WIDTH``, broken behind underscores."""
+    return "\n".join(textwrap.wrap(name.replace("_", "_ "), HEADING_WIDTH)).replace("_ ", "_")
 
 
 def sweep_csv(sweep: Sweep) -> str:
