@@ -108,8 +108,8 @@ def samples_completions(trainer: Any) -> bool:
     return hasattr(trainer, "_generate_and_score_completions")
 
 
-def longest_of(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int] | None:
-    """Give the numbers of the longest rows, and the tokens of the longest; None of prompts that have no tokens yet.
+def longest_of(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:
+    """Give the numbers of the longest rows, and the tokens of the longest; of prompts, where completions are sampled.
 
     Raises:
         DatasetFormatError: an image that cannot be read.
@@ -120,7 +120,7 @@ def longest_of(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int] 
         return longest_conversations(trainer, dataset, count)
     prepared = prepared_lengths(dataset)
     if prepared is None:
-        return None
+        return longest_prompts(trainer, dataset, count)
     lengths = cut(prepared, trainer.args)
     longest = longest_rows(lengths, count, padded=is_padded(trainer.args))
     return longest, lengths[longest[0]]

@@ -191,19 +191,23 @@ class GuardContext:
 
 
 def keep_rng_state() -> Callable[[], None]:
-    """Save the random states of Python and of torch, of the CPU and of the current device where CUDA is in use; returns
-    what puts them back. GKD draws from Python's who answers.
+    """Save the random states of Python (GKD draws from it who answers), numpy where it was imported, torch, and every
+    CUDA device in use; returns what puts them back.
 
     What is drawn after that is what was drawn from here on before.
     """
-    python, on_cpu = random.getstate(), torch.get_rng_state()
-    on_device = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    python, on_host = random.getstate(), torch.get_rng_state()
+    numpy = sys.modules.get("numpy")
+    drawn = None if numpy is None else numpy.random.get_state()
+    on_cards = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
 
     def restore() -> None:
         random.setstate(python)
-        torch.set_rng_state(on_cpu)
-        if on_device is not None:
-            torch.cuda.set_rng_state(on_device)
+        torch.set_rng_state(on_host)
+        if numpy is not None:
+            numpy.random.set_state(drawn)
+        if on_cards is not None:
+            torch.cuda.set_rng_state_all(on_cards)
 
     return restore
 

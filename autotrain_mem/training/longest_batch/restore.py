@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import random
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +13,8 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _disable_current_modes
+
+from autotrain_mem.training.guard.context import keep_rng_state
 
 _KEPT_BY_VALUE = ("_metrics", "_stored_metrics", "_logs", "_pending_metrics", "_pending_extra_logs", "_textual_logs")
 """Attributes that a step adds to in place (``trl/trainer/grpo_trainer.py: __init__``; all of TRL's trainers have
@@ -27,8 +27,6 @@ Everything else, such as a method that somebody replaced, was put there for good
 SMALLEST_8BIT_ELEMENTS = 4096
 """bitsandbytes keeps the state of smaller parameters in 32 bits (``bitsandbytes/optim/optimizer.py: Optimizer2State``,
 ``min_8bit_size``)."""
-
-_NUMBERS = (bool, int, float, type(None))
 
 Undo = Callable[[], None]
 OnError = Callable[[BaseException], None]
@@ -46,18 +44,17 @@ def untouched(trainer: Any) -> Iterator[None]:
     """
     shared = trainer.accelerator.gradient_state._shared_state
     modules = list({id(module): module for model in models_of(trainer) for module in model.modules()}.values())
+    counting = [trainer, trainer.state, *(each for each in modules if not isinstance(each, DistributedDataParallel))]
+    if trainer.accelerator.scaler is not None:
+        counting.append(trainer.accelerator.scaler)
     undo: list[Undo] = [
-        _random_states(),
-        _attributes(trainer),
-        _attributes(trainer.state),
+        keep_rng_state(),
         functools.partial(shared.update, dict(shared)),
-        *(_numbers(module) for module in modules if not isinstance(module, DistributedDataParallel)),
+        *map(_attributes, counting),
         *(_buffers(module) for module in modules if module._buffers),
         _gradients(modules),
         *(functools.partial(_drop_whole_gradients, module) for module in modules if isinstance(module, FSDPModule)),
     ]
-    if trainer.accelerator.scaler is not None:
-        undo.append(_attributes(trainer.accelerator.scaler))
     try:
         yield
     finally:
@@ -74,27 +71,9 @@ def models_of(trainer: Any) -> list[torch.nn.Module]:
     return list(unique.values())
 
 
-def _random_states() -> Undo:
-    """Restore the random states of Python, numpy (where it was imported: nobody else can have drawn from it), torch,
-    and every CUDA device."""
-    python, on_host = random.getstate(), torch.get_rng_state()
-    numpy = sys.modules.get("numpy")
-    drawn = None if numpy is None else numpy.random.get_state()
-    on_cards = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-
-    def back() -> None:
-        random.setstate(python)
-        torch.set_rng_state(on_host)
-        if numpy is not None:
-            numpy.random.set_state(drawn)
-        if on_cards is not None:
-            torch.cuda.set_rng_state_all(on_cards)
-
-    return back
-
-
 def _attributes(kept: Any) -> Undo:
-    """Restore what names stand for in an object, and the contents of those that a step adds to."""
+    """Restore what names stand for in an object, and the contents of those that a step adds to: a trainer's counters, a
+    model's switches, the longest row that a rotary embedding has met."""
     held = vars(kept)
     before = dict(held)
     held.update({name: copy.deepcopy(held[name]) for name in _KEPT_BY_VALUE if name in held})
@@ -105,18 +84,6 @@ def _attributes(kept: Any) -> Undo:
         for name, value in before.items():
             if held.get(name) is not value and isinstance(value, _PLAIN) and isinstance(held.get(name), _PLAIN):
                 held[name] = value
-
-    return back
-
-
-def _numbers(module: torch.nn.Module) -> Undo:
-    """Restore counters and switches, such as the longest row that a rotary embedding has met."""
-    before = {name: value for name, value in vars(module).items() if isinstance(value, _NUMBERS)}
-
-    def back() -> None:
-        for name, value in before.items():
-            if isinstance(vars(module).get(name), _NUMBERS):
-                vars(module)[name] = value
 
     return back
 

@@ -10,18 +10,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
-from torch.distributed.fsdp import FSDPModule
 from transformers import GenerationConfig
 
 from autotrain_mem.data.image_sizes import has_images
 from autotrain_mem.data.longest_rows import (
     are_conversations,
-    are_image_rows,
     fetched,
-    longest_image_rows,
     longest_of,
-    longest_prompts,
     repeated,
     samples_completions,
 )
@@ -91,7 +88,8 @@ def run_longest_batch(
     if why_not:
         return LongestBatch(why_not=why_not)
     started, method = time.perf_counter(), method_of_trainer(trainer)
-    with untouched(trainer), _quiet(trainer):
+    # Trackers would be told how long parts of it took (``trl/extras/profiling.py: profiling_context``).
+    with untouched(trainer), patch.object(trainer.args, "report_to", []):
         try:
             rows, longest_tokens = _rows(trainer)
         except DatasetFormatError as error:  # of an image; training may never come to it, or fetch it from elsewhere
@@ -104,9 +102,12 @@ def run_longest_batch(
             for way in (nullcontext(),) if method is None else method.ways_of_step(trainer):
                 with way:
                     step(model, _again(batch), items)
-            if keeps_whole_gradients(model):
-                with _reducing(model):
+            if keeps_whole_gradients(model):  # FSDP2 reduces them in a step's last micro-batch
+                model.set_requires_gradient_sync(True)
+                try:
                     step(model, _again(batch), items)
+                finally:
+                    model.set_requires_gradient_sync(False)
         del batch
     return LongestBatch(rows=len(rows), longest_tokens=longest_tokens, seconds=time.perf_counter() - started)
 
@@ -127,16 +128,6 @@ def cost_of_emptying(trainer: Any, batch: LongestBatch) -> str | None:
     )
 
 
-@contextmanager
-def _reducing(model: Any) -> Iterator[None]:
-    """Inside, it is a step's last micro-batch for FSDP2, which then reduces gradients; in the first one it does not."""
-    model.set_requires_gradient_sync(True)
-    try:
-        yield
-    finally:
-        model.set_requires_gradient_sync(False)
-
-
 # -- where it cannot be done -----------------------------------------------------------------------------------------
 
 
@@ -155,8 +146,6 @@ def _why_not(trainer: Any) -> str:
     has_hooks = any(parameter._post_accumulate_grad_hooks for parameter in trainer.model.parameters())
     if "lomo" in optimizer or "layerwise" in optimizer or has_hooks:
         return "the optimizer steps within the backward pass"
-    if getattr(trainer, "is_fsdp_enabled", False) and not isinstance(trainer.model_wrapped, FSDPModule):
-        return "FSDP's first version keeps gradients in places of its own"
     user_code = [name for name in ("tools", "environment_factories", "rollout_func") if getattr(trainer, name, None)]
     if user_code:
         return f"sampling calls code of the user's own ({', '.join(user_code)}), which may have effects"
@@ -172,13 +161,10 @@ def _rows(trainer: Any) -> Rows:
     """Give what one process gets: of a generation each prompt as often as it is answered, side by side, as
     ``trl/trainer/utils.py: RepeatSampler`` draws them."""
     if not samples_completions(trainer):
-        found = longest_of(trainer, trainer.train_dataset, trainer._train_batch_size)
-        assert found is not None, "asked before"
-        numbers, tokens = found
+        numbers, tokens = longest_of(trainer, trainer.train_dataset, trainer._train_batch_size)
         return fetched(trainer, trainer.train_dataset, numbers), tokens
     args, group, wanted = trainer.args, online.answers_of(trainer), online.prompts_at_once(trainer)
-    find = longest_image_rows if are_image_rows(trainer.train_dataset) else longest_prompts
-    longest, tokens = find(trainer, trainer.train_dataset, wanted)
+    longest, tokens = longest_of(trainer, trainer.train_dataset, wanted)
     everyone = [number for number in repeated(longest, wanted) for _ in range(group)]
     own = len(everyone) // args.world_size
     return fetched(trainer, trainer.train_dataset, everyone[own * args.process_index :][:own]), tokens
@@ -188,38 +174,24 @@ def _rows(trainer: Any) -> Rows:
 
 
 @contextmanager
-def _quiet(trainer: Any) -> Iterator[None]:
-    """Keep from trackers how long parts of it took (``trl/extras/profiling.py: profiling_context``)."""
-    args = trainer.args
-    before, args.report_to = args.report_to, []
-    try:
-        yield
-    finally:
-        args.report_to = before
-
-
-@contextmanager
 def _sampling_to_the_end(trainer: Any) -> Iterator[None]:
     """Sample completions of full length, judged by numbers that differ within a group, not by the user's functions."""
     if not samples_completions(trainer):
         yield
         return
-    held = vars(trainer)
-    before = {name: held[name] for name in ("reward_funcs", "generation_config", "vllm_generation") if name in held}
-    judges = models_of(trainer)
-    if "reward_funcs" in held:
-        held["reward_funcs"] = [
-            judge if any(judge is model for model in judges) else _differing_rewards for judge in held["reward_funcs"]
+    changes: dict[str, Any] = {}
+    if "reward_funcs" in vars(trainer):
+        models = models_of(trainer)
+        changes["reward_funcs"] = [
+            judge if any(judge is model for model in models) else _differing_rewards for judge in trainer.reward_funcs
         ]
     if getattr(trainer, "use_vllm", False):
-        held["vllm_generation"] = _Completions(trainer)
+        changes["vllm_generation"] = _Completions(trainer)
     else:
         options = {**trainer.generation_config.to_dict(), "min_new_tokens": trainer.max_completion_length}
-        held["generation_config"] = GenerationConfig.from_dict(options)
-    try:
+        changes["generation_config"] = GenerationConfig.from_dict(options)
+    with patch.multiple(trainer, **changes):
         yield
-    finally:
-        held.update(before)
 
 
 def _differing_rewards(prompts: Sequence[Any], **_: Any) -> list[float]:

@@ -12,14 +12,13 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, SequentialSampler
 from transformers import TrainerCallback
 
-from autotrain_mem.data.longest_rows import is_padded, longest_of, longest_rows, repeated, samples_completions
+from autotrain_mem.data.longest_rows import longest_of, repeated, samples_completions
 from autotrain_mem.machine.detect import free_bytes
 from autotrain_mem.machine.measure import PLAUSIBLE_BYTES, held_by
 from autotrain_mem.methods import online
@@ -192,7 +191,7 @@ def take_longest(trainer: Any, accumulation: int | None = None) -> int:
     # Each process takes whole micro-batches in turn (``accelerate/data_loader.py: BatchSamplerShard``); a generation's
     # rows are those of all processes.
     count, turns = _rows_at_once(trainer, accumulation), 1 if samples_completions(trainer) else trainer.args.world_size
-    longest, tokens = _longest(trainer.train_dataset, trainer, count)
+    longest, tokens = longest_of(trainer, trainer.train_dataset, count)
     chosen = repeated(longest, count)
     if is_ppo:
         # All the data are one batch, so that every rollout has all of these prompts; TRL makes its dataloader as it is
@@ -210,18 +209,6 @@ def take_longest(trainer: Any, accumulation: int | None = None) -> int:
     return tokens
 
 
-def _longest(rows: Any, trainer: Any, count: int) -> tuple[list[int], int]:
-    """Numbers of the longest rows, and the tokens of the longest; of prompts, as many as the trainer will make."""
-    found = longest_of(trainer, rows, count)
-    if found is not None:
-        return found
-    options = getattr(trainer.args, "chat_template_kwargs", None) or {}
-    processes = getattr(trainer.args, "dataset_num_proc", None)
-    tokenize = partial(online.prompt_ids, tokenizer=trainer.processing_class, **options)
-    lengths = online.prompt_lengths(rows, tokenize, processes=processes).longer
-    return longest_rows(lengths, count, padded=is_padded(trainer.args)), max(lengths)
-
-
 def _rows_at_once(trainer: Any, accumulation: int | None) -> int:
     """Rows of a micro-batch; where completions are sampled, the prompts of a generation."""
     if hasattr(trainer, "value_model"):
@@ -236,6 +223,6 @@ def _take_evaluated(trainer: Any) -> None:
     group = getattr(trainer, "num_generations_eval", None) or 1
     rows = max(1, trainer.args.per_device_eval_batch_size * EVALUATED_BATCHES // group)
     batch = max(1, rows // EVALUATED_BATCHES)
-    chosen = repeated(_longest(trainer.eval_dataset, trainer, batch)[0], batch)
+    chosen = repeated(longest_of(trainer, trainer.eval_dataset, batch)[0], batch)
     one = (chosen * EVALUATED_BATCHES)[:rows]
     trainer.eval_dataset = trainer.eval_dataset.select(one * trainer.args.world_size)
