@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 
@@ -37,11 +39,30 @@ class SharedWorkers(api.Workers):
         super().__exit__()
 
 
+def preferences(count: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Word problems as pairs; ``rejected`` is the solution with a slip in its last sum, and so a wrong answer."""
+    random = Random(seed)
+    for row in word_problems.problems(count, seed):
+        question, solution = row["messages"]
+        *lines, last_sum, answer = solution["content"].splitlines()
+        total = int(answer.rpartition(" ")[2])
+        wrong = total + random.randint(1, 9)
+        content = "\n".join([*lines, last_sum.replace(f"= {total}.", f"= {wrong}."), f"Answer: {wrong}"])
+        yield {"prompt": [question], "chosen": [solution], "rejected": [{**solution, "content": content}]}
+
+
+def questions(count: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Word problems as prompts, and the number that a reward function checks as ``answer``."""
+    for row in word_problems.problems(count, seed):
+        question, solution = row["messages"]
+        yield {"prompt": [question], "answer": solution["content"].rpartition(" ")[2]}
+
+
 def write_rows(folder: Path) -> None:
     """Good data of every kind."""
-    word_problems.write_dataset(folder / "data.jsonl", rows=60, seed=0)
-    word_problems.write_rows(folder / "pairs.jsonl", word_problems.preferences(40, seed=0))
-    word_problems.write_rows(folder / "prompts.jsonl", word_problems.questions(40, seed=0))
+    word_problems.write_rows(folder / "data.jsonl", word_problems.problems(60, seed=0))
+    word_problems.write_rows(folder / "pairs.jsonl", preferences(40, seed=0))
+    word_problems.write_rows(folder / "prompts.jsonl", questions(40, seed=0))
 
 
 def _cache(folder: Path) -> str:

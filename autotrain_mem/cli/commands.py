@@ -13,6 +13,7 @@ from typing import Any
 
 from autotrain_mem import api
 from autotrain_mem.cli import flags, plan_files, sweep_axes
+from autotrain_mem.cli.run_flags import flag_parser, parsed
 from autotrain_mem.report.comparison_view import cards_view, frontier_view
 from autotrain_mem.report.estimate_view import estimate_view
 from autotrain_mem.report.explain_view import explain_view
@@ -182,11 +183,12 @@ def _trained(
 
 def gpus(argv: Sequence[str]) -> int:
     """``autofit gpus``: the catalog."""
-    wish, output = flags.read("autofit gpus", argv)
-    if wish.argv:
-        raise UsageError(f"autofit gpus takes no {wish.argv[0]}.", hint="autofit gpus [--json]")
+    parser = flag_parser("gpus", "The GPUs that --gpu knows by name, with their sources.\n")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    if (options := parsed(parser, argv)) is None:
+        return 0
     cards = api.catalog()
-    if output.json:
+    if options.json:
         return _print_json({"schema": "autofit.gpus/1", "gpus": [codec.to_json(card) for card in cards]})
     whole_lines().print(gpus_view(cards))
     return 0

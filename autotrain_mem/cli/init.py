@@ -63,7 +63,6 @@ def init(argv: Sequence[str]) -> int:
         "--gpu", metavar="NAME", help="plan for this card (autofit gpus); default: the one that is here"
     )
     parser.add_argument("--out", metavar="FILE", default=FILE, help=f"the file to write (default {FILE})")
-    parser.add_argument("--debug", action="store_true", help="a traceback with an error")
     if (options := parsed(parser, argv)) is None:
         return 0
     out = Path(options.out)

@@ -43,7 +43,6 @@ def report(argv: Sequence[str]) -> int:
     parser.add_argument("path", metavar="PLAN|RUN", nargs="?", help=_PATH)
     parser.add_argument("--out", metavar="FILE", help="write it here, over an earlier report and over nothing else")
     parser.add_argument("--json", action="store_true", help="print what the page shows, and write no file")
-    parser.add_argument("--debug", action="store_true", help="a traceback with an error")
     if (options := parsed(parser, argv)) is None:
         return 0
     if options.path in (None, STDIN):
@@ -81,7 +80,6 @@ def watch(argv: Sequence[str]) -> int:
     parser.add_argument("run", metavar="RUN", nargs="?", help="the output folder of a training")
     parser.add_argument("--once", action="store_true", help="show how it is now, and stop")
     parser.add_argument("--json", action="store_true", help="its whole history as one JSON object, once")
-    parser.add_argument("--debug", action="store_true", help="a traceback with an error")
     if (options := parsed(parser, argv)) is None:
         return 0
     folder = Path(options.run)
@@ -150,8 +148,6 @@ def _follow(look: Callable[[], Watched], watched: Watched) -> None:
 
 
 _EXPLAIN = """\
-usage: autofit explain PLAN [--debug]
-
 Tells from the file alone what a plan was made of: the budget line by line, where the bytes are at the peak, what binds,
 what was tried in which order, the time of a step, and what other levels of harm have to offer.
 
@@ -159,27 +155,22 @@ PLAN is what `autofit plan ... --out FILE` wrote or --json printed, what `autofi
 folder, which holds a plan.json, or - for standard input.
 """
 
-_USAGE = "autofit explain plan.json, autofit explain OUTPUT_FOLDER, or autofit explain - for standard input."
-
 
 def explain(argv: Sequence[str]) -> int:
     """Read one plan and say what it knows. Raises UsageError and PlanFileError."""
-    if {"--help", "-h"} & set(argv):
-        sys.stdout.write(_EXPLAIN)
+    parser = flag_parser("explain", _EXPLAIN)
+    parser.add_argument("plan", metavar="PLAN", nargs="?", help="a plan's file, an output folder, or -")
+    usage = "autofit explain plan.json, autofit explain OUTPUT_FOLDER, or autofit explain - for standard input."
+    if "--json" in argv:
+        raise UsageError("autofit explain takes no --json: the plan is JSON itself.", hint=usage)
+    if (options := parsed(parser, argv)) is None:
         return 0
-    given = [token for token in argv if token != "--debug"]
-    flags = [token for token in given if token.startswith("-") and token != STDIN]
-    if "--json" in flags:
-        raise UsageError("autofit explain takes no --json: the plan is JSON itself.", hint=_USAGE)
-    if flags:
-        raise UsageError(f"autofit explain takes no {flags[0]}.", hint=_USAGE)
-    if len(given) != 1:
-        wrong = f"autofit explain takes one plan, not {len(given)}." if given else "autofit explain needs a plan."
-        raise UsageError(wrong, hint=_USAGE)
-    if given[0] == STDIN:
+    if options.plan is None:
+        raise UsageError("autofit explain needs a plan.", hint=usage)
+    if options.plan == STDIN:
         plan = read_plan(sys.stdin.buffer.read(LARGEST_BYTES + 1), "Standard input")
     else:
-        plan = Plan.load(given[0])
+        plan = Plan.load(options.plan)
     Console().print(explain_view(plan))
     return 0
 
@@ -200,7 +191,6 @@ def doctor(argv: Sequence[str]) -> int:
     parser = flag_parser("doctor", _DOCTOR)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("--issue", action="store_true", help="a text to paste into an issue, without names or secrets")
-    parser.add_argument("--debug", action="store_true", help="a traceback with an error")
     if (options := parsed(parser, argv)) is None:
         return 0
     with waiting(Console(stderr=True), "looking at the GPU") as say:

@@ -45,7 +45,6 @@ def quickstart(argv: Sequence[str]) -> int:
     """Make model and data, see TRL's defaults run out of memory, plan, and train."""
     parser = flag_parser("quickstart", ABOUT)
     parser.add_argument("--folder", metavar="FOLDER", help="a new folder for model, data and run")
-    parser.add_argument("--debug", action="store_true", help="a traceback with an error")
     if (options := parsed(parser, argv)) is None:
         return 0
     if options.folder is not None and pathlib.Path(options.folder).exists():
@@ -89,7 +88,7 @@ def quickstart(argv: Sequence[str]) -> int:
 def make_material(folder: pathlib.Path) -> None:
     """Makes model, tokenizer and rows. Raises OutputFolderError."""
     try:
-        word_problems.write_dataset(folder / "data.jsonl", rows=ROWS, seed=0)
+        word_problems.write_rows(folder / "data.jsonl", word_problems.problems(ROWS, seed=0))
         tiny_model.build(folder / "model", word_problems.texts(word_problems.problems(ROWS, seed=0)))
     except OSError as error:
         raise OutputFolderError(

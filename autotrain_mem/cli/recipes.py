@@ -7,16 +7,14 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from autotrain_mem.cli.run_flags import flag_parser, parsed
 from autotrain_mem.support import codec, yaml_files
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.yaml_files import recipe
 
-HELP = """\
-usage: autofit recipes [--json]
-       autofit recipes NAME
-
-The recipes that come along: name, method, the card that its header speaks of, and what it is. --json tells where the
-files lie, too. With a NAME, the text of that recipe: a file for --config.
+ABOUT = """\
+The recipes that come along: name, method, the card that its header speaks of, and what it is. With a NAME, the text of
+that recipe: a file for --config.
 
   autofit sft --recipe NAME                             plans for the GPU that is here, and trains
   autofit plan sft --recipe NAME --gpu CARD             the plan for a card that is not here
@@ -25,26 +23,20 @@ files lie, too. With a NAME, the text of that recipe: a file for --config.
 
 def recipes(argv: Sequence[str]) -> int:
     """``autofit recipes``, or the text of one. Raises UsageError for an unknown name or flag."""
-    if {"--help", "-h"} & set(argv):
-        sys.stdout.write(HELP)
+    parser = flag_parser("recipes", ABOUT)
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("name", metavar="NAME", nargs="?", help="print this one")
+    either.add_argument("--json", action="store_true", help="list them, with where the files lie")
+    if (options := parsed(parser, argv)) is None:
         return 0
-    names = [token for token in argv if not token.startswith("-")]
-    wrong = [token for token in argv if token not in (*names[:1], "--json", "--debug")]
-    if wrong or (names and "--json" in argv):
-        raise UsageError(
-            f"autofit recipes{' NAME' * bool(names)} takes no {[*wrong, '--json'][0]}.",
-            hint="autofit recipes [--json] lists them, autofit recipes NAME prints one; autofit METHOD --recipe NAME "
-            "plans and trains with it.",
-        )
-    if names:
-        sys.stdout.write(recipe(names[0]).path.read_text(encoding="utf-8"))
-    elif "--json" in argv:
+    if options.name is not None:
+        sys.stdout.write(recipe(options.name).path.read_text(encoding="utf-8"))
+    elif options.json:
         listed = [{**codec.to_json(each), "method": each.method} for each in yaml_files.recipes()]
         sys.stdout.write(json.dumps({"schema": "autofit.recipes/1", "recipes": listed}, indent=2) + "\n")
     else:
-        from autotrain_mem.report.machine_view import (
-            recipes_view,  # rich takes a tenth of a second, and every command reads recipes
-        )
+        # rich takes a tenth of a second, and every command reads recipes
+        from autotrain_mem.report.machine_view import recipes_view
         from autotrain_mem.report.terminal import whole_lines
 
         whole_lines().print(recipes_view(yaml_files.recipes()))

@@ -1,4 +1,4 @@
-"""Reads the flags of the commands that take the folder of a run: chat, merge, push."""
+"""Reads the flags of the commands that take no method."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ def run_parser(command: str, about: str) -> argparse.ArgumentParser:
     """Make a parser of the flags that all of them have."""
     parser = flag_parser(command, about)
     parser.add_argument("run", metavar="RUN", nargs="?", help="the output folder of a training")
-    parser.add_argument("--debug", action="store_true", help="a traceback with an error")
     return parser
 
 
@@ -41,6 +40,7 @@ def flag_parser(command: str, about: str) -> argparse.ArgumentParser:
         raise UsageError(f"{parser.prog}: {message}.", hint=_usage(parser))
 
     parser.error = refuse  # type: ignore[method-assign]
+    parser.add_argument("--debug", action="store_true", help="a traceback with an error")
     return parser
 
 

@@ -70,42 +70,11 @@ def problems(count: int, seed: int) -> Iterator[dict[str, Any]]:
         yield _problem(random, random.choice(_LONG_STEPS if row == long_row else _SHORT_STEPS))
 
 
-def preferences(count: int, seed: int, *, conversational: bool = True) -> Iterator[dict[str, Any]]:
-    """Yield the same problems as pairs: ``prompt``, the true solution as ``chosen``, a miscounted one as ``rejected``.
-
-    Args:
-        conversational: Each column holds a list of messages; else all are plain text.
-    """
-    random = Random(seed)
-    for row in problems(count, seed):
-        question, solution = row["messages"]
-        # The same solution with a slip in its last sum, and so a wrong answer.
-        *lines, last_sum, answer = solution["content"].splitlines()
-        total = int(answer.rpartition(" ")[2])
-        wrong = total + random.randint(1, 9)
-        content = "\n".join([*lines, last_sum.replace(f"= {total}.", f"= {wrong}."), f"Answer: {wrong}"])
-        pair = {"prompt": question, "chosen": solution, "rejected": {**solution, "content": content}}
-        yield {name: [message] if conversational else message["content"] for name, message in pair.items()}
-
-
-def questions(count: int, seed: int, *, conversational: bool = True) -> Iterator[dict[str, Any]]:
-    """Yield the same problems as prompts: ``prompt``, and the number that a reward function checks as ``answer``."""
-    for row in problems(count, seed):
-        question, solution = row["messages"]
-        answer = solution["content"].rpartition(" ")[2]
-        yield {"prompt": [question] if conversational else question["content"], "answer": answer}
-
-
 def texts(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
     """The text of every message, in order: what a tokenizer is trained on."""
     for row in rows:
         for message in row["messages"]:
             yield message["content"]
-
-
-def write_dataset(path: Path, *, rows: int, seed: int) -> None:
-    """Write ``rows`` problems as :func:`write_rows` does."""
-    write_rows(path, problems(rows, seed))
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

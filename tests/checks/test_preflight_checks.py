@@ -24,7 +24,7 @@ Folder = Callable[[str], pathlib.Path]
 
 @pytest.fixture
 def chat(tmp_path: pathlib.Path) -> str:
-    word_problems.write_dataset(tmp_path / "chat.jsonl", rows=4, seed=0)
+    word_problems.write_rows(tmp_path / "chat.jsonl", word_problems.problems(4, seed=0))
     return str(tmp_path / "chat.jsonl")
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from autotrain_mem.cli import word_problems
+from tests.place import preferences
 
 DATASETS = {
     "empty.jsonl": b"",
@@ -120,7 +121,7 @@ def write(folder: Path, rows: list[dict[str, Any]]) -> None:
         word_problems.write_rows(folder / f"{path}.jsonl", some)
     word_problems.write_rows(folder / "long_prompt.jsonl", [{"prompt": "How many? " * 800}])
     word_problems.write_rows(
-        folder / "text_and_chat.jsonl", [{**pair, "chosen": "4"} for pair in word_problems.preferences(4, seed=0)]
+        folder / "text_and_chat.jsonl", [{**pair, "chosen": "4"} for pair in preferences(4, seed=0)]
     )
     word_problems.write_rows(
         folder / "prompt_is_empty.jsonl", [{"prompt": []}, {"prompt": [{"role": "user", "content": "a"}]}]

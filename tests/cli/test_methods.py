@@ -16,7 +16,7 @@ import pytest
 from autotrain_mem.cli import asked, word_problems
 from autotrain_mem.support.units import MIB
 from tests.forked import Forge
-from tests.place import SharedWorkers, a_user_in
+from tests.place import SharedWorkers, a_user_in, preferences, questions
 
 pytestmark = pytest.mark.slow
 
@@ -85,8 +85,8 @@ def train(workers: SharedWorkers, files: Path, forge: Forge) -> Iterator[Train]:
 
 def _write_alike(folder: Path) -> None:
     """One problem, again and again; every second time its last character is missing, so that batches are padded."""
-    pair = next(word_problems.preferences(2, seed=0))
-    question = next(word_problems.questions(2, seed=0))
+    pair = next(preferences(2, seed=0))
+    question = next(questions(2, seed=0))
     problem = next(word_problems.problems(2, seed=0))
     judged = {"prompt": pair["prompt"], "completion": pair["chosen"], "label": True}
     rows = {"sft": (problem, "messages"), "pairs": (pair, "rejected"), "judged": (judged, "completion")}

@@ -71,39 +71,18 @@ def test_one_row_in_every_hundred_is_eight_times_the_median(count):
     assert [place // 100 for place in long_rows] == list(range(-(-count // 100)))
 
 
-def test_a_write_that_breaks_off_keeps_the_older_file(tmp_path, monkeypatch):
+def test_a_write_that_breaks_off_keeps_the_older_file(tmp_path):
     path = tmp_path / "on the way" / "problems.jsonl"
-    word_problems.write_dataset(path, rows=10, seed=1)
+    word_problems.write_rows(path, word_problems.problems(10, seed=1))
     lines = path.read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == list(word_problems.problems(10, seed=1))
     before = path.read_bytes()
 
-    def one_problem_then_none(count, seed):
+    def one_problem_then_none():
         yield {"messages": []}
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(word_problems, "problems", one_problem_then_none)
     with pytest.raises(OSError, match="disk is full"):
-        word_problems.write_dataset(path, rows=10, seed=2)
+        word_problems.write_rows(path, one_problem_then_none())
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
-
-
-@pytest.mark.parametrize("conversational", [True, False])
-def test_a_pair_prefers_the_true_solution_to_one_that_ends_wrong(conversational):
-    pairs = list(word_problems.preferences(100, seed=2, conversational=conversational))
-    for pair, problem in zip(pairs, word_problems.problems(100, seed=2), strict=True):
-        question, chosen, rejected = (read(pair[name]) for name in ("prompt", "chosen", "rejected"))
-        assert (question, chosen) == conversation(problem)
-        assert chosen.splitlines()[:-2] == rejected.splitlines()[:-2]
-        assert int(NUMBER.findall(rejected)[-1]) > int(NUMBER.findall(chosen)[-1])
-        left, symbol, right, result = SUM.findall(rejected)[-1]
-        assert apply(symbol, int(left), int(right)) != int(result)
-
-
-def read(value):
-    """A text, or the text of a conversation of one message."""
-    if isinstance(value, str):
-        return value
-    [message] = value
-    return message["content"]
