@@ -12,7 +12,8 @@ from autotrain_mem.planning.most import question_of
 from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.rehearsals import Rehearsals
 from autotrain_mem.search.largest import find_most
-from autotrain_mem.search.search import NO_LIMITS, Found, climb, make_memo
+from autotrain_mem.search.memo import Memo
+from autotrain_mem.search.search import NO_LIMITS, Found, find
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import Candidate, Footprint, Hardware
 from autotrain_mem.types.gpu_comparison import NO_PRICE, NOTHING_FITS, Cards, CardVerdict
@@ -71,9 +72,9 @@ def _judged(
         space = rehearsals.space(facts, lengths) if question is None else question.space(question.values[0])
         limits = limits_of(rehearsals, space.base, lengths)
         predictions = Predictions(rehearsals, facts, lengths, shared, confirms=False)
-        memo = make_memo(space, predictions, lambda attempt: on_attempt(card, attempt))
+        memo = Memo(space, predictions, lambda attempt: on_attempt(card, attempt))
         if question is None:
-            best = climb(space, memo, limits or NO_LIMITS)
+            best = find(space, memo, limits or NO_LIMITS)
         else:
             best = find_most(question, memo, limits or NO_LIMITS)
         refusals = [] if limits is None else limits.refusals

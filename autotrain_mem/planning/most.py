@@ -19,10 +19,8 @@ from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.rehearsals import Rehearsals
 from autotrain_mem.search.division import GROUP, SMALLEST_GROUP, divisors
 from autotrain_mem.search.largest import Border, Question, answering, find_border
-from autotrain_mem.search.levels import COARSE_FROM, COARSE_GRID, FINE_GRID, SHORTEST
-from autotrain_mem.search.memo import candidate
-from autotrain_mem.search.search import make_memo
-from autotrain_mem.search.space import Space
+from autotrain_mem.search.memo import Memo, candidate
+from autotrain_mem.search.space import Space, lengths_below
 from autotrain_mem.settings.knobs import ROWS, STEPS
 from autotrain_mem.settings.words import MAX_LENGTH, MAXIMIZED, MOST
 from autotrain_mem.support.errors import ContextLengthError
@@ -93,25 +91,20 @@ def _lengths(rehearsals: Rehearsals, facts: ModelFacts, lengths: Lengths) -> _As
     known = [end for end in ends if end is not None]
     end = min(known, default=MOST_TOKENS)
     least = 0 if lengths.profile is None else lengths.profile.least_length
-    return _grid(end, least), ends.get(end, "no end is known of the model's context")
-
-
-def _grid(end: int, least: int = 0) -> tuple[int, ...]:
-    """Lengths as a search that shortens rows has them, and the last one: 64, 80 ... 256, 320 ... 1000 for 1000."""
-    fine, coarse = range(SHORTEST, min(COARSE_FROM, end), FINE_GRID), range(COARSE_FROM, end, COARSE_GRID)
-    return (*(length for length in (*fine, *coarse) if length >= least), end)
+    return (*lengths_below(end, least), end), ends.get(end, "no end is known of the model's context")
 
 
 def _completions(rehearsals: Rehearsals, facts: ModelFacts, lengths: Lengths) -> _Asked:
     prompt = lengths.longest or PROMPT_UNKNOWN
     if facts.context_length is None:
-        return _grid(MOST_TOKENS), "no end is known of the model's context"
+        return (*lengths_below(MOST_TOKENS, 0), MOST_TOKENS), "no end is known of the model's context"
     if facts.context_length <= prompt:
         raise ContextLengthError(
             f"The longest prompt has {prompt} tokens, and the model's context is {facts.context_length}.",
             hint="TRL truncates no prompt: drop the longest ones from the data, or take a model with a longer context.",
         )
-    return _grid(facts.context_length - prompt), f"the model's context, less a prompt of {prompt} tokens"
+    room = facts.context_length - prompt
+    return (*lengths_below(room, 0), room), f"the model's context, less a prompt of {prompt} tokens"
 
 
 def _rows(rehearsals: Rehearsals, facts: ModelFacts, lengths: Lengths) -> _Asked:
@@ -201,7 +194,7 @@ def frontier_of(
     """
     question = question_of(rehearsals, facts, lengths, name)
     predictions = Predictions(rehearsals, facts, lengths, confirms=False)
-    memo = make_memo(question.space(question.values[0]), predictions, on_attempt)
+    memo = Memo(question.space(question.values[0]), predictions, on_attempt)
     borders = [(level.name, find_border(question, level.name, memo, whole=False)) for level in answering(question)]
     return Frontier(
         name=name,

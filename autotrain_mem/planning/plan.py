@@ -23,6 +23,7 @@ from autotrain_mem.search.advice import FLASH_ATTENTION, advice, context_cut, pr
 from autotrain_mem.search.changes import against
 from autotrain_mem.search.largest import search_most
 from autotrain_mem.search.levels import LEVELS, SHORTER_ROWS, SMALLER_IMAGES_LEVEL, allowed
+from autotrain_mem.search.memo import Memo
 from autotrain_mem.search.search import NO_LIMITS, Found, Limits, find, search
 from autotrain_mem.search.shardings import SharedTokens, degrees, way_of
 from autotrain_mem.search.space import Space, why_fp16
@@ -201,7 +202,7 @@ def with_shared_tokens(
         alike = _sharing(rehearsals, way, size, space.effective_batch_size)
         others = alike.space(facts, lengths)
         try:
-            found = find(others, Predictions(alike, facts, lengths, footprints), hear, limits)
+            found = find(others, Memo(others, Predictions(alike, facts, lengths, footprints), hear), limits)
         except RehearsalError:
             if size == 1:
                 raise

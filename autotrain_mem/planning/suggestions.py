@@ -11,7 +11,6 @@ from autotrain_mem.machine.catalog import catalog
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.planning.rehearsals import Rehearsals
 from autotrain_mem.search.division import GROUP, SMALLEST_GROUP, divisors
-from autotrain_mem.search.explore import least_demanding
 from autotrain_mem.search.levels import levels, strongest
 from autotrain_mem.search.space import Space, make_space, with_rows
 from autotrain_mem.settings.knobs import ROWS, STEPS
@@ -138,7 +137,7 @@ def _line(method: str, job: Job, space: Space, predict: Predict) -> str:
         # PPO's defaults serve: what differs by method is given.
         defaults = replace(space.base, response_length=None, local_rollout_forward_batch_size=None)
         other_space = make_space(defaults, other, facts, longest=space.longest)
-        least = predict(other, least_demanding(other_space, strongest(levels(other_space))))
+        least = predict(other, strongest(levels(other_space)).least)
     except AutofitError:  # the error that is on its way matters more than one about a proposal
         return ""
     fits = "which fits" if least.fits else "which does not fit either"

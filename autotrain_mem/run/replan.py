@@ -15,12 +15,11 @@ from typing import Any
 from autotrain_mem.machine.detect import free_bytes
 from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.rehearsals import Rehearsals
-from autotrain_mem.search.levels import allowed
 from autotrain_mem.search.memo import Memo
 from autotrain_mem.search.nearest import confirmed, suggestion
 from autotrain_mem.search.search import find
 from autotrain_mem.settings.knobs import EVALUATED_ROWS, ROWS, STEPS, alone_too
-from autotrain_mem.settings.levers import EXPANDABLE, LEVERS, OFFLOADING
+from autotrain_mem.settings.levers import EXPANDABLE, OFFLOADING
 from autotrain_mem.settings.own import SWITCHES_OF_OURS
 from autotrain_mem.settings.words import CHECKPOINTING
 from autotrain_mem.support.errors import AutofitError, TrainingError
@@ -150,7 +149,7 @@ def _searched(
         effective_batch_size=chosen.knobs.effective_batch_size,
         forbid=space.forbid | frozenset(without),
     )
-    best = find(space, Predictions(rehearsals, facts, lengths))
+    best = find(space, Memo(space, Predictions(rehearsals, facts, lengths)))
     if best is None or (best.estimate.knobs == chosen.knobs and not is_other):
         return None
     return replace(
@@ -189,9 +188,9 @@ def smallest_change(rehearsals: Rehearsals, chosen: Estimate, shortage: Shortage
     try:
         facts, lengths = narrower.describe(), narrower.lengths()
         space, predictions = narrower.space(facts, lengths), Predictions(narrower, facts, lengths)
-        if (best := find(space, predictions)) is not None:
+        if (best := find(space, Memo(space, predictions))) is not None:
             return flags_of(chosen.knobs, best.estimate.knobs) or None
-        near = confirmed(space, Memo(predictions, may_expand=allowed(LEVERS[EXPANDABLE], space)))
+        near = confirmed(space, Memo(space, predictions))
         return None if near is None else suggestion(space, near.knobs)
     except AutofitError:  # the error that is on its way matters more than one about a proposal
         return None

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from autotrain_mem.search.adapter import ADAPTED
-from autotrain_mem.search.explore import TIE, floors_of
+from autotrain_mem.search.explore import TIE
 from autotrain_mem.search.levels import harm_of, levels, lever_name
 from autotrain_mem.search.memo import Memo
 from autotrain_mem.search.space import Space, half_of, loses_updates
@@ -241,7 +241,7 @@ def _needed_without(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_s
     gentler = [
         level for level in levels(space) if level.harm < row.harm or level.harm is Harm.WHAT_IS_TRAINED is row.harm
     ]
-    floors = memo.known([floor for level in gentler for floor in floors_of(space, level)])
+    floors = memo.known([floor for level in gentler for floor in level.floors])
     tried = [floor for floor in floors if not floor.fits and _value(row, floor.knobs) == asked]
     if not tried:
         return ""

@@ -7,19 +7,16 @@ that a whole grid would find, but for what a guess at the border takes for too l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from itertools import pairwise
 
 from autotrain_mem.search.guess import LEEWAY, between, may_fit, may_fit_at_once, promise
-from autotrain_mem.search.levels import Level, allowed, levels
-from autotrain_mem.search.memo import Line, Memo, Sight, sights
-from autotrain_mem.search.shardings import least_shared, shared
-from autotrain_mem.search.space import Space, micro_batches, with_rows
+from autotrain_mem.search.levels import Level, eased, levels
+from autotrain_mem.search.memo import Memo, Sight, sights
+from autotrain_mem.search.space import Space
 from autotrain_mem.settings.levers import FREE, LADDER, LEVERS, taken_back
 from autotrain_mem.types import Estimate, Knobs, Owner, Phase
-from autotrain_mem.types.methods_table import METHODS
 
 TIE = 0.005
 """Speeds closer than this share are the same: the prediction knows no better, and more headroom is worth more."""
@@ -39,7 +36,6 @@ EASING_TURNS = 2
 
 
 def best_of(
-    space: Space,
     level: Level,
     memo: Memo,
     *,
@@ -57,19 +53,19 @@ def best_of(
             may be wrong about it.
         meanwhile: What else needs to be asked if the choice stays, while it is rehearsed.
     """
-    found = _best(space, level, memo, confirmed=confirmed)
+    found = _best(level, memo, confirmed=confirmed)
     while confirmed and found is not None:
         memo.foresee(found.knobs)
-        around = [*_neighbour(space, level, found.knobs), *_simpler(space, level, memo, found.knobs)]
+        around = [*_neighbour(level, found.knobs), *_simpler(level, memo, found.knobs)]
         memo.ask(around)
         meanwhile(found)
         memo.ask([found.knobs, *(each for each in around if _nearly_fits(memo(each)))], whole=True)
         memo.over_steps(found.knobs)
-        before, found = found, _best(space, level, memo, confirmed=True)
+        before, found = found, _best(level, memo, confirmed=True)
         if found is not None and found.knobs == before.knobs:
             break
-    smaller = _of_smaller_rank(space, level, memo) if found is None else None
-    return found if smaller is None else best_of(space, smaller, memo, confirmed=confirmed, meanwhile=meanwhile)
+    smaller = _of_smaller_rank(level, memo) if found is None else None
+    return found if smaller is None else best_of(smaller, memo, confirmed=confirmed, meanwhile=meanwhile)
 
 
 def _nearly_fits(estimate: Estimate) -> bool:
@@ -77,12 +73,12 @@ def _nearly_fits(estimate: Estimate) -> bool:
     return not estimate.fits and estimate.required_bytes <= estimate.budget_bytes * LEEWAY
 
 
-def _of_smaller_rank(space: Space, level: Level, memo: Memo) -> Level | None:
+def _of_smaller_rank(level: Level, memo: Memo) -> Level | None:
     """The level with the largest adapter for which its least demanding point should fit; None where none is left.
 
     Weights, gradients and optimizer state of an adapter grow as its rank does, and what is reserved grows with them.
     """
-    floor = next(iter(memo.known([least_demanding(space, level)])), None)
+    floor = next(iter(memo.known([level.least])), None)
     if not level.ranks or floor is None or floor.fits:
         return None
     excess, kept = floor.required_bytes - floor.budget_bytes, floor.reserved
@@ -100,41 +96,41 @@ def adapter_bytes(estimate: Estimate) -> int:
     return 2 * trained.bytes + estimate.memory.owners_at_peak.get(Owner.OPTIMIZER_STATE, 0)
 
 
-def _simpler(space: Space, level: Level, memo: Memo, knobs: Knobs) -> list[Knobs]:
+def _simpler(level: Level, memo: Memo, knobs: Knobs) -> list[Knobs]:
     """The points of the level that lack one of the levers of a choice, as far as they were not rehearsed and may fit.
 
     Nothing that is left can be faster than the choice; one that is as fast takes its place.
     """
-    every = tuple(lines(space, level))
-    simpler = [taken_back(row, knobs, space.base) for row in LADDER]
+    every = level.lines
+    simpler = [taken_back(row, knobs, level.space.base) for row in LADDER]
     return [
         each
         for each in simpler
         if each is not None
         for line in every
-        if each in line and may_fit(memo, space, line, every, each)
+        if each in line and may_fit(memo, level.space, line, every, each)
     ]
 
 
-def _best(space: Space, level: Level, memo: Memo, *, confirmed: bool) -> Estimate | None:
-    if memo.weights_exceed(least_demanding(space, level)) or not _may_hold(space, level, memo, confirmed=confirmed):
+def _best(level: Level, memo: Memo, *, confirmed: bool) -> Estimate | None:
+    if memo.weights_exceed(level.least) or not _may_hold(level, memo, confirmed=confirmed):
         return None
     if level.lengths:
-        return longest_rows(space, level, memo, turns=LENGTH_TURNS)
-    found = _fastest(space, level, memo, TIE if confirmed else ROUGHLY)
-    return None if found is None else _eased(space, level, memo, found)
+        return longest_rows(level, memo, turns=LENGTH_TURNS)
+    found = _fastest(level, memo, TIE if confirmed else ROUGHLY)
+    return None if found is None else _eased(level, memo, found)
 
 
-def _eased(space: Space, level: Level, memo: Memo, found: Estimate) -> Estimate | None:
+def _eased(level: Level, memo: Memo, found: Estimate) -> Estimate | None:
     """The fastest with as many rows generated at once as fit: of a small micro-batch few are until then, which says
     nothing of its training. To generate as many takes each setting as long."""
-    best = most_that_fits(space, eased(space, found.knobs), memo, turns=EASING_TURNS)
+    best = most_that_fits(level.space, eased(level.space, found.knobs), memo, turns=EASING_TURNS)
     if best is None or best.knobs == found.knobs:
         return best
-    for other in (each for line in lines(space, level) for each in memo.known(line) if each.fits):
+    for other in (each for line in level.lines for each in memo.known(line) if each.fits):
         seconds = _seconds(other, training=True) + _seconds(best, training=False)
         if other.time.tokens / seconds > best.tokens_per_second * (1 + TIE):
-            rival = most_that_fits(space, eased(space, other.knobs), memo, turns=EASING_TURNS)
+            rival = most_that_fits(level.space, eased(level.space, other.knobs), memo, turns=EASING_TURNS)
             best = best if rival is None else max(best, rival, key=lambda each: each.tokens_per_second)
     return best
 
@@ -145,7 +141,7 @@ def _seconds(estimate: Estimate, *, training: bool) -> float:
     return sum(seconds for phase, seconds in phases if (phase not in (Phase.GENERATE, Phase.SCORE)) is training)
 
 
-def _may_hold(space: Space, level: Level, memo: Memo, *, confirmed: bool) -> bool:
+def _may_hold(level: Level, memo: Memo, *, confirmed: bool) -> bool:
     """Whether the level's first or last point fits: those with most and with least demand. A plan that is only shown is
     looked for by what is known of others.
 
@@ -153,7 +149,7 @@ def _may_hold(space: Space, level: Level, memo: Memo, *, confirmed: bool) -> boo
     at most, and once weights were beyond the card, others may be as well. Once a run's mixed lengths were looked at, it
     may be the last that does not fit, and another point that does; and so may the one that accumulates no gradients.
     """
-    most, least = most_demanding(space, level), least_demanding(space, level)
+    most, least = level.most, level.least
     likely_too_large = memo.any_weights_exceed if confirmed else memo.weights_exceed(most)
     if not (level.lengths or level.offloads or likely_too_large):
         if not confirmed:
@@ -163,14 +159,14 @@ def _may_hold(space: Space, level: Level, memo: Memo, *, confirmed: bool) -> boo
             return True
     if surely_fits(memo, least):
         return True
-    any_fits = any(each.fits for line in lines(space, level) for each in memo.known(line))
-    return any_fits or fits_at_once(space, level, memo)
+    any_fits = any(each.fits for line in level.lines for each in memo.known(line))
+    return any_fits or fits_at_once(level, memo)
 
 
-def fits_at_once(space: Space, level: Level, memo: Memo) -> bool:
+def fits_at_once(level: Level, memo: Memo) -> bool:
     """Whether the whole batch at once fits where the fewest rows at once do not; rehearsed only where it may."""
-    at_once = unaccumulated(space, level)
-    return may_fit_at_once(space, memo(least_demanding(space, level)), at_once) and surely_fits(memo, at_once)
+    at_once = level.at_once
+    return may_fit_at_once(level.space, memo(level.least), at_once) and surely_fits(memo, at_once)
 
 
 def surely_fits(memo: Memo, knobs: Knobs) -> bool:
@@ -180,18 +176,18 @@ def surely_fits(memo: Memo, knobs: Knobs) -> bool:
     return memo(knobs).fits
 
 
-def _fastest(space: Space, level: Level, memo: Memo, tie: float) -> Estimate | None:
+def _fastest(level: Level, memo: Memo, tie: float) -> Estimate | None:
     """Rehearses what can be fastest until nothing that is left can be faster: each turn one point that is new.
 
     Beside the level's lines those of gentler levels are looked at, from which much can be concluded.
     """
-    gentler = [each for each in levels(space) if each.harm <= level.harm and not each.lengths]
-    own, every = tuple(lines(space, level)), tuple(line for each in gentler for line in lines(space, each))
+    gentler = [each for each in levels(level.space) if each.harm <= level.harm and not each.lengths]
+    own, every = level.lines, tuple(line for each in gentler for line in each.lines)
     while True:
         seen = sights(memo, own, every)
         best = _best_known(seen, tie)
         beyond = 0.0 if best is None else best.tokens_per_second * (1 + tie)
-        promises = [(number, promise(memo, space, sight, beyond)) for number, sight in enumerate(seen)]
+        promises = [(number, promise(memo, level.space, sight, beyond)) for number, sight in enumerate(seen)]
         likely = [(each.expected, -number, each.knobs) for number, each in promises if each is not None]
         if not likely:
             return best
@@ -206,12 +202,12 @@ def _best_known(seen: list[Sight], tie: float) -> Estimate | None:
     return min(tied, key=lambda pair: (pair[0], pair[1].required_bytes), default=(0, None))[1]
 
 
-def _neighbour(space: Space, level: Level, knobs: Knobs) -> list[Knobs]:
+def _neighbour(level: Level, knobs: Knobs) -> list[Knobs]:
     """The next more demanding point of the line that a plan is on, where there is one: whatever kind of segments was
     chosen, and however many completions are generated at once."""
     rows, checkpointing = knobs.per_device_train_batch_size, knobs.gradient_checkpointing
-    shortened = (each for each in length_lines(space, level) if each[0].per_device_train_batch_size == rows)
-    for line in shortened if level.lengths else lines(space, level):
+    shortened = (each for each in level.at_every_length if each[0].per_device_train_batch_size == rows)
+    for line in shortened if level.lengths else level.lines:
         alike = replace(at(knobs, line[0]), gradient_checkpointing=checkpointing, max_length=line[0].max_length)
         if alike.growing(False) == line[0].growing(False):
             return [each for each in line if _demand(each) > _demand(knobs)][:1]
@@ -223,17 +219,17 @@ def _demand(knobs: Knobs) -> tuple[int, float]:
     return knobs.per_device_train_batch_size, float("inf") if knobs.max_length is None else knobs.max_length
 
 
-def longest_rows(space: Space, level: Level, memo: Memo, *, turns: int) -> Estimate | None:
+def longest_rows(level: Level, memo: Memo, *, turns: int) -> Estimate | None:
     """The longest rows that fit on a level that shortens them; None where not even the shortest do.
 
     One at once needs least as long as what is accumulated is small; beyond its border the whole batch at once may fit.
     """
-    least, at_once = length_lines(space, level)
-    best = most_that_fits(space, least, memo, turns=turns)
+    least, at_once = level.at_every_length
+    best = most_that_fits(level.space, least, memo, turns=turns)
     longer = [each for each in at_once if best is None or _demand(each)[1] > _demand(best.knobs)[1]]
-    if not longer or at_once == least or not may_fit_at_once(space, best or memo(least[0]), longer[0]):
+    if not longer or at_once == least or not may_fit_at_once(level.space, best or memo(least[0]), longer[0]):
         return best
-    return most_that_fits(space, longer, memo, turns=turns) or best
+    return most_that_fits(level.space, longer, memo, turns=turns) or best
 
 
 def most_that_fits(space: Space, points: Sequence[Knobs], memo: Memo, *, turns: int | None = None) -> Estimate | None:
@@ -277,104 +273,6 @@ def _guess(space: Space, points: Sequence[Knobs], low: int, high: int, known: Se
         if any(between(space, points[each], *pair) <= budget_bytes for pair in pairs)
     )
     return next(fitting, low + 1)
-
-
-# -- the points of a level ---------------------------------------------------------------------------------------------
-
-
-def checkpointing_choices(space: Space) -> tuple[bool, ...]:
-    """Values that gradient_checkpointing may take, the fastest first. Turning it off is no harm, so never forbidden."""
-    lever = LEVERS["gradient_checkpointing"]
-    if space.pinned.intersection(lever.knobs) or not lever.suits(METHODS[space.method]):
-        return (space.base.gradient_checkpointing,)
-    return (False,) if lever.name in space.forbid else (False, True)
-
-
-def lines(space: Space, level: Level) -> Iterator[Line]:
-    """Every line of a level, fewest levers of time first."""
-    for setting in level.settings:
-        for way in shared(space, setting):
-            for checkpointing in checkpointing_choices(space):
-                yield line(space, way, checkpointing=checkpointing)
-
-
-@lru_cache(maxsize=256)  # as many as one search has
-def line(space: Space, setting: Knobs, *, checkpointing: bool) -> Line:
-    """One setting at every micro-batch allowed."""
-    lever = LEVERS["micro_batch"]
-    fixed = lever.name in space.forbid or not lever.suits(METHODS[space.method])
-    smallest = space.base.per_device_train_batch_size if fixed else 1
-    chosen = replace(setting, gradient_checkpointing=checkpointing)
-
-    def at_rows(rows: int) -> Knobs:
-        """The other batches follow the micro-batch where they may."""
-        levers = ("eval_batch", *(["rollout_batch"] if rows < space.share else []))
-        following = [name for lever in levers for name in _following(space, lever)]
-        return replace(with_rows(chosen, rows), **{name: min(getattr(space.base, name), rows) for name in following})
-
-    return tuple(at_rows(rows) for rows in micro_batches(space)[::-1] if rows >= smallest)
-
-
-def _following(space: Space, lever: str) -> tuple[str, ...]:
-    """The lever's knobs, where the job has them and they may move."""
-    row = LEVERS[lever]
-    return tuple(name for name in row.knobs if allowed(row, space) and getattr(space.base, name) is not None)
-
-
-def eased(space: Space, point: Knobs) -> tuple[Knobs, ...]:
-    """The point itself, then with twice, four times ... the rows generated at once, and last with those asked for.
-
-    Example: 2 rows of a rollout of 16, where TRL's default is 64: 2, 4, 8, and 64, which is the whole rollout.
-    """
-    points = [point]
-    for name in _following(space, "rollout_batch"):
-        asked, rows = getattr(space.base, name), getattr(point, name)
-        while rows < asked:
-            rows = 2 * rows if 2 * rows < min(asked, space.share) else asked
-            points.append(replace(point, **{name: rows}))
-    return tuple(points)
-
-
-def least_demanding(space: Space, level: Level) -> Knobs:
-    """The point of a level that needs least; if that does not fit, nothing on the level does, unless it be
-    :func:`unaccumulated`."""
-    smallest = _least_line(space, level)[0]
-    return replace(smallest, max_length=level.lengths[0]) if level.lengths else smallest
-
-
-def unaccumulated(space: Space, level: Level) -> Knobs:
-    """The same in one micro-batch: it holds more activations and, until its backward pass makes them, no gradients."""
-    whole = _least_line(space, level)[-1]
-    return replace(whole, max_length=level.lengths[0]) if level.lengths else whole
-
-
-def floors_of(space: Space, level: Level) -> tuple[Knobs, Knobs]:
-    """Both of them: one needs the least of the level."""
-    return least_demanding(space, level), unaccumulated(space, level)
-
-
-def _least_line(space: Space, level: Level) -> Line:
-    setting = least_shared(space, level.strongest)
-    return line(space, setting, checkpointing=checkpointing_choices(space)[-1])
-
-
-def most_demanding(space: Space, level: Level) -> Knobs:
-    """The point of a level with the fewest levers and the most rows at once; if it fits, there is little to search.
-
-    Of several processes that with the smallest shards: it tells what larger ones and whole models need.
-    """
-    return line(space, least_shared(space, level.gentlest), checkpointing=checkpointing_choices(space)[0])[-1]
-
-
-def length_lines(space: Space, level: Level) -> tuple[Line, Line]:
-    """The least demanding point of a level that shortens rows, at every length, and last at the length asked for; and
-    the same of the whole batch at once."""
-    lengths = (*level.lengths, level.strongest.max_length)
-    least, at_once = (
-        tuple(replace(shortest, max_length=length) for length in lengths)
-        for shortest in (least_demanding(space, level), unaccumulated(space, level))
-    )
-    return least, at_once
 
 
 def at(setting: Knobs, point: Knobs) -> Knobs:

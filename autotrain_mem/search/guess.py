@@ -11,7 +11,8 @@ from itertools import pairwise
 from math import prod
 from operator import attrgetter
 
-from autotrain_mem.search.memo import Line, Memo, Sight, saving_levers, shares_alike, sights
+from autotrain_mem.search.levels import Line
+from autotrain_mem.search.memo import Memo, Sight, saving_levers, shares_alike, sights
 from autotrain_mem.search.space import Space, with_rows
 from autotrain_mem.settings.declaration import LeverRow, Savings
 from autotrain_mem.settings.levers import LEVERS, OFFLOADING

@@ -17,12 +17,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from operator import attrgetter
 
-from autotrain_mem.search.explore import MIDDLE_EVERY, least_demanding, surely_fits, unaccumulated
+from autotrain_mem.search.explore import MIDDLE_EVERY, surely_fits
 from autotrain_mem.search.guess import STATIC, linear, may_fit_at_once
 from autotrain_mem.search.levels import Level, levels
 from autotrain_mem.search.memo import Memo, OnAttempt, Predictor
-from autotrain_mem.search.search import NO_LIMITS, Found, Limits, climb, make_memo, no_plan
+from autotrain_mem.search.search import NO_LIMITS, Found, Limits, find, no_plan
 from autotrain_mem.search.space import Space
 from autotrain_mem.types import Estimate, Knobs
 from autotrain_mem.types.gpu_comparison import Most
@@ -90,7 +91,7 @@ def search_most(
         PlanError: what fits does not keep the limits (``limits.broken``).
     """
     smallest = question.space(question.values[0])
-    memo = make_memo(smallest, predictor, on_attempt)
+    memo = Memo(smallest, predictor, on_attempt)
     found = find_most(question, memo, limits)
     if found is None:
         raise no_plan(smallest, memo, limits)
@@ -107,7 +108,7 @@ def find_most(question: Question, memo: Memo, limits: Limits = NO_LIMITS) -> Fou
         border = find_border(question, name, memo)
         if border is None:
             break
-        found = climb(question.space(question.values[border.index]), memo, limits)
+        found = find(question.space(question.values[border.index]), memo, limits)
         if found is None:
             break
         best = replace(found, most=border.most(question))
@@ -121,10 +122,9 @@ def answering(question: Question) -> tuple[Level, ...]:
 
 
 def _holds(question: Question, level: Level, memo: Memo) -> bool:
-    least = least_demanding(question.space(question.values[0]), level)
-    if memo.weights_exceed(least):
+    if memo.weights_exceed(level.least):
         return False
-    if surely_fits(memo, least):
+    if surely_fits(memo, level.least):
         return True
     points, start = _at_once(question, level.name, memo, 0)
     return start is not None and points.holds(start)
@@ -136,7 +136,7 @@ def find_border(question: Question, level: str, memo: Memo, *, whole: bool = Tru
     Args:
         whole: Rehearse both of its sides on the whole model; what that overturns is looked for again.
     """
-    border = _border(_Points(question, level, memo, least_demanding), 0, whole=whole)
+    border = _border(_Points(question, level, memo, attrgetter("least")), 0, whole=whole)
     following = 0 if border is None else border.index + 1
     if following == len(question.values):
         return border
@@ -149,8 +149,8 @@ def _at_once(question: Question, level: str, memo: Memo, following: int) -> tupl
 
     Of rows at once it is the last value that leaves nothing to accumulate; None where nothing accumulates, or too much.
     """
-    accumulated = _Points(question, level, memo, least_demanding)(following)
-    points, ends = _Points(question, level, memo, unaccumulated), (following, len(question.values) - 1)
+    accumulated = _Points(question, level, memo, attrgetter("least"))(following)
+    points, ends = _Points(question, level, memo, attrgetter("at_once")), (following, len(question.values) - 1)
     start = next((each for each in ends if points.knobs(each).gradient_accumulation_steps == 1), None)
     if start is None or points.knobs(start) == accumulated.knobs:
         return points, None
@@ -201,7 +201,7 @@ class _Points:
         of: Which one: the least demanding, or the whole batch at once.
     """
 
-    def __init__(self, question: Question, level: str, memo: Memo, of: Callable[[Space, Level], Knobs]) -> None:
+    def __init__(self, question: Question, level: str, memo: Memo, of: Callable[[Level], Knobs]) -> None:
         self.question = question
         self.whole = False
         self.known: list[int] = []
@@ -221,9 +221,8 @@ class _Points:
     @cache  # noqa: B019  it lives as long as a search
     def knobs(self, index: int) -> Knobs:
         """Returns the point at a value."""
-        space = self.question.space(self.question.values[index])
-        level = next(each for each in levels(space) if each.name == self._level)
-        return self._of(space, level)
+        every = levels(self.question.space(self.question.values[index]))
+        return self._of(next(each for each in every if each.name == self._level))
 
     def holds(self, index: int) -> bool:
         """Tells whether a value fits, from which larger ones are looked for."""

@@ -13,12 +13,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import lru_cache
 from itertools import combinations, product
 from typing import Any
 
 from autotrain_mem.search.adapter import smaller_ranks
 from autotrain_mem.search.shardings import least_shared, shardings, shared
-from autotrain_mem.search.space import Space, can_scale, half_of, loses_nothing, loses_updates
+from autotrain_mem.search.space import (
+    Space,
+    can_scale,
+    half_of,
+    lengths_below,
+    loses_nothing,
+    loses_updates,
+    micro_batches,
+    with_rows,
+)
 from autotrain_mem.settings.declaration import LeverRow
 from autotrain_mem.settings.levers import (
     HALF_WEIGHTS,
@@ -77,20 +87,16 @@ def check_forbid(names: Iterable[str]) -> frozenset[str]:
 
 def allowed(row: LeverRow, space: Space) -> bool:
     """Whether this job's method, pins and limits let the lever be pulled."""
+    possible = {name: (getattr(space.base, name),) for name in row.needs} | {SHARDING: shardings(space)}
     return (
         row.suits(METHODS[space.method])
-        and all(not _possible(name, space).isdisjoint(values) for name, values in row.needs.items())
+        and all(not {*possible[name]}.isdisjoint(values) for name, values in row.needs.items())
         and all(_may_be_pulled(LEVERS[name], space) for name in row.along if LEVERS[name].harm == row.harm)
         and row.name not in space.forbid
         and not (space.is_quantized and row.quantizes)
         and harm_of(row, space) <= FURTHEST[space.fit]
         and space.pinned.isdisjoint(row.knobs)
     )
-
-
-def _possible(name: str, space: Space) -> frozenset[Any]:
-    """The values that a knob may have in this job, beside what other levers make of it."""
-    return frozenset(shardings(space)) if name == SHARDING else frozenset({getattr(space.base, name)})
 
 
 def pull_all(space: Space, names: Iterable[str]) -> Knobs:
@@ -124,14 +130,6 @@ def _pull(row: LeverRow, knobs: Knobs, space: Space) -> Knobs:
     if row.turns_on_adapter and space.adapter is not None:
         also |= space.adapter.settings(space.pinned)
     return replace(knobs, **also, **moved)
-
-
-SHORTEST = 64
-FINE_GRID = 16
-COARSE_GRID = 64
-COARSE_FROM = 256
-"""Lengths tried, in tokens: 64, 80, ... 256, 320, 384 and so on. Attention kernels work on tiles of 64 or 128 tokens,
-so that a finer grid buys little; below 256 a step of 64 would cut too much of a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +168,12 @@ SMALLER_IMAGES_LEVEL = "smaller images"
 """Any of the levels before shorter rows, with images made smaller (``planning.plan``)."""
 
 
+Line = tuple[Knobs, ...]
+"""One setting, shared in one way, with or without checkpointing, at every micro-batch allowed, smallest first: what it
+needs grows along the line, but for its end, where the whole batch is one micro-batch. Nothing is accumulated there, and
+no gradients are held when a forward pass begins."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Level:
     """Holds what a plan may choose from at one level of harm. ``lengths`` is empty but on the level that cuts rows.
@@ -178,6 +182,7 @@ class Level:
     """
 
     name: str
+    space: Space
     harm: Harm
     settings: tuple[Knobs, ...]
     """What its levers make of the knobs asked for, the gentlest first. Batches and checkpointing stay free, and so does
@@ -190,21 +195,60 @@ class Level:
     ranks: tuple[int, ...] = ()
     """Smaller ranks of the adapter that the level turns on, the largest first, for where its own does not fit."""
 
-    @property
-    def gentlest(self) -> Knobs:
-        return self.settings[0]
-
-    @property
-    def strongest(self) -> Knobs:
-        """The settings that need least memory."""
-        return self.settings[-1]
-
     def of_rank(self, rank: int) -> Level:
         """Returns the level with an adapter of a smaller rank."""
         settings = tuple(replace(setting, lora_r=rank) for setting in self.settings)
         return replace(self, settings=settings, ranks=tuple(each for each in self.ranks if each < rank))
 
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """Every line, fewest levers of time first."""
+        ways = [way for setting in self.settings for way in shared(self.space, setting)]
+        choices = checkpointing_choices(self.space)
+        return tuple(line(self.space, way, checkpointing=each) for way in ways for each in choices)
 
+    @property
+    def most(self) -> Knobs:
+        """The point with the fewest levers and the most rows at once; if it fits, there is little to search.
+
+        Of several processes that with the smallest shards: it tells what larger ones and whole models need.
+        """
+        gentlest = least_shared(self.space, self.settings[0])
+        return line(self.space, gentlest, checkpointing=checkpointing_choices(self.space)[0])[-1]
+
+    @property
+    def least(self) -> Knobs:
+        """The point that needs least; if that does not fit, nothing on the level does, unless it be :attr:`at_once`."""
+        return self._shortest(self._least_line[0])
+
+    @property
+    def at_once(self) -> Knobs:
+        """The same in one micro-batch: it holds more activations and, until its backward pass makes them, no
+        gradients."""
+        return self._shortest(self._least_line[-1])
+
+    @property
+    def floors(self) -> tuple[Knobs, Knobs]:
+        """Both of them: one needs the least of the level."""
+        return self.least, self.at_once
+
+    @property
+    def at_every_length(self) -> tuple[Line, Line]:
+        """Both of them at every length, and last at the length asked for."""
+        lengths = (*self.lengths, self.settings[-1].max_length)
+        least, at_once = (tuple(replace(floor, max_length=each) for each in lengths) for floor in self.floors)
+        return least, at_once
+
+    @property
+    def _least_line(self) -> Line:
+        strongest = least_shared(self.space, self.settings[-1])
+        return line(self.space, strongest, checkpointing=checkpointing_choices(self.space)[-1])
+
+    def _shortest(self, knobs: Knobs) -> Knobs:
+        return replace(knobs, max_length=self.lengths[0]) if self.lengths else knobs
+
+
+@lru_cache(maxsize=64)  # a search asks for those of its job at every turn
 def levels(space: Space) -> tuple[Level, ...]:
     """The levels of one job, least harm first. The first holds the job as asked for.
 
@@ -218,17 +262,25 @@ def levels(space: Space) -> tuple[Level, ...]:
         settings = tuple(setting for setting in _settings(space, step) if setting not in seen)
         if settings:
             harm = max((LEVERS[name].harm for name in step.own), default=Harm.TIME)
-            ranks = _ranks(space, settings[0])
-            level = Level(name=step.name, harm=harm, settings=settings, offloads=bool(step.offloads), ranks=ranks)
-            climbed.append(replace(level, loses=True, harm=Harm.WHAT_IS_TRAINED) if step.loses else level)
+            level = Level(
+                name=step.name,
+                space=space,
+                harm=Harm.WHAT_IS_TRAINED if step.loses else harm,
+                settings=settings,
+                offloads=bool(step.offloads),
+                loses=step.loses,
+                ranks=_ranks(space, settings[0]),
+            )
+            climbed.append(level)
     if lengths := _lengths(space):
-        climbed.append(Level(name=SHORTER_ROWS, harm=Harm.DATA, settings=(_least(space),), lengths=lengths))
+        least = (_least(space),)
+        climbed.append(Level(name=SHORTER_ROWS, space=space, harm=Harm.DATA, settings=least, lengths=lengths))
     return tuple(climbed)
 
 
 def strongest(climbed: Sequence[Level]) -> Level:
     """The level that needs least: the last with an adapter, or without one the last."""
-    return max(reversed(climbed), key=lambda level: level.strongest.use_peft)
+    return max(reversed(climbed), key=lambda level: level.settings[-1].use_peft)
 
 
 def _steps(space: Space) -> tuple[_Step, ...]:
@@ -295,7 +347,52 @@ def _lengths(space: Space) -> tuple[int, ...]:
     """Lengths that would cut a row, shortest first; none where ``max_length`` may not move."""
     if not allowed(LEVERS[MAX_LENGTH], space):
         return ()
-    longest = space.row_tokens(space.base)
-    fine = range(SHORTEST, min(COARSE_FROM, longest), FINE_GRID)
-    lengths = (*fine, *range(COARSE_FROM, longest, COARSE_GRID))
-    return tuple(length for length in lengths if length >= space.least_length)
+    return lengths_below(space.row_tokens(space.base), space.least_length)
+
+
+# -- the points of a level ---------------------------------------------------------------------------------------------
+
+
+def checkpointing_choices(space: Space) -> tuple[bool, ...]:
+    """Values that gradient_checkpointing may take, the fastest first. Turning it off is no harm, so never forbidden."""
+    lever = LEVERS["gradient_checkpointing"]
+    if space.pinned.intersection(lever.knobs) or not lever.suits(METHODS[space.method]):
+        return (space.base.gradient_checkpointing,)
+    return (False,) if lever.name in space.forbid else (False, True)
+
+
+@lru_cache(maxsize=256)  # as many as one search has
+def line(space: Space, setting: Knobs, *, checkpointing: bool) -> Line:
+    """One setting at every micro-batch allowed."""
+    lever = LEVERS["micro_batch"]
+    fixed = lever.name in space.forbid or not lever.suits(METHODS[space.method])
+    smallest = space.base.per_device_train_batch_size if fixed else 1
+    chosen = replace(setting, gradient_checkpointing=checkpointing)
+
+    def at_rows(rows: int) -> Knobs:
+        """The other batches follow the micro-batch where they may."""
+        levers = ("eval_batch", *(["rollout_batch"] if rows < space.share else []))
+        following = [name for lever in levers for name in _following(space, lever)]
+        return replace(with_rows(chosen, rows), **{name: min(getattr(space.base, name), rows) for name in following})
+
+    return tuple(at_rows(rows) for rows in micro_batches(space)[::-1] if rows >= smallest)
+
+
+def _following(space: Space, lever: str) -> tuple[str, ...]:
+    """The lever's knobs, where the job has them and they may move."""
+    row = LEVERS[lever]
+    return tuple(name for name in row.knobs if allowed(row, space) and getattr(space.base, name) is not None)
+
+
+def eased(space: Space, point: Knobs) -> tuple[Knobs, ...]:
+    """The point itself, then with twice, four times ... the rows generated at once, and last with those asked for.
+
+    Example: 2 rows of a rollout of 16, where TRL's default is 64: 2, 4, 8, and 64, which is the whole rollout.
+    """
+    points = [point]
+    for name in _following(space, "rollout_batch"):
+        asked, rows = getattr(space.base, name), getattr(point, name)
+        while rows < asked:
+            rows = 2 * rows if 2 * rows < min(asked, space.share) else asked
+            points.append(replace(point, **{name: rows}))
+    return tuple(points)

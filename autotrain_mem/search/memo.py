@@ -8,18 +8,14 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Protocol
 
+from autotrain_mem.search.levels import Line, allowed
 from autotrain_mem.search.shardings import SAVES
+from autotrain_mem.search.space import Space
 from autotrain_mem.settings.knobs import BASE_BITS
-from autotrain_mem.settings.levers import EIGHT_BIT, LEVERS, NESTED_QUANT, SLOWING
+from autotrain_mem.settings.levers import EIGHT_BIT, EXPANDABLE, LEVERS, NESTED_QUANT, SLOWING
 from autotrain_mem.types import Candidate, Estimate, Knobs, Owner, Phase
 
 OnAttempt = Callable[[Candidate], None]
-
-
-Line = tuple[Knobs, ...]
-"""One setting, shared in one way, with or without checkpointing, at every micro-batch allowed, smallest first: what it
-needs grows along the line, but for its end, where the whole batch is one micro-batch. Nothing is accumulated there, and
-no gradients are held when a forward pass begins."""
 
 
 class Predictor(Protocol):
@@ -56,18 +52,17 @@ class Predictor(Protocol):
 class Memo:
     """Answers a repeated question from memory and keeps what was asked, in order.
 
+    ``expandable_segments`` costs nothing and needs no other rehearsal, so it is no question of its own: where the job
+    allows it, it is on where it makes the difference, or where nothing else would.
+
     Args:
-        may_expand: Whether ``expandable_segments`` may be turned on. It costs nothing and needs no other rehearsal, so
-            it is no question of its own: it is on where it makes the difference, or where nothing else would.
         on_attempt: Hears of every rehearsal as it is judged.
     """
 
-    def __init__(
-        self, predictor: Predictor, *, may_expand: bool = False, on_attempt: OnAttempt = lambda attempt: None
-    ) -> None:
+    def __init__(self, space: Space, predictor: Predictor, on_attempt: OnAttempt = lambda attempt: None) -> None:
         self._predictor = predictor
         self._on_attempt = on_attempt
-        self._may_expand = may_expand
+        self._may_expand = allowed(LEVERS[EXPANDABLE], space)
         self._estimates: dict[Knobs, Estimate] = {}
         self._attempts: list[Candidate] = []
         self._speeds: dict[tuple[Knobs, int | None, Knobs], float] = {}

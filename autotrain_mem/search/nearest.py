@@ -6,13 +6,10 @@ from dataclasses import replace
 
 from autotrain_mem.search.explore import (
     at,
-    checkpointing_choices,
     fits_at_once,
-    least_demanding,
     longest_rows,
-    unaccumulated,
 )
-from autotrain_mem.search.levels import Level, levels, strongest
+from autotrain_mem.search.levels import Level, checkpointing_choices, levels, strongest
 from autotrain_mem.search.memo import Memo
 from autotrain_mem.search.shardings import least_shared, shardings
 from autotrain_mem.search.space import Space
@@ -65,7 +62,7 @@ def _least(space: Space, memo: Memo) -> Estimate:
 
     Levels whose weights alone are beyond the card were passed over without a rehearsal.
     """
-    memo.ask([least_demanding(space, strongest([level for level in levels(space) if not level.lengths]))])
+    memo.ask([strongest([level for level in levels(space) if not level.lengths]).least])
     return min(reversed(memo.estimates), key=lambda estimate: estimate.required_bytes)
 
 
@@ -88,19 +85,18 @@ def nearest(space: Space, memo: Memo) -> Estimate | None:
     """
     steps = _loosened(space)
     for level in levels(steps[-1]):
-        least = least_demanding(steps[-1], level)
-        if memo.weights_exceed(least) or not (memo(least).fits or fits_at_once(steps[-1], level, memo)):
+        if memo.weights_exceed(level.least) or not (memo(level.least).fits or fits_at_once(level, memo)):
             continue
         if level.lengths:
-            return longest_rows(steps[-1], level, memo, turns=LENGTH_TURNS)
+            return longest_rows(level, memo, turns=LENGTH_TURNS)
         return _gentlest(steps, level, memo)
     return None
 
 
 def _gentlest(steps: tuple[Space, ...], level: Level, memo: Memo) -> Estimate:
     """The fewest of a level's levers that fit, and then as many of the pins on the levers of time as fit with them."""
-    of = least_demanding if memo(least_demanding(steps[-1], level)).fits else unaccumulated
-    floors = [of(step, level) for step in steps]
+    accumulates, at_each_step = memo(level.least).fits, [replace(level, space=step) for step in steps]
+    floors = [each.least if accumulates else each.at_once for each in at_each_step]
     settings = (least_shared(steps[-1], each) for each in level.settings)
     setting = next(each for each in settings if memo(at(each, floors[-1])).fits)
     tried = (memo(at(setting, floor)) for floor in floors)

@@ -93,6 +93,20 @@ class Space:
         return knobs.per_device_train_batch_size * self.row_tokens(knobs)
 
 
+SHORTEST = 64
+FINE_GRID = 16
+COARSE_GRID = 64
+COARSE_FROM = 256
+"""Lengths tried, in tokens: 64, 80, ... 256, 320, 384 and so on. Attention kernels work on tiles of 64 or 128 tokens,
+so that a finer grid buys little; below 256 a step of 64 would cut too much of a row."""
+
+
+def lengths_below(longest: int, least: int) -> tuple[int, ...]:
+    """Lists the lengths of at least so many tokens that would cut a row of the longest."""
+    fine, coarse = range(SHORTEST, min(COARSE_FROM, longest), FINE_GRID), range(COARSE_FROM, longest, COARSE_GRID)
+    return tuple(length for length in (*fine, *coarse) if length >= least)
+
+
 def micro_batches(space: Space) -> tuple[int, ...]:
     """List the rows at once to choose from, largest first; a single size as soon as rows or steps are pinned."""
     if space.pinned & {ROWS, STEPS}:

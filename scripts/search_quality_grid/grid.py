@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from autotrain_mem.search.explore import TIE, lines
+from autotrain_mem.search.explore import TIE
 from autotrain_mem.search.levels import Level, allowed, levels
 from autotrain_mem.search.memo import Predictor
 from autotrain_mem.search.search import Found, search
@@ -108,7 +108,7 @@ def _grid(space: Space, level: Level, predictor: Predictor, told: Told) -> list[
 
     Of each setting the rows grow until they need far too much.
     """
-    every = [sorted(line, key=lambda knobs: knobs.per_device_train_batch_size) for line in lines(space, level)]
+    every = [sorted(line, key=lambda knobs: knobs.per_device_train_batch_size) for line in level.lines]
     may_expand, done, left_out = allowed(LEVERS[EXPANDABLE], space), list[Estimate](), 0
     for line in every:
         rest = iter(line)

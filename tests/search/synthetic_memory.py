@@ -8,7 +8,6 @@ from typing import Any
 
 from nouns import TRL_DEFAULTS
 
-from autotrain_mem.search.explore import lines
 from autotrain_mem.search.levels import levels
 from autotrain_mem.search.search import Found, search
 from autotrain_mem.search.space import Space, make_space
@@ -262,7 +261,7 @@ def brute_force(space: Space, model: LinearMemory) -> tuple[str, float] | None:
     """
     may_expand = not {EXPANDABLE} & (space.pinned | space.forbid)
     for level in levels(space):
-        points = [] if level.lengths else [knobs for line in lines(space, level) for knobs in line]
+        points = [] if level.lengths else [knobs for line in level.lines for knobs in line]
         estimates = [model.estimate(knobs) for knobs in points]
         fitting = [each for each in estimates if each.fits or (may_expand and each.growing().fits)]
         if fitting:

@@ -8,7 +8,6 @@ from synthetic_memory import TRL, LinearMemory
 
 from autotrain_mem.search.adapter import adapter_for, smaller_ranks
 from autotrain_mem.search.advice import advice, questions
-from autotrain_mem.search.explore import least_demanding
 from autotrain_mem.search.levels import levels
 from autotrain_mem.search.memo import candidate
 from autotrain_mem.search.search import search
@@ -84,7 +83,7 @@ def test_a_rank_that_the_card_has_no_memory_for_makes_way_for_the_largest_that_f
     found = search(space, model)
     assert (found.level, found.estimate.knobs.lora_r) == ("LoRA", 64)
     level = next(each for each in levels(space) if each.name == "LoRA")
-    larger, same = (model.estimate(least_demanding(space, level.of_rank(rank))) for rank in (128, 64))
+    larger, same = (model.estimate(level.of_rank(rank).least) for rank in (128, 64))
     assert same.fits
     assert not larger.fits
     (lever,) = [lever for lever in found.levers if lever.name == "lora_r"]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from synthetic_memory import ONLINE, PPO, TRL, LinearMemory
 from synthetic_memory import space_of as any_space_of
 
-from autotrain_mem.search.explore import line
+from autotrain_mem.search.levels import line
 from autotrain_mem.search.search import search
 from autotrain_mem.search.space import Space, micro_batches, with_rows
 from autotrain_mem.support import codec

@@ -117,7 +117,7 @@ def test_the_users_own_are_kept_and_are_no_change() -> None:
 
 def test_a_memo_answers_for_either_kind_of_segments_from_one_rehearsal() -> None:
     model = tight(ONE_POINT)
-    memo = Memo(model, may_expand=True)
+    memo = Memo(ONE_POINT, model)
     expanded = replace(ONE_POINT.base, expandable_segments=True)
     assert memo(expanded) == memo(ONE_POINT.base) == memo(memo(expanded).knobs)
     assert model.calls == [ONE_POINT.base]
@@ -138,9 +138,9 @@ def test_segments_that_the_environment_sets_cost_no_second_rehearsal() -> None:
 
 def test_where_neither_kind_fits_the_one_that_needs_less_counts() -> None:
     model = LinearMemory(budget_bytes=3 * GIB, unmapped=SAVED)
-    assert Memo(model, may_expand=True)(ONE_POINT.base).knobs.expandable_segments
+    assert Memo(ONE_POINT, model)(ONE_POINT.base).knobs.expandable_segments
     worse = LinearMemory(budget_bytes=3 * GIB, unmapped=-SAVED)
-    assert not Memo(worse, may_expand=True)(ONE_POINT.base).knobs.expandable_segments
+    assert not Memo(ONE_POINT, worse)(ONE_POINT.base).knobs.expandable_segments
 
 
 @given(st.integers(2 * GIB, 64 * GIB), st.sampled_from((1, 8, 64)), st.sampled_from((0.0, 0.02)))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic_memory import EIGHT, TRL, LinearMemory, brute_force, found_or_none, space_of
 
-from autotrain_mem.search.explore import best_of, lines, most_that_fits
+from autotrain_mem.search.explore import best_of, most_that_fits
 from autotrain_mem.search.guess import required_bytes
 from autotrain_mem.search.levels import SHORTER_ROWS, levels
 from autotrain_mem.search.memo import Memo
@@ -151,7 +151,7 @@ def test_a_smaller_batch_is_no_worse_than_the_work_of_a_larger_one_makes_it(budg
 def test_an_unconfirmed_plan_costs_no_rehearsal_of_the_whole_model() -> None:
     space = job(1)
     model = LinearMemory(budget_bytes=24 * GIB, longest=space.longest, copied_layers=2)
-    assert best_of(space, levels(space)[0], Memo(model), confirmed=False) is not None
+    assert best_of(levels(space)[0], Memo(space, model), confirmed=False) is not None
     assert model.whole_calls == []
 
 
@@ -168,7 +168,7 @@ def test_a_batch_in_one_micro_batch_may_fit_where_one_row_at_a_time_does_not() -
     """Of eight micro-steps seven find 3.7 GiB of gradients; of one none does, and activations are a third of that."""
     pins = {"optimizer_offload": True, "activation_offloading": False, "gradient_checkpointing": True}
     space = space_of(effective_batch_size=8, longest=1024, fit="lossless", max_slowdown=float("inf"), **pins)
-    one_row, *_, at_once = next(lines(space, levels(space)[0]))
+    one_row, *_, at_once = levels(space)[0].lines[0]
     roomy = LinearMemory(budget_bytes=200 * GIB, longest=1024)
     needed = roomy.estimate(at_once).required_bytes
     assert roomy.estimate(one_row).required_bytes > needed
@@ -189,7 +189,7 @@ def test_rows_are_cut_no_shorter_than_a_batch_in_one_micro_batch_needs(effective
     assert found.level == level.name == SHORTER_ROWS
     assert chosen.gradient_accumulation_steps == 1
     longer = [length for length in level.lengths if length > (chosen.max_length or 0)]
-    points = [replace(knobs, max_length=longer[0]) for line in lines(space, level) for knobs in line]
+    points = [replace(knobs, max_length=longer[0]) for line in level.lines for knobs in line]
     assert found.estimate.fits
     assert not any(model.estimate(knobs).fits for knobs in points)
     assert longer[0] in {call.max_length for call in model.calls}, "its neighbour was rehearsed"
@@ -199,7 +199,7 @@ def test_one_rehearsal_of_many_rows_says_what_few_rows_need() -> None:
     """What is cached at 256 rows is as much as the whole card: it must not be held against one row."""
     space = space_of(effective_batch_size=256, longest=1024)
     model = LinearMemory(budget_bytes=24 * GIB, longest=1024)
-    line = next(lines(space, levels(space)[0]))
+    line = levels(space)[0].lines[0]
     largest = model.estimate(line[-1])
     assert required_bytes(space, [largest], line[0]) == pytest.approx(model.estimate(line[0]).required_bytes, rel=0.02)
 
@@ -219,7 +219,7 @@ ROWS = [replace(TRL, per_device_train_batch_size=rows, gradient_accumulation_ste
 
 
 def border(model: LinearMemory, turns: int | None = None) -> Estimate | None:
-    return most_that_fits(SPACE, ROWS, Memo(model), turns=turns)
+    return most_that_fits(SPACE, ROWS, Memo(SPACE, model), turns=turns)
 
 
 def test_a_line_whose_first_point_does_not_fit_costs_one_rehearsal_and_one_that_fits_whole_two() -> None:

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from synthetic_memory import LinearMemory, space_of
 
-from autotrain_mem.search.explore import least_demanding, lines
 from autotrain_mem.search.largest import Question, answering, find_border, search_most
 from autotrain_mem.search.levels import levels
-from autotrain_mem.search.search import make_memo
+from autotrain_mem.search.memo import Memo
 from autotrain_mem.search.space import Space
 from autotrain_mem.support.errors import DoesNotFitError, PlanError
 from autotrain_mem.support.units import GIB
@@ -33,7 +32,7 @@ def question(name: str, values: Sequence[int], **words: Any) -> Question:
 def fits(asked: Question, level: str, model: LinearMemory, value: int) -> bool:
     """Whether the whole model does, without a search."""
     space = asked.space(value)
-    point = least_demanding(space, next(each for each in levels(space) if each.name == level))
+    point = next(each for each in levels(space) if each.name == level).least
     estimate = model.estimate(point)
     return estimate.fits or estimate.growing().fits
 
@@ -59,7 +58,7 @@ def test_the_border_of_each_level_is_found_in_few_rehearsals(
     asked = question(name, values, **({} if name == "max_length" else {"max_length": 512}))
     model = LinearMemory(int(budget * GIB), evaluated_bytes=0, frees_gradients=frees_gradients)
     for level in answering(asked):
-        memo = make_memo(asked.space(values[0]), model, lambda attempt: None)
+        memo = Memo(asked.space(values[0]), model)
         border = find_border(asked, level.name, memo)
         assert (border is not None) == fits(asked, level.name, model, values[0]), level.name
         if border is not None:
@@ -102,7 +101,7 @@ def holds(asked: Question, level: str, model: LinearMemory, value: int) -> bool:
     """Whether any point of a level fits."""
     space = asked.space(value)
     named = next(each for each in levels(space) if each.name == level)
-    estimates = [model.estimate(knobs) for line in lines(space, named) for knobs in line]
+    estimates = [model.estimate(knobs) for line in named.lines for knobs in line]
     return any(each.fits or each.growing().fits for each in estimates)
 
 
@@ -110,7 +109,7 @@ def test_what_the_whole_model_overturns_is_looked_for_again() -> None:
     asked = question("max_length", LENGTHS, fit="lossless", forbid=frozenset({"optimizer_offload"}))
     for amiss in (0.02, -0.02):
         model = LinearMemory(int(19.6 * GIB), copied_layers=3, amiss=amiss)
-        memo = make_memo(asked.space(64), model, lambda attempt: None)
+        memo = Memo(asked.space(64), model)
         border = find_border(asked, "lossless", memo)
         assert border is not None
         assert is_border(asked, "lossless", model, border.most(asked))

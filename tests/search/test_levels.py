@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from synthetic_memory import EIGHT, ONLINE, PPO, TRL, space_of
 
-from autotrain_mem.search.explore import least_demanding, lines
 from autotrain_mem.search.levels import SHORTER_ROWS, check_forbid, levels, strongest
 from autotrain_mem.settings.levers import LADDER, LEVERS
 from autotrain_mem.support import codec
@@ -43,7 +42,7 @@ def names(**words: Any) -> list[str]:
 def climbed(**words: Any) -> dict[str, list[dict[str, object]]]:
     """What each level's settings change, lengths left out."""
     space = space_of(**words)
-    assert levels(space)[0].gentlest == space.base
+    assert levels(space)[0].settings[0] == space.base
     old = codec.to_json(space.base).items()
     return {
         level.name: [dict(codec.to_json(setting).items() - old) for setting in level.settings]
@@ -184,8 +183,8 @@ def test_fp16_keeps_the_dtype_of_what_is_trained() -> None:
 def test_a_checkpoint_that_is_quantized_is_not_quantized_again() -> None:
     space = space_of(use_peft=True)
     plain, quantized = (levels(replace(space, is_quantized=known)) for known in (False, True))
-    assert any(level.strongest.load_in_4bit for level in plain)
-    assert not any(level.strongest.load_in_4bit or level.strongest.load_in_8bit for level in quantized)
+    assert any(level.settings[-1].load_in_4bit for level in plain)
+    assert not any(level.settings[-1].load_in_4bit or level.settings[-1].load_in_8bit for level in quantized)
 
 
 def test_lengths_that_cut_a_row_are_tried_coarser_from_256_tokens() -> None:
@@ -204,10 +203,10 @@ def test_no_length_is_tried_that_would_drop_every_pair_of_a_reward_job() -> None
 def test_lengths_are_tried_with_the_levers_that_leave_least_even_where_a_gentler_level_came_last() -> None:
     *climbed, cut = levels(space_of())
     assert strongest(climbed).name == "LoRA on a 4-bit base, offloading"
-    assert cut.strongest == replace(strongest(climbed).strongest, lora_r=8)
+    assert cut.settings[-1] == replace(strongest(climbed).settings[-1], lora_r=8)
     *_, below, cut = levels(space_of(use_peft=False, dtype="float32", longest=512))
-    assert below.strongest.optim == "adamw_8bit"
-    assert cut.strongest.optimizer_offload
+    assert below.settings[-1].optim == "adamw_8bit"
+    assert cut.settings[-1].optimizer_offload
 
 
 @pytest.mark.parametrize(
@@ -225,7 +224,7 @@ def test_every_setting_is_tried_at_all_batches_and_checkpointing_that_the_job_al
 ) -> None:
     space = space_of(**words)
     for level in levels(space):
-        found = list(lines(space, level))
+        found = level.lines
         assert len(found) == len(level.settings) * len(checkpointing)
         assert {knobs.gradient_checkpointing for line in found for knobs in line} == checkpointing
         assert all([knobs.per_device_train_batch_size for knobs in line] == rows for line in found)
@@ -236,9 +235,9 @@ def ways(name: str, nodes: int = 1, **words: Any) -> list[tuple[object, ...]]:
     """How the settings of a level are shared; the least demanding has the smallest shards among them."""
     space = replace(space_of(**{"defaults": EIGHT, **words}), nodes=nodes)
     level = next(level for level in levels(space) if level.name == name)
-    first = [line[0] for line in lines(space, level) if line[0].gradient_checkpointing]
+    first = [line[0] for line in level.lines if line[0].gradient_checkpointing]
     least = min((knobs.sharding for knobs in first), key=LEAST.index)
-    assert least_demanding(space, level).sharding == least
+    assert level.least.sharding == least
     return [(knobs.sharding, knobs.dp_replicate_size) for knobs in first]
 
 
@@ -277,10 +276,12 @@ def test_shards_are_offloaded_where_there_are_some_and_whole_parameters_where_th
     space = space_of(defaults=EIGHT)
     level = next(level for level in levels(space) if level.name == "lossless, offloading")
     names = ("activation_offloading", "optimizer_offload", "fsdp_offload_params")
-    offloaded = [(line[0].sharding, *(getattr(line[0], name) for name in names)) for line in lines(space, level)]
+    offloaded = [(line[0].sharding, *(getattr(line[0], name) for name in names)) for line in level.lines]
     whole = [("ddp", *pulled) for pulled in ((True, False, False), (False, True, False), (True, True, False))]
     assert list(dict.fromkeys(offloaded)) == [*whole, ("fsdp2", False, False, True)]
-    assert least_demanding(space, level).fsdp_offload_params
-    assert levels(space_of(defaults=EIGHT, forbid=frozenset({"lora"}), longest=2048))[-1].strongest.fsdp_offload_params
-    alone = [line[0].fsdp_offload_params for line in lines(space_of(), levels(space_of())[1])]
+    assert level.least.fsdp_offload_params
+    assert (
+        levels(space_of(defaults=EIGHT, forbid=frozenset({"lora"}), longest=2048))[-1].settings[-1].fsdp_offload_params
+    )
+    alone = [line[0].fsdp_offload_params for line in levels(space_of())[1].lines]
     assert not any(alone)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic_memory import LinearMemory, space_of
 
+from autotrain_mem.search.memo import Memo
 from autotrain_mem.search.search import find, search
 from autotrain_mem.settings.levers import LEVERS
 from autotrain_mem.support.errors import DoesNotFitError
@@ -211,7 +212,8 @@ def test_a_suggestion_comes_to_an_end_where_the_whole_model_is_never_rehearsed()
 
 def test_where_only_the_answer_counts_nothing_is_rehearsed_for_a_suggestion() -> None:
     model, asked = LinearMemory(budget_bytes=4 * GIB), LinearMemory(budget_bytes=4 * GIB)
-    assert find(space_of(fit="lossless"), model) is None
+    space = space_of(fit="lossless")
+    assert find(space, Memo(space, model)) is None
     refused(asked, fit="lossless")
     assert not [call for call in model.calls if call.use_peft]
     assert len(model.calls) < len(asked.calls)

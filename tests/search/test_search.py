@@ -12,7 +12,7 @@ from synthetic_memory import TRL, LinearMemory, brute_force, found_or_none, spac
 
 from autotrain_mem.search.adapter import ADAPTED
 from autotrain_mem.search.changes import against
-from autotrain_mem.search.explore import TIE, floors_of, least_demanding, lines
+from autotrain_mem.search.explore import TIE
 from autotrain_mem.search.levels import SHORTER_ROWS, levels
 from autotrain_mem.search.memo import candidate
 from autotrain_mem.search.nearest import budget_line
@@ -76,7 +76,7 @@ def neighbour(space: Space, found: Found) -> Knobs | None:
     """One step up the plan's line."""
     knobs = replace(found.estimate.knobs, expandable_segments=space.base.expandable_segments)
     level = next(level for level in levels(space) if level.name == found.level)
-    (line,) = [line for line in lines(space, level) if knobs in line]
+    (line,) = [line for line in level.lines if knobs in line]
     return next(iter(line[line.index(knobs) + 1 :]), None)
 
 
@@ -196,7 +196,7 @@ def test_levels_that_do_not_fit_are_kept_with_the_least_that_they_need_if_that_w
     assert [rival.level for rival in found.alternatives] == below  # an 8-bit base would gain nothing
     named = {level.name: level for level in levels(space)}
     for rival in found.alternatives[:3]:
-        floors = [knobs for knobs in floors_of(space, named[rival.level]) if knobs in model.calls]
+        floors = [knobs for knobs in named[rival.level].floors if knobs in model.calls]
         least = candidate(min(map(model.estimate, floors), key=lambda each: each.required_bytes))
         assert (rival.knobs, rival.required_bytes) == (least.knobs, least.required_bytes)
         assert rival.would_fit == ("an L4",)
@@ -397,7 +397,7 @@ def test_rounding_is_not_excused_by_what_another_kind_of_rounding_needs() -> Non
     space = space_of(fit="rounding", optimizer_offload=False, effective_batch_size=1, gradient_checkpointing=True)
     model = crawling(budget_gib=14.5)
     found = search(space, model)
-    floor = least_demanding(space, levels(space)[0])
+    floor = levels(space)[0].least
     (why, *_) = [lever.why for lever in found.levers if lever.name in ("dtype", "optim")]
     needed = format_bytes(model.estimate(floor).required_bytes)
     assert re.match(
