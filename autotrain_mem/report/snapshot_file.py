@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,8 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
-from autotrain_mem.support.errors import OutputFolderError
-from autotrain_mem.support.files import read_start, refusal, replace_file
+from autotrain_mem.support.files import check_replaceable, read_start, refusal, replace_file
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.types import Estimate
 
@@ -30,21 +27,7 @@ def check_snapshot(path: Path) -> None:
         OutputFolderError: it is a folder, a device or a file that is no pickle, or its folder is not there or cannot
             be written.
     """
-    try:
-        target = path.resolve()
-        if target.is_dir():
-            raise IsADirectoryError(errno.EISDIR, "")
-        if not target.parent.is_dir():
-            raise OSError(errno.ENOTDIR if target.parent.exists() else errno.ENOENT, "")
-        if not os.access(target.parent, os.W_OK | os.X_OK):
-            raise OSError(errno.EACCES, "")
-        if target.exists() and not target.is_file():
-            raise OutputFolderError(f"Cannot write {path}: it is no file.", hint="Give --snapshot the name of a file.")
-        if target.exists() and read_start(target, 1) not in (b"", pickle.PROTO):
-            message = f"{path} is there and is no snapshot, so it is not written over."
-            raise OutputFolderError(message, hint=f"Move it away, or give {_PLACE} elsewhere.")
-    except OSError as error:
-        raise refusal(path, error, _PLACE) from error
+    check_replaceable(path, _PLACE, "snapshot", lambda file: read_start(file, 1) in (b"", pickle.PROTO))
 
 
 def write_snapshot(path: Path, snapshot: Mapping[str, Any]) -> None:

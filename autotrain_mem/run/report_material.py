@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -24,8 +22,8 @@ from autotrain_mem.report.page.content import page_of
 from autotrain_mem.report.page.render import MARKER, page_html
 from autotrain_mem.report.run_history import read_history
 from autotrain_mem.support import codec
-from autotrain_mem.support.errors import AutofitError, OutputFolderError, PlanFileError
-from autotrain_mem.support.files import OUTPUT_FOLDER, read_start, refusal, replace_file
+from autotrain_mem.support.errors import AutofitError, PlanFileError
+from autotrain_mem.support.files import OUTPUT_FOLDER, check_replaceable, read_start, refusal, replace_file
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.units import KIB
 from autotrain_mem.types import Plan, Report, Trace
@@ -219,17 +217,7 @@ def check_report_place(file: Path, place: str = OUT) -> None:
     Raises:
         OutputFolderError: a file is there that is no report, its folder is not there, or it may not be written.
     """
-    try:
-        if not file.parent.is_dir():
-            raise OSError(errno.ENOENT, "")
-        if not os.access(file.parent, os.W_OK | os.X_OK):
-            raise OSError(errno.EACCES, "")
-        is_taken = file.exists() and not _may_be_replaced(file)
-    except OSError as error:
-        raise refusal(file, error, place) from error
-    if is_taken:
-        message = f"{file} exists and is not a report, so it is not overwritten."
-        raise OutputFolderError(message, hint=f"Move it away, or give {place} elsewhere.")
+    check_replaceable(file, place, "report", _may_be_replaced)
 
 
 def write_report(file: Path, page: Page, place: str = OUT) -> None:

@@ -9,12 +9,12 @@ import math
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from autotrain_mem.support.errors import OutputFolderError
+from autotrain_mem.support.errors import OutputFolderError, PlanFileError
 
 OUTPUT_FOLDER = "--output_dir a folder"
 """The flag that says where a run's records go, with what it takes."""
@@ -137,6 +137,35 @@ def refusal(path: Path, error: OSError, place: str) -> OutputFolderError:
     unforeseen = (error.strerror or str(error), "Give {place} elsewhere.")
     reason, hint = _REASONS.get(error.errno or 0, unforeseen)
     return OutputFolderError(f"Cannot write {path}: {reason}.", hint=hint.format(place=place))
+
+
+def check_replaceable(
+    file: Path,
+    place: str,
+    what: str,
+    is_one: Callable[[Path], bool],
+    error: type[OutputFolderError | PlanFileError] = OutputFolderError,
+) -> None:
+    """Refuses a file that cannot be written, or that holds anything but ``what``, before there is anything to write.
+
+    Args:
+        is_one: Tells whether a file may be replaced. Raises OSError where it cannot be read.
+        error: Is raised for a file that may not be replaced.
+
+    Raises:
+        OutputFolderError: its folder is not there, or may not be written; a folder, a device or a pipe is there.
+    """
+    try:
+        if not file.parent.is_dir():
+            raise OSError(errno.ENOENT, "")
+        if not os.access(file.parent, os.W_OK | os.X_OK):
+            raise OSError(errno.EACCES, "")
+        is_taken = file.exists() and not is_one(file)
+    except OSError as problem:
+        raise refusal(file, problem, place) from problem
+    if is_taken:
+        message = f"{file} is there and is no {what}, so it is not written over."
+        raise error(message, hint=f"Move it away, or give {place} elsewhere.")
 
 
 def _finite(value: Any) -> Any:

@@ -6,7 +6,6 @@ Nothing that is shown of a plan is computed anew where the file is wrong: every 
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from autotrain_mem.support.errors import PlanFileError
-from autotrain_mem.support.files import NOT_ORDINARY, read_start, refusal
+from autotrain_mem.support.files import NOT_ORDINARY, check_replaceable, read_start
 from autotrain_mem.support.units import MIB, format_bytes
 
 PLAN_SCHEMA = "autofit.plan/5"
@@ -54,18 +53,7 @@ def check_place(path: str | Path, place: str = PYTHON) -> None:
             the path is empty.
         OutputFolderError: its folder is not there, or may not be written; a device or a pipe is there.
     """
-    file = file_of(path)
-    try:
-        if not file.parent.is_dir():
-            raise OSError(errno.ENOENT, "")
-        if not os.access(file.parent, os.W_OK | os.X_OK):
-            raise OSError(errno.EACCES, "")
-        taken = file.exists() and not _may_be_replaced(file)
-    except OSError as error:
-        raise refusal(file, error, place) from error
-    if taken:
-        message = f"{file} is there and is no plan, so it is not written over."
-        raise PlanFileError(message, hint=f"Move it away, or give {place} elsewhere.")
+    check_replaceable(file_of(path), place, "plan", _may_be_replaced, PlanFileError)
 
 
 def file_of(path: str | Path) -> Path:

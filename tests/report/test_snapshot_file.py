@@ -26,7 +26,7 @@ def test_an_older_snapshot_is_overwritten_and_a_link_stays_a_link(tmp_path: Path
         ("folder", "a folder of that name is in the way"),
         ("missing/run.pickle", "its folder does not exist"),
         ("file/run.pickle", "its folder does not exist, or is a file"),
-        ("fifo", "it is no file"),
+        ("fifo", "it is a device, a pipe or a socket, not a file"),
         ("x" * 300, "its name is too long"),
         ("notes.md", "notes.md is there and is no snapshot, so it is not written over"),
     ],
