@@ -62,8 +62,7 @@ class _Device:
     handle: Any
     card: Any
     """The card's own handle; equal to ``handle`` unless this is an instance."""
-    instance: str = ""
-    """``MIG-<card's uuid>/<GPU instance>/<compute instance>``, as drivers before R470 name it; empty for a card."""
+    is_instance: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +178,7 @@ def free_bytes(card: Hardware) -> int | None:
     """Reads what is free of a detected card now; None where NVML does not tell."""
     with contextlib.suppress(NvmlError), nvml_session() as nvml:
         if card.uuid is not None:
-            total_bytes, now_bytes, _ = _memory(nvml, nvml.nvmlDeviceGetHandleByUUID(card.uuid))
+            total_bytes, now_bytes = memory_of(nvml, nvml.nvmlDeviceGetHandleByUUID(card.uuid))
             return now_bytes if total_bytes else None
     return None
 
@@ -199,7 +198,7 @@ def _shown(nvml: Any, environment: Mapping[str, str]) -> tuple[tuple[_Device, ..
     cards = [_card(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
     ordered, wanted = _in_cuda_order(nvml, cards, variables.get(ORDER)), variables.get(VISIBLE)
     listed = [card.devices[0] for card in ordered if card.devices] if wanted is None else _listed(ordered, wanted)
-    shown = tuple([device for device in listed if device.instance][:1] or listed)
+    shown = tuple([device for device in listed if device.is_instance][:1] or listed)
     unanswered = [card.unanswered for card in cards if card.unanswered]
     if VISIBLE in variables and (shown or not _NAMED.match(variables[VISIBLE])):
         unanswered = []  # hidden
@@ -244,12 +243,11 @@ def _instances(nvml: Any, whole: _Device) -> tuple[_Device, ...]:
     """The MIG instances that were made; NVML counts places, and a place may be empty."""
     places = range(nvml.nvmlDeviceGetMaxMigDeviceCount(whole.handle))
     handles = (_ask(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, whole.handle, place) for place in places)
-    instances = []
-    for handle in filter(None, handles):
-        numbers = f"{nvml.nvmlDeviceGetGpuInstanceId(handle)}/{nvml.nvmlDeviceGetComputeInstanceId(handle)}"
-        uuid, name = nvml.nvmlDeviceGetUUID(handle), f"MIG-{whole.uuid}/{numbers}"
-        instances.append(_Device(whole.index, uuid, handle, card=whole.handle, instance=name))
-    return tuple(instances)
+    return tuple(
+        _Device(whole.index, nvml.nvmlDeviceGetUUID(handle), handle, card=whole.handle, is_instance=True)
+        for handle in handles
+        if handle is not None
+    )
 
 
 def _in_cuda_order(nvml: Any, cards: Sequence[_Card], order: str | None) -> Sequence[_Card]:
@@ -278,8 +276,8 @@ def _listed(cards: Sequence[_Card], wanted: str) -> list[_Device]:
 
 
 def _device_called(cards: Sequence[_Card], entry: str, kind: str) -> _Device | None:
-    """By UUID if the prefix is unique (``"GPU-8932f937"``, ``"MIG-<uuid>"``, ``"MIG-GPU-<uuid>/1/0"`` of
-    drivers before R470), else by number: ``"1"``, and ``"1gpu"`` too, since C's strtoul reads as far as the digits go.
+    """By UUID if the prefix is unique (``"GPU-8932f937"``, ``"MIG-<uuid>"``), else by number: ``"1"``, and ``"1gpu"``
+    too, since C's strtoul reads as far as the digits go.
 
     Args:
         kind: How the list begins, which decides between the two.
@@ -287,30 +285,28 @@ def _device_called(cards: Sequence[_Card], entry: str, kind: str) -> _Device | N
     if kind not in ("GPU-", "MIG-"):
         digits = re.match(r"\+?(\d+)", entry)
         named = [*cards][int(digits[1]) :][:1] if digits else []
-    elif kind == "GPU-" and entry.startswith(kind):
-        named = [card for card in cards if card.uuid.startswith(entry)]
+    elif kind == "GPU-":
+        named = [card for card in cards if entry.startswith(kind) and card.uuid.startswith(entry)]
     else:
-        devices = [device for card in cards for device in card.devices if device.instance]
-        of_kind = [each for each in devices if each.uuid.startswith(entry) or each.instance == entry]
-        return of_kind[0] if entry.startswith(kind) and len(of_kind) == 1 else None
+        devices = [device for card in cards for device in card.devices if device.is_instance]
+        of_name = [each for each in devices if entry.startswith(kind) and each.uuid.startswith(entry)]
+        return of_name[0] if len(of_name) == 1 else None
     return next(iter(named[0].devices), None) if len(named) == 1 else None
 
 
-def _memory(nvml: Any, handle: Any) -> tuple[int, int, str]:
-    """The device's total and free bytes, as torch counts them, and where they are from.
+def memory_of(nvml: Any, handle: Any) -> tuple[int, int]:
+    """The device's total and free bytes, as torch counts them.
 
     NVML's total is all that is soldered on; CUDA, and so torch, counts without what driver and firmware reserve. The
     second version of NVML's memory query tells that part: on a card of 12288 MiB with 380 MiB reserved, torch's OOM
-    message said 11.63 GiB, which is 12288 - 380 (public notes, August 2026). Drivers before R510 answer only the first
-    version; total is then too high by the reserve. Free is the same in both: what neither the reserve nor any process
-    holds.
+    message said 11.63 GiB, which is 12288 - 380 (public notes, August 2026). Free is what neither the reserve nor any
+    process holds. Both are 0 where the memory is the host's.
     """
     try:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
-    except nvml.NVMLError:
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        return memory.total, memory.free, "NVML, with the driver's reserve"
-    return memory.total - memory.reserved, memory.free, "NVML, without the driver's reserve"
+    except nvml.NVMLError_NotSupported:
+        return 0, 0
+    return memory.total - memory.reserved, memory.free
 
 
 def _memory_by_torch(uuid: str, environment: Mapping[str, str]) -> tuple[int, int, str]:
@@ -332,13 +328,11 @@ def _memory_by_torch(uuid: str, environment: Mapping[str, str]) -> tuple[int, in
 
 
 def _hardware(nvml: Any, device: _Device, environment: Mapping[str, str]) -> Hardware:
-    try:
-        total_bytes, free_bytes, source = _memory(nvml, device.handle)
-    except nvml.NVMLError_NotSupported:
-        total_bytes = 0
-    if not total_bytes:  # which some drivers say instead
+    total_bytes, free_bytes = memory_of(nvml, device.handle)
+    source = "NVML, without the driver's reserve"
+    if not total_bytes:
         total_bytes, free_bytes, source = _memory_by_torch(device.uuid, environment)
-    name = _ask(nvml, nvml.nvmlDeviceGetName, device.handle) or f"MIG instance {device.instance}"
+    name = _ask(nvml, nvml.nvmlDeviceGetName, device.handle) or f"MIG instance {device.uuid}"
     capability = _ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, device.card)
     known = recognise(name, total_bytes)
     if known:
@@ -368,7 +362,7 @@ def _multiprocessors(nvml: Any, device: _Device, capability: tuple[int, int] | N
     An SM has 64 cores for fp32 at 7.x and 8.0 and 128 from 8.6 on: CUDA C++ Programming Guide, throughput of native
     arithmetic instructions.
     """
-    if device.instance:
+    if device.is_instance:
         attributes = _ask(nvml, nvml.nvmlDeviceGetAttributes_v2, device.handle)
         return None if attributes is None else int(attributes.multiprocessorCount)
     cores = _ask(nvml, nvml.nvmlDeviceGetNumGpuCores, device.card)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotrain_mem.machine.detect import NvmlError, nvml_session
+from autotrain_mem.machine.detect import NvmlError, memory_of, nvml_session
 from autotrain_mem.machine.torch_child import NoAnswer, next_answer, torch_child
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.units import GIB, MIB, format_bytes
@@ -97,28 +97,20 @@ def _measured_bytes(hardware: Hardware, run: Run, store: Store, variables: Mappi
 def _measure(nvml: Any, hardware: Hardware, run: Run) -> int:
     handle = nvml.nvmlDeviceGetHandleByUUID(hardware.uuid)
     strangers = _listed(nvml, handle)
-    free_before = _free_bytes(nvml, handle)
+    total_bytes, free_before = memory_of(nvml, handle)
     with run(hardware) as loaded:
         own_bytes = None if loaded.pid in strangers else _listed(nvml, handle).get(loaded.pid) or None
-        free_meanwhile = _free_bytes(nvml, handle)
+        _, free_meanwhile = memory_of(nvml, handle)
     if own_bytes is None:
-        if free_before is None or free_meanwhile is None:
+        if not total_bytes:
             raise NoAnswer("NVML tells no memory of it")
         deadline = time.monotonic() + RELEASE_SECONDS
-        while abs((_free_bytes(nvml, handle) or 0) - free_before) > STEADY_BYTES:
+        while abs(memory_of(nvml, handle)[1] - free_before) > STEADY_BYTES:
             if time.monotonic() > deadline:  # else the card is as it was before the child
                 raise NoAnswer("another process took or freed memory meanwhile")
             time.sleep(0.1)
         own_bytes = free_before - free_meanwhile
     return own_bytes - loaded.reserved_bytes
-
-
-def _free_bytes(nvml: Any, handle: Any) -> int | None:
-    """The same in both versions of the query (``detect._memory``); None where the memory is the host's."""
-    try:
-        return int(nvml.nvmlDeviceGetMemoryInfo(handle).free)
-    except nvml.NVMLError_NotSupported:
-        return None
 
 
 @contextlib.contextmanager
@@ -162,11 +154,11 @@ def others_on(hardware: Hardware) -> tuple[OtherProcess, ...]:
     try:
         with nvml_session() as nvml:
             handle = nvml.nvmlDeviceGetHandleByUUID(hardware.uuid)
-            by_process, all_bytes = _listed(nvml, handle), _taken_bytes(nvml, handle)
+            by_process, (total_bytes, free_bytes) = _listed(nvml, handle), memory_of(nvml, handle)
     except NvmlError:  # the card is lost, or hidden by now
         return ()
     listed = [OtherProcess(pid=pid, name=_name(pid), used_bytes=used) for pid, used in by_process.items()]
-    unnamed_bytes = all_bytes - sum(other.used_bytes for other in listed)
+    unnamed_bytes = total_bytes - free_bytes - sum(other.used_bytes for other in listed)
     if unnamed_bytes >= UNNAMED_FROM_BYTES:
         listed.append(OtherProcess(pid=NOBODY, name="", used_bytes=unnamed_bytes))
     return tuple(sorted(listed, key=lambda other: (-other.used_bytes, other.pid)))
@@ -191,15 +183,6 @@ def _listed(nvml: Any, handle: Any) -> dict[int, int]:
         for process in processes:
             listed[process.pid] = max(listed.get(process.pid, 0), process.usedGpuMemory or 0)
     return listed
-
-
-def _taken_bytes(nvml: Any, handle: Any) -> int:
-    """Counts what processes hold without the driver's reserve; 0 where it does not tell that (``detect._memory``)."""
-    try:
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
-    except nvml.NVMLError:
-        return 0
-    return int(memory.total - memory.reserved - memory.free)
 
 
 def _name(pid: int) -> str:

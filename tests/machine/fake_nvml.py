@@ -22,8 +22,6 @@ class FakeInstance:
     total_mib: int
     unlisted_bytes: int = 0
     multiprocessors: int = 14
-    gpu_instance: int = 7
-    compute_instance: int = 0
 
 
 @dataclass(eq=False)
@@ -69,7 +67,6 @@ class FakeNvml:
     """None where there is no driver."""
     cuda: int = 13000
     """The newest CUDA that the driver can do."""
-    has_second_memory_query: bool = True
     lists_processes: bool = True
     started: int = 0
 
@@ -116,9 +113,8 @@ class FakeNvml:
     def nvmlDeviceGetUUID(self, handle: FakeGpu | FakeInstance) -> str:
         return handle.uuid
 
-    def nvmlDeviceGetMemoryInfo(self, handle: FakeGpu | FakeInstance, version: int | None = None) -> SimpleNamespace:
-        if version is not None and not self.has_second_memory_query:
-            raise FakeNvmlError("Function Not Found")
+    def nvmlDeviceGetMemoryInfo(self, handle: FakeGpu | FakeInstance, version: int) -> SimpleNamespace:
+        assert version == self.nvmlMemory_v2, "the first one counts the driver's own part"
         if isinstance(handle, FakeGpu) and handle.shares_memory:
             raise FakeNotSupported("Not Supported")
         total_bytes, reserved_bytes, taken_bytes = handle.total_mib * MIB, 0, handle.unlisted_bytes
@@ -181,12 +177,6 @@ class FakeNvml:
         if instance is None:
             raise FakeNvmlError("Not Found")
         return instance
-
-    def nvmlDeviceGetGpuInstanceId(self, handle: FakeInstance) -> int:
-        return handle.gpu_instance
-
-    def nvmlDeviceGetComputeInstanceId(self, handle: FakeInstance) -> int:
-        return handle.compute_instance
 
     def nvmlDeviceGetAttributes_v2(self, handle: FakeInstance) -> SimpleNamespace:
         return SimpleNamespace(multiprocessorCount=handle.multiprocessors)

@@ -247,8 +247,6 @@ def test_what_nobody_is_listed_for_is_told_as_others_but_for_the_drivers_own(nvm
     assert others_on(CARD) == ()
     child.gpu.computing, child.gpu.unlisted_bytes = {STRANGER: None}, 3 * GIB
     assert others_on(CARD)[0] == OtherProcess(pid=NOBODY, name="", used_bytes=3 * GIB)
-    nvml.has_second_memory_query, child.gpu.computing = False, {STRANGER: GIB}  # the driver's own is not known
-    assert [other.pid for other in others_on(CARD)] == [STRANGER]
     child.gpu.computing = {STRANGER: GIB, STRANGER + 1: None}
     assert [held_by(CARD, STRANGER + more) for more in range(3)] == [GIB, None, None]
 
