@@ -33,61 +33,11 @@ __all__ = ["CPOTrainer", "DPOTrainer", "DistillationTrainer", "GKDTrainer", "GRP
 __all__ += ["OnlineDPOTrainer", "PPOTrainer", "RLOOTrainer", "RewardTrainer", "SFTTrainer"]
 __all__ += ["AutoFit", "__version__", "cards", "estimate", "fit", "gpus", "plan", "write_report"]
 __all__ += ["AutofitError", "DoesNotFitError", "UsageError"]
-__all__ += ["CardVerdict", "Cards", "MemoryReading", "MemoryWatch", "Sign"]
-__all__ += ["Candidate", "DataSummary", "Estimate", "Experience", "Hardware", "Harm", "ImageSummary", "Incident"]
-__all__ += ["Job", "Knobs"]
-__all__ += [
-    "Learned",
-    "Lever",
-    "MemoryEstimate",
-    "MixedLengths",
-    "Most",
-    "OtherProcess",
-    "Owner",
-    "Phase",
-    "PhasePeak",
-    "Plan",
-]
-__all__ += [
-    "Price",
-    "Probe",
-    "Proposal",
-    "Report",
-    "ReservedByMode",
-    "ReservedByOrder",
-    "ReservedEstimate",
-    "ReservedOverSteps",
-    "Restart",
-    "Routing",
-    "StepTime",
-    "Topology",
-    "Trained",
-    "VllmServer",
-    "VllmSleep",
-]
-
-_NAMES = {
-    "drop_in.experimental": "CPOTrainer GKDTrainer ORPOTrainer OnlineDPOTrainer",
-    "drop_in.experimental_ppo": "PPOTrainer",
-    "drop_in.trainers": "DPOTrainer DistillationTrainer GRPOTrainer KTOTrainer RLOOTrainer RewardTrainer SFTTrainer",
-    "support.errors": "AutofitError DoesNotFitError UsageError",
-    "types": (
-        "Candidate DataSummary Estimate Experience Hardware Harm ImageSummary Incident Job Knobs Learned "
-        "Lever "
-        "MemoryEstimate MixedLengths OtherProcess Owner Phase PhasePeak Plan Probe Proposal Report ReservedByMode "
-        "ReservedByOrder ReservedEstimate ReservedOverSteps Restart Routing StepTime Topology Trained VllmServer "
-        "VllmSleep"
-    ),
-    "types.autofit": "AutoFit",
-    "types.gpu_comparison": "CardVerdict Cards Most",
-    "types.hardware": "Price",
-    "types.report": "MemoryReading",
-    "training.watch.callback": "MemoryWatch",
-    "training.watch.diagnose": "Sign",
-    "verbs": "cards estimate fit gpus plan write_report",
-}
-"""Module -> the public names that it has; it is imported when one of them is first asked for."""
-
+__all__ += ["Candidate", "CardVerdict", "Cards", "DataSummary", "Estimate", "Experience", "Hardware", "Harm"]
+__all__ += ["ImageSummary", "Incident", "Job", "Knobs", "Learned", "Lever", "MemoryEstimate", "MemoryReading"]
+__all__ += ["MemoryWatch", "MixedLengths", "Most", "OtherProcess", "Owner", "Phase", "PhasePeak", "Plan", "Price"]
+__all__ += ["Probe", "Proposal", "Report", "ReservedByMode", "ReservedByOrder", "ReservedEstimate", "ReservedOverSteps"]
+__all__ += ["Restart", "Routing", "Sign", "StepTime", "Topology", "Trained", "VllmServer", "VllmSleep"]
 
 if TYPE_CHECKING:
     from autotrain_mem.drop_in.experimental import CPOTrainer, GKDTrainer, OnlineDPOTrainer, ORPOTrainer
@@ -148,7 +98,7 @@ else:  # hidden from type checkers, to whom it would say that there is every nam
     from autotrain_mem.support.lazy_names import lazily_imported
 
     def __getattr__(name: str) -> object:
-        return lazily_imported(__name__, _NAMES, name)
+        return lazily_imported(__name__, __file__, name)
 
 
 def __dir__() -> list[str]:

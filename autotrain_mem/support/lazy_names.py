@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 
 
-def lazily_imported(package: str, names: Mapping[str, str], name: str) -> object:
-    """Returns what a package's ``__getattr__`` is asked for.
+def lazily_imported(package: str, file: str, name: str) -> object:
+    """Returns what a package's ``__getattr__`` is asked for: what it imports for type checkers.
 
     Args:
-        names: Module of the package -> the names of it that the package offers, in one text.
+        file: The package's own.
 
     Raises:
-        AttributeError: the package offers no such name.
+        AttributeError: it imports no such name.
     """
-    for module, offered in names.items():
-        if name in offered.split():
-            return getattr(importlib.import_module(f"{package}.{module}"), name)
-    raise AttributeError(f"module {package!r} has no attribute {name!r}")
+    if name not in _modules(file):
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_modules(file)[name]), name)
+
+
+@cache
+def _modules(file: str) -> Mapping[str, str]:
+    """Reads the block ``if TYPE_CHECKING``: name -> the module that it is imported from."""
+    tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    checked = next(node for node in tree.body if isinstance(node, ast.If))
+    imports = [node for node in checked.body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: str(node.module) for node in imports for alias in node.names}
 
 
 def html_of(shown: object) -> str:
     """Returns what a notebook shows of a result; the module that knows how is imported when one is shown."""
-    html = lazily_imported(__name__.partition(".")[0], {"report.first_screen": "html_of"}, "html_of")
-    return str(html(shown))  # type: ignore[operator]
+    return str(importlib.import_module("autotrain_mem.report.first_screen").html_of(shown))

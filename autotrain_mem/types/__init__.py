@@ -8,25 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-_NAMES = {
-    "settings.words": "Fit",
-    "settings.declaration": "Harm",
-    "settings.knobs": "Knobs Lever",
-    "settings.own": "Sharding",
-    "types.data": "Counting DataProfile DataSummary Fingerprint ImageSummary",
-    "types.estimate": "Candidate Estimate Footprint MemoryEstimate MixedLengths "
-    "ReservedByMode ReservedByOrder ReservedEstimate ReservedOverSteps",
-    "types.experience": "Experience Incident Learned OtherProcess PhasePeak Probe Restart",
-    "types.hardware": "Hardware Topology",
-    "types.job": "Job",
-    "types.planned": "Plan Proposal",
-    "types.report": "Report",
-    "types.trace": "Block Owner Routing Trace Trained",
-    "types.vllm": "VllmServer VllmSleep",
-    "types.work": "Phase StepTime Work Workload",
-}
-"""Module -> the nouns of it that this package offers; knobs are settings, and travel as well."""
-
 if TYPE_CHECKING:
     from autotrain_mem.settings.declaration import Harm
     from autotrain_mem.settings.knobs import Knobs, Lever
@@ -56,51 +37,4 @@ else:  # hidden from type checkers, to whom it would say that there is every nam
     from autotrain_mem.support.lazy_names import lazily_imported
 
     def __getattr__(name: str) -> object:
-        return lazily_imported("autotrain_mem", _NAMES, name)
-
-
-__all__ = [
-    "Block",
-    "Candidate",
-    "Counting",
-    "DataProfile",
-    "DataSummary",
-    "Estimate",
-    "Experience",
-    "Fingerprint",
-    "Fit",
-    "Footprint",
-    "Hardware",
-    "Harm",
-    "ImageSummary",
-    "Incident",
-    "Job",
-    "Knobs",
-    "Learned",
-    "Lever",
-    "MemoryEstimate",
-    "MixedLengths",
-    "OtherProcess",
-    "Owner",
-    "Phase",
-    "PhasePeak",
-    "Plan",
-    "Probe",
-    "Proposal",
-    "Report",
-    "ReservedByMode",
-    "ReservedByOrder",
-    "ReservedEstimate",
-    "ReservedOverSteps",
-    "Restart",
-    "Routing",
-    "Sharding",
-    "StepTime",
-    "Topology",
-    "Trace",
-    "Trained",
-    "VllmServer",
-    "VllmSleep",
-    "Work",
-    "Workload",
-]
+        return lazily_imported(__name__, __file__, name)

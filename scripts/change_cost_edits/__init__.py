@@ -52,7 +52,7 @@ def add_method(tree: pathlib.Path) -> None:
     after(table, 'trl/trainer/reward_trainer.py: _prepare_dataset``."""\n', row)
     after(table, "for row in (SFT, REWARD,", " MIRROR,")
     after(package / "drop_in" / "trainers.py", "", TRAINER)
-    after(package / "__init__.py", '    "drop_in.trainers": "', "MirrorTrainer ")
+    after(package / "__init__.py", "    from autotrain_mem.drop_in.trainers import (\n", "        MirrorTrainer,\n")
     after(package / "__init__.py", '__all__ += ["OnlineDPOTrainer",', ' "MirrorTrainer",')
 
 

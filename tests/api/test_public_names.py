@@ -33,7 +33,6 @@ def public(name: str) -> Any:
 
 
 def test_every_name_is_of_the_module_that_the_package_names() -> None:
-    assert sorted(autotrain_mem.__all__) == sorted([*" ".join(autotrain_mem._NAMES.values()).split(), "__version__"])
     assert dir(autotrain_mem) == sorted(autotrain_mem.__all__)
     checked = next(node for node in ast.parse(inspect.getsource(autotrain_mem)).body if isinstance(node, ast.If))
     typed = [alias.name for node in checked.body if isinstance(node, ast.ImportFrom) for alias in node.names]

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from nouns import TRL_DEFAULTS
 
-from autotrain_mem import types as nouns
 from autotrain_mem.settings.own import Sharding
 from autotrain_mem.settings.words import read_length, wished_share, without_wish
 from autotrain_mem.support import codec
@@ -183,11 +182,6 @@ def test_a_length_is_a_number_a_wish_or_none_and_a_wish_is_kept_from_trl(
 def test_anything_else_is_refused_with_its_own_words(text: str) -> None:
     with pytest.raises(ValueError, match=text):
         read_length(text)
-
-
-def test_every_noun_that_the_package_offers_is_found_in_its_module() -> None:
-    assert sorted(" ".join(nouns._NAMES.values()).split()) == sorted(nouns.__all__)
-    assert all(hasattr(nouns, name) for name in nouns.__all__)
 
 
 def test_a_job_evaluates_by_a_strategy_or_before_its_first_step() -> None:
