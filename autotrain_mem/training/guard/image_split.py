@@ -2,6 +2,8 @@
 
 A row's share is told by its image tokens, of which a model's forward wants exactly as many as its images have features
 (``transformers/models/*/modeling_*.py: get_placeholder_mask``), and by the numbers that TRL keeps beside them.
+It answers runs that end half way since images differ in size (QwenLM/Qwen3-VL#1573). Images of which a model is told
+the sizes beside (LLaVA-NeXT, Pixtral) are not told apart.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ _OF_IMAGES = re.compile("pixel|image|video|audio|patch|tile|spatial|grid|aspect|
 COUNTS = ("num_images", "batch_num_images")
 """Images of each row (``trl/trainer/grpo_trainer.py: _generate_and_score_completions``;
 ``transformers/models/llava_onevision/image_processing_llava_onevision.py``)."""
-_KNOWN = {"pixel_values", "image_grid_thw", "pixel_attention_mask", "image_sizes", *COUNTS}
+_KNOWN = {"pixel_values", "image_grid_thw", "pixel_attention_mask", *COUNTS}
 
 _NO_TOKENS = "which images are of which rows cannot be told: the model's configuration names no image token"
 _MISMATCH = "which images are of which rows cannot be told: image tokens and images do not match"
@@ -90,14 +92,12 @@ def images_of_rows(inputs: Mapping[str, Any], image_token: int | None) -> RowsIm
     if not isinstance(inputs.get("pixel_values"), torch.Tensor):
         return _MISMATCH
     is_image = torch.cat(ids, dim=1) == image_token
-    batch = _Batch(pixels=inputs["pixel_values"], is_image=is_image, tokens=is_image.sum(dim=1).tolist())
+    batch = _Batch(pixels=inputs["pixel_values"], tokens=is_image.sum(dim=1).tolist())
     counts = next((list(map(int, inputs[name])) for name in COUNTS if inputs.get(name) is not None), None)
     if counts is not None and len(counts) != len(batch.tokens):
         return _MISMATCH
     if "image_grid_thw" in names:
         found = _by_patches(batch, inputs["image_grid_thw"], counts)
-    elif "image_sizes" in names:
-        found = _by_sizes(batch, inputs["image_sizes"], counts)
     elif batch.pixels.dim() == 5:
         found = _by_tiles_of_rows(batch, inputs.get("pixel_attention_mask"))
     elif batch.pixels.dim() == 4 and "pixel_attention_mask" not in names:
@@ -110,8 +110,6 @@ def images_of_rows(inputs: Mapping[str, Any], image_token: int | None) -> RowsIm
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Batch:
     pixels: torch.Tensor
-    is_image: torch.Tensor
-    """Rows x tokens."""
     tokens: list[int]
     """Image tokens of each row."""
 
@@ -173,29 +171,3 @@ def _by_equal_entries(batch: _Batch, counts: list[int] | None) -> RowsImages | N
     if counts is not None and counts != entries and sum(counts) == len(batch.pixels):
         return None
     return batch.shared({"pixel_values": entries})
-
-
-def _by_sizes(batch: _Batch, sizes: Any, counts: list[int] | None) -> RowsImages | None:
-    """LLaVA-NeXT's, Pixtral's: an entry for each image, which makes as many tokens as its size tells."""
-    number = len(sizes)
-    if len(batch.pixels) != number:
-        return None
-    images = counts if counts is not None else _by_one_size(batch, sizes) or _by_runs(batch)
-    has_both = all((tokens > 0) == (number > 0) for tokens, number in zip(batch.tokens, images, strict=True))
-    if sum(images) != number or not has_both:
-        return None
-    return batch.shared({"pixel_values": images, "image_sizes": images})
-
-
-def _by_one_size(batch: _Batch, sizes: Any) -> list[int] | None:
-    each = batch.tokens_each(len(sizes))
-    if not each or (sizes != sizes[:1]).any() or any(tokens % each for tokens in batch.tokens):
-        return None
-    return [tokens // each for tokens in batch.tokens]
-
-
-def _by_runs(batch: _Batch) -> list[int]:
-    """Count the stretches of image tokens in each row. There are as many as images where each image is one and none
-    follows another without a token between: fewer where one does, more where an image is several."""
-    begins = batch.is_image & ~torch.nn.functional.pad(batch.is_image, (1, -1))
-    return [int(number) for number in begins.sum(dim=1).tolist()]

@@ -1,6 +1,9 @@
 """Tells which trainers' losses are the weighted sum of their parts' losses, and with which weights.
 
 A loss that its method's module does not know to be such a sum is none: its micro-batch is not split.
+
+A model's own loss is tried, since many a forward ignores ``num_items_in_batch`` and says nothing
+(huggingface/transformers#37766): then another division of a step's rows would make another gradient.
 """
 
 from __future__ import annotations

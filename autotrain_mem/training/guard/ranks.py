@@ -189,32 +189,28 @@ def ddp_of(model: Any) -> DistributedDataParallel | None:
 
 @contextmanager
 def averaged_once(ranks: Ranks, ddp: DistributedDataParallel) -> Iterator[None]:
-    """Inside, no forward and no backward talks to another rank; at the end gradients are averaged, where DDP would."""
-    prepare(ddp)
-    with ddp.no_sync():
-        yield
-    average(ranks, ddp)
+    """Inside, no forward and no backward talks to another rank; at the end gradients are averaged, where DDP would.
 
-
-def prepare(ddp: DistributedDataParallel) -> None:
-    """Do what DDP does with others before a forward, while nothing is tried yet: it broadcasts buffers, and once it
-    makes its buckets anew (``torch/nn/parallel/distributed.py: _pre_forward``)."""
+    What DDP does with others before a forward is done while nothing is tried yet: it broadcasts buffers, and once it
+    makes its buckets anew (``torch/nn/parallel/distributed.py: _pre_forward``).
+    """
     ddp.reducer._rebuild_buckets()
     if ddp._check_sync_bufs_pre_fwd():
         ddp._sync_buffers()
         ddp.require_forward_param_sync = False
+    with ddp.no_sync():
+        yield
+    if ddp.require_backward_grad_sync:
+        average(ranks, ddp)
 
 
 def average(ranks: Ranks, ddp: DistributedDataParallel) -> None:
-    """Average the gradients that are there over all ranks, as the backward of a DDP forward does; nothing within
-    ``no_sync``.
+    """Average the gradients that are there over all ranks, as the backward of a DDP forward does.
 
     That forward has no model in it, and its backward adds nothing to any gradient: DDP's hooks then put the gradients
     into its buckets. Buckets, their dtype and a communication hook are DDP's own, and so is what it does with
     parameters that no rank used: their gradient stays None.
     """
-    if not ddp.require_backward_grad_sync:
-        return
     # As ``distributed.py: _build_params_for_reducer`` chooses them.
     named = ddp.module.named_parameters()
     trained = [each for name, each in named if each.requires_grad and name not in ddp.parameters_to_ignore]

@@ -96,7 +96,6 @@ STEPS: dict[str, tuple[Step, ...]] = {
     "dpo": (("adapters that are switched off and on", in_forward(0), in_backward(1)),),
     "reward": (("a parameter that no rank uses", None, in_backward(1)),),
     "grpo": (("metrics of many kinds", None, in_forward(0)),),
-    "ppo": (("the cut at the models' outputs", in_forward(1), in_backward(0)),),
 }
 CHANGES: dict[str, dict[str, Any]] = {
     # DDP looks for unused parameters where transformers lets it: with adapters, and without checkpointing.
@@ -134,27 +133,16 @@ def train(method: str, folder: pathlib.Path, model: pathlib.Path, rank: int | No
     torch.manual_seed(0)  # of the adapters
     sizes = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": len(steps)}
     sizes |= {"learning_rate": 1e-5}
-    if method == "ppo":
-        import ppo_runs  # of another folder, which only the rank's own process finds
-
-        made = ppo_runs.trainer(model, ppo_runs.config(folder / "out", **sizes), ppo_runs.prompts(32))
-    else:
-        evaluated = rows(method) if "eval_strategy" in changes else None
-        made = trainer(method, model, folder / "out", eval_dataset=evaluated, **sizes, **changes)
+    evaluated = rows(method) if "eval_strategy" in changes else None
+    made = trainer(method, model, folder / "out", eval_dataset=evaluated, **sizes, **changes)
     disturb = [] if rank is None else [step[1 + rank] for step in steps]
-    if method == "reward" or (
-        method != "ppo" and rank is not None
-    ):  # where DDP does not look for them it ends a run that has one
+    if method == "reward" or rank is not None:  # where DDP does not look for them it ends a run that has one
         made.model.register_parameter("spare", torch.nn.Parameter(torch.ones(3)))
     if rank is not None:
         made.guard = attach_guard(made, learned=Learned(), on_incident=told)
         if method == "sft":  # nothing befalls its first step, whose numbers are then the same to the bit
             attach_longest_batch(made, lambda batch: None)
     callback = Disturbances(made, disturb)
-    if method == "ppo":  # TRL's loop has no event before a step
-        clip = made.accelerator.clip_grad_norm_
-        keep = lambda *args: (callback.on_pre_optimizer_step(model=made.model), clip(*args))[1]  # noqa: E731
-        made.accelerator.clip_grad_norm_ = keep
     made.add_callback(callback)
     made.train()
     return callback, made, told

@@ -110,7 +110,6 @@ def numbered(*shape: int) -> torch.Tensor:
 GRID = torch.tensor([[1, 4, 4], [1, 2, 8], [1, 4, 8]])
 PATCHES = {"pixel_values": numbered(64, 6), "image_grid_thw": GRID}
 EACH = {"pixel_values": numbered(3, 3, 8, 8)}
-OF_SIZES = {"pixel_values": numbered(3, 2, 3, 8, 8), "image_sizes": torch.tensor([[8, 9], [9, 8], [8, 16]])}
 
 
 def certain(tokens: list[int], **images: Any) -> list[list[float]]:
@@ -123,7 +122,6 @@ def certain(tokens: list[int], **images: Any) -> list[list[float]]:
 def test_each_row_gets_its_own_entries() -> None:
     assert certain([8, 0, 8], **PATCHES) == [[*range(1, 33)], [], [*range(33, 65)]]
     assert certain([8, 0, 4], **EACH) == [[1, 2], [], [3]]
-    assert certain([4, 8, 0], **OF_SIZES) == [[1], [2, 3], []]
     tiles = torch.zeros(3, 2, 3, 4, 4)
     tiles[0], tiles[2, :1] = 1, 3
     mask = (tiles[:, :, 0] != 0).long()
@@ -140,7 +138,6 @@ REFUSED = {
     "tokens of less than an image": ([6, 6, 0], EACH, "do not match"),
     "an image without tokens": ([0, 0, 0], EACH, "do not match"),
     "other numbers of tiles": ([8, 4, 0], {"pixel_values": numbered(3, 2, 3, 4, 4)}, "do not match"),
-    "two images in one stretch, or one in two": ([8, 4, 4], OF_SIZES, "do not match"),
     "a name not known": ([8, 0, 4], {**EACH, "aspect_ratio_ids": torch.ones(3, 1)}, "where a batch has aspect_ratio"),
     "videos": ([8, 0, 4], {**EACH, "pixel_values_videos": torch.ones(3, 1)}, "where a batch has pixel_values_videos"),
     "flat pixels": ([8, 0, 4], {"pixel_values": numbered(3, 7)}, "2 dimensions"),
