@@ -1,6 +1,7 @@
 """The cache on disk: what was put is what is got, whatever happens to the files meanwhile."""
 
 import errno
+import gzip
 import json
 import os
 import pathlib
@@ -16,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotrain_mem.support import store as module
-from autotrain_mem.support.store import PAGE_BYTES, PLAIN_BYTES, Store, cache_folder, drop_oldest
+from autotrain_mem.support.store import PAGE_BYTES, Store, cache_folder, drop_oldest
 
 KEY = {"model": "tiny", "batch": 4}
-LARGE = list(range(PLAIN_BYTES))
+LARGE = list(range(16_000))
 
 
 @pytest.fixture
@@ -58,26 +59,22 @@ def test_what_was_put_is_got_by_a_later_process(
     assert messages == []
 
 
-def test_a_large_value_is_compressed_and_a_small_one_can_be_read_by_a_person(
-    store: Store, tmp_path: pathlib.Path
-) -> None:
+def test_values_are_compressed_and_gzip_shows_them(store: Store, tmp_path: pathlib.Path) -> None:
     store.put("kind", KEY, LARGE)
     assert only_file(tmp_path).stat().st_size < len(json.dumps(LARGE)) / 2
+    assert json.loads(gzip.decompress(only_file(tmp_path).read_bytes())) == {"kind": "kind", "key": KEY, "value": LARGE}
     assert store.get("kind", dict(reversed(KEY.items()))) == LARGE, "in any order of the key's names"
-    store.put("kind", KEY, "small")
-    assert '"value":"small"' in only_file(tmp_path).read_text(encoding="utf-8")
     store.put("kind", {"pair": (2, 3)}, "value")
     assert store.get("kind", {"pair": [2, 3]}) == "value"
 
 
-@pytest.mark.parametrize("value", ["small", list(range(5000))], ids=["plain", "zlib"])
+@pytest.mark.parametrize("value", ["small", list(range(5000))], ids=["small", "large"])
 def test_a_file_cut_short_at_any_byte_is_dropped_said_once_and_made_again(
     tmp_path: pathlib.Path, store: Store, value: Any
 ) -> None:
     store.put("kind", KEY, value)
     path = only_file(tmp_path)
     whole = path.read_bytes()
-    assert (b" zlib\n" in whole) is (value != "small")
     for length in range(0, len(whole), 1 if value == "small" else 97):
         path.write_bytes(whole[:length])
         messages = list[str]()
@@ -102,8 +99,8 @@ def test_no_changed_byte_gives_another_value(tmp_path_factory: pytest.TempPathFa
     place = data.draw(st.integers(0, len(content) - 1))
     content[place] = data.draw(st.integers(0, 255).filter(lambda byte: byte != content[place]))
     path.write_bytes(content)
-    assert Store(folder, on_damage=messages.append).get("kind", KEY) is None
-    assert len(messages) == 1
+    found = Store(folder, on_damage=messages.append).get("kind", KEY)
+    assert (found, len(messages)) in ((None, 1), ({"bytes": 12345}, 0)), "a date in gzip's header means nothing"
 
 
 def test_a_value_kept_under_another_key_is_not_taken(store: Store, tmp_path: pathlib.Path, messages: list[str]) -> None:
@@ -170,14 +167,14 @@ def test_two_processes_that_keep_the_same_keys_never_read_a_torn_value(tmp_path:
     said = [process.communicate(timeout=60)[0] for process in both]
     assert said == ["0 []\n"] * 2
     Store(tmp_path, limit_bytes=6 * PAGE_BYTES).put("kind", KEY, 1)
-    assert len(list(tmp_path.glob("*.json"))) <= 6, "what was too much is dropped"
+    assert len(list(tmp_path.glob("*.json.gz"))) <= 6, "what was too much is dropped"
 
 
 def test_a_process_that_is_killed_leaves_only_whole_values(tmp_path: pathlib.Path, messages: list[str]) -> None:
     for wait_seconds in (0.1, 0.2):
         process = hammer(tmp_path)
         deadline = time.monotonic() + 30
-        while not list(tmp_path.glob("*.json")) and time.monotonic() < deadline:
+        while not list(tmp_path.glob("*.json.gz")) and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(wait_seconds)
         process.kill()
