@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 from autotrain_mem.support.host import cores, host_memory
@@ -19,7 +18,6 @@ MOST = 2
 """A search asks for two rehearsals at a time; a third worker would import for seconds and wait."""
 WORKER_BYTES = 2 * GIB
 """What a worker is given of the host's memory."""
-THREADS = "autofit-worker"
 LOOK_SECONDS = 0.5
 """How long the main thread waits at a time: on Windows Ctrl-C is heard only in between."""
 
@@ -50,8 +48,8 @@ class Workers:
     def _hold(self, *workers: Worker) -> None:
         self._all = workers
         self._started = False
-        self._ahead: ThreadPoolExecutor | None = None
-        # Last in, first out: what a worker has met before it answers faster.
+        self._threads = ThreadPoolExecutor(len(workers), thread_name_prefix="autofit-worker")
+        # As many as there are threads. Last in, first out: what a worker has met before it answers faster.
         self._free: queue.LifoQueue[Worker] = queue.LifoQueue()
         for worker in reversed(workers):
             self._free.put(worker)
@@ -64,8 +62,7 @@ class Workers:
         with contextlib.ExitStack() as stack:
             for worker in self._all:
                 stack.enter_context(worker)
-        if self._ahead is not None:
-            self._ahead.shutdown()
+        self._threads.shutdown()
 
     def __len__(self) -> int:
         return len(self._all)
@@ -98,58 +95,35 @@ class Workers:
         A call that fails lets no further one begin, and those under way come to an end; then the error of the first
         call that failed is raised. What interrupts the waiting itself, Ctrl-C above all, kills the workers for good.
         """
-        if not calls:
-            return
-        self.start()
-        stopped = threading.Event()
-        futures: list[Future[T]] = [Future() for _ in calls]
-        following = iter(zip(calls, futures, strict=True))
+        futures = [self.begin(call) for call in calls]
 
-        def run() -> None:
-            worker = self._free.get()
-            call, future = next(following)  # only now: whichever thread has a worker takes the call that is next
-            try:
-                if stopped.is_set():
-                    raise CancelledError
-                future.set_result(call(worker))
-            except BaseException as error:
-                stopped.set()
-                future.set_exception(error)
-            finally:
-                self._free.put(worker)
+        def stop(done: Future[T]) -> None:
+            if not done.cancelled() and done.exception() is not None:
+                for each in futures:
+                    each.cancel()
 
-        with ThreadPoolExecutor(min(len(calls), len(self)), thread_name_prefix=THREADS) as threads:
-            try:
-                for _ in calls:
-                    threads.submit(run)
-                for future in futures:
-                    self._wait([future])
-                    if future.exception() is not None:
-                        self._wait(futures)
-                        raised = [error for each in futures if (error := each.exception()) is not None]
-                        own = [error for error in raised if not isinstance(error, CancelledError)]
-                        raise (own or raised)[0]  # what it kept from beginning does not count
-                    yield future.result()
-            finally:
-                stopped.set()
+        try:
+            for future in futures:
+                future.add_done_callback(stop)
+            for future in futures:
+                yield self.result(future)
+        finally:
+            for future in futures:
+                future.cancel()
+            self._wait(futures)
 
     def begin(self, call: Callable[[Worker], T]) -> Future[T]:
-        """Lets a worker that is free begin a call while others are asked; :meth:`result` waits for what comes of it.
-
-        What is asked meanwhile has the other workers; where there is no other, it waits.
-        """
+        """Lets the next worker that is free make a call; :meth:`result` waits for what comes of it."""
         self.start()
-        worker = self._free.get()
 
         def run() -> T:
+            worker = self._free.get()
             try:
                 return call(worker)
             finally:
                 self._free.put(worker)
 
-        if self._ahead is None:
-            self._ahead = ThreadPoolExecutor(len(self), thread_name_prefix=THREADS)
-        return self._ahead.submit(run)
+        return self._threads.submit(run)
 
     def result(self, begun: Future[T]) -> T:
         """Waits for a call that was begun; raises what it raised. Ctrl-C kills the workers, as in :meth:`each`."""
