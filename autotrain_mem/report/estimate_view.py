@@ -15,10 +15,8 @@ from autotrain_mem.report.layout import (
     QUIET,
     Bar,
     Indented,
-    Line,
     Scale,
     add,
-    add_lines,
     hanging,
     scale_for,
     section,
@@ -29,6 +27,9 @@ from autotrain_mem.types import Estimate, Hardware, Owner
 from autotrain_mem.types.estimate import STEPS
 
 LARGEST_MODULES = 5
+
+Line = tuple[str, str, int | None, str]
+"""A line of a sum: its sign, a name, bytes and a note. A total has no bytes of its own: they are those above it."""
 
 
 def estimate_view(estimate: Estimate) -> RenderableType:
@@ -127,29 +128,26 @@ def scale_of(estimate: Estimate) -> Scale:
     return scale_for(max(estimate.required_bytes, estimate.budget_bytes))
 
 
-def held(estimate: Estimate, sign: str) -> list[Line]:
-    """Lists what the owners hold at the peak; those of nothing are left out."""
-    owners = estimate.memory.owners_at_peak
-    return [(sign, formatting.OWNERS[owner], size, "") for owner in Owner if (size := owners.get(owner))]
-
-
 def sum_table(estimate: Estimate) -> Table:
     """Each total is the sum of the figures shown above it."""
     hardware, scale = estimate.hardware, scale_of(estimate)
     peak_phase = formatting.PHASES[estimate.memory.peak_phase]
-    lines: list[Line] = [*held(estimate, "+"), ("=", "peak allocated", None, f"in the {peak_phase} phase")]
+    owners = estimate.memory.owners_at_peak
+    lines: list[Line] = [("+", formatting.OWNERS[owner], owners[owner], "") for owner in Owner if owners.get(owner)]
+    lines.append(("=", "peak allocated", None, f"in the {peak_phase} phase"))
     if caches(hardware):
         mode = formatting.segments(expandable=estimate.grows)
         cached = f"free blocks and their remains, with {mode}"
         lines.append(("+", "cached by the allocator", estimate.cached_bytes, cached))
-    lines += [*outside(estimate, "+"), ("=", "needed", None, "")]
+    lines += [*_outside(estimate), ("=", "needed", None, "")]
     grid = table("", "", scale.unit, "", right=(2,))
-    add_lines(grid, lines, scale)
+    for (sign, name, _, note), size in zip(lines, scale.column(size for _, _, size, _ in lines), strict=True):
+        add(grid, sign, name, size, Text(note, style=f"not bold {QUIET}"), style="bold" if sign == "=" else "")
     others = hardware.total_bytes - hardware.free_bytes
-    note = [f"{format_bytes(hardware.total_bytes)} in all"]
-    note += [f"{format_bytes(others)} used by others"] if others else []
-    note += [f"{format_bytes(hardware.free_bytes - estimate.budget_bytes)} headroom"]
-    budget = Text(", ".join(note), style=f"not bold {QUIET}")
+    parts = [f"{format_bytes(hardware.total_bytes)} in all"]
+    parts += [f"{format_bytes(others)} used by others"] if others else []
+    parts += [f"{format_bytes(hardware.free_bytes - estimate.budget_bytes)} headroom"]
+    budget = Text(", ".join(parts), style=f"not bold {QUIET}")
     add(grid, "", "budget", scale.size(estimate.budget_bytes), budget, style="bold")
     name = "left" if estimate.required_bytes <= estimate.budget_bytes else "too much"
     style = GOOD if estimate.fits else BAD
@@ -158,12 +156,12 @@ def sum_table(estimate: Estimate) -> Table:
     return grid
 
 
-def outside(estimate: Estimate, sign: str) -> list[Line]:
+def _outside(estimate: Estimate) -> list[Line]:
     """Shows what a run holds of the device outside torch's allocator."""
     note = "the CUDA context and its modules" if caches(estimate.hardware) else "the process itself"
-    lines: list[Line] = [(sign, "outside torch", estimate.hardware.non_torch_bytes, note)]
+    lines: list[Line] = [("+", "outside torch", estimate.hardware.non_torch_bytes, note)]
     if size := estimate.communicators_bytes:
-        lines.append((sign, "NCCL", size, "its communicators, before a probe measures them"))
+        lines.append(("+", "NCCL", size, "its communicators, before a probe measures them"))
     if size := estimate.vllm_share_bytes:
         note, sleep = "a pool of its own for its weights and KV cache", estimate.vllm_sleep
         if sleep is not None and sleep.is_decided_awake:
@@ -171,7 +169,7 @@ def outside(estimate: Estimate, sign: str) -> list[Line]:
             note = f"while it generates, when most is needed; it sleeps else, with up to {asleep}"
         elif sleep is not None:
             note = f"what it keeps at most while it sleeps; {format_bytes(sleep.awake_bytes)} while it generates"
-        lines.append((sign, "vLLM's share", size, note))
+        lines.append(("+", "vLLM's share", size, note))
     return lines
 
 

@@ -5,31 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from autotrain_mem.report import formatting
 from autotrain_mem.report.attempts import attempts_view
 from autotrain_mem.report.estimate_view import (
     at_the_peak,
-    caches,
-    held,
     not_counted,
-    outside,
     over_steps,
     reserved_modes,
-    scale_of,
+    sum_table,
 )
 from autotrain_mem.report.layout import (
     BAD,
-    GOOD,
     LOUD,
     QUIET,
     Bar,
     Indented,
-    Line,
     add,
-    add_lines,
     section,
     table,
     title,
@@ -77,7 +70,7 @@ def explain_view(plan: Plan) -> RenderableType:
         Indented(grid, 2),
         *section("settings", settings_table(plan)),
         *section("what binds", bounds),
-        *section(f"where the memory goes, at the peak in {scale_of(estimate).unit}", _ledger(estimate), indent=0),
+        *section("where the memory goes, at the peak", sum_table(estimate), indent=0),
         *at_the_peak(estimate),
         *sharing_view(plan),
         *reserved_modes(estimate),
@@ -143,24 +136,6 @@ def _gentler(plan: Plan) -> str:
     free = format_bytes(nearest.required_bytes + free_bytes - plan.estimate.budget_bytes)
     needed, there = format_bytes(nearest.required_bytes), format_bytes(free_bytes)
     return f"{nearest.level} needs {needed} at least: with the headroom {free} would have to be free; {there} are"
-
-
-def _ledger(estimate: Estimate) -> Table:
-    """From what the device has down to what is left: each line that begins with = is what remains above it."""
-    hardware, scale = estimate.hardware, scale_of(estimate)
-    others = hardware.total_bytes - hardware.free_bytes
-    headroom = hardware.free_bytes - estimate.budget_bytes
-    lines: list[Line] = [("", "device", hardware.total_bytes, hardware.name)]
-    lines += [("-", "used by others", others, "")] if others else []
-    lines += [("-", "headroom", headroom, "left free, for what no rehearsal sees"), ("=", "budget", None, "")]
-    lines += [*outside(estimate, "-"), *held(estimate, "-")]
-    if caches(hardware):
-        lines.append(("-", "cached by the allocator", estimate.cached_bytes, "free blocks and their remains"))
-    name = "free" if estimate.required_bytes <= estimate.budget_bytes else "missing"
-    grid = table("", "", "", "", right=(2,), show_header=False)
-    add_lines(grid, [*lines, ("=", name, None, "")], scale)
-    grid.rows[-1].style = f"bold {GOOD if estimate.fits else BAD}"
-    return grid
 
 
 def _time(plan: Plan) -> list[RenderableType]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -90,10 +90,6 @@ def section(heading: str, *content: RenderableType, indent: int = 2) -> list[Ren
     return [Text(), title(heading), *(Indented(each, indent) for each in below)]
 
 
-Line = tuple[str, str, int | None, str]
-"""A line of a sum: its sign, a name, bytes and a note. A total has no bytes of its own: they are those above it."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scale:
     """The unit of a column of sizes, shown with two digits."""
@@ -125,10 +121,3 @@ def scale_for(largest_bytes: int) -> Scale:
     """The unit that ``format_bytes`` takes for the largest size of a column."""
     unit = format_bytes(largest_bytes).split()[-1]
     return Scale(unit=unit, unit_bytes=parse_bytes(f"1 {unit}"))
-
-
-def add_lines(grid: Table, lines: Sequence[Line], scale: Scale) -> None:
-    """Adds the lines of a sum; its totals stand out."""
-    sizes = scale.column(None if size is None else -size if sign == "-" else size for sign, _, size, _ in lines)
-    for (sign, name, _, note), size in zip(lines, sizes, strict=True):
-        add(grid, sign, name, size, Text(note, style=f"not bold {QUIET}"), style="bold" if sign == "=" else "")

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 import report_examples as examples
-from hypothesis import given
-from hypothesis import strategies as st
-from report_examples import attempt, estimate, memory, reserved
+from report_examples import attempt, estimate, memory
 from test_console import rendered
 from test_contract import SLOW_TO_IMPORT, loaded_by
 
@@ -31,41 +29,6 @@ def bound(plan: Plan, name: str) -> str:
     """A line under ``what binds``."""
     (said,) = re.findall(rf"^  {name} +(.*)$", text_of(plan), re.MULTILINE)
     return str(said)
-
-
-def ledger(text: str) -> list[tuple[str, str, int]]:
-    """(sign, name, hundredths) of each line between the device and what is left."""
-    block = text.split("where the memory goes")[1].split("\n\n")[0]
-    rows = re.findall(r"^([-= ])  (\S.*?) +(\d+\.\d\d)(?:  .*)?$", block, re.MULTILINE)
-    return [(sign, name, int(number.replace(".", ""))) for sign, name, number in rows]
-
-
-def assert_comes_down_to_what_is_left(text: str) -> None:
-    (_, name, running), *rows = ledger(text)
-    assert name == "device"
-    for sign, name, number in rows:
-        if sign == "-":
-            running -= number
-        else:
-            assert number == (-running if name == "missing" else running)
-
-
-@given(
-    sizes=st.lists(st.integers(0, 40 * GIB), min_size=len(Owner), max_size=len(Owner)).filter(any),
-    cached=st.integers(0, 5 * GIB),
-    outside=st.tuples(st.integers(0, GIB), st.integers(0, 9 * GIB)),
-    free=st.integers(1, 200 * GIB),
-)
-def test_any_budget_comes_down_to_what_is_left(
-    sizes: list[int], cached: int, outside: tuple[int, int], free: int
-) -> None:
-    hardware = replace(examples.RTX3060, total_bytes=200 * GIB, free_bytes=free, non_torch_bytes=outside[0])
-    needed = memory(dict(zip(Owner, sizes, strict=True)))
-    needed = replace(needed, reserved=replace(needed.reserved, native=reserved(sum(sizes) + cached)))
-    tried = replace(
-        estimate(), hardware=hardware, memory=needed, vllm_share_bytes=outside[1], budget_bytes=hardware.budget_bytes()
-    )
-    assert_comes_down_to_what_is_left(text_of(replace(examples.PLAN, estimate=tried)))
 
 
 OTHERS = tuple(each for each in examples.PLAN.attempts if each.knobs != examples.TWICE)
