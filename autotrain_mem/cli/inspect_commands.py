@@ -148,8 +148,8 @@ def _follow(look: Callable[[], Watched], watched: Watched) -> None:
 
 
 _EXPLAIN = """\
-Tells from the file alone what a plan was made of: what it needs line by line, where the bytes are at the peak, what binds,
-what was tried in which order, the time of a step, and what other levels of harm have to offer.
+Tells from the file alone what a plan was made of: what it needs line by line, where the bytes are at the peak, what
+binds, what was tried in which order, the time of a step, and what other levels of harm have to offer.
 
 PLAN is what `autofit plan ... --out FILE` wrote or --json printed, what `autofit METHOD ... --json` printed, an output
 folder, which holds a plan.json, or - for standard input.
