@@ -45,7 +45,7 @@ def torchrun(draft: Draft) -> list[str]:
     __post_init__``), and TRL's command starts a single process without a group.
     """
     several = ["--nnodes", str(draft.nodes), "--node_rank", "0", "--master_addr", FIRST_MACHINE]
-    each = ["--nproc_per_node", str(draft.knobs.processes // draft.nodes)]
+    each = ["--nproc_per_node", str(draft.devices)]
     return ["torchrun", *(several if draft.nodes > 1 else []), *each]
 
 

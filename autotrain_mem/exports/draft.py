@@ -123,6 +123,11 @@ class Draft:
         return self.plan.estimate.hardware.topology.nodes
 
     @property
+    def devices(self) -> int:
+        """Of one machine."""
+        return self.knobs.processes // self.nodes
+
+    @property
     def launch(self) -> Mapping[str, Any]:
         """Returns the launch settings, in the keys of ``accelerate launch``: as the user's own file has it, or as
         autofit launches them."""

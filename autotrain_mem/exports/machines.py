@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from autotrain_mem.exports.accelerate import FIRST_MACHINE, PORT
-from autotrain_mem.exports.document import Tool, heading
+from autotrain_mem.exports.document import Tool, document, heading
 from autotrain_mem.exports.draft import Draft, draft_of
 from autotrain_mem.parallel.place import FIRST_PORT, PORTS
 from autotrain_mem.settings.knobs import APPLIED, LAUNCHED
@@ -23,14 +23,14 @@ NOTES_HEAD = "Before it runs:"
 
 def machine_words(draft: Draft) -> list[str]:
     """Lists the words that every machine's command has in common, not quoted: ``autofit sft --model ...``."""
-    job, devices = draft.job, draft.knobs.processes // draft.nodes
+    job = draft.job
     ours = {
         "model": job.model,
         "dataset": job.dataset,
         "prompt_length": job.prompt_length,
         "fit": None if job.fit == "all" else job.fit,
         "forbid": ",".join(sorted(job.forbid)) or None,
-        "gpus": devices,
+        "gpus": draft.devices,
         "nodes": draft.nodes if draft.nodes > 1 else None,
         **_launch(draft.knobs),
         **{name: value for name in APPLIED if (value := getattr(draft.knobs, name))},
@@ -96,38 +96,31 @@ def commands(plan: Plan, job: Job) -> str:
 
 
 def slurm(plan: Plan, job: Job) -> str:
-    """The script for ``sbatch FILE``."""
+    """The script for ``sbatch FILE``: one task on each node, which starts that node's processes."""
     draft = draft_of(plan, job)
     own = "partition, account and time limit: #SBATCH lines of your cluster, or flags of sbatch"
     tool = Tool(name="Slurm", command="sbatch FILE", trains_with_trl=True, notes_head=NOTES_HEAD)
     note_shared_files(draft, (own,))
-    head = heading(draft, tool, {})
-    return "\n".join(["#!/bin/bash", head.rstrip("\n"), *_directives(draft), "", *_body(draft), ""])
-
-
-def _directives(draft: Draft) -> list[str]:
-    asked = {
-        "job-name": f"autofit-{draft.job.method}",
-        "nodes": draft.nodes,
-        "ntasks-per-node": 1,
-        "gpus-per-node": draft.knobs.processes // draft.nodes,
-        "exclusive": None,
-        "requeue": None,  # after a node has failed: the same command goes on with its run
-        "output": "%x-%j.log",
-    }
-    return [f"#SBATCH --{name}" + ("" if value is None else f"={value}") for name, value in asked.items()]
-
-
-def _body(draft: Draft) -> list[str]:
-    exports = [f"export {name}={shell_line([value])}" for name, value in draft.job.environment.items()]
     srun = f"srun --nodes={draft.nodes} --ntasks-per-node=1 --kill-on-bad-exit=1"
     command = shell_line(machine_words(draft))
-    if draft.nodes == 1:
-        return ["set -euo pipefail", *exports, "", f"{srun} {command}"]
-    place = " ".join(rendezvous(draft, '"$SLURM_NODEID"', '"$HOST"', '"$PORT"'))
-    return [
+    lines = [
+        "#!/bin/bash",
+        heading(draft, tool, {}).rstrip("\n"),
+        f"#SBATCH --job-name=autofit-{draft.job.method}",
+        f"#SBATCH --nodes={draft.nodes}",
+        "#SBATCH --ntasks-per-node=1",
+        f"#SBATCH --gpus-per-node={draft.devices}",
+        "#SBATCH --exclusive",
+        "#SBATCH --requeue",  # after a node has failed: the same command goes on with its run
+        "#SBATCH --output=%x-%j.log",
+        "",
         "set -euo pipefail",
-        *exports,
+        *(f"export {name}={shell_line([value])}" for name, value in draft.job.environment.items()),
+    ]
+    if draft.nodes == 1:
+        return "\n".join([*lines, "", f"{srun} {command}", ""])
+    place = " ".join(rendezvous(draft, '"$SLURM_NODEID"', '"$HOST"', '"$PORT"'))
+    lines += [
         'HOSTS=$(scontrol show hostnames "$SLURM_JOB_NODELIST")',
         "HOST=${HOSTS%%$'\\n'*}  # the first one's name",
         f"PORT=$(({FIRST_PORT} + SLURM_JOB_ID % {PORTS}))",
@@ -136,4 +129,116 @@ def _body(draft: Draft) -> list[str]:
         f"COMMAND=({command})",
         "# shellcheck disable=SC2016  # each node has a number of its own, which only its task knows",
         f'{srun} bash -c \'exec "$@" {place}\' autofit "${{COMMAND[@]}}"',
+        "",
     ]
+    return "\n".join(lines)
+
+
+CARD = "CARD"
+"""Stands for a card whose name at SkyPilot is not known here."""
+CARDS = {
+    **{
+        "a10": "A10",
+        "a10g": "A10G",
+        "a100-40gb": "A100",
+        "a100-80gb": "A100-80GB",
+        "b200": "B200",
+        "h100-80gb": "H100",
+    },
+    **{"h200": "H200", "l4": "L4", "l40s": "L40S", "rtx3090": "RTX3090", "rtx4090": "RTX4090", "rtx5090": "RTX5090"},
+    **{"t4": "T4", "v100-16gb": "V100", "v100-32gb": "V100-32GB"},
+}
+"""SkyPilot's names of cards (its catalog, ``sky gpus list``), by ours."""
+
+
+def skypilot(plan: Plan, job: Job) -> str:
+    """The task for ``sky launch FILE``: SkyPilot rents the machines, and runs its command on each.
+
+    Fields are those of SkyPilot's ``sky/utils/schemas.py: get_task_schema``, variables of ``sky/skylet/constants.py``.
+    """
+    draft = draft_of(plan, job)
+    tool = Tool(name="SkyPilot", command="sky launch FILE", trains_with_trl=True, notes_head=NOTES_HEAD)
+    ours = draft.plan.estimate.hardware.name
+    card = CARDS.get(ours, CARD)
+    unknown = f"write SkyPilot's name of {ours} in place of {CARD}: sky gpus list shows them"
+    run = f"{shell_line(machine_words(draft))}\n"
+    if draft.nodes > 1:
+        place = " ".join(rendezvous(draft, '"$SKYPILOT_NODE_RANK"', '"$HOST"', str(PORT)))
+        run = f"HOST=${{SKYPILOT_NODE_IPS%%$'\\n'*}}  # the first one's address\n{run.rstrip()} {place}\n"
+    draft.keys |= {
+        "name": f"autofit-{draft.job.method}",
+        "num_nodes": draft.nodes,
+        "resources": {"accelerators": f"{card}:{draft.devices}"},
+        "workdir": ".",
+        **({"envs": dict(draft.job.environment)} if draft.job.environment else {}),
+        "setup": "pip install -c scripts/constraints.txt .\n",
+        "run": run,
+    }
+    notes = (
+        *((unknown,) if card == CARD else ()),
+        "workdir is a clone of autotrain_mem with your data in it, which setup installs",
+        "a machine's disk goes with it: mount a bucket (file_mounts) and let output_dir lie there",
+    )
+    note_shared_files(draft, notes)
+    return document(draft, tool, {})
+
+
+IMAGE = "IMAGE"
+"""Stands for a registry's name of an image that nobody here knows; no image can be called so."""
+CLAIM = "autofit-workspace"
+WORKSPACE = "/workspace"
+"""Where the project's Dockerfile has its working folder."""
+
+
+def kubernetes(plan: Plan, job: Job) -> str:
+    """The manifest for ``kubectl apply -f FILE``: a PyTorchJob with a master and workers, each a machine's GPUs.
+
+    Fields are those of ``kubeflow.org/v1`` (training-operator, ``manifests/base/crds/kubeflow.org_pytorchjobs.yaml``).
+    The operator tells each pod its rank and the master's address (``pkg/controller.v1/pytorch/envvar.go: setPodEnv``),
+    and Kubernetes writes a variable's value wherever a command says ``$(NAME)``.
+    """
+    draft = draft_of(plan, job)
+    tool = Tool(name="Kubernetes", command="kubectl apply -f FILE", trains_with_trl=True, notes_head=NOTES_HEAD)
+    notes = (
+        f"write your image in place of {IMAGE}: the project's Dockerfile makes one",
+        f"make a volume claim {CLAIM} that many may write (ReadWriteMany): it is mounted at {WORKSPACE}",
+        "Kubeflow's training operator is installed (kubeflow.org/v1 PyTorchJob)",
+    )
+    workers = {"Worker": _replicas(draft, draft.nodes - 1)} if draft.nodes > 1 else {}
+    draft.keys |= {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": f"autofit-{draft.job.method}"},
+        "spec": {
+            "nprocPerNode": str(draft.devices),
+            "pytorchReplicaSpecs": {"Master": _replicas(draft, 1), **workers},
+        },
+    }
+    note_shared_files(draft, notes)
+    return document(draft, tool, {})
+
+
+def _replicas(draft: Draft, count: int) -> dict[str, Any]:
+    mounts = {"shm": "/dev/shm", "workspace": WORKSPACE}
+    place = rendezvous(draft, "$(RANK)", "$(MASTER_ADDR)", "$(MASTER_PORT)")  # RANK is the pod's own, among pods
+    container = {
+        "name": "pytorch",  # the operator looks for a container of this name
+        "image": IMAGE,
+        "workingDir": WORKSPACE,
+        "command": [*(_escaped(word) for word in machine_words(draft)), *place],
+        "env": [{"name": name, "value": _escaped(value)} for name, value in draft.job.environment.items()],
+        "resources": {"limits": {"nvidia.com/gpu": draft.devices}},
+        "volumeMounts": [{"name": name, "mountPath": path} for name, path in mounts.items()],
+    }
+    volumes = [
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},  # NCCL's and a dataloader's; a container has 64 MiB
+        {"name": "workspace", "persistentVolumeClaim": {"claimName": CLAIM}},
+    ]
+    shown = {name: value for name, value in container.items() if value != []}
+    pod = {"spec": {"containers": [shown], "volumes": volumes}}
+    return {"replicas": count, "restartPolicy": "OnFailure", "template": pod}
+
+
+def _escaped(word: str) -> str:
+    """Writes a word in which Kubernetes finds no variable."""
+    return word.replace("$(", "$$(")

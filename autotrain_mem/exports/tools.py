@@ -57,8 +57,8 @@ EXPORTERS = {
         lacks="No file for LLaMA-Factory is written yet for",
     ),
     "slurm": Exporter(write="autotrain_mem.exports.machines:slurm", lacks=""),
-    "kubernetes": Exporter(write="autotrain_mem.exports.kubernetes:kubernetes", lacks=""),
-    "skypilot": Exporter(write="autotrain_mem.exports.skypilot:skypilot", lacks=""),
+    "kubernetes": Exporter(write="autotrain_mem.exports.machines:kubernetes", lacks=""),
+    "skypilot": Exporter(write="autotrain_mem.exports.machines:skypilot", lacks=""),
     "commands": Exporter(write="autotrain_mem.exports.machines:commands", lacks=""),
 }
 

@@ -78,7 +78,7 @@ def _launch(draft: Draft) -> str:
     if draft.method_facts.has_trl_command:
         return f" --accelerate_config {ACCELERATE_FILE}"
     tokens = "".join(f" --{name} {size}" for name in SHARE_TOKENS if (size := getattr(knobs, name)) > 1)
-    return f" --gpus {knobs.processes // draft.nodes} --sharding {knobs.sharding}{tokens}"
+    return f" --gpus {draft.devices} --sharding {knobs.sharding}{tokens}"
 
 
 def _data(draft: Draft) -> dict[str, object]:
