@@ -48,6 +48,7 @@ def choose(
     store: Store | None = None,
     environment: Mapping[str, str] = _NOTHING,
     warn: Callable[[str], None] = lambda message: None,
+    measures: bool = True,
 ) -> Hardware:
     """The host if asked for, else the named card, else the GPUs that CUDA would show: the smallest stands for all.
 
@@ -62,6 +63,7 @@ def choose(
         store: Where a measurement is kept; None for the user's cache folder, without a word about its state.
         environment: What is set for the training process, over this one's environment: it may name the card.
         warn: Hears of GPUs that are passed over, since NVML does not answer for them, and of those that differ.
+        measures: False for an answer in milliseconds.
 
     Raises:
         NoGpuError: nothing was asked for and no GPU is here; the hint holds the three ways on. Fewer are here than are
@@ -79,29 +81,12 @@ def choose(
     used = _detected(gpus, environment, warn, spared=spared)
     for note in _differences(used):
         warn(note)
-    from autotrain_mem.machine.measure import measured  # it starts a process, which a card by name does not need
+    card = least(used)
+    if measures:
+        from autotrain_mem.machine.measure import measured  # it starts a process
 
-    card = measured(least(used), store or Store(cache_folder()), environment=environment)
+        card = measured(card, store or Store(cache_folder()), environment=environment)
     return _together(card, used, nodes=nodes, link=link)
-
-
-def check_device(
-    name: str | None,
-    *,
-    gpus: int | None = None,
-    spared: int = 0,
-    link: str | None = None,
-    environment: Mapping[str, str] = _NOTHING,
-) -> Hardware | None:
-    """Refuses as :func:`choose` what the names alone, or the GPUs that are here, tell: in milliseconds.
-
-    Returns the card that is named; None where those that are here are taken.
-    """
-    named_links(link)
-    if name is not None:
-        return _named(name)
-    _detected(gpus, environment, spared=spared)
-    return None
 
 
 def _named(name: str) -> Hardware:
@@ -238,19 +223,6 @@ def several(names: str, counts: Sequence[int] = (), *, nodes: int = 1, link: str
         for card in cards
         for count in counts or (1,)
     )
-
-
-def devices_here(
-    name: str | None, *, gpus: int | None, simulate: bool, environment: Mapping[str, str] = _NOTHING
-) -> Hardware:
-    """The devices that this machine has for a training that another one plans: nothing is measured. Raises as
-    :func:`choose`."""
-    if name is None:
-        used = _detected(gpus, environment)
-        return _together(least(used), used, nodes=1, link=None)
-    card = _named(name)
-    card = replace(card, topology=topology(card, devices=gpus or 1, nodes=1, asked=None))
-    return training_device(card, simulate=simulate, environment=environment)
 
 
 def training_device(named: Hardware, *, simulate: bool, environment: Mapping[str, str] = _NOTHING) -> Hardware:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotrain_mem.machine.choose import check_device, several, training_device
+from autotrain_mem.machine.choose import choose, several, training_device
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.parameter_count import parameters
 from autotrain_mem.planning.for_processes import check_processes
@@ -192,8 +192,16 @@ def _refuse_device(wish: Wish, *, to_train: bool) -> None:
     counts = autofit.gpu_counts
     gpus = counts[0] if len(counts) == 1 else None
     spared = gpus_served_here(wish.argument, autofit.nodes or 1)
-    card = check_device(autofit.gpu, gpus=gpus, spared=spared, link=autofit.link, environment=environment)
-    if to_train and card is not None and (autofit.nodes or 1) == 1:
+    card = choose(
+        autofit.gpu,
+        use_cpu=False,
+        gpus=gpus,
+        spared=spared,
+        link=autofit.link,
+        environment=environment,
+        measures=False,
+    )
+    if to_train and (autofit.nodes or 1) == 1:
         training_device(card, simulate=wish.simulate, environment=environment)
 
 

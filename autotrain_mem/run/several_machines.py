@@ -84,16 +84,13 @@ def follow_first(wish: Wish, say: Say) -> None:
     assert place is not None
     if wish.argument("use_cpu"):
         raise UsageError("--use_cpu trains in one process, on one machine.", hint="Remove --use_cpu, or --nodes.")
-    from autotrain_mem.machine.choose import devices_here
+    from autotrain_mem.machine.choose import choose, training_device
     from autotrain_mem.training.machines.follow import follow
 
     counts = wish.autofit.gpu_counts
-    hardware = devices_here(
-        wish.autofit.gpu,
-        gpus=counts[0] if counts else None,
-        simulate=wish.simulate,
-        environment=wish.environment,
-    )
+    environment, gpus = wish.environment, counts[0] if counts else None
+    card = choose(wish.autofit.gpu, use_cpu=False, gpus=gpus, environment=environment, measures=False)
+    hardware = training_device(card, simulate=wish.simulate, environment=environment)
     if wish.autofit.plan is not None and not wish.argument("output_dir"):
         from autotrain_mem.planning.request import PlanHints, with_plan
 

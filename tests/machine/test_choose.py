@@ -11,7 +11,7 @@ import pytest
 from autotrain_mem.machine import choose as module
 from autotrain_mem.machine import measure
 from autotrain_mem.machine.catalog import catalog, named
-from autotrain_mem.machine.choose import check_device, choose, several, unplanned_gpus
+from autotrain_mem.machine.choose import choose, several, unplanned_gpus
 from autotrain_mem.support.errors import NoGpuError, UnknownGpuError, UsageError
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.units import GIB
@@ -187,7 +187,7 @@ def test_other_makers_gpus_are_told_by_torchs_build_and_refused_with_the_ways_on
     assert unplanned_gpus() == named_as
     if not named_as:
         return
-    for ask in (lambda: choose(None, use_cpu=False), lambda: check_device(None)):
+    for ask in (lambda: choose(None, use_cpu=False), lambda: choose(None, use_cpu=False, measures=False)):
         with pytest.raises(NoGpuError, match=re.escape(f"torch is built for {named_as} here")) as refused:
             ask()
         for way in ("--gpu NAME --plan_only", "--gpu NAME --simulate", "--use_cpu"):
