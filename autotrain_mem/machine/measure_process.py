@@ -9,7 +9,6 @@ several.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import Any
 
 from autotrain_mem.machine.usable import check_usable
@@ -53,77 +52,58 @@ def _device() -> dict[str, Any]:
 
 
 def exercise(device: str, half: Any, sizes: tuple[int, ...] = SIZES) -> None:
-    """Every step of ``STEPS``, in fp32 and in 16 bits, at every size."""
+    """Trains and samples, in fp32 and in 16 bits, at every size."""
     import torch
 
     for dtype in (torch.float32, half):
         for size in sizes:
-            for step in STEPS:
-                step(device, dtype, size)
+            _train(device, dtype, size)
+            _sample(device, dtype, size)
 
 
-def _embedding_and_loss(device: str, dtype: Any, size: int) -> None:
-    """Token embedding, language-model head and cross entropy, forward and backward."""
-    import torch
-    from torch.nn.functional import cross_entropy, embedding
-
-    table = torch.randn(VOCABULARY, size, device=device, dtype=dtype, requires_grad=True)
-    tokens = torch.randint(VOCABULARY, (2, size), device=device)
-    hidden = embedding(tokens, table)
-    logits = (hidden.flatten(0, 1)[:256] @ table.T).float()
-    cross_entropy(logits, tokens.flatten()[:256]).backward()
-
-
-def _layer(device: str, dtype: Any, size: int) -> None:
-    """Norms, projections, gated activation, dropout and residual, forward and backward."""
+def _train(device: str, dtype: Any, size: int) -> None:
+    """A training step: token embedding, norms, attention, a gated MLP with dropout, LoRA under autocast, 4-bit weights,
+    language-model head and loss; then clipping and AdamW, as foreach and as fused."""
     import torch
     from torch.nn import functional
 
-    x = torch.randn(2, 128, size, device=device, dtype=dtype, requires_grad=True)
-    weight = torch.randn(size, size, device=device, dtype=dtype, requires_grad=True)
+    def tensor(*shape: int, dtype: Any = dtype) -> Any:
+        return torch.randn(shape, device=device, dtype=dtype, requires_grad=True)
+
+    table, weight = tensor(VOCABULARY, size), tensor(size, size)
+    tokens = torch.randint(VOCABULARY, (2, 128), device=device)
+    x = functional.embedding(tokens, table)
     normed = functional.layer_norm(x, (size,)) + functional.rms_norm(x, (size,))
     gated = functional.silu(functional.linear(normed, weight)) * functional.gelu(normed @ weight)
     rotated = torch.cat((-gated[..., size // 2 :], gated[..., : size // 2]), dim=-1)
-    (functional.dropout(rotated, 0.1) + x).float().softmax(-1).sum().backward()
+    hidden = functional.dropout(rotated, 0.1) + x
+    logits = (hidden.flatten(0, 1) @ table.T).float()
+    loss = functional.cross_entropy(logits, tokens.flatten()) + hidden.float().softmax(-1).sum()
 
-
-def _attention(device: str, dtype: Any, size: int) -> None:
-    """Scaled dot product, causal and with a mask, forward and backward."""
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention
-
-    shape = (1, HEADS, 128, min(128, size))
-    query, key, value = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
+    query, key, value = (tensor(1, HEADS, 128, min(128, size)) for _ in range(3))
     mask = torch.ones(1, 1, 128, 128, device=device, dtype=torch.bool).tril()
-    scaled_dot_product_attention(query, key, value, is_causal=True).sum().backward()
-    scaled_dot_product_attention(query, key, value, attn_mask=mask).sum().backward()
+    causal = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    masked = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    loss = loss + causal.sum() + masked.sum()
 
-
-def _autocast(device: str, dtype: Any, size: int) -> None:
-    """fp32 weights under 16-bit autocast, and what LoRA adds."""
-    import torch
-
-    weights = [torch.randn(shape, device=device, requires_grad=True) for shape in ((size, size), (size, 8), (8, size))]
-    x = torch.randn(128, size, device=device)
+    full, down, up = (tensor(*shape, dtype=torch.float32) for shape in ((size, size), (size, 8), (8, size)))
     with torch.autocast(device, dtype=dtype, enabled=dtype != torch.float32):
-        full, down, up = weights
-        (x @ full + (x @ down) @ up).float().pow(2).mean().backward()
+        adapted = torch.randn(128, size, device=device)
+        loss = loss + (adapted @ full + (adapted @ down) @ up).float().pow(2).mean()
+    loss.backward()
+    with contextlib.suppress(ImportError, OSError, RuntimeError):  # bitsandbytes is not there, or not for this card
+        import bitsandbytes
+
+        layer = bitsandbytes.nn.Linear4bit(size, size, compute_dtype=dtype, quant_type="nf4").to(device)
+        layer(tensor(128, size)).sum().backward()
+
+    weights = [weight, full]
+    torch.nn.utils.clip_grad_norm_(weights, 1.0)
+    torch.optim.AdamW(weights, foreach=True).step()
+    torch.optim.AdamW(weights, fused=True).step()
 
 
-def _optimizer(device: str, dtype: Any, size: int) -> None:
-    """Clipping and AdamW, as foreach and as fused."""
-    import torch
-
-    for kind in ("foreach", "fused"):
-        weights = [torch.randn(size, size, device=device, dtype=dtype, requires_grad=True) for _ in range(2)]
-        for weight in weights:
-            weight.grad = torch.randn_like(weight)
-        torch.nn.utils.clip_grad_norm_(weights, 1.0)
-        options: dict[str, Any] = {kind: True}
-        torch.optim.AdamW(weights, **options).step()
-
-
-def _sampling(device: str, dtype: Any, size: int) -> None:
+def _sample(device: str, dtype: Any, size: int) -> None:
     """Runs what generation, evaluation and preference losses use."""
     import torch
 
@@ -134,30 +114,6 @@ def _sampling(device: str, dtype: Any, size: int) -> None:
     logits.log_softmax(-1).gather(-1, chosen).sum().item()
     logits.masked_fill(logits > 0, 0).logsumexp(-1).topk(2)
     order[probabilities < 0.5].unique().argmax()
-
-
-def _four_bits(device: str, dtype: Any, size: int) -> None:
-    """A frozen 4-bit layer, forward and backward; nothing where bitsandbytes is not there or not built for the card."""
-    import torch
-
-    with contextlib.suppress(ImportError, OSError, RuntimeError):
-        import bitsandbytes
-
-        layer = bitsandbytes.nn.Linear4bit(size, size, compute_dtype=dtype, quant_type="nf4").to(device)
-        x = torch.randn(128, size, device=device, dtype=dtype, requires_grad=True)
-        layer(x).sum().backward()
-
-
-Step = Callable[[str, Any, int], None]
-STEPS: tuple[Step, ...] = (
-    _embedding_and_loss,
-    _layer,
-    _attention,
-    _autocast,
-    _optimizer,
-    _sampling,
-    _four_bits,
-)
 
 
 if __name__ == "__main__":

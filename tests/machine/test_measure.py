@@ -272,8 +272,13 @@ def test_every_step_of_the_child_runs_on_the_cpu_too(monkeypatch: pytest.MonkeyP
     import torch
 
     done: list[tuple[object, int]] = []
-    last = (lambda device, dtype, size: done.append((dtype, size)),)
-    monkeypatch.setattr(measure_process, "STEPS", measure_process.STEPS + last)
+    sample = measure_process._sample
+
+    def sampled(device: str, dtype: object, size: int) -> None:
+        sample(device, dtype, size)
+        done.append((dtype, size))
+
+    monkeypatch.setattr(measure_process, "_sample", sampled)
     measure_process.exercise("cpu", torch.bfloat16, sizes=(64, 128))
     assert done == list(itertools.product((torch.float32, torch.bfloat16), (64, 128)))
 
