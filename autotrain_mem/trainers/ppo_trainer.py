@@ -26,7 +26,6 @@ from transformers import DataCollatorWithPadding
 
 from autotrain_mem.support.errors import MissingExtraError, TrainingError, UnsupportedModelError
 from autotrain_mem.trainers import ppo_checks, ppo_resume
-from autotrain_mem.types import Phase
 
 with warnings.catch_warnings():
     # Whoever asks for PPO has no other; TRL warns of all that is experimental, once, as it is imported.
@@ -161,15 +160,8 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
         self._samples_every = getattr(self, "sample_generations_freq", 1)
         self.sample_generations_freq = 1  # TRL counts from where its loop began; generate_completions counts steps
         self._finish_wrapper()
-        self._tell_phases_and_clip()
+        self._clip()
         ppo_checks.verify(self)
-
-    def phase_began(self, phase: Phase) -> None:
-        """Does nothing; told of every phase as it begins. Whoever watches a trainer puts a function in its place.
-
-        generate and score come once per update, then forward, backward and (where gradients are not accumulated
-        further) optimizer step per micro-batch. A micro-batch's statistics, made after the step, count as forward.
-        """
 
     @property
     def clips(self) -> bool:
@@ -199,7 +191,6 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
         wrapper = self.accelerator.unwrap_model(self.model)
 
         def before_forward() -> None:
-            self.phase_began(Phase.FORWARD)
             wanted, device = self.args.mixed_precision, self.accelerator.device.type
             dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
             if dtype is not {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}[wanted]:
@@ -213,24 +204,17 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
             self.model.config = wrapper.config
             self.model.__dict__["policy"] = wrapper.policy
 
-    def _tell_phases_and_clip(self) -> None:
+    def _clip(self) -> None:
         """TRL calls ``step`` after every micro-batch; accelerate lets only the last one of an accumulation through."""
-        backward, step = self.accelerator.backward, self.optimizer.step
-
-        def watched(loss: torch.Tensor, **options: Any) -> None:
-            self.phase_began(Phase.BACKWARD)
-            backward(loss, **options)
+        step = self.optimizer.step
 
         def clip_and_step(closure: Any = None) -> None:
-            if self.accelerator.sync_gradients:
-                self.phase_began(Phase.OPTIMIZER_STEP)
-                if self.args.max_grad_norm:
-                    held = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-                    self._grad_norms.append(self.accelerator.clip_grad_norm_(held, self.args.max_grad_norm))
+            if self.accelerator.sync_gradients and self.args.max_grad_norm:
+                held = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+                self._grad_norms.append(self.accelerator.clip_grad_norm_(held, self.args.max_grad_norm))
             step(closure)
-            self.phase_began(Phase.FORWARD)
 
-        self.accelerator.backward, self.optimizer.step = watched, clip_and_step
+        self.optimizer.step = clip_and_step
 
     # -- training ------------------------------------------------------------------------------------------------------
 
@@ -274,11 +258,8 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
         raise _TrainingEnded
 
     def _generate_rollout(self, *args: Any) -> Any:
-        self.phase_began(Phase.GENERATE)
         with self.accelerator.autocast():
-            rollout = _trl_batch_generation(*args)
-        self.phase_began(Phase.SCORE)
-        return rollout
+            return _trl_batch_generation(*args)
 
     def _forward(self, model: Any, *args: Any) -> Any:
         """The policy's training forward, or the reference's; only the first has an autocast of its own."""

@@ -11,7 +11,6 @@ from datasets import Dataset
 from ppo_runs import NEEDS_PPO, ROLLOUT, Build, config, logged, models, prompts, trainer, weights
 
 from autotrain_mem.support.errors import DatasetFormatError, EmptyDatasetError, TrainingError, UsageError
-from autotrain_mem.types import Phase
 
 pytestmark = NEEDS_PPO
 
@@ -22,20 +21,23 @@ def layers(built: Any) -> tuple[Any, Any]:
     return base.model.layers[1], built.value_model.model.layers[1]
 
 
-def phases_of(built: Any) -> list[Phase]:
-    """Grows as it trains."""
-    phases: list[Phase] = []
-    built.phase_began = phases.append
-    return phases
+def training_told(built: Any) -> list[bool]:
+    """Grows as it trains: False as a rollout begins, True with each forward pass after it."""
+    told: list[bool] = []
+    wrapper, generate = built.accelerator.unwrap_model(built.model), built._generate_rollout
+    before_forward = wrapper.before_forward
+    wrapper.before_forward = lambda: (told.append(True), before_forward())
+    built._generate_rollout = lambda *given: (told.append(False), generate(*given))[1]
+    return told
 
 
 def during_training(built: Any) -> Counter[str]:
     """Calls of the inside of a layer in training forwards and backwards, per model."""
     calls: Counter[str] = Counter()
-    phases = phases_of(built)
+    told = training_told(built)
 
     def count(name: str) -> None:
-        calls.update([name] * (phases[-1] in (Phase.FORWARD, Phase.BACKWARD)))
+        calls.update([name] * told[-1])
 
     for name, layer in zip(("policy", "value"), layers(built), strict=True):
         layer.mlp.register_forward_pre_hook(lambda *_, name=name: count(name))
@@ -97,11 +99,11 @@ def test_without_checkpointing_nothing_is_recomputed(build: Build) -> None:
 def test_generation_is_not_checkpointed(build: Build) -> None:
     """A checkpointed layer drops the cache without an error, and the responses would be read without their prompts."""
     built = build(gradient_checkpointing=True)
-    phases, checkpointed, layer = phases_of(built), set(), layers(built)[0]
+    told, checkpointed, layer = training_told(built), set(), layers(built)[0]
     checkpoint = layer._gradient_checkpointing_func
-    layer._gradient_checkpointing_func = lambda *given: (checkpointed.add(phases[-1]), checkpoint(*given))[1]
+    layer._gradient_checkpointing_func = lambda *given: (checkpointed.add(told[-1]), checkpoint(*given))[1]
     built.train()
-    assert checkpointed == {Phase.FORWARD}
+    assert checkpointed == {True}
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
@@ -175,15 +177,6 @@ def test_the_logged_loss_is_the_mean_of_what_is_minimised(build: Build) -> None:
     built.accelerator.backward = lambda loss, **options: (losses.append(loss.item()), backward(loss, **options))
     built.train()
     assert logged(built, "loss") == pytest.approx([sum(losses) / len(losses)], rel=1e-5)
-
-
-def test_phases_are_told_in_the_order_of_an_update(build: Build) -> None:
-    built = build()
-    phases = phases_of(built)
-    built.train()
-    micro_batch = [Phase.FORWARD, Phase.BACKWARD]
-    step = [Phase.OPTIMIZER_STEP, Phase.FORWARD]
-    assert phases == [Phase.GENERATE, Phase.SCORE, *micro_batch, Phase.FORWARD, *micro_batch, *step]
 
 
 def test_samples_are_shown_as_often_as_asked(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
