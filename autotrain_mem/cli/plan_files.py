@@ -12,7 +12,7 @@ from typing import Any
 from autotrain_mem import api
 from autotrain_mem.cli.flags import Output
 from autotrain_mem.exports.draft import draft_of
-from autotrain_mem.exports.tools import OF_MACHINES, check_adapter, check_method, check_sharding, export
+from autotrain_mem.exports.tools import OF_MACHINES, check, export
 from autotrain_mem.exports.trl import dry_run
 from autotrain_mem.report.first_screen import first_screen
 from autotrain_mem.report.formatting import command_line
@@ -134,10 +134,14 @@ def check_export(wish: api.Wish, output: Output) -> None:
             f"{asked} and --json exclude each other: stdout holds one of them.",
             hint="--dry_run --json prints TRL's config, the command and the environment as one object.",
         )
-    check_method(output.export, wish.method)
-    is_zero = wish.autofit.sharding in ZEROS
-    check_sharding(output.export, is_zero=is_zero, token_shards=wish.autofit.token_shards)
-    check_adapter(output.export, wish.autofit.peft_config)
+    autofit = wish.autofit
+    check(
+        output.export,
+        wish.method,
+        is_zero=autofit.sharding in ZEROS,
+        token_shards=autofit.token_shards,
+        peft_config=autofit.peft_config,
+    )
     if output.export not in OF_MACHINES:
         return
     # Flags are all that a machine is told, and some things no flag can say.

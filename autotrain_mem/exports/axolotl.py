@@ -98,7 +98,7 @@ def axolotl(plan: Plan, job: Job) -> str:
 
 
 def _known(draft: Draft) -> AxolotlFacts:
-    """Returns Axolotl's facts of the method; ``tools.check_method`` has refused methods without any."""
+    """Returns Axolotl's facts of the method; ``tools.check`` has refused methods without any."""
     known = method_of(draft.job.method).axolotl
     assert known is not None
     return known

@@ -111,7 +111,7 @@ def _command(draft: Draft) -> str:
 
 
 def _known(draft: Draft) -> LlamaFactoryFacts:
-    """Returns LLaMA-Factory's entry of the method, which was checked before planning (``tools.check_method``)."""
+    """Returns LLaMA-Factory's entry of the method, which was checked before planning (``tools.check``)."""
     known = method_of(draft.job.method).llamafactory
     assert known is not None
     return known

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotrain_mem.checks.flag_checks import Flags, adapter
-from autotrain_mem.exports.tools import check_adapter
+from autotrain_mem.exports.tools import check
 from autotrain_mem.planning.peft_config import with_peft_config
 from autotrain_mem.planning.wish import Wish
 from autotrain_mem.support.errors import UsageError
@@ -68,7 +68,8 @@ def test_a_script_hears_the_same(given: dict[str, object], words: str) -> None:
 
 
 def test_no_tools_file_trains_another_adapter() -> None:
-    check_adapter("commands", "{}")
-    check_adapter("trl", None)
+    shared = {"is_zero": False, "token_shards": 1}
+    check("commands", "sft", peft_config="{}", **shared)
+    check("trl", "sft", peft_config=None, **shared)
     with pytest.raises(UsageError, match="has no key for a config of PEFT's own"):
-        check_adapter("axolotl", "{}")
+        check("axolotl", "sft", peft_config="{}", **shared)
