@@ -237,7 +237,8 @@ class SupervisedRun:
 
     def _run(self, report: Report) -> dict[str, Any]:
         """Add to a report what else ``run.json`` holds."""
-        return codec.to_json(report) | {
+        return {
+            **codec.to_json(report),
             "versions": versions_key(),
             "job": codec.to_json(as_recorded(self.rehearsals.job)),
             "experience": codec.to_json(self.plan.experience),

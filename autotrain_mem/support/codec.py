@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from functools import reduce
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar, overload
+from typing import Any, TypeVar
 
 from autotrain_mem.support.errors import AutofitError
 
@@ -57,14 +57,6 @@ class Form:
     """Fields with mappings or pairs -> the two keys of the objects that they are written as, in a list."""
 
 
-class _IsDataclass(Protocol):
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-
-@overload
-def to_json(value: _IsDataclass | AutofitError) -> dict[str, Any]: ...
-@overload
-def to_json(value: Any) -> Any: ...
 def to_json(value: Any) -> Any:
     """Writes a noun, an error, or containers of them as what JSON can hold. Other values stay as they are."""
     if is_dataclass(value):

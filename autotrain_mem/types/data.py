@@ -208,12 +208,7 @@ PERCENTILES = (0.5, 0.95, 0.99, 0.999)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageSummary:
-    """Sums up the images of the rows that are trained on.
-
-    >>> from autotrain_mem import ImageSummary
-    >>> ImageSummary(images=9, rows_without=1, percentiles=(64, 256, 256, 300), most=300, worst=("1024x768",)).most
-    300
-    """
+    """Sums up the images of the rows that are trained on."""
 
     images: int
     rows_without: int

@@ -12,12 +12,7 @@ from autotrain_mem.types.work import Phase
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Learned:
-    """Limits how large a batch may be at once before it is split: a guard goes by it, and a resumed run starts with it.
-
-    >>> from autotrain_mem import Learned
-    >>> Learned(train_tokens=4096).train_tokens
-    4096
-    """
+    """Limits how large a batch may be before it is split. A guard goes by it, and a resumed run starts with it."""
 
     train_tokens: int | None = None
     """Tokens, with padding, that a part of a micro-batch may have; None where none was ever too large."""
@@ -32,12 +27,7 @@ class Learned:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Incident:
-    """Records that the device was full, and the run went on.
-
-    >>> from autotrain_mem import Incident, Phase
-    >>> Incident(step=7, phase=Phase.BACKWARD, rows=8, tokens=9576, remedy="split into 4 + 4 rows", message="").step
-    7
-    """
+    """Records that the device was full, and the run went on."""
 
     step: int
     """Optimizer steps that were done before."""
@@ -54,12 +44,7 @@ class Incident:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhasePeak:
-    """Holds the most that was taken within one phase, in bytes.
-
-    >>> from autotrain_mem import PhasePeak
-    >>> PhasePeak(allocated_bytes=1536, reserved_bytes=2097152).reserved_bytes
-    2097152
-    """
+    """Holds the most that was taken within one phase, in bytes."""
 
     allocated_bytes: int
     reserved_bytes: int
@@ -67,12 +52,7 @@ class PhasePeak:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OtherProcess:
-    """Describes another process on the card.
-
-    >>> from autotrain_mem import OtherProcess
-    >>> OtherProcess(pid=1402, name="Xorg", used_bytes=335544320).name
-    'Xorg'
-    """
+    """Describes another process on the card."""
 
     pid: int
     name: str
@@ -123,12 +103,7 @@ class Probe:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Restart:
-    """Records that the training process ended before its time, and another went on.
-
-    >>> from autotrain_mem import Restart
-    >>> Restart(step=40, resumed_at=30, cause="killed", why="signal 9", change="").resumed_at
-    30
-    """
+    """Records that the training process ended before its time, and another went on."""
 
     step: int
     """The last optimizer step that the process told of."""
@@ -191,12 +166,7 @@ class Moment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Happening:
-    """Marks a moment of a run at which something happened.
-
-    >>> from autotrain_mem.types.experience import Happening
-    >>> Happening(seconds=12.5, step=7, kind="out of memory", text="batch split in two").step
-    7
-    """
+    """Marks a moment of a run at which something happened."""
 
     seconds: float
     step: int

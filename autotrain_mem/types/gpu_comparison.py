@@ -180,12 +180,7 @@ def _size_then_speed(verdict: CardVerdict) -> tuple[int, float]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Most:
-    """Holds the largest value of one setting that fits at a plan's level of harm, all that was asked for kept.
-
-    >>> from autotrain_mem import Most
-    >>> Most(name="max_length", value=2048, next_value=None, stopped_by="the model's context").value
-    2048
-    """
+    """Holds the largest value of one setting that fits at a plan's level of harm, all that was asked for kept."""
 
     name: str
     """The setting: one of ``types.job.MAXIMIZED``."""

@@ -46,12 +46,7 @@ LD_PRELOAD), and none is taken from it."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proposal:
-    """Names what would pay and a plan may not do by itself, since it changes the batches or their order.
-
-    >>> from autotrain_mem import Proposal
-    >>> Proposal(flags="--packing", why="41 % of what a micro-batch computes is padding").flags
-    '--packing'
-    """
+    """Names what would pay and a plan may not do by itself, since it changes the batches or their order."""
 
     flags: str
     """As they would be added to the command: ``--packing``."""

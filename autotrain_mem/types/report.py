@@ -52,26 +52,11 @@ class Report:
 
     >>> from autotrain_mem import Knobs, MemoryReading, Report
     >>> measured = MemoryReading.from_stats({"allocated_bytes.all.peak": 1000, "reserved_bytes.all.peak": 2000})
-    >>> report = Report(
-    ...     output_dir="run",
-    ...     steps=60,
-    ...     knobs=Knobs(
-    ...         per_device_train_batch_size=4,
-    ...         gradient_accumulation_steps=2,
-    ...         gradient_checkpointing=True,
-    ...         use_peft=False,
-    ...         dtype="bfloat16",
-    ...         optim="adamw_torch_fused",
-    ...     ),
-    ...     schedule="linear",
-    ...     step_tokens=8192.0,
-    ...     first_loss=6.3,
-    ...     last_loss=1.0,
-    ...     predicted_peak_bytes=1010,
-    ...     predicted_peak_reserved_bytes=2000,
-    ...     measured=measured,
-    ...     seconds=44.0,
-    ... )
+    >>> predicted = {"predicted_peak_bytes": 1010, "predicted_peak_reserved_bytes": 2000}
+    >>> rows = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "gradient_checkpointing": True}
+    >>> knobs = Knobs(**rows, use_peft=False, dtype="bfloat16", optim="adamw_torch_fused")
+    >>> losses = {"schedule": "linear", "step_tokens": 8192.0, "first_loss": 6.3, "last_loss": 1.0}
+    >>> report = Report(output_dir="run", steps=60, knobs=knobs, **losses, **predicted, measured=measured, seconds=44.0)
     >>> report.prediction_error, report.reserved_prediction_error
     (0.01, 0.0)
     """

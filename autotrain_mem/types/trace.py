@@ -27,12 +27,7 @@ class EngineMark(StrEnum):
 
 
 class Owner(StrEnum):
-    """Says to whom the bytes of a block belong.
-
-    >>> from autotrain_mem import Owner
-    >>> Owner.OPTIMIZER_STATE.value
-    'optimizer_state'
-    """
+    """Says to whom the bytes of a block belong."""
 
     WEIGHTS = "weights"
     """Parameters and buffers of the model, adapters included."""
@@ -130,12 +125,7 @@ class LossPass(NamedTuple):
 
 
 class Routing(StrEnum):
-    """Says how a mixture's tokens are routed to its experts, as far as memory depends on it.
-
-    >>> from autotrain_mem import Routing
-    >>> Routing("even") is Routing.EVEN
-    True
-    """
+    """Says how a mixture's tokens are routed to its experts, as far as memory depends on it."""
 
     ANY = "any"
     """All tokens with all their choices are computed at once, so that it does not."""

@@ -11,12 +11,7 @@ from autotrain_mem.support.codec import Form
 
 
 class Phase(StrEnum):
-    """Says where in the run an event happened.
-
-    >>> from autotrain_mem import Phase
-    >>> Phase("backward") is Phase.BACKWARD
-    True
-    """
+    """Says where in the run an event happened."""
 
     LOAD = "load"
     GENERATE = "generate"

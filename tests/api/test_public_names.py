@@ -11,6 +11,7 @@ import sys
 import time
 import typing
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import psutil
@@ -91,9 +92,15 @@ def run_examples(name: str) -> doctest.TestResults:
     return results
 
 
+def does_something(name: str) -> bool:
+    """A noun that only holds what the library found needs no example: it would be read back as it was made."""
+    own = [member for key, member in vars(public(name)).items() if not key.startswith("_")]
+    return name in VERBS or any(isinstance(member, property | classmethod | FunctionType) for member in own)
+
+
 @pytest.mark.parametrize("name", [name for name in COLD if name != "fit"])
-def test_the_example_of_every_public_name_runs(name: str, here: Path) -> None:
-    assert run_examples(name).attempted >= 2
+def test_the_example_of_every_public_name_that_does_something_runs(name: str, here: Path) -> None:
+    assert run_examples(name).attempted >= 2 * does_something(name)
 
 
 def alive() -> set[psutil.Process]:
