@@ -9,7 +9,7 @@ from typing import Any
 
 from autotrain_mem.settings.adapter_config import LORA, PEFT_CONFIG, kind_of, name_of, without_said
 from autotrain_mem.settings.knobs import NOT_TRLS, knob_names
-from autotrain_mem.settings.levers import HARM_FIRST, LEVERS, is_pulled, pulled
+from autotrain_mem.settings.levers import HARM_FIRST, is_pulled
 from autotrain_mem.settings.own import flag_words
 from autotrain_mem.settings.words import CHECKPOINTING, MAX_SLOWDOWN
 from autotrain_mem.support.units import brief, counted, format_bytes, millions, percent, rate
@@ -148,6 +148,7 @@ def settings(knobs: Knobs, names: Sequence[str] | None = None) -> str:
         "dtype": knobs.dtype,
         "fp16": "computed in float16" if knobs.fp16 else "",
         "optim": knobs.optim,
+        "lora_r": f"rank {knobs.lora_r}" if names is not None and knobs.use_peft else "",
         **{row.knobs[0]: row.words if is_pulled(row, knobs) else "" for row in HARM_FIRST if row.words},
         "num_generations": f"groups of {knobs.num_generations}" if knobs.num_generations else "",
         "local_rollout_forward_batch_size": _at_once("generated", knobs.local_rollout_forward_batch_size),
@@ -211,31 +212,17 @@ def _at_once(done: str, rows: int | None) -> str:
 
 
 def difference(knobs: Knobs, asked: Knobs) -> str:
-    """Names what an attempt has that the first had not, short enough for a column: ``4-bit LoRA, activations on host``.
+    """Names what an attempt has that the first had not: ``LoRA, bfloat16, 4-bit base, activations offloaded``.
 
     Batches and checkpointing are said elsewhere; how processes share the model is nobody's wish, and always said.
     """
-    offloaded = [row.brief for row in pulled(knobs) if row.offloads and not is_pulled(row, asked)]
-    base, nested, generated = _base(knobs), LEVERS["nested_quant"], knobs.local_rollout_forward_batch_size
-    parts = [
-        sharing(knobs),
-        base if base != _base(asked) else "",
-        nested.words if base == _base(asked) and is_pulled(nested, knobs) and not is_pulled(nested, asked) else "",
-        knobs.dtype if knobs.dtype != asked.dtype and "bit" not in base else "",
-        knobs.optim if knobs.optim != asked.optim else "",
-        "activations and optimizer on host" if len(offloaded) > 1 else "".join(offloaded),
-        f"length {value(knobs.max_length)}" if knobs.max_length != asked.max_length else "",
-        f"completions of {knobs.completion_length}" if knobs.completion_length != asked.completion_length else "",
-        f"groups of {knobs.num_generations}" if knobs.num_generations != asked.num_generations else "",
-        f"rank {knobs.lora_r}" if asked.use_peft and knobs.lora_r != asked.lora_r else "",
-        _at_once("generated", generated if (generated or 0) > knobs.per_device_train_batch_size else None),
-    ]
-    return ", ".join(filter(None, parts)) or "as asked for"
-
-
-def _base(knobs: Knobs) -> str:
-    bits = f"{knobs.base_bits}-bit " if knobs.base_bits else ""
-    return f"{bits}{name_of(knobs.peft_config)}" if knobs.use_peft else ""
+    changed = {*differing([knobs, asked])} - BATCHES - {CHECKPOINTING}
+    rows_at_once = knobs.local_rollout_forward_batch_size or 0
+    if rows_at_once > knobs.per_device_train_batch_size:
+        changed.add("local_rollout_forward_batch_size")
+    if knobs.completion_length != asked.completion_length:
+        changed.add("max_length")
+    return settings(knobs, ["sharding", *changed]) or "as asked for"
 
 
 def batch(knobs: Knobs) -> str:

@@ -87,8 +87,6 @@ class LeverRow:
     """The reason of one that may also be let go: fewer rows become more, or a switch that was on is off."""
     words: str = ""
     """How a line of settings says that it is pulled; empty where the knob itself is told otherwise."""
-    brief: str = ""
-    """The same in a column."""
     not_sharded: tuple[str, ...] = ()
     """Why it does not go with shards of the model (FSDP), and what does; empty where it does."""
     warning: str = ""

@@ -88,7 +88,6 @@ _OF_TRLS = (
         ),
         reason="what the backward pass needs waits in host memory: the same gradients, with copies both ways",
         words="activations offloaded",
-        brief="activations on host",
         offloads=True,
         pays_for_adapters=True,
         usual=Savings(kept=0.4, slower=1.15),

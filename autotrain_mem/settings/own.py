@@ -60,7 +60,6 @@ class OwnSettings:
             ),
             reason="optimizer state and step are the host's: the same updates, with copies of gradients and weights",
             words="optimizer offloaded",
-            brief="optimizer on host",
             offloads=True,
             steps_on_host=True,
             usual=Savings(taken=1.0, slower=1.5),
@@ -158,7 +157,6 @@ class OwnSettings:
             reason="shards of weights, gradients and optimizer state wait in host memory, where the optimizer steps "
             "too",
             words="shards offloaded",
-            brief="shards on host",
             offloads=True,
             pays_for_adapters=True,
             steps_on_host=True,

@@ -102,7 +102,7 @@ def test_what_was_asked_to_be_as_much_as_fits_stands_beside_each_attempt() -> No
     first, *others = examples.GRPO_PLAN.attempts or (candidate(examples.GRPO_PLAN.estimate),)
     more = replace(first.knobs, max_completion_length=4096, num_generations=64)
     plan = replace(examples.GRPO_PLAN, attempts=(first, *others, replace(first, knobs=more)))
-    assert "completions of 4096, groups of 64" in " ".join(text_of(plan).split("tried; needs")[1].split())
+    assert "max_completion_length 4096, groups of 64" in " ".join(text_of(plan).split("tried; needs")[1].split())
     adapted = replace(first.knobs, use_peft=True, lora_r=256)
     ranks = [replace(first, knobs=replace(adapted, lora_r=rank)) for rank in (8, 256)]
     assert "rank 256" in text_of(replace(examples.GRPO_PLAN, attempts=tuple(ranks))).split("tried; needs")[1]
