@@ -28,10 +28,9 @@ from autotrain_mem.planning.lengths import (
     lengths_to_estimate,
     named_lengths,
     reads_dataset,
-    row_length,
 )
 from autotrain_mem.planning.mixed_lengths import with_reason
-from autotrain_mem.planning.most import frontier_of, settled
+from autotrain_mem.planning.most import frontier_of, question_of, settled
 from autotrain_mem.planning.output_dir import output_dir
 from autotrain_mem.planning.plan import make_plan, plan_as_given, searched_with_images
 from autotrain_mem.planning.predictions import Predictions, judge_trace
@@ -178,7 +177,7 @@ def estimate(rehearsals: Rehearsals, snapshot: pathlib.Path | None = None, *, ch
             f"--{job.maximized} {MOST} asks how much fits, and an estimate is of what is given.",
             hint=f"autofit plan {job.method} ... --{job.maximized} {MOST} finds it; give a number here.",
         )
-    if snapshot is not None and not rehearsals.card.caches:
+    if snapshot is not None and not rehearsals.caches:
         raise UsageError(
             "--snapshot shows the allocator of a GPU, and the CPU has none.",
             hint="Name a card, such as --gpu a100-80gb, or remove --snapshot.",
@@ -186,22 +185,21 @@ def estimate(rehearsals: Rehearsals, snapshot: pathlib.Path | None = None, *, ch
     if checks:
         check_preflight(rehearsals, reads_data=False)
     facts = rehearsals.describe()
-    lengths = lengths_to_estimate(job, rehearsals.workers, rehearsals.store, reads_images=facts.reads_images)
-    space = rehearsals.space(facts, lengths)
-    limit = lengths.longest or (None if job.is_online else facts.context_length)
-    trace = rehearsals.rehearse(space.base, replace(lengths, longest=limit))
-    estimated = judge_trace(rehearsals, space.base, trace, lengths)
-    named = replace(lengths, longest=limit)
-    if rehearsals.card.caches:
-        named = named_lengths(named, job, rehearsals.workers, rehearsals.store)
-    predictions = Predictions(rehearsals, facts, named)
-    predictions.remember(space.base, row_length(job, space.base, limit), trace)
-    estimated = with_reason(predictions.over_steps(estimated), rehearsals, named)
+    counted = lengths_to_estimate(job, rehearsals.workers, rehearsals.store, reads_images=facts.reads_images)
+    case = rehearsals.case(facts, counted)
+    base = case.space().base
+    limited = replace(counted, longest=counted.longest or (None if job.is_online else facts.context_length))
+    trace = replace(case, lengths=limited).rehearse(base)
+    estimated = judge_trace(case, base, trace)
+    if case.caches:
+        limited = named_lengths(limited, job, case.workers, case.store)
+    case = replace(case, lengths=limited)
+    predictions = Predictions(case)
+    predictions.remember(base, case.row_length(base), trace)
+    estimated = with_reason(predictions.over_steps(estimated), case)
     if snapshot is not None:
-        expandable = estimated.grows
-        setting = environment_setting(job.environment, grows=space.base.expandable_segments)
-        room = rehearsals.card.room(space.base)
-        write_snapshot(snapshot, make_snapshot(trace, room, grows=expandable, setting=setting))
+        setting = environment_setting(job.environment, grows=base.expandable_segments)
+        write_snapshot(snapshot, make_snapshot(trace, case.room(base), grows=estimated.grows, setting=setting))
     return estimated
 
 
@@ -233,15 +231,15 @@ def plan(
     if earlier is not None:
         check_subject(earlier, job, facts, again)
     checked, lengths = examine(rehearsals, on_counting, to_train=to_train, simulate=simulate)
+    case = rehearsals.case(facts, lengths)
     if earlier is not None:
-        chosen = follow_plan(rehearsals, earlier, facts, lengths, on_attempt, again=again)
+        chosen = follow_plan(case, earlier, on_attempt, again=again)
     else:
-        best = searched_with_images(rehearsals, facts, lengths, on_attempt)
-        rehearsals, lengths = best.rehearsals, best.lengths
-        chosen = make_plan(rehearsals, best.found, facts, lengths, seconds=time.perf_counter() - started)
+        case, found = searched_with_images(case, on_attempt)
+        chosen = make_plan(case, found, seconds=time.perf_counter() - started)
     warnings = check_room(checked, chosen.estimate, chosen.optimizer_steps)
     if to_train:
-        keep_for_report(rehearsals, chosen, lengths)
+        keep_for_report(case, chosen)
     return replace(chosen, warnings=(*map(str, warnings), *chosen.warnings))
 
 
@@ -251,11 +249,12 @@ def frontier(
     on_counting: OnCounting = lambda counting: None,
 ) -> Frontier:
     """How much fits, at each level of harm, of what the job asks for as ``max``."""
-    job = rehearsals.job
-    check_forbid(job.forbid)
+    check_forbid(rehearsals.job.forbid)
     facts = rehearsals.describe()
-    _, lengths = examine(rehearsals, on_counting)
-    return frontier_of(rehearsals, facts, lengths, str(job.maximized), on_attempt)
+    case = rehearsals.case(facts, examine(rehearsals, on_counting)[1])
+    question = question_of(case)
+    assert question is not None, "a frontier is of a job that asks how much fits"
+    return frontier_of(case, question, on_attempt)
 
 
 def cards(

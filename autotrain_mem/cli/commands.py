@@ -170,7 +170,7 @@ def _trained(
     console = lasting_console(stderr=output.json)
     console.print(explain_view(chosen) if output.verbose else first_screen(chosen))
     pages: list[str] = []
-    with TrainingProgress(console, budget_bytes=rehearsals.card.budget_bytes, pages=pages) as progress:
+    with TrainingProgress(console, budget_bytes=rehearsals.budget_bytes, pages=pages) as progress:
         report = api.train(rehearsals, chosen, wish, progress.on_event, machines=machines)
     if output.out is not None:
         plan_files.refresh(output.out, report.output_dir)

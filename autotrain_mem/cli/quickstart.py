@@ -74,7 +74,7 @@ def quickstart(argv: Sequence[str]) -> int:
             chosen = api.plan(rehearsals, progress.tried, progress.counting, to_train=True, simulate=True)
     console.print(first_screen(chosen))
     _chapter(console, f"4. {STEPS} real steps with that plan, on the same card")
-    with TrainingProgress(console, budget_bytes=rehearsals.card.budget_bytes) as bar:
+    with TrainingProgress(console, budget_bytes=rehearsals.budget_bytes) as bar:
         report = api.fit(rehearsals, chosen, simulate=True, on_event=bar.on_event)
         pages: list[str] = []
         api.write_run_report(folder / "run", store, lambda event: pages.append(str(event.get("path", ""))))
@@ -110,7 +110,7 @@ def _run_out_of_memory(console: Console, rehearsals: api.Rehearsals, folder: pat
     arguments = {**rehearsals.job.arguments, "output_dir": str(folder / "trl-defaults")}
     trial = replace(rehearsals, job=replace(rehearsals.job, arguments=arguments))
     try:
-        with TrainingProgress(console, budget_bytes=trial.card.budget_bytes) as bar:
+        with TrainingProgress(console, budget_bytes=trial.budget_bytes) as bar:
             given = api.plan_as_given(trial, predicted)
             api.fit(trial, given, simulate=True, guarded=False, max_restarts=0, on_event=bar.on_event)
     except GpuOutOfMemoryError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from autotrain_mem.machine.prices import price_of
@@ -13,7 +14,7 @@ from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.rehearsals import Rehearsals
 from autotrain_mem.search.largest import find_most
 from autotrain_mem.search.memo import Memo
-from autotrain_mem.search.search import NO_LIMITS, Found, find
+from autotrain_mem.search.search import find
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import Candidate, Footprint, Hardware
 from autotrain_mem.types.gpu_comparison import NO_PRICE, NOTHING_FITS, Cards, CardVerdict
@@ -37,21 +38,17 @@ def compare_cards(
     """
     shared: dict[Any, Footprint] = {}
     ordered = sorted(cards, key=lambda card: (card.topology.processes * card.total_bytes, card.name))
-    judged = [_judged(rehearsals, card, lengths, shared, on_attempt) for card in ordered]
-    refusals = [each for each in judged if isinstance(each, UsageError)]
-    if refusals and len(refusals) == len(ordered):
-        raise refusals[0]
-    return Cards(
-        verdicts=tuple(_verdict(rehearsals, lengths, card, each) for card, each in zip(ordered, judged, strict=True))
-    )
-
-
-def _verdict(rehearsals: Rehearsals, lengths: Lengths, card: Hardware, best: Found | UsageError | str) -> CardVerdict:
-    price = price_of(card, rehearsals.prices)
-    if isinstance(best, Found):
-        steps = optimizer_steps(rehearsals.job, best.estimate.knobs, lengths)
-        return CardVerdict(hardware=card, level=best.level, estimate=best.estimate, optimizer_steps=steps, price=price)
-    return CardVerdict(hardware=card, refusal=best if isinstance(best, str) else best.message, price=price)
+    refused: list[UsageError] = []
+    verdicts = []
+    for card in ordered:
+        try:
+            verdicts.append(_judged(rehearsals, card, lengths, shared, partial(on_attempt, card)))
+        except UsageError as error:  # such as a kernel that the card has not
+            refused.append(error)
+            verdicts.append(CardVerdict(hardware=card, refusal=error.message, price=price_of(card, rehearsals.prices)))
+    if refused and len(refused) == len(ordered):
+        raise refused[0]
+    return Cards(verdicts=tuple(verdicts))
 
 
 def _judged(
@@ -59,25 +56,20 @@ def _judged(
     card: Hardware,
     lengths: Lengths,
     shared: dict[Any, Footprint],
-    on_attempt: Callable[[Hardware, Candidate], None],
-) -> Found | UsageError | str:
-    """The plan for one card, why it is refused there, such as a kernel that the card has not, or why there is none."""
-    try:
-        rehearsals = rehearsals.on(card)
-        if rehearsals.job.budget is not None and rehearsals.price is None:
-            return NO_PRICE
-        facts = rehearsals.describe()
-        name = rehearsals.job.maximized
-        question = None if name is None else question_of(rehearsals, facts, lengths, name)
-        space = rehearsals.space(facts, lengths) if question is None else question.space(question.values[0])
-        limits = limits_of(rehearsals, space.base, lengths)
-        predictions = Predictions(rehearsals, facts, lengths, shared, confirms=False)
-        memo = Memo(space, predictions, lambda attempt: on_attempt(card, attempt))
-        if question is None:
-            best = find(space, memo, limits or NO_LIMITS)
-        else:
-            best = find_most(question, memo, limits or NO_LIMITS)
-        refusals = [] if limits is None else limits.refusals
-        return best or next(reversed(refusals), NOTHING_FITS)
-    except UsageError as error:
-        return error
+    on_attempt: Callable[[Candidate], None],
+) -> CardVerdict:
+    """The plan for one card, or why there is none. Raises UsageError where it is refused there."""
+    rehearsals = rehearsals.on(card)
+    if rehearsals.job.budget is not None and rehearsals.price is None:
+        return CardVerdict(hardware=card, refusal=NO_PRICE, price=None)
+    case = rehearsals.case(lengths=lengths)
+    question = question_of(case)
+    space = case.space() if question is None else question.space(question.values[0])
+    limits = limits_of(case, space.base)
+    memo = Memo(space, Predictions(case, shared, confirms=False), on_attempt)
+    best = find(space, memo, limits) if question is None else find_most(question, memo, limits)
+    if best is None:
+        refusal = next(reversed(limits.refusals), NOTHING_FITS)
+        return CardVerdict(hardware=card, refusal=refusal, price=case.price)
+    steps = optimizer_steps(case, best.estimate.knobs)
+    return CardVerdict(hardware=card, level=best.level, estimate=best.estimate, optimizer_steps=steps, price=case.price)

@@ -10,24 +10,19 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from autotrain_mem.planning.lengths import Lengths
-from autotrain_mem.planning.rehearsals import Rehearsals
+from autotrain_mem.planning.rehearsals import Case
 from autotrain_mem.settings.words import EPOCHS
 from autotrain_mem.support.errors import LimitError, UsageError
 from autotrain_mem.support.units import brief, duration, money
-from autotrain_mem.types import Estimate, Hardware, Job, Knobs
+from autotrain_mem.types import Estimate, Hardware, Knobs
 from autotrain_mem.types.gpu_comparison import TOO_DEAR, TOO_SLOW
-from autotrain_mem.types.hardware import Price
 
 
 @dataclass(kw_only=True, slots=True)
 class RunLimits:
     """Holds the limits of one job on one device (:class:`autotrain_mem.search.search.Limits`)."""
 
-    job: Job
-    lengths: Lengths
-    price: Price | None
-    """None where nothing is to be paid."""
+    case: Case
     refusals: list[str] = field(default_factory=list)
     """What was the matter with plans that were refused, in a word."""
 
@@ -38,7 +33,7 @@ class RunLimits:
         return not refusal
 
     def _refusal(self, estimate: Estimate) -> str:
-        within_seconds, budget = self.job.within_seconds, self.job.budget
+        within_seconds, budget = self.case.job.within_seconds, self.case.job.budget
         if within_seconds is not None and self._seconds(estimate) > within_seconds:
             return TOO_SLOW
         return TOO_DEAR if budget is not None and self._cost(estimate) > budget else ""
@@ -49,7 +44,7 @@ class RunLimits:
         seconds, hardware = self._seconds(fastest), fastest.hardware
         steps = self._steps(fastest.knobs)
         each = f"{steps:,} steps of {brief(fastest.time.step_seconds)}"
-        cost = "" if self.price is None else f" and costs {money(self._cost(fastest), self.price.currency)}"
+        cost = "" if self.case.price is None else f" and costs {money(self._cost(fastest), self.case.price.currency)}"
         wishes = " and ".join(self._wishes())
         return LimitError(
             f"Nothing that fits {hardware.name} keeps {wishes}.\n"
@@ -58,14 +53,14 @@ class RunLimits:
         )
 
     def _wishes(self) -> Iterator[str]:
-        if self.job.within_seconds is not None:
-            yield f"--within {duration(self.job.within_seconds)}"
-        if self.job.budget is not None and self.price is not None:
-            yield f"--budget {money(self.job.budget, self.price.currency)}"
+        if self.case.job.within_seconds is not None:
+            yield f"--within {duration(self.case.job.within_seconds)}"
+        if self.case.job.budget is not None and self.case.price is not None:
+            yield f"--budget {money(self.case.job.budget, self.case.price.currency)}"
 
     def _ways(self, fastest: Estimate) -> Iterator[str]:
         """Yields flags that would make the fastest plan keep the limits, and where faster ones may be."""
-        seconds, cost, job = self._seconds(fastest), self._cost(fastest), self.job
+        seconds, cost, job = self._seconds(fastest), self._cost(fastest), self.case.job
         share, flags = 1.0, []
         if job.within_seconds is not None and seconds > job.within_seconds:
             flags.append(f"--within {math.ceil(seconds / 60)}min")
@@ -79,18 +74,18 @@ class RunLimits:
         yield "  --gpu all  tells which cards keep it (autofit plan)"
 
     def _steps(self, knobs: Knobs) -> int:
-        return optimizer_steps(self.job, knobs, self.lengths) or 0
+        return optimizer_steps(self.case, knobs) or 0
 
     def _seconds(self, estimate: Estimate) -> float:
         return self._steps(estimate.knobs) * estimate.time.step_seconds
 
     def _cost(self, estimate: Estimate) -> float:
         cards = estimate.hardware.topology.processes
-        return 0.0 if self.price is None else self.price.cost(self._seconds(estimate), cards=cards)
+        return 0.0 if self.case.price is None else self.case.price.cost(self._seconds(estimate), cards=cards)
 
 
-def limits_of(rehearsals: Rehearsals, knobs: Knobs, lengths: Lengths) -> RunLimits | None:
-    """The limits that a job names, on its device; None where it names none.
+def limits_of(case: Case, knobs: Knobs) -> RunLimits:
+    """The limits that a job names, on its device.
 
     Args:
         knobs: As asked for, by which the steps are counted.
@@ -98,27 +93,27 @@ def limits_of(rehearsals: Rehearsals, knobs: Knobs, lengths: Lengths) -> RunLimi
     Raises:
         UsageError: nobody can tell whether they are kept: the steps, the card's speed or its price are not known.
     """
-    job = rehearsals.job
+    job = case.job
     wished = [name for name, given in (("within", job.within_seconds), ("budget", job.budget)) if given is not None]
     if not wished:
-        return None
+        return RunLimits(case=case)
     flags = " and ".join(f"--{name}" for name in wished)
-    if optimizer_steps(job, knobs, lengths) is None:
+    if optimizer_steps(case, knobs) is None:
         raise UsageError(
             f"{flags}: how many steps the training has is not known.",
             hint="Name the data with --dataset, or say --max_steps N.",
         )
-    if not knows_speed(rehearsals.hardware):
+    if not knows_speed(case.hardware):
         raise UsageError(
-            f"{flags}: how fast {rehearsals.hardware.name} is is not known.",
+            f"{flags}: how fast {case.hardware.name} is is not known.",
             hint="Give --gpu a card by name (autofit gpus lists them).",
         )
-    if job.budget is not None and rehearsals.price is None:
+    if job.budget is not None and case.price is None:
         raise UsageError(
-            f"--budget: what {rehearsals.hardware.name} costs is not known.",
+            f"--budget: what {case.hardware.name} costs is not known.",
             hint="Give --prices FILE, a CSV with the columns gpu,per_hour and a row for this card.",
         )
-    return RunLimits(job=job, lengths=lengths, price=rehearsals.price)
+    return RunLimits(case=case)
 
 
 def knows_speed(card: Hardware) -> bool:
@@ -127,16 +122,16 @@ def knows_speed(card: Hardware) -> bool:
     return None not in (*rates, card.host_link_bytes_per_second)
 
 
-def optimizer_steps(job: Job, knobs: Knobs, lengths: Lengths) -> int | None:
+def optimizer_steps(case: Case, knobs: Knobs) -> int | None:
     """How many steps the whole training has; None where neither ``max_steps`` nor the data say.
 
     As transformers counts (``trainer.py: set_initial_training_values``): the last step of an epoch may be a short one.
     Packing leaves the tokens and changes the rows.
     """
+    job, profile = case.job, case.lengths.profile
     asked = job.arguments.get("max_steps", -1)
     if isinstance(asked, int) and asked > 0:
         return asked
-    profile = lengths.profile
     if profile is None:
         return None
     epochs = float(job.arguments.get("num_train_epochs", EPOCHS))

@@ -14,9 +14,9 @@ from functools import cache
 from math import gcd, lcm
 
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.planning.lengths import PROMPT_UNKNOWN, Lengths
+from autotrain_mem.planning.lengths import PROMPT_UNKNOWN
 from autotrain_mem.planning.predictions import Predictions
-from autotrain_mem.planning.rehearsals import Rehearsals
+from autotrain_mem.planning.rehearsals import Case
 from autotrain_mem.search.division import GROUP, SMALLEST_GROUP, divisors
 from autotrain_mem.search.largest import Border, Question, answering, find_border
 from autotrain_mem.search.memo import Memo, candidate
@@ -26,7 +26,6 @@ from autotrain_mem.settings.words import MAX_LENGTH, MAXIMIZED, MOST
 from autotrain_mem.support.errors import ContextLengthError
 from autotrain_mem.types import Candidate, Job, Knobs
 from autotrain_mem.types.gpu_comparison import Frontier, Reach
-from autotrain_mem.types.model import ModelFacts
 
 MOST_ROWS = 16_384
 """Rows at once, and completions of a prompt, beyond which nobody asks."""
@@ -39,21 +38,24 @@ _Asked = tuple[Sequence[int], str]
 """Values, smallest first, and what ends them."""
 
 
-def question_of(rehearsals: Rehearsals, facts: ModelFacts, lengths: Lengths, name: str) -> Question:
-    """The question of how much of one argument fits, on the job's device.
+def question_of(case: Case) -> Question | None:
+    """The question of how much of one argument fits, on the job's device; None where the job asks none.
 
     Raises:
         ContextLengthError: the longest prompt leaves no token for a completion.
         BatchSplitError: no value divides what the user gave of batches.
     """
-    job = rehearsals.job
+    name = case.job.maximized
+    if name is None:
+        return None
 
     @cache
     def space(value: int) -> Space:
-        return replace(rehearsals, job=with_value(job, rehearsals.defaults, name, value)).space(facts, lengths)
+        return replace(case, job=with_value(case.job, case.defaults, name, value)).space()
 
-    values, stopped_by = _VALUES[name](rehearsals, facts, lengths)
-    return Question(name=name, values=_allowed(values, space), space=space, stopped_by=stopped_by)
+    values, stopped_by = _VALUES[name](case)
+    space(values[0])  # what is wrong with the first is wrong with all
+    return Question(name=name, values=values, space=space, stopped_by=stopped_by)
 
 
 def with_value(job: Job, defaults: Knobs, name: str, value: int) -> Job:
@@ -75,17 +77,12 @@ def settled(job: Job, knobs: Knobs) -> Job:
     return replace(job, arguments=arguments, effective_batch_size=knobs.effective_batch_size)
 
 
-def _allowed(values: Sequence[int], space: Callable[[int], Space]) -> Sequence[int]:
-    """The values, if the first of them makes a job; what is wrong with that is wrong with all."""
-    space(values[0])
-    return values
-
-
 # -- values ----------------------------------------------------------------------------------------------------------
 
 
-def _lengths(rehearsals: Rehearsals, facts: ModelFacts, lengths: Lengths) -> _Asked:
-    packs = bool(rehearsals.job.arguments.get("packing"))
+def _lengths(case: Case) -> _Asked:
+    facts, lengths = case.facts, case.lengths
+    packs = bool(case.job.arguments.get("packing"))
     longest = None if packs or lengths.profile is None else lengths.longest
     ends = {facts.context_length: "the model's context", longest: "no row of the data is longer"}
     known = [end for end in ends if end is not None]
@@ -94,33 +91,33 @@ def _lengths(rehearsals: Rehearsals, facts: ModelFacts, lengths: Lengths) -> _As
     return (*lengths_below(end, least), end), ends.get(end, "no end is known of the model's context")
 
 
-def _completions(rehearsals: Rehearsals, facts: ModelFacts, lengths: Lengths) -> _Asked:
-    prompt = lengths.longest or PROMPT_UNKNOWN
-    if facts.context_length is None:
+def _completions(case: Case) -> _Asked:
+    prompt, context_length = case.lengths.longest or PROMPT_UNKNOWN, case.facts.context_length
+    if context_length is None:
         return (*lengths_below(MOST_TOKENS, 0), MOST_TOKENS), "no end is known of the model's context"
-    if facts.context_length <= prompt:
+    if context_length <= prompt:
         raise ContextLengthError(
-            f"The longest prompt has {prompt} tokens, and the model's context is {facts.context_length}.",
+            f"The longest prompt has {prompt} tokens, and the model's context is {context_length}.",
             hint="TRL truncates no prompt: drop the longest ones from the data, or take a model with a longer context.",
         )
-    room = facts.context_length - prompt
+    room = context_length - prompt
     return (*lengths_below(room, 0), room), f"the model's context, less a prompt of {prompt} tokens"
 
 
-def _rows(rehearsals: Rehearsals, facts: ModelFacts, lengths: Lengths) -> _Asked:
-    job, defaults = rehearsals.job, rehearsals.defaults
+def _rows(case: Case) -> _Asked:
+    job, defaults = case.job, case.defaults
     least = method_of(job.method).least_rows(job.arguments)
     if job.effective_batch_size is not None:
         without = {name: each for name, each in job.arguments.items() if name != ROWS}
-        plain = replace(rehearsals, job=replace(job, arguments=without)).space(facts, lengths)
+        plain = replace(case, job=replace(job, arguments=without)).space()
         steps = job.arguments.get(STEPS)
         allowed = plain.rows_allowed or tuple(divisors(plain.share))
         fixed = [plain.share // steps] if isinstance(steps, int) else sorted(allowed)
         return [rows for rows in fixed if rows >= least] or fixed, "the effective batch size"
     unit = _unit(job, defaults)
     end = MOST_ROWS
-    if lengths.profile is not None and not job.is_online:
-        end = max(unit, least, lengths.profile.rows // defaults.processes)
+    if case.lengths.profile is not None and not job.is_online:
+        end = max(unit, least, case.lengths.profile.rows // defaults.processes)
     values = [rows for rows in range(unit, end + 1, unit) if rows >= least]
     return values or [unit], "the data have no more rows" if end < MOST_ROWS else f"{end:,} rows are asked for at most"
 
@@ -135,8 +132,8 @@ def _unit(job: Job, defaults: Knobs) -> int:
     return whole // gcd(whole, every)
 
 
-def _groups(rehearsals: Rehearsals, facts: ModelFacts, lengths: Lengths) -> _Asked:
-    job, defaults = rehearsals.job, rehearsals.defaults
+def _groups(case: Case) -> _Asked:
+    job, defaults = case.job, case.defaults
     if _says_batches(job):
         without = {name: each for name, each in job.arguments.items() if name != GROUP}
         size = job.arguments.get("generation_batch_size") or _effective(replace(job, arguments=without), defaults)
@@ -163,14 +160,14 @@ def _prompts(defaults: Knobs) -> int:
     return max(1, defaults.effective_batch_size // (defaults.num_generations or 1))
 
 
-def _ranks(rehearsals: Rehearsals, facts: ModelFacts, lengths: Lengths) -> _Asked:
-    end = facts.hidden_size or MOST_RANK
+def _ranks(case: Case) -> _Asked:
+    end = case.facts.hidden_size or MOST_RANK
     fine, coarse = (1, 2, 4, *range(8, min(64, end), 8)), (*range(64, min(256, end), 16), *range(256, end, 64))
-    stop = "the width of the model's layers" if facts.hidden_size else f"{end} is asked for at most"
+    stop = "the width of the model's layers" if case.facts.hidden_size else f"{end} is asked for at most"
     return sorted({*(rank for rank in (*fine, *coarse) if rank < end), end}), stop
 
 
-_VALUES: dict[str, Callable[[Rehearsals, ModelFacts, Lengths], _Asked]] = {
+_VALUES: dict[str, Callable[[Case], _Asked]] = {
     MAX_LENGTH: _lengths,
     ROWS: _rows,
     "lora_r": _ranks,
@@ -181,25 +178,15 @@ assert {*_VALUES} == {*MAXIMIZED}
 
 
 def frontier_of(
-    rehearsals: Rehearsals,
-    facts: ModelFacts,
-    lengths: Lengths,
-    name: str,
-    on_attempt: Callable[[Candidate], None] = lambda attempt: None,
+    case: Case, question: Question, on_attempt: Callable[[Candidate], None] = lambda attempt: None
 ) -> Frontier:
-    """Finds the border of every level; of few layers where these tell what the whole model does.
-
-    Raises:
-        ContextLengthError, BatchSplitError: no value of it makes a job (``question_of``).
-    """
-    question = question_of(rehearsals, facts, lengths, name)
-    predictions = Predictions(rehearsals, facts, lengths, confirms=False)
-    memo = Memo(question.space(question.values[0]), predictions, on_attempt)
+    """Finds the border of every level; of few layers where these tell what the whole model does."""
+    memo = Memo(question.space(question.values[0]), Predictions(case, confirms=False), on_attempt)
     borders = [(level.name, find_border(question, level.name, memo, whole=False)) for level in answering(question)]
     return Frontier(
-        name=name,
-        gpu=rehearsals.hardware.name,
-        budget_bytes=rehearsals.card.budget_bytes,
+        name=question.name,
+        gpu=case.hardware.name,
+        budget_bytes=case.budget_bytes,
         reaches=tuple(_reach(question, level, border) for level, border in borders),
     )
 

@@ -82,13 +82,14 @@ def examine(
     """Looks at the job before the first rehearsal: is anything known against it, and how long are its rows?
 
     Raises:
-        AutofitError: see :func:`check_preflight` and ``Rehearsals.lengths``.
+        AutofitError: see :func:`check_preflight` and ``Rehearsals.count_lengths``.
     """
     job = rehearsals.job
     reads = reads_dataset(job, to_train=to_train)
     checked = check_preflight(rehearsals, to_train=to_train, simulate=simulate, reads_data=reads)
-    counts = reads and not checked.data_out_of_reach
-    return checked, rehearsals.lengths(on_counting) if counts else Lengths(longest=job.prompt_length, images=job.images)
+    if reads and not checked.data_out_of_reach:
+        return checked, rehearsals.count_lengths(on_counting)
+    return checked, Lengths(longest=job.prompt_length, images=job.images)
 
 
 def check_room(checked: Checked, planned: Estimate, optimizer_steps: int | None) -> tuple[Finding, ...]:

@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from autotrain_mem.estimator.vllm_share import VLLM_MODE, VLLM_SHARE, vllm_share_bytes
+from autotrain_mem.estimator.vllm_share import VLLM_MODE, VLLM_SHARE
+from autotrain_mem.planning.rehearsals import Case
 from autotrain_mem.support.errors import DoesNotFitError
 from autotrain_mem.support.units import format_bytes
-from autotrain_mem.types import Hardware, Job, Knobs
+from autotrain_mem.types import Knobs
 from autotrain_mem.types.model import ModelFacts
 from autotrain_mem.types.vllm import OVERHEAD_BYTES, SERVER_PORT, SERVER_UTILIZATION, VllmServer
 
@@ -23,9 +24,7 @@ _MOST_PERCENT = 95
 """Of a card, with what must be left for the trainer: more is no advice."""
 
 
-def vllm_server(
-    job: Job, knobs: Knobs, hardware: Hardware, facts: ModelFacts, *, longest_prompt: int | None
-) -> VllmServer | None:
+def vllm_server(case: Case, knobs: Knobs) -> VllmServer | None:
     """The server of ``--vllm_mode server``, on cards like those that train; None without one.
 
     TRL leaves ``vllm_tensor_parallel_size`` and ``vllm_gpu_memory_utilization`` to the server's own command there
@@ -34,16 +33,16 @@ def vllm_server(
     Raises:
         DoesNotFitError: the weights and one completion are more than the server may take of its cards.
     """
-    given = job.arguments
+    given, hardware = case.job.arguments, case.hardware
     if not given.get("use_vllm") or given.get("vllm_mode", VLLM_MODE) != "server":
         return None
     host, port = _address(given)
     is_here = host in _HERE and hardware.topology.nodes == 1
     first_gpu = hardware.topology.devices if is_here else None
-    server = _engine(job, knobs, hardware, facts, longest_prompt, utilization=SERVER_UTILIZATION)
+    server = _engine(case, knobs, utilization=SERVER_UTILIZATION)
     server = replace(server, first_gpu=first_gpu, port=port)
     if not server.fits:
-        raise _does_not_fit(server, facts)
+        raise _does_not_fit(server, case.facts)
     return server
 
 
@@ -61,9 +60,7 @@ def gpus_served_here(argument: Callable[[str], Any], nodes: int) -> int:
     return int(gpus) if gpus.isdigit() else 1  # what is no number TRL's parser refuses
 
 
-def check_colocated(
-    job: Job, knobs: Knobs, hardware: Hardware, facts: ModelFacts, *, longest_prompt: int | None
-) -> None:
+def check_colocated(case: Case, knobs: Knobs) -> None:
     """Refuses an engine in the processes that train whose share of their cards does not hold what it needs.
 
     vLLM itself says so minutes later, when all weights are loaded ("No available memory for the cache blocks",
@@ -72,9 +69,10 @@ def check_colocated(
     Raises:
         DoesNotFitError: its weights and the cache of one completion are more than its share.
     """
-    if not vllm_share_bytes(job, hardware):
+    hardware = case.hardware
+    if not case.vllm_share_bytes:
         return
-    engine = _engine(job, knobs, hardware, facts, longest_prompt, utilization=VLLM_SHARE)
+    engine = _engine(case, knobs, utilization=VLLM_SHARE)
     if engine.fits:
         return
     held_bytes = (engine.weights_bytes or 0) + (engine.completion_bytes or 0)
@@ -89,24 +87,22 @@ def check_colocated(
     )
 
 
-def _engine(
-    job: Job, knobs: Knobs, hardware: Hardware, facts: ModelFacts, longest_prompt: int | None, *, utilization: float
-) -> VllmServer:
-    given = job.arguments
-    length = None if longest_prompt is None else longest_prompt + knobs.completion_length
+def _engine(case: Case, knobs: Knobs, *, utilization: float) -> VllmServer:
+    given, prompt = case.job.arguments, case.lengths.longest
+    length = None if prompt is None else prompt + knobs.completion_length
     engine = VllmServer(
-        model=job.model,
+        model=case.job.model,
         gpus=1,
         first_gpu=None,
         port=SERVER_PORT,
         gpu_memory_utilization=float(given.get("vllm_gpu_memory_utilization", utilization)),
         max_model_len=given.get("vllm_max_model_length") or length,
-        total_bytes=hardware.total_bytes,
+        total_bytes=case.hardware.total_bytes,
         weights_bytes=None,
         token_bytes=None,
         completions=_completions(given, knobs),
     )
-    return _on(engine, facts, int(given.get("vllm_tensor_parallel_size", 1)))
+    return _on(engine, case.facts, int(given.get("vllm_tensor_parallel_size", 1)))
 
 
 def _address(given: Mapping[str, Any]) -> tuple[str, int]:

@@ -74,7 +74,7 @@ class ProbeBackend:
 
     def budget_bytes(self, hardware: Hardware) -> int:
         """Returns the budget with the user's headroom."""
-        return replace(self.rehearsals, hardware=hardware).card.budget_bytes
+        return replace(self.rehearsals, hardware=hardware).budget_bytes
 
     def probe(self, plan: Plan) -> Probe:
         """Try the plan's settings in a process of its own; this one never opens a CUDA context.
@@ -99,14 +99,11 @@ class ProbeBackend:
         """Search again, by the same words; what was rehearsed for it is mostly kept. Raises DoesNotFitError."""
         with self.workers() as workers:
             started, plain = time.perf_counter(), replace(self.rehearsals, workers=workers, hardware=hardware)
-            rehearsals = replace(plain, correction=correction)
-            facts, lengths = rehearsals.describe(), rehearsals.lengths()
-            best = searched_with_images(rehearsals, facts, lengths, lambda attempt: None, self.footprints)
-            uncorrected = replace(best.rehearsals, correction=plain.correction)
-            predictions = Predictions(uncorrected, facts, best.lengths, self.footprints)
-            (predicted,) = predictions.rehearse([best.found.estimate.knobs], whole=True)
-            seconds = time.perf_counter() - started
-            plan = make_plan(best.rehearsals, best.found, facts, best.lengths, seconds=seconds)
+            asked = replace(plain, correction=correction).case()
+            case, found = searched_with_images(asked, lambda attempt: None, self.footprints)
+            uncorrected = replace(case, correction=plain.correction)
+            (predicted,) = Predictions(uncorrected, self.footprints).rehearse([found.estimate.knobs], whole=True)
+            plan = make_plan(case, found, seconds=time.perf_counter() - started)
             return Replanned(plan=plan, predicted=predicted)
 
 
@@ -155,7 +152,7 @@ def probed(
     job = rehearsals.job
     device = training_device(rehearsals.hardware, simulate=wish.simulate, environment=job.environment)
     goes_on = resumes(job) and chosen.experience != Experience()
-    if goes_on or not is_probed(job, device, vllm_share_bytes=rehearsals.card.vllm_share_bytes):
+    if goes_on or not is_probed(job, device, vllm_share_bytes=rehearsals.vllm_share_bytes):
         return chosen
     ways = ProbeBackend(
         rehearsals=rehearsals,

@@ -45,7 +45,7 @@ def with_less_on_device(
     """
     card = rehearsals.hardware
     came_bytes = max(0, others_bytes - (card.total_bytes - card.free_bytes))
-    left_bytes = max(0, rehearsals.card.budget_bytes - came_bytes)
+    left_bytes = max(0, rehearsals.budget_bytes - came_bytes)
     limit_bytes = min(_limit_bytes(rehearsals, chosen, peak_reserved_bytes), left_bytes)
     return _searched(replace(rehearsals, headroom_bytes=max(0, card.free_bytes - limit_bytes)), chosen)
 
@@ -117,12 +117,12 @@ def flags_of(before: Knobs, after: Knobs) -> str:
 def _limit_bytes(rehearsals: Rehearsals, chosen: Plan, peak_reserved_bytes: int | None) -> int:
     """Limits what the next plan may be predicted to take: below the last, by as much as that was too low."""
     predicted_bytes = chosen.estimate.required_bytes
-    most_bytes = min(rehearsals.card.budget_bytes, predicted_bytes)
+    most_bytes = min(rehearsals.budget_bytes, predicted_bytes)
     now_bytes = free_bytes(rehearsals.hardware)
     if now_bytes is not None:  # other processes may have come since the plan was made
         now = replace(rehearsals, hardware=replace(rehearsals.hardware, free_bytes=now_bytes))
-        most_bytes = min(most_bytes, now.card.budget_bytes)
-    measured_bytes = (peak_reserved_bytes or 0) + rehearsals.card.outside_bytes(chosen.knobs)
+        most_bytes = min(most_bytes, now.budget_bytes)
+    measured_bytes = (peak_reserved_bytes or 0) + rehearsals.outside_bytes(chosen.knobs)
     too_low = max(1.0, measured_bytes / predicted_bytes)
     return int((1 - LESS_SHARE) * most_bytes / too_low)
 
@@ -136,8 +136,8 @@ def _searched(
         without: Levers that are let go.
         is_other: The plan's settings are new themselves.
     """
-    facts, lengths = rehearsals.describe(), rehearsals.lengths()
-    space = rehearsals.space(facts, lengths)
+    case = rehearsals.case()
+    space = case.space()
     let_go: dict[str, Any] = dict.fromkeys(without, False)
     # Rows that fill no micro-batch are left out with dataloader_drop_last: other micro-batches, other steps.
     movable = MOVABLE - {ROWS, STEPS} if rehearsals.job.arguments.get("dataloader_drop_last") else MOVABLE
@@ -149,7 +149,7 @@ def _searched(
         effective_batch_size=chosen.knobs.effective_batch_size,
         forbid=space.forbid | frozenset(without),
     )
-    best = find(space, Memo(space, Predictions(rehearsals, facts, lengths)))
+    best = find(space, Memo(space, Predictions(case)))
     if best is None or (best.estimate.knobs == chosen.knobs and not is_other):
         return None
     return replace(
@@ -186,8 +186,8 @@ def smallest_change(rehearsals: Rehearsals, chosen: Estimate, shortage: Shortage
     headroom_bytes = max(0, rehearsals.hardware.free_bytes - lowered_budget_bytes(chosen, shortage))
     narrower = replace(rehearsals, headroom_bytes=headroom_bytes)
     try:
-        facts, lengths = narrower.describe(), narrower.lengths()
-        space, predictions = narrower.space(facts, lengths), Predictions(narrower, facts, lengths)
+        case = narrower.case()
+        space, predictions = case.space(), Predictions(case)
         if (best := find(space, Memo(space, predictions))) is not None:
             return flags_of(chosen.knobs, best.estimate.knobs) or None
         near = confirmed(space, Memo(space, predictions))

@@ -16,6 +16,7 @@ from autotrain_mem.planning.lengths import Lengths
 from autotrain_mem.planning.predictions import judge_trace
 from autotrain_mem.support.units import GIB
 from autotrain_mem.types import Estimate, Phase
+from autotrain_mem.types.model import ModelFacts
 
 SMI_MODEL = "Mistral-7B"
 """The family of runs whose nvidia-smi figure stands for one process on one card, idle memory subtracted."""
@@ -57,8 +58,8 @@ def predict(worker: api.Worker, case: Case) -> Estimate:
     rehearsals = api.Rehearsals(
         workers=api.Workers.holding(worker), job=case.job, defaults=case.knobs, hardware=card, headroom_bytes=0
     )
-    lengths = Lengths(longest=case.longest)
-    return judge_trace(rehearsals, case.knobs, rehearsals.rehearse(case.knobs, lengths), lengths)
+    asked = rehearsals.case(ModelFacts(context_length=None, is_quantized=False), Lengths(longest=case.longest))
+    return judge_trace(asked, case.knobs, asked.rehearse(case.knobs))
 
 
 def taken_bytes(predicted: Estimate) -> int:

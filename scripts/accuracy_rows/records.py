@@ -18,6 +18,7 @@ from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types import Hardware, Trace
+from autotrain_mem.types.model import ModelFacts
 
 MOST_LINES = 12
 
@@ -81,8 +82,8 @@ def _line(record: Record, worker: api.Worker, model: Path) -> str:
     rehearsals = api.Rehearsals(
         workers=api.Workers.holding(worker), job=case.job(model), defaults=case.knobs, hardware=hardware_of(record)
     )
-    lengths = Lengths(longest=case.length)
-    predicted = judge_trace(rehearsals, case.knobs, rehearsals.rehearse(case.knobs, lengths), lengths)
+    asked = rehearsals.case(ModelFacts(context_length=None, is_quantized=False), Lengths(longest=case.length))
+    predicted = judge_trace(asked, case.knobs, asked.rehearse(case.knobs))
     allocated = _beside(record.trained.peak_allocated_bytes, predicted.reserved.peak_allocated_bytes)
     reserved = _beside(record.trained.peak_reserved_bytes, predicted.reserved.peak_reserved_bytes)
     outside = record.outside.non_torch_bytes

@@ -15,13 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from autotrain_mem.planning.lengths import Lengths
 from autotrain_mem.planning.predictions import Predictions
-from autotrain_mem.planning.rehearsals import Rehearsals
+from autotrain_mem.planning.rehearsals import Case
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.versions import OURS, content_digest
 from autotrain_mem.types import Estimate, Footprint, Knobs
-from autotrain_mem.types.model import ModelFacts
 
 RELEVANT = ("allocator", "estimator", "rehearsal", "types", "trainers")
 """Packages that a rehearsal and its replay are made by."""
@@ -58,10 +56,10 @@ class Kept:
 class Cold:
     """The ``Predictor`` of a first run."""
 
-    def __init__(self, rehearsals: Rehearsals, facts: ModelFacts, lengths: Lengths, kept: Kept) -> None:
-        few, whole = (replace(rehearsals, store=store) for store in (kept.few_layers, kept.whole))
-        self._few = Predictions(few, facts, lengths, kept.footprints_of_few, confirms=False)
-        self._whole = Predictions(whole, facts, lengths, kept.footprints_of_whole)
+    def __init__(self, case: Case, kept: Kept) -> None:
+        few, whole = (replace(case, store=store) for store in (kept.few_layers, kept.whole))
+        self._few = Predictions(few, kept.footprints_of_few, confirms=False)
+        self._whole = Predictions(whole, kept.footprints_of_whole)
         self._confirmed: set[Knobs] = set()
 
     def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> list[Estimate]:

@@ -38,7 +38,9 @@ def values(
 ) -> tuple[list[int], str]:
     longest = 100 if profile is None else profile.longest
     facts = ModelFacts(context_length=8192, is_quantized=False, hidden_size=896)
-    found = question_of(asked(name, method, defaults, **words), facts, Lengths(longest=longest, profile=profile), name)
+    case = asked(name, method, defaults, **words).case(facts, Lengths(longest=longest, profile=profile))
+    found = question_of(case)
+    assert found is not None
     return list(found.values), found.stopped_by
 
 

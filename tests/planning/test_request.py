@@ -56,7 +56,7 @@ def test_defaults_are_those_of_one_of_all_processes_and_a_sharding_is_the_jobs_w
     assert rehearsals.job.arguments.get("sharding") == words.get("sharding")
     assert rehearsals.job.trl_arguments == {}
     # NCCL's buffers are no part of the allocator's room, and are counted once for each group that talks.
-    needed = rehearsals.card.outside_bytes(replace(defaults, sharding=words.get("sharding", sharding)))
+    needed = rehearsals.outside_bytes(replace(defaults, sharding=words.get("sharding", sharding)))
     count = {1: 0, 4: 1, 16: 3}[processes]
     assert needed == rehearsals.hardware.non_torch_bytes + count * COMMUNICATOR_BYTES
     assert rehearsals.on(named("t4")).defaults == TRL_DEFAULTS if "sharding" not in words else True

@@ -279,8 +279,8 @@ def toys(worker: FakeWorker | None = None, **words: Any) -> Rehearsals:
 
 
 def chosen(asked: Rehearsals) -> Estimate:
-    facts, lengths, knobs = asked.describe(), asked.lengths(), replace(TRL_DEFAULTS, max_length=512)
-    return Predictions(asked, facts, lengths).rehearse([knobs], whole=True)[0]
+    knobs = replace(TRL_DEFAULTS, max_length=512)
+    return Predictions(asked.case()).rehearse([knobs], whole=True)[0]
 
 
 def shortage(needed_bytes: int, others_bytes: int = 0) -> Shortage:
