@@ -33,6 +33,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from autotrain_mem.settings.levers import BATCHES, LEVERS
+from autotrain_mem.settings.words import MAX_LENGTH
 from autotrain_mem.support.units import parse_bytes
 from autotrain_mem.types import Estimate, Knobs, MemoryEstimate, Owner, Phase, ReservedByMode, ReservedEstimate
 from autotrain_mem.types.experience import Probe
@@ -199,16 +201,12 @@ def _slope(phase: Phase, one: Point, other: Point) -> float | None:
     return (second - first) / (predicted[1] - predicted[0]) if is_apart and is_one_kind else None
 
 
+_HOW_MUCH = (*(name for lever in BATCHES for name in LEVERS[lever].knobs), MAX_LENGTH)
+
+
 def _kind(knobs: Knobs) -> Knobs:
     """Settings that differ only in how much is in a micro-batch are of one kind."""
-    return replace(
-        knobs,
-        per_device_train_batch_size=1,
-        gradient_accumulation_steps=1,
-        max_length=None,
-        local_rollout_forward_batch_size=None,
-        per_device_eval_batch_size=None,
-    )
+    return replace(knobs, **dict.fromkeys(_HOW_MUCH, None))
 
 
 def _cut(scale: float) -> float:
