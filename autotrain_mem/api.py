@@ -237,7 +237,7 @@ def plan(
     else:
         case, found = searched_with_images(case, on_attempt)
         chosen = make_plan(case, found, seconds=time.perf_counter() - started)
-    warnings = check_room(checked, chosen.estimate, chosen.optimizer_steps)
+    warnings = check_room(checked, rehearsals, chosen.estimate, chosen.optimizer_steps)
     if to_train:
         keep_for_report(case, chosen)
     return replace(chosen, warnings=(*map(str, warnings), *chosen.warnings))

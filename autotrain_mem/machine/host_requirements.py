@@ -1,8 +1,6 @@
 """Whether this machine has room for a training beside its card: host memory to load and offload, disk to save.
 
-Looked at twice. Before a plan is made only what every plan of the job needs counts, of levers that are still open the
-one that needs least; once there is one, what it keeps on the host and saves as well. Unknown sizes, such as those of a
-model that is not downloaded yet, are passed over.
+Looked at once there is a plan, whose rehearsal says what it keeps on the host and saves.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from dataclasses import dataclass
 
 from autotrain_mem.machine.detect import HOST_NON_TORCH_BYTES
 from autotrain_mem.settings.knobs import BASE_BITS
+from autotrain_mem.settings.levers import OFFLOADING
 from autotrain_mem.settings.words import EPOCHS
 from autotrain_mem.support.errors import AutofitError, HostMemoryError, ModelNotFoundError, OutputFolderError
 from autotrain_mem.support.host import HostMemory, existing, host_memory
@@ -41,19 +40,17 @@ class Load:
     """Holds what a job would put on this machine."""
 
     job: Job
+    """With what the plan decided among its arguments."""
     parameters: int
     """Of the model; from the size of its weights' files."""
     on_cpu: bool
     """The training itself runs on the CPU: the weights lie in host memory."""
     output_dir: pathlib.Path
+    memory: MemoryEstimate
     optimizer_steps: int | None = None
     """Of the whole training, where the data and the batch say."""
     processes: int = 1
     """Of this machine."""
-    memory: MemoryEstimate | None = None
-    """What was rehearsed of host memory and of what is saved; None before there is a plan."""
-    offloads: tuple[str, ...] = ()
-    """Switches that move activations or the optimizer to the host, as planned."""
     download: Download | None = None
     """Weights that are not here yet; None where they are."""
 
@@ -69,47 +66,28 @@ class Load:
         return self.processes if self.job.arguments.get("sharding") in {"ddp", "zero1", "zero2"} else 1
 
     @property
-    def item_bytes(self) -> int:
-        """Bytes of a trained or loaded parameter at the least that is allowed: TRL's default is float32."""
-        dtype = self.job.arguments.get("dtype")
-        if dtype is not None:
-            return ITEM_BYTES.get(str(dtype), min(ITEM_BYTES.values()))
-        may_round = self.job.fit != "lossless" and "bf16_weights" not in self.job.forbid
-        return ITEM_BYTES["bfloat16" if may_round else "float32"]
-
-    @property
-    def trains_all(self) -> bool:
-        """Whether it is sure that every parameter is trained, and so saved."""
-        asked = self.job.arguments.get("use_peft")
-        return not asked and (asked is not None or self.job.fit != "all" or "lora" in self.job.forbid)
+    def offloads(self) -> tuple[str, ...]:
+        """Switches that move activations or the optimizer to the host."""
+        return tuple(name for name in OFFLOADING if self.job.arguments.get(name))
 
     @property
     def loaded_bytes(self) -> int:
-        """The weights in memory at the least that is allowed."""
-        given = [bytes_each for name, bytes_each in QUANTIZED_BYTES.items() if self.job.arguments.get(name)]
-        may_quantize = not self.trains_all and self.job.fit == "all" and "4bit_base" not in self.job.forbid
-        smallest = min(QUANTIZED_BYTES, key=lambda name: QUANTIZED_BYTES[name])
-        refused = self.job.arguments.get(smallest) is False
-        least = given or ([QUANTIZED_BYTES[smallest]] if may_quantize and not refused else [self.item_bytes])
-        return int(self.parameters * min(least))
+        """The weights as they are loaded; a dtype that is not known (``auto``) counts as the smallest."""
+        given = [each for name, each in QUANTIZED_BYTES.items() if self.job.arguments.get(name)]
+        item_bytes = ITEM_BYTES.get(str(self.job.arguments.get("dtype")), min(ITEM_BYTES.values()))
+        return int(self.parameters * min(given, default=item_bytes))
 
     @property
     def model_bytes(self) -> int:
-        """The trained model, or the adapter, on disk; before there is a plan, only what is sure to be saved whole."""
-        if self.memory is not None and self.memory.saved_model_bytes:
-            return self.memory.saved_model_bytes
-        return self.parameters * self.item_bytes if self.trains_all else 0
-
-    @property
-    def state_bytes(self) -> int:
-        """The optimizer's state; 0 before there is a plan."""
-        return 0 if self.memory is None else self.memory.saved_state_bytes
+        """The trained model, or the adapter, on disk."""
+        return self.memory.saved_model_bytes
 
     @property
     def checkpoint_bytes(self) -> int:
         """Weights, and the optimizer's state unless only the model is saved (``transformers/trainer.py:
         _save_checkpoint``)."""
-        return self.model_bytes + (0 if self.job.arguments.get("save_only_model") else self.state_bytes)
+        state_bytes = 0 if self.job.arguments.get("save_only_model") else self.memory.saved_state_bytes
+        return self.model_bytes + state_bytes
 
     @property
     def by_deepspeed(self) -> tuple[str, ...]:
@@ -124,29 +102,27 @@ class Load:
     @property
     def offloaded_bytes(self) -> int:
         """What all processes of this machine keep on the host while they train, but for FSDP's shards."""
-        if self.memory is None:
-            return 0
         held = self.memory.pinned_host_bytes
         if self.by_deepspeed:
             held += self.memory.unpinned_host_bytes
         elif self.job.arguments.get("optimizer_offload"):
-            held += self.state_bytes
+            held += self.memory.saved_state_bytes
         return held * self.processes
 
     @property
     def shards_bytes(self) -> int:
         """FSDP's shards on the host, of all processes: parameters; of trained ones float32 copies, the gradients and
         the optimizer's state too."""
-        if not self.trains_all:
+        if self.job.arguments.get("use_peft"):
             return self.loaded_bytes
-        item_bytes = self.item_bytes if self.job.arguments.get("bf16") is False else MASTER_BYTES
-        return self.parameters * item_bytes * 2 + self.state_bytes
+        masters_bytes = self.loaded_bytes if self.job.arguments.get("bf16") is False else self.parameters * MASTER_BYTES
+        return masters_bytes * 2 + self.memory.saved_state_bytes
 
     @property
     def simulated_bytes(self) -> int:
         """Host memory of several processes of a simulated run, whose tensors are real, with what they offload; 0 where
         one process has that memory for its card, which it has to meet itself."""
-        if self.memory is None or not self.on_cpu or (self.processes == 1 and not self.by_deepspeed):
+        if not self.on_cpu or (self.processes == 1 and not self.by_deepspeed):
             return 0
         held_bytes = self.processes * (self.memory.peak_allocated_bytes + HOST_NON_TORCH_BYTES)
         return held_bytes + (self.offloaded_bytes if self.by_deepspeed else 0)
@@ -199,7 +175,7 @@ def _nvme(load: Load) -> Iterator[Finding]:
             yield _refusal(OutputFolderError, message=message, cure=cure)
             continue
         free_bytes = shutil.disk_usage(there).free
-        needed = 0 if load.memory is None else load.memory.nvme_bytes * load.processes
+        needed = load.memory.nvme_bytes * load.processes
         if free_bytes < needed:
             message = (
                 f"What DeepSpeed offloads to {folder} (nvme_path) takes {format_bytes(needed)}, and its disk has "

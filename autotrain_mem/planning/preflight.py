@@ -27,8 +27,9 @@ class Checked:
     warnings: tuple[Finding, ...]
     data_out_of_reach: bool
     """Whether the data were to be read but nothing answered, and a plan does without them."""
-    load: Load | None
-    """What it would put on this machine; None where that is not known, or nothing is trained here."""
+    result: Preflight
+    trains_on_cpu: bool | None
+    """None where nothing is trained here."""
 
 
 def check_preflight(
@@ -55,20 +56,10 @@ def check_preflight(
     result = answered(
         rehearsals.store, job, "preflight", words, Preflight, ask, reads_data=reads_data, keeps=_is_settled
     )
-    load = None
-    if to_train and result.parameters is not None:
-        load = Load(
-            job=job,
-            parameters=result.parameters,
-            on_cpu=on_cpu,
-            output_dir=pathlib.Path(output_dir(job)),
-            processes=rehearsals.hardware.topology.devices,
-            download=result.download,
-        )
-    room = () if load is None else room_findings(load)
-    warnings = settle((*result.findings, *room))
+    warnings = settle(result.findings)
     unseen = any(finding.error == _OUT_OF_REACH for finding in warnings)
-    return Checked(warnings=warnings, data_out_of_reach=unseen, load=load)
+    trains_on_cpu = on_cpu if to_train else None
+    return Checked(warnings=warnings, data_out_of_reach=unseen, result=result, trains_on_cpu=trains_on_cpu)
 
 
 def _is_settled(result: Preflight) -> bool:
@@ -92,25 +83,28 @@ def examine(
     return checked, Lengths(longest=job.prompt_length, images=job.images)
 
 
-def check_room(checked: Checked, planned: Estimate, optimizer_steps: int | None) -> tuple[Finding, ...]:
+def check_room(
+    checked: Checked, rehearsals: Rehearsals, planned: Estimate, optimizer_steps: int | None
+) -> tuple[Finding, ...]:
     """The warnings, once a plan says what is trained, in which dtype, and for how many steps.
 
     Raises:
         AutofitError: there is no memory or disk for it on this machine.
     """
-    if checked.load is None:
+    if checked.trains_on_cpu is None or checked.result.parameters is None:
         return checked.warnings
-    job, knobs = checked.load.job, planned.knobs
-    names = ("use_peft", "dtype", "optim", "sharding", *OFFLOADED, *OFFLOADING)
+    job, knobs = rehearsals.job, planned.knobs
+    names = ("use_peft", "dtype", "optim", "sharding", *OFFLOADED, *OFFLOADING, *BASE_BITS)
     decided = {name: getattr(knobs, name) for name in names}
-    quantized = {name: True for name in BASE_BITS if getattr(knobs, name)}
-    job = replace(job, arguments={**job.arguments, **decided, **quantized})
-    load = replace(
-        checked.load,
-        job=job,
-        optimizer_steps=optimizer_steps,
+    load = Load(
+        job=replace(job, arguments={**job.arguments, **decided}),
+        parameters=checked.result.parameters,
+        on_cpu=checked.trains_on_cpu,
+        output_dir=pathlib.Path(output_dir(job)),
         memory=planned.memory,
-        offloads=tuple(name for name in OFFLOADING if decided[name]),
+        optimizer_steps=optimizer_steps,
+        processes=rehearsals.hardware.topology.devices,
+        download=checked.result.download,
     )
     room = room_findings(load)
     return settle((*checked.warnings, *room))
