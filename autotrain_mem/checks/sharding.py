@@ -20,8 +20,7 @@ from autotrain_mem.settings.own import SHARE_TOKENS
 from autotrain_mem.types.findings import Problems
 from autotrain_mem.types.methods_table import METHODS
 
-FSDP2 = ("fsdp2-no-reshard", "fsdp2", "hsdp")
-FSDP = (*FSDP2, "fsdp1")
+FSDP = ("fsdp2-no-reshard", "fsdp2", "hsdp")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,9 +44,8 @@ REFUSED = (
     Incompatible(  # bitsandbytes/backends/cuda/ops.py: custom operators on pointers, unknown to DTensor
         name="optim",
         values=r".*(8bit|bnb|paged|ademamix|lion).*",
-        shardings=FSDP2,
         reason="bitsandbytes' kernels do not know FSDP2's tensors",
-        cure="--optim adamw_torch_fused keeps a share of its state on each GPU; or --sharding fsdp1, or ddp.",
+        cure="--optim adamw_torch_fused keeps a share of its state on each GPU; or --sharding ddp.",
     ),
     Incompatible(  # transformers/trainer.py: _build_accelerator_args and what follows refuse it with SHARDED_STATE_DICT
         name="save_only_model",
@@ -97,14 +95,6 @@ REFUSED = (
         shardings=("zero3",),
         reason="TRL gathers policy and reference whole on each GPU to mix them",
         cure="Give --sharding zero2 or fsdp2, or remove --sync_ref_model.",
-    ),
-    # trl/generation/vllm_generation.py: _iter_fsdp1_params: its first summon_full_params makes a root of a unit, and
-    # torch/distributed/fsdp/_runtime_utils.py: _share_state_and_init_handle_attrs refuses another root.
-    Incompatible(
-        name="use_vllm",
-        shardings=("fsdp1",),
-        reason="TRL gathers weights for vLLM before a first forward, and FSDP1 then refuses the forward",
-        cure="Give --sharding fsdp2, or ddp; or remove --use_vllm.",
     ),
 )
 """Each with the place in the installed libraries that its reason is from."""

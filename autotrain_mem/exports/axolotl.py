@@ -272,7 +272,7 @@ def _add_sharding(draft: Draft) -> None:
     same = {name: value for name, value in settings.items() if name in _FSDP_KEYS and value is not None}
     sizes = {"dp_replicate_size": knobs.processes // knobs.shards, "dp_shard_size": knobs.shards}
     draft.keys |= {
-        "fsdp_version": int(settings.get("version", 1)),
+        "fsdp_version": 2,
         "fsdp_config": same,
         **(sizes if knobs.sharding == "hsdp" else {}),
     }

@@ -35,17 +35,6 @@ liger_since = None
 missing = distillation.missing
 
 
-def why_not_sharded(sharding: str) -> tuple[str, str] | None:
-    """Say that models generate inside of what FSDP wraps, for which its second version alone gathers weights
-    (``trl/models/utils.py: unwrap_model_for_generation``)."""
-    if sharding != "fsdp1":
-        return None
-    return (
-        "--sharding fsdp1 does not work with GKD: its trainer samples answers where no weights are gathered.",
-        "Give --sharding fsdp2, whose layers gather theirs by themselves.",
-    )
-
-
 class Way(StrEnum):
     """Names who answers the prompts of a micro-batch (``gkd_trainer.py: training_step``)."""
 

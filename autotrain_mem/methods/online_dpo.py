@@ -26,7 +26,8 @@ missing = partial(online.missing, "reward_model_path")
 
 def why_not_sharded(sharding: str) -> tuple[str, str] | None:
     """Say that the trainer copies the policy before it is divided, which TRL refuses under ZeRO-3 (``trl/experimental/
-    utils.py: create_reference_model``), and samples by FSDP1's means (``online_dpo_trainer.py: _generate``)."""
+    utils.py: create_reference_model``), and samples by means of FSDP's first version (``online_dpo_trainer.py:
+    _generate``)."""
     return online.held_whole(
         "OnlineDPO", sharding, "copies the policy and samples from it as no rehearsal with shards follows"
     )

@@ -18,8 +18,6 @@ CP_COMM_STRATEGY = "alltoall"
 """Keys and values go around one share at a time. accelerate's default, ``allgather``, has those of all processes in
 memory at once (``torch/distributed/tensor/experimental/_context_parallel/_attention.py: _AllGatherRotater``)."""
 
-RESHARDS = {"fsdp2-no-reshard": False, "fsdp2": True, "hsdp": True}
-
 
 def accelerate_config(
     knobs: Knobs,
@@ -78,22 +76,9 @@ def _parallelism(knobs: Knobs, attention: str | None) -> dict[str, Any]:
 
 
 def _fsdp(knobs: Knobs) -> dict[str, Any]:
-    """Writes the keys of either version.
-
-    The first goes by ``fsdp_sharding_strategy``, which accelerate always says to it, and is not asked about resharding
-    (``accelerate/utils/dataclasses.py: FullyShardedDataParallelPlugin.__post_init__``).
-    """
-    version: dict[str, Any] = {"fsdp_version": 2, "fsdp_reshard_after_forward": RESHARDS.get(str(knobs.sharding))}
-    if knobs.sharding == "fsdp1":
-        version = {
-            "fsdp_version": 1,
-            "fsdp_sharding_strategy": "FULL_SHARD",
-            # torch's default; accelerate's is none at all.
-            "fsdp_backward_prefetch": "BACKWARD_PRE",
-            "fsdp_use_orig_params": True,
-            "fsdp_sync_module_states": True,
-        }
-    return version | {
+    return {
+        "fsdp_version": 2,
+        "fsdp_reshard_after_forward": knobs.sharding != "fsdp2-no-reshard",
         "fsdp_offload_params": knobs.fsdp_offload_params,
         # The layers that transformers names (``_no_split_modules``).
         "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",

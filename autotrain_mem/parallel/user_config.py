@@ -34,8 +34,6 @@ FSDP_KEYS = frozenset(
 )
 """The flags ``--fsdp_...`` of ``accelerate launch``; of any other key it takes no notice."""
 
-_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
-"""``accelerate/utils/constants.py: FSDP_SHARDING_STRATEGY``; a number counts from 1."""
 _WRAPS = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 
 _FSDP2 = "distributed_type: FSDP with fsdp_version: 2 divides weights, gradients and optimizer state"
@@ -44,6 +42,7 @@ _OTHER_TYPES = {
     "XLA": ("TPUs are not rehearsed", "distributed_type: MULTI_GPU trains on GPUs."),
     "MULTI_CPU": ("training on several CPUs is not planned for", "distributed_type: NO, and --use_cpu, takes one."),
 }
+TO_FSDP2 = "accelerate to-fsdp2 --config_file FILE --output_file NEW writes it"
 _TAKES = "distributed_type takes NO, MULTI_GPU, FSDP or DEEPSPEED here."
 _STAGE = 2
 """Where nothing is said (``accelerate/utils/dataclasses.py: DeepSpeedPlugin.__post_init__``)."""
@@ -116,10 +115,6 @@ def _type(config: Mapping[str, Any]) -> str:
     return "NO" if value is False else str(value)  # YAML reads NO without quotes as false
 
 
-def _version(settings: Mapping[str, Any]) -> int:
-    return int(settings.get("version", 1))
-
-
 def _is_true(value: object) -> bool:
     """As ``accelerate/utils/environment.py: str_to_bool`` reads it."""
     return str(value).lower() in ("true", "1", "yes", "y", "t", "on")
@@ -152,8 +147,6 @@ def _sharding(config: Mapping[str, Any], settings: Mapping[str, Any], replicas: 
     if _type(config) == "DEEPSPEED":
         given = zero_settings(config)
         return None if "deepspeed_config_file" in given else _ZEROS[str(given.get("zero_stage", _STAGE))]
-    if _version(settings) == 1:
-        return "fsdp1"
     if replicas > 1:
         return "hsdp"
     return "fsdp2" if _is_true(settings.get("reshard_after_forward", True)) else "fsdp2-no-reshard"
@@ -170,8 +163,7 @@ def _unwrapped(settings: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _unsaved(settings: Mapping[str, Any]) -> Iterator[str]:
-    default = "FULL_STATE_DICT" if _version(settings) == 1 else "SHARDED_STATE_DICT"
-    kind = str(settings.get("state_dict_type") or default)
+    kind = str(settings.get("state_dict_type") or "SHARDED_STATE_DICT")
     if kind.upper() != "FULL_STATE_DICT":
         yield (
             f"fsdp_state_dict_type {kind}: the trainer writes no model at the end, only checkpoints in shards "
@@ -285,15 +277,13 @@ def _precision(config: Mapping[str, Any]) -> Iterator[Problem]:
 
 def _fsdp(config: Mapping[str, Any]) -> Iterator[Problem]:
     settings = fsdp_settings(config)
-    if str(settings.get("version", 1)) not in ("1", "2"):
-        yield f"fsdp_version {settings['version']} is unknown", "fsdp_version: 2."
+    if (version := str(settings.get("version", 1))) != "2":
+        yield f"fsdp_version {version} is not planned for", f"fsdp_version: 2; {TO_FSDP2}."
         return
     reshard = str(settings.get("reshard_after_forward", True))
-    if _version(settings) == 2 and reshard.lower() not in ("true", "false"):
+    if reshard.lower() not in ("true", "false"):
         cure = "fsdp_reshard_after_forward: true shards wholly, as FULL_SHARD did; false as SHARD_GRAD_OP did."
         yield f"fsdp_reshard_after_forward {reshard} is FSDP's first version's", cure
-    if _version(settings) == 1:
-        yield from _first_version(settings)
     policy = settings.get("auto_wrap_policy")
     if policy is not None and str(policy).upper() not in _WRAPS:
         yield f"fsdp_auto_wrap_policy {policy} is unknown", f"fsdp_auto_wrap_policy takes {', '.join(_WRAPS)}."
@@ -305,23 +295,6 @@ def _fsdp(config: Mapping[str, Any]) -> Iterator[Problem]:
     ):
         cure = "fsdp_sync_module_states: true, which accelerate launch asks for, too."
         yield "fsdp_cpu_ram_efficient_loading leaves all but one process without weights", cure
-
-
-def _first_version(settings: Mapping[str, Any]) -> Iterator[Problem]:
-    """accelerate always says ``fsdp_sharding_strategy`` to it: at ``fsdp_reshard_after_forward`` it does not look."""
-    given = str(settings.get("sharding_strategy", "FULL_SHARD")).upper()
-    strategy = _STRATEGIES[int(given) - 1] if given in ("1", "2", "3", "4", "5") else given
-    reshard = str(settings.get("reshard_after_forward", strategy)).upper()
-    if strategy.startswith("HYBRID_SHARD"):
-        cure = "fsdp_version: 2, with parallelism_config_dp_replicate_size: 2 and parallelism_config_dp_shard_size: N."
-        yield f"fsdp_sharding_strategy {strategy} is not rehearsed in FSDP's first version", cure
-    elif strategy == "NO_SHARD":
-        yield "fsdp_sharding_strategy NO_SHARD divides nothing", "distributed_type: MULTI_GPU is DDP."
-    elif strategy not in _STRATEGIES:
-        yield f"fsdp_sharding_strategy {strategy} is unknown", f"It takes {', '.join(_STRATEGIES[:2])}."
-    elif reshard not in (strategy, "TRUE") and reshard in _STRATEGIES:
-        cure = f"fsdp_sharding_strategy: {reshard}, or fsdp_version: 2."
-        yield f"accelerate takes no notice of fsdp_reshard_after_forward {reshard} in FSDP's first version", cure
 
 
 def _parallelism(config: Mapping[str, Any]) -> Iterator[Problem]:
@@ -340,8 +313,7 @@ def _parallelism(config: Mapping[str, Any]) -> Iterator[Problem]:
         cure = f"distributed_type: DEEPSPEED with zero_stage: 3; or parallelism_config_cp_size: {shared} with FSDP2."
         yield f"parallelism_config_sp_size {shared}: sequence parallelism is DeepSpeed's", cure
         return
-    version = str(fsdp_settings(config).get("version", 1))
-    if _type(config) != "FSDP" or version != "2":
+    if _type(config) != "FSDP":
         yield "parallelism_config is for FSDP's second version", "distributed_type: FSDP, with fsdp_version: 2."
         return
     replicas, shards = sizes.get("dp_replicate_size", 1), sizes.get("dp_shard_size", 1)

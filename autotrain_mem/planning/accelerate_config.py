@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autotrain_mem.parallel.launch_environment import fsdp_settings
 from autotrain_mem.planning.deepspeed_file import with_deepspeed
 from autotrain_mem.settings.own import OF_DEEPSPEED, SHARE_TOKENS
 from autotrain_mem.settings.words import CHECKPOINTING, RECOMPUTES
@@ -36,6 +37,8 @@ def with_accelerate(wish: Wish) -> Wish:
         return wish
     from autotrain_mem.parallel.user_config import read_launch  # most have no such config
 
+    if _is_first_version(content):
+        content = _second_version(content, name)
     launch = read_launch(content, name)
     if problems := [*_contradictions(wish, launch, name)]:
         reasons, cures = zip(*problems, strict=True)
@@ -78,7 +81,11 @@ def launch_warnings(wish: Wish) -> tuple[str, ...]:
         return ()
     from autotrain_mem.parallel.user_config import read_launch
 
-    return read_launch(wish.accelerate, FLAG).warnings
+    given, said = wish.autofit.accelerate_config, read_launch(wish.accelerate, FLAG).warnings
+    written = given if given is None or isinstance(given, Mapping) else read_yaml(str(given), FLAG)
+    if written and _is_first_version(written):
+        return "the config is for FSDP's first version, and is read as fsdp_version: 2", *said
+    return said
 
 
 def _content(wish: Wish) -> tuple[Mapping[str, Any] | None, str]:
@@ -88,6 +95,55 @@ def _content(wish: Wish) -> tuple[Mapping[str, Any] | None, str]:
     if isinstance(given, Mapping):
         return given, FLAG
     return wish.accelerate or read_yaml(str(given), FLAG), str(Path(given))
+
+
+_RESHARDS = {"FULL_SHARD": True, "1": True, "TRUE": True, "SHARD_GRAD_OP": False, "2": False, "FALSE": False}
+_OTHER_STRATEGIES = {
+    "NO_SHARD": "distributed_type: MULTI_GPU is DDP.",
+    **dict.fromkeys(
+        ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2"),
+        "fsdp_version: 2, with parallelism_config_dp_replicate_size: 2 and parallelism_config_dp_shard_size: N.",
+    ),
+}
+"""Of ``accelerate/utils/constants.py: FSDP_SHARDING_STRATEGY``, those that name no way to reshard."""
+_ALWAYS = {
+    "backward_prefetch": ("BACKWARD_PRE", "1"),
+    "forward_prefetch": ("FALSE",),
+    "use_orig_params": ("TRUE",),
+    "sync_module_states": ("TRUE",),
+    "state_dict_type": ("FULL_STATE_DICT", "SHARDED_STATE_DICT"),
+}
+"""Keys that FSDP's second version does not have, or takes less of: the values that say what it does."""
+
+
+def _is_first_version(content: Mapping[str, Any]) -> bool:
+    return content.get("distributed_type") == "FSDP" and str(fsdp_settings(content).get("version", 1)) == "1"
+
+
+def _second_version(content: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Returns a config of FSDP's first version as one of the second (``accelerate/commands/to_fsdp2.py``).
+
+    Raises:
+        UsageError: keys have no counterpart.
+    """
+    from autotrain_mem.parallel.user_config import TO_FSDP2
+
+    given = {key: value for key, value in fsdp_settings(content).items() if value is not None}
+    strategy = str(given.pop("sharding_strategy", given.get("reshard_after_forward", "FULL_SHARD"))).upper()
+    said = {key: str(given[key]).upper() for key in _ALWAYS if key in given}
+    lost = [f"fsdp_{key}: {given[key]}" for key, value in said.items() if value not in _ALWAYS[key]]
+    if strategy not in _RESHARDS:
+        lost.append(f"fsdp_sharding_strategy: {strategy}")
+    if lost:
+        raise UsageError(
+            f"{name} is for FSDP's first version, which is not planned for: the second has no counterpart of "
+            f"{', '.join(lost)}.",
+            hint=_OTHER_STRATEGIES.get(strategy, f"Give fsdp_version: 2 without it; {TO_FSDP2}."),
+        )
+    saves = {"state_dict_type": given.get("state_dict_type", "FULL_STATE_DICT")}  # the default of the first
+    kept = {key: value for key, value in given.items() if key not in _ALWAYS} | saves
+    kept |= {"version": 2, "reshard_after_forward": _RESHARDS[strategy]}
+    return {**content, "fsdp_config": {f"fsdp_{key}": value for key, value in kept.items()}}
 
 
 def _pins(launch: Launch) -> dict[str, Any]:

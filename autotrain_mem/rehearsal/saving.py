@@ -10,7 +10,6 @@ mixture's experts, are split into copies, all of them alive at once; and shards 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -82,25 +81,9 @@ def _as_checkpoints_have_it(model: Any) -> None:
 def _gather(trainer: Any, recorder: Recorder) -> None:
     """Weights come together on the device and leave for the host of the first process.
 
-    FSDP2 gathers one parameter after the other (``torch/distributed/_state_dict_utils.py: _gather_state_dict``), FSDP1
-    all of a unit, while the outermost stays gathered (``torch/distributed/fsdp/_state_dict_utils.py:
-    _full_pre_state_dict_hook``). accelerate asks for both (``accelerator.py: get_state_dict``).
+    FSDP2 gathers one parameter after the other (``torch/distributed/_state_dict_utils.py: _gather_state_dict``), as
+    accelerate asks (``accelerator.py: get_state_dict``).
     """
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    units = FullyShardedDataParallel.fsdp_modules(trainer.model_wrapped)
-    sizes = [_unit_bytes(unit) for unit in units]
-    if not units:
-        sizes = [weight.numel() * weight.element_size() for weight in trainer.model.parameters()]
-    with ExitStack() as stack:
-        if units:
-            stack.enter_context(recorder.taken(sizes.pop(0), Owner.GATHERED_WEIGHTS, ""))
-        for size_bytes in sizes:
-            with recorder.taken(size_bytes, Owner.GATHERED_WEIGHTS, ""):
-                pass
-
-
-def _unit_bytes(unit: Any) -> int:
-    """Bytes of all weights of a unit of FSDP1, in the dtype in which they are kept."""
-    flat = getattr(unit, "_flat_param", None)
-    return 0 if flat is None else int(torch.Size(flat._unpadded_unsharded_size).numel() * flat.element_size())
+    for weight in trainer.model.parameters():
+        with recorder.taken(weight.numel() * weight.element_size(), Owner.GATHERED_WEIGHTS, ""):
+            pass

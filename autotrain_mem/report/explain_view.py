@@ -177,10 +177,10 @@ def sharing_view(plan: Plan) -> list[RenderableType]:
     """
     if plan.knobs.processes == 1:
         return []
-    estimate, own = plan.estimate, (plan.knobs.sharding, plan.knobs.fsdp_offload_params)
+    estimate, own = plan.estimate, (plan.knobs.sharding or "ddp", plan.knobs.fsdp_offload_params)
     ways = [(each, False) for each in FASTEST_FIRST if each != "hsdp" or plan.knobs.sharding == "hsdp"]
     ways.append(("fsdp2", True))
-    ways += [(own[0] or "fsdp1", own[1])] if plan.knobs.sharding == "fsdp1" or plan.knobs.zero_stage else []
+    ways += [own] if plan.knobs.zero_stage else []
     grid = table("", "weights", "gradients", "state", "needs", "", right=(1, 2, 3, 4))
     for sharding, offloads in ways:
         is_plan = (sharding, offloads) == own

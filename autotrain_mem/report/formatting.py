@@ -53,7 +53,6 @@ SHARINGS = {
     "fsdp2-no-reshard": "FSDP2, no reshard",
     "fsdp2": "FSDP2, full shard",
     "hsdp": "HSDP",
-    "fsdp1": "FSDP1",
     "zero1": "ZeRO-1",
     "zero2": "ZeRO-2",
     "zero3": "ZeRO-3",

@@ -16,14 +16,13 @@ from autotrain_mem.types import Job, Knobs
 from autotrain_mem.types.methods_table import METHODS
 
 FASTEST_FIRST: tuple[Sharding, ...] = ("ddp", "fsdp2-no-reshard", "fsdp2", "hsdp")
-"""What a search tries, in the order in which of equals the first is taken. FSDP's first version and DeepSpeed are
-the user's to ask for."""
+"""What a search tries, in the order in which of equals the first is taken. DeepSpeed is the user's to ask for."""
 
 WITH_SHARED_TOKENS: tuple[Sharding, ...] = ("fsdp2-no-reshard", "fsdp2")
 """What goes with context parallelism: torch has it in FSDP2 only, and copies of shards beside it are not rehearsed."""
 
 LEAST_FIRST: tuple[Sharding | None, ...] = (
-    *("fsdp2", "fsdp1", "zero3", "hsdp", "fsdp2-no-reshard", "zero2", "zero1", "ddp", None),
+    *("fsdp2", "zero3", "hsdp", "fsdp2-no-reshard", "zero2", "zero1", "ddp", None),
 )
 """By what a process holds."""
 
@@ -31,7 +30,6 @@ SAVES: dict[Sharding | None, frozenset[str]] = {
     "fsdp2-no-reshard": frozenset({"shards", "all nodes"}),
     "hsdp": frozenset({"shards", "reshards"}),
     "fsdp2": frozenset({"shards", "reshards", "all nodes"}),
-    "fsdp1": frozenset({"shards", "reshards", "all nodes"}),
 }
 """What of a device's bytes each saves by; whatever is a subset of another needs more."""
 
@@ -71,8 +69,7 @@ def _goes_together(space: Space, knobs: Knobs) -> bool:
     """Whether every lever that these knobs have goes with the others.
 
     Half the weights of what is trained is none under FSDP: with mixed precision accelerate makes trained parameters
-    float32 again (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model`` and, for FSDP1, ``accelerator.py:
-    prepare_model``).
+    float32 again (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``).
     """
     is_cast = knobs.is_sharded and not knobs.zero_stage
     if is_cast and not knobs.use_peft and knobs.dtype != space.base.dtype:

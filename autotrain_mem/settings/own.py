@@ -24,11 +24,11 @@ from autotrain_mem.settings.declaration import (
     settings_of,
 )
 
-Sharding = Literal["ddp", "fsdp2-no-reshard", "fsdp2", "hsdp", "fsdp1", "zero1", "zero2", "zero3"]
+Sharding = Literal["ddp", "fsdp2-no-reshard", "fsdp2", "hsdp", "zero1", "zero2", "zero3"]
 """How several processes divide a model: none of it (DDP), or each parameter, gradient and optimizer state into shards
 (FSDP). ``fsdp2-no-reshard`` keeps gathered weights from a layer's forward to its backward, ``hsdp`` has a whole set of
-shards on each of several groups of processes, ``fsdp1`` is FSDP's first version. DeepSpeed's stages divide the
-optimizer's state (``zero1``), gradients too (``zero2``), and weights too (``zero3``)."""
+shards on each of several groups of processes. DeepSpeed's stages divide the optimizer's state (``zero1``), gradients
+too (``zero2``), and weights too (``zero3``)."""
 
 OffloadDevice = Literal["cpu", "nvme"]
 """Where DeepSpeed keeps what it offloads, in its own words."""
@@ -153,7 +153,7 @@ class OwnSettings:
         help="shards wait in host memory, where the optimizer steps too (FSDP)",
         lever=LeverRow(
             harm=Harm.TIME,
-            needs={"sharding": ("fsdp2", "hsdp", "fsdp1"), "load_in_4bit": (False,), "load_in_8bit": (False,)},
+            needs={"sharding": ("fsdp2", "hsdp"), "load_in_4bit": (False,), "load_in_8bit": (False,)},
             reason="shards of weights, gradients and optimizer state wait in host memory, where the optimizer steps "
             "too",
             words="shards offloaded",

@@ -30,9 +30,6 @@ CARDS = {
 }
 """How a row calls a card -> one of the same compute capability, which is all that an allocated peak takes of a card."""
 
-FSDP1 = "FSDP1 FULL_SHARD"
-"""How a row says that its model was sharded."""
-
 Row = dict[str, str]
 
 
@@ -79,8 +76,7 @@ def why_left_out(row: Row, models: pathlib.Path) -> str | None:
         (row["metric"] != "allocated" or not row["alloc_gib"], "no allocated peak was measured"),
         (not row["core"].startswith("A"), "not all settings are stated"),
         (row["task"] not in ("sft", "grpo"), "another trainer"),
-        (row["n_gpus"] != "1" and not row["sharding"].startswith(FSDP1), "several GPUs, shared otherwise"),
-        (row["n_gpus"] != "1" and adapts_in_mixed_precision(row), "adapters in mixed precision under an older FSDP1"),
+        (row["n_gpus"] != "1", "several GPUs under FSDP's first version, or shared otherwise"),
         (row["offload"] != "none", "offloading of another stack"),
         (row["method"] not in ("full", "lora", "qlora"), "another method"),
         (bool(row["quant"]) and "bnb" not in row["quant"], "another quantization"),
@@ -89,15 +85,6 @@ def why_left_out(row: Row, models: pathlib.Path) -> str | None:
         (not (models / row["model"] / "config.json").is_file(), "its config is not in the folder"),
     )
     return next((reason for met, reason in reasons if met), None)
-
-
-def adapts_in_mixed_precision(row: Row) -> bool:
-    """Tells whether a row trained an adapter under autocast.
-
-    Such rows under FSDP hold 3.0 GiB for each row of 4096 tokens of Mistral-7B, and 2.06 alone on one GPU of the same
-    stack (accelerate 0.34, transformers 4.45): it kept what flows between layers in float32, which today's does not.
-    """
-    return row["method"] != "full" and row["mixed_precision"].startswith("bf16")
 
 
 def case_of(row: Row, models: pathlib.Path) -> Case:
@@ -137,7 +124,6 @@ def _common(row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
         arguments |= {"bnb_4bit_quant_type": "nf4" if "nf4" in row["quant"] else "fp4"}
     if "flash" in row["attn"]:
         arguments |= {"attn_implementation": row["attn"]}
-    processes = int(row["n_gpus"])
     foreach = "foreach" in row["optimizer"]
     optimizer = "adamw_torch_fused" if "default" in row["optimizer"] else row["optimizer"].split()[0]
     return arguments, knobs | {
@@ -149,8 +135,6 @@ def _common(row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
         "optim": "adamw_torch" if foreach else optimizer,
         "load_in_4bit": quantized,
         "use_bnb_nested_quant": "double" in row["quant"],
-        "processes": processes,
-        "sharding": "fsdp1" if processes > 1 else None,
     }
 
 

@@ -52,8 +52,8 @@ def test_torchrun_is_ddp_whatever_would_be_faster(monkeypatch: pytest.MonkeyPatc
             {"sharding": "hsdp", "fsdp_offload_params": True, "dp_replicate_size": 2},
         ),
         (
-            {"distributed_type": "FSDP", "fsdp_config": {"fsdp_activation_checkpointing": True}},
-            {"sharding": "fsdp1", "fsdp_offload_params": False, "gradient_checkpointing": False},
+            {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2, "fsdp_activation_checkpointing": True}},
+            {"sharding": "fsdp2", "fsdp_offload_params": False, "gradient_checkpointing": False},
         ),
     ],
 )

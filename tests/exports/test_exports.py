@@ -232,7 +232,7 @@ def test_accelerate_reads_its_file_and_mixes_as_the_trainer_does(tmp_path: Path,
     assert keys("accelerate", job(), dataclasses.replace(QLORA, fp16=True))["mixed_precision"] == "fp16"
 
 
-@pytest.mark.parametrize("sharding", ["ddp", "fsdp2", "fsdp2-no-reshard", "fsdp1"])
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp2", "fsdp2-no-reshard"])
 def test_accelerate_launches_what_was_planned(sharding: Any, tmp_path: Path) -> None:
     from accelerate.commands.config.config_args import load_config_from_file
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from real_run import peaks
-from torch.distributed import fsdp
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from autotrain_mem.rehearsal.saving import rehearse_saving
@@ -97,17 +96,3 @@ def test_fsdp2_gathers_one_weight_at_a_time() -> None:
     weights = sum(block.size_bytes for block in trace.blocks if block.owner == "weights")
     largest = max(weight.nbytes for weight in model.parameters())
     assert peaks(trace)["save"] == weights + largest
-
-
-def test_fsdp1_gathers_a_unit_beside_the_outermost(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unit(elements: int) -> Any:
-        flat = torch.nn.Parameter(torch.zeros(1))
-        flat._unpadded_unsharded_size = torch.Size([elements])  # type: ignore[attr-defined]
-        return SimpleNamespace(_flat_param=flat)
-
-    units = [unit(100), unit(10), unit(50)]
-    monkeypatch.setattr(fsdp.FullyShardedDataParallel, "fsdp_modules", lambda model: units)
-    nothing = torch.nn.Module()
-    trainer = trainer_of(nothing, is_fsdp_enabled=True)
-    trace = recorded(lambda recorder: rehearse_saving(trainer, recorder), nothing)
-    assert peaks(trace)["save"] == 4 * (100 + 50)

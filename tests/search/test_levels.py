@@ -241,7 +241,7 @@ def ways(name: str, nodes: int = 1, **words: Any) -> list[tuple[object, ...]]:
     return [(knobs.sharding, knobs.dp_replicate_size) for knobs in first]
 
 
-LEAST = ("fsdp2", "fsdp1", "hsdp", "fsdp2-no-reshard", "ddp")
+LEAST = ("fsdp2", "hsdp", "fsdp2-no-reshard", "ddp")
 PLAIN = [("ddp", None), ("fsdp2-no-reshard", None), ("fsdp2", None)]
 
 
@@ -254,7 +254,6 @@ PLAIN = [("ddp", None), ("fsdp2-no-reshard", None), ("fsdp2", None)]
         ("lossless", {"sharding": "hsdp", "nodes": 4}, [("hsdp", 4)]),
         ("lossless", {"use_vllm": True}, PLAIN),
         ("lossless", {"optim": "paged_adamw_32bit"}, PLAIN[:1]),
-        ("lossless", {"sharding": "fsdp1"}, [("fsdp1", None)]),
         ("lossless", {"method": "ppo", "defaults": replace(PPO, processes=8, sharding="ddp")}, PLAIN[:1]),
         # What is trained is float32 under FSDP, and bitsandbytes' optimizer takes whole parameters.
         ("rounding", {"learning_rate": 1e-4}, PLAIN[:1] * 3),

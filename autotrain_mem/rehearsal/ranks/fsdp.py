@@ -1,6 +1,6 @@
-"""FSDP on CPU tensors that stand for a GPU's: its streams, its shards, and what of it lies on the device.
+"""FSDP2 on CPU tensors that stand for a GPU's: its streams, its shards, and what of it lies on the device.
 
-FSDP2 keeps every buffer that is in use by a reference, so that what is gathered ahead and what is still to be reduced
+It keeps every buffer that is in use by a reference, so that what is gathered ahead and what is still to be reduced
 come out by themselves, once births are on their streams (``torch/distributed/fsdp/_fully_shard/``).
 """
 
@@ -17,10 +17,7 @@ import torch
 from accelerate import Accelerator
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import fsdp
-from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp import _fully_shard as package
-from torch.distributed.fsdp._common_utils import _FSDPDeviceHandle
-from torch.distributed.fsdp._flat_param import FlatParamHandle
 from torch.distributed.fsdp._fully_shard import (
     _fsdp_collectives,
     _fsdp_init,
@@ -166,51 +163,6 @@ def _gather(gather: Callable[..., Any], recorder: RankRecorder, *args: Any, **kw
     if result is not None:
         recorder.mark(result.all_gather_output, Owner.GATHERED_WEIGHTS, "all_gather")
     return result
-
-
-# -- version 1 ---------------------------------------------------------------------------------------------------------
-
-
-class _Device(Streams):
-    """``torch.cuda`` as FSDP1 uses it, which names the device where FSDP2 asks for its number."""
-
-    def current_device(self) -> Any:
-        return torch.device("cpu")
-
-
-@contextmanager
-def fsdp1_rules(recorder: RankRecorder) -> Iterator[None]:
-    """Inside, FSDP1 shards models as on GPUs.
-
-    A unit's parameters are joined into one flat tensor, of which each process keeps a shard; the whole one is a storage
-    that is resized as it is gathered and freed (``torch/distributed/fsdp/_flat_param.py``).
-    """
-    device, prepare = _Device(recorder), Accelerator.prepare_model
-    allocate = FlatParamHandle._alloc_padded_unsharded_flat_param
-
-    def prepare_model(accelerator: Accelerator, model: Any, *args: Any, **kwargs: Any) -> Any:
-        for parameter in model.parameters():
-            recorder.work.know_weight(parameter)
-        prepared = prepare(accelerator, model, *args, **kwargs)
-        if isinstance(prepared, FullyShardedDataParallel):
-            for unit in FullyShardedDataParallel.fsdp_modules(prepared):
-                if unit._has_params:
-                    recorder.mark(unit._flat_param, Owner.WEIGHTS, "flat_param")
-            for name, buffer in prepared.named_buffers():
-                recorder.mark(buffer, Owner.WEIGHTS, name)
-        return prepared
-
-    def allocated(handle: Any) -> Any:
-        unsharded = allocate(handle)
-        recorder.mark(unsharded, Owner.GATHERED_WEIGHTS, "flat_param")
-        return unsharded
-
-    with (
-        patch.object(_FSDPDeviceHandle, "from_device", lambda *_: device),
-        patch.object(Accelerator, "prepare_model", prepare_model),
-        patch.object(FlatParamHandle, "_alloc_padded_unsharded_flat_param", allocated),
-    ):
-        yield
 
 
 # -- offload -----------------------------------------------------------------------------------------------------------

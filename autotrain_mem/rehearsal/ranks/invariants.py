@@ -47,7 +47,7 @@ def trained_in_full(trainer: Any) -> Iterator[None]:
         for prefix, module in model.named_modules()
         if id(module) in ran
         for name, parameter in module.named_parameters(prefix, recurse=False)
-        if parameter.requires_grad and local(parameter).numel()  # of FSDP1, the shards of others are empty
+        if parameter.requires_grad and local(parameter).numel()  # of a small one, some shards are empty
     }
     if not used or trainer.state.global_step == 0:
         raise _broken("no step was made, or nothing was trained")

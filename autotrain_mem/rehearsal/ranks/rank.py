@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from autotrain_mem.parallel.config import accelerate_config
 from autotrain_mem.parallel.launch_environment import launch_environment, rank_environment
-from autotrain_mem.rehearsal.ranks.fsdp import fsdp1_rules, fsdp2_offload, fsdp2_rules
+from autotrain_mem.rehearsal.ranks.fsdp import fsdp2_offload, fsdp2_rules
 from autotrain_mem.rehearsal.ranks.recording import Collectives, RankRecorder
 from autotrain_mem.rehearsal.ranks.ring_attention import ring_attention
 from autotrain_mem.rehearsal.trace.recorder import Recorder
@@ -101,8 +101,6 @@ def _sharding(recorder: RankRecorder, knobs: Knobs, compute_capability: Capabili
                 stack.enter_context(shared_sequences(recorder, is_fake=is_fake))
         elif not knobs.is_sharded:
             stack.enter_context(ddp_rules(recorder, is_fake=is_fake))
-        elif knobs.sharding == "fsdp1":
-            stack.enter_context(fsdp1_rules(recorder))
         else:
             stack.enter_context(fsdp2_rules(recorder, knobs.shards))
             if knobs.cp_size > 1:
