@@ -24,27 +24,21 @@ def quantization(subject: ModelOnCard) -> Problems:
     from transformers import Mxfp4Config
     from trl import ModelConfig, get_quantization_config
 
-    from autotrain_mem.trainers.model_support import refuse_unrehearsed
+    from autotrain_mem.trainers.model_support import checkpoint_quantization, refuse_unrehearsed
 
     job, config = subject.job, subject.config
     names = {field.name for field in fields(ModelConfig)}
     model = ModelConfig(**{name: value for name, value in job.arguments.items() if name in names})
     dequantized = Mxfp4Config(dequantize=True) if is_in_mxfp4(config) else None
     refuse_unrehearsed(config, get_quantization_config(model) or dequantized)
-    if _stays_quantized(config) and not job.arguments.get("use_peft"):
+    stays_quantized = bool(checkpoint_quantization(config)) and not is_in_mxfp4(config)
+    if stays_quantized and not job.arguments.get("use_peft"):
         yield Finding(
             kind="error",
             error="UnsupportedModelError",
             message="The checkpoint is quantized, and rounded weights take no gradient steps.",
             cure="Add --use_peft to train an adapter on it, or take the checkpoint that it was quantized from.",
         )
-
-
-def _stays_quantized(config: Any) -> bool:
-    """Whether a checkpoint is quantized, and is so while it is trained."""
-    from autotrain_mem.trainers.model_support import checkpoint_quantization
-
-    return bool(checkpoint_quantization(config)) and not is_in_mxfp4(config)
 
 
 def images(subject: ModelOnCard) -> Problems:

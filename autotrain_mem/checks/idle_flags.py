@@ -79,12 +79,11 @@ def _without_its_switch(setup: Setup) -> Iterator[tuple[list[str], str]]:
 def _asked(given: Mapping[str, Any], filled: Configs) -> Iterator[str]:
     """Yields the names of arguments that ask for something other than TRL's own default."""
     parts = (filled.script, filled.training, filled.model, filled.dataset)
-    defaults = {field.name: _default(field) for part in parts for field in dataclasses.fields(part)}
+    fields = {field.name: field for part in parts for field in dataclasses.fields(part)}
     for name, value in given.items():
-        if value not in (None, False, "") and name in defaults and value != defaults[name]:
+        if value in (None, False, "") or name not in fields:
+            continue
+        factory = fields[name].default_factory
+        default = fields[name].default if factory is dataclasses.MISSING else factory()
+        if value != getattr(default, "value", default):
             yield name
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    value = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-    return getattr(value, "value", value)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
+from autotrain_mem.cli.run_flags import underscored
 from autotrain_mem.exports.tools import EXPORTERS
 from autotrain_mem.planning.accelerate_config import with_accelerate
 from autotrain_mem.planning.peft_config import with_peft_config
@@ -199,7 +200,7 @@ def read(prog: str, argv: Sequence[str]) -> tuple[Wish, Output]:
     Raises:
         UsageError: a value that we refuse, a YAML file that cannot be read or is not a mapping.
     """
-    namespace, rest = make_parser(prog).parse_known_args([_underscored(token) for token in argv])
+    namespace, rest = make_parser(prog).parse_known_args([underscored(token) for token in argv])
     not_here = {f"--{each.flag}": each.elsewhere for each in _FLAGS if each.elsewhere is not None}
     for flag in (token.partition("=")[0] for token in rest):
         if flag in not_here:
@@ -211,7 +212,7 @@ def read(prog: str, argv: Sequence[str]) -> tuple[Wish, Output]:
         {} if file is None else {name.replace("-", "_"): each for name, each in read_yaml(file, "--config").items()}
     )
     environment = {str(name): str(value) for name, value in _block(config, _ENV).items()}
-    settings = {_underscored(f"--{name}")[2:]: value for name, value in _block(config, _AUTOFIT).items()}
+    settings = {underscored(f"--{name}")[2:]: value for name, value in _block(config, _AUTOFIT).items()}
     # Blocks are no flags, so that TRL's parser, which knows the names of all flags, cannot say which was meant.
     meant = {name: near[0] for name in config if (near := difflib.get_close_matches(name, _BLOCKS, n=1, cutoff=0.8))}
     if meant:
@@ -261,14 +262,6 @@ _NOT_GIVEN = (None, False)
 def _given(namespace: argparse.Namespace) -> dict[str, Any]:
     """Collects what the user said. By identity: 0 is an answer, though it equals False."""
     return {name: value for name, value in vars(namespace).items() if not any(value is each for each in _NOT_GIVEN)}
-
-
-def _underscored(token: str) -> str:
-    """``--max-length=5`` and ``--max_length=5`` are the same."""
-    if not token.startswith("--"):
-        return token
-    name, equals, value = token.partition("=")
-    return "--" + name[2:].replace("-", "_") + equals + value
 
 
 def _yaml_names() -> tuple[str, ...]:

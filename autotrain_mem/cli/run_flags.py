@@ -52,14 +52,14 @@ def parsed(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Nam
     if {"--help", "-h"} & set(argv):
         sys.stdout.write(parser.format_help())
         return None
-    options = parser.parse_args([_with_underscores(word) for word in argv])
+    options = parser.parse_args([underscored(word) for word in argv])
     if getattr(options, "run", "") is None:
         raise UsageError(f"{parser.prog} needs the output folder of a training.", hint=_usage(parser))
     return options
 
 
-def _with_underscores(word: str) -> str:
-    """``--max-new-tokens=5`` as ``--max_new_tokens=5``: both are taken, as in all commands."""
+def underscored(word: str) -> str:
+    """``--max-new-tokens=5`` as ``--max_new_tokens=5``: both are taken, in all commands."""
     if not word.startswith("--"):
         return word
     name, equals, value = word.partition("=")

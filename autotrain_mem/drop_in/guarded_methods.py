@@ -75,7 +75,9 @@ def _guarded(trainer: Any, name: str, trls: Callable[..., Any]) -> Iterator[Call
     if why_no_guard(trainer) or has_own_step:  # the user's own, of the class or of this object
         yield trls
         return
-    functions = [(owner, _functions(owner)) for owner in _owners(trainer)]
+    policy = trainer.accelerator.unwrap_model(trainer.model)
+    # the objects whose methods a guard stands in for
+    functions = [(owner, _functions(owner)) for owner in (trainer, trainer.accelerator, policy)]
     callbacks = [*trainer.callback_handler.callbacks]
     setattr(trainer, name, trls)  # what a guard puts around it
     attached = None
@@ -122,13 +124,6 @@ def _is_ours(function: Any) -> bool:
     """By where its code stands: a stand-in may have the name of what it stands for."""
     code = getattr(function, "__func__", function)
     return str(getattr(code, "__globals__", {}).get("__name__", "")).startswith("autotrain_mem.")
-
-
-def _owners(trainer: Any) -> list[Any]:
-    """Lists the objects whose methods a guard stands in for."""
-
-    policy = trainer.accelerator.unwrap_model(trainer.model)
-    return [trainer, trainer.accelerator, policy]
 
 
 # -- what it reports ---------------------------------------------------------------------------------------------------

@@ -89,10 +89,20 @@ class Planned:
         ours = as_autofit(autofit)
         if not _is_documented(keywords, method, config_class):
             construct(**keywords)  # TRL's to refuse
-            _check_no_rows(keywords)
+            if (rows := keywords.get("train_dataset")) is not None:
+                raise UsageError(
+                    f"No plan can be made for a train_dataset of type {type(rows).__name__}: its rows cannot be "
+                    "counted.",
+                    hint="Give a datasets.Dataset: datasets.Dataset.from_list(rows) makes one.",
+                )
             self.plan = None
             return
-        keywords["args"] = _config(keywords, config_class, method)
+        config = keywords.get("args")
+        if config is None:
+            config = default_config(config_class, keywords, METHODS[method].title)
+        elif not isinstance(config, config_class):  # of transformers: as TRL makes its own of it
+            config = config_class(**{**config.to_dict(), "hub_token": config.hub_token})
+        keywords["args"] = config
         call = Call(trainer=type(self), args=outer_args, kwargs=outer_kwargs, keywords=keywords)
         asked = Asked(method=method, config_class=config_class, call=call, autofit=ours, lost=lost_levers())
         plan = _made(asked)
@@ -102,19 +112,14 @@ class Planned:
         config = planned_config(keywords["args"], plan.knobs, loads=isinstance(keywords["model"], str))
         planned = with_knobs(keywords, plan.method, {**plan.job.arguments, **codec.to_json(plan.knobs)})
         set_seed(config.seed)  # TRL draws an adapter and a reward's head before transformers' Trainer does
-        construct(**{**planned, **_processor(plan), "args": config})
+        if plan.data is not None and plan.data.images is not None:  # as large as the plan has them
+            revision = revision_of(plan.job)
+            planned["processing_class"] = load_processor(plan.job.model, plan.knobs.max_pixels, **revision)
+        construct(**{**planned, "args": config})
         finished(self, plan.knobs)
         self.plan = plan
         if ours.guard and plan.estimate.hardware.origin != "cpu":  # a host that is full kills, and raises nothing
             guard(self)
-
-
-def _processor(plan: Plan) -> Keywords:
-    """The processor of rows with images, as large as the plan has them; nothing where rows are text, whose tokenizer is
-    the script's or TRL's to load."""
-    if plan.data is None or plan.data.images is None:
-        return {}
-    return {"processing_class": load_processor(plan.job.model, plan.knobs.max_pixels, **revision_of(plan.job))}
 
 
 def _made(asked: Asked) -> Plan:
@@ -138,29 +143,6 @@ def _is_documented(keywords: Keywords, method: str, config_class: type) -> bool:
     config = keywords.get("args")
     kind = TrainingArguments if method_of(method).takes_transformers_arguments else config_class
     return isinstance(keywords.get("train_dataset"), Dataset | IterableDataset) and isinstance(config, kind | None)
-
-
-def _check_no_rows(keywords: Keywords) -> None:
-    """Without rows there is nothing to plan for; those of another kind would be trained on unplanned.
-
-    Raises:
-        UsageError: there are rows.
-    """
-    if (rows := keywords.get("train_dataset")) is not None:
-        raise UsageError(
-            f"No plan can be made for a train_dataset of type {type(rows).__name__}: its rows cannot be counted.",
-            hint="Give a datasets.Dataset: datasets.Dataset.from_list(rows) makes one.",
-        )
-
-
-def _config(keywords: Keywords, config_class: type, method: str) -> Any:
-    """TRL's config: the default where none is given; made of transformers' where that is given, as TRL makes it."""
-    config = keywords.get("args")
-    if config is None:
-        return default_config(config_class, keywords, METHODS[method].title)
-    if isinstance(config, config_class):
-        return config
-    return config_class(**{**config.to_dict(), "hub_token": config.hub_token})
 
 
 class SFTTrainer(Planned, trl.SFTTrainer, method="sft", config_class=trl.SFTConfig):  # type: ignore[misc]  # TRL is untyped to mypy

@@ -27,12 +27,17 @@ DATA_NAMES = ("dataset_name", "datasets")
 def trl(plan: Plan, job: Job) -> str:
     """The file for ``trl METHOD --config FILE``."""
     draft = draft_of(plan, job)
-    tool = Tool(name="TRL", command=_started(draft), trains_with_trl=True)
+    tool = Tool(name="TRL", command=_command(draft), trains_with_trl=True)
     settings = draft.settings  # everything as it is: nothing but optimizer offload is ours alone
     draft.answered.update(settings)
     first = {"model_name_or_path": job.model, **_data(draft), **sharding_arguments(draft.knobs)}
     rest = {name: value for name, value in settings.items() if name not in (*DATA_NAMES, "model_name_or_path")}
-    variables = {**draft.environment, **_shared_sequence(draft)}
+    variables = draft.environment
+    if draft.knobs.sp_size > 1:
+        # Tells accelerate who shares rows in DeepSpeed's way: nothing else does, where torchrun starts
+        # (``accelerate/parallelism_config.py: __post_init__``).
+        launched = launch_environment(draft.launch)
+        variables |= {name: value for name, value in launched.items() if "PARALLELISM_CONFIG" in name}
     environment = {"env": variables} if variables else {}
     draft.keys |= {**first, **rest, **environment}
     has_script = job.method_facts.has_trl_command
@@ -43,42 +48,24 @@ def trl(plan: Plan, job: Job) -> str:
         draft.notes.append(_OWN_ADAPTER)
     draft.note_data()
     if not has_script:
-        config, command = f"{job.method_facts.title}Config", _command(draft)
-        why = f"TRL has {config} and no script for it: {command} reads this file, trl does not have the command"
-        draft.notes.append(why)
+        why = f"autofit {job.method} reads this file, trl does not have the command"
+        draft.notes.append(f"TRL has {job.method_facts.title}Config and no script for it: {why}")
     return document(draft, tool, {})
 
 
 _OWN_ADAPTER = "peft_config: TRL has no key for it, and would train LoRA: autofit METHOD --peft_config FILE has it"
 
 
-def _shared_sequence(draft: Draft) -> dict[str, str]:
-    """Lists what tells accelerate who shares rows in DeepSpeed's way: nothing else does, where torchrun starts
-    (``accelerate/parallelism_config.py: __post_init__``)."""
-    if draft.knobs.sp_size == 1:
-        return {}
-    return {name: value for name, value in launch_environment(draft.launch).items() if "PARALLELISM_CONFIG" in name}
-
-
 def _command(draft: Draft) -> str:
-    return f"{'trl' if draft.method_facts.has_trl_command else 'autofit'} {draft.job.method}"
-
-
-def _started(draft: Draft) -> str:
-    if draft.knobs.zero_stage and draft.method_facts.has_trl_command:
-        return f"{' '.join(torchrun(draft))} -m trl.scripts.{draft.job.method} --config FILE"
-    return f"{_command(draft)} --config FILE{_launch(draft)}"
-
-
-def _launch(draft: Draft) -> str:
     """TRL's command takes the file of ``accelerate launch`` (``trl/cli/accelerate_config.py``), ours flags."""
-    knobs = draft.knobs
-    if not knobs.has_group:
-        return ""
+    knobs, method = draft.knobs, draft.job.method
     if draft.method_facts.has_trl_command:
-        return f" --accelerate_config {ACCELERATE_FILE}"
+        if knobs.zero_stage:
+            return f"{' '.join(torchrun(draft))} -m trl.scripts.{method} --config FILE"
+        return f"trl {method} --config FILE{knobs.has_group * f' --accelerate_config {ACCELERATE_FILE}'}"
     tokens = "".join(f" --{name} {size}" for name in SHARE_TOKENS if (size := getattr(knobs, name)) > 1)
-    return f" --gpus {draft.devices} --sharding {knobs.sharding}{tokens}"
+    launch = f" --gpus {draft.devices} --sharding {knobs.sharding}{tokens}" if knobs.has_group else ""
+    return f"autofit {method} --config FILE{launch}"
 
 
 def _data(draft: Draft) -> dict[str, object]:
