@@ -15,6 +15,8 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
+from autotrain_mem.types import Block
+
 Json = Any
 
 MEASURED = ("seconds", "rehearsal_seconds", "started_at", "ended_at")
@@ -65,14 +67,18 @@ def columns(noun: Any) -> dict[str, Json]:
 def _column(name: str, value: Any) -> dict[str, Json]:
     if is_dataclass(value):
         return {f"{name}.{inner}": each for inner, each in columns(value).items()}
-    if isinstance(value, Sequence) and not isinstance(value, str) and value and is_dataclass(value[0]):
-        names = [each.name for each in fields(value[0])]
+    if isinstance(value, Sequence) and not isinstance(value, str) and value and _is_row(value[0]):
+        names = value[0]._fields if isinstance(value[0], Block) else [each.name for each in fields(value[0])]
         return {f"{name}.{inner}": digest([getattr(row, inner) for row in value]) for inner in names}
     if value is None or isinstance(value, str | int | float):
         return {name: _plain(value) if isinstance(value, Enum) else value}
     if isinstance(value, Sequence) and all(isinstance(each, str) for each in value):
         return {name: list(value)}
     return {name: digest(value)}
+
+
+def _is_row(value: Any) -> bool:
+    return isinstance(value, Block) or is_dataclass(value)
 
 
 def digest(values: Any) -> str:
