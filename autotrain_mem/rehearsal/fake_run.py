@@ -225,11 +225,8 @@ def _arrivals(arrive: Callable[[dict[str, Any]], dict[str, Any]], recorder: Reco
         recorder.adopt_batch(value for value in arrived.values() if isinstance(value, torch.Tensor))
         return arrived
 
-    data_loader.send_to_device = send_and_see
-    try:
+    with patch.object(data_loader, "send_to_device", send_and_see):
         yield
-    finally:
-        data_loader.send_to_device = send
 
 
 # -- models without weights --------------------------------------------------------------------------------------------

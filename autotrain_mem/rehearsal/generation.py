@@ -153,13 +153,10 @@ class _Ends:
             self._ids, self._model_kwargs = None, {}
             return has_unfinished(*args, **kwargs)
 
-        model._update_model_kwargs_for_generation = watched_update
-        model._has_unfinished_sequences = watched_head
-        try:
+        with patch.multiple(
+            model, _update_model_kwargs_for_generation=watched_update, _has_unfinished_sequences=watched_head
+        ):
             yield
-        finally:
-            del model._update_model_kwargs_for_generation
-            del model._has_unfinished_sequences
 
     def sampled(self, ids: torch.Tensor, done: torch.Tensor) -> None:
         """One token more for every sequence: none of them ends before its full length."""

@@ -21,8 +21,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from autotrain_mem.rehearsal.cuda.attention_kernels import HALF, Backend, Inputs, KernelCall, choose, kernels, trains
 from autotrain_mem.rehearsal.cuda.rules import CudaRule
 from autotrain_mem.rehearsal.known_values import known_value
-from autotrain_mem.rehearsal.trace.flops import note
 from autotrain_mem.rehearsal.trace.operator_costs import attention
+from autotrain_mem.rehearsal.trace.recorder import note
 from autotrain_mem.trainers.model_support import FLASH_NAMES
 from autotrain_mem.types.hardware import Capability
 

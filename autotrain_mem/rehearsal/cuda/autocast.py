@@ -22,7 +22,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch.library import Library, fallthrough_kernel
+from torch.library import _scoped_library, fallthrough_kernel
 from torch.utils._pytree import tree_leaves
 
 from autotrain_mem.rehearsal.cuda.rules import CudaRule
@@ -89,17 +89,14 @@ def cuda_autocast() -> Iterator[None]:
     is_autocast_enabled``); here it tells the CPU's. PEFT's adapters on quantized layers ask so, and widen their input
     where the answer is no (``peft/tuners/lora/bnb.py: Linear8bitLt.forward``).
     """
-    library = Library("aten", "IMPL")
     is_enabled = torch.is_autocast_enabled
-    try:
+    with _scoped_library("aten", "IMPL") as library:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Warning only once for all operators")
             for name, kernel in _kernels().items():
                 library.impl(name, kernel, _KEY)
         with patch.object(torch, "is_autocast_enabled", lambda device_type="cpu": is_enabled(device_type)):
             yield
-    finally:
-        library._destroy()
 
 
 @cache

@@ -31,7 +31,7 @@ from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.library import Library
+from torch.library import _scoped_library
 
 from autotrain_mem.rehearsal.cuda.rules import CudaRule
 
@@ -74,13 +74,10 @@ def _taken_apart() -> Iterator[None]:
     if torch._C._dispatch_has_kernel_for_dispatch_key("bitsandbytes::gemm_4bit", _KEY):
         yield  # the rules are applied already
         return
-    library = Library("bitsandbytes", "IMPL")
-    try:
+    with _scoped_library("bitsandbytes", "IMPL") as library:
         for kernel in (_gemm_4bit, _int8_vectorwise_quant, _int8_scaled_mm, _int8_mixed_scaled_mm):
             library.impl(kernel.__name__.removeprefix("_"), kernel, _KEY)
         yield
-    finally:
-        library._destroy()
 
 
 @contextmanager

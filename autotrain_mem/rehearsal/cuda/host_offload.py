@@ -33,10 +33,9 @@ from trl.models import activation_offloading
 
 from autotrain_mem.rehearsal.cuda.rules import CudaRule
 from autotrain_mem.rehearsal.known_values import Known, known_value
-from autotrain_mem.rehearsal.trace.flops import note
 from autotrain_mem.rehearsal.trace.ledger import PinnedMemory
 from autotrain_mem.rehearsal.trace.operator_costs import Cost, host_copy, waited_copy
-from autotrain_mem.rehearsal.trace.recorder import Recorder
+from autotrain_mem.rehearsal.trace.recorder import Recorder, note
 from autotrain_mem.trainers import host_optimizer
 
 

@@ -24,8 +24,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from autotrain_mem.rehearsal.cuda.attention_kernels import HALF
 from autotrain_mem.rehearsal.cuda.rules import CudaRule
-from autotrain_mem.rehearsal.trace.flops import note
 from autotrain_mem.rehearsal.trace.operator_costs import pass_through, product
+from autotrain_mem.rehearsal.trace.recorder import note
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.versions import installed_versions, version_of
 from autotrain_mem.trainers.model_support import LIGER_SWITCHES, why_not_liger

@@ -27,8 +27,8 @@ from torch.nn import functional
 
 from autotrain_mem.rehearsal.cuda.attention import autocast_inputs, by_rows, unseen, visible_share
 from autotrain_mem.rehearsal.cuda.attention_kernels import Backend, KernelCall, choose, kernels
-from autotrain_mem.rehearsal.trace.flops import note
 from autotrain_mem.rehearsal.trace.operator_costs import attention
+from autotrain_mem.rehearsal.trace.recorder import note
 from autotrain_mem.support.errors import RehearsalError
 from autotrain_mem.types.hardware import Capability
 

@@ -3,7 +3,7 @@
 FLOPs are those of torch's own formulas (``torch/utils/flop_counter.py: flop_registry``), and of a few here for
 operators that it does not know. Bytes are what an operator reads and writes; views cost nothing, and neither does
 memory that is only taken. What stands in for a kernel and runs no operator that would tell (fused attention, Liger's
-head, copies to the host) says it by :func:`note`.
+head, copies to the host) says it by :func:`recorder.note`.
 
 An operator is looked at once for each of its shapes; after that it costs a look-up.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -193,25 +192,3 @@ def _has_length(key: Key, length: int) -> bool:
     cost = key[0]
     shapes = (cost.shape,) if isinstance(cost, Cost) else (part for part in key if isinstance(part, torch.Size))
     return any(size in (length, length - 1) for shape in shapes for size in shape)
-
-
-# -- told from within stand-ins ------------------------------------------------------------------------------------
-
-_counting: ContextVar[WorkCounter | None] = ContextVar("counting", default=None)
-
-
-@contextmanager
-def counting(counter: WorkCounter) -> Iterator[None]:
-    """Inside, what is noted reaches this counter."""
-    token = _counting.set(counter)
-    try:
-        yield
-    finally:
-        _counting.reset(token)
-
-
-def note(cost: Cost) -> None:
-    """Tell whoever counts of something that runs on the device, or waits for the host, and is no operator here."""
-    counter = _counting.get()
-    if counter is not None:
-        counter.note(cost)

@@ -14,12 +14,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autotrain_mem.rehearsal.cuda.inplace_accumulation import IN_PLACE, sole_holders, unwatched
-from autotrain_mem.rehearsal.trace.flops import WorkCounter, counting
+from autotrain_mem.rehearsal.trace.flops import WorkCounter
 from autotrain_mem.rehearsal.trace.ledger import Ledger, PinnedMemory, SeenDevice, UnpinnedMemory
 from autotrain_mem.rehearsal.trace.operator_costs import Cost, host_step
 from autotrain_mem.trainers.host_optimizer import HostOptimizer
@@ -291,14 +292,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         hooks = torch.nn.modules.module
         entering = hooks.register_module_forward_pre_hook(lambda module, _: self._module_stack.append(id(module)))
         leaving = hooks.register_module_forward_hook(self._leave_module, always_call=True)
-        torch.UntypedStorage.resize_ = watched_resize
         token = _recording.set(self)
         try:
-            with self, counting(self.work):
+            with self, patch.object(torch.UntypedStorage, "resize_", watched_resize):
                 yield self
         finally:
             _recording.reset(token)
-            torch.UntypedStorage.resize_ = resize
             entering.remove()
             leaving.remove()
 
@@ -330,3 +329,9 @@ _recording: ContextVar[Recorder | None] = ContextVar("recording", default=None)
 def current_recorder() -> Recorder | None:
     """Return who records here; None where nobody does."""
     return _recording.get()
+
+
+def note(cost: Cost) -> None:
+    """Tell whoever records of something that runs on the device, or waits for the host, and is no operator here."""
+    if recorder := _recording.get():
+        recorder.work.note(cost)
