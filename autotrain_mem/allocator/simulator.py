@@ -25,13 +25,13 @@ from autotrain_mem.allocator.blocks import (
 )
 from autotrain_mem.allocator.out_of_memory import OutOfMemory, Refusal
 from autotrain_mem.allocator.segments import (
+    AllocatorState,
     allocate_expandable,
     collect_garbage,
     free_block_for,
     release_available_blocks,
     release_cached_blocks,
 )
-from autotrain_mem.allocator.state import AllocatorState
 
 __all__ = ["CachingAllocator", "OutOfMemory"]
 

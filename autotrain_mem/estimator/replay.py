@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from autotrain_mem.allocator.blocks import round_size
+from autotrain_mem.allocator.segments import OnAction
 from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.allocator.simulator import CachingAllocator, OutOfMemory
-from autotrain_mem.allocator.state import OnAction
 from autotrain_mem.types import ReservedEstimate, Trace
 from autotrain_mem.types.trace import CACHE_EMPTIED
 

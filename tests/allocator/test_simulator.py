@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from autotrain_mem.allocator.blocks import MIN_BLOCK_BYTES, round_size
 from autotrain_mem.allocator.out_of_memory import format_size
+from autotrain_mem.allocator.segments import FIRST_ADDRESS
 from autotrain_mem.allocator.settings import parse_settings
 from autotrain_mem.allocator.simulator import CachingAllocator, OutOfMemory
-from autotrain_mem.allocator.state import FIRST_ADDRESS
 from autotrain_mem.support.units import GIB, MIB
 
 SIZES = st.integers(0, 100 * GIB)
