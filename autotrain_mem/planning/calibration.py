@@ -32,6 +32,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from autotrain_mem.settings.levers import BATCHES, LEVERS
 from autotrain_mem.settings.words import MAX_LENGTH
@@ -206,7 +207,8 @@ _HOW_MUCH = (*(name for lever in BATCHES for name in LEVERS[lever].knobs), MAX_L
 
 def _kind(knobs: Knobs) -> Knobs:
     """Settings that differ only in how much is in a micro-batch are of one kind."""
-    return replace(knobs, **dict.fromkeys(_HOW_MUCH, None))
+    without: dict[str, Any] = dict.fromkeys(_HOW_MUCH)
+    return replace(knobs, **without)
 
 
 def _cut(scale: float) -> float:
