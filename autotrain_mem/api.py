@@ -186,20 +186,20 @@ def estimate(rehearsals: Rehearsals, snapshot: pathlib.Path | None = None, *, ch
         check_preflight(rehearsals, reads_data=False)
     facts = rehearsals.describe()
     counted = lengths_to_estimate(job, rehearsals.workers, rehearsals.store, reads_images=facts.reads_images)
-    case = rehearsals.case(facts, counted)
-    base = case.space().base
+    subject = rehearsals.subject(facts, counted)
+    base = subject.space().base
     limited = replace(counted, longest=counted.longest or (None if job.is_online else facts.context_length))
-    trace = replace(case, lengths=limited).rehearse(base)
-    estimated = judge_trace(case, base, trace)
-    if case.caches:
-        limited = named_lengths(limited, job, case.workers, case.store)
-    case = replace(case, lengths=limited)
-    predictions = Predictions(case)
-    predictions.remember(base, case.row_length(base), trace)
-    estimated = with_reason(predictions.over_steps(estimated), case)
+    trace = replace(subject, lengths=limited).rehearse(base)
+    estimated = judge_trace(subject, base, trace)
+    if subject.caches:
+        limited = named_lengths(limited, job, subject.workers, subject.store)
+    subject = replace(subject, lengths=limited)
+    predictions = Predictions(subject)
+    predictions.remember(base, subject.row_length(base), trace)
+    estimated = with_reason(predictions.over_steps(estimated), subject)
     if snapshot is not None:
         setting = environment_setting(job.environment, grows=base.expandable_segments)
-        write_snapshot(snapshot, make_snapshot(trace, case.room(base), grows=estimated.grows, setting=setting))
+        write_snapshot(snapshot, make_snapshot(trace, subject.room(base), grows=estimated.grows, setting=setting))
     return estimated
 
 
@@ -231,15 +231,15 @@ def plan(
     if earlier is not None:
         check_subject(earlier, job, facts, again)
     checked, lengths = examine(rehearsals, on_counting, to_train=to_train, simulate=simulate)
-    case = rehearsals.case(facts, lengths)
+    subject = rehearsals.subject(facts, lengths)
     if earlier is not None:
-        chosen = follow_plan(case, earlier, on_attempt, again=again)
+        chosen = follow_plan(subject, earlier, on_attempt, again=again)
     else:
-        case, found = searched_with_images(case, on_attempt)
-        chosen = make_plan(case, found, seconds=time.perf_counter() - started)
+        subject, found = searched_with_images(subject, on_attempt)
+        chosen = make_plan(subject, found, seconds=time.perf_counter() - started)
     warnings = check_room(checked, rehearsals, chosen.estimate, chosen.optimizer_steps)
     if to_train:
-        keep_for_report(case, chosen)
+        keep_for_report(subject, chosen)
     return replace(chosen, warnings=(*map(str, warnings), *chosen.warnings))
 
 
@@ -251,10 +251,10 @@ def frontier(
     """How much fits, at each level of harm, of what the job asks for as ``max``."""
     check_forbid(rehearsals.job.forbid)
     facts = rehearsals.describe()
-    case = rehearsals.case(facts, examine(rehearsals, on_counting)[1])
-    question = question_of(case)
+    subject = rehearsals.subject(facts, examine(rehearsals, on_counting)[1])
+    question = question_of(subject)
     assert question is not None, "a frontier is of a job that asks how much fits"
-    return frontier_of(case, question, on_attempt)
+    return frontier_of(subject, question, on_attempt)
 
 
 def cards(

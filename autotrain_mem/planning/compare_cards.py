@@ -62,14 +62,16 @@ def _judged(
     rehearsals = rehearsals.on(card)
     if rehearsals.job.budget is not None and rehearsals.price is None:
         return CardVerdict(hardware=card, refusal=NO_PRICE, price=None)
-    case = rehearsals.case(lengths=lengths)
-    question = question_of(case)
-    space = case.space() if question is None else question.space(question.values[0])
-    limits = limits_of(case, space.base)
-    memo = Memo(space, Predictions(case, shared, confirms=False), on_attempt)
+    subject = rehearsals.subject(lengths=lengths)
+    question = question_of(subject)
+    space = subject.space() if question is None else question.space(question.values[0])
+    limits = limits_of(subject, space.base)
+    memo = Memo(space, Predictions(subject, shared, confirms=False), on_attempt)
     best = find(space, memo, limits) if question is None else find_most(question, memo, limits)
     if best is None:
         refusal = next(reversed(limits.refusals), NOTHING_FITS)
-        return CardVerdict(hardware=card, refusal=refusal, price=case.price)
-    steps = optimizer_steps(case, best.estimate.knobs)
-    return CardVerdict(hardware=card, level=best.level, estimate=best.estimate, optimizer_steps=steps, price=case.price)
+        return CardVerdict(hardware=card, refusal=refusal, price=subject.price)
+    steps = optimizer_steps(subject, best.estimate.knobs)
+    return CardVerdict(
+        hardware=card, level=best.level, estimate=best.estimate, optimizer_steps=steps, price=subject.price
+    )

@@ -18,7 +18,7 @@ from autotrain_mem.planning.for_processes import ROWS, STEPS, changes, ways_to_s
 from autotrain_mem.planning.kept_answers import UNSEEN
 from autotrain_mem.planning.plan import make_plan
 from autotrain_mem.planning.predictions import Predictions
-from autotrain_mem.planning.rehearsals import Case
+from autotrain_mem.planning.rehearsals import Subject
 from autotrain_mem.search.levels import FURTHEST, check_forbid, lever_name
 from autotrain_mem.search.memo import candidate
 from autotrain_mem.search.nearest import budget_line, needs_line
@@ -47,7 +47,7 @@ _FILES = " files"
 """Ends the name of a digest of a package's files (``versions.versions_key``), which says nothing to a reader."""
 
 
-def follow_plan(case: Case, plan: Plan, on_attempt: Callable[[Candidate], None], *, again: str) -> Plan:
+def follow_plan(subject: Subject, plan: Plan, on_attempt: Callable[[Candidate], None], *, again: str) -> Plan:
     """The plan for the job, the card and the versions that there are here.
 
     Example: a plan made for an RTX 3060 under trl 1.12, followed on one under trl 1.16, is rehearsed once, whole, and
@@ -63,34 +63,34 @@ def follow_plan(case: Case, plan: Plan, on_attempt: Callable[[Candidate], None],
     """
     started = time.perf_counter()
     before = plan.estimate
-    if case.headroom_bytes is None and _card_name(before.hardware) == _card_name(case.hardware):
-        case = replace(case, headroom_bytes=before.hardware.free_bytes - before.budget_bytes)
-    space = case.space()
+    if subject.headroom_bytes is None and _card_name(before.hardware) == _card_name(subject.hardware):
+        subject = replace(subject, headroom_bytes=before.hardware.free_bytes - before.budget_bytes)
+    space = subject.space()
     ways = list(ways_to_share(plan, space, again))
     differing = tuple(changes(plan.knobs, ways[0]))
     plan = replace(plan, estimate=replace(before, knobs=ways[0]))
-    if wrong := [*_contradictions(plan, space, case.job)]:
+    if wrong := [*_contradictions(plan, space, subject.job)]:
         raise UsageError(
             f"The plan decides otherwise: {'; '.join(wrong)}.",
             hint=f"Remove that to train with the plan, or plan again: {again}",
         )
     given = _given_anew(plan, space)
-    knobs = precise_for(replace(plan.knobs, **given), case.job.arguments, case.hardware.capability)
-    reasons = (*differing, *_changed(plan, knobs, case))
+    knobs = precise_for(replace(plan.knobs, **given), subject.job.arguments, subject.hardware.capability)
+    reasons = (*differing, *_changed(plan, knobs, subject))
     if not reasons and any(probe.fits and probe.knobs == plan.knobs for probe in plan.experience.probes):
-        case = _as_probed(case, before)
+        subject = _as_probed(subject, before)
     estimate = replace(  # the same bytes against what is free here
         before,
         knobs=knobs,
-        hardware=case.hardware,
-        budget_bytes=case.budget_bytes,
-        vllm_share_bytes=before.vllm_share_bytes if before.vllm_sleep else case.vllm_share_bytes,
+        hardware=subject.hardware,
+        budget_bytes=subject.budget_bytes,
+        vllm_share_bytes=before.vllm_share_bytes if before.vllm_sleep else subject.vllm_share_bytes,
     )
     if not reasons and estimate.fits:
-        followed = _planned(plan, estimate, case, attempts=plan.attempts, seconds=plan.seconds)
+        followed = _planned(plan, estimate, subject, attempts=plan.attempts, seconds=plan.seconds)
         return replace(followed, alternatives=plan.alternatives, experience=plan.experience)
     reasons = reasons or _less_room(before, estimate)
-    predictions = Predictions(case)
+    predictions = Predictions(subject)
     attempts = []
     for way in ways:  # one, but where other processes share it
         split = {name: getattr(way, name) for name in (ROWS, STEPS)}
@@ -103,7 +103,7 @@ def follow_plan(case: Case, plan: Plan, on_attempt: Callable[[Candidate], None],
     if not estimate.fits:
         raise _does_not_fit(plan, estimate, reasons, again)
     seconds = time.perf_counter() - started
-    followed = _planned(plan, estimate, case, attempts=tuple(attempts), seconds=seconds)
+    followed = _planned(plan, estimate, subject, attempts=tuple(attempts), seconds=seconds)
     experience = replace(plan.experience, learned=Learned(), probes=())  # what was measured was measured elsewhere
     warning = f"The plan was made before and rehearsed once more, since this has changed: {', '.join(reasons)}."
     return replace(followed, warnings=(*followed.warnings, warning), experience=experience)
@@ -120,11 +120,11 @@ def _less_room(before: Estimate, now: Estimate) -> tuple[str, ...]:
     )
 
 
-def _as_probed(case: Case, before: Estimate) -> Case:
+def _as_probed(subject: Subject, before: Estimate) -> Subject:
     """Keeps the figures outside torch with which a probe showed that the plan fits: without the job they are others."""
     figures = ("non_torch_bytes", "communicator_bytes")
     as_measured = {name: getattr(before.hardware, name) for name in figures}
-    return replace(case, hardware=replace(case.hardware, **as_measured))
+    return replace(subject, hardware=replace(subject.hardware, **as_measured))
 
 
 def _given_anew(plan: Plan, space: Space) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def _may_be_given(name: str, plan: Plan, space: Space) -> bool:
 def _planned(
     plan: Plan,
     estimate: Estimate,
-    case: Case,
+    subject: Subject,
     *,
     attempts: tuple[Candidate, ...],
     seconds: float,
@@ -151,7 +151,7 @@ def _planned(
     result = Found(
         level=plan.level, estimate=estimate, attempts=attempts, levers=levers, alternatives=(), most=plan.most
     )
-    return make_plan(case, result, seconds=seconds)
+    return make_plan(subject, result, seconds=seconds)
 
 
 def _does_not_fit(plan: Plan, estimate: Estimate, reasons: tuple[str, ...], again: str) -> DoesNotFitError:
@@ -212,20 +212,20 @@ def _contradictions(plan: Plan, space: Space, job: Job) -> Iterator[str]:
 # -- what has changed ----------------------------------------------------------------------------------------------
 
 
-def _changed(plan: Plan, knobs: Knobs, case: Case) -> tuple[str, ...]:
+def _changed(plan: Plan, knobs: Knobs, subject: Subject) -> tuple[str, ...]:
     """Everything that a rehearsal depends on and that is no longer what it was, each as ``before -> after``."""
-    job, before, now = case.job, plan.estimate.hardware, case.hardware
+    job, before, now = subject.job, plan.estimate.hardware, subject.hardware
     changes = [*_versions(plan.versions, versions_key())]
     if _card_name(before) != _card_name(now) or before.capability != now.capability:
         changes.append(f"card {before.name} -> {now.name}")
     changes += _words(plan, job, knobs)
-    tokens = case.row_length(knobs)
+    tokens = subject.row_length(knobs)
     if tokens > plan.row_tokens:  # shorter rows need no more than longer ones
         changes.append(f"longest {'prompt' if plan.job.is_online else 'row'} {plan.row_tokens} -> {tokens} tokens")
     digest = None if job.python_call is None else job.python_call.digest
     if digest != plan.objects or digest == "":  # an empty one says that the objects cannot be known
         changes.append("what the script hands over")
-    if case.facts.digest != plan.model_digest:
+    if subject.facts.digest != plan.model_digest:
         changes.append(f"the config of {job.model}")
     if job.arguments.get("trust_remote_code"):
         changes.append("perhaps the model's own code")

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from autotrain_mem.planning.rehearsals import Case
+from autotrain_mem.planning.rehearsals import Subject
 from autotrain_mem.settings.words import EPOCHS
 from autotrain_mem.support.errors import LimitError, UsageError
 from autotrain_mem.support.units import brief, duration, money
@@ -22,7 +22,7 @@ from autotrain_mem.types.gpu_comparison import TOO_DEAR, TOO_SLOW
 class RunLimits:
     """Holds the limits of one job on one device (:class:`autotrain_mem.search.search.Limits`)."""
 
-    case: Case
+    subject: Subject
     refusals: list[str] = field(default_factory=list)
     """What was the matter with plans that were refused, in a word."""
 
@@ -33,7 +33,7 @@ class RunLimits:
         return not refusal
 
     def _refusal(self, estimate: Estimate) -> str:
-        within_seconds, budget = self.case.job.within_seconds, self.case.job.budget
+        within_seconds, budget = self.subject.job.within_seconds, self.subject.job.budget
         if within_seconds is not None and self._seconds(estimate) > within_seconds:
             return TOO_SLOW
         return TOO_DEAR if budget is not None and self._cost(estimate) > budget else ""
@@ -44,7 +44,11 @@ class RunLimits:
         seconds, hardware = self._seconds(fastest), fastest.hardware
         steps = self._steps(fastest.knobs)
         each = f"{steps:,} steps of {brief(fastest.time.step_seconds)}"
-        cost = "" if self.case.price is None else f" and costs {money(self._cost(fastest), self.case.price.currency)}"
+        cost = (
+            ""
+            if self.subject.price is None
+            else f" and costs {money(self._cost(fastest), self.subject.price.currency)}"
+        )
         wishes = " and ".join(self._wishes())
         return LimitError(
             f"Nothing that fits {hardware.name} keeps {wishes}.\n"
@@ -53,14 +57,14 @@ class RunLimits:
         )
 
     def _wishes(self) -> Iterator[str]:
-        if self.case.job.within_seconds is not None:
-            yield f"--within {duration(self.case.job.within_seconds)}"
-        if self.case.job.budget is not None and self.case.price is not None:
-            yield f"--budget {money(self.case.job.budget, self.case.price.currency)}"
+        if self.subject.job.within_seconds is not None:
+            yield f"--within {duration(self.subject.job.within_seconds)}"
+        if self.subject.job.budget is not None and self.subject.price is not None:
+            yield f"--budget {money(self.subject.job.budget, self.subject.price.currency)}"
 
     def _ways(self, fastest: Estimate) -> Iterator[str]:
         """Yields flags that would make the fastest plan keep the limits, and where faster ones may be."""
-        seconds, cost, job = self._seconds(fastest), self._cost(fastest), self.case.job
+        seconds, cost, job = self._seconds(fastest), self._cost(fastest), self.subject.job
         share, flags = 1.0, []
         if job.within_seconds is not None and seconds > job.within_seconds:
             flags.append(f"--within {math.ceil(seconds / 60)}min")
@@ -74,17 +78,17 @@ class RunLimits:
         yield "  --gpu all  tells which cards keep it (autofit plan)"
 
     def _steps(self, knobs: Knobs) -> int:
-        return optimizer_steps(self.case, knobs) or 0
+        return optimizer_steps(self.subject, knobs) or 0
 
     def _seconds(self, estimate: Estimate) -> float:
         return self._steps(estimate.knobs) * estimate.time.step_seconds
 
     def _cost(self, estimate: Estimate) -> float:
         cards = estimate.hardware.topology.processes
-        return 0.0 if self.case.price is None else self.case.price.cost(self._seconds(estimate), cards=cards)
+        return 0.0 if self.subject.price is None else self.subject.price.cost(self._seconds(estimate), cards=cards)
 
 
-def limits_of(case: Case, knobs: Knobs) -> RunLimits:
+def limits_of(subject: Subject, knobs: Knobs) -> RunLimits:
     """The limits that a job names, on its device.
 
     Args:
@@ -93,27 +97,27 @@ def limits_of(case: Case, knobs: Knobs) -> RunLimits:
     Raises:
         UsageError: nobody can tell whether they are kept: the steps, the card's speed or its price are not known.
     """
-    job = case.job
+    job = subject.job
     wished = [name for name, given in (("within", job.within_seconds), ("budget", job.budget)) if given is not None]
     if not wished:
-        return RunLimits(case=case)
+        return RunLimits(subject=subject)
     flags = " and ".join(f"--{name}" for name in wished)
-    if optimizer_steps(case, knobs) is None:
+    if optimizer_steps(subject, knobs) is None:
         raise UsageError(
             f"{flags}: how many steps the training has is not known.",
             hint="Name the data with --dataset, or say --max_steps N.",
         )
-    if not knows_speed(case.hardware):
+    if not knows_speed(subject.hardware):
         raise UsageError(
-            f"{flags}: how fast {case.hardware.name} is is not known.",
+            f"{flags}: how fast {subject.hardware.name} is is not known.",
             hint="Give --gpu a card by name (autofit gpus lists them).",
         )
-    if job.budget is not None and case.price is None:
+    if job.budget is not None and subject.price is None:
         raise UsageError(
-            f"--budget: what {case.hardware.name} costs is not known.",
+            f"--budget: what {subject.hardware.name} costs is not known.",
             hint="Give --prices FILE, a CSV with the columns gpu,per_hour and a row for this card.",
         )
-    return RunLimits(case=case)
+    return RunLimits(subject=subject)
 
 
 def knows_speed(card: Hardware) -> bool:
@@ -122,13 +126,13 @@ def knows_speed(card: Hardware) -> bool:
     return None not in (*rates, card.host_link_bytes_per_second)
 
 
-def optimizer_steps(case: Case, knobs: Knobs) -> int | None:
+def optimizer_steps(subject: Subject, knobs: Knobs) -> int | None:
     """How many steps the whole training has; None where neither ``max_steps`` nor the data say.
 
     As transformers counts (``trainer.py: set_initial_training_values``): the last step of an epoch may be a short one.
     Packing leaves the tokens and changes the rows.
     """
-    job, profile = case.job, case.lengths.profile
+    job, profile = subject.job, subject.lengths.profile
     asked = job.arguments.get("max_steps", -1)
     if isinstance(asked, int) and asked > 0:
         return asked

@@ -10,7 +10,7 @@ from autotrain_mem.estimator.mixed_steps import DrawnBatches, Rehearsed, drawn_b
 from autotrain_mem.estimator.step_parts import UnclearStepsError, step_parts
 from autotrain_mem.estimator.vllm_share import sleeps
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.planning.rehearsals import Case
+from autotrain_mem.planning.rehearsals import Subject
 from autotrain_mem.types import Estimate, Job, Knobs, MemoryEstimate, Trace
 from autotrain_mem.types.estimate import MixedLengths, ReservedByOrder, ReservedOverSteps
 
@@ -25,13 +25,13 @@ TraceOf = Callable[[int], Trace]
 """A rehearsal of the same settings with rows of so many tokens."""
 
 
-def batches_of(case: Case, knobs: Knobs) -> DrawnBatches | None:
+def batches_of(subject: Subject, knobs: Knobs) -> DrawnBatches | None:
     """Draws a run's batches; None where all count as alike, or where the data were not read."""
-    job, profile = case.job, case.lengths.profile
+    job, profile = subject.job, subject.lengths.profile
     if profile is None or _count_as_alike(job, knobs):
         return None
     limit = job.row_limit(knobs)
-    longest = case.row_length(knobs)
+    longest = subject.row_length(knobs)
     if longest < LEAST_TOKENS or len(profile.kept_lengths(limit)) < 2:
         return None
     rows, each_step = knobs.per_device_train_batch_size, min(MOST_BATCHES, knobs.gradient_accumulation_steps)
@@ -53,17 +53,17 @@ def shorter_tokens(batches: DrawnBatches, longest: int) -> int:
     return min(most, max(least, round(statistics.median(batches.tokens))))
 
 
-def replayed(case: Case, knobs: Knobs, trace_of: TraceOf, *, capacity_bytes: int | None) -> MixedLengths | None:
+def replayed(subject: Subject, knobs: Knobs, trace_of: TraceOf, *, capacity_bytes: int | None) -> MixedLengths | None:
     """Replays rows of every length; None where that is not known: see :func:`batches_of`, and ``UnclearStepsError``.
 
     Raises:
         RehearsalError: of the shorter rows.
     """
-    batches = batches_of(case, knobs)
-    if batches is None or not case.caches or case.lengths.images:
+    batches = batches_of(subject, knobs)
+    if batches is None or not subject.caches or subject.lengths.images:
         return None
-    longest = case.row_length(knobs)
-    shorter, settings = shorter_tokens(batches, longest), case.endless_room.settings
+    longest = subject.row_length(knobs)
+    shorter, settings = shorter_tokens(batches, longest), subject.endless_room.settings
     long = Rehearsed(tokens=longest, trace=trace_of(longest))
     try:
         step_parts(long.trace, accumulates=batches.each_step > 1)  # else no other is rehearsed
@@ -71,7 +71,7 @@ def replayed(case: Case, knobs: Knobs, trace_of: TraceOf, *, capacity_bytes: int
         mixed = mixed_lengths(long, short, batches, settings, capacity_bytes=capacity_bytes)
     except UnclearStepsError:
         return None
-    steps = int(case.job.arguments.get("torch_empty_cache_steps") or 0)
+    steps = int(subject.job.arguments.get("torch_empty_cache_steps") or 0)
     return mixed if steps < 2 else without_cache(mixed)  # of every step the rehearsal's own events tell
 
 
@@ -107,26 +107,26 @@ def with_mixed_lengths(estimate: Estimate, mixed: MixedLengths | None, rehearsed
     return replace(estimate, memory=replace(estimate.memory, mixed_lengths=both))
 
 
-def with_reason(estimate: Estimate, case: Case) -> Estimate:
+def with_reason(estimate: Estimate, subject: Subject) -> Estimate:
     """The estimate that says why it does not know of rows of every length, where it does not and they would matter."""
     memory = estimate.memory
-    why = "" if memory.mixed_lengths is not None else _why_unknown(case, estimate.knobs)
+    why = "" if memory.mixed_lengths is not None else _why_unknown(subject, estimate.knobs)
     if not why:
         return estimate
     not_counted = (f"what rows of every length make the allocator reserve over hours: {why}", *memory.not_counted)
     return replace(estimate, memory=replace(memory, not_counted=not_counted))
 
 
-def _why_unknown(case: Case, knobs: Knobs) -> str:
+def _why_unknown(subject: Subject, knobs: Knobs) -> str:
     """Returns the reason with its cure; empty where all batches are alike, or nothing is cached."""
-    job, lengths = case.job, case.lengths
-    if not case.caches or _count_as_alike(job, knobs):
+    job, lengths = subject.job, subject.lengths
+    if not subject.caches or _count_as_alike(job, knobs):
         return ""
     if lengths.profile is None:
         if not job.names_data:
             return "nothing says how long they are; give --dataset"
         return f"the data could not be read: {lengths.why_not.rstrip('.')}"
-    if batches_of(case, knobs) is None:
+    if batches_of(subject, knobs) is None:
         return ""
     if lengths.images:
         return "how many pixels stand beside how much text is another thing in every row"

@@ -16,7 +16,7 @@ from math import gcd, lcm
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.planning.lengths import PROMPT_UNKNOWN
 from autotrain_mem.planning.predictions import Predictions
-from autotrain_mem.planning.rehearsals import Case
+from autotrain_mem.planning.rehearsals import Subject
 from autotrain_mem.search.division import GROUP, SMALLEST_GROUP, divisors
 from autotrain_mem.search.largest import Border, Question, answering, find_border
 from autotrain_mem.search.memo import Memo, candidate
@@ -38,22 +38,22 @@ _Asked = tuple[Sequence[int], str]
 """Values, smallest first, and what ends them."""
 
 
-def question_of(case: Case) -> Question | None:
+def question_of(subject: Subject) -> Question | None:
     """The question of how much of one argument fits, on the job's device; None where the job asks none.
 
     Raises:
         ContextLengthError: the longest prompt leaves no token for a completion.
         BatchSplitError: no value divides what the user gave of batches.
     """
-    name = case.job.maximized
+    name = subject.job.maximized
     if name is None:
         return None
 
     @cache
     def space(value: int) -> Space:
-        return replace(case, job=with_value(case.job, case.defaults, name, value)).space()
+        return replace(subject, job=with_value(subject.job, subject.defaults, name, value)).space()
 
-    values, stopped_by = _VALUES[name](case)
+    values, stopped_by = _VALUES[name](subject)
     space(values[0])  # what is wrong with the first is wrong with all
     return Question(name=name, values=values, space=space, stopped_by=stopped_by)
 
@@ -80,9 +80,9 @@ def settled(job: Job, knobs: Knobs) -> Job:
 # -- values ----------------------------------------------------------------------------------------------------------
 
 
-def _lengths(case: Case) -> _Asked:
-    facts, lengths = case.facts, case.lengths
-    packs = bool(case.job.arguments.get("packing"))
+def _lengths(subject: Subject) -> _Asked:
+    facts, lengths = subject.facts, subject.lengths
+    packs = bool(subject.job.arguments.get("packing"))
     longest = None if packs or lengths.profile is None else lengths.longest
     ends = {facts.context_length: "the model's context", longest: "no row of the data is longer"}
     known = [end for end in ends if end is not None]
@@ -91,8 +91,8 @@ def _lengths(case: Case) -> _Asked:
     return (*lengths_below(end, least), end), ends.get(end, "no end is known of the model's context")
 
 
-def _completions(case: Case) -> _Asked:
-    prompt, context_length = case.lengths.longest or PROMPT_UNKNOWN, case.facts.context_length
+def _completions(subject: Subject) -> _Asked:
+    prompt, context_length = subject.lengths.longest or PROMPT_UNKNOWN, subject.facts.context_length
     if context_length is None:
         return (*lengths_below(MOST_TOKENS, 0), MOST_TOKENS), "no end is known of the model's context"
     if context_length <= prompt:
@@ -104,20 +104,20 @@ def _completions(case: Case) -> _Asked:
     return (*lengths_below(room, 0), room), f"the model's context, less a prompt of {prompt} tokens"
 
 
-def _rows(case: Case) -> _Asked:
-    job, defaults = case.job, case.defaults
+def _rows(subject: Subject) -> _Asked:
+    job, defaults = subject.job, subject.defaults
     least = method_of(job.method).least_rows(job.arguments)
     if job.effective_batch_size is not None:
         without = {name: each for name, each in job.arguments.items() if name != ROWS}
-        plain = replace(case, job=replace(job, arguments=without)).space()
+        plain = replace(subject, job=replace(job, arguments=without)).space()
         steps = job.arguments.get(STEPS)
         allowed = plain.rows_allowed or tuple(divisors(plain.share))
         fixed = [plain.share // steps] if isinstance(steps, int) else sorted(allowed)
         return [rows for rows in fixed if rows >= least] or fixed, "the effective batch size"
     unit = _unit(job, defaults)
     end = MOST_ROWS
-    if case.lengths.profile is not None and not job.is_online:
-        end = max(unit, least, case.lengths.profile.rows // defaults.processes)
+    if subject.lengths.profile is not None and not job.is_online:
+        end = max(unit, least, subject.lengths.profile.rows // defaults.processes)
     values = [rows for rows in range(unit, end + 1, unit) if rows >= least]
     return values or [unit], "the data have no more rows" if end < MOST_ROWS else f"{end:,} rows are asked for at most"
 
@@ -132,8 +132,8 @@ def _unit(job: Job, defaults: Knobs) -> int:
     return whole // gcd(whole, every)
 
 
-def _groups(case: Case) -> _Asked:
-    job, defaults = case.job, case.defaults
+def _groups(subject: Subject) -> _Asked:
+    job, defaults = subject.job, subject.defaults
     if _says_batches(job):
         without = {name: each for name, each in job.arguments.items() if name != GROUP}
         size = job.arguments.get("generation_batch_size") or _effective(replace(job, arguments=without), defaults)
@@ -160,14 +160,14 @@ def _prompts(defaults: Knobs) -> int:
     return max(1, defaults.effective_batch_size // (defaults.num_generations or 1))
 
 
-def _ranks(case: Case) -> _Asked:
-    end = case.facts.hidden_size or MOST_RANK
+def _ranks(subject: Subject) -> _Asked:
+    end = subject.facts.hidden_size or MOST_RANK
     fine, coarse = (1, 2, 4, *range(8, min(64, end), 8)), (*range(64, min(256, end), 16), *range(256, end, 64))
-    stop = "the width of the model's layers" if case.facts.hidden_size else f"{end} is asked for at most"
+    stop = "the width of the model's layers" if subject.facts.hidden_size else f"{end} is asked for at most"
     return sorted({*(rank for rank in (*fine, *coarse) if rank < end), end}), stop
 
 
-_VALUES: dict[str, Callable[[Case], _Asked]] = {
+_VALUES: dict[str, Callable[[Subject], _Asked]] = {
     MAX_LENGTH: _lengths,
     ROWS: _rows,
     "lora_r": _ranks,
@@ -178,15 +178,15 @@ assert {*_VALUES} == {*MAXIMIZED}
 
 
 def frontier_of(
-    case: Case, question: Question, on_attempt: Callable[[Candidate], None] = lambda attempt: None
+    subject: Subject, question: Question, on_attempt: Callable[[Candidate], None] = lambda attempt: None
 ) -> Frontier:
     """Finds the border of every level; of few layers where these tell what the whole model does."""
-    memo = Memo(question.space(question.values[0]), Predictions(case, confirms=False), on_attempt)
+    memo = Memo(question.space(question.values[0]), Predictions(subject, confirms=False), on_attempt)
     borders = [(level.name, find_border(question, level.name, memo, whole=False)) for level in answering(question)]
     return Frontier(
         name=question.name,
-        gpu=case.hardware.name,
-        budget_bytes=case.budget_bytes,
+        gpu=subject.hardware.name,
+        budget_bytes=subject.budget_bytes,
         reaches=tuple(_reach(question, level, border) for level, border in borders),
     )
 

@@ -16,7 +16,7 @@ from autotrain_mem.planning.lengths import Lengths
 from autotrain_mem.planning.limits import limits_of, optimizer_steps
 from autotrain_mem.planning.most import question_of
 from autotrain_mem.planning.predictions import Predictions
-from autotrain_mem.planning.rehearsals import Case, Rehearsals
+from autotrain_mem.planning.rehearsals import Rehearsals, Subject
 from autotrain_mem.planning.suggestions import with_other_methods
 from autotrain_mem.planning.vllm_server import check_colocated, vllm_server
 from autotrain_mem.search.advice import FLASH_ATTENTION, advice, context_cut, proposals, questions
@@ -36,7 +36,7 @@ from autotrain_mem.types import Candidate, Estimate, Footprint, Harm, Job, Knobs
 from autotrain_mem.types.data import summary
 
 
-def searched(case: Case, on_attempt: OnAttempt, footprints: dict[Any, Footprint] | None = None) -> Found:
+def searched(subject: Subject, on_attempt: OnAttempt, footprints: dict[Any, Footprint] | None = None) -> Found:
     """The best settings that fit; the error of a search that finds none also says what other methods would need.
 
     Args:
@@ -48,34 +48,34 @@ def searched(case: Case, on_attempt: OnAttempt, footprints: dict[Any, Footprint]
         LimitError: what fits takes longer, or costs more, than the user allows.
         RehearsalError, BatchSplitError, ContextLengthError.
     """
-    question = question_of(case)
-    space = case.space() if question is None else question.space(question.values[0])
-    check_colocated(case, space.base)
-    limits = limits_of(case, space.base)
+    question = question_of(subject)
+    space = subject.space() if question is None else question.space(question.values[0])
+    check_colocated(subject, space.base)
+    limits = limits_of(subject, space.base)
     footprints = {} if footprints is None else footprints
-    predictions = Predictions(case, footprints)
+    predictions = Predictions(subject, footprints)
 
     def least_needed(other: Job, knobs: Knobs) -> Estimate:
-        return Predictions(replace(case, job=other)).rehearse([knobs], whole=True)[0]
+        return Predictions(replace(subject, job=other)).rehearse([knobs], whole=True)[0]
 
-    if question is None and (shared := with_shared_tokens(case, space, limits, on_attempt, footprints)):
+    if question is None and (shared := with_shared_tokens(subject, space, limits, on_attempt, footprints)):
         return shared
     try:
         if question is None:
             return search(space, predictions, on_attempt, limits)
         return search_most(question, predictions, on_attempt, limits)
     except DoesNotFitError as error:
-        raise with_other_methods(error, case.job, space, least_needed) from error
+        raise with_other_methods(error, subject.job, space, least_needed) from error
 
 
-def make_plan(case: Case, best: Found, *, seconds: float) -> Plan:
+def make_plan(subject: Subject, best: Found, *, seconds: float) -> Plan:
     """The plan of what was found best, with alternatives, what the data say, and how long it will take."""
-    job, knobs, facts, profile = case.job, best.estimate.knobs, case.facts, case.lengths.profile
+    job, knobs, facts, profile = subject.job, best.estimate.knobs, subject.facts, subject.lengths.profile
     limit = job.row_limit(knobs)
     rows, levers, cut = knobs.per_device_train_batch_size, best.levers, None
     flash_attention = None if facts.flash_attention else FLASH_ATTENTION[0]
     if knobs.fp16 and "fp16" not in job.arguments:  # the card's own precision, which is not TRL's
-        why = why_fp16(case.hardware.capability)
+        why = why_fp16(subject.hardware.capability)
         levers = (Lever(name="fp16", before=False, after=True, harm=Harm.NONE, why=why), *levers)
     if profile is not None and not job.pins_length and not job.is_online:  # the length was left to us
         cut = context_cut(profile, facts.context_length, job.method)
@@ -83,28 +83,28 @@ def make_plan(case: Case, best: Found, *, seconds: float) -> Plan:
         job=job,
         level=best.level,
         estimate=best.estimate,
-        defaults=case.defaults,
+        defaults=subject.defaults,
         levers=levers,
         attempts=best.attempts,
         alternatives=best.alternatives,
         data=None if profile is None else summary(profile, limit=limit, rows=rows, pads=knobs.pads_rows),
         proposals=() if profile is None else proposals(profile, knobs, job, flash_attention=flash_attention),
         warnings=(
-            *filter(None, (cut, case.lengths.why_not, best.estimate.unquantized)),
-            *machine_warnings(job, knobs, case.hardware.topology),
+            *filter(None, (cut, subject.lengths.why_not, best.estimate.unquantized)),
+            *machine_warnings(job, knobs, subject.hardware.topology),
         ),
         questions=questions(best.level, best.estimate.knobs, best.alternatives),
-        advice=advice(job, knobs, case.defaults, facts),
-        optimizer_steps=optimizer_steps(case, knobs),
+        advice=advice(job, knobs, subject.defaults, facts),
+        optimizer_steps=optimizer_steps(subject, knobs),
         seconds=round(seconds, 3),
-        row_tokens=case.row_length(knobs),
+        row_tokens=subject.row_length(knobs),
         versions=versions_key(),
         model_digest=facts.digest,
         allocator=environment_setting(job.environment),
         most=best.most,
         objects=None if job.python_call is None else job.python_call.digest,
-        price=None if job.budget is None else case.price,
-        vllm_server=vllm_server(case, knobs),
+        price=None if job.budget is None else subject.price,
+        vllm_server=vllm_server(subject, knobs),
     )
 
 
@@ -113,7 +113,7 @@ def plan_as_given(rehearsals: Rehearsals, predicted: Estimate) -> Plan:
     job, facts = rehearsals.job, rehearsals.describe()
     lengths = Lengths(longest=job.prompt_length if job.is_online else facts.context_length)
     given = Found(level="as given", estimate=predicted, attempts=(), levers=(), alternatives=())
-    return make_plan(rehearsals.case(facts, lengths), given, seconds=predicted.memory.rehearsal_seconds)
+    return make_plan(rehearsals.subject(facts, lengths), given, seconds=predicted.memory.rehearsal_seconds)
 
 
 NOT_MODELLED = (
@@ -141,7 +141,7 @@ FLASH_CAPABILITY = (8, 0)
 
 
 def with_shared_tokens(
-    case: Case, space: Space, limits: Limits, on_attempt: OnAttempt, footprints: dict[Any, Footprint]
+    subject: Subject, space: Space, limits: Limits, on_attempt: OnAttempt, footprints: dict[Any, Footprint]
 ) -> Found | None:
     """The plan of the fewest GPUs that share a row and hold it without harm; None where it is not to be tried, where
     GPUs that share none hold it, and where not even all of them do.
@@ -149,12 +149,12 @@ def with_shared_tokens(
     Example: rows of 131,072 tokens on 8 GPUs: 1, 2, 4 and 8 are tried, and the first that fits is taken. What was tried
     before stands among the plan's attempts.
     """
-    sizes, way = degrees(space, case.job), way_of(case.job)
-    if not sizes or (way.in_half_precision and case.hardware.capability < FLASH_CAPABILITY):
+    sizes, way = degrees(space, subject.job), way_of(subject.job)
+    if not sizes or (way.in_half_precision and subject.hardware.capability < FLASH_CAPABILITY):
         return None
     tried: list[Candidate] = []
     for size in (1, *sizes):
-        alike = _sharing(case, way, size, space.effective_batch_size)
+        alike = _sharing(subject, way, size, space.effective_batch_size)
         others = alike.space()
         memo = Memo(others, Predictions(alike, footprints), _heard(tried, on_attempt))
         try:
@@ -180,9 +180,9 @@ def _heard(tried: list[Candidate], on_attempt: OnAttempt) -> OnAttempt:
     return hear
 
 
-def _sharing(case: Case, way: SharedTokens, size: int, effective_batch_size: int) -> Case:
+def _sharing(subject: Subject, way: SharedTokens, size: int, effective_batch_size: int) -> Subject:
     """The same job, with nothing but time to lose, and rows that so many share."""
-    job, defaults = case.job, case.defaults
+    job, defaults = subject.job, subject.defaults
     arguments = {**job.arguments, **({way.name: size} if size > 1 else {})}
     forbid = job.forbid | {name for name, row in LEVERS.items() if row.offloads}
     harmless = replace(
@@ -190,7 +190,7 @@ def _sharing(case: Case, way: SharedTokens, size: int, effective_batch_size: int
     )
     sizes: dict[str, Any] = {way.name: size}
     sharding = way.shardings[-1] if size > 1 else defaults.sharding
-    return replace(case, job=harmless, defaults=replace(defaults, sharding=sharding, **sizes))
+    return replace(subject, job=harmless, defaults=replace(defaults, sharding=sharding, **sizes))
 
 
 MOST_STEPS = 4
@@ -199,14 +199,14 @@ quarter of its pixels is another image; who wants that says so with ``--max_pixe
 
 
 def searched_with_images(
-    case: Case, on_attempt: OnAttempt, footprints: dict[Any, Footprint] | None = None
-) -> tuple[Case, Found]:
+    subject: Subject, on_attempt: OnAttempt, footprints: dict[Any, Footprint] | None = None
+) -> tuple[Subject, Found]:
     """Finds what :func:`searched` does; where that finds nothing, or rows are cut, with the largest images that fit.
 
     Rows are cut at their ends, where answers stand: a smaller image comes before that.
 
     Returns:
-        What was found, and the case that it was found for.
+        What was found, and the subject that it was found for.
 
     Raises:
         DoesNotFitError: nothing fits, with smaller images neither.
@@ -214,32 +214,32 @@ def searched_with_images(
     tried: list[Candidate] = []
     hear = _heard(tried, on_attempt)
     try:
-        found = searched(case, hear, footprints)
+        found = searched(subject, hear, footprints)
     except DoesNotFitError:
-        smaller = _with_smaller_images(case, hear, footprints)
+        smaller = _with_smaller_images(subject, hear, footprints)
         if smaller is None:
             raise
     else:
-        smaller = _with_smaller_images(case, hear, footprints) if found.level == SHORTER_ROWS else None
+        smaller = _with_smaller_images(subject, hear, footprints) if found.level == SHORTER_ROWS else None
         if smaller is None:
-            return case, found
+            return subject, found
     other, found = smaller
-    levers = (*found.levers, _lever_of_images(case, other, found, tried))
+    levers = (*found.levers, _lever_of_images(subject, other, found, tried))
     return other, replace(found, level=SMALLER_IMAGES_LEVEL, levers=levers, attempts=tuple(tried))
 
 
 def _with_smaller_images(
-    case: Case, on_attempt: OnAttempt, footprints: dict[Any, Footprint] | None
-) -> tuple[Case, Found] | None:
+    subject: Subject, on_attempt: OnAttempt, footprints: dict[Any, Footprint] | None
+) -> tuple[Subject, Found] | None:
     """Try smaller images step by step, without cutting rows; None where that may not be or does not help."""
-    facts, images = case.facts, case.lengths.images
-    if not images or not allowed(LEVERS[SMALLER_IMAGES], case.space()):
+    facts, images = subject.facts, subject.lengths.images
+    if not images or not allowed(LEVERS[SMALLER_IMAGES], subject.space()):
         return None
     largest = max(width * height for width, height in (map(int, size.split("x")) for size in images))
     areas = [step for step in facts.pixel_steps if facts.enlarges_images or step < largest]  # that change the largest
     for pixels in areas[:MOST_STEPS]:
-        smaller = case.with_max_pixels(pixels)
-        if case.lengths.profile is not None:
+        smaller = subject.with_max_pixels(pixels)
+        if subject.lengths.profile is not None:
             smaller = replace(smaller, lengths=smaller.count_lengths())
         uncut = replace(smaller, job=replace(smaller.job, forbid=smaller.job.forbid | {MAX_LENGTH}))
         with contextlib.suppress(DoesNotFitError):
@@ -247,7 +247,7 @@ def _with_smaller_images(
     return None
 
 
-def _lever_of_images(before: Case, after: Case, found: Found, tried: Sequence[Candidate]) -> Lever:
+def _lever_of_images(before: Subject, after: Subject, found: Found, tried: Sequence[Candidate]) -> Lever:
     """Say what full size would need at least, and what becomes of the row with most tokens of images."""
     row, pixels = LEVERS[SMALLER_IMAGES], found.estimate.knobs.max_pixels
     whole = [each.required_bytes for each in tried if each.knobs.max_pixels is None]

@@ -17,7 +17,7 @@ from autotrain_mem.machine.host_requirements import ITEM_BYTES
 from autotrain_mem.planning.kept_answers import job_key
 from autotrain_mem.planning.lengths import as_rehearsed, padded_share, row_tokens
 from autotrain_mem.planning.mixed_lengths import batches_of, exceeds, replayed, with_mixed_lengths
-from autotrain_mem.planning.rehearsals import Case
+from autotrain_mem.planning.rehearsals import Subject
 from autotrain_mem.planning.suggestions import would_fit
 from autotrain_mem.settings.levers import SWITCHES
 from autotrain_mem.support import codec
@@ -43,14 +43,14 @@ class Predictions:
         confirms: Whether the whole model is rehearsed where that is asked for; not to compare cards.
     """
 
-    def __init__(self, case: Case, shared: dict[Any, Footprint] | None = None, *, confirms: bool = True) -> None:
+    def __init__(self, subject: Subject, shared: dict[Any, Footprint] | None = None, *, confirms: bool = True) -> None:
         self._confirms = confirms
-        self._case = case
+        self._subject = subject
         self._footprints: dict[Any, Footprint] = {} if shared is None else shared
         self._unclear: set[Any] = set()
         self._begun: dict[Any, Future[Trace]] = {}
         """Rehearsals of the whole model that were foreseen and not asked for yet."""
-        self._kernels = kernel_class(case.hardware.capability)
+        self._kernels = kernel_class(subject.hardware.capability)
 
     def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> list[Estimate]:
         """Returns what these points need, each in the order of asking. Raises RehearsalError."""
@@ -62,22 +62,22 @@ class Predictions:
         self._rehearse_whole([knobs for knobs in full if self._key(knobs, None) not in self._begun])
         for knobs in full:
             if begun := self._begun.pop(self._key(knobs, None), None):
-                self._keep(knobs, self._case.workers.result(begun), None)
-        return [judge(self._case, knobs, self._there(knobs, whole)) for knobs in points]
+                self._keep(knobs, self._subject.workers.result(begun), None)
+        return [judge(self._subject, knobs, self._there(knobs, whole)) for knobs in points]
 
     def exceeds(self, knobs: Knobs) -> bool:
         """Whether weights, and the gradients of all of them where all are trained, are more than the device."""
-        if self._case.facts.parameters is None or knobs.base_bits or knobs.has_group:
+        if self._subject.facts.parameters is None or knobs.base_bits or knobs.has_group:
             return False
         copies = 1 if knobs.use_peft else 2
-        least = self._case.facts.parameters * ITEM_BYTES.get(knobs.dtype, 0) * copies
-        return least + self._case.outside_bytes(knobs) > self._case.budget_bytes
+        least = self._subject.facts.parameters * ITEM_BYTES.get(knobs.dtype, 0) * copies
+        return least + self._subject.outside_bytes(knobs) > self._subject.budget_bytes
 
     def foresee(self, knobs: Knobs) -> None:
         """Lets a worker begin on the whole model of a point that is going to be asked for."""
         key = self._key(knobs, None)
         if self._confirms and key not in self._begun and self._known(knobs, whole=True) is None:
-            self._begun[key] = self._case.workers.begin(partial(self._trace, knobs, None, None))
+            self._begun[key] = self._subject.workers.begin(partial(self._trace, knobs, None, None))
 
     def tokens_per_second(self, known: Estimate, knobs: Knobs) -> float:
         """By the work of a rehearsed point: at best, where recomputation differs, with offloading as it is; about so,
@@ -88,7 +88,7 @@ class Predictions:
             work = shared_work(work, known, knobs)
         if rows == 1 < known_rows and knobs.pads_rows:
             work = work.without_mask()
-        time = _step_time(self._case, work, knobs, ratio=rows / known_rows)
+        time = _step_time(self._subject, work, knobs, ratio=rows / known_rows)
         recomputed = 0.0  # forward passes that are done more, at least, or fewer, at most
         if knobs.recomputes != known.knobs.recomputes:
             recomputed = LEAST_RECOMPUTED if knobs.recomputes else -1.0
@@ -97,12 +97,12 @@ class Predictions:
 
     def would_fit(self, estimate: Estimate, *, rehearsed: bool) -> tuple[str, ...]:
         """The next larger cards of the catalog, and more of this one."""
-        return would_fit(self._case, estimate, self._shared if rehearsed else None)
+        return would_fit(self._subject, estimate, self._shared if rehearsed else None)
 
     def over_steps(self, estimate: Estimate) -> Estimate:
         """Adds what rows of every length make of a plan's reserved bytes; as it is where that is not known."""
-        knobs, is_asked = estimate.knobs, self._confirms and self._case.caches
-        batches = batches_of(self._case, knobs) if is_asked else None
+        knobs, is_asked = estimate.knobs, self._confirms and self._subject.caches
+        batches = batches_of(self._subject, knobs) if is_asked else None
         if batches is None or estimate.memory.mixed_lengths is not None:
             return estimate
         rehearsed = self._known(knobs, whole=False) or Footprint(memory=estimate.memory, work=Workload())
@@ -113,20 +113,20 @@ class Predictions:
         return with_mixed_lengths(estimate, self._footprints[key].memory.mixed_lengths, rehearsed.memory)
 
     def _replayed(self, knobs: Knobs) -> MixedLengths | None:
-        known, capacity_bytes = self._mixed(knobs, None), self._case.room(knobs).capacity_bytes
+        known, capacity_bytes = self._mixed(knobs, None), self._subject.room(knobs).capacity_bytes
         if known is not None and capacity_bytes is not None and exceeds(known, capacity_bytes):
             return self._mixed(knobs, capacity_bytes)
         return known
 
     def _mixed(self, knobs: Knobs, capacity_bytes: int | None) -> MixedLengths | None:
-        store, key = self._case.footprint_store, self._stored_key(knobs, None)
-        profile = self._case.lengths.profile
+        store, key = self._subject.footprint_store, self._stored_key(knobs, None)
+        profile = self._subject.lengths.profile
         key |= {"capacity": capacity_bytes, "rows": None if profile is None else codec.to_json(profile)}
         kept = store.get("mixed_lengths", key)
         if kept is not None:
             return codec.from_json(MixedLengths, kept)
         try:
-            mixed = replayed(self._case, knobs, partial(self._trace_at, knobs), capacity_bytes=capacity_bytes)
+            mixed = replayed(self._subject, knobs, partial(self._trace_at, knobs), capacity_bytes=capacity_bytes)
         except AutofitError:  # the plan that is on its way matters more
             return None
         if mixed is not None:
@@ -135,7 +135,7 @@ class Predictions:
 
     def _trace_at(self, knobs: Knobs, tokens: int) -> Trace:
         """Gives a trace of rows of so many tokens: one that was just made, or of few layers where these will do."""
-        trace = self._case.traces.get(self._case.job, self._kernels, knobs, tokens)
+        trace = self._subject.traces.get(self._subject.job, self._kernels, knobs, tokens)
         if trace is None:
             depths = self._depths(knobs)
 
@@ -144,21 +144,21 @@ class Predictions:
 
             if depths is not None:
                 point = Copies(knobs=knobs, depths=depths)
-                (trace,) = traces_of_copies(self._case.workers, rehearse, [point])
+                (trace,) = traces_of_copies(self._subject.workers, rehearse, [point])
             if trace is None:
-                (trace,) = self._case.workers.map([partial(rehearse, knobs, None, None)])
+                (trace,) = self._subject.workers.map([partial(rehearse, knobs, None, None)])
             self.remember(knobs, tokens, trace)
         return trace
 
     def remember(self, knobs: Knobs, tokens: int, trace: Trace) -> None:
         """Keeps a rehearsal of rows of so many tokens, so that none like it is made again."""
-        self._case.traces.keep(self._case.job, self._kernels, knobs, tokens, trace)
+        self._subject.traces.keep(self._subject.job, self._kernels, knobs, tokens, trace)
 
     def _shared(self, knobs: Knobs, devices: int) -> Estimate | None:
         """Returns what settings need where so many of these cards share the model; None where that is refused."""
-        hardware = self._case.hardware
+        hardware = self._subject.hardware
         try:
-            there = self._case.on(replace(hardware, topology=replace(hardware.topology, devices=devices)))
+            there = self._subject.on(replace(hardware, topology=replace(hardware.topology, devices=devices)))
             more = Predictions(there, self._footprints, confirms=False)
             return more.rehearse([knobs], whole=False)[0]
         except AutofitError:  # the plan that is on its way matters more than one about a proposal
@@ -177,7 +177,7 @@ class Predictions:
         for layers in (None,) if whole or depths is None else (depths.long, None):
             key = self._key(knobs, layers)
             if key not in self._footprints:
-                kept = self._case.footprint_store.get("footprint", self._stored_key(knobs, layers))
+                kept = self._subject.footprint_store.get("footprint", self._stored_key(knobs, layers))
                 if kept is None:
                     continue
                 self._footprints[key] = codec.from_json(Footprint, kept)
@@ -185,31 +185,31 @@ class Predictions:
         return None
 
     def _keep(self, knobs: Knobs, trace: Trace, layers: int | None) -> None:
-        footprint = footprint_of(trace, self._case.endless_room, layers)
-        self.remember(knobs, self._case.row_length(knobs), trace)
+        footprint = footprint_of(trace, self._subject.endless_room, layers)
+        self.remember(knobs, self._subject.row_length(knobs), trace)
         self._footprints[self._key(knobs, layers)] = footprint
-        self._case.footprint_store.put("footprint", self._stored_key(knobs, layers), codec.to_json(footprint))
+        self._subject.footprint_store.put("footprint", self._stored_key(knobs, layers), codec.to_json(footprint))
 
     def _key(self, knobs: Knobs, layers: int | None) -> Any:
         return knobs.growing(False).as_rehearsed(), layers, self._kernels
 
     def _stored_key(self, knobs: Knobs, layers: int | None) -> dict[str, Any]:
         return {
-            "job": job_key(self._case.job),
-            "model": self._case.facts.digest,
+            "job": job_key(self._subject.job),
+            "model": self._subject.facts.digest,
             "knobs": codec.to_json(knobs.growing(False).as_rehearsed()),
-            "tokens": self._case.row_length(knobs),
-            "images": list(self._case.lengths.images),
+            "tokens": self._subject.row_length(knobs),
+            "images": list(self._subject.lengths.images),
             "answers": self._answers(),
             "layers": layers,
             "kernels": self._kernels,
-            "allocator": asdict(self._case.endless_room),
+            "allocator": asdict(self._subject.endless_room),
             "versions": versions_key(),
         }
 
     def _answers(self) -> list[int]:
         """Lists the longest prompt and the longest answer, where rows hold both apart."""
-        profile = self._case.lengths.profile
+        profile = self._subject.lengths.profile
         return [] if profile is None else [profile.longest_prompt, profile.longest_answer]
 
     def _depths(self, knobs: Knobs) -> Depths | None:
@@ -217,12 +217,12 @@ class Predictions:
         return None if _kind(knobs) in self._unclear else self._fewer_layers(knobs)
 
     def _fewer_layers(self, knobs: Knobs) -> Depths | None:
-        return self._case.facts.depths_for(knobs, has_images=bool(self._case.lengths.images))
+        return self._subject.facts.depths_for(knobs, has_images=bool(self._subject.lengths.images))
 
     # -- what is rehearsed -------------------------------------------------------------------------------------------
 
     def _rehearse_whole(self, points: Sequence[Knobs]) -> None:
-        traces = self._case.workers.map([partial(self._trace, knobs, None, None) for knobs in points])
+        traces = self._subject.workers.map([partial(self._trace, knobs, None, None) for knobs in points])
         for knobs, trace in zip(points, traces, strict=True):
             self._keep(knobs, trace, None)
 
@@ -230,7 +230,7 @@ class Predictions:
         """Returns the points for which few layers do not tell what the whole does."""
         depths = ((knobs, self._depths(knobs)) for knobs in points)
         asked = [Copies(knobs=knobs, depths=each) for knobs, each in depths if each is not None]
-        traces = traces_of_copies(self._case.workers, self._trace, asked)
+        traces = traces_of_copies(self._subject.workers, self._trace, asked)
         unclear = []
         for point, trace in zip(asked, traces, strict=True):
             if trace is None:
@@ -243,25 +243,25 @@ class Predictions:
     def _trace(
         self, knobs: Knobs, layers: int | None, chunks: int | None, worker: Worker, tokens: int | None = None
     ) -> Trace:
-        tokens = self._case.row_length(knobs) if tokens is None else tokens
-        job = as_rehearsed(self._case.job, self._case.lengths)
+        tokens = self._subject.row_length(knobs) if tokens is None else tokens
+        job = as_rehearsed(self._subject.job, self._subject.lengths)
         return worker.rehearse(job, knobs, tokens, self._kernels, layers=layers, chunks=chunks)
 
 
-def judge(case: Case, knobs: Knobs, footprint: Footprint) -> Estimate:
+def judge(subject: Subject, knobs: Knobs, footprint: Footprint) -> Estimate:
     """A footprint against one device: whether it fits, by what probes measured too, and how fast it is."""
     estimate = Estimate(
         knobs=knobs,
-        hardware=case.hardware,
-        memory=case.correction.of(footprint.memory, knobs),
-        budget_bytes=case.budget_bytes,
-        time=_step_time(case, footprint.work, knobs),
-        vllm_share_bytes=case.vllm_share_bytes,
+        hardware=subject.hardware,
+        memory=subject.correction.of(footprint.memory, knobs),
+        budget_bytes=subject.budget_bytes,
+        time=_step_time(subject, footprint.work, knobs),
+        vllm_share_bytes=subject.vllm_share_bytes,
     )
-    return with_sleep(estimate, footprint.awake, asleep_bytes=asleep_bytes(case.job, case.hardware))
+    return with_sleep(estimate, footprint.awake, asleep_bytes=asleep_bytes(subject.job, subject.hardware))
 
 
-def _step_time(case: Case, work: Workload, knobs: Knobs, *, ratio: float = 1.0) -> StepTime:
+def _step_time(subject: Subject, work: Workload, knobs: Knobs, *, ratio: float = 1.0) -> StepTime:
     """Computes the time of one optimizer step on the device, on average over the data.
 
     Args:
@@ -269,17 +269,17 @@ def _step_time(case: Case, work: Workload, knobs: Knobs, *, ratio: float = 1.0) 
     """
     return step_time(
         work if ratio == 1.0 else work.of_rows(ratio),
-        case.hardware,
+        subject.hardware,
         gradient_accumulation_steps=knobs.gradient_accumulation_steps,
-        tokens=knobs.effective_batch_size * row_tokens(case.job, knobs, case.lengths),
-        share=padded_share(case.job, knobs, case.lengths),
+        tokens=knobs.effective_batch_size * row_tokens(subject.job, knobs, subject.lengths),
+        share=padded_share(subject.job, knobs, subject.lengths),
         overlaps=knobs.is_sharded,
     )
 
 
-def judge_trace(case: Case, knobs: Knobs, trace: Trace) -> Estimate:
+def judge_trace(subject: Subject, knobs: Knobs, trace: Trace) -> Estimate:
     """The same for one rehearsal, replayed on the device that there is: what happens where it ends is told as well."""
-    return judge(case, knobs, footprint_of(trace, case.room(knobs)))
+    return judge(subject, knobs, footprint_of(trace, subject.room(knobs)))
 
 
 def footprint_of(trace: Trace, room: Room, layers: int | None = None) -> Footprint:

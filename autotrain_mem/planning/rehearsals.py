@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from autotrain_mem.allocator.settings import AllocatorSettings, environment_setting, environment_settings
@@ -133,17 +133,25 @@ class Rehearsals:
         """Token lengths of the data; raises as :func:`counted_lengths`."""
         return counted_lengths(self.job, self.workers, self.store, on_counting)
 
-    def case(self, facts: ModelFacts | None = None, lengths: Lengths | None = None) -> Case:
+    def subject(self, facts: ModelFacts | None = None, lengths: Lengths | None = None) -> Subject:
         """Returns the same with what is known of the model and the rows; asks for what is not given."""
-        return Case(
-            **{each.name: getattr(self, each.name) for each in fields(Rehearsals)},
+        return Subject(
+            workers=self.workers,
+            job=self.job,
+            defaults=self.defaults,
+            hardware=self.hardware,
+            headroom_bytes=self.headroom_bytes,
+            store=self.store,
+            prices=self.prices,
+            correction=self.correction,
+            traces=self.traces,
             facts=facts or self.describe(),
             lengths=lengths or self.count_lengths(),
         )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Case(Rehearsals):
+class Subject(Rehearsals):
     """The same job, and what a search and its predictions have to know of its model and its rows."""
 
     facts: ModelFacts

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from autotrain_mem.estimator.vllm_share import VLLM_MODE, VLLM_SHARE
-from autotrain_mem.planning.rehearsals import Case
+from autotrain_mem.planning.rehearsals import Subject
 from autotrain_mem.support.errors import DoesNotFitError
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.types import Knobs
@@ -24,7 +24,7 @@ _MOST_PERCENT = 95
 """Of a card, with what must be left for the trainer: more is no advice."""
 
 
-def vllm_server(case: Case, knobs: Knobs) -> VllmServer | None:
+def vllm_server(subject: Subject, knobs: Knobs) -> VllmServer | None:
     """The server of ``--vllm_mode server``, on cards like those that train; None without one.
 
     TRL leaves ``vllm_tensor_parallel_size`` and ``vllm_gpu_memory_utilization`` to the server's own command there
@@ -33,16 +33,16 @@ def vllm_server(case: Case, knobs: Knobs) -> VllmServer | None:
     Raises:
         DoesNotFitError: the weights and one completion are more than the server may take of its cards.
     """
-    given, hardware = case.job.arguments, case.hardware
+    given, hardware = subject.job.arguments, subject.hardware
     if not given.get("use_vllm") or given.get("vllm_mode", VLLM_MODE) != "server":
         return None
     host, port = _address(given)
     is_here = host in _HERE and hardware.topology.nodes == 1
     first_gpu = hardware.topology.devices if is_here else None
-    server = _engine(case, knobs, utilization=SERVER_UTILIZATION)
+    server = _engine(subject, knobs, utilization=SERVER_UTILIZATION)
     server = replace(server, first_gpu=first_gpu, port=port)
     if not server.fits:
-        raise _does_not_fit(server, case.facts)
+        raise _does_not_fit(server, subject.facts)
     return server
 
 
@@ -60,7 +60,7 @@ def gpus_served_here(argument: Callable[[str], Any], nodes: int) -> int:
     return int(gpus) if gpus.isdigit() else 1  # what is no number TRL's parser refuses
 
 
-def check_colocated(case: Case, knobs: Knobs) -> None:
+def check_colocated(subject: Subject, knobs: Knobs) -> None:
     """Refuses an engine in the processes that train whose share of their cards does not hold what it needs.
 
     vLLM itself says so minutes later, when all weights are loaded ("No available memory for the cache blocks",
@@ -69,10 +69,10 @@ def check_colocated(case: Case, knobs: Knobs) -> None:
     Raises:
         DoesNotFitError: its weights and the cache of one completion are more than its share.
     """
-    hardware = case.hardware
-    if not case.vllm_share_bytes:
+    hardware = subject.hardware
+    if not subject.vllm_share_bytes:
         return
-    engine = _engine(case, knobs, utilization=VLLM_SHARE)
+    engine = _engine(subject, knobs, utilization=VLLM_SHARE)
     if engine.fits:
         return
     held_bytes = (engine.weights_bytes or 0) + (engine.completion_bytes or 0)
@@ -87,22 +87,22 @@ def check_colocated(case: Case, knobs: Knobs) -> None:
     )
 
 
-def _engine(case: Case, knobs: Knobs, *, utilization: float) -> VllmServer:
-    given, prompt = case.job.arguments, case.lengths.longest
+def _engine(subject: Subject, knobs: Knobs, *, utilization: float) -> VllmServer:
+    given, prompt = subject.job.arguments, subject.lengths.longest
     length = None if prompt is None else prompt + knobs.completion_length
     engine = VllmServer(
-        model=case.job.model,
+        model=subject.job.model,
         gpus=1,
         first_gpu=None,
         port=SERVER_PORT,
         gpu_memory_utilization=float(given.get("vllm_gpu_memory_utilization", utilization)),
         max_model_len=given.get("vllm_max_model_length") or length,
-        total_bytes=case.hardware.total_bytes,
+        total_bytes=subject.hardware.total_bytes,
         weights_bytes=None,
         token_bytes=None,
         completions=_completions(given, knobs),
     )
-    return _on(engine, case.facts, int(given.get("vllm_tensor_parallel_size", 1)))
+    return _on(engine, subject.facts, int(given.get("vllm_tensor_parallel_size", 1)))
 
 
 def _address(given: Mapping[str, Any]) -> tuple[str, int]:

@@ -99,11 +99,11 @@ class ProbeBackend:
         """Search again, by the same words; what was rehearsed for it is mostly kept. Raises DoesNotFitError."""
         with self.workers() as workers:
             started, plain = time.perf_counter(), replace(self.rehearsals, workers=workers, hardware=hardware)
-            asked = replace(plain, correction=correction).case()
-            case, found = searched_with_images(asked, lambda attempt: None, self.footprints)
-            uncorrected = replace(case, correction=plain.correction)
+            asked = replace(plain, correction=correction).subject()
+            subject, found = searched_with_images(asked, lambda attempt: None, self.footprints)
+            uncorrected = replace(subject, correction=plain.correction)
             (predicted,) = Predictions(uncorrected, self.footprints).rehearse([found.estimate.knobs], whole=True)
-            plan = make_plan(case, found, seconds=time.perf_counter() - started)
+            plan = make_plan(subject, found, seconds=time.perf_counter() - started)
             return Replanned(plan=plan, predicted=predicted)
 
 

@@ -136,8 +136,8 @@ def _searched(
         without: Levers that are let go.
         is_other: The plan's settings are new themselves.
     """
-    case = rehearsals.case()
-    space = case.space()
+    subject = rehearsals.subject()
+    space = subject.space()
     let_go: dict[str, Any] = dict.fromkeys(without, False)
     # Rows that fill no micro-batch are left out with dataloader_drop_last: other micro-batches, other steps.
     movable = MOVABLE - {ROWS, STEPS} if rehearsals.job.arguments.get("dataloader_drop_last") else MOVABLE
@@ -149,7 +149,7 @@ def _searched(
         effective_batch_size=chosen.knobs.effective_batch_size,
         forbid=space.forbid | frozenset(without),
     )
-    best = find(space, Memo(space, Predictions(case)))
+    best = find(space, Memo(space, Predictions(subject)))
     if best is None or (best.estimate.knobs == chosen.knobs and not is_other):
         return None
     return replace(
@@ -186,8 +186,8 @@ def smallest_change(rehearsals: Rehearsals, chosen: Estimate, shortage: Shortage
     headroom_bytes = max(0, rehearsals.hardware.free_bytes - lowered_budget_bytes(chosen, shortage))
     narrower = replace(rehearsals, headroom_bytes=headroom_bytes)
     try:
-        case = narrower.case()
-        space, predictions = case.space(), Predictions(case)
+        subject = narrower.subject()
+        space, predictions = subject.space(), Predictions(subject)
         if (best := find(space, Memo(space, predictions))) is not None:
             return flags_of(chosen.knobs, best.estimate.knobs) or None
         near = confirmed(space, Memo(space, predictions))

@@ -15,7 +15,7 @@ from autotrain_mem.estimator.timeline import make_timeline
 from autotrain_mem.machine.catalog import catalog
 from autotrain_mem.machine.prices import listed_prices
 from autotrain_mem.planning.kept_answers import job_key
-from autotrain_mem.planning.rehearsals import Case, Rehearsals
+from autotrain_mem.planning.rehearsals import Rehearsals, Subject
 from autotrain_mem.report.formatting import command_of
 from autotrain_mem.report.page.content import page_of
 from autotrain_mem.report.page.render import MARKER, page_html
@@ -41,16 +41,16 @@ _OTHER_VERSIONS = (
 )
 
 
-def keep_for_report(case: Case, plan: Plan) -> None:
+def keep_for_report(subject: Subject, plan: Plan) -> None:
     """Keeps what the report of a plan shows that its file does not hold, as far as it is at hand; then lets the
     traces go."""
-    key, store = _key(plan), case.footprint_store
-    trace = case.traces.get(case.job, kernel_class(case.hardware.capability), plan.knobs, plan.row_tokens)
+    key, store = _key(plan), subject.footprint_store
+    trace = subject.traces.get(subject.job, kernel_class(subject.hardware.capability), plan.knobs, plan.row_tokens)
     if trace is not None and store.get(_TIMELINE, key) is None:
         store.put(_TIMELINE, key, codec.to_json(_drawn(plan, trace)))
-    if case.lengths.profile is not None:
-        store.put(_ROWS, key, codec.to_json(case.lengths.profile))
-    case.traces.clear()
+    if subject.lengths.profile is not None:
+        store.put(_ROWS, key, codec.to_json(subject.lengths.profile))
+    subject.traces.clear()
 
 
 def material_of(

@@ -58,7 +58,7 @@ def predict(worker: api.Worker, case: Case) -> Estimate:
     rehearsals = api.Rehearsals(
         workers=api.Workers.holding(worker), job=case.job, defaults=case.knobs, hardware=card, headroom_bytes=0
     )
-    asked = rehearsals.case(ModelFacts(context_length=None, is_quantized=False), Lengths(longest=case.longest))
+    asked = rehearsals.subject(ModelFacts(context_length=None, is_quantized=False), Lengths(longest=case.longest))
     return judge_trace(asked, case.knobs, asked.rehearse(case.knobs))
 
 

@@ -82,7 +82,7 @@ def _line(record: Record, worker: api.Worker, model: Path) -> str:
     rehearsals = api.Rehearsals(
         workers=api.Workers.holding(worker), job=case.job(model), defaults=case.knobs, hardware=hardware_of(record)
     )
-    asked = rehearsals.case(ModelFacts(context_length=None, is_quantized=False), Lengths(longest=case.length))
+    asked = rehearsals.subject(ModelFacts(context_length=None, is_quantized=False), Lengths(longest=case.length))
     predicted = judge_trace(asked, case.knobs, asked.rehearse(case.knobs))
     allocated = _beside(record.trained.peak_allocated_bytes, predicted.reserved.peak_allocated_bytes)
     reserved = _beside(record.trained.peak_reserved_bytes, predicted.reserved.peak_reserved_bytes)

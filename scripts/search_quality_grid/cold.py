@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autotrain_mem.planning.predictions import Predictions
-from autotrain_mem.planning.rehearsals import Case
+from autotrain_mem.planning.rehearsals import Subject
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.versions import OURS, content_digest
 from autotrain_mem.types import Estimate, Footprint, Knobs
@@ -56,8 +56,8 @@ class Kept:
 class Cold:
     """The ``Predictor`` of a first run."""
 
-    def __init__(self, case: Case, kept: Kept) -> None:
-        few, whole = (replace(case, store=store) for store in (kept.few_layers, kept.whole))
+    def __init__(self, subject: Subject, kept: Kept) -> None:
+        few, whole = (replace(subject, store=store) for store in (kept.few_layers, kept.whole))
         self._few = Predictions(few, kept.footprints_of_few, confirms=False)
         self._whole = Predictions(whole, kept.footprints_of_whole)
         self._confirmed: set[Knobs] = set()

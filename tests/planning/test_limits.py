@@ -96,9 +96,9 @@ def test_what_nobody_can_tell_is_said_before_anything_is_rehearsed(words: dict[s
     rehearsals = asked(**words)
     facts = rehearsals.describe()
     lengths = lengths_to_estimate(rehearsals.job, rehearsals.workers, rehearsals.store, reads_images=facts.reads_images)
-    case = rehearsals.case(facts, lengths)
+    subject = rehearsals.subject(facts, lengths)
     with pytest.raises(UsageError, match=said):
-        limits_of(case, case.space().base)
+        limits_of(subject, subject.space().base)
 
 
 def test_of_many_cards_those_that_break_a_limit_say_which() -> None:

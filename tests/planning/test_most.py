@@ -38,8 +38,8 @@ def values(
 ) -> tuple[list[int], str]:
     longest = 100 if profile is None else profile.longest
     facts = ModelFacts(context_length=8192, is_quantized=False, hidden_size=896)
-    case = asked(name, method, defaults, **words).case(facts, Lengths(longest=longest, profile=profile))
-    found = question_of(case)
+    subject = asked(name, method, defaults, **words).subject(facts, Lengths(longest=longest, profile=profile))
+    found = question_of(subject)
     assert found is not None
     return list(found.values), found.stopped_by
 

@@ -280,7 +280,7 @@ def toys(worker: FakeWorker | None = None, **words: Any) -> Rehearsals:
 
 def chosen(asked: Rehearsals) -> Estimate:
     knobs = replace(TRL_DEFAULTS, max_length=512)
-    return Predictions(asked.case()).rehearse([knobs], whole=True)[0]
+    return Predictions(asked.subject()).rehearse([knobs], whole=True)[0]
 
 
 def shortage(needed_bytes: int, others_bytes: int = 0) -> Shortage:
