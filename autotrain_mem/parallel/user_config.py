@@ -88,7 +88,7 @@ def read_launch(config: Mapping[str, Any], name: str) -> Launch:
     Raises:
         UsageError: it is none of accelerate's, contradicts itself, or asks for what is not rehearsed; all problems.
     """
-    if problems := [*_blocks(config)] or [*_problems(config)]:
+    if problems := [*_problems(config)]:
         reasons, cures = zip(*problems, strict=True)
         raise UsageError(f"{name} cannot be planned with: {'; '.join(reasons)}.", hint="\n".join(dict.fromkeys(cures)))
     settings, processes = fsdp_settings(config), _processes(config)
@@ -106,7 +106,7 @@ def read_launch(config: Mapping[str, Any], name: str) -> Launch:
         fsdp_offload_params=is_fsdp and _is_true(settings.get("offload_params")),
         mixed_precision=_mixed_precision(config),
         recomputes=is_fsdp and _is_true(settings.get("activation_checkpointing")),
-        warnings=(*_unwrapped(settings), *_unsaved(settings), *_unread(settings)) if is_fsdp else (),
+        warnings=tuple(_warnings(settings)) if is_fsdp else (),
     )
 
 
@@ -152,26 +152,19 @@ def _sharding(config: Mapping[str, Any], settings: Mapping[str, Any], replicas: 
     return "fsdp2" if _is_true(settings.get("reshard_after_forward", True)) else "fsdp2-no-reshard"
 
 
-def _unwrapped(settings: Mapping[str, Any]) -> Iterator[str]:
-    """accelerate's default is no policy (``dataclasses.py: FullyShardedDataParallelPlugin.__post_init__``)."""
-    policy = str(settings.get("auto_wrap_policy") or "NO_WRAP").upper()
-    if policy == "NO_WRAP":
+def _warnings(settings: Mapping[str, Any]) -> Iterator[str]:
+    # accelerate's default is no policy (``dataclasses.py: FullyShardedDataParallelPlugin.__post_init__``).
+    if str(settings.get("auto_wrap_policy") or "NO_WRAP").upper() == "NO_WRAP":
         yield (
             "fsdp_auto_wrap_policy is not given: all layers are gathered at once; with TRANSFORMER_BASED_WRAP each is "
             "gathered by itself"
         )
-
-
-def _unsaved(settings: Mapping[str, Any]) -> Iterator[str]:
     kind = str(settings.get("state_dict_type") or "SHARDED_STATE_DICT")
     if kind.upper() != "FULL_STATE_DICT":
         yield (
             f"fsdp_state_dict_type {kind}: the trainer writes no model at the end, only checkpoints in shards "
             "(transformers/trainer.py: save_model); with FULL_STATE_DICT it does"
         )
-
-
-def _unread(settings: Mapping[str, Any]) -> Iterator[str]:
     for key in sorted(settings.keys() - FSDP_KEYS):
         near = difflib.get_close_matches(key, FSDP_KEYS, n=1)
         meant = f"; did you mean fsdp_{near[0]}?" if near else ""
@@ -181,14 +174,13 @@ def _unread(settings: Mapping[str, Any]) -> Iterator[str]:
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-def _blocks(config: Mapping[str, Any]) -> Iterator[Problem]:
-    for name in ("fsdp_config", "parallelism_config", "dynamo_config", "deepspeed_config"):
-        if not isinstance(config.get(name) or {}, Mapping):
-            yield f"{name} holds no keys", f"Write {name}: and indented keys below."
-
-
 def _problems(config: Mapping[str, Any]) -> Iterator[Problem]:
-    for check in (_keys, _kind, _counts, _precision, *((_fsdp,) if _type(config) == "FSDP" else ()), _parallelism):
+    blocks = ("fsdp_config", "parallelism_config", "dynamo_config", "deepspeed_config")
+    if wrong := [name for name in blocks if not isinstance(config.get(name) or {}, Mapping)]:
+        for name in wrong:
+            yield f"{name} holds no keys", f"Write {name}: and indented keys below."
+        return
+    for check in (_keys, _kind, _counts, *((_fsdp,) if _type(config) == "FSDP" else ()), _parallelism):
         yield from check(config)
 
 
@@ -222,6 +214,8 @@ def _kind(config: Mapping[str, Any]) -> Iterator[Problem]:
         yield f"dynamo_backend {backend} stands beside TRL's own words", cure
     if config.get("fp8_config") or str(config.get("mixed_precision")).lower() == "fp8":
         yield "fp8 is not rehearsed", "mixed_precision: bf16 is the nearest; remove fp8_config."
+    elif (given := _mixed_precision(config)) not in ("no", "bf16", "fp16"):
+        yield f"mixed_precision {given} is unknown", "mixed_precision takes no, bf16 or fp16."
 
 
 def _zero(config: Mapping[str, Any]) -> Iterator[Problem]:
@@ -268,11 +262,6 @@ def _counts(config: Mapping[str, Any]) -> Iterator[Problem]:
     if ids != "all" and ids.split(",") != [str(index) for index in range(max(1, processes // nodes))]:
         cure = f"Remove it; CUDA_VISIBLE_DEVICES={ids} before the command says it."
         yield f"gpu_ids {ids} chooses among the GPUs", cure
-
-
-def _precision(config: Mapping[str, Any]) -> Iterator[Problem]:
-    if (given := _mixed_precision(config)) not in ("no", "bf16", "fp16", "fp8"):
-        yield f"mixed_precision {given} is unknown", "mixed_precision takes no, bf16 or fp16."
 
 
 def _fsdp(config: Mapping[str, Any]) -> Iterator[Problem]:

@@ -49,11 +49,16 @@ def with_accelerate(wish: Wish) -> Wish:
     if str(content.get("distributed_type")) == "DEEPSPEED":
         return _with_zero(wish, content, launch, gpus=gpus)
     sharding = launch.sharding if processes > 1 else None
+    # Knobs that no flag of ours says, also that nothing is offloaded.
+    pins: dict[str, Any] = {"fsdp_offload_params": launch.fsdp_offload_params}
+    if launch.dp_replicate_size is not None:
+        pins["dp_replicate_size"] = launch.dp_replicate_size
+    pins |= {name: size for name in SHARE_TOKENS if (size := getattr(launch, name)) > 1}
     return replace(
         wish,
         accelerate={**content, "num_processes": processes},
         autofit=replace(autofit, gpus=gpus, nodes=launch.nodes, sharding=sharding),
-        pins=_pins(launch) if sharding else {},
+        pins=pins if sharding else {},
         config={**wish.config, **_trl_arguments(wish, launch)},
     )
 
@@ -144,13 +149,6 @@ def _second_version(content: Mapping[str, Any], name: str) -> dict[str, Any]:
     kept = {key: value for key, value in given.items() if key not in _ALWAYS} | saves
     kept |= {"version": 2, "reshard_after_forward": _RESHARDS[strategy]}
     return {**content, "fsdp_config": {f"fsdp_{key}": value for key, value in kept.items()}}
-
-
-def _pins(launch: Launch) -> dict[str, Any]:
-    """Returns the knobs of a launch that no flag of ours says, also that nothing is offloaded."""
-    groups = {} if launch.dp_replicate_size is None else {"dp_replicate_size": launch.dp_replicate_size}
-    groups |= {name: size for name in SHARE_TOKENS if (size := getattr(launch, name)) > 1}
-    return {"fsdp_offload_params": launch.fsdp_offload_params, **groups}
 
 
 def _trl_arguments(wish: Wish, launch: Launch) -> dict[str, Any]:

@@ -48,8 +48,23 @@ def with_deepspeed(wish: Wish) -> Wish:
 
 
 def deepspeed_content(given: Any) -> Mapping[str, Any]:
-    """Returns what a config of DeepSpeed's says: a path, the JSON itself, or its keys. Raises UsageError."""
-    return given if isinstance(given, Mapping) else _read(str(given))
+    """Returns what a config of DeepSpeed's says: a path, the JSON itself (TRL's parser takes both), or its keys.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    if isinstance(given, Mapping):
+        return given
+    path = str(given)
+    try:
+        content = json.loads(path if path.startswith("{") else Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--{_FLAG} {path} cannot be read: {error.strerror}.", hint="Give a JSON file.") from error
+    except ValueError as error:
+        raise UsageError(f"--{_FLAG} {path} is no JSON: {error}.", hint="Give DeepSpeed's own JSON.") from error
+    if not isinstance(content, dict):
+        raise UsageError(f"--{_FLAG} {path} holds no keys.", hint="Give DeepSpeed's own JSON.")
+    return content
 
 
 def _contradictions(wish: Wish, zero: Zero) -> Iterator[tuple[str, str]]:
@@ -63,19 +78,6 @@ def _contradictions(wish: Wish, zero: Zero) -> Iterator[tuple[str, str]]:
     for name in OF_DEEPSPEED:
         if getattr(wish.autofit, name) not in (None, getattr(zero, name)):
             yield f"--{name} is not what --{_FLAG} says", "Remove the flag, or write it into the file."
-
-
-def _read(path: str) -> Mapping[str, Any]:
-    """Reads a file, or the content itself, which TRL's parser takes too."""
-    try:
-        content = json.loads(path if path.startswith("{") else Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"--{_FLAG} {path} cannot be read: {error.strerror}.", hint="Give a JSON file.") from error
-    except ValueError as error:
-        raise UsageError(f"--{_FLAG} {path} is no JSON: {error}.", hint="Give DeepSpeed's own JSON.") from error
-    if not isinstance(content, dict):
-        raise UsageError(f"--{_FLAG} {path} holds no keys.", hint="Give DeepSpeed's own JSON.")
-    return content
 
 
 def _without(argv: tuple[str, ...]) -> tuple[str, ...]:

@@ -125,16 +125,13 @@ def autofit_of(asked: AutoFit, filled: AutoFit, plan: Plan) -> AutoFit:
     sharding = asked.sharding or alone_too(filled.sharding, 1 if alone else 2)
     shared: dict[str, Any] = {"sharding": sharding}
     if not alone:
-        shared |= {name: getattr(filled, name) or _above_one(getattr(plan.knobs, name)) for name in SHARE_TOKENS}
+        planned = {name: getattr(plan.knobs, name) for name in SHARE_TOKENS}
+        shared |= {name: getattr(filled, name) or (size if size > 1 else None) for name, size in planned.items()}
     if sharding != plan.knobs.sharding:
         shared |= {name: getattr(asked, name) for name in OFFLOADED}
     return replace(
         filled, effective_batch_size=filled.effective_batch_size or plan.knobs.effective_batch_size, **shared
     )
-
-
-def _above_one(size: int) -> int | None:
-    return size if size > 1 else None
 
 
 def arguments_of(plan: Plan, autofit: AutoFit) -> dict[str, Any]:
