@@ -37,21 +37,10 @@ SEQUENCE = accelerate_config(
 FSDP = {"distributed_type": "FSDP", "num_processes": 2, "num_machines": 1}
 USERS: dict[str, dict[str, Any]] = {
     "nothing said of FSDP": FSDP,
-    "keys without their prefix": FSDP | {"fsdp_config": {"version": 2, "reshard_after_forward": False}},
-    "keys of the first version": FSDP
+    "keys without their prefix": FSDP
     | {
         "mixed_precision": "BF16",
-        "fsdp_config": {
-            "fsdp_sharding_strategy": "SHARD_GRAD_OP",
-            "fsdp_auto_wrap_policy": "SIZE_BASED_WRAP",
-            "fsdp_min_num_params": 2000,
-            "fsdp_backward_prefetch": "NO_PREFETCH",
-            "fsdp_forward_prefetch": True,
-            "fsdp_sync_module_states": True,
-            "fsdp_use_orig_params": False,
-            "fsdp_activation_checkpointing": True,
-            "fsdp_ignored_modules": "lm_head",
-        },
+        "fsdp_config": {"version": 2, "reshard_after_forward": False, "min_num_params": 2000},
     },
     "null": FSDP | {"fsdp_config": {"fsdp_state_dict_type": None, "fsdp_offload_params": None}},
     "all kinds of parallelism": FSDP

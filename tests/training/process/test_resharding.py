@@ -11,11 +11,15 @@ import torch.distributed.checkpoint as dcp
 from nouns import TRL_DEFAULTS
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.testing import assert_close
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import TrainerCallback
 
 from autotrain_mem.support.errors import OutputFolderError, TrainingError
 from autotrain_mem.training.process.resharding import (
+    _copy_part,
     _fill_from_file,
     _fill_from_shards,
     _load_weights,
@@ -134,3 +138,15 @@ def test_weights_that_lose_precision_are_said(calm: Any) -> None:
     assert (
         said == "weights are float32 in the checkpoint and are rounded to bfloat16, in which this training keeps them"
     )
+
+
+def test_a_rank_takes_its_part_of_what_is_whole() -> None:
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    try:
+        part = distribute_tensor(torch.zeros(3, 2), init_device_mesh("cpu", (2,)), [Shard(0)], src_data_rank=None)
+        _copy_part("a", torch.arange(6.0).view(3, 2), part)
+        assert part.to_local().tolist() == [[4, 5]]
+        with pytest.raises(TrainingError, match=r"a has the shape \(2, 2\) in the checkpoint, and \(3, 2\) in this"):
+            _copy_part("a", torch.zeros(2, 2), part)
+    finally:
+        torch.distributed.destroy_process_group()
