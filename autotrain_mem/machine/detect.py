@@ -61,19 +61,16 @@ class _Device:
     uuid: str
     handle: Any
     card: Any
-    """The card's own handle; equal to ``handle`` unless this is an instance."""
-    is_instance: bool = False
+    """The card's own handle, and below its UUID; the same as the device's unless this is an instance."""
+    card_uuid: str
+
+    @property
+    def is_instance(self) -> bool:
+        return self.uuid != self.card_uuid
 
 
-@dataclass(frozen=True, slots=True)
-class _Card:
-    name: str
-    uuid: str
-    handle: Any
-    devices: tuple[_Device, ...]
-    """The card itself, or its MIG instances, of which there may be none."""
-    unanswered: str = ""
-    """NVML's reason for not answering; such a card has no devices."""
+_Cards = Sequence[Sequence[_Device]]
+"""Of each card itself, or its MIG instances; none where there are none, or where it does not answer."""
 
 
 class NvmlError(Exception):
@@ -167,9 +164,9 @@ def numbers_in_pci_order(uuids: Sequence[str]) -> tuple[str, ...] | None:
     if a card does not answer, since CUDA may then count without it.
     """
     with contextlib.suppress(NvmlError), nvml_session() as nvml:
-        cards = [_card(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
-        numbers = {card.devices[0].uuid: str(number) for number, card in enumerate(cards) if card.devices}
-        is_sure = not any(card.unanswered for card in cards) and set(uuids) <= numbers.keys()
+        cards, unanswered = _cards(nvml)
+        numbers = {devices[0].uuid: str(number) for number, devices in enumerate(cards) if devices}
+        is_sure = not unanswered and set(uuids) <= numbers.keys()
         return tuple(numbers[uuid] for uuid in uuids) if is_sure else None
     return None
 
@@ -195,12 +192,13 @@ def nvidia_driver() -> tuple[str, int | None, str]:
 def _shown(nvml: Any, environment: Mapping[str, str]) -> tuple[tuple[_Device, ...], list[str]]:
     """Give what CUDA shows, and why NVML does not answer for cards that it would show or are asked for."""
     variables = {**os.environ, **environment}
-    cards = [_card(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
-    ordered, wanted = _in_cuda_order(nvml, cards, variables.get(ORDER)), variables.get(VISIBLE)
-    listed = [card.devices[0] for card in ordered if card.devices] if wanted is None else _listed(ordered, wanted)
+    cards, unanswered = _cards(nvml)
+    if variables.get(ORDER) != "PCI_BUS_ID":
+        cards = _fastest_first(nvml, cards)
+    wanted = variables.get(VISIBLE)
+    listed = [devices[0] for devices in cards if devices] if wanted is None else _listed(cards, wanted)
     shown = tuple([device for device in listed if device.is_instance][:1] or listed)
-    unanswered = [card.unanswered for card in cards if card.unanswered]
-    if VISIBLE in variables and (shown or not _NAMED.match(variables[VISIBLE])):
+    if wanted is not None and (shown or not _NAMED.match(wanted)):
         unanswered = []  # hidden
     return shown, unanswered
 
@@ -226,42 +224,40 @@ def _ask(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
         return None
 
 
-def _card(nvml: Any, index: int) -> _Card:
-    try:
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        uuid = nvml.nvmlDeviceGetUUID(handle)
-        mode = _ask(nvml, nvml.nvmlDeviceGetMigMode, handle)  # [now, after the next reset]; None without MIG
-        split = mode is not None and mode[0] == nvml.NVML_DEVICE_MIG_ENABLE
-        whole = _Device(index=index, uuid=uuid, handle=handle, card=handle)
-        devices = _instances(nvml, whole) if split else (whole,)
-        return _Card(name=nvml.nvmlDeviceGetName(handle), uuid=uuid, handle=handle, devices=devices)
-    except nvml.NVMLError as error:
-        return _Card(name="", uuid="", handle=None, devices=(), unanswered=f"GPU {index}: {error}")
+def _cards(nvml: Any) -> tuple[_Cards, list[str]]:
+    """The devices of each card, and why NVML does not answer for some."""
+    cards: list[Sequence[_Device]] = []
+    unanswered = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            uuid = nvml.nvmlDeviceGetUUID(handle)
+            mode = _ask(nvml, nvml.nvmlDeviceGetMigMode, handle)  # [now, after the next reset]; None without MIG
+            handles = [handle]
+            if mode is not None and mode[0] == nvml.NVML_DEVICE_MIG_ENABLE:
+                places = range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle))  # of which some may be empty
+                made = (_ask(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, place) for place in places)
+                handles = [each for each in made if each is not None]
+            cards.append([_Device(index, nvml.nvmlDeviceGetUUID(each), each, handle, uuid) for each in handles])
+        except nvml.NVMLError as error:
+            cards.append([])
+            unanswered.append(f"GPU {index}: {error}")
+    return cards, unanswered
 
 
-def _instances(nvml: Any, whole: _Device) -> tuple[_Device, ...]:
-    """The MIG instances that were made; NVML counts places, and a place may be empty."""
-    places = range(nvml.nvmlDeviceGetMaxMigDeviceCount(whole.handle))
-    handles = (_ask(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, whole.handle, place) for place in places)
-    return tuple(
-        _Device(whole.index, nvml.nvmlDeviceGetUUID(handle), handle, card=whole.handle, is_instance=True)
-        for handle in handles
-        if handle is not None
-    )
-
-
-def _in_cuda_order(nvml: Any, cards: Sequence[_Card], order: str | None) -> Sequence[_Card]:
-    """NVML's order, or fastest first. A card that does not tell its speed, or does not answer, leaves NVML's order."""
-    if order == "PCI_BUS_ID" or len({card.name for card in cards}) == 1 or any(card.unanswered for card in cards):
+def _fastest_first(nvml: Any, cards: _Cards) -> _Cards:
+    """NVML's order where all are alike, or where one does not tell its speed or does not answer."""
+    handles = [devices[0].card for devices in cards if devices]
+    if len(handles) < len(cards) or len({nvml.nvmlDeviceGetName(handle) for handle in handles}) == 1:
         return cards
-    cores = [_ask(nvml, nvml.nvmlDeviceGetNumGpuCores, card.handle) for card in cards]
-    clocks = [_ask(nvml, nvml.nvmlDeviceGetMaxClockInfo, card.handle, nvml.NVML_CLOCK_SM) for card in cards]
+    cores = [_ask(nvml, nvml.nvmlDeviceGetNumGpuCores, handle) for handle in handles]
+    clocks = [_ask(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM) for handle in handles]
     if None in cores or None in clocks:
         return cards
     return [cards[i] for i in sorted(range(len(cards)), key=lambda i: -cores[i] * clocks[i])]
 
 
-def _listed(cards: Sequence[_Card], wanted: str) -> list[_Device]:
+def _listed(cards: _Cards, wanted: str) -> list[_Device]:
     """Returns the devices that CUDA exposes; ``wanted`` is CUDA_VISIBLE_DEVICES."""
     entries = [entry.strip() for entry in wanted.split(",")]
     shown: list[_Device] = []
@@ -275,7 +271,7 @@ def _listed(cards: Sequence[_Card], wanted: str) -> list[_Device]:
     return shown
 
 
-def _device_called(cards: Sequence[_Card], entry: str, kind: str) -> _Device | None:
+def _device_called(cards: _Cards, entry: str, kind: str) -> _Device | None:
     """By UUID if the prefix is unique (``"GPU-8932f937"``, ``"MIG-<uuid>"``), else by number: ``"1"``, and ``"1gpu"``
     too, since C's strtoul reads as far as the digits go.
 
@@ -285,13 +281,13 @@ def _device_called(cards: Sequence[_Card], entry: str, kind: str) -> _Device | N
     if kind not in ("GPU-", "MIG-"):
         digits = re.match(r"\+?(\d+)", entry)
         named = [*cards][int(digits[1]) :][:1] if digits else []
+    elif not entry.startswith(kind):
+        return None
     elif kind == "GPU-":
-        named = [card for card in cards if entry.startswith(kind) and card.uuid.startswith(entry)]
+        named = [devices for devices in cards if devices and devices[0].card_uuid.startswith(entry)]
     else:
-        devices = [device for card in cards for device in card.devices if device.is_instance]
-        of_name = [each for each in devices if entry.startswith(kind) and each.uuid.startswith(entry)]
-        return of_name[0] if len(of_name) == 1 else None
-    return next(iter(named[0].devices), None) if len(named) == 1 else None
+        named = [[each] for devices in cards for each in devices if each.is_instance and each.uuid.startswith(entry)]
+    return next(iter(named[0]), None) if len(named) == 1 else None
 
 
 def memory_of(nvml: Any, handle: Any) -> tuple[int, int]:
