@@ -128,7 +128,7 @@ def arguments_of(text: str) -> dict[str, Any]:
 def _flag(value: Any) -> Any:
     """TRL takes a single name for a regular expression (``trl/trainer/model_config.py: __post_init__``)."""
     if not isinstance(value, list):
-        return value
+        return [value] if isinstance(value, str) else value
     return sorted(value) if len(value) != 1 else [rf".*\.{value[0]}"]
 
 

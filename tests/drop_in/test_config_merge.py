@@ -165,7 +165,7 @@ def test_nor_is_it_beside_sizes_of_a_generation_that_need_each_other(method: str
         ({"quantization_config": BitsAndBytesConfig(load_in_8bit=True)}, {"load_in_8bit": True}),
         (lora(["v_proj", "q_proj"]), LORA | {"lora_target_modules": ["q_proj", "v_proj"]}),
         (lora(["q_proj"]), LORA | {"lora_target_modules": [r".*\.q_proj"]}),
-        (lora("all-linear"), LORA | {"lora_target_modules": "all-linear"}),
+        (lora("all-linear"), LORA | {"lora_target_modules": ["all-linear"]}),
         ({"optimizers": (SGD, None)}, OWN_OPTIMIZER | {"use_peft": False}),  # it has no adapter's weights
         ({"optimizer_cls_and_kwargs": (torch.optim.SGD, {})}, OWN_OPTIMIZER),
         ({"optimizers": (None, None)}, {}),
