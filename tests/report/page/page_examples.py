@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 
 from autotrain_mem.report.page.content import with_unique_keys
 from autotrain_mem.report.page.figures import bar_figure, line_figure, timeline_figure
@@ -23,112 +24,57 @@ HOSTILE = (
 )
 
 
-@dataclass
-class Device:
-    """What lies on it: bytes by owner and module, and how it came there, moment by moment."""
-
-    blocks: dict[tuple[Owner, str], int] = field(default_factory=dict)
-    reserved: int = 0
-    moments: list[tuple[dict[Owner, int], int, tuple[tuple[str, Owner, int], ...]]] = field(default_factory=list)
-    sums: dict[Owner, int] = field(default_factory=lambda: dict.fromkeys(OWNERS, 0))
-    phases: list[tuple[Phase, int]] = field(default_factory=list)
-    largest: tuple[tuple[str, Owner, int], ...] = ()
-
-    def hold(self, owner: Owner, module: str, size: int) -> None:
-        before = self.blocks.get((owner, module), 0)
-        self.sums[owner] += size
-        self.blocks[owner, module] = before + size
-        self.reserved = max(self.reserved, int(sum(self.sums.values()) * 1.04))
-        if size < 0 or not self.largest or before + size > self.largest[-1][2]:
-            order = sorted(self.blocks.items(), key=lambda item: -item[1])[:3]
-            self.largest = tuple((name, whose, held) for (whose, name), held in order if held > 0)
-        self.moments.append((dict(self.sums), self.reserved, self.largest))
-
-    def begin(self, phase: Phase) -> None:
-        self.phases.append((phase, len(self.moments)))
+PHASES = (
+    (Phase.LOAD, 0.0),
+    (Phase.FORWARD, 0.1),
+    (Phase.BACKWARD, 0.25),
+    (Phase.OPTIMIZER_STEP, 0.5),
+    (Phase.FORWARD, 0.55),
+    (Phase.BACKWARD, 0.7),
+    (Phase.OPTIMIZER_STEP, 0.95),
+)
+"""Two optimizer steps, each phase with the share of the events at which it begins."""
 
 
-def rehearsal(events: int, layers: int = LAYERS, seed: int = 0) -> Device:
-    """Two optimizer steps of LoRA, each of two micro-batches, in about ``events`` events."""
-    device, source = Device(), random.Random(seed)
-    device.begin(Phase.LOAD)
-    device.hold(Owner.WEIGHTS, "model.embed_tokens", 2 * GIB)
-    for layer in range(layers):
-        device.hold(Owner.WEIGHTS, f"model.layers.{layer}.mlp", 440 * MIB)
-    per_layer = max(4, (events - layers) // (layers * 12))
-    for _ in range(2):
-        for _ in range(2):
-            micro_batch(device, layers, per_layer, source)
-        device.begin(Phase.OPTIMIZER_STEP)
-        for layer in range(layers):
-            device.hold(Owner.OPTIMIZER_STATE, f"model.layers.{layer}.mlp.lora_A", 20 * MIB if layer % 2 else 0)
-            device.hold(Owner.TEMPORARY, "optimizer", 30 * MIB)
-            device.hold(Owner.TEMPORARY, "optimizer", -30 * MIB)
-        freed = device.sums[Owner.GRADIENTS]
-        for layer in range(layers):
-            device.hold(Owner.GRADIENTS, f"model.layers.{layer}.mlp.lora_A", -freed // layers)
-    return device
-
-
-def micro_batch(device: Device, layers: int, per_layer: int, source: random.Random) -> None:
-    device.begin(Phase.FORWARD)
-    device.hold(Owner.OTHER, "batch", 90 * MIB)
-    for layer in range(layers):
-        device.hold(Owner.ACTIVATIONS, f"model.layers.{layer}", 128 * MIB)
-        flutter(device, f"model.layers.{layer}.self_attn.q_proj", per_layer, source)
-    device.hold(Owner.ACTIVATIONS, "lm_head", 3 * GIB)
-    device.begin(Phase.BACKWARD)
-    device.hold(Owner.TEMPORARY, "lm_head", 6 * GIB)
-    device.hold(Owner.TEMPORARY, "lm_head", -6 * GIB)
-    device.hold(Owner.ACTIVATIONS, "lm_head", -3 * GIB)
-    for layer in reversed(range(layers)):
-        device.hold(Owner.GATHERED_WEIGHTS, f"model.layers.{layer}", 900 * MIB)
-        flutter(device, f"model.layers.{layer}.mlp.down_proj", 2 * per_layer, source)
-        device.hold(Owner.GRADIENTS, f"model.layers.{layer}.mlp.lora_A", 10 * MIB)
-        device.hold(Owner.GATHERED_WEIGHTS, f"model.layers.{layer}", -900 * MIB)
-        device.hold(Owner.ACTIVATIONS, f"model.layers.{layer}", -128 * MIB)
-    device.hold(Owner.OTHER, "batch", -90 * MIB)
-
-
-def flutter(device: Device, module: str, events: int, source: random.Random) -> None:
-    for _ in range(events // 2):
-        size = source.choice((8, 32, 56, 112, 224, 600)) * MIB
-        device.hold(Owner.TEMPORARY, module, size)
-        device.hold(Owner.TEMPORARY, module, -size)
-
-
-def thinned(totals: list[int], places: int) -> Iterator[int]:
-    """The lowest and the highest moment of each stretch, in their order."""
-    step = max(1, math.ceil(len(totals) / places))
-    for first in range(0, len(totals), step):
-        stretch = range(first, min(first + step, len(totals)))
-        yield from sorted({min(stretch, key=totals.__getitem__), max(stretch, key=totals.__getitem__)})
-
-
-def timeline(
-    events: int = 4000, name: str = "rehearsed step", *, places: int = 1500, layers: int = 12, seed: int = 0
-) -> Timeline:
-    device = rehearsal(events, layers, seed)
-    totals = [sum(sums.values()) for sums, _, _ in device.moments]
-    points = [*thinned(totals, places)]
-    modules: dict[str, int] = {}
-    number = {owner: index for index, owner in enumerate(OWNERS)}
+def timeline(events: int = 4000, name: str = "rehearsed step", *, places: int = 3000, seed: int = 0) -> Timeline:
+    """LoRA on a large model, at about ``places`` moments; nearly every one has other sizes than the one before."""
+    source, ends = random.Random(seed), [*(begin for _, begin in PHASES[1:]), 1.0]
+    points = range(0, events, max(1, events // places))
+    owners: dict[Owner, list[int]] = {owner: [] for owner in OWNERS}
+    holders = []
+    for point in points:
+        number = next(at for at, end in enumerate(ends) if point / events < end)
+        (phase, begin), end = PHASES[number], ends[number]
+        progress = (point / events - begin) / (end - begin)
+        alive = {Phase.FORWARD: progress, Phase.BACKWARD: 1 - progress}.get(phase, 0.0)
+        trains = phase is not Phase.LOAD
+        sizes = {
+            Owner.WEIGHTS: int(36 * GIB * (1 if trains else progress)),
+            Owner.ACTIVATIONS: int(12 * GIB * alive) + source.randrange(MIB) * trains,
+            Owner.GATHERED_WEIGHTS: 900 * MIB * (phase is Phase.BACKWARD),
+            Owner.GRADIENTS: int(800 * MIB * (1 - alive)) * trains,
+            Owner.OPTIMIZER_STATE: GIB * (number > 3),
+            Owner.TEMPORARY: source.choice((8, 32, 56, 112, 224, 600)) * MIB * trains,
+            Owner.OTHER: 90 * MIB * (alive > 0),
+        }
+        for owner, column in owners.items():
+            column.append(sizes.get(owner, 0))
+        largest = sorted(((size, owner) for owner, size in sizes.items() if size), reverse=True)[:3]
+        layer = int(progress * LAYERS) % LAYERS
+        holders.append(
+            tuple(Holder(module=layer, owner=OWNERS.index(owner), size_bytes=size) for size, owner in largest)
+        )
+    totals = [sum(column) for column in zip(*owners.values(), strict=True)]
     return Timeline(
         name=name,
-        events=len(totals),
+        events=events,
         event=tuple(points),
-        owners={owner: tuple(device.moments[point][0][owner] for point in points) for owner in OWNERS},
-        reserved_bytes=tuple(device.moments[point][1] for point in points),
-        holders=tuple(
-            tuple(
-                Holder(module=modules.setdefault(module, len(modules)), owner=number[owner], size_bytes=size)
-                for module, owner, size in device.moments[point][2]
-            )
-            for point in points
-        ),
-        modules=tuple(modules),
-        phases=tuple(device.phases),
-        peak=max(range(len(points)), key=lambda index: totals[points[index]]),
+        owners={owner: tuple(column) for owner, column in owners.items()},
+        reserved_bytes=tuple(int(1.04 * most) for most in accumulate(totals, max)),
+        holders=tuple(holders),
+        modules=tuple(f"model.layers.{layer}.mlp" for layer in range(LAYERS)),
+        phases=tuple((phase, int(begin * events)) for phase, begin in PHASES),
+        peak=totals.index(max(totals)),
         budget_bytes=int(max(totals) * 1.12),
     )
 

@@ -74,7 +74,7 @@ def test_the_policy_allows_what_is_in_the_file_and_nothing_else(hostile: str) ->
 
 def test_eight_ranks_of_a_large_rehearsal_stay_below_two_megabytes() -> None:
     """As many points as a screen shows, each with other sizes than the last, which packs worst."""
-    one = page_examples.timeline(12_000, layers=20, places=1500)
+    one = page_examples.timeline(12_000)
     ranks = [replace(one, name=f"rank {rank}") for rank in range(8)]
     assert len(page_html(page_examples.page(*ranks)).encode()) < 2_000_000
 
