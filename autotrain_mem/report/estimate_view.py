@@ -22,7 +22,7 @@ from autotrain_mem.report.layout import (
     section,
     table,
 )
-from autotrain_mem.support.units import counted, duration, format_bytes
+from autotrain_mem.support.units import brief, counted, duration, format_bytes, percent
 from autotrain_mem.types import Estimate, Hardware, Owner
 from autotrain_mem.types.estimate import STEPS
 
@@ -72,13 +72,17 @@ def verdict(estimate: Estimate, how: str = "") -> Text:
 
 
 def at_the_peak(estimate: Estimate) -> list[RenderableType]:
-    """Which phase needs how much, and which modules most."""
-    memory, scale = estimate.memory, scale_of(estimate)
-    grid = table("phase", "peak", "", right=(1,), show_header=False)
-    for phase, peak in memory.phases.items():
-        bar = Bar(peak / max((1, *memory.phases.values())))
-        add(grid, formatting.PHASES[phase], f"{scale.size(peak)} {scale.unit}", bar)
-    blocks = section("peak allocated by phase", grid)
+    """Which phase needs how much and how long, as far as it takes time, and which modules need most."""
+    phases, scale, time = estimate.memory.phases, scale_of(estimate), estimate.time
+    is_known = formatting.has_speed(time)
+    grid = table("", "", "", "", "", right=(1, 3, 4), show_header=False)
+    for phase, peak in phases.items():
+        name, seconds = formatting.PHASES[phase], time.phases.get(phase)
+        took = ["" if seconds is None or not is_known else brief(seconds)]
+        took += ["" if seconds is None or not time.step_seconds else percent(seconds / time.step_seconds)]
+        add(grid, name, f"{scale.size(peak)} {scale.unit}", Bar(peak / max((1, *phases.values()))), *took)
+    rates = f", by the rates of {time.assumed}" if time.assumed else ""
+    blocks = section(f"peak allocated by phase, and its share of a step's time{rates}", grid)
     for heading, modules in module_tables(estimate):
         blocks += section(heading, modules)
     return blocks

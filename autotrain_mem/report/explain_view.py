@@ -20,7 +20,6 @@ from autotrain_mem.report.layout import (
     BAD,
     LOUD,
     QUIET,
-    Bar,
     Indented,
     add,
     section,
@@ -43,7 +42,7 @@ from autotrain_mem.report.plan_view import (
 from autotrain_mem.search.shardings import FASTEST_FIRST
 from autotrain_mem.settings.levers import EXPANDABLE
 from autotrain_mem.settings.own import Sharding
-from autotrain_mem.support.units import brief, counted, format_bytes, percent, rate
+from autotrain_mem.support.units import counted, format_bytes, rate
 from autotrain_mem.types import Candidate, Estimate, Owner, Plan
 
 LARGEST_OWNERS = 2
@@ -75,7 +74,6 @@ def explain_view(plan: Plan) -> RenderableType:
         *sharing_view(plan),
         *reserved_modes(estimate),
         *over_steps(estimate),
-        *_time(plan),
         *attempts_view(plan),
         *changes(plan),
         *elsewhere(plan),
@@ -136,21 +134,6 @@ def _gentler(plan: Plan) -> str:
     free = format_bytes(nearest.required_bytes + free_bytes - plan.estimate.budget_bytes)
     needed, there = format_bytes(nearest.required_bytes), format_bytes(free_bytes)
     return f"{nearest.level} needs {needed} at least: with the headroom {free} would have to be free; {there} are"
-
-
-def _time(plan: Plan) -> list[RenderableType]:
-    """Phase by phase; shares alone where the seconds are those of another card."""
-    time = plan.estimate.time
-    if not time.step_seconds:
-        return []
-    is_known = formatting.has_speed(time)
-    grid = table("", *([""] if is_known else []), "", "", right=(1, 2) if is_known else (1,), show_header=False)
-    for phase, seconds in time.phases.items():
-        share = seconds / time.step_seconds
-        cells = [brief(seconds)] if is_known else []
-        add(grid, formatting.PHASES[phase], *cells, percent(share), Bar(share))
-    rates = "" if is_known else f", by the rates of {time.assumed}"
-    return section(f"the time of a step{rates}", grid)
 
 
 DIVIDED = (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE)

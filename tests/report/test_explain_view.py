@@ -74,10 +74,11 @@ def test_less_harm_is_never_left_open(plan: Plan, said: str) -> None:
 
 
 def test_shares_of_a_step_sum_to_the_whole() -> None:
-    block = text_of(examples.PLAN).split("the time of a step\n")[1].split("\n\n")[0]
+    title = "peak allocated by phase, and its share of a step's time"
+    block = text_of(examples.PLAN).split(f"{title}\n")[1].split("\n\n")[0]
     assert sum(map(float, re.findall(r"([\d.]+) %", block))) == pytest.approx(100, abs=0.2)  # each has one digit
     assumed = text_of(replace(examples.PLAN, estimate=replace(examples.PLAN.estimate, time=examples.ASSUMED_TIME)))
-    shares = assumed.split("the time of a step, by the rates of a100-80gb\n")[1].split("\n\n")[0]
+    shares = assumed.split(f"{title}, by the rates of a100-80gb\n")[1].split("\n\n")[0]
     assert "%" in shares
     assert not re.search(r"\d m?s ", shares)
 
