@@ -106,6 +106,3 @@ def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
     ``trl/trainer/distillation_trainer.py: compute_loss``.
     """
     return Basis.WHOLE if trainer.model.training else Basis.TOKENS
-
-
-logged_basis = online.logged_basis

@@ -183,16 +183,3 @@ def why_not_split(trainer: Any) -> str | None:
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
     """Take it for a mean over pairs; with loss_type sft alone, over the chosen tokens."""
     return Basis.CHOSEN_TOKENS if list(trainer.loss_types) == ["sft"] else Basis.UNITS
-
-
-_LOGGED = {
-    "entropy": Basis.TOKENS,
-    "mean_token_accuracy": Basis.CHOSEN_TOKENS,
-    "logits/chosen": Basis.CHOSEN_TOKENS,
-    "logits/rejected": Basis.REJECTED_TOKENS,
-}
-
-
-def logged_basis(trainer: Any, name: str) -> Basis:
-    """Take every number for a mean over pairs, but for what is known of the tokens."""
-    return _LOGGED.get(name, Basis.UNITS)

@@ -55,16 +55,3 @@ def why_not_split(trainer: Any) -> str | None:
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
     """Look it up by ``loss_type``."""
     return _LOSS_BASES.get(trainer.loss_type, Basis.UNITS)
-
-
-_PER_TOKEN = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "cispo_clip_ratio")
-"""Means over tokens where importance is sampled by token."""
-
-
-def logged_basis(trainer: Any, name: str) -> Basis:
-    """Do as RLOO does, but for what is a mean over tokens, and for the loss."""
-    if name == "policy_loss":
-        return loss_basis(trainer, is_counted=False)
-    if name == "kl" or (name in _PER_TOKEN and trainer.importance_sampling_level == "token"):
-        return Basis.TOKENS
-    return online.logged_basis(trainer, name)

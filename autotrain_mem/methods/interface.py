@@ -21,7 +21,7 @@ from autotrain_mem.types.methods_table import METHODS, MethodFacts
 
 
 class Basis(StrEnum):
-    """Names what a loss, or a number that is logged, is a mean over: by it the guard adds up a micro-batch's parts."""
+    """Names what a loss is a mean over: by it the guard adds up a micro-batch's parts."""
 
     WHOLE = "whole"
     """Its divisor is that of all micro-batches together: the parts' add up as they are."""
@@ -32,10 +32,6 @@ class Basis(StrEnum):
     LABELS = "labels"
     """Tokens that count for a loss which does not shift its labels by one: that of the first column too."""
     CHOSEN_TOKENS = "chosen tokens"
-    REJECTED_TOKENS = "rejected tokens"
-    LOWEST = "lowest"
-    HIGHEST = "highest"
-    SUM = "sum"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -263,10 +259,6 @@ class Method(Protocol):
     def is_models_loss(self, trainer: Any) -> bool:
         """Tell whether the loss is what the model's own forward returns: what it is a mean over must be tried then."""
         return False
-
-    def logged_basis(self, trainer: Any, name: str) -> Basis:
-        """Name what one number that the trainer logs is over."""
-        return Basis.UNITS
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from typing import Any
 from autotrain_mem.methods import image_rows
 from autotrain_mem.methods.configs import Configs, trainer_arguments
 from autotrain_mem.methods.image_rows import Texts
-from autotrain_mem.methods.interface import Basis, method_of_trainer
+from autotrain_mem.methods.interface import method_of_trainer
 from autotrain_mem.methods.reward_functions import check_packages, rehearsed_reward, reward_functions, try_once
 from autotrain_mem.methods.row_lengths import RowLengths
 from autotrain_mem.methods.worst_case_text import EditRows, text_of
@@ -248,16 +248,3 @@ def check(filled: Configs, *, to_train: bool) -> None:
     reward_functions(names)
     if to_train:
         check_packages(names)
-
-
-_LOGGED = {
-    "clip_ratio/low_min": Basis.LOWEST,
-    "clip_ratio/high_max": Basis.HIGHEST,
-    "step_time": Basis.SUM,
-    "entropy": Basis.TOKENS,
-}
-
-
-def logged_basis(trainer: Any, name: str) -> Basis:
-    """Take every number for a mean over completions, but for these."""
-    return _LOGGED.get(name, Basis.UNITS)

@@ -7,7 +7,7 @@ from typing import Any
 
 from autotrain_mem.methods.configs import Configs
 from autotrain_mem.methods.dpo import LLAMAFACTORY_PAIR_ROWS, LLAMAFACTORY_PAIRS
-from autotrain_mem.methods.interface import AxolotlFacts, Basis, LlamaFactoryFacts
+from autotrain_mem.methods.interface import AxolotlFacts, LlamaFactoryFacts
 from autotrain_mem.methods.row_lengths import RowLengths, list_lengths, pair_lengths, smallest_model
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, EditRows, shorten_last_rejected
 from autotrain_mem.types.findings import Finding
@@ -69,8 +69,3 @@ def tokenizer_findings(filled: Configs, tokenizer: Any) -> Iterator[Finding]:
             "that is no padding, so it never sees that a response has ended.",
             cure="Give --pad_token TOKEN, one of the vocabulary that no text uses.",
         )
-
-
-def logged_basis(trainer: Any, name: str) -> Basis:
-    """Take every number for a mean over pairs, but for the extremes."""
-    return {"min_reward": Basis.LOWEST, "max_reward": Basis.HIGHEST}.get(name, Basis.UNITS)

@@ -19,4 +19,3 @@ micro_steps_per_generation = online.micro_steps_per_generation
 row_lengths = online.row_lengths
 image_texts = online.image_texts
 check = online.check
-logged_basis = online.logged_basis

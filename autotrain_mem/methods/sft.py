@@ -94,8 +94,3 @@ def is_models_loss(trainer: Any) -> bool:
     label smoothing and ``dft`` compute from logits is divided by the count that they are given."""
     others = (trainer.compute_loss_func, trainer.label_smoother)
     return others == (None, None) and trainer.args.loss_type != "chunked_nll"
-
-
-def logged_basis(trainer: Any, name: str) -> Basis:
-    """Take what is known of the tokens for a mean over them."""
-    return Basis.TOKENS if name in ("entropy", "mean_token_accuracy") else Basis.UNITS

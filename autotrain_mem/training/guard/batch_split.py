@@ -151,14 +151,11 @@ def count(piece: Piece, basis: Basis) -> float:
         return 1.0
     if basis is Basis.LABELS:
         return float((piece.inputs["labels"] != -100).sum())
-    if basis not in (Basis.TOKENS, Basis.CHOSEN_TOKENS, Basis.REJECTED_TOKENS):
+    if basis is Basis.UNITS:
         return float(piece.members)
     mask = counted_tokens(piece.inputs)
-    half = len(mask) // 2
     if basis is Basis.CHOSEN_TOKENS:
-        mask = mask[:half]
-    elif basis is Basis.REJECTED_TOKENS:
-        mask = mask[half:]
+        mask = mask[: len(mask) // 2]
     return float(mask.sum())
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from autotrain_mem.training.full_device import Full, attempt
 from autotrain_mem.training.guard.batch_split import Piece, count, joined
 from autotrain_mem.training.guard.context import REPEATED, GuardContext
-from autotrain_mem.training.guard.loss_weights import Rule, logged_basis, rule_of
+from autotrain_mem.training.guard.loss_weights import Rule, rule_of
 from autotrain_mem.training.guard.metrics_ledger import MetricsLedger
 from autotrain_mem.training.guard.micro_step import MicroSteps
 from autotrain_mem.training.guard.ranks import OtherRankFullError
@@ -61,7 +61,7 @@ class Evaluation:
         with self._context.ranks.micro_step():
             self._through(whole, metrics, once)
             self._context.ranks.loss_is_made()
-            metrics.write(whole, lambda name: logged_basis(self._trainer, name))
+            metrics.write(whole)
         if len(answers) == 1:
             return answers[0][1]
         return _together(self._rule(whole), answers, [self._share(whole, piece) for piece, _ in answers])

@@ -105,12 +105,6 @@ def _own_loss(trainer: Any, method: MethodFacts) -> str | None:
     return None
 
 
-def logged_basis(trainer: Any, name: str) -> Basis:
-    """Tell what one number that a trainer logs is over; a mean over rows where the trainer is not known."""
-    method = method_of_trainer(trainer)
-    return Basis.UNITS if method is None else method.logged_basis(trainer, name)
-
-
 COLUMNS = 8
 """Of the tokens tried: enough to tell means apart, few enough to take no memory that matters."""
 FEW = 2

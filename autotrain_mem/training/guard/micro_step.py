@@ -28,7 +28,6 @@ from autotrain_mem.training.guard.loss_weights import (
     OwnLoss,
     Rule,
     is_models_loss,
-    logged_basis,
     rule_of,
     try_loss,
     why_division_matters,
@@ -221,7 +220,7 @@ class _Run:
     def loss(self) -> Any:
         """Train on it; gives what ``training_step`` would have given for the whole."""
         self._through(self._whole, is_last=True)
-        self._metrics.write(self._whole, lambda name: logged_basis(self._context.trainer, name))
+        self._metrics.write(self._whole)
         return self._losses[0] if len(self._losses) == 1 else sum(self._losses)
 
     def _through(self, piece: Piece, *, is_last: bool) -> None:

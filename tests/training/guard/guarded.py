@@ -7,6 +7,12 @@ import torch
 
 from autotrain_mem.types import Incident, Learned
 
+NO_MEANS_OVER_ROWS = (
+    *("entropy", "mean_token_accuracy", "logits/chosen", "logits/rejected", "min_reward", "max_reward"),
+    *("kl", "policy_loss", "cispo_clip_ratio", "clip_ratio/low_min", "clip_ratio/high_max"),
+)
+"""Of these a micro-batch that was split logs the mean over its rows."""
+
 
 @dataclass
 class Faults:
