@@ -66,6 +66,7 @@ def _train(device: str, dtype: Any, size: int) -> None:
     language-model head and loss; then clipping and AdamW, as foreach and as fused."""
     import torch
     from torch.nn import functional
+    from torch.optim import AdamW
 
     def tensor(*shape: int, dtype: Any = dtype) -> Any:
         return torch.randn(shape, device=device, dtype=dtype, requires_grad=True)
@@ -99,8 +100,8 @@ def _train(device: str, dtype: Any, size: int) -> None:
 
     weights = [weight, full]
     torch.nn.utils.clip_grad_norm_(weights, 1.0)
-    torch.optim.AdamW(weights, foreach=True).step()
-    torch.optim.AdamW(weights, fused=True).step()
+    AdamW(weights, foreach=True).step()
+    AdamW(weights, fused=True).step()
 
 
 def _sample(device: str, dtype: Any, size: int) -> None:

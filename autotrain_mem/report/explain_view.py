@@ -200,8 +200,7 @@ def _best(plan: Plan, sharding: Sharding, *, offloads: bool) -> Candidate | None
         each
         for each in plan.attempts
         if (each.knobs.sharding, each.knobs.fsdp_offload_params) == (sharding, offloads)
-        and (each.knobs.use_peft, each.knobs.base_bits, each.knobs.dtype, each.knobs.optim)
-        == (plan.knobs.use_peft, plan.knobs.base_bits, plan.knobs.dtype, plan.knobs.optim)
+        and each.knobs.training == plan.knobs.training
     ]
     chosen = [each for each in same if each.knobs == plan.knobs]
     fitting = chosen[-1:] or sorted((each for each in same if each.fits), key=lambda each: each.tokens_per_second or 0)

@@ -88,7 +88,7 @@ def adapter_for(base: Knobs, job: Job, facts: ModelFacts, *, tokens: int | None,
 def adapter_learning_rate(base: Knobs, job: Job) -> float | None:
     """Returns the learning rate of an adapter, by TRL's default: 2e-4 for SFT's 2e-5. None with an optimizer whose
     steps are not Adam's."""
-    if "adam" not in base.optim:
+    if not base.is_adam:
         return None
     default = base.learning_rate if "learning_rate" not in job.arguments else None
     full = default or METHODS[job.method].defaults["learning_rate"]

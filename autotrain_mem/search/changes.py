@@ -86,7 +86,7 @@ def _of_adapter(space: Space, knobs: Knobs, memo: Memo) -> list[Lever]:
 
 def _why_smaller(knobs: Knobs, wanted: int, memo: Memo) -> str:
     larger = [each for each in memo.estimates if not each.fits and each.knobs.lora_r == wanted]
-    alike = [each for each in larger if _otherwise(each.knobs, knobs)]
+    alike = [each for each in larger if each.knobs.training == knobs.training]
     reason = "the data ask for more, and there is no memory for it"
     if not alike:
         return reason
@@ -171,7 +171,7 @@ def _why_shared(knobs: Knobs, memo: Memo) -> str:
         f"each GPU holds one of {shards} shards of weights, gradients and optimizer state; a layer is gathered {kept}"
     )
     chosen = memo(knobs)
-    whole = [each for each in memo.estimates if each.knobs.sharding == "ddp" and _otherwise(each.knobs, knobs)]
+    whole = [each for each in memo.estimates if each.knobs.sharding == "ddp" and each.knobs.training == knobs.training]
     if fitting := [each.tokens_per_second for each in whole if each.fits and each.tokens_per_second]:
         return f"DDP fits too, at {max(fitting) / chosen.tokens_per_second:.2f} x the speed: {reason}"
     if whole:
@@ -182,12 +182,6 @@ def _why_shared(knobs: Knobs, memo: Memo) -> str:
     if static + chosen.outside_bytes <= chosen.budget_bytes:
         return reason
     return f"whole these take {against(static, chosen.budget_bytes)}: {reason}"
-
-
-def _otherwise(one: Knobs, other: Knobs) -> bool:
-    """Whether two points train the same, in the same precision and with the same optimizer."""
-    names = ("use_peft", "base_bits", "dtype", "optim")
-    return all(getattr(one, name) == getattr(other, name) for name in names)
 
 
 def _next_that_failed(space: Space, knobs: Knobs, memo: Memo) -> str:

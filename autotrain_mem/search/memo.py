@@ -12,7 +12,7 @@ from autotrain_mem.search.levels import Line, allowed
 from autotrain_mem.search.shardings import SAVES
 from autotrain_mem.search.space import Space
 from autotrain_mem.settings.knobs import BASE_BITS
-from autotrain_mem.settings.levers import EIGHT_BIT, EXPANDABLE, LEVERS, NESTED_QUANT, SLOWING
+from autotrain_mem.settings.levers import EIGHT_BIT, EXPANDABLE, LEVERS, NESTED_QUANT, SLOWING, is_pulled
 from autotrain_mem.types import Candidate, Estimate, Knobs, Owner, Phase
 
 OnAttempt = Callable[[Candidate], None]
@@ -278,11 +278,19 @@ def shares_alike(one: Knobs, other: Knobs) -> bool:
 
 def _otherwise(knobs: Knobs) -> tuple[object, ...]:
     row = LEVERS[EIGHT_BIT]
-    optim = row.to if knobs.optim in row.moves_from else knobs.optim
-    return optim, knobs.use_peft, knobs.lora_r, knobs.dtype, knobs.base_bits, knobs.use_bnb_nested_quant
+    (name,) = row.knobs
+    value = getattr(knobs, name)
+    return (
+        row.to if value in row.moves_from else value,
+        knobs.use_peft,
+        knobs.lora_r,
+        knobs.dtype,
+        knobs.base_bits,
+        knobs.use_bnb_nested_quant,
+    )
 
 
 def saving_levers(knobs: Knobs) -> frozenset[str]:
     """The levers of a point that take bytes away and make no step faster."""
-    rounded = {EIGHT_BIT} if knobs.optim == LEVERS[EIGHT_BIT].to else set()
+    rounded = {EIGHT_BIT} if is_pulled(LEVERS[EIGHT_BIT], knobs) else set()
     return frozenset(name for name in SLOWING if getattr(knobs, name)) | rounded

@@ -366,8 +366,12 @@ def loses_updates(knobs: Knobs) -> bool:
     """Whether weights are trained in bfloat16 itself and most are too large to be changed by a step of Adam, which is
     about the learning rate. Shards have float32 copies (``search.shardings``)."""
     is_half = knobs.dtype == "bfloat16" and not knobs.use_peft and not knobs.is_sharded
-    is_adam = "adam" in knobs.optim and knobs.optim != KEEPS_UPDATES
-    return is_half and is_adam and (knobs.learning_rate or 1.0) * LOST_ABOVE < USUAL_WEIGHT
+    return (
+        is_half
+        and knobs.is_adam
+        and knobs.optim != KEEPS_UPDATES
+        and (knobs.learning_rate or 1.0) * LOST_ABOVE < USUAL_WEIGHT
+    )
 
 
 def can_scale(knobs: Knobs) -> bool:

@@ -134,6 +134,16 @@ class Knobs(OwnSettings, TrainerKnobs):
         return self.processes // self.token_shards
 
     @property
+    def is_adam(self) -> bool:
+        """Tells whether the optimizer's steps are Adam's."""
+        return "adam" in self.optim
+
+    @property
+    def training(self) -> tuple[bool, int | None, str, str]:
+        """Returns what tells points apart that train something else, in another precision or with another optimizer."""
+        return self.use_peft, self.base_bits, self.dtype, self.optim
+
+    @property
     def recomputes(self) -> bool:
         """Tells whether the layers' activations are computed again in the backward pass."""
         return self.gradient_checkpointing

@@ -7,6 +7,7 @@ A rehearsal runs the optimizer's own code, so that a package that is not there c
 from __future__ import annotations
 
 import re
+from typing import Any
 
 REHEARSED = (
     *("adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "adagrad", "rmsprop"),
@@ -66,6 +67,11 @@ REFUSED: dict[str, tuple[str, str]] = {
 
 PROJECTING = ("galore", "apollo")
 """Beginnings of those that keep state of a low rank, for the layers that ``optim_target_modules`` names."""
+
+
+def optimizer_of(args: Any) -> str:
+    """Names the optimizer that arguments of transformers' ask for."""
+    return str(getattr(args.optim, "value", args.optim))
 
 
 def why_refused(name: str) -> tuple[str, str] | None:

@@ -20,7 +20,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
+from autotrain_mem.settings.optimizer_verdicts import optimizer_of
 from autotrain_mem.support.errors import UsageError
 
 SUPPORTED = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
@@ -44,7 +46,7 @@ def offload_to_host(trainer: Any) -> None:
     Raises:
         UsageError: the optimizer, the precision or the sharding does not go with it.
     """
-    name = str(getattr(trainer.args.optim, "value", trainer.args.optim))
+    name = optimizer_of(trainer.args)
     if name not in SUPPORTED:
         raise UsageError(
             f"--optimizer_offload does not work with --optim {name}, which has no form that runs on the host.",
@@ -101,7 +103,7 @@ def _room_on_host(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(tensor, device="cpu", pin_memory=pinned, requires_grad=False)
 
 
-class HostOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is untyped to mypy here
+class HostOptimizer(Optimizer):  # type: ignore[misc]  # torch is untyped to mypy here
     """Steps on the host, with ``inner`` on copies of the parameters. To trainer and scheduler it is one like any other.
 
     Parameter groups are its own, and their options count at every step. State is the inner optimizer's alone: nothing
@@ -113,9 +115,9 @@ class HostOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
         options: What ``inner`` takes beside the parameters.
     """
 
-    def __init__(self, params: Any, inner: type[torch.optim.Optimizer], **options: Any) -> None:
+    def __init__(self, params: Any, inner: type[Optimizer], **options: Any) -> None:
         self._make_inner: Callable[[Any], Any] = lambda groups: inner(groups, **options)
-        self._inner: torch.optim.Optimizer | None = None
+        self._inner: Optimizer | None = None
         self._twins: list[_Twin] = []
         super().__init__(params, self._make_inner([torch.empty(0)]).defaults)
 
@@ -141,7 +143,7 @@ class HostOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is un
         for twin in self._twins:
             twin.send()
 
-    def _ready(self) -> torch.optim.Optimizer:
+    def _ready(self) -> Optimizer:
         """Give the inner optimizer with the options of now.
 
         It is made when first needed: an optimizer that starts with state (Adagrad) would have it carried to the device

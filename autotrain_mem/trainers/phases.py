@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
+from torch.optim import Optimizer
 
 from autotrain_mem.trainers.model_support import statistics
 from autotrain_mem.types import Owner, Phase
@@ -40,7 +41,7 @@ class PhaseRecorder(Protocol):
         """A tensor's storage lies outside torch's allocator."""
         return
 
-    def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+    def optimizer_stepped(self, optimizer: Optimizer) -> None:
         """An optimizer has made its step."""
         return
 
@@ -226,7 +227,7 @@ def _watched(
     return watched
 
 
-def _after_step(optimizer: torch.optim.Optimizer, recorder: PhaseRecorder) -> None:
+def _after_step(optimizer: Optimizer, recorder: PhaseRecorder) -> None:
     paged = getattr(optimizer, "is_paged", False)
     for state in optimizer.state.values():
         for name, value in state.items():

@@ -29,6 +29,7 @@ from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from deepspeed.utils import groups
+from torch.optim import Optimizer
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from autotrain_mem.rehearsal.ranks.recording import RankRecorder, Streams, run_unseen, wrapped
@@ -199,7 +200,7 @@ def _configure_optimizer(
         recorder.mark(tensor, Owner.OPTIMIZER_STATE, "master_weights")
 
 
-def _stepped_on_host(recorder: RankRecorder, optimizer: torch.optim.Optimizer) -> None:
+def _stepped_on_host(recorder: RankRecorder, optimizer: Optimizer) -> None:
     """ZeRO-3 steps on some of its flat parts at a time, which are then all that the optimizer has."""
     stepped = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
     recorder.count_step(host_step(stepped, fused=True)[1:])  # the copies are counted as they are made

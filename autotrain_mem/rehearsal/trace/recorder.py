@@ -17,6 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autotrain_mem.rehearsal.cuda.inplace_accumulation import IN_PLACE, sole_holders, unwatched
@@ -130,7 +131,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         if block is not None:
             self.ledger.disown(block)
 
-    def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+    def optimizer_stepped(self, optimizer: Optimizer) -> None:
         """Count a step of an optimizer."""
         if not isinstance(optimizer, HostOptimizer):
             self.count_step()

@@ -15,6 +15,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from autotrain_mem.settings.optimizer_verdicts import optimizer_of
 from autotrain_mem.training.guard.context import GuardContext, OnIncident, OnNotice
 from autotrain_mem.training.guard.evaluation import Evaluation
 from autotrain_mem.training.guard.generation_split import Generation, Scoring
@@ -111,7 +112,7 @@ def why_no_guard(trainer: Any) -> str | None:
         return "DeepSpeed keeps gradients of its own"
     if trainer.is_fsdp_enabled:
         return "FSDP gathers weights in every forward and backward, in which all ranks must take part"
-    optimizer = str(getattr(args.optim, "value", args.optim))
+    optimizer = optimizer_of(args)
     if "lomo" in optimizer or "layerwise" in optimizer:  # ``transformers/training_args.py: OptimizerNames``
         return f"--optim {optimizer} steps within the backward pass"
     return _why_not_under_ddp(trainer) if trainer.accelerator.num_processes > 1 else None

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Adam, AdamW
 from torch.utils._python_dispatch import _disable_current_modes
 
 from autotrain_mem.training.guard.context import keep_rng_state
@@ -174,7 +175,7 @@ def _kept_by_adam(optimizer: Any) -> list[tuple[torch.Tensor, torch.dtype]]:
     if optimizer is None or optimizer.state or getattr(optimizer, "is_paged", False):
         return []
     trained = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
-    if type(optimizer) in (torch.optim.AdamW, torch.optim.Adam):
+    if type(optimizer) in (AdamW, Adam):
         return [(each, each.dtype) for each in trained]
     if type(optimizer).__module__ not in ("bitsandbytes.optim.adam", "bitsandbytes.optim.adamw"):
         return []

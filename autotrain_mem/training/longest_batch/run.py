@@ -25,6 +25,7 @@ from autotrain_mem.data.longest_rows import (
 from autotrain_mem.methods import online
 from autotrain_mem.methods.interface import method_of_trainer
 from autotrain_mem.methods.row_lengths import prepared_lengths
+from autotrain_mem.settings.optimizer_verdicts import optimizer_of
 from autotrain_mem.support.errors import DatasetFormatError
 from autotrain_mem.training.longest_batch.restore import (
     OnError,
@@ -132,7 +133,7 @@ def cost_of_emptying(trainer: Any, batch: LongestBatch) -> str | None:
 
 
 def _why_not(trainer: Any) -> str:
-    dataset, optimizer = trainer.train_dataset, str(getattr(trainer.args.optim, "value", trainer.args.optim))
+    dataset, optimizer = trainer.train_dataset, optimizer_of(trainer.args)
     if not all(hasattr(dataset, name) for name in ("select_columns", "with_format", "__len__")):
         return "the training data are a stream, whose longest rows are not known"
     if not len(dataset):
