@@ -33,7 +33,7 @@ from autotrain_mem.support.host import existing, host_memory, missing_to_compile
 from autotrain_mem.support.processes import Channel, Child
 from autotrain_mem.support.store import cache_folder
 from autotrain_mem.support.units import GIB, MIB, format_bytes
-from autotrain_mem.support.versions import TESTED, installed_versions, version_of
+from autotrain_mem.support.versions import TESTED, installed_versions, untested, version_of
 from autotrain_mem.types import Hardware
 from autotrain_mem.types.findings import Condition, Health, Soundness
 from autotrain_mem.types.hardware import lacks_bf16
@@ -195,21 +195,18 @@ def _torch_build(facts: Facts) -> Iterator[Row]:
 
 
 def _packages(facts: Facts) -> Iterator[Row]:
-    for name, (least, newest) in TESTED.items():
+    for name, (least, _) in TESTED.items():
         library = facts.libraries[name]
         if name == "torch":
             continue
-        wanted = ".".join(map(str, least))
+        wanted = f"'{name}>={'.'.join(map(str, least))}'"
         if library.version is None:
-            yield BROKEN, name, "not installed", f"pip install '{name}>={wanted}'"
+            yield BROKEN, name, "not installed", f"pip install {wanted}"
         elif problem := library.error or library.problem:
-            yield BROKEN, name, f"{library.version}: {problem}", f"pip install --force-reinstall '{name}>={wanted}'"
-        elif version_of(library.version) < least:
-            text = f"{library.version} is older than {wanted}, the oldest that was tested"
-            yield BROKEN, name, text, f"pip install --upgrade '{name}>={wanted}'"
-        elif version_of(library.version)[:2] > newest:
-            text = f"{library.version} is newer than {'.'.join(map(str, newest))}, the newest that was tested"
-            yield NOTE, name, text, f"pip install '{name}<{newest[0]}.{newest[1] + 1}'"
+            yield BROKEN, name, f"{library.version}: {problem}", f"pip install --force-reinstall {wanted}"
+        elif sentences := untested({name: library.version}):
+            text, _, fix = sentences[0].partition(": ")
+            yield BROKEN if version_of(library.version) < least else NOTE, name, text, fix
         else:
             works = "; 4-bit quantization runs on the GPU" if library.works else ""
             yield OK, name, f"{library.version}{works}", ""
