@@ -83,23 +83,23 @@ def at_the_peak(estimate: Estimate) -> list[RenderableType]:
         add(grid, name, f"{scale.size(peak)} {scale.unit}", Bar(peak / max((1, *phases.values()))), *took)
     rates = f", by the rates of {time.assumed}" if time.assumed else ""
     blocks = section(f"peak allocated by phase, and its share of a step's time{rates}", grid)
-    for heading, modules in module_tables(estimate):
+    for _, heading, modules in module_tables(estimate):
         blocks += section(heading, modules)
     return blocks
 
 
-def module_tables(estimate: Estimate) -> Iterator[tuple[str, Table]]:
+def module_tables(estimate: Estimate) -> Iterator[tuple[str, str, Table]]:
     """Yields which parts of the model hold most at the peak, and which modules, as far as these are known."""
     memory = estimate.memory
-    for heading, sizes in (
-        ("parts of the model at the peak, with all that they hold", memory.parts_at_peak),
-        ("largest modules at the peak", memory.modules_at_peak[:LARGEST_MODULES]),
+    for key, heading, sizes in (
+        ("parts", "parts of the model at the peak, with all that they hold", memory.parts_at_peak),
+        ("modules", "largest modules at the peak", memory.modules_at_peak[:LARGEST_MODULES]),
     ):
         grid = table("", "", right=(0,), show_header=False)
         for name, size in sizes:
             add(grid, format_bytes(size), name)
         if sizes:
-            yield heading, grid
+            yield key, heading, grid
 
 
 def not_counted(estimate: Estimate) -> list[RenderableType]:

@@ -45,8 +45,6 @@ from autotrain_mem.settings.own import Sharding
 from autotrain_mem.support.units import counted, format_bytes, rate
 from autotrain_mem.types import Candidate, Estimate, Owner, Plan
 
-LARGEST_OWNERS = 2
-
 _ALIKE = {*formatting.BATCHES, EXPANDABLE}
 """Settings in which a plan and one of a larger micro-batch may differ: what moves with it, and what costs nothing."""
 
@@ -60,7 +58,6 @@ def explain_view(plan: Plan) -> RenderableType:
     if estimate.hardware.source:
         add(grid, "card", estimate.hardware.source)
     bounds = table("", "", show_header=False)  # what stands in the way of more
-    add(bounds, "the peak", _peak(estimate))
     add(bounds, "more at once", _larger(plan))
     add(bounds, "less harm", _gentler(plan))
     parts: list[RenderableType] = [
@@ -84,15 +81,6 @@ def explain_view(plan: Plan) -> RenderableType:
     layers = estimate.memory.rehearsed_layers
     how = "" if layers is None else f", the plan itself on copies of {counted(layers, 'layer')} at most"
     return Indented(Group(*parts, Text(), Text(f"{searched(plan)}{how}", style=QUIET)))
-
-
-def _peak(estimate: Estimate) -> str:
-    """``the backward phase: 7.42 GiB allocated, of which weights 2.88 GiB, activations 2.71 GiB``."""
-    memory = estimate.memory
-    largest = sorted(memory.owners_at_peak.items(), key=lambda item: -item[1])[:LARGEST_OWNERS]
-    named = ", ".join(f"{formatting.OWNERS[owner]} {format_bytes(size)}" for owner, size in largest if size)
-    phase, peak = formatting.PHASES[memory.peak_phase], format_bytes(memory.peak_allocated_bytes)
-    return f"the {phase} phase: {peak} allocated{f', of which {named}' if named else ''}"
 
 
 def _larger(plan: Plan) -> str:

@@ -80,7 +80,7 @@ def material_of(
         plan=plan,
         command=command_of(plan, trains=is_run),
         made=made or written,
-        timelines=() if timeline is None else (timeline,),
+        timeline=timeline,
         report=report,
         history=read_history(folder) if is_run else None,
         profile=None if rows is None else codec.from_json(DataProfile, rows),

@@ -36,7 +36,7 @@ class Timeline:
     """
 
     name: str
-    """``rehearsed step``, or ``rank 0`` where several processes share the work."""
+    """``rehearsed step``, or which rank's where several processes share the work."""
     events: int
     """How many events the rehearsal has, before it was thinned."""
     event: tuple[int, ...]
@@ -124,7 +124,7 @@ class Material:
     command: str
     """By which it can be made again."""
     made: str = ""
-    timelines: tuple[Timeline, ...] = ()
+    timeline: Timeline | None = None
     report: Report | None = None
     """Of the run that trained with it, once it has ended."""
     history: RunHistory | None = None

@@ -86,7 +86,7 @@ def test_a_training_leaves_a_report_with_its_rehearsed_step_and_what_it_measured
     timeline, *others = page["sections"]
     assert timeline["figure"]["kind"] == "timeline"
     assert f"at {format_bytes(plan.estimate.memory.peak_allocated_bytes)} (" in timeline["note"]
-    assert {"memory-2", "lengths", "phases", "attempts"} <= {section["key"] for section in others}
+    assert {"memory-of-the-run", "lengths", "phases", "attempts"} <= {section["key"] for section in others}
     assert page["not_shown"] == []
 
 

@@ -62,6 +62,8 @@ def test_a_plans_page_has_its_figures_and_all_its_attempts() -> None:
     assert [row[0] for row in section(found, "changes").rows] == [
         lever.name for lever in sorted(PLAN.levers, key=lambda each: each.harm)
     ]
+    keys = [each.key for each in found.sections]
+    assert len({*keys}) == len(keys)
     assert all(len(row) == len(each.columns) for each in found.sections for row in each.rows)
     (predicted,) = drawn(found, "phases")["series"]
     assert predicted["values"] == [*map(float, PLAN.estimate.memory.phases.values())]
@@ -79,7 +81,7 @@ def test_of_the_data_the_whole_distribution_is_shown_where_it_is_known() -> None
 def test_a_runs_page_keeps_the_highest_of_many_moments_and_marks_what_happened() -> None:
     moments = [moment(step, reserved_bytes=999 if step == 3333 else 30, loss=1.0) for step in range(5000)]
     found = page(history=history(*moments))
-    memory = drawn(found, "memory")
+    memory = drawn(found, "memory-of-the-run")
     assert len(memory["x"]) < len(moments)
     assert max(memory["series"][1]["values"]) == 999.0
     assert [mark["text"] for mark in memory["marks"]] == ["split"]

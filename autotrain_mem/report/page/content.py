@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import re
 from collections.abc import Iterator
-from dataclasses import replace
 
 from rich.table import Table
 
@@ -46,19 +43,9 @@ def page_of(material: Material) -> Page:
         versions=installed | {"autotrain_mem": installed.get("autotrain_mem", "")[:DIGITS]},
         how_to_read=(*_HOW_TO_READ, _OF_A_RUN if is_run else _OF_A_PLAN),
         key_figures=tuple(_key_figures(plan, material.report)),
-        sections=tuple(with_unique_keys([*figures(material), *tables(material)])),
+        sections=(*figures(material), *tables(material)),
         not_shown=material.not_shown,
     )
-
-
-def with_unique_keys(sections: list[Section]) -> Iterator[Section]:
-    """Writes keys as parts of a file's name, each another: ``loss``, ``loss-2``."""
-    seen = set[str]()
-    for section in sections:
-        slug = re.sub(r"[^a-z0-9]+", "-", section.key.lower()).strip("-")[:60] or "figure"
-        candidates = (slug if count == 1 else f"{slug}-{count}" for count in itertools.count(1))
-        seen.add(key := next(each for each in candidates if each not in seen))
-        yield replace(section, key=key)
 
 
 def _key_figures(plan: Plan, report: Report | None) -> list[tuple[str, str, str]]:
@@ -109,7 +96,7 @@ def tables(material: Material) -> Iterator[Section]:
         ("levels", "Other levels of harm", "; ".join(gentler_levels(plan)), levels_table(plan)),
         ("settings", "Settings", "A star marks what differs from TRL's default.", settings_table(plan)),
         ("peak", peak, "", sum_table(plan.estimate)),
-        *(("modules", heading.capitalize(), "", grid) for heading, grid in module_tables(plan.estimate)),
+        *((key, heading.capitalize(), "", grid) for key, heading, grid in module_tables(plan.estimate)),
         ("cards", "These settings on other cards", _CARDS_NOTE, _cards(material)),
         ("incidents", "What the run survived", "", _incidents(plan)),
         ("not-counted", "Warnings, and what the prediction does not count", "", uncounted),

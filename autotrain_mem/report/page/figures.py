@@ -38,7 +38,8 @@ Limits = Mapping[str, float]
 
 def figures(material: Material) -> Iterator[Section]:
     """Yields the rehearsed steps, the figures over a run's time, lengths and steps, and the phases."""
-    yield from map(timeline_figure, material.timelines)
+    if material.timeline is not None:
+        yield timeline_figure(material.timeline)
     if material.history is not None:
         yield from _of_run(material, material.history)
     yield from _lengths(material)
@@ -164,13 +165,10 @@ def _sentences(limits: Limits | None, unit: str) -> list[str]:
 
 # -- the rehearsed step ------------------------------------------------------------------------------------------------
 
-_WHOLE = "rehearsed step"
-
 
 def timeline_figure(timeline: Timeline) -> Section:
     """Draws memory event by event; the table holds the fullest moment of each stretch of a phase."""
     totals = [sum(column) for column in zip(*timeline.owners.values(), strict=True)]
-    suffix = "" if timeline.name == _WHOLE else f", {timeline.name}"
     peak = timeline.peak
     sizes = sorted(((each[peak], _words(owner)) for owner, each in timeline.owners.items()), reverse=True)
     parts = ", ".join(f"{name} {format_bytes(size)}" for size, name in sizes[:3] if size)
@@ -193,8 +191,8 @@ def timeline_figure(timeline: Timeline) -> Section:
         cells = (format_bytes(column[point]) for column in columns)
         rows.append((_phase_at(timeline, point), f"{timeline.event[point]:,}", *cells, holder))
     return Section(
-        key=f"memory {'' if timeline.name == _WHOLE else timeline.name}",
-        title=f"Memory over the {_WHOLE}{suffix}",
+        key="memory",
+        title=f"Memory over the {timeline.name}",
         note=summary,
         columns=("Phase", "Event", "Allocated", "Reserved", *map(_words, timeline.owners), "Largest holder"),
         rows=tuple(rows),
@@ -273,13 +271,13 @@ def _of_run(material: Material, history: RunHistory) -> Iterator[Section]:
             "predicted peak allocated": float(estimate.reserved.peak_allocated_bytes),
         }
         title = "Memory of the run"
-        yield over_time("memory", title, lines=lines, y_title=title.lower(), unit="bytes", limits=limits)
+        yield over_time("memory-of-the-run", title, lines=lines, y_title=title.lower(), unit="bytes", limits=limits)
     if len(history.ranks) > 1:
         yield _ranks(history)
     for name, words in _LOGGED.items():
         logged = [moment.logs.get(name) for moment in moments]
         if any(value is not None for value in logged):
-            yield over_time(name, words.capitalize(), lines={words: logged}, y_title=words)
+            yield over_time(name.replace("/", "-"), words.capitalize(), lines={words: logged}, y_title=words)
     speeds = [moment.tokens_per_second for moment in moments]
     if any(speeds):
         limits = {"predicted": estimate.time.tokens_per_second} if formatting.has_speed(estimate.time) else {}

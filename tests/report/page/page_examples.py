@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 
-from autotrain_mem.report.page.content import with_unique_keys
 from autotrain_mem.report.page.figures import bar_figure, line_figure, timeline_figure
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types.experience import Happening
@@ -171,7 +170,7 @@ def page(*timelines: Timeline, text: str = "") -> Page:
             ("time", "11.2 h", "for 3 epochs"),
             ("trained", "0.83 B", f"of 70.6 B parameters{text}"),
         ),
-        sections=tuple(with_unique_keys(sections)),
+        sections=tuple(sections),
         not_shown=("The run has no evaluation; --eval_strategy steps adds its losses.",),
     )
 
@@ -181,4 +180,4 @@ def hostile_page() -> Page:
     one = replace(timeline(300, HOSTILE), modules=tuple(HOSTILE for _ in timeline(300).modules))
     table = replace(TABLES[0], title=HOSTILE, note=HOSTILE, rows=((HOSTILE,) * 5,), strong=())
     sections = [timeline_figure(one), *line_figures(text=HOSTILE), bars(HOSTILE), table]
-    return replace(page(text=HOSTILE), sections=tuple(with_unique_keys(sections)), not_shown=(HOSTILE,))
+    return replace(page(text=HOSTILE), sections=tuple(sections), not_shown=(HOSTILE,))

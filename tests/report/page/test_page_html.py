@@ -14,7 +14,6 @@ import page_examples
 import pytest
 
 from autotrain_mem.report.page import render
-from autotrain_mem.report.page.content import with_unique_keys
 from autotrain_mem.report.page.figures import MOST_ROWS, differences
 from autotrain_mem.report.page.render import MARKER, json_for_script, page_html
 from autotrain_mem.support.errors import MissingExtraError
@@ -55,13 +54,6 @@ def test_data_hold_no_character_that_could_end_their_element() -> None:
     written = json_for_script([page_examples.HOSTILE])
     assert not set(written) & set("<>&\u2028\u2029")
     assert json.loads(written) == [page_examples.HOSTILE]
-
-
-def test_what_a_name_becomes_in_a_key_is_harmless() -> None:
-    sections = page_examples.hostile_page().sections
-    keys = [section.key for section in with_unique_keys([*sections, *sections])]
-    assert all(re.fullmatch(r"[a-z0-9-]{1,70}", key) for key in keys)
-    assert len({*keys}) == len(keys)
 
 
 def test_the_policy_allows_what_is_in_the_file_and_nothing_else(hostile: str) -> None:
