@@ -109,7 +109,7 @@ LAYERS = {
     "cli": part(
         13,
         "__init__ api data exports methods planning report run support settings types worker",
-        "argcomplete huggingface_hub peft rich tokenizers torch transformers",
+        "argcomplete datasets huggingface_hub peft rich tokenizers torch transformers",
     ),
     "drop_in": part(
         13,

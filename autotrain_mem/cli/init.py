@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import sys
@@ -17,14 +16,12 @@ from autotrain_mem.report.terminal import warn
 from autotrain_mem.support.errors import (
     AutofitError,
     DatasetFormatError,
-    DatasetNotFoundError,
-    EmptyDatasetError,
-    MalformedDatasetError,
     OutputFolderError,
     UsageError,
 )
 from autotrain_mem.support.files import refusal
-from autotrain_mem.support.units import MIB, format_bytes
+from autotrain_mem.support.sources import DATA_KINDS
+from autotrain_mem.support.units import format_bytes
 from autotrain_mem.types.methods_table import METHODS, TEXT_COLUMN, methods_reading
 
 ABOUT = """\
@@ -45,8 +42,9 @@ class Answers:
     method: str
     model: str
     dataset: str
-    columns: Columns | None
-    """None where the data were not looked at."""
+    columns: tuple[str, ...]
+    """Of the data; empty where they were not looked at."""
+    rows: int | None
     gpu: str | None
     """A card by name; None for the one that is here."""
     here: str | None
@@ -106,27 +104,39 @@ def answered(model: str | None, dataset: str | None, method: str | None, gpu: st
     """Fill in what the flags leave open."""
     model = model or ask("Model, a hub id or a folder", MODEL)
     dataset = dataset or ask("Data, a file, a folder or a hub id", "")
-    columns = columns_of(dataset) if method is None or Path(dataset).suffix.lower() in (".jsonl", ".csv") else None
-    likely = () if columns is None else methods_reading(columns.names)
+    columns, rows = _look_at(dataset) if method is None or Path(dataset).suffix.lower() in DATA_KINDS else ((), None)
+    likely = methods_reading(columns)
     if method is None and not likely:
-        names = ", ".join(columns.names) if columns else ""
         reads = "\n".join(
             f"{row.name}: {' or '.join('+'.join(each) for each in row.formats if each != (TEXT_COLUMN,))}"
             for row in METHODS.values()
         )
         raise DatasetFormatError(
-            f"The columns of {dataset} ({names}) are those of no method.",
+            f"The columns of {dataset} ({', '.join(columns)}) are those of no method.",
             hint=f"Rename them, or give --method, if TRL makes rows of them that it reads:\n{reads}",
         )
-    if method is not None and columns is not None and method not in likely:
-        warn(f"{method} reads no rows with the columns {', '.join(columns.names)} as they are: plan says what it needs")
+    if method is not None and columns and method not in likely:
+        warn(f"{method} reads no rows with the columns {', '.join(columns)} as they are: plan says what it needs")
     here = None
     try:
         cards = [f"{card.name}, {format_bytes(card.total_bytes)}" for card in api.detect({}, warn)]
         here = f"{len(cards)} x {cards[0]}" if len(cards) > 1 else next(iter(cards), None)
     except AutofitError as error:  # the config is good for other machines too
         warn(error.message)
-    return Answers(method=method or likely[0], model=model, dataset=dataset, columns=columns, gpu=gpu, here=here)
+    method = method or likely[0]
+    return Answers(method=method, model=model, dataset=dataset, columns=columns, rows=rows, gpu=gpu, here=here)
+
+
+def _look_at(dataset: str) -> tuple[tuple[str, ...], int]:
+    """Returns columns and number of rows of the first split, loaded as a training loads it. Raises DatasetError."""
+    import datasets
+
+    from autotrain_mem.data.load import load_named
+
+    datasets.disable_progress_bars()
+    path = Path(dataset).expanduser()
+    split = next(iter(load_named(str(path) if path.exists() else dataset, None).values()))
+    return tuple(split.column_names), len(split)
 
 
 def config_text(answers: Answers, file: str) -> str:
@@ -135,10 +145,10 @@ def config_text(answers: Answers, file: str) -> str:
     folder = f"{answers.model.rstrip('/').split('/')[-1]}-{row.title}"
     is_free = "num_generations" not in row.knobs and method_of(row.name).mini_batches({}) is None
     data = ""
-    if columns is not None:
-        others = [name for name in methods_reading(columns.names) if name != answers.method][:3]
-        count = "" if columns.rows is None else f"{columns.rows:,} rows with "
-        data = f"{count}{', '.join(columns.names[:4])}" + (f"; also for {', '.join(others)}" if others else "")
+    if columns:
+        others = [name for name in methods_reading(columns) if name != answers.method][:3]
+        also = f"; also for {', '.join(others)}" if others else ""
+        data = f"{answers.rows:,} rows with {', '.join(columns[:4])}{also}"
     card = "plans for this card; remove the line to plan for the one that is there"
     if answers.gpu is None:
         card = f"in place of the one that is here: {answers.here}" if answers.here else "there is none here: name one"
@@ -182,61 +192,3 @@ def next_command(answers: Answers, file: str) -> str:
 def _word(text: str) -> str:
     """One word of a shell."""
     return text if re.fullmatch(r"[\w./~+-]+", text) else "'" + text.replace("'", "'\\''") + "'"
-
-
-LARGEST_LINE = 16 * MIB
-"""Of a text file whose first row is looked at."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Columns:
-    """Holds what the first look at a dataset says."""
-
-    names: tuple[str, ...]
-    rows: int | None = None
-    """None where they were not counted."""
-
-
-def columns_of(dataset: str) -> Columns:
-    """Look at a file, a folder or a hub id.
-
-    Raises DatasetError: there is none, it is empty, or its first row cannot be read.
-    """
-    path = Path(dataset).expanduser()
-    if path.suffix.lower() in (".jsonl", ".json", ".csv"):
-        return Columns(names=_of_text_file(path))
-    if not path.exists() and (path.suffix.lower() == ".parquet" or dataset.startswith((".", "/", "~"))):
-        raise _not_there(dataset)
-    from autotrain_mem.data.load import load_named  # datasets
-
-    split = next(iter(load_named(str(path) if path.exists() else dataset, None).values()))
-    return Columns(names=tuple(split.column_names), rows=len(split))
-
-
-def _of_text_file(path: Path) -> tuple[str, ...]:
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            if path.suffix.lower() == ".csv":
-                return tuple(next(csv.reader(file)))
-            # the first row of a file with an object in each line, or of a list of objects
-            line = next(text for text in iter(lambda: file.readline(LARGEST_LINE), "") if text.strip())
-            try:
-                first = json.loads(line)
-            except ValueError:
-                first = json.loads(line + file.read())  # over several lines
-            if isinstance(first, list):
-                first = next(iter(first))
-            if not isinstance(first, dict):
-                raise ValueError("it is no object")
-            return tuple(first)
-    except FileNotFoundError as error:
-        raise _not_there(str(path)) from error
-    except StopIteration as error:
-        raise EmptyDatasetError(f"{path} has no rows.", hint="Give --dataset a file with at least one row.") from error
-    except (OSError, ValueError, csv.Error) as error:
-        hint = "A .json or .jsonl file holds objects, all with the same keys; a .csv file begins with the columns."
-        raise MalformedDatasetError(f"The first row of {path} cannot be read: {error}.", hint=hint) from error
-
-
-def _not_there(dataset: str) -> DatasetNotFoundError:
-    return DatasetNotFoundError(f"No file or folder {dataset}.", hint="Check the path that --dataset gives.")

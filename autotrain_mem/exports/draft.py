@@ -12,6 +12,7 @@ from autotrain_mem.parallel.config import accelerate_config
 from autotrain_mem.settings.adapter_config import without_said
 from autotrain_mem.settings.knobs import NOT_TRLS, knob_names
 from autotrain_mem.settings.words import MAX_LENGTH, without_wish
+from autotrain_mem.support.sources import DATA_KINDS
 from autotrain_mem.types import Job, Knobs, Plan
 from autotrain_mem.types.methods_table import MethodFacts
 from autotrain_mem.types.planned import as_recorded
@@ -34,9 +35,6 @@ LORA_DEFAULTS: Mapping[str, Any] = {"lora_r": 16, "lora_alpha": 32, "lora_dropou
 
 NO_LIMIT_TOKENS = 1 << 20
 """Stands for "no limit" where a tool takes a number only: longer than any row that fits a card."""
-
-FILE_KINDS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
-"""What ``datasets.load_dataset`` calls the kinds of files."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,7 +151,7 @@ class Draft:
         path = str(named)
         return Data(
             path=path,
-            kind=FILE_KINDS.get(pathlib.PurePath(path).suffix.lower()),
+            kind=DATA_KINDS.get(pathlib.PurePath(path).suffix.lower()),
             subset=self.settings.get("dataset_config"),
             train_split=self.settings.get("dataset_train_split", "train"),
             test_split=self.settings.get("dataset_test_split", "test"),

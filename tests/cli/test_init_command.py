@@ -1,13 +1,12 @@
 """What a config is made of, and what is asked."""
 
-import json
 import pathlib
 from typing import Any
 
 import pytest
 
 from autotrain_mem.cli import init as module
-from autotrain_mem.cli.init import Answers, Columns, answered, columns_of, config_text, init
+from autotrain_mem.cli.init import Answers, answered, config_text, init
 from autotrain_mem.support.errors import AutofitError, DatasetError, OutputFolderError, UsageError
 from autotrain_mem.support.yaml_files import read_yaml
 from autotrain_mem.types.methods_table import METHODS, methods_reading
@@ -27,23 +26,16 @@ def test_the_columns_tell_the_method() -> None:
     assert set(methods_reading(["input_ids", "prompt", "chosen", "rejected"])) <= METHODS.keys()
 
 
-def test_the_first_row_of_a_text_file_is_read(tmp_path: pathlib.Path) -> None:
-    row = {"prompt": "a", "completion": "b"}
-    for name, text in {
-        "one.jsonl": f"\n{json.dumps(row)}\nnot read",
-        "list.json": json.dumps([row]),
-        "long.json": json.dumps([row], indent=1),
-        "object.json": json.dumps(row, indent=1),
-        "c.csv": "prompt,completion\na,b\n",
-    }.items():
-        (tmp_path / name).write_text(text)
-        assert columns_of(str(tmp_path / name)).names == ("prompt", "completion"), name
-    for name, text in {"none.jsonl": "", "no.json": "[", "empty.json": "[]", "list.jsonl": "[1]"}.items():
-        (tmp_path / name).write_text(text)
+def test_data_are_looked_at_as_a_training_loads_them(tmp_path: pathlib.Path) -> None:
+    def looked_at(name: str) -> Answers:
+        return answered("m", str(tmp_path / name), None, None, lambda question, default: default)
+
+    (tmp_path / "c.csv").write_text("prompt,completion\na,b\nc,d\n")
+    assert (looked_at("c.csv").columns, looked_at("c.csv").rows) == (("prompt", "completion"), 2)
+    (tmp_path / "none.jsonl").write_text("")
+    for name in ("none.jsonl", "gone.parquet"):
         with pytest.raises(DatasetError):
-            columns_of(str(tmp_path / name))
-    with pytest.raises(DatasetError, match="No file or folder"):
-        columns_of(str(tmp_path / "gone.parquet"))
+            looked_at(name)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -51,9 +43,7 @@ def test_the_first_row_of_a_text_file_is_read(tmp_path: pathlib.Path) -> None:
 def test_a_config_is_a_dozen_lines_that_say_what_was_answered(
     method: str, gpu: str | None, tmp_path: pathlib.Path
 ) -> None:
-    answers = Answers(
-        method=method, model="no", dataset="a: b.jsonl", columns=Columns(names=("text",)), gpu=gpu, here=None
-    )
+    answers = Answers(method=method, model="no", dataset="a: b.jsonl", columns=("text",), rows=2, gpu=gpu, here=None)
     text = config_text(answers, "my file.yaml")
     (tmp_path / "c.yaml").write_text(text)
     keys = read_yaml(str(tmp_path / "c.yaml"), "--config")
@@ -65,7 +55,7 @@ def test_a_config_is_a_dozen_lines_that_say_what_was_answered(
 
 def test_what_is_off_can_be_turned_on(tmp_path: pathlib.Path) -> None:
     """A rate that YAML takes for text would be refused."""
-    answers = Answers(method="dpo", model="m", dataset="d", columns=None, gpu=None, here="L4, 22.0 GiB")
+    answers = Answers(method="dpo", model="m", dataset="d", columns=(), rows=None, gpu=None, here="L4, 22.0 GiB")
     (tmp_path / "c.yaml").write_text(config_text(answers, "c.yaml").replace("# learning", "learning"))
     assert read_yaml(str(tmp_path / "c.yaml"), "--config")["learning_rate"] == 1e-6
 
