@@ -170,10 +170,14 @@ class DataProfile:
         kept = {length: count for length, count, _ in self._kept(limit)}
         total = sum(kept.values())
         drawn = min(rows, total)
+
+        def log_ways(count: int) -> float:
+            return math.lgamma(count + 1) - math.lgamma(count - drawn + 1)
+
         expected, within, below = 0.0, 0, 0.0
         for length in sorted(kept):
             within += kept[length]
-            chance = _all_among(within, total, drawn)
+            chance = math.exp(log_ways(within) - log_ways(total)) if within >= drawn else 0.0
             expected += (chance - below) * min(length, limit or length)
             below = chance
         return expected
@@ -271,15 +275,3 @@ class Counting:
     rows: int
     doing: str
     """As the datasets library calls the pass: ``Tokenizing train dataset``."""
-
-
-def _all_among(some: int, all_rows: int, drawn: int) -> float:
-    """Computes the chance that all rows ``drawn`` are among ``some`` of all rows: C(some, drawn) / C(all, drawn)."""
-    if some < drawn:
-        return 0.0
-    return math.exp(
-        math.lgamma(some + 1)
-        - math.lgamma(some - drawn + 1)
-        - math.lgamma(all_rows + 1)
-        + math.lgamma(all_rows - drawn + 1)
-    )

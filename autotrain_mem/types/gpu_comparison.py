@@ -156,7 +156,10 @@ class Cards:
         """
         for level in LOSSLESS:
             if fitting := [each for each in self.verdicts if each.level == level]:
-                return min(fitting, key=_size_then_speed)
+                return min(
+                    fitting,
+                    key=lambda each: (each.hardware.topology.processes * each.hardware.total_bytes, -_speed(each)),
+                )
         return None
 
 
@@ -171,11 +174,6 @@ def _cost(verdict: CardVerdict) -> float:
 
 def _speed(verdict: CardVerdict) -> float:
     return 0.0 if verdict.estimate is None else verdict.estimate.tokens_per_second
-
-
-def _size_then_speed(verdict: CardVerdict) -> tuple[int, float]:
-    speed = 0.0 if verdict.estimate is None else verdict.estimate.tokens_per_second
-    return verdict.hardware.topology.processes * verdict.hardware.total_bytes, -speed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

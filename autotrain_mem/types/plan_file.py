@@ -118,32 +118,29 @@ def plan_values(content: bytes, name: str) -> dict[str, Any]:
 
 
 def _json(content: bytes, name: str) -> Any:
+    def refused(reason: str) -> PlanFileError:
+        return PlanFileError(f"{name} {reason}.", hint=_MAKES_ONE)
+
     if len(content) > LARGEST_BYTES:
-        message = f"{name} is no plan: it is larger than {format_bytes(LARGEST_BYTES)}."
-        raise PlanFileError(message, hint=_MAKES_ONE)
+        raise refused(f"is no plan: it is larger than {format_bytes(LARGEST_BYTES)}")
+    if not content.strip():
+        raise refused("is empty")
     try:
         text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise PlanFileError(f"{name} is no plan: it is not UTF-8 text.", hint=_MAKES_ONE) from error
-    if not text.strip():
-        raise PlanFileError(f"{name} is empty.", hint=_MAKES_ONE)
-    try:
         return json.loads(text)
+    except UnicodeDecodeError as error:
+        raise refused("is no plan: it is not UTF-8 text") from error
     except RecursionError as error:
-        raise PlanFileError(f"{name} is no plan: it is nested too deeply.", hint=_MAKES_ONE) from error
-    except ValueError as error:
-        where = f"line {error.lineno}" if isinstance(error, json.JSONDecodeError) else "a number in it"
-        if text.lstrip().startswith("{") and _is_cut_short(error, text):
-            message = f"{name} was cut short: it ends at {where}, in the middle of a plan."
-        else:
-            message = f"{name} is no plan: it is not JSON, at {where}."
-        raise PlanFileError(message, hint=_MAKES_ONE) from error
-
-
-def _is_cut_short(error: ValueError, text: str) -> bool:
-    """Tells whether the parser ran into the end: an open text is told by where it began."""
-    ended = isinstance(error, json.JSONDecodeError) and error.pos >= len(text.rstrip()) - 1
-    return ended or "Unterminated string" in str(error)
+        raise refused("is no plan: it is nested too deeply") from error
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}"
+        # The parser ran into the end; an open text is told by where it began.
+        ended = error.pos >= len(text.rstrip()) - 1 or "Unterminated string" in str(error)
+        if ended and text.lstrip().startswith("{"):
+            raise refused(f"was cut short: it ends at {where}, in the middle of a plan") from error
+        raise refused(f"is no plan: it is not JSON, at {where}") from error
+    except ValueError as error:  # more digits than Python reads
+        raise refused("is no plan: it is not JSON, at a number in it") from error
 
 
 def _plan_again(values: Mapping[str, Any]) -> str:

@@ -205,20 +205,11 @@ def deferred_compile() -> Iterator[None]:
             return functools.partial(compile_later, **options)
         if not callable(model) or isinstance(model, torch.nn.Module):
             return compile_now(model, **options)
-        return _deferred(model, lambda: compile_now(model, **options))
+        compiled = functools.cache(lambda: compile_now(model, **options))
+        return functools.wraps(model)(lambda *arguments, **keywords: compiled()(*arguments, **keywords))
 
     with mock.patch.object(torch, "compile", compile_later):
         yield
-
-
-def _deferred(function: Callable[..., Any], compiled: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-    once = functools.cache(compiled)
-
-    @functools.wraps(function)
-    def call(*arguments: Any, **keywords: Any) -> Any:
-        return once()(*arguments, **keywords)
-
-    return call
 
 
 def import_ahead() -> None:
@@ -232,24 +223,22 @@ def import_ahead() -> None:
         from autotrain_mem.rehearsal import fake_run, rehearse  # noqa: F401
 
 
-_OF_GROUP = frozenset(
-    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR"}
-    | {"MASTER_PORT", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"}
-)
-"""What torchrun tells a process of its group
-(``torch/distributed/elastic/agent/server/local_elastic_agent.py: _start_workers``)."""
-_OF_GROUP_TOO = (
-    *("TORCHELASTIC_", "PMI_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_"),
+_OF_GROUP = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR"),
+    *("MASTER_PORT", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "TORCHELASTIC_"),
+    *("PMI_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_"),
     *("ACCELERATE_USE_", "ACCELERATE_DEEPSPEED_", "ACCELERATE_GRADIENT_", "ACCELERATE_CONFIG_DS_", "FSDP_"),
     "PARALLELISM_CONFIG_",
 )
-"""How the names of the rest begin, and those of MPI (``accelerate/state.py: _prepare_backend``), and what accelerate
-says of sharding: a rehearsal of one of several processes sets its own."""
+"""How the names begin of what torchrun tells a process of its group
+(``torch/distributed/elastic/agent/server/local_elastic_agent.py: _start_workers``), of what MPI does
+(``accelerate/state.py: _prepare_backend``), and of what accelerate says of sharding: a rehearsal of one of several
+processes sets its own."""
 
 
 def leave_group() -> None:
     """A rehearsal trains alone: as a second rank 0 it would wait for the parent's group for ever."""
-    for name in [name for name in os.environ if name in _OF_GROUP or name.startswith(_OF_GROUP_TOO)]:
+    for name in [name for name in os.environ if name.startswith(_OF_GROUP)]:
         del os.environ[name]
 
 

@@ -27,15 +27,20 @@ class Ran:
 
 
 class Script:
-    """A script, and its names for those who replace some of them."""
+    """A script, loaded anew, with some of its names replaced."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, **replaced: Any) -> None:
         loader = importlib.machinery.SourceFileLoader(f"script_{name}", str(SCRIPTS / name))
         spec = importlib.util.spec_from_loader(loader.name, loader)
         assert spec is not None
         self.names: Any = importlib.util.module_from_spec(spec)
         sys.modules[loader.name] = self.names  # dataclasses look for theirs
         loader.exec_module(self.names)
+        self.replace(**replaced)
+
+    def replace(self, **names: Any) -> None:
+        """Replaces some of its names, which nobody else shares."""
+        vars(self.names).update(names)
 
     def run(self, *arguments: object) -> Ran:
         """``scripts/NAME ARGUMENTS``."""

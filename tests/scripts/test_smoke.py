@@ -53,7 +53,7 @@ ROOT = SCRIPTS.parent
 OF_BASH = ("browser", "docs", "environment", "newest", "quickstart", "test")
 INSTRUMENTS = sorted(path.name for path in SCRIPTS.iterdir() if path.is_file() and not path.suffix)
 
-Load = Callable[[str], Script]
+Load = Callable[..., Script]
 
 
 def test_every_script_has_a_smoke_test_and_is_checked_for_style_and_types() -> None:
@@ -103,16 +103,11 @@ def test_accuracy(script: Load, models: pathlib.Path, tmp_path: pathlib.Path, fo
     missed.assert_says("left out: 1 rows (no allocated peak was measured)", "per family", code=1)
 
 
-def test_change_cost(script: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = script("change_cost")
-    monkeypatch.setattr(counted.names, "holds", lambda *_: True)  # the contract and four plans: half a minute each
-    ran = counted.run()
+def test_change_cost(script: Load) -> None:
+    ran = script("change_cost", holds=lambda *_: True).run()  # the contract and four plans: half a minute each
     assert ran.code == 0, ran.out
-    assert re.findall(r"^(\w+): (\d) files", ran.out, re.MULTILINE) == [
-        ("method", "4"),
-        ("setting", "2"),
-        ("rule", "1"),
-    ]
+    counted = re.findall(r"^(\w+): (\d) files", ran.out, re.MULTILINE)
+    assert counted == [("method", "4"), ("setting", "2"), ("rule", "1")]
 
 
 def test_throughput(script: Load, models: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -142,7 +137,7 @@ def test_expansion(script: Load, models: pathlib.Path) -> None:
     ran.assert_says("rehearsed whole: no pattern, or too few layers", "0.0000%", "same events")
 
 
-def test_record_gpu(script: Load, tmp_path: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_gpu(script: Load, tmp_path: pathlib.Path, forge: Forge) -> None:
     """One case with all that a case can have: generation, a reward function, an adapter, weights of 4 bits."""
     arguments = ("--dry", "--out", tmp_path, "--only", "grpo-4bit")
     record_gpu, accuracy = script("record_gpu"), script("accuracy")
@@ -157,10 +152,10 @@ def test_record_gpu(script: Load, tmp_path: pathlib.Path, forge: Forge, monkeypa
         compared.assert_says("1 of 1 histories replay to the byte")
 
 
-def test_record_gpu_native(script: Load, tmp_path: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_gpu_native(script: Load, tmp_path: pathlib.Path, forge: Forge) -> None:
     """What was rehearsed on fake cuda tensors is compared: here it is the usual rehearsal, which takes as much."""
     record_gpu, case = script("record_gpu"), small(make("sft", "full", 512, False))
-    monkeypatch.setattr(record_gpu.names, "cases", lambda: [case])
+    record_gpu.replace(cases=lambda: [case])
     folder = tiny_folder(tmp_path / ".models" / case.model, "qwen2")
     trace = rehearse(case.job(folder), case.knobs, case.length, str(tmp_path), (9, 0))
     content = {"compute_capability": (9, 0), "trace": codec.to_json(trace)}
@@ -174,10 +169,9 @@ def test_record_gpu_native(script: Load, tmp_path: pathlib.Path, forge: Forge, m
 RECORDED: dict[str, Any] = json.loads((ROOT / "tests" / "rehearsal" / "recorded_cuda.json").read_text())
 
 
-def test_cuda_parity(script: Load, tmp_path: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_parity(script: Load, tmp_path: pathlib.Path, forge: Forge) -> None:
     """Real runs that are kept, as recorded: all is rehearsed and compared, and recorded again."""
-    cuda_parity = script("cuda_parity")
-    monkeypatch.setattr(cuda_parity.names, "build", Hollow)
+    cuda_parity = script("cuda_parity", build=Hollow)
     for case, measured in zip(small_cases(), RECORDED["cases"], strict=True):
         sizes = {name: measured[name] for name in ("peak_allocated_bytes", "peak_reserved_bytes")}
         record = replace(
@@ -213,9 +207,8 @@ def test_cuda_parity_child(
         return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr(hollow_cuda.runs, "subprocess", SimpleNamespace(run=run, TimeoutExpired=TimeoutError))
-    cuda_parity, case = script("cuda_parity"), small(make("sft", "lora", 512, True))
-    monkeypatch.setattr(cuda_parity.names, "build", Hollow)
-    monkeypatch.setattr(cuda_parity.names, "cases", lambda: [case])
+    case = small(make("sft", "lora", 512, True))
+    cuda_parity = script("cuda_parity", build=Hollow, cases=lambda: [case])
     with forge.children():
         ran = cuda_parity.run("--cache", tmp_path, "--show", 2)
     ran.assert_says(": MISSED", "real, ", code=1)
@@ -235,8 +228,7 @@ trained 4 steps in 30.2 s
 
 def test_cuda_commands(script: Load, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With an echo in the commands' place: what they print is compared, with the bars and with one another."""
-    commands = script("cuda_commands")
-    monkeypatch.setattr(commands.names, "build", Hollow)
+    commands = script("cuda_commands", build=Hollow)
     allocated = {"sft-full": 200.0, "sft-lora": 207.0}
     echoed = "import sys; print(sys.argv[1])"
 
@@ -281,66 +273,59 @@ for answer in answers:
 """Our simulator in the place of torch's allocator: it answers as that does."""
 
 
-def test_allocator_parity(script: Load, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allocator_parity(script: Load, tmp_path: pathlib.Path) -> None:
     allocator_parity, program = script("allocator_parity"), tmp_path / "player"
     program.write_text(PLAYER)
     program.chmod(0o755)
-    monkeypatch.setattr(allocator_parity.names, "build", lambda cache: program)
+    allocator_parity.replace(build=lambda cache: program)
     settings = ("--settings", "expandable_segments:True")
     ran = allocator_parity.run(*settings, "--seeds", 1, "--events", 50)
     ran.assert_says("events compared, 0 different")
     program.write_text(PLAYER.replace('"offset": place["address"]', '"offset": place["address"] % 4096'))
     assert allocator_parity.run(*settings, "--seeds", 1, "--events", 50).code == 1
     tight = replace(allocator_parity.names.plays(1, 50)[-2], card=allocator_parity.names.TIGHT)
-    monkeypatch.setattr(allocator_parity.names, "most_telling", lambda program, settings: tight)
+    allocator_parity.replace(most_telling=lambda program, settings: tight)
     assert allocator_parity.run(*settings, "--record", tmp_path / "recorded").code == 0
     recorded = json.loads((tmp_path / "recorded" / "expandable_segments_True.json").read_text())
     assert len(recorded["answers"]) == len(tight.events)
 
 
-def test_replay_speed(script: Load, models: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
-    replay_speed = script("replay_speed")
-    monkeypatch.setattr(replay_speed.names, "EVENTS", 2000)
-    monkeypatch.setattr(replay_speed.names, "BAR_RATIO", math.inf)
-    monkeypatch.setattr(replay_speed.names, "BAR_SHARE", math.inf)
+def test_replay_speed(script: Load, models: pathlib.Path, forge: Forge) -> None:
+    replay_speed = script("replay_speed", EVENTS=2000, BAR_RATIO=math.inf, BAR_SHARE=math.inf)
     with forge.children():
         ran = replay_speed.run("--runs", 1, "--llama-70b", models / "Qwen/Qwen2.5-0.5B")
     ran.assert_says("both, of the rehearsal")
 
 
-def test_search_quality(script: Load, models: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_quality(script: Load, models: pathlib.Path, forge: Forge) -> None:
     search_quality = script("search_quality")
     small = replace(next(search_quality.names.questions()), max_length=64, effective_batch_size=2)
-    monkeypatch.setattr(search_quality.names, "questions", lambda: [small])
+    search_quality.replace(questions=lambda: [small])
     with forge.children():
         ran = search_quality.run("--models", models, "--jobs", 1)
     ran.assert_says("Qwen2.5-0.5B sft 2 x 64, rtx3060", "levels passed over that hold a plan 0")
 
 
-def test_quality(script: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quality(script: Load) -> None:
     """Two steps teach nothing: full fine-tuning and a bare adapter end alike, which misses a bar."""
     quality = script("quality")
     smallest = quality.names.Size(layers=1, pretraining_steps=1, steps=2, rows=40, held_out=4)
-    monkeypatch.setattr(quality.names, "SIZE", smallest)
-    monkeypatch.setattr(quality.names, "TRAINED_TEXTS", 20)
+    quality.replace(SIZE=smallest, TRAINED_TEXTS=20)
     rounded = quality.names.groups()["rounding"][1:3]
-    monkeypatch.setattr(quality.names, "groups", lambda: {"adapters": quality.names.BARRED, "rounding": rounded})
+    quality.replace(groups=lambda: {"adapters": quality.names.BARRED, "rounding": rounded})
     ran = quality.run("--seeds", 1, "--processes", 1)
     ran.assert_says("LoRA as it comes: at least 1.", code=1)
     assert "%" in ran.out.partition("bfloat16")[2].splitlines()[0]
 
 
-def test_recipes(
-    script: Load, models: pathlib.Path, tmp_path: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recipes(script: Load, models: pathlib.Path, tmp_path: pathlib.Path, forge: Forge) -> None:
     """The header and the golden file of a recipe differ from its plan for another model, and are rewritten."""
     recipes, one = script("recipes"), recipe("sft-qwen2.5-0.5b")
     copied = replace(one, path=tmp_path / one.path.name)
     copied.path.write_text(one.path.read_text(encoding="utf-8"), encoding="utf-8")
-    monkeypatch.setattr(recipes.names, "all_rows", lambda: [(copied, one.card)])
-    monkeypatch.setattr(recipes.names, "GOLDEN", tmp_path)
+    recipes.replace(all_rows=lambda: [(copied, one.card)], GOLDEN=tmp_path)
     small = ["--model", str(models / "Qwen/Qwen2.5-0.5B"), "--max_length", "64", "--effective_batch_size", "2"]
-    monkeypatch.setattr(recipes.names, "flags", lambda recipe, models: small)
+    recipes.replace(flags=lambda recipe, models: small)
     arguments = ("--models", models, "--only", one.name, "--cache", tmp_path / "cache")
     with forge.commands(recipes.names):
         codes = [recipes.run(*arguments, *more).code for more in ((), ("--write",), ())]
@@ -356,8 +341,7 @@ def test_speed(script: Load, models: pathlib.Path, forge: Forge, monkeypatch: py
         smallest = getattr(speed.names, figures)
         monkeypatch.setattr(speed.names, figures, lambda options, smallest=smallest: smallest(options)[:1])
     few = "--max_length 64 --effective_batch_size 2 --gradient_checkpointing true --json"
-    monkeypatch.setattr(speed.names, "FREE", few.split())
-    monkeypatch.setattr(speed.names, "_cpu", time.process_time)  # of children that another process waits for
+    speed.replace(FREE=few.split(), _cpu=time.process_time)  # of children that another process waits for
     with forge.commands(speed.names):
         ran = speed.run("--runs", 1, "--models", models, "--llama-8b", models / "Qwen/Qwen2.5-0.5B")
     ran.assert_says(
@@ -365,39 +349,34 @@ def test_speed(script: Load, models: pathlib.Path, forge: Forge, monkeypatch: py
     )
 
 
-def test_scale(script: Load, models: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scale(script: Load, models: pathlib.Path, forge: Forge) -> None:
     scale = script("scale")
     few = "--max_length 64 --fit lossless --sharding fsdp2 --gradient_checkpointing true"
-    monkeypatch.setattr(scale.names, "FREE", few.split())
-    monkeypatch.setattr(scale.names, "BAR", math.inf)
+    scale.replace(FREE=few.split(), BAR=math.inf)
     with forge.commands(scale.names):
         ran = scale.run("--runs", 1, "--models", models, "--nodes", 2)
     ran.assert_says("2 x 8 h100-80gb", "ratio ")
 
 
-def test_zero(script: Load, models: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
-    zero = script("zero")
-    monkeypatch.setattr(zero.names, "LENGTH", 64)
-    monkeypatch.setattr(zero.names, "STAGES", ((2, True),))
-    monkeypatch.setattr(zero.names, "BUCKET_BAR", 0.0)
+def test_zero(script: Load, models: pathlib.Path, forge: Forge) -> None:
+    zero = script("zero", LENGTH=64, STAGES=((2, True),), BUCKET_BAR=0.0)
     with forge.commands(zero.names):
         ran = zero.run("--models", models, "--gpus", 2)
     assert ran.code == 0
     assert re.search(r"^buckets  zero2\+offload_optimizer .* less, speed x 1\.", ran.out, re.MULTILINE)
 
 
-def test_drop_in_cost(script: Load, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drop_in_cost(script: Load, forge: Forge) -> None:
     drop_in_cost = script("drop_in_cost")
-    monkeypatch.setattr(drop_in_cost.names, "SIZES", (replace(drop_in_cost.names.SIZES[0], steps=2),))
-    monkeypatch.setattr(drop_in_cost.names, "BAR", math.inf)
+    drop_in_cost.replace(SIZES=(replace(drop_in_cost.names.SIZES[0], steps=2),), BAR=math.inf)
     with forge.commands(drop_in_cost.names):
         ran = drop_in_cost.run("--pairs", 1, "--runs", 1)
     ran.assert_says("tiny: 0.", "wall ratio")
 
 
-def test_adapters(script: Load, models: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapters(script: Load, models: pathlib.Path, tmp_path: pathlib.Path) -> None:
     adapters, model, length = script("adapters"), models / "meta-llama/Llama-3.1-8B", 300
-    monkeypatch.setattr(adapters.names, "BAR", 0.1)  # of so small a model a segment is 2 %
+    adapters.replace(BAR=0.1)  # of so small a model a segment is 2 %
     made = {"optimizer_type": "AdamW", "dtype": "bfloat16", "compile": False, "use_amp": False, "use_gc": False}
     config = {"batch_size": 4, "autocast_adapter_dtype": True, **made}
     targets = {"target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}
@@ -425,11 +404,8 @@ def test_image_counting(script: Load, forge: Forge) -> None:
     ran.assert_says("again, out of the cache")
 
 
-def test_watch_cost(script: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch_cost = script("watch_cost")
-    monkeypatch.setattr(watch_cost.names, "BAR", math.inf)
-    ran = watch_cost.run("--runs", 1, "--steps", 3)
-    ran.assert_says("in the watch")
+def test_watch_cost(script: Load) -> None:
+    script("watch_cost", BAR=math.inf).run("--runs", 1, "--steps", 3).assert_says("in the watch")
 
 
 @pytest.mark.parametrize(
@@ -460,11 +436,11 @@ def test_survival(
     monkeypatch.setattr(faults, "BATCHES", {"sft": 8})
     monkeypatch.setattr(faults, "MOMENTS", 1)
     monkeypatch.setattr(faults, "SHARED", faults.SHARED.replace("--save_steps 4", "--save_steps 1"))
-    monkeypatch.setattr(faults, "filled_card", lambda *_: "64MiB")
-    monkeypatch.setattr(nodes, "filled_card", lambda *_: "64MiB")
     monkeypatch.setattr(nodes, "EPOCHS", 5)
     in_the_middle = [nodes.Case(number=2, sharding="ddp", machine=1, moment=0.4)]
     monkeypatch.setattr(nodes, "cases", lambda: in_the_middle)
+    for module in (faults, nodes):
+        monkeypatch.setattr(module, "filled_card", lambda *_: "64MiB")
     monkeypatch.setattr(hosts, "can_be_made", lambda: False)  # what is forked is in no network of its own
     forge.connect().close()  # so that moments are shares of what a run takes, and not of what the imports take
     with forge.commands(command, against, nodes):
@@ -474,12 +450,9 @@ def test_survival(
     assert row["outcome"].partition(":")[0] == outcome
 
 
-def test_resume_matrix(script: Load, tmp_path: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_matrix(script: Load, tmp_path: pathlib.Path, forge: Forge) -> None:
     """A pair that goes on in another way, and figures that differ are told."""
-    resume_matrix = script("resume_matrix")
-    monkeypatch.setattr(resume_matrix.names, "STEPS", 3)
-    monkeypatch.setattr(resume_matrix.names, "SAVED", 1)
-    monkeypatch.setattr(resume_matrix.names, "ROWS", 24)
+    resume_matrix = script("resume_matrix", STEPS=3, SAVED=1, ROWS=24)
     with forge.commands(command):
         ran = resume_matrix.run("--smoke", "--work", tmp_path)
     assert ran.code == 0, ran.out
@@ -490,19 +463,16 @@ def test_resume_matrix(script: Load, tmp_path: pathlib.Path, forge: Forge, monke
 
 
 @pytest.mark.skipif(not (shutil.which("chromium") and shutil.which("chromedriver")), reason="Chromium is not here")
-def test_page_speed(script: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_speed(script: Load) -> None:
     """One opening, whatever it takes: a bar that is passed makes the exit status."""
-    page_speed = script("page_speed")
-    for bar in ("BAR_PAINT_MS", "BAR_FRAME_MS"):
-        monkeypatch.setattr(page_speed.names, bar, math.inf)
-    monkeypatch.setattr(page_speed.names, "BAR_BYTES", 1)
+    page_speed = script("page_speed", BAR_PAINT_MS=math.inf, BAR_FRAME_MS=math.inf, BAR_BYTES=1)
     ran = page_speed.run("--events", 300, "--seconds", 0.3, "--runs", 1)
     assert ran.code == 1
     above = [line.split()[0] for line in ran.out.splitlines() if "ABOVE ITS BAR" in line]
     assert above == ["file"], ran.out
 
 
-def test_install_check(script: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+def test_install_check(script: Load, tmp_path: pathlib.Path) -> None:
     """Its commands in their order, without an installation; one that fails makes the exit status."""
     install_check = script("install_check")
     wheel, ran = tmp_path / "autotrain_mem-0-py3-none-any.whl", list[str]()
@@ -512,8 +482,7 @@ def test_install_check(script: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: 
         ran.append(" ".join(command))
         return (1, "no such card") if command[-1] == "gpus" else (0, "3.12.1")
 
-    monkeypatch.setattr(install_check.names, "build", lambda work: wheel)
-    monkeypatch.setattr(install_check.names, "run", run)
+    install_check.replace(build=lambda work: wheel, run=run)
     done = install_check.run("--work", tmp_path, "--python", "python3.12")
     done.assert_says("no such card", code=1)
     assert next(line for line in done.out.splitlines() if "quickstart" in line).split()[:5][-1] == "ok"
@@ -550,8 +519,7 @@ def test_hours(script: Load, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyP
     pair = mixed_runs.rehearsed(mixed_runs.LONGEST), mixed_runs.rehearsed(mixed_runs.SHORTER)
     tokens = [200, 700, 1000, 400, 300, 900, 200, 640, 1000, 333]
     reserved = reserved_after(*pair, tokens, AllocatorSettings(), longest_first=False)
-    monkeypatch.setattr(hours.names, "build", Hollow)
-    monkeypatch.setattr(hours.names, "rehearsed", lambda *_: pair)
+    hours.replace(build=Hollow, rehearsed=lambda *_: pair)
     monkeypatch.setattr(hours.names.api, "Worker", nullcontext)
     (tmp_path / "hours").mkdir()
     for share, code in ((1.0, 0), (1.1, 1)):
