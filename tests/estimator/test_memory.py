@@ -1,18 +1,14 @@
 """The peak of a trace, when it is, and to whom its bytes belong: parts always sum to totals."""
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from traces import block, trace, traces
 
 from autotrain_mem.allocator.blocks import round_size
-from autotrain_mem.allocator.simulator import CachingAllocator
 from autotrain_mem.estimator.memory import LARGEST_MODULES, estimate_memory
 from autotrain_mem.estimator.replay import Room, reserve
-from autotrain_mem.estimator.vllm_share import vllm_share_bytes
-from autotrain_mem.support.units import GIB, MIB
-from autotrain_mem.types import Hardware, Job, MemoryEstimate, Owner, Phase, Trace
+from autotrain_mem.support.units import MIB
+from autotrain_mem.types import MemoryEstimate, Owner, Phase, Trace
 from autotrain_mem.types.trace import CACHE_EMPTIED
 
 ENDLESS = Room(capacity_bytes=None)
@@ -77,19 +73,6 @@ def test_parts_add_up_to_the_peak_exactly(run: Trace) -> None:
         assert mode.fits
 
 
-@given(traces())
-def test_where_no_end_of_a_block_is_lost_the_allocator_counts_the_same(run: Trace) -> None:
-    """Blocks of up to 1 MiB are cut to size; larger ones may be given up to 1 MiB more."""
-    allocator = CachingAllocator()
-    addresses: dict[int, int] = {}
-    for event in run.events:
-        if event > 0:
-            addresses[event] = allocator.malloc(run.blocks[event - 1].size_bytes)
-        else:
-            allocator.free(addresses.pop(-event))
-    assert estimate(run).peak_allocated_bytes == allocator.peak_allocated_bytes
-
-
 @given(traces(empties=True))
 def test_walking_a_trace_meets_every_birth_and_death_with_its_block_and_its_phase(run: Trace) -> None:
     walked = list(run.walk())
@@ -98,18 +81,3 @@ def test_walking_a_trace_meets_every_birth_and_death_with_its_block_and_its_phas
     assert [one for _, _, one in walked] == [run.blocks[abs(event) - 1] for _, event in events]
     for (index, _), (phase, _, _) in zip(events, walked, strict=True):
         assert phase is [started for start, started in run.phase_starts if start <= index][-1]
-
-
-@pytest.mark.parametrize(
-    ("words", "share_gib"),
-    [
-        ({"use_vllm": True}, 7.2),
-        ({"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.5}, 12),
-        ({}, 0),
-        ({"use_vllm": True, "vllm_mode": "server"}, 0),
-    ],
-)
-def test_a_vllm_on_the_same_card_takes_its_share_of_the_whole_card(words: dict[str, Any], share_gib: float) -> None:
-    card = Hardware(name="toy24", origin="named", total_bytes=24 * GIB, free_bytes=20 * GIB, non_torch_bytes=0)
-    job = Job(method="grpo", model="m", dataset=None, arguments=words)
-    assert vllm_share_bytes(job, card) / GIB == pytest.approx(share_gib)

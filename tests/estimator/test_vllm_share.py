@@ -112,6 +112,8 @@ def test_the_card_needs_the_larger_of_both_moments(activations_mib: int, require
         (SLEEPING | {"vllm_tensor_parallel_size": 2, "vllm_gpu_memory_utilization": 0.5}, ASLEEP_PARALLEL_BYTES),
         (SLEEPING | {"vllm_gpu_memory_utilization": 0.1}, 2.4 * GIB),
         ({"use_vllm": True}, 7.2 * GIB),
+        ({"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.5}, 12 * GIB),
+        ({}, 0),
         (SLEEPING | {"vllm_mode": "server"}, 0),
     ],
 )

@@ -87,15 +87,6 @@ def test_an_answer_is_what_torch_would_have_made(name: str, mode: QuickFakeMode)
         assert seen(func(*again, **kwargs), again) == expected, "the same from under the dispatcher"
 
 
-def test_a_view_of_a_view_and_a_copy_have_the_storages_that_they_should(mode: QuickFakeMode) -> None:
-    for _ in range(2):
-        whole = torch.empty(4, 6)
-        part = whole[1:].t()
-        assert part.untyped_storage()._cdata == whole.untyped_storage()._cdata
-        assert part.clone().untyped_storage()._cdata != whole.untyped_storage()._cdata
-        assert part.storage_offset() == 6
-
-
 def test_what_is_known_of_one_tensor_is_not_known_of_the_next(mode: QuickFakeMode) -> None:
     known = torch.empty(4, 6)
     know(known, torch.Tensor())

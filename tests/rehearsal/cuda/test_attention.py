@@ -3,12 +3,10 @@
 import itertools
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from real_run import case, rehearsal_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 from trace_reading import live, sizes
 
@@ -302,16 +300,3 @@ def test_the_card_that_stands_for_a_class_takes_no_less_for_a_sum_over_rows(capa
         args = (torch.empty(rows, columns, dtype=torch.bfloat16, device="meta"), [0])
         out = torch.empty(columns, dtype=torch.bfloat16, device="meta")
         assert own(args, {}, out) <= standing(args, {}, out)
-
-
-@pytest.mark.slow
-def test_rehearsals_for_cards_of_one_class_are_the_same(model_folder: Callable[[str], Path]) -> None:
-    less = {"gradient_checkpointing": False, "gradient_accumulation_steps": 1}
-    one = case("sft", model_folder("gemma3"), {"bf16": False}, **less)
-
-    def trace(capability: Capability) -> tuple[Any, ...]:
-        rehearsed = rehearsal_of(one.job, one.knobs, one.length, compute_capability=capability)
-        return rehearsed.blocks, rehearsed.events, rehearsed.not_counted
-
-    for capability in MERGED:
-        assert trace(capability) == trace(kernel_class(capability))

@@ -109,16 +109,6 @@ def temporaries_of_a_step() -> int:
     return peak(trace) - sum(block.size_bytes for block in live(trace))
 
 
-@pytest.mark.parametrize(("choice", "operator"), [("fused", "_fused_adamw_"), ("foreach", "addcdiv_")])
-def test_an_optimizer_that_is_told_how_to_step_is_obeyed(choice: str, operator: str) -> None:
-    with rules():
-        optimizer = torch.optim.AdamW(parameters_with_gradients(), **{choice: choice == "fused"})
-        with operators() as names:
-            optimizer.step()
-    assert operator in names
-    assert "_foreach_addcdiv_" not in names
-
-
 @REAL_AND_FAKE
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_dropout_mask_is_one_byte_per_element(tensors: Callable[[], Any], dtype: torch.dtype) -> None:
@@ -195,35 +185,6 @@ def test_every_rule_is_listed_in_its_module() -> None:
     assert listed == len(every_rule())
 
 
-def test_a_module_is_all_that_a_new_rule_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "doubled.py").write_text(NEW_RULE, encoding="utf-8")
-    monkeypatch.setattr(rules_module.cuda, "__path__", [*rules_module.cuda.__path__, str(tmp_path)])
-    monkeypatch.setattr(rules_module, "every_rule", every_rule.__wrapped__)
-    with rules():
-        assert torch.special.ndtr(torch.zeros(3)).tolist() == [1.0, 1.0, 1.0]
-    assert "all but halves" in not_imitated((8, 0))
-    assert torch.special.ndtr(torch.zeros(3)).tolist() == [0.5, 0.5, 0.5]
-
-
-NEW_RULE = '''
-"""ndtr is twice as much (``nowhere.cpp: doubled``)."""
-
-from unittest.mock import patch
-
-import torch
-
-from autotrain_mem.rehearsal.cuda.rules import CudaRule
-
-ndtr = torch.special.ndtr
-RULES = (
-    CudaRule(
-        lambda recorder, card: patch.object(torch.special, "ndtr", lambda tensor: 2 * ndtr(tensor)),
-        not_counted=lambda card: ("all but halves",),
-    ),
-)
-'''
-
-
 Exchanged = list[tuple[Any, str, Any]]
 ABSENT = object()
 
@@ -286,15 +247,6 @@ def test_everything_is_put_back(name: str, nested: bool, fails: bool) -> None:
                     raise ZeroDivisionError
             assert exchanged or name in MAY_BE_EMPTY
             assert all(current(target, attribute) is old for target, attribute, old in exchanged)
-
-
-def test_every_rule_exchanges_something_or_registers_kernels() -> None:
-    """Else it would imitate nothing; autocast's policy is made of kernels alone, the fused head of newer TRL's."""
-    idle = 0
-    for rule in every_rule():
-        with exchanges() as exchanged, rule.imitate(Recorder(), (8, 0)):
-            idle += not exchanged
-    assert idle <= 2
 
 
 Folder = Callable[[str], Path]
