@@ -71,20 +71,6 @@ class AllocatorSettings:
         return self.roundup_power2_divisions[min(max(interval, 0), ROUNDUP_INTERVALS - 1)]
 
 
-def settings_of(environment: Mapping[str, str]) -> AllocatorSettings:
-    """Returns the settings that a process with this environment runs with.
-
-    Raises:
-        ValueError: torch would refuse the variable.
-    """
-    return parse_settings(given_settings(environment))
-
-
-def given_settings(environment: Mapping[str, str]) -> str:
-    """Returns the text of the variable that counts; empty without one."""
-    return environment.get(variable_that_counts(environment), "")
-
-
 def variable_that_counts(environment: Mapping[str, str]) -> str:
     """Returns the name under which torch would read its settings."""
     return OLDER_VARIABLE if environment.get(OLDER_VARIABLE) else NEWER_VARIABLE
@@ -207,10 +193,11 @@ def environment_settings(environment: Mapping[str, str]) -> AllocatorSettings:
 
 
 def environment_setting(environment: Mapping[str, str], *, grows: bool = False) -> str:
-    """Their text, with expandable segments beside what the user set.
+    """Returns their text, empty without any, with expandable segments beside what the user set.
 
     Of a setting that is named twice the last counts (torch: ``c10/core/AllocatorConfig.cpp: parseArgs``).
     """
-    given = given_settings({**os.environ, **environment})
+    merged = {**os.environ, **environment}
+    given = merged.get(variable_that_counts(merged), "")
     added = "expandable_segments:True" if grows else ""
     return ",".join(filter(None, (given, added)))

@@ -11,7 +11,7 @@ import ctypes
 import os
 import sys
 
-from autotrain_mem.allocator.settings import given_settings, variable_that_counts
+from autotrain_mem.allocator.settings import environment_setting, variable_that_counts
 from autotrain_mem.machine.detect import ask_device, nvidia_driver
 from autotrain_mem.support.errors import UnreadableGpuError
 from autotrain_mem.types.hardware import TURING
@@ -51,7 +51,7 @@ def check_usable(index: int, *, grows: bool = False) -> None:
     except torch.OutOfMemoryError:
         return
     except RuntimeError as error:
-        if grows or "expandable_segments:True" in given_settings(os.environ):
+        if grows or "expandable_segments:True" in environment_setting({}):
             raise UnreadableGpuError(
                 f"{_name(index)} refuses expandable segments, as virtual GPUs and some WSL do: {_words(error)}",
                 hint=f"--forbid expandable_segments  plans without them; set no expandable_segments:True in "

@@ -60,7 +60,7 @@ class SimulatedRun:
 def simulated_device(request: Request) -> Iterator[Device]:
     """Have a trainer built and trained inside, whose CPU tensors are treated as the card's own."""
     # Seconds of imports: only the process that trains comes here, once it hears of interrupts.
-    from autotrain_mem.allocator.settings import settings_of
+    from autotrain_mem.allocator.settings import environment_settings
     from autotrain_mem.machine.fault_injection import injected_faults
     from autotrain_mem.machine.simulated_card import SimulatedGpu
     from autotrain_mem.methods.configs import on_cpu
@@ -68,7 +68,7 @@ def simulated_device(request: Request) -> Iterator[Device]:
     from autotrain_mem.training.process.build import Device, PhasePeaks
 
     # As the training process of a real card would be given them.
-    settings = settings_of({**os.environ, **request.job.environment})
+    settings = environment_settings(request.job.environment)
     settings = replace(settings, grows=request.knobs.expandable_segments)
     # gloo holds nothing of a card; NCCL would.
     hardware = request.hardware.with_communicators(request.knobs.communicators)

@@ -13,8 +13,8 @@ from autotrain_mem.allocator.settings import (
     NEWER_VARIABLE,
     OLDER_VARIABLE,
     AllocatorSettings,
+    environment_settings,
     parse_settings,
-    settings_of,
 )
 from autotrain_mem.support.units import GIB, MIB
 
@@ -103,11 +103,13 @@ def test_what_torch_refuses_is_refused_by_its_name(text: str, said: str) -> None
     assert str(raised.value) == said
 
 
-def test_of_the_two_variables_the_older_counts_where_it_is_set() -> None:
+def test_of_the_two_variables_the_older_counts_where_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (NEWER_VARIABLE, OLDER_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
     both = {NEWER_VARIABLE: "expandable_segments:True", OLDER_VARIABLE: "max_split_size_mb:64"}
-    assert settings_of(both) == AllocatorSettings(max_split_bytes=64 * MIB)
-    assert settings_of({**both, OLDER_VARIABLE: ""}) == AllocatorSettings(grows=True)
-    assert settings_of({"PATH": "/bin"}) == DEFAULTS
+    assert environment_settings(both) == AllocatorSettings(max_split_bytes=64 * MIB)
+    assert environment_settings({**both, OLDER_VARIABLE: ""}) == AllocatorSettings(grows=True)
+    assert environment_settings({"PATH": "/bin"}) == DEFAULTS
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import huggingface_hub
 import pytest
 import requests
 
-from autotrain_mem.allocator.settings import AllocatorSettings, settings_of
+from autotrain_mem.allocator.settings import AllocatorSettings, environment_settings
 from autotrain_mem.cli import main
 from autotrain_mem.machine import doctor
 from autotrain_mem.machine.catalog import named
@@ -278,4 +278,4 @@ def test_of_both_names_of_the_allocators_variable_the_one_that_torch_does_not_re
     assert finding.text == f"{read} and {idle} are both set: torch reads {read} alone"
     assert finding.fix == f"unset {idle}"
     counts = AllocatorSettings(max_split_bytes=64 * MIB) if older else AllocatorSettings(grows=True)
-    assert settings_of(variables) == counts
+    assert environment_settings({}) == counts

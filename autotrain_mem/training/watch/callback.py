@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +16,7 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 from transformers.utils import logging
 
-from autotrain_mem.allocator.settings import settings_of
+from autotrain_mem.allocator.settings import environment_settings
 from autotrain_mem.support import codec
 from autotrain_mem.support.files import JsonLines
 from autotrain_mem.support.host import HostMemory, host_memory
@@ -135,7 +134,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         self._record = JsonLines(path.with_name(f"{path.stem}{rank}{path.suffix}"))
         if not self._total_bytes and torch.cuda.is_initialized():
             self._total_bytes = int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
-        self._lookout = Lookout(settings_of(os.environ).grows)
+        self._lookout = Lookout(environment_settings({}).grows)
         predicted = {str(phase): size_bytes for phase, size_bytes in self._predicted.items()}
         self._write("start", step=state.global_step, total_bytes=self._total_bytes, predicted_bytes=predicted)
 

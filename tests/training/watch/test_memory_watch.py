@@ -268,7 +268,7 @@ def test_nothing_that_fails_in_a_watch_ends_a_training(
 ) -> None:
     parts: dict[str, Any] = {"host": lambda: HostMemory(total_bytes=100, available_bytes=0, source="")}
     if part == "settings":
-        monkeypatch.setattr(module, "settings_of", broken)  # as PYTORCH_ALLOC_CONF that torch would refuse
+        monkeypatch.setattr(module, "environment_settings", broken)  # as PYTORCH_ALLOC_CONF that torch would refuse
     else:
         parts[part] = broken
     trainer = toy_trainer(tmp_path, watch(**parts))
