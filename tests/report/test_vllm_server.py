@@ -11,11 +11,13 @@ from report_examples import GRPO_KNOBS, GRPO_PLAN
 
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.methods.parameter_count import kv_cache
+from autotrain_mem.planning.lengths import Lengths
+from autotrain_mem.planning.rehearsals import Subject
 from autotrain_mem.planning.vllm_server import check_colocated, vllm_server
 from autotrain_mem.report.plan_view import vllm_server as shown
 from autotrain_mem.support.errors import DoesNotFitError
 from autotrain_mem.support.units import GIB
-from autotrain_mem.types import Job, Plan, Topology
+from autotrain_mem.types import Hardware, Job, Plan, Topology
 from autotrain_mem.types.model import ModelFacts
 from autotrain_mem.types.vllm import OVERHEAD_BYTES, VllmServer
 
@@ -35,7 +37,16 @@ KNOBS = replace(
 def server(card: str = "a100-40gb", facts: ModelFacts = QWEN_7B, nodes: int = 1, **given: Any) -> VllmServer | None:
     job = Job(method="grpo", model="Qwen/Qwen2.5-7B", dataset=None, arguments={"use_vllm": True, **given})
     hardware = replace(named(card), topology=Topology(nodes=nodes, devices=6))
-    return vllm_server(job, KNOBS, hardware, facts, longest_prompt=256)
+    return vllm_server(subject(job, hardware, facts), KNOBS)
+
+
+def subject(job: Job, hardware: Hardware, facts: ModelFacts) -> Subject:
+    """Prompts of 256 tokens, which no worker is asked about."""
+    nobody: Any = None
+    lengths = Lengths(longest=256)
+    return Subject(
+        workers=nobody, store=nobody, job=job, defaults=KNOBS, hardware=hardware, facts=facts, lengths=lengths
+    )
 
 
 def test_only_server_mode_has_a_server() -> None:
@@ -150,7 +161,7 @@ def test_the_kv_cache_of_a_token_is_counted_where_all_layers_keep_keys_and_value
 def colocated(card: str = "a100-80gb", devices: int = 1, **given: Any) -> None:
     job = Job(method="grpo", model="Qwen/Qwen2.5-7B", dataset=None, arguments={"use_vllm": True, **given})
     hardware = replace(named(card), topology=Topology(devices=devices))
-    check_colocated(job, KNOBS, hardware, QWEN_7B, longest_prompt=256)
+    check_colocated(subject(job, hardware, QWEN_7B), KNOBS)
 
 
 def test_a_share_that_holds_weights_and_a_completion_is_enough_and_a_server_has_none() -> None:
