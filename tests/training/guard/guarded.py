@@ -1,10 +1,13 @@
 """Faults for guarded trainers, and what is told of them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from autotrain_mem.training.guard.attach import Guard
 from autotrain_mem.types import Incident, Learned
 
 NO_MEANS_OVER_ROWS = (
@@ -57,6 +60,22 @@ def failing(method: Any, faults: Faults) -> Any:
         return method(*args, **kwargs)
 
     return called
+
+
+@contextmanager
+def as_built(made: Any, **attributes: Any) -> Iterator[Any]:
+    """A trainer with these attributes, which afterwards is as it was built: the next test may be of the same one."""
+    was = dict(vars(made))
+    vars(made).update(attributes)
+    try:
+        yield made
+    finally:
+        vars(made).clear()
+        vars(made).update(was)
+        vars(made.model).pop("generate", None)
+        made.callback_handler.callbacks = [one for one in made.callback_handler.callbacks if type(one) is not Guard]
+        for block in blocks(made):
+            block._forward_pre_hooks.clear()
 
 
 def numbers(made: Any, *names: str) -> list[float]:

@@ -1,18 +1,18 @@
 """A micro-step that runs out of memory and is repeated in parts leaves the gradients of the whole micro-batch."""
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from guarded import NO_MEANS_OVER_ROWS, Faults, Told, blocks
+from guarded import NO_MEANS_OVER_ROWS, Faults, Told, as_built, blocks
 from tiny_trainers import trainer
 
-from autotrain_mem.training.guard.attach import Guard, attach_guard
+from autotrain_mem.training.guard.attach import attach_guard
 from autotrain_mem.types import Learned, Phase
 
 UNTIMED = ("step_time",)
@@ -164,24 +164,12 @@ def set_up(qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> SetUp:
     return lambda case: restored(case, qwen, tmp_path_factory.getbasetemp() / "trained")
 
 
-@contextmanager
-def restored(case: str, model: Path, folder: Path) -> Iterator[Any]:
+def restored(case: str, model: Path, folder: Path) -> AbstractContextManager[Any]:
     method, settings, attributes = CASES[case]
     key = f"{method} {settings}"
     if key not in BUILT:
         BUILT[key] = build(method, model, folder, **settings)
-    made = BUILT[key]
-    was = dict(vars(made))
-    vars(made).update(attributes)
-    try:
-        yield made
-    finally:
-        vars(made).clear()
-        vars(made).update(was)
-        vars(made.model).pop("generate", None)
-        made.callback_handler.callbacks = [one for one in made.callback_handler.callbacks if type(one) is not Guard]
-        for block in blocks(made):
-            block._forward_pre_hooks.clear()
+    return as_built(BUILT[key], **attributes)
 
 
 @pytest.mark.newest

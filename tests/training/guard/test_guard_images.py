@@ -1,19 +1,19 @@
 """Micro-batches of rows with images are split with exactly each row's images, or not at all."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from guarded import Faults, Told, blocks, failing
+from guarded import Faults, Told, as_built, failing
 from test_guard_gradients import assert_same_when, fail_in_backward, fail_in_forward, micro_steps
 from tiny import IMAGE_TOKEN
 from tiny_vision_trainers import vision_trainer
 
-from autotrain_mem.training.guard.attach import Guard, attach_guard
+from autotrain_mem.training.guard.attach import attach_guard
 from autotrain_mem.training.guard.batch_split import Layout, Piece
 from autotrain_mem.training.guard.image_split import image_token_of
 from autotrain_mem.types import Learned
@@ -25,23 +25,11 @@ OF_ALL = 1e-7
 MADE: dict[tuple[str, str], Any] = {}
 
 
-@contextmanager
-def built(method: str, model: Path, **changes: Any) -> Iterator[Any]:
+def built(method: str, model: Path) -> AbstractContextManager[Any]:
     """One of them for all tests, as it was built."""
     if (method, model.name) not in MADE:
         MADE[method, model.name] = vision_trainer(method, model, model.parent / "out")
-    made = MADE[method, model.name]
-    was = dict(vars(made))
-    vars(made).update(changes)
-    try:
-        yield made
-    finally:
-        vars(made).clear()
-        vars(made).update(was)
-        vars(made.model).pop("generate", None)
-        made.callback_handler.callbacks = [one for one in made.callback_handler.callbacks if type(one) is not Guard]
-        for block in blocks(made):
-            block._forward_pre_hooks.clear()
+    return as_built(MADE[method, model.name])
 
 
 CASES = [(family, method) for family in ("qwen2_5_vl", "gemma3", "smolvlm") for method in ("sft", "dpo", "grpo")]
