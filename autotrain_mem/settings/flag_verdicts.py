@@ -35,11 +35,16 @@ class FlagGroup:
 
     verdict: Verdict
     why: str
-    names: tuple[str, ...]
+    flags: str
+    """Their names, apart by spaces."""
     methods: tuple[str, ...] = ()
     """For which it holds, whatever a row for all says; empty: for all."""
     in_commands: bool = False
     """It is idle in commands only: a script may hand over what it is about."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.flags.split())
 
 
 _NOT_SAMPLED = "generation is rehearsed as transformers' own loop: remove it"
@@ -78,206 +83,165 @@ _ROWS_FOR_ALL = (
     FlagGroup(
         verdict=Verdict.REFUSED,
         why="a rehearsal cannot follow it, or TRL's own script alone heeds it",
-        names=(*REFUSED, *REFUSED_WHEN_OFF),
+        flags=" ".join((*REFUSED, *REFUSED_WHEN_OFF)),
     ),
     # -- how the model is loaded and adapted
     FlagGroup(
         verdict=_R,
         why="how the model is loaded, quantized and adapted: from_pretrained, bitsandbytes and PEFT run as they are",
-        names=(
-            *("model_name_or_path", "model_revision", "trust_remote_code", "dtype", "attn_implementation"),
-            *("load_in_8bit", "load_in_4bit", "bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage"),
-            *("use_peft", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_parameters"),
-            *("lora_modules_to_save", "lora_task_type", "use_rslora", "use_dora"),
-            *("reward_model_name_or_path", "reward_model_path", "disable_dropout", "cast_lm_head_to_fp32"),
-            *("teacher_model_name_or_path", "teacher_model_revision", "teacher_model_init_kwargs"),
-        ),
+        flags="model_name_or_path model_revision trust_remote_code dtype attn_implementation load_in_8bit "
+        "load_in_4bit bnb_4bit_quant_type use_bnb_nested_quant bnb_4bit_quant_storage use_peft lora_r lora_alpha "
+        "lora_dropout lora_target_modules lora_target_parameters lora_modules_to_save lora_task_type use_rslora "
+        "use_dora reward_model_name_or_path reward_model_path disable_dropout cast_lm_head_to_fp32 "
+        "teacher_model_name_or_path teacher_model_revision teacher_model_init_kwargs",
     ),
     # -- batches and lengths
     FlagGroup(
         verdict=_R,
         why="sizes of batches, rows and completions: what the worst batch is made by",
-        names=(
-            *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "max_length"),
-            *("packing", "packing_strategy", "eval_packing", "padding_free", "pad_to_multiple_of", "truncation_mode"),
-            *("train_sampling_strategy", "remove_unused_columns", "label_names", "accelerator_config"),
-            *("num_generations", "num_generations_eval", "max_completion_length", "generation_batch_size"),
-            *("steps_per_generation", "num_iterations", "response_length", "local_rollout_forward_batch_size"),
-            *("num_mini_batches", "max_new_tokens"),
-        ),
+        flags="per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps max_length packing "
+        "packing_strategy eval_packing padding_free pad_to_multiple_of truncation_mode train_sampling_strategy "
+        "remove_unused_columns label_names accelerator_config num_generations num_generations_eval "
+        "max_completion_length generation_batch_size steps_per_generation num_iterations response_length "
+        "local_rollout_forward_batch_size num_mini_batches max_new_tokens",
     ),
     # -- what a step computes
     FlagGroup(
         verdict=_R,
         why="what a step computes and keeps: precision, kernels, recomputation, offloading, the optimizer",
-        names=(
-            *("bf16", "fp16", "use_liger_kernel", "liger_kernel_config", "use_cache", "neftune_noise_alpha"),
-            *("gradient_checkpointing", "gradient_checkpointing_kwargs", "activation_checkpointing"),
-            *("activation_checkpointing_kwargs", "activation_offloading", "torch_empty_cache_steps"),
-            *("optim", "optim_args", "optim_target_modules", "max_grad_norm", "average_tokens_across_devices"),
-            *("label_smoothing_factor", "router_aux_loss_coef", "include_num_input_tokens_seen"),
-            *("eval_accumulation_steps", "include_for_metrics", "metric_for_best_model"),
-        ),
+        flags="bf16 fp16 use_liger_kernel liger_kernel_config use_cache neftune_noise_alpha gradient_checkpointing "
+        "gradient_checkpointing_kwargs activation_checkpointing activation_checkpointing_kwargs activation_offloading "
+        "torch_empty_cache_steps optim optim_args optim_target_modules max_grad_norm average_tokens_across_devices "
+        "label_smoothing_factor router_aux_loss_coef include_num_input_tokens_seen eval_accumulation_steps "
+        "include_for_metrics metric_for_best_model",
     ),
     FlagGroup(
         verdict=_R,
         why="which tensors a loss makes: its own code runs",
-        names=(
-            *("loss_type", "loss_weights", "ld_alpha", "f_divergence_type", "label_smoothing", "use_weighting"),
-            *("cpo_alpha", "alpha"),
-            *("beta", "precompute_ref_log_probs", "sync_ref_model", "ref_model_sync_steps", "ref_model_mixup_alpha"),
-            *("center_rewards_coefficient", "delta", "importance_sampling_level", "top_entropy_quantile"),
-            *("entropy_coef", "use_adaptive_entropy", "off_policy_mask_threshold", "use_bias_correction_kl"),
-            *("mask_truncated_completions", "multi_objective_aggregation", "scale_rewards", "reward_weights"),
-            *("normalize_advantages", "reward_clip_range", "missing_eos_penalty", "whiten_rewards", "kl_estimator"),
-            *("stop_token", "stop_token_id", "model_adapter_name", "ref_adapter_name"),
-        ),
+        flags="loss_type loss_weights ld_alpha f_divergence_type label_smoothing use_weighting cpo_alpha alpha beta "
+        "precompute_ref_log_probs sync_ref_model ref_model_sync_steps ref_model_mixup_alpha "
+        "center_rewards_coefficient delta importance_sampling_level top_entropy_quantile entropy_coef "
+        "use_adaptive_entropy off_policy_mask_threshold use_bias_correction_kl mask_truncated_completions "
+        "multi_objective_aggregation scale_rewards reward_weights normalize_advantages reward_clip_range "
+        "missing_eos_penalty whiten_rewards kl_estimator stop_token stop_token_id model_adapter_name ref_adapter_name",
     ),
     FlagGroup(
         verdict=_R,
         why="how completions are sampled: transformers' loop runs its first and its last step, and vLLM has its share",
-        names=(
-            *("lmbda", "seq_kd", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs"),
-            *("cache_implementation", "ds3_gather_for_generation", "use_vllm", "vllm_mode", "vllm_enable_sleep_mode"),
-            *("vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_importance_sampling_correction"),
-            *("vllm_importance_sampling_mode", "vllm_importance_sampling_clip_max"),
-            *("vllm_importance_sampling_clip_min", "vllm_importance_sampling_cap"),
-        ),
+        flags="lmbda seq_kd temperature top_p top_k min_p repetition_penalty generation_kwargs cache_implementation "
+        "ds3_gather_for_generation use_vllm vllm_mode vllm_enable_sleep_mode vllm_gpu_memory_utilization "
+        "vllm_tensor_parallel_size vllm_importance_sampling_correction vllm_importance_sampling_mode "
+        "vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min vllm_importance_sampling_cap",
     ),
     FlagGroup(
         verdict=_R,
         why="how several GPUs work together: a rehearsal is one of their processes",
-        names=(
-            *("deepspeed", "ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers"),
-            "ddp_static_graph",
-        ),
+        flags="deepspeed ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph",
     ),
     # -- rows
     FlagGroup(
         verdict=_C,
         why="which rows there are, and what TRL makes of them",
-        names=(
-            *("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "datasets"),
-            *("dataset_streaming", "streaming", "test_split_size", "chat_template_kwargs", "reward_funcs"),
-        ),
+        flags="dataset_name dataset_config dataset_train_split dataset_test_split datasets dataset_streaming "
+        "streaming test_split_size chat_template_kwargs reward_funcs",
     ),
     FlagGroup(
         verdict=_ONLY,
         why="how texts become tokens: counted from the data, and a rehearsal's rows are tokens already",
-        names=(
-            *("dataset_text_field", "dataset_kwargs", "dataset_num_proc", "completion_only_loss"),
-            *("assistant_only_loss", "chat_template_path", "eos_token", "pad_token"),
-        ),
+        flags="dataset_text_field dataset_kwargs dataset_num_proc completion_only_loss assistant_only_loss "
+        "chat_template_path eos_token pad_token",
     ),
     # -- what a rehearsal has its own of
     FlagGroup(
         verdict=_ONLY,
         why="where a run begins and ends, and what it leaves behind: a rehearsal has two steps, one evaluation where "
         "the job evaluates, one saving, and a folder of its own",
-        names=(
-            *("output_dir", "max_steps", "num_train_epochs", "total_episodes", "num_ppo_epochs", "eval_strategy"),
-            *("num_sample_generations", "eval_steps", "eval_delay", "eval_on_start", "save_strategy"),
-            *("load_best_model_at_end", "resume_from_checkpoint", "report_to", "disable_tqdm", "run_name"),
-            *("push_to_hub", "hub_model_id", "log_completions", "log_completions_hub_repo"),
-        ),
+        flags="output_dir max_steps num_train_epochs total_episodes num_ppo_epochs eval_strategy "
+        "num_sample_generations eval_steps eval_delay eval_on_start save_strategy load_best_model_at_end "
+        "resume_from_checkpoint report_to disable_tqdm run_name push_to_hub hub_model_id log_completions "
+        "log_completions_hub_repo",
     ),
     FlagGroup(
         verdict=_ONLY,
         why="what needs a GPU, or other processes, where there are none",
-        names=(
-            *("use_cpu", "tf32", "ddp_backend", "torch_compile", "torch_compile_backend", "torch_compile_mode"),
-            *("dataloader_num_workers", "dataloader_prefetch_factor", "dataloader_persistent_workers"),
-            "dataloader_multiprocessing_context",
-        ),
+        flags="use_cpu tf32 ddp_backend torch_compile torch_compile_backend torch_compile_mode dataloader_num_workers "
+        "dataloader_prefetch_factor dataloader_persistent_workers dataloader_multiprocessing_context",
     ),
     FlagGroup(
-        verdict=_ONLY, why="it would take over the signals of the rehearsal's process", names=("enable_jit_checkpoint",)
+        verdict=_ONLY, why="it would take over the signals of the rehearsal's process", flags="enable_jit_checkpoint"
     ),
     FlagGroup(
         verdict=_ONLY,
         why="scores by the reference before training: a forward without gradients, named as not counted",
-        names=("precompute_ref_batch_size",),
+        flags="precompute_ref_batch_size",
     ),
     # -- harmless
     FlagGroup(
         verdict=_H,
         why="rates, factors and thresholds: numbers that tensors are multiplied by or compared with",
-        names=(
-            *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "weight_decay"),
-            *("adam_beta1", "adam_beta2", "adam_epsilon", "desirable_weight", "undesirable_weight"),
-            *("f_alpha_divergence_coef", "discopop_tau", "epsilon", "epsilon_high", "entropy_coef_min"),
-            *("entropy_coef_max", "entropy_coef_delta", "entropy_target", "kl_coef", "cliprange", "cliprange_value"),
-            *("vf_coef", "gamma", "lam", "sapo_temperature_neg", "sapo_temperature_pos", "vespo_k_pos"),
-            *("vespo_k_neg", "vespo_lambda_pos", "vespo_lambda_neg", "simpo_gamma", "padding_value"),
-        ),
+        flags="learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps weight_decay adam_beta1 adam_beta2 "
+        "adam_epsilon desirable_weight undesirable_weight f_alpha_divergence_coef discopop_tau epsilon epsilon_high "
+        "entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target kl_coef cliprange cliprange_value "
+        "vf_coef gamma lam sapo_temperature_neg sapo_temperature_pos vespo_k_pos vespo_k_neg vespo_lambda_pos "
+        "vespo_lambda_neg simpo_gamma padding_value",
     ),
     FlagGroup(
         verdict=_H,
         why="seeds, and the order in which rows come",
-        names=(
-            *("seed", "data_seed", "shuffle_dataset", "ignore_data_skip", "dataloader_drop_last"),
-            *("dataloader_in_order", "length_column_name", "restore_callback_states_from_checkpoint"),
-        ),
+        flags="seed data_seed shuffle_dataset ignore_data_skip dataloader_drop_last dataloader_in_order "
+        "length_column_name restore_callback_states_from_checkpoint",
     ),
     FlagGroup(
         verdict=_H,
         why="what is logged and reported, and how often",
-        names=(
-            *("logging_strategy", "logging_steps", "logging_first_step", "logging_nan_inf_filter"),
-            *("log_on_each_node", "log_level", "log_level_replica", "project", "trackio_space_id"),
-            *("trackio_bucket_id", "trackio_static_space_id", "log_multimodal", "log_unique_prompts"),
-            "num_completions_to_print",
-        ),
+        flags="logging_strategy logging_steps logging_first_step logging_nan_inf_filter log_on_each_node log_level "
+        "log_level_replica project trackio_space_id trackio_bucket_id trackio_static_space_id log_multimodal "
+        "log_unique_prompts num_completions_to_print",
     ),
     FlagGroup(
         verdict=_H,
         why="which checkpoints are kept, and what is sent to the hub",
-        names=(
-            *("greater_is_better", "save_steps", "save_only_model", "save_on_each_node", "save_total_limit"),
-            *("hub_token", "hub_private_repo", "hub_strategy", "hub_always_push", "hub_revision"),
-        ),
+        flags="greater_is_better save_steps save_only_model save_on_each_node save_total_limit hub_token "
+        "hub_private_repo hub_strategy hub_always_push hub_revision",
     ),
     FlagGroup(
         verdict=_H,
         why="where processes and servers are found, and how long they are waited for",
-        names=(
-            *("ddp_timeout", "vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout"),
-            "vllm_group_port",
-        ),
+        flags="ddp_timeout vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port",
     ),
     FlagGroup(
         verdict=_H,
         why="how vLLM works within its share of the card",
-        names=("vllm_model_impl", "vllm_structured_outputs_regex", "vllm_max_model_length"),
+        flags="vllm_model_impl vllm_structured_outputs_regex vllm_max_model_length",
     ),
-    FlagGroup(verdict=_H, why="host memory alone", names=("dataloader_pin_memory",)),
-    FlagGroup(verdict=_H, why="it is true of every training", names=("do_train",)),
+    FlagGroup(verdict=_H, why="host memory alone", flags="dataloader_pin_memory"),
+    FlagGroup(verdict=_H, why="it is true of every training", flags="do_train"),
     # -- idle
     FlagGroup(
         verdict=_IDLE,
         why="nothing asks for it while a model is trained; --eval_strategy steps evaluates",
-        names=("do_eval", "do_predict"),
+        flags="do_eval do_predict",
     ),
     FlagGroup(
         verdict=_IDLE,  # transformers/trainer.py: evaluation_loop casts where `not self.is_in_train`
         why="transformers casts the model for an evaluation after training only, and here all come during it",
-        names=("bf16_full_eval", "fp16_full_eval"),
+        flags="bf16_full_eval fp16_full_eval",
     ),
     FlagGroup(
         verdict=_IDLE,  # transformers/training_args.py: local_rank
         why="a launcher says it by the environment variable LOCAL_RANK",
-        names=("local_rank",),
+        flags="local_rank",
     ),
     FlagGroup(
         verdict=_IDLE,
         why="it is about what compute_metrics reads, and a command has no such function",
-        names=("prediction_loss_only", "batch_eval_metrics", "eval_do_concat_batches", "eval_use_gather_object"),
+        flags="prediction_loss_only batch_eval_metrics eval_do_concat_batches eval_use_gather_object",
         in_commands=True,
     ),
     FlagGroup(
         verdict=_IDLE,
         why="it is about tools or continuous batching, neither of which is planned for",
-        names=("max_tool_calling_iterations", "transformers_continuous_batching_config"),
+        flags="max_tool_calling_iterations transformers_continuous_batching_config",
     ),
 )
 
@@ -286,97 +250,85 @@ _ROWS_OF_METHODS = (
         verdict=Verdict.REFUSED,
         methods=(_ORPO, _CPO),  # orpo.py: check
         why="it is for models with an encoder, or samples while the model is evaluated",
-        names=("max_completion_length", "is_encoder_decoder", "generate_during_eval"),
+        flags="max_completion_length is_encoder_decoder generate_during_eval",
     ),
     FlagGroup(
         verdict=Verdict.REFUSED,
         methods=(_GKD,),  # gkd.py: check
         why="this trainer's own collator pads conversations, and has the last answer learned",
-        names=("packing", "eval_packing", "padding_free", "assistant_only_loss"),
+        flags="packing eval_packing padding_free assistant_only_loss",
     ),
     FlagGroup(
         verdict=_IDLE,
         # trl/experimental/gkd/gkd_trainer.py: __init__, compute_loss; ../utils.py: DataCollatorForChatML
         methods=(_GKD,),
         why="this trainer has a loss and a collator of its own: rows are cut at their beginning, and not prepared",
-        names=(
-            *("loss_type", "packing_strategy", "pad_to_multiple_of", "truncation_mode", "completion_only_loss"),
-            *("dataset_text_field", "dataset_kwargs", "shuffle_dataset"),
-        ),
+        flags="loss_type packing_strategy pad_to_multiple_of truncation_mode completion_only_loss dataset_text_field "
+        "dataset_kwargs shuffle_dataset",
     ),
     FlagGroup(
         verdict=_IDLE,
         methods=(_ORPO, _CPO, _GKD),  # trl/experimental/orpo/orpo_trainer.py: __init__; gkd_trainer.py: __init__
         why="TRL switches it off: its collator takes every column",
-        names=("remove_unused_columns",),
+        flags="remove_unused_columns",
     ),
     FlagGroup(
         verdict=Verdict.REFUSED,
         methods=(_ONLINE_DPO,),  # online_dpo.py: check
         why="TRL's trainer ends with it, or how it hands weights to vLLM is not rehearsed",
-        names=(
-            *("use_vllm", "remove_unused_columns", "train_sampling_strategy", "eval_strategy", "eval_on_start"),
-            *("vllm_mode", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size"),
-        ),
+        flags="use_vllm remove_unused_columns train_sampling_strategy eval_strategy eval_on_start vllm_mode "
+        "vllm_enable_sleep_mode vllm_gpu_memory_utilization vllm_tensor_parallel_size",
     ),
     FlagGroup(
         verdict=_IDLE,
         methods=(_ONLINE_DPO,),
         why="nothing asks for it: TRL's online DPO cannot be evaluated, and its batches are text",
-        names=(
-            *("eval_steps", "eval_delay", "eval_accumulation_steps", "include_for_metrics", "load_best_model_at_end"),
-            *("per_device_eval_batch_size", "metric_for_best_model", "greater_is_better", "label_names"),
-            *("average_tokens_across_devices", "include_num_input_tokens_seen", "length_column_name"),
-        ),
+        flags="eval_steps eval_delay eval_accumulation_steps include_for_metrics load_best_model_at_end "
+        "per_device_eval_batch_size metric_for_best_model greater_is_better label_names average_tokens_across_devices "
+        "include_num_input_tokens_seen length_column_name",
     ),
     FlagGroup(
         verdict=_ONLY,
         methods=(_GRPO, _RLOO),
         why="rewards have names in these metrics, and a rehearsal has stand-ins for reward functions",
-        names=("metric_for_best_model",),
+        flags="metric_for_best_model",
     ),
     FlagGroup(
         verdict=_IDLE,
         methods=_WITH_OWN_LOSS,  # their compute_loss never asks trainer.label_smoother
         why="this trainer has a loss of its own, which smooths no labels (DPO: --label_smoothing)",
-        names=("label_smoothing_factor",),
+        flags="label_smoothing_factor",
     ),
     FlagGroup(
         verdict=_IDLE,
         methods=(_GRPO, _RLOO, _DISTILLATION),  # trl/trainer/grpo_trainer.py: _get_train_sampler
         why="this trainer draws prompts by a sampler of its own; --shuffle_dataset says whether they are shuffled",
-        names=("train_sampling_strategy", "length_column_name"),
+        flags="train_sampling_strategy length_column_name",
     ),
     FlagGroup(
         verdict=_IDLE,
         methods=(_PPO,),  # trl/experimental/ppo/ppo_trainer.py: train is a loop of its own
         why="TRL's PPO has a loop of its own, which does not know it",
-        names=(
-            *("train_sampling_strategy", "length_column_name", "neftune_noise_alpha", "torch_empty_cache_steps"),
-            *("torch_compile", "torch_compile_backend", "torch_compile_mode", "use_liger_kernel"),
-            *("liger_kernel_config", "load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
-            *("eval_steps", "eval_delay", "eval_on_start", "eval_accumulation_steps", "include_for_metrics"),
-            *("average_tokens_across_devices", "include_num_input_tokens_seen"),
-            *("remove_unused_columns", "label_names", "accelerator_config", "use_cache"),
-            *("dataloader_num_workers", "dataloader_prefetch_factor", "dataloader_persistent_workers"),
-            *("dataloader_multiprocessing_context", "dataloader_in_order", "dataloader_drop_last"),
-            "dataloader_pin_memory",
-        ),
+        flags="train_sampling_strategy length_column_name neftune_noise_alpha torch_empty_cache_steps torch_compile "
+        "torch_compile_backend torch_compile_mode use_liger_kernel liger_kernel_config load_best_model_at_end "
+        "metric_for_best_model greater_is_better eval_steps eval_delay eval_on_start eval_accumulation_steps "
+        "include_for_metrics average_tokens_across_devices include_num_input_tokens_seen remove_unused_columns "
+        "label_names accelerator_config use_cache dataloader_num_workers dataloader_prefetch_factor "
+        "dataloader_persistent_workers dataloader_multiprocessing_context dataloader_in_order dataloader_drop_last "
+        "dataloader_pin_memory",
     ),
     FlagGroup(
         verdict=_IDLE,
         methods=(_PPO,),  # ppo_trainer.py: __init__ computes them
         why="TRL computes it from --per_device_train_batch_size, --gradient_accumulation_steps and the processes",
-        names=(
-            *("world_size", "num_total_batches", "micro_batch_size", "local_batch_size", "batch_size"),
-            *("local_mini_batch_size", "mini_batch_size"),
-        ),
+        flags="world_size num_total_batches micro_batch_size local_batch_size batch_size local_mini_batch_size "
+        "mini_batch_size",
     ),
     FlagGroup(
         verdict=_IDLE,
         methods=(_PPO,),  # read by TRL's example script alone
         why="the policy is --model",
-        names=("sft_model_path",),
+        flags="sft_model_path",
     ),
 )
 
