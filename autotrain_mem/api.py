@@ -20,7 +20,7 @@ from autotrain_mem.machine.choose import choose, several, training_device
 from autotrain_mem.machine.detect import VISIBLE, detect
 from autotrain_mem.machine.doctor import examine_machine
 from autotrain_mem.planning.accelerate_config import with_accelerate
-from autotrain_mem.planning.compare_cards import compare_cards
+from autotrain_mem.planning.compare_cards import check_size, combinations, compare_cards, estimate_all
 from autotrain_mem.planning.follow_plan import check_subject, follow_plan
 from autotrain_mem.planning.lengths import (
     OnCounting,
@@ -37,7 +37,6 @@ from autotrain_mem.planning.predictions import Predictions, judge_trace
 from autotrain_mem.planning.preflight import check_preflight, check_room, examine
 from autotrain_mem.planning.rehearsals import Rehearsals
 from autotrain_mem.planning.request import PlanHints, rehearsals_for, resumed, with_plan
-from autotrain_mem.planning.sweep import check_size, combinations, estimate_all
 from autotrain_mem.planning.wish import Wish, check_launch
 from autotrain_mem.report.page.content import page_of
 from autotrain_mem.report.snapshot_file import write_snapshot

@@ -10,8 +10,7 @@ from typing import Any
 from autotrain_mem.checks import table
 from autotrain_mem.checks.flag_checks import Flags
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.settings.trl_flags import TrlFlags
-from autotrain_mem.settings.trl_parser import actions_of, flags_of, read_given, unknown_names
+from autotrain_mem.settings.trl_parser import TrlFlags, actions_of, flags_of, read_given, unknown_names
 from autotrain_mem.settings.words import MOST, SAME_ARGUMENT
 from autotrain_mem.support.errors import MissingExtraError
 from autotrain_mem.types import Knobs

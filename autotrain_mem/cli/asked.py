@@ -78,7 +78,7 @@ def _say(line: str) -> None:
 
 
 def _help(method: str, prog: str) -> int:
-    from autotrain_mem.settings.trl_flags import kept_flags  # a typo in a flag of ours is told before it is imported
+    from autotrain_mem.settings.trl_parser import kept_flags  # a typo in a flag of ours is told before it is imported
 
     table = kept_flags(Store(cache_folder()), method)
     if table is None:

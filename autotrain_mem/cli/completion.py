@@ -19,7 +19,7 @@ import argcomplete
 from argcomplete.shell_integration import shellcode
 
 from autotrain_mem.cli import flags
-from autotrain_mem.settings.trl_flags import kept_flags, kept_names
+from autotrain_mem.settings.trl_parser import kept_flags, kept_names
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.support.yaml_files import recipes

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from autotrain_mem.cli.run_flags import underscored
 from autotrain_mem.exports.tools import EXPORTERS
 from autotrain_mem.planning.accelerate_config import with_accelerate
-from autotrain_mem.planning.peft_config import with_peft_config
+from autotrain_mem.planning.request import with_peft_config
 from autotrain_mem.planning.wish import Wish
 from autotrain_mem.run.several_machines import shared_words
 from autotrain_mem.settings.declaration import ESTIMATE, PLAN, TRAIN, Group, Setting, setting, settings_of

@@ -134,7 +134,7 @@ def autofit_of(asked: AutoFit, filled: AutoFit, plan: Plan) -> AutoFit:
     )
 
 
-def arguments_of(plan: Plan, autofit: AutoFit) -> dict[str, Any]:
+def arguments_over(plan: Plan, autofit: AutoFit) -> dict[str, Any]:
     """The plan's arguments of TRL's without the split of the batch: the rows at once stay where they divide it."""
     processes = sum(autofit.gpu_counts[:1]) * (autofit.nodes or 1) // autofit.token_shards or 1
     arguments = dict(plan.job.trl_arguments)

@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from autotrain_mem.machine.choose import choose
 from autotrain_mem.machine.prices import prices
 from autotrain_mem.planning.accelerate_config import launch_warnings, with_accelerate
-from autotrain_mem.planning.for_processes import arguments_of, autofit_of, for_processes, is_shared_otherwise
+from autotrain_mem.planning.for_processes import arguments_over, autofit_of, for_processes, is_shared_otherwise
 from autotrain_mem.planning.kept_answers import parsed
 from autotrain_mem.planning.output_dir import RESUME
-from autotrain_mem.planning.peft_config import with_peft_config
 from autotrain_mem.planning.rehearsals import Rehearsals
 from autotrain_mem.planning.vllm_server import gpus_served_here
 from autotrain_mem.planning.wish import Wish, check_launch, no_model
+from autotrain_mem.settings.adapter_config import (
+    PEFT_CONFIG,
+    SAID,
+    arguments_of,
+    canonical,
+    kind_of,
+    needs_data_first,
+    why_not_quantized,
+)
+from autotrain_mem.settings.knobs import BASE_BITS
+from autotrain_mem.settings.words import CHECKPOINTING, RECOMPUTES
 from autotrain_mem.support.errors import PlanFileError, UsageError
 from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.types import Job, Plan
 from autotrain_mem.types.autofit import AutoFit
 from autotrain_mem.types.plan_file import PLAN_NAME
 from autotrain_mem.worker.pool import Workers
+
+if TYPE_CHECKING:
+    from autotrain_mem.planning.wish import Wish
+
 
 _MODEL_NAMES = ("model", "model_name_or_path")
 _DATASET_NAMES = ("dataset", "dataset_name", "datasets")
@@ -106,7 +122,7 @@ def with_plan(wish: Wish, hints: PlanHints, warn: Callable[[str], None], *, to_t
     autofit, arguments = wish.autofit.over(plan, here=to_train and not wish.simulate), dict(job.trl_arguments)
     if is_shared_otherwise(wish.autofit, plan):
         autofit = autofit_of(wish.autofit, autofit, plan)
-        arguments = arguments_of(plan, autofit)
+        arguments = arguments_over(plan, autofit)
     return replace(
         wish,
         plan=plan,
@@ -191,3 +207,78 @@ def _one(autofit: AutoFit) -> int | None:
             hint="Only autofit plan METHOD --gpu NAME compares numbers of GPUs; give --gpus one here.",
         )
     return counts[0] if counts else None
+
+
+# -- a config of PEFT's own --------------------------------------------------------------------------------------------
+
+FLAG = f"--{PEFT_CONFIG}"
+FILE = "adapter_config.json"
+"""``peft/utils/constants.py: CONFIG_NAME``."""
+
+
+def with_peft_config(wish: Wish) -> Wish:
+    """The wish with its config of PEFT's read, so that a plan holds what it says and not where it was.
+
+    It may be asked for twice, as of the point of a sweep.
+
+    Raises:
+        UsageError: the config cannot be read, or contradicts flags; all that does.
+    """
+    given = wish.autofit.peft_config
+    if given is None:
+        return wish
+    text = canonical(_content(given))
+    if problems := [*_problems(wish, text)]:
+        reasons, cures = zip(*problems, strict=True)
+        raise UsageError(f"{'; '.join(reasons)}.", hint="\n".join(cures))
+    return replace(wish, autofit=replace(wish.autofit, peft_config=text))
+
+
+def _content(given: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
+    if isinstance(given, Mapping):
+        return given
+    text = str(given)
+    if not text.lstrip().startswith("{"):
+        text = _read(Path(text))
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{FLAG} {given} is no JSON: {error}.", hint=_WANTED) from error
+    if not isinstance(content, Mapping) or not isinstance(content.get("peft_type"), str):
+        raise UsageError(f"{FLAG} {given} names no peft_type, as every config of PEFT's does.", hint=_WANTED)
+    return content
+
+
+_WANTED = f"It takes the {FILE} that PEFT's save_pretrained writes, or the folder that holds it."
+
+
+def _read(path: Path) -> str:
+    file = path / FILE if path.is_dir() else path
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise UsageError(f"{FLAG} {path} cannot be read: {file}: {reason}.", hint=_WANTED) from error
+
+
+def _problems(wish: Wish, text: str) -> Iterator[tuple[str, str]]:
+    kind = kind_of(text)
+    if function := needs_data_first(text):
+        yield (
+            f"{FLAG}: its init_lora_weights needs peft's {function}, which no trainer calls",
+            "Call it in a script of yours, with a trainer of autotrain_mem; or remove init_lora_weights.",
+        )
+    if wish.names("use_peft") and not wish.argument("use_peft"):
+        yield f"--use_peft false and {FLAG} contradict each other", "Remove one."
+    if twice := [name for name in SAID[1:] if wish.names(name)]:
+        flags = ", ".join(f"--{name}" for name in twice)
+        yield f"{flags} and {FLAG} both say what the adapter is", f"Remove {flags}, or write it into the config."
+    why = why_not_quantized(text)
+    for name in BASE_BITS:
+        if why and wish.argument(name):
+            yield f"--{name} does not go with {kind}: {why}", f"Remove --{name}, or take LoRA."
+    if arguments_of(text).get(CHECKPOINTING) is False and any(map(wish.argument, RECOMPUTES)):
+        yield (
+            f"--gradient_checkpointing does not go with {kind}: a layer that is computed again has no prefix",
+            "Remove --gradient_checkpointing.",
+        )

@@ -18,8 +18,7 @@ from autotrain_mem.planning.output_dir import RESUME, check_output, check_weight
 from autotrain_mem.planning.vllm_server import gpus_served_here
 from autotrain_mem.planning.wish import Wish, check_launch, no_model
 from autotrain_mem.settings.knobs import alone_too
-from autotrain_mem.settings.trl_flags import kept_flags, kept_names
-from autotrain_mem.settings.trl_parser import parser_of, read_given
+from autotrain_mem.settings.trl_parser import kept_flags, kept_names, parser_of, read_given
 from autotrain_mem.support.errors import AutofitError, PlanFileError, UsageError
 from autotrain_mem.support.sources import (
     check_cached,

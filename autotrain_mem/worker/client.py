@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from autotrain_mem.settings.trl_flags import TrlFlags
+from autotrain_mem.settings.trl_parser import TrlFlags
 from autotrain_mem.support import codec, errors
 from autotrain_mem.support.errors import WorkerDiedError, WorkerTimeoutError
 from autotrain_mem.support.processes import Child, ChildDied, ChildTimeout

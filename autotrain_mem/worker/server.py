@@ -21,7 +21,7 @@ from typing import Any, get_type_hints
 from unittest import mock
 
 from autotrain_mem.methods.row_lengths import OnProgress
-from autotrain_mem.settings.trl_flags import TrlFlags, keep_flags, kept_names
+from autotrain_mem.settings.trl_parser import TrlFlags, keep_flags, kept_names
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.processes import Channel

@@ -14,7 +14,7 @@ from autotrain_mem.cli import main
 from autotrain_mem.planning import for_processes, kept_answers
 from autotrain_mem.planning.kept_answers import answered, is_parsed, parsed
 from autotrain_mem.run import early
-from autotrain_mem.settings.trl_flags import TrlFlag, TrlFlags, keep_flags
+from autotrain_mem.settings.trl_parser import TrlFlag, TrlFlags, keep_flags
 from autotrain_mem.support.errors import AutofitError, ModelNotFoundError, UnknownGpuError, UsageError
 from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.types import Job

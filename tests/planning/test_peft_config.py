@@ -8,7 +8,7 @@ import pytest
 
 from autotrain_mem.checks.flag_checks import Flags, adapter
 from autotrain_mem.exports.tools import check
-from autotrain_mem.planning.peft_config import with_peft_config
+from autotrain_mem.planning.request import with_peft_config
 from autotrain_mem.planning.wish import Wish
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types.autofit import AutoFit
