@@ -20,7 +20,7 @@ from autotrain_mem.machine.choose import choose, several, training_device
 from autotrain_mem.machine.detect import VISIBLE, detect
 from autotrain_mem.machine.doctor import examine_machine
 from autotrain_mem.planning.accelerate_config import with_accelerate
-from autotrain_mem.planning.compare_cards import check_size, combinations, compare_cards, estimate_all
+from autotrain_mem.planning.comparisons import check_size, combinations, compare_cards, estimate_all
 from autotrain_mem.planning.follow_plan import check_subject, follow_plan
 from autotrain_mem.planning.lengths import (
     OnCounting,

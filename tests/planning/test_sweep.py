@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotrain_mem.planning.compare_cards import estimate_all
+from autotrain_mem.planning.comparisons import estimate_all
 from autotrain_mem.support.errors import (
     BatchSplitError,
     ContextLengthError,

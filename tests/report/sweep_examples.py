@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from report_examples import CHOSEN, RTX3060, V100, estimate
 
-from autotrain_mem.planning.compare_cards import combinations
+from autotrain_mem.planning.comparisons import combinations
 from autotrain_mem.report.sweep_view import sweep_view
 from autotrain_mem.support.errors import AutofitError, BatchSplitError, ContextLengthError, UsageError
 from autotrain_mem.types import Estimate

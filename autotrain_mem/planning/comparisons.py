@@ -1,8 +1,13 @@
-"""One job planned for many cards, whose kernels are mostly the same: what was rehearsed for one serves the others."""
+"""Compares: one job planned for many cards, and every combination of a few settings, estimated exactly as given.
+
+The kernels of cards are mostly the same: what was rehearsed for one serves the others.
+
+Example of a sweep: ``max_length`` 4 and 32 with 1, 2 and 4 rows are six points, (4, 1), (4, 2), (4, 4), (32, 1), (32,
+2), (32, 4).
+"""
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -154,7 +159,7 @@ def estimate_all(
         return point
 
     pairs = zip(combinations(axes), asked, strict=True)
-    points = workers.map([functools.partial(call, settings, one) for settings, one in pairs])
+    points = workers.map([partial(call, settings, one) for settings, one in pairs])
     sweep, first = Sweep(axes=tuple(axes), points=tuple(points)), points[0].refusal
     if first is not None and not sweep.estimates:
         raise first
