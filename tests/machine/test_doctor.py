@@ -3,11 +3,12 @@
 import json
 import re
 import tomllib
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
-import huggingface_hub
 import pytest
 import requests
 
@@ -19,7 +20,6 @@ from autotrain_mem.machine.doctor import Library
 from autotrain_mem.report.machine_view import private_free, summary
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.support.versions import TESTED, untested, version_of
-from autotrain_mem.types import Hardware
 from autotrain_mem.types.findings import Condition, Health, Soundness
 
 ROOT = Path(__file__).parent.parent.parent
@@ -31,172 +31,156 @@ LIBRARIES = {
     "torch": TORCH,
 }
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "LD_LIBRARY_PATH")
-
-
-@dataclass
-class Machine:
-    """What the doctor sees; a good machine until a test changes something."""
-
-    driver: tuple[str, int | None, str] = ("580.65.06", 13, "")
-    cards: tuple[Hardware, ...] = (CARD,)
-    libraries: dict[str, Library] = field(default_factory=lambda: dict(LIBRARIES))
-    unplanned: str = ""
-    release: str = "6.8.0"
-    paths: tuple[str, ...] = ("/dev/nvidia0", "Python.h")
-    encoding: str = "utf-8"
-    compiler: str | None = "/usr/bin/gcc"
-    missing: tuple[tuple[str, str], ...] = ()
-    disk_bytes: int = 500 * GIB
-    shared_bytes: int = 8 * GIB
-    writable: bool = True
-    token: str | None = "hf_x"
-    hub_status: int | None = 200
-
-    def get(self, *args: object, **keywords: object) -> SimpleNamespace:
-        if self.hub_status is None:
-            raise requests.ConnectTimeout
-        return SimpleNamespace(ok=self.hub_status < 400, status_code=self.hub_status)
+GOOD: dict[str, Any] = {
+    "driver": ("580.65.06", 13, ""),
+    "cards": (CARD,),
+    "unplanned": "",
+    "release": "6.8.0",
+    "paths": ("/dev/nvidia0", "Python.h"),
+    "encoding": "utf-8",
+    "compiler": "/usr/bin/gcc",
+    "missing": (),
+    "disk_bytes": 500 * GIB,
+    "shared_bytes": 8 * GIB,
+    "is_writable": True,
+    "is_offline": False,
+    "token": "hf_x",
+    "hub": 200,
+}
+Examine = Callable[..., Health]
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    it = Machine()
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    here = "autotrain_mem.machine.doctor"
-    for target, stub in {
-        f"{here}.nvidia_driver": lambda: it.driver,
-        f"{here}.detect": lambda: it.cards,
-        f"{here}.others_on": lambda card: (),
-        f"{here}.unplanned_gpus": lambda: it.unplanned,
-        f"{here}.missing_to_compile": lambda environment: it.missing,
-        f"{here}.installed_versions": lambda names: {name: it.libraries[name].version for name in names},
-        f"{here}._library": lambda name, version: it.libraries[name],
-        "locale.getpreferredencoding": lambda convert=True: it.encoding,
-        "platform.release": lambda: it.release,
-        "shutil.which": lambda name: it.compiler,
-        "shutil.disk_usage": lambda path: SimpleNamespace(free=it.disk_bytes, total=it.shared_bytes),
-        "os.path.exists": lambda path: any(str(path).endswith(each) for each in it.paths),
-        "os.access": lambda path, mode: it.writable,
-        "requests.get": it.get,
-        "huggingface_hub.get_token": lambda: it.token,
-        "huggingface_hub.constants.HF_HUB_OFFLINE": False,
-    }.items():
-        monkeypatch.setattr(target, stub)
-    return it
+def examine(monkeypatch: pytest.MonkeyPatch) -> Examine:
+    """Examines a good machine with these changes: facts, variables in capitals, and packages by name."""
 
+    def run(changes: Mapping[str, Any] = {}) -> Health:  # nobody writes to it
+        facts = GOOD | {name: value for name, value in changes.items() if name in GOOD}
+        libraries = LIBRARIES | {name: value for name, value in changes.items() if name in LIBRARIES}
 
-def changed(machine: Machine, changes: dict[str, object], library: dict[str, Library] | None = None) -> Health:
-    for name, value in changes.items():
-        setattr(machine, name, value)
-    machine.libraries |= library or {}
-    return doctor.examine_machine()
+        def get(*args: object, **keywords: object) -> SimpleNamespace:
+            if facts["hub"] is None:
+                raise requests.ConnectTimeout
+            return SimpleNamespace(ok=facts["hub"] < 400, status_code=facts["hub"])
+
+        for name in VARIABLES:
+            monkeypatch.delenv(name, raising=False)
+        for name in filter(str.isupper, changes):
+            monkeypatch.setenv(name, changes[name])
+        here = "autotrain_mem.machine.doctor"
+        for target, stub in {
+            f"{here}.nvidia_driver": lambda: facts["driver"],
+            f"{here}.detect": lambda: facts["cards"],
+            f"{here}.others_on": lambda card: (),
+            f"{here}.unplanned_gpus": lambda: facts["unplanned"],
+            f"{here}.missing_to_compile": lambda environment: facts["missing"],
+            f"{here}.installed_versions": lambda names: {name: libraries[name].version for name in names},
+            f"{here}._library": lambda name, version: libraries[name],
+            "locale.getpreferredencoding": lambda convert=True: facts["encoding"],
+            "platform.release": lambda: facts["release"],
+            "shutil.which": lambda name: facts["compiler"],
+            "shutil.disk_usage": lambda path: SimpleNamespace(free=facts["disk_bytes"], total=facts["shared_bytes"]),
+            "os.path.exists": lambda path: any(str(path).endswith(each) for each in facts["paths"]),
+            "os.access": lambda path, mode: facts["is_writable"],
+            "requests.get": get,
+            "huggingface_hub.get_token": lambda: facts["token"],
+            "huggingface_hub.constants.HF_HUB_OFFLINE": facts["is_offline"],
+        }.items():
+            monkeypatch.setattr(target, stub)
+        return doctor.examine_machine()
+
+    return run
 
 
 def only(health: Health) -> list[Condition]:
     return [finding for finding in health.findings if finding.state is not Soundness.OK]
 
 
-def test_a_good_machine_has_nothing_broken(machine: Machine) -> None:
-    health = doctor.examine_machine()
+def test_a_good_machine_has_nothing_broken(examine: Examine) -> None:
+    health = examine()
     assert health.trains
     assert {finding.name for finding in only(health)} == {"flash-attn", "liger-kernel", "vllm"}
     assert summary(health).startswith("Everything works")
 
 
-def test_a_torch_that_is_built_for_others_gpus_is_named_as_one_that_nothing_is_planned_for(machine: Machine) -> None:
-    health = changed(machine, {"driver": ("", None, ""), "cards": (), "unplanned": "AMD's GPUs (ROCm)"})
-    finding = next(each for each in health.findings if each.name == "driver")
-    assert finding.text.startswith("torch is built for AMD's GPUs (ROCm): not planned for")
-    assert (finding.state, health.trains) == (Soundness.NOTE, False)
-
-
-NO_DRIVER = {"driver": ("", None, "driver mismatch"), "cards": ()}
+NO_DRIVER: dict[str, Any] = {"driver": ("", None, "driver mismatch"), "cards": ()}
+BROKEN_BITSANDBYTES = Library(version="0.50.2", error="signal 11")
 
 
 @pytest.mark.parametrize(
-    ("changes", "library", "name", "says", "fix"),
+    ("changes", "name", "says", "fix"),
     [
-        (NO_DRIVER, {}, "driver", "driver mismatch", "Reboot"),
-        (NO_DRIVER | {"release": "5.15-microsoft", "paths": ()}, {}, "driver", "WSL", "wsl --update"),
-        ({"cards": ()}, {}, "cards", "lists no card", "nvidia-smi"),
-        ({}, {"torch": Library()}, "torch", "not installed", "pip install torch"),
-        ({}, {"torch": replace(TORCH, error="no libcudart")}, "torch", "no libcudart", "--force-reinstall"),
-        ({}, {"torch": replace(TORCH, problem="no kernel", fix="whl/cu126")}, "torch", "no kernel", "whl/cu126"),
-        ({}, {"bitsandbytes": Library(version="0.50.2", error="signal 11")}, "bitsandbytes", "signal 11", "pip"),
-        ({}, {"trl": Library(version="1.9.2")}, "trl", "older than 1.12", "trl>=1.12"),
-        ({}, {"flash-attn": Library(version="2.8", error="undefined symbol")}, "flash-attn", "symbol", "pip"),
-        ({"hub_status": 401}, {}, "token", "401", "hf auth login"),
-        ({"encoding": "ANSI_X3.4-1968"}, {}, "locale", "not UTF-8", "LANG=C.UTF-8"),
+        (NO_DRIVER, "driver", "driver mismatch", "Reboot"),
+        (NO_DRIVER | {"release": "5.15-microsoft", "paths": ()}, "driver", "WSL", "wsl --update"),
+        ({"cards": (), "CUDA_VISIBLE_DEVICES": ""}, "cards", "hides", "unset CUDA_VISIBLE_DEVICES"),
+        ({"cards": ()}, "cards", "lists no card", "nvidia-smi"),
+        ({"torch": Library()}, "torch", "not installed", "pip install torch"),
+        ({"torch": replace(TORCH, error="no libcudart")}, "torch", "no libcudart", "--force-reinstall"),
+        ({"torch": replace(TORCH, problem="no kernel", fix="whl/cu126")}, "torch", "no kernel", "whl/cu126"),
+        ({"bitsandbytes": BROKEN_BITSANDBYTES}, "bitsandbytes", "signal 11", "pip"),
+        ({"trl": Library(version="1.9.2")}, "trl", "older than 1.12", "trl>=1.12"),
+        ({"flash-attn": Library(version="2.8", error="undefined symbol")}, "flash-attn", "symbol", "pip"),
+        ({"hub": 401}, "token", "401", "hf auth login"),
+        ({"encoding": "ANSI_X3.4-1968"}, "locale", "not UTF-8", "LANG=C.UTF-8"),
+        ({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, "allocator", "many times slower", "unset"),
     ],
 )
 def test_what_is_broken_is_said_with_its_cure(
-    machine: Machine, changes: dict[str, object], library: dict[str, Library], name: str, says: str, fix: str
+    examine: Examine, changes: dict[str, Any], name: str, says: str, fix: str
 ) -> None:
-    health = changed(machine, changes, library)
+    health = examine(changes)
     (broken,) = (finding for finding in health.findings if finding.state is Soundness.BROKEN)
     assert (broken.name, says in broken.text, fix in broken.fix) == (name, True, True), broken
     assert not health.trains
     assert "1 thing does not work" in summary(health)
 
 
-def test_hidden_cards_a_cache_that_is_switched_off_and_folders_that_nobody_may_write_are_broken(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
-    monkeypatch.setenv("AUTOFIT_CACHE", "/kept")
-    health = changed(machine, {"cards": (), "writable": False})
-    fixes = {each.name: each.fix for each in health.findings if each.state is Soundness.BROKEN}
-    assert fixes == {
-        "cards": "unset CUDA_VISIBLE_DEVICES",
-        "allocator": "unset PYTORCH_NO_CUDA_MEMORY_CACHING",
+def test_folders_that_nobody_may_write_to_are_broken(examine: Examine) -> None:
+    health = examine({"is_writable": False, "AUTOFIT_CACHE": "/kept"})
+    assert {each.name: each.fix for each in health.findings if each.state is Soundness.BROKEN} == {
         **{name: f"export {name}=FOLDER" for name in ("HF_HOME", "AUTOFIT_CACHE", "TMPDIR")},
         "this folder": "Change to a folder of your own.",
     }
 
 
 @pytest.mark.parametrize(
-    ("changes", "name"),
+    ("changes", "name", "says"),
     [
-        ({"token": None}, "Hugging Face Hub"),
-        ({"hub_status": None}, "Hugging Face Hub"),
-        ({"hub_status": 503}, "Hugging Face Hub"),
-        ({"shared_bytes": 64 * MIB}, "/dev/shm"),
-        ({"release": "5.15-microsoft"}, "WSL"),
-        ({"compiler": None}, "compiler"),
-        ({"paths": ("/dev/nvidia0",)}, "compiler"),
-        ({"missing": (("no ninja", "pip install ninja"),)}, "DeepSpeed"),
-        ({"cards": (replace(CARD, name="rtx9090"),)}, "rtx9090"),
-        ({"disk_bytes": 1 * GIB}, "HF_HOME"),
+        ({"token": None}, "Hugging Face Hub", "without a token"),
+        ({"hub": None}, "Hugging Face Hub", "ConnectTimeout"),
+        ({"hub": 503}, "Hugging Face Hub", "status 503"),
+        ({"is_offline": True, "HF_HUB_OFFLINE": "1"}, "Hugging Face Hub", "HF_HUB_OFFLINE forbids it"),
+        ({"shared_bytes": 64 * MIB}, "/dev/shm", "64.0 MiB"),
+        ({"release": "5.15-microsoft"}, "WSL", "half of the host's memory"),
+        ({"compiler": None}, "compiler", "no C compiler"),
+        ({"paths": ("/dev/nvidia0",)}, "compiler", "Python.h"),
+        ({"missing": (("no ninja", "pip install ninja"),)}, "DeepSpeed", "no ninja"),
+        ({"cards": (replace(CARD, name="rtx9090"),)}, "rtx9090", "not in the catalog"),
+        ({"disk_bytes": 1 * GIB}, "HF_HOME", "too little"),
+        ({"CUDA_LAUNCH_BLOCKING": "1"}, "CUDA", "every step slower"),
+        ({"LD_LIBRARY_PATH": "/usr/local/cuda-12.4/lib64"}, "CUDA", "in place of torch's"),
+        ({"peft": Library(version="9.0")}, "peft", "newer than"),
     ],
 )
-def test_what_is_odd_is_noted_and_breaks_nothing(machine: Machine, changes: dict[str, object], name: str) -> None:
-    health = changed(machine, changes, {"deepspeed": Library(version="0.19.8")})
-    assert name in {finding.name for finding in only(health)}
-    assert health.trains
-
-
-def test_variables_that_slow_or_confuse_torch_and_a_hub_that_may_not_be_asked_are_noted(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+def test_what_is_odd_is_noted_and_breaks_nothing(
+    examine: Examine, changes: dict[str, Any], name: str, says: str
 ) -> None:
-    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
-    monkeypatch.setenv("LD_LIBRARY_PATH", "/usr/local/cuda-12.4/lib64")
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    health = doctor.examine_machine()
-    noted = [(each.name, each.text.split()[0]) for each in only(health) if each.area in ("hub", "system")]
-    assert noted == [
-        ("Hugging Face Hub", "not"),
-        ("CUDA", "CUDA_LAUNCH_BLOCKING=1"),
-        ("CUDA", "LD_LIBRARY_PATH"),
-    ]
+    health = examine({"deepspeed": Library(version="0.19.8"), **changes})
+    assert [says in finding.text for finding in only(health) if finding.name == name] == [True]
     assert health.trains
 
 
-def test_a_machine_without_a_gpu_is_told_what_works_there(machine: Machine) -> None:
-    torch = {"torch": replace(TORCH, problem="Found no NVIDIA driver")}
-    health = changed(machine, NO_DRIVER | {"paths": ("/.dockerenv",)}, torch)
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"paths": ("/.dockerenv",), "torch": replace(TORCH, problem="Found no NVIDIA driver")}, "this container has"),
+        ({"unplanned": "AMD's GPUs (ROCm)"}, "torch is built for AMD's GPUs (ROCm): not planned for"),
+    ],
+)
+def test_a_machine_without_a_gpu_is_told_what_works_there(examine: Examine, changes: dict[str, Any], says: str) -> None:
+    health = examine(NO_DRIVER | changes)
+    finding = next(each for each in health.findings if each.name == "driver")
+    assert (finding.state, finding.text.startswith(says)) == (Soundness.NOTE, True)
     assert (health.broken, health.trains) == (0, False)
     assert "--simulate" in summary(health)
 
@@ -215,14 +199,12 @@ def test_what_was_tested_is_what_the_project_declares_and_its_suite_installs() -
     assert version_of(newest_trl)[:2] == TESTED["trl"][1]
 
 
-def test_other_versions_than_the_tested_are_said_and_missing_ones_are_not(machine: Machine) -> None:
+def test_other_versions_than_the_tested_are_said_and_missing_ones_are_not() -> None:
     assert untested({name: ".".join(map(str, newest)) for name, (_, newest) in TESTED.items()}) == []
     (newer,) = untested({"torch": "3.0.1+cu140", "trl": None})
     assert newer.startswith("torch 3.0.1+cu140 is newer than ")
     (older,) = untested({"trl": "1.9.2"})
     assert "--upgrade 'trl>=1.12'" in older
-    health = changed(machine, {}, {"peft": Library(version="9.0")})
-    assert any("newer than" in finding.text for finding in only(health))
 
 
 @pytest.mark.parametrize(
@@ -243,17 +225,15 @@ def test_an_import_that_crashes_or_never_ends_is_reported(
 
 
 def test_the_command_ends_with_1_where_something_is_broken_and_a_paste_holds_no_names(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    examine: Examine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("AUTOFIT_CACHE", f"{tmp_path}/cache")
-    for encoding, code in (("utf-8", 0), ("latin-1", 1)):
-        machine.encoding = encoding
+    for encoding, code in (("latin-1", 1), ("utf-8", 0)):
+        examine({"encoding": encoding, "AUTOFIT_CACHE": f"{tmp_path}/cache"})
         assert main.run(["doctor", "--json"]) == code
         assert json.loads(capsys.readouterr().out)["broken"] == code
         assert main.run(["doctor"]) == code
         assert "rtx4090" in capsys.readouterr().out
-    machine.encoding = "utf-8"
     assert main.run(["doctor", "--issue"]) == 0
     shown = capsys.readouterr().out
     assert "~/cache" in shown
@@ -269,12 +249,10 @@ def test_the_command_ends_with_1_where_something_is_broken_and_a_paste_holds_no_
     ],
 )
 def test_of_both_names_of_the_allocators_variable_the_one_that_torch_does_not_read_is_to_be_unset(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, older: str, read: str, idle: str
+    examine: Examine, older: str, read: str, idle: str
 ) -> None:
     variables = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "PYTORCH_CUDA_ALLOC_CONF": older}
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    (finding,) = (each for each in only(doctor.examine_machine()) if each.name == "allocator")
+    (finding,) = (each for each in only(examine(variables)) if each.name == "allocator")
     assert finding.text == f"{read} and {idle} are both set: torch reads {read} alone"
     assert finding.fix == f"unset {idle}"
     counts = AllocatorSettings(max_split_bytes=64 * MIB) if older else AllocatorSettings(grows=True)
