@@ -8,19 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from autotrain_mem.report import formatting
-from autotrain_mem.report.layout import (
-    BAD,
-    GOOD,
-    QUIET,
-    Bar,
-    Indented,
-    add,
-    hanging,
-    scale_for,
-    section,
-    table,
-    title,
-)
+from autotrain_mem.report.layout import BAD, GOOD, QUIET, Bar, Indented, add, hanging, scale_for, section, table, title
 from autotrain_mem.settings.levers import pulled
 from autotrain_mem.support.units import amount, duration, format_bytes, rate
 from autotrain_mem.types import Knobs

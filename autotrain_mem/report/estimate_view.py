@@ -9,19 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotrain_mem.report import formatting
-from autotrain_mem.report.layout import (
-    BAD,
-    GOOD,
-    QUIET,
-    Bar,
-    Indented,
-    Scale,
-    add,
-    hanging,
-    scale_for,
-    section,
-    table,
-)
+from autotrain_mem.report.layout import BAD, GOOD, QUIET, Bar, Indented, Scale, add, hanging, scale_for, section, table
 from autotrain_mem.support.units import brief, counted, duration, format_bytes, percent
 from autotrain_mem.types import Estimate, Hardware, Owner
 from autotrain_mem.types.estimate import STEPS
@@ -51,17 +39,19 @@ def estimate_view(estimate: Estimate) -> RenderableType:
         *([hanging(f"base      {estimate.unquantized}")] if estimate.unquantized else []),
         *([hanging(f"experts   {estimate.routed}")] if estimate.routed else []),
         *on_host,
-        Text(),
-        sum_table(estimate),
-        *reserved_modes(estimate),
-        *over_steps(estimate),
-        *at_the_peak(estimate),
+        *memory_blocks(estimate),
         *not_counted(estimate),
     ]
     if estimate.hardware.origin == "detected":
         parts += [Text(), hanging(f"card      {estimate.hardware.source}")]
     parts += [Text(), Text(f"rehearsed in {duration(memory.rehearsal_seconds)}", style=QUIET)]
     return Indented(Group(*parts))
+
+
+def memory_blocks(estimate: Estimate) -> list[RenderableType]:
+    """The sum, what the allocator reserves beside it, and the phases and modules that hold most."""
+    total = section("where the memory goes, at the peak", sum_table(estimate), indent=0)
+    return [*total, *_reserved_modes(estimate), *_over_steps(estimate), *_at_the_peak(estimate)]
 
 
 def verdict(estimate: Estimate, how: str = "") -> Text:
@@ -71,7 +61,7 @@ def verdict(estimate: Estimate, how: str = "") -> Text:
     return Text.assemble((word, f"bold {style}"), (f" {estimate.hardware.name}{how}: {needs}", "bold"))
 
 
-def at_the_peak(estimate: Estimate) -> list[RenderableType]:
+def _at_the_peak(estimate: Estimate) -> list[RenderableType]:
     """Which phase needs how much and how long, as far as it takes time, and which modules need most."""
     phases, scale, time = estimate.memory.phases, scale_of(estimate), estimate.time
     is_known = formatting.has_speed(time)
@@ -182,7 +172,7 @@ def caches(hardware: Hardware) -> bool:
     return hardware.origin != "cpu"
 
 
-def reserved_modes(estimate: Estimate) -> list[RenderableType]:
+def _reserved_modes(estimate: Estimate) -> list[RenderableType]:
     """Both modes of the allocator side by side; nothing where there is none."""
     if not caches(estimate.hardware):
         return []
@@ -202,7 +192,7 @@ def reserved_modes(estimate: Estimate) -> list[RenderableType]:
     return section("peak reserved, by kind of segments; slack is what of it was not allocated then", grid)
 
 
-def over_steps(estimate: Estimate) -> list[RenderableType]:
+def _over_steps(estimate: Estimate) -> list[RenderableType]:
     """Shows what rows of every length make the allocator reserve over hours, in both modes and both orders."""
     mixed = estimate.memory.mixed_lengths
     if mixed is None or not caches(estimate.hardware):

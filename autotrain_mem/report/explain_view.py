@@ -9,23 +9,8 @@ from rich.text import Text
 
 from autotrain_mem.report import formatting
 from autotrain_mem.report.attempts import attempts_view
-from autotrain_mem.report.estimate_view import (
-    at_the_peak,
-    not_counted,
-    over_steps,
-    reserved_modes,
-    sum_table,
-)
-from autotrain_mem.report.layout import (
-    BAD,
-    LOUD,
-    QUIET,
-    Indented,
-    add,
-    section,
-    table,
-    title,
-)
+from autotrain_mem.report.estimate_view import memory_blocks, not_counted
+from autotrain_mem.report.layout import BAD, LOUD, QUIET, Indented, add, section, table, title
 from autotrain_mem.report.plan_view import (
     NOTES,
     changes,
@@ -66,11 +51,8 @@ def explain_view(plan: Plan) -> RenderableType:
         Indented(grid, 2),
         *section("settings", settings_table(plan)),
         *section("what binds", bounds),
-        *section("where the memory goes, at the peak", sum_table(estimate), indent=0),
-        *at_the_peak(estimate),
+        *memory_blocks(estimate),
         *sharing_view(plan),
-        *reserved_modes(estimate),
-        *over_steps(estimate),
         *attempts_view(plan),
         *changes(plan),
         *elsewhere(plan),

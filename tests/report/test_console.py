@@ -27,13 +27,7 @@ from autotrain_mem.report.explain_view import explain_view
 from autotrain_mem.report.layout import scale_for
 from autotrain_mem.report.machine_view import gpus_view
 from autotrain_mem.report.run_view import report_view
-from autotrain_mem.report.terminal import (
-    CardsProgress,
-    Console,
-    SearchProgress,
-    SweepProgress,
-    TrainingProgress,
-)
+from autotrain_mem.report.terminal import CardsProgress, Console, SearchProgress, SweepProgress, TrainingProgress
 from autotrain_mem.support.errors import TrainingError
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types import Counting, Estimate, Owner, ReservedByMode
