@@ -7,15 +7,11 @@ generation settings) is walked in seconds, without network or GPU.
 from __future__ import annotations
 
 import logging
-import secrets
-import shutil
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-from autotrain_mem.support.errors import OutputFolderError
 
 VOCABULARY_SIZE = 2048
 """Rows of the embedding. The tokenizer may need fewer; the size is fixed so that memory does not hang on the texts."""
@@ -41,21 +37,11 @@ CHAT_TEMPLATE = """\
 """
 """ChatML. What stands between the generation marks, the end of the turn included, counts for assistant_only_loss."""
 
-MODEL_CARD = """\
-# A tiny model with random weights
-
-Made by the autofit quickstart to try a training run without network or GPU. It knows nothing before it is trained.
-"""
-"""Also the mark by which a later build knows that it may replace the folder."""
-
 
 def build(folder: Path, texts: Iterable[str]) -> None:
     """Make a folder that ``AutoModelForCausalLM`` and ``AutoTokenizer`` load offline; the same texts, the same folder.
 
     About a million parameters, 4 MB in float32. ``texts`` train the tokenizer; a few hundred are enough.
-
-    Raises:
-        OutputFolderError: something stands there that no earlier build made.
     """
     from transformers import Qwen2Config  # seconds to import
 
@@ -114,29 +100,17 @@ def train_tokenizer(texts: Iterable[str]) -> Any:
 
 
 def write_model(folder: Path, config: Any, tokenizer: Any) -> None:
-    """Write a model of ``config`` with fixed random weights, and its tokenizer. The folder appears whole or not at all.
+    """Write a float32 model of ``config`` with fixed random weights, and its tokenizer. The caller's random state is
+    left as it was: only the CPU's generator is seeded."""
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig
 
-    Raises OutputFolderError: something stands there that no earlier build made.
-    """
-    card = folder / "README.md"
-    ours = card.is_file() and card.read_text(encoding="utf-8", errors="replace") == MODEL_CARD
-    empty = folder.is_dir() and not any(folder.iterdir())
-    if folder.exists() and not (ours or empty):
-        raise OutputFolderError(
-            f"{folder} exists and was not made by the quickstart, so it is not replaced.",
-            hint="Name another folder, or remove this one.",
-        )
-    unfinished = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
-    unfinished.mkdir(parents=True)
-    try:
-        tokenizer.save_pretrained(unfinished)
-        with quiet_libraries():
-            _random_model(config).save_pretrained(unfinished)
-        (unfinished / "README.md").write_text(MODEL_CARD, encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)
-        unfinished.rename(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    with quiet_libraries(), torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model.generation_config = GenerationConfig(do_sample=False, max_new_tokens=256, **special_token_ids())
+        tokenizer.save_pretrained(folder)
+        model.save_pretrained(folder)
 
 
 @contextmanager
@@ -155,15 +129,3 @@ def quiet_libraries() -> Iterator[None]:
         logging.disable(disabled)
         if shown:
             progress.enable_progress_bar()
-
-
-def _random_model(config: Any) -> Any:
-    """A float32 model on the CPU. The caller's random state is left as it was: only the CPU's generator is seeded."""
-    import torch
-    from transformers import AutoModelForCausalLM, GenerationConfig
-
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.generation_config = GenerationConfig(do_sample=False, max_new_tokens=256, **special_token_ids())
-    return model

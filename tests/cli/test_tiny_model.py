@@ -1,12 +1,10 @@
 import hashlib
-import shutil
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoProcessor, AutoTokenizer, GenerationConfig
 
 from autotrain_mem.cli import tiny_model, word_problems
-from autotrain_mem.support.errors import OutputFolderError
 
 ROWS = list(word_problems.problems(200, seed=0))
 STRANGE_TEXT = "Ünïcode,\n\n  tabs\tand 'll x=3,14 1234 \N{SNOWMAN} 日本語"
@@ -76,28 +74,6 @@ def test_the_assistants_words_and_the_end_of_its_turn_are_marked_for_the_loss(to
     assert prompt.endswith("<|im_start|>assistant\n")
 
 
-def test_a_folder_that_the_quickstart_did_not_make_is_not_replaced(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(OutputFolderError, match="not made by the quickstart"):
-        tiny_model.build(tmp_path, word_problems.texts(ROWS))
-    assert (tmp_path / "config.json").read_text() == "{}"
-
-
-def test_a_build_that_breaks_off_keeps_the_older_folder_and_a_whole_one_gives_the_same_bytes(
-    folder, tmp_path, monkeypatch
-):
-    path = tmp_path / "model"
-    shutil.copytree(folder, path)
-
-    def no_memory(config):
-        raise MemoryError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(tiny_model, "_random_model", no_memory)
-        with pytest.raises(MemoryError):
-            tiny_model.build(path, word_problems.texts(ROWS))
-    assert fingerprint(path) == fingerprint(folder)
-    (path / "config.json").unlink()
-    tiny_model.build(path, word_problems.texts(ROWS))
-    assert fingerprint(path) == fingerprint(folder), "the same texts, the same folder"
-    assert list(tmp_path.iterdir()) == [path]
+def test_the_same_texts_make_the_same_folder(folder, tmp_path):
+    tiny_model.build(tmp_path, word_problems.texts(ROWS))
+    assert fingerprint(tmp_path) == fingerprint(folder)
