@@ -113,27 +113,6 @@ def _now(card: Hardware) -> Hardware:
     return card if now_bytes is None else replace(card, free_bytes=now_bytes)
 
 
-@dataclass(slots=True)
-class _Course:
-    """How far the probes of one plan came."""
-
-    plan: Plan
-    predicted: Estimate
-    """For its settings, as no probe has corrected it."""
-    ways: ProbeBackend
-    on_event: OnEvent
-    experience: Experience
-    points: tuple[Point, ...] = ()
-    fitting: Plan | None = None
-    """The plan that fitted, once it was moved up."""
-    non_torch_bytes: int | None = None
-    """As measured."""
-
-    @property
-    def budget_bytes(self) -> int:
-        return self.predicted.budget_bytes
-
-
 def probed(
     rehearsals: Rehearsals, chosen: Plan, wish: Wish, folder: Path, on_event: OnEvent, machines: Machines | None
 ) -> Plan:
@@ -154,7 +133,7 @@ def probed(
     goes_on = resumes(job) and chosen.experience != Experience()
     if goes_on or not is_probed(job, device, vllm_share_bytes=rehearsals.vllm_share_bytes):
         return chosen
-    ways = ProbeBackend(
+    backend = ProbeBackend(
         rehearsals=rehearsals,
         device=device,
         simulate=wish.simulate,
@@ -162,7 +141,7 @@ def probed(
         workers=Workers,
         machines=machines,
     )
-    return confirmed(chosen, ways, on_event, may_move=wish.plan is None)
+    return confirmed(chosen, backend, on_event, may_move=wish.plan is None)
 
 
 def is_probed(job: Job, hardware: Hardware, *, vllm_share_bytes: int) -> bool:
@@ -175,7 +154,7 @@ def is_probed(job: Job, hardware: Hardware, *, vllm_share_bytes: int) -> bool:
 
 
 def confirmed(
-    chosen: Plan, ways: ProbeBackend, on_event: OnEvent = lambda event: None, *, may_move: bool = True
+    chosen: Plan, backend: ProbeBackend, on_event: OnEvent = lambda event: None, *, may_move: bool = True
 ) -> Plan:
     """The plan as a probe has shown it to fit; its experience holds every probe.
 
@@ -190,129 +169,145 @@ def confirmed(
     Raises:
         DoesNotFitError: nothing that is allowed fits, by what was measured.
     """
-    course = _Course(chosen, chosen.estimate, ways, on_event, chosen.experience)
-    _look(course, may_move=may_move)
-    known = [probe for probe in chosen.experience.probes if probe.fits and probe.knobs == course.plan.knobs]
-    if known and (known[-1].required_bytes or 0) <= course.budget_bytes:
-        return chosen
-    while True:
-        fits = _probe(course).fits
-        if fits and not (may_move and _has_room(course) and _moves_up(course)):
-            return replace(_as_measured(course), experience=course.experience)
-        if not fits and course.fitting is not None:
-            return replace(course.fitting, experience=course.experience)
-        if not fits:
-            if len(course.points) == MOST_PROBES or not may_move:
-                card, number = course.predicted.hardware.name, len(course.points)
-                several = f"{number} probes were made, and none of them fits"
+    return _Confirmation(chosen, chosen.estimate, backend, on_event, may_move, chosen.experience).confirmed()
+
+
+@dataclass(slots=True)
+class _Confirmation:
+    """The probes of one plan, and how far they came."""
+
+    plan: Plan
+    predicted: Estimate
+    """For its settings, as no probe has corrected it."""
+    backend: ProbeBackend
+    on_event: OnEvent
+    may_move: bool
+    experience: Experience
+    points: tuple[Point, ...] = ()
+    fitting: Plan | None = None
+    """The plan that fitted, once it was moved up."""
+    non_torch_bytes: int | None = None
+    """As measured."""
+
+    @property
+    def budget_bytes(self) -> int:
+        return self.predicted.budget_bytes
+
+    def confirmed(self) -> Plan:
+        chosen = self.plan
+        self._look()
+        known = [probe for probe in chosen.experience.probes if probe.fits and probe.knobs == self.plan.knobs]
+        if known and (known[-1].required_bytes or 0) <= self.budget_bytes:
+            return chosen
+        while True:
+            fits = self._probe().fits
+            if fits and not (self.may_move and self._has_room() and self._moves_up()):
+                return replace(self._as_measured(), experience=self.experience)
+            if not fits and self.fitting is not None:
+                return replace(self.fitting, experience=self.experience)
+            if not fits:
+                if len(self.points) == MOST_PROBES or not self.may_move:
+                    card, number = self.predicted.hardware.name, len(self.points)
+                    several = f"{number} probes were made, and none of them fits"
+                    raise DoesNotFitError(
+                        f"{self.plan.model} does not fit {card} when it is tried. "
+                        f"{several if number > 1 else 'A probe was made, and it did not fit'}.\n{self._measured()}",
+                        hint="--headroom SIZE  plan for less than there is, with more headroom\n"
+                        "--no_probe       train all the same",
+                    )
+                self._move()
+            self._look()
+
+    def _look(self) -> None:
+        """Who came to the card or left it since the plan was made counts: the budget is what is free now."""
+        planned_for, device = self.predicted.hardware, self.backend.look()
+        if abs(device.free_bytes - planned_for.free_bytes) <= STEADY_BYTES:
+            return
+        self.on_event({"event": "room", "before_bytes": planned_for.free_bytes, "now_bytes": device.free_bytes})
+        here = replace(planned_for, free_bytes=device.free_bytes)
+        budget_bytes = self.backend.budget_bytes(here)
+        self.predicted = replace(self.predicted, hardware=here, budget_bytes=budget_bytes)
+        estimate = replace(self.plan.estimate, hardware=here, budget_bytes=budget_bytes)
+        self.plan = replace(self.plan, estimate=estimate)
+        if not self.plan.estimate.fits:
+            if not self.may_move:
+                needed, free = self.plan.estimate.required_bytes, self.predicted.hardware.free_bytes
                 raise DoesNotFitError(
-                    f"{course.plan.model} does not fit {card} when it is tried. "
-                    f"{several if number > 1 else 'A probe was made, and it did not fit'}.\n{_measured(course)}",
-                    hint="--headroom SIZE  plan for less than there is, with more headroom\n"
-                    "--no_probe       train all the same",
+                    f"{self.plan.model} with the settings of its plan does not fit what is free of "
+                    f"{self.predicted.hardware.name} now: it needs {format_bytes(needed)}, and {format_bytes(free)} "
+                    "are free.",
+                    hint="End what else is on the card, or plan again without --plan.",
                 )
-            _move(course)
-        _look(course, may_move=may_move)
+            self._move()
 
+    def _probe(self) -> Probe:
+        self.on_event({"event": "probing", "knobs": codec.to_json(self.plan.knobs)})
+        probe = self.backend.probe(self.plan)
+        # What is reserved and what lies outside counts; where the latter is not known, as predicted.
+        outside_bytes = self.predicted.outside_bytes if probe.non_torch_bytes is None else probe.non_torch_bytes
+        held_bytes = 0 if probe.measured is None else probe.measured.peak_reserved_bytes + outside_bytes
+        probe = replace(probe, fits=probe.fits and held_bytes <= self.budget_bytes)
+        self.experience = self.experience.with_probe(probe)
+        self.points = (*self.points, Point(predicted=self.predicted, probe=probe))
+        self.non_torch_bytes = probe.non_torch_bytes if probe.non_torch_bytes is not None else self.non_torch_bytes
+        self.on_event(
+            {
+                "event": "probe",
+                "probe": codec.to_json(probe),
+                "predicted_bytes": self.plan.estimate.required_bytes,
+                "budget_bytes": self.budget_bytes,
+            }
+        )
+        return probe
 
-def _look(course: _Course, *, may_move: bool) -> None:
-    """Who came to the card or left it since the plan was made counts: the budget is what is free now."""
-    planned_for, device = course.predicted.hardware, course.ways.look()
-    if abs(device.free_bytes - planned_for.free_bytes) <= STEADY_BYTES:
-        return
-    course.on_event({"event": "room", "before_bytes": planned_for.free_bytes, "now_bytes": device.free_bytes})
-    here = replace(planned_for, free_bytes=device.free_bytes)
-    budget_bytes = course.ways.budget_bytes(here)
-    course.predicted = replace(course.predicted, hardware=here, budget_bytes=budget_bytes)
-    estimate = replace(course.plan.estimate, hardware=here, budget_bytes=budget_bytes)
-    course.plan = replace(course.plan, estimate=estimate)
-    if not course.plan.estimate.fits:
-        if not may_move:
-            needed, free = course.plan.estimate.required_bytes, course.predicted.hardware.free_bytes
-            raise DoesNotFitError(
-                f"{course.plan.model} with the settings of its plan does not fit what is free of "
-                f"{course.predicted.hardware.name} now: it needs {format_bytes(needed)}, and {format_bytes(free)} are "
-                "free.",
-                hint="End what else is on the card, or plan again without --plan.",
-            )
-        _move(course)
+    def _as_measured(self) -> Plan:
+        """Takes what was measured for the prediction, which holds the mistrust of probes that failed before."""
+        if all(point.probe.fits for point in self.points):
+            return self.plan
+        correction = corrected(self.points[-1:], self.budget_bytes)
+        memory = correction.of(self.predicted.memory, self.plan.knobs)
+        memory = replace(memory, mixed_lengths=self.plan.estimate.memory.mixed_lengths)
+        return replace(self.plan, estimate=replace(self.plan.estimate, memory=memory))
 
+    def _has_room(self) -> bool:
+        """False where another probe came before, or where the real rows are shorter than those planned for."""
+        (point, *others), probe = self.points, self.points[-1].probe
+        if others or probe.required_bytes is None or (probe.row_tokens or 0) < self.plan.row_tokens:
+            return False
+        return probe.required_bytes < (1 - ROOM_WORTH_A_MOVE) * point.predicted.required_bytes
 
-def _probe(course: _Course) -> Probe:
-    course.on_event({"event": "probing", "knobs": codec.to_json(course.plan.knobs)})
-    probe = course.ways.probe(course.plan)
-    # What is reserved and what lies outside counts; where the latter is not known, as predicted.
-    outside_bytes = course.predicted.outside_bytes if probe.non_torch_bytes is None else probe.non_torch_bytes
-    held_bytes = 0 if probe.measured is None else probe.measured.peak_reserved_bytes + outside_bytes
-    probe = replace(probe, fits=probe.fits and held_bytes <= course.budget_bytes)
-    course.experience = course.experience.with_probe(probe)
-    course.points = (*course.points, Point(predicted=course.predicted, probe=probe))
-    course.non_torch_bytes = probe.non_torch_bytes if probe.non_torch_bytes is not None else course.non_torch_bytes
-    course.on_event(
-        {
-            "event": "probe",
-            "probe": codec.to_json(probe),
-            "predicted_bytes": course.plan.estimate.required_bytes,
-            "budget_bytes": course.budget_bytes,
-        }
-    )
-    return probe
+    def _moves_up(self) -> bool:
+        """Whether there is something better by what was measured; the plan that fits is kept beside it."""
+        before = self.plan
+        better = self._planned()
+        if better.plan.knobs == before.knobs:
+            return False
+        self.fitting = before
+        self._take(better)
+        return True
 
+    def _move(self) -> None:
+        try:
+            self._take(self._planned())
+        except DoesNotFitError as error:
+            if not self.points:
+                raise
+            raise DoesNotFitError(f"{error.message}\n{self._measured()}", hint=error.hint) from error
 
-def _as_measured(course: _Course) -> Plan:
-    """Takes what was measured for the prediction, which holds the mistrust of probes that failed before."""
-    if all(point.probe.fits for point in course.points):
-        return course.plan
-    correction = corrected(course.points[-1:], course.budget_bytes)
-    memory = correction.of(course.predicted.memory, course.plan.knobs)
-    memory = replace(memory, mixed_lengths=course.plan.estimate.memory.mixed_lengths)
-    return replace(course.plan, estimate=replace(course.plan.estimate, memory=memory))
+    def _planned(self) -> Replanned:
+        correction = corrected(self.points, self.budget_bytes) if self.points else Correction()
+        hardware = self.predicted.hardware
+        if self.non_torch_bytes is not None:
+            hardware = replace(hardware, non_torch_bytes=self.non_torch_bytes, communicator_bytes=0)
+        return self.backend.planned(correction, hardware)
 
+    def _take(self, replanned: Replanned) -> None:
+        before = self.plan
+        self.plan = replace(replanned.plan, warnings=before.warnings)
+        self.predicted = replanned.predicted
+        self.on_event({"event": "replanned", "before": codec.to_json(before.knobs), "plan": codec.to_json(self.plan)})
 
-def _has_room(course: _Course) -> bool:
-    """Not where another probe came before, nor where the rows that there are were shorter than those planned for."""
-    (point, *others), probe = course.points, course.points[-1].probe
-    if others or probe.required_bytes is None or (probe.row_tokens or 0) < course.plan.row_tokens:
-        return False
-    return probe.required_bytes < (1 - ROOM_WORTH_A_MOVE) * point.predicted.required_bytes
-
-
-def _moves_up(course: _Course) -> bool:
-    """Whether there is something better by what was measured; the plan that fits is kept beside it."""
-    before = course.plan
-    better = _planned(course)
-    if better.plan.knobs == before.knobs:
-        return False
-    course.fitting = before
-    _take(course, better)
-    return True
-
-
-def _move(course: _Course) -> None:
-    try:
-        _take(course, _planned(course))
-    except DoesNotFitError as error:
-        if not course.points:
-            raise
-        raise DoesNotFitError(f"{error.message}\n{_measured(course)}", hint=error.hint) from error
-
-
-def _planned(course: _Course) -> Replanned:
-    correction = corrected(course.points, course.budget_bytes) if course.points else Correction()
-    hardware = course.predicted.hardware
-    if course.non_torch_bytes is not None:
-        hardware = replace(hardware, non_torch_bytes=course.non_torch_bytes, communicator_bytes=0)
-    return course.ways.planned(correction, hardware)
-
-
-def _take(course: _Course, replanned: Replanned) -> None:
-    before = course.plan
-    course.plan = replace(replanned.plan, warnings=before.warnings)
-    course.predicted = replanned.predicted
-    course.on_event({"event": "replanned", "before": codec.to_json(before.knobs), "plan": codec.to_json(course.plan)})
-
-
-def _measured(course: _Course) -> str:
-    points = ((point.probe, point.predicted) for point in course.points)
-    lines = (outcome(probe, predicted.required_bytes, predicted.budget_bytes) for probe, predicted in points)
-    return "\n".join(f"  probed {line}" for line in lines)
+    def _measured(self) -> str:
+        points = ((point.probe, point.predicted) for point in self.points)
+        lines = (outcome(probe, predicted.required_bytes, predicted.budget_bytes) for probe, predicted in points)
+        return "\n".join(f"  probed {line}" for line in lines)

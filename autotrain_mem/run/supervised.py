@@ -42,7 +42,7 @@ from autotrain_mem.training.exit_causes import Cause, Ending, Remedy, cause_of
 from autotrain_mem.training.machines.lead import Machines
 from autotrain_mem.training.rank_processes import Event
 from autotrain_mem.training.run_folder import LastRun, RunFolder, hold_folder
-from autotrain_mem.training.supervisor import Change, Stint, supervise
+from autotrain_mem.training.supervisor import Change, RunAttempt, supervise
 from autotrain_mem.training.task import Request
 from autotrain_mem.types import Hardware, Incident, Job, Knobs, Plan, Report
 from autotrain_mem.types.experience import Experience, Learned, Restart
@@ -113,7 +113,7 @@ class SupervisedRun:
         self.output.begin(LastRun(number=self._number, start=start, command=command))
         self.plan = as_begun(self.plan)
         write_json(self.folder / PLAN_NAME, codec.to_json(self.plan))
-        first = Stint(knobs=self.plan.knobs, learned=self.plan.experience.learned, checkpoint=checkpoint)
+        first = RunAttempt(knobs=self.plan.knobs, learned=self.plan.experience.learned, checkpoint=checkpoint)
         try:
             end = supervise(first, self, restarts=restarts, on_event=self.record)
         except BaseException as error:
@@ -133,20 +133,20 @@ class SupervisedRun:
 
     # -- what the supervisor asks for ---------------------------------------------------------------------------------
 
-    def train(self, stint: Stint, on_event: Callable[[Event], None]) -> Event | Ending:
+    def train(self, attempt: RunAttempt, on_event: Callable[[Event], None]) -> Event | Ending:
         job = self.rehearsals.job
-        resume_from = None if stint.resume_from is None else str(stint.resume_from)
+        resume_from = None if attempt.resume_from is None else str(attempt.resume_from)
         arguments: dict[str, Any] = {**without_wish(job.arguments), RESUME: resume_from}
         request = Request(
             task="train",
             job=replace(job, arguments=arguments),
-            knobs=stint.knobs,
+            knobs=attempt.knobs,
             hardware=self.device,
             simulate=self.simulate,
             output_dir=str(self.folder),
             run=self._number,
             folder=self.output.identity,
-            learned=stint.learned,
+            learned=attempt.learned,
             predicted=self.plan.estimate.memory.phases,
             predicted_reserved_bytes=self.plan.estimate.reserved_bytes,
             budget_bytes=max(0, self.plan.estimate.budget_bytes - self.plan.estimate.outside_bytes),
@@ -154,7 +154,7 @@ class SupervisedRun:
             levers=self.plan.levers,
             guarded=self.guarded,
         )
-        environment = process_environment(self.device, stint.knobs, job.environment, simulate=self.simulate)
+        environment = process_environment(self.device, attempt.knobs, job.environment, simulate=self.simulate)
         environment |= one_tracked_run(self._tracked, job.environment)
         log = self.folder / launch.LOG_NAME
         machines = self.machines

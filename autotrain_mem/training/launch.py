@@ -94,7 +94,7 @@ def _started(
                 names=_names(request, machines),
                 silent_seconds=request.silent_seconds,
                 keeps_open=keeps_open,
-                elsewhere=None if machines is None else machines.begin_stint(request.processes_here),
+                elsewhere=None if machines is None else machines.begin_attempt(request.processes_here),
             )
         except OSError as error:
             raise unwritable(log.parent, f"{pathlib.Path(error.filename or log).name}: {error.strerror}") from error

@@ -15,7 +15,7 @@ from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.host import host_memory, oom_kills
 from autotrain_mem.support.processes import GRACE_SECONDS, Child, ChildDied, ChildTimeout
 from autotrain_mem.training.exit_causes import Ending, blames_others
-from autotrain_mem.training.machines.lead import Elsewhere
+from autotrain_mem.training.machines.lead import StartRemote
 from autotrain_mem.training.machines.link import MachineGone, RemoteChild
 from autotrain_mem.training.pulses import Pulses
 from autotrain_mem.types.report import MemoryReading
@@ -78,7 +78,7 @@ class Ranks:
         names: Sequence[str],
         silent_seconds: float,
         keeps_open: Sequence[int] = (),
-        elsewhere: Elsewhere | None = None,
+        elsewhere: StartRemote | None = None,
     ) -> None:
         self.names = names
         self._pulses = Pulses(len(names), silent_seconds)

@@ -24,7 +24,7 @@ from autotrain_mem.types.experience import Restart
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stint:
+class RunAttempt:
     """One process's part of a run."""
 
     knobs: Knobs
@@ -54,7 +54,7 @@ class Change:
 class RunBackend(Protocol):
     """Does for the supervisor what it cannot do itself."""
 
-    def train(self, stint: Stint, on_event: Callable[[Event], None]) -> Event | Ending:
+    def train(self, attempt: RunAttempt, on_event: Callable[[Event], None]) -> Event | Ending:
         """Run a process to its end."""
 
     def newest(self, ending: Ending) -> Checkpoint | None:
@@ -71,7 +71,7 @@ class RunBackend(Protocol):
         """The error that tells best how the process ended: its own, or one that says more."""
 
 
-def supervise(first: Stint, ways: RunBackend, *, restarts: int, on_event: Callable[[Event], None]) -> Event:
+def supervise(first: RunAttempt, backend: RunBackend, *, restarts: int, on_event: Callable[[Event], None]) -> Event:
     """Train to the end; returns the ``end`` event of the last process.
 
     Args:
@@ -82,7 +82,7 @@ def supervise(first: Stint, ways: RunBackend, *, restarts: int, on_event: Callab
         AutofitError: what ended the last process; the hint says why there is no other, and what to go on from.
         InterruptedByUser: as :func:`launch.train`; also where Ctrl-C came while no process ran.
     """
-    stint, spent, before = first, 0, ("", 0)
+    attempt, spent, before = first, 0, ("", 0)
     learned = first.learned
 
     def follow(event: Event) -> None:
@@ -92,17 +92,17 @@ def supervise(first: Stint, ways: RunBackend, *, restarts: int, on_event: Callab
         on_event(event)
 
     while True:
-        ended = ways.train(stint, follow)
+        ended = backend.train(attempt, follow)
         if not isinstance(ended, Ending):
             return ended
         cause, newest = cause_of(ended), None
         is_repeated = before == (cause.name, ended.step)
         try:
-            newest = ways.newest(ended)
-            spent = 0 if newest is not None and newest.step > stint.began_at else spent
+            newest = backend.newest(ended)
+            spent = 0 if newest is not None and newest.step > attempt.began_at else spent
             refusal = _why_not(cause, ended, newest, is_repeated=is_repeated) or _why_no_more(spent, restarts)
             takes_other = cause.remedy in (Remedy.LESS_DEVICE_MEMORY, Remedy.LESS_HOST_MEMORY, Remedy.MACHINES)
-            change = ways.changed(cause, ended, stint.knobs) if takes_other and not refusal else None
+            change = backend.changed(cause, ended, attempt.knobs) if takes_other and not refusal else None
             # A device that was full once, because of others, has room again; one that is full at the first step not.
             is_hopeless = is_repeated or ended.step == ended.began_at
             if change is None and cause.remedy is Remedy.LESS_DEVICE_MEMORY and is_hopeless:
@@ -110,16 +110,16 @@ def supervise(first: Stint, ways: RunBackend, *, restarts: int, on_event: Callab
             if refusal:
                 if isinstance(ended.error, OutputFolderError) and ended.step == ended.began_at:
                     newest = None  # what it began with is what it refused
-                raise _given_up(cause, ways.explained(ended), refusal, newest)
+                raise _given_up(cause, backend.explained(ended), refusal, newest)
         except KeyboardInterrupt as interrupt:
             raise InterruptedByUser(
                 f"Interrupted after step {ended.step}, while no training process ran.",
                 hint=_go_on(newest) or "Run the command again when you like.",
             ) from interrupt
-        change = change or Change(knobs=stint.knobs, flags="")
-        stint = Stint(knobs=change.knobs, learned=learned, checkpoint=newest)
+        change = change or Change(knobs=attempt.knobs, flags="")
+        attempt = RunAttempt(knobs=change.knobs, learned=learned, checkpoint=newest)
         restart = Restart(
-            step=ended.step, resumed_at=stint.began_at, cause=cause.name, why=cause.why, change=change.flags
+            step=ended.step, resumed_at=attempt.began_at, cause=cause.name, why=cause.why, change=change.flags
         )
         on_event({"event": "restart", "restart": codec.to_json(restart)})
         spent, before = spent + 1, (cause.name, ended.step)

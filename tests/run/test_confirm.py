@@ -36,7 +36,7 @@ def plan(estimate: Estimate) -> Plan:
 
 
 @dataclass
-class FakeWays:
+class FakeBackend:
     """A model of 20 MiB whose rows are predicted at 10 MiB each, and take what ``needed`` says."""
 
     needed: Callable[[int], int]
@@ -90,25 +90,25 @@ CHOSEN = plan(of(4))
 
 
 def test_a_plan_that_fits_is_confirmed_as_it_is_and_not_probed_again_while_it_fits() -> None:
-    ways, events = FakeWays(as_predicted), list[Mapping[str, Any]]()
-    made = confirmed(CHOSEN, ways, events.append)
+    backend, events = FakeBackend(as_predicted), list[Mapping[str, Any]]()
+    made = confirmed(CHOSEN, backend, events.append)
     assert made == replace(CHOSEN, experience=made.experience)
     assert [(each.knobs, each.fits) for each in made.experience.probes] == [(rows(4), True)]
     assert [event["event"] for event in events] == ["probing", "probe"]
     assert (events[1]["predicted_bytes"], events[1]["budget_bytes"]) == (60 * MIB, BUDGET)
-    assert not ways.corrections
-    ways = FakeWays(as_predicted)
-    assert confirmed(made, ways) == made
-    assert not ways.probed
-    ways = FakeWays(as_predicted, cards=[replace(CARD, free_bytes=50 * MIB)])
-    assert confirmed(made, ways).knobs == rows(2), "less is free now than it needed"
-    assert ways.probed == [2]
+    assert not backend.corrections
+    backend = FakeBackend(as_predicted)
+    assert confirmed(made, backend) == made
+    assert not backend.probed
+    backend = FakeBackend(as_predicted, cards=[replace(CARD, free_bytes=50 * MIB)])
+    assert confirmed(made, backend).knobs == rows(2), "less is free now than it needed"
+    assert backend.probed == [2]
 
 
 def test_a_misfit_moves_the_plan_to_what_fits_by_what_was_measured() -> None:
     """4 rows are predicted to need 60 MiB and need 108: so 2 rows are taken to need 64, and do."""
     events = list[Mapping[str, Any]]()
-    made = confirmed(CHOSEN, FakeWays(lambda count: 22 * count), events.append)
+    made = confirmed(CHOSEN, FakeBackend(lambda count: 22 * count), events.append)
     assert [event["event"] for event in events] == ["probing", "probe", "replanned", "probing", "probe"]
     assert codec.from_json(Plan, events[2]["plan"]).knobs == made.knobs == rows(2)
     assert made.warnings == CHOSEN.warnings
@@ -126,60 +126,60 @@ def test_a_misfit_moves_the_plan_to_what_fits_by_what_was_measured() -> None:
 def test_a_plan_moves_by_what_its_probes_need(
     needed: Callable[[int], int], start: int, fits: list[bool], probed: list[int]
 ) -> None:
-    ways = FakeWays(needed)
-    made = confirmed(plan(of(start)), ways)
-    assert (ways.probed, [each.fits for each in made.experience.probes]) == (probed, fits)
+    backend = FakeBackend(needed)
+    made = confirmed(plan(of(start)), backend)
+    assert (backend.probed, [each.fits for each in made.experience.probes]) == (probed, fits)
     assert made.knobs == rows(probed[fits.index(True) if False in fits else -1])
-    assert confirmed(plan(of(start)), FakeWays(needed)) == made, "the same probes lead to the same plan"
+    assert confirmed(plan(of(start)), FakeBackend(needed)) == made, "the same probes lead to the same plan"
 
 
 def test_a_plan_that_fits_after_one_that_did_not_is_predicted_as_measured() -> None:
     """Else the report would call what those failures were feared to mean an error of the prediction."""
-    made = confirmed(CHOSEN, FakeWays(lambda count: 90 if count == 4 else 5 * count))
+    made = confirmed(CHOSEN, FakeBackend(lambda count: 90 if count == 4 else 5 * count))
     assert [each.fits for each in made.experience.probes] == [False, True]
     assert made.estimate.memory.peak_allocated_bytes == made.estimate.reserved.peak_reserved_bytes
     assert made.estimate.memory.peak_allocated_bytes == (20 + 5 * made.knobs.per_device_train_batch_size) * MIB
 
 
 def test_three_probes_are_made_at_most_and_the_error_says_what_they_measured() -> None:
-    ways = FakeWays(lambda count: 90)
+    backend = FakeBackend(lambda count: 90)
     with pytest.raises(DoesNotFitError) as raised:
-        confirmed(CHOSEN, ways)
-    assert len(ways.probed) <= MOST_PROBES
-    assert raised.value.message.count("probed") == len(ways.probed)
+        confirmed(CHOSEN, backend)
+    assert len(backend.probed) <= MOST_PROBES
+    assert raised.value.message.count("probed") == len(backend.probed)
     assert "out of memory in the backward phase" in raised.value.message
     with pytest.raises(DoesNotFitError) as raised:
-        confirmed(plan(of(1)), FakeWays(lambda count: 90))
+        confirmed(plan(of(1)), FakeBackend(lambda count: 90))
     assert raised.value.message.splitlines()[0] == "here/m does not fit toy."
     assert "probed 1 x 8 rows of 300 tokens: held 104.0 MiB of 100.0 MiB" in raised.value.message
     assert raised.value.hint == "--gpu larger"
 
 
 def test_rows_that_are_shorter_than_planned_for_and_settings_of_the_users_move_nothing() -> None:
-    ways = FakeWays(lambda count: count, row_tokens=ROW_TOKENS - 1)
-    assert confirmed(plan(of(2)), ways).knobs == rows(2)
-    assert ways.probed == [2]
-    assert confirmed(plan(of(2)), FakeWays(lambda count: 1), may_move=False).knobs == rows(2)
+    backend = FakeBackend(lambda count: count, row_tokens=ROW_TOKENS - 1)
+    assert confirmed(plan(of(2)), backend).knobs == rows(2)
+    assert backend.probed == [2]
+    assert confirmed(plan(of(2)), FakeBackend(lambda count: 1), may_move=False).knobs == rows(2)
     with pytest.raises(DoesNotFitError, match="A probe was made, and it did not fit") as raised:
-        confirmed(CHOSEN, FakeWays(lambda count: 90), may_move=False)
+        confirmed(CHOSEN, FakeBackend(lambda count: 90), may_move=False)
     assert "--no_probe" in raised.value.hint
 
 
 def test_who_came_since_the_plan_was_made_counts_before_the_first_probe() -> None:
-    ways, events = FakeWays(as_predicted, cards=[replace(CARD, free_bytes=50 * MIB)]), list[Mapping[str, Any]]()
-    made = confirmed(CHOSEN, ways, events.append)
+    backend, events = FakeBackend(as_predicted, cards=[replace(CARD, free_bytes=50 * MIB)]), list[Mapping[str, Any]]()
+    made = confirmed(CHOSEN, backend, events.append)
     assert events[0] == {"event": "room", "before_bytes": 104 * MIB, "now_bytes": 50 * MIB}
     assert (made.knobs, made.estimate.budget_bytes) == (rows(2), 46 * MIB)
 
 
 def test_a_cache_that_was_given_back_is_a_misfit_and_what_is_held_outside_torch_is_planned_with() -> None:
-    ways = FakeWays(as_predicted, is_pressed=True)
-    assert confirmed(CHOSEN, ways).knobs == rows(2)
-    assert ways.probed == [4, 2]
-    ways = FakeWays(as_predicted, non_torch_bytes=50 * MIB)
-    made = confirmed(CHOSEN, ways)
+    backend = FakeBackend(as_predicted, is_pressed=True)
+    assert confirmed(CHOSEN, backend).knobs == rows(2)
+    assert backend.probed == [4, 2]
+    backend = FakeBackend(as_predicted, non_torch_bytes=50 * MIB)
+    made = confirmed(CHOSEN, backend)
     assert [each.fits for each in made.experience.probes] == [False, True]
-    assert [card.non_torch_bytes for card in ways.planned_on] == [50 * MIB]
+    assert [card.non_torch_bytes for card in backend.planned_on] == [50 * MIB]
     assert made.knobs == rows(2)
 
 
@@ -204,14 +204,14 @@ def test_the_search_is_repeated_with_workers_of_its_own_and_what_was_measured(tm
     workers: Any = Closing.holding(worker)
     asked_of = replace(rehearsals(worker, JOB, card), workers=workers)
     before = api.plan(asked_of, to_train=True)
-    ways = ProbeBackend(rehearsals=asked_of, device=card, simulate=True, folder=tmp_path, workers=lambda: workers)
+    backend = ProbeBackend(rehearsals=asked_of, device=card, simulate=True, folder=tmp_path, workers=lambda: workers)
     peak = before.estimate.memory.phases[Phase.BACKWARD]
     line = Line(predicted_bytes=peak, measured_bytes=peak + 18 * GIB)
-    moved = ways.planned(Correction(lines={Phase.BACKWARD: line}), card)
+    moved = backend.planned(Correction(lines={Phase.BACKWARD: line}), card)
     assert workers.ended == 1
     assert (before.level, moved.plan.level) == ("lossless", "lossless, offloading")
     assert moved.plan.estimate.memory.peak_allocated_bytes == moved.predicted.memory.peak_allocated_bytes + 18 * GIB
     assert moved.plan.estimate.fits
     asked = len(worker.asked)
-    assert ways.planned(Correction(lines={Phase.BACKWARD: line}), card).plan.knobs == moved.plan.knobs
+    assert backend.planned(Correction(lines={Phase.BACKWARD: line}), card).plan.knobs == moved.plan.knobs
     assert len(worker.asked) == asked

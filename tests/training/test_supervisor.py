@@ -21,7 +21,7 @@ from autotrain_mem.support.errors import (
 )
 from autotrain_mem.training.checkpoints import Checkpoint
 from autotrain_mem.training.exit_causes import Cause, Ending
-from autotrain_mem.training.supervisor import Change, Stint, supervise
+from autotrain_mem.training.supervisor import Change, RunAttempt, supervise
 from autotrain_mem.types import Knobs, Learned
 
 END = {"event": "end", "interrupted": False}
@@ -50,11 +50,11 @@ class Script:
 
     endings: list[tuple[Any, int | None]]
     smaller: Change | None = None
-    stints: list[Stint] = field(default_factory=list)
+    attempts: list[RunAttempt] = field(default_factory=list)
     told: list[dict[str, Any]] = field(default_factory=list)
 
-    def train(self, stint: Stint, hear: Callable[[dict[str, Any]], None]) -> Any:
-        self.stints.append(stint)
+    def train(self, attempt: RunAttempt, hear: Callable[[dict[str, Any]], None]) -> Any:
+        self.attempts.append(attempt)
         ended, self.left = self.endings.pop(0)
         if isinstance(ended, BaseException):
             raise ended
@@ -74,7 +74,7 @@ class Script:
         return ending.error
 
     def run(self, restarts: int = RESTARTS) -> Any:
-        first = Stint(knobs=TRL_DEFAULTS, learned=Learned(), checkpoint=None)
+        first = RunAttempt(knobs=TRL_DEFAULTS, learned=Learned(), checkpoint=None)
         return supervise(first, self, restarts=restarts, on_event=self.told.append)
 
     @property
@@ -85,8 +85,8 @@ class Script:
 def test_a_killed_process_is_gone_on_with_from_the_last_checkpoint_and_what_the_guard_learned() -> None:
     script = Script([(killed(47), 40), (END, 60)])
     assert script.run() is END
-    assert [stint.resume_from for stint in script.stints] == [None, Path("run/checkpoint-40")]
-    assert [stint.learned for stint in script.stints] == [Learned(), LEARNED]
+    assert [attempt.resume_from for attempt in script.attempts] == [None, Path("run/checkpoint-40")]
+    assert [attempt.learned for attempt in script.attempts] == [Learned(), LEARNED]
     restart = {"step": 47, "resumed_at": 40, "cause": "killed", "why": "signal 9", "change": ""}
     assert script.restarts == [restart]
 
@@ -94,7 +94,7 @@ def test_a_killed_process_is_gone_on_with_from_the_last_checkpoint_and_what_the_
 def test_without_a_checkpoint_it_begins_again() -> None:
     script = Script([(killed(3), None), (END, None)])
     assert script.run() is END
-    assert script.stints[1].resume_from is None
+    assert script.attempts[1].resume_from is None
     assert script.restarts[0]["resumed_at"] == 0
 
 
@@ -113,7 +113,7 @@ def test_no_restarts_means_none() -> None:
 def test_a_full_card_gets_a_smaller_plan_and_the_next_one_starts_from_that() -> None:
     script = Script([(out_of_memory(7), 5), (killed(12, 5), 10), (END, 20)], smaller=SMALLER)
     assert script.run() is END
-    assert [stint.knobs for stint in script.stints] == [TRL_DEFAULTS, SMALLER.knobs, SMALLER.knobs]
+    assert [attempt.knobs for attempt in script.attempts] == [TRL_DEFAULTS, SMALLER.knobs, SMALLER.knobs]
     assert [restart["change"] for restart in script.restarts] == [SMALLER.flags, ""]
 
 
@@ -154,7 +154,7 @@ def test_what_would_end_so_again_is_given_up_with_its_reason(name: str) -> None:
     script = Script([*endings])
     with pytest.raises(kind, match=words):
         script.run()
-    assert len(script.stints) == len(endings)
+    assert len(script.attempts) == len(endings)
 
 
 def test_what_may_end_otherwise_is_tried_again() -> None:

@@ -165,7 +165,7 @@ class _Following:
     # -- orders --------------------------------------------------------------------------------------------------------
 
     def _obey(self, message: Message) -> None:
-        key = message["stint"], message["rank"]
+        key = message["attempt"], message["rank"]
         if message["do"] == "start":
             self._start(key, message)
             return
@@ -217,10 +217,10 @@ class _Following:
         if line is not None:
             self._tell(key, line=line)
         else:
-            self._messages.put({"do": "ended", "stint": key[0], "rank": key[1]})
+            self._messages.put({"do": "ended", "attempt": key[0], "rank": key[1]})
 
     def _tell(self, key: tuple[int, int], **what: Any) -> None:
-        self._link.send({"stint": key[0], "rank": key[1], **what})
+        self._link.send({"attempt": key[0], "rank": key[1], **what})
 
     # -- what is this machine's own ------------------------------------------------------------------------------------
 

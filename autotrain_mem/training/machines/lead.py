@@ -33,7 +33,7 @@ FAREWELL_SECONDS = 5.0
 """How long the others are given to hear how it ended."""
 
 Say = Callable[[str], None]
-Elsewhere = Callable[[int, Mapping[str, str], Path, OnLine], RemoteChild | None]
+StartRemote = Callable[[int, Mapping[str, str], Path, OnLine], RemoteChild | None]
 """Starts a rank on the machine that it belongs to, with its environment and log; gives None for one of this machine."""
 
 
@@ -98,7 +98,7 @@ class _Member:
         if message.get("do") == "interrupt":
             _thread.interrupt_main()
             return
-        child = self.children.get((message["stint"], message["rank"]))
+        child = self.children.get((message["attempt"], message["rank"]))
         if child is not None:
             child.hear(message)
 
@@ -131,7 +131,7 @@ class Machines:
         self._say, self._mine = say, Hello.of(place, command, _NOTHING)
         self._members: dict[int, _Member] = {}
         self._changed = threading.Condition()
-        self._stint = 0
+        self._attempt = 0
         self.present: tuple[int, ...] = (0,)
         """Machines that train, in the order of their processes."""
         try:
@@ -202,21 +202,21 @@ class Machines:
 
     # -- processes -----------------------------------------------------------------------------------------------------
 
-    def begin_stint(self, devices: int) -> Elsewhere:
+    def begin_attempt(self, devices: int) -> StartRemote:
         """Returns what starts the processes that begin now, so many on each machine.
 
         What is heard of earlier ones from now on is not theirs.
         """
-        self._stint += 1
+        self._attempt += 1
 
         def start(rank: int, environment: Mapping[str, str], log: Path, on_line: OnLine) -> RemoteChild | None:
             machine = self.present[rank // devices]
             if not machine:
                 return None
-            member, key = self._members[machine], {"stint": self._stint, "rank": rank}
+            member, key = self._members[machine], {"attempt": self._attempt, "rank": rank}
             child = RemoteChild(member.link, key, on_line)
-            member.children = {name: each for name, each in member.children.items() if name[0] == self._stint}
-            member.children[self._stint, rank] = child
+            member.children = {name: each for name, each in member.children.items() if name[0] == self._attempt}
+            member.children[self._attempt, rank] = child
             order = {"do": "start", **key, "environment": dict(environment), "log": str(log)}
             order["holder"] = [os.getpid(), socket.gethostname()]
             if member.gone or not member.link.send(order):

@@ -21,7 +21,7 @@ from autotrain_mem.support import codec
 from autotrain_mem.support.files import JsonLines
 from autotrain_mem.support.host import HostMemory, host_memory
 from autotrain_mem.support.units import GIB
-from autotrain_mem.training.watch.diagnose import Lookout, Sample, Sign
+from autotrain_mem.training.watch.diagnose import Sample, Sign, SignDetector
 from autotrain_mem.types import Phase, PhasePeak
 from autotrain_mem.types.experience import RECORD_NAME
 from autotrain_mem.types.report import MemoryReading
@@ -100,7 +100,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         self._began = 0.0
         self._rows = Rows()
         self._clock = _Clock()
-        self._lookout = Lookout()
+        self._detector = SignDetector()
         self._record: JsonLines | None = None
         self._logged_step = -1
         self._excused: set[str] = set()
@@ -134,7 +134,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         self._record = JsonLines(path.with_name(f"{path.stem}{rank}{path.suffix}"))
         if not self._total_bytes and torch.cuda.is_initialized():
             self._total_bytes = int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
-        self._lookout = Lookout(environment_settings({}).grows)
+        self._detector = SignDetector(environment_settings({}).grows)
         predicted = {str(phase): size_bytes for phase, size_bytes in self._predicted.items()}
         self._write("start", step=state.global_step, total_bytes=self._total_bytes, predicted_bytes=predicted)
 
@@ -164,7 +164,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         if state.log_history and state.log_history[-1].get("step") == state.global_step:
             state.log_history[-1].update(figures)  # a copy of logs, made before the callbacks were called
         self._write("sample", **codec.to_json(sample), phases=_wire(peaks))
-        for sign in self._lookout.see(sample):
+        for sign in self._detector.see(sample):
             self._write("sign", **codec.to_json(sign))
             if state.is_world_process_zero or sign.kind != "host":
                 self._on_sign(sign)

@@ -1,7 +1,7 @@
 """Diagnoses from a series of memory readings what goes wrong in a run, before it ends; each sign is given once.
 
-A series is judged as it grows: :class:`Lookout` takes one sample per log and keeps the last ``WINDOW`` of them, so that
-a day of samples costs no more per log than the first hour.
+A series is judged as it grows: :class:`SignDetector` takes one sample per log and keeps the last ``WINDOW`` of them, so
+that a day of samples costs no more per log than the first hour.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Sign:
         return f"{self.seen} {self.advice}"
 
 
-class Lookout:
+class SignDetector:
     """Judges a series as it comes.
 
     Args:

@@ -139,7 +139,7 @@ def together(port: int, **more: Any) -> Iterator[tuple[Machines, Second]]:
 
 def ranks_on(machines: Machines, folder: Path) -> Ranks:
     """The second machine's rank alone: the first one's would be a real process."""
-    start = machines.begin_stint(1)
+    start = machines.begin_attempt(1)
 
     def elsewhere(rank: int, *rest: Any) -> Any:
         return start(1, *rest)

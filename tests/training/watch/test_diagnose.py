@@ -15,7 +15,7 @@ from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.allocator.simulator import CachingAllocator
 from autotrain_mem.support.units import GIB, KIB, MIB
 from autotrain_mem.training.watch import diagnose as module
-from autotrain_mem.training.watch.diagnose import AGAIN, WINDOW, Lookout, Sample, Sign
+from autotrain_mem.training.watch.diagnose import AGAIN, WINDOW, Sample, Sign, SignDetector
 from autotrain_mem.types.report import MemoryReading
 
 TOTAL = 24 * GIB
@@ -51,8 +51,8 @@ def series(length: int, **of_step: Callable[[int], Any]) -> list[Sample]:
 
 def signs(samples: Iterable[Sample], expandable_segments: bool = False) -> list[Sign]:
     """All that a whole series says, in the order in which it could be said."""
-    lookout = Lookout(expandable_segments)
-    return [sign for sample in samples for sign in lookout.see(sample)]
+    detector = SignDetector(expandable_segments)
+    return [sign for sample in samples for sign in detector.see(sample)]
 
 
 def kinds(samples: Sequence[Sample], expandable_segments: bool = False) -> list[str]:

@@ -160,7 +160,7 @@ def test_other_ranks_write_files_of_their_own_and_tell_of_their_own_device(
     made = watch(on_sign=told.append, host=lambda: HostMemory(total_bytes=100, available_bytes=1, source=""))
     args = TrainingArguments(str(tmp_path), use_cpu=True)
     sign: Any = Sign(kind=kind, step=1, seen="Seen.", advice="Do.", severity=1)  # type: ignore[arg-type]
-    monkeypatch.setattr(module.Lookout, "see", lambda *_: [sign])
+    monkeypatch.setattr(module.SignDetector, "see", lambda *_: [sign])
     monkeypatch.setattr(TrainingArguments, "process_index", 3)
     state = TrainerState(global_step=1, is_world_process_zero=False)
     made.on_train_begin(args, state, TrainerControl(), model=Toy())
