@@ -16,7 +16,7 @@ from autotrain_mem.machine.links import topology
 from autotrain_mem.parallel.config import read_deepspeed, with_auto
 from autotrain_mem.parallel.launch_environment import config_of_environment
 from autotrain_mem.parallel.user_config import read_launch
-from autotrain_mem.planning.deepspeed_file import deepspeed_content
+from autotrain_mem.planning.accelerate_config import deepspeed_content
 from autotrain_mem.settings.own import OF_DEEPSPEED, SHARE_TOKENS
 from autotrain_mem.settings.words import CHECKPOINTING
 from autotrain_mem.support import codec, errors

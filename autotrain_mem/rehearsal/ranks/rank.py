@@ -92,12 +92,11 @@ def _sharding(recorder: RankRecorder, knobs: Knobs, compute_capability: Capabili
     recorder.shards, recorder.offloads = knobs.is_sharded, knobs.fsdp_offload_params
     with ExitStack() as stack:
         if knobs.zero_stage:
-            from autotrain_mem.rehearsal.ranks.zero import zero_rules  # DeepSpeed takes seconds to import
+            # DeepSpeed takes seconds to import.
+            from autotrain_mem.rehearsal.ranks.zero import shared_sequences, zero_rules
 
             stack.enter_context(zero_rules(recorder, knobs, is_fake=is_fake))
             if knobs.sp_size > 1:
-                from autotrain_mem.rehearsal.ranks.sequence import shared_sequences
-
                 stack.enter_context(shared_sequences(recorder, is_fake=is_fake))
         elif not knobs.is_sharded:
             stack.enter_context(ddp_rules(recorder, is_fake=is_fake))
