@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotrain_mem.machine.catalog import catalog, rates_of, recognise
-from autotrain_mem.machine.overhead import COMMUNICATOR_BYTES, overhead
+from autotrain_mem.machine.overhead import COMMUNICATOR_BYTES
 from autotrain_mem.machine.torch_child import NoAnswer, torch_child
 from autotrain_mem.support.errors import UnreadableGpuError
 from autotrain_mem.support.host import host_memory
@@ -331,37 +331,19 @@ def _hardware(nvml: Any, device: _Device, environment: Mapping[str, str]) -> Har
     name = _ask(nvml, nvml.nvmlDeviceGetName, device.handle) or f"MIG instance {device.uuid}"
     capability = _ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, device.card)
     known = recognise(name, total_bytes)
-    if known:
-        ruled: int | None = known.non_torch_bytes
-    else:  # None where NVML does not tell what the rule needs
-        multiprocessors = _multiprocessors(nvml, device, capability)
-        ruled = overhead(multiprocessors, capability) if multiprocessors and capability else None
+    # Of an unknown card the most that is known of any, until it is measured (``machine.measure``).
+    non_torch_bytes = known.non_torch_bytes if known else max(card.non_torch_bytes for card in catalog())
     return Hardware(
         name=name,
         origin="detected",
         total_bytes=total_bytes,
         free_bytes=free_bytes,
-        non_torch_bytes=ruled or max(card.non_torch_bytes for card in catalog()),
+        non_torch_bytes=non_torch_bytes,
         compute_capability=capability,
         **rates_of(known),
         communicator_bytes=COMMUNICATOR_BYTES,
         index=device.index,
         uuid=device.uuid,
         source=f"memory: {source}; speed: {f'catalog, {known.name}' if known else 'unknown'}; "
-        f"outside torch: {'by its multiprocessors' if ruled else 'unknown, the largest in the catalog'}",
+        f"outside torch: {'by its multiprocessors' if known else 'unknown, the largest in the catalog'}",
     )
-
-
-def _multiprocessors(nvml: Any, device: _Device, capability: tuple[int, int] | None) -> int | None:
-    """SMs of a MIG instance are told; of a card they are cores over cores per SM.
-
-    An SM has 64 cores for fp32 at 7.x and 8.0 and 128 from 8.6 on: CUDA C++ Programming Guide, throughput of native
-    arithmetic instructions.
-    """
-    if device.is_instance:
-        attributes = _ask(nvml, nvml.nvmlDeviceGetAttributes_v2, device.handle)
-        return None if attributes is None else int(attributes.multiprocessorCount)
-    cores = _ask(nvml, nvml.nvmlDeviceGetNumGpuCores, device.card)
-    if cores is None or capability is None:
-        return None
-    return int(cores) // (64 if capability < (8, 6) else 128)

@@ -21,7 +21,6 @@ class FakeInstance:
     uuid: str
     total_mib: int
     unlisted_bytes: int = 0
-    multiprocessors: int = 14
 
 
 @dataclass(eq=False)
@@ -177,6 +176,3 @@ class FakeNvml:
         if instance is None:
             raise FakeNvmlError("Not Found")
         return instance
-
-    def nvmlDeviceGetAttributes_v2(self, handle: FakeInstance) -> SimpleNamespace:
-        return SimpleNamespace(multiprocessorCount=handle.multiprocessors)
