@@ -109,19 +109,6 @@ def _gentler(plan: Plan) -> str:
 DIVIDED = (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE)
 """What shards divide among the processes."""
 
-_ZERO = {
-    1: "ZeRO-1 divides the optimizer's state, with the weights in float32 that it steps on; each GPU holds all weights "
-    "and gradients in half precision.",
-    2: "ZeRO-2 divides the optimizer's state, with the weights in float32 that it steps on, and gradients; each GPU "
-    "holds all weights in half precision.",
-    3: "ZeRO-3 divides weights, gradients and the optimizer's state, with the weights in float32 that it steps on; "
-    "weights are gathered ahead of the layer that needs them.",
-}
-_BUCKETS = (
-    "Gradients are reduced in buckets: in stages 2 and 3 of 64 MiB where no --deepspeed FILE says otherwise, for "
-    "DeepSpeed's 0.93 GiB."
-)
-
 
 def sharing_view(plan: Plan) -> list[RenderableType]:
     """Every way of sharing beside the plan's; nothing for a single process.
@@ -178,29 +165,16 @@ def _best(plan: Plan, sharding: Sharding, *, offloads: bool) -> Candidate | None
 
 
 def _sentences(plan: Plan) -> Iterator[str]:
-    """Says what is divided and what is not, what accelerate casts, and what the next way would take."""
+    """Says what FSDP does not divide, and what DDP would hold where that is too much."""
     knobs, estimate = plan.knobs, plan.estimate
-    if not knobs.is_sharded:
-        yield (
-            "DDP divides nothing: each GPU holds all weights, gradients and optimizer state, with a second copy of the "
-            "gradients in the buckets that are reduced (gradient_as_bucket_view is off)."
-        )
+    if not knobs.is_sharded or knobs.zero_stage:
         return
-    if knobs.zero_stage:
-        yield _ZERO[knobs.zero_stage]
-        yield _BUCKETS
-        return
+    gathered_bytes = estimate.memory.owners_at_peak.get(Owner.GATHERED_WEIGHTS, 0)
     yield (
         f"Divided by {knobs.shards}: weights, gradients and optimizer state. Not divided: activations, logits, what a "
         "layer computes with, and the layers whose weights are whole at a time (gathered weights "
-        f"{format_bytes(estimate.memory.owners_at_peak.get(Owner.GATHERED_WEIGHTS, 0))} at the peak)."
+        f"{format_bytes(gathered_bytes)} at the peak)."
     )
-    if not knobs.use_peft:
-        yield (
-            "With mixed precision accelerate keeps what is trained in float32, whatever dtype it is loaded in, and "
-            "gathers and reduces it in half precision: 16 bytes for each parameter of a shard with AdamW."
-        )
-    yield "Each micro-step reduces its gradients (sync_each_batch): whole ones are not kept until the last."
     best = _best(plan, "ddp", offloads=False)
     if (best is None or not best.fits) and not knobs.fsdp_offload_params:
         static_bytes = sum(_held(estimate, owner, "ddp", offloads=False) for owner in DIVIDED)
