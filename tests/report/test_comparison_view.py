@@ -10,7 +10,6 @@ from test_console import rendered
 
 from autotrain_mem.report.comparison_view import BAR_WIDTH, cards_view, frontier_view
 from autotrain_mem.search.memo import candidate
-from autotrain_mem.support import codec
 from autotrain_mem.types.gpu_comparison import Cards, Frontier, Most, Reach
 
 
@@ -97,14 +96,3 @@ def test_bars_are_as_long_as_what_fits() -> None:
     text = rendered(frontier_view(FRONTIER), 80)
     bars = [len(found) for line in text.splitlines() if (found := "".join(re.findall(r"[━#]+", line)))]
     assert bars == [BAR_WIDTH // 4, BAR_WIDTH]
-
-
-def test_where_nothing_fits_there_is_no_figure() -> None:
-    none = replace(FRONTIER, reaches=(Reach(level="lossless"),))
-    assert "━" not in rendered(frontier_view(none), 80)
-
-
-def test_it_is_written_and_read_as_json() -> None:
-    written = codec.to_json(FRONTIER)
-    assert written["schema"] == "autofit.frontier/1"
-    assert codec.from_json(Frontier, written) == FRONTIER

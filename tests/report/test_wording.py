@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import fields, replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -99,11 +98,6 @@ def test_targets_read_the_same_from_a_plan_and_from_its_file() -> None:
 
 def test_a_settings_name_stands_whole_beside_its_mark() -> None:
     assert "* local_rollout_forward_batch_size  16" in rendered(explain_view(examples.PPO_PLAN), 80)
-
-
-def test_every_harm_has_its_word_least_harm_first() -> None:
-    assert set(formatting.HARMS) == set(Harm)
-    assert all(less < more for less, more in pairwise(formatting.HARMS))
 
 
 @pytest.mark.slow

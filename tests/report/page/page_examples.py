@@ -146,9 +146,9 @@ TABLES = (
 )
 
 
-def page(*timelines: Timeline, text: str = "") -> Page:
+def page(rehearsed: Timeline | None = None, text: str = "") -> Page:
     """A page with a figure and a table of each kind; ``text`` stands in every text that comes from elsewhere."""
-    sections = [*map(timeline_figure, timelines or (timeline(),)), *line_figures(), bars(), *TABLES]
+    sections = [timeline_figure(rehearsed or timeline()), *line_figures(), bars(), *TABLES]
     return Page(
         title=f"meta-llama/Llama-3.1-70B{text}, sft, on h100",
         verdict=f"fits h100 with 3 changes: needs 38.9 GiB of 43.2 GiB{text}",
