@@ -148,23 +148,28 @@ class Wish:
         model = self.model or self.argument("model_name_or_path")
         return str(self.argument("output_dir") or (default_dir(self.method, str(model)) if model else "")) or None
 
-    def argument(self, name: str) -> object:
-        """The value that a flag or a key gives one of TRL's arguments; None where neither does.
-
-        A flag without a value is ``true``.
-        """
+    @property
+    def flags(self) -> dict[str, str]:
+        """Reads the flags by name, each with its value; one without a value is ``true``."""
+        read = {}
         for token, following in zip(self.argv, (*self.argv[1:], "--"), strict=False):
             flag, equals, text = token.partition("=")
-            if flag == f"--{name}":
-                value = text if equals else ("true" if following.startswith("--") else following)
-                return None if value.lower() == "false" else value
-        return self.config.get(name)
+            if flag.startswith("--"):
+                value = "true" if following.startswith("--") else following
+                read[flag[2:].replace("-", "_")] = text if equals else value
+        return read
+
+    def argument(self, name: str) -> object:
+        """The value that a flag or a key gives one of TRL's arguments; None where neither does, or a flag denies it."""
+        value = self.flags.get(name)
+        if value is None:
+            return self.config.get(name)
+        return None if value.lower() == "false" else value
 
     def names(self, *names: str) -> bool:
         """Whether one of these is given, as a field, a flag or a key."""
-        flags = {token.partition("=")[0].lstrip("-").replace("-", "_") for token in self.argv if token.startswith("--")}
         is_field = any(getattr(self, name, None) is not None for name in names)
-        return is_field or not flags.isdisjoint(names) or not self.config.keys().isdisjoint(names)
+        return is_field or not {*self.flags, *self.config}.isdisjoint(names)
 
     def job(self, arguments: Mapping[str, Any], python_call: PythonCall | None = None) -> Job:
         """The job that is asked for.

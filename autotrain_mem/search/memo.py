@@ -60,7 +60,7 @@ class Memo:
     """
 
     def __init__(self, space: Space, predictor: Predictor, on_attempt: OnAttempt = lambda attempt: None) -> None:
-        self._predictor = predictor
+        self.predictor = predictor
         self._on_attempt = on_attempt
         self._may_expand = allowed(LEVERS[EXPANDABLE], space)
         self._estimates: dict[Knobs, Estimate] = {}
@@ -78,27 +78,23 @@ class Memo:
         asked = list(dict.fromkeys(knobs for knobs in named if not self._is_known(knobs, whole)))
         if not asked:
             return
-        for knobs, estimate in zip(asked, self._predictor.rehearse(asked, whole=whole), strict=True):
+        for knobs, estimate in zip(asked, self.predictor.rehearse(asked, whole=whole), strict=True):
             judged = self._expanded(estimate)
             self._estimates[_native(knobs)] = judged
             self._attempts.append(candidate(judged))
             self._on_attempt(self._attempts[-1])
 
-    def exceeds(self, knobs: Knobs) -> bool:
-        """Whether the number of parameters alone says that a point does not fit."""
-        return self._predictor.exceeds(knobs)
-
     def foresee(self, knobs: Knobs) -> None:
         """Let the whole model of a point be rehearsed while others are asked, since it is going to be asked for."""
         native = _native(knobs) if self._may_expand else knobs
         if not self._is_known(native, whole=True):
-            self._predictor.foresee(native)
+            self.predictor.foresee(native)
 
     def over_steps(self, knobs: Knobs) -> None:
         """Look at a point that fits once more: over a whole run, with rows of every length."""
         estimate = self(knobs)
         if estimate.fits and estimate.memory.mixed_lengths is None:
-            self._estimates[_native(knobs)] = self._expanded(self._predictor.over_steps(estimate))
+            self._estimates[_native(knobs)] = self._expanded(self.predictor.over_steps(estimate))
 
     def known(self, points: Sequence[Knobs]) -> list[Estimate]:
         """Returns what has been rehearsed of these."""
@@ -108,12 +104,8 @@ class Memo:
         """Tokens per second at a point that was not rehearsed, by the work of one that was."""
         key = (known.knobs, known.memory.rehearsed_layers, knobs)
         if key not in self._speeds:
-            self._speeds[key] = self._predictor.tokens_per_second(known, knobs)
+            self._speeds[key] = self.predictor.tokens_per_second(known, knobs)
         return self._speeds[key]
-
-    def would_fit(self, estimate: Estimate, *, rehearsed: bool = False) -> Sequence[str]:
-        """Tells where a run that does not fit here would."""
-        return self._predictor.would_fit(estimate, rehearsed=rehearsed)
 
     def weights_exceed(self, knobs: Knobs) -> bool:
         """Whether the same weights were beyond the budget as soon as they were loaded: nothing can make that fit."""

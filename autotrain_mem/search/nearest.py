@@ -52,7 +52,7 @@ def does_not_fit(space: Space, memo: Memo) -> DoesNotFitError:
         hint = "nothing that can be changed makes it fit here"
     else:
         hint = f"nearest that fits: {suggestion(space, fitting.knobs)}  ({format_bytes(fitting.required_bytes)})"
-    elsewhere = memo.would_fit(least, rehearsed=True)
+    elsewhere = memo.predictor.would_fit(least, rehearsed=True)
     where = f"\nthese settings would fit {' or '.join(elsewhere)}" if elsewhere else ""
     return DoesNotFitError(message, hint=hint + where)
 

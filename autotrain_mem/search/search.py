@@ -98,7 +98,7 @@ def find(space: Space, memo: Memo, limits: Limits = NO_LIMITS) -> Found | None:
     """
     climb = _Climb(space=space, memo=memo, limits=limits, levels=levels(space))
     floors = {level.name: level.least for level in climb.levels}
-    too_large = {name: floor for name, floor in floors.items() if memo.exceeds(floor)}
+    too_large = {name: floor for name, floor in floors.items() if memo.predictor.exceeds(floor)}
     found = replace(climb, too_large=too_large, passed={}).plan()
     return climb.plan() if any(estimate.fits for estimate in memo.known([*too_large.values()])) else found
 
@@ -204,7 +204,7 @@ class _Climb:
                     other,
                     beside=estimate,
                     level=name,
-                    would_fit=() if other.fits else tuple(self.memo.would_fit(other)),
+                    would_fit=() if other.fits else tuple(self.memo.predictor.would_fit(other, rehearsed=False)),
                 )
                 for name, other in around.items()
             ),
