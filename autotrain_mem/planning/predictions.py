@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,6 @@ from autotrain_mem.types.estimate import MixedLengths
 from autotrain_mem.types.hardware import kernel_class
 from autotrain_mem.types.model import FEW_LOSS_CHUNKS, MORE_LOSS_CHUNKS, Depths
 from autotrain_mem.worker.client import Worker
-from autotrain_mem.worker.pool import Workers
 
 LEAST_RECOMPUTED = 0.3
 """Share of a forward pass that checkpointing does again, at least: all layers, and not the head, which has half of the
@@ -56,10 +55,19 @@ class Predictions:
         """Returns what these points need, each in the order of asking. Raises RehearsalError."""
         whole = whole and self._confirms
         missing = [knobs for knobs in points if self._known(knobs, whole) is None]
-        few = [] if whole else [knobs for knobs in missing if self._depths(knobs) is not None]
-        unclear = self._rehearse_few_layers(few)
-        full = [knobs for knobs in missing if knobs not in few or knobs in unclear]
-        self._rehearse_whole([knobs for knobs in full if self._key(knobs, None) not in self._begun])
+        depths = {} if whole else {knobs: found for knobs in missing if (found := self._depths(knobs)) is not None}
+        unclear: set[Knobs] = set()
+        for (knobs, each), trace in zip(depths.items(), self._of_copies(depths), strict=True):
+            if trace is None:
+                unclear.add(knobs)
+                self._unclear.add(_kind(knobs))
+            else:
+                self._keep(knobs, trace, each.long)
+        full = [knobs for knobs in missing if knobs not in depths or knobs in unclear]
+        asked = [knobs for knobs in full if self._key(knobs, None) not in self._begun]
+        traces = self._subject.workers.map([partial(self._trace, knobs) for knobs in asked])
+        for knobs, trace in zip(asked, traces, strict=True):
+            self._keep(knobs, trace, None)
         for knobs in full:
             if begun := self._begun.pop(self._key(knobs, None), None):
                 self._keep(knobs, self._subject.workers.result(begun), None)
@@ -77,7 +85,7 @@ class Predictions:
         """Lets a worker begin on the whole model of a point that is going to be asked for."""
         key = self._key(knobs, None)
         if self._confirms and key not in self._begun and self._known(knobs, whole=True) is None:
-            self._begun[key] = self._subject.workers.begin(partial(self._trace, knobs, None, None))
+            self._begun[key] = self._subject.workers.begin(partial(self._trace, knobs))
 
     def tokens_per_second(self, known: Estimate, knobs: Knobs) -> float:
         """By the work of a rehearsed point: at best, where recomputation differs, with offloading as it is; about so,
@@ -137,16 +145,10 @@ class Predictions:
         """Gives a trace of rows of so many tokens: one that was just made, or of few layers where these will do."""
         trace = self._subject.traces.get(self._subject.job, self._kernels, knobs, tokens)
         if trace is None:
-            depths = self._depths(knobs)
-
-            def rehearse(knobs: Knobs, layers: int | None, chunks: int | None, worker: Worker) -> Trace:
-                return self._trace(knobs, layers, chunks, worker, tokens)
-
-            if depths is not None:
-                point = Copies(knobs=knobs, depths=depths)
-                (trace,) = traces_of_copies(self._subject.workers, rehearse, [point])
+            if (depths := self._depths(knobs)) is not None:
+                (trace,) = self._of_copies({knobs: depths}, tokens)
             if trace is None:
-                (trace,) = self._subject.workers.map([partial(rehearse, knobs, None, None)])
+                (trace,) = self._subject.workers.map([partial(self._trace, knobs, tokens=tokens)])
             self.remember(knobs, tokens, trace)
         return trace
 
@@ -221,28 +223,36 @@ class Predictions:
 
     # -- what is rehearsed -------------------------------------------------------------------------------------------
 
-    def _rehearse_whole(self, points: Sequence[Knobs]) -> None:
-        traces = self._subject.workers.map([partial(self._trace, knobs, None, None) for knobs in points])
-        for knobs, trace in zip(points, traces, strict=True):
-            self._keep(knobs, trace, None)
+    def _of_copies(self, points: Mapping[Knobs, Depths], tokens: int | None = None) -> Iterator[Trace | None]:
+        """Extrapolates the whole model from a short copy and a long one, which also has more chunks of the loss.
 
-    def _rehearse_few_layers(self, points: Sequence[Knobs]) -> list[Knobs]:
-        """Returns the points for which few layers do not tell what the whole does."""
-        depths = ((knobs, self._depths(knobs)) for knobs in points)
-        asked = [Copies(knobs=knobs, depths=each) for knobs, each in depths if each is not None]
-        traces = traces_of_copies(self._subject.workers, self._trace, asked)
-        unclear = []
-        for point, trace in zip(asked, traces, strict=True):
-            if trace is None:
-                unclear.append(point.knobs)
-                self._unclear.add(_kind(point.knobs))
-            else:
-                self._keep(point.knobs, trace, point.depths.long)
-        return unclear
+        Where activations are offloaded no loss is cut: what waits on another stream is freed as its chunks pass. Copies
+        are rehearsed one by each worker, those of a point one after the other, the longer first.
+
+        Yields:
+            A trace of each point, while those of the next are being rehearsed; None where its copies do not tell for
+            sure.
+        """
+        calls = []
+        for knobs, depths in points.items():
+            for layers, chunks in ((depths.long, MORE_LOSS_CHUNKS), (depths.short, FEW_LOSS_CHUNKS)):
+                cut = None if depths.sees_held_back else chunks
+                calls.append(partial(self._trace, knobs, layers=layers, chunks=cut, tokens=tokens))
+        traces = self._subject.workers.each(calls)
+        for depths in points.values():
+            long, short = next(traces), next(traces)
+            yield expand(short, long, depths)
 
     def _trace(
-        self, knobs: Knobs, layers: int | None, chunks: int | None, worker: Worker, tokens: int | None = None
+        self,
+        knobs: Knobs,
+        worker: Worker,
+        *,
+        layers: int | None = None,
+        chunks: int | None = None,
+        tokens: int | None = None,
     ) -> Trace:
+        """Rehearses so many layers, and chunks of a loss that has many; all of either where none is said."""
         tokens = self._subject.row_length(knobs) if tokens is None else tokens
         job = as_rehearsed(self._subject.job, self._subject.lengths)
         return worker.rehearse(job, knobs, tokens, self._kernels, layers=layers, chunks=chunks)
@@ -296,35 +306,3 @@ def _kind(knobs: Knobs) -> Any:
     """Settings that run the same code: where few layers are unclear for one, no time is lost on the next."""
     switches = [getattr(knobs, name) for name in SWITCHES]
     return (knobs.recomputes, *switches, knobs.optim, knobs.pads_rows, knobs.sharding)
-
-
-Rehearse = Callable[[Knobs, int | None, int | None, Worker], Trace]
-"""Of knobs, with so many layers, and so many chunks of a loss that has many; None for all of either."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Copies:
-    """Settings that are predicted from copies."""
-
-    knobs: Knobs
-    depths: Depths
-
-
-def traces_of_copies(workers: Workers, rehearse: Rehearse, points: Sequence[Copies]) -> Iterator[Trace | None]:
-    """Extrapolates the whole model from a short copy and a long one, which also has more chunks of the loss.
-
-    Where activations are offloaded no loss is cut: what waits on another stream is freed as its chunks pass. Copies are
-    rehearsed one by each worker, those of a point one after the other, the longer first.
-
-    Yields:
-        A trace of each point, while those of the next are being rehearsed; None where its copies do not tell for sure.
-    """
-    copies = [
-        partial(rehearse, point.knobs, layers, None if point.depths.sees_held_back else chunks)
-        for point in points
-        for layers, chunks in ((point.depths.long, MORE_LOSS_CHUNKS), (point.depths.short, FEW_LOSS_CHUNKS))
-    ]
-    traces = workers.each(copies)
-    for point in points:
-        long, short = next(traces), next(traces)
-        yield expand(short, long, point.depths)

@@ -22,7 +22,6 @@ from autotrain_mem.planning.lengths import (
 )
 from autotrain_mem.search.space import Space, make_space, precise_for
 from autotrain_mem.settings.levers import EXPANDABLE, SMALLER_IMAGES
-from autotrain_mem.settings.words import MAX_LENGTH, wished_share
 from autotrain_mem.support.store import Store
 from autotrain_mem.types import Hardware, Job, Knobs, Trace
 from autotrain_mem.types.hardware import Price, kernel_class
@@ -169,19 +168,9 @@ class Subject(Rehearsals):
 
     def space(self) -> Space:
         """Returns what a search may move; raises UsageError, BatchSplitError and ContextLengthError."""
-        profile = self.lengths.profile
-        wished = None if profile is None else profile.asked_length(wished_share(self.job.arguments.get(MAX_LENGTH)))
-        space = make_space(
-            self.defaults,
-            self.job,
-            self.facts,
-            longest=self.lengths.longest,
-            least_length=0 if profile is None else profile.least_length,
-            asked_length=wished,
-            tokens=None if profile is None else profile.kept_tokens(None),
-            rows=None if profile is None else profile.rows,
-            nodes=self.hardware.topology.nodes,
-        )
+        profile, nodes = self.lengths.profile, self.hardware.topology.nodes
+        longest = self.lengths.longest
+        space = make_space(self.defaults, self.job, self.facts, longest=longest, profile=profile, nodes=nodes)
         if profile is not None:
             check_lengths(profile, space)
         space = replace(space, base=precise_for(space.base, self.job.arguments, self.hardware.capability))

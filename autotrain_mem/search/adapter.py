@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.types import Job, Knobs
+from autotrain_mem.types import DataProfile, Job, Knobs
 from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.model import ModelFacts
 
@@ -56,7 +56,7 @@ ADAPTED = ("lora_r", "lora_alpha", "lora_target_modules", "learning_rate")
 """Knobs that say what an adapter is and how it learns."""
 
 
-def adapter_for(base: Knobs, job: Job, facts: ModelFacts, *, tokens: int | None, rows: int | None) -> Adapter:
+def adapter_for(base: Knobs, job: Job, facts: ModelFacts, profile: DataProfile | None) -> Adapter:
     """Chooses an adapter for this job.
 
     Example: Qwen2.5-0.5B on 19 million tokens: an adapter on all linear layers has 0.55 million parameters for each of
@@ -64,10 +64,9 @@ def adapter_for(base: Knobs, job: Job, facts: ModelFacts, *, tokens: int | None,
 
     Args:
         base: The knobs asked for; those that the user gave stay, since they are pinned.
-        tokens: Of all rows together; None where nobody counted.
-        rows: How many there are.
+        profile: Of the data; None where nobody counted.
     """
-    rank, why_rank = _rank(job, facts, tokens=tokens, rows=rows)
+    rank, why_rank = _rank(job, facts, profile)
     given = base.lora_r if "lora_r" in job.arguments else rank
     rate = adapter_learning_rate(base, job)
     targets = None if facts.adapted is None else (facts.adapted,)
@@ -100,14 +99,14 @@ def smaller_ranks(rank: int) -> tuple[int, ...]:
     return tuple(each for each in (rank >> shift for shift in range(1, rank.bit_length())) if each >= SMALLEST_RANK)
 
 
-def _rank(job: Job, facts: ModelFacts, *, tokens: int | None, rows: int | None) -> tuple[int, str]:
+def _rank(job: Job, facts: ModelFacts, profile: DataProfile | None) -> tuple[int, str]:
     """Finds the smallest rank whose adapter has as many parameters as the data have bits to tell, or about so.
 
     Text has about a bit a token, and a parameter holds about two, so that Thinking Machines asks for as many parameters
     as tokens; a preference, a label or an episode's reward tells about one bit.
     """
-    learns_tokens = method_of(job.method).learns_tokens
-    bits, width = tokens if learns_tokens else rows, facts.adapter_width
+    learns_tokens, width = method_of(job.method).learns_tokens, facts.adapter_width
+    bits = None if profile is None else profile.kept_tokens(None) if learns_tokens else profile.rows
     noun = "tokens" if learns_tokens else METHODS[job.method].row_noun
     if bits is None or width is None:
         return RANKS[0], f"the rank that TRL takes: how many {noun} there are to learn from is not known"

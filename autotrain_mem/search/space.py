@@ -5,7 +5,7 @@ Lengths are tokens, batch sizes are rows; a micro-batch is one device's, the eff
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -13,9 +13,9 @@ from autotrain_mem.search.adapter import Adapter, adapter_for
 from autotrain_mem.search.division import check_positive, divisors, either, multiples, nearest, rows_allowed
 from autotrain_mem.settings.knobs import COMPLETION_KNOBS, EVALUATED_ROWS, ROWS, STEPS
 from autotrain_mem.settings.levers import EXPANDABLE, KEEPS_UPDATES, LOST_ABOVE, USUAL_WEIGHT
-from autotrain_mem.settings.words import MAX_LENGTH, MAX_SLOWDOWN, without_wish
+from autotrain_mem.settings.words import MAX_LENGTH, MAX_SLOWDOWN, wished_share, without_wish
 from autotrain_mem.support.errors import BatchSplitError, ContextLengthError
-from autotrain_mem.types import Fit, Job, Knobs
+from autotrain_mem.types import DataProfile, Fit, Job, Knobs
 from autotrain_mem.types.hardware import Capability, lacks_bf16
 from autotrain_mem.types.model import ModelFacts
 
@@ -126,10 +126,7 @@ def make_space(
     facts: ModelFacts,
     *,
     longest: int | None,
-    least_length: int = 0,
-    asked_length: int | None = None,
-    tokens: int | None = None,
-    rows: int | None = None,
+    profile: DataProfile | None = None,
     nodes: int = 1,
 ) -> Space:
     """The space of one job.
@@ -139,11 +136,7 @@ def make_space(
         job: The user's words; an argument given is pinned.
         facts: Of the job's model.
         longest: Tokens of the longest row; None when the dataset was not read.
-        least_length: Below which ``max_length`` may not go, for the data.
-        asked_length: What the data answer to a ``max_length`` of ``p99`` (``DataProfile.asked_length``); None for the
-            longest row.
-        tokens: Of all rows together; None when the dataset was not read.
-        rows: How many there are.
+        profile: Of the data; None when they were not read.
         nodes: Machines that the processes run on.
 
     Raises:
@@ -164,7 +157,10 @@ def make_space(
         _check_context(given[MAX_LENGTH], context_length)
     elif not job.is_online:
         _check_whole_rows(job, longest, context_length)
-        overlaid = replace(overlaid, max_length=_length((asked_length, longest, defaults.max_length), context_length))
+        asked = None if profile is None else profile.asked_length(wished_share(job.arguments.get(MAX_LENGTH)))
+        wanted = next((each for each in (asked, longest, defaults.max_length) if each is not None), None)
+        within = [tokens for tokens in (wanted, context_length) if tokens is not None]
+        overlaid = replace(overlaid, max_length=min(within, default=None))
     _check_completion(overlaid, longest, context_length)
     allowed = rows_allowed(job, overlaid)
     if allowed is not None and overlaid.per_device_train_batch_size not in allowed:
@@ -181,7 +177,7 @@ def make_space(
         context_length=context_length,
         is_quantized=facts.is_quantized,
         longest=longest,
-        least_length=least_length,
+        least_length=0 if profile is None else profile.least_length,
         rows_allowed=allowed,
         max_slowdown=job.max_slowdown,
         nodes=nodes,
@@ -189,15 +185,9 @@ def make_space(
         shares_tokens=facts.shares_tokens,
         method=job.method,
         model=job.model,
-        adapter=None if overlaid.use_peft else adapter_for(overlaid, job, facts, tokens=tokens, rows=rows),
+        adapter=None if overlaid.use_peft else adapter_for(overlaid, job, facts, profile),
         checkpoint_dtype=facts.checkpoint_dtype,
     )
-
-
-def _length(wanted: Sequence[int | None], context_length: int | None) -> int | None:
-    """Picks the first length that is known, within the model's context."""
-    first = next((tokens for tokens in wanted if tokens is not None), None)
-    return min((tokens for tokens in (first, context_length) if tokens is not None), default=None)
 
 
 def _applying(defaults: Knobs, job: Job) -> Knobs:

@@ -13,7 +13,7 @@ from autotrain_mem.search.memo import candidate
 from autotrain_mem.search.search import search
 from autotrain_mem.search.space import Space, make_space
 from autotrain_mem.support.units import GIB
-from autotrain_mem.types import Estimate, Harm, Job, Knobs, Owner, Trained
+from autotrain_mem.types import DataProfile, Estimate, Harm, Job, Knobs, Owner, Trained
 from autotrain_mem.types.model import ModelFacts
 
 WIDTH = 500_000
@@ -33,8 +33,13 @@ def job_of(method: str = "sft", **words: object) -> Job:
     return Job(method=method, model="toy-1B", dataset=None, arguments=words)
 
 
+def profile_of(tokens: int | None) -> DataProfile | None:
+    return None if tokens is None else DataProfile(rows_by_length={tokens // 1000: 1000})
+
+
 def space_of(tokens: int | None = None, **words: object) -> Space:
-    return make_space(TRL, job_of(**words), FACTS, longest=1024, tokens=tokens, rows=1000)
+    space = make_space(TRL, job_of(**words), FACTS, longest=1024, profile=profile_of(tokens))
+    return replace(space, base=replace(space.base, max_length=1024))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +47,7 @@ def space_of(tokens: int | None = None, **words: object) -> Space:
     [("sft", None, 16), ("sft", 1_000_000, 16), ("sft", 19_000_000, 64), ("sft", 10**9, 256), ("dpo", 10**9, 16)],
 )
 def test_the_rank_has_room_for_what_the_data_say(method: str, tokens: int | None, rank: int) -> None:
-    chosen = adapter_for(TRL, job_of(method), FACTS, tokens=tokens, rows=1000)
+    chosen = adapter_for(TRL, job_of(method), FACTS, profile_of(tokens))
     assert chosen.lora_r == rank
     assert chosen.smaller == smaller_ranks(rank)
 

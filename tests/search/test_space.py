@@ -19,7 +19,7 @@ from autotrain_mem.search.space import (
     with_rows,
 )
 from autotrain_mem.support.errors import BatchSplitError, ContextLengthError, UsageError
-from autotrain_mem.types import Job
+from autotrain_mem.types import DataProfile, Job
 from autotrain_mem.types.hardware import lacks_bf16
 from autotrain_mem.types.model import ModelFacts
 
@@ -114,7 +114,7 @@ def test_auto_length_is_the_longest_row_within_the_context(
 def test_a_percentile_is_what_the_data_answer_to_it_within_the_context(context_length: int, length: int) -> None:
     job = Job(method="sft", model="any", dataset=None, arguments={"max_length": "p99"})
     facts = ModelFacts(context_length=context_length, is_quantized=False)
-    space = make_space(TRL, job, facts, longest=80, asked_length=70)
+    space = make_space(TRL, job, facts, longest=80, profile=DataProfile(rows_by_length={70: 99, 80: 1}))
     assert space.base.max_length == length
     assert "max_length" not in space.pinned
 
