@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from traces import block, run_of, trace, traces
 
-from autotrain_mem.allocator.settings import AllocatorSettings, parse_settings
+from autotrain_mem.allocator.settings import parse_settings
 from autotrain_mem.allocator.simulator import CachingAllocator
 from autotrain_mem.estimator.memory import estimate_memory
 from autotrain_mem.estimator.replay import Room, reserve
@@ -103,16 +103,6 @@ def test_whatever_reserves_no_more_than_there_is_fits_and_nothing_else_does(
     assert limited.num_alloc_retries >= (limited.largest_refused_bytes is not None)
 
 
-@given(LARGE_RUNS, st.integers(0, 200), st.booleans(), st.sampled_from((0.0, 0.5)))
-def test_any_run_comes_to_its_end_under_any_settings(run: Trace, capacity_mib: int, grows: bool, share: float) -> None:
-    settings = AllocatorSettings(
-        max_split_bytes=32 * MIB, garbage_collection_threshold=share, per_process_memory_fraction=0.7
-    )
-    within = Room(capacity_bytes=capacity_mib * MIB, total_bytes=(capacity_mib + 9) * MIB, settings=settings)
-    replayed = reserve(run, within, grows=grows)
-    assert replayed.fits == (replayed.num_alloc_retries == 0)
-
-
 def test_a_host_reserves_what_is_allocated() -> None:
     run = run_of([40, 60, 1], [1, -1, CACHE_EMPTIED, 2, 3])
     memory = estimate_memory(run, Room(capacity_bytes=10 * MIB, caches=False))
@@ -120,14 +110,6 @@ def test_a_host_reserves_what_is_allocated() -> None:
     assert memory.reserved.native.peak_reserved_bytes == memory.peak_allocated_bytes == 61 * MIB
     assert memory.reserved.native.slack_bytes == 0
     assert memory.reserved.native.fits  # whether 61 MiB are there is the budget's question
-
-
-def test_segments_that_are_collected_are_room_for_others() -> None:
-    run = run_of([40, 50], [1, -1, 2])
-    settings = "garbage_collection_threshold:0.3,per_process_memory_fraction:0.95"
-    assert native(run, room(100, settings)).peak_reserved_bytes == 50 * MIB
-    assert native(run, room(89, settings)).fits
-    assert not native(run, room(89)).fits
 
 
 ENDLESS = Room(capacity_bytes=None)

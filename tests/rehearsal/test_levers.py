@@ -73,16 +73,6 @@ def test_4_bit_weights_are_packed_and_scaled_and_stay_as_they_are(nested: bool, 
         assert torch.equal(layer.weight, weight)
 
 
-def test_8_bit_weights_are_int8(make: Make) -> None:
-    import bitsandbytes
-
-    trainer = make(use_peft=True, load_in_8bit=True)
-    trainer.train()
-    layers = [layer for layer in linears(trainer.model) if isinstance(layer, bitsandbytes.nn.Linear8bitLt)]
-    assert len(layers) == 2 * 7
-    assert {layer.weight.dtype for layer in layers} == {torch.int8}
-
-
 @pytest.mark.parametrize(("bf16", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
 def test_mixed_precision_is_what_the_layers_answer_in(bf16: bool, expected: torch.dtype, make: Make) -> None:
     trainer = make(bf16=bf16)
@@ -121,32 +111,6 @@ def test_the_reward_head_is_trained_with_the_adapter_and_saved(make: Make, tmp_p
     saved = load_file(tmp_path / "saved" / "adapter_model.safetensors")
     (name,) = (name for name in saved if "score" in name)
     assert torch.equal(saved[name], trained)
-
-
-OPTIMIZERS: dict[str, tuple[str, set[torch.dtype]]] = {
-    "adamw_torch_fused": ("AdamW", {torch.float32}),
-    "adamw_torch": ("AdamW", {torch.float32}),
-    "adafactor": ("Adafactor", {torch.float32}),
-    "sgd": ("SGD", set()),
-    "adamw_8bit": ("AdamW", {torch.uint8, torch.float32}),
-    "paged_adamw_8bit": ("AdamW", {torch.uint8, torch.float32}),
-    "lion_8bit": ("Lion", {torch.uint8, torch.float32}),
-}
-"""Class, and dtypes of its state: of 8-bit ones the moments, and their scales."""
-
-
-@pytest.mark.parametrize("optim", OPTIMIZERS)
-def test_the_optimizer_is_the_one_that_is_named(optim: str, make: Make) -> None:
-    trainer = make(optim=optim)
-    trainer.train()
-    name, dtypes = OPTIMIZERS[optim]
-    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-    assert type(optimizer).__name__ == name
-    held = optimizer.state[trainer.model.model.layers[0].mlp.down_proj.weight]
-    tensors = {key: value for key, value in held.items() if isinstance(value, torch.Tensor) and key != "step"}
-    assert {value.dtype for value in tensors.values()} == dtypes
-    assert bool(optimizer.defaults.get("fused")) is (optim == "adamw_torch_fused")
-    assert bool(getattr(optimizer, "is_paged", False)) is optim.startswith("paged")
 
 
 @pytest.mark.parametrize(("checkpointing", "calls"), [(True, 2), (False, 1)])

@@ -5,7 +5,6 @@ Here every two of trainer, weights, model and checkpointing meet at least once; 
 
 import importlib.util
 import itertools
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,17 +19,15 @@ from real_run import (
     case,
     difference,
     first_difference,
-    peak,
     peaks,
     rehearsed,
     trained,
 )
 from tiny import FAMILIES
 
-from autotrain_mem.rehearsal.truncated_depth import pattern_of
 from autotrain_mem.settings.adapter_config import canonical
 from autotrain_mem.settings.optimizer_verdicts import PACKAGES, is_projecting
-from autotrain_mem.types import Job, Owner, Phase, Trace
+from autotrain_mem.types import Owner, Phase, Trace
 from autotrain_mem.types.trace import CACHE_EMPTIED
 
 pytestmark = pytest.mark.slow
@@ -239,39 +236,6 @@ def test_an_optimizer_is_rehearsed_to_the_byte(name: str, model_folder: Folder, 
         assert not difference(one, fake, real)
 
 
-def test_three_moments_take_three_times_what_one_takes(model_folder: Folder) -> None:
-    folder = model_folder("llama")
-    state = {
-        name: peak(rehearsed(case("sft", folder, optim=name)), Owner.OPTIMIZER_STATE)
-        for name in ("lion_32bit", "adamw_torch_fused", "ademamix")
-    }
-    assert state["adamw_torch_fused"] == pytest.approx(2 * state["lion_32bit"], rel=0.01)
-    assert state["ademamix"] == pytest.approx(3 * state["lion_32bit"], rel=0.01)
-
-
-def test_half_as_many_layers_keep_more_and_the_host_keeps_what_was_kept(model_folder: Folder) -> None:
-    each, half, host = (
-        rehearsed(case("sft", model_folder("qwen2"), recomputed(**more), use_peft=True))
-        for more in ({}, {"every_n_layers": 2}, {"offload": True})
-    )
-    assert peaks(host)[Phase.FORWARD] < peaks(each)[Phase.FORWARD] < peaks(half)[Phase.FORWARD]
-    assert host.pinned_bytes > each.pinned_bytes
-
-
-def test_layers_repeat_as_they_are_recomputed(model_folder: Folder) -> None:
-    """A whole model is told from a few layers, which must be whole periods."""
-    from transformers import LlamaConfig
-
-    config = LlamaConfig(hidden_size=64, num_hidden_layers=12, num_attention_heads=4, intermediate_size=64)
-    plain, thirds = (
-        pattern_of(Job(method="sft", model="m", dataset=None, arguments=arguments), config)
-        for arguments in ({}, {"gradient_checkpointing_kwargs": {"every_n_layers": 3}})
-    )
-    assert plain is not None
-    assert thirds is not None
-    assert (plain.period, thirds.period) == (1, 3)
-
-
 LAYERS = ["q_proj", "v_proj", "down_proj"]
 LORA = {"peft_type": "LORA", "r": 8, "target_modules": LAYERS}
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -299,32 +263,3 @@ def test_an_adapter_is_rehearsed_to_the_byte(kind: str, model_folder: Folder, tm
     content, knobs = KINDS[kind]
     _, _, trainer = assert_alike(adapted(model_folder("llama"), content, **knobs), tmp_path)
     assert trainer.model.peft_config["default"].peft_type.value == content["peft_type"]
-
-
-def test_prompts_make_rows_longer_and_dora_keeps_more_than_lora(model_folder: Folder) -> None:
-    folder = model_folder("llama")
-    lora, dora = (
-        peaks(rehearsed(adapted(folder, {**LORA, "use_dora": on}, gradient_checkpointing=False)))
-        for on in (False, True)
-    )
-    assert dora["backward"] > lora["backward"]
-    few, many = (
-        peaks(rehearsed(adapted(folder, {"peft_type": "PROMPT_TUNING", "num_virtual_tokens": number})))
-        for number in (4, 40)
-    )
-    assert many["forward"] > 1.1 * few["forward"]
-
-
-def test_what_pissa_decomposes_is_in_the_peak_of_loading(model_folder: Folder) -> None:
-    folder = model_folder("llama")
-    plain, pissa = (
-        rehearsed(adapted(folder, {**LORA, "init_lora_weights": start}, dtype="bfloat16")) for start in (True, "pissa")
-    )
-    largest_in_float32 = 192 * 64 * 4
-    assert peaks(pissa)[Phase.LOAD] > peaks(plain)[Phase.LOAD] + 2 * largest_in_float32
-    assert peaks(pissa)[Phase.BACKWARD] == peaks(plain)[Phase.BACKWARD]
-    assert any("cuSOLVER" in fact for fact in pissa.not_counted)
-
-
-def test_the_config_is_the_knob_as_json() -> None:
-    assert json.loads(adapted("m", LORA).knobs.peft_config) == LORA

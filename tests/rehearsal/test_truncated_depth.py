@@ -182,6 +182,11 @@ def test_the_layers_of_a_vision_tower_are_counted(family: str, name: str, vision
     assert pattern.tower == 7
 
 
+def test_layers_repeat_as_they_are_recomputed() -> None:
+    job = replace(JOB, arguments={"gradient_checkpointing_kwargs": {"every_n_layers": 5}})
+    assert pattern_of(job, deep_config("gemma3")) == LayerPattern(layers=DEPTH, period=10)
+
+
 def test_models_of_one_step_have_a_pattern_where_they_share_it(tmp_path: Path) -> None:
     alike, deeper = tmp_path / "alike", tmp_path / "deeper"
     deep_config("qwen2").save_pretrained(alike)

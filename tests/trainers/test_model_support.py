@@ -18,7 +18,4 @@ class Mixture(torch.nn.Module):
 def test_fused_experts_beside_quantized_layers_are_left_at_their_own_bytes() -> None:
     for linear in (bitsandbytes.nn.Linear4bit(8, 8), bitsandbytes.nn.Linear8bitLt(8, 8, has_fp16_weights=False)):
         assert unquantized_bytes(Mixture(linear)) == 4 * 8 * 8 * 2
-
-
-def test_a_model_that_is_not_quantized_leaves_nothing() -> None:
     assert unquantized_bytes(Mixture(torch.nn.Linear(8, 8))) == 0

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from real_run import Case, assert_alike, case, peak, rehearsed, trained
+from real_run import Case, assert_alike, case, peak, rehearsed
 from trl.models import activation_offloading
 
 from autotrain_mem.rehearsal.cuda.host_offload import host_offloading
@@ -62,18 +62,6 @@ def test_what_leaves_the_device_in_a_forward_comes_back_in_the_backward(training
     gone, back = (copied(trace, Kind.OVERLAPPED_COPY)[phase] for phase in (Phase.FORWARD, Phase.BACKWARD))
     # The last to leave may come back before their copy is done, and are then taken from where they were.
     assert 0.9 * gone < back <= gone
-
-
-def test_offloaded_activations_train_the_same_weights_in_less_memory(
-    training: Callable[..., Case], tmp_path: Path
-) -> None:
-    (less, changed), (more, expected) = (
-        trained(training(activation_offloading=offloads, gradient_checkpointing=False), tmp_path / str(offloads))
-        for offloads in (True, False)
-    )
-    assert peak(less, Owner.ACTIVATIONS) < peak(more, Owner.ACTIVATIONS)
-    weights = dict(expected.model.named_parameters())
-    assert all(torch.equal(parameter, weights[name]) for name, parameter in changed.model.named_parameters())
 
 
 def test_the_optimizer_on_the_host_gets_gradients_and_gives_weights_and_keeps_its_state_there(

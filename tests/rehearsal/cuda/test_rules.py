@@ -286,9 +286,3 @@ def test_a_float16_base_is_not_cast_more_often_than_a_bfloat16_one(model_folder:
     half = case("sft", model_folder("qwen2"), fp16=True, **HALF_BASE["lora"])
     brain = case("sft", model_folder("qwen2"), use_peft=True, dtype="bfloat16")
     assert forward(half, (8, 0)) == forward(brain, (8, 0))
-
-
-def test_a_t4_has_a_fused_attention_kernel_for_fp16_and_none_for_bf16(model_folder: Folder) -> None:
-    t4 = (7, 5)
-    half, brain = (case("sft", model_folder("qwen2"), fp16=on, use_peft=True) for on in (True, False))
-    assert sum(birth[2] for birth in forward(half, t4)) < sum(birth[2] for birth in forward(brain, t4))
