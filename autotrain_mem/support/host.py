@@ -25,7 +25,6 @@ import sysconfig
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import NamedTuple
 
 ROOT = pathlib.Path("/")
 
@@ -51,38 +50,9 @@ class HostMemory:
     """Which of the two said so."""
 
 
-class _Version(NamedTuple):
-    """Holds the file names of one version of control groups."""
-
-    controller: str
-    """In a line of ``/proc/self/cgroup``: ``number:controllers:path``."""
-    mounts: tuple[str, ...]
-    limit: str
-    usage: str
-    reclaimable: tuple[str, ...]
-    """Rows of ``memory.stat``."""
-    events: str
-    """Where it counts what it had to kill."""
-
-
-_VERSIONS = (
-    _Version(
-        controller="",
-        mounts=("sys/fs/cgroup", "sys/fs/cgroup/unified"),
-        limit="memory.max",
-        usage="memory.current",
-        reclaimable=("inactive_file", "active_file"),
-        events="memory.events",
-    ),
-    _Version(
-        controller="memory",
-        mounts=("sys/fs/cgroup/memory",),
-        limit="memory.limit_in_bytes",
-        usage="memory.usage_in_bytes",
-        reclaimable=("total_inactive_file", "total_active_file"),
-        events="memory.oom_control",
-    ),
-)
+_MOUNTS = {"": ("sys/fs/cgroup", "sys/fs/cgroup/unified"), "memory": ("sys/fs/cgroup/memory",)}
+"""The controller in a line of ``/proc/self/cgroup`` (``number:controllers:path``), of version 2 and of version 1 ->
+where such groups may be mounted."""
 
 
 def host_memory(root: pathlib.Path = ROOT) -> HostMemory:
@@ -103,9 +73,9 @@ def host_memory(root: pathlib.Path = ROOT) -> HostMemory:
 
 def container_limits(root: pathlib.Path = ROOT) -> Iterator[HostMemory]:
     """Yields the limit of every control group above this process that has one; none without control groups."""
-    for version, mount, path in _groups(root):
+    for mount, path in _groups(root):
         for group in (path, *path.parents):
-            limit = _limit(root / mount / group, version)
+            limit = _limit(root / mount / group)
             if limit is not None:
                 yield limit
 
@@ -117,7 +87,8 @@ def oom_kills(root: pathlib.Path = ROOT) -> int:
     Sources: ``memory.events``, ``oom_kill`` (cgroup-v2.rst); ``memory.oom_control`` (cgroup-v1/memory.rst, since Linux
     4.13); ``/proc/vmstat`` (``mm/vmstat.c: vmstat_text``).
     """
-    counts = [root / mount / path / version.events for version, mount, path in _groups(root)]
+    groups = [root / mount / path for mount, path in _groups(root)]
+    counts = [group / name for group in groups for name in ("memory.events", "memory.oom_control")]
     for file in (*counts, root / "proc/vmstat"):
         with contextlib.suppress(OSError, ValueError, KeyError):
             return int(_rows(file)["oom_kill"])
@@ -134,28 +105,30 @@ def cores() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-def _groups(root: pathlib.Path) -> Iterator[tuple[_Version, str, pathlib.PurePosixPath]]:
+def _groups(root: pathlib.Path) -> Iterator[tuple[str, pathlib.PurePosixPath]]:
     """This process's group of each version, relative to where that may be mounted."""
     lines: list[str] = []
     with contextlib.suppress(OSError):
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    for version in _VERSIONS:
-        paths = [path for _, names, path in (x.split(":", 2) for x in lines) if version.controller in names.split(",")]
-        for mount in version.mounts if paths else ():
-            yield version, mount, pathlib.PurePosixPath(paths[0].lstrip("/"))
+    for controller, mounts in _MOUNTS.items():
+        paths = [path for _, names, path in (x.split(":", 2) for x in lines) if controller in names.split(",")]
+        for mount in mounts if paths else ():
+            yield mount, pathlib.PurePosixPath(paths[0].lstrip("/"))
 
 
-def _limit(folder: pathlib.Path, version: _Version) -> HostMemory | None:
+def _limit(folder: pathlib.Path) -> HostMemory | None:
     """None for a group without a limit: version 2 says ``max``, version 1 a number beyond any machine's memory."""
-    try:
-        limit_bytes = int((folder / version.limit).read_text(encoding="ascii"))
-        used_bytes = int((folder / version.usage).read_text(encoding="ascii"))
-        rows = _rows(folder / "memory.stat")
-    except (OSError, ValueError):
-        return None
-    used_bytes -= sum(int(rows.get(name, 0)) for name in version.reclaimable)
-    free_bytes = max(0, limit_bytes - max(0, used_bytes))
-    return HostMemory(total_bytes=limit_bytes, available_bytes=free_bytes, source=version.limit)
+    for limit, usage, prefix in (
+        ("memory.max", "memory.current", ""),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    ):
+        with contextlib.suppress(OSError, ValueError):
+            limit_bytes, used_bytes = (int((folder / name).read_text(encoding="ascii")) for name in (limit, usage))
+            rows = _rows(folder / "memory.stat")
+            used_bytes -= sum(int(rows.get(f"{prefix}{name}_file", 0)) for name in ("inactive", "active"))
+            free_bytes = max(0, limit_bytes - max(0, used_bytes))
+            return HostMemory(total_bytes=limit_bytes, available_bytes=free_bytes, source=limit)
+    return None
 
 
 def interface_to(address: str) -> str | None:
