@@ -1,5 +1,7 @@
 """Repeats a micro-step that ran out of memory on parts of its batch, inside the same optimizer step.
 
+An evaluation step is repeated in the same way (:class:`InParts`).
+
 Each parameter gets exactly the gradient of the whole micro-batch: the parts' losses are weighted so that they add up to
 the whole's, and parameters whose gradient was there already when a backward pass failed get nothing more.
 
@@ -22,7 +24,7 @@ import torch
 from autotrain_mem.methods.interface import Basis
 from autotrain_mem.training.full_device import Full, attempt, release
 from autotrain_mem.training.guard.batch_split import Piece, count
-from autotrain_mem.training.guard.context import ON_HOST, GuardContext, keep_rng_state
+from autotrain_mem.training.guard.context import ON_HOST, REPEATED, GuardContext, keep_rng_state
 from autotrain_mem.training.guard.loss_weights import (
     UNKNOWN,
     OwnLoss,
@@ -116,10 +118,27 @@ class MicroSteps:
         rule = rule_of(self._trainer, counted=num_items_in_batch is not None)
         prepared = self._prepare_inputs(inputs)
         whole = Piece(inputs=prepared, layout=rule.layout, image_token=self.context.image_token)
+        metrics = MetricsLedger(self._trainer, "train", self.context.ranks)
+        losses: list[Any] = []
+
+        def once(piece: Piece, on_host: bool) -> None:
+            weight = share
+            if piece is not whole and (basis := run.rule.train) is not Basis.WHOLE:
+                weight *= count(piece, basis) / max(count(whole, basis), 1.0)
+            inputs = dict(piece.inputs)  # SFT's compute_loss writes into what it is given
+            with self.prepared(weight), activations_on_host(model) if on_host else nullcontext():
+                losses.append(self.trls_step(model, inputs, num_items_in_batch))
+
+        def rule_of_whole() -> Rule:
+            return self.rule(whole, counted=num_items_in_batch is not None)
+
+        run = InParts(self.context, "train_tokens", metrics, once, rule_of_whole, lambda: self.phase, trains=True)
         with self.context.ranks.micro_step(model):
-            loss = _Run(self, model, whole, num_items_in_batch).loss()
+            share = self.share_of_step(whole, counted=num_items_in_batch is not None)
+            run.through(whole)
+            metrics.write(whole)
             self._gradients.begin()  # what averages gradients over ranks makes none
-        return loss
+        return losses[0] if len(losses) == 1 else sum(losses)
 
     def rule(self, whole: Piece, *, counted: bool) -> Rule:
         """Tell how to split; a loss that is the model's own is tried first."""
@@ -203,38 +222,54 @@ def activations_on_host(model: Any) -> AbstractContextManager[Any]:
     return context
 
 
-class _Run:
-    """Trains on one micro-batch until all of it is through."""
+class InParts:
+    """Works on one prepared batch, whole or in parts, until all of it is through.
 
-    def __init__(self, steps: MicroSteps, model: Any, whole: Piece, num_items: Any) -> None:
-        self._steps = steps
-        self._context = steps.context
-        self._limit = steps.context.limits["train_tokens"]
-        self._model, self._whole, self._num_items = model, whole, num_items
-        self._share = steps.share_of_step(whole, counted=num_items is not None)
-        self._can_wait_on_host = not getattr(steps.context.trainer.args, "activation_offloading", False)
-        self._ranks = steps.context.ranks
-        self._metrics = MetricsLedger(steps.context.trainer, "train", self._ranks)
-        self._losses: list[Any] = []
+    Args:
+        limit: The limit of ``context`` that is kept to.
+        once: Works on a piece once; is told whether what its backward pass needs waits on the host.
+        rule: Tells how to split the batch; asked where something is split, since a model's own loss is tried then.
+        phase: Tells in which phase a try failed.
+        trains: Else it evaluates: no activations wait on the host, and no columns of padding are left out.
+    """
 
-    def loss(self) -> Any:
-        """Train on it; gives what ``training_step`` would have given for the whole."""
-        self._through(self._whole, is_last=True)
-        self._metrics.write(self._whole)
-        return self._losses[0] if len(self._losses) == 1 else sum(self._losses)
+    def __init__(
+        self,
+        context: GuardContext,
+        limit: str,
+        metrics: MetricsLedger,
+        once: Callable[[Piece, bool], None],
+        rule: Callable[[], Rule],
+        phase: Callable[[], Phase],
+        *,
+        trains: bool,
+    ) -> None:
+        self._context, self._limit, self._metrics = context, context.limits[limit], metrics
+        self._once, self._make_rule, self._phase, self._trains = once, rule, phase, trains
+        self._can_wait_on_host = trains and not getattr(context.trainer.args, "activation_offloading", False)
 
-    def _through(self, piece: Piece, *, is_last: bool) -> None:
-        limit, gradients = self._limit, self._context.gradients
+    @functools.cached_property
+    def rule(self) -> Rule:
+        return self._make_rule()
+
+    def through(self, piece: Piece, *, is_last: bool = True, is_repeated: bool = False) -> None:
+        """Work on a piece.
+
+        Args:
+            is_last: No other piece of the batch follows.
+            is_repeated: It is worked on a second time, as it was.
+        """
+        context, limit, gradients = self._context, self._limit, self._context.gradients
         parts = limit.parts(piece.tokens, self._units(piece)) if limit.exceeded_by(piece.tokens) else 1
         if parts > 1:
-            self._ranks.leave()
-            has_noise = getattr(self._context.trainer, "neftune_noise_alpha", None) is not None
+            context.ranks.leave()
+            has_noise = self._trains and getattr(context.trainer, "neftune_noise_alpha", None) is not None
             if has_noise:
-                self._context.notice(NEFTUNE)
-            for number, part in enumerate(piece.cut(parts, trim=not has_noise), start=1):
-                self._through(part, is_last=is_last and number == parts)
+                context.notice(NEFTUNE)
+            for number, part in enumerate(piece.cut(parts, trim=self._trains and not has_noise), start=1):
+                self.through(part, is_last=is_last and number == parts)
             return
-        on_host = self._context.on_host and self._can_wait_on_host and limit.exceeded_by(piece.tokens)
+        on_host = context.on_host and self._can_wait_on_host and limit.exceeded_by(piece.tokens)
         restore_rng = keep_rng_state()
         self._metrics.begin()
         gradients.begin()
@@ -243,50 +278,36 @@ class _Run:
             if not on_host:
                 limit.fitted(piece.tokens)
             self._metrics.keep(piece, is_last=is_last)
-            self._losses.append(outcome.value)
             return
-        if self._ranks.has_logged_for_all:
+        if context.ranks.has_logged_for_all:
             self._metrics.settle(piece)
         self._metrics.undo()
-        with getattr(self._context.trainer, "maybe_activation_offload_context", nullcontext()):
+        with getattr(context.trainer, "maybe_activation_offload_context", nullcontext()):
             pass  # the trainer's own offloading lets go of what a failed backward left when it is entered
         release()
         restore_rng()
         done = gradients.done()
-        if isinstance(outcome.error, OtherRankFullError):  # this one had room, and does the same alone
-            self._through(piece, is_last=is_last)
+        if not isinstance(outcome.error, OtherRankFullError):  # else this one had room, and does the same alone
+            context.ranks.leave()
+            is_repeated = self._make_smaller(piece, outcome, on_host=on_host, is_repeated=is_repeated)
+            with gradients.kept(done):
+                self.through(piece, is_last=is_last, is_repeated=is_repeated)
             return
-        self._ranks.leave()
-        self._make_smaller(piece, on_host, outcome)
-        with gradients.kept(done):
-            self._through(piece, is_last=is_last)
-
-    def _once(self, piece: Piece, on_host: bool) -> Any:
-        weight = self._share
-        if piece is not self._whole and (basis := self._rule.train) is not Basis.WHOLE:
-            weight *= count(piece, basis) / max(count(self._whole, basis), 1.0)
-        inputs = dict(piece.inputs)  # SFT's compute_loss writes into what it is given
-        with self._steps.prepared(weight), activations_on_host(self._model) if on_host else nullcontext():
-            return self._steps.trls_step(self._model, inputs, self._num_items)
-
-    @functools.cached_property
-    def _rule(self) -> Rule:
-        """Asked for where something is split; a model's own loss is tried then."""
-        return self._steps.rule(self._whole, counted=self._num_items is not None)
+        self.through(piece, is_last=is_last)
 
     def _units(self, piece: Piece) -> int:
-        return 1 if self._context.why_not or self._rule.why_not else piece.units
+        return 1 if self._context.why_not or self.rule.why_not else piece.units
 
-    def _make_smaller(self, piece: Piece, on_host: bool, full: Full) -> None:
-        """Decide how the next try is smaller, and say so.
+    def _make_smaller(self, piece: Piece, full: Full, *, on_host: bool, is_repeated: bool) -> bool:
+        """Decide how the next try is smaller, and say so; returns whether it is the same once more.
 
         Raises:
             torch.OutOfMemoryError: it cannot be made smaller without another gradient.
         """
-        context, phase = self._context, self._steps.phase
+        context, phase = self._context, self._phase()
         if context.why_not:
             context.give_up(phase, full, context.why_not)
-        if context.gradients.come_in_parts:
+        if self._trains and context.gradients.come_in_parts:
             context.give_up(phase, full, IN_PARTS)
         units = self._units(piece)
         if units > 1:
@@ -296,6 +317,9 @@ class _Run:
             self._limit.failed(piece.tokens)
             context.on_host = True
             remedy = ON_HOST
+        elif not self._trains and not is_repeated:
+            remedy = REPEATED
         else:
-            context.give_up(phase, full, self._rule.why_not or piece.why_not or "a single row is too large")
+            context.give_up(phase, full, self.rule.why_not or piece.why_not or "a single row is too large")
         context.report(phase, remedy, full, rows=piece.rows, tokens=piece.tokens)
+        return units < 2
