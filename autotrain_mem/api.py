@@ -25,8 +25,6 @@ from autotrain_mem.planning.follow_plan import check_subject, follow_plan
 from autotrain_mem.planning.lengths import (
     OnCounting,
     example_dataset,
-    lengths_to_estimate,
-    named_lengths,
     reads_dataset,
 )
 from autotrain_mem.planning.mixed_lengths import with_reason
@@ -184,15 +182,14 @@ def estimate(rehearsals: Rehearsals, snapshot: pathlib.Path | None = None, *, ch
     if checks:
         check_preflight(rehearsals, reads_data=False)
     facts = rehearsals.describe()
-    counted = lengths_to_estimate(job, rehearsals.workers, rehearsals.store, reads_images=facts.reads_images)
+    counted = rehearsals.lengths_to_estimate(facts)
     subject = rehearsals.subject(facts, counted)
     base = subject.space().base
     limited = replace(counted, longest=counted.longest or (None if job.is_online else facts.context_length))
     trace = replace(subject, lengths=limited).rehearse(base)
     estimated = judge_trace(subject, base, trace)
-    if subject.caches:
-        limited = named_lengths(limited, job, subject.workers, subject.store)
     subject = replace(subject, lengths=limited)
+    subject = subject.with_named_rows() if subject.caches else subject
     predictions = Predictions(subject)
     predictions.remember(base, subject.row_length(base), trace)
     estimated = with_reason(predictions.over_steps(estimated), subject)

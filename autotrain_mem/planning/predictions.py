@@ -15,7 +15,6 @@ from autotrain_mem.estimator.step_time import shared_work, step_time
 from autotrain_mem.estimator.vllm_share import asleep_bytes, estimate_while_awake, with_sleep
 from autotrain_mem.machine.host_requirements import ITEM_BYTES
 from autotrain_mem.planning.kept_answers import job_key
-from autotrain_mem.planning.lengths import as_rehearsed, padded_share, row_tokens
 from autotrain_mem.planning.mixed_lengths import batches_of, exceeds, replayed, with_mixed_lengths
 from autotrain_mem.planning.rehearsals import Subject
 from autotrain_mem.planning.suggestions import would_fit
@@ -254,7 +253,7 @@ class Predictions:
     ) -> Trace:
         """Rehearses so many layers, and chunks of a loss that has many; all of either where none is said."""
         tokens = self._subject.row_length(knobs) if tokens is None else tokens
-        job = as_rehearsed(self._subject.job, self._subject.lengths)
+        job = self._subject.rehearsed_job
         return worker.rehearse(job, knobs, tokens, self._kernels, layers=layers, chunks=chunks)
 
 
@@ -281,8 +280,8 @@ def _step_time(subject: Subject, work: Workload, knobs: Knobs, *, ratio: float =
         work if ratio == 1.0 else work.of_rows(ratio),
         subject.hardware,
         gradient_accumulation_steps=knobs.gradient_accumulation_steps,
-        tokens=knobs.effective_batch_size * row_tokens(subject.job, knobs, subject.lengths),
-        share=padded_share(subject.job, knobs, subject.lengths),
+        tokens=knobs.effective_batch_size * subject.row_tokens(knobs),
+        share=subject.padded_share(knobs),
         overlaps=knobs.is_sharded,
     )
 

@@ -13,17 +13,21 @@ from autotrain_mem.planning.calibration import Correction
 from autotrain_mem.planning.for_processes import for_processes
 from autotrain_mem.planning.kept_answers import NOWHERE, LastTraces, answered
 from autotrain_mem.planning.lengths import (
+    LONGEST_UNKNOWN,
+    PROMPT_UNKNOWN,
     Lengths,
     OnCounting,
-    as_rehearsed,
     check_lengths,
-    counted_lengths,
-    row_length,
+    example_dataset,
 )
 from autotrain_mem.search.space import Space, make_space, precise_for
 from autotrain_mem.settings.levers import EXPANDABLE, SMALLER_IMAGES
+from autotrain_mem.settings.words import MAX_LENGTH, is_wish
+from autotrain_mem.support import codec
+from autotrain_mem.support.errors import AutofitError, ModelNotFoundError
 from autotrain_mem.support.store import Store
-from autotrain_mem.types import Hardware, Job, Knobs, Trace
+from autotrain_mem.support.versions import versions_key
+from autotrain_mem.types import DataProfile, Fingerprint, Hardware, Job, Knobs, Trace
 from autotrain_mem.types.hardware import Price, kernel_class
 from autotrain_mem.types.model import ModelFacts
 from autotrain_mem.worker.pool import Workers
@@ -129,8 +133,49 @@ class Rehearsals:
         return answered(self.store, self.job, "model", {"compute_capability": capability}, ModelFacts, ask)
 
     def count_lengths(self, on_counting: OnCounting = lambda counting: None) -> Lengths:
-        """Token lengths of the data; raises as :func:`counted_lengths`."""
-        return counted_lengths(self.job, self.workers, self.store, on_counting)
+        """Token lengths of the data, counted once and then kept.
+
+        Raises:
+            DatasetError, ModelNotFoundError: there is nothing to count, or nothing to count with, and it is needed.
+        """
+        job = self.job
+        try:
+            profile = self._profile(on_counting)
+        except ModelNotFoundError as error:
+            if not job.pins_length:
+                raise
+            why = f"The tokens of the data were not counted: {error.message}"
+            return Lengths(longest=job.prompt_length, why_not=why, images=job.images)
+        images = job.images if profile.images is None else profile.images.worst
+        return Lengths(longest=max(profile.longest, profile.longest_evaluated), profile=profile, images=images)
+
+    def lengths_to_estimate(self, facts: ModelFacts) -> Lengths:
+        """Counts what an estimate needs: tokens where it is asked to, and prompts, whose length nothing else says."""
+        job = self.job
+        counts = is_wish(job.arguments.get(MAX_LENGTH))
+        if job.is_online:
+            counts = job.prompt_length is None and example_dataset(job) is None
+        if counts or (job.names_data and not job.images and facts.reads_images):
+            return self.count_lengths()
+        return Lengths(longest=job.prompt_length, images=job.images)
+
+    def _profile(self, on_counting: OnCounting = lambda counting: None) -> DataProfile:
+        job, worker = self.job, self.workers.first
+
+        def ask() -> Fingerprint:
+            return worker.fingerprint(job)
+
+        def keeps(found: Fingerprint) -> bool:
+            return not found.names_files
+
+        found = answered(self.store, job, "fingerprint", {}, Fingerprint, ask, reads_data=True, keeps=keeps)
+        key = {"fingerprint": found.digest, "versions": versions_key()}
+        kept = self.store.get("profile", key)
+        if kept is not None:
+            return codec.from_json(DataProfile, kept)
+        profile = worker.profile(job, on_counting)
+        self.store.put("profile", key, codec.to_json(profile))
+        return profile
 
     def subject(self, facts: ModelFacts | None = None, lengths: Lengths | None = None) -> Subject:
         """Returns the same with what is known of the model and the rows; asks for what is not given."""
@@ -156,15 +201,61 @@ class Subject(Rehearsals):
     facts: ModelFacts
     lengths: Lengths
 
+    def with_named_rows(self) -> Self:
+        """Adds the token lengths of data that the job names, where these were not read yet and can be."""
+        if self.lengths.profile is not None or not self.job.names_data:
+            return self
+        try:
+            return replace(self, lengths=replace(self.lengths, profile=self._profile()))
+        except AutofitError as error:  # an estimate does without
+            return replace(self, lengths=replace(self.lengths, why_not=error.message))
+
     def row_length(self, knobs: Knobs) -> int:
-        """Tokens of the longest row that a batch can hold."""
-        return row_length(self.job, knobs, self.lengths.longest)
+        """Tokens of the longest row that a batch can hold: packed blocks are always full, rows only as long as they
+        are.
+
+        For online methods that is the longest prompt, which nothing truncates.
+        """
+        if self.job.is_online:
+            return self.lengths.longest or PROMPT_UNKNOWN
+        limits = [self.job.row_limit(knobs), self.lengths.longest if knobs.pads_rows else None]
+        return min((limit for limit in limits if limit is not None), default=LONGEST_UNKNOWN)
+
+    def padded_share(self, knobs: Knobs) -> float:
+        """Returns the share of the longest micro-batch that one has on average, padded to the longest row that it
+        drew."""
+        profile = self.lengths.profile
+        if profile is None or not knobs.pads_rows:
+            return 1.0
+        drawn = profile.expected_longest(knobs.per_device_train_batch_size, self.job.row_limit(knobs))
+        longest = self.row_length(knobs) + knobs.completion_length
+        return min(1.0, (drawn + knobs.completion_length) / longest)
+
+    def row_tokens(self, knobs: Knobs) -> float:
+        """Tokens of a row that count, on average and without padding; both sequences of a pair, prompt and
+        completion."""
+        job, profile = self.job, self.lengths.profile
+        sequences = job.method_facts.sequences_per_row
+        if profile is None or not knobs.pads_rows:
+            return float(sequences * (self.row_length(knobs) + knobs.completion_length))
+        limit = job.row_limit(knobs)
+        rows = profile.rows - (profile.truncated_rows(limit) if profile.drops else 0)
+        answers = sequences if job.is_online else 1  # of pairs in the data both sides are counted
+        return answers * (profile.kept_tokens(limit) / max(rows, 1) + knobs.completion_length)
+
+    @property
+    def rehearsed_job(self) -> Job:
+        """Returns the job as it is rehearsed: every row with the images of the one that has most of them, and with the
+        longest prompt and answer where these are told apart."""
+        shown, profile = replace(self.job, images=self.lengths.images), self.lengths.profile
+        if profile is None or not profile.longest_prompt:
+            return shown
+        return replace(shown, prompt_length=profile.longest_prompt, answer_length=profile.longest_answer)
 
     def rehearse(self, knobs: Knobs) -> Trace:
         """Everything that one configuration allocates and frees on the whole model, in order."""
         kernels = kernel_class(self.hardware.capability)
-        job = as_rehearsed(self.job, self.lengths)
-        return self.workers.first.rehearse(job, knobs, self.row_length(knobs), kernels)
+        return self.workers.first.rehearse(self.rehearsed_job, knobs, self.row_length(knobs), kernels)
 
     def space(self) -> Space:
         """Returns what a search may move; raises UsageError, BatchSplitError and ContextLengthError."""

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from autotrain_mem import api
-from autotrain_mem.planning.lengths import lengths_to_estimate
 from autotrain_mem.planning.limits import limits_of
 from autotrain_mem.report.plan_view import passed_over
 from autotrain_mem.support.errors import LimitError, UsageError
@@ -95,7 +94,7 @@ def test_rows_are_not_cut_to_be_done_sooner() -> None:
 def test_what_nobody_can_tell_is_said_before_anything_is_rehearsed(words: dict[str, Any], said: str) -> None:
     rehearsals = asked(**words)
     facts = rehearsals.describe()
-    lengths = lengths_to_estimate(rehearsals.job, rehearsals.workers, rehearsals.store, reads_images=facts.reads_images)
+    lengths = rehearsals.lengths_to_estimate(facts)
     subject = rehearsals.subject(facts, lengths)
     with pytest.raises(UsageError, match=said):
         limits_of(subject, subject.space().base)
