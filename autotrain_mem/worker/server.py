@@ -223,22 +223,20 @@ def import_ahead() -> None:
         from autotrain_mem.rehearsal import fake_run, rehearse  # noqa: F401
 
 
-_OF_GROUP = (
-    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR"),
-    *("MASTER_PORT", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "TORCHELASTIC_"),
-    *("PMI_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_"),
+_OF_GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_BEGIN_OF_GROUP = (
+    *("GROUP_", "ROLE_", "TORCHELASTIC_", "PMI_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_"),
     *("ACCELERATE_USE_", "ACCELERATE_DEEPSPEED_", "ACCELERATE_GRADIENT_", "ACCELERATE_CONFIG_DS_", "FSDP_"),
     "PARALLELISM_CONFIG_",
 )
-"""How the names begin of what torchrun tells a process of its group
-(``torch/distributed/elastic/agent/server/local_elastic_agent.py: _start_workers``), of what MPI does
-(``accelerate/state.py: _prepare_backend``), and of what accelerate says of sharding: a rehearsal of one of several
-processes sets its own."""
+"""What torchrun tells a process of its group
+(``torch/distributed/elastic/agent/server/local_elastic_agent.py: _start_workers``), MPI (``accelerate/state.py:
+_prepare_backend``), and accelerate of sharding: a rehearsal of one of several processes sets its own."""
 
 
 def leave_group() -> None:
     """A rehearsal trains alone: as a second rank 0 it would wait for the parent's group for ever."""
-    for name in [name for name in os.environ if name.startswith(_OF_GROUP)]:
+    for name in [name for name in os.environ if name in _OF_GROUP or name.startswith(_BEGIN_OF_GROUP)]:
         del os.environ[name]
 
 
