@@ -9,7 +9,6 @@ from autotrain_mem.checks import (
     adapters,
     compatibility,
     flag_checks,
-    idle_flags,
     model_files,
     preflight_checks,
     sharding,
@@ -83,7 +82,7 @@ TRAINING: tuple[Check[Flags], ...] = (
 PREFLIGHT: tuple[Check[Setup], ...] = (
     preflight_checks.emulated_bf16,
     preflight_checks.tf32,
-    idle_flags.idle,
+    preflight_checks.idle,
     preflight_checks.flash_attention_package,
     preflight_checks.compiled_optimizer,
     preflight_checks.data,

@@ -5,8 +5,15 @@ Keys are the fields of ``accelerate/commands/config/config_args.py: ClusterConfi
 
 from __future__ import annotations
 
-from autotrain_mem.exports.document import Tool, document, note_allocator, note_environment, note_host_optimizer
-from autotrain_mem.exports.draft import Draft, draft_of
+from autotrain_mem.exports.draft import (
+    Draft,
+    Tool,
+    document,
+    draft_of,
+    note_allocator,
+    note_environment,
+    note_host_optimizer,
+)
 from autotrain_mem.types import Job, Plan
 
 TRL_FILE = "trl.yaml"

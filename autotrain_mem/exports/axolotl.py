@@ -13,14 +13,6 @@ from typing import Any
 from autotrain_mem.allocator.settings import NEWER_VARIABLE, OLDER_VARIABLE
 from autotrain_mem.exports.accelerate import FIRST_MACHINE, PORT
 from autotrain_mem.exports.axolotl_rewards import add_grpo
-from autotrain_mem.exports.document import (
-    Tool,
-    document,
-    note_environment,
-    note_host_optimizer,
-    note_no_limit,
-    note_whole_logits,
-)
 from autotrain_mem.exports.draft import (
     IDLE_WITHOUT_ADAPTER,
     LORA_DEFAULTS,
@@ -28,7 +20,13 @@ from autotrain_mem.exports.draft import (
     OF_DATA,
     Data,
     Draft,
+    Tool,
+    document,
     draft_of,
+    note_environment,
+    note_host_optimizer,
+    note_no_limit,
+    note_whole_logits,
 )
 from autotrain_mem.methods.interface import AxolotlFacts, method_of
 from autotrain_mem.parallel.config import sharding_arguments

@@ -14,15 +14,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotrain_mem.exports.accelerate import ACCELERATE_FILE, FIRST_MACHINE, PORT, note_launch
-from autotrain_mem.exports.document import (
-    Tool,
-    document,
-    note_allocator,
-    note_environment,
-    note_host_optimizer,
-    note_no_limit,
-    note_whole_logits,
-)
 from autotrain_mem.exports.draft import (
     IDLE_WITHOUT_ADAPTER,
     LORA_DEFAULTS,
@@ -31,7 +22,14 @@ from autotrain_mem.exports.draft import (
     TRAINER_DEFAULTS,
     Data,
     Draft,
+    Tool,
+    document,
     draft_of,
+    note_allocator,
+    note_environment,
+    note_host_optimizer,
+    note_no_limit,
+    note_whole_logits,
 )
 from autotrain_mem.methods.interface import LlamaFactoryFacts, method_of
 from autotrain_mem.types import Job, Plan

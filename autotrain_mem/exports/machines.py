@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from autotrain_mem.exports.accelerate import FIRST_MACHINE, PORT
-from autotrain_mem.exports.document import Tool, document, heading
-from autotrain_mem.exports.draft import Draft, draft_of
+from autotrain_mem.exports.draft import Draft, Tool, document, draft_of, heading
 from autotrain_mem.parallel.place import FIRST_PORT, PORTS
 from autotrain_mem.settings.knobs import APPLIED, LAUNCHED
 from autotrain_mem.settings.own import flag_words

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from autotrain_mem.exports.accelerate import ACCELERATE_FILE, TRL_FILE, note_launch, script, torchrun
-from autotrain_mem.exports.document import Tool, document, note_host_optimizer
-from autotrain_mem.exports.draft import Draft, draft_of
+from autotrain_mem.exports.draft import Draft, Tool, document, draft_of, note_host_optimizer
 from autotrain_mem.parallel.config import sharding_arguments
 from autotrain_mem.parallel.launch_environment import launch_environment
 from autotrain_mem.settings.own import SHARE_TOKENS

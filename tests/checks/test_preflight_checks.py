@@ -18,6 +18,7 @@ from autotrain_mem.cli import word_problems
 from autotrain_mem.trainers.pretrained import load_config
 from autotrain_mem.types import Job
 from autotrain_mem.types.findings import Finding, collect
+from autotrain_mem.types.job import PythonCall
 
 Folder = Callable[[str], pathlib.Path]
 
@@ -282,3 +283,87 @@ def test_parameters_are_told_from_the_files_and_of_a_checkpoint_in_the_cache_fro
     cached = {"model.safetensors.index.json": str(index)}
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda model, name, revision: cached.get(name))
     assert parameters_on_disk("org/name", SimpleNamespace(dtype=None)) == 100
+
+
+# -- flags that TRL takes and does nothing with: a plan says so, and says nothing of those that work -------------------
+
+Said = Callable[..., list[str]]
+
+
+@pytest.fixture
+def said(model_folder: Folder) -> Said:
+    """``said("dpo", label_smoothing_factor=0.1)``: the warnings."""
+
+    def warned(method: str = "sft", *, from_python: bool = False, **given: Any) -> list[str]:
+        one = setup(model_folder("qwen2"), method, **given)
+        call = PythonCall(path="nowhere", holds_model=False, holds_rows=False, digest="")
+        one = replace(one, job=replace(one.job, python_call=call)) if from_python else one
+        return [str(finding) for finding in collect((preflight_checks.idle, preflight_checks.tf32), one)]
+
+    return warned
+
+
+@pytest.mark.newest
+@pytest.mark.parametrize(
+    ("method", "given", "works_with"),
+    [
+        ("dpo", {"label_smoothing_factor": 0.1}, "sft"),
+        ("grpo", {"train_sampling_strategy": "group_by_length"}, "sft"),
+        ("sft", {"bf16_full_eval": True}, None),
+        ("sft", {"do_eval": True}, None),
+        ("grpo", {"max_tool_calling_iterations": 3}, None),
+    ],
+)
+def test_a_flag_that_does_nothing_is_named_with_the_method(
+    method: str, given: dict[str, Any], works_with: str | None, said: Said
+) -> None:
+    (warning,) = said(method, **given)
+    (name,) = given
+    assert warning.startswith(f"--{name} does nothing with {method}: ")
+    if works_with is not None:
+        assert said(works_with, **given) == []
+
+
+@pytest.mark.newest
+@pytest.mark.parametrize(
+    ("method", "given", "switch"),
+    [
+        ("grpo", {"vllm_mode": "server"}, {"use_vllm": True}),
+        ("dpo", {"ref_model_sync_steps": 64}, {"sync_ref_model": True}),
+        ("sft", {"eval_steps": 10}, {"eval_strategy": "steps"}),
+        ("sft", {"packing_strategy": "wrapped"}, {"packing": True}),
+    ],
+)
+def test_a_flag_without_its_switch_is_named_with_it(
+    method: str, given: dict[str, Any], switch: dict[str, Any], said: Said
+) -> None:
+    (warning,) = said(method, **given)
+    assert f"--{next(iter(switch))} is not given" in warning
+    assert said(method, **given, **switch) == []
+
+
+@pytest.mark.newest
+def test_what_is_trls_default_is_no_news_and_several_of_one_reason_are_one_warning(said: Said) -> None:
+    assert said("dpo", label_smoothing_factor=0.0, do_predict=False, per_device_train_batch_size=8) == []
+    (warning,) = said(do_eval=True, do_predict=True)
+    assert warning.startswith("--do_eval, --do_predict do nothing with sft: ")
+
+
+@pytest.mark.newest
+def test_what_compute_metrics_reads_is_idle_in_commands_alone(said: Said) -> None:
+    assert len(said(prediction_loss_only=True)) == 1
+    assert said(prediction_loss_only=True, from_python=True) == []
+
+
+@pytest.mark.newest
+def test_tf32_is_refused_for_a_card_that_has_none(said: Said) -> None:
+    (message,) = said(tf32=True, card=(7, 5))
+    assert "compute capability 7.5" in message
+    assert said(tf32=True, card=(8, 0)) == []
+
+
+@pytest.mark.newest
+def test_a_flag_that_nobody_has_looked_at_is_named(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight_checks, "group_of", lambda method, name: None)
+    (warning,) = said(neftune_noise_alpha=5.0)
+    assert warning.startswith("--neftune_noise_alpha: newer than this autofit")
