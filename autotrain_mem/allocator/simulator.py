@@ -141,7 +141,7 @@ class CachingAllocator(AllocatorState):
         is_allowed = self.allowed_bytes is None or wanted <= self.allowed_bytes
         if self.settings.throw_on_cudamalloc_oom and is_hopeless and is_allowed:
             self.num_oom_rejections += 1
-            raise OutOfMemory(self._refusal(requested_bytes, asked, is_rejected=True))
+            raise OutOfMemory(self.refusal(requested_bytes, asked, is_rejected=True))
         block = self._allocate_block(pool, size, stream, asked)
         if block is None and release_available_blocks(self, pool, size, stream):
             block = self._allocate_block(pool, size, stream, asked)
@@ -154,7 +154,7 @@ class CachingAllocator(AllocatorState):
             self.num_ooms += 1
             if self.on_action is not None:
                 self.on_action("oom", self.device.free_bytes, size, stream)
-            raise OutOfMemory(self._refusal(requested_bytes, asked))
+            raise OutOfMemory(self.refusal(requested_bytes, asked))
         return block
 
     def _allocate_block(self, pool: Pool, size: int, stream: int, asked: int) -> DeviceBlock | None:
@@ -169,7 +169,8 @@ class CachingAllocator(AllocatorState):
         self.change_reserved("segment_alloc", block.address, asked, stream)
         return block
 
-    def _refusal(self, requested_bytes: int, asked: int, *, is_rejected: bool = False) -> Refusal:
+    def refusal(self, requested_bytes: int, asked: int, *, is_rejected: bool = False) -> Refusal:
+        """Says what a request of ``asked`` bytes met that cannot be granted now."""
         return Refusal(
             requested_bytes=requested_bytes,
             segment_bytes=asked,

@@ -110,15 +110,7 @@ class SimulatedGpu:
         self._allocator.num_alloc_retries += 1
         self._allocator.num_ooms += 1
         self.held_then = tuple(self._addresses)
-        self.refusal = Refusal(
-            requested_bytes=size_bytes,
-            segment_bytes=size_bytes,
-            total_bytes=self.hardware.total_bytes,
-            free_bytes=self._allocator.device.free_bytes,
-            allocated_bytes=self._allocator.allocated_bytes,
-            reserved_bytes=self._allocator.reserved_bytes,
-            outside_bytes=self.hardware.non_torch_bytes,
-        )
+        self.refusal = self._allocator.refusal(size_bytes, size_bytes)
         raise torch.OutOfMemoryError(self.refusal.message())
 
     def occupy(self, size_bytes: int) -> int:
