@@ -40,7 +40,26 @@ def read(values: Any) -> Plan:
     return read_plan(json.dumps(values).encode(), "plan.json")
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan.method} {plan.level}")
+def limited() -> Plan:
+    price = Price(gpu="rtx3060", per_hour=0.1, provider="somebody", seen="2026-11-01")
+    most = Most(name="max_length", value=768, next_value=832, next_required_bytes=2**34)
+    return replace(PLAN, price=price, most=most, job=replace(PLAN.job, within_seconds=28800.0, budget=20.0))
+
+
+def pictured() -> Plan:
+    images = ImageSummary(images=9, rows_without=1, percentiles=(1, 2, 3, 4), most=5, worst=("1024x768",))
+    memory = replace(PLAN.estimate.memory, parts_at_peak=(("vision tower", 2**30),))
+    estimate = replace(PLAN.estimate, knobs=replace(PLAN.knobs, max_pixels=2**19), memory=memory)
+    assert PLAN.data is not None
+    job = replace(PLAN.job, images=("1024x768",))
+    return replace(PLAN, estimate=estimate, data=replace(PLAN.data, images=images), job=job)
+
+
+RARE = (limited(), pictured())
+"""With a budget in time and money and as much as fits of a length; with images."""
+
+
+@pytest.mark.parametrize("plan", [*PLANS, *RARE], ids=lambda plan: f"{plan.method} {plan.level}")
 def test_every_plan_is_read_back_from_its_file(plan: Plan, tmp_path: Path) -> None:
     plan.save(tmp_path)
     assert Plan.load(tmp_path) == plan
@@ -282,36 +301,12 @@ def validator() -> Draft202012Validator:
 
 
 def test_what_is_written_is_valid_with_each_optional_part_and_without_it(validator: Draft202012Validator) -> None:
-    written = [json.loads(json.dumps(codec.to_json(plan))) for plan in PLANS]
+    written = [json.loads(json.dumps(codec.to_json(plan))) for plan in (*PLANS, *RARE)]
     assert [error.message for each in written for error in validator.iter_errors(each)] == []
     for name in ("data", "prompt_length", "optimizer_steps", "objects", "step_seconds"):
         assert {each[name] is None for each in written} == {True, False}, name
     for name in ("levers", "attempts", "alternatives", "proposals", "warnings", "allocator"):
         assert {bool(each[name]) for each in written} == {True, False}, name
-
-
-def limited() -> Plan:
-    price = Price(gpu="rtx3060", per_hour=0.1, provider="somebody", seen="2026-11-01")
-    most = Most(name="max_length", value=768, next_value=832, next_required_bytes=2**34)
-    return replace(PLAN, price=price, most=most, job=replace(PLAN.job, within_seconds=28800.0, budget=20.0))
-
-
-def pictured() -> Plan:
-    images = ImageSummary(images=9, rows_without=1, percentiles=(1, 2, 3, 4), most=5, worst=("1024x768",))
-    memory = replace(PLAN.estimate.memory, parts_at_peak=(("vision tower", 2**30),))
-    estimate = replace(PLAN.estimate, knobs=replace(PLAN.knobs, max_pixels=2**19), memory=memory)
-    assert PLAN.data is not None
-    job = replace(PLAN.job, images=("1024x768",))
-    return replace(PLAN, estimate=estimate, data=replace(PLAN.data, images=images), job=job)
-
-
-@pytest.mark.parametrize("plan", [limited(), pictured()], ids=["limits, price and most", "images"])
-def test_what_few_plans_have_is_written_and_read_again(
-    plan: Plan, tmp_path: Path, validator: Draft202012Validator
-) -> None:
-    plan.save(tmp_path / "plan.json")
-    assert Plan.load(tmp_path / "plan.json") == plan
-    validator.validate(json.loads((tmp_path / "plan.json").read_text(encoding="utf-8")))
 
 
 def test_no_field_may_be_missing_of_another_type_or_new(validator: Draft202012Validator) -> None:
