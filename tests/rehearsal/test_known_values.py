@@ -131,20 +131,6 @@ def test_a_known_write_is_seen_through_every_view_and_in_no_copy(rehearsal: Rehe
     assert value_of(copy) == [[0, 0], [3, 4]]
 
 
-def test_an_unknown_write_through_a_view_reaches_all_that_shares_its_bytes_and_what_follows(
-    rehearsal: Rehearsal,
-) -> None:
-    base = rehearsal.data([[1.0, 2.0], [3.0, 4.0]])
-    view, sister, before = base[0], base.view(-1), base * 2
-    view.add_(rehearsal.weights(2))
-    assert not any(is_known(tensor) for tensor in (base, view, sister, base * 2))
-    # What was computed before may be forgotten with it, but never holds a wrong value.
-    assert not is_known(before) or value_of(before) == [[2.0, 4.0], [6.0, 8.0]]
-    whole = rehearsal.weights(4)
-    whole[:2] = rehearsal.data([1.0, 2.0])
-    assert not is_known(whole)
-
-
 def test_a_write_by_an_operator_that_returns_nothing_is_not_missed(rehearsal: Rehearsal) -> None:
     """The in-place foreach operators; AdamW counts its steps with one."""
     steps = [rehearsal.data(0.0), rehearsal.data(1.0)]

@@ -159,11 +159,6 @@ def scores(dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.ones(50, 60, dtype=dtype, requires_grad=True)
 
 
-def embedded() -> torch.Tensor:
-    weight, ids = torch.ones(50, 8, requires_grad=True), torch.zeros(4000, dtype=torch.long)
-    return torch.nn.functional.embedding(ids, weight)
-
-
 def cut(softmax: Callable[..., Any], first: int, last: int) -> Callable[[], Any]:
     logits, kept = torch.ones(4, 50, 60), []  # type: ignore[var-annotated]
     return lambda: kept.append(softmax(logits[:, first:last], -1))
@@ -174,15 +169,11 @@ def step(operator: Callable[[torch.Tensor], Any]) -> Callable[[], Any]:
     return lambda: operator(x)
 
 
-_PARTIALS = 4000 // 10 + 50
-_ADDING = (4000 + 2 * 50 + _PARTIALS) * 8 + _PARTIALS * 8 * 4
-
 STEPS: dict[str, tuple[Callable[[], Callable[[], Any]], list[int]]] = {
     "softmax's backward holds gradient times output": (lambda: backward(scores().softmax(-1)), [50 * 60 * 4]),
     "in bfloat16 too": (lambda: backward(scores(torch.bfloat16).softmax(-1)), [50 * 60 * 2]),
     "log_softmax's backward holds nothing": (lambda: backward(scores().log_softmax(-1)), []),
     "but copies a gradient that is one number": (lambda: backward(scores().log_softmax(-1).sum()), [50 * 60 * 4]),
-    "an embedding's backward": (lambda: backward(embedded()), [2 * 4000 * 8 + max(_ADDING, 3 * 4000 * 8)]),
     "softmax copies logits that were cut": (lambda: cut(torch.softmax, 9, -1), [4 * 40 * 60 * 4]),
     "log_softmax too": (lambda: cut(torch.log_softmax, 9, -1), [4 * 40 * 60 * 4]),
     "and no whole ones": (lambda: cut(torch.softmax, 0, 50), []),
