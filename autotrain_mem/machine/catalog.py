@@ -126,13 +126,13 @@ _LIST_COMMAND = "autofit gpus lists the cards, all NVIDIA's; --gpu also takes a 
 
 @functools.cache
 def catalog(*, laptops: bool = True) -> tuple[Hardware, ...]:
-    """Every card, by name; without laptops' those are left out that nobody can buy or rent by themselves."""
+    """Returns every card, by name; ``laptops=False`` leaves out those that nobody can rent by themselves."""
     cards = (card.hardware for card in _cards() if laptops or not _SOLDERED.search(card.hardware.name))
     return tuple(sorted(cards, key=lambda card: card.name))
 
 
 def named(name: str) -> Hardware:
-    """The card of that name (``"GeForce RTX 4090"``, ``"a100 80gb"``), or an imagined one of that size (``"6GiB"``).
+    """Returns the card of that name (``"GeForce RTX 4090"``, ``"a100 80gb"``), or an imagined one of that size (``"6GiB"``).
 
     Capitals, spaces, hyphens, underscores and the maker's names do not matter. A name that stands for several cards is
     refused, not guessed: A100 is 40 or 80 GB, and a plan for one is wrong for the other. Only a name that is itself a
@@ -155,7 +155,7 @@ def named(name: str) -> Hardware:
 
 
 def _near(name: str) -> list[str]:
-    """Lists what may be meant: a size without its unit (``24``, ``24g``), or cards that are written much like it."""
+    """Returns likely meanings: a size without its unit (``24``, ``24g``), or cards with a similar name."""
     if size := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*g?\s*", name, re.IGNORECASE):
         return [f"--gpu {size[1]}GiB"]
     keys = {_normal(card.hardware.name): card.hardware.name for card in _cards()}
@@ -163,7 +163,7 @@ def _near(name: str) -> list[str]:
 
 
 def recognise(name: str, total_bytes: int) -> Hardware | None:
-    """The row for a card that NVML found, or None. Cards that share a name are told apart by their memory.
+    """Returns the row of a card that NVML found, or None. Cards that share a name are told apart by their memory.
 
     8 % either way spans what driver, ECC (6 % on an RTX A5000) and Windows change, and is less than the step between
     two sizes of one card (17 % between the two RTX 3080).
@@ -173,14 +173,14 @@ def recognise(name: str, total_bytes: int) -> Hardware | None:
 
 
 def rates_of(known: Hardware | None) -> dict[str, Any]:
-    """Gives the rates of a card that the catalog knows, by the fields of ``Hardware``; all None of another."""
+    """Returns the rates of a card by the fields of ``Hardware``; all None if the catalog does not know it."""
     names = ("bandwidth", "bf16_flops", "fp16_flops", "fp32_flops", "host_link")
     fields = [f"{name}{'' if name.endswith('flops') else '_bytes'}_per_second" for name in names]
     return {field: None if known is None else getattr(known, field) for field in fields}
 
 
 def joined_by(card: Hardware) -> tuple[str, int] | None:
-    """Names what usually joins several of a card (``machine.links``), and its lanes of PCI Express; None if unknown."""
+    """Returns the usual link between several of a card (``machine.links``) and its PCIe lanes; None if unknown."""
     found = _recognised(card.name, card.total_bytes)
     return None if found is None or not found.link else (found.link, found.lanes)
 
@@ -195,7 +195,7 @@ def _recognised(name: str, total_bytes: int) -> _Card | None:
 
 
 def _imagined(text: str) -> Hardware:
-    """A card of a given size and nothing else: all of it free, no context, speeds unknown."""
+    """Returns a card of which only the size is known: all of it free, no context, unknown speeds."""
     try:
         size_bytes = parse_bytes(text)
     except ValueError as error:
@@ -219,7 +219,7 @@ def _normal(name: str) -> str:
 
 
 def _cards_called(name: str) -> tuple[_Card, ...]:
-    """The card whose key it is, else every card that answers to it; ``"4090"`` is tried as ``"rtx4090"`` last."""
+    """Returns the card with that key, else every card with that name; ``"4090"`` is tried as ``"rtx4090"`` last."""
     for text in (_normal(name), "rtx" + _normal(name)):
         by_key = tuple(card for card in _cards() if text == _normal(card.hardware.name))
         cards = by_key or tuple(card for card in _cards() if text in _spellings(card))

@@ -1,4 +1,4 @@
-"""Which device a run is planned for."""
+"""Chooses the device that a run is planned for."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def choose(
     warn: Callable[[str], None] = lambda message: None,
     measures: bool = True,
 ) -> Hardware:
-    """The host if asked for, else the named card, else the GPUs that CUDA would show: the smallest stands for all.
+    """Returns the host if asked for, else the named card, else the smallest of the GPUs that CUDA would expose.
 
-    On a GPU that is here it is measured, once, what a process holds of it outside torch; a named card is never touched.
+    What a process holds outside torch is measured once on a GPU of this machine; a named card is never touched.
 
     Args:
         gpus: How many to use; None for all that are here, and for one of a named card.
@@ -62,7 +62,7 @@ def choose(
         link: What joins them, as ``--link`` has it.
         store: Where a measurement is kept; None for the user's cache folder, without a word about its state.
         environment: What is set for the training process, over this one's environment: it may name the card.
-        warn: Hears of GPUs that are passed over, since NVML does not answer for them, and of those that differ.
+        warn: Is called for GPUs that are skipped because NVML does not answer, and for GPUs that differ.
         measures: False for an answer in milliseconds.
 
     Raises:
@@ -102,8 +102,8 @@ def _detected(
     *,
     spared: int = 0,
 ) -> Sequence[Hardware]:
-    """The GPUs that are here, as many as are asked for; never none. A server of vLLM's takes the last ones
-    (``types.vllm: VllmServer.devices``), where the user does not say which are seen."""
+    """Returns as many GPUs of this machine as asked for, at least one. A vLLM server takes the last ones
+    (``types.vllm: VllmServer.devices``), unless the user says which are visible."""
     detected = () if unplanned_gpus() else detect(environment, warn)
     shown = {**os.environ, **environment}.get(VISIBLE)
     if not detected:
@@ -129,7 +129,7 @@ def _detected(
 
 
 def least(cards: Sequence[Hardware]) -> Hardware:
-    """The card with the least budget, as slow as the slowest: all wait for each other at every step."""
+    """Returns the card with the smallest budget and the lowest speeds: all wait for each other at every step."""
     smallest = min(cards, key=lambda card: card.budget_bytes())
     known = [card.compute_capability for card in cards if card.compute_capability is not None]
     speeds = {name: [getattr(card, name) for card in cards] for name in rates_of(None)}
@@ -148,7 +148,7 @@ UNLIKE = 0.9
 
 
 def _differences(cards: Sequence[Hardware]) -> Iterator[str]:
-    """Says what all pay for that only one of them lacks."""
+    """Warns where one GPU limits all others."""
     smallest = min(cards, key=lambda card: card.budget_bytes())
     others = [card for card in cards if card.uuid != smallest.uuid]
     names = ",".join(str(card.uuid if card.index is None else card.index) for card in others)
@@ -200,7 +200,7 @@ ALL = "all"
 
 
 def several(names: str, counts: Sequence[int] = (), *, nodes: int = 1, link: str | None = None) -> tuple[Hardware, ...]:
-    """Give the cards of ``"all"``, without laptops', or of a list such as ``"rtx3060,l4"``; empty for the name of one.
+    """Returns the cards of ``"all"``, without laptops', or of a list such as ``"rtx3060,l4"``; empty for a single name.
 
     Args:
         counts: How many of each together; several numbers make a device of each.

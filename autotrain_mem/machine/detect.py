@@ -54,7 +54,7 @@ _NOTHING: Mapping[str, str] = {}
 
 @dataclass(frozen=True, slots=True)
 class _Device:
-    """Holds what CUDA can open: a whole card or a MIG instance."""
+    """A device that CUDA can open: a whole card or a MIG instance."""
 
     index: int
     """NVML's index of the card."""
@@ -83,7 +83,7 @@ class NoNvml(NvmlError):
 
 @contextlib.contextmanager
 def nvml_session() -> Iterator[Any]:
-    """Starts NVML and ends it; gives pynvml, whose own errors inside become :class:`NvmlError`."""
+    """Starts and stops NVML around a block; pynvml's errors inside become :class:`NvmlError`."""
     try:
         import pynvml  # a machine without NVIDIA's driver does without it
 
@@ -103,11 +103,11 @@ def nvml_session() -> Iterator[Any]:
 def detect(
     environment: Mapping[str, str] = _NOTHING, on_unreadable: Callable[[str], None] = lambda reason: None
 ) -> tuple[Hardware, ...]:
-    """The GPUs that a process of torch started now would see, in its order; none without a driver.
+    """Returns the GPUs that a torch process started now would see, in its order; none without a driver.
 
     Args:
         environment: What is set for that process, over this one's environment.
-        on_unreadable: Hears why a GPU that it would see is left out, where others answer.
+        on_unreadable: Is called with the reason for each GPU that does not answer, if others do.
 
     Raises:
         UnreadableGpuError: NVML lists cards but answers for none that is asked for, so nothing can be planned on them;
@@ -172,7 +172,7 @@ def numbers_in_pci_order(uuids: Sequence[str]) -> tuple[str, ...] | None:
 
 
 def free_bytes(card: Hardware) -> int | None:
-    """Reads what is free of a detected card now; None where NVML does not tell."""
+    """Returns the bytes that are free on a detected card now; None if NVML does not report them."""
     with contextlib.suppress(NvmlError), nvml_session() as nvml:
         if card.uuid is not None:
             total_bytes, now_bytes = memory_of(nvml, nvml.nvmlDeviceGetHandleByUUID(card.uuid))
@@ -181,7 +181,7 @@ def free_bytes(card: Hardware) -> int | None:
 
 
 def nvidia_driver() -> tuple[str, int | None, str]:
-    """Reads the driver's version, the newest major version of CUDA that it can do, and why NVML does not tell them."""
+    """Returns the driver's version, the newest major version of CUDA that it supports, and NVML's error, if any."""
     try:
         with nvml_session() as nvml:
             return str(nvml.nvmlSystemGetDriverVersion()), int(nvml.nvmlSystemGetCudaDriverVersion()) // 1000, ""
@@ -190,7 +190,7 @@ def nvidia_driver() -> tuple[str, int | None, str]:
 
 
 def _shown(nvml: Any, environment: Mapping[str, str]) -> tuple[tuple[_Device, ...], list[str]]:
-    """Give what CUDA shows, and why NVML does not answer for cards that it would show or are asked for."""
+    """Returns the devices that CUDA exposes, and NVML's errors for others that are asked for."""
     variables = {**os.environ, **environment}
     cards, unanswered = _cards(nvml)
     if variables.get(ORDER) != "PCI_BUS_ID":
@@ -204,7 +204,7 @@ def _shown(nvml: Any, environment: Mapping[str, str]) -> tuple[tuple[_Device, ..
 
 
 def host() -> Hardware:
-    """This machine's own memory, or its container's, for training on the CPU; ``free`` is had without swapping."""
+    """Returns this machine's memory, or its container's, as a device; ``free`` is available without swapping."""
     memory = host_memory()
     return Hardware(
         name="cpu",
@@ -217,7 +217,7 @@ def host() -> Hardware:
 
 
 def _ask(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
-    """NVML's answer, or None where this card or driver does not know the question."""
+    """Returns NVML's answer, or None if the card or the driver does not support the query."""
     try:
         return question(*arguments)
     except nvml.NVMLError:
@@ -225,7 +225,7 @@ def _ask(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _cards(nvml: Any) -> tuple[_Cards, list[str]]:
-    """The devices of each card, and why NVML does not answer for some."""
+    """Returns the devices of each card, and NVML's errors for those that do not answer."""
     cards: list[Sequence[_Device]] = []
     unanswered = []
     for index in range(nvml.nvmlDeviceGetCount()):
@@ -246,7 +246,7 @@ def _cards(nvml: Any) -> tuple[_Cards, list[str]]:
 
 
 def _fastest_first(nvml: Any, cards: _Cards) -> _Cards:
-    """NVML's order where all are alike, or where one does not tell its speed or does not answer."""
+    """Sorts the cards as CUDA does; equal cards, and all if one does not report its speed, keep NVML's order."""
     handles = [devices[0].card for devices in cards if devices]
     if len(handles) < len(cards) or len({nvml.nvmlDeviceGetName(handle) for handle in handles}) == 1:
         return cards
@@ -272,8 +272,8 @@ def _listed(cards: _Cards, wanted: str) -> list[_Device]:
 
 
 def _device_called(cards: _Cards, entry: str, kind: str) -> _Device | None:
-    """By UUID if the prefix is unique (``"GPU-8932f937"``, ``"MIG-<uuid>"``), else by number: ``"1"``, and ``"1gpu"``
-    too, since C's strtoul reads as far as the digits go.
+    """Finds a device by a unique prefix of its UUID (``"GPU-8932f937"``, ``"MIG-<uuid>"``), or by number: ``"1"``, and
+    ``"1gpu"`` too, since C's strtoul reads as far as the digits go.
 
     Args:
         kind: How the list begins, which decides between the two.
@@ -291,7 +291,7 @@ def _device_called(cards: _Cards, entry: str, kind: str) -> _Device | None:
 
 
 def memory_of(nvml: Any, handle: Any) -> tuple[int, int]:
-    """The device's total and free bytes, as torch counts them.
+    """Returns the device's total and free bytes, as torch counts them.
 
     NVML's total is all that is soldered on; CUDA, and so torch, counts without what driver and firmware reserve. The
     second version of NVML's memory query tells that part: on a card of 12288 MiB with 380 MiB reserved, torch's OOM
@@ -306,7 +306,7 @@ def memory_of(nvml: Any, handle: Any) -> tuple[int, int]:
 
 
 def _memory_by_torch(uuid: str, environment: Mapping[str, str]) -> tuple[int, int, str]:
-    """The same of a card whose memory NVML does not tell: the host's own (GB10, Jetson), which a process fills too.
+    """Returns the same for a card whose memory NVML does not report: GB10 and Jetson share the host's.
 
     ``cudaMemGetInfo`` leaves out what the kernel can take back from files, ``MemAvailable`` counts it (NVIDIA DGX Spark
     User Guide, "Known Issues"). What a training process holds of the host beside tensors is not free for it.

@@ -66,7 +66,7 @@ Row = tuple[Soundness, str, str, str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Library:
-    """Holds what became of importing a package in a process of its own."""
+    """The outcome of importing a package in a process of its own."""
 
     version: str | None = None
     """None where it is not installed."""
@@ -84,7 +84,7 @@ class Library:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """Holds what several checks ask about."""
+    """What more than one check needs."""
 
     driver: str = ""
     driver_cuda: int | None = None
@@ -95,7 +95,7 @@ class Facts:
 
 
 def examine_machine(on_progress: Callable[[str], None] = lambda what: None) -> Health:
-    """Returns every finding, in the order in which they are read; ``on_progress`` hears what is being done."""
+    """Runs all checks; ``on_progress`` is called with what is being done."""
     on_progress("importing torch and what uses the GPU")
     installed = installed_versions({*IMPORTED, *TESTED, *OPTIONAL})
     with ThreadPoolExecutor() as threads:
@@ -360,7 +360,7 @@ def _library(name: str, version: str | None) -> Library:
 
 
 def main() -> None:
-    """Imports the package that the parent names, and answers with what ``Library`` holds of it."""
+    """Imports the package that the parent names, and sends the fields of its ``Library``."""
     channel = Channel(ignore_interrupt=True)
     found: dict[str, Any] = {}
     try:

@@ -1,7 +1,7 @@
-"""Makes go wrong on a simulated card what it is told to: try what your run would survive.
+"""Injects faults into a run on a simulated card: try what your run would survive.
 
 ``AUTOFIT_MISHAPS="oom:backward:37 kill:save:2" autofit sft ... --simulate``. Each mishap comes once in a run: a file in
-the output folder tells the process that goes on after it that it was there. On a real card nothing is made up.
+the output folder tells a process that resumes the run that it has come. Nothing is injected on a real card.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Mishap:
 
 
 def parse_mishaps(text: str, rank: int | None = None) -> tuple[Mishap, ...]:
-    """Read the variable's text; with a rank, what befalls the process of that rank.
+    """Parses the variable's text; with a rank, only the mishaps of that rank.
 
     >>> [str(mishap) for mishap in parse_mishaps("oom:backward:37 taken:1MiB:500:until:900 disk:save:2")]
     ['oom:backward:37', 'taken:1048576B:500:until:900', 'disk:save:2']
@@ -158,7 +158,7 @@ def _count(text: str) -> int:
 def injected_faults(
     gpu: SimulatedGpu, environment: Mapping[str, str], folder: pathlib.Path, phase: Callable[[], Phase]
 ) -> Iterator[None]:
-    """Inside, what ``environment`` asks for befalls this process, each mishap when it is due.
+    """Injects what ``environment`` asks for into this process, each mishap when it is due.
 
     Args:
         folder: The run's output folder, where it is marked what has come.
@@ -194,7 +194,7 @@ def injected_faults(
 
 @contextlib.contextmanager
 def full_disk(folder: pathlib.Path, is_full: Callable[[], bool]) -> Iterator[None]:
-    """Inside, what is written to the folder's files fails while the disk is full; those of checkpoints have room."""
+    """Makes writes to the folder fail while the disk is full, except those of checkpoints."""
 
     def opened(file: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
         if set(mode) & set("wax+") and isinstance(file, (str, os.PathLike)):
@@ -210,7 +210,7 @@ def full_disk(folder: pathlib.Path, is_full: Callable[[], bool]) -> Iterator[Non
 
 
 class Faults:
-    """Counts what one process does, and lets come what is due.
+    """Counts allocations and checkpoints of one process, and triggers each mishap when it is due.
 
     Args:
         marks: A file that holds what has come in this run, over all of its processes: one line each.
@@ -343,6 +343,6 @@ class Faults:
         self._end_process(mishap)
 
     def _end_process(self, mishap: Mishap) -> None:
-        """The process stands still for the mishap ``stop``, until somebody goes on with it; all others kill it."""
+        """Stops the process for the mishap ``stop`` (SIGSTOP); kills it for all others."""
         self.mark(mishap)
         os.kill(os.getpid(), signal.SIGSTOP if mishap.kind == "stop" else signal.SIGKILL)

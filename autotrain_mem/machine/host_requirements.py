@@ -37,7 +37,7 @@ OF_DEEPSPEED = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """Holds what a job would put on this machine."""
+    """What a planned job needs of this machine beside its card."""
 
     job: Job
     """With what the plan decided among its arguments."""
@@ -91,17 +91,17 @@ class Load:
 
     @property
     def by_deepspeed(self) -> tuple[str, ...]:
-        """Names what DeepSpeed offloads to the host."""
+        """Settings by which DeepSpeed offloads to the host."""
         return tuple(name for name in OF_DEEPSPEED if self.job.arguments.get(name))
 
     @property
     def on_nvme(self) -> tuple[str, ...]:
-        """Names what of that goes on to NVMe, through buffers on the host."""
+        """Those that offload to NVMe, through buffers on the host."""
         return tuple(name for name in self.by_deepspeed if self.job.arguments.get(name) == "nvme")
 
     @property
     def offloaded_bytes(self) -> int:
-        """What all processes of this machine keep on the host while they train, but for FSDP's shards."""
+        """What all processes of this machine keep on the host during training, except FSDP's shards."""
         held = self.memory.pinned_host_bytes
         if self.by_deepspeed:
             held += self.memory.unpinned_host_bytes
@@ -131,8 +131,7 @@ class Load:
 def room_findings(
     load: Load, *, memory: HostMemory | None = None, free_disk_bytes: int | None = None
 ) -> tuple[Finding, ...]:
-    """Lists what there is no room for; this machine's memory and the free bytes of the output folder's disk are read
-    here by default."""
+    """Returns what does not fit; by default this machine's memory and the output folder's disk are read."""
     if free_disk_bytes is None:  # of a folder that may yet have to be made
         free_disk_bytes = shutil.disk_usage(existing(load.output_dir)).free
     memory = memory or host_memory()
@@ -144,7 +143,7 @@ def _refusal(error: type[AutofitError], *, message: str, cure: str) -> Finding:
 
 
 def _download(load: Load) -> Iterator[Finding]:
-    """Weights go to the hub's cache; where this is on the disk of the output folder, both must find room there."""
+    """Weights go to the hub's cache; if it shares the output folder's disk, both must fit there."""
     if load.download is None:
         return
     folder = existing(pathlib.Path(load.download.folder))
@@ -164,7 +163,7 @@ def _download(load: Load) -> Iterator[Finding]:
 
 
 def _nvme(load: Load) -> Iterator[Finding]:
-    """DeepSpeed makes the folders that its config names, and ends as training starts where it may not."""
+    """DeepSpeed creates the folders that its config names, and fails at the start of training if it may not."""
     zero = (load.job.arguments.get("deepspeed") or {}).get("zero_optimization") or {}
     parts = (zero[name.removesuffix("_device")] for name in load.on_nvme)
     for folder in sorted({str(part["nvme_path"]) for part in parts}):
@@ -225,7 +224,7 @@ def _memory(load: Load, memory: HostMemory) -> Iterator[Finding]:
 
 
 def _kept_on_host(load: Load) -> Iterator[tuple[list[str], str, int, str]]:
-    """Yields flags that move memory to the host, what that is, its bytes, and what else the user can do."""
+    """Yields flags that move memory to the host, what they move, its bytes, and the cure."""
     if load.job.arguments.get("fsdp_offload_params"):
         cure = "Remove --fsdp_offload_params, give more --gpus, or train an adapter: --use_peft."
         yield ["--fsdp_offload_params"], "pinned shards of all processes", load.shards_bytes, cure
@@ -294,7 +293,7 @@ SAVE_STEPS = 500
 
 
 def _checkpoints(load: Load) -> int | None:
-    """Counts how many are written; None where the number of steps is not known."""
+    """Returns how many are written; None if the number of steps is unknown."""
     given = load.job.arguments
     if str(given.get("save_strategy", "steps")) == "epoch":
         return math.ceil(float(given.get("num_train_epochs", EPOCHS)))

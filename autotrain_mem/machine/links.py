@@ -1,4 +1,4 @@
-"""Tells what joins the GPUs of a machine, and machines: by name, as a card usually has it, or as NVML finds it here.
+"""The links between GPUs and between machines: named, usual for a card, or detected by NVML.
 
 The rows are in ``links.csv``: bytes that a collective moves for each device and second, in and out each, in GB of 10**9
 (the bus bandwidth of nccl-tests, ``doc/PERFORMANCE.md``, for messages of many MiB). A ``derived`` row was not found
@@ -50,7 +50,7 @@ class Interconnect:
 
 @functools.cache
 def links() -> Mapping[str, Interconnect]:
-    """Every link, by name."""
+    """Returns every link, by name."""
     with open(_ROWS, encoding="utf-8", newline="") as file:
         rows: list[dict[str, Any]] = list(csv.DictReader(file, strict=True))
     return {
@@ -68,10 +68,10 @@ def links() -> Mapping[str, Interconnect]:
 def topology(
     card: Hardware, *, devices: int, nodes: int = 1, asked: str | None = None, uuids: Sequence[str] = ()
 ) -> Topology:
-    """Joins so many of one card.
+    """Returns the topology of several devices of one kind.
 
     Args:
-        asked: Names of links, as ``--link`` has them; what it leaves open is found by NVML, or is usual for the card.
+        asked: Names of links, as ``--link`` has them; what it leaves open is detected by NVML, or usual for the card.
         uuids: Of the devices, where they are here.
 
     Raises:
@@ -94,7 +94,7 @@ def topology(
 
 
 def named_links(asked: str | None) -> dict[str, Interconnect]:
-    """Reads ``nvlink4``, ``ndr`` or ``nvlink4,ndr``: by what each joins. Raises UsageError."""
+    """Parses ``nvlink4``, ``ndr`` or ``nvlink4,ndr`` into links by what they join. Raises UsageError."""
     chosen: dict[str, Interconnect] = {}
     for name in filter(None, (each.strip().lower() for each in (asked or "").split(","))):
         if name not in links():
@@ -114,7 +114,7 @@ def named_links(asked: str | None) -> dict[str, Interconnect]:
 
 
 def usual(card: Hardware) -> tuple[str, int | None]:
-    """Names what joins several of a card where nothing else is said, and its rate; none for an unknown card."""
+    """Returns the usual link between several of a card and its rate; empty for an unknown card."""
     known = joined_by(card)
     if known is None:
         return "", None
@@ -130,10 +130,9 @@ def _of_lanes(bytes_per_second: int, name: str, lanes: int) -> int:
 
 
 def found(uuids: Sequence[str]) -> tuple[str, int | None] | None:
-    """Finds what joins cards of this machine, and its rate: the slowest that a collective meets on its way.
+    """Detects the slowest link that a collective between these cards of this machine uses, and its rate.
 
-    NVLink counts where every two of them reach each other by it, directly or through a switch. None where NVML does
-    not tell.
+    NVLink counts if every pair is connected by it, directly or through a switch. None if NVML does not report it.
     """
     with contextlib.suppress(NvmlError, KeyError), nvml_session() as nvml:
         handles = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
@@ -151,7 +150,7 @@ def _all_reach(nvml: Any, handles: Sequence[Any], way: int) -> bool:
 
 
 def _nvlink(nvml: Any, handle: Any) -> tuple[str, int]:
-    """By the links that are up, of those that the row is of: an H100 PCIe under bridges has 12 of 18."""
+    """Scales the rate by the links that are up: an H100 PCIe with bridges has 12 of 18."""
     capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))
     name, all_links = _BRIDGE if capability == (8, 6) else _NVLINK[capability[0]]
     count = sum(_is_up(nvml, handle, link) for link in range(_LINKS_AT_MOST))
@@ -166,7 +165,7 @@ def _is_up(nvml: Any, handle: Any, link: int) -> bool:
 
 
 def _pcie(nvml: Any, handle: Any, has_peers: bool) -> tuple[str, int]:
-    """By what card and board can do: a card that idles has taken its link down."""
+    """Uses the maximum of card and board: an idle card lowers its link's rate."""
     generation = min(5, max(3, nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)))
     name = f"pcie{generation}{'' if has_peers else '-host'}"
     lanes = nvml.nvmlDeviceGetMaxPcieLinkWidth(handle)

@@ -44,7 +44,7 @@ KIND = "non_torch"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loaded:
-    """A child that holds still."""
+    """A child that has loaded its kernels and waits."""
 
     pid: int
     reserved_bytes: int
@@ -59,7 +59,7 @@ _NOTHING: Mapping[str, str] = {}
 def measured(
     hardware: Hardware, store: Store, run: Run | None = None, *, environment: Mapping[str, str] = _NOTHING
 ) -> Hardware:
-    """The same card with the measured figure; with the table's where it cannot be measured, and why in ``source``.
+    """Returns the card with the measured figure; with the table's if it cannot be measured, and why in ``source``.
     Raises UnreadableGpuError if torch cannot use the card.
 
     Args:
@@ -124,7 +124,7 @@ def run_child(hardware: Hardware, environment: Mapping[str, str] = _NOTHING, **c
 
 
 def _key(nvml: Any, hardware: Hardware, variables: Mapping[str, str]) -> dict[str, Any]:
-    """All that the figure depends on. Not the card's number: two cards of one kind hold the same."""
+    """What the figure depends on. Not the card's number: two cards of one kind need the same."""
     try:
         driver = nvml.nvmlSystemGetDriverVersion()
     except nvml.NVMLError:
@@ -148,7 +148,7 @@ context, on a MIG instance of 14 SMs, is 61 MiB (:data:`PLAUSIBLE_BYTES`) with n
 
 
 def others_on(hardware: Hardware) -> tuple[OtherProcess, ...]:
-    """Everybody on a detected card, largest first. Ask before a process of ours is there; empty for any other card."""
+    """Returns the processes on a detected card, largest first; call it before a process of ours is there."""
     if not hardware.uuid:
         return ()
     try:
@@ -165,7 +165,7 @@ def others_on(hardware: Hardware) -> tuple[OtherProcess, ...]:
 
 
 def held_by(hardware: Hardware, pid: int) -> int | None:
-    """All that one process holds of a card; None where NVML does not tell."""
+    """Returns the bytes that one process holds on a card; None if NVML does not report them."""
     with contextlib.suppress(NvmlError), nvml_session() as nvml:
         if hardware.uuid:
             return _listed(nvml, nvml.nvmlDeviceGetHandleByUUID(hardware.uuid)).get(pid) or None
@@ -173,7 +173,7 @@ def held_by(hardware: Hardware, pid: int) -> int | None:
 
 
 def _listed(nvml: Any, handle: Any) -> dict[int, int]:
-    """Bytes by process number; 0 where NVML knows of a process but not of its bytes."""
+    """Returns bytes by process id; 0 if NVML lists a process without its bytes."""
     listed: dict[int, int] = {}
     for question in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"):
         try:
@@ -186,7 +186,7 @@ def _listed(nvml: Any, handle: Any) -> dict[int, int]:
 
 
 def _name(pid: int) -> str:
-    """Reads the name as Linux tells it (``proc(5)``); empty for another system's process, or another container's."""
+    """Reads the name from ``/proc`` (proc(5)); empty on other systems, or for another container's process."""
     try:
         return pathlib.Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

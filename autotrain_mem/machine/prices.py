@@ -37,12 +37,12 @@ Prices = Mapping[str, Price]
 
 @functools.cache
 def listed_prices() -> Prices:
-    """The table that comes along."""
+    """Returns the table of this package."""
     return _read(_ROWS.read_text(encoding="utf-8"), "prices.csv")
 
 
 def prices(file: str | None) -> Prices:
-    """The table of a user's file, or the one that comes along.
+    """Returns the table of a user's file, or the one of this package.
 
     Of several prices of one card the lowest counts.
 
@@ -64,7 +64,7 @@ def prices(file: str | None) -> Prices:
 
 
 def price_of(card: Hardware, table: Prices) -> Price | None:
-    """The price of a card, which NVML may call by another name than the catalog; None where the table has none."""
+    """Returns the price of a card, which may bear NVML's name for it; None if the table has none."""
     known = recognise(card.name, card.total_bytes) if card.origin == "detected" else None
     return table.get(card.name if known is None else known.name)
 
@@ -96,7 +96,7 @@ def _read(text: str, name: str) -> Prices:
 
 
 def _price(row: Mapping[str, str | None]) -> Price:
-    """Raises ValueError for a row that is none, with what is wrong in a few words."""
+    """Parses a row; raises ValueError with what is wrong in a few words."""
     if None in row or None in row.values():
         raise ValueError("it has other fields than the first line names")
     fields = {name: (value or "").strip() for name, value in row.items()}

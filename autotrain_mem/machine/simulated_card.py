@@ -1,4 +1,4 @@
-"""A card that is not there: takes every allocation of a real run on the CPU and is full when that card would be."""
+"""A simulated card: it accounts for every allocation of a real run on the CPU and is full when that card would be."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class SimulatedGpu:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Let no other thread to the allocator inside, and give back what is to be before and after."""
+        """Keeps other threads from the allocator, and frees what waits before and after."""
         with self._lock:
             self._depth += 1
             try:
@@ -114,14 +114,14 @@ class SimulatedGpu:
         raise torch.OutOfMemoryError(self.refusal.message())
 
     def occupy(self, size_bytes: int) -> int:
-        """Another process takes so much of the card, or all that is left of it; returns what it got."""
+        """Takes memory as another process would, up to what is left; returns what was taken."""
         device = self._allocator.device
         got_bytes = min(size_bytes, device.free_bytes)
         device.take(got_bytes)
         return got_bytes
 
     def vacate(self, size_bytes: int) -> None:
-        """Another process gives back what it got."""
+        """Frees memory that another process took."""
         self._allocator.device.taken_bytes -= size_bytes
 
     def memory_stats(self) -> dict[str, int]:
@@ -132,5 +132,5 @@ class SimulatedGpu:
         self._allocator.reset_peak_stats()
 
     def reading(self) -> MemoryReading:
-        """Says what is taken of the card now, and was at most."""
+        """Returns the current and peak use of the card."""
         return MemoryReading.from_stats(self.memory_stats())

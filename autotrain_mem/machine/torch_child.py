@@ -39,7 +39,7 @@ def torch_child(
     module: str = CHILD_MODULE,
     limit_seconds: float = TIME_LIMIT_SECONDS,
 ) -> Iterator[tuple[Child, TorchDevice]]:
-    """Start a child that sees this one card, and wait until it has opened it; it ends with the context.
+    """Starts a child that sees this card alone and waits until it has opened it; it ends with the context.
 
     Args:
         environment: What is set for the training process, over this one's environment.
@@ -57,7 +57,7 @@ def torch_child(
 
 
 def next_answer(child: Child, limit_seconds: float = TIME_LIMIT_SECONDS) -> dict[str, Any]:
-    """Receive the child's next answer. Raises as :func:`torch_child`."""
+    """Receives the child's next answer. Raises as :func:`torch_child`."""
     try:
         answer = child.receive(limit_seconds)
     except ChildTimeout as timeout:
