@@ -132,7 +132,7 @@ def catalog(*, laptops: bool = True) -> tuple[Hardware, ...]:
 
 
 def named(name: str) -> Hardware:
-    """Returns the card of that name (``"GeForce RTX 4090"``, ``"a100 80gb"``), or an imagined one of that size (``"6GiB"``).
+    """Returns the card of that name (``"GeForce RTX 4090"``, ``"a100 80gb"``), or one of that size (``"6GiB"``).
 
     Capitals, spaces, hyphens, underscores and the maker's names do not matter. A name that stands for several cards is
     refused, not guessed: A100 is 40 or 80 GB, and a plan for one is wrong for the other. Only a name that is itself a
@@ -179,7 +179,7 @@ def rates_of(known: Hardware | None) -> dict[str, Any]:
     return {field: None if known is None else getattr(known, field) for field in fields}
 
 
-def joined_by(card: Hardware) -> tuple[str, int] | None:
+def link_of(card: Hardware) -> tuple[str, int] | None:
     """Returns the usual link between several of a card (``machine.links``) and its PCIe lanes; None if unknown."""
     found = _recognised(card.name, card.total_bytes)
     return None if found is None or not found.link else (found.link, found.lanes)

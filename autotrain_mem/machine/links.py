@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from autotrain_mem.machine.catalog import joined_by
+from autotrain_mem.machine.catalog import link_of
 from autotrain_mem.machine.detect import NvmlError, nvml_session
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types.hardware import Hardware, Topology
@@ -82,8 +82,8 @@ def topology(
     if (chosen := names.get("devices")) and devices > 1:
         link, bytes_per_second = chosen.name, chosen.bytes_per_second
     elif devices > 1:
-        link, bytes_per_second = (found(uuids) if uuids else None) or usual(card)
-    network = names.get("nodes") or links().get(NETWORKS.get(usual(card)[0], "")) if nodes > 1 else None
+        link, bytes_per_second = (detected_link(uuids) if uuids else None) or usual_link(card)
+    network = names.get("nodes") or links().get(NETWORKS.get(usual_link(card)[0], "")) if nodes > 1 else None
     joined = Topology(
         nodes=nodes, devices=devices, link=link, link_bytes_per_second=bytes_per_second, uuids=tuple(uuids)
     )
@@ -113,9 +113,9 @@ def named_links(asked: str | None) -> dict[str, Interconnect]:
     return chosen
 
 
-def usual(card: Hardware) -> tuple[str, int | None]:
+def usual_link(card: Hardware) -> tuple[str, int | None]:
     """Returns the usual link between several of a card and its rate; empty for an unknown card."""
-    known = joined_by(card)
+    known = link_of(card)
     if known is None:
         return "", None
     name, lanes = known
@@ -129,7 +129,7 @@ def _of_lanes(bytes_per_second: int, name: str, lanes: int) -> int:
 # -- what joins the cards of this machine ----------------------------------------------------------------------------
 
 
-def found(uuids: Sequence[str]) -> tuple[str, int | None] | None:
+def detected_link(uuids: Sequence[str]) -> tuple[str, int | None] | None:
     """Detects the slowest link that a collective between these cards of this machine uses, and its rate.
 
     NVLink counts if every pair is connected by it, directly or through a switch. None if NVML does not report it.

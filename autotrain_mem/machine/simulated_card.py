@@ -127,7 +127,7 @@ class SimulatedGpu:
     def memory_stats(self) -> dict[str, int]:
         return self._allocator.memory_stats()
 
-    def begin_peaks_anew(self) -> None:
+    def reset_peaks(self) -> None:
         """``torch.cuda.reset_peak_memory_stats``."""
         self._allocator.reset_peak_stats()
 

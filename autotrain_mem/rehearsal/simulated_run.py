@@ -79,7 +79,7 @@ def simulated_device(request: Request) -> Iterator[Device]:
     faults = injected_faults(gpu, environment, pathlib.Path(request.output_dir), lambda: watch.phase)
     with watch.cuda_semantics(), contextlib.ExitStack() as until_trained:
         until_trained.enter_context(faults)
-        peaks = PhasePeaks(gpu.reading, gpu.begin_peaks_anew)
+        peaks = PhasePeaks(gpu.reading, gpu.reset_peaks)
         peaks.listen(watch.recorder)
         yield Device(
             hardware=hardware,

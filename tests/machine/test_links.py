@@ -6,7 +6,7 @@ import pytest
 from fake_nvml import FakeGpu, FakeNvml
 
 from autotrain_mem.machine.catalog import catalog, named
-from autotrain_mem.machine.links import found, links, named_links, topology, usual
+from autotrain_mem.machine.links import detected_link, links, named_links, topology, usual_link
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.units import MIB
 
@@ -14,9 +14,9 @@ GB = 10**9
 
 
 def test_every_card_of_the_catalog_is_joined_by_a_link_of_the_catalog_as_far_as_it_is_known() -> None:
-    unknown = [card.name for card in catalog() if usual(card)[1] is None]
+    unknown = [card.name for card in catalog() if usual_link(card)[1] is None]
     assert unknown == []
-    assert {usual(card)[0] for card in catalog()} - {""} <= links().keys()
+    assert {usual_link(card)[0] for card in catalog()} - {""} <= links().keys()
     assert all(link.source for link in links().values())
 
 
@@ -33,7 +33,7 @@ def test_every_card_of_the_catalog_is_joined_by_a_link_of_the_catalog_as_far_as_
     ],
 )
 def test_a_named_card_has_the_link_that_is_usual_for_it(name: str, link: str, gb_per_second: int) -> None:
-    assert usual(named(name)) == (link, gb_per_second * GB)
+    assert usual_link(named(name)) == (link, gb_per_second * GB)
 
 
 def test_what_is_asked_for_wins_and_the_rest_is_usual() -> None:
@@ -81,7 +81,7 @@ def test_the_slowest_way_between_two_cards_that_are_here_counts(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(gpus))
     uuids = [gpu.uuid for gpu in gpus]
-    name, bytes_per_second = found(uuids) or ("", None)
+    name, bytes_per_second = detected_link(uuids) or ("", None)
     assert name == link
     assert bytes_per_second == pytest.approx(gb_per_second * GB, abs=MIB)
     assert topology(named("h100-80gb"), devices=len(gpus), uuids=uuids).link == link
@@ -90,5 +90,5 @@ def test_the_slowest_way_between_two_cards_that_are_here_counts(
 
 def test_where_nvml_does_not_tell_what_is_usual_for_the_card_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([]))
-    assert found(["A", "B"]) is None
+    assert detected_link(["A", "B"]) is None
     assert topology(named("a100-80gb"), devices=2, uuids=["A", "B"]).link == "nvlink3"

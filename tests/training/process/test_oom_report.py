@@ -57,7 +57,7 @@ def refused() -> tuple[Device, BaseException]:
     ledger.end(blocks[0])  # as the error passes through
     return Device(
         hardware=CARD,
-        peaks=PhasePeaks(gpu.reading, gpu.begin_peaks_anew),
+        peaks=PhasePeaks(gpu.reading, gpu.reset_peaks),
         placed=dict,
         train=lambda trainer: None,
         simulated=SimulatedRun(gpu=gpu, watch=SimpleNamespace(recorder=recorder, phase=ledger.phase)),

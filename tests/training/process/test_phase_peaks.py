@@ -19,7 +19,7 @@ def gpu() -> SimulatedGpu:
 
 @pytest.fixture
 def peaks(gpu: SimulatedGpu) -> PhasePeaks:
-    return PhasePeaks(gpu.reading, gpu.begin_peaks_anew)
+    return PhasePeaks(gpu.reading, gpu.reset_peaks)
 
 
 def test_each_phase_has_its_own_peak_and_one_that_comes_again_the_larger(gpu: SimulatedGpu, peaks: PhasePeaks) -> None:
