@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from autotrain_mem.report import formatting
-from autotrain_mem.report.attempts import attempts_legend, attempts_table
 from autotrain_mem.report.estimate_view import module_tables, scale_of, sum_table
+from autotrain_mem.report.explain_view import attempts_legend, attempts_table
 from autotrain_mem.report.layout import add, table
 from autotrain_mem.report.page.figures import figures
 from autotrain_mem.report.plan_view import gentler_levels, levels_table, plan_verdict, settings_table
