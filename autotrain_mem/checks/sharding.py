@@ -1,6 +1,6 @@
 """Checks what is asked for beside shards of the model (FSDP, ZeRO): what libraries refuse, and what is not rehearsed.
 
-The search combines none of these either; why a lever does not go with shards stands in its row (``search.levers``).
+The search combines none of these either; why a lever does not go with shards stands in its row (``settings.levers``).
 """
 
 from __future__ import annotations

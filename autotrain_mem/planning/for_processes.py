@@ -166,7 +166,16 @@ def ways_to_share(plan: Plan, space: Space, again: str) -> Iterator[Knobs]:
     if sharding == before.sharding:
         kept |= {name: getattr(before, name) for name in OFFLOADED}
     shared = replace(shared, **kept)
-    _check_levers(shared, again)
+    if shared.is_sharded:
+        levers = {row.knobs[0]: row.not_sharded[0] for row in LADDER if row.not_sharded}
+        pulled = {name: reason for name, reason in levers.items() if getattr(shared, name)}
+        if shared.optim not in PARAMETER_SHAPED:
+            pulled["optim"] = f"the state of {shared.optim} cannot be divided"
+        for name, reason in pulled.items():
+            raise UsageError(
+                f"The plan has {name}, which does not go with --sharding {shared.sharding}: {reason}.",
+                hint=f"Give --sharding ddp, or plan again: {again}",
+            )
     splits = micro_batches(space)
     fewer = [rows for rows in splits if rows <= before.per_device_train_batch_size] or [min(splits)]
     for rows in fewer:
@@ -181,16 +190,3 @@ def changes(before: Knobs, now: Knobs) -> Iterator[str]:
         yield f"sharding {before.sharding or 'none'} -> {now.sharding or 'none'}"
     if before.token_shards != now.token_shards:
         yield f"GPUs that share a row {before.token_shards} -> {now.token_shards}"
-
-
-def _check_levers(knobs: Knobs, again: str) -> None:
-    if not knobs.is_sharded:
-        return
-    pulled = {row.knobs[0]: row.not_sharded[0] for row in LADDER if row.not_sharded and getattr(knobs, row.knobs[0])}
-    if knobs.optim not in PARAMETER_SHAPED:
-        pulled["optim"] = f"the state of {knobs.optim} cannot be divided"
-    for name, reason in pulled.items():
-        raise UsageError(
-            f"The plan has {name}, which does not go with --sharding {knobs.sharding}: {reason}.",
-            hint=f"Give --sharding ddp, or plan again: {again}",
-        )

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from nouns import TRL_DEFAULTS
 
 from autotrain_mem.parallel.config import (
-    BUCKET_ELEMENTS,
-    accelerate_config,
     read_deepspeed,
-    sharding_arguments,
     with_auto,
 )
-from autotrain_mem.parallel.launch_environment import launch_environment
 from autotrain_mem.support.errors import UsageError
 
 
@@ -59,16 +53,3 @@ def test_numbers_that_are_trls_arguments_too_become_these() -> None:
     left, said = with_auto(config)
     assert said == {"per_device_train_batch_size": 4}
     assert left["train_micro_batch_size_per_gpu"] == left["train_batch_size"] == "auto"
-
-
-def test_buckets_are_a_fifteenth_of_deepspeeds_own() -> None:
-    for stage in (2, 3):
-        knobs = replace(TRL_DEFAULTS, processes=2, sharding=f"zero{stage}")
-        ours = sharding_arguments(knobs)["deepspeed"]["zero_optimization"]
-        assert ours["reduce_bucket_size"] == BUCKET_ELEMENTS < 5e8 / 14
-
-
-def test_processes_are_told_that_deepspeed_shares_the_model() -> None:
-    config = accelerate_config(replace(TRL_DEFAULTS, processes=2, sharding="zero2"))
-    assert config["distributed_type"] == "DEEPSPEED"
-    assert launch_environment(config)["ACCELERATE_USE_DEEPSPEED"] == "true"

@@ -46,26 +46,23 @@ def read_other_forms(trainer: Any, checkpoint: str | None, knobs: Knobs, send: S
     check_form(Path(checkpoint), Resumer.of(knobs))
 
     def load(folder: str | None) -> None:
-        _load(trainer, Path(checkpoint), send)
+        model, optimizer = trainer.model, getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+        is_in_shards = form_of(Path(checkpoint)) == "shards"
+        if rounding := _load_weights(model, Path(checkpoint), is_in_shards=is_in_shards):
+            send({"event": "note", "message": rounding})
+        state = get_optimizer_state_dict(model, optimizer)  # by names; one without state first makes some
+        groups = state["param_groups"]
+        computes = [{name: group.pop(name) for name in _HOW_IT_STEPS if name in group} for group in groups]
+        fill = _fill_from_shards if is_in_shards else _fill_from_file
+        fill(state, Path(checkpoint))
+        for group, options in zip(groups, computes, strict=True):
+            group.update(options)
+        optimizer.load_state_dict(state)
         schedule = torch.load(Path(str(folder)) / "scheduler.pt", map_location="cpu", weights_only=True)
         trainer.lr_scheduler.load_state_dict(schedule)
 
     trainer._load_from_checkpoint = lambda *_, **__: None
     trainer._load_optimizer_and_scheduler = load
-
-
-def _load(trainer: Any, checkpoint: Path, send: SendEvent) -> None:
-    model, optimizer = trainer.model, getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-    is_in_shards = form_of(checkpoint) == "shards"
-    if rounding := _load_weights(model, checkpoint, is_in_shards=is_in_shards):
-        send({"event": "note", "message": rounding})
-    state = get_optimizer_state_dict(model, optimizer)  # by names; of an optimizer without state it first makes some
-    computes = [{name: group.pop(name) for name in _HOW_IT_STEPS if name in group} for group in state["param_groups"]]
-    fill = _fill_from_shards if is_in_shards else _fill_from_file
-    fill(state, checkpoint)
-    for group, options in zip(state["param_groups"], computes, strict=True):
-        group.update(options)
-    optimizer.load_state_dict(state)
 
 
 # -- weights -----------------------------------------------------------------------------------------------------------
