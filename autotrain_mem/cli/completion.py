@@ -13,7 +13,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
 
 import argcomplete
 from argcomplete.shell_integration import shellcode
@@ -85,9 +84,6 @@ def parser_for(words: Sequence[str], others: Sequence[str], run: Run) -> argpars
             for flag in dict.fromkeys(_FLAG.findall(text.getvalue())):
                 other.add_argument(flag)
     return parser
-
-
-_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def _add_method(
