@@ -51,6 +51,7 @@ from autotrain_mem.run.report_material import (
 from autotrain_mem.run.several_machines import leading
 from autotrain_mem.run.supervised import SupervisedRun, hold_output
 from autotrain_mem.search.levels import check_forbid
+from autotrain_mem.search.memo import OnAttempt
 from autotrain_mem.settings.levers import LEVERS, SMALLER_IMAGES
 from autotrain_mem.settings.words import MOST, RESTARTS
 from autotrain_mem.support.errors import UsageError
@@ -76,7 +77,6 @@ __all__ += ["check_report_place", "is_under_way", "report_page", "report_path", 
 __all__ += ["health", "versions_key"]
 __all__ += ["compared", "detect", "frontier", "leading", "rehearsals_for", "resumed", "with_accelerate", "with_plan"]
 
-OnAttempt = Callable[[Candidate], None]
 OnEvent = Callable[[Mapping[str, Any]], None]
 
 
@@ -212,7 +212,6 @@ def plan(
     """The best configuration that fits the budget (``verbs.plan``); with ``earlier``, a plan made before, as it is now.
 
     Args:
-        on_attempt: Is called with every configuration as it has been rehearsed.
         on_counting: Is called with how far the counting of tokens is.
         to_train: The data will be needed, so they are read even where the plan could do without.
         simulate: The training will run on the CPU, under a simulated card.

@@ -13,7 +13,7 @@ from typing import Any
 from autotrain_mem.checks.flag_checks import Flags
 from autotrain_mem.checks.model_files import ModelOnCard
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.search.shardings import WAYS, SharedTokens
+from autotrain_mem.search.shardings import NOT_WITH, WAYS, SharedTokens
 from autotrain_mem.settings.knobs import BASE_BITS, ZEROS
 from autotrain_mem.settings.levers import LADDER, SHARED_SEQUENCE
 from autotrain_mem.settings.own import SHARE_TOKENS
@@ -141,7 +141,7 @@ def _shared(flags: Flags, way: SharedTokens, size: int) -> Problems:
             f"{asked} does not go with --sharding {given['sharding']}: {way.owner}.",
             f"Give --sharding {way.shardings[-1]}, or remove --sharding.",
         )
-    for name, (reason, instead) in way.not_with.items():
+    for name, (reason, instead) in NOT_WITH.items():
         if given.get(name):
             yield f"--{name} does not go with {asked}: {reason}.", f"Give {instead}, or --{way.name} 1."
     if way.in_half_precision and given.get("bf16") is False and not given.get("fp16"):

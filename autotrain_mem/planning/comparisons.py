@@ -22,7 +22,7 @@ from autotrain_mem.planning.most import question_of
 from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.rehearsals import Rehearsals
 from autotrain_mem.search.largest import find_most
-from autotrain_mem.search.memo import Memo
+from autotrain_mem.search.memo import Memo, OnAttempt
 from autotrain_mem.search.search import find
 from autotrain_mem.support.errors import (
     AutofitError,
@@ -58,7 +58,6 @@ def compare_cards(
 
     Args:
         rehearsals: Of the job; its own device is not looked at.
-        on_attempt: Hears of every configuration as it has been judged for a card.
 
     Raises:
         UsageError: every card refuses the job; the error is the smallest one's.
@@ -84,7 +83,7 @@ def _judged(
     card: Hardware,
     lengths: Lengths,
     shared: dict[Any, Footprint],
-    on_attempt: Callable[[Candidate], None],
+    on_attempt: OnAttempt,
 ) -> CardVerdict:
     """The plan for one card, or why there is none. Raises UsageError where it is refused there."""
     rehearsals = rehearsals.on(card)

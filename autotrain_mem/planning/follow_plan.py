@@ -7,7 +7,7 @@ one of them is refused, not obeyed in silence.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from autotrain_mem.planning.plan import make_plan
 from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.rehearsals import Subject
 from autotrain_mem.search.levels import FURTHEST, check_forbid, lever_name
-from autotrain_mem.search.memo import candidate
+from autotrain_mem.search.memo import OnAttempt, candidate
 from autotrain_mem.search.nearest import budget_line, needs_line
 from autotrain_mem.search.search import Found
 from autotrain_mem.search.space import Space, precise_for
@@ -47,14 +47,13 @@ _FILES = " files"
 """Ends the name of a digest of a package's files (``versions.versions_key``), which says nothing to a reader."""
 
 
-def follow_plan(subject: Subject, plan: Plan, on_attempt: Callable[[Candidate], None], *, again: str) -> Plan:
+def follow_plan(subject: Subject, plan: Plan, on_attempt: OnAttempt, *, again: str) -> Plan:
     """The plan for the job, the card and the versions that there are here.
 
     Example: a plan made for an RTX 3060 under trl 1.12, followed on one under trl 1.16, is rehearsed once, whole, and
     comes back with that prediction and with the warning that says why.
 
     Args:
-        on_attempt: Hears of the settings where they are rehearsed.
         again: How to plan again, for the hints: a command, or what a script would say.
 
     Raises:

@@ -96,12 +96,7 @@ def answered(
     """Returns a worker's answer about a job: kept, or asked for now.
 
     Args:
-        question: Its name.
-        words: What it says beside the job.
-        noun: What the answer is.
-        ask: Asks a worker.
-        reads_data: The answer depends on the training data.
-        keeps: Whether an answer may be kept.
+        words: What the question says beside the job.
     """
     key = _job_key(job, words, reads_data=reads_data)
     kept = None if key is None else store.get(question, key)

@@ -19,12 +19,12 @@ from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.rehearsals import Subject
 from autotrain_mem.search.division import GROUP, SMALLEST_GROUP, divisors
 from autotrain_mem.search.largest import Border, Question, answering, find_border
-from autotrain_mem.search.memo import Memo, candidate
+from autotrain_mem.search.memo import Memo, OnAttempt, candidate
 from autotrain_mem.search.space import Space, lengths_below
 from autotrain_mem.settings.knobs import ROWS, STEPS
 from autotrain_mem.settings.words import MAX_LENGTH, MAXIMIZED, MOST
 from autotrain_mem.support.errors import ContextLengthError
-from autotrain_mem.types import Candidate, Job, Knobs
+from autotrain_mem.types import Job, Knobs
 from autotrain_mem.types.gpu_comparison import Frontier, Reach
 
 MOST_ROWS = 16_384
@@ -177,9 +177,7 @@ _VALUES: dict[str, Callable[[Subject], _Asked]] = {
 assert {*_VALUES} == {*MAXIMIZED}
 
 
-def frontier_of(
-    subject: Subject, question: Question, on_attempt: Callable[[Candidate], None] = lambda attempt: None
-) -> Frontier:
+def frontier_of(subject: Subject, question: Question, on_attempt: OnAttempt = lambda attempt: None) -> Frontier:
     """Finds the border of every level; of few layers where these tell what the whole model does."""
     memo = Memo(question.space(question.values[0]), Predictions(subject, confirms=False), on_attempt)
     borders = [(level.name, find_border(question, level.name, memo, whole=False)) for level in answering(question)]

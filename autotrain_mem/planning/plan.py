@@ -40,7 +40,6 @@ def searched(subject: Subject, on_attempt: OnAttempt, footprints: dict[Any, Foot
     """The best settings that fit; the error of a search that finds none also says what other methods would need.
 
     Args:
-        on_attempt: Hears of every configuration as it has been rehearsed.
         footprints: What was rehearsed for a search before, and is added to.
 
     Raises:

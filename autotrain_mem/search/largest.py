@@ -83,9 +83,6 @@ def search_most(
 ) -> Found:
     """The plan with as much as fits.
 
-    Args:
-        on_attempt: Hears of every configuration as it has been rehearsed.
-
     Raises:
         DoesNotFitError: not even the smallest value fits; the error names the nearest settings that do.
         PlanError: what fits does not keep the limits (``limits.broken``).

@@ -16,6 +16,7 @@ from autotrain_mem.settings.levers import EIGHT_BIT, EXPANDABLE, LEVERS, NESTED_
 from autotrain_mem.types import Candidate, Estimate, Knobs, Owner, Phase
 
 OnAttempt = Callable[[Candidate], None]
+"""Hears of every configuration as it has been rehearsed."""
 
 
 class Predictor(Protocol):
@@ -54,9 +55,6 @@ class Memo:
 
     ``expandable_segments`` costs nothing and needs no other rehearsal, so it is no question of its own: where the job
     allows it, it is on where it makes the difference, or where nothing else would.
-
-    Args:
-        on_attempt: Hears of every rehearsal as it is judged.
     """
 
     def __init__(self, space: Space, predictor: Predictor, on_attempt: OnAttempt = lambda attempt: None) -> None:

@@ -68,7 +68,6 @@ def search(
     and those of the next level.
 
     Args:
-        on_attempt: Hears of every configuration as it has been rehearsed.
         limits: What its plan keeps: a level whose fastest plan does not is passed over.
 
     Raises:

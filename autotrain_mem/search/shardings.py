@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from autotrain_mem.search.division import divisors
@@ -85,7 +84,7 @@ LONG_ROW_TOKENS = 32768
 activations (32 layers x 4096 x 2 bytes a token): shorter ones mostly fit by that, and GPUs that share none are faster.
 """
 
-_NOT_WITH: dict[str, tuple[str, str]] = {
+NOT_WITH: dict[str, tuple[str, str]] = {
     "packing": ("the mask that keeps packed rows apart is dropped", "--packing false"),
     "eval_packing": ("the mask that keeps packed rows apart is dropped", "--eval_packing false"),
     "padding_free": ("the mask that keeps rows apart is dropped", "--padding_free false"),
@@ -94,6 +93,7 @@ _NOT_WITH: dict[str, tuple[str, str]] = {
     "fp16": ("float16's scaler beside it is not rehearsed yet", "--bf16"),
     "assistant_only_loss": ("it is not rehearsed beside shared tokens yet", "--assistant_only_loss false"),
 }
+"""Argument -> why it does not go with shared tokens, and what does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,8 +106,6 @@ class SharedTokens:
     """What it goes with; the last divides most."""
     owner: str
     """Why nothing else."""
-    not_with: Mapping[str, tuple[str, str]]
-    """Argument -> why it does not go with it, and what does."""
     attention: str
     """A pattern of values of ``attn_implementation``."""
     attends: str
@@ -126,7 +124,6 @@ WAYS = {
         name=SHARED_TOKENS,
         shardings=WITH_SHARED_TOKENS,
         owner="torch has context parallelism under FSDP2 only",
-        not_with=_NOT_WITH,
         attention="sdpa",
         attends="transformers shares the tokens of sdpa only",
         in_half_precision=True,
@@ -138,7 +135,6 @@ WAYS = {
         name=SHARED_SEQUENCE,
         shardings=ZEROS,
         owner="sequence parallelism is DeepSpeed's",
-        not_with=_NOT_WITH,
         attention="sdpa|flash_attention_[23]",
         attends="DeepSpeed's sequence parallelism goes around sdpa and flash attention only",
         in_half_precision=False,
@@ -172,7 +168,7 @@ def degrees(space: Space, job: Job) -> tuple[int, ...]:
         re.fullmatch(way.attention, str(given.get("attn_implementation") or "sdpa")) is None,
         way.in_half_precision and given.get("bf16") is False,
         "pad_to_multiple_of" in given,
-        any(given.get(name) for name in way.not_with),
+        any(given.get(name) for name in NOT_WITH),
         space.row_tokens(space.base) < LONG_ROW_TOKENS,
     )
     if is_said or any(others):
