@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import Enum, IntEnum
+from pathlib import Path
 from typing import Any
 
 Problem = tuple[str, str]
@@ -123,6 +124,8 @@ _KINDS: Mapping[type, tuple[tuple[type, ...], str]] = {
     str: ((str,), "a text"),
 }
 """Kind -> the types of Python that stand for it, and how that is told."""
+_IN_PYTHON: Mapping[str, tuple[type, ...]] = {"Path": (Path,), "Mapping": (Mapping,), "Collection": (tuple, list)}
+"""What else an annotation may name, as types that are taken in Python alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,7 +135,7 @@ class Setting:
     name: str = ""
     default: Any = None
     kind: type | None = None
-    """The type of its value; None where its checks tell, or nobody else sets it."""
+    """The type of its value, as its field is annotated; None where its checks tell, or nobody else sets it."""
     also: tuple[type, ...] = ()
     """Types that are taken in Python alone."""
     takes: str = ""
@@ -194,16 +197,22 @@ class Setting:
 
 def setting(default: Any, **said: Any) -> Any:
     """Declares a setting: the field of a dataclass with this default, and what :class:`Setting` says of it."""
-    kind = {"kind": bool} if isinstance(default, bool) else {}
-    return field(default=default, metadata={"setting": Setting(default=default, **{**kind, **said})})
+    return field(default=default, metadata={"setting": Setting(default=default, **said)})
 
 
 @functools.cache
 def settings_of(declared: type) -> dict[str, Setting]:
-    """Lists the settings of a dataclass by name, each with its lever's name filled in."""
+    """Lists the settings of a dataclass by name, each with its types and its lever's name filled in.
+
+    The annotation ``str | Path | None`` is of a text, in Python also of a path.
+    """
     found = {}
     for each in fields(declared):
         said = each.metadata.get("setting", Setting(default=None if each.default is MISSING else each.default))
+        if "setting" in each.metadata:
+            first, *others = [part.partition("[")[0] for part in str(each.type).split(" | ")]
+            kind = said.kind or next((kind for kind in _KINDS if kind.__name__ == first), None)
+            said = replace(said, kind=kind, also=tuple(also for part in others for also in _IN_PYTHON.get(part, ())))
         found[each.name] = replace(said, name=each.name, lever=_lever(each.name, said))
     return found
 

@@ -84,7 +84,6 @@ class OwnSettings:
     """Segments that grow page by page; a plan turns them on by itself where they make it fit."""
     max_pixels: int | None = setting(
         None,
-        kind=int,
         where=Where.OWN,
         before="optimizer_offload",
         metavar="N",
@@ -117,7 +116,6 @@ class OwnSettings:
     single process."""
     cp_size: int | None = setting(
         None,
-        kind=int,
         where=Where.LAUNCH,
         accelerate="parallelism_config_cp_size",
         metavar="N",
@@ -132,7 +130,6 @@ class OwnSettings:
     """So many GPUs share the tokens of each row (context parallelism, with FSDP2); None: as many as a length needs."""
     sp_size: int | None = setting(
         None,
-        kind=int,
         where=Where.LAUNCH,
         accelerate="parallelism_config_sp_size",
         metavar="N",
@@ -189,8 +186,6 @@ class OwnSettings:
     """``cpu``: shards of weights wait in host memory (ZeRO-3); None: on the GPU."""
     peft_config: str | Path | Mapping[str, Any] | None = setting(
         None,
-        kind=str,
-        also=(Path, Mapping),
         takes="the path of a file, or its keys",
         where=Where.OWN,
         group=Group.JOB,

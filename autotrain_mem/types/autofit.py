@@ -58,7 +58,6 @@ class AutoFit(OwnSettings):
 
     gpu: str | None = setting(
         None,
-        kind=str,
         takes="a text such as 'rtx4090'",
         of_estimate=True,
         group=Group.DEVICE,
@@ -68,8 +67,6 @@ class AutoFit(OwnSettings):
     """A card by name (``rtx4090``) or a size (``6GiB``) to plan for; None: the device that the trainer runs on."""
     gpus: int | Collection[int] | None = setting(
         None,
-        kind=int,
-        also=(tuple, list),
         takes="a whole number, or several to compare",
         check=at_least_one("GPUs"),
         of_estimate=True,
@@ -83,7 +80,6 @@ class AutoFit(OwnSettings):
     here, or one of a card by name."""
     nodes: int | None = setting(
         None,
-        kind=int,
         check=at_least_one("machines"),
         of_estimate=True,
         group=Group.DEVICE,
@@ -93,7 +89,6 @@ class AutoFit(OwnSettings):
     """Machines with so many cards each, to plan for; None: one."""
     link: str | None = setting(
         None,
-        kind=str,
         takes="a text such as 'nvlink4'",
         of_estimate=True,
         group=Group.DEVICE,
@@ -105,8 +100,6 @@ class AutoFit(OwnSettings):
     for a card by name."""
     accelerate_config: str | Path | Mapping[str, Any] | None = setting(
         None,
-        kind=str,
-        also=(Path, Mapping),
         takes="the path of a file, or its keys",
         group=Group.DEVICE,
         metavar="FILE",
@@ -115,7 +108,6 @@ class AutoFit(OwnSettings):
     """A config of ``accelerate launch``, by path or content: processes, machines and sharding are as it says."""
     headroom: str | None = setting(
         None,
-        kind=str,
         takes="a text such as '500MiB' or '8%'",
         check=that(
             lambda text: size_or_share(text, 1) is not None, "{value!r} is neither a size nor a share", _HEADROOM
@@ -127,12 +119,11 @@ class AutoFit(OwnSettings):
     )
     """Left free: ``500MiB`` or ``8%``; None: 4 %, at least 400 MiB."""
     effective_batch_size: int | None = setting(
-        None, kind=int, of_estimate=True, metavar="N", help="rows per optimizer step, kept constant"
+        None, of_estimate=True, metavar="N", help="rows per optimizer step, kept constant"
     )
     """Rows per optimizer step, of all processes; None: as the batch size, the accumulation and the processes say."""
     prompt_length: int | None = setting(
         None,
-        kind=int,
         of_estimate=True,
         group=Group.JOB,
         metavar="N",
@@ -141,7 +132,6 @@ class AutoFit(OwnSettings):
     """GRPO, RLOO, PPO: tokens of the longest prompt, instead of counting the data's."""
     image_sizes: str | None = setting(
         None,
-        kind=str,
         takes="a text such as '1024x768,640x480'",
         check=that(
             lambda text: all(map(is_image_size, text.split(","))),
@@ -167,7 +157,6 @@ class AutoFit(OwnSettings):
     """Levers that may not be pulled, by name; any iterable of names is taken."""
     max_slowdown: float = setting(
         MAX_SLOWDOWN,
-        kind=float,
         check=that(
             lambda factor: factor >= 1,
             "{value:g} is no factor by which a plan may be slower",
@@ -179,7 +168,6 @@ class AutoFit(OwnSettings):
     """A plan slower than so many times the best of the next level of harm is passed over."""
     within: str | None = setting(
         None,
-        kind=str,
         takes="a text such as '8h' or '90min'",
         check=that(
             lambda text: read_seconds(text) is not None, "{value!r} is no time", "a time such as 8h, 90min or 2d."
@@ -192,7 +180,6 @@ class AutoFit(OwnSettings):
     """The whole training is to be done in ``8h``, ``90min`` or ``2d``, as predicted; None: whenever it is."""
     budget: float | None = setting(
         None,
-        kind=float,
         check=that(
             lambda amount: 0 < amount < math.inf,
             "{value:g} is no amount to spend",
@@ -206,8 +193,6 @@ class AutoFit(OwnSettings):
     """What the whole training may cost, in the currency of the prices; None: whatever it costs."""
     prices: str | Path | None = setting(
         None,
-        kind=str,
-        also=(Path,),
         takes="the path of a file",
         metavar="FILE",
         commands=(TRAIN, PLAN),
@@ -215,10 +200,8 @@ class AutoFit(OwnSettings):
         help="a CSV file of rental prices (gpu,per_hour,currency,...) in place of the table that comes along",
     )
     """A CSV file of what cards are rented for, in the place of the table that comes along."""
-    plan: nouns.Plan | str | Path | None = setting(
+    plan: str | Path | nouns.Plan | None = setting(
         None,
-        kind=str,
-        also=(Path,),
         takes="a Plan or the path of its file",
         group=Group.OUTPUT,
         metavar="FILE",
