@@ -22,18 +22,18 @@ from autotrain_mem.machine.doctor import examine_machine
 from autotrain_mem.planning.accelerate_config import with_accelerate
 from autotrain_mem.planning.comparisons import check_size, combinations, compare_cards, estimate_all
 from autotrain_mem.planning.follow_plan import check_subject, follow_plan
-from autotrain_mem.planning.lengths import (
-    OnCounting,
-    example_dataset,
-    reads_dataset,
-)
 from autotrain_mem.planning.mixed_lengths import with_reason
 from autotrain_mem.planning.most import frontier_of, question_of, settled
 from autotrain_mem.planning.output_dir import output_dir
 from autotrain_mem.planning.plan import make_plan, plan_as_given, searched_with_images
 from autotrain_mem.planning.predictions import Predictions, judge_trace
 from autotrain_mem.planning.preflight import check_preflight, check_room, examine
-from autotrain_mem.planning.rehearsals import Rehearsals
+from autotrain_mem.planning.rehearsals import (
+    OnCounting,
+    Rehearsals,
+    example_dataset,
+    reads_dataset,
+)
 from autotrain_mem.planning.request import PlanHints, rehearsals_for, resumed, with_plan
 from autotrain_mem.planning.wish import Wish, check_launch
 from autotrain_mem.report.page.content import page_of

@@ -16,11 +16,10 @@ from functools import partial
 from typing import Any
 
 from autotrain_mem.machine.prices import price_of
-from autotrain_mem.planning.lengths import Lengths
 from autotrain_mem.planning.limits import limits_of, optimizer_steps
 from autotrain_mem.planning.most import question_of
 from autotrain_mem.planning.predictions import Predictions
-from autotrain_mem.planning.rehearsals import Rehearsals
+from autotrain_mem.planning.rehearsals import Lengths, Rehearsals
 from autotrain_mem.search.largest import find_most
 from autotrain_mem.search.memo import Memo, OnAttempt
 from autotrain_mem.search.search import find

@@ -14,9 +14,8 @@ from functools import cache
 from math import gcd, lcm
 
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.planning.lengths import PROMPT_UNKNOWN
 from autotrain_mem.planning.predictions import Predictions
-from autotrain_mem.planning.rehearsals import Subject
+from autotrain_mem.planning.rehearsals import PROMPT_UNKNOWN, Subject
 from autotrain_mem.search.division import GROUP, SMALLEST_GROUP, divisors
 from autotrain_mem.search.largest import Border, Question, answering, find_border
 from autotrain_mem.search.memo import Memo, OnAttempt, candidate

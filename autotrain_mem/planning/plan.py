@@ -12,11 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from autotrain_mem.allocator.settings import environment_setting
-from autotrain_mem.planning.lengths import Lengths
 from autotrain_mem.planning.limits import limits_of, optimizer_steps
 from autotrain_mem.planning.most import question_of
 from autotrain_mem.planning.predictions import Predictions
-from autotrain_mem.planning.rehearsals import Rehearsals, Subject
+from autotrain_mem.planning.rehearsals import Lengths, Rehearsals, Subject
 from autotrain_mem.planning.suggestions import with_other_methods
 from autotrain_mem.planning.vllm_server import check_colocated, vllm_server
 from autotrain_mem.search.advice import FLASH_ATTENTION, advice, context_cut, proposals, questions

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 from autotrain_mem.machine.host_requirements import Load, room_findings
 from autotrain_mem.planning.kept_answers import answered
-from autotrain_mem.planning.lengths import Lengths, OnCounting, reads_dataset
 from autotrain_mem.planning.output_dir import output_dir
-from autotrain_mem.planning.rehearsals import Rehearsals
+from autotrain_mem.planning.rehearsals import Lengths, OnCounting, Rehearsals, reads_dataset
 from autotrain_mem.settings.knobs import BASE_BITS
 from autotrain_mem.settings.levers import OFFLOADING
 from autotrain_mem.settings.own import OFFLOADED

@@ -12,8 +12,8 @@ from accuracy_rows.rows import FLOAT32, Case, framework, ran_older_trl
 from autotrain_mem import api
 from autotrain_mem.checks.model_files import read_config
 from autotrain_mem.machine.catalog import named
-from autotrain_mem.planning.lengths import Lengths
 from autotrain_mem.planning.predictions import judge_trace
+from autotrain_mem.planning.rehearsals import Lengths
 from autotrain_mem.support.units import GIB
 from autotrain_mem.types import Estimate, Phase
 from autotrain_mem.types.model import ModelFacts

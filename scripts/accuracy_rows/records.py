@@ -12,8 +12,8 @@ from gpu_records.sequences import Birth, births_of_history, births_of_trace, dif
 
 from autotrain_mem import api
 from autotrain_mem.machine.overhead import overhead
-from autotrain_mem.planning.lengths import Lengths
 from autotrain_mem.planning.predictions import judge_trace
+from autotrain_mem.planning.rehearsals import Lengths
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.units import GIB, MIB

@@ -16,8 +16,8 @@ from recipe_plans.statements import Golden
 
 from autotrain_mem import api
 from autotrain_mem.cli import flags as own_flags
-from autotrain_mem.planning.lengths import Lengths
 from autotrain_mem.planning.predictions import Predictions
+from autotrain_mem.planning.rehearsals import Lengths
 from autotrain_mem.support.units import MIB
 from autotrain_mem.support.yaml_files import Recipe, recipes
 from autotrain_mem.types.methods_table import METHODS

@@ -11,8 +11,7 @@ from report_examples import GRPO_KNOBS, GRPO_PLAN
 
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.methods.parameter_count import kv_cache
-from autotrain_mem.planning.lengths import Lengths
-from autotrain_mem.planning.rehearsals import Subject
+from autotrain_mem.planning.rehearsals import Lengths, Subject
 from autotrain_mem.planning.vllm_server import check_colocated, vllm_server
 from autotrain_mem.report.plan_view import vllm_server as shown
 from autotrain_mem.support.errors import DoesNotFitError
