@@ -36,7 +36,6 @@ CONFIGS = {
     "fixed_segments.yaml": b"model: tiny\nenv:\n  PYTORCH_ALLOC_CONF: expandable_segments:False\n",
     "env_allocator.yaml": b"model: tiny\nenv:\n  PYTORCH_ALLOC_CONF: backend:cudaMallocAsync\n",
     "deepspeed.yaml": b"distributed_type: DEEPSPEED\nnum_processes: 8\n",
-    "ddp.yaml": b"distributed_type: MULTI_GPU\nnum_processes: 8\n",
     "autofit_number.yaml": b"model: tiny\nautofit: 7\n",
     "autofit_unknown.yaml": b"model: tiny\nautofit:\n  gppu: true\n  forbidd: lora\n",
     "laughs.yaml": b"a: &a [1]\n" + b"".join(b"%c: &%c [%s1]\n" % (c, c, 9 * (b"*%c," % (c - 1))) for c in b"bcdefgh"),
