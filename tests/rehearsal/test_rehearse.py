@@ -177,6 +177,9 @@ PAGED = ["adamw_32bit", "adamw_8bit", "lion_8bit", "ademamix_32bit", "ademamix_8
     [
         ("--load_in_4bit", "true"),
         ("--load_in_8bit", "true"),
+        ("--use_peft", "true"),
+        ("--gradient_checkpointing", "true"),
+        ("--bf16", "false"),
         ("--torch_compile", "true"),
         ("--activation_offloading", "true"),
         ("--eval_strategy", "steps"),
