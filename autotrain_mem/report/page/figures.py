@@ -93,17 +93,8 @@ def line_figure(
         minutes, seconds = divmod(round(value), 60)
         return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
 
-    known = {name: [at for at, value in enumerate(values) if value is not None] for name, values in lines.items()}
     shown = sorted({*range(0, len(x), max(1, -(-len(x) // MOST_ROWS))), len(x) - 1})
-    sentences = []
-    for name, values in lines.items():
-        if not known[name]:
-            sentences.append(f"{name}: nothing was measured.")
-            continue
-        low, high = (choose(known[name], key=lambda at: values[at] or 0.0) for choose in (min, max))
-        ends = (format_value(values[at], unit) for at in (known[name][0], known[name][-1], low, high))
-        sentences.append("{}: from {} to {}, between {} and {}.".format(name, *ends))
-    sentences += _sentences(limits, unit)
+    sentences = [*_line_sentences(lines, unit), *_sentences(limits, unit)]
     sentences += [f"{name} is at {format_value(value, '')}." for name, value in (verticals or {}).items()]
     if kinds := [each.kind for each in happened]:
         counts = ", ".join(f"{kind} ({kinds.count(kind)})" for kind in dict.fromkeys(kinds))
@@ -132,6 +123,15 @@ def line_figure(
         rows=tuple((place(at), *cells) for at, cells in sorted(rows, key=lambda row: row[0])),
         figure=drawn,
     )
+
+
+def _line_sentences(lines: Lines, unit: str) -> Iterator[str]:
+    for name, values in lines.items():
+        if known := [value for value in values if value is not None]:
+            ends = (format_value(value, unit) for value in (known[0], known[-1], min(known), max(known)))
+            yield "{}: from {} to {}, between {} and {}.".format(name, *ends)
+        else:
+            yield f"{name}: nothing was measured."
 
 
 def bar_figure(key: str, title: str, groups: Sequence[str], lines: Lines, unit: str, limits: Limits) -> Section:
