@@ -71,7 +71,7 @@ def material_of(
     """
     plan, folder = Plan.load(path), Path(path)
     is_run = folder.is_dir()
-    report, made = _run(folder) if is_run else (None, "")
+    report = _run(folder) if is_run else None
     timeline, missing = _timeline(plan, store, workers, on_progress)
     rows = store.get(_ROWS, _key(plan))
     written = datetime.fromtimestamp(folder.stat().st_mtime, UTC).isoformat(timespec="seconds")
@@ -79,7 +79,7 @@ def material_of(
     return Material(
         plan=plan,
         command=command_of(plan, trains=is_run),
-        made=made or written,
+        made=(report.ended_at if report is not None else "") or written,
         timeline=timeline,
         report=report,
         history=read_history(folder) if is_run else None,
@@ -158,15 +158,14 @@ def _key(plan: Plan) -> dict[str, Any]:
 # -- the run -----------------------------------------------------------------------------------------------------------
 
 
-def _run(folder: Path) -> tuple[Report | None, str]:
-    """Reads ``run.json``, and when the run ended; nothing where it did not, or the file cannot be read."""
+def _run(folder: Path) -> Report | None:
+    """Reads ``run.json``; None where the run has not ended, or the file cannot be read."""
     try:
         values = json.loads((folder / RUN_NAME).read_text(encoding="utf-8"))
         known = {name: value for name, value in values.items() if name not in ("versions", "job", "experience")}
-        report = codec.from_json(Report, known)
+        return codec.from_json(Report, known)
     except (OSError, ValueError):
-        return None, ""
-    return report, report.ended_at
+        return None
 
 
 # -- other cards -------------------------------------------------------------------------------------------------------
