@@ -36,7 +36,11 @@ _LOSS_BASES = {
     "cispo": Basis.WHOLE,
     "vespo": Basis.WHOLE,
 }
-"""By ``loss_type``."""
+"""By ``loss_type``, as ``trl/trainer/grpo_trainer.py: _compute_loss`` reduces it.
+
+``UNITS`` are means over completions; ``TOKENS`` is one over the tokens of the micro-batch; ``WHOLE`` is divided by
+``num_items_in_batch``, the tokens of a whole generation.
+"""
 
 
 def why_not_split(trainer: Any) -> str | None:
@@ -53,5 +57,5 @@ def why_not_split(trainer: Any) -> str | None:
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
-    """Look it up by ``loss_type``."""
+    """Look it up by ``loss_type``, which alone counts: TRL divides the loss itself, whatever transformers counted."""
     return _LOSS_BASES.get(trainer.loss_type, Basis.UNITS)

@@ -18,7 +18,7 @@ from autotrain_mem.training.environment import ADDRESS, meeting_port, rank_envir
 from autotrain_mem.training.exit_causes import Ending
 from autotrain_mem.training.full_device import HOST, kind_of_text
 from autotrain_mem.training.machines.lead import Machines, capitalized
-from autotrain_mem.training.rank_processes import Event, Progress, RankDied, Ranks, WaitedFor, most_read
+from autotrain_mem.training.rank_processes import Event, Progress, RankDied, RankProcesses, WaitedFor, most_read
 from autotrain_mem.training.run_folder import unwritable
 from autotrain_mem.training.task import Request, interrupted_before_training
 from autotrain_mem.types.experience import PhasePeak, Probe
@@ -82,12 +82,12 @@ def _started(
     log: pathlib.Path,
     machines: Machines | None,
     keeps_open: Sequence[int] = (),
-) -> Iterator[Ranks]:
+) -> Iterator[RankProcesses]:
     """Start the processes of a request, which end with the block."""
     address = ADDRESS if machines is None else machines.place.address
     with meeting_port(request, environment, several_machines=machines is not None) as port:
         try:
-            ranks = Ranks(
+            ranks = RankProcesses(
                 SIMULATED_PROCESS if request.simulate else RUN_PROCESS,
                 rank_environments(request, environment, port, address),
                 [_log_of(log, rank) for rank in range(request.knobs.processes)],
@@ -120,7 +120,7 @@ def _log_of(log: pathlib.Path, rank: int) -> pathlib.Path:
     return log.with_name(f"{log.stem}.rank{rank}{log.suffix}") if rank else log
 
 
-def _listen(ranks: Ranks, messages: Iterable[Event], log: pathlib.Path, progress: Progress) -> Event | Ending:
+def _listen(ranks: RankProcesses, messages: Iterable[Event], log: pathlib.Path, progress: Progress) -> Event | Ending:
     for message in messages:
         if "error" in message:
             rank = message.get("rank")
@@ -135,7 +135,7 @@ def _listen(ranks: Ranks, messages: Iterable[Event], log: pathlib.Path, progress
     raise InterruptedByUser("The training process ended before its first step.", hint=f"What it printed is in {log}.")
 
 
-def _end_after_step(ranks: Ranks, log: pathlib.Path, progress: Progress) -> Event:
+def _end_after_step(ranks: RankProcesses, log: pathlib.Path, progress: Progress) -> Event:
     """Ctrl-C: let the ranks end their step and write what they must. A second Ctrl-C does not wait."""
     ended: Event | Ending
     try:
@@ -159,7 +159,7 @@ def _end_after_step(ranks: Ranks, log: pathlib.Path, progress: Progress) -> Even
     ) from ended.error
 
 
-def _until_it_ends(ranks: Ranks) -> Iterator[Event]:
+def _until_it_ends(ranks: RankProcesses) -> Iterator[Event]:
     """Ask the ranks to end, again and again, since one asking may be lost; gives the events that come meanwhile.
 
     Interrupts are ignored in whatever a shell starts with ``&``, and so in a rank until it has imported what it needs;
@@ -187,7 +187,7 @@ def _error_of(message: Event, log: pathlib.Path, names: Sequence[str]) -> Autofi
     return error
 
 
-def _ending_by(failure: RankDied | WaitedFor, ranks: Ranks, log: pathlib.Path, progress: Progress) -> Ending:
+def _ending_by(failure: RankDied | WaitedFor, ranks: RankProcesses, log: pathlib.Path, progress: Progress) -> Ending:
     """Say which rank died, or is waited for."""
     rank = failure.rank if ranks.are_several else None
     log, name = _log_of(log, failure.rank), ranks.names[failure.rank]
@@ -262,7 +262,7 @@ def run_probe(
     return replace(probe, seconds=round(time.monotonic() - started, 3))
 
 
-def _probe_answers(ranks: Ranks, log: pathlib.Path) -> Probe:
+def _probe_answers(ranks: RankProcesses, log: pathlib.Path) -> Probe:
     """One that was refused is an answer by itself: the others wait for it for ever."""
     answers: dict[int, Probe] = {}
     while True:

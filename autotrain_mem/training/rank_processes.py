@@ -51,7 +51,7 @@ class WaitedFor(Exception):
         self.rank, self.why = rank, why
 
 
-class Ranks:
+class RankProcesses:
     """All processes of a training, of which there is one at least: started, heard as one, and ended together.
 
     Each leads a group of its own processes, out of reach of the terminal's Ctrl-C, and whatever ends it ends those.

@@ -15,7 +15,7 @@ from autotrain_mem.support.errors import InterruptedByUser, TrainingError
 from autotrain_mem.support.processes import ChildDied
 from autotrain_mem.training import launch
 from autotrain_mem.training.launch import PROBE_LOG_NAME, SCRATCH_NAME, Event, run_probe
-from autotrain_mem.training.rank_processes import RankDied, Ranks
+from autotrain_mem.training.rank_processes import RankDied, RankProcesses
 from autotrain_mem.training.task import Request, Task
 from autotrain_mem.types import Job, Probe
 
@@ -62,7 +62,7 @@ def test_a_process_that_was_deaf_to_the_first_interrupt_is_asked_again(
 ANSWER = Probe(knobs=TRL_DEFAULTS, fits=True, measured=None, phases={})
 
 
-class FakeRanks(Ranks):
+class FakeRanks(RankProcesses):
     """One that answers with what it is told to, once it has written a checkpoint."""
 
     says: list[Mapping[str, Any] | BaseException]
@@ -98,7 +98,7 @@ def run(folder: Path, *says: Mapping[str, Any] | BaseException) -> Probe:
     FakeRanks.says = list(says)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(launch, "Ranks", FakeRanks)
+            patch.setattr(launch, "RankProcesses", FakeRanks)
             return run_probe(request("probe", folder), {}, folder)
     finally:
         assert FakeRanks.last.scratch == folder / SCRATCH_NAME

@@ -26,7 +26,7 @@ from autotrain_mem.training.environment import PORT, meeting_port, process_envir
 from autotrain_mem.training.exit_causes import Ending, cause_of
 from autotrain_mem.training.launch import most_of
 from autotrain_mem.training.pulses import ASLEEP_SECONDS, MUTE_SECONDS, Pulses
-from autotrain_mem.training.rank_processes import RankDied, Ranks, WaitedFor
+from autotrain_mem.training.rank_processes import RankDied, RankProcesses, WaitedFor
 from autotrain_mem.training.task import Request
 from autotrain_mem.types import Job, Phase, PhasePeak, Probe, Topology
 from autotrain_mem.types.report import MemoryReading
@@ -46,9 +46,11 @@ channel.receive()
 """
 
 
-def ranks_of(module: str, environments: list[dict[str, str]], folder: Path) -> Ranks:
+def ranks_of(module: str, environments: list[dict[str, str]], folder: Path) -> RankProcesses:
     logs = [folder / f"{rank}.log" for rank in range(len(environments))]
-    return Ranks(module, environments, logs, names=["rank 0", "rank 1", "rank 2"][: len(logs)], silent_seconds=1800)
+    return RankProcesses(
+        module, environments, logs, names=["rank 0", "rank 1", "rank 2"][: len(logs)], silent_seconds=1800
+    )
 
 
 class Clock:
@@ -130,9 +132,9 @@ class Ended:
         pass
 
 
-def heard(*says: tuple[int, Mapping[str, Any] | ChildDied]) -> Ranks:
+def heard(*says: tuple[int, Mapping[str, Any] | ChildDied]) -> RankProcesses:
     """Two ranks that have sent what they are told to."""
-    ranks = Ranks("module", [], [], names=["rank 0", "rank 1"], silent_seconds=1800)
+    ranks = RankProcesses("module", [], [], names=["rank 0", "rank 1"], silent_seconds=1800)
     deaths = {rank: said for rank, said in says if isinstance(said, ChildDied)}
     ranks._children = [Ended(deaths.get(rank, ChildDied(0, ""))) for rank in range(2)]  # type: ignore[misc]
     for rank, said in says:

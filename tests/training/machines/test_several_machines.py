@@ -25,7 +25,7 @@ from autotrain_mem.training.machines import follow as following
 from autotrain_mem.training.machines import lead, link
 from autotrain_mem.training.machines.lead import JOIN_VARIABLE, Hello, Machines, leading
 from autotrain_mem.training.machines.link import introduced
-from autotrain_mem.training.rank_processes import RankDied, Ranks
+from autotrain_mem.training.rank_processes import RankDied, RankProcesses
 from autotrain_mem.training.run_folder import KEY_NAME, hold_folder
 from autotrain_mem.training.task import Request
 from autotrain_mem.types import Hardware, Job, Topology
@@ -137,7 +137,7 @@ def together(port: int, **more: Any) -> Iterator[tuple[Machines, Second]]:
         yield machines, second
 
 
-def ranks_on(machines: Machines, folder: Path) -> Ranks:
+def ranks_on(machines: Machines, folder: Path) -> RankProcesses:
     """The second machine's rank alone: the first one's would be a real process."""
     start = machines.begin_attempt(1)
 
@@ -145,7 +145,7 @@ def ranks_on(machines: Machines, folder: Path) -> Ranks:
         return start(1, *rest)
 
     logs = [folder / "train.log"]
-    return Ranks("module", [{"RANK": "1"}], logs, names=["rank 1"], silent_seconds=1800, elsewhere=elsewhere)
+    return RankProcesses("module", [{"RANK": "1"}], logs, names=["rank 1"], silent_seconds=1800, elsewhere=elsewhere)
 
 
 def asked(folder: Path) -> Mapping[str, Any]:
