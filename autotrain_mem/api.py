@@ -36,8 +36,8 @@ from autotrain_mem.planning.rehearsals import (
 )
 from autotrain_mem.planning.request import PlanHints, rehearsals_for, resumed, with_plan
 from autotrain_mem.planning.wish import Wish, check_launch
+from autotrain_mem.report.estimate_view import write_snapshot
 from autotrain_mem.report.page.content import page_of
-from autotrain_mem.report.snapshot_file import write_snapshot
 from autotrain_mem.run.confirm import probed
 from autotrain_mem.run.early import check_to_train, opened, without_effect
 from autotrain_mem.run.report_material import (

@@ -15,12 +15,11 @@ from autotrain_mem import api
 from autotrain_mem.cli import flags, plan_files, sweep_axes
 from autotrain_mem.cli.run_flags import flag_parser, parsed
 from autotrain_mem.report.comparison_view import cards_view, frontier_view
-from autotrain_mem.report.estimate_view import estimate_view
+from autotrain_mem.report.estimate_view import check_snapshot, estimate_view, snapshot_view
 from autotrain_mem.report.explain_view import explain_view
 from autotrain_mem.report.first_screen import estimate_screen, first_screen
 from autotrain_mem.report.machine_view import gpus_view
 from autotrain_mem.report.run_view import report_view
-from autotrain_mem.report.snapshot_file import check_snapshot, snapshot_view
 from autotrain_mem.report.sweep_view import sweep_csv, sweep_view
 from autotrain_mem.report.terminal import (
     CardsProgress,

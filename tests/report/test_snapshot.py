@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotrain_mem.report.snapshot_file import check_snapshot, write_snapshot
+from autotrain_mem.report.estimate_view import check_snapshot, write_snapshot
 from autotrain_mem.support.errors import OutputFolderError
 
 SNAPSHOT = {"segments": [], "device_traces": [[]]}
