@@ -214,7 +214,7 @@ def ask(model: Path, *flags: str) -> Trace:
 
 
 def state_of_torch() -> list[Any]:
-    """What a rehearsal exchanges beside attributes, which ``cuda/test_rules`` looks at."""
+    """What a rehearsal exchanges beside attributes, which ``unittest.mock`` puts back."""
     return [
         torch.nn.Module._apply,
         torch.nn.Module.__call__,
