@@ -36,21 +36,17 @@ _BATCH_OF_SEVERAL = "Batch is rows at once x accumulation, on each GPU; memory a
 
 
 def cards_view(cards: Cards) -> RenderableType:
-    """A line for each card, smallest first; how many there are and how long rows are, where these differ."""
+    """A line for each card, smallest first; how long rows are, where that differs."""
     smallest, scale = cards.smallest_lossless, scale_for(max(each.hardware.total_bytes for each in cards.verdicts))
     refused = dict.fromkeys(each.refusal for each in cards.verdicts if each.refusal and each.refusal not in BRIEF)
     reasons = {reason: f"[{number}]" for number, reason in enumerate(refused, start=1)}  # too long for a line
     knobs = [each.estimate.knobs for each in cards.verdicts if each.estimate is not None]
-    several = any(each.hardware.topology.processes > 1 for each in cards.verdicts)
     lengths = len(set(map(_tokens, knobs))) > 1
-    counts, length_column = ["gpus"] if several else [], ["length"] if lengths else []
-    grid = table("", "card", *counts, "memory", "level", "batch", *length_column, "needs", "tokens/s")
-    for column in (2, *([3] if several else []), *range(5 + several, len(grid.columns))):
-        grid.columns[column].justify = "right"
+    length_column = ["length"] if lengths else []
+    grid = table("", "card", "memory", "level", "batch", *length_column, "needs", "tokens/s", right=(2, 5, 6, 7))
     for verdict in cards.verdicts:
         card, estimate = verdict.hardware, verdict.estimate
-        count = [formatting.device_count(card)] if several else []
-        cells: list[str | Text] = [card.name, *count, scale.size(card.total_bytes)]
+        cells: list[str | Text] = [formatting.cards(card), scale.size(card.total_bytes)]
         if estimate is None:
             number = reasons.get(verdict.refusal or "")
             cells.append(Text(f"refused {number}" if number else verdict.refusal or "", style=BAD))
@@ -102,9 +98,8 @@ def costs(cards: Cards) -> list[RenderableType]:
         "^": (cards.fastest, "the fastest"),
         "=": (cards.best_value, "the best of both: least time x cost"),
     }
-    grid = table("", "card", "level", *(["time"] if whole else []), "cost" if whole else "1M tokens", "an hour", "seen")
-    for column in range(3, 6 if whole else 5):
-        grid.columns[column].justify = "right"
+    price = ("time", "cost") if whole else ("1M tokens",)
+    grid = table("", "card", "level", *price, "an hour", "seen", right=tuple(range(3, 4 + len(price))))
     currency, sources = "", dict[str, list[str]]()
     for each in cards.priced:
         assert each.price is not None, "it is one of the priced"

@@ -79,15 +79,11 @@ def short_level(level: str | None) -> str:
     return _SHORT.get(name, name)
 
 
-def device_count(card: Hardware) -> str:
-    """How many there are: ``8``, or ``2 x 8`` of two machines."""
-    devices, nodes = card.topology.devices, card.topology.nodes
-    return str(devices) if nodes == 1 else f"{nodes} x {devices}"
-
-
 def cards(card: Hardware) -> str:
-    """``rtx4090``, or ``4 x rtx4090`` of several."""
-    return card.name if card.topology.processes == 1 else f"{device_count(card)} x {card.name}"
+    """``rtx4090``, ``4 x rtx4090`` of several, or ``2 x 8 x h100`` of two machines."""
+    devices, nodes = card.topology.devices, card.topology.nodes
+    counts = [str(count) for count in (nodes, devices) if nodes > 1 or count > 1]
+    return " x ".join([*counts, card.name])
 
 
 def has_speed(time: StepTime) -> bool:
