@@ -29,8 +29,6 @@ class Basis(StrEnum):
     """Rows, or pairs."""
     TOKENS = "tokens"
     """Those that count for the loss."""
-    LABELS = "labels"
-    """Tokens that count for a loss which does not shift its labels by one: that of the first column too."""
     CHOSEN_TOKENS = "chosen tokens"
 
 

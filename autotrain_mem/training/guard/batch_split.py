@@ -149,8 +149,6 @@ def count(piece: Piece, basis: Basis) -> float:
     """How many rows, pairs or tokens a mean is over."""
     if basis is Basis.WHOLE:
         return 1.0
-    if basis is Basis.LABELS:
-        return float((piece.inputs["labels"] != -100).sum())
     if basis is Basis.UNITS:
         return float(piece.members)
     mask = counted_tokens(piece.inputs)

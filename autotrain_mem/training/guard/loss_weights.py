@@ -169,7 +169,7 @@ def try_loss(compute_loss: ComputeLoss, model: Any, inputs: Mapping[str, Any]) -
             return OwnLoss(heeds_count=False, basis=Basis.UNITS)
         of_first = loss(_labelled(ids, 1, slice(0, 1)))  # is no number, or nothing, where labels are shifted
         is_shifted = not math.isfinite(of_first) or of_first == 0
-        return OwnLoss(heeds_count=False, basis=Basis.TOKENS if is_shifted else Basis.LABELS)
+        return OwnLoss(heeds_count=False, basis=Basis.TOKENS) if is_shifted else UNKNOWN
 
 
 def _short_rows(inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -94,19 +94,6 @@ class _Member:
     def is_there(self) -> bool:
         return self.link.is_open
 
-    def hear(self, message: Message) -> None:
-        if message.get("do") == "interrupt":
-            _thread.interrupt_main()
-            return
-        child = self.children.get((message["attempt"], message["rank"]))
-        if child is not None:
-            child.hear(message)
-
-    def end(self, why: str) -> None:
-        self.gone = why
-        for child in list(self.children.values()):
-            child.end(MachineGone(self.hello.name, why))
-
 
 class Machines:
     """The other machines of a training, as the first one knows them.
@@ -264,18 +251,6 @@ class Machines:
         except (OSError, EOFError, ValueError, TypeError, KeyError):
             return  # and hang up
         member.link = Link(connection, partial(self._hear, member), partial(self._end, member))
-        self._join(member)
-
-    def _hear(self, member: _Member, message: Message) -> None:
-        if self._members.get(member.hello.rank) is member:  # else it was refused, or has come again
-            member.hear(message)
-
-    def _end(self, member: _Member, why: str) -> None:
-        member.end(why)
-        with self._changed:
-            self._changed.notify_all()
-
-    def _join(self, member: _Member) -> None:
         if (refusal := self._why_not(member.hello)) is not None:
             member.link.send({"do": "finish", "error": refusal.to_json()})
             return
@@ -287,6 +262,21 @@ class Machines:
             before.link.close()  # the same machine, started again
         member.link.send({"do": "welcome"})
         self._say(f"{capitalized(member.hello.name)} has joined")
+
+    def _hear(self, member: _Member, message: Message) -> None:
+        if self._members.get(member.hello.rank) is not member:  # it was refused, or has come again
+            return
+        if message.get("do") == "interrupt":
+            _thread.interrupt_main()
+        elif (child := member.children.get((message["attempt"], message["rank"]))) is not None:
+            child.hear(message)
+
+    def _end(self, member: _Member, why: str) -> None:
+        member.gone = why
+        for child in list(member.children.values()):
+            child.end(MachineGone(member.hello.name, why))
+        with self._changed:
+            self._changed.notify_all()
 
     def _why_not(self, hello: Hello) -> UsageError | None:
         if not 0 < hello.rank < self.place.machines or hello.machines != self.place.machines:
