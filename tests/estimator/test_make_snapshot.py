@@ -63,12 +63,12 @@ WEIGHT, KEPT, BRIEF = 1, 2, 3
 LAYER = "model.layers.0.self_attn.q_proj"
 
 
-def a_step(activation_bytes: int = 30 * MIB) -> Trace:
+def a_step() -> Trace:
     """A weight stays; an activation goes from forward to backward; a temporary is born and dies in backward."""
     return trace(
         [
             block(3 * MIB + 1, Owner.WEIGHTS, f"{LAYER}.weight"),
-            block(activation_bytes, Owner.ACTIVATIONS, LAYER),
+            block(30 * MIB, Owner.ACTIVATIONS, LAYER),
             block(700, Owner.TEMPORARY, ""),
         ],
         [WEIGHT, KEPT, BRIEF, -BRIEF, -KEPT, 0],

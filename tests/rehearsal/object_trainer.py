@@ -6,33 +6,26 @@ from typing import Any
 
 import torch
 
+from autotrain_mem.methods.worst_case_text import stub_tokenizer
 from autotrain_mem.rehearsal.fake_run import TrainerSpec, Watch, rehearse_trainer
 from autotrain_mem.types import Trace
 
 ROWS, LENGTH, STEPS = 2, 48, 2
 
 
-def sft_trainer(model: Any, output_dir: Path, beside: dict[str, Any] | None = None, **config: Any) -> Any:
-    """A trainer of two steps.
-
-    Args:
-        beside: Further arguments of the trainer's constructor.
-    """
+def sft_trainer(model: Any, output_dir: Path) -> Any:
+    """A trainer of two steps."""
     from datasets import Dataset
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
     from trl import SFTConfig, SFTTrainer
 
-    words = Tokenizer(models.WordLevel({f"t{index}": index for index in range(8)}, unk_token="t0"))
     small = {"max_steps": STEPS, "per_device_train_batch_size": ROWS, "gradient_accumulation_steps": 2, "bf16": True}
     quiet = {"use_cpu": True, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
     rows = Dataset.from_list([{"input_ids": [5] * LENGTH} for _ in range(ROWS * STEPS * 2)])
     return SFTTrainer(
         model=model,
-        args=SFTConfig(output_dir=str(output_dir), **{**small, **quiet, **config}),
+        args=SFTConfig(output_dir=str(output_dir), **small, **quiet),
         train_dataset=rows,
-        processing_class=PreTrainedTokenizerFast(tokenizer_object=words, eos_token="t1", pad_token="t2"),
-        **(beside or {}),
+        processing_class=stub_tokenizer(),
     )
 
 

@@ -10,7 +10,6 @@ class SmallCard:
         self._capacity_bytes = capacity_bytes
         self._live: dict[int, int] = {}
         self.allocated_bytes = 0
-        self.peak_bytes = 0
         self.emptied = 0
         self.streams: dict[int, int] = {}
         """Of each block."""
@@ -23,7 +22,6 @@ class SmallCard:
             raise torch.OutOfMemoryError(f"Tried to allocate {size_bytes} bytes.")
         self._live[block] = rounded
         self.allocated_bytes += rounded
-        self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
         self.streams[block] = stream
 
     def free(self, block: int) -> None:
