@@ -45,12 +45,12 @@ class Evaluation:
         if not self._context.why_not and self._context.ranks.count > 1:
             items = self._trainer._get_num_items_in_batch([whole.inputs], self._trainer.args.device)
 
-        def share(piece: Piece) -> float:
+        def share(run: InParts, piece: Piece) -> float:
             basis = run.rule.evaluate
             return count(piece, basis) / (count(whole, basis) or 1.0)
 
-        def once(piece: Piece, on_host: bool) -> None:
-            counted = None if items is None else items * (1.0 if piece is whole else share(piece))
+        def once(run: InParts, piece: Piece, on_host: bool) -> None:
+            counted = None if items is None else items * (1.0 if piece is whole else share(run, piece))
             with self._micro_steps.prepared(), self._counted(counted):
                 answer = self._prediction_step(model, dict(piece.inputs), prediction_loss_only, ignore_keys=ignore_keys)
             answers.append((piece, Prediction(*answer)))
@@ -67,7 +67,7 @@ class Evaluation:
             metrics.write(whole)
         if len(answers) == 1:
             return answers[0][1]
-        return _together(run.rule, answers, [share(piece) for piece, _ in answers])
+        return _together(run.rule, answers, [share(run, piece) for piece, _ in answers])
 
     @contextmanager
     def _counted(self, items: Any) -> Iterator[None]:

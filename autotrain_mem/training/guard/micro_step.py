@@ -121,7 +121,7 @@ class MicroSteps:
         metrics = MetricsLedger(self._trainer, "train", self.context.ranks)
         losses: list[Any] = []
 
-        def once(piece: Piece, on_host: bool) -> None:
+        def once(run: InParts, piece: Piece, on_host: bool) -> None:
             weight = share
             if piece is not whole and (basis := run.rule.train) is not Basis.WHOLE:
                 weight *= count(piece, basis) / max(count(whole, basis), 1.0)
@@ -227,7 +227,8 @@ class InParts:
 
     Args:
         limit: The limit of ``context`` that is kept to.
-        once: Works on a piece once; is told whether what its backward pass needs waits on the host.
+        once: Works on a piece once; is given this object, since it may not hold it: the trainer would be in a cycle.
+            Its last argument tells whether what the backward pass needs waits on the host.
         rule: Tells how to split the batch; asked where something is split, since a model's own loss is tried then.
         phase: Tells in which phase a try failed.
         trains: Else it evaluates: no activations wait on the host, and no columns of padding are left out.
@@ -238,7 +239,7 @@ class InParts:
         context: GuardContext,
         limit: str,
         metrics: MetricsLedger,
-        once: Callable[[Piece, bool], None],
+        once: Callable[[InParts, Piece, bool], None],
         rule: Callable[[], Rule],
         phase: Callable[[], Phase],
         *,
@@ -273,7 +274,7 @@ class InParts:
         restore_rng = keep_rng_state()
         self._metrics.begin()
         gradients.begin()
-        outcome = attempt(lambda: self._once(piece, on_host))
+        outcome = attempt(lambda: self._once(self, piece, on_host))
         if not isinstance(outcome, Full):
             if not on_host:
                 limit.fitted(piece.tokens)
