@@ -93,7 +93,7 @@ def check_room(
     if checked.trains_on_cpu is None or checked.result.parameters is None:
         return checked.warnings
     job, knobs = rehearsals.job, planned.knobs
-    names = ("use_peft", "dtype", "optim", "sharding", *OFFLOADED, *OFFLOADING, *BASE_BITS)
+    names = ("use_peft", "dtype", "sharding", *OFFLOADED, *OFFLOADING, *BASE_BITS)
     decided = {name: getattr(knobs, name) for name in names}
     load = Load(
         job=replace(job, arguments={**job.arguments, **decided}),

@@ -317,11 +317,12 @@ def _resumer(wish: Wish, plan: Plan | None) -> Resumer | None:
     processes = _processes(wish, plan)
     if processes is None or wish.autofit.accelerate_config is not None:
         return None
-    planned = None if plan is None else alone_too(plan.knobs.sharding, processes)
-    sharding = wish.autofit.sharding or planned
+    planned = None if plan is None else Resumer.of(plan.knobs)
+    sharding = wish.autofit.sharding or (None if plan is None else alone_too(plan.knobs.sharding, processes))
     if sharding is None and processes > 1:
-        return None if plan is None else Resumer(sharding="ddp", processes=processes, optim=plan.knobs.optim)
-    return Resumer(sharding=sharding, processes=processes, optim=None if plan is None else plan.knobs.optim)
+        return None if planned is None else replace(planned, sharding="ddp", processes=processes)
+    known = planned or Resumer(sharding=None, processes=processes)
+    return replace(known, sharding=sharding, processes=processes)
 
 
 def _checkpoints(wish: Wish) -> list[Path]:

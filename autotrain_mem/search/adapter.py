@@ -68,7 +68,7 @@ def adapter_for(base: Knobs, job: Job, facts: ModelFacts, profile: DataProfile |
     """
     rank, why_rank = _rank(job, facts, profile)
     given = base.lora_r if "lora_r" in job.arguments else rank
-    rate = adapter_learning_rate(base, job)
+    rate = adapter_learning_rate(base, job) if base.is_adam else None
     targets = None if facts.adapted is None else (facts.adapted,)
     return Adapter(
         lora_r=given,
@@ -84,11 +84,9 @@ def adapter_for(base: Knobs, job: Job, facts: ModelFacts, profile: DataProfile |
     )
 
 
-def adapter_learning_rate(base: Knobs, job: Job) -> float | None:
-    """Returns the learning rate of an adapter, by TRL's default: 2e-4 for SFT's 2e-5. None with an optimizer whose
-    steps are not Adam's."""
-    if not base.is_adam:
-        return None
+def adapter_learning_rate(base: Knobs, job: Job) -> float:
+    """Returns the learning rate of an adapter, by TRL's default: 2e-4 for SFT's 2e-5, with an optimizer whose
+    steps are Adam's."""
     default = base.learning_rate if "learning_rate" not in job.arguments else None
     full = default or METHODS[job.method].defaults["learning_rate"]
     return float(f"{LEARNING_RATE_FACTOR * full:.6g}")

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from autotrain_mem.search.adapter import LEARNING_RATE_FACTOR, NEAR, adapter_learning_rate
 from autotrain_mem.search.levels import LEVELS, SHORTER_ROWS
 from autotrain_mem.search.space import loses_updates
 from autotrain_mem.settings.adapter_config import LORA, kind_of
-from autotrain_mem.settings.levers import KEEPS_UPDATES, LADDER, LOST_ABOVE, ROUNDING, USUAL_WEIGHT, is_pulled
+from autotrain_mem.settings.levers import LADDER, LOST_ABOVE, ROUNDING, USUAL_WEIGHT, is_pulled
+from autotrain_mem.settings.optimizer_verdicts import KEEPS_UPDATES
 from autotrain_mem.types import Candidate, DataProfile, Harm, Job, Knobs, Proposal
 from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.model import ModelFacts
@@ -61,8 +61,8 @@ def advice(job: Job, knobs: Knobs, defaults: Knobs, facts: ModelFacts) -> tuple[
 
 
 def _adapters_rate(job: Job, knobs: Knobs, defaults: Knobs) -> Iterator[Proposal]:
-    wanted, rate = adapter_learning_rate(replace(defaults, optim=knobs.optim), job), knobs.learning_rate
-    if wanted is None or rate is None or wanted / NEAR < rate < wanted * NEAR:
+    wanted, rate = adapter_learning_rate(defaults, job), knobs.learning_rate
+    if not knobs.is_adam or rate is None or wanted / NEAR < rate < wanted * NEAR:
         return
     is_given = "learning_rate" in job.arguments
     whose = f"the given {rate:g}" if is_given else f"TRL's {rate:g} is for full fine-tuning, and"

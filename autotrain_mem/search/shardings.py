@@ -9,7 +9,6 @@ from autotrain_mem.search.division import divisors
 from autotrain_mem.search.space import Space
 from autotrain_mem.settings.knobs import ROWS, STEPS, ZEROS
 from autotrain_mem.settings.levers import LEVERS, SHARDING, SHARED_SEQUENCE, SHARED_TOKENS, pulled
-from autotrain_mem.settings.optimizer_verdicts import OPTIMIZERS_OF_BITSANDBYTES
 from autotrain_mem.settings.own import SHARE_TOKENS, Sharding
 from autotrain_mem.types import Job, Knobs
 from autotrain_mem.types.methods_table import METHODS
@@ -73,7 +72,7 @@ def _goes_together(space: Space, knobs: Knobs) -> bool:
     is_cast = knobs.is_sharded and not knobs.zero_stage
     if is_cast and not knobs.use_peft and knobs.dtype != space.base.dtype:
         return False
-    if knobs.is_sharded and OPTIMIZERS_OF_BITSANDBYTES.search(knobs.optim):
+    if knobs.is_sharded and knobs.steps_in_bitsandbytes:
         return False
     moved = [row for row in pulled(knobs) if row.needs]
     return all(getattr(knobs, name) in values for row in moved for name, values in row.needs.items())

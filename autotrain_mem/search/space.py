@@ -12,7 +12,7 @@ from typing import Any
 from autotrain_mem.search.adapter import Adapter, adapter_for
 from autotrain_mem.search.division import check_positive, divisors, either, multiples, nearest, rows_allowed
 from autotrain_mem.settings.knobs import COMPLETION_KNOBS, EVALUATED_ROWS, ROWS, STEPS
-from autotrain_mem.settings.levers import EXPANDABLE, KEEPS_UPDATES, LOST_ABOVE, USUAL_WEIGHT
+from autotrain_mem.settings.levers import EXPANDABLE, LOST_ABOVE, USUAL_WEIGHT
 from autotrain_mem.settings.words import MAX_LENGTH, MAX_SLOWDOWN, wished_share, without_wish
 from autotrain_mem.support.errors import BatchSplitError, ContextLengthError
 from autotrain_mem.types import DataProfile, Fit, Job, Knobs
@@ -359,7 +359,7 @@ def loses_updates(knobs: Knobs) -> bool:
     return (
         is_half
         and knobs.is_adam
-        and knobs.optim != KEEPS_UPDATES
+        and not knobs.sums_up_rounding
         and (knobs.learning_rate or 1.0) * LOST_ABOVE < USUAL_WEIGHT
     )
 

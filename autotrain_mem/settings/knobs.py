@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from autotrain_mem.settings.adapter_config import LORA, PEFT_CONFIG, kind_of
 from autotrain_mem.settings.declaration import Harm, Where, setting, settings_of
+from autotrain_mem.settings.optimizer_verdicts import KEEPS_UPDATES, OPTIMIZERS_OF_BITSANDBYTES
 from autotrain_mem.settings.own import OWN, OwnSettings, Sharding
 from autotrain_mem.settings.words import MAX_LENGTH
 from autotrain_mem.support.codec import Form
@@ -137,6 +138,16 @@ class Knobs(OwnSettings, TrainerKnobs):
     def is_adam(self) -> bool:
         """Tells whether the optimizer's steps are Adam's."""
         return "adam" in self.optim
+
+    @property
+    def sums_up_rounding(self) -> bool:
+        """Tells whether the optimizer keeps what rounding takes of its updates."""
+        return self.optim == KEEPS_UPDATES
+
+    @property
+    def steps_in_bitsandbytes(self) -> bool:
+        """Tells whether the optimizer is one of bitsandbytes', which takes whole parameters."""
+        return OPTIMIZERS_OF_BITSANDBYTES.search(self.optim) is not None
 
     @property
     def training(self) -> tuple[bool, int | None, str, str]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from autotrain_mem.settings.declaration import Harm, LeverRow, Savings
 from autotrain_mem.settings.knobs import EVALUATED_ROWS, ROWS, STEPS, Knobs
+from autotrain_mem.settings.optimizer_verdicts import KEEPS_UPDATES
 from autotrain_mem.settings.own import OWN, UNSHARDED
 from autotrain_mem.settings.words import CHECKPOINTING, MAX_LENGTH
 
@@ -20,7 +21,6 @@ least 2**-8 of their size apart, and what is less than half of that is rounded a
 USUAL_WEIGHT = 0.02
 """transformers' ``initializer_range``: how large the weights of most models are, about."""
 
-KEEPS_UPDATES = "stable_adamw"  # it sums up what is lost (Kahan summation; torch-optimi)
 
 EXPANDABLE = "expandable_segments"
 """The lever that is on no rung: any point may have it, at no cost (``Memo``)."""

@@ -25,6 +25,9 @@ OPTIMIZERS_OF_BITSANDBYTES = re.compile("8bit|bnb|paged|ademamix|lion")
 """``transformers/trainer_optimizer.py: _get_bitsandbytes_optimizer``; those that torchao or torch implement are
 refused, or named otherwise (``checks.flags``)."""
 
+KEEPS_UPDATES = "stable_adamw"
+"""Sums up what rounding takes of updates (Kahan summation; torch-optimi)."""
+
 PACKAGES = {
     "galore_adamw": "galore_torch",
     "galore_adafactor": "galore_torch",

@@ -76,7 +76,7 @@ def phase_of(error: BaseException) -> Phase | None:
 def _functions(traceback: TracebackType | None) -> Iterator[str]:
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        if code.co_name != "step" or "optim" in code.co_filename:  # many things have steps
+        if code.co_name != "step" or "/optim/" in code.co_filename:  # many things have steps
             yield code.co_name
         traceback = traceback.tb_next
 
