@@ -95,15 +95,6 @@ def test_only_tokens_with_a_label_are_scored_and_a_tile_is_folded_without_copies
     assert theirs.count(VOCABULARY * HIDDEN * 4) > 1
 
 
-@pytest.mark.skipif(HAS_FUSED_HEAD, reason="for a TRL without the fused head")
-def test_an_older_trl_is_left_alone() -> None:
-    from trl.trainer import utils
-
-    before = {name: id(value) for name, value in vars(utils).items()}
-    with fused_head_stand_ins():
-        assert {name: id(value) for name, value in vars(utils).items()} == before
-
-
 def test_without_the_head_nothing_is_rehearsed_while_its_absence_is_handled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trl.kernels", None)
     with pytest.raises(ValueError, match="the user's") as raised, fused_head_stand_ins():
