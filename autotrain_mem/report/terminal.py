@@ -63,9 +63,6 @@ SMOOTHING = 0.8
 PLAIN_LINES = 10
 """Lines that a whole run prints where there is no terminal."""
 
-_SAID_OTHERWISE = ("per_device_train_batch_size", CHECKPOINTING, "per_device_eval_batch_size")
-"""The first two always, the last never: it follows the micro-batch."""
-
 
 def is_live(console: Console) -> bool:
     """Whether a line can be redrawn in place."""
@@ -223,10 +220,9 @@ class SearchProgress(LiveLine):
         self._first = self._first or attempt.knobs
         self._copies |= attempt.rehearsed_layers is not None
         whole = ", whole model" if self._copies and attempt.rehearsed_layers is None else ""
-        # Micro-batch and checkpointing, and whatever else this attempt changes against the first.
-        changed = [name for name in formatting.differing([self._first, attempt.knobs]) if name not in _SAID_OTHERWISE]
-        more = formatting.settings(attempt.knobs, [CHECKPOINTING, "sharding", *changed])
-        settings = f"micro-batch {attempt.knobs.per_device_train_batch_size}, {more}{whole}"
+        changed = formatting.difference(attempt.knobs, self._first)
+        checkpointing = formatting.settings(attempt.knobs, [CHECKPOINTING])
+        settings = f"micro-batch {attempt.knobs.per_device_train_batch_size}, {checkpointing}, {changed}{whole}"
         outcome = f"needs {format_bytes(attempt.required_bytes)}, {'fits' if attempt.fits else 'does not fit'}"
         self.show(f"rehearsing, {self._tried} tried: {outcome}: {settings}")
         if self.line.disable:

@@ -287,7 +287,7 @@ def test_a_search_prints_one_whole_line_per_attempt_without_a_terminal() -> None
             progress.tried(attempt)
     lines = file.getvalue().splitlines()
     assert len(lines) == len(examples.PLAN.attempts)
-    assert lines[0] == "rehearsing: micro-batch 1, checkpointing on ... needs 31.2 GiB, does not fit"
+    assert lines[0] == "rehearsing: micro-batch 1, checkpointing on, as asked for ... needs 31.2 GiB, does not fit"
     assert lines[4].endswith(", LoRA, bfloat16, whole model ... needs 8.51 GiB, fits")
 
 
