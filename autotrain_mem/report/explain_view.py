@@ -190,10 +190,14 @@ def attempts_view(plan: Plan) -> list[RenderableType]:
     """The table, and what its signs mean."""
     if not plan.attempts:
         return [Text(), Text("nothing else was tried")]
-    scale = _scale(plan)
-    heading = f"tried; needs are in {scale.unit}, the budget is {scale.size(plan.estimate.budget_bytes)}"
     legend = (f"{sign:14}{meaning}" for sign, meaning in attempts_legend(plan))
-    return section(heading, attempts_table(plan), *legend, indent=0)
+    return section(f"tried; {attempts_units(plan)}", attempts_table(plan), *legend, indent=0)
+
+
+def attempts_units(plan: Plan) -> str:
+    """``needs are in GiB, the budget is 11.17``."""
+    scale = _scale(plan)
+    return f"needs are in {scale.unit}, the budget is {scale.size(plan.estimate.budget_bytes)}"
 
 
 def _scale(plan: Plan) -> Scale:

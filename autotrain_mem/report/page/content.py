@@ -8,7 +8,7 @@ from rich.table import Table
 
 from autotrain_mem.report import formatting
 from autotrain_mem.report.estimate_view import module_tables, scale_of, sum_table
-from autotrain_mem.report.explain_view import attempts_legend, attempts_table
+from autotrain_mem.report.explain_view import attempts_legend, attempts_table, attempts_units
 from autotrain_mem.report.layout import add, table
 from autotrain_mem.report.page.figures import figures
 from autotrain_mem.report.plan_view import gentler_levels, levels_table, plan_verdict, settings_table
@@ -89,10 +89,11 @@ def tables(material: Material) -> Iterator[Section]:
     for sentence in (*plan.warnings, *plan.estimate.memory.not_counted):
         add(uncounted, sentence)
     peak = f"Where the bytes are at the peak, in {scale_of(plan.estimate).unit}"
-    against = f"Each was rehearsed and held against the budget of {format_bytes(plan.estimate.budget_bytes)}"
+    tried = [f"Each was rehearsed; {attempts_units(plan)}"]
+    tried += [f"{sign} {meaning}".strip() for sign, meaning in attempts_legend(plan)] if plan.attempts else []
     every = [
         ("changes", "What was changed", "Least harm first; a setting that you gave is never changed.", _changed(plan)),
-        ("attempts", "What was tried", against, attempts_table(plan)),
+        ("attempts", "What was tried", "; ".join(tried), attempts_table(plan)),
         ("levels", "Other levels of harm", "; ".join(gentler_levels(plan)), levels_table(plan)),
         ("settings", "Settings", "A star marks what differs from TRL's default.", settings_table(plan)),
         ("peak", peak, "", sum_table(plan.estimate)),
@@ -104,8 +105,6 @@ def tables(material: Material) -> Iterator[Section]:
     for key, title, note, grid in every:
         if not grid.rows:
             continue
-        if key == "attempts":
-            note = "; ".join([note, *(f"{sign} {meaning}".strip() for sign, meaning in attempts_legend(plan))])
         cells = zip(*(column.cells for column in grid.columns), strict=True)
         yield Section(
             key=key,
