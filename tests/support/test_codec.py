@@ -1,11 +1,7 @@
 """Every noun that crosses a process border or lies in a file comes back as it went, and what is changed is refused."""
 
-import dataclasses
 import json
 import re
-import types
-import typing
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -13,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autotrain_mem import types as nouns
+from autotrain_mem.settings.knobs import Lever
 from autotrain_mem.support import codec
 from autotrain_mem.training.task import Request
 from autotrain_mem.types import DataProfile, Footprint, Hardware, Job, Phase, StepTime
@@ -27,37 +24,15 @@ READ = (
 )
 """What a worker, a training process, the cache or a file holds, with all nouns that are parts of these."""
 
-REALS = st.floats(-1e12, 1e12, allow_nan=False)
-JSON = st.none() | st.booleans() | st.integers() | st.text(max_size=3) | REALS | st.lists(st.integers(), max_size=2)
-NARROWER: dict[Any, dict[str, st.SearchStrategy[Any]]] = {
-    Job: {"method": st.sampled_from(list(METHODS))},
-    nouns.VllmServer: {"gpus": st.integers(0, 8)},  # its command names each
-}
-"""Fields of which not every value of their type will do."""
-
-
-def drawn(kind: Any) -> st.SearchStrategy[Any]:
-    """Any value of a field's type."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any:
-        return JSON
-    if kind is float:
-        return REALS
-    if kind is str:
-        return st.text(max_size=3)
-    if dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
-        parts = {field.name: drawn(hints[field.name]) for field in dataclasses.fields(kind)}
-        return st.builds(kind, **parts | NARROWER.get(kind, {}))
-    if origin in (typing.Union, types.UnionType):
-        return st.one_of(*map(drawn, arguments))
-    if origin is Mapping:
-        return st.dictionaries(*map(drawn, arguments), max_size=2)
-    if origin is frozenset:
-        return st.frozensets(drawn(arguments[0]), max_size=2)
-    if origin is tuple and arguments[-1] is Ellipsis:
-        return st.lists(drawn(arguments[0]), max_size=2).map(tuple)
-    return st.tuples(*map(drawn, arguments)) if origin is tuple else st.from_type(kind)
+JSON = st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
+WORDS = st.dictionaries(st.text(max_size=3), JSON, max_size=2)
+for kind, strategy in {
+    float: st.floats(-1e12, 1e12, allow_nan=False),
+    Job: st.builds(Job, method=st.sampled_from(list(METHODS)), arguments=WORDS, accelerate=st.none() | WORDS),
+    Lever: st.builds(Lever, before=JSON, after=JSON),
+    nouns.VllmServer: st.builds(nouns.VllmServer, gpus=st.integers(0, 8)),  # its command names each
+}.items():
+    st.register_type_strategy(kind, strategy)
 
 
 def over_the_wire(value: Any) -> Any:
@@ -68,7 +43,7 @@ def over_the_wire(value: Any) -> Any:
 @settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(data=st.data())
 def test_a_noun_comes_back_as_it_went(noun: Any, data: st.DataObject) -> None:
-    sent = data.draw(drawn(noun))
+    sent = data.draw(st.from_type(noun))
     assert codec.from_json(noun, over_the_wire(sent)) == sent
 
 

@@ -12,7 +12,6 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from types import SimpleNamespace
 
 import psutil
@@ -125,19 +124,6 @@ def test_a_result_is_there_before_those_after_it_and_who_stops_listening_lets_no
     asked_by_then = len(asked)
     assert workers.map([asking(7)]) == [7]
     assert len(asked) == asked_by_then
-
-
-def test_calls_begin_in_their_order_where_another_has_one_of_the_workers(workers: Workers) -> None:
-    over, order = threading.Event(), list[int]()
-    begun = workers.begin(lambda worker: over.wait(10))
-
-    def call(number: int, worker: Worker) -> None:
-        order.append(number)
-
-    workers.map([partial(call, number) for number in range(20)])
-    over.set()
-    assert workers.result(begun)
-    assert order == list(range(20))
 
 
 def test_a_call_that_was_begun_has_a_worker_to_itself_while_others_are_asked(workers: Workers) -> None:

@@ -15,10 +15,11 @@ def folder_with_a_file(path: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def test_a_worker_removes_its_own_folder_and_those_of_scripts(
+def test_a_worker_removes_the_folder_that_it_was_given_and_those_of_scripts(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, handed, kept = (folder_with_a_file(tmp_path / name) for name in ("autofit-own", "autofit-handed", "data"))
+    names = ("autofit-own", "autofit-handed", "data", "autofit-everyones")
+    own, handed, kept, everyones = (folder_with_a_file(tmp_path / name) for name in names)
     monkeypatch.setenv(SCRATCH, str(own))
     first, second = ScratchFolders(), ScratchFolders()
     for scratch_folders in (first, second):  # two workers of one parent
@@ -26,18 +27,11 @@ def test_a_worker_removes_its_own_folder_and_those_of_scripts(
         scratch_folders.note({"operation": "describe", "job": {"python_call": None}})
         scratch_folders.note({"operation": "describe", "job": {"python_call": {"path": str(handed / "call")}}})
         scratch_folders.note({"operation": "describe", "job": {"python_call": {"path": str(kept / "call")}}})
-    first.remove()
-    second.remove()
-    assert list(tmp_path.iterdir()) == [kept]
-
-
-def test_a_worker_that_was_given_no_folder_removes_none(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(SCRATCH, raising=False)
-    monkeypatch.setenv("TMPDIR", str(folder_with_a_file(tmp_path / "autofit-everyones")))
-    ScratchFolders().remove()
-    assert len(list(tmp_path.iterdir())) == 1
+    monkeypatch.delenv(SCRATCH)
+    monkeypatch.setenv("TMPDIR", str(everyones))
+    for scratch_folders in (first, second, ScratchFolders()):
+        scratch_folders.remove()
+    assert {*tmp_path.iterdir()} == {kept, everyones}
 
 
 def test_a_function_is_compiled_at_its_first_call_and_a_module_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
