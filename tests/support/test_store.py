@@ -9,8 +9,8 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -113,26 +113,14 @@ def test_a_value_kept_under_another_key_is_not_taken(store: Store, tmp_path: pat
     assert messages == [f"the cache in {path.parent} was damaged (a file is another's): rebuilt"]
 
 
-def refuse(number: int) -> Callable[..., Any]:
-    def refused(*args: Any, **kwargs: Any) -> Any:
-        raise OSError(number, os.strerror(number))
-
-    return refused
-
-
-@pytest.mark.parametrize("call", ["mkdir", "open", "replace"])
+@pytest.mark.parametrize("call", ["pathlib.Path.mkdir", "builtins.open", "os.replace"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
 def test_whatever_cannot_be_written_is_said_once_and_leaves_nothing(
     store: Store, tmp_path: pathlib.Path, messages: list[str], monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:
     store.put("kind", {"old": 1}, "old")
     with monkeypatch.context() as patch:
-        if call == "mkdir":
-            patch.setattr(pathlib.Path, "mkdir", refuse(number))
-        elif call == "replace":
-            patch.setattr(os, "replace", refuse(number))
-        else:
-            patch.setattr(module, "open", refuse(number), raising=False)
+        patch.setattr(call, Mock(side_effect=OSError(number, os.strerror(number))))
         store.put("kind", KEY, 1)
         store.put("kind", KEY, 2)
     assert len(messages) == 1
