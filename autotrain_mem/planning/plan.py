@@ -20,10 +20,10 @@ from autotrain_mem.planning.suggestions import with_other_methods
 from autotrain_mem.planning.vllm_server import check_colocated, vllm_server
 from autotrain_mem.search.advice import FLASH_ATTENTION, advice, context_cut, proposals, questions
 from autotrain_mem.search.changes import against
-from autotrain_mem.search.largest import search_most
+from autotrain_mem.search.largest import find_most
 from autotrain_mem.search.levels import LEVELS, SHORTER_ROWS, SMALLER_IMAGES_LEVEL, allowed
 from autotrain_mem.search.memo import Memo, OnAttempt
-from autotrain_mem.search.search import Found, Limits, find, search
+from autotrain_mem.search.search import Found, Limits, find, no_plan
 from autotrain_mem.search.shardings import SharedTokens, degrees, way_of
 from autotrain_mem.search.space import Space, why_fp16
 from autotrain_mem.settings.knobs import ROWS, STEPS
@@ -51,19 +51,20 @@ def searched(subject: Subject, on_attempt: OnAttempt, footprints: dict[Any, Foot
     check_colocated(subject, space.base)
     limits = limits_of(subject, space.base)
     footprints = {} if footprints is None else footprints
-    predictions = Predictions(subject, footprints)
 
     def least_needed(other: Job, knobs: Knobs) -> Estimate:
         return Predictions(replace(subject, job=other)).rehearse([knobs], whole=True)[0]
 
     if question is None and (shared := with_shared_tokens(subject, space, limits, on_attempt, footprints)):
         return shared
-    try:
-        if question is None:
-            return search(space, predictions, on_attempt, limits)
-        return search_most(question, predictions, on_attempt, limits)
-    except DoesNotFitError as error:
+    memo = Memo(space, Predictions(subject, footprints), on_attempt)
+    found = find(space, memo, limits) if question is None else find_most(question, memo, limits)
+    if found is not None:
+        return found
+    error = no_plan(space, memo, limits)
+    if isinstance(error, DoesNotFitError):
         raise with_other_methods(error, subject.job, space, least_needed) from error
+    raise error
 
 
 def make_plan(subject: Subject, best: Found, *, seconds: float) -> Plan:

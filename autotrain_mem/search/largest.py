@@ -22,8 +22,8 @@ from operator import attrgetter
 from autotrain_mem.search.explore import MIDDLE_EVERY, surely_fits
 from autotrain_mem.search.guess import STATIC, linear, may_fit_at_once
 from autotrain_mem.search.levels import Level, levels
-from autotrain_mem.search.memo import Memo, OnAttempt, Predictor
-from autotrain_mem.search.search import NO_LIMITS, Found, Limits, find, no_plan
+from autotrain_mem.search.memo import Memo
+from autotrain_mem.search.search import NO_LIMITS, Found, Limits, find
 from autotrain_mem.search.space import Space
 from autotrain_mem.types import Estimate, Knobs
 from autotrain_mem.types.gpu_comparison import Most
@@ -75,28 +75,8 @@ class Border:
         )
 
 
-def search_most(
-    question: Question,
-    predictor: Predictor,
-    on_attempt: OnAttempt = lambda attempt: None,
-    limits: Limits = NO_LIMITS,
-) -> Found:
-    """The plan with as much as fits.
-
-    Raises:
-        DoesNotFitError: not even the smallest value fits; the error names the nearest settings that do.
-        PlanError: what fits does not keep the limits (``limits.broken``).
-    """
-    smallest = question.space(question.values[0])
-    memo = Memo(smallest, predictor, on_attempt)
-    found = find_most(question, memo, limits)
-    if found is None:
-        raise no_plan(smallest, memo, limits)
-    return found
-
-
 def find_most(question: Question, memo: Memo, limits: Limits = NO_LIMITS) -> Found | None:
-    """The same, and None where not even the smallest value fits, or no plan keeps the limits."""
+    """The plan with as much as fits; None where not even the smallest value fits, or no plan keeps the limits."""
     tried: set[str] = set()
     best: Found | None = None
     name = next((level.name for level in answering(question) if _holds(question, level, memo)), None)

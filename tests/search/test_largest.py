@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from synthetic_memory import LinearMemory, space_of
 
-from autotrain_mem.search.largest import Question, answering, find_border, search_most
+from autotrain_mem.search.largest import Question, answering, find_border, find_most
 from autotrain_mem.search.levels import levels
 from autotrain_mem.search.memo import Memo
+from autotrain_mem.search.search import NO_LIMITS, Found, Limits, no_plan
 from autotrain_mem.search.space import Space
 from autotrain_mem.support.errors import DoesNotFitError, PlanError
 from autotrain_mem.support.units import GIB
@@ -44,6 +45,15 @@ def is_border(asked: Question, level: str, model: LinearMemory, most: Most) -> b
     neighbour = None if is_last else asked.values[after]
     beyond = is_last or not fits(asked, level, model, asked.values[after])
     return fits(asked, level, model, most.value) and beyond and most.next_value == neighbour
+
+
+def search_most(asked: Question, model: LinearMemory, limits: Limits = NO_LIMITS) -> Found:
+    space = asked.space(asked.values[0])
+    memo = Memo(space, model)
+    found = find_most(asked, memo, limits)
+    if found is None:
+        raise no_plan(space, memo, limits)
+    return found
 
 
 @pytest.mark.parametrize("budget", [9, 17, 20, 24, 48])
