@@ -1,6 +1,6 @@
 // Memory over a rehearsed step: owners stacked, what is reserved as a line, phases in a strip above.
 
-// A column is packed as steps from value to value; [n] stands for n steps of nothing (timelines.py: differences).
+// A column is packed as steps from value to value; [n] stands for n steps of nothing (figures.py: differences).
 function summed(packed) {
   const values = [];
   let value = 0;
