@@ -183,7 +183,7 @@ def _last_reading(moments: Sequence[Moment]) -> MemoryReading | None:
 
 def _budget_bytes(watched: Watched) -> int | None:
     if watched.plan is not None:
-        return max(0, watched.plan.estimate.budget_bytes - watched.plan.estimate.outside_bytes)
+        return watched.plan.estimate.reservable_bytes
     return None if watched.history is None else watched.history.total_bytes
 
 

@@ -99,7 +99,7 @@ def _timeline(
     kept = store.get(_TIMELINE, _key(plan))
     if kept is not None:
         # A probe may have measured since what lies outside torch.
-        return replace(codec.from_json(Timeline, kept), budget_bytes=_room_bytes(plan)), ""
+        return replace(codec.from_json(Timeline, kept), budget_bytes=plan.estimate.reservable_bytes), ""
     missing = "Memory over the rehearsed step is not shown: "
     if plan.objects is not None:
         return None, f"{missing}the plan was made of a script's own objects, which no file holds."
@@ -128,17 +128,13 @@ def _timeline(
 def _drawn(plan: Plan, trace: Trace) -> Timeline:
     estimate = plan.estimate
     room = Room(
-        capacity_bytes=_room_bytes(plan),
+        capacity_bytes=estimate.reservable_bytes,
         total_bytes=estimate.hardware.total_bytes,
         settings=environment_settings(plan.job.environment),
         caches=estimate.hardware.origin != "cpu",
     )
     name = "rehearsed step" if plan.knobs.processes == 1 else "rehearsed step of rank 0, which stands for all"
     return make_timeline(trace, room, grows=plan.estimate.grows, name=name)
-
-
-def _room_bytes(plan: Plan) -> int:
-    return max(0, plan.estimate.budget_bytes - plan.estimate.outside_bytes)
 
 
 def _key(plan: Plan) -> dict[str, Any]:

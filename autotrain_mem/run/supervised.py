@@ -149,7 +149,7 @@ class SupervisedRun:
             learned=attempt.learned,
             predicted=self.plan.estimate.memory.phases,
             predicted_reserved_bytes=self.plan.estimate.reserved_bytes,
-            budget_bytes=max(0, self.plan.estimate.budget_bytes - self.plan.estimate.outside_bytes),
+            budget_bytes=self.plan.estimate.reservable_bytes,
             level=self.plan.level,
             levers=self.plan.levers,
             guarded=self.guarded,

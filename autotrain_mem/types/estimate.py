@@ -310,6 +310,11 @@ class Estimate:
         return worst_batch if self.mixed is None else max(worst_batch, self.mixed.longest_first.last_bytes)
 
     @property
+    def reservable_bytes(self) -> int:
+        """The budget less what lies outside torch's allocator."""
+        return max(0, self.budget_bytes - self.outside_bytes)
+
+    @property
     def cached_bytes(self) -> int:
         """Computes what the allocator holds at its peak beyond the peak of what tensors take."""
         return max(0, self.reserved_bytes - self.memory.peak_allocated_bytes)

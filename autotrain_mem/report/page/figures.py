@@ -266,7 +266,7 @@ def _of_run(material: Material, history: RunHistory) -> Iterator[Section]:
             for name in _MEASURED
         }
         limits = {
-            "budget": float(max(0, estimate.budget_bytes - estimate.outside_bytes)),
+            "budget": float(estimate.reservable_bytes),
             "predicted peak reserved": float(estimate.reserved_bytes),
             "predicted peak allocated": float(estimate.reserved.peak_allocated_bytes),
         }
@@ -366,7 +366,7 @@ def _over_steps(material: Material) -> Iterator[Section]:
         {name: order.reserved_bytes[:count] for name, order in orders.items()},
         y_title="reserved",
         unit="bytes",
-        limits={"budget": float(max(0, estimate.budget_bytes - estimate.outside_bytes))},
+        limits={"budget": float(estimate.reservable_bytes)},
     )
 
 
