@@ -78,11 +78,6 @@ def test_where_nothing_keeps_it_the_error_says_what_it_would_take() -> None:
     assert 1 <= int(second.split()[1]) < 1000
 
 
-def test_rows_are_not_cut_to_be_done_sooner() -> None:
-    with pytest.raises(LimitError):
-        planned(within_seconds=1.0)
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
