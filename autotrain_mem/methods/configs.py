@@ -239,14 +239,21 @@ def read_config(text: str, task: str) -> Any:
 def default_targets(config: Any) -> str | list[str]:
     """Name the modules that LoRA adapts where the user names none: PEFT's for this config, or else ours.
 
-    All linear layers; of a mixture of experts those of attention, since PEFT 0.21 adapts fused experts as parameters,
-    without dropout only (``peft/tuners/lora/layer.py: ParamWrapper``). PEFT's own:
-    ``peft/utils/constants.py: TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING``.
+    PEFT's own: ``peft/utils/constants.py: TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING``.
     """
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
 
     if config.model_type in KNOWN:
         return list(KNOWN[config.model_type])
+    return planned_targets(config)
+
+
+def planned_targets(config: Any) -> str:
+    """Names the modules that an adapter adapts where a plan turns LoRA on: all linear layers.
+
+    Of a mixture of experts those of attention: PEFT 0.21 adapts fused experts as parameters, without dropout only
+    (``peft/tuners/lora/layer.py: ParamWrapper``).
+    """
     return ATTENTION if has_experts(config) else "all-linear"
 
 

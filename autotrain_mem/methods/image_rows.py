@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,31 +83,33 @@ def shorten_last_conversation(rows: list[Any]) -> list[Any]:
     if len(rows) < 2:
         return rows
     *full, last = rows
-    return [*full, {**last, "messages": _shorter(last["messages"])}]
+    return [*full, {**last, "messages": shorter_conversation(last["messages"])}]
 
 
 def shorten_last_rejected(rows: list[Any]) -> list[Any]:
     """Take a word from the last rejected completion: two sequences of a pair lie in one batch."""
     *full, last = rows
-    return [*full, {**last, "rejected": _without_a_word(last["rejected"])}]
+    return [*full, {**last, "rejected": without_a_word(last["rejected"])}]
 
 
-def prompts_editor(group: int) -> EditRows:
+def prompts_editor(group: int, shorter: Callable[[Any], Any]) -> EditRows:
     """Return what takes a word from a generation's first prompt, where there are others (``online.rows_editor``)."""
 
     def shorten(rows: list[Any]) -> list[Any]:
         if len(rows) <= group:
             return rows
-        return [{**row, "prompt": _shorter(row["prompt"])} for row in rows[:group]] + rows[group:]
+        return [{**row, "prompt": shorter(row["prompt"])} for row in rows[:group]] + rows[group:]
 
     return shorten
 
 
-def _shorter(messages: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    return _said(_without_a_word(messages[0]["content"]))
+def shorter_conversation(messages: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """Take a word from a conversation of one message."""
+    return _said(without_a_word(messages[0]["content"]))
 
 
-def _without_a_word(text: str) -> str:
+def without_a_word(text: str) -> str:
+    """Take a word from a text, but never the last."""
     return text_of(max(1, len(text.split()) - 1))
 
 

@@ -98,20 +98,12 @@ def rows_editor(filled: Configs) -> EditRows:
     completions of which only the first has its full length (``generation``), every row of such a batch is padded,
     whatever order it is shuffled into.
     """
-    group = _smallest_group(filled)
-
-    def shorten(rows: list[Any]) -> list[Any]:
-        if len(rows) <= group:
-            return rows
-        shorter = text_of(max(1, len(rows[0]["prompt"].split()) - 1))
-        return [{**row, "prompt": shorter} for row in rows[:group]] + rows[group:]
-
-    return shorten
+    return image_rows.prompts_editor(_smallest_group(filled), image_rows.without_a_word)
 
 
 def image_rows_editor(filled: Configs) -> EditRows:
     """Take a token from a generation's first prompt, as :func:`rows_editor`."""
-    return image_rows.prompts_editor(_smallest_group(filled))
+    return image_rows.prompts_editor(_smallest_group(filled), image_rows.shorter_conversation)
 
 
 def _smallest_group(filled: Configs) -> int:

@@ -53,19 +53,8 @@ def kv_cache(config: Mapping[str, Any]) -> tuple[int, int] | None:
     return int(config.get("num_key_value_heads") or heads), 2 * layers * head
 
 
-def planned_targets(config: Any) -> str:
-    """Names the modules that an adapter adapts where a plan turns LoRA on: all linear layers.
-
-    Of a mixture of experts those of attention: PEFT 0.21 adapts fused experts as parameters, without dropout only
-    (``peft/tuners/lora/layer.py: ParamWrapper``).
-    """
-    from autotrain_mem.methods.configs import ATTENTION, has_experts
-
-    return ATTENTION if has_experts(config) else "all-linear"
-
-
 def adapter_width(config: Any) -> int | None:
-    """Counts the parameters of an adapter of rank 1 on :func:`planned_targets`: inputs and outputs of each layer.
+    """Counts the parameters of an adapter of rank 1 on ``configs.planned_targets``: inputs and outputs of each layer.
 
     It is that of decoders with a gated MLP, which most are; others are off by less than a half, and a rank goes in
     powers of two. None where the config lacks a size.

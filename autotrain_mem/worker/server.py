@@ -49,14 +49,8 @@ def describe(job: Job, compute_capability: Capability) -> ModelFacts:
     from autotrain_mem.checks.compatibility import why_no_flash_attention
     from autotrain_mem.checks.model_files import ModelOnCard, config_digest, read_config
     from autotrain_mem.checks.sharding import other_layers
-    from autotrain_mem.methods.configs import default_targets
-    from autotrain_mem.methods.parameter_count import (
-        adapter_width,
-        checkpoint_dtype,
-        kv_cache,
-        parameters,
-        planned_targets,
-    )
+    from autotrain_mem.methods.configs import default_targets, planned_targets
+    from autotrain_mem.methods.parameter_count import adapter_width, checkpoint_dtype, kv_cache, parameters
     from autotrain_mem.rehearsal.truncated_depth import pattern_of
     from autotrain_mem.trainers.model_support import checkpoint_quantization
     from autotrain_mem.trainers.pretrained import FAMILIES, pixel_steps
