@@ -165,6 +165,8 @@ def differing(written: Any, again: Any, path: str = "") -> str:
         return next(filter(None, parts), "")
     if isinstance(written, list) and isinstance(again, list) and len(written) == len(again):
         return next(filter(None, [differing(*pair, path) for pair in zip(written, again, strict=True)]), "")
+    if isinstance(written, float) and not math.isfinite(written):
+        return f"{path.removesuffix('.')} is {written}"
     if isinstance(again, float) and isinstance(written, float | int) and not isinstance(written, bool):
         is_same = math.isclose(written, again, rel_tol=1e-9)
     else:

@@ -92,6 +92,8 @@ def test_what_is_no_plan_gets_a_message(content: bytes) -> None:
     [
         (("estimate", "required_bytes"), 1, r"estimate\.required_bytes is 1 where it should be 9\d+"),
         (("estimate", "owners_at_peak", "weights"), 1, "owners_at_peak do not sum to peak_allocated_bytes"),
+        (("job", "max_slowdown"), float("inf"), r"job\.max_slowdown is inf"),
+        (("estimate", "time", "tokens"), 10**400, r"tokens"),
         (("data", "rows"), "many", r"Expected `int`, got `str` - at `\$\.data\.rows`"),
     ],
 )
