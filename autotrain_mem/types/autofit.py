@@ -22,10 +22,7 @@ from autotrain_mem.settings.declaration import (
     settings_of,
     that,
 )
-from autotrain_mem.settings.own import (
-    OWN,
-    OwnSettings,
-)
+from autotrain_mem.settings.own import OWN, OwnSettings
 from autotrain_mem.settings.words import (
     FITS,
     MAX_SLOWDOWN,

@@ -62,8 +62,7 @@ class Report:
     """
 
     json_form: ClassVar = Form(
-        schema="autofit.run/1",
-        derived={name: name for name in ("prediction_error", "reserved_prediction_error")},
+        schema="autofit.run/1", derived={name: name for name in ("prediction_error", "reserved_prediction_error")}
     )
 
     output_dir: str

@@ -10,15 +10,7 @@ from autotrain_mem.settings.own import Sharding
 from autotrain_mem.settings.words import read_length, wished_share, without_wish
 from autotrain_mem.support import codec
 from autotrain_mem.support.units import GIB, MIB
-from autotrain_mem.types import (
-    Candidate,
-    Estimate,
-    Job,
-    Phase,
-    ReservedByMode,
-    ReservedEstimate,
-    StepTime,
-)
+from autotrain_mem.types import Candidate, Estimate, Job, Phase, ReservedByMode, ReservedEstimate, StepTime
 from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.report import MemoryReading
 from tests.report import report_examples
