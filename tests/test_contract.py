@@ -123,7 +123,7 @@ LAYERS = {
 # Seconds to import: only where a process exists to run them. Everywhere else they stand inside functions.
 SLOW_TO_IMPORT = frozenset(HUGGING_FACE.split()) | {"numpy"}
 ROOMS_OF_TORCH = (
-    *("rehearsal", "trainers", "training.process", "training.guard", "training.watch", "training.longest_batch"),
+    *("rehearsal", "trainers", "training.process", "training.guard", "training.watch"),
     *("drop_in.trainers", "drop_in.experimental", "drop_in.experimental_ppo"),
     *("cli.trained_model", "checks.model_objects"),
 )

@@ -30,7 +30,7 @@ _STEPS = ("training_step", "prediction_step")
 """A guard prepares a batch before it calls these, so that they are given other inputs than TRL would give them."""
 
 _LIBRARIES = OUR_LIBRARIES | {"torch", "accelerate", "datasets", "liger_kernel"}
-"""Code that a batch may run through once more, and nobody notices: ``longest_batch.restore`` was read off it."""
+"""Code that a batch may run through once more, and nobody notices: ``longest_batch.untouched`` was read off it."""
 
 
 def guard_methods(kind: type) -> None:
@@ -159,7 +159,7 @@ def _run_longest_first(trainer: Any, guard: Any) -> None:
     """Before the first step, where nobody can notice: code of the user's own may count how often it is called."""
     from autotrain_mem.trainers.finish import keep_cache_in_evaluation
     from autotrain_mem.training.full_device import is_out_of_memory
-    from autotrain_mem.training.longest_batch.run import cost_of_emptying, run_longest_batch
+    from autotrain_mem.training.process.longest_batch import cost_of_emptying, run_longest_batch
 
     if _runs_own_code(trainer):
         return

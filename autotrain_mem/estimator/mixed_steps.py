@@ -281,7 +281,7 @@ class Run:
     Args:
         capacity_bytes: What the allocator can have; None for no end.
         longest_first: The longest rows run forward and backward before the first step, and leave nothing but what the
-            allocator then caches (``training.longest_batch``).
+            allocator then caches (``training.process.longest_batch``).
     """
 
     def __init__(
@@ -327,7 +327,7 @@ class Run:
         return self.allocator.peak_reserved_bytes
 
     def _try(self, template: Template) -> None:
-        """Runs the longest rows beside what stands in for what later steps hold (``longest_batch.restore``)."""
+        """Runs the longest rows beside what stands in for later steps' memory (``training.process.longest_batch``)."""
         _, sizes = template.compiled(template.parts.load, template.tokens, is_small=self._is_small)
         standing_in = [sizes[number - 1] for number in template.parts.beside_trial]
         held = [self._malloc(size) for size in standing_in if (size <= SMALL_BYTES) is self._is_small]

@@ -35,7 +35,7 @@ def train(case: HoursCase, model: Path, scratch: str) -> list[Mapping[str, int]]
     from hollow_cuda.values import HostValues
     from transformers import TrainerCallback
 
-    from autotrain_mem.training.longest_batch.run import LongestBatch
+    from autotrain_mem.training.process.longest_batch import LongestBatch
 
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.cuda.init()
@@ -72,7 +72,7 @@ def train(case: HoursCase, model: Path, scratch: str) -> list[Mapping[str, int]]
         trainer.add_callback(Levels())
         with spec.patches(trainer):
             if case.longest_first:
-                from autotrain_mem.training.longest_batch.run import attach_longest_batch
+                from autotrain_mem.training.process.longest_batch import attach_longest_batch
 
                 attach_longest_batch(trainer, forget)
             trainer.train()

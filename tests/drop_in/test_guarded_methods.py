@@ -23,7 +23,7 @@ from autotrain_mem.drop_in import trainers
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import OutputFolderError
 from autotrain_mem.training.guard.context import KEPT_AS
-from autotrain_mem.training.longest_batch import run as first
+from autotrain_mem.training.process import longest_batch as first
 from autotrain_mem.training.run_folder import lock_folder
 from autotrain_mem.types import Job, Learned, Phase, Plan
 from tests.drop_in.conftest import SETTLED, config, pairs, prompts, shortness, texts

@@ -16,8 +16,8 @@ import torch
 
 from autotrain_mem.support.units import parse_bytes
 from autotrain_mem.trainers.model_support import statistics
-from autotrain_mem.training.longest_batch.restore import models_of
 from autotrain_mem.training.process.build import Device
+from autotrain_mem.training.process.longest_batch import models_of
 from autotrain_mem.types import Owner, Phase
 from autotrain_mem.types.report import Shortage
 

@@ -21,7 +21,6 @@ from autotrain_mem.support.errors import GpuOutOfMemoryError
 from autotrain_mem.training.checkpoints import check_order
 from autotrain_mem.training.full_device import HOST, kind_of
 from autotrain_mem.training.guard.attach import attach_guard
-from autotrain_mem.training.longest_batch.run import LongestBatch, attach_longest_batch, cost_of_emptying
 from autotrain_mem.training.process.build import SMALLER, Device, DeviceOf, build, real_device
 from autotrain_mem.training.process.checkpointing import (
     drop_logs_without_room,
@@ -30,6 +29,7 @@ from autotrain_mem.training.process.checkpointing import (
     without_code,
 )
 from autotrain_mem.training.process.finite_values import FiniteValues
+from autotrain_mem.training.process.longest_batch import LongestBatch, attach_longest_batch, cost_of_emptying
 from autotrain_mem.training.process.model_card import complete_cards, write_last_card
 from autotrain_mem.training.process.oom_report import phase_of, shortage_of
 from autotrain_mem.training.process.resharding import read_other_forms

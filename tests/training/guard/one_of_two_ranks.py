@@ -16,7 +16,7 @@ from tiny_trainers import rows, trainer
 from transformers import TrainerCallback
 
 from autotrain_mem.training.guard.attach import attach_guard
-from autotrain_mem.training.longest_batch.run import attach_longest_batch
+from autotrain_mem.training.process.longest_batch import attach_longest_batch
 from autotrain_mem.types import Learned
 
 UNTIMED = ("runtime", "second", "step_time", "eps")

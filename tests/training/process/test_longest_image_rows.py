@@ -12,7 +12,7 @@ from tiny_vision_trainers import SIZES, rows, vision_trainer
 
 from autotrain_mem.data import longest_rows
 from autotrain_mem.data.longest_rows import longest_image_rows
-from autotrain_mem.training.longest_batch.run import LongestBatch, attach_longest_batch, run_longest_batch
+from autotrain_mem.training.process.longest_batch import LongestBatch, attach_longest_batch, run_longest_batch
 from autotrain_mem.training.process.probe import take_longest
 
 Model = Callable[[str], Path]

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from autotrain_mem.training.longest_batch.restore import keeps_whole_gradients, untouched
+from autotrain_mem.training.process.longest_batch import keeps_whole_gradients, untouched
 
 
 class Growing(torch.nn.Module):

@@ -14,7 +14,7 @@ from autotrain_mem.machine.simulated_card import SimulatedGpu
 from autotrain_mem.planning.mixed_lengths import without_cache
 from autotrain_mem.rehearsal.fake_run import Watch
 from autotrain_mem.trainers.finish import keep_cache_in_evaluation
-from autotrain_mem.training.longest_batch.run import LongestBatch, attach_longest_batch, cost_of_emptying
+from autotrain_mem.training.process.longest_batch import LongestBatch, attach_longest_batch, cost_of_emptying
 from autotrain_mem.types.estimate import MixedLengths, ReservedByOrder, ReservedOverSteps
 
 EACH_STEP = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 1}

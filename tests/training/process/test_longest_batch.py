@@ -8,8 +8,7 @@ import torch
 from accelerate import DistributedType
 from tiny_trainers import METHODS, lengths, outcome, rows, trainer
 
-from autotrain_mem.training.longest_batch.restore import _kept_by_adam
-from autotrain_mem.training.longest_batch.run import LongestBatch, _why_not, attach_longest_batch
+from autotrain_mem.training.process.longest_batch import LongestBatch, _kept_by_adam, _why_not, attach_longest_batch
 
 
 def trained(made: Any, *, worst_first: bool, **options: Any) -> tuple[Any, list[LongestBatch]]:
