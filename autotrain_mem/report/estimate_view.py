@@ -35,7 +35,7 @@ def estimate_view(estimate: Estimate) -> RenderableType:
         on_host = [hanging(f"host      {format_bytes(memory.pinned_host_bytes)} {words}{other}{each}")]
     parts: list[RenderableType] = [
         verdict(estimate),
-        *(hanging(f"  {reason}") for reason in why_not(estimate)),
+        *([hanging(f"  {reason}")] if (reason := why_not(estimate)) else []),
         hanging(f"settings  {formatting.settings(estimate.knobs)}"),
         hanging(f"trains    {formatting.trains(estimate.knobs, memory.trained)}"),
         hanging(f"schedule  {formatting.schedule(estimate.knobs, step_tokens=estimate.time.tokens)}"),
@@ -102,10 +102,10 @@ def not_counted(estimate: Estimate) -> list[RenderableType]:
     return section("not counted", *lines) if lines else []
 
 
-def why_not(estimate: Estimate) -> list[str]:
-    """Says what is in the way where all that is allocated would fit: the allocator's cache; what would need less."""
+def why_not(estimate: Estimate) -> str:
+    """Says why a run does not fit whose allocated bytes would, and what would need less; empty for any other."""
     if estimate.fits or estimate.memory.peak_allocated_bytes + estimate.outside_bytes > estimate.budget_bytes:
-        return []
+        return ""
     reserved = estimate.reserved
     if reserved.largest_refused_bytes is not None:
         reason = f"the largest request that fails: {format_bytes(reserved.largest_refused_bytes)}"
@@ -118,7 +118,7 @@ def why_not(estimate: Estimate) -> list[str]:
     if other.required_bytes < estimate.required_bytes:
         fits = "which fits" if other.fits else "which does not fit either"
         reason += f"; expandable segments would need {format_bytes(other.required_bytes)}, {fits}"
-    return [reason]
+    return reason
 
 
 def scale_of(estimate: Estimate) -> Scale:

@@ -73,7 +73,7 @@ def estimate_screen(estimate: Estimate) -> RenderableType:
     rest = Text("kinds of segments, hours, phases, modules and what is not counted: -v", style=QUIET)
     above = [
         Fact("", verdict(estimate), 90),
-        *(Fact("", Text(sentence), 80) for sentence in why_not(estimate)),
+        *([Fact("", Text(reason), 80)] if (reason := why_not(estimate)) else []),
         Fact("  settings", Text(formatting.settings(estimate.knobs)), 50),
         Fact("  trains", Text(formatting.trains(estimate.knobs, estimate.memory.trained)), 40),
         Fact("  speed", Text(formatting.speed(estimate.time)), 30),
