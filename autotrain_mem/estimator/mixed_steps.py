@@ -153,7 +153,7 @@ def drawn_batches(
         longest: Tokens of a batch of the longest rows, as it was rehearsed; none is longer.
         classes: How many lengths are told apart.
     """
-    kept = dict(sorted(profile.kept_lengths(limit).items()))  # the same draw in whatever order they were counted
+    kept = profile.kept_lengths(limit)
     source, lengths, weights = random.Random(SEED), list(kept), list(kept.values())
     count = STEPS[-1] * each_step
     drawn = source.choices(lengths, weights, k=count * rows)

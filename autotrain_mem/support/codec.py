@@ -64,7 +64,9 @@ def to_json(value: Any) -> Any:
     if isinstance(value, AutofitError):
         return value.to_json()
     if isinstance(value, Mapping):
-        return {str(_plain(key)): to_json(each) for key, each in value.items()}
+        is_count = all(type(key) is int for key in value)  # counts in order, so that the same ones read the same
+        items = sorted(value.items()) if is_count else value.items()
+        return {str(_plain(key)): to_json(each) for key, each in items}
     if isinstance(value, frozenset):
         value = sorted(value)
     return [to_json(each) for each in value] if isinstance(value, tuple | list | array) else _plain(value)
