@@ -23,7 +23,7 @@ from autotrain_mem.data.token_lengths import lacks_tokenizer, load_tokenizer
 from autotrain_mem.methods.configs import Configs, on_cpu, trusts_remote_code, undivided
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.settings.flag_verdicts import FlagGroup, Verdict, group_of
-from autotrain_mem.settings.optimizer_verdicts import is_projecting
+from autotrain_mem.settings.optimizer_verdicts import is_projecting, optimizer_of
 from autotrain_mem.support.errors import AutofitError, DatasetError
 from autotrain_mem.support.host import NVME, OPTIMIZER, missing_to_compile
 from autotrain_mem.trainers.script_call import keyword_of
@@ -287,7 +287,7 @@ def idle(setup: Setup) -> Problems:
         yield _warning(names, job.method, group.why)
     for names, needed in _without_its_switch(setup):
         yield _warning(names, job.method, f"--{needed} is not given")
-    if job.arguments.get(_TARGETS) and not is_projecting(str(job.arguments.get("optim") or "")):
+    if job.arguments.get(_TARGETS) and not is_projecting(optimizer_of(setup.filled.training)):
         yield _warning([_TARGETS], job.method, "only optimizers of GaLore and APOLLO read it, and --optim names none")
 
 

@@ -35,6 +35,7 @@ from autotrain_mem.rehearsal.truncated_depth import shorten_model, with_layers
 from autotrain_mem.settings.adapter_config import PEFT_CONFIG, starts_from_weights
 from autotrain_mem.settings.flag_verdicts import only_for_real
 from autotrain_mem.settings.levers import HARM_FIRST, is_pulled
+from autotrain_mem.settings.optimizer_verdicts import NOT_COUNTED, optimizer_of
 from autotrain_mem.support import codec
 from autotrain_mem.trainers.finish import finished, keep_cache_in_evaluation
 from autotrain_mem.trainers.pretrained import revision_of
@@ -211,10 +212,7 @@ def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
     """Says what this configuration adds to a run and its estimate leaves out, in sentences for the estimate."""
     given = job.arguments
     facts: dict[str, Any] = {
-        "large state of a paged optimizer: it lies in CUDA's managed memory, outside torch's allocator, and moves to "
-        "the host when the card is full": knobs.optim.startswith("paged_"),
-        "what cuSOLVER works in while GaLore decomposes one gradient after the other: as much as a few copies of the "
-        "largest that it projects, in float32": knobs.optim.startswith("galore"),
+        **{fact: optimizer_of(knobs).startswith(name) for name, fact in NOT_COUNTED.items()},
         "tokens that the chat template adds to the embeddings: a few rows of the vocabulary": given.get(
             "chat_template_path"
         ),

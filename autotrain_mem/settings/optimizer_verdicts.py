@@ -72,8 +72,21 @@ PROJECTING = ("galore", "apollo")
 """Beginnings of those that keep state of a low rank, for the layers that ``optim_target_modules`` names."""
 
 
+NOT_COUNTED = {
+    "paged_": (
+        "large state of a paged optimizer: it lies in CUDA's managed memory, outside torch's allocator, and moves to "
+        "the host when the card is full"
+    ),
+    "galore": (
+        "what cuSOLVER works in while GaLore decomposes one gradient after the other: as much as a few copies of the "
+        "largest that it projects, in float32"
+    ),
+}
+"""Beginning of a name -> what an estimate leaves out of such an optimizer."""
+
+
 def optimizer_of(args: Any) -> str:
-    """Names the optimizer that arguments of transformers' ask for."""
+    """Names the optimizer that arguments of transformers', or knobs, ask for."""
     return str(getattr(args.optim, "value", args.optim))
 
 
