@@ -1,22 +1,27 @@
-"""What needs no TRL is refused before a worker is asked."""
+"""What needs no TRL is refused, and said, before a worker is asked or anything is planned."""
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from autotrain_mem import api
+from autotrain_mem.methods.parameter_count import parameters
 from autotrain_mem.parallel.place import Place
 from autotrain_mem.planning.output_dir import check_weights
-from autotrain_mem.run.early import refuse
+from autotrain_mem.run.early import coarse_answer, refuse
 from autotrain_mem.support import sources
-from autotrain_mem.support.errors import MissingExtraError, ModelNotFoundError, OutputFolderError
+from autotrain_mem.support.errors import MissingExtraError, ModelNotFoundError, OutputFolderError, UsageError
+from autotrain_mem.training.checkpoints import write_manifest
 from autotrain_mem.types import Job
 from autotrain_mem.types.autofit import AutoFit
 from tests import fake_worker
 from tests.fake_worker import FakeWorker
 from tests.planning.test_compare_gpus import LARGE
+from tests.planning.test_for_processes import made
 
 
 def test_a_model_that_reads_images_is_refused_where_nothing_can_read_them(
@@ -53,3 +58,105 @@ def test_only_files_of_weights_make_a_folder_one_to_train_from(tmp_path: Path) -
         check_weights(tmp_path)
     (tmp_path / "pytorch_model.bin").touch()
     check_weights(tmp_path)
+
+
+# -- checkpoints that a run cannot go on with --------------------------------------------------------------------------
+
+
+def checkpoint(folder: Path, step: int, *names: str, ranks: int = 2) -> None:
+    for name in ("trainer_state.json", "scheduler.pt", *names, *(f"rng_state_{rank}.pth" for rank in range(ranks))):
+        file = folder / f"checkpoint-{step}" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text('{"global_step": 3}' if name == "trainer_state.json" else "")
+    (folder / f"checkpoint-{step}/autofit.checkpoint.json").write_text('{"run": "", "files": {}}')
+
+
+def wish(folder: Path, autofit: AutoFit, value: Any = True, **more: Any) -> api.Wish:
+    config = {"output_dir": str(folder), "resume_from_checkpoint": value}
+    return api.Wish(method="sft", config=config, autofit=autofit, **more)
+
+
+ZERO = "global_step3/zero_pp_rank_0_mp_rank_00_model_states.pt"
+
+
+def test_ranks_that_cannot_read_it_are_refused_within_a_second(tmp_path: Path) -> None:
+    made(2).save(tmp_path / "plan.json")
+    checkpoint(tmp_path, 3, ZERO)
+    started = time.monotonic()
+    with pytest.raises(OutputFolderError, match="it is DeepSpeed's ZeRO-3 of 2 ranks") as refused:
+        refuse(wish(tmp_path, AutoFit(gpus=4, sharding="fsdp2")), to_train=True)
+    assert time.monotonic() - started < 1
+    assert "--gpus 2 --sharding zero3" in refused.value.hint
+    with pytest.raises(OutputFolderError, match="ZeRO-3"):
+        refuse(wish(tmp_path, AutoFit(sharding="fsdp2"), str(tmp_path / "checkpoint-3")), to_train=True)
+    refuse(wish(tmp_path, AutoFit(sharding="zero3")), to_train=True)
+
+
+def test_another_seed_is_refused_before_anything_is_planned_unless_the_epoch_begins_anew(tmp_path: Path) -> None:
+    for step, seed in ((3, "7"), (6, "42")):
+        checkpoint(tmp_path, step, "optimizer.pt")
+        write_manifest(tmp_path / f"checkpoint-{step}", {}, "", {"--seed": seed, "--dataset": "of 13 rows"})
+    with pytest.raises(OutputFolderError, match=r"checkpoint-6 was trained .*: --seed 42 in the checkpoint, 7 now"):
+        refuse(wish(tmp_path, AutoFit(), argv=("--seed", "7")), to_train=True)
+    refuse(wish(tmp_path, AutoFit(), argv=("--seed=42", "--data_seed", "1")), to_train=True)
+    refuse(wish(tmp_path, AutoFit(), argv=("--seed", "7", "--ignore_data_skip")), to_train=True)
+
+
+def test_a_checkpoint_that_may_still_be_meant_refuses_nothing(tmp_path: Path) -> None:
+    made(2).save(tmp_path / "plan.json")
+    checkpoint(tmp_path, 3, "optimizer.pt")
+    checkpoint(tmp_path, 6, ZERO)
+    refuse(wish(tmp_path, AutoFit(gpus=4, sharding="ddp")), to_train=True)
+    checkpoint(tmp_path, 9, "pytorch_model_fsdp_0/.metadata", "optimizer_0/.metadata")
+    refuse(wish(tmp_path, AutoFit(gpus=4, sharding="fsdp2")), to_train=True)
+
+
+def test_gpus_that_do_not_divide_the_batch_are_refused_with_those_that_do(tmp_path: Path) -> None:
+    plan = made(2)
+    plan.save(tmp_path / "plan.json")
+    with pytest.raises(UsageError, match="3 GPUs do not divide the run's effective batch of 16 rows") as refused:
+        refuse(wish(tmp_path, AutoFit(gpus=3)), to_train=True)
+    assert "--gpus 2 or 4" in refused.value.hint
+    with pytest.raises(UsageError, match="3 GPUs"):
+        refuse(replace(wish(tmp_path / "elsewhere", AutoFit(gpus=3)), plan=plan), to_train=True)
+
+
+def test_without_a_plan_only_what_is_sure_is_refused(tmp_path: Path) -> None:
+    checkpoint(tmp_path, 3, ZERO)
+    refuse(wish(tmp_path, AutoFit()), to_train=True)  # as many GPUs as are here, shared as fits
+    with pytest.raises(OutputFolderError, match="DeepSpeed resumes it with that stage"):
+        refuse(wish(tmp_path, AutoFit(gpus=2, sharding="fsdp2")), to_train=True)
+
+
+# -- what sizes alone tell of a model ----------------------------------------------------------------------------------
+
+QWEN = {"model_type": "qwen2", "hidden_size": 896, "num_attention_heads": 14, "num_key_value_heads": 2}
+QWEN |= {"num_hidden_layers": 24, "intermediate_size": 4864, "vocab_size": 151936, "tie_word_embeddings": True}
+LLAMA = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
+LLAMA |= {"num_hidden_layers": 32, "intermediate_size": 14336, "vocab_size": 128256}
+QWEN3 = {"model_type": "qwen3", "hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8}
+QWEN3 |= {"num_hidden_layers": 28, "intermediate_size": 3072, "vocab_size": 151936, "tie_word_embeddings": True}
+QWEN3 |= {"head_dim": 128}
+
+
+@pytest.mark.parametrize(
+    ("config", "count"),
+    [
+        (QWEN, 494_032_768),  # as the models' cards and safetensors say
+        (LLAMA, 8_030_261_248),
+        (QWEN3, 596_049_920),
+        (LLAMA | {"model_type": "mixtral"}, None),
+        (LLAMA | {"attention_bias": True}, None),
+        (LLAMA | {"hidden_size": None}, None),
+        ({"model_type": "llama"}, None),
+    ],
+)
+def test_parameters_are_counted_for_known_decoders_only(config: dict[str, Any], count: int | None) -> None:
+    assert parameters(config) == count
+
+
+def test_a_line_says_what_weights_and_training_take_and_nothing_of_a_hub_id(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    line = coarse_answer(api.Wish(method="sft", model=str(tmp_path)))
+    assert all(figure in line for figure in ("From sizes alone", "8.03 billion", "119.7 GiB", "15.0 GiB"))
+    assert coarse_answer(api.Wish(method="sft", model="org/model")) == ""

@@ -16,7 +16,6 @@ from autotrain_mem.run import supervised
 from autotrain_mem.run.replan import (
     MOVABLE,
     flags_of,
-    lowered_budget_bytes,
     on_machines,
     smallest_change,
     with_less_on_device,
@@ -298,15 +297,6 @@ def shortage(needed_bytes: int, others_bytes: int = 0) -> Shortage:
         outside_bytes=0,
         measured={},
     )
-
-
-def test_the_budget_is_lowered_by_what_was_needed_beyond_the_prediction() -> None:
-    plan = chosen(toys())
-    assert plan.required_bytes == 12 * GIB
-    assert lowered_budget_bytes(plan, shortage(13 * GIB)) == 12 * GIB - 1
-    beyond = 19 * GIB - plan.required_bytes
-    assert lowered_budget_bytes(plan, shortage(19 * GIB)) == min(plan.budget_bytes - beyond, 12 * GIB - 1)
-    assert lowered_budget_bytes(plan, shortage(12 * GIB, others_bytes=10 * GIB)) == 10 * GIB
 
 
 def test_the_smallest_change_is_that_of_least_harm() -> None:

@@ -52,15 +52,6 @@ def _remove(file: Path) -> None:
 
 
 @pytest.mark.parametrize("with_manifest", [True, False])
-def test_a_checkpoint_is_whole_as_it_was_written(tmp_path: Path, with_manifest: bool) -> None:
-    made = _checkpoint(tmp_path, 5)
-    if with_manifest:
-        _prove(made)
-    assert why_torn(made) == ""
-    assert newest_whole(tmp_path).step == step_of(made) == 5
-
-
-@pytest.mark.parametrize("with_manifest", [True, False])
 @pytest.mark.parametrize("hurt", [_cut, _remove])
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "trainer_state.json"])
 def test_a_file_that_is_short_or_gone_is_seen(

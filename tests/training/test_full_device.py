@@ -20,12 +20,7 @@ SAID = {
     "CUDA error: CUSPARSE_STATUS_ALLOC_FAILED when calling `cusparseCreate(handle)`": "cuSPARSE workspace",
     "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:275, unhandled cuda error, NCCL version 2.20.5\n"
     "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'": "NCCL buffer",
-    "NCCL error: unhandled cuda error\nLast error:\nFailed to CUDA calloc 6291456 bytes": "NCCL buffer",
-    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77, unhandled cuda error (run with "
-    "NCCL_DEBUG=INFO for details), NCCL version 2.26.2\nncclUnhandledCudaError: Call to CUDA function failed.\n"
-    "Last error:\nFailed to CUDA calloc async 4 bytes": "NCCL buffer",
     "node:2134736:2285781 [0] include/alloc.h:178 NCCL WARN Cuda failure 'out of memory'": "NCCL buffer",
-    "Cuda failure 2 'out of memory'": "NCCL buffer",
     "Failed to CUDA calloc async 4 bytes": "NCCL buffer",
     "torch.OutOfMemoryError: Allocation on device 0 would exceed allowed memory.": "GPU memory",
     "Error out of memory at line 88 in file /src/csrc/ops.cu": "bitsandbytes buffer",

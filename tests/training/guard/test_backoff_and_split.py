@@ -56,12 +56,6 @@ def piece(lengths: list[int], layout: Layout, **more: Any) -> Piece:
     return Piece(inputs={"input_ids": ids, "attention_mask": mask, **more}, layout=layout)
 
 
-def test_a_part_has_no_column_of_padding_alone() -> None:
-    parts = piece([2, 3, 9, 4, 1], Layout.ROWS).cut(2)
-    assert [part.inputs["input_ids"].shape for part in parts] == [(3, 9), (2, 4)]
-    assert [part.tokens for part in parts] == [27, 8]
-
-
 def test_a_pair_stays_together_and_so_do_the_numbers_of_a_pair() -> None:
     whole = piece([2, 3, 4, 5, 6, 7], Layout.PAIRS, margin=torch.tensor([1.0, 2.0, 3.0]), temperature=torch.tensor(0.5))
     parts = whole.cut(2)

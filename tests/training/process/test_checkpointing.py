@@ -80,7 +80,6 @@ def test_every_checkpoint_is_told_and_ends_with_its_manifest(calm: Any) -> None:
     for event in calm.told[1::2]:
         assert why_not_whole(Path(event["path"])) == ""
         assert json.loads((Path(event["path"]) / MANIFEST).read_text())["order"] == ORDER
-        assert (Path(event["path"]) / MANIFEST).is_file()
 
 
 @pytest.mark.parametrize("step", [2, 4, 6, STEPS])
@@ -128,21 +127,6 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(calm: Any, gpt2: Path, t
     ]
     assert not (tmp_path / "checkpoint-2").exists()
     assert tiny_trainers.outcome(made)[1] == tiny_trainers.outcome(calm)[1]
-
-
-def test_old_checkpoints_go_by_their_steps_when_the_clock_was_set_back(gpt2: Path, tmp_path: Path) -> None:
-    made, _ = _trainer(gpt2, tmp_path, save_total_limit=2)
-    save = made._save_checkpoint
-
-    def save_an_hour_earlier(*args: Any) -> None:
-        for path in tmp_path.glob("checkpoint-*"):
-            os.utime(path, (2e9, 2e9 + made.state.global_step))
-        save(*args)
-
-    made._save_checkpoint = save_an_hour_earlier
-    made.train()
-    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-6", f"checkpoint-{STEPS}"]
-    assert newest_whole(tmp_path).step == STEPS
 
 
 def test_the_newest_checkpoint_stays_beside_the_best_until_the_model_is_saved(gpt2: Path, tmp_path: Path) -> None:

@@ -1,10 +1,8 @@
 """On a simulated card, what the longest rows left in the cache outlasts the run, unless its user says else."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from tiny_trainers import rows, trainer
 from transformers import TrainerCallback
@@ -14,7 +12,7 @@ from autotrain_mem.machine.simulated_card import SimulatedGpu
 from autotrain_mem.planning.mixed_lengths import without_cache
 from autotrain_mem.rehearsal.fake_run import Watch
 from autotrain_mem.trainers.finish import keep_cache_in_evaluation
-from autotrain_mem.training.process.longest_batch import LongestBatch, attach_longest_batch, cost_of_emptying
+from autotrain_mem.training.process.longest_batch import attach_longest_batch
 from autotrain_mem.types.estimate import MixedLengths, ReservedByOrder, ReservedOverSteps
 
 EACH_STEP = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 1}
@@ -81,14 +79,6 @@ def test_evaluation_gives_nothing_back_but_what_its_users_code_does(gpt2: Path, 
     for each in others:
         assert min(each.later) < each.stepped[0] == kept.stepped[0]
     assert reserved("sft", gpt2, tmp_path, torch_empty_cache_steps=1).stepped[0] < kept.stepped[0]
-
-
-@pytest.mark.parametrize(("steps", "why_not", "is_told"), [(2, "", True), (2, "a stream", False), (None, "", False)])
-def test_what_emptying_costs_is_told_where_the_longest_rows_ran(steps: int | None, why_not: str, is_told: bool) -> None:
-    made = SimpleNamespace(args=SimpleNamespace(torch_empty_cache_steps=steps))
-    cost = cost_of_emptying(made, LongestBatch(why_not=why_not))
-    assert (cost is not None) is is_told
-    assert cost is None or cost.startswith("torch_empty_cache_steps 2 gives back what the longest rows")
 
 
 def test_where_steps_empty_the_cache_the_longest_rows_save_nothing() -> None:
