@@ -122,18 +122,10 @@ ROWS, STEPS, WHOLE = "--per_device_train_batch_size", "--gradient_accumulation_s
     ("method", "words", "hint"),
     [
         (
-            *("sft", {"effective": 10, "per_device_train_batch_size": 4}),
-            f"keep {ROWS} 4 and use {WHOLE} 8 or {WHOLE} 12,\nor keep {WHOLE} 10 and use {ROWS} 1, 2, 5 or 10",
-        ),
-        (
             *("sft", {"effective": 3, "gradient_accumulation_steps": 4}),
             f"keep {STEPS} 4 and use {WHOLE} 4,\nor keep {WHOLE} 3 and use {STEPS} 1 or 3",
         ),
         ("grpo", {"per_device_train_batch_size": 3}, f"use {WHOLE} 24,\nor keep it and use --num_generations 3"),
-        (
-            *("grpo", {"generation_batch_size": 12}),
-            "use --generation_batch_size 8 or 16,\nor keep it and use --num_generations 2, 3, 4, 6 or 12",
-        ),
         (
             "grpo",
             {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 4, "steps_per_generation": 2},

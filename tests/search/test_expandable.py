@@ -115,14 +115,6 @@ def test_the_users_own_are_kept_and_are_no_change() -> None:
     assert EXPANDABLE not in [lever.name for lever in found.levers]
 
 
-def test_a_memo_answers_for_either_kind_of_segments_from_one_rehearsal() -> None:
-    model = tight(ONE_POINT)
-    memo = Memo(ONE_POINT, model)
-    expanded = replace(ONE_POINT.base, expandable_segments=True)
-    assert memo(expanded) == memo(ONE_POINT.base) == memo(memo(expanded).knobs)
-    assert model.calls == [ONE_POINT.base]
-
-
 def test_segments_that_the_environment_sets_cost_no_second_rehearsal() -> None:
     """Then every estimate comes back with them, whatever the search asked for."""
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from synthetic_memory import EIGHT, TRL, LinearMemory, brute_force, found_or_none, space_of
 
 from autotrain_mem.search.explore import best_of, most_that_fits
-from autotrain_mem.search.guess import required_bytes
 from autotrain_mem.search.levels import SHORTER_ROWS, levels
 from autotrain_mem.search.memo import Memo
 from autotrain_mem.search.search import Found, search
@@ -195,15 +194,6 @@ def test_rows_are_cut_no_shorter_than_a_batch_in_one_micro_batch_needs(effective
     assert longer[0] in {call.max_length for call in model.calls}, "its neighbour was rehearsed"
 
 
-def test_one_rehearsal_of_many_rows_says_what_few_rows_need() -> None:
-    """What is cached at 256 rows is as much as the whole card: it must not be held against one row."""
-    space = space_of(effective_batch_size=256, longest=1024)
-    model = LinearMemory(budget_bytes=24 * GIB, longest=1024)
-    line = levels(space)[0].lines[0]
-    largest = model.estimate(line[-1])
-    assert required_bytes(space, [largest], line[0]) == pytest.approx(model.estimate(line[0]).required_bytes, rel=0.02)
-
-
 def test_of_plans_as_fast_the_one_with_fewest_levers_is_taken() -> None:
     class Flat(LinearMemory):
         def time(self, knobs: Knobs) -> StepTime:
@@ -267,11 +257,3 @@ def test_a_curve_that_misleads_the_slope_costs_at_most_three_times_bisection(bor
     curve = Curved(budget_bytes=24 * GIB)
     border(curve)
     assert len(curve.calls) <= 2 + 3 * 6
-
-
-def test_turns_that_run_out_leave_the_best_so_far() -> None:
-    model = LinearMemory(budget_bytes=24 * GIB, noise=0.05)
-    best = border(model, turns=1)
-    assert len(model.calls) == 3
-    assert best is not None
-    assert best.fits

@@ -1,7 +1,6 @@
 """As much as fits of one knob: the border of a level in few rehearsals, and which level the answer is of."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -140,11 +139,6 @@ def test_the_answer_is_of_the_gentlest_level_that_holds_the_smallest_value_and_i
     assert small.estimate.knobs.max_length == small.most.value
 
 
-def test_where_all_values_fit_it_says_what_ends_them() -> None:
-    found = search_most(question("max_length", (64, 80)), LinearMemory(80 * GIB))
-    assert found.most == Most(name="max_length", value=80, next_value=None, stopped_by="the end")
-
-
 def test_a_level_that_is_passed_over_for_its_speed_is_not_the_answers() -> None:
     words = {"max_slowdown": 1.2}
     model = LinearMemory(9 * GIB)
@@ -171,10 +165,3 @@ def test_limits_are_kept() -> None:
 
     with pytest.raises(PlanError, match="True"):
         search_most(question("max_length", LENGTHS[:20]), LinearMemory(24 * GIB), limits=Nothing())
-
-
-def test_an_estimate_of_a_level_is_never_of_cut_rows() -> None:
-    asked = question("lora_r", (1, 2, 4), use_peft=True)
-    assert "shorter rows" in [level.name for level in levels(asked.space(1))]
-    assert "shorter rows" not in [level.name for level in answering(asked)]
-    assert replace(asked, values=(2, 4)).values[0] == 2

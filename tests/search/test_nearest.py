@@ -69,10 +69,8 @@ ADAPTER: dict[str, object] = {"use_peft": True, "dtype": "bfloat16", "max_length
             "--gradient_checkpointing true --use_peft",
         ),
         (10, {"fit": "lossless"} | ON_THE_DEVICE, "--optimizer_offload  ("),
-        (8, {"fit": "lossless", "learning_rate": 1e-4}, "--dtype bfloat16 --optim adamw_8bit  ("),
         (5, {"fit": "lossless", "learning_rate": 1e-4}, "--optimizer_offload --dtype bfloat16  ("),
         (8, {"fit": "lossless"}, "--use_peft --dtype bfloat16  ("),  # at this rate updates would be lost
-        (2.3, {"fit": "lossless"}, "--use_peft --load_in_8bit --dtype bfloat16  ("),
         (1.5, {"fit": "lossless"}, "--use_peft --load_in_4bit --use_bnb_nested_quant --dtype bfloat16  ("),
         # Pins that need not give way are kept.
         (11, {"fit": "lossless", "per_device_train_batch_size": 8} | ON_THE_DEVICE, "--optimizer_offload  (10.3 GiB)"),

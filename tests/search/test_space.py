@@ -10,15 +10,12 @@ from synthetic_memory import TRL, space_of
 from autotrain_mem.search.shardings import shardings
 from autotrain_mem.search.space import (
     Space,
-    can_scale,
-    half_of,
     make_space,
     micro_batches,
     precise_for,
-    why_fp16,
     with_rows,
 )
-from autotrain_mem.support.errors import BatchSplitError, ContextLengthError, UsageError
+from autotrain_mem.support.errors import BatchSplitError, UsageError
 from autotrain_mem.types import DataProfile, Job
 from autotrain_mem.types.hardware import lacks_bf16
 from autotrain_mem.types.model import ModelFacts
@@ -35,40 +32,24 @@ def test_trl_defaults_are_the_base_when_nothing_is_given_and_knobs_alone_are_pin
 
 
 @pytest.mark.parametrize(
-    ("words", "effective", "splits", "base"),
+    ("processes", "words", "effective", "splits", "base"),
     [
         # Every divisor is a choice, largest first; the base is the largest that is not above TRL's micro-batch.
-        ({"effective_batch_size": 12}, 12, [12, 6, 4, 3, 2, 1], (6, 2)),
-        ({"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}, 12, [4], (4, 3)),
-        ({"per_device_train_batch_size": 4}, 4, [4], (4, 1)),
-        ({"gradient_accumulation_steps": 4}, 32, [8], (8, 4)),
-        ({"per_device_train_batch_size": 4, "effective_batch_size": 64}, 64, [4], (4, 16)),
-        ({"gradient_accumulation_steps": 16, "effective_batch_size": 64}, 64, [4], (4, 16)),
+        (1, {"effective_batch_size": 12}, 12, [12, 6, 4, 3, 2, 1], (6, 2)),
+        (1, {"per_device_train_batch_size": 4}, 4, [4], (4, 1)),
+        (1, {"gradient_accumulation_steps": 4}, 32, [8], (8, 4)),
+        (1, {"per_device_train_batch_size": 4, "effective_batch_size": 64}, 64, [4], (4, 16)),
+        (4, {}, 32, [8, 4, 2, 1], (8, 1)),
+        (4, {"effective_batch_size": 64}, 64, [16, 8, 4, 2, 1], (8, 2)),
+        (4, {"effective_batch_size": 64, "gradient_accumulation_steps": 16}, 64, [1], (1, 16)),
+        (4, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}, 48, [4], (4, 3)),
     ],
     ids=str,
 )
-def test_batch_flags_decide_the_splits(
-    words: dict[str, Any], effective: int, splits: list[int], base: tuple[int, int]
+def test_batch_flags_decide_the_splits_and_the_effective_batch_is_that_of_all_processes(
+    processes: int, words: dict[str, Any], effective: int, splits: list[int], base: tuple[int, int]
 ) -> None:
-    space = space_of(**words)
-    assert (space.effective_batch_size, rows_of(space)) == (effective, splits)
-    assert (space.base.per_device_train_batch_size, space.base.gradient_accumulation_steps) == base
-
-
-@pytest.mark.parametrize(
-    ("words", "effective", "splits", "base"),
-    [
-        ({}, 32, [8, 4, 2, 1], (8, 1)),
-        ({"effective_batch_size": 64}, 64, [16, 8, 4, 2, 1], (8, 2)),
-        ({"effective_batch_size": 64, "gradient_accumulation_steps": 16}, 64, [1], (1, 16)),
-        ({"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}, 48, [4], (4, 3)),
-    ],
-    ids=str,
-)
-def test_the_effective_batch_is_that_of_all_processes_and_each_divides_its_share(
-    words: dict[str, Any], effective: int, splits: list[int], base: tuple[int, int]
-) -> None:
-    space = space_of(defaults=replace(TRL, processes=4, sharding="ddp"), **words)
+    space = space_of(defaults=replace(TRL, processes=processes), **words)
     assert (space.effective_batch_size, rows_of(space)) == (effective, splits)
     assert (space.base.per_device_train_batch_size, space.base.gradient_accumulation_steps) == base
     assert with_rows(space.base, splits[-1]).effective_batch_size == effective
@@ -126,12 +107,6 @@ def test_a_given_length_is_pinned_and_rows_count_as_long_as_they_are_unless_pack
     assert (space.row_tokens(space.base), packed.row_tokens(packed.base)) == (80, 512)
 
 
-def test_length_beyond_the_context_is_refused_with_the_length_that_works() -> None:
-    with pytest.raises(ContextLengthError) as raised:
-        space_of(max_length=4096, context_length=2048)
-    assert raised.value.hint == "use --max_length 2048 or less, or --max_length auto"
-
-
 T4, V100, A100 = (7, 5), (7, 0), (8, 0)
 
 
@@ -147,25 +122,6 @@ def test_a_card_before_ampere_trains_in_fp16_unless_the_user_chose(
 ) -> None:
     assert precise_for(TRL, words, card) == replace(TRL, fp16=fp16)
     assert lacks_bf16(card) is (card != A100)
-
-
-@pytest.mark.parametrize(
-    ("fp16", "use_peft", "dtype", "scales"),
-    [
-        (False, False, "bfloat16", True),
-        (True, False, "float32", True),
-        (True, False, "float16", False),
-        (True, False, "bfloat16", False),
-        (True, True, "float16", True),
-    ],
-)
-def test_the_scaler_takes_no_gradients_in_half_precision(fp16: bool, use_peft: bool, dtype: str, scales: bool) -> None:
-    assert can_scale(replace(TRL, fp16=fp16, use_peft=use_peft, dtype=dtype)) is scales
-
-
-def test_half_precision_is_that_of_the_products_and_the_reason_names_the_card() -> None:
-    assert (half_of(TRL), half_of(replace(TRL, fp16=True))) == ("bfloat16", "float16")
-    assert "7.5" in why_fp16(T4)
 
 
 def test_a_config_of_deepspeeds_says_how_a_model_is_divided_also_where_all_limits_are_let_go() -> None:
