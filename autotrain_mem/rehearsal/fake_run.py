@@ -27,6 +27,7 @@ from autotrain_mem.rehearsal.saving import rehearse_saving
 from autotrain_mem.rehearsal.trace.ledger import SeenDevice
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.rehearsal.vllm_stub import vllm_stand_in
+from autotrain_mem.rehearsal.windows.at_once import windows_at_once
 from autotrain_mem.trainers.model_support import unquantized_bytes
 from autotrain_mem.trainers.phases import follow
 from autotrain_mem.trainers.weightless import without_weights
@@ -116,6 +117,7 @@ def train_on_fakes(spec: TrainerSpec, recorder: Recorder, values: KnownValues) -
             spec.patches(trainer),
             whole,
             _arrivals(values.arrive, recorder),
+            windows_at_once(trainer.model, recorder),
         ):
             follow(trainer, recorder)
             with recorder.recording():

@@ -121,6 +121,23 @@ class WorkCounter:
             self._costs[cost,] = cost
             self._counts[cost,] = self._counts.get((cost,), 0.0) + 1.0
 
+    def apart(self) -> WorkCounter:
+        """Makes one that counts what is tried beside the run, by what this one knows."""
+        other = WorkCounter()
+        other._costs, other._free, other._weights = self._costs, self._free, self._weights
+        other._is_of_weights = self._is_of_weights
+        return other
+
+    def counts(self, phase: Phase) -> Mark:
+        """Returns how often each operator of a phase has run since the last optimizer step."""
+        return dict(self._period.counts[phase])
+
+    def add(self, counts: Mark) -> None:
+        """Counts operators that one made by :meth:`apart` has seen."""
+        for key, count in counts.items() if self._counts is not None else ():
+            assert self._counts is not None
+            self._counts[key] = self._counts.get(key, 0.0) + count
+
     def mark_chunks(self, marks: Sequence[Mark]) -> None:
         """Marks, for each chunk of the loss, what the one in the middle does; of the marks the last is one of the end.
 

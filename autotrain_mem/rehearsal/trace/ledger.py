@@ -96,6 +96,13 @@ class Ledger:
         self.events.append(block + 1)
         return block
 
+    def write_unseen(self, size_bytes: int) -> int:
+        """A number for what is no block of the device's: it is never born, and never dies."""
+        self.sizes.append(size_bytes)
+        self._entries.append(_Entry("", self.phase, self._stretch, self._grad_enabled, self.stream))
+        self._disowned.add(len(self.sizes) - 1)
+        return len(self.sizes) - 1
+
     def allocate(self, block: int) -> None:
         """Tell the device of a birth."""
         if self._device is not None:
@@ -179,6 +186,10 @@ class Ledger:
         ]
 
     # -- what came of it -------------------------------------------------------------------------------------------
+
+    def births(self) -> list[tuple[int, bool, Owner | None]]:
+        """Lists each block's bytes, whether gradients were on as it was born, and whose it was said to be."""
+        return [(size, one.with_grad, one.owner) for size, one in zip(self.sizes, self._entries, strict=True)]
 
     def owned(self, blocks: Iterable[int]) -> dict[Owner, int]:
         """Bytes of these blocks by whose they are, as far as it is known by now; owners of nothing are left out."""

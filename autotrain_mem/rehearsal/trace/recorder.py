@@ -48,6 +48,11 @@ Workspace = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], tuple[Scratch,
 """What the kernel of one operator takes: ``workspace(operator, args, kwargs, out)``; nothing for most of them."""
 
 
+Played = tuple[int, int, bool, Owner | None]
+"""A birth: its block's number, its bytes, whether gradients were on, and whose it was said to be. Without bytes it is
+the block's death."""
+
+
 class _Watched(weakref.ref[Any]):
     """A weak reference to a storage that knows which block it is."""
 
@@ -84,6 +89,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         self._workspace = workspace
         self._live: dict[int, _Watched] = {}
         self._kept: dict[int, Scratch] = {}
+        self._carried: dict[int, list[int]] = {}
         self._emptied: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._module_names: dict[int, str] = {}
         self._module_stack: list[int] = []
@@ -165,6 +171,44 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         finally:
             self.ledger.end(block)
 
+    # -- what is told from memory, without tensors -----------------------------------------------------------------
+
+    def apart(self) -> Recorder:
+        """Makes one that records what is tried beside the run, and counts by what this one knows of weights."""
+        other = Recorder(self._execute, workspace=self._workspace)
+        other.work = self.work.apart()
+        other._kept = dict(self._kept)
+        return other
+
+    def has_kept_as_much_as(self, other: Recorder) -> bool:
+        """Tells whether no kernel took memory for good in the one alone."""
+        return self._kept.keys() == other._kept.keys()
+
+    def play(self, steps: Iterable[Played], blocks: dict[int, int]) -> None:
+        """Writes births and deaths as they were seen before; a block is known by the number that it had then
+        (``blocks``, to which those born here are added)."""
+        ledger, module = self.ledger, self._module()
+        for number, size_bytes, with_grad, owner in steps:
+            if not size_bytes:
+                ledger.end(blocks.pop(number))
+                continue
+            block = blocks[number] = ledger.write_birth(size_bytes, module, grad_enabled=with_grad)
+            if owner is not None:
+                ledger.describe(block, owner, module)
+            ledger.allocate(block)
+
+    def carry(self, tensor: torch.Tensor, blocks: Iterable[int]) -> None:
+        """Takes a tensor that nobody saw for one that stands for some blocks: these die as it dies, and it counts for
+        nothing itself."""
+        storage = tensor.untyped_storage()
+        carrier = self.ledger.write_unseen(storage.nbytes())
+        self._watch(storage, storage._cdata, carrier)
+        self._carried[carrier] = [*blocks]
+
+    def let_go(self, tensor: torch.Tensor) -> None:
+        """Takes from a tensor the blocks that it carries: they die otherwise."""
+        self._carried[self._live[tensor.untyped_storage()._cdata].block].clear()
+
     def empty_cache(self) -> None:
         """The allocator gives back what it holds in reserve (``torch.cuda.empty_cache``)."""
         self.ledger.empty_cache()
@@ -234,11 +278,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
 
     def _be_born(self, storage: Any, key: int, size: int) -> int:
         block = self.ledger.write_birth(size, self._module(), grad_enabled=torch.is_grad_enabled())
+        self._watch(storage, key, block)
+        self.ledger.allocate(block)
+        return block
+
+    def _watch(self, storage: Any, key: int, block: int) -> None:
         watched = _Watched(storage, self._die)
         watched.block, watched.key = block, key
         self._live[key] = watched
-        self.ledger.allocate(block)
-        return block
 
     def _module(self) -> str:
         return self._module_names.get(self._module_stack[-1], "") if self._module_stack else ""
@@ -264,7 +311,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         if self._live.get(watched.key) is not watched:
             return  # died by a resize, and was born again under the same key
         del self._live[watched.key]
-        self.ledger.end(watched.block)
+        carried = self._carried.pop(watched.block, None)
+        if carried is None:
+            self.ledger.end(watched.block)
+            return
+        for block in carried:
+            self.ledger.end(block)
 
     def _resized(self, storage: Any) -> None:
         watched = self._live.get(storage._cdata)
