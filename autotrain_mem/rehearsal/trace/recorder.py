@@ -345,12 +345,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         hooks = torch.nn.modules.module
         entering = hooks.register_module_forward_pre_hook(lambda module, _: self._module_stack.append(id(module)))
         leaving = hooks.register_module_forward_hook(self._leave_module, always_call=True)
-        token = _recording.set(self)
         try:
-            with self, patch.object(torch.UntypedStorage, "resize_", watched_resize):
+            with self, recorded_by(self), patch.object(torch.UntypedStorage, "resize_", watched_resize):
                 yield self
         finally:
-            _recording.reset(token)
             entering.remove()
             leaving.remove()
 
@@ -377,6 +375,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
 # -- told from within stand-ins ------------------------------------------------------------------------------------
 
 _recording: ContextVar[Recorder | None] = ContextVar("recording", default=None)
+
+
+@contextmanager
+def recorded_by(recorder: Recorder) -> Iterator[None]:
+    """Inside, what stand-ins note reaches this recorder."""
+    token = _recording.set(recorder)
+    try:
+        yield
+    finally:
+        _recording.reset(token)
 
 
 def current_recorder() -> Recorder | None:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _pop_mode_temporarily
 
-from autotrain_mem.rehearsal.trace.flops import Mark, counting
-from autotrain_mem.rehearsal.trace.recorder import Played, Recorder
+from autotrain_mem.rehearsal.trace.flops import Mark
+from autotrain_mem.rehearsal.trace.recorder import Played, Recorder, recorded_by
 from autotrain_mem.types import Phase
 
 Attend = Callable[[Recorder, Sequence[torch.Tensor]], tuple[Any, Callable[[], torch.Tensor]]]
@@ -234,7 +234,7 @@ def tried(recorder: Recorder, inputs: Sequence[TensorLayout], saving: Saving, at
         UnclearTrialError: a kernel took memory for good.
     """
     apart = recorder.apart()
-    with _pop_mode_temporarily(), apart, counting(apart.work):
+    with _pop_mode_temporarily(), apart, recorded_by(apart):
         trial = _forward(apart, inputs, saving, attend)
     if not apart.has_kept_as_much_as(recorder):
         raise UnclearTrialError
