@@ -1,4 +1,4 @@
-"""A user's own config of ``accelerate launch``: what it asks for, and what is refused."""
+"""A user's own config of ``accelerate launch``, or of DeepSpeed: what it asks for, and what is refused."""
 
 import dataclasses
 import itertools
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autotrain_mem.parallel.config import accelerate_config
+from autotrain_mem.parallel.config import accelerate_config, read_deepspeed
 from autotrain_mem.parallel.launch_environment import config_of_environment, fsdp_settings, launch_environment
 from autotrain_mem.parallel.user_config import FSDP_KEYS, KEYS, Launch, read_launch
 from autotrain_mem.settings.own import SHARDINGS
@@ -58,14 +58,12 @@ def test_a_file_that_we_write_is_read_as_what_it_was_written_for(sharding: Any, 
         ({"distributed_type": "NO"}, {"processes": 1, "sharding": None, "mixed_precision": "no"}),
         ({"distributed_type": False, "gpu_ids": "0", "mixed_precision": False}, {"processes": 1, "sharding": None}),
         ({"distributed_type": "MULTI_GPU", "num_processes": 2, "gpu_ids": "all"}, {"sharding": "ddp"}),
-        ({"distributed_type": "MULTI_GPU", "num_processes": 2, "gpu_ids": "0,1"}, {"sharding": "ddp"}),
         ({"distributed_type": "MULTI_GPU", "num_processes": -1}, {"processes": None, "sharding": "ddp"}),
         (fsdp(version=2, offload_params="true"), {"sharding": "fsdp2", "fsdp_offload_params": True}),
         (fsdp(version=2, activation_checkpointing=True), {"sharding": "fsdp2", "recomputes": True}),
         (fsdp(version="2", reshard_after_forward="false"), {"sharding": "fsdp2-no-reshard"}),
         (fsdp(version=2) | sizes(dp_shard_size=8), {"sharding": "fsdp2", "dp_replicate_size": None}),
         (fsdp(version=2) | sizes(dp_shard_size=2, cp_size=4), {"sharding": "fsdp2", "cp_size": 4}),
-        (fsdp(version=2) | sizes(cp_size=8), {"sharding": "fsdp2", "cp_size": 8}),
         (zero() | sizes(sp_size=4, dp_shard_size=2), {"sharding": "zero3", "sp_size": 4, "sp_attention": "sdpa"}),
         ({"distributed_type": "NO", "fp16": True}, {"mixed_precision": "fp16"}),
     ],
@@ -177,3 +175,37 @@ def test_the_keys_are_accelerates() -> None:
     assert {field.name for field in dataclasses.fields(ClusterConfig)} == KEYS
     flags = [action.dest for action in launch_command_parser()._actions if action.dest.startswith("fsdp_")]
     assert FSDP_KEYS - {"ignored_modules"} == fsdp_settings({"fsdp_config": dict.fromkeys(flags)}).keys()
+
+
+# -- DeepSpeed's own ---------------------------------------------------------------------------------------------------
+
+
+def of_stage(stage: int = 2, **more: Any) -> dict[str, Any]:
+    return {"zero_optimization": {"stage": stage, **more}}
+
+
+NVME = {"device": "nvme", "nvme_path": "/disk"}
+
+
+def test_a_stage_and_its_offload_are_read() -> None:
+    found = read_deepspeed(of_stage(3, offload_optimizer=NVME, offload_param={"device": "none"}), "ds.json")
+    assert (found.sharding, found.offload_optimizer_device, found.offload_param_device) == ("zero3", "nvme", None)
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (of_stage(0), "stage is not 1, 2 or 3"),
+        (of_stage() | {"optimizer": {"type": "AdamW"}}, "--optim makes the optimizer"),
+        (of_stage(3, zero_quantized_weights=True), "ZeRO"),
+        (of_stage(2, offload_optimizer=NVME), "offload_optimizer to NVMe is of stage 3"),
+        (of_stage(3, offload_param={"device": "nvme"}), "offload_param has no nvme_path"),
+        (of_stage(3, offload_optimizer=NVME | {"buffer_count": 3}), "buffer_count 3 is too few"),
+        (of_stage(3, offload_optimizer=NVME) | {"aio": {"use_gds": True}}, "GPUDirect Storage"),
+        (of_stage() | {"fp16": {"enabled": True}}, "fp16"),
+        (of_stage() | {"tensor_parallel": {"autotp_size": 2}}, "tensor parallelism"),
+    ],
+)
+def test_what_is_not_rehearsed_is_refused_by_name(config: dict[str, Any], why: str) -> None:
+    with pytest.raises(UsageError, match=f"^ds.json cannot be planned with: .*{why}"):
+        read_deepspeed(config, "ds.json")

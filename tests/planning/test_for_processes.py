@@ -1,12 +1,14 @@
-"""A plan followed on other GPUs, or with the model shared otherwise: the effective batch stays, and what is refused."""
+"""A plan followed on other GPUs, or with the model shared otherwise: what stays, and what several machines are told."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from nouns import TRL_DEFAULTS
 
 from autotrain_mem import api
 from autotrain_mem.planning import for_processes
+from autotrain_mem.planning.plan import NOT_MODELLED, machine_warnings
 from autotrain_mem.planning.request import with_plan
 from autotrain_mem.support.errors import BatchSplitError, UsageError
 from autotrain_mem.types import Job, Knobs, Plan, Topology
@@ -106,3 +108,15 @@ def test_as_many_gpus_share_a_row_as_before_unless_asked_otherwise() -> None:
     assert (alone.cp_size, split(alone), alone.effective_batch_size) == (1, (4, 1, 4), 16)
     with pytest.raises(UsageError, match="--cp_size 2 does not divide 3 GPUs"):
         followed(plan, AutoFit(plan=plan, gpus=3), 3)
+
+
+def test_an_effective_batch_that_nobody_asked_for_is_told_with_what_it_comes_from_on_several_machines_alone() -> None:
+    job, many = Job(method="dpo", model="toy-1B", dataset=None), Topology(nodes=128, devices=8)
+    knobs = replace(TRL_DEFAULTS, processes=1024)
+    assert [*machine_warnings(job, replace(knobs, processes=8), Topology(devices=8))] == []
+    modelled, batch = machine_warnings(job, knobs, many)
+    assert modelled == NOT_MODELLED
+    assert batch.startswith("8,192 pairs in each optimizer step: with no --effective_batch_size given")
+    assert batch.endswith("--effective_batch_size takes multiples of 1024")
+    for asked in (replace(job, effective_batch_size=2048), replace(job, arguments={"gradient_accumulation_steps": 2})):
+        assert [*machine_warnings(asked, knobs, many)] == [NOT_MODELLED]
