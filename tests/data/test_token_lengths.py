@@ -1,7 +1,6 @@
 """Counted lengths are those of the rows that the real trainer trains on, in one process and in several."""
 
 import json
-import multiprocessing
 import pathlib
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -11,10 +10,9 @@ import pytest
 
 from autotrain_mem.data import load
 from autotrain_mem.data.token_lengths import load_tokenizer, profile
-from autotrain_mem.methods import row_lengths
 from autotrain_mem.methods.configs import on_cpu
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.methods.row_lengths import MOST_PROCESSES, ROWS_PER_PROCESS, processes, smallest_model
+from autotrain_mem.methods.row_lengths import smallest_model
 from autotrain_mem.settings.words import without_wish
 from autotrain_mem.types import Counting, Job
 
@@ -130,28 +128,3 @@ def test_the_counting_tells_how_far_it_is(model_folder: Folder, tmp_path: pathli
     tokenizing = [each for each in told if each.doing.startswith("Tokenizing")]
     assert [(each.done, each.rows) for each in (tokenizing[0], tokenizing[-1])] == [(0, 50), (50, 50)]
     assert not [each for each in told if each.doing.startswith("Building labels")]
-
-
-@pytest.mark.parametrize(
-    ("rows", "given", "machine", "methods", "wanted"),
-    [
-        (ROWS_PER_PROCESS, None, 4, ["fork", "spawn"], None),
-        (2 * ROWS_PER_PROCESS, None, 4, ["fork", "spawn"], 2),
-        (10**6, None, 4, ["fork", "spawn"], 4),
-        (10**6, None, 128, ["fork", "spawn"], MOST_PROCESSES),
-        (10**6, None, 4, ["spawn"], None),  # where processes are not forked one counts
-        (10**6, 1, 128, ["fork", "spawn"], 1),  # the user's own number
-        (10, 3, 128, ["fork", "spawn"], 3),
-    ],
-)
-def test_more_processes_count_more_rows(
-    monkeypatch: pytest.MonkeyPatch,
-    rows: int,
-    given: int | None,
-    machine: int,
-    methods: list[str],
-    wanted: int | None,
-) -> None:
-    monkeypatch.setattr(row_lengths, "cores", lambda: machine)
-    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: methods)
-    assert processes(rows, given) == wanted

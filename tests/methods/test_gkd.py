@@ -2,7 +2,6 @@
 
 import pathlib
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from nouns import TRL_DEFAULTS
 from autotrain_mem.data.token_lengths import counting_arguments, load_tokenizer, profile
 from autotrain_mem.methods import gkd
 from autotrain_mem.methods.configs import Configs
-from autotrain_mem.methods.gkd import Way
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.worst_case_text import stub_tokenizer
 from autotrain_mem.support.errors import DatasetError
@@ -103,54 +101,6 @@ def test_worst_rows_have_the_longest_prompt_of_the_data_and_one_token_of_an_answ
     assert not answered[:, :-1].any()
     everywhere = gkd._labelled(lambda rows: batch, None)(rows)["labels"] != -100
     assert everywhere.sum().item() == 2 * (length - 1) - is_padded
-
-
-@pytest.mark.parametrize(
-    ("chance", "seq_kd", "ways"),
-    [
-        (1.0, False, [Way.STUDENT]),
-        (1.0, True, [Way.STUDENT]),
-        (0.0, False, [Way.DATA]),
-        (0.0, True, [Way.TEACHER]),
-        (0.4, False, [Way.DATA, Way.STUDENT]),
-        (0.4, True, [Way.TEACHER, Way.STUDENT]),
-    ],
-)
-def test_the_ways_of_a_step_are_those_that_chance_may_choose_and_only_the_datas_rows_are_split(
-    chance: float, seq_kd: bool, ways: list[Way], tmp_path: pathlib.Path
-) -> None:
-    training = filled(tmp_path, tmp_path, lmbda=chance, seq_kd=seq_kd).training
-    assert list(gkd._ways(training)) == ways
-    trainer = SimpleNamespace(args=training)
-    assert (gkd.why_not_split(trainer) is None) == (ways == [Way.DATA])
-
-
-@pytest.mark.parametrize(("prompt", "last"), [(20, Way.STUDENT), (3, Way.DATA)])
-def test_micro_steps_take_turns_and_the_way_with_more_tokens_comes_last(
-    prompt: int, last: Way, tmp_path: pathlib.Path
-) -> None:
-    """A row has 24 tokens, and an answer 8."""
-    from trl.experimental.gkd import gkd_trainer
-
-    gone: list[Way] = []
-
-    def step(model: Any, inputs: Any, items: Any) -> None:
-        assert trainer.generation_config.min_new_tokens == 8
-        gone.append(Way.STUDENT if gkd_trainer.random.random() <= 0.5 else Way.DATA)
-
-    inputs = {name: SimpleNamespace(shape=(1, size)) for name, size in (("input_ids", 24), ("prompts", prompt))}
-    trainer = SimpleNamespace(
-        args=filled(tmp_path, tmp_path, max_new_tokens=8).training,
-        training_step=step,
-        generation_config=SimpleNamespace(max_new_tokens=8, min_new_tokens=None),
-        train_dataset=SimpleNamespace(column_names=["messages"]),
-    )
-    with gkd.training_patches(trainer, filled(tmp_path, tmp_path), TRL_DEFAULTS):
-        for _ in range(4):
-            trainer.training_step(None, inputs, None)
-    (first,) = {Way.STUDENT, Way.DATA} - {last}
-    assert gone == [first, last, first, last]
-    assert (trainer.training_step, trainer.generation_config.min_new_tokens) == (step, None)
 
 
 @pytest.mark.parametrize(
