@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from oracle_cases.differences import case_lines, compare
-from oracle_cases.digest import columns, settled
+from oracle_cases.digest import columns
 from oracle_cases.execute import printed, warm
 from script_runner import Script
 
@@ -59,21 +59,6 @@ def test_the_seconds_of_a_trace_are_left_out_and_its_sentences_may_be() -> None:
         "one: 1 differ, the first not_counted: 0 entries -> 1 entries"
     ]
     assert compare({"one": columns(TRACE)}, {"one": columns(later)}, without_prose=True) == {}
-
-
-def test_what_differs_from_run_to_run_is_left_out_of_json(tmp_path: pathlib.Path) -> None:
-    written = {
-        "schema": "autofit.plan/4",
-        "seconds": 3.5,
-        "model": f"{tmp_path}/model",
-        "estimate": {"time": {"step_seconds": 0.25}},
-        "experience": {"probes": [{"step_seconds": 0.3, "row_tokens": 161}]},
-    }
-    assert settled(written, tmp_path) == {
-        "model": "model",
-        "estimate": {"time": {"step_seconds": 0.25}},
-        "experience": {"probes": [{"row_tokens": 161}]},
-    }
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,10 @@ import pathlib
 from typing import Any
 
 import pytest
-from gpu_records import wheels
 from gpu_records.card import CudaCard
 from gpu_records.cases import WEIGHTS, GpuCase, cases, make
 from gpu_records.history import History
-from gpu_records.record import read_failures, read_records, record_path, write
+from gpu_records.record import read_failures, record_path, write
 from gpu_records.replay import replay
 from gpu_records.runs import environment, open_cases, run_cases
 from gpu_records.sequences import Birth, differences, summary
@@ -75,13 +74,6 @@ def test_an_inserted_allocation_is_named_with_its_module_and_sequences_that_neve
     (end,) = differences(3 * first, other)
     assert end.is_end
     assert "never meet again" in summary([end], ("a", "b"))[0]
-
-
-def test_a_record_survives_its_file(tmp_path: pathlib.Path) -> None:
-    record = a_record(make("dpo", "4bit", 512, True, expandable_segments=True))
-    write(tmp_path, record)
-    assert read_records(tmp_path) == [record]
-    assert [path.name for path in tmp_path.iterdir()] == ["dpo-4bit-512-checkpointing-expandable.record.json"]
 
 
 THREE = [make("sft", kind, 512, True) for kind in WEIGHTS]
@@ -154,17 +146,3 @@ def test_what_lies_outside_torch_is_what_remains(
     outside = card.outside()
     assert outside.non_torch_bytes == expected
     assert outside.source
-
-
-def test_wheels_of_other_versions_are_taken_and_torch_never(tmp_path: pathlib.Path) -> None:
-    import importlib.metadata
-
-    here = importlib.metadata.version("trl")
-    for name in (
-        f"trl-{here}-py3-none-any.whl",
-        "peft-0.0.1-py3-none-any.whl",
-        "torch-9.9.9-cp311-cp311-linux_x86_64.whl",
-        "no_such_thing-1.0-py3-none-any.whl",
-    ):
-        (tmp_path / name).touch()
-    assert [wheel.name.split("-")[0] for wheel in wheels.missing_wheels(tmp_path)] == ["no_such_thing", "peft"]

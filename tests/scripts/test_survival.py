@@ -7,16 +7,15 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from survival_cases import faults, from_outside, full_disk, hosts, ranks, runs
+from survival_cases import faults, hosts, ranks, runs
 from survival_cases.command import Ended
 from survival_cases.faults import Undisturbed
 from survival_cases.hosts import Hosts, two_hosts
 
-from autotrain_mem.machine.fault_injection import MARKS_NAME, parse_mishaps
+from autotrain_mem.machine.fault_injection import parse_mishaps
 from autotrain_mem.training.run_folder import lock_folder
 
 PHASES = ("forward", "optimizer_step", "evaluate", "generate")
@@ -90,50 +89,6 @@ def test_a_run_survived_if_its_losses_are_those_of_the_undisturbed_one(
     assert faults.missed({"kill 00 sft": judged}) is (outcome != "survived")
 
 
-@pytest.mark.parametrize(
-    ("fault", "first", "second", "outcome"),
-    [
-        ("second run", 0, 62, "survived"),
-        ("second run", 62, 0, "survived"),
-        ("second run", 0, 0, "both ran"),
-        ("second run", 62, 62, "reported"),
-        ("SIGHUP", 130, 0, "survived"),
-        ("SIGHUP", 0, 62, "never came"),
-        ("SIGHUP", 130, 62, "reported"),
-        ("SIGHUP", -1, 0, "lost"),
-    ],
-)
-def test_a_run_that_meets_another_or_a_hang_up_is_judged_with_it(
-    fault: str, first: int, second: int, outcome: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """``autofit`` ends with one code, and the command after or beside it with the other."""
-    signals: list[str] = []
-
-    def autofit(argv: list[str], *_: Any, folder: Any = None, meanwhile: Any = None, **__: Any) -> Ended:
-        process = SimpleNamespace(send_signal=lambda number: signals.append(number.name))
-        if meanwhile is not None:
-            meanwhile(SimpleNamespace(process=process, reaches=lambda step: step == 1))
-        is_later = folder is not None
-        run = ended(tmp_path / str(is_later), losses=dict(QUIET["sft"].losses), code=second if is_later else first)
-        return replace(run, error="") if run.code == -1 else run
-
-    monkeypatch.setattr(from_outside, "autofit", autofit)
-    case = faults.Case(fault=fault, number=0, method="sft", mishap="step:1" if fault == "second run" else "step:0")
-    row = faults.run(case, QUIET, tmp_path)
-    assert row["outcome"] == outcome
-    assert signals == (["SIGHUP"] if fault == "SIGHUP" else ["SIGSTOP", "SIGCONT"])
-
-
-def test_the_supervisors_disk_is_full_from_the_mark_to_the_end_of_the_training(tmp_path: pathlib.Path) -> None:
-    marks, said = tmp_path / MARKS_NAME, []
-    for line in ("kill:7\n", "disk:save:1\n", "disk:9\n", "disk:9 is over\n"):
-        with marks.open("a") as file:
-            file.write(line)
-        said.append(full_disk.is_full(marks))
-    assert said == [False, False, True, False]
-    assert not full_disk.is_full(tmp_path / "nowhere")
-
-
 def test_a_run_that_ends_with_an_error_of_ours_is_reported_and_one_without_is_lost(tmp_path: pathlib.Path) -> None:
     reported = ended(tmp_path, losses={}, code=61)
     assert faults.judged(reported, came=True, losses={})["outcome"] == "reported"
@@ -191,12 +146,3 @@ def test_a_machine_that_is_unplugged_is_not_reached(two: Hosts) -> None:
             assert any(asks() for _ in range(10))  # a link takes a moment to come up
         finally:
             first.kill()
-
-
-def test_nothing_is_left_of_them() -> None:
-    if not hosts.can_be_made():
-        pytest.skip("network namespaces take root, and ip")
-    with two_hosts(apart=True) as machines:
-        names = machines.names
-    there = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
-    assert not [name for name in names if name in there]
