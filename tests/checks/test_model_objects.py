@@ -69,8 +69,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "compiled": (lambda: torch.compile(tiny()), "OptimizedModule is compiled"),
     "compiled in place": (changed(lambda model: model.compile()), "is compiled"),
     "offloaded": (placed(a=0, b="disk"), "device_map over 0, disk"),
-    "on the host by a map": (placed(a="cpu"), "device_map over cpu"),
-    "two cards": (placed(a=0, b=1), "device_map over 0, 1"),
     "gptq": (
         changed(lambda model: setattr(model.config, "quantization_config", {"quant_method": "gptq"})),
         "quantized with gptq",

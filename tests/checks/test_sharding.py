@@ -27,7 +27,6 @@ def problems(method: str = "sft", **given: Any) -> list[str]:
         {"load_in_8bit": True, "use_peft": True},
         {"optim": "adamw_8bit"},
         {"optim": "paged_adamw_32bit"},
-        {"optim": "lion_8bit"},
         {"optimizer_offload": True},
         {"save_only_model": True},
         {"activation_offloading": True},
@@ -94,7 +93,6 @@ def test_an_8bit_optimizer_of_bitsandbytes_cannot_step_on_shards_of_fsdp2() -> N
         ("cp_size", {"pad_to_multiple_of": 6}, "--pad_to_multiple_of 8"),
         ("cp_size", {"sharding": "zero3"}, "--sharding fsdp2"),
         ("cp_size", {"sharding": "ddp"}, "--sharding fsdp2"),
-        ("cp_size", {"sharding": "hsdp"}, "--sharding fsdp2"),
         ("sp_size", {"packing": True}, "--packing false"),
         ("sp_size", {"attn_implementation": "eager"}, "sdpa"),
         ("sp_size", {"pad_to_multiple_of": 6}, "--pad_to_multiple_of 4"),
@@ -133,7 +131,6 @@ def shared_attention(config: Any, **arguments: Any) -> list[Any]:
         (32, 8, 16, None),  # keys are given to two GPUs each
         (14, 2, 4, "--sp_size 2"),
         (15, 5, 2, "Remove --sp_size"),
-        (24, 6, 4, "--sp_size 3"),
     ],
 )
 def test_heads_must_come_out_even(heads: int, keys: int, size: int, cure: str | None) -> None:

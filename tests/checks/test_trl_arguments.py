@@ -45,7 +45,6 @@ EVALUATED = {"eval_strategy": "steps"}
             {"torch_compile_mode": "max-autotune-no-cudagraphs"},
             "CUDA graphs",
         ),
-        ({"torch_compile_mode": "max-autotune"}, {"torch_compile_mode": None, "torch_compile": True}, "CUDA graphs"),
         ({"torch_compile_backend": "cudagraphs"}, {"torch_compile_backend": "inductor"}, "CUDA graphs"),
         ({"sync_ref_model": True, "sharding": "zero3"}, {"sharding": "zero2"}, "policy and reference whole"),
     ],

@@ -45,22 +45,18 @@ def test_torch_sees_a_little_less_than_the_box_says_and_figures_follow_their_own
 WRITTEN = {
     "RTX 3060": "rtx3060",
     "NVIDIA GeForce RTX 4090": "rtx4090",
-    "4090": "rtx4090",
     "rtx_4070_ti_super": "rtx4070tisuper",
     "RTX 3090 24GB": "rtx3090",
     "A100 80GB": "a100-80gb",
     "NVIDIA A100-SXM4-40GB": "a100-40gb",
     "Tesla T4": "t4",
-    "Tesla V100-SXM2-16GB": "v100-16gb",
     "A6000": "rtx-a6000",
     "NVIDIA RTX 6000 Ada Generation": "rtx-6000-ada",
     "RTX PRO 6000": "rtx-pro-6000-blackwell",
     "H100 SXM": "h100-80gb",
-    "rtx3080": "rtx3080",
     "RTX 4060 Laptop GPU": "rtx4060-laptop",
     "rtx 2070 max-q": "rtx2070-max-q",
     "2080 Ti": "rtx2080ti",
-    "RTX PRO 4500": "rtx-pro-4500-blackwell",
 }
 
 
@@ -126,13 +122,9 @@ def test_an_unknown_name_is_answered_with_the_nearest_if_there_is_one(written: s
         ("NVIDIA RTX A5000", 22721, "rtx-a5000"),  # with ECC on
         ("NVIDIA GeForce RTX 4090 Laptop GPU", 15929, "rtx4090-laptop"),
         ("NVIDIA GeForce RTX 3080 Laptop GPU", 7753, "rtx3080-laptop-8gb"),
-        ("NVIDIA GeForce RTX 3080 Laptop GPU", 15993, "rtx3080-laptop-16gb"),
         ("NVIDIA GeForce RTX 3050 6GB Laptop GPU", 5807, "rtx3050-laptop-6gb"),
         ("NVIDIA GeForce RTX 2070 with Max-Q Design", 7972, "rtx2070-max-q"),
-        ("NVIDIA GeForce RTX 2060", 11863, "rtx2060-12gb"),
         ("GeForce RTX 2080 Ti", 11020, "rtx2080ti"),
-        ("NVIDIA A16", 14915, "a16"),
-        ("NVIDIA H20", 97505, "h20"),
         ("NVIDIA RTX PRO 5000 Blackwell", 48356, "rtx-pro-5000-blackwell"),
         ("NVIDIA RTX PRO 5000 72GB Blackwell", 72836, "rtx-pro-5000-72gb-blackwell"),
         ("NVIDIA GeForce RTX 4095 Laptop GPU", 16000, None),

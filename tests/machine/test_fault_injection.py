@@ -134,16 +134,6 @@ def test_a_checkpoint_is_torn_once_it_is_whole(text: str, torn: str, tmp_path: p
     assert after == sizes | {name: sizes[name] // 2}
 
 
-def test_one_byte_of_a_checkpoint_rots_once_it_is_whole(tmp_path: pathlib.Path) -> None:
-    with process("rot:save:1:trainer_state.json", tmp_path) as run:
-        run.save(tmp_path / "checkpoint-1")
-        with pytest.raises(Died):
-            run.allocate()
-    content = (tmp_path / "checkpoint-1" / "trainer_state.json").read_bytes()
-    assert len(content) == 2
-    assert content != b"{}"
-
-
 def test_the_clock_is_set_back_between_two_checkpoints(tmp_path: pathlib.Path) -> None:
     before = time.time()
     with process("clock:save:2", tmp_path) as run:
@@ -185,16 +175,6 @@ def test_nothing_is_left_when_the_run_is_over_and_nothing_is_done_where_nothing_
     with process("", tmp_path / "other") as run:
         assert run.gpu.before_allocation is None
     assert not (tmp_path / "other").exists()
-
-
-def test_a_count_tells_how_many_moments_there_are(tmp_path: pathlib.Path) -> None:
-    with process("count", tmp_path) as run:
-        run.allocate(3)
-        run.phase = Phase.BACKWARD
-        run.allocate(2)
-        run.save(tmp_path / "checkpoint-1")
-    told = (tmp_path / MARKS_NAME).read_text().splitlines()
-    assert told == ["forward 3 allocations", "backward 2 allocations", "all 5 allocations", "save 1 checkpoints"]
 
 
 def test_what_is_no_mishap_is_named_with_the_syntax_and_a_mishap_is_written_as_it_is_read() -> None:

@@ -13,8 +13,6 @@ from autotrain_mem.support.units import GIB, MIB
 
 ROUNDING_BYTES = 16 * MIB
 """Three sizes of an OOM message, each rounded to 0.01 GiB."""
-CENTRAL_KERNELS_BYTES = 48 * MIB
-"""The centre of what 21 training processes held beyond the context, 18 to 143 MiB. A plan takes the most instead."""
 
 
 class Figure(NamedTuple):
@@ -46,14 +44,9 @@ def test_no_public_figure_is_above_the_rule_and_none_far_below() -> None:
     assert all(figure.found_bytes <= figure.predicted_bytes - KERNELS_BYTES for figure in idle)
 
 
-def test_the_central_estimate_and_the_plan_are_as_near_as_their_texts_say() -> None:
+def test_the_plan_is_as_near_as_its_text_says() -> None:
     found = [figure.found_bytes for figure in FIGURES]
     above = [figure.predicted_bytes - figure.found_bytes for figure in FIGURES]
-    errors = [each - KERNELS_BYTES + CENTRAL_KERNELS_BYTES for each in above]
-    assert len(errors) == 56
-    nearness = statistics.median(abs(error) / size for error, size in zip(errors, found, strict=True))
-    assert nearness == pytest.approx(0.076, abs=0.0005)
-    assert (round(min(errors) / MIB), round(max(errors) / MIB)) == (-112, 123)
     assert min(above) < ROUNDING_BYTES  # the most found is what is planned for
     planned = statistics.median(each / size for each, size in zip(above, found, strict=True))
     assert planned == pytest.approx(0.35, abs=0.005)

@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from autotrain_mem.support import sources
-from autotrain_mem.support.errors import DatasetNotFoundError, MissingExtraError, ModelNotFoundError
+from autotrain_mem.support.errors import DatasetNotFoundError, ModelNotFoundError
 from autotrain_mem.support.sources import (
     check_cached,
     check_data_path,
-    check_image_packages,
     check_kept_rows,
     check_model_folder,
     why_not_asked,
@@ -31,16 +29,6 @@ def test_a_name_with_two_slashes_is_a_path_and_one_with_one_may_be_a_hub_id() ->
         check_model_folder("models/of/mine", "--model")
     check_data_path("trl-lib/Capybara")
     assert check_model_folder("Qwen/Qwen2.5-0.5B", "--model") is None
-
-
-def test_what_images_are_read_with_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_image_packages("a model", "smolvlm")
-    monkeypatch.setattr(sources, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match="a model reads images, and Pillow is not installed") as raised:
-        check_image_packages("a model", "gemma3")
-    assert raised.value.hint == 'Run: pip install "autotrain_mem[vision]"'
-    with pytest.raises(MissingExtraError, match="and Pillow and num2words are not installed"):
-        check_image_packages("a model", "smolvlm")
 
 
 @pytest.fixture

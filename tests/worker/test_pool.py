@@ -94,17 +94,6 @@ def test_two_calls_run_at_once_each_with_a_worker_to_itself_and_results_come_in_
     assert workers.map([asking(1, 0.2), asking(2), asking(3), asking(4, 0.1)]) == [1, 2, 3, 4]
 
 
-def test_with_one_worker_calls_run_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "Worker", FakeWorker)
-    with Workers(1) as one:
-        assert len(one) == 1
-        assert one.map([]) == []
-        assert one.map([asking(1), asking(2)]) == [1, 2]
-        begun = one.begin(asking(3, 0.2))
-        assert one.map([asking(4)]) == [4], "it waits for the one that was begun"
-        assert one.result(begun) == 3
-
-
 def test_a_result_is_there_before_those_after_it_and_who_stops_listening_lets_none_begin(workers: Workers) -> None:
     heard, asked = threading.Event(), list[int]()
 
