@@ -32,6 +32,8 @@ REQUEST_BYTES = 1 << 20
 """More than command, folder and environment take: they come in one piece, with the pipes."""
 MOST_FILES = 8
 """Its three streams, and what it keeps open beside them."""
+RANKS_SECONDS = 120.0
+"""Far more than two ranks take: one that waits for another for ever is a failure."""
 SOON = 60.0
 """Seconds within which children end whose stdin is closed; far more than it takes, for a busy machine."""
 IMPORTED = (
@@ -84,6 +86,23 @@ class Forge:
     def commands(self, *modules: Any) -> contextlib.AbstractContextManager[None]:
         """Every ``python ...`` that these modules start meanwhile is forked, and so is every child of it and of us."""
         return self._forking(processes, *modules, alone=False)
+
+    def two_ranks(self, words: Sequence[Any], log: pathlib.Path, **environment: str) -> str:
+        """Run a script in two processes, each in the environment that torchrun gives it; returns what they printed."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        group |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        started = []
+        with log.open("w") as output:
+            for rank in ("0", "1"):
+                given = {**os.environ, **group, "RANK": rank, "LOCAL_RANK": rank, **environment}
+                command = [str(word) for word in words]
+                started.append(ForkedProcess(self, command, alone=False, stdout=output, stderr=output, env=given))
+            codes = [each.wait(RANKS_SECONDS) for each in started]
+        printed = log.read_text(encoding="utf-8")
+        assert codes == [0, 0], printed[-3000:]
+        return printed
 
     @contextlib.contextmanager
     def _forking(self, *modules: Any, alone: bool) -> Iterator[None]:

@@ -34,6 +34,7 @@ from autotrain_mem.types.report import Shortage
 from tests import fake_worker
 from tests.fake_worker import FakeWorker, toy
 from tests.planning.test_follow_plan import JOB, counting, made, rehearsals
+from tests.training.test_checkpoints import checkpoint
 
 PLAN = made(replace(JOB, effective_batch_size=16))
 RESTART = Restart(step=7, resumed_at=5, cause="killed", why="signal 9", change="")
@@ -132,15 +133,6 @@ def _run(folder: Path, job: Job = JOB) -> Any:
     return run
 
 
-def _checkpoint(folder: Path, step: int) -> Path:
-    made = folder / f"checkpoint-{step}"
-    made.mkdir()
-    (made / "trainer_state.json").write_text(json.dumps({"global_step": step}))
-    for name in ("pytorch_model.bin", "optimizer.pt", "scheduler.pt"):
-        (made / name).write_bytes(b"\x80 older than zip")
-    return made
-
-
 def _resuming(wish: object) -> Job:
     return replace(JOB, arguments={**JOB.arguments, "resume_from_checkpoint": wish})
 
@@ -199,9 +191,9 @@ def test_a_run_is_resumed_at_its_newest_whole_checkpoint(tmp_path: Path) -> None
         _run(tmp_path, _resuming(True)).first_checkpoint()
     with pytest.raises(OutputFolderError, match=r"trainer_state\.json is missing"):
         _run(tmp_path, _resuming(str(tmp_path / "torn-checkpoint-10"))).first_checkpoint()
-    _checkpoint(tmp_path, 5)
+    checkpoint(tmp_path, 5)
     (tmp_path / "checkpoint-12").mkdir()
-    rotten = _checkpoint(tmp_path, 13)
+    rotten = checkpoint(tmp_path, 13)
     write_manifest(rotten, reach_disk(rotten) | {"optimizer.pt": 0})
     with pytest.raises(OutputFolderError, match=r"Cannot resume from .*: optimizer\.pt is not as it was written"):
         _run(tmp_path, _resuming(str(rotten))).first_checkpoint()
@@ -212,8 +204,8 @@ def test_a_run_is_resumed_at_its_newest_whole_checkpoint(tmp_path: Path) -> None
 
 def test_of_the_checkpoints_in_its_folder_a_run_goes_on_with_its_own_alone(tmp_path: Path) -> None:
     for step in (5, 10):
-        _checkpoint(tmp_path, step)
-    write_manifest(_checkpoint(tmp_path, 120), {}, "another run")
+        checkpoint(tmp_path, step)
+    write_manifest(checkpoint(tmp_path, 120), {}, "another run")
     run = _run(tmp_path, _resuming(str(tmp_path / "checkpoint-5")))
     assert run.first_checkpoint().step == 5
     ending = Ending(error=TrainingError("It ended."), code=-9, step=12)
@@ -226,16 +218,16 @@ def test_of_the_checkpoints_in_its_folder_a_run_goes_on_with_its_own_alone(tmp_p
 def test_the_run_that_was_in_the_folder_last_is_gone_on_with(tmp_path: Path) -> None:
     first = _run(tmp_path)
     first.output.begin(LastRun(number=first._number, start=None))
-    write_manifest(_checkpoint(tmp_path, 120), {}, "another run")
+    write_manifest(checkpoint(tmp_path, 120), {}, "another run")
     with pytest.raises(OutputFolderError, match="of the run that was in it last") as raised:
         _run(tmp_path, _resuming(True)).first_checkpoint()
     assert f"name it: --resume_from_checkpoint {tmp_path / 'checkpoint-120'}" in raised.value.hint
-    write_manifest(_checkpoint(tmp_path, 10), {}, first._number)
+    write_manifest(checkpoint(tmp_path, 10), {}, first._number)
     again = _run(tmp_path, _resuming(True))
     assert (again.first_checkpoint().step, again._number) == (10, first._number)
     branch = _run(tmp_path, _resuming(str(tmp_path / "checkpoint-10")))
     branch.output.begin(LastRun(number=branch._number, start=branch.first_checkpoint().path))
-    write_manifest(_checkpoint(tmp_path, 15), {}, first._number)
+    write_manifest(checkpoint(tmp_path, 15), {}, first._number)
     assert _run(tmp_path, _resuming(True)).first_checkpoint().step == 10, "where the branch began"
 
 
@@ -244,7 +236,7 @@ def test_a_checkpoint_of_another_folder_counts_first_and_one_that_was_being_writ
     unfinished = folder / "checkpoint-10"
     for each in (elsewhere, folder, unfinished):
         each.mkdir()
-    named = _checkpoint(elsewhere, 10)
+    named = checkpoint(elsewhere, 10)
     run = _run(folder, _resuming(str(named)))
     assert run.first_checkpoint().step == 10
     ending = Ending(error=TrainingError("It ended."), code=-9, step=12, saving=str(unfinished))

@@ -3,19 +3,15 @@
 import json
 import os
 import pathlib
-import socket
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 from ppo_runs import NEEDS_PPO
 
-from tests.forked import Forge
+from tests.forked import ROOT, Forge
 
 pytestmark = NEEDS_PPO
 
-ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = pathlib.Path(__file__).with_name("ppo_script.py")
 
 
@@ -23,16 +19,8 @@ SCRIPT = pathlib.Path(__file__).with_name("ppo_script.py")
 def ran(model: pathlib.Path, forge: Forge, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """(the folder that the processes wrote to, what each of them found)."""
     folder = tmp_path_factory.mktemp("ddp")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    shared["PYTHONPATH"] = os.pathsep.join(map(str, (ROOT, ROOT / "tests", SCRIPT.parent)))
-    command = [sys.executable, str(SCRIPT), str(model), str(folder)]
-    with forge.commands(sys.modules[__name__]), (folder / "log").open("w") as log:
-        environments = [os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
-        started = [subprocess.Popen(command, env=each, stdout=log, stderr=subprocess.STDOUT) for each in environments]
-        assert [process.wait(120) for process in started] == [0, 0], (folder / "log").read_text()[-3000:]
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests", SCRIPT.parent)))
+    forge.two_ranks([SCRIPT, model, folder], folder / "log", PYTHONPATH=path)
     return folder, [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
 
 
@@ -52,9 +40,8 @@ def test_checkpoints_are_written_once_and_hold_both_models(kind: str, ran: Any) 
     folder, _ = ran
     assert sorted(path.name for path in (folder / kind).glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-3"]
     weights = "adapter_model.safetensors" if kind == "lora" else "model.safetensors"
-    for place in (folder / kind, folder / kind / "checkpoint-3"):
-        assert (place / weights).is_file()
-        assert (place / "value_model" / "model.safetensors").is_file()
+    for name in (weights, "value_model/model.safetensors"):
+        assert all((place / name).is_file() for place in (folder / kind, folder / kind / "checkpoint-3"))
     assert (folder / kind / "README.md").is_file()
     assert {path.name for path in (folder / kind / "checkpoint-3").glob("rng_state*")} == {
         "rng_state_0.pth",

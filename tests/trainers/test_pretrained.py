@@ -17,7 +17,6 @@ from autotrain_mem.trainers.pretrained import not_loaded
         (errors.GatedRepoError, "org/m is gated", "https://huggingface.co/org/m"),
         (errors.RevisionNotFoundError, "no such --model_revision", "commits/main"),
         (errors.LocalEntryNotFoundError, "and the hub cannot be reached (https://huggingface.co)", "the connection"),
-        (errors.HFValidationError, "no hub id is written so", "Qwen/Qwen2.5-0.5B"),
         (PermissionError, "cannot be loaded: PermissionError at m when downloading.", "Check the spelling"),
     ],
 )

@@ -25,7 +25,7 @@ from autotrain_mem.training.checkpoints import (
 )
 
 
-def _checkpoint(folder: Path, step: int) -> Path:
+def checkpoint(folder: Path, step: int) -> Path:
     """As transformers writes one, byte for byte as far as anybody looks."""
     made = folder / f"checkpoint-{step}"
     made.mkdir(parents=True)
@@ -57,7 +57,7 @@ def _remove(file: Path) -> None:
 def test_a_file_that_is_short_or_gone_is_seen(
     tmp_path: Path, name: str, hurt: Callable[[Path], None], with_manifest: bool
 ) -> None:
-    made = _checkpoint(tmp_path, 5)
+    made = checkpoint(tmp_path, 5)
     if with_manifest:
         _prove(made)
     hurt(made / name)
@@ -73,7 +73,7 @@ FILES = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "
 @pytest.mark.parametrize("name", FILES)
 def test_other_bytes_of_the_same_number_are_seen_before_a_run_goes_on_with_them(tmp_path: Path, name: str) -> None:
     for step in (5, 10):
-        _prove(_checkpoint(tmp_path, step))
+        _prove(checkpoint(tmp_path, step))
     file = tmp_path / "checkpoint-10" / name
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
@@ -87,7 +87,7 @@ def test_other_bytes_of_the_same_number_are_seen_before_a_run_goes_on_with_them(
 
 
 def test_a_manifest_of_sizes_alone_is_still_read(tmp_path: Path) -> None:
-    made = _checkpoint(tmp_path, 5)
+    made = checkpoint(tmp_path, 5)
     _prove(made)
     (made / MANIFEST).write_text(json.dumps({"files": json.loads((made / MANIFEST).read_text())["files"]}))
     assert newest_start(tmp_path).step == 5
@@ -105,7 +105,7 @@ def test_a_manifest_of_sizes_alone_is_still_read(tmp_path: Path) -> None:
     ],
 )
 def test_without_a_manifest_only_files_of_weights_pass_for_weights(tmp_path: Path, name: str, is_one: bool) -> None:
-    made, other = _checkpoint(tmp_path, 5), _checkpoint(tmp_path, 4)
+    made, other = checkpoint(tmp_path, 5), checkpoint(tmp_path, 4)
     (made / name).parent.mkdir(exist_ok=True)
     content = (made / ("model.safetensors" if name.endswith(".safetensors") else "rng_state.pth")).read_bytes()
     (made / "model.safetensors").unlink()
@@ -117,10 +117,10 @@ def test_without_a_manifest_only_files_of_weights_pass_for_weights(tmp_path: Pat
 
 
 def test_without_a_manifest_a_name_of_another_step_is_told_and_not_gone_on_with(tmp_path: Path) -> None:
-    made = _checkpoint(tmp_path, 5)
+    made = checkpoint(tmp_path, 5)
     assert why_torn(made.rename(tmp_path / "before-the-holidays")) == ""
     (tmp_path / "before-the-holidays").rename(tmp_path / "checkpoint-9")
-    _checkpoint(tmp_path, 3)
+    checkpoint(tmp_path, 3)
     told: list[str] = []
     assert newest_start(tmp_path, on_torn=told.append).step == 3
     why = "trainer_state.json says that it is of step 5"
@@ -129,7 +129,7 @@ def test_without_a_manifest_a_name_of_another_step_is_told_and_not_gone_on_with(
 
 def test_a_file_of_zeros_is_none_of_torchs(tmp_path: Path) -> None:
     """As a power cut may leave one that nobody waited for."""
-    made = _checkpoint(tmp_path, 5)
+    made = checkpoint(tmp_path, 5)
     (made / "optimizer.pt").write_bytes(bytes(1000))
     assert why_torn(made) == "optimizer.pt is cut short"
 
@@ -137,7 +137,7 @@ def test_a_file_of_zeros_is_none_of_torchs(tmp_path: Path) -> None:
 def test_the_manifest_is_written_when_all_files_are_on_the_disk_and_waits_for_it_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = _checkpoint(tmp_path, 5)
+    made = checkpoint(tmp_path, 5)
     synced: list[str] = []
 
     def fsync(number: int) -> None:
@@ -166,20 +166,20 @@ def test_the_checkpoints_of_the_fewest_steps_go_whatever_the_clock_says(
 ) -> None:
     """10 is of a run that this one, at 8, branched off."""
     for step in (2, 4, 6, 8, 10):
-        made = _checkpoint(tmp_path, step)
+        made = checkpoint(tmp_path, step)
         os.utime(made, (0, 10**9 - 100 * step))
     rotate(tmp_path, step=8, limit=limit, best=best)
     assert sorted(step_of(path) for path in tmp_path.iterdir()) == left
 
 
 def test_a_shard_that_the_index_names_must_be_there(tmp_path: Path) -> None:
-    made = _checkpoint(tmp_path, 5)
+    made = checkpoint(tmp_path, 5)
     (made / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model-00001.safetensors"}}))
     assert why_torn(made) == "model-00001.safetensors is missing"
 
 
 def test_a_note_makes_a_checkpoint_no_less_whole_and_a_torn_manifest_does(tmp_path: Path) -> None:
-    made = _checkpoint(tmp_path, 5)
+    made = checkpoint(tmp_path, 5)
     _prove(made)
     (made / "README.md").write_text("A note.")
     assert why_torn(made) == ""
@@ -189,7 +189,7 @@ def test_a_note_makes_a_checkpoint_no_less_whole_and_a_torn_manifest_does(tmp_pa
 
 def test_the_newest_by_number_counts_not_by_name(tmp_path: Path) -> None:
     for step in (9, 10, 100):
-        _checkpoint(tmp_path, step)
+        checkpoint(tmp_path, step)
     _cut(tmp_path / "checkpoint-100" / "model.safetensors")
     (tmp_path / "checkpoint-final").mkdir()
     assert newest_whole(tmp_path).step == 10
@@ -200,8 +200,8 @@ def test_the_newest_by_number_counts_not_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt"])
 def test_a_model_alone_is_whole_and_none_to_go_on_from(tmp_path: Path, name: str) -> None:
     """transformers would begin optimizer and schedule anew."""
-    _checkpoint(tmp_path, 5)
-    alone = _checkpoint(tmp_path, 10)
+    checkpoint(tmp_path, 5)
+    alone = checkpoint(tmp_path, 10)
     (alone / name).unlink()
     assert newest_whole(tmp_path).step == 10
     assert newest_start(tmp_path).step == 5
@@ -212,7 +212,7 @@ def test_what_is_torn_is_moved_where_transformers_does_not_look(tmp_path: Path) 
     from transformers.trainer_utils import get_last_checkpoint, sort_checkpoints
 
     for step in (5, 10):
-        _checkpoint(tmp_path, step)
+        checkpoint(tmp_path, step)
     _cut(tmp_path / "checkpoint-10" / "model.safetensors")
     told: list[str] = []
     assert newest_start(tmp_path, on_torn=told.append).step == 5
@@ -235,7 +235,7 @@ def test_a_second_torn_one_of_the_same_step_does_not_replace_the_first(tmp_path:
 def test_an_older_one_that_a_run_can_go_on_with_is_named_instead_and_never_the_same_or_a_newer_one(
     tmp_path: Path,
 ) -> None:
-    made = {step: _checkpoint(tmp_path, step) for step in (5, 10, 15, 20)}
+    made = {step: checkpoint(tmp_path, step) for step in (5, 10, 15, 20)}
     _cut(made[10] / "optimizer.pt")
     assert instead_of(made[15]) == f"Go on from an older one: --resume_from_checkpoint {made[5]}."
     assert instead_of(made[5]) == "Start again: give another --output_dir, and no --resume_from_checkpoint."

@@ -10,7 +10,6 @@ import pytest
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem.machine.catalog import named
-from autotrain_mem.support import codec
 from autotrain_mem.support.errors import InterruptedByUser, TrainingError
 from autotrain_mem.support.processes import ChildDied
 from autotrain_mem.training import launch
@@ -59,9 +58,6 @@ def test_a_process_that_was_deaf_to_the_first_interrupt_is_asked_again(
     assert ended == {"event": "end", "interrupted": True}
 
 
-ANSWER = Probe(knobs=TRL_DEFAULTS, fits=True, measured=None, phases={})
-
-
 class FakeRanks(RankProcesses):
     """One that answers with what it is told to, once it has written a checkpoint."""
 
@@ -70,7 +66,6 @@ class FakeRanks(RankProcesses):
     def __init__(self, module: str, environments: Any, logs: list[Path], *, names: list[str], **more: Any) -> None:
         super().__init__(module, [], [], names=names, silent_seconds=1.0)
         self.calls: list[str] = []
-        (self.log,) = logs
         FakeRanks.last = self
 
     last: FakeRanks
@@ -96,6 +91,7 @@ class FakeRanks(RankProcesses):
 
 def run(folder: Path, *says: Mapping[str, Any] | BaseException) -> Probe:
     FakeRanks.says = list(says)
+    (folder / SCRATCH_NAME / "checkpoint-1").mkdir(parents=True)  # left by one that was killed
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(launch, "RankProcesses", FakeRanks)
@@ -104,14 +100,6 @@ def run(folder: Path, *says: Mapping[str, Any] | BaseException) -> Probe:
         assert FakeRanks.last.scratch == folder / SCRATCH_NAME
         assert not FakeRanks.last.scratch.exists()
         assert FakeRanks.last.calls == ["kill", "stop"]
-
-
-def test_the_answer_comes_back_with_its_seconds(tmp_path: Path) -> None:
-    (tmp_path / SCRATCH_NAME / "checkpoint-1").mkdir(parents=True)  # left by one that was killed
-    made = run(tmp_path, {"event": "log", "logs": {}}, {"event": "probe", "probe": codec.to_json(ANSWER)})
-    assert made.fits
-    assert made.seconds > 0
-    assert FakeRanks.last.log == tmp_path / PROBE_LOG_NAME
 
 
 def test_an_error_of_the_childs_is_raised_with_the_place_of_its_log(tmp_path: Path) -> None:

@@ -52,10 +52,8 @@ def rows(method: str) -> Any:
 
     longer = [words(count) for count in lengths()]
     if method == "gkd":
-        turns = [{"role": "user", "content": words(2)}]
-        return Dataset.from_list(
-            [{"messages": [*turns, {"role": "assistant", "content": words(count)}]} for count in lengths()]
-        )
+        asked = {"role": "user", "content": words(2)}
+        return Dataset.from_dict({"messages": [[asked, {"role": "assistant", "content": each}] for each in longer]})
     if method == "sft":
         return Dataset.from_dict({"text": longer})
     if method in ("reward", "dpo", "cpo"):
@@ -74,19 +72,15 @@ def trainer(
 ) -> Any:
     home = importlib.import_module(METHODS_OF_AUTOFIT[method].module.rpartition(".")[0])
     name = METHODS_OF_AUTOFIT[method].title
-    from transformers import AutoTokenizer
-
     evaluation = changes.pop("eval_dataset", None)
     build = changes.pop("build", {})
     args = getattr(home, f"{name}Config")(output_dir=str(folder), **ARGUMENTS | OF_METHOD[method] | changes)
     judged = {"reward_funcs": reward} if method in ("grpo", "rloo", "online_dpo") else {}
     judged |= {"teacher_model": teacher(model)} if method in ("distillation", "gkd") else {}
-    judged |= {"processing_class": AutoTokenizer.from_pretrained(model)} if method == "gkd" else {}
+    judged |= {"processing_class": tokenizer(model)} if method in ("gkd", "online_dpo") else {}
     given = {"train_dataset": rows(method), "eval_dataset": evaluation} | judged | build
     if method == "online_dpo":
         from autotrain_mem.trainers import online_dpo_trainer as home
-
-        given |= {"processing_class": tokenizer(model)}
     return getattr(home, f"{name}Trainer")(model=loaded(method, model), args=args, **given)
 
 

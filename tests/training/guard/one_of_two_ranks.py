@@ -1,9 +1,10 @@
 """One rank of two: trains while one of them is out of memory in another place of each step, and writes down what came.
 
-Run in the environment that torchrun gives to a process, with a tiny model, a folder and its number as arguments.
+Run in the environment that torchrun gives to a process, with a tiny model and a folder as arguments.
 """
 
 import json
+import os
 import pathlib
 import sys
 from collections.abc import Callable, Iterator
@@ -170,7 +171,7 @@ def logs(made: Any) -> list[dict[str, float]]:
 
 
 def main() -> None:
-    model, folder, rank = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])
+    model, folder, rank = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(os.environ["RANK"])
     found: dict[str, Any] = {}
     for method, steps in STEPS.items():
         expected, plain, _ = train(method, folder, model, None)

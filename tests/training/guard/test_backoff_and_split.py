@@ -11,12 +11,6 @@ from autotrain_mem.training.guard.context import Limit
 from autotrain_mem.training.guard.loss_weights import why_not_exact
 
 
-def after(limit: Limit, steps: int) -> int | None:
-    for _ in range(steps):
-        limit.step_ended()
-    return limit.most
-
-
 def test_half_of_what_failed_is_allowed_or_what_went_through_before_unless_that_fails_now() -> None:
     limit = Limit(None, grow_after=5)
     assert limit.parts(1000, units=8) == 1
@@ -34,20 +28,6 @@ def test_half_of_what_failed_is_allowed_or_what_went_through_before_unless_that_
     assert limit.most == 240, "what a checkpoint knows only makes it stricter"
     limit.tighten(50)
     assert limit.most == 50
-
-
-def test_it_grows_after_clean_steps_and_needs_twice_as_many_when_that_was_too_early() -> None:
-    limit = Limit(None, grow_after=3)
-    limit.failed(1000)
-    limit.failed(500)
-    assert after(limit, 2) == 250
-    assert after(limit, 1) == 500
-    assert after(limit, 3) is None, "no more than 1000 was ever asked for"
-    limit.failed(1000)
-    assert after(limit, 5) == 500
-    assert after(limit, 1) is None
-    limit.failed(1000)
-    assert after(limit, 11) == 500
 
 
 def piece(lengths: list[int], layout: Layout, **more: Any) -> Piece:

@@ -91,25 +91,6 @@ PATCHES = {"pixel_values": numbered(64, 6), "image_grid_thw": GRID}
 EACH = {"pixel_values": numbered(3, 3, 8, 8)}
 
 
-def certain(tokens: list[int], **images: Any) -> list[list[float]]:
-    """The images' entries that each row gets."""
-    parts = batch(tokens, **images).cut(len(tokens))
-    pixels = [part.inputs.get("pixel_values") for part in parts]
-    return [[] if each is None else each.flatten(1)[:, 0].tolist() for each in pixels]
-
-
-def test_each_row_gets_its_own_entries() -> None:
-    assert certain([8, 0, 8], **PATCHES) == [[*range(1, 33)], [], [*range(33, 65)]]
-    assert certain([8, 0, 4], **EACH) == [[1, 2], [], [3]]
-    tiles = torch.zeros(3, 2, 3, 4, 4)
-    tiles[0], tiles[2, :1] = 1, 3
-    mask = (tiles[:, :, 0] != 0).long()
-    cut = batch([8, 0, 4], pixel_values=tiles, pixel_attention_mask=mask).cut(3)
-    assert [part.inputs["pixel_values"].sum() for part in (cut[0], cut[2])] == [96, 144]
-    assert "pixel_values" not in cut[1].inputs
-    assert "pixel_attention_mask" not in cut[1].inputs
-
-
 REFUSED = {
     "images are not rows": ([8, 4, 0], {**PATCHES, "image_grid_thw": GRID[:2]}, "do not match"),
     "an image would be of two rows": ([4, 6, 6], PATCHES, "do not match"),

@@ -2,9 +2,6 @@
 
 import json
 import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +13,6 @@ from tests.forked import Forge
 
 TOLERANCE = 1e-5
 """Of fp32 sums in another order, of the largest number in a parameter's gradient; the worst was 9e-7."""
-BOUND_SECONDS = 120
-"""Far more than it takes: a rank that waits for another for ever is a failure."""
 OF_ONE = "{}: split into 2 + 2 {}"
 INCIDENTS: dict[str, tuple[list[str], list[str]]] = {
     "sft: nothing": ([], []),
@@ -52,19 +47,8 @@ INCIDENTS: dict[str, tuple[list[str], list[str]]] = {
 def ranks(qwen: Path, tmp_path_factory: pytest.TempPathFactory, forge: Forge) -> list[dict[str, Any]]:
     """What each of two ranks found, by the step's name."""
     folder, here = tmp_path_factory.mktemp("ranks"), Path(__file__).parent
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
     path = os.pathsep.join((str(here), str(here.parent), os.environ.get("PYTHONPATH", "")))
-    started = []
-    with forge.commands(sys.modules[__name__]), open(folder / "log", "w") as log:
-        for rank in ("0", "1"):  # as torchrun starts them
-            group = {**address, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": rank, "LOCAL_RANK": rank}
-            command = [sys.executable, str(here / "one_of_two_ranks.py"), str(qwen), str(folder), rank]
-            environment = {**os.environ, **group, "PYTHONPATH": path}
-            started.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
-        codes = [each.wait(BOUND_SECONDS) for each in started]
-    assert codes == [0, 0], (folder / "log").read_text(encoding="utf-8")[-3000:]
+    forge.two_ranks([here / "one_of_two_ranks.py", qwen, folder], folder / "log", PYTHONPATH=path)
     return [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
 
 

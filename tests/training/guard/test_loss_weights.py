@@ -10,25 +10,17 @@ from guarded import Faults, Told, blocks
 from test_guard_gradients import SIZES, Outcome, assert_same, fail_in_backward, fail_in_forward, micro_steps
 from tiny_trainers import rows, trainer
 
-from autotrain_mem.methods.interface import Basis
 from autotrain_mem.training.guard.attach import attach_guard
-from autotrain_mem.training.guard.batch_split import Layout, Piece, count
-from autotrain_mem.training.guard.context import GuardContext
-from autotrain_mem.training.guard.loss_weights import UNKNOWN, OwnLoss
-from autotrain_mem.training.guard.micro_step import MicroSteps
 from autotrain_mem.types import Learned
 
 Reduce = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Of the loss of each token and whether it counts, by row."""
 
-OWN: dict[str, tuple[Reduce | None, OwnLoss]] = {
-    "bart": (None, UNKNOWN),  # its labels are not shifted by one
-    "tokens": (lambda losses, mask: losses.sum() / mask.sum(), OwnLoss(heeds_count=False, basis=Basis.TOKENS)),
-    "rows": (
-        lambda losses, mask: (losses.sum(1) / mask.sum(1).clamp(min=1)).sum() / mask.any(1).sum(),
-        OwnLoss(heeds_count=False, basis=Basis.UNITS),
-    ),
-    "neither": (lambda losses, mask: losses.sum() / 9, UNKNOWN),
+OWN: dict[str, Reduce | None] = {
+    "bart": None,  # its labels are not shifted by one
+    "tokens": lambda losses, mask: losses.sum() / mask.sum(),
+    "rows": lambda losses, mask: (losses.sum(1) / mask.sum(1).clamp(min=1)).sum() / mask.any(1).sum(),
+    "neither": lambda losses, mask: losses.sum() / 9,
 }
 
 
@@ -48,7 +40,7 @@ def takes_its_own_mean(model: Any, reduce: Reduce) -> None:
 
 def steps(kind: str, folders: dict[str, Path], rows: int, number: int, disturb: Any = None, **options: Any) -> Outcome:
     """The same eight rows, in so many micro-batches."""
-    reduce = OWN[kind][0]
+    reduce = OWN[kind]
     sizes = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": number, "loss_type": "nll"}
     made = trainer("sft", folders["qwen" if reduce else kind], folders["out"], **SIZES | sizes)
     if reduce:
@@ -81,13 +73,16 @@ def test_a_mean_of_the_models_own_gives_one_gradient_in_parts_and_in_other_micro
         assert_same(other, whole)
 
 
-def test_a_loss_that_cannot_be_told_is_not_split_and_weighs_each_micro_batch_alike(folders: dict[str, Path]) -> None:
-    whole = steps("neither", folders, 8, 1, guarded=False)
-    repeated = steps("neither", folders, 8, 1, lambda made: fail_in_backward(made, at=[0], layer=1))
+@pytest.mark.parametrize("kind", ["neither", "bart"])
+def test_a_loss_that_cannot_be_told_is_not_split_and_weighs_each_micro_batch_alike(
+    kind: str, folders: dict[str, Path]
+) -> None:
+    whole = steps(kind, folders, 8, 1, guarded=False)
+    repeated = steps(kind, folders, 8, 1, lambda made: fail_in_backward(made, at=[0], layer=1))
     assert repeated.told.remedies == ["repeated with what backward needs waiting on the host"]
     assert_same(repeated, whole)
     assert not repeated.told.notices
-    added_up, meant = steps("neither", folders, 2, 4, guarded=False), steps("neither", folders, 2, 4)
+    added_up, meant = steps(kind, folders, 2, 4, guarded=False), steps(kind, folders, 2, 4)
     assert meant.loss == pytest.approx(added_up.loss / 4)
     assert ["could not be found out by trying" in notice for notice in meant.told.notices] == [True]
 
@@ -104,27 +99,6 @@ def test_the_trial_says_which_mean_it_is_and_leaves_no_trace(gpt2: Path, folders
     assert calls == [False, False, True, True]
     assert_same(outcomes[1], outcomes[0])
     assert all(torch.equal(value, outcomes[0].gradients[name]) for name, value in outcomes[1].gradients.items())
-
-
-@pytest.mark.parametrize("kind", OWN)
-def test_each_kind_of_mean_is_told_from_the_others(kind: str, folders: dict[str, Path]) -> None:
-    reduce, expected = OWN[kind]
-    made = trainer("sft", folders["qwen" if reduce else kind], folders["out"], loss_type="nll", **SIZES)
-    if reduce:
-        takes_its_own_mean(made.model, reduce)
-    notices: list[str] = []
-    context = GuardContext(made, Learned(), Told(), 50, on_notice=notices.append)
-    guarded = MicroSteps(context)
-    batches, _ = made.get_batch_samples(iter(made.get_train_dataloader()), 2, torch.device("cpu"))
-    whole = Piece(inputs=batches[0], layout=Layout.ROWS)
-    assert guarded.own_loss(whole.inputs) == expected
-    shares = [guarded.share_of_step(Piece(inputs=batch, layout=Layout.ROWS), counted=True) for batch in batches]
-    assert sum(shares) == pytest.approx(1.0)
-    assert len(notices) == 1
-    if expected.basis:
-        assert shares[0] == count(whole, expected.basis) / sum(
-            count(Piece(inputs=batch, layout=Layout.ROWS), expected.basis) for batch in batches
-        )
 
 
 def test_an_evaluation_in_parts_gives_the_loss_of_a_mean_of_the_models_own(qwen: Path, tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from autotrain_mem.training.process.build import PhasePeaks, build, real_device
 from autotrain_mem.training.task import Request
 from autotrain_mem.types import Job, Phase
 from autotrain_mem.types.experience import PhasePeak
-from autotrain_mem.types.report import MemoryReading
 
 ADAPTER = replace(TRL_DEFAULTS, use_peft=True, lora_target_modules=("all-linear",), max_length=32)
 
@@ -73,22 +72,6 @@ def test_each_phase_has_its_own_peak_and_one_that_comes_again_the_larger(gpu: Si
         Phase.FORWARD: PhasePeak(allocated_bytes=70 * MIB, reserved_bytes=70 * MIB),
         Phase.BACKWARD: PhasePeak(allocated_bytes=20 * MIB, reserved_bytes=20 * MIB),
     }
-
-
-def test_the_reading_has_the_peaks_of_the_whole_run(gpu: SimulatedGpu, peaks: PhasePeaks) -> None:
-    gpu.allocate(1, 60 * MIB)
-    gpu.free(1)
-    peaks.enter_phase(Phase.FORWARD)
-    gpu.allocate(2, 90 * MIB)  # what was cached must be given back first
-    gpu.free(2)
-    peaks.enter_phase(Phase.BACKWARD)
-    assert peaks.reading() == MemoryReading(
-        allocated_bytes=0,
-        peak_allocated_bytes=90 * MIB,
-        reserved_bytes=90 * MIB,
-        peak_reserved_bytes=90 * MIB,
-        num_alloc_retries=1,
-    )
 
 
 @pytest.mark.parametrize(

@@ -348,6 +348,29 @@ def test_another_order_is_refused_before_anything_is_loaded_unless_the_epoch_beg
     assert trained == ([{"resume_from_checkpoint": str(tmp_path)}] if accepts else [])
 
 
+def _rows(model: Path, folder: Path, resume: str | None = None) -> list[Any]:
+    """What each of nine steps trains on: two more than an epoch has."""
+    grouped = {"train_sampling_strategy": "group_by_length", "save_strategy": "steps", "save_steps": 8}
+    made, seen = tiny_trainers.trainer("sft", model, folder, max_steps=9, **grouped), []
+    train.keep_order(made)
+    step = made.training_step
+
+    def watched(module: Any, inputs: Any, *args: Any) -> Any:
+        seen.append(inputs["input_ids"].tolist())
+        return step(module, inputs, *args)
+
+    made.training_step = watched
+    made.train(resume_from_checkpoint=resume)
+    return seen
+
+
+def test_a_run_grouped_by_length_goes_on_with_its_own_rows_in_a_later_epoch(gpt2: Path, tmp_path: Path) -> None:
+    whole = _rows(gpt2, tmp_path)
+    rest = _rows(gpt2, tmp_path / "other", str(tmp_path / "checkpoint-8"))
+    assert whole[8:] == rest
+    assert whole[:2] != whole[7:]  # another order in another epoch
+
+
 # -- loading -----------------------------------------------------------------------------------------------------------
 
 HARMLESS = {"a": torch.zeros(2)}
