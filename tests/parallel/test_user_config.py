@@ -34,17 +34,22 @@ def launch(config: dict[str, Any]) -> Launch:
 SHARDED = [each for each in SHARDINGS if "sdp" in each]  # DeepSpeed reads a file of its own
 
 
-@pytest.mark.parametrize(("sharding", "offload"), [("ddp", False), *itertools.product(SHARDED, (False, True))])
-def test_a_file_that_we_write_is_read_as_what_it_was_written_for(sharding: Any, offload: bool) -> None:
+WAYS = [(sharding, offload, 1) for sharding, offload in itertools.product(SHARDED, (False, True))]
+
+
+@pytest.mark.parametrize(("sharding", "offload", "shares"), [("ddp", False, 1), *WAYS, ("fsdp2", False, 2)])
+def test_a_file_that_we_write_is_read_as_what_it_was_written_for(sharding: Any, offload: bool, shares: int) -> None:
     knobs = dataclasses.replace(
         TRL_DEFAULTS,
         processes=8,
         sharding=sharding,
         dp_replicate_size=2 if sharding == "hsdp" else None,
         fsdp_offload_params=offload,
+        cp_size=shares,
     )
     config = accelerate_config(knobs, mixed_precision="bf16", nodes=2)
     read = launch(config)
+    assert read.cp_size == shares
     assert (read.processes, read.nodes, read.sharding) == (8, 2, sharding)
     assert (read.dp_replicate_size, read.fsdp_offload_params) == (knobs.dp_replicate_size, offload)
     assert (read.mixed_precision, read.recomputes, read.warnings) == ("bf16", False, ())
@@ -71,19 +76,6 @@ def test_a_file_that_we_write_is_read_as_what_it_was_written_for(sharding: Any, 
 def test_a_users_file_is_read(config: dict[str, Any], expected: dict[str, Any]) -> None:
     read = launch(config)
     assert {name: getattr(read, name) for name in expected} == expected
-
-
-def test_what_we_write_of_shared_rows_is_read() -> None:
-    """Of tokens a test of the launch's environment tells that processes hear the same."""
-    for sharding, sizes in (("zero2", {"sp_size": 4}), ("fsdp2", {"cp_size": 2}), ("fsdp2", {"cp_size": 8})):
-        knobs = dataclasses.replace(TRL_DEFAULTS, processes=8, sharding=sharding, **sizes)
-        written = accelerate_config(knobs, attention="flash_attention_2")
-        read = launch(written | ({"deepspeed_config": {"zero_stage": 2}} if sharding == "zero2" else {}))
-        assert {name: getattr(read, name) for name in sizes} == sizes
-        assert read.sharding == sharding
-        assert read.sp_attention == ("flash_attention_2" if "sp_size" in sizes else "sdpa")
-        told = launch_environment(written).get("PARALLELISM_CONFIG_CP_COMM_STRATEGY")
-        assert told == ("alltoall" if "cp_size" in sizes else None)
 
 
 WRAPPED = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
