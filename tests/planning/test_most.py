@@ -117,13 +117,6 @@ def test_the_plan_has_as_much_as_fits_and_tells_the_neighbour_that_does_not(name
     assert (followed.knobs, followed.most, followed.warnings) == (chosen.knobs, most, chosen.warnings)
 
 
-def test_the_effective_batch_that_is_given_is_kept() -> None:
-    chosen = api.plan(asked("per_device_train_batch_size", max_length=256, effective_batch_size=24, fit="lossless"))
-    assert chosen.knobs.effective_batch_size == 24
-    assert chosen.most is not None
-    assert chosen.most.value == chosen.knobs.per_device_train_batch_size
-
-
 def test_a_plan_that_was_made_for_a_number_is_none_for_the_most() -> None:
     wished = asked("max_length", fit="lossless")
     given = replace(wished, job=replace(wished.job, arguments={"max_length": 128}))

@@ -123,7 +123,6 @@ def test_a_coarser_level_is_asked_about_where_it_is_much_faster() -> None:
     [
         ({}, replace(TRL, use_peft=True), ["--learning_rate 0.0002", "--lora_target_modules all-linear"]),
         ({}, replace(TRL, use_peft=True, learning_rate=1e-4, lora_target_modules=("all-linear",)), []),
-        ({}, replace(TRL, use_peft=True, learning_rate=2e-4, lora_target_modules=("all-linear",)), []),
         ({}, replace(TRL, dtype="bfloat16"), ["--optim stable_adamw"]),
         ({}, replace(TRL, dtype="bfloat16", optim="stable_adamw"), []),
         ({"dtype": "bfloat16"}, replace(TRL, dtype="bfloat16"), ["--dtype float32"]),

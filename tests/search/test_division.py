@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from synthetic_memory import ONLINE, PPO, TRL, LinearMemory
+from synthetic_memory import ONLINE, PPO, TRL, LinearMemory, rows_of
 from synthetic_memory import space_of as any_space_of
 
 from autotrain_mem.search.levels import line
 from autotrain_mem.search.search import search
-from autotrain_mem.search.space import Space, micro_batches, with_rows
+from autotrain_mem.search.space import Space, with_rows
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import BatchSplitError, DoesNotFitError, UsageError
 from autotrain_mem.support.units import GIB, MIB
@@ -23,10 +23,6 @@ DEFAULTS = {"grpo": ONLINE, "rloo": ONLINE, "ppo": PPO}
 def space_of(method: str, effective: int | None = None, processes: int = 1, **words: Any) -> Space:
     defaults = replace(DEFAULTS.get(method, TRL), per_device_eval_batch_size=8, processes=processes)
     return any_space_of(method=method, effective_batch_size=effective, defaults=defaults, longest=100, **words)
-
-
-def rows_of(space: Space) -> list[int]:
-    return list(micro_batches(space))
 
 
 def trl_config(method: str, processes: int = 1, **arguments: Any) -> Any:
@@ -132,15 +128,7 @@ ROWS, STEPS, WHOLE = "--per_device_train_batch_size", "--gradient_accumulation_s
             f"use {ROWS} 4, 8, 12 or 24, or remove {ROWS} and {STEPS}",
         ),
         ("grpo", {"effective": 6, "steps_per_generation": 2}, f"use {WHOLE} 8, or remove --steps_per_generation"),
-        (
-            *("grpo", {"num_generations": 6, "effective": 12, "eval_strategy": "steps"}),
-            "use --per_device_eval_batch_size 6 or 12, or --num_generations_eval 1, 2, 4 or 8",
-        ),
         ("ppo", {"per_device_train_batch_size": 8, "num_mini_batches": 2}, f"use {ROWS} 1, 2 or 4, or remove {ROWS}"),
-        (  # TRL asserts eight rows once the models are loaded
-            *("ppo", {"effective": 16, "num_mini_batches": 4, "whiten_rewards": True}),
-            f"use {WHOLE} 32 or more, or --num_mini_batches 1 or 2",
-        ),
         ("ppo", {"effective": 4, "whiten_rewards": True}, f"use {WHOLE} 8 or more"),
         ("kto", {"effective": 8, "per_device_train_batch_size": 1}, f"use {ROWS} 2 or more, or remove {ROWS}"),
         ("kto", {"effective": 8, "gradient_accumulation_steps": 8}, f"use {ROWS} 2 or more, or remove {STEPS}"),
@@ -169,7 +157,7 @@ ROWS, STEPS, WHOLE = "--per_device_train_batch_size", "--gradient_accumulation_s
             {"effective": 24, "num_mini_batches": 5, "processes": 2},
             f"use {WHOLE} 20 or 30, or --num_mini_batches 1, 2, 3, 4, 6 or 12",
         ),
-        (
+        (  # TRL asserts eight rows once the models are loaded
             *("ppo", {"effective": 16, "num_mini_batches": 2, "whiten_rewards": True, "processes": 2}),
             f"use {WHOLE} 32 or more, or --num_mini_batches 1",
         ),

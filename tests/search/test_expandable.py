@@ -106,28 +106,6 @@ def test_they_are_never_turned_on_against_the_users_words_or_vllm(words: dict[st
     assert len(model.calls) > 1  # what needs no other lever with them needs one without
 
 
-def test_the_users_own_are_kept_and_are_no_change() -> None:
-    space = replace(space_of(expandable_segments=True), pinned=ONE_POINT.pinned | {EXPANDABLE})
-    model = LinearMemory(budget_bytes=200 * GIB, unmapped=SAVED)
-    found = search(space, model)
-    assert found.estimate.knobs.expandable_segments
-    assert all(call.expandable_segments for call in model.calls)
-    assert EXPANDABLE not in [lever.name for lever in found.levers]
-
-
-def test_segments_that_the_environment_sets_cost_no_second_rehearsal() -> None:
-    """Then every estimate comes back with them, whatever the search asked for."""
-
-    class Expanding(LinearMemory):
-        def estimate(self, knobs: Knobs) -> Estimate:
-            return super().estimate(knobs).growing()
-
-    model = Expanding(budget_bytes=200 * GIB, unmapped=SAVED)
-    space = replace(ONE_POINT, pinned=ONE_POINT.pinned | {EXPANDABLE})
-    assert search(space, model).estimate.knobs.expandable_segments
-    assert model.calls == [space.base]
-
-
 def test_where_neither_kind_fits_the_one_that_needs_less_counts() -> None:
     model = LinearMemory(budget_bytes=3 * GIB, unmapped=SAVED)
     assert Memo(ONE_POINT, model)(ONE_POINT.base).knobs.expandable_segments

@@ -212,26 +212,6 @@ def border(model: LinearMemory, turns: int | None = None) -> Estimate | None:
     return most_that_fits(SPACE, ROWS, Memo(SPACE, model), turns=turns)
 
 
-def test_a_line_whose_first_point_does_not_fit_costs_one_rehearsal_and_one_that_fits_whole_two() -> None:
-    model = LinearMemory(budget_bytes=1 * GIB)
-    assert border(model) is None
-    assert model.calls == ROWS[:1]
-    model = LinearMemory(budget_bytes=90 * GIB)
-    assert border(model) == model.estimate(ROWS[-1])
-    assert len(model.calls) == 2
-
-
-@pytest.mark.parametrize("budget_gib", [19.6, 24])
-def test_the_border_is_hit_by_the_third_rehearsal_and_its_neighbour_is_the_fourth(budget_gib: float) -> None:
-    """In 19.6 GiB 1 row peaks in the optimizer step, which 6 do not exceed: a line through the peaks would miss."""
-    model = LinearMemory(budget_bytes=int(budget_gib * GIB), frees_gradients=False)
-    assert model.estimate(ROWS[0]).memory.peak_allocated_bytes == model.estimate(ROWS[5]).memory.peak_allocated_bytes
-    best = border(model)
-    assert best is not None
-    rows = best.knobs.per_device_train_batch_size
-    assert {1, 64, rows, rows + 1} == {call.per_device_train_batch_size for call in model.calls}
-
-
 @given(st.integers(19 * GIB, 40 * GIB), st.sampled_from((0.0, 0.01, 0.05)))
 @settings(max_examples=100, deadline=None)
 def test_the_neighbour_of_what_is_found_was_rehearsed_and_does_not_fit(budget: int, noise: float) -> None:

@@ -242,7 +242,6 @@ PLAIN = [("ddp", None), ("fsdp2-no-reshard", None), ("fsdp2", None)]
         ("lossless", {"method": "ppo", "defaults": replace(PPO, processes=8, sharding="ddp")}, PLAIN[:1]),
         # What is trained is float32 under FSDP, and bitsandbytes' optimizer takes whole parameters.
         ("rounding", {"learning_rate": 1e-4}, PLAIN[:1] * 3),
-        ("rounding", {}, PLAIN[:1]),
         ("losing updates", {}, PLAIN[:1] * 2),
         ("LoRA", {}, PLAIN),
         ("LoRA on an 8-bit base", {}, PLAIN[:1]),

@@ -388,6 +388,19 @@ def test_every_number_in_a_reason_comes_from_a_rehearsal_that_did_not_fit(
         assert set(re.findall(r"([\d.]+ [GM]iB), the budget is", lever.why)) <= needed
 
 
+def test_rounding_is_not_excused_by_what_another_kind_of_rounding_needs() -> None:
+    """The level's own least demanding point keeps AdamW too, and fits: it says nothing of the job without rounding."""
+    space = space_of(fit="rounding", optimizer_offload=False, effective_batch_size=1, gradient_checkpointing=True)
+    model = crawling(budget_gib=14.5)
+    found = search(space, model)
+    floor = levels(space)[0].least
+    (why, *_) = [lever.why for lever in found.levers if lever.name in ("dtype", "optim")]
+    needed = format_bytes(model.estimate(floor).required_bytes)
+    assert re.match(
+        rf"without (it 1 row at once|rounding it) needs (at least )?{needed}, the budget is 14.5 GiB: ", why
+    )
+
+
 def test_what_parameters_alone_exceed_is_asked_while_the_choice_is_confirmed_and_changes_no_plan() -> None:
     space, model = space_of(), LinearMemory(budget_bytes=5 * GIB, copied_layers=2)
     counting = replace(model, counts_parameters=True, calls=[], whole_calls=[])

@@ -5,13 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from synthetic_memory import TRL, space_of
+from synthetic_memory import TRL, rows_of, space_of
 
 from autotrain_mem.search.shardings import shardings
 from autotrain_mem.search.space import (
-    Space,
     make_space,
-    micro_batches,
     precise_for,
     with_rows,
 )
@@ -19,10 +17,6 @@ from autotrain_mem.support.errors import BatchSplitError, UsageError
 from autotrain_mem.types import DataProfile, Job
 from autotrain_mem.types.hardware import lacks_bf16
 from autotrain_mem.types.model import ModelFacts
-
-
-def rows_of(space: Space) -> list[int]:
-    return list(micro_batches(space))
 
 
 def test_trl_defaults_are_the_base_when_nothing_is_given_and_knobs_alone_are_pinned() -> None:
