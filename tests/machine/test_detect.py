@@ -9,7 +9,7 @@ from fake_nvml import FakeGpu, FakeInstance, FakeNvml
 
 from autotrain_mem.machine import detect as module
 from autotrain_mem.machine.catalog import catalog, named
-from autotrain_mem.machine.detect import HOST_NON_TORCH_BYTES, detect, host
+from autotrain_mem.machine.detect import HOST_NON_TORCH_BYTES, detect
 from autotrain_mem.machine.torch_child import NoAnswer, TorchDevice
 from autotrain_mem.support.errors import UnreadableGpuError
 from autotrain_mem.support.host import HostMemory
@@ -271,10 +271,3 @@ def test_a_process_is_shown_its_card_by_uuid_if_a_number_might_mean_another(nvml
     assert seen_cards((Y,)) == {"CUDA_VISIBLE_DEVICES": Y}  # not the first instance
     nvml.driver = None
     assert seen_cards((A,)) == {"CUDA_VISIBLE_DEVICES": A}
-
-
-def test_the_host_is_a_device_with_this_machines_memory() -> None:
-    cpu = host()
-    assert (cpu.name, cpu.origin) == ("cpu", "cpu")
-    assert 0 < cpu.free_bytes <= cpu.total_bytes
-    assert cpu.non_torch_bytes == HOST_NON_TORCH_BYTES == 768 * MIB

@@ -65,7 +65,6 @@ def refusal() -> tuple[str, str]:
         (RuntimeError(OLD), 11040, "12.6", ["driver 525 or newer", "there is none for a driver so old"]),
         (AssertionError(COMPILED), 12020, None, ["built without CUDA", "whl/cu126"]),
         (AssertionError(COMPILED), 13020, None, ["whl/cu130"]),
-        (AssertionError(COMPILED), 14000, None, ["whl/cu130"]),
         (RuntimeError("CUDA unknown error"), 13000, "13.0", ["a reboot may be due"]),
         (RuntimeError("Found no NVIDIA driver."), 13000, "13.0", ["/usr/lib/wsl/lib", "CAPABILITIES=compute,utility"]),
     ],

@@ -48,7 +48,6 @@ def test_a_function_sees_what_trl_gives_it_and_a_coroutine_is_awaited(
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("return given['nothing']", "raised KeyError"),
         ("return 1.0", "returned float, not a list"),
         ("return [1.0]", "returned 1 rewards for 2 completions"),
         ("return ['a', 1.0]", "'a', which is no number"),
@@ -59,7 +58,6 @@ def test_a_function_that_trl_could_not_use_is_named(body: str, said: str, write:
     with pytest.raises(RewardFunctionError, match=said) as caught:
         reward_functions.try_once([path], PLAIN)
     assert path in caught.value.message
-    assert isinstance(caught.value.__cause__, KeyError) == ("KeyError" in said)
 
 
 def test_trls_own_functions_are_tried_too() -> None:

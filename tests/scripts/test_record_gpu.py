@@ -37,17 +37,6 @@ def test_the_allocator_is_set_by_the_case_alone(monkeypatch: pytest.MonkeyPatch)
     assert expandable["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
 
 
-def test_what_is_no_request_and_no_segment_is_left_out_of_a_history() -> None:
-    history = History.of_trace([*TRACE, entry("snapshot", 0, 0)])
-    assert [(event.action, event.address) for event in history] == [(line["action"], line["addr"]) for line in TRACE]
-
-
-def test_events_of_other_threads_are_loading_first_and_backward_later() -> None:
-    lines = [entry("alloc", 1, 1, label) for label in ("load", "", "forward", "", "optimizer_step", "")]
-    labels = [event.label for event in History.of_trace(lines)]
-    assert labels == ["load", "load", "forward", "backward", "optimizer_step", "backward"]
-
-
 def test_a_replay_reserves_what_was_worked_out_by_hand() -> None:
     played = replay(History.of_trace(TRACE), "")
     assert played.divergence == ""
