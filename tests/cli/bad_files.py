@@ -33,6 +33,7 @@ CONFIGS = {
     "not_utf8.yaml": b"\xff\xfe\x00a: 1",
     "a_list.yaml": b"- a\n- b\n",
     "unknown_keys.yaml": b"model_name_or_path: tiny\nlearning_ratt: 1e-4\ngpuu: 300MiB\n",
+    "mistyped_blocks.yaml": b"model: tiny\nauto-fit:\n  gpu: 300MiB\nenvs:\n  SOME: 1\n",
     "fixed_segments.yaml": b"model: tiny\nenv:\n  PYTORCH_ALLOC_CONF: expandable_segments:False\n",
     "env_allocator.yaml": b"model: tiny\nenv:\n  PYTORCH_ALLOC_CONF: backend:cudaMallocAsync\n",
     "deepspeed.yaml": b"distributed_type: DEEPSPEED\nnum_processes: 8\n",

@@ -118,15 +118,6 @@ def test_a_recipe_is_read_in_its_three_parts_and_our_keys_may_also_stand_at_the_
     assert (wish.model, wish.autofit.gpu, wish.simulate, output.json) == ("tiny", "300MiB", True, False)
 
 
-@pytest.mark.parametrize(("key", "meant"), [("autofitt", "autofit"), ("auto-fit", "autofit"), ("envs", "env")])
-def test_a_block_that_is_mistyped_is_told_which_was_meant(key: str, meant: str, tmp_path: Path) -> None:
-    path = tmp_path / "mistyped.yaml"
-    path.write_text(f"model: tiny\n{key}:\n  gpu: 300MiB\n")
-    with pytest.raises(UsageError, match=f"Unknown key: {key.replace('-', '_')}") as raised:
-        flags.read("autofit sft", ["--config", str(path)])
-    assert raised.value.hint.endswith(f": did you mean {meant}?")
-
-
 def test_a_recipe_means_what_the_same_flags_mean_and_says_what_no_flag_can(recipe: Path, worker: Worker) -> None:
     as_flags = (
         "--model_name_or_path tiny --per_device_train_batch_size 4 --learning_rate 1e-4 --gradient_checkpointing false "
