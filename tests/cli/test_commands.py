@@ -1,8 +1,13 @@
-"""What each command prints: the keys of its JSON, and help that needs no GPU and no network."""
+"""What each command prints: the keys of its JSON, its table and CSV, and help that needs no GPU and no network; what it
+makes of the allocator's two modes."""
 
+import csv
+import io
 import json
+import math
 import os
 import pickle
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,10 +18,13 @@ from typing import Any
 import pytest
 import yaml
 
+from autotrain_mem import api
 from autotrain_mem.cli import main
 from autotrain_mem.machine import choose
 from autotrain_mem.machine.catalog import catalog
 from autotrain_mem.report.terminal import lasting_console
+from autotrain_mem.support.units import MIB
+from autotrain_mem.types.hardware import HEADROOM_FRACTION
 from tests.place import Autofit, Ran
 
 ESTIMATE = ["estimate", "sft", "--model", "tiny", "--gpu", "300MiB", "--max_length", "64", "--json"]
@@ -126,13 +134,9 @@ def test_help_fits_a_terminal_and_plan_and_estimate_have_their_own(autofit: Auto
     assert "--sweep" in estimate
     assert "autofit chat" in every
     assert "autofit chat" not in plan + estimate
-
-
-@pytest.mark.parametrize("argv", [(), ("--help",), ("plan", "--help"), ("explain", "--help"), ("--version",)])
-def test_short_help_is_there_at_once(argv: tuple[str, ...], autofit: Autofit) -> None:
-    ran = autofit(*argv)
-    assert (ran.code, ran.err) == (0, "")
-    assert "autofit" in ran.out
+    for argv in ((), ("explain", "--help"), ("--version",)):
+        ran = autofit(*argv)
+        assert (ran.code, ran.err, "autofit" in ran.out) == (0, "", True)
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
@@ -223,3 +227,113 @@ def test_the_history_is_written_with_its_settings_and_goes_on_after_an_oom(autof
     larger = autofit(*ESTIMATE, "--per_device_train_batch_size", "64", "--gpu", "20MiB", "--snapshot", str(path))
     assert "The run does not fit: after each oom the history goes on" in larger.err
     assert "oom" in {entry["action"] for entry in pickle.loads(path.read_bytes())["device_traces"][0]}
+
+
+CARD = ("estimate", "sft", "--model", "tiny", "--gpu", "300MiB")
+
+
+def rows_of(ran: Ran) -> list[dict[str, str]]:
+    assert ran.code == 0, ran.err
+    return list(csv.DictReader(io.StringIO(ran.out)))
+
+
+def points_of(ran: Ran) -> list[dict[str, Any]]:
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)
+    assert found["schema"] == "autofit.sweep/1"
+    points: list[dict[str, Any]] = found["points"]
+    return points
+
+
+def test_every_point_is_what_estimate_says_of_it_alone(autofit: Autofit) -> None:
+    axes = ("--sweep", "gpu=20MiB,300MiB", "--sweep", "per_device_train_batch_size=1,4")
+    points = points_of(autofit("estimate", "sft", "--model", "tiny", "--max_length", "4", *axes, "--json"))
+    assert points[0]["swept"] == {"gpu": "20MiB", "per_device_train_batch_size": 1}
+    assert {point["estimate"]["knobs"]["gradient_accumulation_steps"] for point in points} == {1}
+    alone = json.loads(autofit(*CARD, "--max_length", "4", "--per_device_train_batch_size", "4", "--json").out)
+    found = points[-1]["estimate"]
+    del alone["rehearsal_seconds"], found["rehearsal_seconds"]
+    assert found == alone
+
+
+def test_a_refused_combination_says_why_and_the_others_stand(autofit: Autofit) -> None:
+    axes = ("--sweep", "load_in_4bit=true,false", "--sweep", "use_peft=true,false")
+    ran = autofit(*CARD, "--max_length", "16", *axes)
+    assert (ran.code, ran.err) == (0, "")  # no progress in a pipe
+    assert ran.out.startswith("3 of 4 points fit 300MiB")
+    assert "[1]  --load_in_4bit" in ran.out
+    assert not [line for line in ran.out.splitlines() if line != line.rstrip()]
+    line = "estimate grpo --model tiny --gpu 300MiB --reward_funcs accuracy_reward --prompt_length 8 --csv "
+    line += "--max_completion_length 8 --num_generations 4 --sweep per_device_train_batch_size=3,4"
+    three, four = rows_of(autofit(*shlex.split(line)))
+    assert ("3" in three["refused"], three["required_bytes"]) == (True, "")
+    assert int(four["required_bytes"]) > 0
+
+
+def test_a_value_of_several_words_is_one_setting_and_a_swept_flag_wins_over_the_yaml_file(
+    autofit: Autofit, tmp_path: Path
+) -> None:
+    config = tmp_path / "job.yaml"
+    config.write_text("model: tiny\ngpu: 300MiB\nmax_length: 16\nautofit:\n  expandable_segments: true\n")
+    axes = ("--sweep", "expandable-segments=false", "--sweep", "lora_target_modules=q_proj v_proj,all-linear")
+    points = points_of(autofit("estimate", "sft", "--config", str(config), "--use_peft", "--json", *axes))
+    assert [point["swept"]["lora_target_modules"] for point in points] == [["q_proj", "v_proj"], ["all-linear"]]
+    one, two = (point["estimate"]["owners_at_peak"]["weights"] for point in points)
+    assert two > one
+    knobs = [point["estimate"]["knobs"] for point in points]
+    assert [(each["max_length"], each["expandable_segments"]) for each in knobs] == [(16, False)] * 2
+
+
+def test_nothing_is_rehearsed_before_the_last_value_is_read_and_ctrl_c_ends_it_with_one_message(
+    autofit: Autofit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(rehearsals: api.Rehearsals, *, checks: bool) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "estimate", interrupted)
+    ran = autofit(*CARD, "--sweep", "max_length=16,32,abc")
+    assert (ran.code, "'abc'" in ran.err) == (2, True)
+    ran = autofit(*CARD, "--sweep", "max_length=16,32")
+    assert (ran.code, ran.out) == (130, "")
+    assert ran.err.startswith("error: ")
+
+
+SETTLED = "--model tiny --max_length 512 --per_device_train_batch_size 4 --gradient_checkpointing true"
+ONE_RUNG = f"{SETTLED} --fit lossless --forbid activation_offloading,optimizer_offload"
+"""Pins that leave a search nothing to choose but the segments."""
+
+
+def test_segments_are_expandable_where_only_that_fits_unless_the_user_fixed_them(
+    autofit: Autofit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes = json.loads(autofit(*shlex.split(f"estimate sft {SETTLED} --gpu 300MiB --json")).out)["reserved"]
+    fixed_bytes, expanded_bytes = (modes[name]["peak_reserved_bytes"] for name in ("native", "expandable_segments"))
+    size = math.ceil(expanded_bytes / (1 - HEADROOM_FRACTION) / MIB)
+    assert expanded_bytes <= size * MIB * (1 - HEADROOM_FRACTION) < fixed_bytes, "too small for segments of fixed size"
+    plan = f"plan sft {ONE_RUNG} --gpu {size}MiB --json"
+    found = json.loads(autofit(*shlex.split(plan)).out)
+    (lever,) = [lever for lever in found["levers"] if lever["name"] == "expandable_segments"]
+    assert (lever["before"], lever["after"], lever["harm"]) == (False, True, 0)
+    assert lever["why"].startswith("with segments of fixed size it needs")
+    estimate = found["estimate"]
+    assert estimate["fits"]
+    assert estimate["peak_reserved_bytes"] == expanded_bytes
+    fixed = autofit(*shlex.split(f"estimate sft {SETTLED} --gpu {size}MiB"))
+    assert fixed.out.startswith("does not fit")
+    assert "expandable segments would need" in fixed.out
+    assert autofit(*shlex.split(f"{plan} --config fixed_segments.yaml")).code == 41
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False")
+    ran = autofit(*shlex.split(plan))
+    assert (ran.code, ran.out) == (41, "")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    by_shell = json.loads(autofit(*shlex.split(plan)).out)
+    assert (by_shell["levers"], by_shell["knobs"]["expandable_segments"]) == ([], True), "which is no change"
+
+
+def test_other_settings_of_the_shell_are_counted_too(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = shlex.split(f"estimate sft {SETTLED} --gpu 300MiB --json")
+    before = json.loads(autofit(*line).out)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "large_segment_size_mb:64")
+    after = json.loads(autofit(*line).out)
+    assert after["peak_allocated_bytes"] == before["peak_allocated_bytes"]
+    assert after["peak_reserved_bytes"] > before["peak_reserved_bytes"]
