@@ -29,6 +29,10 @@ KEYS = {
 }
 IN_YAML = [name for name in EXPORTERS if name not in ("slurm", "commands")]
 PAIRS = [(name, method) for name, exporter in EXPORTERS.items() for method in exporter.methods]
+HALF = dataclasses.replace(FULL, dtype="bfloat16")
+DDP = dataclasses.replace(FULL, processes=4, sharding="ddp")
+ZERO3 = dataclasses.replace(DDP, sharding="zero3")
+ALONE = dataclasses.replace(ZERO3, processes=1)
 EVERYTHING_ON = dataclasses.replace(
     QLORA, packing=True, activation_offloading=True, optimizer_offload=True, max_length=None, dtype="float32"
 )
@@ -56,13 +60,21 @@ TEXTS = {
         written, "axolotl", job(arguments={"eval_strategy": "epoch"}, environment={"WANDB_NAME": "b c"}), EVERYTHING_ON
     ),
     "llamafactory_ppo": functools.partial(written, "llamafactory", PPO, FULL),
-    "llamafactory_dpo": functools.partial(written, "llamafactory", job("dpo", dataset="pairs.jsonl"), FULL),
+    "llamafactory_dpo": functools.partial(written, "llamafactory", job("dpo", dataset="pairs.jsonl"), HALF),
     "dry_run_sft": lambda: dry_run(plan(job()), job(), {"CUDA_VISIBLE_DEVICES": "0"}).to_text(),
     "accelerate_hsdp": functools.partial(written, "accelerate", job(), HSDP, card=TWO_MACHINES),
     **{f"{name}_hsdp": functools.partial(written, name, job(), HSDP, card=TWO_MACHINES) for name in OF_MACHINES},
     "axolotl_hsdp": functools.partial(written, "axolotl", job(), HSDP, card=TWO_MACHINES),
     "llamafactory_fsdp2": functools.partial(written, "llamafactory", job(), FSDP2, card=FOUR),
     "dry_run_fsdp2": lambda: dry_run(plan(job(), FSDP2, FOUR), job(), {}).to_text(),
+    **{
+        f"{name}_ddp": functools.partial(written, name, job(), DDP, card=FOUR)
+        for name in ("trl", "axolotl", "llamafactory")
+    },
+    "trl_ddp_ppo": functools.partial(written, "trl", PPO, DDP, card=FOUR),
+    "trl_zero3": functools.partial(written, "trl", job(), ZERO3, card=FOUR),  # without an accelerate.yaml beside it
+    "trl_zero3_alone": functools.partial(written, "trl", job(), ALONE),  # by torchrun: without a group it ends
+    "dry_run_zero3": lambda: dry_run(plan(job(), ALONE), job(), {}).to_text(),
     "dry_run_ppo": lambda: dry_run(plan(PPO, FULL), PPO, {}).to_text(),
 }
 
@@ -248,36 +260,6 @@ def test_accelerate_launches_what_was_planned(sharding: Any, tmp_path: Path) -> 
     assert launch_environment(users) == launch_environment(own)
 
 
-def test_several_processes_are_started_or_it_is_said_how() -> None:
-    ddp = dataclasses.replace(FULL, processes=4, sharding="ddp")
-    runs = {
-        "trl": "trl sft --config FILE --accelerate_config accelerate.yaml",
-        "axolotl": "axolotl train FILE --launcher accelerate -- --num_processes=4",
-        "llamafactory": "FORCE_TORCHRUN=1 NPROC_PER_NODE=4 llamafactory-cli train FILE",
-    }
-    for name, command in runs.items():
-        text = written(name, job(), ddp, card=FOUR)
-        assert command in text.splitlines()[3], name
-        assert "4 x rtx4090" in text.splitlines()[1], name
-        assert "sharding" not in yaml.safe_load(text)
-    assert "accelerate > accelerate.yaml" in written("trl", job(), ddp, card=FOUR)
-    zero = dataclasses.replace(ddp, sharding="zero3")
-    text = written("trl", job(), zero, card=FOUR)
-    assert "torchrun --nproc_per_node 4 -m trl.scripts.sft --config FILE" in text.splitlines()[3]
-    assert "accelerate.yaml" not in text, "accelerate's own file does not go with DeepSpeed's config in TRL's"
-    alone = dataclasses.replace(zero, processes=1)
-    assert "torchrun --nproc_per_node 1" in written("trl", job(), alone).splitlines()[3], "without a group it ends"
-    assert dry_run(plan(job(), alone), job(), {}).command[:3] == ("torchrun", "--nproc_per_node", "1")  # type: ignore[index]
-    assert "autofit ppo --config FILE --gpus 4 --sharding ddp" in written("trl", PPO, ddp, card=FOUR)
-
-
-@pytest.mark.parametrize("knobs", [FULL, QLORA])
-def test_segments_are_set_for_axolotl_either_way(knobs: Knobs) -> None:
-    """It grows them unless it is told not to, and the plan's peak is that of the other."""
-    setting = f"PYTORCH_ALLOC_CONF=expandable_segments:{knobs.expandable_segments}"
-    assert f"{setting} axolotl train" in written("axolotl", job(), knobs)
-
-
 @pytest.mark.parametrize(
     ("asked", "axolotl", "llamafactory"),
     [
@@ -291,15 +273,6 @@ def test_lora_finds_the_same_modules(asked: list[str], axolotl: dict[str, Any], 
     made_for = job(arguments={"lora_target_modules": asked})
     assert axolotl.items() <= keys("axolotl", made_for).items()
     assert keys("llamafactory", made_for).get("lora_target") == llamafactory
-
-
-@pytest.mark.parametrize(
-    ("knobs", "pure", "rounded"),
-    [(FULL, False, True), (dataclasses.replace(FULL, dtype="bfloat16"), True, False)],
-)
-def test_weights_are_held_in_what_the_plan_says_or_a_note_says_in_what(knobs: Knobs, pure: bool, rounded: bool) -> None:
-    assert keys("llamafactory", job(), knobs)["pure_bf16"] is pure
-    assert any("dtype float32" in note for note in notes(written("axolotl", job(), knobs))) is rounded
 
 
 @pytest.mark.newest

@@ -154,27 +154,6 @@ def test_what_no_flag_can_say_is_refused_before_a_plan_is_made(
         check_export(*flags.read("autofit plan sft", words))
 
 
-def test_yaml_words_are_texts_to_every_reader() -> None:
-    """Kubernetes reads YAML 1.2, by which a bare 2e-05 is a number, and takes none for a word."""
-    assert "- '2e-05'" in written("kubernetes")
-
-
-def test_a_task_of_slurm_is_a_machine_with_all_its_gpus() -> None:
-    directives = [line.removeprefix("#SBATCH ") for line in written("slurm").splitlines() if line.startswith("#SBATCH")]
-    assert {"--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=4"} <= {*directives}
-
-
-def test_a_pod_is_a_machine_with_all_its_gpus_and_shared_memory() -> None:
-    spec = yaml.safe_load(written("kubernetes"))["spec"]
-    assert spec["nprocPerNode"] == "4"
-    assert {name: each["replicas"] for name, each in spec["pytorchReplicaSpecs"].items()} == {"Master": 1, "Worker": 1}
-    (container,) = spec["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
-    assert container["resources"]["limits"] == {"nvidia.com/gpu": 4}
-    assert "/dev/shm" in [each["mountPath"] for each in container["volumeMounts"]]
-    single = yaml.safe_load(written("kubernetes", job(), FSDP2, FOUR))["spec"]["pytorchReplicaSpecs"]
-    assert [*single] == ["Master"]
-
-
 def test_an_unknown_card_is_left_to_who_rents_it() -> None:
     text = written("skypilot", card=dataclasses.replace(TWO_MACHINES, name="rtx2060"))
     assert yaml.safe_load(text)["resources"] == {"accelerators": "CARD:4"}
