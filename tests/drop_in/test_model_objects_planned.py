@@ -15,14 +15,10 @@ import autotrain_mem
 from autotrain_mem import AutoFit
 from autotrain_mem.drop_in import call_plan as planning
 from autotrain_mem.drop_in import launched
-from autotrain_mem.drop_in.call_plan import with_reloaded
 from autotrain_mem.parallel.launch_environment import launch_environment
 from autotrain_mem.support.errors import DoesNotFitError, UnsupportedModelError
-from autotrain_mem.trainers.script_call import Call
-from autotrain_mem.types import Hardware, Job, Owner, Plan, Topology
-from autotrain_mem.types.job import PythonCall
+from autotrain_mem.types import Hardware, Owner, Topology
 from tests.drop_in.conftest import QUIET, SETTLED, config, pairs, texts
-from tests.report.report_examples import PLAN
 
 pytestmark = pytest.mark.slow
 
@@ -110,6 +106,15 @@ def test_what_a_reload_would_allow_is_shown_and_not_done(tiny_qwen: Path, tmp_pa
     reloading = [other for other in trainer.plan.alternatives if "by its name" in other.level]
     assert [other.knobs.dtype for other in reloading] == ["bfloat16"]
     assert all(other.fits for other in reloading)
+    with pytest.raises(
+        DoesNotFitError, match=r'given by its name, model="\S+", it would be loaded bfloat16 and fit \('
+    ):
+        sft(loaded(tiny_qwen), tmp_path, replace(autofit, fit="rounding"), settings=settings)
+    own = loaded(tiny_qwen)
+    own.extra = type("Own", (torch.nn.Identity,), {"__module__": __name__})()
+    with pytest.raises(DoesNotFitError) as caught:
+        sft(own, tmp_path, replace(autofit, fit="rounding"), settings=settings)
+    assert "by its name" not in str(caught.value), "which would load another model"
 
 
 def test_a_model_that_cannot_be_trained_is_refused_with_the_cure(tiny_qwen: Path, tmp_path: Path) -> None:
@@ -169,60 +174,3 @@ def test_an_object_needs_what_its_name_needs_and_processes_hold_a_copy_of_gradie
     assert (sharded.knobs.processes, sharded.knobs.sharding) == (2, "fsdp2")
     optimizers = [plan.estimate.memory.owners_at_peak[Owner.OPTIMIZER_STATE] for plan in (sharded, named)]
     assert optimizers[0] < 0.6 * optimizers[1]
-
-
-class Planner:
-    """Answers for an object and for a name, and remembers what it was asked."""
-
-    def __init__(self, for_object: Plan | None, for_name: Plan | None) -> None:
-        self._answers = {True: for_object, False: for_name}
-        self.asked: list[Job] = []
-
-    def __call__(self, job: Job) -> Plan:
-        assert job.python_call is not None
-        self.asked.append(job)
-        plan = self._answers[job.python_call.holds_model]
-        if plan is None:
-            raise DoesNotFitError("It does not fit.", hint="take a larger card")
-        return plan
-
-
-def planned(planner: Planner, folder: Path, model: Any) -> Plan:
-    kwargs = {"model": model, "train_dataset": [1]}
-    call = Call(trainer=dict, args=(), kwargs=kwargs, keywords=kwargs)
-    objects = PythonCall(path=str(folder), holds_model=True, holds_rows=True, digest="")
-    job = Job(method="sft", model="tiny", dataset=None, arguments={"dtype": "float32"}, python_call=objects)
-    return with_reloaded(planner, job, call, folder)
-
-
-def plan_at(level: str, dtype: str = "float32") -> Plan:
-    return replace(PLAN, level=level, estimate=replace(PLAN.estimate, knobs=replace(PLAN.knobs, dtype=dtype)))
-
-
-BY_NAME = plan_at("rounding", dtype="bfloat16")
-
-
-@pytest.mark.parametrize("fits_by_name", [True, False])
-def test_where_nothing_fits_the_error_says_whether_a_name_would(
-    fits_by_name: bool, tiny_qwen: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(DoesNotFitError) as caught:
-        planned(Planner(None, BY_NAME if fits_by_name else None), tmp_path, loaded(tiny_qwen))
-    first, *others = caught.value.hint.splitlines()
-    assert first == "take a larger card"
-    by_name = [line.startswith("given by its name, model=") and "bfloat16" in line for line in others]
-    assert by_name == [True] * fits_by_name
-
-
-def test_nothing_more_is_asked_of_a_lossless_plan_nor_of_a_model_that_has_no_name(
-    tiny_qwen: Path, tmp_path: Path
-) -> None:
-    class Own(torch.nn.Module):
-        pass
-
-    model = loaded(tiny_qwen)
-    for level in ("lossless", "LoRA"):
-        planner = Planner(plan_at(level), BY_NAME)
-        assert planned(planner, tmp_path, model) == plan_at(level)
-        assert len(planner.asked) == 1
-        model.extra = Own()

@@ -1,6 +1,8 @@
-"""TRL's own scripts, in which only the trainer's class comes from elsewhere, train with the command's plan."""
+"""TRL's own scripts, in which only the trainer's class comes from elsewhere, train with the command's plan; and so do
+trainers without a script, of PPO's four models and GKD's two, and images."""
 
 import importlib.resources
+import inspect
 import json
 import sys
 from collections.abc import Callable
@@ -10,14 +12,18 @@ from typing import Any
 
 import datasets
 import pytest
+import trl
+from datasets import Dataset
+from PIL import Image
 
 import autotrain_mem
 from autotrain_mem import AutoFit, api
 from autotrain_mem.cli import flags
+from autotrain_mem.support.errors import DatasetFormatError
 from autotrain_mem.types import Plan
 from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.worker.pool import Workers
-from tests.drop_in.conftest import SETTLED, config, pairs, ppo_models, prompts, texts
+from tests.drop_in.conftest import QUIET, SETTLED, config, pairs, ppo_models, prompts, texts
 
 pytestmark = pytest.mark.slow
 
@@ -141,3 +147,69 @@ def test_ppo(workers: Workers, tiny_qwen: Path, tiny_reward_model: Path, tmp_pat
     trainer.save_model(args.output_dir)
     assert trainer.state.global_step == 1
     assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+def test_gkd_takes_student_and_teacher_by_their_names(tiny_qwen: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+    from trl.experimental.gkd import GKDConfig
+
+    turns = [{"role": "user", "content": "one two three"}, {"role": "assistant", "content": "four five"}]
+    tokenizer = AutoTokenizer.from_pretrained(tiny_qwen, padding_side="left")
+    data = {"train_dataset": Dataset.from_list([{"messages": turns}] * 8), "processing_class": tokenizer}
+    args = config(GKDConfig, tmp_path, max_length=64, max_new_tokens=4, save_strategy="no")
+    trainer = autotrain_mem.GKDTrainer(str(tiny_qwen), str(tiny_qwen), args=args, autofit=QUIET, **data)
+    assert (trainer.plan.method, trainer.plan.knobs.max_new_tokens) == ("gkd", 4)
+    trainer.train()
+    assert trainer.state.global_step == 1
+
+
+def test_a_quantization_of_the_plans_reaches_the_student_and_not_the_config_that_was_handed_over() -> None:
+    from transformers import BitsAndBytesConfig
+    from trl.experimental.gkd import GKDConfig, GKDTrainer
+
+    from autotrain_mem.drop_in.experimental import _Quantizing
+
+    taken: dict[str, Any] = {}
+
+    def construct(trainer: Any, **keywords: Any) -> None:
+        taken.update(keywords)
+
+    trls = GKDTrainer.__init__
+    args, four_bits = GKDConfig(output_dir="unused", use_cpu=True, bf16=False), BitsAndBytesConfig(load_in_4bit=True)
+    with pytest.MonkeyPatch.context() as patched:
+        construct.__signature__ = inspect.signature(trls)  # type: ignore[attr-defined]
+        patched.setattr(GKDTrainer, "__init__", construct)
+        _Quantizing("student", "teacher", args, quantization_config=four_bits)
+    assert taken["args"].model_init_kwargs == {"quantization_config": four_bits}
+    assert args.model_init_kwargs is None
+    assert (taken["model"], taken["teacher_model"]) == ("student", "teacher")
+
+
+def pictures() -> Dataset:
+    said = [{"role": "user", "content": "how many apples"}, {"role": "assistant", "content": "two apples"}]
+    return Dataset.from_dict({"messages": [said] * 8, "images": [[Image.new("RGB", (112, 84), n)] for n in range(8)]})
+
+
+def test_a_script_gives_the_model_by_its_name_and_the_images_are_as_small_as_it_says(
+    vision_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    args = config(trl.SFTConfig, tmp_path, max_steps=1)
+    model = str(vision_folder("qwen2_5_vl"))
+    trainer = autotrain_mem.SFTTrainer(
+        model, args=args, train_dataset=pictures(), autofit=replace(QUIET, max_pixels=56 * 56)
+    )
+    assert trainer.plan is not None
+    assert trainer.plan.data is not None
+    assert trainer.plan.data.images is not None
+    assert trainer.plan.data.images.most == 2  # of 28 x 28 pixels; of 12, as the image is
+    batch = next(iter(trainer.get_train_dataloader()))
+    patches = 2 * 4
+    assert batch["pixel_values"].shape[0] == patches * batch["input_ids"].shape[0]
+    trainer.train()
+
+
+@pytest.mark.parametrize("name", ["data_collator", "formatting_func"])
+def test_what_a_scripts_own_code_makes_of_images_is_refused(name: str, tiny_qwen: Path, tmp_path: Path) -> None:
+    call: dict[str, Any] = {"args": config(trl.SFTConfig, tmp_path), "train_dataset": pictures(), name: print}
+    with pytest.raises(DatasetFormatError, match=f"holds images .images., and what {name} of a script makes of them"):
+        autotrain_mem.SFTTrainer(str(tiny_qwen), **call, autofit=QUIET)
