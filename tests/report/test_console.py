@@ -12,14 +12,12 @@ from typing import Any
 
 import pytest
 import report_examples as examples
-from card_examples import VIEWS as CARDS
 from hypothesis import given
 from hypothesis import strategies as st
 from report_examples import crowded, estimate, memory, reserved, sampling
 from rich.console import RenderableType
-from shortage_examples import VIEWS as SHORTAGES
-from sweep_examples import LIST
-from sweep_examples import VIEWS as SWEEPS
+from view_examples import LIST, SIMULATED
+from view_examples import VIEWS as OTHERS
 
 from autotrain_mem.report.error_text import error_text, print_error
 from autotrain_mem.report.estimate_view import estimate_view
@@ -27,10 +25,13 @@ from autotrain_mem.report.explain_view import explain_view
 from autotrain_mem.report.layout import scale_for
 from autotrain_mem.report.machine_view import gpus_view
 from autotrain_mem.report.run_view import report_view
+from autotrain_mem.report.shortage_view import explained
 from autotrain_mem.report.terminal import CardsProgress, Console, SearchProgress, SweepProgress, TrainingProgress
-from autotrain_mem.support.errors import TrainingError
+from autotrain_mem.support import codec, errors
+from autotrain_mem.support.errors import GpuOutOfMemoryError, TrainingError
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types import Counting, Estimate, Owner, ReservedByMode
+from autotrain_mem.types.report import Shortage
 from tests.golden import kept
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -60,13 +61,12 @@ VIEWS = {
     "explain_shared_card": explain_view(replace(examples.PLAN, estimate=estimate(examples.SHARED, scale=0.8))),
     "explain_as_given": explain_view(examples.AS_GIVEN),
     "explain_cpu": explain_view(examples.UNCHANGED_PLAN),
+    "explain_several_gpus": explain_view(examples.SHARED_PLAN),
     "gpus": gpus_view([examples.RTX3060, examples.V100, examples.IMAGINED]),
     "report": report_view(examples.REPORT),
     "report_unmeasured": report_view(replace(examples.REPORT, measured=None, first_loss=None, last_loss=None)),
     "report_retried": report_view(replace(examples.REPORT, measured=replace(examples.MEASURED, num_alloc_retries=2))),
-    **SWEEPS,
-    **SHORTAGES,
-    **CARDS,
+    **OTHERS,
 }
 
 
@@ -216,6 +216,14 @@ def test_an_error_is_wrapped_below_its_text_on_a_terminal_and_whole_elsewhere(mo
     )
 
 
+def test_the_figures_of_a_shortage_go_with_the_error_to_another_process() -> None:
+    received = errors.from_json(codec.to_json(explained(SIMULATED, examples.PLAN, None)))
+    assert isinstance(received, GpuOutOfMemoryError)
+    assert received.details is not None
+    assert codec.from_json(Shortage, received.details) == SIMULATED
+    assert "details" not in GpuOutOfMemoryError("x").to_json()
+
+
 HOSTILE = "tiny\x1b[2J\x1b]0;title\x07 \x9b31m \u202elanguage\udcff [bold]x :smile:"
 """Clears the screen, names the window, turns red, writes backwards, and is no UTF-8."""
 
@@ -289,14 +297,6 @@ def test_a_search_prints_one_whole_line_per_attempt_without_a_terminal() -> None
     assert len(lines) == len(examples.PLAN.attempts)
     assert lines[0] == "rehearsing: micro-batch 1, checkpointing on, as asked for ... needs 31.2 GiB, does not fit"
     assert lines[4].endswith(", LoRA, bfloat16, whole model ... needs 8.51 GiB, fits")
-
-
-def test_each_card_of_many_is_told_once_without_a_terminal() -> None:
-    console, file = console_of()
-    with CardsProgress(console, 2) as cards:
-        for card in (examples.V100, examples.V100, examples.RTX3060):
-            cards.tried(card, examples.PLAN.attempts[0])
-    assert file.getvalue().splitlines() == [f"card 1 of 2: {examples.V100.name}", "card 2 of 2: rtx3060"]
 
 
 @pytest.mark.parametrize("width", [80, 120])

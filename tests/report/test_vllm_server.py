@@ -88,14 +88,6 @@ def test_a_server_on_another_machine_is_told_no_gpus_of_this_one(given: dict[str
     assert found.command.startswith("trl vllm-serve ")
 
 
-def test_what_is_given_of_the_server_stands_in_its_command() -> None:
-    found = server(
-        vllm_mode="server", vllm_server_port=8123, vllm_gpu_memory_utilization=0.8, vllm_max_model_length=2048
-    )
-    assert found is not None
-    assert found.command.endswith("--max_model_len 2048 --gpu_memory_utilization 0.8 --port 8123")
-
-
 def test_weights_that_no_card_holds_are_refused_with_the_number_of_gpus_that_do() -> None:
     with pytest.raises(DoesNotFitError) as caught:
         server("rtx3060", vllm_mode="server")
@@ -111,15 +103,16 @@ def test_a_model_of_unknown_size_is_served_without_a_budget() -> None:
     assert found.at_once is None
 
 
-def test_trls_own_parser_takes_the_command() -> None:
+def test_trls_own_parser_takes_the_command_with_what_is_given_of_the_server() -> None:
     from trl.scripts.vllm_serve import make_parser
 
-    found = server(vllm_mode="server", vllm_server_port=8123)
+    given = {"vllm_server_port": 8123, "vllm_gpu_memory_utilization": 0.8, "vllm_max_model_length": 2048}
+    found = server(vllm_mode="server", **given)
     assert found is not None
     words = shlex.split(found.command)
     (arguments,) = make_parser().parse_args_and_config(args=words[words.index("vllm-serve") + 1 :])
     assert (arguments.model, arguments.tensor_parallel_size) == ("Qwen/Qwen2.5-7B", 1)
-    assert (arguments.max_model_len, arguments.port, arguments.gpu_memory_utilization) == (768, 8123, 0.9)
+    assert (arguments.max_model_len, arguments.port, arguments.gpu_memory_utilization) == (2048, 8123, 0.8)
 
 
 def test_a_plan_shows_the_server_and_keeps_it(tmp_path: Path) -> None:

@@ -1,0 +1,219 @@
+"""Views that the report's tests render: one job on ten cards, sweeps, and full cards."""
+
+from dataclasses import dataclass, replace
+
+from report_examples import ASSUMED_TIME, CHOSEN, DEFAULTS, OWNERS, PLAN, RTX3060, V100, estimate
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.segment import Segment
+
+from autotrain_mem.planning.comparisons import combinations
+from autotrain_mem.report.comparison_view import cards_view, frontier_view
+from autotrain_mem.report.error_text import error_text
+from autotrain_mem.report.shortage_view import explained
+from autotrain_mem.report.sweep_view import sweep_view
+from autotrain_mem.search.memo import candidate
+from autotrain_mem.support.errors import AutofitError, BatchSplitError, ContextLengthError, UsageError
+from autotrain_mem.support.units import GIB, MIB
+from autotrain_mem.types import Estimate, Hardware, Knobs, Owner, Phase
+from autotrain_mem.types.gpu_comparison import (
+    NOTHING_FITS,
+    Axis,
+    AxisValue,
+    Cards,
+    CardVerdict,
+    Frontier,
+    Most,
+    Reach,
+    Sweep,
+    SweepPoint,
+)
+from autotrain_mem.types.hardware import Topology
+from autotrain_mem.types.report import Shortage
+
+NO_FLASH = (
+    "--attn_implementation flash_attention_2 needs compute capability 8.0, and this card has 7.5: "
+    "its kernels are not made for Turing."
+)
+SPLIT = replace(DEFAULTS, per_device_train_batch_size=2, gradient_accumulation_steps=32, max_length=768)
+OFFLOADED = replace(SPLIT, activation_offloading=True, optimizer_offload=True)
+FOUR_BIT = replace(CHOSEN, load_in_4bit=True, activation_offloading=True)
+
+
+def card(name: str, gib: float) -> Hardware:
+    return replace(RTX3060, name=name, total_bytes=int(gib * GIB), free_bytes=int(gib * GIB))
+
+
+def verdict(name: str, gib: float, level: str, knobs: Knobs, *, scale: float = 1.0) -> CardVerdict:
+    return CardVerdict(
+        hardware=card(name, gib), level=level, estimate=estimate(card(name, gib), scale=scale, knobs=knobs)
+    )
+
+
+def refused(name: str, gib: float, refusal: str) -> CardVerdict:
+    return CardVerdict(hardware=card(name, gib), refusal=refusal)
+
+
+SMALL = (
+    refused("rtx3050", 5.8, NOTHING_FITS),
+    verdict("rtx4060", 7.63, "LoRA on a 4-bit base, offloading", FOUR_BIT, scale=0.8),
+    verdict("rtx3060", 11.63, "LoRA", CHOSEN),
+    refused("t4", 14.56, NO_FLASH),
+    verdict("rtx5060ti-16gb", 15.48, "rounding, offloading", replace(OFFLOADED, dtype="bfloat16"), scale=1.5),
+)
+LARGE = (
+    verdict("rtx4090", 23.52, "lossless, offloading", OFFLOADED, scale=2.4),
+    verdict("a100-40gb", 39.39, "lossless", replace(SPLIT, expandable_segments=True), scale=4),
+    verdict("h100", 79.19, "lossless", replace(SPLIT, gradient_checkpointing=False), scale=7.5),
+    verdict("rtx-pro-6000-blackwell", 94.97, "lossless", replace(SPLIT, gradient_checkpointing=False), scale=7.5),
+)
+UNKNOWN_SPEED = CardVerdict(
+    hardware=card("141GiB", 141),
+    level="lossless",
+    estimate=replace(estimate(card("141GiB", 141), knobs=SPLIT), time=ASSUMED_TIME),
+)
+TEN = Cards(verdicts=(*SMALL, *LARGE, UNKNOWN_SPEED))
+SHORTER = Cards(
+    verdicts=(verdict("rtx4060", 7.63, "shorter rows", replace(FOUR_BIT, max_length=512), scale=0.8), *SMALL[2:4])
+)
+NONE = Cards(verdicts=(SMALL[0],))
+
+
+def several(count: int, name: str, gib: float, level: str, scale: float = 1.0, nodes: int = 1) -> CardVerdict:
+    processes, sharding = count * nodes, "ddp" if level == "rounding" else "fsdp2"
+    knobs = replace(SPLIT, processes=processes, sharding=sharding if processes > 1 else None)
+    one = verdict(name, gib, level, knobs, scale=scale)
+    return replace(one, hardware=replace(one.hardware, topology=Topology(devices=count, nodes=nodes)))
+
+
+SETS = Cards(
+    verdicts=(
+        several(1, "rtx4090", 23.52, "rounding"),
+        several(2, "rtx4090", 23.52, "rounding", 2.2),
+        several(4, "rtx4090", 23.52, "lossless", 2.0),
+        several(4, "rtx4090", 23.52, "lossless", 1.2, nodes=2),
+    )
+)
+WHOLE = estimate(RTX3060, knobs=replace(CHOSEN, use_peft=False, max_length=1024))
+LORA = estimate(RTX3060, knobs=replace(CHOSEN, max_length=4096))
+
+FRONTIER = Frontier(
+    name="max_length",
+    gpu="rtx3060",
+    budget_bytes=WHOLE.budget_bytes,
+    reaches=(
+        Reach(
+            level="lossless",
+            most=Most(name="max_length", value=1024, next_value=1088, next_required_bytes=WHOLE.budget_bytes + 1),
+            point=candidate(WHOLE, level="lossless"),
+        ),
+        Reach(level="rounding"),
+        Reach(
+            level="LoRA",
+            most=Most(name="max_length", value=4096, next_value=None, stopped_by="the model's context"),
+            point=candidate(LORA, level="LoRA"),
+        ),
+    ),
+)
+
+CARDS = {"ten": TEN, "shorter_rows": SHORTER, "none": NONE, "sets": SETS}
+
+TOO_LONG = ContextLengthError("--max_length 65536 is beyond the model's context of 32768 tokens", hint="Less.")
+NO_GROUPS = BatchSplitError("3 rows do not divide\ninto groups of 8", hint="--num_generations 3")
+NO_LORA = UsageError("--load_in_4bit without LoRA would train nothing.", hint="--use_peft")
+
+
+def axis(name: str, *texts: str) -> Axis:
+    return Axis(name=name, settings=tuple(AxisValue(name=name, text=text, value=_value(text)) for text in texts))
+
+
+def _value(text: str) -> object:
+    return int(text) if text.isdecimal() else text
+
+
+def swept(*axes: Axis, **refusals: AutofitError) -> Sweep:
+    """Each point needs a little more than the one before; ``point_3=error`` refuses the fourth."""
+    points = []
+    for number, settings in enumerate(combinations(axes)):
+        knobs = replace(CHOSEN, **{axis.name: each.value for axis, each in zip(axes, settings, strict=True)})
+        found: Estimate | AutofitError = estimate(scale=0.4 + 0.12 * number, knobs=knobs)
+        points.append(SweepPoint(settings=settings, outcome=refusals.get(f"point_{number}", found)))
+    return Sweep(axes=axes, points=tuple(points))
+
+
+ROWS = axis("per_device_train_batch_size", "1", "2", "4", "8")
+LIST = swept(axis("max_length", "4", "32", "128", "512", "65536"), point_4=TOO_LONG)
+MATRIX = swept(
+    axis("max_length", "4", "32", "65536"), ROWS, point_5=NO_GROUPS, **{f"point_{n}": TOO_LONG for n in (8, 9, 10, 11)}
+)
+WIDE = swept(axis("max_length", "4", "32"), axis("per_device_train_batch_size", *map(str, range(1, 25))))
+CUBE = swept(
+    axis("per_device_train_batch_size", "1", "2"),
+    axis("gradient_checkpointing", "true", "false"),
+    axis("load_in_4bit", "true", "false"),
+    axis("local_rollout_forward_batch_size", "8", "16"),
+    point_2=NO_LORA,
+    point_3=NO_LORA,
+)
+BY_CARD = Sweep(
+    axes=(axis("gpu", "rtx3060", "v100-32gb"),),
+    points=tuple(
+        SweepPoint(
+            settings=(AxisValue(name="gpu", text=card.name, value=card.name),), outcome=estimate(card, scale=1.5)
+        )
+        for card in (RTX3060, V100)
+    ),
+)
+SWEEPS = {"list": LIST, "matrix": MATRIX, "wide": WIDE, "cube": CUBE, "cards": BY_CARD}
+
+# Full cards: one simulated, which tells all owners apart, one real, and one whose library did not say much.
+
+OWNED = {**OWNERS, Owner.ACTIVATIONS: 5_905_374_720, Owner.TEMPORARY: 1_100_000_256}
+ALLOCATED = sum(OWNED.values())
+
+SIMULATED = Shortage(
+    phase=Phase.BACKWARD,
+    step=12,
+    requested_bytes=1_288_490_189,
+    segment_bytes=1_289_748_480,
+    total_bytes=RTX3060.total_bytes,
+    free_bytes=300 * MIB,
+    allocated_bytes=ALLOCATED,
+    reserved_bytes=RTX3060.total_bytes - 505 * MIB,
+    outside_bytes=205 * MIB,
+    measured=OWNED,
+)
+
+NAMED = (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE)
+ON_A_CARD = replace(
+    SIMULATED,
+    segment_bytes=SIMULATED.requested_bytes,
+    free_bytes=100 * MIB,
+    reserved_bytes=RTX3060.total_bytes - 1305 * MIB,
+    measured={owner: OWNED[owner] for owner in NAMED},
+)
+"""Somebody else has 1000 MiB."""
+
+MISHAP = replace(
+    SIMULATED, phase=Phase.SAVE, free_bytes=6 * GIB, reserved_bytes=5 * GIB, allocated_bytes=5 * GIB, measured={}
+)
+
+
+@dataclass(frozen=True)
+class ErrorView:
+    """An error as wide as a console, among the views that rich prints."""
+
+    error: AutofitError
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Segment(error_text(self.error, options.max_width))
+
+
+VIEWS = {
+    **{f"cards_{name}": cards_view(cards) for name, cards in CARDS.items()},
+    **{f"sweep_{name}": sweep_view(sweep) for name, sweep in SWEEPS.items()},
+    "frontier": frontier_view(FRONTIER),
+    "error_shortage_simulated": ErrorView(explained(SIMULATED, PLAN, "--max_length 512 --load_in_4bit true")),
+    "error_shortage_real": ErrorView(explained(ON_A_CARD, PLAN, "--optimizer_offload")),
+    "error_shortage_unclear": ErrorView(explained(MISHAP, PLAN, None)),
+}
+"""Rendered with all others in test_console.py."""
