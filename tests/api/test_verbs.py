@@ -19,8 +19,7 @@ from autotrain_mem.run import early
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import PlanFileError, RehearsalError
 from autotrain_mem.types.python_names import python_errors, python_words
-from autotrain_mem.worker import pool
-from autotrain_mem.worker.pool import Workers
+from tests.place import SharedWorkers
 
 MODEL = "Qwen/Qwen2.5-0.5B"
 PINNED = {"per_device_train_batch_size": 2, "gradient_checkpointing": True, "max_length": 64}
@@ -160,22 +159,12 @@ def test_an_environment_is_for_the_run_and_not_for_this_process(here: Path) -> N
 def test_workers_end_with_the_call_however_it_ends(
     ending: BaseException, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended = []
-
-    class Watched(Workers):
-        def __init__(self, count: int | None = None) -> None:
-            pass
-
-        def start(self) -> None:
-            pass
-
-        def __exit__(self, *_: object) -> None:
-            ended.append(self)
+    ended: list[object] = []
 
     def interrupted(*_: object) -> api.Rehearsals:
         raise ending
 
-    monkeypatch.setattr(pool, "Workers", Watched)
+    monkeypatch.setattr(SharedWorkers, "__exit__", lambda self, *_: ended.append(self))
     monkeypatch.setattr(early, "refuse", lambda *wish, **facts: None)
     monkeypatch.setattr(api, "rehearsals_for", interrupted)
     for verb in (autotrain_mem.estimate, autotrain_mem.plan, autotrain_mem.fit, autotrain_mem.cards):
