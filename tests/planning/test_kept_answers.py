@@ -10,7 +10,6 @@ import pytest
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem import api
-from autotrain_mem.cli import main
 from autotrain_mem.planning import for_processes, kept_answers
 from autotrain_mem.planning.kept_answers import answered, is_parsed, parsed
 from autotrain_mem.run import early
@@ -197,25 +196,3 @@ def test_what_needs_no_trl_is_refused_before_a_worker_is_made(
         pass
     with pytest.raises(AssertionError, match="a worker"), early.opened(wish, to_train=False, is_one=False):
         pass
-
-
-@pytest.mark.parametrize(
-    ("words", "is_early"),
-    [
-        ("plan sft --export trl", True),
-        ("plan sft --dry_run", True),
-        ("estimate sft --snapshot history.pickle", True),
-        ("estimate sft --sweep max_length=128,256", True),
-        ("estimate sft --sweep gpu=l4,rtx309", False),
-    ],
-)
-def test_what_writes_a_file_or_a_table_is_refused_as_early(
-    words: str, is_early: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def made(count: int | None) -> None:
-        raise UsageError("a worker", hint="")
-
-    monkeypatch.setattr(pool, "Workers", made)
-    monkeypatch.setenv("AUTOFIT_CACHE", "")
-    main.run([*words.split(), "--model", str(tmp_path), "--gpu", "rtx309"])
-    assert ("No GPU called 'rtx309'" in capsys.readouterr().err) == is_early

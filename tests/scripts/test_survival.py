@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from survival_cases import faults, hosts, ranks, runs
+from survival_cases import faults, full_disk, hosts, ranks, runs
 from survival_cases.command import Ended
 from survival_cases.faults import Undisturbed
 from survival_cases.hosts import Hosts, two_hosts
 
-from autotrain_mem.machine.fault_injection import parse_mishaps
+from autotrain_mem.machine.fault_injection import MARKS_NAME, parse_mishaps
 from autotrain_mem.training.run_folder import lock_folder
 
 PHASES = ("forward", "optimizer_step", "evaluate", "generate")
@@ -87,6 +87,16 @@ def test_a_run_survived_if_its_losses_are_those_of_the_undisturbed_one(
     judged = faults.judged(ended(tmp_path, losses=losses), came=True, losses=QUIET["sft"].losses)
     assert judged["outcome"] == outcome
     assert faults.missed({"kill 00 sft": judged}) is (outcome != "survived")
+
+
+def test_the_supervisors_disk_is_full_from_the_mark_to_the_end_of_the_training(tmp_path: pathlib.Path) -> None:
+    marks, said = tmp_path / MARKS_NAME, []
+    for line in ("kill:7\n", "disk:save:1\n", "disk:9\n", "disk:9 is over\n"):
+        with marks.open("a") as file:
+            file.write(line)
+        said.append(full_disk.is_full(marks))
+    assert said == [False, False, True, False]
+    assert not full_disk.is_full(tmp_path / "nowhere")
 
 
 def test_a_run_that_ends_with_an_error_of_ours_is_reported_and_one_without_is_lost(tmp_path: pathlib.Path) -> None:
