@@ -32,7 +32,7 @@ REQUEST_BYTES = 1 << 20
 """More than command, folder and environment take: they come in one piece, with the pipes."""
 MOST_FILES = 8
 """Its three streams, and what it keeps open beside them."""
-RANKS_SECONDS = 120.0
+RANKS_SECONDS = 240.0
 """Far more than two ranks take: one that waits for another for ever is a failure."""
 SOON = 60.0
 """Seconds within which children end whose stdin is closed; far more than it takes, for a busy machine."""

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.training.tiny_trainers import ARGUMENTS
+
 TRL = tuple(int(number) for number in importlib.metadata.version("trl").split(".")[:2])
 NEEDS_PPO = pytest.mark.skipif(TRL >= (1, 13), reason="TRL 1.13 and later have no PPO")
 
@@ -32,22 +34,14 @@ def config(output_dir: pathlib.Path, **changes: Any) -> Any:
 
     settings = {
         "output_dir": str(output_dir),
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "per_device_train_batch_size": 2,
         "gradient_accumulation_steps": 2,
         "num_ppo_epochs": 1,
         "num_sample_generations": 0,
         "response_length": 4,
         "stop_token": "eos",
         "max_steps": 1,
-        "learning_rate": 1e-2,
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
     }
-    return PPOConfig(**settings | changes)
+    return PPOConfig(**ARGUMENTS | settings | changes)
 
 
 def trainer(folder: pathlib.Path, args: Any, dataset: Any = None, *, use_lora: bool = False, **options: Any) -> Any:

@@ -170,16 +170,6 @@ def test_a_trainer_trains_the_same_weights_with_it(optim: str, model: Path, tmp_
     assert same(ours.model, theirs.model)
 
 
-def test_a_trainer_resumes_from_its_checkpoint_on_the_host(model: Path, tmp_path: Path) -> None:
-    saving = {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 3}
-    straight = trainer(model, tmp_path, **saving)
-    straight.train()  # without the offload, whose checkpoint the offloaded run goes on from
-    resumed = trainer(model, tmp_path, **saving)
-    offload_to_host(resumed)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert same(resumed.model, straight.model)
-
-
 REFUSED: dict[str, tuple[dict[str, Any], Any]] = {
     **{f"--optim {optim}": ({"optim": optim}, lambda trainer: None) for optim in ("adafactor", "paged_adamw_8bit")},
     "--fp16": ({}, lambda trainer: setattr(trainer.args, "fp16", True)),

@@ -11,6 +11,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from autotrain_mem.trainers.online_dpo_trainer import OnlineDPOTrainer
+from tests.training.tiny_trainers import ARGUMENTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.newest]
 Folder = Callable[[str], pathlib.Path]
@@ -25,9 +26,8 @@ def letters(completions: list[str], **_: Any) -> list[float]:
 
 
 def build(kind: Any, folder: pathlib.Path, out: pathlib.Path, **changes: Any) -> Any:
-    settings = {"use_cpu": True, "bf16": False, "report_to": "none", "disable_tqdm": True, "save_strategy": "no"}
-    sizes = {"max_new_tokens": 6, "per_device_train_batch_size": 2, "max_steps": 2, "learning_rate": 1e-2}
-    args = trls().OnlineDPOConfig(output_dir=str(out), logging_steps=1, **{**settings, **sizes, **changes})
+    sizes = {"max_new_tokens": 6, "max_steps": 2, "gradient_checkpointing": True}
+    args = trls().OnlineDPOConfig(output_dir=str(out), **{**ARGUMENTS, **sizes, **changes})
     return kind(
         model=AutoModelForCausalLM.from_pretrained(folder),
         reward_funcs=letters,

@@ -25,6 +25,13 @@ def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_folder, "LOCK_SECONDS", 0.0)
 
 
+def _enter(folder: str, **options: Any) -> None:
+    hold_folder(folder, **options).__enter__()
+
+
+CHECKS = (check_folder, _enter)
+
+
 def _refused(folder: Path) -> None:
     """Whatever is asked for, and nothing is moved."""
     for overwrite in (False, True):
@@ -149,7 +156,7 @@ def test_weights_that_somebody_else_wrote_are_refused_or_moved_whole(tmp_path: P
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / name).write_text("")
-    for check in (check_folder, lambda *args, **options: hold_folder(*args, **options).__enter__()):
+    for check in CHECKS:
         with pytest.raises(OutputFolderError, match="already holds weights") as raised:
             check(str(folder), resuming=False)
         assert "--overwrite_output_dir" in raised.value.hint
@@ -170,13 +177,9 @@ def test_what_has_the_locks_name_and_is_no_file_is_told_and_not_written_through(
     victim.write_text("mine")
     make, reason = IN_THE_WAY[kind]
     make(folder / LOCK_NAME)
-    asking = (
-        lambda: hold_folder(str(folder), resuming=False).__enter__(),
-        lambda: check_folder(str(folder), resuming=False),
-    )
-    for ask in asking:
+    for check in CHECKS:
         with pytest.raises(OutputFolderError, match=f"run: {LOCK_NAME}: {reason}") as raised:
-            ask()
+            check(str(folder), resuming=False)
         assert raised.value.hint == "Remove what has that name, or give another --output_dir."
     assert run_folder.is_under_way(folder) is None
     assert not run_folder.is_left_by(str(folder), WORDS)
@@ -195,23 +198,15 @@ def test_whether_a_folder_takes_a_file_is_tried_under_no_name(tmp_path: Path) ->
     assert victim.read_text() == "mine"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("README.md", "config.json", "generation_config.json", "chat_template.jinja", "tokenizer.json", "plan.json"),
-        *("train.log", "train.rank3.log", "events.jsonl", "memory.jsonl"),
-    ],
-)
+@pytest.mark.parametrize("name", ["README.md", "chat_template.jinja", "plan.json", "train.rank3.log"])
 def test_a_file_of_the_users_own_that_a_run_would_write_over_is_refused_by_its_name(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / name).write_text("mine")
     (folder / "data.jsonl").write_text("mine")
     for overwrite in (False, True):
-        for check in (check_folder, lambda *args, **options: hold_folder(*args, **options).__enter__()):
-            with pytest.raises(
-                OutputFolderError, match=rf"project holds files that no run .+\({re.escape(name)}\)"
-            ) as raised:
+        for check in CHECKS:
+            with pytest.raises(OutputFolderError, match=rf"that no run .+\({re.escape(name)}\)") as raised:
                 check(str(folder), resuming=False, overwrite=overwrite)
             assert "--overwrite_output_dir" not in raised.value.hint
     assert {path.name: path.read_text() for path in folder.iterdir() if path.name != LOCK_NAME} == {

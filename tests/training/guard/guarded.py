@@ -81,3 +81,20 @@ def as_built(made: Any, **attributes: Any) -> Iterator[Any]:
 def numbers(made: Any, *names: str) -> list[float]:
     """As logged, step by step."""
     return [entry[name] for entry in made.state.log_history for name in names if name in entry]
+
+
+def fail_in_forward(made: Any, at: list[int], layer: int = 1, *, training: bool = True) -> None:
+    """Only where gradients are wanted, or only where they are not: a reference model's forward is not counted."""
+    faults = Faults(at)
+    blocks(made)[layer].register_forward_pre_hook(lambda *_: faults() if torch.is_grad_enabled() is training else None)
+
+
+def fail_in_backward(made: Any, at: list[int], layer: int) -> None:
+    """When the gradient of what a layer was given is there: those of the layers after it have been added."""
+    faults = Faults(at)
+
+    def watch(module: Any, args: Any) -> None:
+        if args[0].requires_grad:
+            args[0].register_hook(faults)
+
+    blocks(made)[layer].register_forward_pre_hook(watch)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from guarded import Faults, Told, blocks
+from guarded import Faults, Told, blocks, fail_in_backward, fail_in_forward
 from peft import LoraConfig
 from tiny_trainers import rows, trainer
 from transformers import TrainerCallback
@@ -26,35 +26,16 @@ Disturb = Callable[[Any], Any]
 
 def in_forward(*at: int) -> Disturb:
     """In the training forwards of those numbers; a step has two where nothing is repeated."""
-
-    def disturb(made: Any) -> None:
-        faults = Faults(list(at))
-        blocks(made)[1].register_forward_pre_hook(lambda *_: faults() if torch.is_grad_enabled() else None)
-
-    return disturb
+    return lambda made: fail_in_forward(made, [*at])
 
 
 def in_backward(*at: int) -> Disturb:
     """When some parameters have their gradient."""
-
-    def disturb(made: Any) -> None:
-        faults = Faults(list(at))
-
-        def watch(module: Any, args: Any) -> None:
-            if args[0].requires_grad:
-                args[0].register_hook(faults)
-
-        blocks(made)[1].register_forward_pre_hook(watch)
-
-    return disturb
+    return lambda made: fail_in_backward(made, [*at], layer=1)
 
 
 def in_evaluation(*at: int) -> Disturb:
-    def disturb(made: Any) -> None:
-        faults = Faults(list(at))
-        blocks(made)[1].register_forward_pre_hook(lambda *_: None if torch.is_grad_enabled() else faults())
-
-    return disturb
+    return lambda made: fail_in_forward(made, [*at], training=False)
 
 
 def after_gathering(*at: int) -> Disturb:

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from guarded import NO_MEANS_OVER_ROWS, Faults, Told, as_built, blocks
+from guarded import NO_MEANS_OVER_ROWS, Faults, Told, as_built, fail_in_backward, fail_in_forward
 from tiny_trainers import trainer
 
 from autotrain_mem.training.guard.attach import attach_guard
+from autotrain_mem.training.guard.batch_split import Layout, Piece, joined
 from autotrain_mem.types import Learned, Phase
 
 UNTIMED = ("step_time",)
@@ -21,25 +22,6 @@ RELATIVE, OF_LARGEST = 2e-4, 1e-6
 """Tolerances of fp32 sums in another order: of each number, and of the largest in its parameter's gradient, since a
 small sum of large terms is as exact as the terms are. Largest numbers go from 1e-7 to 3e6; beyond the first tolerance
 the worst difference was 1.4e-7 of them (November 2026)."""
-
-
-def fail_in_forward(made: Any, at: list[int], layer: int = 1) -> Faults:
-    """Only where gradients are wanted: a reference model's forward is not counted."""
-    faults = Faults(at)
-    blocks(made)[layer].register_forward_pre_hook(lambda *_: faults() if torch.is_grad_enabled() else None)
-    return faults
-
-
-def fail_in_backward(made: Any, at: list[int], layer: int) -> Faults:
-    """When the gradient of what a layer was given is there: those of the layers after it have been added."""
-    faults = Faults(at)
-
-    def watch(module: Any, args: Any) -> None:
-        if args[0].requires_grad:
-            args[0].register_hook(faults)
-
-    blocks(made)[layer].register_forward_pre_hook(watch)
-    return faults
 
 
 @dataclass
@@ -283,3 +265,26 @@ def test_with_several_processes_it_says_why_nothing_is_repeated(set_up: SetUp) -
         attach_guard(made, learned=Learned(), on_incident=Told()).context.why_not = "2 processes train together"
         with pytest.raises(torch.OutOfMemoryError, match="2 processes train together"):
             made.train()
+
+
+def piece(lengths: list[int], layout: Layout, **more: Any) -> Piece:
+    mask = torch.tensor([[1] * length + [0] * (max(lengths) - length) for length in lengths])
+    ids = torch.arange(len(lengths)).unsqueeze(1) * mask
+    return Piece(inputs={"input_ids": ids, "attention_mask": mask, **more}, layout=layout)
+
+
+def test_a_pair_stays_together_and_so_do_the_numbers_of_a_pair() -> None:
+    whole = piece([2, 3, 4, 5, 6, 7], Layout.PAIRS, margin=torch.tensor([1.0, 2.0, 3.0]), temperature=torch.tensor(0.5))
+    parts = whole.cut(2)
+    assert whole.units == 3
+    assert [part.inputs["input_ids"][:, 0].tolist() for part in parts] == [[0, 1, 3, 4], [2, 5]]
+    assert [part.inputs["margin"].tolist() for part in parts] == [[1.0, 2.0], [3.0]]
+    assert parts[1].inputs["temperature"] == 0.5
+
+
+@pytest.mark.parametrize("more", [{"pixel_values": torch.zeros(2, 3)}, {"table": torch.zeros(5, 3)}])
+def test_what_is_not_laid_out_by_rows_is_not_cut(more: dict[str, Any]) -> None:
+    assert piece([2, 3], Layout.ROWS).units == 2
+    assert piece([2, 3], Layout.ROWS, **more).units == 1
+    with pytest.raises(TypeError, match="no rows"):
+        joined([torch.tensor(1.0), torch.tensor(2.0)], Layout.ROWS)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from guarded import Faults, Told, as_built, failing
-from test_guard_gradients import assert_same_when, fail_in_forward, micro_steps
+from guarded import Faults, Told, as_built, fail_in_forward, failing
+from test_guard_gradients import assert_same_when, micro_steps
 from tiny import IMAGE_TOKEN
 from tiny_vision_trainers import vision_trainer
 

@@ -13,33 +13,22 @@ from tests.forked import Forge
 
 TOLERANCE = 1e-5
 """Of fp32 sums in another order, of the largest number in a parameter's gradient; the worst was 9e-7."""
-OF_ONE = "{}: split into 2 + 2 {}"
+FORWARD, BACKWARD = "forward: split into 2 + 2 rows", "backward: split into 2 + 2 rows"
+PAIRS = "backward: split into 2 + 2 pairs"
+HOST = "forward: repeated with what backward needs waiting on the host"
 INCIDENTS: dict[str, tuple[list[str], list[str]]] = {
     "sft: nothing": ([], []),
-    "sft: forward of the first micro-step": ([], [OF_ONE.format("forward", "rows")]),
-    "sft: backward of the first micro-step": ([OF_ONE.format("backward", "rows")], []),
-    "sft: forward of the last micro-step": ([OF_ONE.format("forward", "rows")], []),
-    "sft: backward of the last micro-step and of its part": (
-        [],
-        [OF_ONE.format("backward", "rows"), "backward: split into 1 + 1 rows"],
-    ),
-    "sft: both ranks in different places": (
-        [OF_ONE.format("backward", "rows")],
-        [
-            OF_ONE.format("forward", "rows"),
-            "forward: split into 1 + 1 rows",
-            "forward: repeated with what backward needs waiting on the host",
-        ],
-    ),
-    "sft: between two metrics": ([], [OF_ONE.format("forward", "rows")]),
+    "sft: forward of the first micro-step": ([], [FORWARD]),
+    "sft: backward of the first micro-step": ([BACKWARD], []),
+    "sft: forward of the last micro-step": ([FORWARD], []),
+    "sft: backward of the last micro-step and of its part": ([], [BACKWARD, "backward: split into 1 + 1 rows"]),
+    "sft: both ranks in different places": ([BACKWARD], [FORWARD, "forward: split into 1 + 1 rows", HOST]),
+    "sft: between two metrics": ([], [FORWARD]),
     "sft: learned before": ([], []),
     "sft: evaluation": (["evaluate: split into 4 + 4 rows"], []),
-    "dpo: adapters that are switched off and on": (
-        [OF_ONE.format("forward", "pairs")],
-        [OF_ONE.format("backward", "pairs")],
-    ),
-    "reward: a parameter that no rank uses": ([], [OF_ONE.format("backward", "pairs")]),
-    "grpo: metrics of many kinds": ([], [OF_ONE.format("forward", "rows")]),
+    "dpo: adapters that are switched off and on": (["forward: split into 2 + 2 pairs"], [PAIRS]),
+    "reward: a parameter that no rank uses": ([], [PAIRS]),
+    "grpo: metrics of many kinds": ([], [FORWARD]),
 }
 
 

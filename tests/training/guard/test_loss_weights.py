@@ -2,15 +2,17 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from guarded import Faults, Told, blocks
-from test_guard_gradients import SIZES, Outcome, assert_same, fail_in_backward, fail_in_forward, micro_steps
+from guarded import Faults, Told, blocks, fail_in_backward, fail_in_forward
+from test_guard_gradients import SIZES, Outcome, assert_same, micro_steps
 from tiny_trainers import rows, trainer
 
 from autotrain_mem.training.guard.attach import attach_guard
+from autotrain_mem.training.guard.loss_weights import why_not_exact
 from autotrain_mem.types import Learned
 
 Reduce = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -115,3 +117,38 @@ def test_an_evaluation_in_parts_gives_the_loss_of_a_mean_of_the_models_own(qwen:
         remedies.append([remedy.split(" rows")[0] for remedy in told.remedies])
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
     assert remedies == [[], ["split into 2 + 2", "split into 1 + 1"], ["repeated after the cache was emptied"]]
+
+
+def fake(name: str, family: str, **attributes: Any) -> Any:
+    kind = type(name, (), {"compute_loss": lambda *_: None, "_compute_loss": lambda *_: None})
+    for method in (kind.compute_loss, kind._compute_loss):  # type: ignore[attr-defined]
+        method.__module__ = f"trl.trainer.{family}_trainer"
+    made = kind()
+    vars(made).update({"model": SimpleNamespace(config=SimpleNamespace()), **attributes})
+    return made
+
+
+def test_each_loss_that_is_no_sum_over_rows_is_named() -> None:
+    grpo = {"loss_type": "grpo", "top_entropy_quantile": 1.0}
+    named = {
+        "loss_type aot_unpaired compares": fake("DPOTrainer", "dpo", loss_types=["sigmoid", "aot_unpaired"]),
+        "loss_type sft is a mean over tokens": fake("DPOTrainer", "dpo", loss_types=["sigmoid", "sft"]),
+        "top_entropy_quantile": fake("GRPOTrainer", "grpo", **(grpo | {"top_entropy_quantile": 0.5})),
+        "adaptive entropy bonus": fake("GRPOTrainer", "grpo", **grpo, use_adaptive_entropy=True),
+        "entropy bonus is a mean over tokens": fake("GRPOTrainer", "grpo", **grpo, _entropy_bonus_enabled=True),
+        "loss_type novel": fake("GRPOTrainer", "grpo", loss_type="novel"),
+        "router's auxiliary loss": fake("SFTTrainer", "sft", aux_loss_enabled=True),
+        "compute_loss_func is not TRL's": fake("SFTTrainer", "sft", compute_loss_func=lambda *_: None),
+        "SFTTrainer.compute_loss is not TRL's": fake("SFTTrainer", "mine"),
+        "KL divergence is estimated over the rows": fake("KTOTrainer", "kto", calculate_KL=True),
+        "compares the desirable rows": fake("KTOTrainer", "kto", calculate_KL=False),
+        "BCOTrainer makes one loss": fake("BCOTrainer", "bco"),
+    }
+    for words, made in named.items():
+        assert words in str(why_not_exact(made))
+
+
+def test_a_mean_over_tokens_beside_a_mean_over_tokens_is_exact() -> None:
+    made = fake("GRPOTrainer", "grpo", loss_type="bnpo", top_entropy_quantile=1.0, _entropy_bonus_enabled=True)
+    assert why_not_exact(made) is None
+    assert why_not_exact(fake("DPOTrainer", "dpo", loss_types=["sft"])) is None

@@ -127,14 +127,16 @@ class Second:
         return self.error
 
 
+def lead_alone(
+    port: int, min_nodes: int | None = None, say: Callable[[str], None] = lambda line: None
+) -> contextlib.AbstractContextManager[Machines]:
+    return leading(place(0, port), WORDS, Second.folder, min_nodes=min_nodes, say=say)
+
+
 @contextlib.contextmanager
 def together(port: int, **more: Any) -> Iterator[tuple[Machines, Second]]:
-    said: list[str] = []
-    with leading(
-        place(0, port), WORDS, Second.folder, min_nodes=more.pop("min_nodes", None), say=said.append
-    ) as machines:
-        second = Second(port, **more)
-        yield machines, second
+    with lead_alone(port) as machines:
+        yield machines, Second(port, **more)
 
 
 def ranks_on(machines: Machines, folder: Path) -> RankProcesses:
@@ -214,13 +216,10 @@ def test_without_it_the_run_ends_or_goes_on_with_those_that_are_left(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(JOIN_VARIABLE, "0.2")
-    with (
-        pytest.raises(TrainingError, match="Machine 1 of 2 did not come within 0 s"),
-        leading(place(0, port), WORDS, Second.folder, min_nodes=None, say=lambda line: None) as machines,
-    ):
+    with pytest.raises(TrainingError, match="Machine 1 of 2 did not come within 0 s"), lead_alone(port) as machines:
         machines.gather(CARD)
     said: list[str] = []
-    with leading(place(0, port), WORDS, Second.folder, min_nodes=1, say=said.append) as machines:
+    with lead_alone(port, min_nodes=1, say=said.append) as machines:
         assert machines.gather(CARD).topology.nodes == 1
         assert machines.present == (0,)
     assert said[-1] == "Going on with 1 of 2 machines (--min_nodes)"
@@ -246,7 +245,7 @@ def test_a_lost_first_machine_ends_the_ranks_here_and_is_waited_for(port: int, t
         ranks.receive(SOON)
         first.stop_listening()
         first._members[1].link.close()  # as its system does when it dies
-        with leading(place(0, port), WORDS, Second.folder, min_nodes=None, say=lambda line: None) as machines:
+        with lead_alone(port) as machines:
             machines.gather(CARD)
             assert FakeChild.started[0].death().code == -9
     assert second.end() is None
@@ -263,16 +262,11 @@ def test_a_lost_first_machine_ends_the_ranks_here_and_is_waited_for(port: int, t
 )
 def test_unlike_machines_are_refused(port: int, more: dict[str, Any], words: str, monkeypatch: Any) -> None:
     monkeypatch.setenv(JOIN_VARIABLE, "1")
-    errors: list[AutofitError] = []
-    try:
-        with together(port, **more) as (machines, second):
-            machines.gather(CARD)
-    except AutofitError as error:
-        errors.append(error)
+    with pytest.raises(AutofitError), together(port, **more) as (machines, second):
+        machines.gather(CARD)
     told = second.end()
     assert isinstance(told, UsageError)
     assert words in told.message
-    assert errors
 
 
 def test_a_taken_port_is_refused_and_leaves_the_key_of_whoever_has_it(port: int) -> None:
@@ -284,10 +278,6 @@ def test_a_taken_port_is_refused_and_leaves_the_key_of_whoever_has_it(port: int)
 
 
 # -- who is listened to ------------------------------------------------------------------------------------------------
-
-
-def lead_alone(port: int) -> contextlib.AbstractContextManager[Machines]:
-    return leading(place(0, port), WORDS, Second.folder, min_nodes=None, say=lambda line: None)
 
 
 @pytest.fixture

@@ -386,14 +386,6 @@ class Evil:
         return os.mkdir, (str(self.mark),)
 
 
-def _torchs(name: str) -> Callable[[Path, Evil], None]:
-    def write(folder: Path, evil: Evil) -> None:
-        (folder / name).parent.mkdir(exist_ok=True)
-        torch.save({"harmless": HARMLESS, "evil": evil}, folder / name)
-
-    return write
-
-
 def _shards(folder: Path, content: Any = HARMLESS) -> None:
     for name in ("pytorch_model_fsdp_0", "optimizer_0"):
         dcp.save({"optimizer": content}, storage_writer=dcp.FileSystemWriter(folder / name), no_dist=True)
@@ -407,11 +399,7 @@ def _index(folder: Path, evil: Evil) -> None:
 def _states_of(folder: Path, evil: Evil) -> None:
     (folder / "global_step3").mkdir()
     torch.save(HARMLESS, folder / "global_step3/mp_rank_00_model_states.pt")
-    _torchs("global_step3/zero_pp_rank_0_mp_rank_00_optim_states.pt")(folder, evil)
-
-
-def _optimizer(folder: Path) -> None:
-    torch.load(folder / "optimizer.pt", weights_only=False)
+    torch.save({"a": torch.zeros(2), "evil": evil}, folder / "global_step3/zero_pp_rank_0_mp_rank_00_optim_states.pt")
 
 
 def _engine(folder: Path) -> None:
@@ -433,7 +421,6 @@ def _index_by_torch(folder: Path) -> None:
     ("write", "load", "named"),
     [
         (_states_of, _engine, "global_step3/zero_pp_rank_0_mp_rank_00_optim_states.pt"),
-        (_torchs("optimizer.pt"), _optimizer, "optimizer.pt"),
         (_index, _index_by_torch, "pytorch_model_fsdp_0/.metadata"),
         (lambda folder, evil: _shards(folder, {"evil": evil, **HARMLESS}), _fsdp, ""),
     ],

@@ -281,19 +281,6 @@ def test_whole_gradients_that_fsdp2_keeps_between_micro_steps_are_dropped(alone_
     assert all(map(torch.equal, gradients(), expected))
 
 
-def test_gradients_of_a_model_in_ddp_are_put_back_though_both_hold_them(alone_in_a_group: None) -> None:
-    made = bare()
-    made.model_wrapped = torch.nn.parallel.DistributedDataParallel(made.model)
-    before = [torch.ones_like(parameter) for parameter in made.model.parameters()]
-    for parameter, gradient in zip(made.model.parameters(), before, strict=True):
-        parameter.grad = gradient
-    with untouched(made):
-        assert made.model[0].weight.grad is None
-        made.model_wrapped(torch.randn(4, 3)).sum().backward()
-    assert all(each.grad is gradient for each, gradient in zip(made.model.parameters(), before, strict=True))
-    assert made.model_wrapped._lazy_init_ran
-
-
 def test_all_random_states_go_on_where_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     def drawn() -> list[float]:
         return [random.random(), float(numpy.random.rand()), float(torch.rand(()))]
