@@ -4,9 +4,6 @@ on one plan, that of rank 0, for the smallest of their devices."""
 import json
 import os
 import re
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -236,20 +233,9 @@ for each in shared[:1]:
 
 def two_ranks(code: str, model: Path, folder: Path, forge: Forge) -> tuple[list[dict[str, Any]], str]:
     """Runs a script as torchrun starts it; what each rank wrote, and what both printed."""
-    script, log = folder / "script.py", folder / "log"
+    script = folder / "script.py"
     script.write_text(code, encoding="utf-8")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    with forge.commands(sys.modules[__name__]), open(log, "w") as err:
-        started = []
-        for rank in ("0", "1"):
-            group = {**address, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": rank, "LOCAL_RANK": rank}
-            command = [sys.executable, str(script), str(model), str(folder)]
-            started.append(subprocess.Popen(command, stdout=err, stderr=err, env={**os.environ, **group}))
-        codes = [each.wait(240) for each in started]  # a rank that waits for another for ever is a failure too
-    printed = log.read_text(encoding="utf-8")
-    assert codes == [0, 0], printed[-3000:]
+    printed = forge.two_ranks([script, model, folder], folder / "log")
     return [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(2)], printed
 
 
