@@ -73,7 +73,7 @@ def trainer(
     home = importlib.import_module(METHODS_OF_AUTOFIT[method].module.rpartition(".")[0])
     name = METHODS_OF_AUTOFIT[method].title
     evaluation = changes.pop("eval_dataset", None)
-    build = changes.pop("build", {})
+    build, kind = changes.pop("build", {}), changes.pop("kind", None)
     args = getattr(home, f"{name}Config")(output_dir=str(folder), **ARGUMENTS | OF_METHOD[method] | changes)
     judged = {"reward_funcs": reward} if method in ("grpo", "rloo", "online_dpo") else {}
     judged |= {"teacher_model": teacher(model)} if method in ("distillation", "gkd") else {}
@@ -81,7 +81,7 @@ def trainer(
     given = {"train_dataset": rows(method), "eval_dataset": evaluation} | judged | build
     if method == "online_dpo":
         from autotrain_mem.trainers import online_dpo_trainer as home
-    return getattr(home, f"{name}Trainer")(model=loaded(method, model), args=args, **given)
+    return (kind or getattr(home, f"{name}Trainer"))(model=loaded(method, model), args=args, **given)
 
 
 def tokenizer(model: pathlib.Path) -> Any:

@@ -18,19 +18,19 @@ SIZES = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 4}
 Disturb = Callable[[Any], Any]
 
 
-def run(
-    method: str,
-    model: Path,
-    folder: Path,
-    disturb: Disturb = lambda made: None,
-    grow_after: int = 50,
-    **changes: Any,
+def guarded(
+    method: str, model: Path, folder: Path, disturb: Disturb = lambda made: None, grow_after: int = 50, **changes: Any
 ) -> tuple[Any, Told]:
-    """Train; returns the trainer and what was told."""
-    resume = changes.pop("resume", None)
+    """A trainer, and what will be told of it."""
     made, told = trainer(method, model, folder, **(SIZES | changes)), Told()
     attach_guard(made, learned=Learned(), on_incident=told, grow_after=grow_after)
     disturb(made)
+    return made, told
+
+
+def run(*args: Any, resume: str | None = None, **changes: Any) -> tuple[Any, Told]:
+    """The same, when it has trained."""
+    made, told = guarded(*args, **changes)
     made.train(resume_from_checkpoint=resume)
     return made, told
 
@@ -43,22 +43,6 @@ def assert_same_run(one: Any, other: Any) -> None:
     """To fp32 rounding, which AdamW's first steps make larger: they divide by gradients near zero."""
     assert numbers(one, "loss", "eval_loss") == pytest.approx(numbers(other, "loss", "eval_loss"), rel=2e-3, abs=1e-5)
     assert (weights(one) - weights(other)).abs().mean() < 1e-3
-
-
-def evaluated(
-    method: str,
-    model: Path,
-    folder: Path,
-    disturb: Disturb = lambda made: None,
-    chosen: range | None = None,
-    **changes: Any,
-) -> tuple[Any, Told]:
-    """A guarded trainer with rows to evaluate."""
-    data, told = rows(method), Told()
-    made = trainer(method, model, folder, eval_dataset=data.select(chosen or range(len(data))), **SIZES | changes)
-    attach_guard(made, learned=Learned(), on_incident=told)
-    disturb(made)
-    return made, told
 
 
 def fail_in_layer(at: list[int], when: Callable[[Any, Any], bool]) -> Disturb:
@@ -81,7 +65,7 @@ def test_an_evaluation_in_parts_gives_the_same_loss_numbers_and_predictions(
 ) -> None:
     answers, found = [], []
     for at in ([], [0, 1]):
-        made, told = evaluated(method, qwen, tmp_path, fail_in_evaluation(at))
+        made, told = guarded(method, qwen, tmp_path, fail_in_evaluation(at), eval_dataset=rows(method))
         answers.append(made.evaluate())
         batch = next(iter(made.get_eval_dataloader()))
         made.model.eval()
@@ -96,7 +80,8 @@ def test_an_evaluation_in_parts_gives_the_same_loss_numbers_and_predictions(
 
 
 def test_an_evaluation_of_one_row_is_repeated_once(qwen: Path, tmp_path: Path) -> None:
-    made, told = evaluated("sft", qwen, tmp_path, chosen=range(2), per_device_eval_batch_size=1)
+    few = rows("sft").select(range(2))
+    made, told = guarded("sft", qwen, tmp_path, eval_dataset=few, per_device_eval_batch_size=1)
     whole = made.evaluate()["eval_loss"]
     fail_in_evaluation([0])(made)
     assert made.evaluate()["eval_loss"] == pytest.approx(whole, rel=1e-6)
@@ -110,7 +95,7 @@ def test_an_evaluation_of_one_row_is_repeated_once(qwen: Path, tmp_path: Path) -
 def test_an_evaluation_of_a_generating_trainer_generates_once(method: str, qwen: Path, tmp_path: Path) -> None:
     losses = []
     for at in ([], [0]):
-        made, told = evaluated(method, qwen, tmp_path, fail_in_scores(at), range(4))
+        made, told = guarded(method, qwen, tmp_path, fail_in_scores(at), eval_dataset=rows(method).select(range(4)))
         torch.manual_seed(3)
         losses.append(made.evaluate()["eval_loss"])
     assert losses[1] == pytest.approx(losses[0], rel=1e-4, abs=1e-6)
