@@ -1,7 +1,6 @@
 """What of a config counts as given, and the config with a plan in it. Nothing here rehearses or trains."""
 
 import importlib
-import importlib.util
 import json
 import re
 from dataclasses import dataclass, fields, replace
@@ -12,24 +11,23 @@ import pytest
 import torch
 import trl
 from peft import LoraConfig
+from test_trl_fields import INSTALLED_METHODS
 from transformers import BitsAndBytesConfig
 
 from autotrain_mem import AutoFit
 from autotrain_mem.drop_in.config_merge import given_arguments, main_dtype, planned_config
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import Knobs
-from autotrain_mem.types.methods_table import METHODS as METHOD_TABLE
+from autotrain_mem.types.methods_table import METHODS
 from tests.nouns import TRL_DEFAULTS
 
 pytestmark = pytest.mark.newest
 
-HAS_PPO = importlib.util.find_spec("trl.experimental.ppo") is not None
-METHODS = tuple(method for method in METHOD_TABLE if HAS_PPO or method != "ppo")
 GENERATING = ("grpo", "rloo")
 
 
 def kind_of(method: str) -> Any:
-    name = METHOD_TABLE[method].trainer.replace("Trainer", "Config")
+    name = METHODS[method].trainer.replace("Trainer", "Config")
     if hasattr(trl, name):
         return getattr(trl, name)
     return getattr(importlib.import_module(f"trl.experimental.{method}"), name)
@@ -41,7 +39,7 @@ def config(method: str = "sft", **settings: Any) -> Any:
 
 def given(args: Any, autofit: AutoFit | None = None, **keywords: Any) -> dict[str, Any]:
     """What is given beside the output folder and TRL's max_length."""
-    kind = next(kind_of(method) for method in METHODS if isinstance(args, kind_of(method)))
+    kind = next(kind_of(method) for method in INSTALLED_METHODS if isinstance(args, kind_of(method)))
     words = given_arguments({"model": "NAME", "args": args, **keywords}, kind, autofit or AutoFit())
     assert json.loads(json.dumps(words)) == words  # as JSON has it
     default = {"output_dir": "out", "max_length": getattr(kind("out", use_cpu=True), "max_length", None)}
@@ -66,13 +64,13 @@ def settings(args: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(args).items() if name not in ("distributed_state", "_n_gpu")}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", INSTALLED_METHODS)
 def test_of_a_default_config_only_the_folder_and_the_length_are_given_and_no_secret(method: str) -> None:
     """On the CPU, which is the device's to say and no word of the config's."""
     args = config(method, hub_token="hf_secret")
     if hasattr(args, "model_init_kwargs"):
         args.model_init_kwargs = {"token": "hf_secret"}
-    default = 512 if METHOD_TABLE[method].is_online else 1024
+    default = 512 if METHODS[method].is_online else 1024
     length = {"max_length": default} if hasattr(args, "max_length") else {}
     words = given_arguments({"model": "NAME", "args": args}, kind_of(method), AutoFit())
     assert words == {"output_dir": "out", **length}
@@ -138,7 +136,7 @@ BEST = {"load_best_model_at_end": True, "save_steps": 10}
     ids=lambda value: ",".join(value),
 )
 def test_what_a_config_sets_by_itself_is_not_given(settings: dict[str, Any]) -> None:
-    for method in METHODS:
+    for method in INSTALLED_METHODS:
         if settings.keys() <= {field.name for field in fields(kind_of(method))}:
             assert given(config(method, **settings)) == settings
 
@@ -218,7 +216,7 @@ def test_pin_gives_a_default_and_tune_takes_a_value_away() -> None:
     assert given(config(max_length=512), AutoFit(plan="plan.json")) == {"max_length": 512}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", INSTALLED_METHODS)
 def test_only_what_the_plan_changes_is_changed(method: str) -> None:
     args = config(method, learning_rate=1e-4, lr_scheduler_kwargs={"num_cycles": 2}, seed=7, hub_token="hf_secret")
     before = dict(vars(args))
