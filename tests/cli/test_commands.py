@@ -181,11 +181,15 @@ def test_a_dry_run_is_the_config_the_command_and_the_environment(autofit: Autofi
 TINY = ("plan", "sft", "--model", "tiny", "--max_length", "16")
 
 
-def cards_of(ran: Ran) -> dict[str, dict[str, Any]]:
+def told(ran: Ran, schema: str) -> Any:
     assert ran.code == 0, ran.err
-    written = json.loads(ran.out)
-    assert written["schema"] == "autofit.cards/1"
-    return {card["gpu"]: card for card in written["cards"]}
+    found = json.loads(ran.out)
+    assert found["schema"] == schema
+    return found
+
+
+def cards_of(ran: Ran) -> dict[str, dict[str, Any]]:
+    return {card["gpu"]: card for card in told(ran, "autofit.cards/1")["cards"]}
 
 
 def test_all_cards_are_those_of_the_catalog(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,22 +236,10 @@ def test_the_history_is_written_with_its_settings_and_goes_on_after_an_oom(autof
 CARD = ("estimate", "sft", "--model", "tiny", "--gpu", "300MiB")
 
 
-def rows_of(ran: Ran) -> list[dict[str, str]]:
-    assert ran.code == 0, ran.err
-    return list(csv.DictReader(io.StringIO(ran.out)))
-
-
-def points_of(ran: Ran) -> list[dict[str, Any]]:
-    assert ran.code == 0, ran.err
-    found = json.loads(ran.out)
-    assert found["schema"] == "autofit.sweep/1"
-    points: list[dict[str, Any]] = found["points"]
-    return points
-
-
 def test_every_point_is_what_estimate_says_of_it_alone(autofit: Autofit) -> None:
     axes = ("--sweep", "gpu=20MiB,300MiB", "--sweep", "per_device_train_batch_size=1,4")
-    points = points_of(autofit("estimate", "sft", "--model", "tiny", "--max_length", "4", *axes, "--json"))
+    ran = autofit("estimate", "sft", "--model", "tiny", "--max_length", "4", *axes, "--json")
+    points = told(ran, "autofit.sweep/1")["points"]
     assert points[0]["swept"] == {"gpu": "20MiB", "per_device_train_batch_size": 1}
     assert {point["estimate"]["knobs"]["gradient_accumulation_steps"] for point in points} == {1}
     alone = json.loads(autofit(*CARD, "--max_length", "4", "--per_device_train_batch_size", "4", "--json").out)
@@ -265,7 +257,7 @@ def test_a_refused_combination_says_why_and_the_others_stand(autofit: Autofit) -
     assert not [line for line in ran.out.splitlines() if line != line.rstrip()]
     line = "estimate grpo --model tiny --gpu 300MiB --reward_funcs accuracy_reward --prompt_length 8 --csv "
     line += "--max_completion_length 8 --num_generations 4 --sweep per_device_train_batch_size=3,4"
-    three, four = rows_of(autofit(*shlex.split(line)))
+    three, four = csv.DictReader(io.StringIO(autofit(*shlex.split(line)).out))
     assert ("3" in three["refused"], three["required_bytes"]) == (True, "")
     assert int(four["required_bytes"]) > 0
 
@@ -276,7 +268,8 @@ def test_a_value_of_several_words_is_one_setting_and_a_swept_flag_wins_over_the_
     config = tmp_path / "job.yaml"
     config.write_text("model: tiny\ngpu: 300MiB\nmax_length: 16\nautofit:\n  expandable_segments: true\n")
     axes = ("--sweep", "expandable-segments=false", "--sweep", "lora_target_modules=q_proj v_proj,all-linear")
-    points = points_of(autofit("estimate", "sft", "--config", str(config), "--use_peft", "--json", *axes))
+    ran = autofit("estimate", "sft", "--config", str(config), "--use_peft", "--json", *axes)
+    points = told(ran, "autofit.sweep/1")["points"]
     assert [point["swept"]["lora_target_modules"] for point in points] == [["q_proj", "v_proj"], ["all-linear"]]
     one, two = (point["estimate"]["owners_at_peak"]["weights"] for point in points)
     assert two > one

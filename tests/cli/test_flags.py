@@ -1,10 +1,10 @@
 """Flags and YAML: who wins, what is pinned, and what TRL's parser is told."""
 
-import importlib.util
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from test_trl_fields import INSTALLED_METHODS
 
 from autotrain_mem.cli import flags
 from autotrain_mem.methods.interface import method_of
@@ -15,8 +15,6 @@ from autotrain_mem.types import Knobs
 from autotrain_mem.types.autofit import AutoFit
 from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.worker.client import Worker
-
-HAS_PPO = importlib.util.find_spec("trl.experimental.ppo") is not None
 
 YAML = """\
 model_name_or_path: tiny
@@ -131,7 +129,7 @@ def test_a_recipe_means_what_the_same_flags_mean_and_says_what_no_flag_can(recip
     assert (given["per_device_train_batch_size"], given["use_peft"]) == (2, False)
 
 
-@pytest.mark.parametrize("method", [method for method in METHODS if HAS_PPO or method != "ppo"])
+@pytest.mark.parametrize("method", INSTALLED_METHODS)
 def test_defaults_are_those_of_the_installed_trl(method: str, worker: Worker) -> None:
     teacher = ["--teacher_model_name_or_path", "teacher"]
     needed = {"ppo": ["--reward_model_path", "judge"], "distillation": teacher, "gkd": teacher}

@@ -1,16 +1,30 @@
-"""What a report's page says of a plan and of a run: every figure is the plan's own, and nothing is made up."""
+"""What a report's page says of a plan and of a run, and what a watched run says: every figure is the plan's own or is
+in the files that the run has left so far, and nothing is made up."""
 
+import json
+import math
+import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import pytest
 from report_examples import DATA, MIXED, PLAN, RTX3060, estimate
+from test_console import rendered
 
+from autotrain_mem import api
+from autotrain_mem.cli import inspect_commands, main
 from autotrain_mem.report.formatting import command_of
 from autotrain_mem.report.page.content import page_of
 from autotrain_mem.report.page.render import page_html
+from autotrain_mem.report.run_history import read_history
+from autotrain_mem.report.run_view import SPARKS, Watched, spark, watch_line, watch_view
+from autotrain_mem.run.run_figures import EventLog
+from autotrain_mem.support import codec
+from autotrain_mem.training.run_folder import lock_folder
 from autotrain_mem.types import Phase, Plan
 from autotrain_mem.types.data import DataProfile
-from autotrain_mem.types.experience import Happening, Moment, RunHistory
+from autotrain_mem.types.experience import EVENTS_NAME, RECORD_NAME, Happening, Moment, RunHistory
 from autotrain_mem.types.page import CardOffer, Material, Page, Section
 from autotrain_mem.types.report import MemoryReading
 
@@ -103,3 +117,162 @@ def test_its_command_holds_the_words_of_the_job_and_its_html_every_title() -> No
     assert command_of(PLAN, trains=True).startswith(f"autofit {PLAN.method} --model {PLAN.model}")
     html = page_html(page())
     assert all(each.title in html for each in page().sections)
+
+
+RUNNING = replace(history(*(moment(step, loss=10.0 - step) for step in range(1, 8))), ending="")
+
+
+def watched(found: RunHistory | None = RUNNING, *, alive: bool | None = True, now: float = 20.0) -> Watched:
+    return Watched(name="run", plan=PLAN, history=found, alive=alive, now=now)
+
+
+def text(each: Watched, columns: int = 100) -> str:
+    return rendered(watch_view(each), columns)
+
+
+def test_a_run_says_how_far_it_is_and_when_it_will_be_done() -> None:
+    now = watched()
+    assert now.seconds_left == pytest.approx(53.0)  # a second a step, 53 of 60 to go
+    shown = text(now)
+    assert "running for 20.0 s" in shown
+    assert "7 of 60, 53.0 s left" in shown
+    assert "3.000, from 9.000" in shown
+    assert "step 2  split" in shown
+    assert watch_line(now).startswith("step 7/60  loss 3.000  peak 40 B of ")
+    assert all(len(line) <= 40 for line in text(now, 40).splitlines())
+
+
+@pytest.mark.parametrize(
+    ("found", "alive", "state", "is_over"),
+    [
+        (None, True, "starting", False),
+        (None, None, "not begun", False),
+        (None, False, "not begun", False),
+        (RUNNING, False, "stopped without saying why", True),
+        (replace(RUNNING, last=190.0), False, "running", False),  # its lock does not reach here, and it writes
+        (RUNNING, None, "running", False),
+        (replace(RUNNING, ending="finished"), False, "finished", True),
+        (replace(RUNNING, ending="failed"), True, "running", False),  # another process goes on with it
+    ],
+)
+def test_a_run_is_over_once_it_says_so_or_nobody_is_at_it(
+    found: RunHistory | None, alive: bool | None, state: str, is_over: bool
+) -> None:
+    now = watched(found, alive=alive, now=200.0)
+    assert (now.state, now.is_over) == (state, is_over)
+    assert state in text(now)
+
+
+def test_a_restart_goes_back_to_the_step_of_its_checkpoint() -> None:
+    moments = [*RUNNING.moments, moment(4)]
+    assert watched(replace(RUNNING, ranks=(tuple(moments),))).step == 4
+
+
+def test_a_line_of_blocks_goes_from_the_lowest_to_the_highest() -> None:
+    assert spark([0.0, 1.0, math.nan, math.inf]) == "▁█"
+    assert len(spark([float(each) for each in range(1000)])) == SPARKS
+    assert spark([5.0, 5.0]) == "▁▁"
+    assert spark([math.nan]) == ""
+
+
+def test_watch_follows_a_run_to_its_end_and_refuses_what_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspect_commands, "LOOK_SECONDS", 0.01)
+    assert main.run(["watch", str(tmp_path)]) == 2
+    assert main.run(["watch", str(tmp_path / "gone")]) == 2
+    assert "Give the --output_dir" in capsys.readouterr().err
+    log = EventLog(tmp_path)
+    log.see({"event": "start", "step": 0, "total_steps": 2})
+    follower = threading.Thread(target=inspect_commands.watch, args=([str(tmp_path)],))
+    with lock_folder(str(tmp_path)):
+        assert api.is_under_way(tmp_path)
+        follower.start()
+        log.see({"event": "log", "step": 2, "logs": {"loss": 1.5}})
+        log.see({"event": "checkpoint", "step": 2, "path": "checkpoint-2"})
+        log.end("finished", 2)
+        follower.join(0.2)
+        assert follower.is_alive()  # the process is still at it
+    follower.join(10)
+    assert not follower.is_alive()
+    assert api.is_under_way(tmp_path) is False
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "step 2/2  loss 1.500  finished"
+    assert "checkpoint of step 2" in lines
+    assert main.run(["watch", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "2 of 2" in shown
+    assert "finished" in shown
+
+
+def write(path: Path, *events: dict[str, Any], cut: str = "") -> None:
+    path.write_text("".join(json.dumps(event) + "\n" for event in events) + cut)
+
+
+def a_run(folder: Path) -> None:
+    begin, device = {"event": "start", "time": 100.0, "step": 0}, codec.to_json(DEVICE)
+    write(
+        folder / RECORD_NAME,
+        begin | {"total_bytes": 99, "predicted_bytes": {"forward": 20}},
+        {"event": "sample", "time": 105.0, "step": 5, "device": device, "tokens_per_second": 7.5},
+        cut='{"event": "sample", "time": 110.0, "st',
+    )
+    write(folder / "memory.rank1.jsonl", {"event": "sample", "time": 105.5, "step": 5, "device": device})
+    incident = {"step": 6, "phase": "forward", "remedy": "split in two", "message": ""}
+    write(
+        folder / EVENTS_NAME,
+        begin | {"total_steps": 60},
+        {"event": "log", "time": 105.1, "step": 5, "logs": {"loss": 2.5, "memory/retries": 0.0}},
+        {"event": "incident", "time": 106.0, "incident": incident},
+        {"event": "checkpoint", "time": 107.0, "step": 6, "path": "run/checkpoint-6"},
+        {"event": "log", "time": 111.0, "step": 10, "logs": {"loss": 2.0}},
+    )
+
+
+def test_what_was_measured_and_logged_at_a_step_is_one_moment(tmp_path: Path) -> None:
+    a_run(tmp_path)
+    history = read_history(tmp_path)
+    assert history is not None
+    first, second = history.moments
+    assert (first.step, first.seconds, first.tokens_per_second, first.logs) == (5, 5.0, 7.5, {"loss": 2.5})
+    assert first.device is not None
+    assert first.device.peak_reserved_bytes == 40
+    assert (second.step, second.device, second.logs) == (10, None, {"loss": 2.0})
+    assert [moment.step for moment in history.ranks[1]] == [5]
+    assert (history.total_steps, history.total_bytes, history.predicted_bytes) == (60, 99, {Phase.FORWARD: 20})
+    assert [(each.kind, each.step) for each in history.happenings] == [
+        ("start", 0),
+        ("out of memory", 6),
+        ("checkpoint", 6),
+    ]
+    assert "split in two" in history.happenings[1].text
+    assert history.ending == ""
+
+
+def test_a_run_has_ended_until_another_process_begins(tmp_path: Path) -> None:
+    assert read_history(tmp_path) is None
+    log = EventLog(tmp_path)
+    log.see({"event": "start", "step": 0, "total_steps": 3})
+    log.see({"event": "pulse", "step": 1})
+    log.end("failed")
+    failed = read_history(tmp_path)
+    assert failed is not None
+    assert (failed.ending, [each.kind for each in failed.happenings]) == ("failed", ["start", "end"])
+    log.see({"event": "start", "step": 1, "total_steps": 3})
+    again = read_history(tmp_path)
+    assert again is not None
+    assert again.ending == ""
+
+
+def test_what_is_no_number_is_not_written(tmp_path: Path) -> None:
+    EventLog(tmp_path).see({"event": "log", "step": 1, "logs": {"loss": float("nan"), "reward": 1.0, "memory/x": 2.0}})
+    (line,) = (tmp_path / EVENTS_NAME).read_text().splitlines()
+    assert json.loads(line, parse_constant=lambda constant: pytest.fail(constant))["logs"] == {"reward": 1.0}
+
+
+def test_steps_that_come_fast_are_written_a_second_apart(tmp_path: Path) -> None:
+    log = EventLog(tmp_path)
+    for step in range(50):
+        log.see({"event": "step", "step": step, "memory": None})
+    assert len((tmp_path / EVENTS_NAME).read_text().splitlines()) == 1
+    EventLog(tmp_path / EVENTS_NAME).see({"event": "start", "step": 0})  # a file is in the way: ends no training
