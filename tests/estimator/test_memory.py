@@ -71,13 +71,3 @@ def test_parts_add_up_to_the_peak_exactly(run: Trace) -> None:
         assert peak <= mode.peak_reserved_bytes
         assert 0 <= mode.slack_bytes < mode.peak_reserved_bytes
         assert mode.fits
-
-
-@given(traces(empties=True))
-def test_walking_a_trace_meets_every_birth_and_death_with_its_block_and_its_phase(run: Trace) -> None:
-    walked = list(run.walk())
-    events = [(index, event) for index, event in enumerate(run.events) if event != CACHE_EMPTIED]
-    assert [sign for _, sign, _ in walked] == [1 if event > 0 else -1 for _, event in events]
-    assert [one for _, _, one in walked] == [run.blocks[abs(event) - 1] for _, event in events]
-    for (index, _), (phase, _, _) in zip(events, walked, strict=True):
-        assert phase is [started for start, started in run.phase_starts if start <= index][-1]

@@ -9,7 +9,7 @@ from mixed_runs import LONGEST, SHORTER, rehearsed
 
 from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.allocator.simulator import CachingAllocator
-from autotrain_mem.estimator.mixed_steps import BlockSizes, DrawnBatches, drawn_batches, mixed_lengths, reserved_after
+from autotrain_mem.estimator.mixed_steps import DrawnBatches, drawn_batches, mixed_lengths, reserved_after
 from autotrain_mem.estimator.step_parts import UnclearStepsError, step_parts
 from autotrain_mem.support.units import MIB
 from autotrain_mem.types import DataProfile, Phase, Trace
@@ -51,15 +51,6 @@ def test_the_longest_rows_run_first_beside_the_gradients_that_later_ones_are_add
     held = itertools.accumulate(sign * block.size_bytes for _, sign, block in pair[0].trace.walk())
     (reserved,) = reserved_after(*pair, [SHORTER], SETTINGS, longest_first=True, accumulates=True)
     assert reserved >= max(held)
-
-
-def test_a_size_goes_with_the_tokens_their_square_or_not_at_all() -> None:
-    long, short = rehearsed(LONGEST), rehearsed(SHORTER)
-    for each, other in ((long, short), (short, long)):
-        sizes = BlockSizes(each, other)
-        for tokens in (SHORTER, 640, LONGEST, 64):
-            expected = [block.size_bytes for block in rehearsed(tokens).trace.blocks]
-            assert all(abs(a - b) <= 1 for a, b in zip(sizes.at(tokens), expected, strict=True)), tokens
 
 
 def test_with_the_longest_rows_first_less_is_reserved_in_the_end() -> None:

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from traces import block, run_of, trace, traces
+from traces import run_of, traces
 
 from autotrain_mem.allocator.settings import parse_settings
 from autotrain_mem.allocator.simulator import CachingAllocator
@@ -14,8 +14,8 @@ from autotrain_mem.estimator.memory import estimate_memory
 from autotrain_mem.estimator.replay import Room, reserve
 from autotrain_mem.estimator.timeline import HOLDERS, make_timeline
 from autotrain_mem.support.units import MIB
-from autotrain_mem.types import Owner, Phase, Trace
-from autotrain_mem.types.page import Holder, Timeline
+from autotrain_mem.types import Owner, Trace
+from autotrain_mem.types.page import Timeline
 from autotrain_mem.types.trace import CACHE_EMPTIED
 
 LARGE_RUNS = traces(largest=48 * MIB, empties=True)
@@ -151,13 +151,3 @@ def test_holders_are_the_modules_that_hold_most(run: Trace) -> None:
         assert [holder.size_bytes for holder in named] == largest
         owners = list(timeline.owners)
         assert all(held[owners[holder.owner], timeline.modules[holder.module]] == holder.size_bytes for holder in named)
-
-
-def test_a_module_that_allocates_again_is_named_once() -> None:
-    logits = block(1024, Owner.ACTIVATIONS, "lm_head")
-    run = trace([logits, logits], [1, -1, 2], [(0, Phase.FORWARD)])
-    timeline = draw(run)
-    assert timeline.holders == ((Holder(module=0, owner=0, size_bytes=1024),), (), timeline.holders[0])
-    assert timeline.phases == ((Phase.FORWARD, 0),)
-    with pytest.raises(ValueError, match="empty"):
-        draw(trace([], []))

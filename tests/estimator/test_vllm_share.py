@@ -12,7 +12,6 @@ from autotrain_mem.estimator.replay import Room
 from autotrain_mem.estimator.vllm_share import (
     asleep_bytes,
     estimate_while_awake,
-    sleeps,
     with_sleep,
 )
 from autotrain_mem.support.units import GIB, MIB
@@ -119,8 +118,3 @@ def test_the_card_needs_the_larger_of_both_moments(activations_mib: int, require
 )
 def test_it_never_keeps_more_than_its_share(words: dict[str, Any], kept_bytes: float) -> None:
     assert asleep_bytes(job(**words), CARD) == pytest.approx(kept_bytes)
-
-
-def test_only_an_engine_on_the_cards_that_train_sleeps() -> None:
-    assert sleeps(job(**SLEEPING))
-    assert not any(sleeps(job(**words)) for words in ({}, {"use_vllm": True}, SLEEPING | {"vllm_mode": "server"}))

@@ -123,34 +123,6 @@ def test_runs_that_do_or_leave_out_different_things_are_not_told(long: Trace) ->
     assert expand(run(PLAIN, 1), long, DEPTHS) is None
 
 
-def test_a_block_that_was_born_again_is_born_again_in_every_layer() -> None:
-    """As in a generation, whose skipped steps are repetitions of one that is rehearsed."""
-
-    def generated(layers: int) -> Trace:
-        trace = run(PLAIN, layers, steps=1)
-        forward = next(at for at, phase in trace.phase_starts if phase is Phase.FORWARD)
-        born = next(index for index in range(forward, len(trace.events)) if trace.events[index] < 0)
-        block = -trace.events[born]
-        trace.events.extend([block, -block] * layers)
-        return trace
-
-    whole = told(expand(generated(1), generated(3), DEPTHS))
-    assert story(whole) == story(generated(12))
-    assert len(whole.blocks) == len(generated(12).blocks)
-
-
-def test_operators_and_work_grow_by_the_layer_and_seconds_are_those_of_both() -> None:
-    def worked(layers: int) -> Trace:
-        numbers = {"flops": 5, "bytes": 3, "fixed_bytes": 2, "launches": 1}
-        work = Work(phase=Phase.FORWARD, kind=Kind.MATMUL, dtype="bfloat16", count=2.0 + 4 * layers, **numbers)
-        return replace(run(PLAIN, layers), work=Workload(work=(work,), micro_steps=2))
-
-    whole = told(expand(worked(1), worked(3), DEPTHS))
-    assert whole.operators == 10 + 7 * 12
-    assert whole.seconds == 1.0
-    assert [work.count for work in whole.work.work] == [2.0 + 4 * 12]
-
-
 @pytest.mark.parametrize(
     ("pattern", "held_back", "depths"),
     [
