@@ -2,7 +2,7 @@
 
 import itertools
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +19,9 @@ from autotrain_mem.rehearsal.fake_run import Watch
 from autotrain_mem.rehearsal.generation import end_of_sequence
 from autotrain_mem.rehearsal.rehearse import rehearse, trainer_spec
 from autotrain_mem.types import Job, Knobs, Owner, Phase, Trace
+
+Folder = Callable[[str], Path]
+"""``model_folder`` or ``vision_folder``."""
 
 LENGTH = 40
 """Tokens of a row, or of a prompt with its completion."""

@@ -65,22 +65,16 @@ KNOWN: dict[str, tuple[Make, Any]] = {
     "labels but the first": (lambda r: (r.data(LABELS)[..., 1:] != -100).sum(), 4),
     "a mask with a hole": (lambda r: r.data([[1, 1], [1, 0]]).bool().all(), False),
     "nonzero": (lambda r: (r.data(LABELS) != -100).nonzero(), [[0, 2], [0, 3], [1, 1], [1, 2]]),
-    "nonzero, rows": (lambda r: (r.data(LABELS) != -100).nonzero(as_tuple=True)[0], [0, 0, 1, 1]),
     "a boolean index": (lambda r: (labels := r.data(LABELS))[labels != -100], [7, 3, 5, 5]),
     "unique": (lambda r: torch.unique(r.data(LABELS)), [-100, 3, 5, 7]),
     "repeat_interleave": (lambda r: torch.repeat_interleave(r.data([1, 0, 2])), [0, 2, 2]),
     "argsort": (lambda r: r.data([30, 10, 20]).argsort(), [1, 2, 0]),
-    "sort": (lambda r: r.data([30, 10, 20]).sort(descending=True).indices, [0, 2, 1]),
     "arange": (lambda r: torch.arange(3), [0, 1, 2]),
-    "full": (lambda r: torch.full((2,), 7), [7, 7]),
     # Torch fills these on the host, unseen, and lifts them into the rehearsal as real tensors.
     "tensor": (lambda r: torch.tensor([1, 2]), [1, 2]),
     "new_tensor": (lambda r: torch.arange(2).new_tensor([1, 2]), [1, 2]),
-    "the last token": (lambda r: r.data([[1, 1, 0], [1, 1, 1]]).sum(-1) - 1, [1, 2]),
     "cumsum": (lambda r: r.data([[1, 1, 0], [1, 1, 1]]).cumsum(-1), [[1, 2, 2], [1, 2, 3]]),
-    "view": (lambda r: r.data(LABELS).view(-1), [-100, -100, 7, 3, -100, 5, 5, -100]),
     "row": (lambda r: r.data(LABELS)[1], [-100, 5, 5, -100]),
-    "transposed": (lambda r: r.data([[1, 2], [3, 4]]).t(), [[1, 3], [2, 4]]),
 }
 
 
@@ -112,12 +106,6 @@ def test_weights_indexed_by_a_known_mask_have_the_true_size(rehearsal: Rehearsal
     assert hidden.masked_select((labels != -100).unsqueeze(-1)).shape == (4,), "as large as the mask has ones"
 
 
-def test_a_value_beyond_the_limit_is_dropped(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotrain_mem.rehearsal.known_values.LARGEST_KNOWN_ELEMENTS", 8)
-    assert is_known(rehearsal.data([1, 2]).repeat(4))
-    assert not is_known(rehearsal.data([1, 2]).repeat(5))
-
-
 def test_a_known_write_is_seen_through_every_view_and_in_no_copy(rehearsal: Rehearsal) -> None:
     """``labels[labels == pad] = -100`` hands the operator a real scalar tensor."""
     labels = rehearsal.data([[1, 2], [3, 4]])
@@ -142,11 +130,8 @@ def test_a_write_by_an_operator_that_returns_nothing_is_not_missed(rehearsal: Re
 
 UNKNOWN: dict[str, Make] = {
     "matmul": lambda r: r.weights(2, 2) @ r.weights(2, 2),
-    "add": lambda r: r.weights(2) + r.data([1.0, 2.0]),
     "where": lambda r: torch.where(r.data([1.0, 2.0]) > 1, r.weights(2), r.data([1.0, 2.0])),
     "cat": lambda r: torch.cat([r.data([1.0, 2.0]), r.weights(2)]),
-    "embedding": lambda r: torch.nn.functional.embedding(r.data([0, 1]), r.weights(2, 2)),
-    "argmax": lambda r: r.weights(2, 2).argmax(-1),
     "copy_": lambda r: r.data([1.0, 2.0]).copy_(r.weights(2)),
     "out": lambda r: torch.sin(r.weights(2), out=r.data([1.0, 2.0])),
     "bytes that nobody wrote": lambda r: torch.empty(3),

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from real_run import case
+from real_run import Folder, case
 
 from autotrain_mem.methods.configs import on_cpu, on_host
 from autotrain_mem.methods.interface import method_of
@@ -20,8 +20,6 @@ from autotrain_mem.support import codec
 from autotrain_mem.trainers.finish import finished
 
 pytestmark = pytest.mark.slow
-
-Folder = Callable[[str], Path]
 Make = Callable[..., Any]
 
 TEXTS = [f"{number} and {number + 1} make {2 * number + 1}. " * (2 + number % 2) for number in range(8)]

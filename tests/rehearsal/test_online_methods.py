@@ -3,19 +3,16 @@
 ``tests/rehearsal/test_parity.py`` has both ways of TRL's default, each in its turn.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from real_run import LENGTH, Case, assert_alike, case, peaks, rehearsed
+from real_run import LENGTH, Case, Folder, assert_alike, case, peaks, rehearsed
 
 from autotrain_mem.types import Owner, Phase
 
 pytestmark = pytest.mark.newest
-
-Folder = Callable[[str], Path]
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "student": ({"lmbda": 1.0}, {}),

@@ -5,15 +5,18 @@ Here every two of trainer, weights, model and checkpointing meet at least once; 
 
 import importlib.util
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from real_run import (
+    COMPLETION,
     LENGTH,
     OF_METHOD,
+    SMALL,
     VARIANTS,
+    Folder,
     assert_alike,
     births,
     case,
@@ -25,6 +28,7 @@ from real_run import (
 )
 from tiny import FAMILIES
 
+from autotrain_mem.rehearsal.vllm_stub import vllm_stand_in
 from autotrain_mem.settings.adapter_config import canonical
 from autotrain_mem.settings.optimizer_verdicts import PACKAGES, is_projecting
 from autotrain_mem.types import Owner, Phase, Trace
@@ -34,8 +38,6 @@ pytestmark = pytest.mark.slow
 
 HAS_PPO = importlib.util.find_spec("trl.experimental.ppo") is not None
 NEEDS_PPO = pytest.mark.skipif(not HAS_PPO, reason="TRL 1.13 and later have no PPO")
-
-Folder = Callable[[str], Path]
 Combination = tuple[str, str, str, bool]
 
 
@@ -244,3 +246,51 @@ def test_an_adapter_is_rehearsed_to_the_byte(kind: str, model_folder: Folder, tm
     content, knobs = KINDS[kind]
     _, _, trainer = assert_alike(adapted(model_folder("llama"), content, **knobs), tmp_path)
     assert trainer.model.peft_config["default"].peft_type.value == content["peft_type"]
+
+
+ROWS = SMALL.effective_batch_size
+KV_HEADS, HEAD_SIZE, MODEL_LAYERS = 2, 16, 2
+
+
+@pytest.mark.parametrize(("method", "mode"), [("grpo", "colocate"), ("grpo", "server"), ("rloo", "server")])
+def test_what_vllm_generated_is_scored_and_trained_on_alike(
+    method: str, mode: str, model_folder: Folder, tmp_path: Path
+) -> None:
+    one = case(method, model_folder("qwen2"), {"use_vllm": True, "vllm_mode": mode}, use_peft=True)
+    fake = rehearsed(one)
+    with vllm_stand_in():
+        real, _ = trained(one, tmp_path / "real")
+    assert not difference(one, fake, real)
+    assert {"generate", "score", "forward", "backward", "optimizer_step"} <= set(peaks(real))
+
+
+@pytest.fixture(scope="module")
+def full(model_folder: Folder) -> Trace:
+    """A rehearsal with a reference model."""
+    return rehearsed(case("grpo", model_folder("qwen2"), {"beta": 0.1}))
+
+
+def test_the_reference_is_weights_with_names_of_its_own_and_scores(full: Trace) -> None:
+    names = [block.module for block in full.blocks if block.owner is Owner.WEIGHTS]
+    assert {"model.norm.weight", "ref_model.model.norm.weight"} <= {*names}
+    scoring = {block.module for phase, _, block in full.walk() if phase is Phase.SCORE}
+    assert "ref_model.model.layers.1.mlp.down_proj" in scoring
+
+
+def test_the_kv_cache_is_told_from_what_else_generates(full: Trace) -> None:
+    """At the last step it holds, per layer, keys and values of all tokens but the one that is being made."""
+    sizes = [block.size_bytes for block in full.blocks if block.owner is Owner.KV_CACHE]
+    largest = ROWS * KV_HEADS * HEAD_SIZE * 4 * (LENGTH - 1)
+    generations = 2
+    assert COMPLETION > 2, "a last step that is not the first"
+    assert max(sizes) == largest
+    assert sizes.count(largest) == generations * MODEL_LAYERS * 2
+    assert {phase for phase, sign, block in full.walk() if sign > 0 and block.owner is Owner.KV_CACHE} == {
+        Phase.GENERATE
+    }
+
+
+def test_phases_come_in_the_order_of_a_step(full: Trace) -> None:
+    order = [phase.value for _, phase in full.phase_starts]
+    micro_step = ["forward", "backward", "optimizer_step"]
+    assert order == ["load", *(["score", "generate", "score", *micro_step, *micro_step] * 2), "save"]

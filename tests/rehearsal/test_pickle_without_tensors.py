@@ -1,7 +1,6 @@
 """Objects of the user's process in the rehearsal's: the same in everything but the values of their tensors."""
 
 import abc
-import copy
 import itertools
 import os
 import subprocess
@@ -15,7 +14,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from object_trainer import rehearsed, sft_trainer, trained, with_lora
-from real_run import births, first_difference
+from real_run import Folder, births, first_difference
 from tiny import FAMILIES, tiny_config
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers import PreTrainedModel
@@ -26,8 +25,6 @@ from autotrain_mem.support.errors import UsageError
 from autotrain_mem.trainers.model_support import statistics
 from autotrain_mem.trainers.pickle_without_tensors import pack, unpack
 from tests.forked import Forge
-
-Folder = Callable[[str], Path]
 
 
 def model_of(family: str) -> Any:
@@ -139,33 +136,6 @@ def test_an_8bit_layer_that_has_run_still_holds_its_weight_once(model_folder: Fo
         layer = unpack(packed).model.layers[0].mlp.up_proj
     assert layer.weight.CB is None
     assert layer.state.CB.untyped_storage()._cdata == layer.weight.untyped_storage()._cdata
-
-
-def test_packing_leaves_the_model_and_the_process_as_they_were() -> None:
-    model = with_lora(gated())
-    calls: list[str] = []
-    model.base_model.model.lm_head.register_forward_hook(lambda *_: calls.append("called"))
-    model.train()
-    model(torch.ones(1, 4, dtype=torch.int64)).logits.sum().backward()
-    calls.clear()
-
-    def state() -> Any:
-        modules = list(model.modules())
-        return (
-            {
-                name: (tensor.data_ptr(), tensor.requires_grad, id(tensor.grad))
-                for name, tensor in tensors(model).items()
-            },
-            [(id(module), list(vars(module)), module.training, len(module._forward_hooks)) for module in modules],
-            torch.get_rng_state().tolist(),
-            list(sys.path),
-        )
-
-    before, values = state(), copy.deepcopy(model.state_dict())
-    pack(model)
-    assert state() == before
-    assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
-    assert not calls
 
 
 def test_no_value_of_a_tensor_is_packed() -> None:

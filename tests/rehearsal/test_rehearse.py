@@ -1,14 +1,13 @@
 """SFT rehearsed with the installed TRL: the worst batch, what knobs add, and nothing left behind."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
-from real_run import rehearsal_of
+from real_run import Folder, rehearsal_of
 from tiny import tiny_config
 
 from autotrain_mem.checks import arguments
@@ -29,7 +28,7 @@ TOKEN_ID_BYTES = 8
 
 
 @pytest.fixture(scope="module")
-def folder(model_folder: Callable[[str], Path]) -> Path:
+def folder(model_folder: Folder) -> Path:
     return model_folder("qwen2")
 
 
@@ -116,7 +115,6 @@ def parameter_bytes(family: str, itemsize: int = 4) -> int:
     [
         ("float32", 4, {}),
         ("bfloat16", 2, {}),
-        ("float16", 2, {}),
         ("auto", 2, {"dtype": "bfloat16"}),
         ("float32", 4, {"tie_word_embeddings": False}),
     ],
@@ -137,19 +135,12 @@ def test_weights_and_gradients_have_the_bytes_of_the_dtype_and_of_the_config(
 # model, and tensors of fewer than 4,096 elements in 32 bit, and add quantization constants: hence a range.
 OPTIMIZERS = {
     "adamw_torch_fused": (2.0, 2.001),
-    "adamw_torch": (2.0, 2.001),
     "adagrad": (1.0, 1.001),
-    "rmsprop": (1.0, 1.001),
     "sgd": (0.0, 0.0),
-    "adafactor": (0.01, 0.1),
-    "adamw_8bit": (0.5, 1.5),
     "ademamix": (3.0, 3.001),
-    "ademamix_8bit": (0.75, 2.25),
     "lion_8bit": (0.25, 0.75),
-    "lion_32bit": (0.999, 1.001),
-    "rmsprop_bnb_8bit": (0.25, 0.75),
 }
-"""Those of transformers that need no package beyond the project's own, but for aliases and the paged ones."""
+"""One for each number of states."""
 
 
 @pytest.mark.parametrize("optim", OPTIMIZERS)

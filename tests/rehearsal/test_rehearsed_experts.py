@@ -1,13 +1,12 @@
 """Mixtures of experts are rehearsed as they run, to the byte: whatever computes them, and whatever adapts them."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from real_run import assert_alike, births, case, difference, peak, peaks, rehearsed, trained
+from real_run import Folder, assert_alike, births, case, difference, peak, peaks, rehearsed, trained
 from tiny import pack_in_mxfp4, tiny_folder
 
 from autotrain_mem.rehearsal import rehearse
@@ -17,8 +16,6 @@ from autotrain_mem.types import Owner, Trace
 from autotrain_mem.types.trace import Routing
 
 pytestmark = pytest.mark.slow
-
-Folder = Callable[[str], Path]
 
 EXPERTS = {"lora_target_parameters": ["experts.gate_up_proj", "experts.down_proj"], "lora_dropout": 0.0}
 WEIGHTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

@@ -3,13 +3,12 @@
 ``scripts/parity`` compares all three families with every trainer that reads images.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from real_run import assert_alike, case, rehearsed
+from real_run import Folder, assert_alike, case, rehearsed
 
 from autotrain_mem.estimator.memory import LANGUAGE, PROJECTOR, VISION, parts_of
 from autotrain_mem.support.errors import RehearsalError, UnsupportedModelError, UsageError
@@ -36,7 +35,7 @@ CASES = [
 
 @pytest.mark.parametrize(("method", "family", "knobs"), CASES)
 def test_a_rehearsal_with_images_is_the_training(
-    method: str, family: str, knobs: dict[str, Any], vision_folder: Callable[[str], Path], tmp_path: Path
+    method: str, family: str, knobs: dict[str, Any], vision_folder: Folder, tmp_path: Path
 ) -> None:
     fake, _, _ = assert_alike(pictured(method, vision_folder(family), **knobs), tmp_path)
     assert {part for part, _ in parts_of(fake.blocks)} >= {VISION, PROJECTOR, LANGUAGE}
@@ -44,7 +43,7 @@ def test_a_rehearsal_with_images_is_the_training(
 
 @pytest.mark.parametrize("knobs", [{}, {"gradient_checkpointing": False}])
 def test_several_processes_with_a_part_that_no_loss_depends_on_are_refused(
-    knobs: dict[str, Any], vision_folder: Callable[[str], Path]
+    knobs: dict[str, Any], vision_folder: Folder
 ) -> None:
     """Gemma's tower is made with a head here that nobody asks; with a gradient for all of it two processes do."""
     with pytest.raises(RehearsalError, match="the loss does not depend on them"):
@@ -52,7 +51,7 @@ def test_several_processes_with_a_part_that_no_loss_depends_on_are_refused(
     assert rehearsed(pictured("sft", vision_folder("qwen2_5_vl"), processes=2, sharding="ddp", **knobs)).blocks
 
 
-def test_larger_images_take_more_unless_they_are_made_smaller(vision_folder: Callable[[str], Path]) -> None:
+def test_larger_images_take_more_unless_they_are_made_smaller(vision_folder: Folder) -> None:
     folder = vision_folder("qwen2_5_vl")
     large = pictured("sft", folder, ("224x168",))
     whole, smaller = (rehearsed(replace(large, knobs=replace(large.knobs, max_pixels=n))) for n in (None, 56 * 56))
@@ -63,13 +62,13 @@ def test_larger_images_take_more_unless_they_are_made_smaller(vision_folder: Cal
     assert pixels[1] < pixels[0] / 4
 
 
-def test_images_that_leave_no_room_for_a_word_are_refused(vision_folder: Callable[[str], Path]) -> None:
+def test_images_that_leave_no_room_for_a_word_are_refused(vision_folder: Folder) -> None:
     with pytest.raises(UsageError, match="images alone take"):
         rehearsed(pictured("sft", vision_folder("qwen2_5_vl"), ("560x560",)))
     with pytest.raises(UsageError, match="changes nothing"):
         rehearsed(pictured("sft", vision_folder("gemma3"), max_pixels=1000))
 
 
-def test_a_model_whose_images_are_not_rehearsed_is_named(model_folder: Callable[[str], Path]) -> None:
+def test_a_model_whose_images_are_not_rehearsed_is_named(model_folder: Folder) -> None:
     with pytest.raises(UnsupportedModelError, match="not rehearsed for qwen2 models"):
         rehearsed(pictured("sft", model_folder("qwen2")))

@@ -1,10 +1,9 @@
-"""A rehearsed process of several is the real one that talks to others through gloo, and is checked.
+"""A rehearsed process of several is the real one that talks to others through gloo, and is checked; ring attention of
+processes that share the tokens of a row computes what attention of the whole row does.
 
 ``scripts/rank_parity`` compares many more, all methods among them.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -12,20 +11,17 @@ import pytest
 import torch
 from accelerate import accelerator
 from deepspeed.runtime.swap_tensor import optimizer_utils, utils
-from rank_run import moves_in_order, trained_by_ranks
-from real_run import Case, case, peaks, rehearsed
+from rank_run import forked, moves_in_order, trained_by_ranks
+from real_run import Case, Folder, case, peaks, rehearsed
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty
 
 from autotrain_mem.rehearsal import rehearse
 from autotrain_mem.rehearsal.ranks.fsdp import Chunks
-from autotrain_mem.rehearsal.ranks.rank import rehearsed_rank
 from autotrain_mem.rehearsal.ranks.zero_offload import HostAdam
 from autotrain_mem.support.errors import RehearsalError
 from autotrain_mem.types import Owner
 from autotrain_mem.types.work import Kind
-
-Folder = Callable[[str], Path]
 
 SMALL = 512
 """Bytes up to which blocks are told apart: scalars of metrics, which c10d boxes anew as it likes."""
@@ -103,12 +99,6 @@ def test_what_zero_offloads_to_nvme_is_in_files_and_the_host_has_their_buffers(
     assert not disk.exists(), "a rehearsal makes and clears nothing there"
     written = sum(file.stat().st_size for file in (tmp_path / "real").rglob("*.swp"))
     assert written == real.nvme_bytes
-
-
-def test_a_process_without_a_group_is_rehearsed_as_ever(model_folder: Folder) -> None:
-    one = ranked("sft", model_folder("qwen2"), processes=1)
-    assert rehearsed_rank(one.knobs, None) is None
-    assert rehearsed_rank(replace(one.knobs, sharding="zero3"), None) is not None
 
 
 def test_a_shard_is_its_part_of_weights_and_state(model_folder: Folder) -> None:
@@ -215,3 +205,45 @@ def test_it_looks_at_no_fake_values() -> None:
     with FakeTensorMode():
         tensors = [torch.ones(3) for _ in range(4)]
         assert HostAdam().adam_update(0, 1, RATE, *BETAS, EPS, DECAY, True, *tensors) == 0
+
+
+PROCESSES, TOKENS = 2, 32
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)], ids=["flash", "cudnn"])
+def test_tokens_that_two_processes_share_attend_as_whole_rows_do(capability: tuple[int, int], tmp_path: Path) -> None:
+    forked(_attend, PROCESSES, tmp_path, {}, capability)
+
+
+def _attend(rank: int, folder: Path, capability: tuple[int, int]) -> None:
+    """Results and gradients are those of the whole row, but for rounding to bfloat16."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import context_parallel
+    from torch.nn.functional import scaled_dot_product_attention as whole_attention
+
+    from autotrain_mem.rehearsal.ranks.ring_attention import ring_attention
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    shapes = ((1, 4, TOKENS, 16), (1, 2, TOKENS, 16), (1, 2, TOKENS, 16))
+    whole = [torch.randn(shape, dtype=torch.bfloat16).requires_grad_() for shape in shapes]
+    expected = whole_attention(*whole, is_causal=True, enable_gqa=True)
+    expected.float().square().sum().backward()
+    quarter = TOKENS // (2 * PROCESSES)
+    parts = [each for part in (rank, 2 * PROCESSES - 1 - rank) for each in range(part * quarter, (part + 1) * quarter)]
+    own = [each.detach()[:, :, parts].clone().requires_grad_() for each in whole]
+    with (
+        ring_attention(capability),
+        context_parallel(init_device_mesh("cpu", (PROCESSES,)), buffers=[torch.zeros(1, TOKENS)], buffer_seq_dims=[1]),
+    ):
+        out = torch.nn.functional.scaled_dot_product_attention(*own, is_causal=True, enable_gqa=True)
+        out.float().square().sum().backward()
+    pairs = {"result": (out, expected), **{f"gradient {at}": (own[at].grad, whole[at].grad) for at in range(3)}}
+    far = [
+        f"{name}: {float((ours - theirs[:, :, parts]).abs().max())}"
+        for name, (ours, theirs) in pairs.items()
+        if not torch.allclose(ours.float(), theirs[:, :, parts].float(), atol=0.1, rtol=0.05)
+    ]
+    dist.destroy_process_group()
+    assert not far

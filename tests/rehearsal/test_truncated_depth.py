@@ -9,7 +9,7 @@ import pytest
 import torch
 from object_trainer import rehearsed as rehearsed_trainer
 from object_trainer import sft_trainer, with_lora
-from real_run import case, rehearsal_of, rehearsed
+from real_run import Folder, case, rehearsal_of, rehearsed
 from story import story
 from tiny import tiny_config
 
@@ -172,7 +172,7 @@ def test_the_period_is_that_of_the_kinds_of_layers(family: str, changes: dict[st
 
 
 @pytest.mark.parametrize(("family", "name"), [("qwen2_5_vl", "depth"), ("smolvlm", "num_hidden_layers")])
-def test_the_layers_of_a_vision_tower_are_counted(family: str, name: str, vision_folder: Callable[[str], Path]) -> None:
+def test_the_layers_of_a_vision_tower_are_counted(family: str, name: str, vision_folder: Folder) -> None:
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(vision_folder(family))

@@ -1,6 +1,5 @@
 """Without vLLM installed, TRL's own VLLMGeneration runs against its stand-ins."""
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +8,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from rank_run import moves_in_order, trained_by_ranks
-from real_run import case, peak, peaks, rehearsed
+from real_run import Folder, case, peak, peaks, rehearsed
 from torch._subclasses.fake_tensor import FakeTensorMode
 from trace_reading import sizes
 
@@ -18,8 +17,6 @@ from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.rehearsal.vllm_stub import vllm_stand_in
 from autotrain_mem.types import Owner, Phase
 from autotrain_mem.types.trace import CACHE_EMPTIED
-
-Folder = Callable[[str], Path]
 
 PROMPTS = [[5, 6, 7], [5, 6, 7], [8, 9], [8, 9]]
 TOKENS = 6

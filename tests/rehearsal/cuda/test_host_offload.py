@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from real_run import Case, assert_alike, case, peak, rehearsed
+from real_run import Case, Folder, assert_alike, case, peak, rehearsed
 from trl.models import activation_offloading
 
 from autotrain_mem.rehearsal.cuda.host_offload import host_offloading
@@ -21,7 +21,7 @@ from autotrain_mem.types.work import Kind
 
 
 @pytest.fixture
-def training(model_folder: Callable[[str], Path]) -> Callable[..., Case]:
+def training(model_folder: Folder) -> Callable[..., Case]:
     """``training(activation_offloading=True)``: a small one with these knobs."""
     return partial(case, "sft", model_folder("qwen2"))
 

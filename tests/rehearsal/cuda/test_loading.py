@@ -1,15 +1,13 @@
 """What loading a model asks a GPU's allocator for, against transformers' and bitsandbytes' own code."""
 
 from collections import Counter
-from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
-from real_run import case, rehearsed
+from real_run import Folder, case, rehearsed
 from tiny import FAMILIES
 from transformers import AutoModelForCausalLM, PreTrainedModel, core_model_loading, modeling_utils
 from trl.trainer.utils import create_model_from_path
@@ -20,8 +18,6 @@ from autotrain_mem.rehearsal.fake_run import fake_tensors, materialize
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.trainers.weightless import without_weights
 from autotrain_mem.types import Owner, Phase, Trace
-
-Folder = Callable[[str], Path]
 
 QUANTIZED: dict[str, dict[str, Any]] = {
     "nf4-nested": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from accelerate.utils import memory
-from real_run import VARIANTS, Case, assert_alike, births, case, peak, rehearsal_of, trained
+from real_run import VARIANTS, Case, Folder, assert_alike, births, case, peak, rehearsal_of, trained
 from trace_reading import REAL_AND_FAKE, live
 
 from autotrain_mem.rehearsal.cuda import rules as rules_module
@@ -179,7 +179,6 @@ def test_every_rule_is_listed_in_its_module() -> None:
     assert listed == len(every_rule())
 
 
-Folder = Callable[[str], Path]
 HALF_BASE = {"full": {}} | {name: {**VARIANTS[name], "dtype": "float16"} for name in ("lora", "4-bit", "8-bit")}
 
 

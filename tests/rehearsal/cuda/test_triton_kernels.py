@@ -1,8 +1,10 @@
-"""Liger's kernels, rehearsed: what each keeps and makes, and models that take them.
+"""Triton kernels, rehearsed: what Liger's keep and make, and models that take them; TRL's fused head.
 
 The figures follow the host code of liger-kernel 0.8.5, which was run on fake tensors with idle kernels to compare.
 """
 
+import importlib.util
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -14,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from trace_reading import recorded_step, sizes
 
 from autotrain_mem.rehearsal.cuda import triton_kernels
-from autotrain_mem.rehearsal.cuda.triton_kernels import chunk_tokens, liger_stand_ins
+from autotrain_mem.rehearsal.cuda.triton_kernels import chunk_tokens, fused_head_stand_ins, liger_stand_ins
 from autotrain_mem.rehearsal.fake_mode import QuickFakeMode
 from autotrain_mem.rehearsal.known_values import KnownValues, known_value
 from autotrain_mem.rehearsal.trace.recorder import Recorder
@@ -189,3 +191,92 @@ def test_what_cannot_be_rehearsed_is_said() -> None:
     assert why_not_liger("llama") is why_not_liger("qwen3", {"rope": False, "cross_entropy": False}) is None
     assert "cross_entropy" in str(why_not_liger("llama", {"cross_entropy": True}))
     assert "not for phi3" in str(why_not_liger("phi3"))
+
+
+HAS_FUSED_HEAD = importlib.util.find_spec("trl.kernels") is not None
+needs_fused_head = pytest.mark.skipif(not HAS_FUSED_HEAD, reason="TRL 1.16 brought the fused head")
+
+LABELLED, PROMPT, WORDS = 32, 20, 320
+SCORED = ROWS * (LABELLED - PROMPT)
+
+
+def model_with_head(weights: torch.dtype) -> Any:
+    from tiny import tiny_config
+    from transformers import AutoModelForCausalLM
+    from trl.trainer.utils import add_fused_lm_head
+
+    torch.manual_seed(0)
+    config = tiny_config("qwen2")
+    config.vocab_size = WORDS
+    model = AutoModelForCausalLM.from_config(config, dtype=weights).train()
+    add_fused_lm_head(model, outputs=("log_probs", "entropy", "is_top1"))
+    return model
+
+
+def batch() -> dict[str, torch.Tensor]:
+    torch.manual_seed(1)
+    ids = torch.randint(10, 100, (ROWS, LABELLED))
+    labels = ids.clone()
+    labels[:, :PROMPT] = -100
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+
+
+def trained(fake: bool, stand_ins: bool = True, weights: torch.dtype = torch.float32) -> tuple[list[int], Any, Any]:
+    """Births of a forward and a backward pass, with the model's and the batch's, the outputs, and the model."""
+
+    def step(model: Any, batch: Any) -> Any:
+        outputs = model(**batch, fused_lm_head=True)
+        outputs.loss.backward()
+        return outputs
+
+    rules = fused_head_stand_ins() if stand_ins else nullcontext()
+    trace, outputs, model = recorded_step(lambda: model_with_head(weights), batch(), rules, step, fake=fake)
+    return [block.size_bytes for block in trace.blocks if block.owner is not Owner.WEIGHTS], outputs, model
+
+
+@needs_fused_head
+@pytest.mark.newest
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
+def test_fake_tensors_allocate_what_real_ones_do_and_nothing_is_known_of_their_loss(weights: torch.dtype) -> None:
+    """A kernel that does nothing leaves zeros, which a trainer would decide by."""
+    births, outputs, model = trained(fake=True, weights=weights)
+    assert births == trained(fake=False, weights=weights)[0]
+    assert known_value(outputs.loss) is None
+    assert all(known_value(parameter.grad) is None for parameter in model.parameters())
+
+
+@needs_fused_head
+@pytest.mark.newest
+def test_values_and_gradients_are_those_of_trls_own_path() -> None:
+    """float32 throughout; sums run over other rows, so the last digits differ."""
+    _, mine, model = trained(fake=False)
+    _, theirs, reference = trained(fake=False, stand_ins=False)
+    for name in ("loss", "log_probs", "entropy"):
+        torch.testing.assert_close(getattr(mine, name), getattr(theirs, name))
+    for (name, parameter), other in zip(model.named_parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, other.grad, msg=name)
+
+
+@needs_fused_head
+@pytest.mark.newest
+def test_only_tokens_with_a_label_are_scored_and_a_tile_is_folded_without_copies() -> None:
+    """TRL's PyTorch path holds the tile in float32 several times over, and half precision weights in float32."""
+    from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
+
+    births, tile = trained(fake=True)[0], _CHUNKED_LOGPROB_CHUNK_SIZE * 4
+    assert births.count(SCORED * tile) == 2, "one buffer in the forward pass, one in the backward pass"
+    assert ROWS * (LABELLED - 1) * tile not in births
+    births, _, _ = trained(fake=True, weights=torch.bfloat16)
+    theirs, _, _ = trained(fake=True, stand_ins=False, weights=torch.bfloat16)
+    assert SCORED * WORDS * 4 not in births
+    assert ROWS * (LABELLED - 1) * WORDS * 4 in theirs
+    # float32 copies of the head: its gradient's accumulator alone, where TRL's path casts the weights as well.
+    assert births.count(WORDS * HIDDEN * 4) == 1
+    assert theirs.count(WORDS * HIDDEN * 4) > 1
+
+
+def test_without_the_head_nothing_is_rehearsed_while_its_absence_is_handled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "trl.kernels", None)
+    with pytest.raises(ValueError, match="the user's") as raised, fused_head_stand_ins():
+        raise ValueError("the user's")
+    assert raised.value.__context__ is None

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from small_card import SmallCard
 from trace_reading import live
 
-from autotrain_mem.rehearsal.trace.ledger import PinnedMemory, block_bytes
+from autotrain_mem.rehearsal.trace.ledger import PinnedMemory
 from autotrain_mem.rehearsal.trace.recorder import Recorder, Scratch, Workspace
-from autotrain_mem.support.units import KIB, MIB
+from autotrain_mem.support.units import KIB
 from autotrain_mem.types import Block, Owner, Phase, Trace
 from autotrain_mem.types.trace import CACHE_EMPTIED
 
@@ -288,23 +288,8 @@ def test_what_only_a_device_would_make_is_alive_while_it_is_taken_if_it_can_be_g
     assert live_bytes(recorder.trace()) == 0
 
 
-def test_only_what_was_seen_is_a_block() -> None:
-    unseen = torch.ones(N)
-    with recorded() as recorder:
-        seen = torch.ones(N)
-        assert recorder.block_of(seen[10:]) == 0
-        assert recorder.block_of(unseen) is None
-        assert events(recorder) == [1], "looking is no birth"
-    del seen
-
-
 class Holder:
     """What a tensor lives as long as."""
-
-
-@pytest.mark.parametrize(("size", "block"), [(0, 0), (1, 1), (3, 4), (4, 4), (14 * MIB, 16 * MIB)])
-def test_a_tensor_takes_the_next_power_of_two(size: int, block: int) -> None:
-    assert block_bytes(size) == block
 
 
 def test_a_block_that_is_free_again_serves_its_own_size_and_stays() -> None:

@@ -1,7 +1,6 @@
 """Steps between the two ends of a generation, written from what the last of them did."""
 
 import itertools
-from array import array
 
 import pytest
 from hypothesis import given, settings
@@ -131,15 +130,6 @@ def test_however_much_room_there_is_lives_are_whole_and_the_peak_is_that_of_all_
     assert peak(written) == peak(Generation(skipped, scores=scores).all_steps())
 
 
-def test_each_generation_takes_at_most_half_of_what_is_left() -> None:
-    budget, left = Budget(layers=1, events=1000), [1000]
-    for _ in range(4):
-        Generation(1000).jump_and_step(budget=budget)
-        left.append(budget.events)
-    assert all(later >= earlier // 2 for earlier, later in itertools.pairwise(left))
-    assert left == sorted(left, reverse=True)
-
-
 def test_a_phase_and_a_use_of_a_stream_that_come_later_move_along() -> None:
     generation = Generation(10)
     ledger = generation.ledger
@@ -149,10 +139,3 @@ def test_a_phase_and_a_use_of_a_stream_that_come_later_move_along() -> None:
     (use,) = ledger.trace().stream_uses
     assert ledger.trace().events[use.event] == -1
     assert trace.phase_starts[-1] == (len(trace.events) - 1, Phase.SCORE)
-
-
-def test_the_blocks_of_a_repeated_step_are_not_written_again() -> None:
-    few, many = (Generation(skipped).jump_and_step() for skipped in (10, 40))
-    temporaries = [sum(block.module == "temporary" for block in trace.blocks) for trace in (few, many)]
-    assert temporaries == [1, 1]
-    assert isinstance(few.events, array)
