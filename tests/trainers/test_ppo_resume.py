@@ -22,14 +22,6 @@ def run(model: Path, folder: Path, *, steps: int = 4, resume: Any = None, **opti
     return built
 
 
-def assert_same_end(straight: Any, resumed: Any) -> None:
-    assert same_weights(straight, resumed)
-    for name in ("objective/scores", "objective/kl", "lr", "episode", "grad_norm", "loss"):
-        assert logged(straight, name) == logged(resumed, name), name
-    assert (resumed.state.global_step, resumed.state.episode) == (4, 4 * ROLLOUT)
-    assert torch.equal(torch.get_rng_state(), torch.load(Path(straight.args.output_dir) / "rng.pt"))
-
-
 @pytest.mark.parametrize("use_lora", [False, True])
 def test_a_run_that_goes_on_with_its_newest_whole_checkpoint_ends_where_an_unbroken_one_does(
     use_lora: bool, model: Path, tmp_path: Path
@@ -45,7 +37,11 @@ def test_a_run_that_goes_on_with_its_newest_whole_checkpoint_ends_where_an_unbro
     torch.save(torch.get_rng_state(), tmp_path / "rng.pt")
     (tmp_path / "checkpoint-4" / "trainer_state.json").unlink()  # as if killed while it was written
     resumed = run(model, tmp_path, resume=str(tmp_path / "checkpoint-2") if use_lora else True, **options)
-    assert_same_end(straight, resumed)
+    assert same_weights(straight, resumed)
+    for name in ("objective/scores", "objective/kl", "lr", "episode", "grad_norm", "loss"):
+        assert logged(straight, name) == logged(resumed, name), name
+    assert (resumed.state.global_step, resumed.state.episode) == (4, 4 * ROLLOUT)
+    assert torch.equal(torch.get_rng_state(), torch.load(tmp_path / "rng.pt"))
 
 
 def test_prompts_come_from_the_beginning_where_none_are_to_be_left_out(model: Path, tmp_path: Path) -> None:

@@ -46,13 +46,6 @@ channel.receive()
 """
 
 
-def ranks_of(module: str, environments: list[dict[str, str]], folder: Path) -> RankProcesses:
-    logs = [folder / f"{rank}.log" for rank in range(len(environments))]
-    return RankProcesses(
-        module, environments, logs, names=["rank 0", "rank 1", "rank 2"][: len(logs)], silent_seconds=1800
-    )
-
-
 class Clock:
     now = 0.0
 
@@ -267,7 +260,9 @@ def test_all_ranks_end_together_within_the_grace_even_those_that_are_stopped(
     monkeypatch.setattr(several, "GRACE_SECONDS", 1.0)
     (tmp_path / "rank.py").write_text(CHILD)
     path = f"{tmp_path}:{Path(several.__file__).parents[2]}"
-    ranks = ranks_of("rank", [{"PYTHONPATH": path}] * 3, tmp_path)
+    names = ["rank 0", "rank 1", "rank 2"]
+    logs = [tmp_path / name for name in names]
+    ranks = RankProcesses("rank", [{"PYTHONPATH": path}] * 3, logs, names=names, silent_seconds=1800)
     started = [psutil.Process(child.pid) for child in ranks._children]  # this process may have others
     try:
         ranks.send([{"say": "go"}, {"say": "stop"}, {"say": "stop"}])

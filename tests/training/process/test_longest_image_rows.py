@@ -10,7 +10,6 @@ from datasets import Dataset, List, Value
 from tiny_trainers import outcome
 from tiny_vision_trainers import SIZES, rows, vision_trainer
 
-from autotrain_mem.data import longest_rows
 from autotrain_mem.data.longest_rows import longest_image_rows
 from autotrain_mem.training.process.longest_batch import LongestBatch, attach_longest_batch, run_longest_batch
 from autotrain_mem.training.process.probe import take_longest
@@ -33,17 +32,6 @@ def test_the_row_of_most_tokens_is_found_whatever_a_model_makes_of_pixels(
     tokens = [made.data_collator([data[number]])["input_ids"].shape[1] for number in range(len(data))]
     assert longest_image_rows(made, data, 1) == ([longest], max(tokens))
     assert [tokens[number] for number in longest_image_rows(made, data, 3)[0]] == sorted(tokens)[:-4:-1]
-
-
-def test_few_rows_are_tokenized_and_no_image_of_the_others_is_decoded(
-    vision_folder: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = vision_trainer("sft", vision_folder("qwen2_5_vl"), tmp_path)
-    monkeypatch.setattr(longest_rows, "FEWEST_CANDIDATES", 1)
-    asked: list[int] = []
-    monkeypatch.setattr(longest_rows, "tokens_of", lambda trainer, dataset, number: asked.append(number) or number)
-    longest_image_rows(made, rows("sft", UNEQUAL), 1)
-    assert asked == [ONE_LARGE, THREE_SMALL], "the first has most text too"
 
 
 @pytest.mark.parametrize("method", ["sft", "dpo", "grpo", "rloo"])
