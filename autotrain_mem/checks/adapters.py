@@ -14,7 +14,6 @@ from typing import Any
 from autotrain_mem.checks.model_files import model_without_weights
 from autotrain_mem.checks.preflight_checks import Setup
 from autotrain_mem.methods.configs import has_experts, peft_config, trusts_remote_code
-from autotrain_mem.types import Job
 from autotrain_mem.types.findings import Finding, Problems
 
 NAMED_AT_MOST = 12
@@ -34,14 +33,22 @@ def unmatched_targets(setup: Setup) -> Problems:
         return
     if asked == "all-linear" or has_experts(config):
         return
-    layers = _adaptable(job)
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    # Layers that LoRA has a form for (``peft/tuners/lora/model.py: _create_new_module``), by their names.
+    forms = (torch.nn.Linear, torch.nn.Embedding, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d, Conv1D)
+    layers = {name: each for name, each in model_without_weights(job).named_modules() if isinstance(each, forms)}
     lora = peft_config(filled.model, job.model, own=filled.adapter, trust_remote_code=trusts_remote_code(filled))
     names = [asked] if isinstance(asked, str) else list(asked)  # a regular expression is one name
     missing = [name for name in names if not _matches(lora, name, list(layers))]
     if not missing:
         return
     none = len(missing) == len(names)
-    *first, last = kinds = _kinds_of(layers)
+    # ``["q_proj", "k_proj", ...]``: what repeats in every layer; of a model of one layer, all but the embeddings.
+    ends = Counter(name.split(".")[-1] for name, layer in layers.items() if not isinstance(layer, torch.nn.Embedding))
+    often = [name for name, times in ends.items() if times > 1] or list(ends)
+    *first, last = kinds = often[:NAMED_AT_MOST]
     cure = f"Give some of {', '.join(first)} and {last}, two at least; all-linear takes them all."
     if len(missing) == 1 and missing[0] in kinds:  # trl/trainer/model_config.py: __post_init__ makes a text of one name
         meant = f"Give '.*{missing[0]}': a single name is a regular expression for a module's whole name."
@@ -63,25 +70,6 @@ def _matches(lora: Any, name: str, layers: list[str]) -> bool:
     return any(check_target_module_exists(one, layer) for layer in layers)  # what is excluded is an object, and false
 
 
-def _adaptable(job: Job) -> dict[str, Any]:
-    """Layers that LoRA has a form for (``peft/tuners/lora/model.py: _create_new_module``), by their names."""
-    import torch
-    from transformers.pytorch_utils import Conv1D
-
-    model = model_without_weights(job)
-    kinds = (torch.nn.Linear, torch.nn.Embedding, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d, Conv1D)
-    return {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
-
-
-def _kinds_of(layers: dict[str, Any]) -> list[str]:
-    """``["q_proj", "k_proj", ...]``: what repeats in every layer; of a model of one layer, all but the embeddings."""
-    import torch
-
-    names = Counter(name.split(".")[-1] for name, layer in layers.items() if not isinstance(layer, torch.nn.Embedding))
-    often = [name for name, times in names.items() if times > 1] or list(names)
-    return often[:NAMED_AT_MOST]
-
-
 # -- experts -----------------------------------------------------------------------------------------------------------
 
 
@@ -101,9 +89,14 @@ def adapted_experts(setup: Setup) -> Problems:
         get_model_conversion_mapping,
     )
 
-    lora = _asked(setup)
-    if lora is None:
-        return
+    job, asked_for = setup.job, setup.filled.model
+    if job.python_call is not None or not has_experts(setup.config):
+        return  # PEFT looks at the script's own config, and at its model
+    if not job.arguments.get("use_peft"):
+        if not job.arguments.get("lora_target_parameters"):
+            return
+        asked_for = replace(asked_for, use_peft=True)  # a plan would turn it on with the parameters that are named
+    lora = peft_config(asked_for, job.model, trust_remote_code=trusts_remote_code(setup.filled))
     model = model_without_weights(setup.job)
     fused = {name: weight.numel() for name, weight in model.named_parameters() if weight.dim() == 3}
     if not fused:
@@ -153,21 +146,14 @@ def router_loss(setup: Setup) -> Problems:
         )
 
 
-def _asked(setup: Setup) -> Any:
-    """The LoRA that is asked for, or that a plan would turn on with the parameters that are named; None without."""
-    job, asked = setup.job, setup.filled.model
-    if job.python_call is not None or not has_experts(setup.config):
-        return None  # PEFT looks at the script's own config, and at its model
-    if not job.arguments.get("use_peft"):
-        if not job.arguments.get("lora_target_parameters"):
-            return None
-        asked = replace(asked, use_peft=True)
-    return peft_config(asked, job.model, trust_remote_code=trusts_remote_code(setup.filled))
-
-
 def _matched(names: Sequence[str], targets: Sequence[str]) -> bool:
     """``peft/tuners/tuners_utils.py: _inject_parameters``."""
     return any(name == target or name.endswith(f".{target}") for name in names for target in targets)
+
+
+def _last_names(names: Sequence[str]) -> list[str]:
+    """``["experts.down_proj", "experts.gate_up_proj"]``: what repeats in every layer."""
+    return sorted({".".join(name.split(".")[-2:]) for name in names})
 
 
 def _refused_of_parameters(lora: Any, asked: Sequence[str]) -> Problems:
@@ -180,8 +166,3 @@ def _refused_of_parameters(lora: Any, asked: Sequence[str]) -> Problems:
         )
     if lora.use_dora:
         yield "--use_dora does not go with experts that are adapted as parameters.", "Remove --use_dora."
-
-
-def _last_names(names: Sequence[str]) -> list[str]:
-    """``["experts.down_proj", "experts.gate_up_proj"]``: what repeats in every layer."""
-    return sorted({".".join(name.split(".")[-2:]) for name in names})

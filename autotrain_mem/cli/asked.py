@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 
 from autotrain_mem.cli import flags
-from autotrain_mem.planning.wish import Wish
 from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.support.units import printable
 from autotrain_mem.support.versions import TESTED, installed_versions, untested
@@ -50,27 +49,19 @@ def run(command: str, method: str, argv: Sequence[str]) -> int:
             refuse_to_follow(wish)
             several_machines.follow_first(wish, _say)
             return 0
+    # A sweep may have other devices and models at each of its points. Where a file is to be written and no card is
+    # named, what flags contradict is told before that there is no GPU.
+    swept = {axis.partition("=")[0].strip().lstrip("-").replace("-", "_") for axis in output.sweep}
+    is_late = wish.autofit.gpu is None and (output.stops or output.snapshot or output.sweep)
+    is_one = not is_late and swept.isdisjoint(_DEVICE_AND_MODEL)
     count = 1 if command == "estimate" and not output.sweep else None
-    with opened(
-        wish, to_train=to_train, reads_data=command != "estimate", is_one=_is_one(wish, output), count=count
-    ) as workers:
+    with opened(wish, to_train=to_train, reads_data=command != "estimate", is_one=is_one, count=count) as workers:
         is_watched = sys.stderr.isatty() and not (output.json or output.stops)
         if command != "estimate" and is_watched and (line := coarse_answer(wish)):
             sys.stderr.write(f"{line}\n")
         from autotrain_mem.cli import commands  # while the workers import TRL
 
         return int(getattr(commands, command)(workers, wish, output))
-
-
-def _is_one(wish: Wish, output: flags.Output) -> bool:
-    """Whether one device and one model are asked for: a sweep may have others at each of its points.
-
-    Where a file is to be written and no card is named, what flags contradict is told before that there is no GPU.
-    """
-    if wish.autofit.gpu is None and (output.stops or output.snapshot or output.sweep):
-        return False
-    swept = {axis.partition("=")[0].strip().lstrip("-").replace("-", "_") for axis in output.sweep}
-    return swept.isdisjoint(_DEVICE_AND_MODEL)
 
 
 def _say(line: str) -> None:

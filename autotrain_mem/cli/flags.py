@@ -207,7 +207,12 @@ def read(prog: str, argv: Sequence[str]) -> tuple[Wish, Output]:
             why, instead = not_here[flag]
             raise UsageError(f"{prog} takes no {flag}: {why}", hint=instead)
     flags = _given(namespace)
-    file = _config_file(prog, flags)
+    if "recipe" in flags:
+        from autotrain_mem.cli.recipes import config_file  # few commands name one
+
+        file: str | None = config_file(prog, flags)
+    else:
+        file = flags.pop("config", None)
     config = (
         {} if file is None else {name.replace("-", "_"): each for name, each in read_yaml(file, "--config").items()}
     )
@@ -240,15 +245,6 @@ def read(prog: str, argv: Sequence[str]) -> tuple[Wish, Output]:
         also_known=own_names(),
     )
     return with_accelerate(with_peft_config(wish)), Output(**_fields_of(Output, ours), typed=tuple(argv))
-
-
-def _config_file(prog: str, flags: dict[str, Any]) -> str | None:
-    if "recipe" not in flags:
-        file: str | None = flags.pop("config", None)
-        return file
-    from autotrain_mem.cli.recipes import config_file  # few commands name one
-
-    return config_file(prog, flags)
 
 
 def _fields_of(kind: type[AutoFit | Wish | Output], ours: Mapping[str, Any]) -> dict[str, Any]:

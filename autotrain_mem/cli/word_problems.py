@@ -89,7 +89,15 @@ def _problem(random: Random, step_count: int) -> dict[str, Any]:
     solution = [f"We start with {start}."]  # the running total, one line a step: ``More come in: 14 + 6 = 20.``
     steps = []
     for _ in range(step_count):
-        symbol, amount, after = _step(random, total)
+        # Draws an operation, its amount and what comes of it: whole, and between 2 and ``_LARGEST_TOTAL``.
+        additions = range(2, min(40, _LARGEST_TOTAL - total) + 1)
+        subtractions = range(2, min(40, total - 2) + 1)
+        factors = range(2, min(5, _LARGEST_TOTAL // total) + 1)
+        divisors = [parts for parts in range(2, 10) if total % parts == 0 and total // parts >= 2]
+        choices = {"+": additions, "-": subtractions, "*": factors, "/": divisors}
+        symbol = random.choice([symbol for symbol, amounts in choices.items() if amounts])
+        amount = random.choice(choices[symbol])
+        after = {"+": total + amount, "-": total - amount, "*": total * amount, "/": total // amount}[symbol]
         reason = _REASONS[symbol].format(amount=amount)
         solution.append(f"{reason}: {total} {symbol} {amount} = {after}.")
         steps.append((symbol, amount))
@@ -99,16 +107,3 @@ def _problem(random: Random, step_count: int) -> dict[str, Any]:
     question = " ".join([*story, f"How many {things} does {name} have now?"])
     answer = "\n".join([*solution, f"Answer: {total}"])
     return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
-
-
-def _step(random: Random, total: int) -> tuple[str, int, int]:
-    """Draws an operation, its amount and what comes of it: whole, and between 2 and ``_LARGEST_TOTAL``."""
-    additions = range(2, min(40, _LARGEST_TOTAL - total) + 1)
-    subtractions = range(2, min(40, total - 2) + 1)
-    factors = range(2, min(5, _LARGEST_TOTAL // total) + 1)
-    divisors = [parts for parts in range(2, 10) if total % parts == 0 and total // parts >= 2]
-    choices = {"+": additions, "-": subtractions, "*": factors, "/": divisors}
-    symbol = random.choice([symbol for symbol, amounts in choices.items() if amounts])
-    amount = random.choice(choices[symbol])
-    after = {"+": total + amount, "-": total - amount, "*": total * amount, "/": total // amount}[symbol]
-    return symbol, amount, after

@@ -94,7 +94,14 @@ def load_named(name: str, config_name: str | None) -> Any:
         return datasets.load_dataset(name, name=config_name)
     except datasets.exceptions.DatasetGenerationError as error:
         if path.is_dir() and isinstance(error.__cause__, datasets.table.CastError):
-            raise _different_columns(path) from error
+            # A folder is read as one table (``datasets/table.py: table_cast``).
+            files = [str(file) for file in sorted(path.rglob("*")) if file.suffix.lower() in DATA_KINDS]
+            listed = "\n".join(f"  --dataset {file}" for file in files[:_FILES_LISTED])
+            more = f"\n  and {len(files) - _FILES_LISTED} more" if len(files) > _FILES_LISTED else ""
+            raise MalformedDatasetError(
+                f"The files in {path} do not have the same columns, and a folder is read as one table.",
+                hint=f"Give one file, or put files of the same columns in a folder of their own:\n{listed}{more}",
+            ) from error
         for file in sorted(path.rglob("*.json*")):  # none, where it is a hub id
             if where := _unreadable(file):
                 message = f"{file} cannot be read: {where}."
@@ -109,17 +116,6 @@ def load_named(name: str, config_name: str | None) -> Any:
         raise DatasetNotFoundError(
             f"Cannot load the dataset {name!r} ({kind}): {_first_line(error)}.", hint=WHAT_IS_READ
         ) from error
-
-
-def _different_columns(folder: pathlib.Path) -> MalformedDatasetError:
-    """The datasets library reads a folder as one table (``datasets/table.py: table_cast``)."""
-    files = [str(file) for file in sorted(folder.rglob("*")) if file.suffix.lower() in DATA_KINDS]
-    listed = "\n".join(f"  --dataset {file}" for file in files[:_FILES_LISTED])
-    more = f"\n  and {len(files) - _FILES_LISTED} more" if len(files) > _FILES_LISTED else ""
-    return MalformedDatasetError(
-        f"The files in {folder} do not have the same columns, and a folder is read as one table.",
-        hint=f"Give one file, or put files of the same columns in a folder of their own:\n{listed}{more}",
-    )
 
 
 def _load_file(path: pathlib.Path) -> Any:
@@ -187,7 +183,17 @@ def _check(splits: Any, filled: Configs, job: Job) -> None:
             hint="Give --dataset_test_split, or --eval_strategy no.",
         )
     for used in (split, *evaluated):
-        _check_split(splits[used], filled, job, rows_name(job, filled, used))
+        name, columns = rows_name(job, filled, used), splits[used].column_names
+        if len(splits[used]) == 0:
+            raise EmptyDatasetError(f"{name} has no rows.", hint=ONE_ROW)
+        _check_images(columns, job, name)
+        if not columns_read(job.method, columns, filled) and keyword_of(job, "formatting_func") is None:
+            trainer, held = job.method_facts.trainer, format_name(columns)
+            raise DatasetFormatError(
+                f"{name} holds {held} (columns {', '.join(columns)}), and {trainer} cannot train on that.",
+                hint=f"{trainer} reads {formats_wanted(job.method, filled)}. Rename the columns, or make them from "
+                "yours.",
+            )
 
 
 def _check_images(columns: Sequence[str], job: Job, name: str) -> None:
@@ -204,19 +210,6 @@ def _check_images(columns: Sequence[str], job: Job, name: str) -> None:
             hint=f"Give model= by its name, and leave {', '.join(each for each in own if '_' in each) or 'objects'} "
             f"away: the model's own processor is taken, and AutoFit(max_pixels=N) makes images smaller. To train on "
             f"the text alone, leave the column away: {name} = {name}.remove_columns({seen}).",
-        )
-
-
-def _check_split(split: Any, filled: Configs, job: Job, name: str) -> None:
-    if len(split) == 0:
-        raise EmptyDatasetError(f"{name} has no rows.", hint=ONE_ROW)
-    columns = split.column_names
-    _check_images(columns, job, name)
-    if not columns_read(job.method, columns, filled) and keyword_of(job, "formatting_func") is None:
-        trainer = job.method_facts.trainer
-        raise DatasetFormatError(
-            f"{name} holds {format_name(columns)} (columns {', '.join(columns)}), and {trainer} cannot train on that.",
-            hint=f"{trainer} reads {formats_wanted(job.method, filled)}. Rename the columns, or make them from yours.",
         )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import pathlib
 from collections import Counter
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -52,7 +51,14 @@ def profile(job: Job, scratch: str, on_progress: OnProgress = lambda counting: N
             f"No row of {load.dataset_name(job)} has enough tokens to train on.",
             hint="Every row is empty, or was dropped as fully masked; look at the chat template and the columns.",
         )
-    _check_some_are_kept(job, lengths)
+    drops = job.method_facts.long_rows == "dropped"  # ``trl/trainer/reward_trainer.py: _prepare_dataset``
+    limit, shortest = job.arguments.get(MAX_LENGTH), min(lengths)
+    if drops and isinstance(limit, int) and limit < shortest:
+        raise EmptyDatasetError(
+            f"--max_length {limit} drops every pair of {load.dataset_name(job)}: reward training drops pairs with "
+            f"a longer side, and the shortest pair has {shortest} tokens.",
+            hint=f"--max_length {shortest} keeps the shortest, --max_length {max(lengths)} or auto keeps all.",
+        )
     counted = [trained, *(lengths for lengths, _ in others)]
     answers = [(each.longer, each.prompts) for each in counted if each.prompts]
     shorter_sides: Counter[int] = Counter()  # tokens of the shorter sequences, summed over all pairs of each length
@@ -65,24 +71,12 @@ def profile(job: Job, scratch: str, on_progress: OnProgress = lambda counting: N
         longest_evaluated=max((length for lengths, _ in others for length in lengths.longer), default=0),
         images=None if images is None else images.with_worst_of([more for _, more in others if more is not None]),
         shorter_sides=dict(shorter_sides),
-        drops=job.method_facts.long_rows == "dropped",
+        drops=drops,
     )
 
 
 FEWEST_TOKENS = {False: 2, True: 1}
 """A row is trained on by predicting its second token from its first; a prompt needs one, to begin with."""
-
-
-def _check_some_are_kept(job: Job, lengths: Mapping[int, int]) -> None:
-    """Reward training drops pairs that are too long (``trl/trainer/reward_trainer.py: _prepare_dataset``)."""
-    limit, shortest = job.arguments.get(MAX_LENGTH), min(lengths)
-    if job.method_facts.long_rows != "dropped" or not isinstance(limit, int) or limit >= shortest:
-        return
-    raise EmptyDatasetError(
-        f"--max_length {limit} drops every pair of {load.dataset_name(job)}: reward training drops pairs with "
-        f"a longer side, and the shortest pair has {shortest} tokens.",
-        hint=f"--max_length {shortest} keeps the shortest, --max_length {max(lengths)} or auto keeps all.",
-    )
 
 
 _TOKENIZER_FILES = (
@@ -165,7 +159,15 @@ def _lengths(job: Job, filled: Configs, rows: Any, name: str) -> tuple[RowLength
                 )
             of_row = partial(method_of(job.method).image_texts, filled)
             lengths, images = image_lengths(rows, tokenizer, of_row, processes=filled.training.dataset_num_proc)
-            _check_all_have_images(job, images, name)
+            # TRL hands the images of all prompts to the processor, which takes no empty list among others
+            # (``trl/trainer/grpo_trainer.py: _generate_and_score_completions``).
+            without, total = images.rows_by_images.get(0, 0), sum(images.rows_by_images.values())
+            if job.is_online and 0 < without < total:
+                raise DatasetFormatError(
+                    f"{without:,} of the {total:,} rows of {name} have no image, and {job.method_facts.trainer} makes "
+                    "no batch of some that have and some that have not.",
+                    hint="Leave the rows without images away, or train on them apart.",
+                )
             return lengths, images
         more = () if formatting is None else (formatting,)
         return method_of(job.method).row_lengths(filled, rows, tokenizer, *more), None
@@ -174,18 +176,6 @@ def _lengths(job: Job, filled: Configs, rows: Any, name: str) -> tuple[RowLength
     # TRL, the chat template and the tokenizer work on the user's data here, and raise anything.
     except Exception as error:
         raise _unprepared(name, job, error, tokenizer) from error
-
-
-def _check_all_have_images(job: Job, images: ImageProfile, name: str) -> None:
-    """Refuses prompts of which some have no image: TRL hands the images of all of them to the processor, which takes no
-    empty list among others (``trl/trainer/grpo_trainer.py: _generate_and_score_completions``)."""
-    without, rows = images.rows_by_images.get(0, 0), sum(images.rows_by_images.values())
-    if job.is_online and 0 < without < rows:
-        raise DatasetFormatError(
-            f"{without:,} of the {rows:,} rows of {name} have no image, and {job.method_facts.trainer} makes no batch "
-            "of some that have and some that have not.",
-            hint="Leave the rows without images away, or train on them apart.",
-        )
 
 
 def _unprepared(name: str, job: Job, error: Exception, tokenizer: Any) -> DatasetFormatError:

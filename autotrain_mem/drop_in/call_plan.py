@@ -93,7 +93,12 @@ def make_plan(asked: Asked) -> Plan:
     named = [asked.call.model] if isinstance(asked.call.model, str) else []
     named += [str(getattr(model.config, "_name_or_path", "")) for model in asked.models]
     check_saves_over_no_model(str(config.output_dir), named)
-    earlier = _earlier_plan(asked)
+    earlier = None
+    if asked.autofit.plan is not None:
+        earlier = read_plan(asked.autofit.plan, asked.method, f"Here, {_AGAIN}.")
+        if earlier.estimate.grows and asked.lost:
+            message = f"The plan cannot be followed in this process. {asked.lost[0]}"
+            raise UsageError(message, hint=f"Or {_AGAIN}, to plan again.")
     store = Store(
         cache_folder(),
         on_damage=lambda message: Console(stderr=True).print(f"note: {message}", style="dim", highlight=False),
@@ -125,18 +130,6 @@ def _planned(asked: Asked, launched: Launched, hardware: Hardware, store: Store,
 
 _AGAIN = "remove plan="
 """How to plan again, for the hints of errors."""
-
-
-def _earlier_plan(asked: Asked) -> Plan | None:
-    """The plan to follow, where there is one."""
-    given = asked.autofit.plan
-    if given is None:
-        return None
-    plan = read_plan(given, asked.method, f"Here, {_AGAIN}.")
-    if plan.estimate.grows and asked.lost:
-        message = f"The plan cannot be followed in this process. {asked.lost[0]}"
-        raise UsageError(message, hint=f"Or {_AGAIN}, to plan again.")
-    return plan
 
 
 def _rehearsals(

@@ -86,7 +86,11 @@ def given_arguments(keywords: Keywords, config_class: type, autofit: AutoFit) ->
     if hasattr(config, MAX_LENGTH) and (MAX_LENGTH in given or autofit.plan is None):
         given[MAX_LENGTH] = config.max_length
     given = given | _of_adapter(keywords) | _of_model(keywords) | _of_optimizer(keywords)
-    _check_names(autofit)
+    known = [field.name for field in fields(Knobs)]
+    if unknown := sorted({*autofit.pin, *autofit.tune} - {*known}):
+        near = [guess for name in unknown for guess in difflib.get_close_matches(name, known, n=1)]
+        meant = f"Did you mean {', '.join(near)}?\n" if near else ""
+        raise UsageError(f"No plan decides {', '.join(unknown)}.", hint=f"{meant}pin and tune take {', '.join(known)}.")
     given |= {name: _plain(_value_of(name, keywords)) for name in autofit.pin}
     given |= autofit.pins
     for name in autofit.tune:
@@ -188,16 +192,6 @@ def _of_optimizer(keywords: Keywords) -> dict[str, Any]:
     return kept if optimizer is None else kept | {"use_peft": adapts}
 
 
-def _check_names(autofit: AutoFit) -> None:
-    known = [field.name for field in fields(Knobs)]
-    unknown = sorted({*autofit.pin, *autofit.tune} - {*known})
-    if not unknown:
-        return
-    near = [guess for name in unknown for guess in difflib.get_close_matches(name, known, n=1)]
-    meant = f"Did you mean {', '.join(near)}?\n" if near else ""
-    raise UsageError(f"No plan decides {', '.join(unknown)}.", hint=f"{meant}pin and tune take {', '.join(known)}.")
-
-
 def _value_of(name: str, keywords: Keywords) -> Any:
     """Returns the value of a setting that the script leaves alone."""
     if hasattr(keywords["args"], name):
@@ -237,7 +231,12 @@ def planned_config(config: Any, knobs: Knobs, *, loads: bool) -> Any:
     Args:
         loads: The trainer loads the model by its name.
     """
-    changed = _changed(config, knobs)
+    planned = {name: value for name, value in codec.to_json(knobs).items() if hasattr(config, name)}
+    changed = {name: value for name, value in planned.items() if _plain(getattr(config, name)) != value}
+    if "fp16" in changed:
+        changed["bf16"] = not knobs.fp16 and config.bf16
+    twice = {_MIRRORED[name]: value for name, value in changed.items() if name in _MIRRORED}
+    changed = changed | {name: value for name, value in twice.items() if hasattr(config, name)}
     if loads and hasattr(config, "model_init_kwargs"):
         changed["model_init_kwargs"] = loading(config.model_init_kwargs, knobs.dtype)
     skipped = _derived(config) - changed.keys()
@@ -250,15 +249,6 @@ def planned_config(config: Any, knobs: Knobs, *, loads: bool) -> Any:
         if name not in vars(merged):
             setattr(merged, name, value)
     return merged
-
-
-def _changed(config: Any, knobs: Knobs) -> dict[str, Any]:
-    planned = {name: value for name, value in codec.to_json(knobs).items() if hasattr(config, name)}
-    changed = {name: value for name, value in planned.items() if _plain(getattr(config, name)) != value}
-    if "fp16" in changed:
-        changed["bf16"] = not knobs.fp16 and config.bf16
-    twice = {_MIRRORED[name]: value for name, value in changed.items() if name in _MIRRORED}
-    return changed | {name: value for name, value in twice.items() if hasattr(config, name)}
 
 
 def _construct(config_class: type, values: Mapping[str, Any]) -> Any:

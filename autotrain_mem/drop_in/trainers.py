@@ -105,7 +105,15 @@ class Planned:
         keywords["args"] = config
         call = Call(trainer=type(self), args=outer_args, kwargs=outer_kwargs, keywords=keywords)
         asked = Asked(method=method, config_class=config_class, call=call, autofit=ours, lost=lost_levers())
-        plan = _made(asked)
+        try:
+            with python_errors(config_class.__name__):
+                plan = make_plan(asked)
+        except RehearsalError as error:  # what TRL refuses as it is rehearsed is raised as TRL raises it
+            refusal = error.__cause__
+            if refusal is None or refusal.__cause__ is None:  # no more than where it happened
+                raise
+            error.__cause__ = None  # or each would be the other's cause
+            raise refusal from refusal.__cause__
         if plan.estimate.grows:
             grow_segments(keywords["args"].device)
         # The script's keywords with the plan in them; those it changes are made anew, none is altered.
@@ -120,19 +128,6 @@ class Planned:
         self.plan = plan
         if ours.guard and plan.estimate.hardware.origin != "cpu":  # a host that is full kills, and raises nothing
             guard(self)
-
-
-def _made(asked: Asked) -> Plan:
-    """The plan. What TRL refuses as it is rehearsed is raised as TRL raises it."""
-    try:
-        with python_errors(asked.config_class.__name__):
-            return make_plan(asked)
-    except RehearsalError as error:
-        refusal = error.__cause__
-        if refusal is None or refusal.__cause__ is None:  # no more than where it happened
-            raise
-        error.__cause__ = None  # or each would be the other's cause
-        raise refusal from refusal.__cause__
 
 
 def _is_documented(keywords: Keywords, method: str, config_class: type) -> bool:

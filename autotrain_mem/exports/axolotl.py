@@ -191,7 +191,14 @@ def _add_adapter(draft: Draft) -> None:
             "bnb_4bit_quant_storage": storage,
         }
     keys |= {key: value for name, key in _LORA.items() if (value := draft.get(name)) or name in LORA_DEFAULTS}
-    _add_targets(draft)
+    asked = draft.get("lora_target_modules")
+    if asked in ("all-linear", ["all-linear"]):
+        draft.keys["lora_target_linear"] = True
+    elif asked:
+        single = isinstance(asked, list) and len(asked) == 1  # to TRL a regular expression, and to PEFT a text is one
+        draft.keys["lora_target_modules"] = asked[0] if single else asked
+    else:
+        draft.notes.append("lora_target_modules: TRL leaves them to PEFT; Axolotl must be told which")
     keys |= dict.fromkeys(_LORA_KERNELS, False)
     if knobs.load_in_4bit or knobs.load_in_8bit:
         draft.notes.append(_ROUNDED)
@@ -201,17 +208,6 @@ _ROUNDED = (
     "the adapter: TRL trains it in bfloat16 on a rounded base, Axolotl in float32, with twice the bytes; while it "
     "loads it holds embeddings and output layer in float32 (prepare_model_for_kbit_training)"
 )
-
-
-def _add_targets(draft: Draft) -> None:
-    asked = draft.get("lora_target_modules")
-    if asked in ("all-linear", ["all-linear"]):
-        draft.keys["lora_target_linear"] = True
-    elif asked:
-        single = isinstance(asked, list) and len(asked) == 1  # to TRL a regular expression, and to PEFT a text is one
-        draft.keys["lora_target_modules"] = asked[0] if single else asked
-    else:
-        draft.notes.append("lora_target_modules: TRL leaves them to PEFT; Axolotl must be told which")
 
 
 def _add_precision(draft: Draft) -> None:

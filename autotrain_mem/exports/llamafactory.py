@@ -82,7 +82,16 @@ def llamafactory(plan: Plan, job: Job) -> str:
     """The file for ``llamafactory-cli train FILE``."""
     draft = draft_of(plan, job)
     tool = Tool(name="LLaMA-Factory", command=_command(draft), trains_with_trl=False)
-    _add_model(draft)
+    draft.answered.update(("model_name_or_path", "do_train"))
+    draft.keys |= {
+        "model_name_or_path": draft.job.model,
+        "stage": _known(draft).stage,
+        "do_train": True,
+        "finetuning_type": "lora" if draft.knobs.use_peft else "full",
+    }
+    draft.rename(RENAMED)
+    if draft.settings.get("attn_implementation") in ATTENTION:
+        draft.keys["flash_attn"] = ATTENTION[draft.get("attn_implementation")]
     _add_data(draft)
     _add_adapter(draft)
     _add_precision(draft)
@@ -113,19 +122,6 @@ def _known(draft: Draft) -> LlamaFactoryFacts:
     known = method_of(draft.job.method).llamafactory
     assert known is not None
     return known
-
-
-def _add_model(draft: Draft) -> None:
-    draft.answered.update(("model_name_or_path", "do_train"))
-    draft.keys |= {
-        "model_name_or_path": draft.job.model,
-        "stage": _known(draft).stage,
-        "do_train": True,
-        "finetuning_type": "lora" if draft.knobs.use_peft else "full",
-    }
-    draft.rename(RENAMED)
-    if draft.settings.get("attn_implementation") in ATTENTION:
-        draft.keys["flash_attn"] = ATTENTION[draft.get("attn_implementation")]
 
 
 # -- data ----------------------------------------------------------------------------------------------------------

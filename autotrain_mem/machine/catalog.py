@@ -145,21 +145,17 @@ def named(name: str) -> Hardware:
         return _imagined(name)
     cards = _cards_called(name)
     if not cards:
-        near = _near(name)
+        if size := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*g?\s*", name, re.IGNORECASE):  # without its unit
+            near = [f"--gpu {size[1]}GiB"]
+        else:
+            keys = {_normal(card.hardware.name): card.hardware.name for card in _cards()}
+            near = [keys[text] for text in difflib.get_close_matches(_normal(name), keys, n=3, cutoff=0.6)]
         guess = f"Did you mean {' or '.join(near)}? " if near else ""
         raise UnknownGpuError(f"No GPU called {name!r} is known.", hint=guess + _LIST_COMMAND)
     if len(cards) > 1:
         choices = " or ".join(f"--gpu {card.hardware.name}" for card in cards)
         raise UnknownGpuError(f"{name!r} is the name of {len(cards)} different cards.", hint=f"Say which: {choices}.")
     return cards[0].hardware
-
-
-def _near(name: str) -> list[str]:
-    """Returns likely meanings: a size without its unit (``24``, ``24g``), or cards with a similar name."""
-    if size := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*g?\s*", name, re.IGNORECASE):
-        return [f"--gpu {size[1]}GiB"]
-    keys = {_normal(card.hardware.name): card.hardware.name for card in _cards()}
-    return [keys[text] for text in difflib.get_close_matches(_normal(name), keys, n=3, cutoff=0.6)]
 
 
 def recognise(name: str, total_bytes: int) -> Hardware | None:

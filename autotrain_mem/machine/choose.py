@@ -76,7 +76,9 @@ def choose(
     if use_cpu:
         return host()
     if name is not None:
-        card = _named(name)
+        if several(name):
+            raise UsageError(f"--gpu {name} names several cards.", hint=_ONE_CARD)
+        card = named(name)
         return replace(card, topology=topology(card, devices=gpus or 1, nodes=nodes, asked=link))
     used = _detected(gpus, environment, warn, spared=spared)
     for note in _differences(used):
@@ -87,12 +89,6 @@ def choose(
 
         card = measured(card, store or Store(cache_folder()), environment=environment)
     return _together(card, used, nodes=nodes, link=link)
-
-
-def _named(name: str) -> Hardware:
-    if several(name):
-        raise UsageError(f"--gpu {name} names several cards.", hint=_ONE_CARD)
-    return named(name)
 
 
 def _detected(

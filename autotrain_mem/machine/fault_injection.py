@@ -285,7 +285,12 @@ class Faults:
         at_save = [each for each in self.pending if each.phase is Phase.SAVE and each.at == self._saves]
         due = {each.kind: each for each in at_save if not self._has_come(each)}
         if "clock" in due:
-            self._set_clock_back(due["clock"])
+            # Dates what was written before into a time that is still to come: the system's clock is nobody's to set.
+            self.mark(due["clock"])
+            self.set_back_seconds = SET_BACK_SECONDS
+            then = self.clock() + SET_BACK_SECONDS
+            for earlier in set(self._checkpoint.parent.glob(CHECKPOINTS)) - {self._checkpoint}:
+                os.utime(earlier, (then, then))
         fault = next((each for kind, each in due.items() if kind in ("oom", "kill", "disk")), None)
         if fault is None:
             self.save(value, file, *args, **kwargs)
@@ -304,14 +309,6 @@ class Faults:
         for mishap in self.pending:
             if mishap.kind == "disk" and mishap.lasts and self._has_come(mishap):
                 self.mark(mishap.over)
-
-    def _set_clock_back(self, clock: Mishap) -> None:
-        """Dates what was written before into a time that is still to come: the system's clock is nobody's to set."""
-        self.mark(clock)
-        self.set_back_seconds = SET_BACK_SECONDS
-        then = self.clock() + SET_BACK_SECONDS
-        for earlier in set(self._checkpoint.parent.glob(CHECKPOINTS)) - {self._checkpoint}:
-            os.utime(earlier, (then, then))
 
     def _come_and_go(self, mishap: Mishap) -> None:
         """Another process takes memory, or the disk is full. What came while an earlier process of this run was alive

@@ -78,7 +78,17 @@ def measured(
 def _measured_bytes(hardware: Hardware, run: Run, store: Store, variables: Mapping[str, str]) -> int:
     try:
         with nvml_session() as nvml:
-            key = _key(nvml, hardware, variables)
+            try:
+                driver = nvml.nvmlSystemGetDriverVersion()
+            except nvml.NVMLError:
+                driver = None
+            key = {  # not the card's number: two cards of one kind need the same
+                "card": hardware.name,
+                "compute_capability": list(hardware.compute_capability or ()),
+                "driver": driver,
+                **installed_versions(("torch", "bitsandbytes")),
+                "module_loading": variables.get("CUDA_MODULE_LOADING"),
+            }
             kept = store.get(KIND, key)
             if isinstance(kept, int) and kept in PLAUSIBLE_BYTES:
                 return kept
@@ -121,21 +131,6 @@ def run_child(hardware: Hardware, environment: Mapping[str, str] = _NOTHING, **c
 
 
 # -- the kept results ------------------------------------------------------------------------------------------------
-
-
-def _key(nvml: Any, hardware: Hardware, variables: Mapping[str, str]) -> dict[str, Any]:
-    """What the figure depends on. Not the card's number: two cards of one kind need the same."""
-    try:
-        driver = nvml.nvmlSystemGetDriverVersion()
-    except nvml.NVMLError:
-        driver = None
-    return {
-        "card": hardware.name,
-        "compute_capability": list(hardware.compute_capability or ()),
-        "driver": driver,
-        **installed_versions(("torch", "bitsandbytes")),
-        "module_loading": variables.get("CUDA_MODULE_LOADING"),
-    }
 
 
 # -- who else is on a card ---------------------------------------------------------------------------------------------

@@ -53,19 +53,8 @@ def _imported(name: str, known: Mapping[str, RewardFunction]) -> RewardFunction:
         raise UsageError(f"--reward_funcs: TRL knows no reward function {name!r}.", hint=_meant(name, known) + hint)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    module = _imported_module(name, module_name, hint)
-    function = getattr(module, function_name, None)
-    if function is None:
-        names = {f"{module_name}.{each}" for each, value in vars(module).items() if inspect.isfunction(value)}
-        raise UsageError(f"--reward_funcs: {module_name} has no {function_name!r}.", hint=_meant(name, names) + hint)
-    if not callable(function):
-        raise UsageError(f"--reward_funcs {name} is no function.", hint=hint)
-    return _naming_itself(name, function)
-
-
-def _imported_module(name: str, module_name: str, hint: str) -> Any:
     try:
-        return importlib.import_module(module_name)
+        module = importlib.import_module(module_name)
     except Exception as error:  # the user's module runs as it is imported, and may raise anything
         if isinstance(error, ModuleNotFoundError) and module_name.startswith(str(error.name)):
             raise UsageError(f"--reward_funcs {name}: there is no module {error.name!r}.", hint=hint) from error
@@ -73,6 +62,13 @@ def _imported_module(name: str, module_name: str, hint: str) -> Any:
             f"--reward_funcs {name}: {module_name} cannot be imported: {type(error).__name__}: {error}",
             hint=f"Mend {module_name}, or install what it names.",
         ) from error
+    function = getattr(module, function_name, None)
+    if function is None:
+        names = {f"{module_name}.{each}" for each, value in vars(module).items() if inspect.isfunction(value)}
+        raise UsageError(f"--reward_funcs: {module_name} has no {function_name!r}.", hint=_meant(name, names) + hint)
+    if not callable(function):
+        raise UsageError(f"--reward_funcs {name} is no function.", hint=hint)
+    return _naming_itself(name, function)
 
 
 def _meant(name: str, known: Iterable[str]) -> str:

@@ -61,7 +61,13 @@ def place_of(
     """
     said = {name: value for name, value in given.items() if value is not None}
     if said:
-        return _by_flags(nodes, said)
+        if (nodes or 1) == 1:
+            names = ", ".join(f"--{name}" for name in said)
+            raise UsageError(f"{names}: there is one machine.", hint="Add --nodes N, or remove them.")
+        if "main_process_ip" not in said or "machine_rank" not in said:
+            lacking = "machine_rank" if "machine_rank" not in said else "main_process_ip"
+            raise UsageError(f"--nodes {nodes} needs --{lacking} too.", hint=how_to_start(nodes or 2))
+        return _checked("--machine_rank", nodes or 1, said["machine_rank"], said["main_process_ip"], said)
     if not to_train or nodes == 1:
         return None
     found = next(filter(None, (reader(environment) for reader in _LAUNCHERS)), None)
@@ -81,16 +87,6 @@ def place_of(
 def how_to_start(nodes: int) -> str:
     """Says what to type where nothing says which machine this is."""
     return _HOW.format(last=nodes - 1)
-
-
-def _by_flags(nodes: int | None, said: Mapping[str, Any]) -> Place | None:
-    if (nodes or 1) == 1:
-        names = ", ".join(f"--{name}" for name in said)
-        raise UsageError(f"{names}: there is one machine.", hint="Add --nodes N, or remove them.")
-    if "main_process_ip" not in said or "machine_rank" not in said:
-        lacking = "machine_rank" if "machine_rank" not in said else "main_process_ip"
-        raise UsageError(f"--nodes {nodes} needs --{lacking} too.", hint=how_to_start(nodes or 2))
-    return _checked("--machine_rank", nodes or 1, said["machine_rank"], said["main_process_ip"], said)
 
 
 def _checked(name: str, machines: int, rank: Any, address: Any, more: Mapping[str, Any]) -> Place:

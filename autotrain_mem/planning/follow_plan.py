@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
-from typing import Any
 
 from autotrain_mem.allocator.settings import environment_setting
 from autotrain_mem.machine.catalog import recognise
@@ -73,11 +72,15 @@ def follow_plan(subject: Subject, plan: Plan, on_attempt: OnAttempt, *, again: s
             f"The plan decides otherwise: {'; '.join(wrong)}.",
             hint=f"Remove that to train with the plan, or plan again: {again}",
         )
-    given = _given_anew(plan, space)
+    anew = [*(name for name in GIVEN_ANEW if _may_be_given(name, plan, space)), *({NOT_REHEARSED} & space.pinned)]
+    given = {name: getattr(space.base, name) for name in anew}
     knobs = precise_for(replace(plan.knobs, **given), subject.job.arguments, subject.hardware.capability)
     reasons = (*differing, *_changed(plan, knobs, subject))
     if not reasons and any(probe.fits and probe.knobs == plan.knobs for probe in plan.experience.probes):
-        subject = _as_probed(subject, before)
+        # Without the job, the figures outside torch with which a probe showed that the plan fits are others.
+        figures = ("non_torch_bytes", "communicator_bytes")
+        as_measured = {name: getattr(before.hardware, name) for name in figures}
+        subject = replace(subject, hardware=replace(subject.hardware, **as_measured))
     estimate = replace(  # the same bytes against what is free here
         before,
         knobs=knobs,
@@ -117,19 +120,6 @@ def _less_room(before: Estimate, now: Estimate) -> tuple[str, ...]:
     return tuple(
         f"{name} {format_bytes(old)} -> {format_bytes(new)}" for name, (old, new) in figures.items() if old != new
     )
-
-
-def _as_probed(subject: Subject, before: Estimate) -> Subject:
-    """Keeps the figures outside torch with which a probe showed that the plan fits: without the job they are others."""
-    figures = ("non_torch_bytes", "communicator_bytes")
-    as_measured = {name: getattr(before.hardware, name) for name in figures}
-    return replace(subject, hardware=replace(subject.hardware, **as_measured))
-
-
-def _given_anew(plan: Plan, space: Space) -> dict[str, Any]:
-    """Returns the knobs that the user gives beside the plan, and that may differ from it."""
-    given = [*(name for name in GIVEN_ANEW if _may_be_given(name, plan, space)), *({NOT_REHEARSED} & space.pinned)]
-    return {name: getattr(space.base, name) for name in given}
 
 
 def _may_be_given(name: str, plan: Plan, space: Space) -> bool:

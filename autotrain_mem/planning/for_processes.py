@@ -63,12 +63,6 @@ def check_processes(topology: Topology, given: Mapping[str, Any]) -> None:
             "--sharding hsdp holds a whole set of shards on each of several machines, and this is for one.",
             hint="Give --nodes 2 or more, or --sharding fsdp2.",
         )
-    _check_offload(sharding, given)
-    for name, size in _token_shares(given).items():
-        _check_shared_tokens(name, size, processes)
-
-
-def _check_offload(sharding: str | None, given: Mapping[str, Any]) -> None:
     if given.get("fsdp_offload_params") and sharding in (None, "ddp", *ZEROS):
         raise UsageError(
             "--fsdp_offload_params keeps the shards of FSDP in host memory, and nothing says that there are any.",
@@ -79,6 +73,16 @@ def _check_offload(sharding: str | None, given: Mapping[str, Any]) -> None:
         flag = "offload_param_device" if "offload_param_device" in zero else "offload_optimizer_device"
         takes = "--sharding zero3" if flag == "offload_param_device" else "--sharding zero1, zero2 or zero3"
         raise UsageError(f"--{flag} is DeepSpeed's: it takes {takes}.", hint=f"Give {takes}, or remove --{flag}.")
+    for name, size in _token_shares(given).items():
+        if processes % size:
+            takes = ", ".join(str(each) for each in range(1, processes + 1) if processes % each == 0)
+            raise UsageError(
+                f"--{name} {size} does not divide {processes} GPU{'s' if processes > 1 else ''}: groups of so many "
+                "share the tokens of their rows.",
+                hint=f"Give --{name} {takes}, or --gpus {size} or a multiple."
+                if processes > 1
+                else f"Give --gpus {size} or a multiple, or remove --{name}.",
+            )
 
 
 def _replicas(topology: Topology, given: Mapping[str, Any]) -> int:
@@ -87,19 +91,6 @@ def _replicas(topology: Topology, given: Mapping[str, Any]) -> int:
 
 def _token_shares(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: given.get(name) or 1 for name in SHARE_TOKENS}
-
-
-def _check_shared_tokens(name: str, size: int, processes: int) -> None:
-    if processes % size:
-        fitting = [size for size in range(1, processes + 1) if processes % size == 0]
-        takes = ", ".join(map(str, fitting))
-        raise UsageError(
-            f"--{name} {size} does not divide {processes} GPU{'s' if processes > 1 else ''}: groups of so many "
-            "share the tokens of their rows.",
-            hint=f"Give --{name} {takes}, or --gpus {size} or a multiple."
-            if processes > 1
-            else f"Give --gpus {size} or a multiple, or remove --{name}.",
-        )
 
 
 ROWS, STEPS = "per_device_train_batch_size", "gradient_accumulation_steps"

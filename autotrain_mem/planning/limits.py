@@ -28,15 +28,14 @@ class RunLimits:
 
     def keeps(self, estimate: Estimate) -> bool:
         """Tells whether a plan is done in time, and for the money."""
-        refusal = self._refusal(estimate)
-        self.refusals += [refusal] if refusal else []
-        return not refusal
-
-    def _refusal(self, estimate: Estimate) -> str:
         within_seconds, budget = self.subject.job.within_seconds, self.subject.job.budget
         if within_seconds is not None and self._seconds(estimate) > within_seconds:
-            return TOO_SLOW
-        return TOO_DEAR if budget is not None and self._cost(estimate) > budget else ""
+            self.refusals.append(TOO_SLOW)
+        elif budget is not None and self._cost(estimate) > budget:
+            self.refusals.append(TOO_DEAR)
+        else:
+            return True
+        return False
 
     def broken(self, fitting: Sequence[Estimate]) -> LimitError:
         """Returns the error that says how long the fastest takes, what it costs, and what would do."""
@@ -49,18 +48,16 @@ class RunLimits:
             if self.subject.price is None
             else f" and costs {money(self._cost(fastest), self.subject.price.currency)}"
         )
-        wishes = " and ".join(self._wishes())
+        job, wishes = self.subject.job, []
+        if job.within_seconds is not None:
+            wishes.append(f"--within {duration(job.within_seconds)}")
+        if job.budget is not None and self.subject.price is not None:
+            wishes.append(f"--budget {money(job.budget, self.subject.price.currency)}")
         return LimitError(
-            f"Nothing that fits {hardware.name} keeps {wishes}.\n"
+            f"Nothing that fits {hardware.name} keeps {' and '.join(wishes)}.\n"
             f"  the fastest takes {duration(seconds)} ({each}){cost}",
             hint="what it would take, one of:\n" + "\n".join(self._ways(fastest)),
         )
-
-    def _wishes(self) -> Iterator[str]:
-        if self.subject.job.within_seconds is not None:
-            yield f"--within {duration(self.subject.job.within_seconds)}"
-        if self.subject.job.budget is not None and self.subject.price is not None:
-            yield f"--budget {money(self.subject.job.budget, self.subject.price.currency)}"
 
     def _ways(self, fastest: Estimate) -> Iterator[str]:
         """Yields flags that would make the fastest plan keep the limits, and where faster ones may be."""

@@ -17,7 +17,7 @@ from autotrain_mem.methods.interface import method_of
 from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.rehearsals import PROMPT_UNKNOWN, Subject
 from autotrain_mem.search.division import GROUP, SMALLEST_GROUP, divisors
-from autotrain_mem.search.largest import Border, Question, answering, find_border
+from autotrain_mem.search.largest import Question, answering, find_border
 from autotrain_mem.search.memo import Memo, OnAttempt, candidate
 from autotrain_mem.search.space import Space, lengths_below
 from autotrain_mem.settings.knobs import ROWS, STEPS
@@ -184,11 +184,10 @@ def frontier_of(subject: Subject, question: Question, on_attempt: OnAttempt = la
         name=question.name,
         gpu=subject.hardware.name,
         budget_bytes=subject.budget_bytes,
-        reaches=tuple(_reach(question, level, border) for level, border in borders),
+        reaches=tuple(
+            Reach(level=level, most=border.most(question), point=candidate(border.estimate, level=level))
+            if border is not None
+            else Reach(level=level)
+            for level, border in borders
+        ),
     )
-
-
-def _reach(question: Question, level: str, border: Border | None) -> Reach:
-    if border is None:
-        return Reach(level=level)
-    return Reach(level=level, most=border.most(question), point=candidate(border.estimate, level=level))

@@ -51,7 +51,14 @@ def check_output(job: Job, *, overwrite: bool) -> None:
         )
     check_apart(folder, [job.model, *map(job.arguments.get, OTHER_MODEL_ARGUMENTS)], _datasets(job))
     if overwrite:
-        _check_moves_nothing_read(folder, job)
+        # Refuse to move a folder away that holds a data file or the hub's cache (--overwrite_output_dir).
+        for name in (*_datasets(job), hub_cache()):
+            path = pathlib.Path(str(name)).resolve()
+            if path.exists() and _lies_in(path, pathlib.Path(folder).resolve()):
+                raise UsageError(
+                    f"--overwrite_output_dir would move {name} away, which the training reads.",
+                    hint="Give another --output_dir.",
+                )
 
 
 def check_apart(output_dir: str, models: Iterable[object], datasets: Iterable[object] = ()) -> None:
@@ -109,17 +116,6 @@ def check_saves_over_no_model(output_dir: str, models: Iterable[str]) -> None:
         if path.is_dir() and any(_lies_in(folder, each) and _lies_in(each, folder) for each in (path, saved_to)):
             raise OutputFolderError(
                 f"What is saved to the output folder {output_dir} would replace the model in {name}.",
-                hint="Give another --output_dir.",
-            )
-
-
-def _check_moves_nothing_read(output_dir: str, job: Job) -> None:
-    """Refuse to move a folder away that holds a data file or the hub's cache (--overwrite_output_dir)."""
-    for name in (*_datasets(job), hub_cache()):
-        path = pathlib.Path(str(name)).resolve()
-        if path.exists() and _lies_in(path, pathlib.Path(output_dir).resolve()):
-            raise UsageError(
-                f"--overwrite_output_dir would move {name} away, which the training reads.",
                 hint="Give another --output_dir.",
             )
 

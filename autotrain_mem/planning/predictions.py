@@ -115,15 +115,12 @@ class Predictions:
         rehearsed = self._known(knobs, whole=False) or Footprint(memory=estimate.memory, work=Workload())
         key = ("over steps", self._key(knobs, None))
         if key not in self._footprints:  # a search that is repeated after a probe asks again
-            memory = replace(rehearsed.memory, mixed_lengths=self._replayed(knobs))
+            mixed, capacity_bytes = self._mixed(knobs, None), self._subject.room(knobs).capacity_bytes
+            if mixed is not None and capacity_bytes is not None and exceeds(mixed, capacity_bytes):
+                mixed = self._mixed(knobs, capacity_bytes)
+            memory = replace(rehearsed.memory, mixed_lengths=mixed)
             self._footprints[key] = replace(rehearsed, memory=memory)
         return with_mixed_lengths(estimate, self._footprints[key].memory.mixed_lengths, rehearsed.memory)
-
-    def _replayed(self, knobs: Knobs) -> MixedLengths | None:
-        known, capacity_bytes = self._mixed(knobs, None), self._subject.room(knobs).capacity_bytes
-        if known is not None and capacity_bytes is not None and exceeds(known, capacity_bytes):
-            return self._mixed(knobs, capacity_bytes)
-        return known
 
     def _mixed(self, knobs: Knobs, capacity_bytes: int | None) -> MixedLengths | None:
         store, key = self._subject.footprint_store, self._stored_key(knobs, None)
@@ -195,23 +192,19 @@ class Predictions:
         return knobs.growing(False).as_rehearsed(), layers, self._kernels
 
     def _stored_key(self, knobs: Knobs, layers: int | None) -> dict[str, Any]:
+        profile = self._subject.lengths.profile
         return {
             "job": job_key(self._subject.job),
             "model": self._subject.facts.digest,
             "knobs": codec.to_json(knobs.growing(False).as_rehearsed()),
             "tokens": self._subject.row_length(knobs),
             "images": list(self._subject.lengths.images),
-            "answers": self._answers(),
+            "answers": [] if profile is None else [profile.longest_prompt, profile.longest_answer],
             "layers": layers,
             "kernels": self._kernels,
             "allocator": asdict(self._subject.endless_room),
             "versions": versions_key(),
         }
-
-    def _answers(self) -> list[int]:
-        """Lists the longest prompt and the longest answer, where rows hold both apart."""
-        profile = self._subject.lengths.profile
-        return [] if profile is None else [profile.longest_prompt, profile.longest_answer]
 
     def _depths(self, knobs: Knobs) -> Depths | None:
         """Returns the depths of the copies that tell what the whole does; None where it must be rehearsed itself."""

@@ -72,7 +72,18 @@ def check_lengths(profile: DataProfile, space: Space) -> None:
         UsageError: images, or whole prompts, would be cut.
         ContextLengthError: answers find no room behind the longest prompt.
     """
-    _check_images(profile, space)
+    images, limit = profile.images, space.base.max_length
+    if images is not None and limit is not None and images.end > limit:
+        # The model's forward would end (``transformers/models/*/modeling_*.py: get_placeholder_mask``), hours into the
+        # run perhaps.
+        cures = ["--max_pixels makes images smaller", f"drop the {images.rows_cut(limit):,} rows"]
+        if space.context_length is None or images.end <= space.context_length:
+            cures.insert(0, f"--max_length {images.end} or more, or auto, cuts no image")
+        raise UsageError(
+            f"{limit:,} tokens cut images of {images.rows_cut(limit):,} rows: the last image of one ends at token "
+            f"{images.end:,}.",
+            hint=f"{'; or '.join(cures)}.",
+        )
     _check_answers(profile, space)
 
 
@@ -99,22 +110,6 @@ def _check_answers(profile: DataProfile, space: Space) -> None:
             f"{space.context_length} tokens",
             hint=cure,
         )
-
-
-def _check_images(profile: DataProfile, space: Space) -> None:
-    """Refuses a length that would take a part of an image away: the model's forward would end
-    (``transformers/models/*/modeling_*.py: get_placeholder_mask``), hours into the run perhaps."""
-    images, limit = profile.images, space.base.max_length
-    if images is None or limit is None or images.end <= limit:
-        return
-    cures = ["--max_pixels makes images smaller", f"drop the {images.rows_cut(limit):,} rows"]
-    if space.context_length is None or images.end <= space.context_length:
-        cures.insert(0, f"--max_length {images.end} or more, or auto, cuts no image")
-    raise UsageError(
-        f"{limit:,} tokens cut images of {images.rows_cut(limit):,} rows: the last image of one ends at token "
-        f"{images.end:,}.",
-        hint=f"{'; or '.join(cures)}.",
-    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -32,7 +32,6 @@ from autotrain_mem.settings.words import CHECKPOINTING, RECOMPUTES
 from autotrain_mem.support.errors import PlanFileError, UsageError
 from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.types import Job, Plan
-from autotrain_mem.types.autofit import AutoFit
 from autotrain_mem.types.plan_file import PLAN_NAME
 from autotrain_mem.worker.pool import Workers
 
@@ -176,11 +175,17 @@ def rehearsals_for(workers: Workers, wish: Wish, warn: Callable[[str], None]) ->
     model = wish.model or given.get("model_name_or_path")
     if not model:
         raise no_model()
+    counts = autofit.gpu_counts
+    if len(counts) > 1:
+        raise UsageError(
+            f"--gpus {','.join(map(str, counts))} asks for several plans.",
+            hint="Only autofit plan METHOD --gpu NAME compares numbers of GPUs; give --gpus one here.",
+        )
     table = prices(None if autofit.prices is None else str(autofit.prices))
     hardware = choose(
         autofit.gpu,
         use_cpu=bool(given.get("use_cpu")),
-        gpus=_one(autofit),
+        gpus=counts[0] if counts else None,
         nodes=autofit.nodes or 1,
         spared=gpus_served_here(given.get, autofit.nodes or 1),
         link=autofit.link,
@@ -197,16 +202,6 @@ def rehearsals_for(workers: Workers, wish: Wish, warn: Callable[[str], None]) ->
         store=store,
         prices=table,
     )
-
-
-def _one(autofit: AutoFit) -> int | None:
-    counts = autofit.gpu_counts
-    if len(counts) > 1:
-        raise UsageError(
-            f"--gpus {','.join(map(str, counts))} asks for several plans.",
-            hint="Only autofit plan METHOD --gpu NAME compares numbers of GPUs; give --gpus one here.",
-        )
-    return counts[0] if counts else None
 
 
 # -- a config of PEFT's own --------------------------------------------------------------------------------------------
@@ -239,7 +234,13 @@ def _content(given: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
         return given
     text = str(given)
     if not text.lstrip().startswith("{"):
-        text = _read(Path(text))
+        path = Path(text)
+        file = path / FILE if path.is_dir() else path
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is no text"
+            raise UsageError(f"{FLAG} {path} cannot be read: {file}: {reason}.", hint=_WANTED) from error
     try:
         content = json.loads(text)
     except ValueError as error:
@@ -250,15 +251,6 @@ def _content(given: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 _WANTED = f"It takes the {FILE} that PEFT's save_pretrained writes, or the folder that holds it."
-
-
-def _read(path: Path) -> str:
-    file = path / FILE if path.is_dir() else path
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
-        raise UsageError(f"{FLAG} {path} cannot be read: {file}: {reason}.", hint=_WANTED) from error
 
 
 def _problems(wish: Wish, text: str) -> Iterator[tuple[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -36,13 +36,23 @@ def vllm_server(subject: Subject, knobs: Knobs) -> VllmServer | None:
     given, hardware = subject.job.arguments, subject.hardware
     if not given.get("use_vllm") or given.get("vllm_mode", VLLM_MODE) != "server":
         return None
-    host, port = _address(given)
+    # Where the trainer looks for it (``trl/generation/vllm_generation.py: _init_vllm``).
+    host, port = _host(given.get), int(given.get("vllm_server_port", SERVER_PORT))
+    if url := given.get("vllm_server_base_url"):
+        port = urlsplit(str(url)).port or SERVER_PORT
     is_here = host in _HERE and hardware.topology.nodes == 1
     first_gpu = hardware.topology.devices if is_here else None
     server = _engine(subject, knobs, utilization=SERVER_UTILIZATION)
     server = replace(server, first_gpu=first_gpu, port=port)
     if not server.fits:
-        raise _does_not_fit(server, subject.facts)
+        more = (_on(server, subject.facts, gpus) for gpus in (2, 4, _MOST_GPUS) if gpus > server.gpus)
+        nearest = next((each for each in more if each.fits), None)
+        cure = "Generate with a smaller model, or on larger cards"
+        if nearest is not None:
+            held = format_bytes(nearest.weights_bytes or 0)
+            cure = f"Give --vllm_tensor_parallel_size {nearest.gpus}: {nearest.gpus} GPUs hold {held} of weights each"
+        cards = f"a card of the vLLM server, which takes {format_bytes(server.share_bytes)} of it"
+        raise DoesNotFitError(f"{_needs(server)} do not fit {cards}.", hint=f"{cure}.")
     return server
 
 
@@ -90,6 +100,9 @@ def check_colocated(subject: Subject, knobs: Knobs) -> None:
 def _engine(subject: Subject, knobs: Knobs, *, utilization: float) -> VllmServer:
     given, prompt = subject.job.arguments, subject.lengths.longest
     length = None if prompt is None else prompt + knobs.completion_length
+    steps = given.get("steps_per_generation") or knobs.gradient_accumulation_steps
+    # Those of all processes, as the first sends the prompts of all (``vllm_generation.py: generate``).
+    of_all = int(steps) * knobs.per_device_train_batch_size * knobs.processes
     engine = VllmServer(
         model=subject.job.model,
         gpus=1,
@@ -100,30 +113,15 @@ def _engine(subject: Subject, knobs: Knobs, *, utilization: float) -> VllmServer
         total_bytes=subject.hardware.total_bytes,
         weights_bytes=None,
         token_bytes=None,
-        completions=_completions(given, knobs),
+        completions=int(given.get("generation_batch_size") or of_all),
     )
     return _on(engine, subject.facts, int(given.get("vllm_tensor_parallel_size", 1)))
-
-
-def _address(given: Mapping[str, Any]) -> tuple[str, int]:
-    """Returns host and port where the trainer looks for it (``trl/generation/vllm_generation.py: _init_vllm``)."""
-    if url := given.get("vllm_server_base_url"):
-        return _host(given.get), urlsplit(str(url)).port or SERVER_PORT
-    return _host(given.get), int(given.get("vllm_server_port", SERVER_PORT))
 
 
 def _host(argument: Callable[[str], Any]) -> str:
     if url := argument("vllm_server_base_url"):
         return urlsplit(str(url)).hostname or ""
     return str(argument("vllm_server_host") or _HERE[0])
-
-
-def _completions(given: Mapping[str, Any], knobs: Knobs) -> int:
-    """Counts those of all processes, as the first sends the prompts of all (``vllm_generation.py: generate``)."""
-    if given.get("generation_batch_size"):
-        return int(given["generation_batch_size"])
-    steps = given.get("steps_per_generation") or knobs.gradient_accumulation_steps
-    return int(steps) * knobs.per_device_train_batch_size * knobs.processes
 
 
 def _on(server: VllmServer, facts: ModelFacts, gpus: int) -> VllmServer:
@@ -133,17 +131,6 @@ def _on(server: VllmServer, facts: ModelFacts, gpus: int) -> VllmServer:
     if facts.kv_heads is not None and facts.kv_head_elements is not None:
         token = max(1, facts.kv_heads // gpus) * facts.kv_head_elements * _HALF_BYTES
     return replace(server, gpus=gpus, weights_bytes=weights, token_bytes=token)
-
-
-def _does_not_fit(server: VllmServer, facts: ModelFacts) -> DoesNotFitError:
-    more = (_on(server, facts, gpus) for gpus in (2, 4, _MOST_GPUS) if gpus > server.gpus)
-    nearest = next((each for each in more if each.fits), None)
-    cure = "Generate with a smaller model, or on larger cards"
-    if nearest is not None:
-        held = format_bytes(nearest.weights_bytes or 0)
-        cure = f"Give --vllm_tensor_parallel_size {nearest.gpus}: {nearest.gpus} GPUs hold {held} of weights each"
-    cards = f"a card of the vLLM server, which takes {format_bytes(server.share_bytes)} of it"
-    return DoesNotFitError(f"{_needs(server)} do not fit {cards}.", hint=f"{cure}.")
 
 
 def _needs(engine: VllmServer) -> str:

@@ -70,6 +70,9 @@ def adapter_for(base: Knobs, job: Job, facts: ModelFacts, profile: DataProfile |
     given = base.lora_r if "lora_r" in job.arguments else rank
     rate = adapter_learning_rate(base, job) if base.is_adam else None
     targets = None if facts.adapted is None else (facts.adapted,)
+    why_targets = "all of attention: PEFT adapts no fused experts as layers"
+    if facts.adapted == "all-linear":
+        why_targets = "an adapter on attention alone learns less at any rank (LoRA Without Regret)"
     return Adapter(
         lora_r=given,
         lora_target_modules=targets,
@@ -77,7 +80,7 @@ def adapter_for(base: Knobs, job: Job, facts: ModelFacts, profile: DataProfile |
         smaller=() if "lora_r" in job.arguments else smaller_ranks(given),
         why={
             "lora_r": why_rank,
-            "lora_target_modules": _why_targets(facts),
+            "lora_target_modules": why_targets,
             "learning_rate": f"adapters learn best at about {LEARNING_RATE_FACTOR} times full fine-tuning's, at any "
             "rank with this alpha (LoRA Without Regret)",
         },
@@ -118,12 +121,6 @@ def _rank(job: Job, facts: ModelFacts, profile: DataProfile | None) -> tuple[int
     return rank, f"{first}rank with as many parameters ({_millions(rank * width)}) as there are {noun} " + (
         f"({_millions(bits)})"
     )
-
-
-def _why_targets(facts: ModelFacts) -> str:
-    if facts.adapted == "all-linear":
-        return "an adapter on attention alone learns less at any rank (LoRA Without Regret)"
-    return "all of attention: PEFT adapts no fused experts as layers"
 
 
 def _millions(number: int) -> str:

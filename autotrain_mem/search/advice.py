@@ -173,7 +173,13 @@ def _packing(
 
 
 def _grouping(profile: DataProfile, knobs: Knobs, job: Job, padding: float) -> Iterator[Proposal]:
-    left = _grouped_padding(profile, knobs, job.row_limit(knobs) or profile.longest)
+    # About how much padding is left: each batch is padded to the upper end of its slice of the sorted lengths.
+    limit = job.row_limit(knobs) or profile.longest
+    steps = min(MEGA_BATCHES, profile.rows // (knobs.effective_batch_size * 4)) or 1
+    slices = min(MEGA_BATCHES, steps * knobs.gradient_accumulation_steps)
+    ends = [min(limit, profile.percentile((index + 1) / slices)) for index in range(slices - 1)]
+    ends.append(round(profile.expected_longest(steps * knobs.effective_batch_size, limit)))
+    left = max(0.0, 1 - profile.kept_tokens(limit) / profile.rows / (sum(ends) / len(ends)))
     if "train_sampling_strategy" in job.arguments or padding - left < PADDING_PAYS:
         return
     yield Proposal(
@@ -181,15 +187,6 @@ def _grouping(profile: DataProfile, knobs: Knobs, job: Job, padding: float) -> I
         why=f"{_percent(padding)} of what a step computes is padding; rows of like length in one batch leave about "
         f"{_percent(left)}, in another order",
     )
-
-
-def _grouped_padding(profile: DataProfile, knobs: Knobs, limit: int) -> float:
-    """About how much padding is left: each batch is padded to the upper end of its slice of the sorted lengths."""
-    steps = min(MEGA_BATCHES, profile.rows // (knobs.effective_batch_size * 4)) or 1
-    slices = min(MEGA_BATCHES, steps * knobs.gradient_accumulation_steps)
-    ends = [min(limit, profile.percentile((index + 1) / slices)) for index in range(slices - 1)]
-    ends.append(round(profile.expected_longest(steps * knobs.effective_batch_size, limit)))
-    return max(0.0, 1 - profile.kept_tokens(limit) / profile.rows / (sum(ends) / len(ends)))
 
 
 def _shorter(profile: DataProfile, knobs: Knobs, job: Job) -> Iterator[Proposal]:

@@ -124,7 +124,11 @@ def _why(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequen
     elif row.name == MICRO_BATCH:
         needed = _next_that_failed(space, knobs, memo)
     else:
-        needed = _taken_back(row, space, knobs, memo) or _otherwise_needed(row, space, knobs, memo, too_slow)
+        needed = _taken_back(row, space, knobs, memo)
+        if not needed and harm_of(row, space) <= Harm.TIME:
+            needed = _needed_on_the_device(row, space, knobs, memo)
+        elif not needed and row.without:
+            needed = _needed_without(row, space, knobs, memo, too_slow)
     reason = row.reason
     if _rounds_nothing(row, space, knobs):
         reason = SAVED_SO
@@ -142,12 +146,6 @@ SAVED_SO = (
 
 
 ROUNDED_ONCE = "its weights take half the bytes: they are rounded once, as they are loaded"
-
-
-def _otherwise_needed(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequence[Estimate]) -> str:
-    if harm_of(row, space) <= Harm.TIME:
-        return _needed_on_the_device(row, space, knobs, memo)
-    return _needed_without(row, space, knobs, memo, too_slow) if row.without else ""
 
 
 def _taken_back(row: LeverRow, space: Space, knobs: Knobs, memo: Memo) -> str:
@@ -194,21 +192,17 @@ def _next_that_failed(space: Space, knobs: Knobs, memo: Memo) -> str:
         and each.knobs.per_device_train_batch_size > knobs.per_device_train_batch_size
     ]
     if not failed:
-        return _larger_but_slower(space, knobs, memo)
+        # The next larger micro-batch, where it was rehearsed, fits and is no faster.
+        rows = knobs.per_device_train_batch_size
+        larger = [each for each in memo.estimates if each.knobs.per_device_train_batch_size > rows]
+        fitting = [each for each in larger if each.fits and _alike(each.knobs, knobs, but=())]
+        if not fitting:
+            return ""
+        least = min(fitting, key=lambda each: each.knobs.per_device_train_batch_size)
+        count = METHODS[space.method].rows(least.knobs.per_device_train_batch_size)
+        return f"{count} at once fit and are no faster"
     least = min(failed, key=lambda each: each.knobs.per_device_train_batch_size)
     return f"{_rows_need(space, least)} {against(least.required_bytes, least.budget_bytes)}"
-
-
-def _larger_but_slower(space: Space, knobs: Knobs, memo: Memo) -> str:
-    """The next larger micro-batch, where it was rehearsed, fits and is no faster."""
-    rows = knobs.per_device_train_batch_size
-    larger = [each for each in memo.estimates if each.knobs.per_device_train_batch_size > rows]
-    fitting = [each for each in larger if each.fits and _alike(each.knobs, knobs, but=())]
-    if not fitting:
-        return ""
-    least = min(fitting, key=lambda each: each.knobs.per_device_train_batch_size)
-    count = METHODS[space.method].rows(least.knobs.per_device_train_batch_size)
-    return f"{count} at once fit and are no faster"
 
 
 def _alike(one: Knobs, other: Knobs, *, but: Sequence[str]) -> bool:

@@ -107,7 +107,16 @@ def _of_whole_groups(job: Job, knobs: Knobs, group: int) -> tuple[int, ...] | No
     ``trl/trainer/grpo_config.py: __post_init__`` and ``rloo_config.py``.
     """
     size, steps = job.arguments.get(GENERATION), job.arguments.get(GENERATION_STEPS)
-    _check_meaning(group, size, steps)
+    if group < SMALLEST_GROUP:
+        raise UsageError(
+            f"--{GROUP} {group}: a completion is judged against the others of its prompt, so it takes two at least.",
+            hint=f"Give --{GROUP} {SMALLEST_GROUP} or more.",
+        )
+    if size is not None and steps is not None:
+        raise UsageError(
+            f"--{GENERATION} and --{GENERATION_STEPS} exclude each other: one follows from the other.",
+            hint=f"Remove --{GENERATION_STEPS}.",
+        )
     every, processes = divisors(share(knobs))[::-1], knobs.processes
     if steps is not None:
         allowed = tuple(rows for rows in every if rows * processes * steps % group == 0)
@@ -132,19 +141,6 @@ def _of_whole_groups(job: Job, knobs: Knobs, group: int) -> tuple[int, ...] | No
     pinned = [value for name in (ROWS, STEPS) if isinstance(value := job.arguments.get(name), int)]
     _check_groups(group, knobs.effective_batch_size, "effective_batch_size", lcm(group, processes, *pinned))
     return None
-
-
-def _check_meaning(group: int, size: Any, steps: Any) -> None:
-    if group < SMALLEST_GROUP:
-        raise UsageError(
-            f"--{GROUP} {group}: a completion is judged against the others of its prompt, so it takes two at least.",
-            hint=f"Give --{GROUP} {SMALLEST_GROUP} or more.",
-        )
-    if size is not None and steps is not None:
-        raise UsageError(
-            f"--{GENERATION} and --{GENERATION_STEPS} exclude each other: one follows from the other.",
-            hint=f"Remove --{GENERATION_STEPS}.",
-        )
 
 
 def _check_groups(group: int, completions: int, flag: str, unit: int) -> None:

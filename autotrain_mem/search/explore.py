@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from autotrain_mem.search.guess import LEEWAY, between, may_fit, may_fit_at_once, promise
 from autotrain_mem.search.levels import Level, eased, levels
-from autotrain_mem.search.memo import Memo, Sight, sights
+from autotrain_mem.search.memo import Memo, sights
 from autotrain_mem.search.space import Space
 from autotrain_mem.settings.levers import FREE, LADDER, LEVERS, taken_back
 from autotrain_mem.types import Estimate, Knobs, Owner, Phase
@@ -185,21 +185,17 @@ def _fastest(level: Level, memo: Memo, tie: float) -> Estimate | None:
     own, every = level.lines, tuple(line for each in gentler for line in each.lines)
     while True:
         seen = sights(memo, own, every)
-        best = _best_known(seen, tie)
+        # The fastest that was seen to fit; of those as fast the one with fewest levers, then with most headroom.
+        fitting = [(number, each) for number, sight in enumerate(seen) for each in sight.known if each.fits]
+        fastest = max((each.tokens_per_second for _, each in fitting), default=0.0)
+        tied = [(number, each) for number, each in fitting if each.tokens_per_second >= fastest * (1 - tie)]
+        best = min(tied, key=lambda pair: (pair[0], pair[1].required_bytes), default=(0, None))[1]
         beyond = 0.0 if best is None else best.tokens_per_second * (1 + tie)
         promises = [(number, promise(memo, level.space, sight, beyond)) for number, sight in enumerate(seen)]
         likely = [(each.expected, -number, each.knobs) for number, each in promises if each is not None]
         if not likely:
             return best
         memo(max(likely)[2])
-
-
-def _best_known(seen: list[Sight], tie: float) -> Estimate | None:
-    """The fastest that was seen to fit; of those as fast the one with fewest levers, then with most headroom."""
-    fitting = [(number, each) for number, sight in enumerate(seen) for each in sight.known if each.fits]
-    fastest = max((each.tokens_per_second for _, each in fitting), default=0.0)
-    tied = [(number, each) for number, each in fitting if each.tokens_per_second >= fastest * (1 - tie)]
-    return min(tied, key=lambda pair: (pair[0], pair[1].required_bytes), default=(0, None))[1]
 
 
 def _neighbour(level: Level, knobs: Knobs) -> list[Knobs]:

@@ -199,7 +199,11 @@ def _with_activations(space: Space, one: Estimate, knobs: Knobs) -> float:
 
 def required_bytes(space: Space, known: Sequence[Estimate], knobs: Knobs) -> float:
     """A guess at what a point needs, from those of its line that were rehearsed, or of one that shares otherwise."""
-    return _scaled(space, known[0], knobs) if len(known) == 1 else between(space, knobs, *_around(known, knobs))
+    if len(known) == 1:
+        return _scaled(space, known[0], knobs)
+    pairs = list(pairwise(sorted(known, key=lambda each: _rows(each.knobs))))
+    around = next((pair for pair in pairs if _rows(pair[1].knobs) >= _rows(knobs)), pairs[-1])
+    return between(space, knobs, *around)
 
 
 def between(space: Space, knobs: Knobs, small: Estimate, large: Estimate) -> float:
@@ -300,13 +304,6 @@ def _gathered(known: Estimate, knobs: Knobs) -> float:
         weights = held.get(Owner.WEIGHTS, 0) * known.knobs.shards
         return weights / (2 if knobs.dtype == "float32" else 1)
     return 0.0 if known.knobs.sharding == "fsdp2-no-reshard" else held.get(Owner.GATHERED_WEIGHTS, 0)
-
-
-def _around(known: Sequence[Estimate], knobs: Knobs) -> tuple[Estimate, Estimate]:
-    """The two rehearsed points between which this one lies, or those next to it."""
-    ordered = sorted(known, key=lambda each: _rows(each.knobs))
-    pairs = list(pairwise(ordered))
-    return next((pair for pair in pairs if _rows(pair[1].knobs) >= _rows(knobs)), pairs[-1])
 
 
 def _nearest(known: Sequence[Estimate], knobs: Knobs) -> Estimate:

@@ -142,19 +142,15 @@ def _border(points: _Points, start: int, *, whole: bool) -> Border | None:
     low, high = _narrowed(points, start, len(points.question.values))
     if whole:
         points.whole = True  # copies of few layers led here; from here on none is asked
-        low, high = _confirmed(points, start, low, high)
+        end = len(points.question.values)
+        points.ask([side for side in (low, high) if side < end])
+        if low > start and not points(low).fits:
+            low, high = _narrowed(points, start, low)
+        elif high < end and points(high).fits:
+            low, high = _narrowed(points, high, end)
     if not points(low).fits:
         return None
     return Border(index=low, estimate=points(low), beyond=points(high) if high < len(points.question.values) else None)
-
-
-def _confirmed(points: _Points, start: int, low: int, high: int) -> tuple[int, int]:
-    """The same sides where the whole model agrees, or else those that it has."""
-    end = len(points.question.values)
-    points.ask([side for side in (low, high) if side < end])
-    if low > start and not points(low).fits:
-        return _narrowed(points, start, low)
-    return _narrowed(points, high, end) if high < end and points(high).fits else (low, high)
 
 
 def _narrowed(points: _Points, low: int, high: int) -> tuple[int, int]:

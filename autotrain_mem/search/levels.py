@@ -91,7 +91,11 @@ def allowed(row: LeverRow, space: Space) -> bool:
     return (
         row.suits(METHODS[space.method])
         and all(not {*possible[name]}.isdisjoint(values) for name, values in row.needs.items())
-        and all(_may_be_pulled(LEVERS[name], space) for name in row.along if LEVERS[name].harm == row.harm)
+        and all(
+            _pull(other, space.base, space) == space.base or allowed(other, space)
+            for other in (LEVERS[name] for name in row.along)
+            if other.harm == row.harm
+        )
         and row.name not in space.forbid
         and not (space.is_quantized and row.quantizes)
         and harm_of(row, space) <= FURTHEST[space.fit]
@@ -113,11 +117,6 @@ def pull_all(space: Space, names: Iterable[str]) -> Knobs:
 def moves(name: str, space: Space) -> bool:
     """Whether a lever may be pulled and would change anything."""
     return allowed(LEVERS[name], space) and _pull(LEVERS[name], space.base, space) != space.base
-
-
-def _may_be_pulled(row: LeverRow, space: Space) -> bool:
-    """Whether the lever is pulled already, or may be."""
-    return _pull(row, space.base, space) == space.base or allowed(row, space)
 
 
 def _pull(row: LeverRow, knobs: Knobs, space: Space) -> Knobs:
@@ -272,7 +271,8 @@ def levels(space: Space) -> tuple[Level, ...]:
                 ranks=_ranks(space, settings[0]),
             )
             climbed.append(level)
-    if lengths := _lengths(space):
+    may_cut = allowed(LEVERS[MAX_LENGTH], space)
+    if may_cut and (lengths := lengths_below(space.row_tokens(space.base), space.least_length)):
         least = (_least(space),)
         climbed.append(Level(name=SHORTER_ROWS, space=space, harm=Harm.DATA, settings=least, lengths=lengths))
     return tuple(climbed)
@@ -341,13 +341,6 @@ def _keeps_shards(space: Space, setting: Knobs) -> bool:
     """Whether what a process holds of these settings can be divided as far as it can of any."""
     ways = shared(space, setting)
     return bool(ways) and least_shared(space, setting).sharding == least_shared(space, space.base).sharding
-
-
-def _lengths(space: Space) -> tuple[int, ...]:
-    """Lengths that would cut a row, shortest first; none where ``max_length`` may not move."""
-    if not allowed(LEVERS[MAX_LENGTH], space):
-        return ()
-    return lengths_below(space.row_tokens(space.base), space.least_length)
 
 
 # -- the points of a level ---------------------------------------------------------------------------------------------

@@ -40,7 +40,10 @@ LENGTH_TURNS = 3
 
 def does_not_fit(space: Space, memo: Memo) -> DoesNotFitError:
     """The error for a search that came back empty-handed; rehearses a few points more to find a way out."""
-    least = _least(space, memo)
+    # Finds what needs least of all that is allowed; of those that need the same, the one that demands least.
+    # Levels whose weights alone are beyond the card were passed over without a rehearsal.
+    memo.ask([strongest([level for level in levels(space) if not level.lengths]).least])
+    least = min(reversed(memo.estimates), key=lambda estimate: estimate.required_bytes)
     fitting = confirmed(space, memo)
     bits = least.knobs.base_bits
     kind = f"LoRA on a {bits}-bit base" if bits else "LoRA" if least.knobs.use_peft else "full fine-tuning"
@@ -55,15 +58,6 @@ def does_not_fit(space: Space, memo: Memo) -> DoesNotFitError:
     elsewhere = memo.predictor.would_fit(least, rehearsed=True)
     where = f"\nthese settings would fit {' or '.join(elsewhere)}" if elsewhere else ""
     return DoesNotFitError(message, hint=hint + where)
-
-
-def _least(space: Space, memo: Memo) -> Estimate:
-    """Finds what needs least of all that is allowed; of those that need the same, the one that demands least.
-
-    Levels whose weights alone are beyond the card were passed over without a rehearsal.
-    """
-    memo.ask([strongest([level for level in levels(space) if not level.lengths]).least])
-    return min(reversed(memo.estimates), key=lambda estimate: estimate.required_bytes)
 
 
 def confirmed(space: Space, memo: Memo) -> Estimate | None:

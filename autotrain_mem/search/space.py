@@ -154,7 +154,12 @@ def make_space(
             overlaid, _base_rows(defaults, job.effective_batch_size, given, nodes), job.effective_batch_size
         )
     if MAX_LENGTH in given:
-        _check_context(given[MAX_LENGTH], context_length)
+        limit = given[MAX_LENGTH]
+        if limit is not None and context_length is not None and limit > context_length:
+            raise ContextLengthError(
+                f"--max_length {limit} is beyond the model's context of {context_length} tokens",
+                hint=f"use --max_length {context_length} or less, or --max_length auto",
+            )
     elif not job.is_online:
         _check_whole_rows(job, longest, context_length)
         asked = None if profile is None else profile.asked_length(wished_share(job.arguments.get(MAX_LENGTH)))
@@ -214,15 +219,6 @@ def _check_numbers(given: dict[str, Any], effective_batch_size: int | None) -> N
     check_positive(numbers)
 
 
-def _check_context(limit: int | None, context_length: int | None) -> None:
-    if limit is None or context_length is None or limit <= context_length:
-        return
-    raise ContextLengthError(
-        f"--max_length {limit} is beyond the model's context of {context_length} tokens",
-        hint=f"use --max_length {context_length} or less, or --max_length auto",
-    )
-
-
 def _check_whole_rows(job: Job, longest: int | None, context_length: int | None) -> None:
     """Rows that nothing cuts must find room in the model."""
     if job.method_facts.long_rows != "kept" or longest is None or context_length is None or longest <= context_length:
@@ -257,10 +253,13 @@ def _base_rows(defaults: Knobs, effective: int, given: dict[str, Any], nodes: in
     """Take what the user's words and TRL's defaults make of the effective batch before any tuning."""
     rows, steps, processes = given.get(ROWS), given.get(STEPS), defaults.data_parallel_size
     if effective % processes:
+        groups, fewer = f"{defaults.processes} GPUs", _dividing(effective, defaults.processes, nodes)
+        if defaults.token_shards > 1:
+            groups = f"{processes} groups of {defaults.token_shards} GPUs"
+            fewer = f"another --{'cp_size' if defaults.cp_size > 1 else 'sp_size'}"
         raise BatchSplitError(
-            f"{_groups(defaults)} do not divide the effective batch size {effective}: each has as many rows of it",
-            hint=f"use --effective_batch_size {either(multiples(processes, effective))}, "
-            f"or {_fewer(effective, defaults, nodes)}",
+            f"{groups} do not divide the effective batch size {effective}: each has as many rows of it",
+            hint=f"use --effective_batch_size {either(multiples(processes, effective))}, or {fewer}",
         )
     if rows and steps and rows * steps * processes != effective:
         product, of_all = rows * steps * processes, f" times {processes} GPUs" if processes > 1 else ""
@@ -278,19 +277,6 @@ def _base_rows(defaults: Knobs, effective: int, given: dict[str, Any], nodes: in
         return share // int(steps)
     # TRL's micro-batch where it divides the effective batch, else the next smaller one that does
     return max(rows for rows in divisors(share) if rows <= defaults.per_device_train_batch_size)
-
-
-def _groups(knobs: Knobs) -> str:
-    """``8 GPUs``, or ``2 groups of 4 GPUs`` that share their rows."""
-    if knobs.token_shards == 1:
-        return f"{knobs.processes} GPUs"
-    return f"{knobs.data_parallel_size} groups of {knobs.token_shards} GPUs"
-
-
-def _fewer(effective: int, knobs: Knobs, nodes: int) -> str:
-    if knobs.token_shards == 1:
-        return _dividing(effective, knobs.processes, nodes)
-    return f"another --{'cp_size' if knobs.cp_size > 1 else 'sp_size'}"
 
 
 def _dividing(effective: int, processes: int, nodes: int) -> str:

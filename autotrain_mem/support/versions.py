@@ -10,7 +10,7 @@ import os
 import pathlib
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 PACKAGES = (
     *("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes", "datasets", "tokenizers"),
@@ -126,15 +126,11 @@ def content_digest(folder: pathlib.Path, *, read: bool = True) -> str:
     """Digests the names and the content of all its Python files: a copy elsewhere has the same. Unread, their sizes and
     dates stand for the content, which is quicker."""
     digest = hashlib.blake2b(digest_size=16)
-    for path in sorted(_python_files(str(folder))):
+    found = (os.path.join(parent, name) for parent, _, names in os.walk(str(folder)) for name in names)
+    for path in sorted(path for path in found if path.endswith(".py")):
         status = os.stat(path)
         content = f"{folder} {status.st_mtime_ns}".encode()
         if read:
             content = pathlib.Path(path).read_bytes()
         digest.update(f"{path[len(str(folder)) + 1 :]}\0{status.st_size}\0".encode() + content)
     return digest.hexdigest()
-
-
-def _python_files(folder: str) -> Iterator[str]:
-    for parent, _, names in os.walk(folder):
-        yield from (os.path.join(parent, name) for name in names if name.endswith(".py"))

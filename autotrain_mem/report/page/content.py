@@ -85,6 +85,10 @@ def _measured(report: Report | None, *, reserved: bool) -> str:
 def tables(material: Material) -> Iterator[Section]:
     """Yields the tables in their order, those of the terminal among them; one with no rows is left out."""
     plan = material.plan
+    changed = table("setting", "from", "to", "what it costs", "why")
+    for lever in sorted(plan.levers, key=lambda each: each.harm):
+        values = formatting.value(lever.before), formatting.value(lever.after)
+        add(changed, lever.name, *values, formatting.HARMS[lever.harm], lever.why)
     uncounted = table("", show_header=False)
     for sentence in (*plan.warnings, *plan.estimate.memory.not_counted):
         add(uncounted, sentence)
@@ -92,7 +96,7 @@ def tables(material: Material) -> Iterator[Section]:
     tried = [f"Each was rehearsed; {attempts_units(plan)}"]
     tried += [f"{sign} {meaning}".strip() for sign, meaning in attempts_legend(plan)] if plan.attempts else []
     every = [
-        ("changes", "What was changed", "Least harm first; a setting that you gave is never changed.", _changed(plan)),
+        ("changes", "What was changed", "Least harm first; a setting that you gave is never changed.", changed),
         ("attempts", "What was tried", "; ".join(tried), attempts_table(plan)),
         ("levels", "Other levels of harm", "; ".join(gentler_levels(plan)), levels_table(plan)),
         ("settings", "Settings", "A star marks what differs from TRL's default.", settings_table(plan)),
@@ -115,14 +119,6 @@ def tables(material: Material) -> Iterator[Section]:
             right=tuple(at for at, column in enumerate(grid.columns) if column.justify == "right"),
             strong=tuple(at for at, row in enumerate(grid.rows) if row.style == "bold"),
         )
-
-
-def _changed(plan: Plan) -> Table:
-    grid = table("setting", "from", "to", "what it costs", "why")
-    for lever in sorted(plan.levers, key=lambda each: each.harm):
-        values = formatting.value(lever.before), formatting.value(lever.after)
-        add(grid, lever.name, *values, formatting.HARMS[lever.harm], lever.why)
-    return grid
 
 
 _CARDS_NOTE = "Cards that run the same kernels; prices are dated listings and move."
