@@ -199,9 +199,7 @@ def _host_collator(collate: Collate, edit_rows: Callable[[list[Any]], list[Any]]
             if isinstance(collated, list):
                 return collated  # prompts: they become tensors when they are tokenized
             # A copy to a device takes what a view shows, not the storage behind it.
-            return _HostBatch(
-                {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in collated.items()}
-            )
+            return _HostBatch(_copied(collated))
 
     return collate_on_host
 
@@ -212,8 +210,7 @@ def _copied(batch: dict[str, Any]) -> dict[str, Any]:
         return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
 
 
-@contextmanager
-def _arrivals(arrive: Callable[[dict[str, Any]], dict[str, Any]], recorder: Recorder) -> Iterator[None]:
+def _arrivals(arrive: Callable[[dict[str, Any]], dict[str, Any]], recorder: Recorder) -> AbstractContextManager[Any]:
     """A batch is born on the device where accelerate sends it there: the next one, which it has collated by then to
     know whether this is the last, is still on the host (``accelerate/data_loader.py: DataLoaderShard.__iter__``)."""
     from accelerate import data_loader
@@ -227,8 +224,7 @@ def _arrivals(arrive: Callable[[dict[str, Any]], dict[str, Any]], recorder: Reco
         recorder.adopt_batch(value for value in arrived.values() if isinstance(value, torch.Tensor))
         return arrived
 
-    with patch.object(data_loader, "send_to_device", send_and_see):
-        yield
+    return patch.object(data_loader, "send_to_device", send_and_see)
 
 
 # -- models without weights --------------------------------------------------------------------------------------------
@@ -252,8 +248,7 @@ def materialize(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
-@contextmanager
-def conversion_in_place() -> Iterator[None]:
+def conversion_in_place() -> AbstractContextManager[Any]:
     """``module.to()`` gives parameters new data, as on real ones: on fake ones it would end in swap_tensors.
 
     That one refuses them. A parameter that two modules share stays one.
@@ -273,8 +268,7 @@ def conversion_in_place() -> Iterator[None]:
                 module._buffers[name] = convert(buffer)
         return module
 
-    with patch.object(torch.nn.Module, "_apply", apply):
-        yield
+    return patch.object(torch.nn.Module, "_apply", apply)
 
 
 def stand_in(model: Any) -> None:

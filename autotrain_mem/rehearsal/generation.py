@@ -12,7 +12,7 @@ that whatever is made of a batch of them is as large as it gets and carries a ma
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -134,8 +134,7 @@ class _Ends:
         self._layers = whole_depth(model_config)
         self._skipped: dict[str, tuple[torch.Tensor, ...]] = {}
 
-    @contextmanager
-    def watching(self, model: Any) -> Iterator[None]:
+    def watching(self, model: Any) -> AbstractContextManager[Any]:
         """Catch what the loop hands to these two methods of one model object."""
         update = model._update_model_kwargs_for_generation
         has_unfinished = model._has_unfinished_sequences
@@ -153,10 +152,9 @@ class _Ends:
             self._ids, self._model_kwargs = None, {}
             return has_unfinished(*args, **kwargs)
 
-        with patch.multiple(
+        return patch.multiple(
             model, _update_model_kwargs_for_generation=watched_update, _has_unfinished_sequences=watched_head
-        ):
-            yield
+        )
 
     def sampled(self, ids: torch.Tensor, done: torch.Tensor) -> None:
         """One token more for every sequence: none of them ends before its full length."""
@@ -233,7 +231,6 @@ class _Growing:
     window: int | None = None
 
     def lengths(self, steps: int) -> tuple[int, ...]:
-        """After each of the next steps."""
         window = self.window or self.tokens + steps
         return tuple(min(self.tokens + step, window) for step in range(1, steps + 1))
 

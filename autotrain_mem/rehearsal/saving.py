@@ -68,10 +68,8 @@ def _as_checkpoints_have_it(model: Any) -> None:
 
     Qwen3-30B-A3B keeps gate and up of 128 experts in one tensor a layer; 38 of its 61 GB in bfloat16 are copied.
     """
-    try:
-        from transformers.core_model_loading import revert_weight_conversion
-    except ImportError:  # transformers 4 fuses nothing
-        return
+    from transformers.core_model_loading import revert_weight_conversion
+
     weights = {tensor.untyped_storage()._cdata: (name, tensor) for name, tensor in model.state_dict().items()}
     split = revert_weight_conversion(model, dict(weights.values()))
     written = [tensor.contiguous() for tensor in split.values()]

@@ -40,7 +40,6 @@ class SimulatedRun:
         return self.watch.phase
 
     def refusal(self, error: BaseException) -> Refusal | None:
-        """Returns the card's last refusal, where it was that which became this error."""
         refusal = self.gpu.refusal
         return refusal if refusal is not None and refusal.message() in str(error) else None
 

@@ -18,7 +18,7 @@ from unittest.mock import patch
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from autotrain_mem.rehearsal.cuda.attention_kernels import HALF, Backend, Inputs, KernelCall, choose, kernels, trains
+from autotrain_mem.rehearsal.cuda.attention_kernels import HALF, KERNELS, Backend, Inputs, KernelCall, choose, trains
 from autotrain_mem.rehearsal.cuda.rules import CudaRule
 from autotrain_mem.rehearsal.known_values import known_value
 from autotrain_mem.rehearsal.trace.operator_costs import attention
@@ -251,7 +251,7 @@ class FusedAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped 
         call: KernelCall,
     ) -> torch.Tensor:
         """``query`` is B x H x S x D, ``key`` and ``value`` B x G x T x D, ``bias`` is added to the scores."""
-        out, kept = kernels(call)[0](query, value, call)
+        out, kept = KERNELS[call.backend][0](query, value, call)
         note(attention(query, key, value, visible=visible_share(query, key, call)))
         if not isinstance(query, FakeTensor):
             with unseen():
@@ -262,12 +262,11 @@ class FusedAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped 
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Computes the gradients that one call's kernel computes, with its scratch."""
         query, key, value, bias, out, *_ = ctx.saved_tensors
         inputs = (query, key, value)
         call: KernelCall = ctx.call
         grad, out = by_rows(grad, out, call.backend)
-        grads, scratch = kernels(call)[1](inputs, call)
+        grads, scratch = KERNELS[call.backend][1](inputs, call)
         note(attention(*inputs, visible=visible_share(query, key, call), backward=True))
         if not isinstance(query, FakeTensor):
             with unseen(), torch.enable_grad():

@@ -120,8 +120,6 @@ def _efficient_runs(inputs: Inputs, capability: tuple[int, int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """One call of a fused kernel, beside its tensors."""
-
     backend: Backend
     capability: Capability
     is_causal: bool = False
@@ -272,16 +270,10 @@ def _flash3_backward(inputs: Inputs, call: KernelCall) -> Made:
     return grads, scratch
 
 
-_KERNELS = {
+KERNELS: dict[Backend, tuple[Callable[..., Kept], Callable[..., Made]]] = {
     Backend.FLASH: (_flash_forward, _flash_backward),
     Backend.FLASH3: (_flash_forward, _flash3_backward),
     Backend.CUDNN: (_cudnn_forward, _cudnn_backward),
     Backend.EFFICIENT: (_efficient_forward, _efficient_backward),
 }
-
-
-def kernels(
-    call: KernelCall,
-) -> tuple[Callable[[torch.Tensor, torch.Tensor, KernelCall], Kept], Callable[[Inputs, KernelCall], Made]]:
-    """Returns what allocates as the forward and the backward kernel of a call do."""
-    return _KERNELS[call.backend]
+"""What allocates as the forward and the backward kernel of a call do."""

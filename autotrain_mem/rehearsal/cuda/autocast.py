@@ -128,7 +128,16 @@ def _kernel(name: str) -> Callable[..., Any]:
     if name in WIDEST:
         return _casting(operator, _widest)
     if name in FLOAT32_BY_DTYPE:
-        return _telling_dtype(operator)
+        position = [argument.name for argument in operator._schema.arguments].index("dtype")
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            given = args[position] if len(args) > position else kwargs.get("dtype")
+            if given is None and _is_eligible(args[0]):
+                args, kwargs = args[:position], {**kwargs, "dtype": torch.float32}
+            with torch._C._ExcludeDispatchKeyGuard(_NO_AUTOCAST):
+                return operator(*args, **kwargs)
+
+        return kernel
     return _appending_dtype(_operator(FLOAT32_BY_OVERLOAD[name]))
 
 
@@ -144,19 +153,6 @@ def _casting(operator: Any, choose: Callable[[tuple[Any, ...], dict[str, Any]], 
         dtype = choose(args, kwargs)
         with torch._C._ExcludeDispatchKeyGuard(_NO_AUTOCAST):
             return operator(*_cast(args, dtype), **{name: _cast(value, dtype) for name, value in kwargs.items()})
-
-    return kernel
-
-
-def _telling_dtype(operator: Any) -> Callable[..., Any]:
-    position = [argument.name for argument in operator._schema.arguments].index("dtype")
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        given = args[position] if len(args) > position else kwargs.get("dtype")
-        if given is None and _is_eligible(args[0]):
-            args, kwargs = args[:position], {**kwargs, "dtype": torch.float32}
-        with torch._C._ExcludeDispatchKeyGuard(_NO_AUTOCAST):
-            return operator(*args, **kwargs)
 
     return kernel
 

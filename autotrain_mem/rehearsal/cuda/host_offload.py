@@ -165,31 +165,70 @@ class _OnHost:
 
 
 class _Stream:
-    """A stream on which everything is done already."""
+    """A stream, or an event of one: all is done already. Memory does not depend on it, since FSDP2 and TRL keep
+    whatever is in use by a reference."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int = 0) -> None:
         self.number = number
 
-    def wait_stream(self, *other: Any) -> None: ...
+    def record(self, *_: Any) -> _Stream:
+        return self
 
-    wait_event = record_event = synchronize = wait_stream
+    record_event = record
+
+    def wait(self, *_: Any) -> None: ...
+
+    wait_event = wait_stream = synchronize = wait
+
+    def query(self) -> bool:
+        return True
+
+
+class Streams:
+    """Stands for ``torch.cuda`` where somebody asks for a device's module: blocks are born on its streams."""
+
+    Event = _Stream
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder, self._streams = recorder, 0
+        self._now = self._default = _Stream()
+
+    def Stream(self, *_: Any, **__: Any) -> _Stream:  # torch's own name
+        """Make a stream, numbered from 1 as they are made."""
+        self._streams += 1
+        return _Stream(self._streams)
+
+    def default_stream(self, *_: Any) -> _Stream:
+        return self._default
+
+    def current_stream(self, *_: Any) -> _Stream:
+        return self._now
+
+    @contextmanager
+    def stream(self, stream: _Stream) -> Iterator[None]:
+        """Whatever is made inside is born on this stream."""
+        with patch.object(self, "_now", stream), self._recorder.on_stream(stream.number):
+            yield
+
+    def current_device(self) -> Any:
+        return 0
+
+    def synchronize(self, *_: Any) -> None: ...
+
+    def empty_cache(self) -> None:
+        torch.cuda.empty_cache()  # looked up late, for whoever watches it
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.cpu, name)  # whatever else is asked is the CPU's
 
 
 class _TorchWithAccelerator:
-    """The module ``torch`` as TRL's module sees it; each new stream has the next number."""
+    """The module ``torch`` as TRL's module sees it."""
 
     accelerator = SimpleNamespace(current_accelerator=lambda: _OnDevice.device)
 
     def __init__(self, recorder: Recorder) -> None:
-        default, numbers = _Stream(0), itertools.count(1)
-        self._pinned = recorder.pinned
-        self.cuda = SimpleNamespace(
-            Stream=lambda: _Stream(next(numbers)),
-            default_stream=lambda: default,
-            current_stream=lambda: default,
-            stream=lambda entered: recorder.on_stream(entered.number),
-            empty_cache=lambda: torch.cuda.empty_cache(),  # looked up late, for whoever watches it
-        )
+        self._pinned, self.cuda = recorder.pinned, Streams(recorder)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)

@@ -133,7 +133,6 @@ class Rotation(torch.autograd.Function):  # type: ignore[misc]  # untyped to myp
 
     @staticmethod
     def backward(ctx: Any, grad_query: torch.Tensor, grad_key: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Turns the gradients back where they lie."""
         return _rows_first(grad_query), _rows_first(grad_key), None, None
 
 
@@ -150,7 +149,10 @@ class FusedLinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]  #
         ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, ignored: int, accuracy: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """``hidden`` is N x H, ``weight`` V x H, ``target`` N. Returns the loss and the share of tokens foretold."""
-        tokens, is_newer = hidden.shape[0], products_go_in_place()
+        # From liger-kernel 0.8.3 on the head's products are written where they are wanted. Where none is installed,
+        # the newest is meant.
+        version = installed_versions(["liger-kernel"])["liger-kernel"]
+        tokens, is_newer = hidden.shape[0], (version is None or version_of(version) >= _IN_PLACE_FROM)
         grad_hidden = torch.zeros_like(hidden)
         grad_weight = torch.zeros_like(weight) if weight.requires_grad and hidden.requires_grad else None
         losses = torch.zeros(tokens, dtype=torch.float32)
@@ -191,15 +193,6 @@ class FusedLinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]  #
         grad_hidden, grad_weight = ctx.saved_tensors
         torch.empty((), dtype=torch.float32)  # the 1.0 that it compares the incoming gradient with
         return grad_hidden, grad_weight, None, None, None
-
-
-def products_go_in_place() -> bool:
-    """Tells whether the head's products are written where they are wanted: from liger-kernel 0.8.3 on.
-
-    Where none is installed, the newest is meant.
-    """
-    version = installed_versions(["liger-kernel"])["liger-kernel"]
-    return version is None or version_of(version) >= _IN_PLACE_FROM
 
 
 def chunk_tokens(tokens: int, vocabulary: int, width: int) -> int:

@@ -79,14 +79,14 @@ def _rows(compute_capability: Capability) -> dict[Any, Row]:
         _aten._log_softmax.default: lambda args, kwargs, out: _copied(args[0]),
         # softmax_backward_cuda_out holds `tmp = grad * output`; log_softmax does not, but host_softmax_backward copies
         # what is not contiguous.
-        _aten._softmax_backward_data.default: lambda args, kwargs, out: _bytes(args[0]),
+        _aten._softmax_backward_data.default: lambda args, kwargs, out: int(args[0].nbytes),
         _aten._log_softmax_backward_data.default: lambda args, kwargs, out: _copied(args[0]) + _copied(args[1]),
         # native/ReduceOps.cpp: logsumexp_out_impl holds `(self - maxes).exp_()`; an integer input as float32.
         _aten.logsumexp.default: lambda args, kwargs, out: (
-            _bytes(args[0]) if args[0].is_floating_point() else 2 * args[0].numel() * FLOAT
+            int(args[0].nbytes) if args[0].is_floating_point() else 2 * args[0].numel() * FLOAT
         ),
         # native/Distributions.cpp: multinomial_out holds `q`, an exponential draw for each probability.
-        _aten.multinomial.default: lambda args, kwargs, out: _bytes(args[0]),
+        _aten.multinomial.default: lambda args, kwargs, out: int(args[0].nbytes),
         _aten._foreach_norm.Scalar: _foreach_norm,
         _aten.sort.default: _sort,
         _aten.sort.stable: _sort,
@@ -101,12 +101,8 @@ def _rows(compute_capability: Capability) -> dict[Any, Row]:
     }
 
 
-def _bytes(tensor: torch.Tensor) -> int:
-    return int(tensor.numel() * tensor.element_size())
-
-
 def _copied(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_contiguous() else _bytes(tensor)
+    return 0 if tensor.is_contiguous() else int(tensor.nbytes)
 
 
 MULTIPROCESSORS = {

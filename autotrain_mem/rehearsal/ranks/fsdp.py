@@ -30,8 +30,9 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import _to_dtype_if_needed
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam, ShardedState
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
+from autotrain_mem.rehearsal.cuda.host_offload import Streams
 from autotrain_mem.rehearsal.ranks.invariants import check_shards
-from autotrain_mem.rehearsal.ranks.recording import RankRecorder, Streams, local, run_unseen, wrapped
+from autotrain_mem.rehearsal.ranks.recording import RankRecorder, local, run_unseen, wrapped
 from autotrain_mem.rehearsal.trace.operator_costs import Cost
 from autotrain_mem.types import Owner, Phase
 from autotrain_mem.types.work import Kind

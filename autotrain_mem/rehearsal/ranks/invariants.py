@@ -32,15 +32,13 @@ def trained_in_full(trainer: Any) -> Iterator[None]:
         RehearsalError: the prediction would be too low.
     """
     ran: set[int] = set()
-    hook = hooks.register_module_forward_pre_hook(lambda module, _: ran.add(id(module)))
     try:
-        yield
+        with hooks.register_module_forward_pre_hook(lambda module, _: ran.add(id(module))):
+            yield
     except RuntimeError as error:
         if any(words in str(error) for words in _WAITING):
             raise _without_gradient("some parameters") from error
         raise
-    finally:
-        hook.remove()
     model = trainer.accelerator.unwrap_model(trainer.model)
     used = {
         name: parameter

@@ -62,7 +62,6 @@ class RankRecorder(Recorder):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def see(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operator as any other."""
         return super().__torch_dispatch__(func, (), args, kwargs)
 
     def see_result(self, out: Any) -> None:
@@ -73,13 +72,9 @@ class RankRecorder(Recorder):
     @contextmanager
     def unseen(self) -> Iterator[None]:
         """Leaves out what is made inside: it lies on the host, or nowhere; values are known as far as anywhere."""
-        before, self._unseen = self._unseen, True
         is_recording = self in _get_current_dispatch_mode_stack()
-        try:
-            with nullcontext() if is_recording else self:
-                yield
-        finally:
-            self._unseen = before
+        with patch.object(self, "_unseen", True), nullcontext() if is_recording else self:
+            yield
 
     @contextmanager
     def owned(self, owner: Owner, name: str) -> Iterator[None]:
@@ -110,7 +105,6 @@ class RankRecorder(Recorder):
         super().count_step((*costs, *on_host), pinned)
 
     def is_host(self, tensor: torch.Tensor) -> bool:
-        """Tell whether a tensor was seen to lie on the host."""
         block = self.block_of(tensor)
         return block is not None and self.ledger.is_disowned(block)
 
@@ -262,62 +256,3 @@ def _hold(tensor: torch.Tensor, value: torch.Tensor | None) -> None:
             know(tensor, value.flatten().repeat(repeats).reshape(tensor.shape).to(tensor.dtype))
     elif (known := tensor.__dict__.get("known")) is not None:
         known.valid[0] = False
-
-
-# -- a device's streams ------------------------------------------------------------------------------------------------
-
-
-class _Stream:
-    """A stream, or an event of one: all is done already. Memory does not depend on it, since FSDP2 keeps whatever is in
-    use by a reference."""
-
-    def __init__(self, number: int = 0) -> None:
-        self.number = number
-
-    def record(self, *_: Any) -> _Stream:
-        return self
-
-    record_event = record
-
-    def wait(self, *_: Any) -> None: ...
-
-    wait_event = wait_stream = synchronize = wait
-
-    def query(self) -> bool:
-        return True
-
-
-class Streams:
-    """Stands for ``torch.cuda`` where a sharded trainer asks for a device's module: blocks are born on its streams."""
-
-    Event = _Stream
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder, self._streams = recorder, 0
-        self._now = self.default = _Stream(0)
-
-    def Stream(self, *_: Any, **__: Any) -> _Stream:  # torch's own name
-        """Make a stream, numbered from 1 as they are made."""
-        self._streams += 1
-        return _Stream(self._streams)
-
-    def current_stream(self, *_: Any) -> _Stream:
-        return self._now
-
-    @contextmanager
-    def stream(self, stream: _Stream) -> Iterator[None]:
-        """Whatever is made inside is born on this stream."""
-        before, self._now = self._now, stream
-        with self._recorder.on_stream(stream.number):
-            try:
-                yield
-            finally:
-                self._now = before
-
-    def current_device(self) -> Any:
-        return 0
-
-    def synchronize(self, *_: Any) -> None: ...
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch.cpu, name)  # whatever else is asked is the CPU's

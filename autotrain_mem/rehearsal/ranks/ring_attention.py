@@ -26,7 +26,7 @@ from torch.distributed.tensor.experimental._context_parallel._attention import (
 from torch.nn import functional
 
 from autotrain_mem.rehearsal.cuda.attention import autocast_inputs, by_rows, unseen, visible_share
-from autotrain_mem.rehearsal.cuda.attention_kernels import Backend, KernelCall, choose, kernels
+from autotrain_mem.rehearsal.cuda.attention_kernels import KERNELS, Backend, KernelCall, choose
 from autotrain_mem.rehearsal.trace.operator_costs import attention
 from autotrain_mem.rehearsal.trace.recorder import note
 from autotrain_mem.support.errors import RehearsalError
@@ -126,7 +126,7 @@ class RingAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped t
 
 
 def _forward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: KernelCall) -> tuple[torch.Tensor, ...]:
-    out, (logsumexp, *rest) = kernels(call)[0](query, value, call)
+    out, (logsumexp, *rest) = KERNELS[call.backend][0](query, value, call)
     note(attention(query, key, value, visible=visible_share(query, key, call)))
     if not isinstance(query, FakeTensor):
         with unseen():
@@ -152,7 +152,7 @@ def _backward(
 ) -> tuple[torch.Tensor, ...]:
     inputs = (query, key, value)
     grad_out, out = by_rows(grad_out, out, call.backend)
-    grads, scratch = kernels(call)[1](inputs, call)
+    grads, scratch = KERNELS[call.backend][1](inputs, call)
     note(attention(*inputs, visible=visible_share(query, key, call), backward=True))
     if not isinstance(query, FakeTensor):
         with unseen():  # those of this share of keys, by the statistics of all

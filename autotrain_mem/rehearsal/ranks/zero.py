@@ -36,7 +36,8 @@ from torch.optim import Optimizer
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from autotrain_mem.rehearsal.ranks.recording import RankRecorder, Streams, run_unseen, wrapped
+from autotrain_mem.rehearsal.cuda.host_offload import Streams
+from autotrain_mem.rehearsal.ranks.recording import RankRecorder, run_unseen, wrapped
 from autotrain_mem.rehearsal.ranks.zero_offload import DeviceName, HostTensors, zero_nvme, zero_offload
 from autotrain_mem.rehearsal.trace.operator_costs import host_step
 from autotrain_mem.rehearsal.trace.recorder import Recorder
@@ -91,7 +92,7 @@ class _Accelerator(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed is untyp
         return self._streams.current_stream()
 
     def default_stream(self, device_index: Any = None) -> Any:
-        return self._streams.default
+        return self._streams.default_stream()
 
 
 @contextmanager

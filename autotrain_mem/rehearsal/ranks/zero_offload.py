@@ -56,8 +56,6 @@ _HOST = _Host("cpu")
 
 
 class HostTensors:
-    """Knows which storages lie on the host."""
-
     def __init__(self, recorder: RankRecorder) -> None:
         self._recorder = recorder
         self._storages: weakref.WeakKeyDictionary[torch.UntypedStorage, Callable[[], object]] = (
@@ -90,22 +88,16 @@ class HostTensors:
         return out
 
     def meets(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Tell whether an operator is given a tensor that lies on the host."""
         return any(tensor in self for tensor in tensors_in((*args, *kwargs.values())))
 
     def to_device(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Bring a tensor to the device."""
         with torch._C.DisableTorchFunction(), self._recorder.unseen():
             converted = tensor.detach().to(dtype)
         self.note(converted)
-        self._recorder.host = None  # a copy that is the device's
-        try:
+        with patch.object(self._recorder, "host", None):  # a copy that is the device's
             return converted.clone()
-        finally:
-            self._recorder.host = self
 
     def to_host(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Bring a tensor to the host."""
         with torch._C.DisableTorchFunction(), self._recorder.unseen():
             arrived = tensor.detach().to(dtype, copy=True)
         self.note(tensor)
@@ -113,7 +105,6 @@ class HostTensors:
         return arrived
 
     def note(self, tensor: torch.Tensor) -> None:
-        """Count a copy between host and device."""
         self._recorder.work.note(Cost(kind=Kind.OVERLAPPED_COPY, fixed_bytes=int(tensor.nbytes), launches=1))
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -60,7 +61,6 @@ class WorkCounter:
     # -- what the recorder tells -----------------------------------------------------------------------------------
 
     def enter_phase(self, phase: Phase) -> None:
-        """Everything from here on belongs to ``phase``."""
         if self._period.optimizer_steps and phase in _BEGINS_A_STEP:
             self._whole, self._period = self._period, _Period()
         self._period.micro_steps += phase is Phase.BACKWARD
@@ -68,7 +68,6 @@ class WorkCounter:
         self._of_chunks = self._period.of_chunks[phase]
 
     def optimizer_stepped(self) -> None:
-        """An optimizer has made its step."""
         self._period.optimizer_steps += 1
 
     def know_weight(self, weight: torch.Tensor) -> None:
@@ -81,17 +80,11 @@ class WorkCounter:
         for shape in (tuple(weight.shape), tuple(getattr(state, "shape", None) or ())):
             self._weights |= {shape, (*shape[:-2], *shape[:-3:-1])} if len(shape) > 1 else set()
 
-    @contextmanager
-    def of_weights(self) -> Iterator[None]:
+    def of_weights(self) -> AbstractContextManager[Any]:
         """Inside, nothing grows with the tokens, whatever its shape: shards are gathered, or gradients reduced."""
-        before, self._is_of_weights = self._is_of_weights, True
-        try:
-            yield
-        finally:
-            self._is_of_weights = before
+        return patch.object(self, "_is_of_weights", True)
 
     def see(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """One operator has run."""
         counts = self._counts
         if counts is None:
             return

@@ -75,7 +75,6 @@ class Ledger:
         self._started = time.perf_counter()
 
     def enter_phase(self, phase: Phase) -> None:
-        """Everything from here on belongs to ``phase``."""
         self.phase = phase
         self._stretch += 1
         self._phase_starts.append((len(self.events), phase))
@@ -104,12 +103,10 @@ class Ledger:
         return len(self.sizes) - 1
 
     def allocate(self, block: int) -> None:
-        """Tell the device of a birth."""
         if self._device is not None:
             self._device.allocate(block, self.sizes[block], self._entries[block].stream)
 
     def end(self, block: int) -> None:
-        """A block dies."""
         self._entries[block].died_in = self._stretch
         self.events.append(-block - 1)
         if self._device is not None:
@@ -139,11 +136,9 @@ class Ledger:
             self._device.free(block)
 
     def is_disowned(self, block: int) -> bool:
-        """Tell whether a block was taken out of the record."""
         return block in self._disowned
 
     def empty_cache(self) -> None:
-        """The allocator gives back what it holds in reserve."""
         self.events.append(CACHE_EMPTIED)
         if self._device is not None:
             self._device.empty_cache()

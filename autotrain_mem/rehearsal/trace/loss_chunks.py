@@ -106,11 +106,9 @@ class _Pass:
         self._marks: list[Mark] = []
 
     def chunk_begins(self) -> None:
-        """The next of its chunks begins."""
         self._marks.append(self._recorder.work.mark())
 
     def end(self) -> None:
-        """All of its chunks are done."""
         self._recorder.ledger.loss_pass_ended(self._begun, len(self._marks))
         if self._marks:
             self._recorder.work.mark_chunks([*self._marks, self._recorder.work.mark()])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
@@ -97,7 +97,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
     # -- what the rehearsal and the trainer tell ------------------------------------------------------------------
 
     def enter_phase(self, phase: Phase) -> None:
-        """Everything from here on belongs to ``phase``."""
         if phase is not self.ledger.phase:
             self._module_stack.clear()
             self.ledger.enter_phase(phase)
@@ -105,7 +104,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
 
     @property
     def phase(self) -> Phase:
-        """The phase that events are being recorded under."""
         return self.ledger.phase
 
     def adopt_model(self, model: torch.nn.Module) -> None:
@@ -121,7 +119,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
             self._module_names[id(module)] = name
 
     def adopt_batch(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Count a batch that has just arrived on the device."""
         for tensor in tensors:
             self.mark(tensor, Owner.OTHER, "batch")
 
@@ -138,7 +135,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
             self.ledger.disown(block)
 
     def optimizer_stepped(self, optimizer: Optimizer) -> None:
-        """Count a step of an optimizer."""
         if not isinstance(optimizer, HostOptimizer):
             self.count_step()
             return
@@ -213,14 +209,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         """The allocator gives back what it holds in reserve (``torch.cuda.empty_cache``)."""
         self.ledger.empty_cache()
 
-    @contextmanager
-    def on_stream(self, stream: int) -> Iterator[None]:
+    def on_stream(self, stream: int) -> AbstractContextManager[Any]:
         """Blocks that are born inside are born on this stream (``torch.cuda.stream``)."""
-        before, self.ledger.stream = self.ledger.stream, stream
-        try:
-            yield
-        finally:
-            self.ledger.stream = before
+        return patch.object(self.ledger, "stream", stream)
 
     def record_stream(self, tensor: torch.Tensor, stream: int) -> None:
         """A tensor is used on a stream that it was not born on (``torch.Tensor.record_stream``)."""
@@ -345,12 +336,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         hooks = torch.nn.modules.module
         entering = hooks.register_module_forward_pre_hook(lambda module, _: self._module_stack.append(id(module)))
         leaving = hooks.register_module_forward_hook(self._leave_module, always_call=True)
-        try:
-            with self, recorded_by(self), patch.object(torch.UntypedStorage, "resize_", watched_resize):
-                yield self
-        finally:
-            entering.remove()
-            leaving.remove()
+        resizing = patch.object(torch.UntypedStorage, "resize_", watched_resize)
+        with entering, leaving, self, recorded_by(self), resizing:
+            yield self
 
     def _leave_module(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         # A checkpoint that stops its recomputation early leaves by an exception, past modules further in.

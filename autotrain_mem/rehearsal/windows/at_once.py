@@ -29,8 +29,8 @@ from autotrain_mem.rehearsal.windows.trial import (
     Saving,
     Script,
     TensorLayout,
-    Trial,
     UnclearTrialError,
+    born_as,
     tried,
 )
 
@@ -61,8 +61,6 @@ def windows_at_once(model: torch.nn.Module, recorder: Recorder) -> Iterator[None
 
 
 class _Torch:
-    """Is torch to the module of a tower."""
-
     def __init__(self, calls: _Calls) -> None:
         self.split, self.cat = calls.split, calls.cat
 
@@ -71,8 +69,6 @@ class _Torch:
 
 
 class _Registry:
-    """Hands out attention to the module of a tower."""
-
     def __init__(self, registry: Any, calls: _Calls) -> None:
         self._registry, self._calls = registry, calls
 
@@ -149,7 +145,9 @@ class _Calls:
     def _script(
         self, saving: Saving, module: Any, inputs: Sequence[torch.Tensor], lengths: list[int], options: dict[str, Any]
     ) -> Script | None:
-        if _get_current_dispatch_mode() is not self._recorder or not _are_plain(options):
+        if _get_current_dispatch_mode() is not self._recorder or not all(
+            isinstance(value, (bool, int, float, str, type(None))) for value in options.values()
+        ):
             return None
         savings = _TOGETHER[saving]
         layouts = tuple(map(TensorLayout.of, inputs))
@@ -184,7 +182,13 @@ class _Calls:
         whole = tried(self._recorder, layouts, saving, one_by_one)
         script = whole.script()
         played = tried(self._recorder, layouts, saving, at_once)
-        return _with_extras(script, whole, played)
+        if whole.story() != played.story():
+            raise UnclearTrialError
+        forward, backward = (one.over(other) for one, other in zip(whole.extras(), played.extras(), strict=True))
+        return Script(
+            forward=replace(script.forward, extra=forward),
+            backward=None if script.backward is None else replace(script.backward, extra=backward),
+        )
 
     # -- what is run in their place --------------------------------------------------------------------------------
 
@@ -204,12 +208,12 @@ class _Calls:
         output = self._carrier(script.joined, [blocks.pop(number) for number in script.with_outputs])
         saved = self._carrier(replace(script.joined, shape=(1,), stride=(1,)), blocks.values())
         if blocks:
-            self._saved[self._block(saved)] = blocks
+            self._saved[born_as(self._recorder, saved)] = blocks
         return output, saved
 
     def backward(self, script: BackwardScript, saved: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Writes a backward pass; returns what has the place of all windows' gradients."""
-        blocks = self._saved.pop(self._block(saved), {})
+        blocks = self._saved.pop(born_as(self._recorder, saved), {})
         self._recorder.let_go(saved)
         self._recorder.play(script.steps, blocks)
         self._count(script.extra)
@@ -223,11 +227,6 @@ class _Calls:
             tensor = layout.empty()
         self._recorder.carry(tensor, blocks)
         return tensor
-
-    def _block(self, tensor: torch.Tensor) -> int:
-        block = self._recorder.block_of(tensor)
-        assert block is not None
-        return block
 
     def _count(self, extra: Extra) -> None:
         self._recorder.ledger.operators += extra.operators
@@ -273,17 +272,6 @@ def _one_by_one(
     return windows, [sdpa_attention_forward(module, *rows, **options)[0] for rows in zip(*windows, strict=True)]
 
 
-def _with_extras(script: Script, whole: Trial, played: Trial) -> Script:
-    """Adds what the whole counts more. Raises UnclearTrialError where the two trials do not tell the same."""
-    if whole.story() != played.story():
-        raise UnclearTrialError
-    forward, backward = (one.over(other) for one, other in zip(whole.extras(), played.extras(), strict=True))
-    return Script(
-        forward=replace(script.forward, extra=forward),
-        backward=None if script.backward is None else replace(script.backward, extra=backward),
-    )
-
-
 # -- what becomes of what is saved -------------------------------------------------------------------------------------
 
 _TOGETHER = {
@@ -306,7 +294,3 @@ def _saving(inputs: Sequence[torch.Tensor]) -> Saving | None:
     if hooks is None:
         return Saving.KEPT
     return _HOOKS.get(hooks[0].__qualname__.split(".")[0])
-
-
-def _are_plain(options: dict[str, Any]) -> bool:
-    return all(isinstance(value, (bool, int, float, str, type(None))) for value in options.values())

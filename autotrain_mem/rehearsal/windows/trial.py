@@ -43,8 +43,6 @@ class Saving(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
-    """Describes a tensor."""
-
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
@@ -53,7 +51,6 @@ class TensorLayout:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorLayout:
-        """Reads it."""
         return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
 
     def empty(self) -> torch.Tensor:
@@ -69,7 +66,6 @@ class Extra:
     counts: Mark = field(default_factory=dict)
 
     def over(self, other: Extra) -> Extra:
-        """Subtracts."""
         keys = {**self.counts, **other.counts}
         more = {key: self.counts.get(key, 0.0) - other.counts.get(key, 0.0) for key in keys}
         return Extra(
@@ -105,8 +101,6 @@ class BackwardScript:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Script:
-    """Holds both."""
-
     forward: ForwardScript
     backward: BackwardScript | None
 
@@ -146,7 +140,8 @@ class Trial:
     def story(self) -> list[Any]:
         """Tells what happened, blocks by their order of birth, and deaths in a row in that order too."""
         trace = self.recorder.trace()
-        births = [birth for number, birth in enumerate(self.recorder.ledger.births()) if not self._is_unseen(number)]
+        ledger = self.recorder.ledger
+        births = [birth for number, birth in enumerate(ledger.births()) if not ledger.is_disowned(number)]
         order: dict[int, int] = {}
         told: list[Any] = []
         deaths: list[int] = []
@@ -160,9 +155,6 @@ class Trial:
                 order[event] = len(order)
                 told.append((trace.blocks[event - 1], births[event - 1]))
         return told
-
-    def _is_unseen(self, number: int) -> bool:
-        return self.recorder.ledger.is_disowned(number)
 
     # -- as a script -----------------------------------------------------------------------------------------------
 
@@ -249,7 +241,7 @@ def _forward(apart: Recorder, inputs: Sequence[TensorLayout], saving: Saving, at
     end = _End(apart)
     with saving.hooks():
         sources = _Source.apply(leaf, inputs, end)
-        blocks = tuple(_block(apart, source) for source in sources)
+        blocks = tuple(born_as(apart, source) for source in sources)
         begun, operators = len(ledger.events), ledger.operators
         alive, join = attend(apart, sources)
         attended = len(ledger.events)
@@ -264,7 +256,7 @@ def _forward(apart: Recorder, inputs: Sequence[TensorLayout], saving: Saving, at
         joined_at=joined_at,
         left=len(ledger.events),
         joined=TensorLayout.of(result),
-        result=_block(apart, result),
+        result=born_as(apart, result),
         ended=len(ledger.events),
         operators=(ledger.operators - operators, 0),
     )
@@ -284,7 +276,8 @@ def _backward(trial: Trial, loss: torch.Tensor, leaf: torch.Tensor, end: _End) -
     trial.gradient, trial.gradients, trial.ended = end.gradient, tuple(end.gradients), end.at
 
 
-def _block(recorder: Recorder, tensor: torch.Tensor) -> int:
+def born_as(recorder: Recorder, tensor: torch.Tensor) -> int:
+    """Gives the block of a tensor that a recorder has seen."""
     block = recorder.block_of(tensor)
     assert block is not None
     return block
@@ -312,7 +305,7 @@ class _Source(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         end, ledger = ctx.end, ctx.end.recorder.ledger
         end.at, end.operators = len(ledger.events), ledger.operators
-        end.gradients = [(TensorLayout.of(grad), _block(end.recorder, grad)) for grad in grads]
+        end.gradients = [(TensorLayout.of(grad), born_as(end.recorder, grad)) for grad in grads]
         return torch.zeros((), device=grads[0].device), None, None
 
 
@@ -327,5 +320,5 @@ class _Sink(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy h
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         gradient = ctx.layout.empty()
-        ctx.end.gradient = _block(ctx.end.recorder, gradient)
+        ctx.end.gradient = born_as(ctx.end.recorder, gradient)
         return gradient, None
