@@ -125,8 +125,6 @@ class Ending:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cause:
-    """Why a process ended."""
-
     name: str
     """One of ``CAUSES``."""
     why: str

@@ -61,7 +61,6 @@ class Limit:
             self.most = most if self.most is None else min(self.most, most)
 
     def exceeded_by(self, amount: int) -> bool:
-        """Whether this amount is too much at once."""
         return self.most is not None and amount > self.most
 
     def parts(self, amount: int, units: int) -> int:
@@ -87,7 +86,6 @@ class Limit:
             self._grown = False
 
     def step_ended(self) -> None:
-        """Count an optimizer step that is done."""
         if self.most is None:
             return
         self._clean += 1
@@ -242,7 +240,6 @@ class Gradients:
                 self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(mark)
 
     def release(self) -> None:
-        """Take the hooks away."""
         for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from autotrain_mem.training.guard.batch_split import Piece, count, joined
 from autotrain_mem.training.guard.context import GuardContext
@@ -51,7 +52,8 @@ class Evaluation:
 
         def once(run: InParts, piece: Piece, on_host: bool) -> None:
             counted = None if items is None else items * (1.0 if piece is whole else share(run, piece))
-            with self._micro_steps.prepared(), self._counted(counted):
+            told = patch.object(self._trainer, "_get_num_items_in_batch", lambda *_: counted)
+            with self._micro_steps.prepared(), nullcontext() if counted is None else told:
                 answer = self._prediction_step(model, dict(piece.inputs), prediction_loss_only, ignore_keys=ignore_keys)
             answers.append((piece, Prediction(*answer)))
 
@@ -68,22 +70,6 @@ class Evaluation:
         if len(answers) == 1:
             return answers[0][1]
         return _together(run.rule, answers, [share(run, piece) for piece, _ in answers])
-
-    @contextmanager
-    def _counted(self, items: Any) -> Iterator[None]:
-        """Inside, ``prediction_step`` is told these tokens, and gathers none."""
-        if items is None:
-            yield
-            return
-        held = vars(self._trainer)
-        before = held.get("_get_num_items_in_batch")
-        held["_get_num_items_in_batch"] = lambda *_: items
-        try:
-            yield
-        finally:
-            del held["_get_num_items_in_batch"]
-            if before is not None:
-                held["_get_num_items_in_batch"] = before
 
 
 def _together(rule: Rule, answers: list[tuple[Piece, Prediction]], shares: list[float]) -> Prediction:

@@ -83,7 +83,6 @@ class MetricsLedger:
         self._close()
 
     def _close(self) -> None:
-        """Let the trainer log where it always does."""
         if self._all is not None:
             self._metrics[self._mode] = self._all
 

@@ -15,9 +15,10 @@ from __future__ import annotations
 import functools
 import math
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -197,14 +198,9 @@ class MicroSteps:
             self._shared_own_loss = self._own_loss = known[0] if known else UNKNOWN
         return self._shared_own_loss
 
-    @contextmanager
-    def prepared(self, weight: float = 1.0) -> Iterator[None]:
+    def prepared(self, weight: float = 1.0) -> AbstractContextManager[Any]:
         """Take inputs as prepared already, and let the loss count with this weight."""
-        self._prepared, self._weight = True, weight
-        try:
-            yield
-        finally:
-            self._prepared, self._weight = False, 1.0
+        return patch.multiple(self, _prepared=True, _weight=weight)
 
 
 def activations_on_host(model: Any) -> AbstractContextManager[Any]:

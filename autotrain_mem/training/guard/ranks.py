@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -105,13 +106,8 @@ class Ranks:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Inside, gathering gives this rank's own values, and nobody is asked."""
-        was_alone, self._is_alone = self._is_alone, True
-        was_open, self._is_open = self._is_open, False
-        try:
-            with self._collectives_stood_in_for():
-                yield
-        finally:
-            self._is_alone, self._is_open = was_alone, was_open
+        with patch.multiple(self, _is_alone=True, _is_open=False), self._collectives_stood_in_for():
+            yield
 
     def leave(self) -> None:
         """Go on alone, since this rank is out of memory or splits from the start; tell it to those that wait."""
@@ -142,18 +138,11 @@ class Ranks:
         if self._has_gathered and not leaves:
             raise OtherRankFullError("CUDA out of memory on another rank, which repeats its part of this micro-step.")
 
-    @contextmanager
-    def _collectives_stood_in_for(self) -> Iterator[None]:
-        held = vars(self._accelerator)
-        before = {name: held[name] for name in GATHERING if name in held}
-        if self._group is not None:
-            held.update({name: self._guarded(getattr(self._accelerator, name)) for name in GATHERING})
-        try:
-            yield
-        finally:
-            for name in GATHERING:
-                held.pop(name, None)
-            held.update(before)
+    def _collectives_stood_in_for(self) -> AbstractContextManager[Any]:
+        if self._group is None:
+            return nullcontext()
+        guarded = {name: self._guarded(getattr(self._accelerator, name)) for name in GATHERING}
+        return patch.multiple(self._accelerator, **guarded)  # type: ignore[no-any-return,call-overload]
 
     def _guarded(self, collective: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(collective)
@@ -163,11 +152,8 @@ class Ranks:
             if self._is_alone:
                 return own_values(tensors) if "gather" in collective.__name__ else tensors
             self._has_gathered = True
-            is_open, self._is_open = self._is_open, False  # gather_for_metrics calls gather
-            try:
+            with patch.object(self, "_is_open", False):  # gather_for_metrics calls gather
                 return collective(tensors, *args, **options)
-            finally:
-                self._is_open = is_open
 
         return guarded
 

@@ -154,7 +154,6 @@ class _Following:
                     self._obey(message)
 
     def stop(self) -> None:
-        """End all that was started, and hang up."""
         deadline = time.monotonic() + GRACE_SECONDS
         for child in self._children.values():
             child.kill()

@@ -84,7 +84,6 @@ class Link:
         return True
 
     def close(self) -> None:
-        """Hang up. The other end is told by its system."""
         self._closed.set()
 
     def _beat(self) -> None:
@@ -172,11 +171,9 @@ class RemoteChild:
             raise self.death()
 
     def interrupt(self) -> None:
-        """Ask it to end as after Ctrl-C."""
         self._order("interrupt")
 
     def close_input(self) -> None:
-        """Tell it to end."""
         self._order("close")
 
     def kill(self) -> None:
@@ -184,7 +181,6 @@ class RemoteChild:
         self._order("kill")
 
     def wait(self, timeout_seconds: float) -> None:
-        """Give it the time to end by itself."""
         self._ended.wait(timeout_seconds if self._link.is_open else 0)
 
     def stop(self, grace_seconds: float = GRACE_SECONDS) -> None:

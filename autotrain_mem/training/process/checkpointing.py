@@ -10,7 +10,7 @@ import pickle
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -196,8 +196,7 @@ class _Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         words = [word for word in self._world.gather(failed) if word]
         return next((word for word in words if word != AGAIN), words[0] if words else "")
 
-    @contextmanager
-    def _barriers_that_fail(self) -> Iterator[None]:
+    def _barriers_that_fail(self) -> AbstractContextManager[Any]:
         """Let no rank wait at transformers' barrier within a save for one that has failed before it.
 
         There is one, between weights and optimizer, once there is a best model (``trainer.py: _save_checkpoint``).
@@ -209,8 +208,7 @@ class _Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
 
         plain = trainer_module.dist
         stand_in = SimpleNamespace(**{name: getattr(plain, name) for name in dir(plain)} | {"barrier": barrier})
-        with patch.object(trainer_module, "dist", stand_in) if self._world.processes > 1 else nullcontext():
-            yield
+        return patch.object(trainer_module, "dist", stand_in) if self._world.processes > 1 else nullcontext()
 
 
 class _OtherFailed(Exception):

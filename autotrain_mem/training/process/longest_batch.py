@@ -10,7 +10,7 @@ import functools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -176,12 +176,10 @@ def _rows(trainer: Any) -> Rows:
 # -- online methods --------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _sampling_to_the_end(trainer: Any) -> Iterator[None]:
+def _sampling_to_the_end(trainer: Any) -> AbstractContextManager[Any]:
     """Sample completions of full length, judged by numbers that differ within a group, not by the user's functions."""
     if not samples_completions(trainer):
-        yield
-        return
+        return nullcontext()
     changes: dict[str, Any] = {}
     if "reward_funcs" in vars(trainer):
         models = models_of(trainer)
@@ -193,8 +191,7 @@ def _sampling_to_the_end(trainer: Any) -> Iterator[None]:
     else:
         options = {**trainer.generation_config.to_dict(), "min_new_tokens": trainer.max_completion_length}
         changes["generation_config"] = GenerationConfig.from_dict(options)
-    with patch.multiple(trainer, **changes):
-        yield
+    return patch.multiple(trainer, **changes)  # type: ignore[no-any-return]
 
 
 def _differing_rewards(prompts: Sequence[Any], **_: Any) -> list[float]:

@@ -7,6 +7,7 @@ the request; what the allocator says afterwards is less, since tensors die while
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from types import TracebackType
@@ -73,12 +74,11 @@ def phase_of(error: BaseException) -> Phase | None:
     return phase if phase is not None or before is None else phase_of(before)
 
 
-def _functions(traceback: TracebackType | None) -> Iterator[str]:
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
+def _functions(raised: TracebackType | None) -> Iterator[str]:
+    for frame, _ in traceback.walk_tb(raised):
+        code = frame.f_code
         if code.co_name != "step" or "/optim/" in code.co_filename:  # many things have steps
             yield code.co_name
-        traceback = traceback.tb_next
 
 
 # -- the device ------------------------------------------------------------------------------------------------------

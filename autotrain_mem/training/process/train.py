@@ -223,7 +223,6 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
             control.should_save = args.save_strategy != "no"
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
-        """The trainer logged; every number that it logs is passed on."""
         numbers = {name: float(value) for name, value in (logs or {}).items() if isinstance(value, (int, float))}
         self.rewards += [numbers[name] for name in REWARD_NAMES if name in numbers]
         if "loss" in numbers:

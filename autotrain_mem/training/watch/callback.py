@@ -152,7 +152,6 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
 
     @_harmless
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        """Add the figures to what is logged, and say what they are a sign of."""
         # Trackers go by the same names (``transformers/integrations/integration_utils.py: rewrite_logs``).
         is_evaluation = any(name.startswith(("eval_", "test_")) for name in logs or ())
         if logs is None or is_evaluation or state.global_step <= self._logged_step:
@@ -303,8 +302,6 @@ def _wire(peaks: Mapping[Phase, PhasePeak]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batches:
-    """The batches that a model was trained on in some time."""
-
     rows: int
     tokens: int
     """Of a row, with padding: the batch with the longest rows, and how many rows that had."""
@@ -331,7 +328,6 @@ class Rows:
             self._hooks.append(module.register_forward_pre_hook(self._see, with_kwargs=True))
 
     def leave(self) -> None:
-        """The model is as it was before."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []

@@ -328,8 +328,6 @@ class _Stairs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Climb:
-    """Floors that rise."""
-
     start: float
     end: float
 
