@@ -99,7 +99,6 @@ class CachingAllocator(AllocatorState):
     # -- what it holds ---------------------------------------------------------------------------------------------
 
     def reset_peak_stats(self) -> None:
-        """Follows ``torch.cuda.reset_peak_memory_stats``."""
         self.peak_allocated_bytes, self.peak_reserved_bytes = self.allocated_bytes, self.reserved_bytes
 
     def memory_stats(self) -> dict[str, int]:

@@ -96,7 +96,6 @@ class History:
         self._frames: dict[tuple[Owner | None, str, Phase], Frames] = {}
 
     def events(self) -> Iterator[int]:
-        """Yields the events of the trace, one by one."""
         starts = iter((*self._trace.phase_starts, (len(self._trace.events), Phase.SAVE)))
         following, phase = next(starts)
         for index, event in enumerate(self._trace.events):

@@ -36,8 +36,6 @@ class Stretch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepParts:
-    """Holds a rehearsal's parts."""
-
     load: Stretch
     trial: Stretch
     """The last micro-batch of the first step, without its optimizer's."""

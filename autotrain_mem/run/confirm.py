@@ -174,8 +174,6 @@ def confirmed(
 
 @dataclass(slots=True)
 class _Confirmation:
-    """The probes of one plan, and how far they came."""
-
     plan: Plan
     predicted: Estimate
     """For its settings, as no probe has corrected it."""

@@ -131,7 +131,9 @@ def refuse(wish: Wish, *, to_train: bool, reads_data: bool = True) -> None:
     if job is None:
         raise no_model()
     _refuse_device(wish, to_train=to_train)
-    _refuse_processes(wish)
+    pins, counts = wish.autofit.pins, wish.autofit.gpu_counts
+    if len(counts) == 1 and pins and wish.autofit.accelerate_config is None:  # a file may say more, and is read later
+        check_processes(Topology(nodes=wish.autofit.nodes or 1, devices=counts[0]), pins)
     if (error := method_of(wish.method).missing(wish.argument, to_train=to_train)) is not None:
         raise error
     config = _refuse_model(job.model, "--model", wish.argument("model_revision"))
@@ -209,14 +211,6 @@ def _refuse_model(name: str, flag: str, revision: object = None) -> dict[str, An
     if config is None:
         check_cached(name, None if revision is None else str(revision))
     return config
-
-
-def _refuse_processes(wish: Wish) -> None:
-    """Refuses where a number of GPUs is given, and how they share the work: a file may say more, and is read later."""
-    autofit = wish.autofit
-    counts, given = autofit.gpu_counts, autofit.pins
-    if len(counts) == 1 and given and autofit.accelerate_config is None:
-        check_processes(Topology(nodes=autofit.nodes or 1, devices=counts[0]), given)
 
 
 def several_asked(wish: Wish) -> bool:

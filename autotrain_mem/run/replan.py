@@ -183,7 +183,10 @@ def smallest_change(rehearsals: Rehearsals, chosen: Estimate, shortage: Shortage
     Example: planned 10.0 GiB of a budget of 11.0, and needed 11.8 when it ran out: what is looked for may be predicted
     to take 11.0 - 1.8 = 9.2 GiB.
     """
-    headroom_bytes = max(0, rehearsals.hardware.free_bytes - lowered_budget_bytes(chosen, shortage))
+    # Another plan may be predicted to take less than the chosen one, in any case.
+    too_low = max(0, shortage.needed_bytes - chosen.required_bytes)
+    there = min(chosen.budget_bytes, shortage.total_bytes - shortage.others_bytes)
+    headroom_bytes = max(0, rehearsals.hardware.free_bytes - max(0, min(there - too_low, chosen.required_bytes - 1)))
     narrower = replace(rehearsals, headroom_bytes=headroom_bytes)
     try:
         subject = narrower.subject()
@@ -194,10 +197,3 @@ def smallest_change(rehearsals: Rehearsals, chosen: Estimate, shortage: Shortage
         return None if near is None else suggestion(space, near.knobs)
     except AutofitError:  # the error that is on its way matters more than one about a proposal
         return None
-
-
-def lowered_budget_bytes(chosen: Estimate, shortage: Shortage) -> int:
-    """Computes what another plan may be predicted to take; always less than was predicted for the chosen one."""
-    too_low = max(0, shortage.needed_bytes - chosen.required_bytes)
-    there = min(chosen.budget_bytes, shortage.total_bytes - shortage.others_bytes)
-    return max(0, min(there - too_low, chosen.required_bytes - 1))

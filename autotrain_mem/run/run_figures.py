@@ -35,7 +35,6 @@ class RunFigures:
     _longest_rows_first: bool = False
 
     def see(self, event: Event) -> None:
-        """Take the next event."""
         match event["event"]:
             case "start":
                 self._began.append((event["step"], time.perf_counter()))

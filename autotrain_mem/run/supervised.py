@@ -217,7 +217,6 @@ class SupervisedRun:
     # -- what the processes report -------------------------------------------------------------------------------------
 
     def record(self, event: Event) -> None:
-        """Keep what is to be kept, and pass it on."""
         experience = self.plan.experience
         match event["event"]:
             case "incident":

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
@@ -91,8 +90,7 @@ def keep_cache_in_evaluation(trainer: Any) -> None:
     trainer.evaluation_loop = keeps_cache
 
 
-@contextmanager
-def _kept_from_transformers() -> Iterator[None]:
+def _kept_from_transformers() -> AbstractContextManager[Any]:
     """Inside, ``torch.cuda.empty_cache`` does nothing where transformers' loop itself calls it, and what it always does
     for everybody whom the loop calls."""
     import torch
@@ -104,5 +102,4 @@ def _kept_from_transformers() -> Iterator[None]:
         if sys._getframe(1).f_code is not loop:
             empty_cache()
 
-    with patch.object(torch.cuda, "empty_cache", unless_loop):
-        yield
+    return patch.object(torch.cuda, "empty_cache", unless_loop)

@@ -75,7 +75,7 @@ class OnlineDPOTrainer(_OnlineDPOTrainer):  # type: ignore[misc]  # TRL is untyp
         """Runs TRL's step on completions that are there, and divides its loss by the micro-batches of this step."""
         model.train()
         prepared = self._prepare_inputs(inputs)
-        self._sampled = tuple(prepared[name] for name in SAMPLED)
+        sampled = tuple(prepared[name] for name in SAMPLED)
         rows = {name: value for name, value in prepared.items() if name not in SAMPLED}
         backward, losses = self.accelerator.backward, []
 
@@ -86,11 +86,8 @@ class OnlineDPOTrainer(_OnlineDPOTrainer):  # type: ignore[misc]  # TRL is untyp
             losses.append(share.detach())
             backward(share, **options)
 
-        try:
-            with patch.object(self.accelerator, "backward", backward_of_mean):
-                super().training_step(model, rows, num_items_in_batch)
-        finally:
-            self._sampled = None
+        with patch.object(self, "_sampled", sampled), patch.object(self.accelerator, "backward", backward_of_mean):
+            super().training_step(model, rows, num_items_in_batch)
         return losses[0]
 
 

@@ -65,7 +65,9 @@ def follow(trainer: Any, recorder: PhaseRecorder) -> None:
     elif hasattr(trainer, "value_model"):
         _follow_ppo(trainer, recorder)
     elif hasattr(trainer, "generate_on_policy_outputs"):
-        _follow_gkd(trainer, recorder)
+        # A step of GKD begins with answers of the student's or of the teacher's, or with none.
+        for model in (trainer.model, trainer.teacher_model):
+            _follow_generation(trainer.accelerator.unwrap_model(model), recorder)
 
 
 # -- models --------------------------------------------------------------------------------------------------------
@@ -103,24 +105,16 @@ def _follow_groups(trainer: Any, recorder: PhaseRecorder) -> None:
     if engine is not None:
         engine.generate = _watched(engine.generate, recorder, Phase.GENERATE, Phase.SCORE)
         engine.sync_weights = _watched(engine.sync_weights, recorder, Phase.GENERATE, Phase.SCORE)
-    if hasattr(trainer, "_forward"):
-        trainer._forward = _forward_or_score(trainer._forward, recorder)
+    if not hasattr(trainer, "_forward"):
+        return
+    forward = trainer._forward
 
-
-def _forward_or_score(forward: Callable[..., Any], recorder: PhaseRecorder) -> Callable[..., Any]:
-    """Online DPO's policy makes its forward before the reference and the rewards score, and the loss comes last."""
-
-    def watched(*args: Any, **kwargs: Any) -> Any:
+    def forward_or_score(*args: Any, **kwargs: Any) -> Any:
+        """Online DPO's policy makes its forward before the reference and the rewards score, and the loss comes last."""
         recorder.enter_phase(Phase.FORWARD if torch.is_grad_enabled() else Phase.SCORE)
         return forward(*args, **kwargs)
 
-    return watched
-
-
-def _follow_gkd(trainer: Any, recorder: PhaseRecorder) -> None:
-    """A step of GKD begins with answers of the student's or of the teacher's, or with none."""
-    for model in (trainer.model, trainer.teacher_model):
-        _follow_generation(trainer.accelerator.unwrap_model(model), recorder)
+    trainer._forward = forward_or_score
 
 
 def _follow_ppo(trainer: Any, recorder: PhaseRecorder) -> None:

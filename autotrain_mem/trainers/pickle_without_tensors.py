@@ -131,7 +131,10 @@ class _Pickler(dill.Pickler):  # type: ignore[misc]  # dill is untyped to mypy h
         """How ``pickle`` asks before it writes anything in its own way."""
         kind = type(value)
         if issubclass(kind, torch.Tensor) and value.layout is torch.strided:
-            return self._reduce_tensor(value)
+            is_parameter = isinstance(value, torch.nn.Parameter)
+            trains = value.requires_grad and value.is_leaf
+            arguments = (self._bytes_of(value, is_parameter), is_parameter, trains)
+            return _tensor, arguments, vars(value) or None, None, None, _fill
         if issubclass(kind, type) and _is_own(value):
             return _reduce_class(value)
         if issubclass(kind, type | types.FunctionType) and _is_in_its_module(value):
@@ -142,12 +145,6 @@ class _Pickler(dill.Pickler):  # type: ignore[misc]  # dill is untyped to mypy h
             build, arguments, state, *rest = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
             return build, arguments, {name: state[name] for name in state if name != "hf_device_map"}, *rest
         return _AS_ON_THE_CPU[kind](value) if kind in _AS_ON_THE_CPU else NotImplemented
-
-    def _reduce_tensor(self, tensor: torch.Tensor) -> tuple[Any, ...]:
-        is_parameter = isinstance(tensor, torch.nn.Parameter)
-        trains = tensor.requires_grad and tensor.is_leaf
-        arguments = (self._bytes_of(tensor, is_parameter), is_parameter, trains)
-        return _tensor, arguments, vars(tensor) or None, None, None, _fill
 
     def _bytes_of(self, tensor: torch.Tensor, is_parameter: bool) -> _Tensor:
         """Two parameters are two, whatever they share here: each would get its own bytes on its way to a GPU."""

@@ -64,7 +64,13 @@ def load_weights(model: Any, folder: Path) -> None:
         TrainingError: the names in the files are not those of the model.
     """
     if isinstance(model, PeftModel):
-        strangers = _load_adapters(model, folder)
+        # Every adapter but ``default`` lies in a subfolder of its name (``peft/peft_model.py: save_pretrained``).
+        strangers: set[str] = set()
+        for name in model.peft_config:
+            weights = load_peft_weights(str(folder if name == "default" else folder / name), device="cpu")
+            result = set_peft_model_state_dict(model, weights, adapter_name=name)
+            adapter = {key for key in result.missing_keys if f".{name}." in key}
+            strangers |= adapter | set(result.unexpected_keys)
     else:
         strangers = _load_files(model, folder) and _load_converted(model, folder)
     if strangers:
@@ -73,17 +79,6 @@ def load_weights(model: Any, folder: Path) -> None:
             f"such as {sorted(strangers)[0]}.",
             hint="Resume with the models and the LoRA settings of the first run.",
         )
-
-
-def _load_adapters(model: Any, folder: Path) -> set[str]:
-    """Every adapter but ``default`` lies in a subfolder of its name (``peft/peft_model.py: save_pretrained``)."""
-    strangers: set[str] = set()
-    for name in model.peft_config:
-        weights = load_peft_weights(str(folder if name == "default" else folder / name), device="cpu")
-        result = set_peft_model_state_dict(model, weights, adapter_name=name)
-        adapter = {key for key in result.missing_keys if f".{name}." in key}
-        strangers |= adapter | set(result.unexpected_keys)
-    return strangers
 
 
 def _load_files(model: Any, folder: Path) -> set[str]:
@@ -175,7 +170,6 @@ class Agreement(TrainerCallback):  # type: ignore[misc]
         self._accelerator = accelerator
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Have all processes do what one wishes."""
         wishes = torch.tensor([control.should_save, control.should_training_stop], device=self._accelerator.device)
         save, stop = self._accelerator.reduce(wishes.long(), "sum").tolist()
         control.should_save, control.should_training_stop = save > 0, stop > 0

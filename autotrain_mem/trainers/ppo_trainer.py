@@ -159,13 +159,35 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
         self.data_collator = data_collator or DataCollatorWithPadding(processing_class)
         self._samples_every = getattr(self, "sample_generations_freq", 1)
         self.sample_generations_freq = 1  # TRL counts from where its loop began; generate_completions counts steps
-        self._finish_wrapper()
-        self._clip()
+        wrapper = self.accelerator.unwrap_model(self.model)
+
+        def before_forward() -> None:
+            wanted, device = self.args.mixed_precision, self.accelerator.device.type
+            dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+            if dtype is not {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}[wanted]:
+                raise TrainingError(f"The policy was to train in mixed precision {wanted}, and runs under {dtype}.")
+
+        wrapper.before_forward = before_forward
+        if self.args.activation_checkpointing:
+            wrapper.checkpoint(self.args.activation_checkpointing_kwargs or {})
+        if wrapper is not self.model:
+            # TRL looks for both on what may be DDP. The policy must not become a submodule a second time.
+            self.model.config = wrapper.config
+            self.model.__dict__["policy"] = wrapper.policy
+        # TRL calls ``step`` after every micro-batch; accelerate lets only the last one of an accumulation through.
+        step = self.optimizer.step
+
+        def clip_and_step(closure: Any = None) -> None:
+            if self.accelerator.sync_gradients and self.args.max_grad_norm:
+                held = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+                self._grad_norms.append(self.accelerator.clip_grad_norm_(held, self.args.max_grad_norm))
+            step(closure)
+
+        self.optimizer.step = clip_and_step
         ppo_checks.verify(self)
 
     @property
     def clips(self) -> bool:
-        """Whether gradients are clipped before the optimizer's steps."""
         return "step" in vars(self.optimizer) and bool(self.args.max_grad_norm)
 
     # -- building ------------------------------------------------------------------------------------------------------
@@ -186,35 +208,6 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
         if self._collates_prompts_only:
             rows = [{"input_ids": row["input_ids"]} for row in rows]
         return self.data_collator(rows)
-
-    def _finish_wrapper(self) -> None:
-        wrapper = self.accelerator.unwrap_model(self.model)
-
-        def before_forward() -> None:
-            wanted, device = self.args.mixed_precision, self.accelerator.device.type
-            dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-            if dtype is not {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}[wanted]:
-                raise TrainingError(f"The policy was to train in mixed precision {wanted}, and runs under {dtype}.")
-
-        wrapper.before_forward = before_forward
-        if self.args.activation_checkpointing:
-            wrapper.checkpoint(self.args.activation_checkpointing_kwargs or {})
-        if wrapper is not self.model:
-            # TRL looks for both on what may be DDP. The policy must not become a submodule a second time.
-            self.model.config = wrapper.config
-            self.model.__dict__["policy"] = wrapper.policy
-
-    def _clip(self) -> None:
-        """TRL calls ``step`` after every micro-batch; accelerate lets only the last one of an accumulation through."""
-        step = self.optimizer.step
-
-        def clip_and_step(closure: Any = None) -> None:
-            if self.accelerator.sync_gradients and self.args.max_grad_norm:
-                held = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-                self._grad_norms.append(self.accelerator.clip_grad_norm_(held, self.args.max_grad_norm))
-            step(closure)
-
-        self.optimizer.step = clip_and_step
 
     # -- training ------------------------------------------------------------------------------------------------------
 
@@ -271,7 +264,6 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
         return output
 
     def _judge(self, *args: Any) -> Any:
-        """Values, or rewards."""
         with self.accelerator.autocast():
             scores, last_score, lengths = _trl_get_reward(*args)
         return self._full_precision(scores), self._full_precision(last_score), lengths

@@ -178,7 +178,6 @@ def _without_videos(kind: Any) -> Any:
 
         @classmethod
         def get_attributes(cls) -> list[str]:
-            """Name what is checked, and saved."""
             return [name for name in kind.get_attributes() if name != "video_processor"]
 
         def check_argument_for_proper_class(self, name: str, argument: Any) -> Any:

@@ -29,8 +29,6 @@ _FILE = "call"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
-    """How a script calls a trainer's class."""
-
     trainer: type
     """The class that is called: a drop-in one, or the user's own on top of it."""
     args: tuple[Any, ...]

@@ -46,7 +46,6 @@ class SharedRows(UlyssesSPDataLoaderAdapter):  # type: ignore[misc]  # DeepSpeed
         return super().__next__()
 
     def set_epoch(self, epoch: int) -> None:
-        """Have rows drawn in the order of this epoch."""
         self.dl.set_epoch(epoch)
 
     def without_first(self, micro_batches: int) -> SharedRows:

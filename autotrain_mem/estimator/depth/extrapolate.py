@@ -142,7 +142,10 @@ class _Expansion:
         self._places = _places(*steps, alignment)
         self._by_place = _picks(steps[0], self._places[0]), _picks(steps[1], self._places[1])
         self._kinds = kinds
-        self._again = _born_again(steps[1])
+        first: dict[int, int] = {}
+        self._again = frozenset(  # births of a block that was born before
+            step for step, event in enumerate(steps[1].events) if event > 0 and first.setdefault(event, step) != step
+        )
 
     def trace(self) -> Trace:
         """Returns the whole run. Raises UnclearError."""
@@ -325,13 +328,3 @@ def _picks(steps: Steps, places: list[Hashable]) -> dict[int, Pick]:
         if steps.facts[step] is None:
             del there[index]
     return picks
-
-
-def _born_again(steps: Steps) -> frozenset[int]:
-    """Births of a block that was born before."""
-    seen: set[int] = set()
-    again: set[int] = set()
-    for step, event in enumerate(steps.events):
-        if event > 0:
-            (again if event in seen else seen).add(step if event in seen else event)
-    return frozenset(again)
