@@ -89,7 +89,7 @@ class RankProcesses:
         self._children: list[Child | RemoteChild] = []
         try:
             for rank, (environment, log) in enumerate(zip(environments, logs, strict=True)):
-                on_line = partial(lambda rank, line: self._lines.put((rank, line)), rank)
+                on_line = partial(self._put, rank)
                 remote = None if elsewhere is None else elsewhere(rank, environment, log, on_line)
                 self._children.append(
                     remote or Child(module, environment, log, has_children=True, keeps_open=keeps_open, on_line=on_line)
@@ -188,6 +188,9 @@ class RankProcesses:
             event = self._event(rank, message)
             if event is not None:
                 return event
+
+    def _put(self, rank: int, line: str | None) -> None:
+        self._lines.put((rank, line))
 
     def _next(self, wait_seconds: float) -> tuple[int, Event]:
         """Return the next object of any rank, and whose it is. Raises RankDied for its end, and ChildTimeout."""
