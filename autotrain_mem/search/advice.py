@@ -30,21 +30,17 @@ def questions(level: str, knobs: Knobs, alternatives: Sequence[Candidate]) -> tu
     Example: ``--max_slowdown 1.2 --fit rounding``, since "rounding (dtype bfloat16, optim adamw_8bit) would be 1.3 x as
     fast".
     """
-    return tuple(
-        Proposal(
-            flags=_taking(each),
-            why=f"{each.level} ({_differences(knobs, each.knobs)}) would be {each.ratio:.1f} x as fast",
-        )
-        for each in alternatives
-        if each.fits and (each.ratio or 0.0) >= MUCH_FASTER and each.level not in (level, SHORTER_ROWS)
-    )
-
-
-def _taking(each: Candidate) -> str:
-    """The flags by which the search passes over what it chose, and goes no further than this level."""
-    below = max(1.0, math.floor(10 * (each.ratio or 1.0) * 0.95) / 10)
-    rounds = any(step.name == each.level and step.own == ROUNDING for step in LEVELS)
-    return f"--max_slowdown {below:g}{' --fit rounding' if rounds else ''}"
+    proposals = []
+    for each in alternatives:
+        if not each.fits or (each.ratio or 0.0) < MUCH_FASTER or each.level in (level, SHORTER_ROWS):
+            continue
+        # The search passes over what it chose, and goes no further than this level.
+        below = max(1.0, math.floor(10 * (each.ratio or 1.0) * 0.95) / 10)
+        rounds = any(step.name == each.level and step.own == ROUNDING for step in LEVELS)
+        flags = f"--max_slowdown {below:g}{' --fit rounding' if rounds else ''}"
+        why = f"{each.level} ({_differences(knobs, each.knobs)}) would be {each.ratio:.1f} x as fast"
+        proposals.append(Proposal(flags=flags, why=why))
+    return tuple(proposals)
 
 
 def _differences(knobs: Knobs, other: Knobs) -> str:
