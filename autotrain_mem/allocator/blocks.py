@@ -58,12 +58,12 @@ class DeviceBlock:
 
     @property
     def is_split(self) -> bool:
-        """Tells whether it shares its segment with others."""
+        """Returns whether it shares its segment with others."""
         return self.prev is not None or self.next is not None
 
     @property
     def is_available(self) -> bool:
-        """Tells whether it is neither allocated nor still in use by another stream."""
+        """Returns whether it is neither allocated nor still in use by another stream."""
         return not (self.allocated or self.pending_events or self.stream_uses)
 
     def put_between(self, before: DeviceBlock | None, after: DeviceBlock | None) -> None:

@@ -55,7 +55,7 @@ class Refusal:
 
 
 class OutOfMemory(Exception):
-    """Says that a request cannot be met, after everything cached was given back. ``str`` of it is torch's message."""
+    """Raised where a request cannot be met, after all cached memory was returned. ``str`` of it is torch's message."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message())

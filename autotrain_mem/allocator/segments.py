@@ -32,7 +32,7 @@ class DeviceMemory:
 
     @property
     def free_bytes(self) -> int:
-        """Says what ``cudaMemGetInfo`` calls free; 0 where there is no end."""
+        """Returns the bytes that ``cudaMemGetInfo`` calls free; 0 where there is no end."""
         return 0 if self.capacity_bytes is None else self.capacity_bytes - self.taken_bytes
 
     def take(self, size: int) -> bool:

@@ -169,7 +169,7 @@ class CachingAllocator(AllocatorState):
         return block
 
     def refusal(self, requested_bytes: int, asked: int, *, is_rejected: bool = False) -> Refusal:
-        """Says what a request of ``asked`` bytes met that cannot be granted now."""
+        """Describes what a request of ``asked`` bytes met that cannot be granted now."""
         return Refusal(
             requested_bytes=requested_bytes,
             segment_bytes=asked,

@@ -211,7 +211,7 @@ def item_bytes(config: Any) -> int:
 
 
 def download(model: str, config: Any, revision: str | None = None) -> Download | None:
-    """Says what training will download of a hub model's weights, and to where; None where that is nothing.
+    """Describes what training will download of a hub model's weights, and to where; None where that is nothing.
 
     By what the hub says of its files; where it does not answer in time, by the config's parameters and dtype.
     """

@@ -135,7 +135,7 @@ def with_base(run: TrainedRun, base: str | None) -> TrainedRun:
 
 
 def merge_target(run: TrainedRun, out: str | None) -> Path:
-    """Returns where the merged model goes: by default beside the run, with ``-merged`` behind its name.
+    """Returns the folder of the merged model: by default beside the run, with ``-merged`` behind its name.
 
     Raises:
         UsageError: there is nothing to merge.

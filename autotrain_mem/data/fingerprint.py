@@ -93,7 +93,7 @@ def _data(job: Job, filled: Configs) -> tuple[Any, list[Any]]:
 
 
 def _may_name_images(file: pathlib.Path) -> bool:
-    """Tells whether a file's rows may have a column of images: to load those that have none would take longer."""
+    """Returns whether a file's rows may have a column of images: to load those that have none would take longer."""
     with open(file, "rb") as opened:
         head = opened.read(READ_WHOLE_BYTES)
         opened.seek(-min(_END_BYTES, file.stat().st_size), os.SEEK_END)

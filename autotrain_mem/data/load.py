@@ -132,7 +132,7 @@ def _load_file(path: pathlib.Path) -> Any:
 
 
 def _unreadable(path: pathlib.Path) -> str:
-    """Says which line of a file cannot be read, and why; empty where that is not known.
+    """Returns which line of a file cannot be read, and why; empty where that is not known.
 
     The datasets library leaves out which line of a .json or .jsonl file is not JSON.
     """
@@ -314,7 +314,7 @@ def undecodable_line(path: pathlib.Path) -> str:
 
 
 def _right_values(columns: tuple[str, ...]) -> str:
-    """Says what stands in these columns where nothing is wrong."""
+    """Describes what stands in these columns where nothing is wrong."""
     rights = []
     if any(column.endswith("_ids") for column in columns):
         rights.append(_TOKENIZED)

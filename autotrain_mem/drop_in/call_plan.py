@@ -293,7 +293,7 @@ def _check_keywords(asked: Asked) -> None:
 
 
 def _of_process(asked: Asked) -> Iterator[str]:
-    """Says what this process cannot do any more."""
+    """Describes what this process cannot do any more."""
     yield from (f"Not to be had in this process: {lost}" for lost in asked.lost)
     if any(getattr(model, _PREPARED, False) for model in asked.models):
         yield (

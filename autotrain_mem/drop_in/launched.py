@@ -34,7 +34,7 @@ file of accelerate's."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launched:
-    """Says how many processes train together, and how they share the model."""
+    """Describes how many processes train together, and how they share the model."""
 
     processes: int = 1
     nodes: int = 1
@@ -72,7 +72,7 @@ def read_launched(config: Any, autofit: AutoFit) -> Launched:
 
 
 def _is_on(variable: str) -> bool:
-    """Says whether ``accelerate launch`` told its processes so (``accelerate/utils/launch.py``, ``state.py``)."""
+    """Returns whether ``accelerate launch`` told its processes so (``accelerate/utils/launch.py``, ``state.py``)."""
     return os.environ.get(variable, "").lower() == "true"
 
 

@@ -30,7 +30,7 @@ def vllm_share_bytes(job: Job, hardware: Hardware) -> int:
 
 
 def sleeps(job: Job) -> bool:
-    """Tells whether an engine on the cards that train gives its share back while nothing is generated."""
+    """Returns whether an engine on the cards that train gives its share back while nothing is generated."""
     return _is_here(job) and bool(job.arguments.get("vllm_enable_sleep_mode"))
 
 

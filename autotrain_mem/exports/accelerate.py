@@ -57,7 +57,7 @@ def torchrun(draft: Draft) -> list[str]:
 
 
 def note_launch(draft: Draft) -> None:
-    """Says where the file is that starts several processes."""
+    """Returns the path of the file that starts several processes."""
     if draft.knobs.processes > 1 and not draft.knobs.zero_stage:
         what = f"{draft.knobs.processes} processes ({draft.knobs.sharding})"
         command = f"the same autofit command with --export accelerate > {ACCELERATE_FILE} writes it"

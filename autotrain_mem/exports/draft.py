@@ -197,7 +197,7 @@ def draft_of(plan: Plan, job: Job) -> Draft:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tool:
-    """Says how the head of a file speaks of the tool that reads it."""
+    """Describes how the head of a file speaks of the tool that reads it."""
 
     name: str
     """As its authors write it: ``LLaMA-Factory``."""

@@ -55,7 +55,7 @@ def rendezvous(draft: Draft, rank: str, host: str, port: str) -> list[str]:
 
 
 def note_shared_files(draft: Draft, extra: Sequence[str] = ()) -> None:
-    """Says what must be in place on every machine; all settings stand in the command."""
+    """Describes what must be in place on every machine; all settings stand in the command."""
     machines = "the machine" if draft.nodes == 1 else "every machine"
     same = "" if draft.nodes == 1 else ", and output_dir on a file system that all machines share"
     files = f"autofit, the model and the data are found by these names on {machines}{same}"

@@ -25,7 +25,7 @@ class Exporter:
     lacks: str = ""
     """What is said of a method that it has not."""
     trains: Callable[[str], bool] = METHODS.__contains__
-    """Tells whether the tool can train a method."""
+    """Returns whether the tool can train a method."""
 
     @property
     def methods(self) -> Sequence[str]:

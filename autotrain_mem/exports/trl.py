@@ -95,7 +95,7 @@ class DryRun:
 
     @property
     def settings(self) -> Any:
-        """Says what the YAML holds."""
+        """Describes what the YAML holds."""
         import yaml
 
         return yaml.safe_load(self.config)
@@ -112,7 +112,7 @@ class DryRun:
 
 
 def dry_run(plan: Plan, job: Job, environment: Mapping[str, str]) -> DryRun:
-    """Says what ``autofit METHOD`` would start with this plan.
+    """Describes what ``autofit METHOD`` would start with this plan.
 
     Args:
         environment: What it would set for the training process.

@@ -168,7 +168,7 @@ def quantization_config(asked: Any, model: Any, *, trust_remote_code: bool) -> A
 
 
 def is_in_mxfp4(config: Any) -> bool:
-    """Tells whether a checkpoint holds its experts in mxfp4, as gpt-oss does."""
+    """Returns whether a checkpoint holds its experts in mxfp4, as gpt-oss does."""
     quantization = getattr(config, "quantization_config", None)
     if not isinstance(quantization, Mapping):
         quantization = {} if quantization is None else quantization.to_dict()
@@ -258,7 +258,7 @@ def planned_targets(config: Any) -> str:
 
 
 def has_experts(config: Any) -> bool:
-    """Tells whether it is a mixture of experts."""
+    """Returns whether it is a mixture of experts."""
     return any(getattr(config.get_text_config(), name, None) for name in EXPERTS)
 
 

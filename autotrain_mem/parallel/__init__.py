@@ -1,1 +1,1 @@
-"""Says how several processes are launched: accelerate's config and environments. Runs in any process (pure)."""
+"""Describes how several processes are launched: accelerate's config and environments. Runs in any process (pure)."""

@@ -158,7 +158,7 @@ def deepspeed_config(knobs: Knobs) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Zero:
-    """Says how a config of DeepSpeed's has processes share a model."""
+    """Describes how a config of DeepSpeed's has processes share a model."""
 
     sharding: Sharding
     offload_optimizer_device: OffloadDevice | None

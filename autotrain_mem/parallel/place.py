@@ -1,4 +1,4 @@
-"""Says which of several machines this is, by flags or by what a launcher has put into the environment.
+"""Determines which of several machines this is, by flags or by what a launcher has put into the environment.
 
 Names are those of the launchers: of ``accelerate launch`` (``--machine_rank``, ``--main_process_ip``,
 ``--main_process_port``), of torchrun, whose flags may stand in the environment as ``PET_...``
@@ -85,7 +85,7 @@ def place_of(
 
 
 def how_to_start(nodes: int) -> str:
-    """Says what to type where nothing says which machine this is."""
+    """Describes what to type where nothing says which machine this is."""
     return _HOW.format(last=nodes - 1)
 
 

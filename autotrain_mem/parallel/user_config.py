@@ -56,7 +56,7 @@ Problem = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
-    """Says how a config has processes launched."""
+    """Describes how a config has processes launched."""
 
     processes: int | None
     """None where the config leaves them open, as it may: ``num_processes: -1``."""

@@ -27,7 +27,7 @@ class RunLimits:
     """What was the matter with plans that were refused, in a word."""
 
     def keeps(self, estimate: Estimate) -> bool:
-        """Tells whether a plan is done in time, and for the money."""
+        """Returns whether a plan is done in time, and for the money."""
         within_seconds, budget = self.subject.job.within_seconds, self.subject.job.budget
         if within_seconds is not None and self._seconds(estimate) > within_seconds:
             self.refusals.append(TOO_SLOW)
@@ -118,7 +118,7 @@ def limits_of(subject: Subject, knobs: Knobs) -> RunLimits:
 
 
 def knows_speed(card: Hardware) -> bool:
-    """Tells whether seconds on this card are its own: those of one that is imagined by its size only rank plans."""
+    """Returns whether seconds on this card are its own: those of one that is imagined by its size only rank plans."""
     rates = (card.bandwidth_bytes_per_second, card.fp16_flops_per_second, card.fp32_flops_per_second)
     return None not in (*rates, card.host_link_bytes_per_second)
 

@@ -42,7 +42,7 @@ def batches_of(subject: Subject, knobs: Knobs) -> DrawnBatches | None:
 
 
 def _count_as_alike(job: Job, knobs: Knobs) -> bool:
-    """Tells whether all batches have the same tokens, since their rows are packed, or joined without padding; or
+    """Returns whether all batches have the same tokens, since their rows are packed, or joined without padding; or
     whether nothing of those before is cached, since vLLM's sleep gives the cache back at every generation."""
     return not knobs.pads_rows or bool(job.arguments.get("padding_free")) or sleeps(job)
 
@@ -134,6 +134,6 @@ def _why_unknown(subject: Subject, knobs: Knobs) -> str:
 
 
 def exceeds(mixed: MixedLengths, capacity_bytes: int) -> bool:
-    """Tells whether any order, in either mode, reserves more than there is: only then does it give its cache back."""
+    """Returns whether any order, in either mode, reserves more than there is: only then does it give its cache back."""
     orders = [order for mode in mixed.modes.values() for order in (mode.any_order, mode.longest_first)]
     return max(order.last_bytes for order in orders) > capacity_bytes

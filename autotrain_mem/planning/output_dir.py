@@ -137,7 +137,7 @@ def _lies_in(inner: pathlib.Path, outer: pathlib.Path) -> bool:
 
 
 def hub_cache() -> pathlib.Path:
-    """Returns where models from the hub lie (``huggingface_hub/constants.py: HF_HUB_CACHE``)."""
+    """Returns the folder of models from the hub (``huggingface_hub/constants.py: HF_HUB_CACHE``)."""
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if named := os.environ.get(variable):
             return pathlib.Path(os.path.expandvars(named)).expanduser()

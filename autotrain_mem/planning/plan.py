@@ -122,7 +122,7 @@ NOT_MODELLED = (
 
 
 def machine_warnings(job: Job, knobs: Knobs, topology: Topology) -> Iterator[str]:
-    """Says what is not modelled of several machines, and what TRL's default makes of the effective batch."""
+    """Describes what is not modelled of several machines, and what TRL's default makes of the effective batch."""
     if topology.nodes == 1:
         return
     yield NOT_MODELLED

@@ -166,7 +166,7 @@ class Rehearsals:
 
     @property
     def caches(self) -> bool:
-        """Tells whether the device has torch's caching allocator: the host has not."""
+        """Returns whether the device has torch's caching allocator: the host has not."""
         return self.hardware.origin != "cpu"
 
     @property

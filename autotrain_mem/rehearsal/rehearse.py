@@ -209,7 +209,7 @@ def _repeated(rows: Any, repeats: int) -> Any:
 
 
 def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
-    """Says what this configuration adds to a run and its estimate leaves out, in sentences for the estimate."""
+    """Describes what this configuration adds to a run and its estimate leaves out, in sentences for the estimate."""
     given = job.arguments
     facts: dict[str, Any] = {
         **{fact: optimizer_of(knobs).startswith(name) for name, fact in NOT_COUNTED.items()},
@@ -299,7 +299,7 @@ rehearsal has two batches (:func:`left_out`)."""
 
 
 def left_out(job: Job) -> tuple[str, ...]:
-    """Says what of a script's call a rehearsal leaves out, in sentences for the estimate."""
+    """Describes what of a script's call a rehearsal leaves out, in sentences for the estimate."""
     if job.python_call is None:
         return ()
     keywords, facts = read(job).keywords, []

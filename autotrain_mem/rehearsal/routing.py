@@ -54,7 +54,7 @@ def _looped(loop: Callable[..., Any], routing: Routing, experts: Any, *args: Any
 
 
 def assign(choice: torch.Tensor, experts: torch.Tensor) -> None:
-    """Says which experts the tokens chose; a test that trains for real puts it into the tensor."""
+    """Returns which experts the tokens chose; a test that trains for real puts it into the tensor."""
     know(choice, experts)
 
 

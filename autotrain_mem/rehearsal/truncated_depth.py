@@ -87,8 +87,8 @@ def shorten_model(model: Any, layers: int) -> None:
 
 
 def pattern_of(job: Job, config: Any) -> LayerPattern | None:
-    """Says how the layers of a job's model repeat, with the adapter that they will have; None where they do not, or
-    where that cannot be seen.
+    """Describes how the layers of a job's model repeat, with the adapter that they will have; None where they do not,
+    or where that cannot be seen.
 
     It is seen in the model itself, built without weights in 0.03 s. An adapter that is for some layers only is seen in
     no model without it, and finds none of them in a short one. Policy and value model share the names of their layers:
@@ -163,7 +163,7 @@ _PERHAPS_NUMBERED = re.compile(r"\d|\\d")
 
 
 def _tells_layers_apart(adapter: Mapping[str, Any]) -> bool:
-    """Says whether fields of an adapter's config may be for some layers only: ``["layers.7.mlp.up_proj"]`` is."""
+    """Returns whether fields of an adapter's config may be for some layers only: ``["layers.7.mlp.up_proj"]`` is."""
     if any(adapter.get(name) for name in _OF_LAYERS) or adapter.get("layers_to_transform") == 0:
         return True
     return any(_is_numbered(adapter.get(name)) for name in _NAMES)
@@ -176,7 +176,7 @@ def _is_numbered(names: Any) -> bool:
 
 
 def model_pattern(model: Any) -> LayerPattern | None:
-    """Says how the layers of a model object repeat, adapters, frozen layers and all; None as for :func:`pattern_of`.
+    """Describes how the layers of a model object repeat, adapters and frozen layers too; None as in :func:`pattern_of`.
 
     Code of the user's own may be in the layers, or beside them, but not around them: it might count on all of them.
     """

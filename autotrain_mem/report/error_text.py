@@ -48,7 +48,7 @@ def print_error(error: AutofitError, stream: TextIO) -> None:
 
 
 def error_text(error: AutofitError, columns: int | None = None) -> str:
-    """Says what is wrong after ``error:``, and what to do about it indented below.
+    """Describes what is wrong after ``error:``, and what to do about it indented below.
 
     Args:
         columns: Where lines are wrapped; None for nowhere.

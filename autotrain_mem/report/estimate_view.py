@@ -103,7 +103,7 @@ def not_counted(estimate: Estimate) -> list[RenderableType]:
 
 
 def why_not(estimate: Estimate) -> str:
-    """Says why a run does not fit whose allocated bytes would, and what would need less; empty for any other."""
+    """Explains why a run does not fit whose allocated bytes would, and what would need less; empty for any other."""
     if estimate.fits or estimate.memory.peak_allocated_bytes + estimate.outside_bytes > estimate.budget_bytes:
         return ""
     reserved = estimate.reserved

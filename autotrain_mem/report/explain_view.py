@@ -155,7 +155,7 @@ def _best(plan: Plan, sharding: Sharding, *, offloads: bool) -> Candidate | None
 
 
 def _sentences(plan: Plan) -> Iterator[str]:
-    """Says what FSDP does not divide, and what DDP would hold where that is too much."""
+    """Describes what FSDP does not divide, and what DDP would hold where that is too much."""
     knobs, estimate = plan.knobs, plan.estimate
     if not knobs.is_sharded or knobs.zero_stage:
         return

@@ -1,4 +1,4 @@
-"""Says how single facts are put into words; every view and progress line says them the same way."""
+"""Describes how single facts are put into words; every view and progress line says them the same way."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def searched(plan: Plan) -> str:
 
 
 def plan_verdict(plan: Plan) -> Text:
-    """Says whether it fits, and with how many changes."""
+    """Returns whether it fits, and with how many changes."""
     return verdict(plan.estimate, f" with {counted(len(plan.levers), 'change')}" if plan.levers else " as asked for")
 
 
@@ -107,7 +107,7 @@ def facts(plan: Plan) -> Iterator[Fact]:
 
 
 def vllm_share(estimate: Estimate) -> tuple[str, ...]:
-    """Says what an engine on the cards that train takes of each, and when; nothing without one."""
+    """Describes what an engine on the cards that train takes of each, and when; nothing without one."""
     sleep = estimate.vllm_sleep
     if sleep is None:
         share_bytes = estimate.vllm_share_bytes
@@ -122,7 +122,7 @@ def vllm_share(estimate: Estimate) -> tuple[str, ...]:
 
 
 def vllm_server(plan: Plan) -> tuple[str, ...]:
-    """Says what generates on GPUs of its own, and the command that starts it; nothing without a server."""
+    """Describes what generates on GPUs of its own, and the command that starts it; nothing without a server."""
     server = plan.vllm_server
     if server is None:
         return ()
@@ -135,7 +135,7 @@ def vllm_server(plan: Plan) -> tuple[str, ...]:
 
 
 def over_hours(estimate: Estimate) -> str:
-    """Says what rows of every length make the allocator reserve; empty where that is not known.
+    """Describes what rows of every length make the allocator reserve; empty where that is not known.
 
     Example: ``rows of every length reserve up to 11.6 GiB in 1,000 steps, the longest first; 15.6 GiB in any order,
     which is TRL's own``.
@@ -203,7 +203,7 @@ def _percentiles(tokens: Sequence[int]) -> str:
 
 
 def _not_read(plan: Plan) -> str:
-    """Says why the data were not read, and what is planned for in their place."""
+    """Explains why the data were not read, and what is planned for in their place."""
     why = ", as a warning here says" if plan.warnings else ""
     if plan.objects is not None:
         why = ", since a stream's rows are not known before they are trained on"
@@ -289,7 +289,7 @@ def levels_table(plan: Plan) -> Table:
 
 
 def gentler_levels(plan: Plan) -> list[str]:
-    """Says why each level of less harm that fits was not taken."""
+    """Explains why each level of less harm that fits was not taken."""
     return [sentence for each in gentler(plan) if (sentence := passed_over(each, plan))]
 
 

@@ -43,7 +43,7 @@ class Watched:
 
     @property
     def is_over(self) -> bool:
-        """Tells whether nothing more will be written; a run that has not begun is waited for."""
+        """Returns whether nothing more will be written; a run that has not begun is waited for."""
         if self.history is None or self.alive:
             return False
         # A lock may not reach from one machine to another: what was written just now is a sign of life, too.

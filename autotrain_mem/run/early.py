@@ -250,7 +250,7 @@ def coarse_answer(wish: Wish) -> str:
 
 
 def without_effect(job: Job) -> Iterator[str]:
-    """Says what a simulated card cannot be trained with (``methods.configs: on_cpu``)."""
+    """Describes what a simulated card cannot be trained with (``methods.configs: on_cpu``)."""
     if workers := job.arguments.get("dataloader_num_workers"):
         yield (
             f"--dataloader_num_workers {workers} has no effect with --simulate: the simulated card counts what one "

@@ -238,6 +238,6 @@ def write_run_report(folder: Path, store: Store, on_event: Callable[[Mapping[str
 
 
 def _may_be_replaced(file: Path) -> bool:
-    """Tells whether a file is a report, or empty. Raises OSError where it cannot be read."""
+    """Returns whether a file is a report, or empty. Raises OSError where it cannot be read."""
     start = read_start(file, _MARKED_BYTES)
     return not start.strip() or MARKER.encode() in start

@@ -147,7 +147,7 @@ class EventLog:
             self._is_broken = True
 
     def end(self, ending: str, step: int | None = None) -> None:
-        """Says how the run ended: ``finished``, ``interrupted`` or ``failed``."""
+        """Describes how the run ended: ``finished``, ``interrupted`` or ``failed``."""
         self.see({"event": "end", "ending": ending, **({} if step is None else {"step": step})})
 
 

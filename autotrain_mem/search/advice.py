@@ -138,7 +138,7 @@ def proposals(profile: DataProfile, knobs: Knobs, job: Job, *, flash_attention: 
 
 
 def context_cut(profile: DataProfile, context_length: int | None, method: str) -> str | None:
-    """Says what the model's context takes of the data where ``max_length`` is asked for beyond it; None if nothing."""
+    """Describes what the model's context cuts of the data where ``max_length`` is beyond it; None if nothing."""
     rows = profile.truncated_rows(context_length)
     if not rows or context_length is None:
         return None

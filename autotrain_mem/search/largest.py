@@ -198,7 +198,7 @@ class _Points:
         return self._of(next(each for each in every if each.name == self._level))
 
     def holds(self, index: int) -> bool:
-        """Tells whether a value fits, from which larger ones are looked for."""
+        """Returns whether a value fits, from which larger ones are looked for."""
         self.known = [index]
         return surely_fits(self._memo, self.knobs(index))
 

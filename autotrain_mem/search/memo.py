@@ -30,10 +30,10 @@ class Predictor(Protocol):
         """
 
     def exceeds(self, knobs: Knobs) -> bool:
-        """Tells whether the number of parameters alone says that a point does not fit; False where it does not."""
+        """Returns whether the number of parameters alone says that a point does not fit; False where it does not."""
 
     def foresee(self, knobs: Knobs) -> None:
-        """Says that a point is going to be asked for on the whole model: it may be begun while others are asked."""
+        """Announces that a point will be asked for on the whole model: it may be begun while others are asked."""
 
     def over_steps(self, estimate: Estimate) -> Estimate:
         """Adds what rows of every length make the allocator reserve over a run, where that is known; takes a second."""

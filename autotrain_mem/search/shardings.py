@@ -1,4 +1,4 @@
-"""Says how several processes may share a model, or the tokens of a row, and what of it each one then holds."""
+"""Describes how several processes may share a model, or the tokens of a row, and what of it each one then holds."""
 
 from __future__ import annotations
 

@@ -280,7 +280,7 @@ def _base_rows(defaults: Knobs, effective: int, given: dict[str, Any], nodes: in
 
 
 def _dividing(effective: int, processes: int, nodes: int) -> str:
-    """Says how many GPUs divide an effective batch, the nearest to those that do not."""
+    """Describes how many GPUs divide an effective batch, the nearest to those that do not."""
     if nodes == 1:
         return f"--gpus {either(nearest(divisors(effective), processes))}"
     devices = processes // nodes

@@ -133,7 +133,7 @@ def _flag(value: Any) -> Any:
 
 
 def why_not_quantized(text: str) -> str:
-    """Says why the base of such an adapter cannot be quantized; empty where it can."""
+    """Explains why the base of such an adapter cannot be quantized; empty where it can."""
     if starts_from_weights(text):
         return f"init_lora_weights {_start(text)} makes the adapter of weights: of quantized ones that is not rehearsed"
     return _PLAIN_WEIGHTS.get(kind_of(text), "")
@@ -150,7 +150,7 @@ def _start(text: str) -> str:
 
 
 def why_unrehearsed(text: str) -> str:
-    """Says why such an adapter is not rehearsed; empty where it is."""
+    """Explains why such an adapter is not rehearsed; empty where it is."""
     return UNREHEARSED.get(kind_of(text), "")
 
 

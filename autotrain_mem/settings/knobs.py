@@ -136,17 +136,17 @@ class Knobs(OwnSettings, TrainerKnobs):
 
     @property
     def is_adam(self) -> bool:
-        """Tells whether the optimizer's steps are Adam's."""
+        """Returns whether the optimizer's steps are Adam's."""
         return "adam" in self.optim
 
     @property
     def sums_up_rounding(self) -> bool:
-        """Tells whether the optimizer keeps what rounding takes of its updates."""
+        """Returns whether the optimizer keeps what rounding takes of its updates."""
         return self.optim == KEEPS_UPDATES
 
     @property
     def steps_in_bitsandbytes(self) -> bool:
-        """Tells whether the optimizer is one of bitsandbytes', which takes whole parameters."""
+        """Returns whether the optimizer is one of bitsandbytes', which takes whole parameters."""
         return OPTIMIZERS_OF_BITSANDBYTES.search(self.optim) is not None
 
     @property
@@ -156,17 +156,17 @@ class Knobs(OwnSettings, TrainerKnobs):
 
     @property
     def recomputes(self) -> bool:
-        """Tells whether the layers' activations are computed again in the backward pass."""
+        """Returns whether the layers' activations are computed again in the backward pass."""
         return self.gradient_checkpointing
 
     @property
     def pads_rows(self) -> bool:
-        """Tells whether the rows of a batch are padded to the longest of them; packed blocks are always full."""
+        """Returns whether the rows of a batch are padded to the longest of them; packed blocks are always full."""
         return not self.packing
 
     @property
     def is_sharded(self) -> bool:
-        """Tells whether a process holds a part of the model only."""
+        """Returns whether a process holds a part of the model only."""
         return self.sharding is not None and self.sharding != "ddp"
 
     @property
@@ -176,7 +176,7 @@ class Knobs(OwnSettings, TrainerKnobs):
 
     @property
     def has_group(self) -> bool:
-        """Tells whether a process is launched as one of a group: of several, and by DeepSpeed also where it is alone
+        """Returns whether a process is launched as one of a group: of several, and by DeepSpeed also where it is alone
         (``deepspeed/__init__.py: initialize`` makes a group of what there is)."""
         return self.processes > 1 or self.zero_stage > 0
 

@@ -102,5 +102,5 @@ def package_of(name: str) -> tuple[str, str] | None:
 
 
 def is_projecting(name: str) -> bool:
-    """Tells whether an optimizer needs ``optim_target_modules``, and uses it."""
+    """Returns whether an optimizer needs ``optim_target_modules``, and uses it."""
     return name.startswith(PROJECTING)

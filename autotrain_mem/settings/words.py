@@ -43,7 +43,7 @@ _PERCENTILE = re.compile(r"p(\d+(?:\.\d+)?)")
 
 
 def is_image_size(text: str) -> bool:
-    """Tells whether a text is the size of an image: ``1024x768``.
+    """Returns whether a text is the size of an image: ``1024x768``.
 
     >>> is_image_size("1024x768"), is_image_size("1024"), is_image_size("0x5")
     (True, False, False)
@@ -72,7 +72,7 @@ def read_length(text: str) -> int | str | None:
 
 
 def is_wish(value: Any) -> bool:
-    """Tells whether a search is to say: ``auto`` or a percentile, of the data, or ``max``, of the card."""
+    """Returns whether a search is to say: ``auto`` or a percentile, of the data, or ``max``, of the card."""
     return isinstance(value, str) and (value in (AUTO, MOST) or _PERCENTILE.fullmatch(value) is not None)
 
 

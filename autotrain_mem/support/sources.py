@@ -96,7 +96,7 @@ def check_image_packages(model: str, model_type: str) -> None:
 
 
 def is_path(name: str) -> bool:
-    """Tells whether a name cannot be a hub id."""
+    """Returns whether a name cannot be a hub id."""
     return name.startswith(_PATHS) or name.count("/") > _MOST_SLASHES
 
 
@@ -127,7 +127,7 @@ _SECONDS = 2.0
 
 
 def unreachable() -> str:
-    """Says why the hub does not answer, as the end of a sentence."""
+    """Explains why the hub does not answer, as the end of a sentence."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -143,7 +143,7 @@ def why_not_asked() -> str:
 
 
 def _is_away(endpoint: str) -> bool:
-    """Tells whether a host has no address, or refuses; what stands behind a proxy is not seen from here."""
+    """Returns whether a host has no address, or refuses; what stands behind a proxy is not seen from here."""
     from urllib.request import getproxies  # 16 ms to import
 
     if getproxies():

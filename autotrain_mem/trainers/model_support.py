@@ -1,4 +1,4 @@
-"""Says which quantized models and which kernels by name can be rehearsed, and finds what is kept beside weights."""
+"""Decides which quantized models and kernels can be rehearsed, and finds what is kept beside weights."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _WHY_NOT = {
 
 
 def checkpoint_quantization(config: Any) -> Any:
-    """Says how the checkpoint is quantized: a dict or a config, None if it is not.
+    """Describes how the checkpoint is quantized: a dict or a config, None if it is not.
 
     Source: ``transformers/quantizers/auto.py: get_hf_quantizer``, which looks in the same two places.
     """
@@ -137,7 +137,7 @@ FLASH_NAMES = ("flash_attention_2", "flash_attention_3", *(f"kernels-community/{
 def why_no_attention(
     attn_implementation: str | None, compute_capability: Capability, dtype: torch.dtype, head_dim: int
 ) -> str | None:
-    """Says why this attention cannot run, or cannot be rehearsed, on such a card; None when it can.
+    """Explains why this attention cannot run, or cannot be rehearsed, on such a card; None when it can.
 
     Args:
         dtype: What attention computes in: autocast's type where that is on.
@@ -167,7 +167,7 @@ LIGER_SWITCHES = {"rope": True, "rms_norm": True, "swiglu": True, "geglu": True,
 
 
 def why_not_liger(model_type: str, config: dict[str, Any] | None = None) -> str | None:
-    """Says why ``use_liger_kernel`` cannot be rehearsed for a model and a ``liger_kernel_config``; None if it can."""
+    """Explains why ``use_liger_kernel`` cannot be rehearsed for a model and a config of Liger's; None if it can."""
     if model_type not in LIGER_MODELS:
         return f"Liger's kernels are rehearsed for {', '.join(LIGER_MODELS)}, not for {model_type}"
     unknown = sorted(name for name, on in (config or {}).items() if on and name not in LIGER_SWITCHES)

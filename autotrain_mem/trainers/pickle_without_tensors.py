@@ -201,7 +201,7 @@ _SET_BY_TYPE = frozenset({"__dict__", "__weakref__", "_abc_impl", "__module__", 
 
 
 def _is_own(kind: type) -> bool:
-    """Says whether a script, a notebook or a function made a class; named tuples aside, which dill makes itself."""
+    """Returns whether a script, a notebook or a function made a class; named tuples aside, which dill makes itself."""
     is_named_tuple = kind.__bases__ == (tuple,) and hasattr(kind, "_fields")
     return (kind.__module__ == "__main__" or "<locals>" in kind.__qualname__) and not is_named_tuple
 

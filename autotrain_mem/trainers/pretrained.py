@@ -241,7 +241,7 @@ def not_loaded(model: str, error: OSError) -> ModelNotFoundError:
 
 
 def why_unreachable(error: Exception) -> str:
-    """Says why the hub was not asked; empty where it was, or need not be."""
+    """Explains why the hub was not asked; empty where it was, or need not be."""
     from huggingface_hub import errors
 
     return unreachable() if isinstance(error.__cause__, errors.LocalEntryNotFoundError) else ""
@@ -270,7 +270,7 @@ def load_config(model: str, **options: Any) -> Any:
 
 
 def revision_of(job: Job) -> dict[str, Any]:
-    """Says which revision of a model is meant, and whether its own code may run, as ``from_pretrained`` takes it."""
+    """Returns which revision of a model is meant, and whether its own code may run, as ``from_pretrained`` takes it."""
     given = {
         "revision": job.arguments.get("model_revision"),
         "trust_remote_code": job.arguments.get("trust_remote_code"),

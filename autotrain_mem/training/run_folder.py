@@ -293,7 +293,7 @@ def _check_is_free(folder: Path, *, overwrite: bool = False) -> None:
 
 
 def is_under_way(folder: Path) -> bool | None:
-    """Tells whether a process holds the folder of a run; None where that cannot be told. Changes nothing."""
+    """Returns whether a process holds the folder of a run; None where that cannot be told. Changes nothing."""
     if sys.platform == "win32":
         return None
     try:

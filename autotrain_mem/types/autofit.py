@@ -40,7 +40,7 @@ _HEADROOM = "a size such as 500MiB or a share such as 8%, less than the device h
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AutoFit(OwnSettings):
-    """Says how to plan. Every field may be left out.
+    """Describes how to plan. Every field may be left out.
 
     ``SFTTrainer(..., autofit=AutoFit(effective_batch_size=64, fit="lossless"))`` keeps 64 rows per optimizer step and
     changes nothing but speed; so does ``plan("sft", model, autofit=...)``.

@@ -269,7 +269,7 @@ def summary(profile: DataProfile, *, limit: int | None, rows: int, pads: bool) -
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Counting:
-    """Says how far the counting of tokens is. Each pass goes over all rows: one makes texts of them, another tokens."""
+    """Holds how far the counting of tokens is. Each pass goes over all rows: one makes texts, another tokens."""
 
     done: int
     rows: int

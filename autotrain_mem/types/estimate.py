@@ -118,7 +118,7 @@ class ReservedEstimate:
 
     @property
     def fits(self) -> bool:
-        """Tells whether the run gets by without giving its cache back, which stops the device each time."""
+        """Returns whether the run gets by without giving its cache back, which stops the device each time."""
         return self.num_alloc_retries == 0 and self.largest_refused_bytes is None
 
 
@@ -288,7 +288,7 @@ class Estimate:
 
     @property
     def grows(self) -> bool:
-        """Tells whether the allocator's segments grow page by page with these knobs."""
+        """Returns whether the allocator's segments grow page by page with these knobs."""
         return self.knobs.expandable_segments
 
     @property
@@ -335,7 +335,7 @@ class Estimate:
 
     @property
     def unquantized(self) -> str:
-        """Says what of a quantized base stays as it was, in a sentence; empty where nothing does."""
+        """Describes what of a quantized base stays as it was, in a sentence; empty where nothing does."""
         size_bytes = self.memory.unquantized_bytes
         if not size_bytes or self.knobs.base_bits is None:
             return ""

@@ -35,7 +35,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Download:
-    """Says what is still to be fetched before a training can begin."""
+    """Describes what is still to be fetched before a training can begin."""
 
     size_bytes: int
     folder: str
@@ -117,7 +117,7 @@ def refuse(checks: Sequence[Check[Subject]], subject: Subject) -> None:
 
 
 class Soundness(StrEnum):
-    """Says how something is."""
+    """Describes how something is."""
 
     OK = "ok"
     NOTE = "note"
@@ -128,7 +128,7 @@ class Soundness(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Condition:
-    """Says how one thing is, and what mends it."""
+    """Describes how one thing is, and what mends it."""
 
     area: str
     """``GPU``, ``torch``, ``packages``, ``hub``, ``disk``, ``system``."""
@@ -157,5 +157,5 @@ class Health:
 
     @property
     def trains(self) -> bool:
-        """Tells whether a training can run here, on a GPU and with nothing broken."""
+        """Returns whether a training can run here, on a GPU and with nothing broken."""
         return self.has_gpu and not self.broken

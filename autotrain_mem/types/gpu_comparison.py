@@ -33,7 +33,7 @@ OFFLOADING = ", offloading"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CardVerdict:
-    """Says what one card, or several of it, can do for a job.
+    """Describes what one card, or several of it, can do for a job.
 
     >>> from autotrain_mem import CardVerdict, gpus
     >>> verdict = CardVerdict(hardware=gpus()[0], refusal="nothing fits")
@@ -193,7 +193,7 @@ class Most:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reach:
-    """Says how far one level of harm reaches, and what it is there."""
+    """Describes how far one level of harm reaches, and what it is there."""
 
     level: str
     most: Most | None = None

@@ -121,7 +121,7 @@ class Hardware:
 
     @property
     def capability(self) -> Capability:
-        """Says what its kernels go by; Ampere's where nothing but its size is known."""
+        """Describes what its kernels go by; Ampere's where nothing but its size is known."""
         return self.compute_capability or ASSUMED_CAPABILITY
 
     def with_communicators(self, count: int) -> Hardware:

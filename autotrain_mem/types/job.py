@@ -85,14 +85,14 @@ class Job:
 
     @property
     def names_data(self) -> bool:
-        """Tells whether it says what to train on."""
+        """Returns whether it says what to train on."""
         is_named = bool(self.dataset or self.arguments.get("dataset_name") or self.arguments.get("datasets"))
         return is_named or self.python_call is not None
 
     @property
     def pins_length(self) -> bool:
-        """Tells whether no row need be read to know how long they get: max_length is a number (or no limit, or as much
-        as fits), or the longest prompt is given."""
+        """Returns whether no row need be read to know how long they get: max_length is a number (or no limit, or as
+        much as fits), or the longest prompt is given."""
         if self.is_online:
             return self.prompt_length is not None
         return self.arguments.get(MAX_LENGTH, AUTO) == MOST or not is_wish(self.arguments.get(MAX_LENGTH, AUTO))
@@ -125,11 +125,11 @@ class Job:
 
     @property
     def is_online(self) -> bool:
-        """Tells whether completions are sampled while training, so that the data are prompts."""
+        """Returns whether completions are sampled while training, so that the data are prompts."""
         return self.method_facts.is_online
 
     @property
     def is_evaluated(self) -> bool:
-        """Tells whether the trainer evaluates while it trains, or before its first step."""
+        """Returns whether the trainer evaluates while it trains, or before its first step."""
         strategy = str(self.arguments.get("eval_strategy", "no"))
         return strategy not in ("no", "IntervalStrategy.NO") or bool(self.arguments.get("eval_on_start"))

@@ -73,13 +73,13 @@ class MethodFacts:
 
     @property
     def is_packable(self) -> bool:
-        """Tells whether rows reach the sampler as one sequence, ``input_ids``: they can be packed, or drawn by their
+        """Returns whether rows reach the sampler as one sequence, ``input_ids``: they can be packed, or drawn by their
         length."""
         return "packing" in self.knobs
 
     @property
     def has_trl_command(self) -> bool:
-        """Tells whether TRL has a script for it, and so ``trl NAME``."""
+        """Returns whether TRL has a script for it, and so ``trl NAME``."""
         return not self.is_experimental
 
     @property

@@ -26,7 +26,7 @@ class Depths:
 
     @property
     def sees_held_back(self) -> bool:
-        """Tells whether the shorter run has layers enough to free what activation offloading holds back."""
+        """Returns whether the shorter run has layers enough to free what activation offloading holds back."""
         return self.short > LAYERS_HELD_BACK
 
     @property

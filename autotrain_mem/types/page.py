@@ -17,7 +17,7 @@ from autotrain_mem.types.work import Phase
 
 
 class Holder(NamedTuple):
-    """Says what one module holds for one owner at one moment; its JSON is a list of its values."""
+    """Describes what one module holds for one owner at one moment; its JSON is a list of its values."""
 
     module: int
     """Index into ``Timeline.modules``."""
@@ -104,7 +104,7 @@ class Page:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CardOffer:
-    """Says whether one known card holds a plan's settings, and what it is rented for."""
+    """Returns whether one known card holds a plan's settings, and what it is rented for."""
 
     hardware: Hardware
     required_bytes: int

@@ -65,7 +65,7 @@ def file_of(path: str | Path) -> Path:
 
 
 def _may_be_replaced(file: Path) -> bool:
-    """Tells whether a file is a plan, of whichever version, or empty. Raises OSError where it cannot be read."""
+    """Returns whether a file is a plan, of whichever version, or empty. Raises OSError where it cannot be read."""
     text = read_start(file, LARGEST_BYTES + 1)
     if len(text) > LARGEST_BYTES:
         return False
@@ -157,7 +157,7 @@ def damaged(name: str, reason: str, values: Mapping[str, Any]) -> PlanFileError:
 
 
 def differing(written: Any, again: Any, path: str = "") -> str:
-    """Says where the file and the plan, written again, differ; empty where they do not."""
+    """Returns where the file and the plan, written again, differ; empty where they do not."""
     if isinstance(written, dict) and isinstance(again, dict):
         if odd := sorted(written.keys() ^ again.keys()):
             return f"{path}{odd[0]} is {'missing' if odd[0] in again else 'unknown'}"

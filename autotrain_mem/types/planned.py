@@ -266,7 +266,7 @@ def _refuse_unrecorded(values: dict[str, Any], name: str) -> None:
 
 
 def _wrong_sums(plan: Plan) -> str:
-    """Says which column does not come to the total that a view shows; empty where all do."""
+    """Returns which column does not come to the total that a view shows; empty where all do."""
     estimate, memory = plan.estimate, plan.estimate.memory
     if sum(memory.owners_at_peak.values()) != memory.peak_allocated_bytes:
         return "estimate.owners_at_peak do not sum to peak_allocated_bytes"

@@ -54,7 +54,7 @@ def python_errors(config: str = "") -> Iterator[None]:
 
 
 def python_words(text: str, config: str = "") -> str:
-    """Says what the flags of a text are in Python; empty where it has none.
+    """Describes what the flags of a text are in Python; empty where it has none.
 
     Example: of ``Give --max-length 512, or --gpu l4.`` it is ``In Python --max_length is max_length=..., --gpu is
     AutoFit(gpu=...)``.

@@ -20,7 +20,7 @@ CACHE_EMPTIED = 0
 
 
 class EngineMark(StrEnum):
-    """Says what a colocated vLLM engine does between two events: its share of the device is taken, or given back."""
+    """Holds what a colocated vLLM engine does between two events: its share of the device is taken, or given back."""
 
     WAKES = "wakes"
     SLEEPS = "sleeps"
@@ -125,7 +125,7 @@ class LossPass(NamedTuple):
 
 
 class Routing(StrEnum):
-    """Says how a mixture's tokens are routed to its experts, as far as memory depends on it."""
+    """Describes how a mixture's tokens are routed to its experts, as far as memory depends on it."""
 
     ANY = "any"
     """All tokens with all their choices are computed at once, so that it does not."""

@@ -76,7 +76,7 @@ class VllmServer:
 
     @property
     def fits(self) -> bool:
-        """Tells whether weights and one completion fit; what else vLLM takes comes on top."""
+        """Returns whether weights and one completion fit; what else vLLM takes comes on top."""
         return (self.weights_bytes or 0) + (self.completion_bytes or 0) <= self.share_bytes
 
     @property
@@ -127,7 +127,7 @@ class VllmSleep:
 
     @property
     def is_decided_awake(self) -> bool:
-        """Tells whether the card needs as much while the engine is awake as while it sleeps, or more."""
+        """Returns whether the card needs as much while the engine is awake as while it sleeps, or more."""
         awake_bytes = self.awake_bytes + self.reserved_awake_bytes
         return awake_bytes >= self.asleep_bytes + self.reserved_asleep_bytes
 

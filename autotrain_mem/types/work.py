@@ -11,7 +11,7 @@ from autotrain_mem.support.codec import Form
 
 
 class Phase(StrEnum):
-    """Says where in the run an event happened."""
+    """Returns where in the run an event happened."""
 
     LOAD = "load"
     GENERATE = "generate"
@@ -26,7 +26,7 @@ class Phase(StrEnum):
 
 
 class Kind(StrEnum):
-    """Says which of a device's rates an operator is held to, beside that of its memory."""
+    """Returns which of a device's rates an operator is held to, beside that of its memory."""
 
     MATMUL = "matmul"
     ATTENTION = "attention"
@@ -123,7 +123,7 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTime:
-    """Says how long one optimizer step takes, as predicted.
+    """Describes how long one optimizer step takes, as predicted.
 
     >>> from autotrain_mem import Phase, StepTime
     >>> StepTime(tokens=4096, phases={Phase.FORWARD: 0.2, Phase.BACKWARD: 0.3}).tokens_per_second

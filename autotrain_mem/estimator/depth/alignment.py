@@ -249,7 +249,7 @@ class Search:
         return i + at, j + at
 
     def _is_of_partner(self, i: int, j: int, more: Mapping[int, int] = MappingProxyType({})) -> bool:
-        """Tells whether it is a later step of a block that is of another size in the longer run."""
+        """Returns whether it is a later step of a block that is of another size in the longer run."""
         born = self._short.births[i]
         return (
             born not in (NOWHERE, i)
@@ -271,7 +271,7 @@ class Search:
             del self._partner[i]
 
     def _may_be_resized(self, i: int, j: int) -> bool:
-        """Tells whether two births may be of one block that each layer makes larger by as much.
+        """Returns whether two births may be of one block that each layer makes larger by as much.
 
         A loss hands on scalars and gradients of what it was given, whatever its chunks: no block grows with these.
         """

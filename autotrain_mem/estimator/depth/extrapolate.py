@@ -87,7 +87,7 @@ def _expand(short: Trace, long: Trace, depths: Depths) -> Trace | None:
 
 
 class _NotAlikeError(UnclearError):
-    """Says that a step of the shorter run and one of the longer were taken for the same, and are not."""
+    """Signals that a step of the shorter run and one of the longer were taken for the same, and are not."""
 
     def __init__(self, short: int, long: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Says what a step of a run does, whatever the number of layers, and writes the events of a run that does it."""
+"""Describes what a step of a run does, whatever the number of layers, and writes the events of a run that does it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autotrain_mem.types.trace import CACHE_EMPTIED, EngineMark, StreamUse
 
 
 class UnclearError(Exception):
-    """Says that the two runs do not tell what the whole does."""
+    """Signals that the two runs do not tell what the whole does."""
 
 
 Picks = Mapping[int, "Pick"]

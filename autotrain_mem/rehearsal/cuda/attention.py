@@ -41,7 +41,7 @@ _CUDNN = (
 
 
 def not_counted(compute_capability: Capability) -> tuple[str, ...]:
-    """Says what this module leaves out on a card, each with its bound; cuDNN's attention is for 9.x and 10.x."""
+    """Describes what this module leaves out on a card, each with its bound; cuDNN's attention is for 9.x and 10.x."""
     return (_FLASH_SPLIT, *(_CUDNN if compute_capability[0] >= 9 else ()))
 
 

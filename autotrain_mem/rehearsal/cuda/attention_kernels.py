@@ -67,7 +67,7 @@ def choose(
 
 
 def trains(inputs: Inputs) -> bool:
-    """Says whether a backward pass may follow."""
+    """Returns whether a backward pass may follow."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
 
 

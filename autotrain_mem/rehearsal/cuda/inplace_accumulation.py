@@ -48,7 +48,7 @@ def unwatched(operator: Any, args: tuple[Any, ...]) -> Any:
 
 
 def _is_accumulation(args: tuple[Any, ...]) -> bool:
-    """Says whether a sum is one that autograd makes itself, and may write over its first part."""
+    """Returns whether a sum is one that autograd makes itself, and may write over its first part."""
     if not isinstance(args[1], torch.Tensor) or args[0].shape != args[1].shape or args[0].dtype != args[1].dtype:
         return False
     return _holders(args) == sole_holders() and torch._prims_common.is_non_overlapping_and_dense_or_false(args[0])

@@ -204,6 +204,6 @@ def cuda_semantics(recorder: Recorder, compute_capability: Capability, tensors: 
 
 
 def not_imitated(compute_capability: Capability) -> tuple[str, ...]:
-    """Says what no rehearsal for such a card counts, whatever its settings."""
+    """Describes what no rehearsal for such a card counts, whatever its settings."""
     left_out = [each for rule in reversed(every_rule()) for each in rule.not_counted(compute_capability)]
     return (*workspaces.NOT_COUNTED, *left_out)

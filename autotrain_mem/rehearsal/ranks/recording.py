@@ -135,7 +135,7 @@ def local(tensor: Any) -> Any:
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
-    """Tells whether a model's parameters are in shards."""
+    """Returns whether a model's parameters are in shards."""
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 

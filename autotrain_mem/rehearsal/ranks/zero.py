@@ -143,8 +143,8 @@ def _configure_model(configure: Callable[..., None], recorder: RankRecorder, eng
 
 
 def _is_in_shards(model: torch.nn.Module) -> bool:
-    """Tells whether ``zero.Init`` cut parameters as they were made (``engine.py: _configure_distributed_model``, which
-    looks for one with a ``ds_id``); a rehearsal has the engine cut them, and a mark on the model."""
+    """Returns whether ``zero.Init`` cut parameters as they were made (``engine.py: _configure_distributed_model``,
+    which looks for one with a ``ds_id``); a rehearsal has the engine cut them, and a mark on the model."""
     marked = any(getattr(module, IN_SHARDS, False) for module in model.modules())
     return marked or any(hasattr(parameter, "ds_id") for parameter in model.parameters())
 

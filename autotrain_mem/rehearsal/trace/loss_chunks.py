@@ -20,7 +20,7 @@ from autotrain_mem.types.model import FEWEST_LOSS_CHUNKS
 
 
 def are_known() -> bool:
-    """Tells whether the installed TRL does its chunks as they are marked here."""
+    """Returns whether the installed TRL does its chunks as they are marked here."""
     from trl.trainer import sft_trainer
 
     return hasattr(sft_trainer, "_chunk")

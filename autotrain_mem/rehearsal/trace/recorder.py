@@ -177,7 +177,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         return other
 
     def has_kept_as_much_as(self, other: Recorder) -> bool:
-        """Tells whether no kernel took memory for good in the one alone."""
+        """Returns whether no kernel took memory for good in the one alone."""
         return self._kept.keys() == other._kept.keys()
 
     def play(self, steps: Iterable[Played], blocks: dict[int, int]) -> None:

@@ -43,7 +43,7 @@ class Budget:
     events: int = EVENTS_OF_SKIPPED_STEPS
 
     def take(self, steps: int) -> tuple[int, int]:
-        """Says how many of the skipped steps to write with their growth, and how many of these with everything."""
+        """Describes how many of the skipped steps to write with their growth, and how many of these with everything."""
         room, growth, whole_step = self.events // 2, self.layers * GROWTH_OF_A_LAYER, self.layers * STEP_OF_A_LAYER
         grown = min(steps, max(room // 2 // growth, 1))
         whole = min(grown, max(room - grown * growth, 0) // whole_step)

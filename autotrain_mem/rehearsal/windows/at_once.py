@@ -284,7 +284,7 @@ _HOOKS = {"_checkpoint_hook": Saving.DROPPED, "_recomputation_hook": Saving.RECO
 
 
 def _saving(inputs: Sequence[torch.Tensor]) -> Saving | None:
-    """Says what autograd does with what it saves now; None where that is not known, or differs between inputs."""
+    """Describes what autograd does with what it saves now; None where that is not known, or differs between inputs."""
     wanted = {torch.is_grad_enabled() and tensor.requires_grad for tensor in inputs}
     if len(wanted) > 1:
         return None

@@ -24,7 +24,7 @@ runs, and what joins the results."""
 
 
 class Saving(Enum):
-    """Says what becomes of the tensors that autograd saves."""
+    """Describes what becomes of the tensors that autograd saves."""
 
     NOTHING_SAVED = "no gradients are wanted"
     KEPT = "kept"
@@ -106,7 +106,7 @@ class Script:
 
 
 class UnclearTrialError(Exception):
-    """Says that a trial did something that no script tells."""
+    """Signals that a trial did something that no script tells."""
 
 
 @dataclass(kw_only=True, slots=True)

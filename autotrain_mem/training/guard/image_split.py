@@ -29,7 +29,7 @@ _MISMATCH = "which images are of which rows cannot be told: image tokens and ima
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowsImages:
-    """Says which entries each row has in tensors that are laid out by patch, tile or image."""
+    """Returns which entries each row has in tensors that are laid out by patch, tile or image."""
 
     entries: Mapping[str, Sequence[int]]
     """Of each such tensor: how many entries of its first dimension are of each row, in their order."""

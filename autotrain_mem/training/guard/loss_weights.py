@@ -24,7 +24,7 @@ from autotrain_mem.types.methods_table import MethodFacts
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """Says how a trainer's loss is put together from those of the parts of a micro-batch."""
+    """Describes how a trainer's loss is put together from those of the parts of a micro-batch."""
 
     layout: Layout
     train: Basis
@@ -120,7 +120,7 @@ ComputeLoss = Callable[..., Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnLoss:
-    """Says how a model's forward makes one loss of many labels."""
+    """Describes how a model's forward makes one loss of many labels."""
 
     heeds_count: bool
     """It divides by ``num_items_in_batch`` where it is given."""
