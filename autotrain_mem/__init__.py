@@ -34,8 +34,9 @@ __all__ += ["OnlineDPOTrainer", "PPOTrainer", "RLOOTrainer", "RewardTrainer", "S
 __all__ += ["AutoFit", "__version__", "cards", "estimate", "fit", "gpus", "plan", "write_report"]
 __all__ += ["AutofitError", "DoesNotFitError", "UsageError"]
 __all__ += ["Candidate", "CardVerdict", "Cards", "DataSummary", "Estimate", "Experience", "Hardware", "Harm"]
-__all__ += ["ImageSummary", "Incident", "Job", "Knobs", "Learned", "Lever", "MemoryEstimate", "MemoryReading"]
-__all__ += ["MemoryWatch", "MixedLengths", "Most", "OtherProcess", "Owner", "Phase", "PhasePeak", "Plan", "Price"]
+__all__ += ["ImageSummary", "Incident", "Job", "Knobs", "LearnedLimits", "Lever", "MemoryEstimate", "MemoryReading"]
+__all__ += ["LargestValue", "MemoryWatch", "MixedLengths", "OtherProcess", "Owner", "Phase", "PhasePeak", "Plan"]
+__all__ += ["Price"]
 __all__ += ["Probe", "Proposal", "Report", "ReservedByMode", "ReservedByOrder", "ReservedEstimate", "ReservedOverSteps"]
 __all__ += ["Restart", "Routing", "Sign", "StepTime", "Topology", "Trained", "VllmServer", "VllmSleep"]
 
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
         Incident,
         Job,
         Knobs,
-        Learned,
+        LearnedLimits,
         Lever,
         MemoryEstimate,
         MixedLengths,
@@ -90,7 +91,7 @@ if TYPE_CHECKING:
         VllmSleep,
     )
     from autotrain_mem.types.autofit import AutoFit
-    from autotrain_mem.types.gpu_comparison import Cards, CardVerdict, Most
+    from autotrain_mem.types.gpu_comparison import Cards, CardVerdict, LargestValue
     from autotrain_mem.types.hardware import Price
     from autotrain_mem.types.report import MemoryReading
     from autotrain_mem.verbs import cards, estimate, fit, gpus, plan, write_report

@@ -22,20 +22,20 @@ from autotrain_mem.machine.doctor import examine_machine
 from autotrain_mem.planning.accelerate_config import with_accelerate
 from autotrain_mem.planning.comparisons import check_size, combinations, compare_cards, estimate_all
 from autotrain_mem.planning.follow_plan import check_subject, follow_plan
+from autotrain_mem.planning.maximum import frontier_of, question_of, settled
 from autotrain_mem.planning.mixed_lengths import with_reason
-from autotrain_mem.planning.most import frontier_of, question_of, settled
 from autotrain_mem.planning.output_dir import output_dir
 from autotrain_mem.planning.plan import make_plan, plan_as_given, searched_with_images
 from autotrain_mem.planning.predictions import Predictions, judge_trace
 from autotrain_mem.planning.preflight import check_preflight, check_room, examine
+from autotrain_mem.planning.read_request import PlanHints, rehearsals_for, resumed, with_plan
 from autotrain_mem.planning.rehearsals import (
     OnCounting,
     Rehearsals,
     example_dataset,
     reads_dataset,
 )
-from autotrain_mem.planning.request import PlanHints, rehearsals_for, resumed, with_plan
-from autotrain_mem.planning.wish import Wish, check_launch
+from autotrain_mem.planning.run_request import RunRequest, check_launch
 from autotrain_mem.report.estimate_view import write_snapshot
 from autotrain_mem.report.page.content import page_of
 from autotrain_mem.run.confirm import probed
@@ -70,7 +70,7 @@ from autotrain_mem.worker.client import Worker
 from autotrain_mem.worker.pool import Workers
 
 __all__ = ["begin", "cards", "estimate", "fit", "plan", "train", "training_environment"]
-__all__ += ["LEVERS", "RESTARTS", "Machines", "PlanHints", "Rehearsals", "Wish"]
+__all__ += ["LEVERS", "RESTARTS", "Machines", "PlanHints", "Rehearsals", "RunRequest"]
 __all__ += ["Worker", "Workers", "catalog", "check_launch", "check_size", "choose"]
 __all__ += ["combinations", "estimate_all", "example_dataset", "opened", "output_dir", "plan_as_given", "reads_dataset"]
 __all__ += ["check_report_place", "is_under_way", "report_page", "report_path", "write_report", "write_run_report"]
@@ -84,7 +84,12 @@ OnEvent = Callable[[Mapping[str, Any]], None]
 
 
 def begin(
-    workers: Workers, wish: Wish, warn: Callable[[str], None], *, to_train: bool, machines: Machines | None = None
+    workers: Workers,
+    request: RunRequest,
+    warn: Callable[[str], None],
+    *,
+    to_train: bool,
+    machines: Machines | None = None,
 ) -> Rehearsals:
     """The job that is wished for on its device (:func:`rehearsals_for`).
 
@@ -100,23 +105,23 @@ def begin(
             run cannot be resumed and be moved aside; the mishaps of a simulated card cannot be read.
         NoGpuError, UnknownGpuError, UnreadableGpuError, ModelNotFoundError, OutputFolderError.
     """
-    if to_train and (wish.autofit.nodes or 1) > 1 and machines is None:
+    if to_train and (request.autofit.nodes or 1) > 1 and machines is None:
         raise UsageError(
-            f"--nodes {wish.autofit.nodes} in Python: the command trains on several machines.",
+            f"--nodes {request.autofit.nodes} in Python: the command trains on several machines.",
             hint="Start autofit on each of them, or a script with a trainer of autotrain_mem by accelerate launch.",
         )
-    rehearsals = rehearsals_for(workers, wish, warn)
+    rehearsals = rehearsals_for(workers, request, warn)
     if to_train:
         job = rehearsals.job
-        device = training_device(rehearsals.hardware, simulate=wish.simulate, environment=job.environment)
-        if wish.simulate:
+        device = training_device(rehearsals.hardware, simulate=request.simulate, environment=job.environment)
+        if request.simulate:
             from autotrain_mem.machine.fault_injection import check_mishaps  # of no run on a real card
 
             check_mishaps(job.environment)
             for warning in without_effect(job):
                 warn(warning)
         workers.first.check_can_train(job)
-        check_to_train(job, wish)
+        check_to_train(job, request)
         if machines is not None:  # the least that is free on any of them counts
             there, planned_for = machines.gather(device), rehearsals.hardware
             free_bytes = min(planned_for.free_bytes, there.free_bytes)
@@ -128,27 +133,27 @@ def begin(
 def train(
     rehearsals: Rehearsals,
     chosen: Plan,
-    wish: Wish,
+    request: RunRequest,
     on_event: OnEvent = lambda event: None,
     *,
     machines: Machines | None = None,
 ) -> Report:
-    """Confirm a plan by a probe, unless the wish is otherwise, and train with it. Raises as both do.
+    """Confirm a plan by a probe, unless the request is otherwise, and train with it. Raises as both do.
 
     ``on_event`` hears of the events of :func:`fit`, of those of ``run.confirm.confirmed``, and of
     ``moved_aside`` with the ``path`` of another run. Last it hears ``report`` with the ``path`` of the run's report,
     which is written however the training ended.
     """
-    with hold_output(rehearsals.job, on_event, overwrite=wish.overwrite_output_dir) as folder:
-        if wish.probe:
-            chosen = probed(rehearsals, chosen, wish, folder.path, on_event, machines)
+    with hold_output(rehearsals.job, on_event, overwrite=request.overwrite_output_dir) as folder:
+        if request.probe:
+            chosen = probed(rehearsals, chosen, request, folder.path, on_event, machines)
         try:
             return fit(
                 rehearsals,
                 chosen,
-                simulate=wish.simulate,
-                guarded=wish.autofit.guard,
-                max_restarts=wish.max_restarts,
+                simulate=request.simulate,
+                guarded=request.autofit.guard,
+                max_restarts=request.max_restarts,
                 on_event=on_event,
                 folder=folder,
                 machines=machines,
@@ -266,7 +271,7 @@ def cards(
 
 
 def compared(autofit: AutoFit) -> tuple[Hardware, ...]:
-    """The devices that a wish asks to compare; empty where it asks for one."""
+    """The devices that a request asks to compare; empty where it asks for one."""
     return several(autofit.gpu or "", autofit.gpu_counts, nodes=autofit.nodes or 1, link=autofit.link)
 
 

@@ -76,10 +76,10 @@ def estimate(
         RehearsalError: the installed trainer raised, died or hung while it was rehearsed.
     """
     with python_errors():
-        wish = _wish("estimate", method, model, dataset, autofit, environment, arguments)
-        _refuse_plan(wish, "estimate tells what arguments need; plan(...) and fit(...) follow a plan")
-        with api.opened(wish, to_train=False, reads_data=False, count=1) as workers:
-            return api.estimate(api.rehearsals_for(workers, wish, _warn))
+        request = _wish("estimate", method, model, dataset, autofit, environment, arguments)
+        _refuse_plan(request, "estimate tells what arguments need; plan(...) and fit(...) follow a plan")
+        with api.opened(request, to_train=False, reads_data=False, count=1) as workers:
+            return api.estimate(api.rehearsals_for(workers, request, _warn))
 
 
 def plan(
@@ -116,10 +116,10 @@ def plan(
         UsageError, HardwareError, ModelError, DatasetError, BatchSplitError, RehearsalError: as of :func:`estimate`.
     """
     with python_errors():
-        wish = _wish("plan", method, model, dataset, autofit, environment, arguments)
-        wish = api.with_plan(wish, _HINTS, _warn, to_train=False)
-        with api.opened(wish, to_train=False) as workers:
-            return api.plan(api.begin(workers, wish, _warn, to_train=False), earlier=wish.plan)
+        request = _wish("plan", method, model, dataset, autofit, environment, arguments)
+        request = api.with_plan(request, _HINTS, _warn, to_train=False)
+        with api.opened(request, to_train=False) as workers:
+            return api.plan(api.begin(workers, request, _warn, to_train=False), earlier=request.plan)
 
 
 def fit(
@@ -187,14 +187,14 @@ def fit(
         DoesNotFitError and the others of :func:`plan`.
     """
     with python_errors():
-        wish = _wish("fit", method, model, dataset, autofit, environment, arguments)
-        wish = replace(wish, simulate=simulate, max_restarts=max_restarts, probe=probe)
-        wish = api.resumed(replace(wish, overwrite_output_dir=overwrite_output_dir), _warn)
-        wish = api.with_plan(wish, _HINTS, _warn, to_train=True)
-        with api.opened(wish, to_train=True) as workers:
-            rehearsals = api.begin(workers, wish, _warn, to_train=True)
-            chosen = api.plan(rehearsals, to_train=True, simulate=simulate, earlier=wish.plan)
-        return api.train(rehearsals, chosen, wish, on_event)
+        request = _wish("fit", method, model, dataset, autofit, environment, arguments)
+        request = replace(request, simulate=simulate, max_restarts=max_restarts, probe=probe)
+        request = api.resumed(replace(request, overwrite_output_dir=overwrite_output_dir), _warn)
+        request = api.with_plan(request, _HINTS, _warn, to_train=True)
+        with api.opened(request, to_train=True) as workers:
+            rehearsals = api.begin(workers, request, _warn, to_train=True)
+            chosen = api.plan(rehearsals, to_train=True, simulate=simulate, earlier=request.plan)
+        return api.train(rehearsals, chosen, request, on_event)
 
 
 def cards(
@@ -225,12 +225,14 @@ def cards(
             card on which nothing fits is a verdict, not an error.
     """
     with python_errors():
-        wish = _wish("cards", method, model, dataset, autofit, environment, arguments)
-        _refuse_plan(wish, "a plan is for one card, and cards(...) makes one for each")
-        wish = replace(wish, autofit=replace(wish.autofit, gpu=wish.autofit.gpu or "all"))
-        (count,) = wish.autofit.gpu_counts[:1] or (1,)
-        devices = api.compared(wish.autofit) or (api.choose(wish.autofit.gpu, use_cpu=False, gpus=count),)
-        first = replace(wish, autofit=replace(wish.autofit, gpu=devices[0].name, gpus=devices[0].topology.devices))
+        request = _wish("cards", method, model, dataset, autofit, environment, arguments)
+        _refuse_plan(request, "a plan is for one card, and cards(...) makes one for each")
+        request = replace(request, autofit=replace(request.autofit, gpu=request.autofit.gpu or "all"))
+        (count,) = request.autofit.gpu_counts[:1] or (1,)
+        devices = api.compared(request.autofit) or (api.choose(request.autofit.gpu, use_cpu=False, gpus=count),)
+        first = replace(
+            request, autofit=replace(request.autofit, gpu=devices[0].name, gpus=devices[0].topology.devices)
+        )
         with api.opened(first, to_train=False) as workers:
             return api.cards(api.rehearsals_for(workers, first, _warn), devices)
 
@@ -248,7 +250,7 @@ def gpus() -> tuple[Hardware, ...]:
     return api.catalog()
 
 
-# -- from keywords to a wish ---------------------------------------------------------------------------------------
+# -- from keywords to a request ---------------------------------------------------------------------------------------
 
 _HINTS = api.PlanHints(
     other_method='Give "{made_for}", or make a new plan without it.',
@@ -291,8 +293,8 @@ def _wish(
     autofit: AutoFit | None,
     environment: Environment | None,
     arguments: Mapping[str, Any],
-) -> api.Wish:
-    """The call as a wish; everything that is known to be wrong without TRL is refused, before any process starts."""
+) -> api.RunRequest:
+    """The call as a request; everything that is known to be wrong without TRL is refused, before any process starts."""
     ours = as_autofit(autofit)
     if given := [name for name in ("pin", "tune") if getattr(ours, name)]:
         raise UsageError(
@@ -311,7 +313,7 @@ def _wish(
         )
     if "model_name_or_path" in arguments:
         raise UsageError("The model is given twice, as model and as model_name_or_path.", hint="Remove one.")
-    wish = api.Wish(
+    request = api.RunRequest(
         method=method,
         model=_path("model", model, "model=..., train_dataset=..."),
         dataset=None if dataset is None else _path("dataset", dataset, "train_dataset=..."),
@@ -320,11 +322,11 @@ def _wish(
         environment=environment or {},
         also_known=_KEYWORDS,
     )
-    return api.with_accelerate(wish)
+    return api.with_accelerate(request)
 
 
-def _refuse_plan(wish: api.Wish, why: str) -> None:
-    if wish.autofit.plan is not None:
+def _refuse_plan(request: api.RunRequest, why: str) -> None:
+    if request.autofit.plan is not None:
         raise UsageError(f"AutoFit(plan=...) has no place here: {why}.", hint="Remove plan.")
 
 

@@ -16,7 +16,7 @@ from autotrain_mem.settings.flag_verdicts import REFUSED, REFUSED_WHEN_OFF, Verd
 from autotrain_mem.settings.knobs import BASE_BITS
 from autotrain_mem.settings.levers import EXPANDABLE, LEVERS
 from autotrain_mem.settings.optimizer_verdicts import is_projecting, package_of, why_refused
-from autotrain_mem.settings.words import AUTO, MAX_LENGTH, is_wish
+from autotrain_mem.settings.words import AUTO, MAX_LENGTH, is_maximized
 from autotrain_mem.trainers.host_optimizer import SUPPORTED as OFFLOADED
 from autotrain_mem.types.findings import Finding, Problems
 from autotrain_mem.types.methods_table import METHODS
@@ -188,17 +188,16 @@ def prompt_length(flags: Flags) -> Problems:
 def row_limit(flags: Flags) -> Problems:
     """A trainer that leaves rows longer than ``max_length`` is given no shorter one by a plan. Where completions are
     sampled, it is no length of rows."""
-    wish, facts = flags.given.get(MAX_LENGTH), METHODS[flags.method]
+    wanted, facts = flags.given.get(MAX_LENGTH), METHODS[flags.method]
     limits_both = facts.is_online and MAX_LENGTH in facts.knobs
-    if limits_both and MAX_LENGTH in flags.given and (wish is None or is_wish(wish)):
+    if limits_both and MAX_LENGTH in flags.given and (wanted is None or is_maximized(wanted)):
         yield (
-            f"--max_length {str(wish).lower()} is about rows, and here it limits what is computed of a prompt with its "
-            "completion.",
+            f"--max_length {str(wanted).lower()} is about rows, and here it limits a prompt with its completion.",
             "Give a number: prompts are cut from the left to make room for completions.",
         )
-    if facts.long_rows == "kept" and is_wish(wish) and wish != AUTO:
+    if facts.long_rows == "kept" and is_maximized(wanted) and wanted != AUTO:
         yield (
-            f"--max_length {wish} would cut rows, and TRL's {facts.trainer} cuts answers alone: a long prompt stays.",
+            f"--max_length {wanted} would cut rows, and TRL's {facts.trainer} cuts only answers: a long prompt stays.",
             "Give --max_length auto, the longest row, or a number.",
         )
 

@@ -32,7 +32,7 @@ _DEVICE_AND_MODEL = (
 def run(command: str, method: str, argv: Sequence[str]) -> int:
     """Runs ``autofit [plan | estimate] METHOD``, by the function of that name in ``cli.commands``."""
     prog = f"autofit {_WORDS[command]}{method}"
-    wish, output = flags.read(prog, argv)
+    request, output = flags.read(prog, argv)
     if output.help:
         return _help(method, prog)
     for sentence in untested(installed_versions(TESTED)):
@@ -40,28 +40,28 @@ def run(command: str, method: str, argv: Sequence[str]) -> int:
     # A typo in a flag of ours is told before these are imported.
     from autotrain_mem.run.early import coarse_answer, opened, refuse_to_follow
 
-    to_train = command == "train" and not (wish.plan_only or output.stops)
+    to_train = command == "train" and not (request.plan_only or output.stops)
     if to_train:
         from autotrain_mem.run import several_machines
 
-        wish = several_machines.again(several_machines.placed(wish), _say)
-        if several_machines.follows(wish):
-            refuse_to_follow(wish)
-            several_machines.follow_first(wish, _say)
+        request = several_machines.again(several_machines.placed(request), _say)
+        if several_machines.follows(request):
+            refuse_to_follow(request)
+            several_machines.follow_first(request, _say)
             return 0
     # A sweep may have other devices and models at each of its points. Where a file is to be written and no card is
     # named, what flags contradict is told before that there is no GPU.
     swept = {axis.partition("=")[0].strip().lstrip("-").replace("-", "_") for axis in output.sweep}
-    is_late = wish.autofit.gpu is None and (output.stops or output.snapshot or output.sweep)
+    is_late = request.autofit.gpu is None and (output.stops or output.snapshot or output.sweep)
     is_one = not is_late and swept.isdisjoint(_DEVICE_AND_MODEL)
     count = 1 if command == "estimate" and not output.sweep else None
-    with opened(wish, to_train=to_train, reads_data=command != "estimate", is_one=is_one, count=count) as workers:
+    with opened(request, to_train=to_train, reads_data=command != "estimate", is_one=is_one, count=count) as workers:
         is_watched = sys.stderr.isatty() and not (output.json or output.stops)
-        if command != "estimate" and is_watched and (line := coarse_answer(wish)):
+        if command != "estimate" and is_watched and (line := coarse_answer(request)):
             sys.stderr.write(f"{line}\n")
         from autotrain_mem.cli import commands  # while the workers import TRL
 
-        return int(getattr(commands, command)(workers, wish, output))
+        return int(getattr(commands, command)(workers, request, output))
 
 
 def _say(line: str) -> None:

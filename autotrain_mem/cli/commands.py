@@ -40,17 +40,17 @@ from autotrain_mem.types import Hardware, Plan
 from autotrain_mem.types.gpu_comparison import Sweep, SweepPoint
 
 
-def estimate(workers: api.Workers, wish: api.Wish, output: flags.Output) -> int:
+def estimate(workers: api.Workers, request: api.RunRequest, output: flags.Output) -> int:
     """``autofit estimate METHOD``: one configuration exactly as given, or each of a sweep."""
     axes = sweep_axes.read_axes(output)
     snapshot = None if output.snapshot is None else pathlib.Path(output.snapshot)
     if snapshot is not None:
         check_snapshot(snapshot)
     if axes:
-        points = sweep_axes.run(workers, wish, axes, lambda point: api.rehearsals_for(workers, point, warn))
+        points = sweep_axes.run(workers, request, axes, lambda point: api.rehearsals_for(workers, point, warn))
     else:
         with _waiting("importing TRL") as (doing, note):
-            rehearsals = api.rehearsals_for(workers, wish, note)
+            rehearsals = api.rehearsals_for(workers, request, note)
             doing("rehearsing")
             estimated = api.estimate(rehearsals, snapshot)
         points = Sweep(axes=(), points=(SweepPoint(settings=(), outcome=estimated),))
@@ -67,47 +67,47 @@ def estimate(workers: api.Workers, wish: api.Wish, output: flags.Output) -> int:
     return 0
 
 
-def plan(workers: api.Workers, wish: api.Wish, output: flags.Output) -> int:
+def plan(workers: api.Workers, request: api.RunRequest, output: flags.Output) -> int:
     """``autofit plan METHOD``: the best configuration that fits."""
-    wish = _checked(wish, output, to_train=False)
+    request = _checked(request, output, to_train=False)
     if output.frontier is not None:
-        return _frontier(workers, wish, output, output.frontier)
-    if cards := api.compared(wish.autofit):
-        return _compare(workers, wish, output, cards)
+        return _frontier(workers, request, output, output.frontier)
+    if cards := api.compared(request.autofit):
+        return _compare(workers, request, output, cards)
     with _waiting("importing TRL, looking at the model") as (_, note):
-        rehearsals = api.begin(workers, wish, note, to_train=False)
-    chosen = _decide(rehearsals, wish, output, to_train=False)
+        rehearsals = api.begin(workers, request, note, to_train=False)
+    chosen = _decide(rehearsals, request, output, to_train=False)
     if output.stops:
-        return plan_files.write_export(rehearsals, chosen, wish, output)
-    return _print_plan(chosen, wish, output)
+        return plan_files.write_export(rehearsals, chosen, request, output)
+    return _print_plan(chosen, request, output)
 
 
-def _checked(wish: api.Wish, output: flags.Output, *, to_train: bool) -> api.Wish:
-    """The wish with the plan that it names; what cannot be done is refused before any process starts."""
-    plan_files.check_export(wish, output)
-    plan_files.check_files(wish, output)
-    return api.with_plan(wish, plan_files.HINTS, warn, to_train=to_train)
+def _checked(request: api.RunRequest, output: flags.Output, *, to_train: bool) -> api.RunRequest:
+    """The request with the plan that it names; what cannot be done is refused before any process starts."""
+    plan_files.check_export(request, output)
+    plan_files.check_files(request, output)
+    return api.with_plan(request, plan_files.HINTS, warn, to_train=to_train)
 
 
-def _decide(rehearsals: api.Rehearsals, wish: api.Wish, output: flags.Output, *, to_train: bool) -> Plan:
+def _decide(rehearsals: api.Rehearsals, request: api.RunRequest, output: flags.Output, *, to_train: bool) -> Plan:
     """The plan, with a live line on stderr; written to the file that ``--out`` names."""
     console = Console(stderr=True)
-    if wish.plan is None:
+    if request.plan is None:
         _say_example(console, rehearsals, to_train=to_train)
-    again = plan_files.command(rehearsals.job, wish.autofit, out=str(wish.autofit.plan))
+    again = plan_files.command(rehearsals.job, request.autofit, out=str(request.autofit.plan))
     with SearchProgress(console) as progress:
         reports = (progress.tried, progress.counting)
         chosen = api.plan(
-            rehearsals, *reports, to_train=to_train, simulate=wish.simulate, earlier=wish.plan, again=again
+            rehearsals, *reports, to_train=to_train, simulate=request.simulate, earlier=request.plan, again=again
         )
     if output.out is not None:
         plan_files.write(chosen, output.out)
     return chosen
 
 
-def _compare(workers: api.Workers, wish: api.Wish, output: flags.Output, cards: Sequence[Hardware]) -> int:
+def _compare(workers: api.Workers, request: api.RunRequest, output: flags.Output, cards: Sequence[Hardware]) -> int:
     """``autofit plan METHOD --gpu all``: what each card can do."""
-    first = replace(wish, autofit=replace(wish.autofit, gpu=cards[0].name, gpus=cards[0].topology.devices))
+    first = replace(request, autofit=replace(request.autofit, gpu=cards[0].name, gpus=cards[0].topology.devices))
     with _waiting("importing TRL, looking at the model") as (_, note):
         rehearsals = api.rehearsals_for(workers, first, note)
     console = Console(stderr=True)
@@ -120,21 +120,21 @@ def _compare(workers: api.Workers, wish: api.Wish, output: flags.Output, cards: 
     return 0
 
 
-def _frontier(workers: api.Workers, wish: api.Wish, output: flags.Output, name: str) -> int:
+def _frontier(workers: api.Workers, request: api.RunRequest, output: flags.Output, name: str) -> int:
     """``autofit plan METHOD --frontier NAME``: how much of it fits at each level of harm."""
-    plan_files.check_one_card("--frontier is about", wish)
-    if wish.names(name):
+    plan_files.check_one_card("--frontier is about", request)
+    if request.names(name):
         raise UsageError(
             f"--frontier {name} finds how much of it fits, and --{name} says how much.",
             hint=f"Remove --{name} for the frontier, or --frontier for a plan.",
         )
-    if output.stops or output.out is not None or wish.plan is not None:
+    if output.stops or output.out is not None or request.plan is not None:
         raise UsageError(
             "--frontier makes no plan, and follows none.",
             hint=f"Remove it, and give --{name} {MOST} for the plan with as much as fits.",
         )
     with _waiting("importing TRL, looking at the model") as (_, note):
-        asked = replace(wish, argv=(*wish.argv, f"--{name}={MOST}"))
+        asked = replace(request, argv=(*request.argv, f"--{name}={MOST}"))
         rehearsals = api.begin(workers, asked, note, to_train=False)
     console = Console(stderr=True)
     _say_example(console, rehearsals, to_train=False)
@@ -146,31 +146,35 @@ def _frontier(workers: api.Workers, wish: api.Wish, output: flags.Output, name: 
     return 0
 
 
-def train(workers: api.Workers, wish: api.Wish, output: flags.Output) -> int:
+def train(workers: api.Workers, request: api.RunRequest, output: flags.Output) -> int:
     """``autofit METHOD``: plan, and train with the plan."""
-    wish = api.resumed(wish, warn, lambda folder: warn(f"continuing the run in {folder}, with its plan"))
-    to_train = not (wish.plan_only or output.stops)
-    wish = _checked(wish, output, to_train=to_train)
-    with api.leading(wish, lambda line: say(Console(stderr=True), line)) as machines:
+    request = api.resumed(request, warn, lambda folder: warn(f"continuing the run in {folder}, with its plan"))
+    to_train = not (request.plan_only or output.stops)
+    request = _checked(request, output, to_train=to_train)
+    with api.leading(request, lambda line: say(Console(stderr=True), line)) as machines:
         with workers:  # they end before the training begins
             with _waiting("importing TRL, looking at model and data") as (_, note):
-                rehearsals = api.begin(workers, wish, note, to_train=to_train, machines=machines)
-            chosen = _decide(rehearsals, wish, output, to_train=to_train)
+                rehearsals = api.begin(workers, request, note, to_train=to_train, machines=machines)
+            chosen = _decide(rehearsals, request, output, to_train=to_train)
             if output.stops:
-                return plan_files.write_export(rehearsals, chosen, wish, output)
-        if wish.plan_only:
-            return _print_plan(chosen, wish, output)
-        return _trained(rehearsals, chosen, wish, output, machines)
+                return plan_files.write_export(rehearsals, chosen, request, output)
+        if request.plan_only:
+            return _print_plan(chosen, request, output)
+        return _trained(rehearsals, chosen, request, output, machines)
 
 
 def _trained(
-    rehearsals: api.Rehearsals, chosen: Plan, wish: api.Wish, output: flags.Output, machines: api.Machines | None
+    rehearsals: api.Rehearsals,
+    chosen: Plan,
+    request: api.RunRequest,
+    output: flags.Output,
+    machines: api.Machines | None,
 ) -> int:
     console = lasting_console(stderr=output.json)
     console.print(explain_view(chosen) if output.verbose else first_screen(chosen))
     pages: list[str] = []
     with TrainingProgress(console, budget_bytes=rehearsals.budget_bytes, pages=pages) as progress:
-        report = api.train(rehearsals, chosen, wish, progress.on_event, machines=machines)
+        report = api.train(rehearsals, chosen, request, progress.on_event, machines=machines)
     if output.out is not None:
         plan_files.refresh(output.out, report.output_dir)
     if output.json:
@@ -211,22 +215,24 @@ def _say_example(console: Console, rehearsals: api.Rehearsals, *, to_train: bool
         console.print(f"No --dataset is given: planned for rows as those of TRL's example, {example}.")
 
 
-def _print_plan(chosen: Plan, wish: api.Wish, output: flags.Output) -> int:
+def _print_plan(chosen: Plan, request: api.RunRequest, output: flags.Output) -> int:
     if output.json:
         return _print_json(codec.to_json(chosen))
-    view = explain_view(chosen) if output.verbose else first_screen(chosen, _to_train(chosen, wish, output))
+    view = explain_view(chosen) if output.verbose else first_screen(chosen, _to_train(chosen, request, output))
     Console().print(view)
     return 0
 
 
-def _to_train(chosen: Plan, wish: api.Wish, output: flags.Output) -> str:
+def _to_train(chosen: Plan, request: api.RunRequest, output: flags.Output) -> str:
     """The command that trains with a plan: with its file, or with the words that the user gave."""
     data = "" if chosen.job.names_data else " --dataset DATA"
     if output.out is not None:
         return f"autofit {chosen.method} --plan {shlex.quote(output.out)}{data}"
     kept, skips = list[str](), False
     for word in (each for each in output.typed if each != "--plan_only"):
-        names_card = not wish.simulate and word.partition("=")[0] == "--gpu"  # a training takes the card that is there
+        names_card = (
+            not request.simulate and word.partition("=")[0] == "--gpu"
+        )  # a training takes the card that is there
         if not (skips or names_card):
             kept.append(word)
         skips = names_card and not skips and word == "--gpu"

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 from autotrain_mem.cli.run_flags import underscored
 from autotrain_mem.exports.tools import EXPORTERS
 from autotrain_mem.planning.accelerate_config import with_accelerate
-from autotrain_mem.planning.request import with_peft_config
-from autotrain_mem.planning.wish import Wish
+from autotrain_mem.planning.read_request import with_peft_config
+from autotrain_mem.planning.run_request import RunRequest
 from autotrain_mem.run.several_machines import shared_words
 from autotrain_mem.settings.declaration import ESTIMATE, PLAN, TRAIN, Group, Setting, setting, settings_of
 from autotrain_mem.settings.own import OWN, SWITCHES_OF_OURS
@@ -25,7 +25,7 @@ from autotrain_mem.types.autofit import SETTINGS, AutoFit
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Output:
-    """Holds what a command reads, prints and writes beside what the wish asks for."""
+    """Holds what a command reads, prints and writes beside what the request asks for."""
 
     typed: tuple[str, ...] = field(default=(), compare=False)
     """Every word after the method."""
@@ -146,7 +146,7 @@ def flags_of(prog: str) -> list[Setting]:
 
 def _all_flags() -> list[Setting]:
     flags = [each for name, each in SETTINGS.items() if each.help and name not in OWN]
-    for each in (*OWN.values(), *settings_of(Wish).values(), *settings_of(Output).values()):
+    for each in (*OWN.values(), *settings_of(RunRequest).values(), *settings_of(Output).values()):
         if each.help:
             place = [other.flag for other in flags].index(each.before) if each.before else len(flags)
             flags.insert(place, each)
@@ -191,7 +191,7 @@ _BLOCKS = (_AUTOFIT, _ENV) = ("autofit", "env")
 """Keys of a YAML file that hold keys."""
 
 
-def read(prog: str, argv: Sequence[str]) -> tuple[Wish, Output]:
+def read(prog: str, argv: Sequence[str]) -> tuple[RunRequest, Output]:
     """Read our flags, and the YAML file that ``--config`` names.
 
     Args:
@@ -233,8 +233,10 @@ def read(prog: str, argv: Sequence[str]) -> tuple[Wish, Output]:
     if ours.get("max_restarts", 0) < 0:
         raise UsageError(f"--max_restarts {ours['max_restarts']} is less than never.", hint="It takes 0 or more.")
     autofit = AutoFit(**_fields_of(AutoFit, ours))
-    of_wish = {name: value for name, value in _fields_of(Wish, ours).items() if name != "plan"}  # its file is AutoFit's
-    wish = Wish(
+    of_wish = {
+        name: value for name, value in _fields_of(RunRequest, ours).items() if name != "plan"
+    }  # its file is AutoFit's
+    request = RunRequest(
         **of_wish,
         method=prog.split()[-1],
         autofit=autofit,
@@ -244,10 +246,10 @@ def read(prog: str, argv: Sequence[str]) -> tuple[Wish, Output]:
         command=shared_words(argv),
         also_known=own_names(),
     )
-    return with_accelerate(with_peft_config(wish)), Output(**_fields_of(Output, ours), typed=tuple(argv))
+    return with_accelerate(with_peft_config(request)), Output(**_fields_of(Output, ours), typed=tuple(argv))
 
 
-def _fields_of(kind: type[AutoFit | Wish | Output], ours: Mapping[str, Any]) -> dict[str, Any]:
+def _fields_of(kind: type[AutoFit | RunRequest | Output], ours: Mapping[str, Any]) -> dict[str, Any]:
     names = {each.name for each in fields(kind)}
     return {name: value for name, value in ours.items() if name in names}
 

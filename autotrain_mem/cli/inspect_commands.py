@@ -16,7 +16,7 @@ from autotrain_mem.report.explain_view import explain_view
 from autotrain_mem.report.layout import Indented
 from autotrain_mem.report.machine_view import doctor_view, issue_text
 from autotrain_mem.report.run_history import HistoryReader
-from autotrain_mem.report.run_view import Watched, happening_lines, watch_line, watch_view
+from autotrain_mem.report.run_view import RunSnapshot, happening_lines, watch_line, watch_view
 from autotrain_mem.report.terminal import Console, is_live, lasting_console, waiting, whole_lines
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import PlanFileError, UsageError
@@ -100,7 +100,7 @@ def watch(argv: Sequence[str]) -> int:
     return 0
 
 
-def _looking(folder: Path) -> Callable[[], Watched]:
+def _looking(folder: Path) -> Callable[[], RunSnapshot]:
     """Returns what looks at a folder. Raises UsageError: it is not there, or holds neither a run nor a plan."""
     from autotrain_mem import api
 
@@ -108,7 +108,7 @@ def _looking(folder: Path) -> Callable[[], Watched]:
         raise UsageError(f"There is no folder {folder}.", hint="Give the --output_dir of a training.")
     reader = HistoryReader(folder)
 
-    def look() -> Watched:
+    def look() -> RunSnapshot:
         plan = None
         try:
             history, alive = reader.read(), api.is_under_way(folder)
@@ -116,7 +116,7 @@ def _looking(folder: Path) -> Callable[[], Watched]:
             raise UsageError(f"{folder} cannot be read: {error.strerror}.", hint="Give another folder.") from error
         with contextlib.suppress(PlanFileError):
             plan = Plan.load(folder)
-        return Watched(name=folder.name or str(folder), plan=plan, history=history, alive=alive, now=time.time())
+        return RunSnapshot(name=folder.name or str(folder), plan=plan, history=history, alive=alive, now=time.time())
 
     found = look()
     if found.history is None and not found.alive and found.plan is None:
@@ -125,7 +125,7 @@ def _looking(folder: Path) -> Callable[[], Watched]:
     return look
 
 
-def _follow(look: Callable[[], Watched], watched: Watched) -> None:
+def _follow(look: Callable[[], RunSnapshot], watched: RunSnapshot) -> None:
     """Redraws a run until it is over; prints a line for what is new where no terminal is."""
     console, said, last = lasting_console(), 0, ""
     live = Live(console=console, auto_refresh=False) if is_live(console) else None

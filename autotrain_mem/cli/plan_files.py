@@ -36,7 +36,7 @@ HINTS = api.PlanHints(
 )
 
 
-def check_files(wish: api.Wish, output: Output) -> None:
+def check_files(request: api.RunRequest, output: Output) -> None:
     """Refuse before minutes of planning what cannot be read or written.
 
     Raises:
@@ -44,10 +44,10 @@ def check_files(wish: api.Wish, output: Output) -> None:
         OutputFolderError: ``--out`` names a file that cannot be written.
         UsageError: one plan for many cards; ``-``.
     """
-    plan, out = wish.autofit.plan, output.out
+    plan, out = request.autofit.plan, output.out
     given = "--plan" if plan is not None else "--out" if out is not None else ""
     if given:
-        check_one_card(f"{given} is about", wish)
+        check_one_card(f"{given} is about", request)
     if out == STDIN:
         raise UsageError("--out takes a file, and - is none.", hint="--json prints the plan on standard output.")
     if plan == STDIN:
@@ -59,13 +59,13 @@ def check_files(wish: api.Wish, output: Output) -> None:
         check_place(out, OUT)
 
 
-def check_one_card(what_is: str, wish: api.Wish) -> None:
+def check_one_card(what_is: str, request: api.RunRequest) -> None:
     """Refuses many cards for what is of one plan. Raises UsageError, which begins ``--out is about``."""
-    if api.compared(wish.autofit):
-        counts = wish.autofit.gpu_counts
+    if api.compared(request.autofit):
+        counts = request.autofit.gpu_counts
         many = f" --gpus {','.join(map(str, counts))}" if len(counts) > 1 else ""
         raise UsageError(
-            f"{what_is} one plan, and --gpu {wish.autofit.gpu}{many} asks for many.",
+            f"{what_is} one plan, and --gpu {request.autofit.gpu}{many} asks for many.",
             hint="Give --gpu one card (autofit gpus), and --gpus one number.",
         )
 
@@ -113,7 +113,7 @@ def command(job: Job, autofit: AutoFit, *, out: str) -> str:
     return command_line(["plan", job.method], given | trls | {"out": out})
 
 
-def check_export(wish: api.Wish, output: Output) -> None:
+def check_export(request: api.RunRequest, output: Output) -> None:
     """Refuse before minutes of planning what no file can be written for.
 
     Raises UsageError: a method that the tool does not have; many cards; two things for stdout.
@@ -121,7 +121,7 @@ def check_export(wish: api.Wish, output: Output) -> None:
     if not output.stops:
         return
     asked = "--dry_run" if output.export is None else f"--export {output.export}"
-    check_one_card(f"{asked} writes", wish)
+    check_one_card(f"{asked} writes", request)
     if output.export is None:
         return
     if output.dry_run:
@@ -134,10 +134,10 @@ def check_export(wish: api.Wish, output: Output) -> None:
             f"{asked} and --json exclude each other: stdout holds one of them.",
             hint="--dry_run --json prints TRL's config, the command and the environment as one object.",
         )
-    autofit = wish.autofit
+    autofit = request.autofit
     check(
         output.export,
-        wish.method,
+        request.method,
         is_zero=autofit.sharding in ZEROS,
         token_shards=autofit.token_shards,
         peft_config=autofit.peft_config,
@@ -145,13 +145,13 @@ def check_export(wish: api.Wish, output: Output) -> None:
     if output.export not in OF_MACHINES:
         return
     # Flags are all that a machine is told, and some things no flag can say.
-    if wish.autofit.accelerate_config is not None:
+    if request.autofit.accelerate_config is not None:
         raise UsageError(
             f"{asked} writes commands of autofit's own, and --accelerate_config is a file of yours.",
             hint="Give --gpus, --nodes and --sharding in its place;\n"
             "or --export trl and --export accelerate write what accelerate launch takes.",
         )
-    if "datasets" in wish.config:
+    if "datasets" in request.config:
         raise UsageError(
             f"{asked} writes flags, and a mixture of datasets stands in a YAML file only.",
             hint="Mix the rows into one dataset and name that;\n"
@@ -159,7 +159,7 @@ def check_export(wish: api.Wish, output: Output) -> None:
         )
 
 
-def write_export(rehearsals: api.Rehearsals, chosen: Plan, wish: api.Wish, output: Output) -> int:
+def write_export(rehearsals: api.Rehearsals, chosen: Plan, request: api.RunRequest, output: Output) -> int:
     """Print the file, with the plan beside it on stderr.
 
     The job is spelled out with what TRL and PEFT would choose by themselves, and other tools otherwise.
@@ -182,6 +182,6 @@ def write_export(rehearsals: api.Rehearsals, chosen: Plan, wish: api.Wish, outpu
         sys.stdout.write(export(output.export, chosen, job))
         return 0
     public = replace(rehearsals, job=as_recorded(job))
-    shown = dry_run(chosen, job, api.training_environment(public, chosen, simulate=wish.simulate))
+    shown = dry_run(chosen, job, api.training_environment(public, chosen, simulate=request.simulate))
     sys.stdout.write(json.dumps(codec.to_json(shown), indent=2) + "\n" if output.json else shown.to_text())
     return 0

@@ -16,14 +16,14 @@ from autotrain_mem.types.gpu_comparison import Axis, AxisValue, Sweep
 
 _OF_PLANNING = tuple(name for name, each in SETTINGS.items() if each.of_estimate)
 OURS = ("model", "dataset", *_OF_PLANNING)
-"""Our own flags that an estimate depends on; the first two are the wish's, the others its AutoFit's."""
+"""Our own flags that an estimate depends on; the first two are the request's, the others its AutoFit's."""
 
 _SAME = {"model_name_or_path": "model", **SAME_ARGUMENT}
 """Two names of one flag."""
 
 _FORM = "Write --sweep NAME=VALUE,VALUE,..., such as --sweep max_length=512,1024."
 
-RehearsalsOf = Callable[[api.Wish], api.Rehearsals]
+RehearsalsOf = Callable[[api.RunRequest], api.Rehearsals]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +61,9 @@ def read_axes(output: Output) -> tuple[WrittenAxis, ...]:
     return axes
 
 
-def run(workers: api.Workers, wish: api.Wish, written: Sequence[WrittenAxis], rehearsals_of: RehearsalsOf) -> Sweep:
+def run(
+    workers: api.Workers, request: api.RunRequest, written: Sequence[WrittenAxis], rehearsals_of: RehearsalsOf
+) -> Sweep:
     """Estimate all points, with a live line on stderr where that is a terminal.
 
     Raises:
@@ -69,8 +71,8 @@ def run(workers: api.Workers, wish: api.Wish, written: Sequence[WrittenAxis], re
         AutofitError: every point was refused; the error is the first one's.
     """
     with waiting(Console(stderr=True), "importing TRL"):
-        axes = _typed_axes(workers.first, wish.method, written)
-    asked = [_asked(wish, axes, settings, rehearsals_of) for settings in api.combinations(axes)]
+        axes = _typed_axes(workers.first, request.method, written)
+    asked = [_asked(request, axes, settings, rehearsals_of) for settings in api.combinations(axes)]
     with SweepProgress(Console(stderr=True), axes) as progress:
         return api.estimate_all(workers, axes, asked, lambda point: api.estimate(point, checks=False), progress.done)
 
@@ -132,17 +134,17 @@ def _tokens(name: str, text: str) -> list[str]:
 
 
 def _asked(
-    wish: api.Wish, axes: Sequence[Axis], settings: Sequence[AxisValue], rehearsals_of: RehearsalsOf
+    request: api.RunRequest, axes: Sequence[Axis], settings: Sequence[AxisValue], rehearsals_of: RehearsalsOf
 ) -> api.Rehearsals | AutofitError:
     """The point as if it had been typed by itself; what TRL's parser refuses of it is the point's refusal."""
     for axis, setting in zip(axes, settings, strict=True):
         if axis.name in _OF_PLANNING:
-            wish = replace(wish, autofit=replace(wish.autofit, **{axis.name: setting.value}))
+            request = replace(request, autofit=replace(request.autofit, **{axis.name: setting.value}))
         elif axis.name in OURS:
-            wish = replace(wish, **{axis.name: setting.value})
+            request = replace(request, **{axis.name: setting.value})
         else:
-            wish = replace(wish, argv=(*wish.argv, *_tokens(axis.name, setting.text)))
+            request = replace(request, argv=(*request.argv, *_tokens(axis.name, setting.text)))
     try:
-        return rehearsals_of(wish)
+        return rehearsals_of(request)
     except UsageError as refusal:
         return refusal

@@ -20,9 +20,9 @@ from autotrain_mem.machine.prices import prices
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.planning.for_processes import for_processes
 from autotrain_mem.planning.output_dir import check_saves_over_no_model
+from autotrain_mem.planning.read_request import read_plan
 from autotrain_mem.planning.rehearsals import Rehearsals
-from autotrain_mem.planning.request import read_plan
-from autotrain_mem.planning.wish import Wish
+from autotrain_mem.planning.run_request import RunRequest
 from autotrain_mem.report.first_screen import first_screen
 from autotrain_mem.report.terminal import Console, SearchProgress
 from autotrain_mem.search.levels import check_forbid
@@ -56,7 +56,7 @@ _OF_RUN = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class PlannedCall:
     """A trainer's call, and how it is to be planned."""
 
     method: str
@@ -75,7 +75,7 @@ class Asked:
         return tuple(value for value in self.call.keywords.values() if isinstance(value, torch.nn.Module))
 
 
-def make_plan(asked: Asked) -> Plan:
+def make_plan(asked: PlannedCall) -> Plan:
     """The plan that every process of this training acts on.
 
     Raises:
@@ -110,7 +110,7 @@ def make_plan(asked: Asked) -> Plan:
     return plan
 
 
-def _planned(asked: Asked, launched: Launched, hardware: Hardware, store: Store, earlier: Plan | None) -> Plan:
+def _planned(asked: PlannedCall, launched: Launched, hardware: Hardware, store: Store, earlier: Plan | None) -> Plan:
     asked.autofit.headroom_bytes(hardware.total_bytes)  # refused before anything is started
     with tempfile.TemporaryDirectory(prefix="autofit-") as folder, Workers() as workers:
         workers.start()
@@ -133,7 +133,7 @@ _AGAIN = "remove plan="
 
 
 def _rehearsals(
-    asked: Asked, launched: Launched, hardware: Hardware, store: Store, workers: Workers, folder: pathlib.Path
+    asked: PlannedCall, launched: Launched, hardware: Hardware, store: Store, workers: Workers, folder: pathlib.Path
 ) -> Rehearsals:
     keywords, autofit, model = asked.call.keywords, asked.autofit, asked.call.keywords["model"]
     if autofit.effective_batch_size is None and {ROWS, STEPS} & {*autofit.tune}:
@@ -148,14 +148,14 @@ def _rehearsals(
         arguments[EXPANDABLE] = False
     # A model object's name is where it came from, or its class.
     name = model if isinstance(model, str) else str(model.config._name_or_path or type(model).__name__)
-    wish = Wish(method=asked.method, model=name, autofit=autofit, config=arguments, accelerate=launched.config)
+    request = RunRequest(method=asked.method, model=name, autofit=autofit, config=arguments, accelerate=launched.config)
     # On the CPU, too, several processes train where a launcher started them.
-    own = wish.own | ({} if hardware.origin == "cpu" else {"gpus": launched.processes})
+    own = request.own | ({} if hardware.origin == "cpu" else {"gpus": launched.processes})
     defaults = workers.first.accept(asked.method, arguments, own)
     return Rehearsals(
         workers=workers,
         defaults=for_processes(defaults, hardware.topology, arguments),
-        job=wish.job(arguments, _python_call(asked, folder)),
+        job=request.job(arguments, _python_call(asked, folder)),
         hardware=hardware,
         headroom_bytes=autofit.headroom_bytes(hardware.total_bytes),
         store=store,
@@ -163,7 +163,7 @@ def _rehearsals(
     )
 
 
-def _check_stream(asked: Asked, arguments: Mapping[str, Any]) -> None:
+def _check_stream(asked: PlannedCall, arguments: Mapping[str, Any]) -> None:
     """Asks for a limit on the length of rows that nobody has seen."""
     if not _streams(asked.call):
         return
@@ -179,7 +179,7 @@ def _check_stream(asked: Asked, arguments: Mapping[str, Any]) -> None:
         )
 
 
-def _python_call(asked: Asked, folder: pathlib.Path) -> PythonCall:
+def _python_call(asked: PlannedCall, folder: pathlib.Path) -> PythonCall:
     call, streams = asked.call, _streams(asked.call)
     for stream in streams:  # a rehearsal has rows of its own, and a stream cannot leave its process
         call = call.replacing(stream, None)
@@ -202,7 +202,7 @@ def _streams(call: Call) -> list[Any]:
     return [*([] if isinstance(trained, Dataset) else [trained]), *([evaluated] if uncounted else [])]
 
 
-def _digest(asked: Asked) -> str:
+def _digest(asked: PlannedCall) -> str:
     """Digests what a rehearsal depends on beside the arguments; empty where the user's own code or model is in it."""
     relevant = {name: value for name, value in asked.call.keywords.items() if name not in _OF_RUN}
     rewards = relevant.get("reward_funcs")
@@ -264,7 +264,7 @@ def _check_words(autofit: AutoFit) -> None:
             raise UsageError(f"{name} {value} is no whole number of at least 1.", hint="Write 1 or more.")
 
 
-def _check_keywords(asked: Asked) -> None:
+def _check_keywords(asked: PlannedCall) -> None:
     import torch
 
     keywords = asked.call.keywords
@@ -292,7 +292,7 @@ def _check_keywords(asked: Asked) -> None:
             check_model_object(value, gets_adapter=adapts or name not in ("model", "value_model"))
 
 
-def _of_process(asked: Asked) -> Iterator[str]:
+def _of_process(asked: PlannedCall) -> Iterator[str]:
     """Describes what this process cannot do any more."""
     yield from (f"Not to be had in this process: {lost}" for lost in asked.lost)
     if any(getattr(model, _PREPARED, False) for model in asked.models):

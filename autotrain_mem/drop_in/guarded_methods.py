@@ -18,7 +18,7 @@ from autotrain_mem.drop_in.call_plan import OUR_LIBRARIES
 from autotrain_mem.report.run_history import event_line
 from autotrain_mem.support import codec
 from autotrain_mem.training.run_folder import lock_folder
-from autotrain_mem.types import Incident, Learned
+from autotrain_mem.types import Incident, LearnedLimits
 
 RUNS = ("train", "evaluate", "predict")
 """A trainer's methods that take memory."""
@@ -129,14 +129,14 @@ def _is_ours(function: Any) -> bool:
 # -- what it reports ---------------------------------------------------------------------------------------------------
 
 
-def _report(trainer: Any, incident: Incident, learned: Learned) -> None:
+def _report(trainer: Any, incident: Incident, learned: LearnedLimits) -> None:
     """Once for each: on stderr, by transformers' logger, and in the plan; of several ranks it says which."""
     _note(trainer, incident, learned)
     rank = f"rank {trainer.args.process_index}: " if launched.processes() > 1 else ""
     _warn(f"{rank}{event_line({'event': 'incident', 'incident': codec.to_json(incident)})} ({incident.message})")
 
 
-def _note(trainer: Any, incident: Incident | None = None, learned: Learned | None = None) -> None:
+def _note(trainer: Any, incident: Incident | None = None, learned: LearnedLimits | None = None) -> None:
     """The plan of a trainer is a value: what is learned makes another of it."""
     plan = trainer.plan
     experience = plan.experience if incident is None else plan.experience.with_incident(incident)
@@ -158,7 +158,7 @@ def _warn(message: str) -> None:
 def _run_longest_first(trainer: Any, guard: Any) -> None:
     """Before the first step, where nobody can notice: code of the user's own may count how often it is called."""
     from autotrain_mem.trainers.finish import keep_cache_in_evaluation
-    from autotrain_mem.training.full_device import is_out_of_memory
+    from autotrain_mem.training.cuda_oom import is_out_of_memory
     from autotrain_mem.training.process.longest_batch import cost_of_emptying, run_longest_batch
 
     if _runs_own_code(trainer):

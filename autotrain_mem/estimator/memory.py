@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from itertools import islice
 
 from autotrain_mem.allocator.blocks import round_size
-from autotrain_mem.estimator.replay import Room, reserve
+from autotrain_mem.estimator.replay import DeviceCapacity, reserve
 from autotrain_mem.types import Block, MemoryEstimate, Owner, Phase, ReservedByMode, Trace
 from autotrain_mem.types.trace import CACHE_EMPTIED
 
 LARGEST_MODULES = 5
 
 
-def estimate_memory(trace: Trace, room: Room) -> MemoryEstimate:
+def estimate_memory(trace: Trace, room: DeviceCapacity) -> MemoryEstimate:
     """Finds the peaks of a recorded run, allocated and reserved, the latter in both of the allocator's modes.
 
     Raises ValueError for a trace without events.

@@ -26,7 +26,7 @@ from autotrain_mem.allocator.blocks import MIN_BLOCK_BYTES, SMALL_BYTES
 from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.allocator.simulator import CachingAllocator, OutOfMemory
 from autotrain_mem.estimator.depth.alignment import name_of
-from autotrain_mem.estimator.step_parts import FOREIGN, Kind, Stretch, step_parts
+from autotrain_mem.estimator.step_parts import FOREIGN, Kind, TraceSpan, step_parts
 from autotrain_mem.types import Block, DataProfile, Trace
 from autotrain_mem.types.estimate import STEPS, MixedLengths, ReservedByOrder, ReservedOverSteps
 from autotrain_mem.types.trace import CACHE_EMPTIED
@@ -251,7 +251,7 @@ class Template:
         self._sizes = BlockSizes(rehearsed, other)
         self._compiled: dict[tuple[int, int, bool], tuple[list[int], list[int]]] = {}
 
-    def compiled(self, part: Stretch, tokens: int, *, is_small: bool) -> tuple[list[int], list[int]]:
+    def compiled(self, part: TraceSpan, tokens: int, *, is_small: bool) -> tuple[list[int], list[int]]:
         """Returns a part's events, as far as they are of one pool, and the sizes of all blocks at a length."""
         key = (id(part), tokens, is_small)
         if key not in self._compiled:
@@ -336,7 +336,7 @@ class Run:
             self.allocator.free(address)
         self._end_carried()
 
-    def _play(self, template: Template, part: Stretch, tokens: int) -> None:
+    def _play(self, template: Template, part: TraceSpan, tokens: int) -> None:
         events, sizes = template.compiled(part, tokens, is_small=self._is_small)
         alive, carried, free = dict[int, int](), self._carried, self.allocator.free
         for event in events:

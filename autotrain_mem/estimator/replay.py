@@ -15,7 +15,7 @@ from autotrain_mem.types.trace import CACHE_EMPTIED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Room:
+class DeviceCapacity:
     """Holds what the allocator can have of a device, and how it is set."""
 
     capacity_bytes: int | None
@@ -28,13 +28,13 @@ class Room:
     """Whether there is a caching allocator: a host has none, and takes what is allocated."""
 
     @property
-    def endless(self) -> Room:
+    def endless(self) -> DeviceCapacity:
         """Returns a room without an end, nor what frees cached blocks early, which only matters where there is one."""
         settings = replace(self.settings, garbage_collection_threshold=0.0, per_process_memory_fraction=1.0)
-        return Room(capacity_bytes=None, settings=settings, caches=self.caches)
+        return DeviceCapacity(capacity_bytes=None, settings=settings, caches=self.caches)
 
 
-def reserve(trace: Trace, room: Room, *, grows: bool) -> ReservedEstimate:
+def reserve(trace: Trace, room: DeviceCapacity, *, grows: bool) -> ReservedEstimate:
     """Replays a run: what it reserves, and whether that goes without retries.
 
     Near the device's end the allocator gives its cache back and asks again, so a run may get by with less than it would
@@ -79,7 +79,7 @@ def allocated_after_each(trace: Trace) -> list[int]:
     return sums
 
 
-def held_after_each(trace: Trace, room: Room, *, grows: bool) -> list[tuple[int, int]]:
+def held_after_each(trace: Trace, room: DeviceCapacity, *, grows: bool) -> list[tuple[int, int]]:
     """Replays a run and lists what it holds behind each event: (bytes that are reserved, bytes that are allocated).
 
     Both are what is allocated, where nothing is cached.
@@ -108,7 +108,7 @@ class Replay:
     """
 
     def __init__(
-        self, trace: Trace, settings: AllocatorSettings, room: Room, *, on_action: OnAction | None = None
+        self, trace: Trace, settings: AllocatorSettings, room: DeviceCapacity, *, on_action: OnAction | None = None
     ) -> None:
         self._trace = trace
         self._requests = [(block.size_bytes, block.stream) for block in trace.blocks]

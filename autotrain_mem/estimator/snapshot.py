@@ -20,7 +20,7 @@ from itertools import accumulate
 from typing import Any
 
 from autotrain_mem.allocator.settings import ROUNDUP_INTERVALS
-from autotrain_mem.estimator.replay import Replay, Room
+from autotrain_mem.estimator.replay import DeviceCapacity, Replay
 from autotrain_mem.types import Owner, Phase, Trace
 
 Snapshot = dict[str, Any]
@@ -30,7 +30,7 @@ _DEFAULT_POOL = (0, 0)
 """Of all that is in no ``torch.cuda.MemPool``; one object, which a pickle holds once."""
 
 
-def make_snapshot(trace: Trace, room: Room, *, grows: bool, setting: str = "") -> Snapshot:
+def make_snapshot(trace: Trace, room: DeviceCapacity, *, grows: bool, setting: str = "") -> Snapshot:
     """Replays a run and keeps everything that the allocator does: about two entries for each event of the trace.
 
     A run that does not fit goes on after an ``oom``, as if there had been memory enough. ``setting`` is the text of

@@ -22,7 +22,7 @@ class UnclearStepsError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stretch:
+class TraceSpan:
     """Holds a stretch of a rehearsal: births and deaths of its own blocks as in a trace, and deaths of earlier ones."""
 
     events: array[int]
@@ -36,15 +36,15 @@ class Stretch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepParts:
-    load: Stretch
-    trial: Stretch
+    load: TraceSpan
+    trial: TraceSpan
     """The last micro-batch of the first step, without its optimizer's."""
     beside_trial: tuple[int, ...]
     """Blocks that stand in beside it: the optimizer's state, and what a micro-batch before made: gradients, and
     workspaces that last."""
-    first: tuple[Stretch, ...]
+    first: tuple[TraceSpan, ...]
     """The first step: a part for each of its micro-batches, the last of them with the optimizer's step."""
-    later: tuple[Stretch, ...]
+    later: tuple[TraceSpan, ...]
     """The second step, whose like all others are."""
 
 
@@ -87,7 +87,7 @@ def _first(trace: Trace, phase: Phase, start: int) -> int:
     return found
 
 
-def _part(trace: Trace, start: int, stop: int, lasting: frozenset[int]) -> Stretch:
+def _part(trace: Trace, start: int, stop: int, lasting: frozenset[int]) -> TraceSpan:
     events, foreign, own = array("q"), list[Kind](), set[int]()
     for event in trace.events[start:stop]:
         if event < 0 and -event not in own:
@@ -100,7 +100,7 @@ def _part(trace: Trace, start: int, stop: int, lasting: frozenset[int]) -> Stret
         elif event != CACHE_EMPTIED:
             own.discard(-event)
     kept = {number: _kind(trace.blocks[number - 1]) for number in own}
-    return Stretch(events=events, foreign=tuple(foreign), kept=kept, lasting=lasting & own)
+    return TraceSpan(events=events, foreign=tuple(foreign), kept=kept, lasting=lasting & own)
 
 
 def _kind(block: Block) -> Kind:

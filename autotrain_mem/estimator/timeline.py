@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Sequence
 
 from autotrain_mem.allocator.blocks import round_size
-from autotrain_mem.estimator.replay import Room, allocated_after_each, held_after_each
+from autotrain_mem.estimator.replay import DeviceCapacity, allocated_after_each, held_after_each
 from autotrain_mem.types import Owner, Trace
 from autotrain_mem.types.page import Holder, Timeline
 from autotrain_mem.types.trace import CACHE_EMPTIED
@@ -19,7 +19,7 @@ STACKED = tuple(Owner)
 """From below: what stays through the run first."""
 
 
-def make_timeline(trace: Trace, room: Room, *, grows: bool, name: str, places: int = PLACES) -> Timeline:
+def make_timeline(trace: Trace, room: DeviceCapacity, *, grows: bool, name: str, places: int = PLACES) -> Timeline:
     """Replays a run and keeps what each owner holds at every point that is shown.
 
     The events are divided into so many ``places``, each of which keeps its lowest and its highest moment, and the one

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import islice
 
 from autotrain_mem.estimator.memory import alive_after, largest_modules, owners_of
-from autotrain_mem.estimator.replay import Room, allocated_after_each, held_after_each
+from autotrain_mem.estimator.replay import DeviceCapacity, allocated_after_each, held_after_each
 from autotrain_mem.types import Estimate, Hardware, Job, MemoryEstimate, Phase, ReservedByMode, ReservedEstimate, Trace
 from autotrain_mem.types.vllm import ASLEEP_BYTES, ASLEEP_PARALLEL_BYTES, VllmSleep
 
@@ -70,7 +70,7 @@ def with_sleep(estimate: Estimate, awake: MemoryEstimate | None, *, asleep_bytes
     return replace(estimate, vllm_share_bytes=asleep_bytes, vllm_sleep=sleep)
 
 
-def estimate_while_awake(trace: Trace, room: Room, whole: MemoryEstimate) -> MemoryEstimate | None:
+def estimate_while_awake(trace: Trace, room: DeviceCapacity, whole: MemoryEstimate) -> MemoryEstimate | None:
     """Finds the peaks of a run among the moments in which a colocated engine is awake; None where it never sleeps.
 
     TRL empties torch's cache before it wakes the engine for its weights, and not again before it wakes it for its KV
@@ -104,7 +104,7 @@ def estimate_while_awake(trace: Trace, room: Room, whole: MemoryEstimate) -> Mem
     )
 
 
-def _reserved_at(trace: Trace, room: Room, moments: Sequence[int], *, grows: bool) -> ReservedEstimate:
+def _reserved_at(trace: Trace, room: DeviceCapacity, moments: Sequence[int], *, grows: bool) -> ReservedEstimate:
     held = [(0, 0), *held_after_each(trace, room.endless, grows=grows)]
     reserved_bytes, allocated_bytes = max((held[moment] for moment in moments), key=lambda each: each[0])
     return ReservedEstimate(

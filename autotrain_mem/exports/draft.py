@@ -14,7 +14,7 @@ from autotrain_mem.allocator.settings import variable_that_counts
 from autotrain_mem.parallel.config import accelerate_config
 from autotrain_mem.settings.adapter_config import without_said
 from autotrain_mem.settings.knobs import NOT_TRLS, knob_names
-from autotrain_mem.settings.words import MAX_LENGTH, without_wish
+from autotrain_mem.settings.words import MAX_LENGTH, without_maximized
 from autotrain_mem.support.sources import DATA_KINDS
 from autotrain_mem.support.units import format_bytes, one_line, printable
 from autotrain_mem.types import Job, Knobs, Plan
@@ -86,7 +86,7 @@ class Draft:
     answered: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        settings = without_wish(without_said(self.job.arguments))
+        settings = without_maximized(without_said(self.job.arguments))
         for name in knob_names(self.method_facts.knobs, self.knobs):
             value = getattr(self.knobs, name)
             if value is not None or name == MAX_LENGTH:

@@ -58,7 +58,7 @@ SHARDED_NAME = "scheduler.pt"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Mishap:
+class Fault:
     """One thing that goes wrong, as :data:`SYNTAX` says."""
 
     kind: Literal["oom", "taken", "kill", "stop", "disk", "torn", "rot", "clock"]
@@ -91,7 +91,7 @@ class Mishap:
         return self.kind == "taken" or (self.kind, self.phase) == ("disk", None)
 
 
-def parse_mishaps(text: str, rank: int | None = None) -> tuple[Mishap, ...]:
+def parse_mishaps(text: str, rank: int | None = None) -> tuple[Fault, ...]:
     """Parses the variable's text; with a rank, only the mishaps of that rank.
 
     >>> [str(mishap) for mishap in parse_mishaps("oom:backward:37 taken:1MiB:500:until:900 disk:save:2")]
@@ -101,7 +101,7 @@ def parse_mishaps(text: str, rank: int | None = None) -> tuple[Mishap, ...]:
         UsageError: with what is wrong, and how mishaps are written.
     """
     wrong: list[str] = []
-    mishaps: list[Mishap] = []
+    mishaps: list[Fault] = []
     for word in text.split():
         if word == COUNT:
             continue
@@ -129,21 +129,21 @@ def check_mishaps(environment: Mapping[str, str]) -> None:
     parse_mishaps({**os.environ, **environment}.get(VARIABLE, ""))
 
 
-def _parse(parts: Sequence[str]) -> Mishap:
+def _parse(parts: Sequence[str]) -> Fault:
     """Raises ValueError."""
     match parts:
         case ["oom", phase, at] if phase in _PHASES:
-            return Mishap(kind="oom", phase=Phase(phase), at=_count(at))
+            return Fault(kind="oom", phase=Phase(phase), at=_count(at))
         case ["taken", size, at]:
-            return Mishap(kind="taken", size_bytes=parse_bytes(size), at=_count(at))
+            return Fault(kind="taken", size_bytes=parse_bytes(size), at=_count(at))
         case ["taken", size, at, "until", until] if _count(until) > _count(at):
-            return Mishap(kind="taken", size_bytes=parse_bytes(size), at=_count(at), until=_count(until))
+            return Fault(kind="taken", size_bytes=parse_bytes(size), at=_count(at), until=_count(until))
         case ["kill" | "stop" | "disk" as kind, at]:
-            return Mishap(kind=kind, at=_count(at))
+            return Fault(kind=kind, at=_count(at))
         case ["oom" | "kill" | "disk" | "torn" | "rot" | "clock" as kind, "save", at]:
-            return Mishap(kind=kind, phase=Phase.SAVE, at=_count(at))
+            return Fault(kind=kind, phase=Phase.SAVE, at=_count(at))
         case ["torn" | "rot" as kind, "save", at, file] if file and pathlib.PurePath(file).name == file:
-            return Mishap(kind=kind, phase=Phase.SAVE, at=_count(at), file=file)
+            return Fault(kind=kind, phase=Phase.SAVE, at=_count(at), file=file)
         case _:
             raise ValueError
 
@@ -224,18 +224,18 @@ class Faults:
     """``time.time`` as it was."""
 
     def __init__(self, gpu: SimulatedGpu, marks: pathlib.Path, whose: str, phase: Callable[[], Phase]) -> None:
-        self.pending: list[Mishap] = []
+        self.pending: list[Fault] = []
         """What has not come, or may go on; what goes on comes first."""
         self.set_back_seconds = 0.0
         self.is_disk_full = False
         self._gpu, self._marks, self._whose, self._phase = gpu, marks, whose, phase
         self._come = set(marks.read_text(encoding="utf-8").splitlines()) if marks.is_file() else set()
-        self._held: dict[Mishap, int] = {}
+        self._held: dict[Fault, int] = {}
         self._allocations = 0
         self._of_phase = Counter[Phase]()
         self._saves, self._checkpoint = 0, pathlib.Path()
 
-    def wait_for(self, mishaps: Sequence[Mishap]) -> None:
+    def wait_for(self, mishaps: Sequence[Fault]) -> None:
         pending = [each for each in mishaps if not self._has_come(each.over if each.lasts else each)]
         self.pending = sorted(pending, key=lambda each: not each.lasts)
         self.is_disk_full = any(each.kind == "disk" and each.lasts and self._has_come(each) for each in pending)
@@ -310,7 +310,7 @@ class Faults:
             if mishap.kind == "disk" and mishap.lasts and self._has_come(mishap):
                 self.mark(mishap.over)
 
-    def _come_and_go(self, mishap: Mishap) -> None:
+    def _come_and_go(self, mishap: Fault) -> None:
         """Another process takes memory, or the disk is full. What came while an earlier process of this run was alive
         is still there."""
         if self._has_come(mishap.over):
@@ -326,7 +326,7 @@ class Faults:
             self._gpu.vacate(self._held.pop(mishap))
             self.mark(mishap.over)
 
-    def _damage(self, mishap: Mishap) -> None:
+    def _damage(self, mishap: Fault) -> None:
         files = [path for path in self._checkpoint.iterdir() if path.is_file()]
         path = self._checkpoint / mishap.file if mishap.file else max(files, key=lambda each: each.stat().st_size)
         if path.is_file():
@@ -339,7 +339,7 @@ class Faults:
                 path.write_bytes(content)
         self._end_process(mishap)
 
-    def _end_process(self, mishap: Mishap) -> None:
+    def _end_process(self, mishap: Fault) -> None:
         """Stops the process for the mishap ``stop`` (SIGSTOP); kills it for all others."""
         self.mark(mishap)
         os.kill(os.getpid(), signal.SIGSTOP if mishap.kind == "stop" else signal.SIGKILL)

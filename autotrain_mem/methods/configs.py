@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotrain_mem.settings.adapter_config import LORA, PEFT_CONFIG, kind_of
-from autotrain_mem.settings.words import without_wish
+from autotrain_mem.settings.words import without_maximized
 from autotrain_mem.trainers.script_call import Keywords, is_adapted, quantization_of
 from autotrain_mem.types.methods_table import METHODS
 
@@ -276,7 +276,7 @@ DIVIDED = (
 
 def undivided(given: Mapping[str, Any]) -> dict[str, Any]:
     """Leave out what TRL's configs cannot take before there is a plan."""
-    return {name: value for name, value in without_wish(given).items() if name not in DIVIDED}
+    return {name: value for name, value in without_maximized(given).items() if name not in DIVIDED}
 
 
 OF_WORKERS = ("dataloader_prefetch_factor", "dataloader_persistent_workers", "dataloader_multiprocessing_context")

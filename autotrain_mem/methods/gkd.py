@@ -35,7 +35,7 @@ liger_since = None
 missing = distillation.missing
 
 
-class Way(StrEnum):
+class CompletionSource(StrEnum):
     """Names who answers the prompts of a micro-batch (``gkd_trainer.py: training_step``)."""
 
     STUDENT = "student"
@@ -44,15 +44,15 @@ class Way(StrEnum):
     """Nobody: it trains on the rows as they are."""
 
 
-def _ways(training: Any) -> tuple[Way, ...]:
+def _ways(training: Any) -> tuple[CompletionSource, ...]:
     """List the ways that a micro-batch may go: the student's with the chance ``lmbda``, else the other."""
-    otherwise = Way.TEACHER if training.seq_kd else Way.DATA
-    return (*((otherwise,) if training.lmbda < 1 else ()), *((Way.STUDENT,) if training.lmbda > 0 else ()))
+    otherwise = CompletionSource.TEACHER if training.seq_kd else CompletionSource.DATA
+    return (*((otherwise,) if training.lmbda < 1 else ()), *((CompletionSource.STUDENT,) if training.lmbda > 0 else ()))
 
 
-def _trained_tokens(way: Way, row: int, prompt: int, training: Any) -> int:
+def _trained_tokens(way: CompletionSource, row: int, prompt: int, training: Any) -> int:
     """Count the tokens of a row that a step trains on: an answer comes behind the prompt, whatever ``max_length``."""
-    return row if way is Way.DATA else prompt + int(training.max_new_tokens)
+    return row if way is CompletionSource.DATA else prompt + int(training.max_new_tokens)
 
 
 def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
@@ -159,13 +159,13 @@ def _labelled(collate: Any, answer: int | None) -> Any:
 
 
 @contextmanager
-def going(trainer: Any, way: Way) -> Iterator[None]:
+def going(trainer: Any, way: CompletionSource) -> Iterator[None]:
     """Inside, a training step goes this way, and answers have their full length."""
     from unittest.mock import patch  # slow to import, and the parent asks this module too
 
     from trl.experimental.gkd import gkd_trainer
 
-    drawn = SimpleNamespace(random=lambda: 0.0 if way is Way.STUDENT else 1.0)
+    drawn = SimpleNamespace(random=lambda: 0.0 if way is CompletionSource.STUDENT else 1.0)
     answers = trainer.generation_config
     with (
         patch.object(gkd_trainer, "random", drawn),
@@ -182,7 +182,7 @@ def ways_of_step(trainer: Any) -> Iterable[AbstractContextManager[None]]:
 def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
     """Return how many micro-steps of a training there are for what an optimizer step of a rehearsal generates."""
     training, ways = filled.training, _ways(filled.training)
-    chances = {Way.STUDENT: training.lmbda, Way.TEACHER: 1 - training.lmbda}
+    chances = {CompletionSource.STUDENT: training.lmbda, CompletionSource.TEACHER: 1 - training.lmbda}
     chance = sum(chances.get(way, 0.0) for way in ways)
     rehearsed = min(REHEARSED_ACCUMULATION, knobs.gradient_accumulation_steps)
     rehearsed_answers = rehearsed * sum(way in chances for way in ways) / len(ways)
@@ -272,7 +272,7 @@ def check(filled: Configs, *, to_train: bool) -> None:
 
 def why_not_split(trainer: Any) -> str | None:
     """Say that each call of a step draws who answers, and samples answers; None where it trains on the data alone."""
-    if _ways(trainer.args) == (Way.DATA,):
+    if _ways(trainer.args) == (CompletionSource.DATA,):
         return None
     return "it is drawn for each micro-batch who answers its prompts, and parts of it would draw anew"
 

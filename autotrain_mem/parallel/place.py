@@ -104,10 +104,10 @@ def _checked(name: str, machines: int, rank: Any, address: Any, more: Mapping[st
 
 # -- what launchers say ----------------------------------------------------------------------------------------------
 
-Found = tuple[str, Place]
+SearchResult = tuple[str, Place]
 
 
-def _slurm(environment: Mapping[str, str]) -> Found | None:
+def _slurm(environment: Mapping[str, str]) -> SearchResult | None:
     """Of a step that ``srun`` started; a batch script itself runs on its first node alone, and has no step's nodes."""
     machines = environment.get("SLURM_STEP_NUM_NODES", "1")
     if not machines.isdigit() or int(machines) < 2:
@@ -133,8 +133,10 @@ def first_host(nodes: str) -> str:
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0] if first else "")
 
 
-def _named(name: str, machines: str, rank: str, address: str, port: str) -> Callable[[Mapping[str, str]], Found | None]:
-    def read(environment: Mapping[str, str]) -> Found | None:
+def _named(
+    name: str, machines: str, rank: str, address: str, port: str
+) -> Callable[[Mapping[str, str]], SearchResult | None]:
+    def read(environment: Mapping[str, str]) -> SearchResult | None:
         count = environment.get(machines, "").rpartition(":")[2]  # torchrun's 1:4 is of so many at most
         if not count.isdigit() or int(count) < 2 or rank not in environment:
             return None

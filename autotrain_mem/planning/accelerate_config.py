@@ -1,4 +1,4 @@
-"""Takes a user's own config of ``accelerate launch`` or of DeepSpeed into a wish, as words of the user's like flags."""
+"""Reads a config of ``accelerate launch`` or of DeepSpeed into a request, as if its keys were flags."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autotrain_mem.support.yaml_files import read_yaml
 
 if TYPE_CHECKING:
     from autotrain_mem.parallel.user_config import Launch
-    from autotrain_mem.planning.wish import Wish
+    from autotrain_mem.planning.run_request import RunRequest
 
 
 FLAG, _ARGUMENT = "--accelerate_config", "deepspeed"
@@ -24,31 +24,31 @@ _NUMBERS = {"gradient_accumulation_steps": "gradient_accumulation_steps", "gradi
 """Keys of ``deepspeed_config`` that are TRL's arguments too, under their names."""
 
 
-def with_accelerate(wish: Wish) -> Wish:
-    """The wish with what its config of accelerate says of processes, machines and sharding.
+def with_accelerate(request: RunRequest) -> RunRequest:
+    """The request with what its config of accelerate says of processes, machines and sharding.
 
     It may be asked for twice: what was said since, such as the point of a sweep, must not contradict the config.
 
     Raises:
         UsageError: the config cannot be read or planned with, or contradicts flags; all that does.
     """
-    wish = with_deepspeed(wish)
-    content, name = _content(wish)
+    request = with_deepspeed(request)
+    content, name = _content(request)
     if content is None:
-        return wish
+        return request
     from autotrain_mem.parallel.user_config import read_launch  # most have no such config
 
     if _is_first_version(content):
         content = _second_version(content, name)
     launch = read_launch(content, name)
-    if problems := [*_contradictions(wish, launch, name)]:
+    if problems := [*_contradictions(request, launch, name)]:
         reasons, cures = zip(*problems, strict=True)
         raise UsageError(f"{'; '.join(reasons)}.", hint="\n".join(cures))
-    autofit = wish.autofit
+    autofit = request.autofit
     gpus = launch.processes // launch.nodes if launch.processes else autofit.gpus
     processes = launch.processes or autofit.gpu_counts[0] * launch.nodes
     if str(content.get("distributed_type")) == "DEEPSPEED":
-        return _with_zero(wish, content, launch, gpus=gpus)
+        return _with_zero(request, content, launch, gpus=gpus)
     sharding = launch.sharding if processes > 1 else None
     # Knobs that no flag of ours says, also that nothing is offloaded.
     pins: dict[str, Any] = {"fsdp_offload_params": launch.fsdp_offload_params}
@@ -56,51 +56,51 @@ def with_accelerate(wish: Wish) -> Wish:
         pins["dp_replicate_size"] = launch.dp_replicate_size
     pins |= {name: size for name in SHARE_TOKENS if (size := getattr(launch, name)) > 1}
     return replace(
-        wish,
+        request,
         accelerate={**content, "num_processes": processes},
         autofit=replace(autofit, gpus=gpus, nodes=launch.nodes, sharding=sharding),
         pins=pins if sharding else {},
-        config={**wish.config, **_trl_arguments(wish, launch)},
+        config={**request.config, **_trl_arguments(request, launch)},
     )
 
 
-def _with_zero(wish: Wish, content: Mapping[str, Any], launch: Launch, *, gpus: Any) -> Wish:
-    """The wish with what a config says of DeepSpeed, as flags and DeepSpeed's own file say it: no config is left."""
+def _with_zero(request: RunRequest, content: Mapping[str, Any], launch: Launch, *, gpus: Any) -> RunRequest:
+    """The request with what a config says of DeepSpeed, as flags and DeepSpeed's own file say it: no config is left."""
     from autotrain_mem.parallel.user_config import zero_settings
 
     given = zero_settings(content)
     file = given.get("deepspeed_config_file")
-    autofit = replace(wish.autofit, gpus=gpus, nodes=launch.nodes, accelerate_config=None)
-    config = {**_trl_arguments(wish, launch), **wish.config}
+    autofit = replace(request.autofit, gpus=gpus, nodes=launch.nodes, accelerate_config=None)
+    config = {**_trl_arguments(request, launch), **request.config}
     if file is not None:
-        placed = replace(wish, autofit=autofit, accelerate=None, config=config | {"deepspeed": str(file)})
+        placed = replace(request, autofit=autofit, accelerate=None, config=config | {"deepspeed": str(file)})
         return with_deepspeed(placed)
     numbers = {ours: given[key] for key, ours in _NUMBERS.items() if isinstance(given.get(key), int | float)}
     offload = {name: given[name] for name in OF_DEEPSPEED if given.get(name) not in (None, "none")}
     autofit = replace(autofit, sharding=launch.sharding, **offload)
-    return replace(wish, autofit=autofit, accelerate=None, config=numbers | config)
+    return replace(request, autofit=autofit, accelerate=None, config=numbers | config)
 
 
-def launch_warnings(wish: Wish) -> tuple[str, ...]:
-    """Lists what to know of the wish's config of accelerate."""
-    if wish.accelerate is None:
+def launch_warnings(request: RunRequest) -> tuple[str, ...]:
+    """Lists what to know of the request's config of accelerate."""
+    if request.accelerate is None:
         return ()
     from autotrain_mem.parallel.user_config import read_launch
 
-    given, said = wish.autofit.accelerate_config, read_launch(wish.accelerate, FLAG).warnings
+    given, said = request.autofit.accelerate_config, read_launch(request.accelerate, FLAG).warnings
     written = given if given is None or isinstance(given, Mapping) else read_yaml(str(given), FLAG)
     if written and _is_first_version(written):
         return "the config is for FSDP's first version, and is read as fsdp_version: 2", *said
     return said
 
 
-def _content(wish: Wish) -> tuple[Mapping[str, Any] | None, str]:
-    given = wish.autofit.accelerate_config
+def _content(request: RunRequest) -> tuple[Mapping[str, Any] | None, str]:
+    given = request.autofit.accelerate_config
     if given is None:
-        return wish.accelerate, "the plan's config of accelerate launch"
+        return request.accelerate, "the plan's config of accelerate launch"
     if isinstance(given, Mapping):
         return given, FLAG
-    return wish.accelerate or read_yaml(str(given), FLAG), str(Path(given))
+    return request.accelerate or read_yaml(str(given), FLAG), str(Path(given))
 
 
 _RESHARDS = {"FULL_SHARD": True, "1": True, "TRUE": True, "SHARD_GRAD_OP": False, "2": False, "FALSE": False}
@@ -152,19 +152,19 @@ def _second_version(content: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {**content, "fsdp_config": {f"fsdp_{key}": value for key, value in kept.items()}}
 
 
-def _trl_arguments(wish: Wish, launch: Launch) -> dict[str, Any]:
+def _trl_arguments(request: RunRequest, launch: Launch) -> dict[str, Any]:
     """Returns what follows for TRL's arguments.
 
     ``mixed_precision: no`` says nothing: TRL's own default, bf16, wins over it (``transformers/training_args.py:
     __post_init__``, ``trl/trainer/base_config.py``).
     """
     precision = launch.mixed_precision
-    computes = {} if precision == "no" or wish.names(precision) else {precision: True}
+    computes = {} if precision == "no" or request.names(precision) else {precision: True}
     return computes | ({CHECKPOINTING: False} if launch.recomputes else {})
 
 
-def _contradictions(wish: Wish, launch: Launch, name: str) -> Iterator[tuple[str, str]]:
-    autofit, counts = wish.autofit, wish.autofit.gpu_counts
+def _contradictions(request: RunRequest, launch: Launch, name: str) -> Iterator[tuple[str, str]]:
+    autofit, counts = request.autofit, request.autofit.gpu_counts
     devices = None if launch.processes is None else launch.processes // launch.nodes
     if devices is None and len(counts) != 1:
         yield f"{name} leaves num_processes open", "Give --gpus N, or write num_processes: N."
@@ -187,17 +187,17 @@ def _contradictions(wish: Wish, launch: Launch, name: str) -> Iterator[tuple[str
         if asked not in (None, size):
             cure = f"Remove --{knob}, or write parallelism_config_{knob}: {asked}."
             yield f"--{knob} {asked} is not the {size} of {name}", cure
-    attention = wish.argument("attn_implementation") or "sdpa"
+    attention = request.argument("attn_implementation") or "sdpa"
     if launch.sp_size > 1 and attention != launch.sp_attention:
         cure = f"Write parallelism_config_sp_attn_implementation: {attention}."
         yield f"{name} shares rows of {launch.sp_attention}, and --attn_implementation is {attention}", cure
-    if launch.recomputes and any(wish.argument(each) for each in RECOMPUTES):
+    if launch.recomputes and any(request.argument(each) for each in RECOMPUTES):
         cure = "Remove --gradient_checkpointing, or write fsdp_activation_checkpointing: false; transformers takes one."
         yield f"--gradient_checkpointing and fsdp_activation_checkpointing in {name} recompute the same twice", cure
     precision = launch.mixed_precision
     other = {"bf16": "fp16", "fp16": "bf16"}.get(precision)
-    is_off = wish.names(precision) and not wish.argument(precision)
-    if other is not None and (is_off or wish.argument(other)):
+    is_off = request.names(precision) and not request.argument(precision)
+    if other is not None and (is_off or request.argument(other)):
         flag = f"--{precision} false" if is_off else f"--{other}"
         cure = f"Remove {flag}, or write mixed_precision: {'no' if is_off else other}."
         yield f"{flag} and mixed_precision {precision} in {name} contradict each other", cure
@@ -206,41 +206,41 @@ def _contradictions(wish: Wish, launch: Launch, name: str) -> Iterator[tuple[str
 # -- DeepSpeed's own ---------------------------------------------------------------------------------------------------
 
 
-def with_deepspeed(wish: Wish) -> Wish:
-    """The wish with the stage and the offload of its config of DeepSpeed, whose content goes to TRL as it is.
+def with_deepspeed(request: RunRequest) -> RunRequest:
+    """The request with the stage and the offload of its config of DeepSpeed, whose content goes to TRL as it is.
 
     Numbers that are TRL's arguments too become these, and ``auto``, which transformers fills in from them.
 
     Raises:
         UsageError: the config cannot be read or planned with, or contradicts flags.
     """
-    given = wish.argument(_ARGUMENT)
+    given = request.argument(_ARGUMENT)
     if given is None:
-        return wish
+        return request
     from autotrain_mem.parallel.config import read_deepspeed, with_auto  # most have no such config
 
     content = deepspeed_content(given)
     is_file = isinstance(given, str) and not given.startswith("{")
     zero = read_deepspeed(content, str(given) if is_file else f"--{_ARGUMENT}")
     problems = []
-    if wish.autofit.sharding not in (None, zero.sharding):
-        both = f"--sharding {wish.autofit.sharding} and the {zero.sharding} of --{_ARGUMENT} contradict each other"
+    if request.autofit.sharding not in (None, zero.sharding):
+        both = f"--sharding {request.autofit.sharding} and the {zero.sharding} of --{_ARGUMENT} contradict each other"
         problems.append((both, "Remove one."))
-    if wish.autofit.accelerate_config is not None or wish.accelerate is not None:
+    if request.autofit.accelerate_config is not None or request.accelerate is not None:
         problems.append((f"{FLAG} and --{_ARGUMENT} both say how processes share the model", "Remove one."))
-    others = [name for name in OF_DEEPSPEED if getattr(wish.autofit, name) not in (None, getattr(zero, name))]
+    others = [name for name in OF_DEEPSPEED if getattr(request.autofit, name) not in (None, getattr(zero, name))]
     cure = "Remove the flag, or write it into the file."
     problems += [(f"--{name} is not what --{_ARGUMENT} says", cure) for name in others]
     if problems:
         reasons, cures = zip(*problems, strict=True)
         raise UsageError(f"{'; '.join(reasons)}.", hint="\n".join(dict.fromkeys(cures)))
-    offload = {name: getattr(zero, name) or getattr(wish.autofit, name) for name in OF_DEEPSPEED}
+    offload = {name: getattr(zero, name) or getattr(request.autofit, name) for name in OF_DEEPSPEED}
     left, said = with_auto(content)
     return replace(
-        wish,
-        argv=_without(wish.argv),
-        config={**said, **wish.config, _ARGUMENT: left},
-        autofit=replace(wish.autofit, sharding=zero.sharding, **offload),
+        request,
+        argv=_without(request.argv),
+        config={**said, **request.config, _ARGUMENT: left},
+        autofit=replace(request.autofit, sharding=zero.sharding, **offload),
     )
 
 
@@ -265,7 +265,7 @@ def deepspeed_content(given: Any) -> Mapping[str, Any]:
 
 
 def _without(argv: tuple[str, ...]) -> tuple[str, ...]:
-    """Flags but this one: its content stands in the wish's keys."""
+    """Flags but this one: its content stands in the request's keys."""
     kept: list[str] = []
     is_value = False
     for token in argv:

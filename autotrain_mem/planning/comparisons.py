@@ -17,7 +17,7 @@ from typing import Any
 
 from autotrain_mem.machine.prices import price_of
 from autotrain_mem.planning.limits import limits_of, optimizer_steps
-from autotrain_mem.planning.most import question_of
+from autotrain_mem.planning.maximum import question_of
 from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.rehearsals import Lengths, Rehearsals
 from autotrain_mem.search.largest import find_most

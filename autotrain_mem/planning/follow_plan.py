@@ -21,15 +21,15 @@ from autotrain_mem.planning.rehearsals import Subject
 from autotrain_mem.search.levels import FURTHEST, check_forbid, lever_name
 from autotrain_mem.search.memo import OnAttempt, candidate
 from autotrain_mem.search.nearest import budget_line, needs_line
-from autotrain_mem.search.search import Found
+from autotrain_mem.search.search import SearchResult
 from autotrain_mem.search.space import Space, precise_for
 from autotrain_mem.settings.knobs import COMPLETION_KNOBS, NOT_REHEARSED
 from autotrain_mem.settings.levers import LEVERS
-from autotrain_mem.settings.words import MAX_LENGTH, MAXIMIZED, is_wish
+from autotrain_mem.settings.words import MAX_LENGTH, MAXIMIZED, is_maximized
 from autotrain_mem.support.errors import DoesNotFitError, UsageError
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.support.versions import versions_key
-from autotrain_mem.types import Candidate, Estimate, Hardware, Harm, Job, Knobs, Learned, Plan
+from autotrain_mem.types import Candidate, Estimate, Hardware, Harm, Job, Knobs, LearnedLimits, Plan
 from autotrain_mem.types.model import ModelFacts
 from autotrain_mem.types.planned import as_recorded
 
@@ -106,7 +106,9 @@ def follow_plan(subject: Subject, plan: Plan, on_attempt: OnAttempt, *, again: s
         raise _does_not_fit(plan, estimate, reasons, again)
     seconds = time.perf_counter() - started
     followed = _planned(plan, estimate, subject, attempts=tuple(attempts), seconds=seconds)
-    experience = replace(plan.experience, learned=Learned(), probes=())  # what was measured was measured elsewhere
+    experience = replace(
+        plan.experience, learned=LearnedLimits(), probes=()
+    )  # what was measured was measured elsewhere
     warning = f"The plan was made before and rehearsed once more, since this has changed: {', '.join(reasons)}."
     return replace(followed, warnings=(*followed.warnings, warning), experience=experience)
 
@@ -124,7 +126,7 @@ def _less_room(before: Estimate, now: Estimate) -> tuple[str, ...]:
 
 def _may_be_given(name: str, plan: Plan, space: Space) -> bool:
     before = plan.job.arguments.get(name)
-    return name in space.pinned and name in plan.job.arguments and not is_wish(before)
+    return name in space.pinned and name in plan.job.arguments and not is_maximized(before)
 
 
 def _planned(
@@ -137,7 +139,7 @@ def _planned(
 ) -> Plan:
     """Makes the plan as a search that found these settings would; the card's own precision is a lever of each card."""
     levers = tuple(lever for lever in plan.levers if lever.name != "fp16")
-    result = Found(
+    result = SearchResult(
         level=plan.level, estimate=estimate, attempts=attempts, levers=levers, alternatives=(), most=plan.most
     )
     return make_plan(subject, result, seconds=seconds)
@@ -182,9 +184,9 @@ def _contradictions(plan: Plan, space: Space, job: Job) -> Iterator[str]:
         if given != planned and not (name in GIVEN_ANEW and _may_be_given(name, plan, space)):
             yield f"{name} is {given}, and {planned} in the plan"
     for name in MAXIMIZED:
-        wish = job.arguments.get(name)
-        if is_wish(wish) and wish != plan.job.arguments.get(name):
-            yield f"{name} is {wish}, and {getattr(plan.knobs, name)} in the plan"
+        request = job.arguments.get(name)
+        if is_maximized(request) and request != plan.job.arguments.get(name):
+            yield f"{name} is {request}, and {getattr(plan.knobs, name)} in the plan"
     rows = plan.knobs.effective_batch_size
     if job.effective_batch_size not in (None, rows):
         yield f"effective_batch_size is {job.effective_batch_size}, and {rows} in the plan"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from autotrain_mem.planning.output_dir import RESUME, hub_cache
-from autotrain_mem.planning.wish import Wish
+from autotrain_mem.planning.run_request import RunRequest
 from autotrain_mem.settings.knobs import NOT_REHEARSED
 from autotrain_mem.support import codec
 from autotrain_mem.support.store import Store
@@ -52,33 +52,33 @@ _READ_BY_LIBRARIES = (
 """How the names of variables begin on which the libraries' answers may depend."""
 
 
-def parsed(store: Store, workers: Workers, wish: Wish) -> tuple[dict[str, Any], Knobs]:
+def parsed(store: Store, workers: Workers, request: RunRequest) -> tuple[dict[str, Any], Knobs]:
     """Returns what the user gave of TRL's arguments, and TRL's defaults: kept, or read by a worker.
 
     Raises:
         UsageError: an argument that TRL does not know or refuses; all that contradicts itself.
     """
-    key = _parse_key(wish)
+    key = _parse_key(request)
     kept = None if key is None else store.get("parsed", key)
     if kept is not None:
         return kept["given"], codec.from_json(Knobs, kept["defaults"])
     given, defaults = workers.first.parse(
-        wish.method,
-        wish.argv,
-        wish.config,
-        wish.environment,
-        wish.also_known,
-        {**wish.autofit.pins, **wish.pins},
-        wish.own,
+        request.method,
+        request.argv,
+        request.config,
+        request.environment,
+        request.also_known,
+        {**request.autofit.pins, **request.pins},
+        request.own,
     )
-    if key is not None and as_recorded(job := wish.job(given)).arguments == job.arguments:  # without a secret
+    if key is not None and as_recorded(job := request.job(given)).arguments == job.arguments:  # without a secret
         store.put("parsed", key, {"given": given, "defaults": codec.to_json(defaults)})
     return given, defaults
 
 
-def is_parsed(store: Store, wish: Wish) -> bool:
+def is_parsed(store: Store, request: RunRequest) -> bool:
     """Whether :func:`parsed` will need no worker."""
-    key = _parse_key(wish)
+    key = _parse_key(request)
     return key is not None and store.get("parsed", key) is not None
 
 
@@ -164,21 +164,21 @@ def job_key(job: Job) -> dict[str, Any]:
 # -- what an answer depends on -----------------------------------------------------------------------------------------
 
 
-def _parse_key(wish: Wish) -> dict[str, Any] | None:
-    if wish.names(*_USERS_CODE) or wish.plan is not None:
+def _parse_key(request: RunRequest) -> dict[str, Any] | None:
+    if request.names(*_USERS_CODE) or request.plan is not None:
         return None
     words = {
-        "method": wish.method,
-        "model": wish.model,
-        "dataset": wish.dataset,
-        "argv": wish.argv,
-        "config": wish.config,
-        "environment": wish.environment,
-        "names": wish.also_known,
-        "pins": {**wish.autofit.pins, **wish.pins},
-        "own": wish.own,
+        "method": request.method,
+        "model": request.model,
+        "dataset": request.dataset,
+        "argv": request.argv,
+        "config": request.config,
+        "environment": request.environment,
+        "names": request.also_known,
+        "pins": {**request.autofit.pins, **request.pins},
+        "own": request.own,
     }
-    return _key(words, _texts([[token.partition("=")[2] or token for token in wish.argv], wish.config]), ())
+    return _key(words, _texts([[token.partition("=")[2] or token for token in request.argv], request.config]), ())
 
 
 def _job_key(job: Job, words: Mapping[str, Any], *, reads_data: bool) -> dict[str, Any] | None:

@@ -31,10 +31,10 @@ def resumes(job: Job) -> bool:
 
 def resumes_in_folder(job: Job) -> bool:
     """Whether that run is the one in the output folder, and not a checkpoint elsewhere that is named."""
-    wish = job.arguments.get(RESUME)
-    if not wish or wish is True:
-        return bool(wish)
-    return pathlib.Path(str(wish)).resolve().parent == pathlib.Path(output_dir(job)).resolve()
+    request = job.arguments.get(RESUME)
+    if not request or request is True:
+        return bool(request)
+    return pathlib.Path(str(request)).resolve().parent == pathlib.Path(output_dir(job)).resolve()
 
 
 def check_output(job: Job, *, overwrite: bool) -> None:

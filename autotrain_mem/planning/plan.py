@@ -13,7 +13,7 @@ from typing import Any
 
 from autotrain_mem.allocator.settings import environment_setting
 from autotrain_mem.planning.limits import limits_of, optimizer_steps
-from autotrain_mem.planning.most import question_of
+from autotrain_mem.planning.maximum import question_of
 from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.rehearsals import Lengths, Rehearsals, Subject
 from autotrain_mem.planning.suggestions import with_other_methods
@@ -23,7 +23,7 @@ from autotrain_mem.search.changes import against
 from autotrain_mem.search.largest import find_most
 from autotrain_mem.search.levels import LEVELS, SHORTER_ROWS, SMALLER_IMAGES_LEVEL, allowed
 from autotrain_mem.search.memo import Memo, OnAttempt
-from autotrain_mem.search.search import Found, Limits, find, no_plan
+from autotrain_mem.search.search import Limits, SearchResult, find, no_plan
 from autotrain_mem.search.shardings import SharedTokens, degrees, way_of
 from autotrain_mem.search.space import Space, why_fp16
 from autotrain_mem.settings.knobs import ROWS, STEPS
@@ -35,7 +35,7 @@ from autotrain_mem.types import Candidate, Estimate, Footprint, Harm, Job, Knobs
 from autotrain_mem.types.data import summary
 
 
-def searched(subject: Subject, on_attempt: OnAttempt, footprints: dict[Any, Footprint] | None = None) -> Found:
+def searched(subject: Subject, on_attempt: OnAttempt, footprints: dict[Any, Footprint] | None = None) -> SearchResult:
     """The best settings that fit; the error of a search that finds none also says what other methods would need.
 
     Args:
@@ -67,7 +67,7 @@ def searched(subject: Subject, on_attempt: OnAttempt, footprints: dict[Any, Foot
     raise error
 
 
-def make_plan(subject: Subject, best: Found, *, seconds: float) -> Plan:
+def make_plan(subject: Subject, best: SearchResult, *, seconds: float) -> Plan:
     """The plan of what was found best, with alternatives, what the data say, and how long it will take."""
     job, knobs, facts, profile = subject.job, best.estimate.knobs, subject.facts, subject.lengths.profile
     limit = job.row_limit(knobs)
@@ -111,7 +111,7 @@ def plan_as_given(rehearsals: Rehearsals, predicted: Estimate) -> Plan:
     """A job's own settings as a plan, for those who want to see them run out of memory."""
     job, facts = rehearsals.job, rehearsals.describe()
     lengths = Lengths(longest=job.prompt_length if job.is_online else facts.context_length)
-    given = Found(level="as given", estimate=predicted, attempts=(), levers=(), alternatives=())
+    given = SearchResult(level="as given", estimate=predicted, attempts=(), levers=(), alternatives=())
     return make_plan(rehearsals.subject(facts, lengths), given, seconds=predicted.memory.rehearsal_seconds)
 
 
@@ -141,7 +141,7 @@ FLASH_CAPABILITY = (8, 0)
 
 def with_shared_tokens(
     subject: Subject, space: Space, limits: Limits, on_attempt: OnAttempt, footprints: dict[Any, Footprint]
-) -> Found | None:
+) -> SearchResult | None:
     """The plan of the fewest GPUs that share a row and hold it without harm; None where it is not to be tried, where
     GPUs that share none hold it, and where not even all of them do.
 
@@ -199,7 +199,7 @@ quarter of its pixels is another image; who wants that says so with ``--max_pixe
 
 def searched_with_images(
     subject: Subject, on_attempt: OnAttempt, footprints: dict[Any, Footprint] | None = None
-) -> tuple[Subject, Found]:
+) -> tuple[Subject, SearchResult]:
     """Finds what :func:`searched` does; where that finds nothing, or rows are cut, with the largest images that fit.
 
     Rows are cut at their ends, where answers stand: a smaller image comes before that.
@@ -229,7 +229,7 @@ def searched_with_images(
 
 def _with_smaller_images(
     subject: Subject, on_attempt: OnAttempt, footprints: dict[Any, Footprint] | None
-) -> tuple[Subject, Found] | None:
+) -> tuple[Subject, SearchResult] | None:
     """Try smaller images step by step, without cutting rows; None where that may not be or does not help."""
     facts, images = subject.facts, subject.lengths.images
     if not images or not allowed(LEVERS[SMALLER_IMAGES], subject.space()):
@@ -246,7 +246,7 @@ def _with_smaller_images(
     return None
 
 
-def _lever_of_images(before: Subject, after: Subject, found: Found, tried: Sequence[Candidate]) -> Lever:
+def _lever_of_images(before: Subject, after: Subject, found: SearchResult, tried: Sequence[Candidate]) -> Lever:
     """Say what full size would need at least, and what becomes of the row with most tokens of images."""
     row, pixels = LEVERS[SMALLER_IMAGES], found.estimate.knobs.max_pixels
     whole = [each.required_bytes for each in tried if each.knobs.max_pixels is None]

@@ -10,7 +10,7 @@ from typing import Any
 
 from autotrain_mem.estimator.depth.extrapolate import expand
 from autotrain_mem.estimator.memory import estimate_memory
-from autotrain_mem.estimator.replay import Room
+from autotrain_mem.estimator.replay import DeviceCapacity
 from autotrain_mem.estimator.step_time import shared_work, step_time
 from autotrain_mem.estimator.vllm_share import asleep_bytes, estimate_while_awake, with_sleep
 from autotrain_mem.machine.host_requirements import ITEM_BYTES
@@ -284,7 +284,7 @@ def judge_trace(subject: Subject, knobs: Knobs, trace: Trace) -> Estimate:
     return judge(subject, knobs, footprint_of(trace, subject.room(knobs)))
 
 
-def footprint_of(trace: Trace, room: Room, layers: int | None = None) -> Footprint:
+def footprint_of(trace: Trace, room: DeviceCapacity, layers: int | None = None) -> Footprint:
     """Replays one rehearsal in a room.
 
     Args:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from autotrain_mem.allocator.settings import AllocatorSettings, environment_setting, environment_settings
-from autotrain_mem.estimator.replay import Room
+from autotrain_mem.estimator.replay import DeviceCapacity
 from autotrain_mem.estimator.vllm_share import asleep_bytes, vllm_share_bytes
 from autotrain_mem.machine.prices import Prices, listed_prices, price_of
 from autotrain_mem.planning.calibration import Correction
@@ -15,7 +15,7 @@ from autotrain_mem.planning.for_processes import for_processes
 from autotrain_mem.planning.kept_answers import NOWHERE, LastTraces, answered
 from autotrain_mem.search.space import Space, make_space, precise_for
 from autotrain_mem.settings.levers import EXPANDABLE, SMALLER_IMAGES
-from autotrain_mem.settings.words import MAX_LENGTH, is_wish
+from autotrain_mem.settings.words import MAX_LENGTH, is_maximized
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError, ContextLengthError, ModelNotFoundError, UsageError
 from autotrain_mem.support.store import Store
@@ -186,9 +186,9 @@ class Rehearsals:
         """Computes what a vLLM engine on the same card takes for itself."""
         return vllm_share_bytes(self.job, self.hardware)
 
-    def room(self, knobs: Knobs) -> Room:
+    def room(self, knobs: Knobs) -> DeviceCapacity:
         """Returns what the trainer's allocator can have of the budget."""
-        return Room(
+        return DeviceCapacity(
             capacity_bytes=max(0, self.budget_bytes - self.outside_bytes(knobs)),
             total_bytes=self.hardware.total_bytes,
             settings=self.settings,
@@ -196,9 +196,9 @@ class Rehearsals:
         )
 
     @property
-    def endless_room(self) -> Room:
+    def endless_room(self) -> DeviceCapacity:
         """A device without an end, so that what is reserved of it is the same for every card with these kernels."""
-        return Room(capacity_bytes=None, settings=self.settings, caches=self.caches).endless
+        return DeviceCapacity(capacity_bytes=None, settings=self.settings, caches=self.caches).endless
 
     # -- what is found out ---------------------------------------------------------------------------------------------
 
@@ -231,7 +231,7 @@ class Rehearsals:
     def lengths_to_estimate(self, facts: ModelFacts) -> Lengths:
         """Counts what an estimate needs: tokens where it is asked to, and prompts, whose length nothing else says."""
         job = self.job
-        counts = is_wish(job.arguments.get(MAX_LENGTH))
+        counts = is_maximized(job.arguments.get(MAX_LENGTH))
         if job.is_online:
             counts = job.prompt_length is None and example_dataset(job) is None
         if counts or (job.names_data and not job.images and facts.reads_images):

@@ -209,7 +209,7 @@ def _at_once(done: str, rows: int | None) -> str:
 def difference(knobs: Knobs, asked: Knobs) -> str:
     """Names what an attempt has that the first had not: ``LoRA, bfloat16, 4-bit base, activations offloaded``.
 
-    Batches and checkpointing are said elsewhere; how processes share the model is nobody's wish, and always said.
+    Batches and checkpointing are said elsewhere; how processes share the model is nobody's request, and always said.
     """
     changed = {*differing([knobs, asked])} - BATCHES - {CHECKPOINTING}
     rows_at_once = knobs.local_rollout_forward_batch_size or 0

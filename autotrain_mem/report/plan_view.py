@@ -22,7 +22,7 @@ from autotrain_mem.support.units import amount, counted, duration, format_bytes,
 from autotrain_mem.types import Candidate, DataSummary, Estimate, Harm, Lever, Plan
 from autotrain_mem.types.data import PERCENTILES
 from autotrain_mem.types.estimate import STEPS
-from autotrain_mem.types.gpu_comparison import Most
+from autotrain_mem.types.gpu_comparison import LargestValue
 from autotrain_mem.types.hardware import Price
 from autotrain_mem.types.methods_table import METHODS
 
@@ -159,7 +159,7 @@ def speed(plan: Plan) -> Text:
     return Text(f"{sentence}; {counted(steps, 'step')} in about {duration(plan.run_seconds)}")
 
 
-def most_sentence(most: Most, budget_bytes: int, level: str) -> str:
+def most_sentence(most: LargestValue, budget_bytes: int, level: str) -> str:
     """``max_length 8128 fits at this level, and 8192 does not: it needs 11.9 GiB of 11.2 GiB``."""
     if most.next_value is None or most.next_required_bytes is None:
         return f"{most.name} {most.value}, as much as there can be: {most.stopped_by}"

@@ -14,7 +14,7 @@ from autotrain_mem.support import codec
 from autotrain_mem.support.files import open_ordinary
 from autotrain_mem.support.units import MIB, counted, duration, format_bytes
 from autotrain_mem.types import OtherProcess, Phase, PhasePeak, Plan, Probe
-from autotrain_mem.types.experience import EVENTS_NAME, RECORD_NAME, Happening, Moment, RunHistory
+from autotrain_mem.types.experience import EVENTS_NAME, RECORD_NAME, RunHistory, RunMarker, StepReading
 from autotrain_mem.types.report import MemoryReading
 
 LARGEST_BYTES = 256 * MIB
@@ -102,7 +102,7 @@ def _event(line: str) -> _Event | None:
     return None
 
 
-def _moments(samples: list[_Event], events: list[_Event], began: float) -> tuple[Moment, ...]:
+def _moments(samples: list[_Event], events: list[_Event], began: float) -> tuple[StepReading, ...]:
     """Joins what was measured and what was logged at the same step; of a step that was trained twice the latter ones
     come later, as they did."""
     waiting: dict[Any, list[_Event]] = {}
@@ -118,10 +118,10 @@ def _moments(samples: list[_Event], events: list[_Event], began: float) -> tuple
     return tuple(sorted(moments, key=lambda moment: moment.seconds))
 
 
-def _moment(sample: _Event, log: _Event, began: float) -> Moment:
+def _moment(sample: _Event, log: _Event, began: float) -> StepReading:
     either = sample or log
     device, logs = sample.get("device"), log.get("logs") or {}
-    return Moment(
+    return StepReading(
         seconds=round(either["time"] - began, 3),
         step=int(either.get("step") or 0),
         device=None if device is None else codec.from_json(MemoryReading, device),
@@ -130,7 +130,7 @@ def _moment(sample: _Event, log: _Event, began: float) -> Moment:
     )
 
 
-def _happenings(events: list[_Event], began: float) -> Iterator[Happening]:
+def _happenings(events: list[_Event], began: float) -> Iterator[RunMarker]:
     for event in events:
         if (kind := _KINDS.get(event["event"])) is None:
             continue
@@ -141,7 +141,7 @@ def _happenings(events: list[_Event], began: float) -> Iterator[Happening]:
             text = str(event.get("ending", "ended"))
         else:
             text = f"checkpoint of step {step}" if kind == "checkpoint" else event_line(event)
-        yield Happening(seconds=round(event["time"] - began, 3), step=step, kind=kind, text=text)
+        yield RunMarker(seconds=round(event["time"] - began, 3), step=step, kind=kind, text=text)
 
 
 def _last(events: list[_Event], name: str) -> Any:

@@ -14,7 +14,7 @@ from autotrain_mem.report import formatting
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Indented, add, hanging, table
 from autotrain_mem.support.units import counted, duration, format_bytes, rate
 from autotrain_mem.types import Plan, Report
-from autotrain_mem.types.experience import Happening, Moment, RunHistory
+from autotrain_mem.types.experience import RunHistory, RunMarker, StepReading
 from autotrain_mem.types.report import REWARD_NAMES, MemoryReading
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -29,7 +29,7 @@ PACE_SECONDS = 120.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Watched:
+class RunSnapshot:
     """Holds a run as it is at one moment."""
 
     name: str
@@ -85,7 +85,7 @@ class Watched:
         return max(0.0, pace * (history.total_steps - self.step))
 
 
-def watch_view(watched: Watched, *, ascii_only: bool = False) -> RenderableType:
+def watch_view(watched: RunSnapshot, *, ascii_only: bool = False) -> RenderableType:
     """Draws a run on a terminal."""
     history, plan, state = watched.history, watched.plan, watched.state
     what = "" if plan is None else f"  {plan.method}, {plan.model} on {formatting.cards(plan.estimate.hardware)}"
@@ -122,7 +122,7 @@ def watch_view(watched: Watched, *, ascii_only: bool = False) -> RenderableType:
     return Group(*parts)
 
 
-def watch_line(watched: Watched) -> str:
+def watch_line(watched: RunSnapshot) -> str:
     """Says in one line how far a run is: ``step 312/1403  loss 1.842  peak 10.8 of 11.2 GiB  41 min 03 s left``."""
     history = watched.history
     if history is None:
@@ -140,7 +140,7 @@ def watch_line(watched: Watched) -> str:
     return "  ".join(parts)
 
 
-def happening_lines(happenings: Iterable[Happening]) -> list[str]:
+def happening_lines(happenings: Iterable[RunMarker]) -> list[str]:
     """Lists what happened, a line each; beginnings and ends are said otherwise."""
     return [
         each.text if f"step {each.step}" in each.text else f"step {each.step}  {each.text}"
@@ -162,7 +162,7 @@ def spark(values: Sequence[float], blocks: str = BLOCKS) -> str:
     return "".join(blocks[min(len(blocks) - 1, int((mean - low) / span * len(blocks)))] for mean in means)
 
 
-def _memory_rows(grid: Table, watched: Watched, history: RunHistory) -> None:
+def _memory_rows(grid: Table, watched: RunSnapshot, history: RunHistory) -> None:
     """Shows each rank's memory; the first one's alone where there is one."""
     budget, plan = _budget_bytes(watched), watched.plan
     predicted = "" if plan is None else f", predicted {format_bytes(plan.estimate.reserved_bytes)}"
@@ -177,11 +177,11 @@ def _memory_rows(grid: Table, watched: Watched, history: RunHistory) -> None:
         grid.add_row(name, bar, text)
 
 
-def _last_reading(moments: Sequence[Moment]) -> MemoryReading | None:
+def _last_reading(moments: Sequence[StepReading]) -> MemoryReading | None:
     return next((moment.device for moment in reversed(moments) if moment.device is not None), None)
 
 
-def _budget_bytes(watched: Watched) -> int | None:
+def _budget_bytes(watched: RunSnapshot) -> int | None:
     if watched.plan is not None:
         return watched.plan.estimate.reservable_bytes
     return None if watched.history is None else watched.history.total_bytes

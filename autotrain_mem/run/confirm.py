@@ -16,9 +16,9 @@ from autotrain_mem.planning.output_dir import resumes
 from autotrain_mem.planning.plan import make_plan, searched_with_images
 from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.rehearsals import Rehearsals
-from autotrain_mem.planning.wish import Wish
+from autotrain_mem.planning.run_request import RunRequest
 from autotrain_mem.report.run_history import outcome
-from autotrain_mem.settings.words import without_wish
+from autotrain_mem.settings.words import without_maximized
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import DoesNotFitError
 from autotrain_mem.support.units import format_bytes
@@ -86,7 +86,7 @@ class ProbeBackend:
         others = () if self.simulate else others_on(device)
         request = Request(
             task="probe",
-            job=replace(job, arguments=without_wish(job.arguments)),
+            job=replace(job, arguments=without_maximized(job.arguments)),
             knobs=plan.knobs,
             hardware=device,
             simulate=self.simulate,
@@ -114,7 +114,12 @@ def _now(card: Hardware) -> Hardware:
 
 
 def probed(
-    rehearsals: Rehearsals, chosen: Plan, wish: Wish, folder: Path, on_event: OnEvent, machines: Machines | None
+    rehearsals: Rehearsals,
+    chosen: Plan,
+    request: RunRequest,
+    folder: Path,
+    on_event: OnEvent,
+    machines: Machines | None,
 ) -> Plan:
     """Try a plan before it trains: two real steps on the longest rows, in a process that then ends.
 
@@ -129,19 +134,19 @@ def probed(
         OutputFolderError, TrainingError, RewardFunctionError, DatasetError, ModelError, InterruptedByUser.
     """
     job = rehearsals.job
-    device = training_device(rehearsals.hardware, simulate=wish.simulate, environment=job.environment)
+    device = training_device(rehearsals.hardware, simulate=request.simulate, environment=job.environment)
     goes_on = resumes(job) and chosen.experience != Experience()
     if goes_on or not is_probed(job, device, vllm_share_bytes=rehearsals.vllm_share_bytes):
         return chosen
     backend = ProbeBackend(
         rehearsals=rehearsals,
         device=device,
-        simulate=wish.simulate,
+        simulate=request.simulate,
         folder=folder,
         workers=Workers,
         machines=machines,
     )
-    return confirmed(chosen, backend, on_event, may_move=wish.plan is None)
+    return confirmed(chosen, backend, on_event, may_move=request.plan is None)
 
 
 def is_probed(job: Job, hardware: Hardware, *, vllm_share_bytes: int) -> bool:

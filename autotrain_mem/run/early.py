@@ -15,8 +15,8 @@ from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.parameter_count import parameters
 from autotrain_mem.planning.for_processes import check_processes
 from autotrain_mem.planning.output_dir import RESUME, check_output, check_weights, output_dir, resumes_in_folder
+from autotrain_mem.planning.run_request import RunRequest, check_launch, no_model
 from autotrain_mem.planning.vllm_server import gpus_served_here
-from autotrain_mem.planning.wish import Wish, check_launch, no_model
 from autotrain_mem.settings.knobs import alone_too
 from autotrain_mem.settings.trl_parser import kept_flags, kept_names, parser_of, read_given
 from autotrain_mem.support.errors import AutofitError, PlanFileError, UsageError
@@ -45,9 +45,9 @@ _READ = ("output_dir", RESUME, "dataset_name", "datasets", *OTHER_MODEL_ARGUMENT
 
 @contextmanager
 def opened(
-    wish: Wish, *, to_train: bool, reads_data: bool = True, is_one: bool = True, count: int | None = None
+    request: RunRequest, *, to_train: bool, reads_data: bool = True, is_one: bool = True, count: int | None = None
 ) -> Iterator[Workers]:
-    """Workers for a wish, which end with the block.
+    """Workers for a request, which end with the block.
 
     They import TRL while the rest is looked at, unless what was kept says that they may not be needed.
 
@@ -58,21 +58,21 @@ def opened(
         count: Of the workers; None for as many as there is room for.
 
     Raises:
-        AutofitError: what is wrong with the wish by itself (:func:`refuse`).
+        AutofitError: what is wrong with the request by itself (:func:`refuse`).
     """
-    check_launch(is_placed=wish.place is not None)
-    refuse_flags(wish)
-    if wish.autofit.prices is not None:
+    check_launch(is_placed=request.place is not None)
+    refuse_flags(request)
+    if request.autofit.prices is not None:
         from autotrain_mem.machine.prices import prices  # only a file of the user's can be wrong
 
-        prices(str(wish.autofit.prices))
+        prices(str(request.autofit.prices))
     if is_one:
-        refuse(wish, to_train=to_train, reads_data=reads_data)
+        refuse(request, to_train=to_train, reads_data=reads_data)
     from autotrain_mem.planning.kept_answers import is_parsed  # what is refused above waits for neither
     from autotrain_mem.worker.pool import Workers
 
     with Workers(count) as workers:
-        if not is_parsed(Store(cache_folder()), wish):
+        if not is_parsed(Store(cache_folder()), request):
             workers.start()
         try:
             yield workers
@@ -83,7 +83,7 @@ def opened(
             raise
 
 
-def refuse_flags(wish: Wish) -> None:
+def refuse_flags(request: RunRequest) -> None:
     """Refuses names that TRL does not know, and values that no parser takes, by what was kept of the installed TRL.
 
     Nothing is refused where nothing was kept: then a worker reads the flags, with TRL's own parser, as it does
@@ -93,20 +93,20 @@ def refuse_flags(wish: Wish) -> None:
         UsageError: an unknown flag or key (with the nearest), or a value of a wrong kind.
     """
     store = Store(cache_folder())
-    kept = kept_flags(store, wish.method)
+    kept = kept_flags(store, request.method)
     if kept is None:
         return
     read_given(
         parser_of(kept.flags),
-        wish.method,
-        wish.argv,
-        wish.config,
-        wish.also_known,
+        request.method,
+        request.argv,
+        request.config,
+        request.also_known,
         lambda name: [method for method, names in (kept_names(store) or {}).items() if name in names],
     )
 
 
-def refuse(wish: Wish, *, to_train: bool, reads_data: bool = True) -> None:
+def refuse(request: RunRequest, *, to_train: bool, reads_data: bool = True) -> None:
     """Refuses an unknown card, a machine without one, files that are not there, and an output folder that is taken.
 
     What a plan of before says, folders apart, is looked at later, and so is what TRL's parser alone can tell.
@@ -115,28 +115,32 @@ def refuse(wish: Wish, *, to_train: bool, reads_data: bool = True) -> None:
         UsageError, NoGpuError, UnknownGpuError, UnreadableGpuError, ModelNotFoundError, ModelConfigError,
             MissingExtraError, DatasetError, OutputFolderError.
     """
-    if to_train and wish.argument(RESUME):
-        check_checkpoint(wish)
-    elif to_train and (plan := wish.autofit.plan) is not None:
+    if to_train and request.argument(RESUME):
+        check_checkpoint(request)
+    elif to_train and (plan := request.autofit.plan) is not None:
         with contextlib.suppress(PlanFileError):  # told where it is read to be followed
             planned = (plan if isinstance(plan, Plan) else Plan.load(plan)).job
-            given = replace(wish, model=wish.model or planned.model, config={**planned.arguments, **wish.config})
+            given = replace(
+                request, model=request.model or planned.model, config={**planned.arguments, **request.config}
+            )
             if (job := _job(given)) is not None:
-                _check_written(job, wish)
-    if wish.autofit.plan is not None or wish.argument(RESUME):
+                _check_written(job, request)
+    if request.autofit.plan is not None or request.argument(RESUME):
         return
-    if wish.simulate and wish.autofit.gpu is None:  # words that contradict each other are told with all that do
+    if request.simulate and request.autofit.gpu is None:  # words that contradict each other are told with all that do
         return
-    job = _job(wish)
+    job = _job(request)
     if job is None:
         raise no_model()
-    _refuse_device(wish, to_train=to_train)
-    pins, counts = wish.autofit.pins, wish.autofit.gpu_counts
-    if len(counts) == 1 and pins and wish.autofit.accelerate_config is None:  # a file may say more, and is read later
-        check_processes(Topology(nodes=wish.autofit.nodes or 1, devices=counts[0]), pins)
-    if (error := method_of(wish.method).missing(wish.argument, to_train=to_train)) is not None:
+    _refuse_device(request, to_train=to_train)
+    pins, counts = request.autofit.pins, request.autofit.gpu_counts
+    if (
+        len(counts) == 1 and pins and request.autofit.accelerate_config is None
+    ):  # a file may say more, and is read later
+        check_processes(Topology(nodes=request.autofit.nodes or 1, devices=counts[0]), pins)
+    if (error := method_of(request.method).missing(request.argument, to_train=to_train)) is not None:
         raise error
-    config = _refuse_model(job.model, "--model", wish.argument("model_revision"))
+    config = _refuse_model(job.model, "--model", request.argument("model_revision"))
     for name in filter(job.arguments.get, OTHER_MODEL_ARGUMENTS):
         _refuse_model(job.arguments[name], f"--{name}")
     data = job.dataset or job.arguments.get("dataset_name")
@@ -147,21 +151,21 @@ def refuse(wish: Wish, *, to_train: bool, reads_data: bool = True) -> None:
     if config is not None and "vision_config" in config and (to_train or job.images or (data and reads_data)):
         check_image_packages(job.model, config["model_type"])
     if to_train:
-        _check_written(job, wish)
+        _check_written(job, request)
 
 
-def refuse_to_follow(wish: Wish) -> None:
+def refuse_to_follow(request: RunRequest) -> None:
     """Refuses on another machine than the first what would keep it from taking part.
 
     Raises:
         AutofitError: as :func:`opened`.
     """
     check_launch(is_placed=True)
-    refuse_flags(wish)
-    refuse(wish, to_train=True)
+    refuse_flags(request)
+    refuse(request, to_train=True)
 
 
-def check_to_train(job: Job, wish: Wish) -> None:
+def check_to_train(job: Job, request: RunRequest) -> None:
     """Refuses to train without data or weights, or into a folder that is taken.
 
     Raises:
@@ -173,26 +177,26 @@ def check_to_train(job: Job, wish: Wish) -> None:
             "No --dataset is given, and training needs one.",
             hint=f"Give --dataset a hub id, a folder or a file. {example}\n--plan_only plans without.",
         )
-    _check_written(job, wish)
+    _check_written(job, request)
 
 
-def _check_written(job: Job, wish: Wish) -> None:
+def _check_written(job: Job, request: RunRequest) -> None:
     for name in filter(None, (job.model, *map(job.arguments.get, OTHER_MODEL_ARGUMENTS))):
         check_weights(pathlib.Path(name))
-    if wish.place is None or not wish.place.rank:  # the first machine's run holds the folder of all
-        check_output(job, overwrite=wish.overwrite_output_dir)
+    if request.place is None or not request.place.rank:  # the first machine's run holds the folder of all
+        check_output(job, overwrite=request.overwrite_output_dir)
         from autotrain_mem.training.run_folder import check_folder  # a plan is made without a folder
 
-        check_folder(output_dir(job), resuming=resumes_in_folder(job), overwrite=wish.overwrite_output_dir)
+        check_folder(output_dir(job), resuming=resumes_in_folder(job), overwrite=request.overwrite_output_dir)
 
 
-def _refuse_device(wish: Wish, *, to_train: bool) -> None:
-    autofit, environment = wish.autofit, wish.environment
-    if wish.argument("use_cpu") or several_asked(wish):
+def _refuse_device(request: RunRequest, *, to_train: bool) -> None:
+    autofit, environment = request.autofit, request.environment
+    if request.argument("use_cpu") or several_asked(request):
         return
     counts = autofit.gpu_counts
     gpus = counts[0] if len(counts) == 1 else None
-    spared = gpus_served_here(wish.argument, autofit.nodes or 1)
+    spared = gpus_served_here(request.argument, autofit.nodes or 1)
     card = choose(
         autofit.gpu,
         use_cpu=False,
@@ -203,7 +207,7 @@ def _refuse_device(wish: Wish, *, to_train: bool) -> None:
         measures=False,
     )
     if to_train and (autofit.nodes or 1) == 1:
-        training_device(card, simulate=wish.simulate, environment=environment)
+        training_device(card, simulate=request.simulate, environment=environment)
 
 
 def _refuse_model(name: str, flag: str, revision: object = None) -> dict[str, Any] | None:
@@ -213,17 +217,17 @@ def _refuse_model(name: str, flag: str, revision: object = None) -> dict[str, An
     return config
 
 
-def several_asked(wish: Wish) -> bool:
+def several_asked(request: RunRequest) -> bool:
     """Whether cards are to be compared; raises UnknownGpuError for a name that none has."""
-    autofit = wish.autofit
+    autofit = request.autofit
     return bool(several(autofit.gpu or "", autofit.gpu_counts, nodes=autofit.nodes or 1, link=autofit.link))
 
 
-def _job(wish: Wish) -> Job | None:
+def _job(request: RunRequest) -> Job | None:
     """The job as far as flags and keys tell it by themselves; None without a model."""
-    model = wish.model or wish.argument("model_name_or_path")
-    given = {name: value for name in _READ if (value := wish.argument(name)) is not None}
-    return replace(wish, model=str(model)).job(given) if model else None
+    model = request.model or request.argument("model_name_or_path")
+    given = {name: value for name in _READ if (value := request.argument(name)) is not None}
+    return replace(request, model=str(model)).job(given) if model else None
 
 
 _TRAINED_BYTES = 16
@@ -232,9 +236,9 @@ _HELD_BYTES = 2
 """In bfloat16."""
 
 
-def coarse_answer(wish: Wish) -> str:
-    """Returns two lines about the model of a wish; empty where its sizes are not at hand, or not of a known kind."""
-    model = wish.model or wish.argument("model_name_or_path")
+def coarse_answer(request: RunRequest) -> str:
+    """Returns two lines about the model of a request; empty where its sizes are not at hand, or not of a known kind."""
+    model = request.model or request.argument("model_name_or_path")
     try:
         config = check_model_folder(str(model), "--model") if model else None
     except AutofitError:  # said where it stops something
@@ -261,8 +265,8 @@ def without_effect(job: Job) -> Iterator[str]:
             yield f"--{name} has no effect with --simulate: the simulated card counts what each operator allocates."
 
 
-def check_checkpoint(wish: Wish) -> None:
-    """Look at what a wish would go on with, as far as flags and the run's own plan say how the model is shared.
+def check_checkpoint(request: RunRequest) -> None:
+    """Look at what a request would go on with, as far as flags and the run's own plan say how the model is shared.
 
     Where they leave it open, the plan that is made is looked at (``run.supervised``).
 
@@ -271,9 +275,9 @@ def check_checkpoint(wish: Wish) -> None:
             newest was trained with another seed.
         UsageError: so many GPUs do not divide the run's effective batch.
     """
-    plan = _plan(wish)
+    plan = _plan(request)
     if plan is not None:
-        rows, processes = plan.knobs.effective_batch_size, _processes(wish, plan)
+        rows, processes = plan.knobs.effective_batch_size, _processes(request, plan)
         if processes is not None and rows % processes:
             fitting = [count for count in range(1, rows + 1) if rows % count == 0]
             nearest = sorted(fitting, key=lambda count: abs(count - processes))[:2]
@@ -281,10 +285,12 @@ def check_checkpoint(wish: Wish) -> None:
                 f"{processes} GPUs do not divide the run's effective batch of {rows} rows, which stays as it was.",
                 hint=f"Go on with --gpus {' or '.join(map(str, sorted(nearest)))}.",
             )
-    resumer = _resumer(wish, plan)
-    checkpoints = list(_checkpoints(wish))
-    if checkpoints and not wish.argument("ignore_data_skip"):  # the rows themselves are looked at once they are loaded
-        said = {f"--{name}": wish.argument(name) for name in ("seed", "data_seed")}
+    resumer = _resumer(request, plan)
+    checkpoints = list(_checkpoints(request))
+    if checkpoints and not request.argument(
+        "ignore_data_skip"
+    ):  # the rows themselves are looked at once they are loaded
+        said = {f"--{name}": request.argument(name) for name in ("seed", "data_seed")}
         check_order(checkpoints[0], {name: str(value) for name, value in said.items() if value is not None})
     if resumer is None or not checkpoints:
         return
@@ -292,37 +298,37 @@ def check_checkpoint(wish: Wish) -> None:
         check_form(checkpoints[0], resumer)
 
 
-def _plan(wish: Wish) -> Plan | None:
+def _plan(request: RunRequest) -> Plan | None:
     """The plan that is followed; None where one is made."""
-    given = wish.plan or wish.autofit.plan or wish.folder
+    given = request.plan or request.autofit.plan or request.folder
     with contextlib.suppress(PlanFileError):  # told where it is read to be followed
         return given if given is None or isinstance(given, Plan) else Plan.load(given)
     return None
 
 
-def _processes(wish: Wish, plan: Plan | None) -> int | None:
-    counts, topology = wish.autofit.gpu_counts, None if plan is None else plan.estimate.hardware.topology
+def _processes(request: RunRequest, plan: Plan | None) -> int | None:
+    counts, topology = request.autofit.gpu_counts, None if plan is None else plan.estimate.hardware.topology
     devices = counts[0] if len(counts) == 1 else None if topology is None else topology.devices
-    nodes = wish.autofit.nodes or (1 if topology is None else topology.nodes)
+    nodes = request.autofit.nodes or (1 if topology is None else topology.nodes)
     return None if devices is None else devices * nodes
 
 
-def _resumer(wish: Wish, plan: Plan | None) -> Resumer | None:
-    processes = _processes(wish, plan)
-    if processes is None or wish.autofit.accelerate_config is not None:
+def _resumer(request: RunRequest, plan: Plan | None) -> Resumer | None:
+    processes = _processes(request, plan)
+    if processes is None or request.autofit.accelerate_config is not None:
         return None
     planned = None if plan is None else Resumer.of(plan.knobs)
-    sharding = wish.autofit.sharding or (None if plan is None else alone_too(plan.knobs.sharding, processes))
+    sharding = request.autofit.sharding or (None if plan is None else alone_too(plan.knobs.sharding, processes))
     if sharding is None and processes > 1:
         return None if planned is None else replace(planned, sharding="ddp", processes=processes)
     known = planned or Resumer(sharding=None, processes=processes)
     return replace(known, sharding=sharding, processes=processes)
 
 
-def _checkpoints(wish: Wish) -> list[Path]:
+def _checkpoints(request: RunRequest) -> list[Path]:
     """Those that may be meant, newest first; which of them are this run's is looked at later."""
-    named = wish.argument(RESUME)
+    named = request.argument(RESUME)
     if named not in (True, "true", "True"):
         return [Path(str(named))] if Path(str(named)).is_dir() else []
-    found = [] if wish.folder is None else newest_first(Path(wish.folder))
+    found = [] if request.folder is None else newest_first(Path(request.folder))
     return [each.path for each in found if not why_torn(each.path)]

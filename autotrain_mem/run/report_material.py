@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autotrain_mem.allocator.settings import environment_settings
-from autotrain_mem.estimator.replay import Room
+from autotrain_mem.estimator.replay import DeviceCapacity
 from autotrain_mem.estimator.timeline import make_timeline
 from autotrain_mem.machine.catalog import catalog
 from autotrain_mem.machine.prices import listed_prices
@@ -127,7 +127,7 @@ def _timeline(
 
 def _drawn(plan: Plan, trace: Trace) -> Timeline:
     estimate = plan.estimate
-    room = Room(
+    room = DeviceCapacity(
         capacity_bytes=estimate.reservable_bytes,
         total_bytes=estimate.hardware.total_bytes,
         settings=environment_settings(plan.job.environment),

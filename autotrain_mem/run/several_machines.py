@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotrain_mem.parallel.place import FLAGS, how_to_start, place_of
 from autotrain_mem.planning.output_dir import RESUME
-from autotrain_mem.planning.wish import Wish
+from autotrain_mem.planning.run_request import RunRequest
 from autotrain_mem.support.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,32 +20,32 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 
-def placed(wish: Wish, environment: Mapping[str, str] = os.environ) -> Wish:
-    """Returns the wish with this machine's place, by flags, by a config of accelerate's, or by a launcher.
+def placed(request: RunRequest, environment: Mapping[str, str] = os.environ) -> RunRequest:
+    """Returns the request with this machine's place, by flags, by a config of accelerate's, or by a launcher.
 
     Raises:
         UsageError: several machines are asked for, and nothing says which of them this is; flags that contradict each
             other.
     """
-    config = wish.accelerate or {}
-    given: dict[str, Any] = {name: getattr(wish, name) for name in FLAGS}
-    if (wish.autofit.nodes or 1) > 1:
+    config = request.accelerate or {}
+    given: dict[str, Any] = {name: getattr(request, name) for name in FLAGS}
+    if (request.autofit.nodes or 1) > 1:
         given = {name: config.get(name) if value is None else value for name, value in given.items()}
-        if given["main_process_ip"] is None and wish.machine_rank is None:
+        if given["main_process_ip"] is None and request.machine_rank is None:
             given = {}  # of a config that leaves it to the launcher
-    place = place_of(wish.autofit.nodes, given, environment)
-    nodes = wish.autofit.nodes or 1
+    place = place_of(request.autofit.nodes, given, environment)
+    nodes = request.autofit.nodes or 1
     if place is None and nodes > 1:
         raise UsageError(f"--nodes {nodes}, and nothing says which of them this machine is.", hint=how_to_start(nodes))
-    if wish.min_nodes is not None and not 1 <= wish.min_nodes <= (1 if place is None else place.machines):
+    if request.min_nodes is not None and not 1 <= request.min_nodes <= (1 if place is None else place.machines):
         raise UsageError(
-            f"--min_nodes {wish.min_nodes} is no number of the machines that train, of which there are "
+            f"--min_nodes {request.min_nodes} is no number of the machines that train, of which there are "
             f"{1 if place is None else place.machines}.",
             hint="It says with how many the training may go on where others are lost: 1 to --nodes.",
         )
     if place is None:
-        return wish
-    return replace(wish, place=place, autofit=replace(wish.autofit, nodes=place.machines))
+        return request
+    return replace(request, place=place, autofit=replace(request.autofit, nodes=place.machines))
 
 
 def shared_words(argv: Sequence[str]) -> tuple[str, ...]:
@@ -67,12 +67,12 @@ def shared_words(argv: Sequence[str]) -> tuple[str, ...]:
     return tuple(kept)
 
 
-def follows(wish: Wish) -> bool:
+def follows(request: RunRequest) -> bool:
     """Whether another machine leads."""
-    return wish.place is not None and wish.place.rank > 0
+    return request.place is not None and request.place.rank > 0
 
 
-def follow_first(wish: Wish, say: Say) -> None:
+def follow_first(request: RunRequest, say: Say) -> None:
     """Takes part until the first machine says that the training has ended; raises what ended it.
 
     Raises:
@@ -80,53 +80,53 @@ def follow_first(wish: Wish, say: Say) -> None:
         NoGpuError, UnknownGpuError, UnreadableGpuError: this machine has not what is asked for.
         AutofitError: as ``training.machines.follow.follow``.
     """
-    place = wish.place
+    place = request.place
     assert place is not None
-    if wish.argument("use_cpu"):
+    if request.argument("use_cpu"):
         raise UsageError("--use_cpu trains in one process, on one machine.", hint="Remove --use_cpu, or --nodes.")
     from autotrain_mem.machine.choose import choose, training_device
     from autotrain_mem.training.machines.follow import follow
 
-    counts = wish.autofit.gpu_counts
-    environment, gpus = wish.environment, counts[0] if counts else None
-    card = choose(wish.autofit.gpu, use_cpu=False, gpus=gpus, environment=environment, measures=False)
-    hardware = training_device(card, simulate=wish.simulate, environment=environment)
-    if wish.autofit.plan is not None and not wish.argument("output_dir"):
-        from autotrain_mem.planning.request import PlanHints, with_plan
+    counts = request.autofit.gpu_counts
+    environment, gpus = request.environment, counts[0] if counts else None
+    card = choose(request.autofit.gpu, use_cpu=False, gpus=gpus, environment=environment, measures=False)
+    hardware = training_device(card, simulate=request.simulate, environment=environment)
+    if request.autofit.plan is not None and not request.argument("output_dir"):
+        from autotrain_mem.planning.read_request import PlanHints, with_plan
 
-        wish = with_plan(wish, PlanHints(other_method="", objects=""), say, to_train=True)
-    follow(place, wish.command, Path(wish.folder or ""), hardware, real=not wish.simulate, say=say)
+        request = with_plan(request, PlanHints(other_method="", objects=""), say, to_train=True)
+    follow(place, request.command, Path(request.folder or ""), hardware, real=not request.simulate, say=say)
 
 
 @contextlib.contextmanager
-def leading(wish: Wish, say: Say) -> Iterator[Machines | None]:
+def leading(request: RunRequest, say: Say) -> Iterator[Machines | None]:
     """Yields the other machines, which are told how the block ended; None where one machine trains.
 
     Raises:
         UsageError: their port cannot be listened at.
         OutputFolderError: their key cannot be written.
     """
-    if wish.place is None:
+    if request.place is None:
         yield None
         return
     from autotrain_mem.training.machines.lead import leading as leads
 
-    folder = Path(wish.folder or "")
-    with leads(wish.place, wish.command, folder, min_nodes=wish.min_nodes, say=say) as machines:
+    folder = Path(request.folder or "")
+    with leads(request.place, request.command, folder, min_nodes=request.min_nodes, say=say) as machines:
         yield machines
 
 
-def again(wish: Wish, say: Say) -> Wish:
-    """Returns the wish to go on, where the same command of several machines has left a run in its folder.
+def again(request: RunRequest, say: Say) -> RunRequest:
+    """Returns the request to go on, where the same command of several machines has left a run in its folder.
 
     Whoever starts machines, such as Slurm and Kubernetes, starts the same command again where one was lost.
     """
-    if wish.place is None or wish.place.rank or wish.argument(RESUME) or wish.overwrite_output_dir:
-        return wish
+    if request.place is None or request.place.rank or request.argument(RESUME) or request.overwrite_output_dir:
+        return request
     from autotrain_mem.training.run_folder import is_left_by
 
-    folder = wish.folder
-    if not folder or not is_left_by(folder, wish.command):
-        return wish
+    folder = request.folder
+    if not folder or not is_left_by(folder, request.command):
+        return request
     say(f"The same command began a run in {folder}, which has not ended: going on with it")
-    return replace(wish, config={**wish.config, RESUME: True})
+    return replace(request, config={**request.config, RESUME: True})

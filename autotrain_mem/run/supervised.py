@@ -20,7 +20,7 @@ from autotrain_mem.run.replan import (
     with_less_on_host,
 )
 from autotrain_mem.run.run_figures import EventLog, RunFigures
-from autotrain_mem.settings.words import without_wish
+from autotrain_mem.settings.words import without_maximized
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError, GpuOutOfMemoryError, InterruptedByUser, OutputFolderError
 from autotrain_mem.support.files import write_json
@@ -45,7 +45,7 @@ from autotrain_mem.training.run_folder import LastRun, RunFolder, hold_folder
 from autotrain_mem.training.supervisor import Change, RunAttempt, supervise
 from autotrain_mem.training.task import Request
 from autotrain_mem.types import Hardware, Incident, Job, Knobs, Plan, Report
-from autotrain_mem.types.experience import Experience, Learned, Restart
+from autotrain_mem.types.experience import Experience, LearnedLimits, Restart
 from autotrain_mem.types.plan_file import PLAN_NAME
 from autotrain_mem.types.planned import as_recorded
 from autotrain_mem.types.report import RUN_NAME, Shortage
@@ -136,7 +136,7 @@ class SupervisedRun:
     def train(self, attempt: RunAttempt, on_event: Callable[[Event], None]) -> Event | Ending:
         job = self.rehearsals.job
         resume_from = None if attempt.resume_from is None else str(attempt.resume_from)
-        arguments: dict[str, Any] = {**without_wish(job.arguments), RESUME: resume_from}
+        arguments: dict[str, Any] = {**without_maximized(job.arguments), RESUME: resume_from}
         request = Request(
             task="train",
             job=replace(job, arguments=arguments),
@@ -221,7 +221,7 @@ class SupervisedRun:
         match event["event"]:
             case "incident":
                 experience = experience.with_incident(codec.from_json(Incident, event["incident"]))
-                experience = experience.with_learned(codec.from_json(Learned, event["learned"]))
+                experience = experience.with_learned(codec.from_json(LearnedLimits, event["learned"]))
             case "restart":
                 experience = experience.with_restart(codec.from_json(Restart, event["restart"]))
             case "note" if event["message"] in self._notes:
@@ -258,11 +258,11 @@ class SupervisedRun:
 
     def first_checkpoint(self) -> Checkpoint | None:
         """The one that the user wishes to resume from: the newest whole one of the folder's run, or the one named."""
-        wish = self.rehearsals.job.arguments.get(RESUME)
-        if not wish:
+        request = self.rehearsals.job.arguments.get(RESUME)
+        if not request:
             return None
-        if wish is not True:
-            checkpoint = Path(str(wish))
+        if request is not True:
+            checkpoint = Path(str(request))
             why = why_no_start(checkpoint)
             if why:
                 raise OutputFolderError(

@@ -12,7 +12,7 @@ from math import prod
 from operator import attrgetter
 
 from autotrain_mem.search.levels import Line
-from autotrain_mem.search.memo import Memo, Sight, saving_levers, shares_alike, sights
+from autotrain_mem.search.memo import LineHistory, Memo, saving_levers, shares_alike, sights
 from autotrain_mem.search.space import Space, with_rows
 from autotrain_mem.settings.declaration import LeverRow, Savings
 from autotrain_mem.settings.levers import LEVERS, OFFLOADING
@@ -45,7 +45,7 @@ class Speed:
     expected: float
 
 
-def speed(memo: Memo, sight: Sight, knobs: Knobs) -> Speed:
+def speed(memo: Memo, sight: LineHistory, knobs: Knobs) -> Speed:
     """Guesses from points of the same line, by the work that they do, and from lines with fewer levers of time.
 
     Such a lever makes a step of the same rows slower, by how much is only known of recomputation.
@@ -99,7 +99,7 @@ def may_fit_at_once(space: Space, least: Estimate, knobs: Knobs) -> bool:
     return _with_activations(space, least, knobs) <= least.budget_bytes * LEEWAY_OF_ONE
 
 
-def promise(memo: Memo, space: Space, sight: Sight, beyond: float) -> Speed | None:
+def promise(memo: Memo, space: Space, sight: LineHistory, beyond: float) -> Speed | None:
     """The point of a line to rehearse next if the line may hold one that is faster than ``beyond``; None if not.
 
     The largest that should fit; where none should, the smallest that could: if that does not fit, no larger one does.
@@ -110,7 +110,7 @@ def promise(memo: Memo, space: Space, sight: Sight, beyond: float) -> Speed | No
     return next(iter(likely[-1:] or faster[:1]), None)
 
 
-def _may_fit(space: Space, sight: Sight) -> list[Knobs]:
+def _may_fit(space: Space, sight: LineHistory) -> list[Knobs]:
     """The points of a line that were not rehearsed and that nothing known rules out, smallest first."""
     rehearsed = {_rows(each.knobs) for each in sight.known}
     points = [knobs for knobs in sight.line if _rows(knobs) not in rehearsed and not is_ruled_out(sight, knobs)]
@@ -130,7 +130,7 @@ def _may_fit(space: Space, sight: Sight) -> list[Knobs]:
     ]
 
 
-def is_ruled_out(sight: Sight, knobs: Knobs) -> bool:
+def is_ruled_out(sight: LineHistory, knobs: Knobs) -> bool:
     """Whether no more rows were seen not to fit, here or, by more than bytes stray, on a line that needs less."""
     failed = [each for each in sight.known if not each.fits]
     harder = [each for known in sight.harder for each in known]
@@ -156,7 +156,7 @@ def _may_be_within(space: Space, known: Sequence[Estimate], knobs: Knobs) -> boo
     return least <= most
 
 
-def _should_fit(space: Space, sight: Sight, knobs: Knobs) -> bool:
+def _should_fit(space: Space, sight: LineHistory, knobs: Knobs) -> bool:
     if sight.known:
         return required_bytes(space, sight.known, knobs) <= sight.known[0].budget_bytes
     akin = sight.gentler[-1:]

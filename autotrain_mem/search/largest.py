@@ -23,10 +23,10 @@ from autotrain_mem.search.explore import MIDDLE_EVERY, surely_fits
 from autotrain_mem.search.guess import STATIC, linear, may_fit_at_once
 from autotrain_mem.search.levels import Level, levels
 from autotrain_mem.search.memo import Memo
-from autotrain_mem.search.search import NO_LIMITS, Found, Limits, find
+from autotrain_mem.search.search import NO_LIMITS, Limits, SearchResult, find
 from autotrain_mem.search.space import Space
 from autotrain_mem.types import Estimate, Knobs
-from autotrain_mem.types.gpu_comparison import Most
+from autotrain_mem.types.gpu_comparison import LargestValue
 
 TURNS = 12
 """Guesses for one level, at most; plain bisection of 16,384 values takes 14."""
@@ -54,7 +54,7 @@ class Question:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Border:
+class Boundary:
     """The last value of a level that fits, and the next one, which does not."""
 
     index: int
@@ -62,12 +62,12 @@ class Border:
     beyond: Estimate | None
     """None where the last of all values fits."""
 
-    def most(self, question: Question) -> Most:
+    def most(self, question: Question) -> LargestValue:
         """Tells it as an answer."""
         if self.beyond is None:
             value = question.values[self.index]
-            return Most(name=question.name, value=value, next_value=None, stopped_by=question.stopped_by)
-        return Most(
+            return LargestValue(name=question.name, value=value, next_value=None, stopped_by=question.stopped_by)
+        return LargestValue(
             name=question.name,
             value=question.values[self.index],
             next_value=getattr(self.beyond.knobs, question.name),
@@ -75,10 +75,10 @@ class Border:
         )
 
 
-def find_most(question: Question, memo: Memo, limits: Limits = NO_LIMITS) -> Found | None:
+def find_most(question: Question, memo: Memo, limits: Limits = NO_LIMITS) -> SearchResult | None:
     """The plan with as much as fits; None where not even the smallest value fits, or no plan keeps the limits."""
     tried: set[str] = set()
-    best: Found | None = None
+    best: SearchResult | None = None
     name = next((level.name for level in answering(question) if _holds(question, level, memo)), None)
     while name is not None and name not in tried:
         tried.add(name)
@@ -107,7 +107,7 @@ def _holds(question: Question, level: Level, memo: Memo) -> bool:
     return start is not None and points.holds(start)
 
 
-def find_border(question: Question, level: str, memo: Memo, *, whole: bool = True) -> Border | None:
+def find_border(question: Question, level: str, memo: Memo, *, whole: bool = True) -> Boundary | None:
     """The border of one level; None where its smallest value does not fit.
 
     Args:
@@ -135,7 +135,7 @@ def _at_once(question: Question, level: str, memo: Memo, following: int) -> tupl
     return points, start if may_fit_at_once(space, accumulated, points.knobs(start)) else None
 
 
-def _border(points: _Points, start: int, *, whole: bool) -> Border | None:
+def _border(points: _Points, start: int, *, whole: bool) -> Boundary | None:
     """The border of such points from a value on; None where that one does not fit."""
     if not points.holds(start):
         return None
@@ -150,7 +150,9 @@ def _border(points: _Points, start: int, *, whole: bool) -> Border | None:
             low, high = _narrowed(points, high, end)
     if not points(low).fits:
         return None
-    return Border(index=low, estimate=points(low), beyond=points(high) if high < len(points.question.values) else None)
+    return Boundary(
+        index=low, estimate=points(low), beyond=points(high) if high < len(points.question.values) else None
+    )
 
 
 def _narrowed(points: _Points, low: int, high: int) -> tuple[int, int]:

@@ -185,7 +185,7 @@ HALF_BITS = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sight:
+class LineHistory:
     """A line, and what was rehearsed of it and of those that differ from it in levers that save bytes alone.
 
     Example: of the line with recomputation, ``gentler`` is what is known of the same setting without, and ``harder``
@@ -205,11 +205,11 @@ class Sight:
     """What is known of each line with the same adapter on a base of more bits, which needs no less beside it."""
 
 
-def sights(memo: Memo, lines: Sequence[Line], among: Sequence[Line]) -> list[Sight]:
+def sights(memo: Memo, lines: Sequence[Line], among: Sequence[Line]) -> list[LineHistory]:
     """Returns what is known for each of the lines, from these and from all others that were looked at."""
     rehearsed = [(other[0], known) for other in among if (known := memo.known(other))]
     return [
-        Sight(
+        LineHistory(
             line=line,
             known=memo.known(line),
             gentler=_likest_last(line[0], [(other, known) for other, known in rehearsed if _is_akin(other, line[0])]),

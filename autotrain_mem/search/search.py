@@ -15,11 +15,11 @@ from autotrain_mem.search.nearest import does_not_fit
 from autotrain_mem.search.space import Space
 from autotrain_mem.support.errors import PlanError
 from autotrain_mem.types import Candidate, Estimate, Harm, Knobs, Lever
-from autotrain_mem.types.gpu_comparison import Most
+from autotrain_mem.types.gpu_comparison import LargestValue
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
+class SearchResult:
     """Settings that were rehearsed and fit, what they change, and everything that was tried."""
 
     level: str
@@ -28,7 +28,7 @@ class Found:
     levers: tuple[Lever, ...]
     alternatives: tuple[Candidate, ...]
     """Of the levels around: those of less harm that do not fit or are too slow, and the next one, least harm first."""
-    most: Most | None = None
+    most: LargestValue | None = None
     """Where as much as fits of one thing was asked for."""
 
 
@@ -60,7 +60,7 @@ def search(
     predictor: Predictor,
     on_attempt: OnAttempt = lambda attempt: None,
     limits: Limits = NO_LIMITS,
-) -> Found:
+) -> SearchResult:
     """The fastest plan at the first level of harm at which anything fits, unless the next is far faster.
 
     Example: an effective batch of 8 where 4 rows fit without checkpointing. Rehearsed are 8 rows without checkpointing
@@ -88,7 +88,7 @@ def no_plan(space: Space, memo: Memo, limits: Limits) -> PlanError:
     return limits.broken(fitting) if fitting else does_not_fit(space, memo)
 
 
-def find(space: Space, memo: Memo, limits: Limits = NO_LIMITS) -> Found | None:
+def find(space: Space, memo: Memo, limits: Limits = NO_LIMITS) -> SearchResult | None:
     """The plan of the first level that holds one, and what stands around it; None where none does: no rehearsal goes
     into what would.
 
@@ -115,7 +115,7 @@ class _Climb:
     passed: dict[str, Estimate] = field(default_factory=dict)
     """Level -> its best, which is too slow or keeps no limit, or the least that it needs."""
 
-    def plan(self) -> Found | None:
+    def plan(self) -> SearchResult | None:
         passed, keeps = self.passed, self.limits.keeps
         for number, level in enumerate(self.levels):
             if level.name in self.too_large:
@@ -186,14 +186,14 @@ class _Climb:
                 return {level.name: best}
         return {}
 
-    def _found(self, level: str, estimate: Estimate, following: Mapping[str, Estimate]) -> Found:
+    def _found(self, level: str, estimate: Estimate, following: Mapping[str, Estimate]) -> SearchResult:
         """Holds a choice with the levels around it; but a plan that does more harm and gains nothing by it."""
         is_timed = bool(estimate.tokens_per_second)
         faster = {name: each for name, each in following.items() if not is_timed or slowdown(estimate, each) > 1 + TIE}
         beside = {**self.passed, **faster}
         around = {each.name: beside[each.name] for each in self.levels if each.name in beside}
         too_slow = [other for other in self.passed.values() if other.fits]
-        return Found(
+        return SearchResult(
             level=level,
             estimate=estimate,
             attempts=self.memo.attempts,

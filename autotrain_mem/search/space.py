@@ -13,7 +13,7 @@ from autotrain_mem.search.adapter import Adapter, adapter_for
 from autotrain_mem.search.division import check_positive, divisors, either, multiples, nearest, rows_allowed
 from autotrain_mem.settings.knobs import COMPLETION_KNOBS, EVALUATED_ROWS, ROWS, STEPS
 from autotrain_mem.settings.levers import EXPANDABLE, LOST_ABOVE, USUAL_WEIGHT
-from autotrain_mem.settings.words import MAX_LENGTH, MAX_SLOWDOWN, wished_share, without_wish
+from autotrain_mem.settings.words import MAX_LENGTH, MAX_SLOWDOWN, wished_share, without_maximized
 from autotrain_mem.support.errors import BatchSplitError, ContextLengthError
 from autotrain_mem.types import DataProfile, Fit, Job, Knobs
 from autotrain_mem.types.hardware import Capability, lacks_bf16
@@ -41,7 +41,7 @@ class Space:
     base: Knobs
     """TRL's defaults overlaid with everything the user pinned; its max_length is the length asked for."""
     pinned: frozenset[str] = frozenset()
-    """Names of the knobs that the user gave. ``max_length: auto`` is a wish, not a pin."""
+    """Names of the knobs that the user gave. ``max_length: auto`` is a request, not a pin."""
     effective_batch_size: int
     """Of all processes."""
     fit: Fit = "all"
@@ -145,7 +145,7 @@ def make_space(
         ContextLengthError: the pinned max_length, or prompt and completion together, are beyond the model's context.
     """
     names, context_length = {field.name for field in fields(Knobs)}, facts.context_length
-    given = {name: value for name, value in without_wish(job.arguments).items() if name in names}
+    given = {name: value for name, value in without_maximized(job.arguments).items() if name in names}
     given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
     _check_numbers(given, job.effective_batch_size)
     overlaid = replace(_applying(defaults, job), **given)

@@ -1,7 +1,7 @@
 """What is said of a setting, once, beside its name and type; flags, YAML keys, checks and levers are views of it.
 
 A setting is a field of a dataclass: of those that a plan may decide (``settings.own``), of what else is asked of a plan
-(``types.autofit``), of a run (``planning.wish``) or of a command (``cli.flags``).
+(``types.autofit``), of a run (``planning.read_request``) or of a command (``cli.flags``).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class LeverRow:
     (``rehearsal.cuda``)."""
 
 
-class Where(Enum):
+class TakenBy(Enum):
     """Tells who takes a knob that is no argument of TRL's."""
 
     OWN = "autofit applies it itself"
@@ -141,7 +141,7 @@ class Setting:
     takes: str = ""
     """How its type is told; empty for the usual words."""
     check: Check | None = None
-    where: Where | None = None
+    where: TakenBy | None = None
     """Who takes it; None for TRL, and for what is no knob of a plan."""
     lever: LeverRow | None = None
     accelerate: str = ""

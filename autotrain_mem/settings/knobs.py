@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, ClassVar
 
 from autotrain_mem.settings.adapter_config import LORA, PEFT_CONFIG, kind_of
-from autotrain_mem.settings.declaration import Harm, Where, setting, settings_of
+from autotrain_mem.settings.declaration import Harm, TakenBy, setting, settings_of
 from autotrain_mem.settings.optimizer_verdicts import KEEPS_UPDATES, OPTIMIZERS_OF_BITSANDBYTES
 from autotrain_mem.settings.own import OWN, OwnSettings, Sharding
 from autotrain_mem.settings.words import MAX_LENGTH
@@ -69,9 +69,9 @@ class TrainerKnobs:
     """Rows that PPO generates and scores at once."""
     per_device_eval_batch_size: int | None = None
     """Rows of a micro-batch of evaluation; None where nothing is evaluated and the user gave none."""
-    processes: int = setting(1, where=Where.LAUNCH)
+    processes: int = setting(1, where=TakenBy.LAUNCH)
     """How many train together, each on a GPU of its own (``accelerate launch --num_processes``)."""
-    dp_replicate_size: int | None = setting(None, where=Where.LAUNCH)
+    dp_replicate_size: int | None = setting(None, where=TakenBy.LAUNCH)
     """Groups of processes that hold a whole set of shards each (HSDP); None where there is one group."""
 
 
@@ -231,9 +231,9 @@ COMPLETION_KNOBS = ("max_completion_length", "response_length", "max_new_tokens"
 """Knobs that limit a sampled completion: TRL's configs call it differently."""
 KNOBS = settings_of(Knobs) | OWN
 """Every setting that a plan decides, by name."""
-APPLIED = tuple(name for name, each in KNOBS.items() if each.where is Where.OWN)
+APPLIED = tuple(name for name, each in KNOBS.items() if each.where is TakenBy.OWN)
 """Knobs that TRL does not have; autofit applies them itself."""
-LAUNCHED = tuple(name for name, each in KNOBS.items() if each.where is Where.LAUNCH)
+LAUNCHED = tuple(name for name, each in KNOBS.items() if each.where is TakenBy.LAUNCH)
 """Knobs that are no arguments of TRL's: how processes are launched says them (``parallel``)."""
 NOT_TRLS = frozenset({*APPLIED, *LAUNCHED})
 

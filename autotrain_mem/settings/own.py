@@ -17,7 +17,7 @@ from autotrain_mem.settings.declaration import (
     Harm,
     LeverRow,
     Savings,
-    Where,
+    TakenBy,
     at_least_one,
     one_of,
     setting,
@@ -44,7 +44,7 @@ class OwnSettings:
 
     optimizer_offload: bool = setting(
         False,
-        where=Where.OWN,
+        where=TakenBy.OWN,
         of_estimate=True,
         help="optimizer state and step on the host",
         lever=LeverRow(
@@ -72,7 +72,7 @@ class OwnSettings:
     """Optimizer state and step on the host; the device holds weights and gradients."""
     expandable_segments: bool = setting(
         False,
-        where=Where.OWN,
+        where=TakenBy.OWN,
         of_estimate=True,
         help="PYTORCH_ALLOC_CONF for the training",
         lever=LeverRow(
@@ -84,7 +84,7 @@ class OwnSettings:
     """Segments that grow page by page; a plan turns them on by itself where they make it fit."""
     max_pixels: int | None = setting(
         None,
-        where=Where.OWN,
+        where=TakenBy.OWN,
         before="optimizer_offload",
         metavar="N",
         help="make larger images smaller, to N pixels",
@@ -99,7 +99,7 @@ class OwnSettings:
     or fewer where nothing else fits."""
     sharding: Sharding | None = setting(
         None,
-        where=Where.LAUNCH,
+        where=TakenBy.LAUNCH,
         of_estimate=True,
         choices=SHARDINGS,
         help="how several GPUs share the model: not at all (ddp), or in shards; default: what fits and is fastest",
@@ -116,7 +116,7 @@ class OwnSettings:
     single process."""
     cp_size: int | None = setting(
         None,
-        where=Where.LAUNCH,
+        where=TakenBy.LAUNCH,
         accelerate="parallelism_config_cp_size",
         metavar="N",
         help="so many GPUs share the tokens of each row: long context (SFT, FSDP2); default: what a length needs",
@@ -130,7 +130,7 @@ class OwnSettings:
     """So many GPUs share the tokens of each row (context parallelism, with FSDP2); None: as many as a length needs."""
     sp_size: int | None = setting(
         None,
-        where=Where.LAUNCH,
+        where=TakenBy.LAUNCH,
         accelerate="parallelism_config_sp_size",
         metavar="N",
         help="the same in DeepSpeed's way (SFT, ZeRO): its heads are shared while a layer attends",
@@ -144,7 +144,7 @@ class OwnSettings:
     """The same in DeepSpeed's way (sequence parallelism, with ZeRO)."""
     fsdp_offload_params: bool = setting(
         False,
-        where=Where.LAUNCH,
+        where=TakenBy.LAUNCH,
         accelerate="fsdp_offload_params",
         of_estimate=True,
         help="shards wait in host memory, where the optimizer steps too (FSDP)",
@@ -166,7 +166,7 @@ class OwnSettings:
         None,
         kind=str,
         takes="'cpu'",
-        where=Where.LAUNCH,
+        where=TakenBy.LAUNCH,
         of_deepspeed=True,
         choices=("cpu",),
         help="the optimizer's state lies in host memory, where it steps too (ZeRO); NVMe: --deepspeed FILE",
@@ -177,7 +177,7 @@ class OwnSettings:
         None,
         kind=str,
         takes="'cpu'",
-        where=Where.LAUNCH,
+        where=TakenBy.LAUNCH,
         of_deepspeed=True,
         choices=("cpu",),
         help="shards of weights wait in host memory (ZeRO-3); NVMe: --deepspeed FILE",
@@ -187,7 +187,7 @@ class OwnSettings:
     peft_config: str | Path | Mapping[str, Any] | None = setting(
         None,
         takes="the path of a file, or its keys",
-        where=Where.OWN,
+        where=TakenBy.OWN,
         group=Group.JOB,
         before="prompt_length",
         metavar="FILE",

@@ -71,7 +71,7 @@ def read_length(text: str) -> int | str | None:
     return int(word)
 
 
-def is_wish(value: Any) -> bool:
+def is_maximized(value: Any) -> bool:
     """Returns whether a search is to say: ``auto`` or a percentile, of the data, or ``max``, of the card."""
     return isinstance(value, str) and (value in (AUTO, MOST) or _PERCENTILE.fullmatch(value) is not None)
 
@@ -82,9 +82,9 @@ def wished_share(value: Any) -> float:
     return 1.0 if match is None else float(match[1]) / 100
 
 
-def without_wish(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def without_maximized(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Keeps the arguments that TRL can be given: it knows no length but a number."""
-    return {name: value for name, value in arguments.items() if name not in MAXIMIZED or not is_wish(value)}
+    return {name: value for name, value in arguments.items() if name not in MAXIMIZED or not is_maximized(value)}
 
 
 def read_counts(text: str) -> int | tuple[int, ...]:

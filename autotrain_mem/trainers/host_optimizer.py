@@ -71,7 +71,7 @@ def offload_to_host(trainer: Any) -> None:
     trainer.optimizer_cls_and_kwargs = (HostOptimizer, {"inner": kind, **options})
 
 
-class _Twin:
+class _HostParameter:
     """A parameter on the device, its copy on the host, and room on the host for its gradient."""
 
     def __init__(self, parameter: torch.Tensor) -> None:
@@ -118,7 +118,7 @@ class HostOptimizer(Optimizer):  # type: ignore[misc]  # torch is untyped to myp
     def __init__(self, params: Any, inner: type[Optimizer], **options: Any) -> None:
         self._make_inner: Callable[[Any], Any] = lambda groups: inner(groups, **options)
         self._inner: Optimizer | None = None
-        self._twins: list[_Twin] = []
+        self._twins: list[_HostParameter] = []
         super().__init__(params, self._make_inner([torch.empty(0)]).defaults)
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
@@ -150,7 +150,7 @@ class HostOptimizer(Optimizer):  # type: ignore[misc]  # torch is untyped to myp
         and back by ``accelerate/optimizer.py: AcceleratedOptimizer``, which loads what it has just read.
         """
         if self._inner is None:
-            self._twins = [_Twin(parameter) for group in self.param_groups for parameter in group["params"]]
+            self._twins = [_HostParameter(parameter) for group in self.param_groups for parameter in group["params"]]
             hosts = iter(self._twins)
             groups = [{**group, "params": [next(hosts).host for _ in group["params"]]} for group in self.param_groups]
             self._inner = self._make_inner(groups)

@@ -88,7 +88,7 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
     Takes what TRL's PPOTrainer takes. Kept here, ignored there: ``bf16`` and ``fp16``, which cover the rollout as they
     do in TRL's other trainers (a 4-bit policy cannot generate without), ``gradient_checkpointing`` of policy and value
     model, ``max_grad_norm``, ``max_steps`` (with ``total_episodes``, the smaller one counts), ``data_seed``,
-    ``train(resume_from_checkpoint=...)``, and a callback's wish to stop. Gradients are accumulated over
+    ``train(resume_from_checkpoint=...)``, and a callback's request to stop. Gradients are accumulated over
     ``gradient_accumulation_steps`` micro-batches always; TRL steps after each one while the last batch of a pass over
     the data is trained on. A checkpoint, and the output folder, holds the value model in ``value_model``; only process
     0 writes, but for the state of each process's random generators. ``args`` is copied, so that the same object can

@@ -13,7 +13,7 @@ What is recognised by its text is what PyTorch, CUDA and NCCL write into their e
   ``torch/csrc/distributed/c10d/socket.cpp`` and ``TCPStore.cpp`` (``Connection was likely closed``, ``wait timeout
   after 1800000ms``), and NCCL's ``remote process exited or there was a network error`` (``nccl/src/init.cc:
   ncclGetErrorString``).
-- What says that memory ran out stands in ``training.full_device``; Python's own is ``MemoryError``.
+- What says that memory ran out stands in ``training.cuda_oom``; Python's own is ``MemoryError``.
 - ``torch/utils/data/_utils/signal_handling.py`` writes ``DataLoader worker (pid 7) is killed by signal: Killed.``
 """
 
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from autotrain_mem.support.errors import AutofitError, GpuOutOfMemoryError, OutputFolderError, TrainingError
-from autotrain_mem.training.full_device import HOST, kind_of_text
+from autotrain_mem.training.cuda_oom import HOST, kind_of_text
 
 
 class Remedy(StrEnum):

@@ -14,11 +14,11 @@ from typing import Any
 from autotrain_mem.support import codec, errors
 from autotrain_mem.support.errors import AutofitError, InterruptedByUser, RewardFunctionError, TrainingError
 from autotrain_mem.support.processes import ChildDied, ChildTimeout
+from autotrain_mem.training.cuda_oom import HOST, kind_of_text
 from autotrain_mem.training.environment import ADDRESS, meeting_port, rank_environments
 from autotrain_mem.training.exit_causes import Ending
-from autotrain_mem.training.full_device import HOST, kind_of_text
 from autotrain_mem.training.machines.lead import Machines, capitalized
-from autotrain_mem.training.rank_processes import Event, Progress, RankDied, RankProcesses, WaitedFor, most_read
+from autotrain_mem.training.rank_processes import Event, Progress, RankDied, RankProcesses, RankTimeout, most_read
 from autotrain_mem.training.run_folder import unwritable
 from autotrain_mem.training.task import Request, interrupted_before_training
 from autotrain_mem.types.experience import PhasePeak, Probe
@@ -71,7 +71,7 @@ def train(
             return _listen(ranks, ranks.events(), log, progress)
         except KeyboardInterrupt:
             return _end_after_step(ranks, log, progress)
-        except (RankDied, WaitedFor) as failure:
+        except (RankDied, RankTimeout) as failure:
             return _ending_by(failure, ranks, log, progress)
 
 
@@ -141,7 +141,7 @@ def _end_after_step(ranks: RankProcesses, log: pathlib.Path, progress: Progress)
     try:
         progress.follow({"event": "interrupted"})
         ended = _listen(ranks, _until_it_ends(ranks), log, progress)
-    except (RankDied, WaitedFor) as failure:
+    except (RankDied, RankTimeout) as failure:
         ended = _ending_by(failure, ranks, log, progress)
     except KeyboardInterrupt as again:
         ranks.kill()
@@ -187,11 +187,11 @@ def _error_of(message: Event, log: pathlib.Path, names: Sequence[str]) -> Autofi
     return error
 
 
-def _ending_by(failure: RankDied | WaitedFor, ranks: RankProcesses, log: pathlib.Path, progress: Progress) -> Ending:
+def _ending_by(failure: RankDied | RankTimeout, ranks: RankProcesses, log: pathlib.Path, progress: Progress) -> Ending:
     """Say which rank died, or is waited for."""
     rank = failure.rank if ranks.are_several else None
     log, name = _log_of(log, failure.rank), ranks.names[failure.rank]
-    if isinstance(failure, WaitedFor):
+    if isinstance(failure, RankTimeout):
         ranks.kill()  # what is stopped hears nothing
         message = f"The other ranks wait for {name}: {failure.why}."
         error = TrainingError(
@@ -251,7 +251,7 @@ def run_probe(
                 probe = _probe_answers(ranks, log)
             except KeyboardInterrupt as interrupt:
                 raise interrupted_before_training() from interrupt
-            except WaitedFor as waited:
+            except RankTimeout as waited:
                 name = ranks.names[waited.rank]
                 why = f"In the probe before the training the other ranks waited for {name}: {waited.why}."
                 raise TrainingError(why, hint=f"What it printed is in {_log_of(log, waited.rank)}.") from waited

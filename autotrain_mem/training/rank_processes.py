@@ -16,7 +16,7 @@ from autotrain_mem.support.host import host_memory, oom_kills
 from autotrain_mem.support.processes import GRACE_SECONDS, Child, ChildDied, ChildTimeout
 from autotrain_mem.training.exit_causes import Ending, blames_others
 from autotrain_mem.training.machines.lead import StartRemote
-from autotrain_mem.training.machines.link import MachineGone, RemoteChild
+from autotrain_mem.training.machines.link import MachineLost, RemoteChild
 from autotrain_mem.training.pulses import Pulses
 from autotrain_mem.types.report import MemoryReading
 
@@ -39,11 +39,11 @@ class RankDied(ChildDied):
     def __init__(self, rank: int, death: ChildDied) -> None:
         super().__init__(death.code, death.log_tail)
         self.rank = rank
-        self.gone = death if isinstance(death, MachineGone) else None
+        self.gone = death if isinstance(death, MachineLost) else None
         """Its machine, where that is gone with it."""
 
 
-class WaitedFor(Exception):
+class RankTimeout(Exception):
     """The others wait for this rank, and have for too long."""
 
     def __init__(self, rank: int, why: str) -> None:
@@ -162,7 +162,7 @@ class RankProcesses:
             if wait <= 0:
                 raise ChildTimeout
             if self.are_several and (overdue := self._pulses.overdue()) is not None:
-                raise WaitedFor(*overdue)
+                raise RankTimeout(*overdue)
             try:
                 rank, message = self._next(wait)
             except ChildTimeout:
@@ -236,7 +236,7 @@ class RankProcesses:
         named = {**incident, "message": f"{self.names[rank]}: {incident['message']}"}
         return {**event, "incident": named} if "incident" in event else named
 
-    def _other_failure(self, left: int) -> Event | RankDied | WaitedFor | None:
+    def _other_failure(self, left: int) -> Event | RankDied | RankTimeout | None:
         """Wait a moment for another rank's own failure; then ask who is behind."""
         deadline, gone = time.monotonic() + CULPRIT_SECONDS, {left}
         while (wait := deadline - time.monotonic()) > 0:
@@ -255,9 +255,9 @@ class RankProcesses:
                 gone.add(rank)
         mute = self._pulses.mute(MUTE_PULSES) - gone
         if mute:
-            return WaitedFor(min(mute), "its process stands still")
+            return RankTimeout(min(mute), "its process stands still")
         behind = self._pulses.behind()
-        return None if behind is None or behind[0] in gone else WaitedFor(*behind)
+        return None if behind is None or behind[0] in gone else RankTimeout(*behind)
 
 
 def most_read(readings: Sequence[MemoryReading]) -> MemoryReading:

@@ -19,7 +19,7 @@ from autotrain_mem.support.errors import AutofitError, InterruptedByUser, Output
 from autotrain_mem.training.checkpoints import Checkpoint
 from autotrain_mem.training.exit_causes import Cause, Ending, Remedy, cause_of
 from autotrain_mem.training.rank_processes import Event
-from autotrain_mem.types import Knobs, Learned
+from autotrain_mem.types import Knobs, LearnedLimits
 from autotrain_mem.types.experience import Restart
 
 
@@ -28,7 +28,7 @@ class RunAttempt:
     """One process's part of a run."""
 
     knobs: Knobs
-    learned: Learned
+    learned: LearnedLimits
     """What guards learned in those before."""
     checkpoint: Checkpoint | None
     """To begin with; None for the beginning."""
@@ -88,7 +88,7 @@ def supervise(first: RunAttempt, backend: RunBackend, *, restarts: int, on_event
     def follow(event: Event) -> None:
         nonlocal learned
         if event["event"] == "incident":
-            learned = codec.from_json(Learned, event["learned"])
+            learned = codec.from_json(LearnedLimits, event["learned"])
         on_event(event)
 
     while True:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from autotrain_mem.support.errors import InterruptedByUser
 from autotrain_mem.training.pulses import SILENT_SECONDS
-from autotrain_mem.types import Hardware, Job, Knobs, Learned, Lever, Phase
+from autotrain_mem.types import Hardware, Job, Knobs, LearnedLimits, Lever, Phase
 
 Task = Literal["train", "probe"]
 
@@ -37,7 +37,7 @@ class Request:
     """The id of the run, which its checkpoints carry; empty for a probe."""
     folder: str = ""
     """The identity of the output folder, should it be moved meanwhile (``run_folder.check_in_place``)."""
-    learned: Learned = field(default_factory=Learned)
+    learned: LearnedLimits = field(default_factory=LearnedLimits)
     """What runs before this one taught its guard."""
     predicted: Mapping[Phase, int] = field(default_factory=dict)
     """Peak allocated bytes of each phase, by the plan."""

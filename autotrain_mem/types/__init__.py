@@ -25,7 +25,15 @@ if TYPE_CHECKING:
         ReservedEstimate,
         ReservedOverSteps,
     )
-    from autotrain_mem.types.experience import Experience, Incident, Learned, OtherProcess, PhasePeak, Probe, Restart
+    from autotrain_mem.types.experience import (
+        Experience,
+        Incident,
+        LearnedLimits,
+        OtherProcess,
+        PhasePeak,
+        Probe,
+        Restart,
+    )
     from autotrain_mem.types.hardware import Hardware, Topology
     from autotrain_mem.types.job import Job
     from autotrain_mem.types.planned import Plan, Proposal

@@ -11,7 +11,7 @@ from autotrain_mem.types.work import Phase
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Learned:
+class LearnedLimits:
     """Limits how large a batch may be before it is split. A guard goes by it, and a resumed run starts with it."""
 
     train_tokens: int | None = None
@@ -127,7 +127,7 @@ class Experience:
     [40]
     """
 
-    learned: Learned = field(default_factory=Learned)
+    learned: LearnedLimits = field(default_factory=LearnedLimits)
     probes: tuple[Probe, ...] = ()
     incidents: tuple[Incident, ...] = ()
     restarts: tuple[Restart, ...] = ()
@@ -141,7 +141,7 @@ class Experience:
     def with_restart(self, restart: Restart) -> Experience:
         return replace(self, restarts=(*self.restarts, restart))
 
-    def with_learned(self, learned: Learned) -> Experience:
+    def with_learned(self, learned: LearnedLimits) -> Experience:
         return replace(self, learned=learned)
 
 
@@ -152,7 +152,7 @@ EVENTS_NAME = "events.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Moment:
+class StepReading:
     """Holds what was measured and logged at one step of one process."""
 
     seconds: float
@@ -165,7 +165,7 @@ class Moment:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Happening:
+class RunMarker:
     """Marks a moment of a run at which something happened."""
 
     seconds: float
@@ -191,14 +191,14 @@ class RunHistory:
     """Peak of what is allocated in each phase."""
     phases: Mapping[Phase, PhasePeak]
     """Peaks of each phase so far, measured in the first process."""
-    ranks: tuple[tuple[Moment, ...], ...]
+    ranks: tuple[tuple[StepReading, ...], ...]
     """Of each process, the first one's at least; in the order of time."""
-    happenings: tuple[Happening, ...]
+    happenings: tuple[RunMarker, ...]
     """In the order of time."""
     ending: str
     """How the run ended: ``finished``, ``interrupted``, ``failed``; empty where nothing says that it did."""
 
     @property
-    def moments(self) -> tuple[Moment, ...]:
+    def moments(self) -> tuple[StepReading, ...]:
         """Returns those of the first process."""
         return self.ranks[0]

@@ -177,7 +177,7 @@ def _speed(verdict: CardVerdict) -> float:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Most:
+class LargestValue:
     """Holds the largest value of one setting that fits at a plan's level of harm, all that was asked for kept."""
 
     name: str
@@ -192,11 +192,11 @@ class Most:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reach:
+class LevelReach:
     """Describes how far one level of harm reaches, and what it is there."""
 
     level: str
-    most: Most | None = None
+    most: LargestValue | None = None
     """None where not even the smallest value fits."""
     point: Candidate | None = None
     """The settings with that value, which are the level's least demanding ones."""
@@ -212,7 +212,7 @@ class Frontier:
     """The setting: one of ``types.job.MAXIMIZED``."""
     gpu: str
     budget_bytes: int
-    reaches: tuple[Reach, ...]
+    reaches: tuple[LevelReach, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

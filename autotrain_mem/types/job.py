@@ -1,4 +1,4 @@
-"""A job is what the user asked for; its ``max_length`` is a number of tokens, or a wish that the data answer."""
+"""A job is what the user asked for; its ``max_length`` is a number of tokens, or a keyword that the data decide."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from autotrain_mem.settings.adapter_config import without_said
 from autotrain_mem.settings.knobs import NOT_TRLS, Knobs
-from autotrain_mem.settings.words import AUTO, MAX_LENGTH, MAX_SLOWDOWN, MAXIMIZED, MOST, Fit, is_wish
+from autotrain_mem.settings.words import AUTO, MAX_LENGTH, MAX_SLOWDOWN, MAXIMIZED, MOST, Fit, is_maximized
 from autotrain_mem.support.codec import Form
 from autotrain_mem.types.methods_table import METHODS, MethodFacts
 
@@ -95,11 +95,11 @@ class Job:
         much as fits), or the longest prompt is given."""
         if self.is_online:
             return self.prompt_length is not None
-        return self.arguments.get(MAX_LENGTH, AUTO) == MOST or not is_wish(self.arguments.get(MAX_LENGTH, AUTO))
+        return self.arguments.get(MAX_LENGTH, AUTO) == MOST or not is_maximized(self.arguments.get(MAX_LENGTH, AUTO))
 
     @property
     def row_tokens(self) -> int | None:
-        """Returns the tokens of the longest row, or prompt, where the job says a number: no wish and not no limit."""
+        """Returns the tokens of the longest row, or prompt, where the job names a number."""
         if not self.pins_length or self.arguments.get(MAX_LENGTH) == MOST:
             return None
         return self.prompt_length if self.is_online else self.arguments[MAX_LENGTH]

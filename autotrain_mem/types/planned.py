@@ -19,7 +19,7 @@ from autotrain_mem.types import plan_file
 from autotrain_mem.types.data import PERCENTILES, DataSummary
 from autotrain_mem.types.estimate import Candidate, Estimate
 from autotrain_mem.types.experience import Experience
-from autotrain_mem.types.gpu_comparison import Most
+from autotrain_mem.types.gpu_comparison import LargestValue
 from autotrain_mem.types.hardware import Price
 from autotrain_mem.types.job import Job
 from autotrain_mem.types.methods_table import METHODS
@@ -119,7 +119,7 @@ class Plan:
     objects: str | None = None
     """Digest of what a Python script handed over beside rows and config, which no file holds: a model, an adapter's
     config, a loss; empty where that is not known. None for a job in flags."""
-    most: Most | None = None
+    most: LargestValue | None = None
     """Where as much as fits of one thing was asked for: how much that is, and what stops it."""
     price: Price | None = None
     """What one such card is rented for, where a budget was to be kept."""

@@ -15,7 +15,7 @@ from gpu_records.sequences import Birth, any_layer, births_of_trace, differences
 
 from autotrain_mem.allocator.blocks import round_size
 from autotrain_mem.allocator.settings import AllocatorSettings
-from autotrain_mem.estimator.replay import Replay, Room
+from autotrain_mem.estimator.replay import DeviceCapacity, Replay
 from autotrain_mem.support.units import MIB
 from autotrain_mem.types import Trace
 from hollow_cuda.frames import Frames
@@ -47,7 +47,7 @@ class Compared:
 def compared(record: Record, trace: Trace) -> Compared:
     """Allocated as torch counts it: a block that is larger than asked for, and is not split, counts whole."""
     settings = AllocatorSettings(grows=record.case.knobs.expandable_segments)
-    replay = Replay(trace, settings, Room(capacity_bytes=None))
+    replay = Replay(trace, settings, DeviceCapacity(capacity_bytes=None))
     replay.run()
     return Compared(
         allocated_bytes=record.trained.peak_allocated_bytes,

@@ -9,7 +9,7 @@ from itertools import islice
 from autotrain_mem.search.explore import TIE
 from autotrain_mem.search.levels import Level, allowed, levels
 from autotrain_mem.search.memo import Predictor
-from autotrain_mem.search.search import Found, search
+from autotrain_mem.search.search import SearchResult, search
 from autotrain_mem.search.space import Space
 from autotrain_mem.settings.levers import EXPANDABLE, LEVERS
 from autotrain_mem.support import codec
@@ -96,7 +96,7 @@ def compare(space: Space, predictor: Predictor, told: Told = lambda line: None) 
     )
 
 
-def _found(space: Space, predictor: Predictor) -> Found | None:
+def _found(space: Space, predictor: Predictor) -> SearchResult | None:
     try:
         return search(space, predictor)
     except DoesNotFitError:
@@ -160,7 +160,9 @@ def _rows(estimate: Estimate) -> int:
     return estimate.knobs.per_device_train_batch_size
 
 
-def _skipped(every: Sequence[Level], bests: Sequence[Estimate | None], found: Found, max_slowdown: float) -> str | None:
+def _skipped(
+    every: Sequence[Level], bests: Sequence[Estimate | None], found: SearchResult, max_slowdown: float
+) -> str | None:
     """The first level that fits and was passed over, though the next that gives up more is not that much faster.
 
     Beyond the grid's levels the search's own word stands for what is next.

@@ -42,6 +42,6 @@ def card_of(size_bytes: int) -> str:
 
 
 def _planned(workers: api.Workers, method: str, argv: Sequence[str], card: str) -> Plan:
-    wish, _ = flags.read(f"autofit {method}", [*argv, "--gpu", card])
-    rehearsals = api.rehearsals_for(workers, wish, print)
+    request, _ = flags.read(f"autofit {method}", [*argv, "--gpu", card])
+    rehearsals = api.rehearsals_for(workers, request, print)
     return api.plan(rehearsals, to_train=True, simulate=True)

@@ -161,7 +161,7 @@ def test_workers_end_with_the_call_however_it_ends(
         raise ending
 
     monkeypatch.setattr(SharedWorkers, "__exit__", lambda self, *_: ended.append(self))
-    monkeypatch.setattr(early, "refuse", lambda *wish, **facts: None)
+    monkeypatch.setattr(early, "refuse", lambda *request, **facts: None)
     monkeypatch.setattr(api, "rehearsals_for", interrupted)
     for verb in (autotrain_mem.estimate, autotrain_mem.plan, autotrain_mem.fit, autotrain_mem.cards):
         with pytest.raises(type(ending)):

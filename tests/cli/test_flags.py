@@ -47,16 +47,20 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def _given(worker: Worker, *argv: str) -> dict[str, object]:
-    wish, _ = flags.read("autofit sft", argv)
-    return dict(worker.parse("sft", wish.argv, wish.config, wish.environment, flags.own_names())[0])
+    request, _ = flags.read("autofit sft", argv)
+    return dict(worker.parse("sft", request.argv, request.config, request.environment, flags.own_names())[0])
 
 
 def test_dashes_and_underscores_are_the_same_and_a_value_keeps_its_dashes(worker: Worker) -> None:
     with_dashes = flags.read("autofit sft", ["--effective-batch-size=8", "--plan-only", "--max-length", "5"])
     assert with_dashes == flags.read("autofit sft", ["--effective_batch_size", "8", "--plan_only", "--max_length", "5"])
     assert _given(worker, "--learning-rate", "1e-4") == _given(worker, "--learning_rate=1e-4")
-    wish, _ = flags.read("autofit sft", ["--model=some-org/some-model", "--gpu", "a100-80gb", "--run-name", "a-b"])
-    assert (wish.model, wish.autofit.gpu, wish.argv) == ("some-org/some-model", "a100-80gb", ("--run_name", "a-b"))
+    request, _ = flags.read("autofit sft", ["--model=some-org/some-model", "--gpu", "a100-80gb", "--run-name", "a-b"])
+    assert (request.model, request.autofit.gpu, request.argv) == (
+        "some-org/some-model",
+        "a100-80gb",
+        ("--run_name", "a-b"),
+    )
 
 
 OLD_NAMES = {
@@ -104,16 +108,16 @@ def test_every_switch_needs_no_value() -> None:
 def test_a_recipe_is_read_in_its_three_parts_and_our_keys_may_also_stand_at_the_top(
     recipe: Path, tmp_path: Path
 ) -> None:
-    wish, _ = flags.read("autofit sft", [f"--config={recipe}"])
-    assert (wish.autofit.gpu, wish.plan_only, wish.autofit.effective_batch_size) == ("rtx3060", True, 16)
-    assert wish.autofit.forbid == {"8bit_optimizer", "max_length"}
-    assert wish.environment == {"SOME_VARIABLE": "1"}
-    assert wish.config["per_device_train_batch_size"] == 4
-    assert not {"env", "autofit"} & set(wish.config)
+    request, _ = flags.read("autofit sft", [f"--config={recipe}"])
+    assert (request.autofit.gpu, request.plan_only, request.autofit.effective_batch_size) == ("rtx3060", True, 16)
+    assert request.autofit.forbid == {"8bit_optimizer", "max_length"}
+    assert request.environment == {"SOME_VARIABLE": "1"}
+    assert request.config["per_device_train_batch_size"] == 4
+    assert not {"env", "autofit"} & set(request.config)
     path = tmp_path / "flat.yaml"
     path.write_text("model: tiny\ngpu: 300MiB\nsimulate: true\njson: false\n")
-    wish, output = flags.read("autofit sft", ["--config", str(path)])
-    assert (wish.model, wish.autofit.gpu, wish.simulate, output.json) == ("tiny", "300MiB", True, False)
+    request, output = flags.read("autofit sft", ["--config", str(path)])
+    assert (request.model, request.autofit.gpu, request.simulate, output.json) == ("tiny", "300MiB", True, False)
 
 
 def test_a_recipe_means_what_the_same_flags_mean_and_says_what_no_flag_can(recipe: Path, worker: Worker) -> None:

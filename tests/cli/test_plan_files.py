@@ -102,7 +102,7 @@ def test_the_command_that_plans_again_says_every_word_of_the_job(worker: Worker)
     )
     typed = shlex.split(command(job, AutoFit(gpu="l4", gpus=4), out="plan.json"))
     assert typed[:3] == ["autofit", "plan", "sft"]
-    wish, output = flags.read("autofit plan sft", typed[3:])
-    given, _ = worker.parse("sft", wish.argv, {}, {}, flags.own_names(), wish.autofit.pins)
-    assert wish.job(given) == job
-    assert (wish.autofit.gpu, wish.autofit.gpus, output.out) == ("l4", 4, "plan.json")
+    request, output = flags.read("autofit plan sft", typed[3:])
+    given, _ = worker.parse("sft", request.argv, {}, {}, flags.own_names(), request.autofit.pins)
+    assert request.job(given) == job
+    assert (request.autofit.gpu, request.autofit.gpus, output.out) == ("l4", 4, "plan.json")

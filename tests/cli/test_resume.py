@@ -85,8 +85,8 @@ def test_the_runs_own_plan_is_found_by_its_flags(
     survived: Ran, files: Path, monkeypatch: pytest.MonkeyPatch, argv: str, plan: str | None
 ) -> None:
     monkeypatch.chdir(files)
-    wish, _ = flags.read("autofit sft", shlex.split(argv))
-    assert api.resumed(wish, print).autofit.plan == plan
+    request, _ = flags.read("autofit sft", shlex.split(argv))
+    assert api.resumed(request, print).autofit.plan == plan
 
 
 def _held(folder: Path) -> Path:

@@ -13,7 +13,7 @@ from autotrain_mem.data.token_lengths import load_tokenizer, profile
 from autotrain_mem.methods.configs import on_cpu
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.row_lengths import smallest_model
-from autotrain_mem.settings.words import without_wish
+from autotrain_mem.settings.words import without_maximized
 from autotrain_mem.types import Counting, Job
 
 Folder = Callable[[str], pathlib.Path]
@@ -53,7 +53,7 @@ def trained_lengths(job: Job, scratch: pathlib.Path) -> Counter[int]:
     """Of the rows that TRL's SFTTrainer hands to its collator when nobody interferes."""
     from trl import SFTTrainer
 
-    given = {**on_cpu(without_wish(job.arguments)), "report_to": "none", "output_dir": str(scratch)}
+    given = {**on_cpu(without_maximized(job.arguments)), "report_to": "none", "output_dir": str(scratch)}
     filled = method_of("sft").configs({"max_length": None, **given})
     split = load.load(job, filled)["train"]
     tokenizer = load_tokenizer(job.model)

@@ -103,8 +103,8 @@ def test_every_piece_of_yaml_is_read_by_the_command(block: Block, tmp_path, work
     file = tmp_path / "config.yaml"
     file.write_text(block.text)
     assert yaml.safe_load(block.text)
-    wish, _ = flags.read("autofit sft", ["--config", str(file)])
-    workers.first.parse("sft", wish.argv, wish.config, wish.environment, flags.own_names())
+    request, _ = flags.read("autofit sft", ["--config", str(file)])
+    workers.first.parse("sft", request.argv, request.config, request.environment, flags.own_names())
 
 
 KILOBYTES_8 = 8_192

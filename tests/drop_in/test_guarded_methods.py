@@ -25,7 +25,7 @@ from autotrain_mem.support.errors import OutputFolderError
 from autotrain_mem.training.guard.context import KEPT_AS
 from autotrain_mem.training.process import longest_batch as first
 from autotrain_mem.training.run_folder import lock_folder
-from autotrain_mem.types import Job, Learned, Phase, Plan
+from autotrain_mem.types import Job, LearnedLimits, Phase, Plan
 from tests.drop_in.conftest import SETTLED, config, pairs, prompts, shortness, texts
 from tests.nouns import TRL_DEFAULTS
 from tests.report.report_examples import HOST, IMAGINED, PLAN
@@ -156,7 +156,7 @@ def test_a_training_keeps_what_the_longest_rows_left_in_the_cache_and_says_what_
 
 def test_what_a_plan_has_learned_holds_from_the_first_step_on(tiny_qwen: Path, tmp_path: Path) -> None:
     plan, callbacks = plan_for("sft"), list[list[Any]]()
-    learned = replace(plan, experience=plan.experience.with_learned(Learned(train_tokens=100)))
+    learned = replace(plan, experience=plan.experience.with_learned(LearnedLimits(train_tokens=100)))
     autofit, own = AutoFit(plan=learned), TrainerCallback()
     trainer = sft(tiny_qwen, tmp_path, autofit=autofit, max_steps=1, callbacks=[own])
     handler = trainer.callback_handler

@@ -18,7 +18,7 @@ from transformers import set_seed
 
 import autotrain_mem
 from autotrain_mem import AutoFit
-from autotrain_mem.drop_in.call_plan import Asked, _digest
+from autotrain_mem.drop_in.call_plan import PlannedCall, _digest
 from autotrain_mem.drop_in.config_merge import default_config
 from autotrain_mem.methods.configs import with_knobs
 from autotrain_mem.trainers.script_call import Call
@@ -223,7 +223,7 @@ def test_a_script_with_classes_and_functions_of_its_own(tiny_qwen: Path, tmp_pat
 def digest(trainer: type = autotrain_mem.SFTTrainer, **keywords: Any) -> str:
     words = {"model": "NAME", **keywords}
     call = Call(trainer=trainer, args=(), kwargs=words, keywords=words)
-    return _digest(Asked(method="sft", config_class=trl.SFTConfig, call=call, autofit=AutoFit(), lost=()))
+    return _digest(PlannedCall(method="sft", config_class=trl.SFTConfig, call=call, autofit=AutoFit(), lost=()))
 
 
 def lora(**more: Any) -> Any:

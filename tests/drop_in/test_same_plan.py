@@ -37,8 +37,8 @@ ONLINE = (
 
 def check_same(plan: Plan, workers: Workers, method: str, *argv: str) -> None:
     """As the command plans with these words."""
-    wish, _ = flags.read(f"autofit {method}", argv)
-    other = api.plan(api.rehearsals_for(workers, wish, print), to_train=True)
+    request, _ = flags.read(f"autofit {method}", argv)
+    other = api.plan(api.rehearsals_for(workers, request, print), to_train=True)
     assert plan.knobs == other.knobs
     assert plan.level == other.level
     assert replace(plan.estimate.memory, rehearsal_seconds=0) == replace(other.estimate.memory, rehearsal_seconds=0)

@@ -17,13 +17,13 @@ from traces import block, trace, traces
 
 from autotrain_mem.allocator.settings import parse_settings
 from autotrain_mem.estimator.memory import estimate_memory
-from autotrain_mem.estimator.replay import Room
+from autotrain_mem.estimator.replay import DeviceCapacity
 from autotrain_mem.estimator.snapshot import Snapshot, make_snapshot
 from autotrain_mem.support.units import MIB
 from autotrain_mem.types import Owner, Phase, Trace
 from autotrain_mem.types.trace import StreamUse
 
-ROOMY = Room(capacity_bytes=1 << 40, total_bytes=1 << 40)
+ROOMY = DeviceCapacity(capacity_bytes=1 << 40, total_bytes=1 << 40)
 BOTH_MODES = pytest.mark.parametrize("expandable", [False, True], ids=["native", "expandable"])
 
 # The keys of a file that the CUDA build of torch 2.13.0 wrote with torch.cuda.memory._dump_snapshot after
@@ -87,7 +87,7 @@ def lines(entry: dict[str, Any]) -> list[str]:
 
 @BOTH_MODES
 def test_every_part_has_the_keys_of_a_real_dump(expandable: bool) -> None:
-    tight = Room(capacity_bytes=24 * MIB, total_bytes=24 * MIB)
+    tight = DeviceCapacity(capacity_bytes=24 * MIB, total_bytes=24 * MIB)
     snapshot = make_snapshot(a_step(), tight, grows=expandable)
     assert snapshot.keys() == SNAPSHOT
     *trace, end = snapshot["device_traces"][0]
@@ -111,7 +111,7 @@ def test_settings_are_as_torch_writes_them_and_the_page_can_read_the_pickle() ->
     assert snapshot["allocator_settings"] == SETTINGS
     assert {opcode.name for opcode, _, _ in pickletools.genops(pickle.dumps(snapshot, 4))} <= OPCODES
     text = "max_split_size_mb:64,garbage_collection_threshold:0.5,expandable_segments:True"
-    room = Room(capacity_bytes=1 << 40, settings=parse_settings(text))
+    room = DeviceCapacity(capacity_bytes=1 << 40, settings=parse_settings(text))
     changed = make_snapshot(a_step(), room, grows=True, setting=text)["allocator_settings"]
     assert changed == SETTINGS | {
         "PYTORCH_CUDA_ALLOC_CONF": text,
@@ -221,7 +221,7 @@ def test_the_history_undone_from_its_end_leads_to_nothing_by_way_of_the_peak(run
 @settings(deadline=None)
 @given(run=traces(largest=64 * MIB, empties=True), capacity=st.integers(2, 80))
 def test_a_history_with_refused_requests_can_be_undone_too(run: Trace, capacity: int, expandable: bool) -> None:
-    room = Room(capacity_bytes=capacity * MIB, total_bytes=capacity * MIB)
+    room = DeviceCapacity(capacity_bytes=capacity * MIB, total_bytes=capacity * MIB)
     snapshot = make_snapshot(run, room, grows=expandable)
     assert all(reserved >= 0 for reserved, _ in undone(snapshot))
     estimate = estimate_memory(run, room)

@@ -6,12 +6,12 @@ from traces import block, trace, traces
 
 from autotrain_mem.allocator.blocks import round_size
 from autotrain_mem.estimator.memory import LARGEST_MODULES, estimate_memory
-from autotrain_mem.estimator.replay import Room, reserve
+from autotrain_mem.estimator.replay import DeviceCapacity, reserve
 from autotrain_mem.support.units import MIB
 from autotrain_mem.types import MemoryEstimate, Owner, Phase, Trace
 from autotrain_mem.types.trace import CACHE_EMPTIED
 
-ENDLESS = Room(capacity_bytes=None)
+ENDLESS = DeviceCapacity(capacity_bytes=None)
 
 
 def estimate(run: Trace) -> MemoryEstimate:

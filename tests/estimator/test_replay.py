@@ -11,7 +11,7 @@ from traces import run_of, traces
 from autotrain_mem.allocator.settings import parse_settings
 from autotrain_mem.allocator.simulator import CachingAllocator
 from autotrain_mem.estimator.memory import estimate_memory
-from autotrain_mem.estimator.replay import Room, reserve
+from autotrain_mem.estimator.replay import DeviceCapacity, reserve
 from autotrain_mem.estimator.timeline import HOLDERS, make_timeline
 from autotrain_mem.support.units import MIB
 from autotrain_mem.types import Owner, Trace
@@ -21,9 +21,9 @@ from autotrain_mem.types.trace import CACHE_EMPTIED
 LARGE_RUNS = traces(largest=48 * MIB, empties=True)
 
 
-def room(capacity_mib: int | None = None, settings: str = "", total_mib: int | None = None) -> Room:
+def room(capacity_mib: int | None = None, settings: str = "", total_mib: int | None = None) -> DeviceCapacity:
     capacity, total = (None if each is None else each * MIB for each in (capacity_mib, total_mib))
-    return Room(capacity_bytes=capacity, total_bytes=total, settings=parse_settings(settings))
+    return DeviceCapacity(capacity_bytes=capacity, total_bytes=total, settings=parse_settings(settings))
 
 
 native = partial(reserve, grows=False)
@@ -75,7 +75,7 @@ HALF = "per_process_memory_fraction:0.5"
     ],
 )
 def test_retries_and_refusals_are_counted(
-    run: Trace, within: Room, retries: int, refused_mib: float | None, needed_mib: int
+    run: Trace, within: DeviceCapacity, retries: int, refused_mib: float | None, needed_mib: int
 ) -> None:
     reserved = native(run, within)
     assert (reserved.num_alloc_retries, reserved.peak_reserved_bytes) == (retries, needed_mib * MIB)
@@ -105,14 +105,14 @@ def test_whatever_reserves_no_more_than_there_is_fits_and_nothing_else_does(
 
 def test_a_host_reserves_what_is_allocated() -> None:
     run = run_of([40, 60, 1], [1, -1, CACHE_EMPTIED, 2, 3])
-    memory = estimate_memory(run, Room(capacity_bytes=10 * MIB, caches=False))
+    memory = estimate_memory(run, DeviceCapacity(capacity_bytes=10 * MIB, caches=False))
     assert memory.reserved.native == memory.reserved.expandable_segments
     assert memory.reserved.native.peak_reserved_bytes == memory.peak_allocated_bytes == 61 * MIB
     assert memory.reserved.native.slack_bytes == 0
     assert memory.reserved.native.fits  # whether 61 MiB are there is the budget's question
 
 
-ENDLESS = Room(capacity_bytes=None)
+ENDLESS = DeviceCapacity(capacity_bytes=None)
 
 
 def draw(run: Trace, places: int = 1000, *, grows: bool = False) -> Timeline:

@@ -8,7 +8,7 @@ from nouns import TRL_DEFAULTS
 from traces import block, trace
 
 from autotrain_mem.estimator.memory import estimate_memory
-from autotrain_mem.estimator.replay import Room
+from autotrain_mem.estimator.replay import DeviceCapacity
 from autotrain_mem.estimator.vllm_share import (
     asleep_bytes,
     estimate_while_awake,
@@ -19,7 +19,7 @@ from autotrain_mem.types import Estimate, Hardware, Job, MemoryEstimate, Owner, 
 from autotrain_mem.types.trace import CACHE_EMPTIED, EngineMark
 from autotrain_mem.types.vllm import ASLEEP_BYTES, ASLEEP_PARALLEL_BYTES
 
-ENDLESS = Room(capacity_bytes=None)
+ENDLESS = DeviceCapacity(capacity_bytes=None)
 CARD = Hardware(name="toy24", origin="named", total_bytes=24 * GIB, free_bytes=24 * GIB, non_torch_bytes=GIB)
 SLEEPING = {"use_vllm": True, "vllm_enable_sleep_mode": True}
 

@@ -77,7 +77,7 @@ def test_a_package_that_trls_function_needs_is_asked_for_by_a_run_and_not_before
 
     monkeypatch.setattr(reward_functions, "built_in_rewards", lambda: {"accuracy_reward": needs_a_package})
     reward_functions.try_once(["accuracy_reward"], CHAT)
-    assert asked, "it was tried, and its wish was let pass"
+    assert asked, "it was tried, and its request was let pass"
     reward_functions.check_packages(["my.own"])
     with pytest.raises(MissingExtraError, match="accuracy_reward lacks a package: math_verify"):
         reward_functions.check_packages(["my.own", "accuracy_reward"])

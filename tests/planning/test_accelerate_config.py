@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from autotrain_mem.planning.accelerate_config import launch_warnings, with_accelerate
-from autotrain_mem.planning.wish import Wish
+from autotrain_mem.planning.run_request import RunRequest
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types.autofit import AutoFit
 
@@ -31,14 +31,14 @@ HSDP = FSDP2 | {
 }
 
 
-def wish(config: Any, *argv: str, **words: Any) -> Wish:
-    return Wish(method="sft", model="tiny", argv=argv, autofit=AutoFit(accelerate_config=config, **words))
+def request(config: Any, *argv: str, **words: Any) -> RunRequest:
+    return RunRequest(method="sft", model="tiny", argv=argv, autofit=AutoFit(accelerate_config=config, **words))
 
 
 def test_a_file_says_how_processes_are_launched(tmp_path: Path) -> None:
     path = tmp_path / "fsdp.yaml"
     path.write_text(yaml.safe_dump(FSDP2), encoding="utf-8")
-    read = with_accelerate(wish(path))
+    read = with_accelerate(request(path))
     assert (read.autofit.gpus, read.autofit.nodes, read.autofit.sharding) == (4, 2, "fsdp2")
     assert read.pins == {"fsdp_offload_params": False}, "nothing is offloaded that the file does not offload"
     assert read.config == {"bf16": True}
@@ -57,7 +57,7 @@ def test_a_file_says_how_processes_are_launched(tmp_path: Path) -> None:
     ],
 )
 def test_what_it_pins(config: Any, words: Any, gpus: int, pins: Any, arguments: Any) -> None:
-    read = with_accelerate(wish(config, **words))
+    read = with_accelerate(request(config, **words))
     assert (read.autofit.gpus, read.pins, read.config) == (gpus, pins, arguments)
     assert read.accelerate is not None
     assert read.accelerate["num_processes"] == gpus * (read.autofit.nodes or 1)
@@ -81,7 +81,7 @@ def test_fsdps_first_version_is_read_as_the_second_where_it_says_the_same(
 ) -> None:
     path = tmp_path / "fsdp.yaml"
     path.write_text(yaml.safe_dump(FSDP2 | {"fsdp_config": {f"fsdp_{key}": each for key, each in settings.items()}}))
-    read = with_accelerate(wish(path))
+    read = with_accelerate(request(path))
     assert (read.autofit.sharding, with_accelerate(read)) == (sharding, read)
     assert read.accelerate is not None
     assert read.accelerate["fsdp_config"] == {
@@ -104,7 +104,7 @@ def test_fsdps_first_version_is_read_as_the_second_where_it_says_the_same(
 )
 def test_what_the_second_version_cannot_say_is_refused(settings: dict[str, Any], lost: str, cure: str) -> None:
     with pytest.raises(UsageError) as error:
-        with_accelerate(wish(FSDP2 | {"fsdp_config": settings}))
+        with_accelerate(request(FSDP2 | {"fsdp_config": settings}))
     assert lost in error.value.message
     assert cure in error.value.hint
 
@@ -120,33 +120,33 @@ def test_accelerate_reads_the_first_version_as_we_do() -> None:
         "fsdp_offload_params": True,
     }
     config = FSDP2 | {"fsdp_config": given}
-    read = with_accelerate(wish(config)).accelerate
+    read = with_accelerate(request(config)).accelerate
     assert read == convert_config_to_fsdp2({**config, "fsdp_config": dict(given)}) | {"num_processes": 8}
 
 
 @pytest.mark.parametrize(
     ("made", "named"),
     [
-        (wish(FSDP2, gpus=8), "--gpus 8 num_processes 8"),
-        (wish(OPEN), "--gpus num_processes"),
-        (wish(FSDP2, nodes=1), "--nodes 1 num_machines 2"),
-        (wish(FSDP2, sharding="ddp"), "--sharding ddp fsdp2"),
-        (wish(FSDP2, fsdp_offload_params=True), "--fsdp_offload_params true"),
-        (wish(RECOMPUTES, "--gradient_checkpointing"), "--gradient_checkpointing fsdp_activation_checkpointing"),
-        (wish(FSDP2, "--fp16"), "--fp16 bf16"),
-        (wish(FSDP2 | {"mixed_precision": "fp16"}, "--bf16", "true"), "--bf16 fp16"),
-        (replace(with_accelerate(wish(FSDP2)), autofit=AutoFit(gpus=2)), "--gpus 2 num_processes plan's"),
+        (request(FSDP2, gpus=8), "--gpus 8 num_processes 8"),
+        (request(OPEN), "--gpus num_processes"),
+        (request(FSDP2, nodes=1), "--nodes 1 num_machines 2"),
+        (request(FSDP2, sharding="ddp"), "--sharding ddp fsdp2"),
+        (request(FSDP2, fsdp_offload_params=True), "--fsdp_offload_params true"),
+        (request(RECOMPUTES, "--gradient_checkpointing"), "--gradient_checkpointing fsdp_activation_checkpointing"),
+        (request(FSDP2, "--fp16"), "--fp16 bf16"),
+        (request(FSDP2 | {"mixed_precision": "fp16"}, "--bf16", "true"), "--bf16 fp16"),
+        (replace(with_accelerate(request(FSDP2)), autofit=AutoFit(gpus=2)), "--gpus 2 num_processes plan's"),
     ],
 )
-def test_flags_that_contradict_it_are_named(made: Wish, named: str) -> None:
+def test_flags_that_contradict_it_are_named(made: RunRequest, named: str) -> None:
     with pytest.raises(UsageError) as error:
         with_accelerate(made)
     assert [word for word in named.split() if word not in str(error.value)] == []
 
 
 def test_what_is_to_be_known_is_said_once_it_is_read() -> None:
-    assert launch_warnings(wish(FSDP2)) == ()
-    assert "SHARDED_STATE_DICT" in " ".join(launch_warnings(with_accelerate(wish(RECOMPUTES))))
+    assert launch_warnings(request(FSDP2)) == ()
+    assert "SHARDED_STATE_DICT" in " ".join(launch_warnings(with_accelerate(request(RECOMPUTES))))
 
 
 # -- DeepSpeed's own ---------------------------------------------------------------------------------------------------
@@ -158,41 +158,43 @@ CONFIG = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 3,
 def test_what_it_says_is_said_by_flags(is_file: bool, tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(json.dumps(CONFIG), encoding="utf-8")
     given = str(tmp_path / "ds.json") if is_file else json.dumps(CONFIG)
-    wish = with_accelerate(Wish(method="sft", model="m", argv=("--deepspeed", given, "--max_length", "64")))
-    assert wish.argv == ("--max_length", "64")
-    assert (wish.autofit.sharding, wish.autofit.offload_param_device) == ("zero3", "cpu")
-    assert wish.config["per_device_train_batch_size"] == 4
-    assert wish.config["deepspeed"]["train_micro_batch_size_per_gpu"] == "auto"
-    assert with_accelerate(wish) == wish
+    request = with_accelerate(RunRequest(method="sft", model="m", argv=("--deepspeed", given, "--max_length", "64")))
+    assert request.argv == ("--max_length", "64")
+    assert (request.autofit.sharding, request.autofit.offload_param_device) == ("zero3", "cpu")
+    assert request.config["per_device_train_batch_size"] == 4
+    assert request.config["deepspeed"]["train_micro_batch_size_per_gpu"] == "auto"
+    assert with_accelerate(request) == request
 
 
 def test_a_flag_that_says_otherwise_contradicts_it() -> None:
-    wish = Wish(method="sft", model="m", argv=("--deepspeed", json.dumps(CONFIG)), autofit=AutoFit(sharding="zero2"))
+    request = RunRequest(
+        method="sft", model="m", argv=("--deepspeed", json.dumps(CONFIG)), autofit=AutoFit(sharding="zero2")
+    )
     with pytest.raises(UsageError, match="--sharding zero2 and the zero3 of --deepspeed contradict"):
-        with_accelerate(wish)
+        with_accelerate(request)
 
 
 ALONE = {"distributed_type": "DEEPSPEED", "num_processes": 1, "deepspeed_config": {"zero_stage": 3}}
 
 
-def launched(deepspeed: dict[str, Any], **given: Any) -> Wish:
+def launched(deepspeed: dict[str, Any], **given: Any) -> RunRequest:
     content = {"distributed_type": "DEEPSPEED", "num_processes": 4, "mixed_precision": "bf16"}
     autofit = AutoFit(accelerate_config={**content, "deepspeed_config": deepspeed}, **given)
-    return with_accelerate(Wish(method="sft", model="m", autofit=autofit))
+    return with_accelerate(RunRequest(method="sft", model="m", autofit=autofit))
 
 
 def test_a_config_of_accelerates_says_it_by_flags_too(tmp_path: Path) -> None:
-    wish = launched({"zero_stage": 3, "offload_optimizer_device": "cpu", "offload_param_device": "none"})
-    assert (wish.autofit.gpus, wish.autofit.sharding) == (4, "zero3")
-    assert (wish.autofit.offload_optimizer_device, wish.autofit.offload_param_device) == ("cpu", None)
-    assert (wish.accelerate, wish.autofit.accelerate_config, wish.config) == (None, None, {"bf16": True})
-    assert with_accelerate(wish) == wish
+    request = launched({"zero_stage": 3, "offload_optimizer_device": "cpu", "offload_param_device": "none"})
+    assert (request.autofit.gpus, request.autofit.sharding) == (4, "zero3")
+    assert (request.autofit.offload_optimizer_device, request.autofit.offload_param_device) == ("cpu", None)
+    assert (request.accelerate, request.autofit.accelerate_config, request.config) == (None, None, {"bf16": True})
+    assert with_accelerate(request) == request
     assert launched({"gradient_accumulation_steps": 4}).config["gradient_accumulation_steps"] == 4
     assert launched({"gradient_accumulation_steps": "auto"}).autofit.sharding == "zero2"
     (tmp_path / "ds.json").write_text(json.dumps(CONFIG), encoding="utf-8")
-    wish = launched({"deepspeed_config_file": str(tmp_path / "ds.json")}, sharding="zero3")
-    assert (wish.autofit.gpus, wish.autofit.sharding, wish.autofit.offload_param_device) == (4, "zero3", "cpu")
-    alone = with_accelerate(Wish(method="sft", model="m", autofit=AutoFit(accelerate_config=ALONE)))
+    request = launched({"deepspeed_config_file": str(tmp_path / "ds.json")}, sharding="zero3")
+    assert (request.autofit.gpus, request.autofit.sharding, request.autofit.offload_param_device) == (4, "zero3", "cpu")
+    alone = with_accelerate(RunRequest(method="sft", model="m", autofit=AutoFit(accelerate_config=ALONE)))
     assert (alone.autofit.gpus, alone.autofit.sharding) == (1, "zero3")
     with pytest.raises(UsageError, match="--sharding zero2"):
         launched({"zero_stage": 3}, sharding="zero2")

@@ -207,7 +207,7 @@ def test_a_plan_that_a_probe_confirmed_keeps_its_figure_outside_torch_and_any_ot
             "forbid has optimizer_offload, and the plan needs it",
         ),
     ],
-    ids=["rows", "a switch", "a wish", "effective batch", "forbid"],
+    ids=["rows", "a switch", "a request", "effective batch", "forbid"],
 )
 def test_what_contradicts_the_plan_is_refused_with_both_ways_out(job: Job, said: str) -> None:
     plan, worker = made(card=SMALL), counting()

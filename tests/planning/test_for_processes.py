@@ -9,7 +9,7 @@ from nouns import TRL_DEFAULTS
 from autotrain_mem import api
 from autotrain_mem.planning import for_processes
 from autotrain_mem.planning.plan import NOT_MODELLED, machine_warnings
-from autotrain_mem.planning.request import with_plan
+from autotrain_mem.planning.read_request import with_plan
 from autotrain_mem.support.errors import BatchSplitError, UsageError
 from autotrain_mem.types import Job, Knobs, Plan, Topology
 from autotrain_mem.types.autofit import AutoFit
@@ -37,8 +37,8 @@ def made(gpus: int = 2, **more: Any) -> Plan:
 
 def followed(plan: Plan, asked: AutoFit, gpus: int) -> Plan:
     """As ``request.with_plan`` and ``rehearsals_for`` make the job."""
-    wish = with_plan(api.Wish(method="sft", autofit=asked), HINTS, print, to_train=False)
-    job = wish.job({**wish.config, **wish.autofit.pins})
+    request = with_plan(api.RunRequest(method="sft", autofit=asked), HINTS, print, to_train=False)
+    job = request.job({**request.config, **request.autofit.pins})
     return api.plan(on_cards(job, gpus), earlier=plan, again="autofit plan ...")
 
 

@@ -48,7 +48,7 @@ def write(file: Path, text: str) -> str:
     return str(file)
 
 
-WISH = api.Wish(method="sft", model="org/tiny", argv=("--learning_rate", "1e-4"))
+WISH = api.RunRequest(method="sft", model="org/tiny", argv=("--learning_rate", "1e-4"))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ WISH = api.Wish(method="sft", model="org/tiny", argv=("--learning_rate", "1e-4")
     ],
 )
 def test_the_same_words_are_parsed_once_and_a_token_is_never_kept(
-    given: dict[str, Any], other: api.Wish, asked: int, store: Store, tmp_path: Path
+    given: dict[str, Any], other: api.RunRequest, asked: int, store: Store, tmp_path: Path
 ) -> None:
     workers: Any = Parser(given)
     assert not is_parsed(store, WISH)
@@ -75,9 +75,9 @@ def test_the_same_words_are_parsed_once_and_a_token_is_never_kept(
 @pytest.mark.parametrize("name", ["reward_funcs", "trust_remote_code", "resume_from_checkpoint"])
 def test_what_runs_the_users_code_or_reads_a_run_is_asked_each_time(name: str, store: Store) -> None:
     workers: Any = Parser({})
-    wish = replace(WISH, config={name: "true"})
-    parsed(store, workers, wish)
-    assert not is_parsed(store, wish)
+    request = replace(WISH, config={name: "true"})
+    parsed(store, workers, request)
+    assert not is_parsed(store, request)
     job = Job(method="grpo", model="org/tiny", dataset=None, arguments={name: "true"})
     assert asked_twice(store, lambda: job) == 2
 
@@ -155,15 +155,15 @@ def test_a_typo_is_told_by_the_flags_that_were_kept_before_anything_starts(
     argv: tuple[str, ...], config: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AUTOFIT_CACHE", str(tmp_path))
-    wish = replace(WISH, argv=argv, config=config)
-    early.refuse_flags(wish)  # nothing was kept: a worker reads them
+    request = replace(WISH, argv=argv, config=config)
+    early.refuse_flags(request)  # nothing was kept: a worker reads them
     tables = {"sft": TrlFlags(flags=FLAGS, help=""), "dpo": TrlFlags(flags=(*FLAGS, BETA), help="")}
     keep_flags(Store(cache_folder()), tables)
     if not message:
-        early.refuse_flags(wish)
+        early.refuse_flags(request)
         return
     with pytest.raises(UsageError) as caught:
-        early.refuse_flags(wish)
+        early.refuse_flags(request)
     assert message in f"{caught.value.message} {caught.value.hint}"
 
 
@@ -191,8 +191,8 @@ def test_what_needs_no_trl_is_refused_before_a_worker_is_made(
     monkeypatch.setattr(for_processes, "find_spec", lambda name: None)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setenv("AUTOFIT_CACHE", "")
-    wish = replace(WISH, autofit=autofit, model=model)
-    with pytest.raises(refused, match=said), early.opened(wish, to_train=False):
+    request = replace(WISH, autofit=autofit, model=model)
+    with pytest.raises(refused, match=said), early.opened(request, to_train=False):
         pass
-    with pytest.raises(AssertionError, match="a worker"), early.opened(wish, to_train=False, is_one=False):
+    with pytest.raises(AssertionError, match="a worker"), early.opened(request, to_train=False, is_one=False):
         pass

@@ -8,8 +8,8 @@ import pytest
 
 from autotrain_mem.checks.flag_checks import Flags, adapter
 from autotrain_mem.exports.tools import check
-from autotrain_mem.planning.request import with_peft_config
-from autotrain_mem.planning.wish import Wish
+from autotrain_mem.planning.read_request import with_peft_config
+from autotrain_mem.planning.run_request import RunRequest
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types.autofit import AutoFit
 from autotrain_mem.types.findings import collect
@@ -17,21 +17,21 @@ from autotrain_mem.types.findings import collect
 VERA = {"peft_type": "VERA", "r": 256, "inference_mode": True}
 
 
-def wish(config: object, *argv: str) -> Wish:
-    return Wish(method="sft", model="tiny", argv=argv, autofit=AutoFit(peft_config=config))  # type: ignore[arg-type]
+def request(config: object, *argv: str) -> RunRequest:
+    return RunRequest(method="sft", model="tiny", argv=argv, autofit=AutoFit(peft_config=config))  # type: ignore[arg-type]
 
 
 def test_a_folder_a_file_the_keys_and_json_are_the_same(tmp_path: Path) -> None:
     file = tmp_path / "adapter_config.json"
     file.write_text(json.dumps(VERA))
-    read = [with_peft_config(wish(each)) for each in (tmp_path, str(file), VERA, json.dumps(VERA))]
+    read = [with_peft_config(request(each)) for each in (tmp_path, str(file), VERA, json.dumps(VERA))]
     assert {one.autofit.peft_config for one in read} == {'{"peft_type": "VERA", "r": 256}'}
     assert read[0].autofit.pins == {"peft_config": '{"peft_type": "VERA", "r": 256}', "use_peft": True}
     assert with_peft_config(read[0]) == read[0]
 
 
 def test_a_plan_hands_its_config_on() -> None:
-    planned = with_peft_config(wish(VERA))
+    planned = with_peft_config(request(VERA))
     assert with_peft_config(replace(planned, argv=("--use_peft",))).autofit == planned.autofit
 
 
@@ -50,7 +50,7 @@ def test_a_plan_hands_its_config_on() -> None:
 )
 def test_what_cannot_be_is_refused(config: object, argv: tuple[str, ...], words: str) -> None:
     with pytest.raises(UsageError) as caught:
-        with_peft_config(wish(config, *argv))
+        with_peft_config(request(config, *argv))
     assert words in caught.value.message
     assert caught.value.hint
 

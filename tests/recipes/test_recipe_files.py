@@ -101,11 +101,11 @@ NAME = "reward-gemma3-1b-lora-8k"
 
 
 def test_a_recipe_is_read_as_a_config_is() -> None:
-    wish, output = flags.read("autofit plan reward", ["--recipe", NAME, "--effective-batch-size", "8"])
+    request, output = flags.read("autofit plan reward", ["--recipe", NAME, "--effective-batch-size", "8"])
     as_config = ["--config", str(recipe(NAME).path), "--effective-batch-size=8"]
-    assert (wish, output) == flags.read("autofit plan reward", as_config)
-    assert wish.config["lora_r"] == 8
-    assert wish.autofit.effective_batch_size == 8
+    assert (request, output) == flags.read("autofit plan reward", as_config)
+    assert request.config["lora_r"] == 8
+    assert request.autofit.effective_batch_size == 8
 
 
 @pytest.mark.parametrize(

@@ -50,9 +50,9 @@ def test_what_a_plan_chose_needs_what_it_did(recipe: Recipe, models: pathlib.Pat
     name = f"{recipe.name}.{recipe.card}.txt"
     expected = Golden.read((GOLDEN / name).read_text(encoding="utf-8"))
     words = ["--recipe", recipe.name, "--gpu", recipe.card, *flags(recipe, models)]
-    wish, _ = own_flags.read(f"autofit plan {recipe.method}", words)
-    lengths = Lengths(longest=wish.autofit.prompt_length)
-    predictions = Predictions(api.rehearsals_for(workers, wish, print).subject(lengths=lengths))
+    request, _ = own_flags.read(f"autofit plan {recipe.method}", words)
+    lengths = Lengths(longest=request.autofit.prompt_length)
+    predictions = Predictions(api.rehearsals_for(workers, request, print).subject(lengths=lengths))
     (found,) = predictions.rehearse([expected.knobs], whole=False)
     assert found.fits
     assert found.budget_bytes == pytest.approx(expected.budget_mib * MIB, abs=MIB)

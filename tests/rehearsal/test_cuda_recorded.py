@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from autotrain_mem.estimator.memory import estimate_memory
-from autotrain_mem.estimator.replay import Room
+from autotrain_mem.estimator.replay import DeviceCapacity
 from autotrain_mem.rehearsal.rehearse import rehearse
 from autotrain_mem.types import Job, Knobs
 
@@ -37,7 +37,7 @@ def test_a_rehearsal_takes_what_the_cuda_build_took(recorded: dict[str, Any], mo
     knobs = Knobs(**recorded["knobs"])
     job = Job(method=recorded["method"], model=str(model), dataset=None, arguments=recorded["arguments"])
     trace = rehearse(job, knobs, recorded["length"], str(tmp_path), tuple(RECORDED["compute_capability"]))
-    memory = estimate_memory(trace, Room(capacity_bytes=None))
+    memory = estimate_memory(trace, DeviceCapacity(capacity_bytes=None))
     mode = memory.reserved.modes["expandable_segments:True" in recorded["allocator"]]
     assert memory.peak_allocated_bytes == pytest.approx(recorded["peak_allocated_bytes"], rel=ALLOCATED_BAR)
     assert mode.peak_reserved_bytes == pytest.approx(recorded["peak_reserved_bytes"], rel=RESERVED_BAR)

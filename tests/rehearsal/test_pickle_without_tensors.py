@@ -290,7 +290,7 @@ def test_a_class_that_a_function_made_arrives_with_all_that_is_in_it() -> None:
         type(there).__base__()
 
 
-class Watched:
+class RunSnapshot:
     def __init__(self, inner: Any) -> None:
         self.inner = inner
 
@@ -298,7 +298,7 @@ class Watched:
 def test_what_cannot_be_sent_is_named_with_what_holds_it() -> None:
     lines = (line for line in ())
     with pytest.raises(UsageError, match=r"A generator \(held by Watched\) cannot be sent") as raised:
-        pack({"callbacks": [Watched([lines])]})
+        pack({"callbacks": [RunSnapshot([lines])]})
     assert raised.value.hint
 
 

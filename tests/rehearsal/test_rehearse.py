@@ -12,7 +12,7 @@ from tiny import tiny_config
 
 from autotrain_mem.checks import arguments
 from autotrain_mem.estimator.memory import estimate_memory
-from autotrain_mem.estimator.replay import Room
+from autotrain_mem.estimator.replay import DeviceCapacity
 from autotrain_mem.methods.configs import REHEARSED_STEPS
 from autotrain_mem.methods.worst_case_text import shorten_last_rejected, shorten_last_row
 from autotrain_mem.rehearsal.rehearse import rehearse as rehearse_anew
@@ -57,7 +57,7 @@ def rehearse(model: Path, arguments: dict[str, Any] | None = None, length: int =
     return rehearsal_of(job, some_knobs(**changes), length)
 
 
-ENDLESS = Room(capacity_bytes=None)
+ENDLESS = DeviceCapacity(capacity_bytes=None)
 
 
 def total(trace: Trace, owner: Owner) -> int:

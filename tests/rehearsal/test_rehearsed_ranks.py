@@ -20,7 +20,7 @@ from autotrain_mem.rehearsal import rehearse
 from autotrain_mem.rehearsal.ranks.fsdp import Chunks
 from autotrain_mem.rehearsal.ranks.zero_offload import HostAdam
 from autotrain_mem.support.errors import RehearsalError
-from autotrain_mem.types import Owner
+from autotrain_mem.types import Owner, Trace
 from autotrain_mem.types.work import Kind
 
 SMALL = 512
@@ -65,6 +65,12 @@ ALONE = [
 ]
 
 
+def assert_same_peak(fake: Trace, real: Trace) -> None:
+    """To the byte, but for one int64: on a busy machine gloo's thread still holds the counter of tokens that was
+    gathered last when the backward pass begins (``ProcessGroupGloo.cpp: runLoop`` drops it after the work is done)."""
+    assert max(peaks(real).values()) - max(peaks(fake).values()) in (0, 8)
+
+
 @pytest.mark.parametrize("knobs", ALONE, ids=lambda knobs: knobs["sharding"])
 def test_a_process_alone_under_zero_is_the_real_one_to_the_byte(
     knobs: dict[str, object], model_folder: Folder, tmp_path: Path
@@ -74,7 +80,7 @@ def test_a_process_alone_under_zero_is_the_real_one_to_the_byte(
     fake = rehearsed(one)
     made, really_made = ([move for move in moves_in_order(trace, SMALL) if move[1] > 0] for trace in (fake, real))
     assert made == really_made
-    assert max(peaks(fake).values()) == max(peaks(real).values())
+    assert_same_peak(fake, real)
     assert fake.unpinned_bytes == real.unpinned_bytes
     assert Kind.COLLECTIVE not in {work.kind for work in fake.work.work}, "nobody is there to talk to"
 
@@ -91,7 +97,7 @@ def test_what_zero_offloads_to_nvme_is_in_files_and_the_host_has_their_buffers(
     one = case("sft", model_folder("qwen2"), {"deepspeed": {**AUTO, **config}}, **knobs)
     (real,) = trained_by_ranks(one, tmp_path / "real")
     fake = rehearsed(one)
-    assert max(peaks(fake).values()) == max(peaks(real).values())
+    assert_same_peak(fake, real)
     assert fake.trained is not None
     assert fake.nvme_bytes == real.nvme_bytes
     assert 3 * 4 < fake.nvme_bytes / fake.trained.parameters < 4 * 4.1, "a copy, two moments, and larger gradients"

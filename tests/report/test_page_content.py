@@ -18,13 +18,13 @@ from autotrain_mem.report.formatting import command_of
 from autotrain_mem.report.page.content import page_of
 from autotrain_mem.report.page.render import page_html
 from autotrain_mem.report.run_history import read_history
-from autotrain_mem.report.run_view import SPARKS, Watched, spark, watch_line, watch_view
+from autotrain_mem.report.run_view import SPARKS, RunSnapshot, spark, watch_line, watch_view
 from autotrain_mem.run.run_figures import EventLog
 from autotrain_mem.support import codec
 from autotrain_mem.training.run_folder import lock_folder
 from autotrain_mem.types import Phase, Plan
 from autotrain_mem.types.data import DataProfile
-from autotrain_mem.types.experience import EVENTS_NAME, RECORD_NAME, Happening, Moment, RunHistory
+from autotrain_mem.types.experience import EVENTS_NAME, RECORD_NAME, RunHistory, RunMarker, StepReading
 from autotrain_mem.types.page import CardOffer, Material, Page, Section
 from autotrain_mem.types.report import MemoryReading
 
@@ -33,12 +33,12 @@ DEVICE = MemoryReading(
 )
 
 
-def moment(step: int, reserved_bytes: int = 30, **logs: float) -> Moment:
+def moment(step: int, reserved_bytes: int = 30, **logs: float) -> StepReading:
     device = replace(DEVICE, reserved_bytes=reserved_bytes)
-    return Moment(seconds=float(step), step=step, device=device, tokens_per_second=100.0, logs=logs)
+    return StepReading(seconds=float(step), step=step, device=device, tokens_per_second=100.0, logs=logs)
 
 
-def history(*moments: Moment) -> RunHistory:
+def history(*moments: StepReading) -> RunHistory:
     return RunHistory(
         began=0.0,
         last=10.0,
@@ -47,7 +47,7 @@ def history(*moments: Moment) -> RunHistory:
         predicted_bytes={Phase.FORWARD: 20},
         phases={},
         ranks=(moments,),
-        happenings=(Happening(seconds=2.0, step=2, kind="out of memory", text="split"),),
+        happenings=(RunMarker(seconds=2.0, step=2, kind="out of memory", text="split"),),
         ending="finished",
     )
 
@@ -122,11 +122,11 @@ def test_its_command_holds_the_words_of_the_job_and_its_html_every_title() -> No
 RUNNING = replace(history(*(moment(step, loss=10.0 - step) for step in range(1, 8))), ending="")
 
 
-def watched(found: RunHistory | None = RUNNING, *, alive: bool | None = True, now: float = 20.0) -> Watched:
-    return Watched(name="run", plan=PLAN, history=found, alive=alive, now=now)
+def watched(found: RunHistory | None = RUNNING, *, alive: bool | None = True, now: float = 20.0) -> RunSnapshot:
+    return RunSnapshot(name="run", plan=PLAN, history=found, alive=alive, now=now)
 
 
-def text(each: Watched, columns: int = 100) -> str:
+def text(each: RunSnapshot, columns: int = 100) -> str:
     return rendered(watch_view(each), columns)
 
 

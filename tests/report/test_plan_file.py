@@ -17,8 +17,8 @@ from report_examples import GRPO_PLAN, PLAN, PLANS
 from test_console import rendered
 
 from autotrain_mem.planning.kept_answers import job_key
-from autotrain_mem.planning.request import PlanHints, with_plan
-from autotrain_mem.planning.wish import Wish
+from autotrain_mem.planning.read_request import PlanHints, with_plan
+from autotrain_mem.planning.run_request import RunRequest
 from autotrain_mem.report.explain_view import explain_view
 from autotrain_mem.settings.knobs import Knobs
 from autotrain_mem.support import codec
@@ -27,7 +27,7 @@ from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types import Job, Plan
 from autotrain_mem.types.autofit import AutoFit
 from autotrain_mem.types.data import ImageSummary
-from autotrain_mem.types.gpu_comparison import Most
+from autotrain_mem.types.gpu_comparison import LargestValue
 from autotrain_mem.types.hardware import Price
 from autotrain_mem.types.job import PythonCall
 from autotrain_mem.types.plan_file import LARGEST_BYTES, PLAN_NAME, PLAN_SCHEMA
@@ -42,7 +42,7 @@ def read(values: Any) -> Plan:
 
 def limited() -> Plan:
     price = Price(gpu="rtx3060", per_hour=0.1, provider="somebody", seen="2026-11-01")
-    most = Most(name="max_length", value=768, next_value=832, next_required_bytes=2**34)
+    most = LargestValue(name="max_length", value=768, next_value=832, next_required_bytes=2**34)
     return replace(PLAN, price=price, most=most, job=replace(PLAN.job, within_seconds=28800.0, budget=20.0))
 
 
@@ -273,9 +273,11 @@ def test_a_plans_variables_and_code_are_told_before_any_process_has_them(monkeyp
         arguments={"trust_remote_code": True},
         environment={"OMP_NUM_THREADS": "2", "WANDB_NAME": "a", "HF_TOKEN": "secret", "A": "1"},
     )
-    wish = Wish(method="sft", autofit=AutoFit(plan=replace(PLAN, job=job)), environment={"WANDB_NAME": "b", "A": "2"})
+    request = RunRequest(
+        method="sft", autofit=AutoFit(plan=replace(PLAN, job=job)), environment={"WANDB_NAME": "b", "A": "2"}
+    )
     notes = list[str]()
-    followed = with_plan(wish, PlanHints(other_method="", objects=""), notes.append, to_train=False)
+    followed = with_plan(request, PlanHints(other_method="", objects=""), notes.append, to_train=False)
     assert followed.environment == {"OMP_NUM_THREADS": "2", "WANDB_NAME": "b", "A": "2"}
     assert len(notes) == 3
     assert notes[0] == f"the plan runs code that comes with {PLAN.model} (trust_remote_code)"

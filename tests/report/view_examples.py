@@ -22,8 +22,8 @@ from autotrain_mem.types.gpu_comparison import (
     Cards,
     CardVerdict,
     Frontier,
-    Most,
-    Reach,
+    LargestValue,
+    LevelReach,
     Sweep,
     SweepPoint,
 )
@@ -101,15 +101,17 @@ FRONTIER = Frontier(
     gpu="rtx3060",
     budget_bytes=WHOLE.budget_bytes,
     reaches=(
-        Reach(
+        LevelReach(
             level="lossless",
-            most=Most(name="max_length", value=1024, next_value=1088, next_required_bytes=WHOLE.budget_bytes + 1),
+            most=LargestValue(
+                name="max_length", value=1024, next_value=1088, next_required_bytes=WHOLE.budget_bytes + 1
+            ),
             point=candidate(WHOLE, level="lossless"),
         ),
-        Reach(level="rounding"),
-        Reach(
+        LevelReach(level="rounding"),
+        LevelReach(
             level="LoRA",
-            most=Most(name="max_length", value=4096, next_value=None, stopped_by="the model's context"),
+            most=LargestValue(name="max_length", value=4096, next_value=None, stopped_by="the model's context"),
             point=candidate(LORA, level="LoRA"),
         ),
     ),

@@ -31,25 +31,27 @@ def test_a_model_that_reads_images_is_refused_where_nothing_can_read_them(
     model, rows = tmp_path / "model", tmp_path / "rows.jsonl"
     model.mkdir()
     rows.write_text("{}\n")
-    wish = api.Wish(method="sft", model=str(model), dataset=str(rows), autofit=AutoFit(gpu="t4"))
+    request = api.RunRequest(method="sft", model=str(model), dataset=str(rows), autofit=AutoFit(gpu="t4"))
     (model / "config.json").write_text(json.dumps({"model_type": "gemma3_text"}))
-    refuse(wish, to_train=False)
+    refuse(request, to_train=False)
     (model / "config.json").write_text(json.dumps({"model_type": "gemma3", "vision_config": {}}))
     with pytest.raises(MissingExtraError, match="Pillow"):
-        refuse(wish, to_train=False)
-    refuse(wish, to_train=False, reads_data=False)
+        refuse(request, to_train=False)
+    refuse(request, to_train=False, reads_data=False)
 
 
 def test_a_folder_with_a_file_of_the_users_own_is_refused_also_where_a_plan_is_followed(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("mine")
     job = Job(method="sft", model="here/m", dataset=None, arguments={"max_length": 64, "output_dir": str(tmp_path)})
     plan = api.plan(fake_worker.rehearsals(FakeWorker(), job, LARGE))
-    wish = api.Wish(method="sft", autofit=AutoFit(plan=plan))
-    refuse(wish, to_train=False)
+    request = api.RunRequest(method="sft", autofit=AutoFit(plan=plan))
+    refuse(request, to_train=False)
     with pytest.raises(OutputFolderError, match=r"\(README\.md\)"):
-        refuse(wish, to_train=True)
-    refuse(replace(wish, argv=("--output_dir", str(tmp_path / "new"))), to_train=True)
-    refuse(replace(wish, place=Place(rank=1, machines=2, address="", port=0)), to_train=True)  # the first one's folder
+        refuse(request, to_train=True)
+    refuse(replace(request, argv=("--output_dir", str(tmp_path / "new"))), to_train=True)
+    refuse(
+        replace(request, place=Place(rank=1, machines=2, address="", port=0)), to_train=True
+    )  # the first one's folder
 
 
 def test_only_files_of_weights_make_a_folder_one_to_train_from(tmp_path: Path) -> None:
@@ -71,9 +73,9 @@ def checkpoint(folder: Path, step: int, *names: str, ranks: int = 2) -> None:
     (folder / f"checkpoint-{step}/autofit.checkpoint.json").write_text('{"run": "", "files": {}}')
 
 
-def wish(folder: Path, autofit: AutoFit, value: Any = True, **more: Any) -> api.Wish:
+def request(folder: Path, autofit: AutoFit, value: Any = True, **more: Any) -> api.RunRequest:
     config = {"output_dir": str(folder), "resume_from_checkpoint": value}
-    return api.Wish(method="sft", config=config, autofit=autofit, **more)
+    return api.RunRequest(method="sft", config=config, autofit=autofit, **more)
 
 
 ZERO = "global_step3/zero_pp_rank_0_mp_rank_00_model_states.pt"
@@ -84,12 +86,12 @@ def test_ranks_that_cannot_read_it_are_refused_within_a_second(tmp_path: Path) -
     checkpoint(tmp_path, 3, ZERO)
     started = time.monotonic()
     with pytest.raises(OutputFolderError, match="it is DeepSpeed's ZeRO-3 of 2 ranks") as refused:
-        refuse(wish(tmp_path, AutoFit(gpus=4, sharding="fsdp2")), to_train=True)
+        refuse(request(tmp_path, AutoFit(gpus=4, sharding="fsdp2")), to_train=True)
     assert time.monotonic() - started < 1
     assert "--gpus 2 --sharding zero3" in refused.value.hint
     with pytest.raises(OutputFolderError, match="ZeRO-3"):
-        refuse(wish(tmp_path, AutoFit(sharding="fsdp2"), str(tmp_path / "checkpoint-3")), to_train=True)
-    refuse(wish(tmp_path, AutoFit(sharding="zero3")), to_train=True)
+        refuse(request(tmp_path, AutoFit(sharding="fsdp2"), str(tmp_path / "checkpoint-3")), to_train=True)
+    refuse(request(tmp_path, AutoFit(sharding="zero3")), to_train=True)
 
 
 def test_another_seed_is_refused_before_anything_is_planned_unless_the_epoch_begins_anew(tmp_path: Path) -> None:
@@ -97,35 +99,35 @@ def test_another_seed_is_refused_before_anything_is_planned_unless_the_epoch_beg
         checkpoint(tmp_path, step, "optimizer.pt")
         write_manifest(tmp_path / f"checkpoint-{step}", {}, "", {"--seed": seed, "--dataset": "of 13 rows"})
     with pytest.raises(OutputFolderError, match=r"checkpoint-6 was trained .*: --seed 42 in the checkpoint, 7 now"):
-        refuse(wish(tmp_path, AutoFit(), argv=("--seed", "7")), to_train=True)
-    refuse(wish(tmp_path, AutoFit(), argv=("--seed=42", "--data_seed", "1")), to_train=True)
-    refuse(wish(tmp_path, AutoFit(), argv=("--seed", "7", "--ignore_data_skip")), to_train=True)
+        refuse(request(tmp_path, AutoFit(), argv=("--seed", "7")), to_train=True)
+    refuse(request(tmp_path, AutoFit(), argv=("--seed=42", "--data_seed", "1")), to_train=True)
+    refuse(request(tmp_path, AutoFit(), argv=("--seed", "7", "--ignore_data_skip")), to_train=True)
 
 
 def test_a_checkpoint_that_may_still_be_meant_refuses_nothing(tmp_path: Path) -> None:
     made(2).save(tmp_path / "plan.json")
     checkpoint(tmp_path, 3, "optimizer.pt")
     checkpoint(tmp_path, 6, ZERO)
-    refuse(wish(tmp_path, AutoFit(gpus=4, sharding="ddp")), to_train=True)
+    refuse(request(tmp_path, AutoFit(gpus=4, sharding="ddp")), to_train=True)
     checkpoint(tmp_path, 9, "pytorch_model_fsdp_0/.metadata", "optimizer_0/.metadata")
-    refuse(wish(tmp_path, AutoFit(gpus=4, sharding="fsdp2")), to_train=True)
+    refuse(request(tmp_path, AutoFit(gpus=4, sharding="fsdp2")), to_train=True)
 
 
 def test_gpus_that_do_not_divide_the_batch_are_refused_with_those_that_do(tmp_path: Path) -> None:
     plan = made(2)
     plan.save(tmp_path / "plan.json")
     with pytest.raises(UsageError, match="3 GPUs do not divide the run's effective batch of 16 rows") as refused:
-        refuse(wish(tmp_path, AutoFit(gpus=3)), to_train=True)
+        refuse(request(tmp_path, AutoFit(gpus=3)), to_train=True)
     assert "--gpus 2 or 4" in refused.value.hint
     with pytest.raises(UsageError, match="3 GPUs"):
-        refuse(replace(wish(tmp_path / "elsewhere", AutoFit(gpus=3)), plan=plan), to_train=True)
+        refuse(replace(request(tmp_path / "elsewhere", AutoFit(gpus=3)), plan=plan), to_train=True)
 
 
 def test_without_a_plan_only_what_is_sure_is_refused(tmp_path: Path) -> None:
     checkpoint(tmp_path, 3, ZERO)
-    refuse(wish(tmp_path, AutoFit()), to_train=True)  # as many GPUs as are here, shared as fits
+    refuse(request(tmp_path, AutoFit()), to_train=True)  # as many GPUs as are here, shared as fits
     with pytest.raises(OutputFolderError, match="DeepSpeed resumes it with that stage"):
-        refuse(wish(tmp_path, AutoFit(gpus=2, sharding="fsdp2")), to_train=True)
+        refuse(request(tmp_path, AutoFit(gpus=2, sharding="fsdp2")), to_train=True)
 
 
 # -- what sizes alone tell of a model ----------------------------------------------------------------------------------
@@ -157,6 +159,6 @@ def test_parameters_are_counted_for_known_decoders_only(config: dict[str, Any], 
 
 def test_a_line_says_what_weights_and_training_take_and_nothing_of_a_hub_id(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    line = coarse_answer(api.Wish(method="sft", model=str(tmp_path)))
+    line = coarse_answer(api.RunRequest(method="sft", model=str(tmp_path)))
     assert all(figure in line for figure in ("From sizes alone", "8.03 billion", "119.7 GiB", "15.0 GiB"))
-    assert coarse_answer(api.Wish(method="sft", model="org/model")) == ""
+    assert coarse_answer(api.RunRequest(method="sft", model="org/model")) == ""

@@ -28,7 +28,7 @@ from autotrain_mem.support.units import GIB
 from autotrain_mem.training.checkpoints import reach_disk, write_manifest
 from autotrain_mem.training.exit_causes import Ending
 from autotrain_mem.training.run_folder import LOCK_NAME, LastRun, RunFolder
-from autotrain_mem.types import Estimate, Incident, Job, Knobs, Learned, Phase, Plan, Topology
+from autotrain_mem.types import Estimate, Incident, Job, Knobs, LearnedLimits, Phase, Plan, Topology
 from autotrain_mem.types.experience import Restart
 from autotrain_mem.types.report import Shortage
 from tests import fake_worker
@@ -131,12 +131,12 @@ def _run(folder: Path, job: Job = JOB) -> Any:
     return run
 
 
-def _resuming(wish: object) -> Job:
-    return replace(JOB, arguments={**JOB.arguments, "resume_from_checkpoint": wish})
+def _resuming(request: object) -> Job:
+    return replace(JOB, arguments={**JOB.arguments, "resume_from_checkpoint": request})
 
 
 def test_what_befalls_a_run_is_in_its_plan_file_at_once(tmp_path: Path) -> None:
-    run, learned = _run(tmp_path), Learned(train_tokens=512)
+    run, learned = _run(tmp_path), LearnedLimits(train_tokens=512)
     run.record({"event": "incident", "incident": codec.to_json(INCIDENT), "learned": codec.to_json(learned)})
     run.record({"event": "restart", "restart": codec.to_json(RESTART)})
     kept = Plan.load(tmp_path).experience
@@ -245,7 +245,7 @@ def test_a_checkpoint_of_another_folder_counts_first_and_one_that_was_being_writ
 
 
 def test_a_run_that_begins_takes_over_what_was_learned_and_not_what_befell() -> None:
-    befallen = replace(PLAN.experience, learned=Learned(train_tokens=512), restarts=(RESTART,))
+    befallen = replace(PLAN.experience, learned=LearnedLimits(train_tokens=512), restarts=(RESTART,))
     plan = replace(PLAN, experience=befallen)
     assert as_begun(plan).experience == replace(befallen, restarts=())
     resuming = replace(plan, job=_resuming(True))

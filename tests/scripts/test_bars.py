@@ -16,9 +16,9 @@ from throughput_rows.ranks import Result as Ranked
 from throughput_rows.ranks import tau
 
 from autotrain_mem.estimator.memory import estimate_memory
-from autotrain_mem.estimator.replay import Room
+from autotrain_mem.estimator.replay import DeviceCapacity
 from autotrain_mem.rehearsal.rehearse import rehearse
-from autotrain_mem.search.search import Found, search
+from autotrain_mem.search.search import SearchResult, search
 from autotrain_mem.support.units import GIB
 from autotrain_mem.types import Job, Knobs
 
@@ -77,7 +77,7 @@ def test_a_rehearsal_takes_what_the_command_took(
     job = Job(method=case["method"], model="model", dataset=None, arguments=case["arguments"])
     capability = tuple(RECORDED["compute_capability"])
     trace = rehearse(job, Knobs(**case["knobs"]), case["length"], str(tmp_path), capability)
-    memory = estimate_memory(trace, Room(capacity_bytes=None))
+    memory = estimate_memory(trace, DeviceCapacity(capacity_bytes=None))
     native = memory.reserved.native
     assert memory.peak_allocated_bytes == pytest.approx(case["peak_allocated_bytes"], rel=ALLOCATED_BAR)
     assert native.peak_reserved_bytes == pytest.approx(case["peak_reserved_bytes"], rel=RESERVED_BAR)
@@ -98,7 +98,7 @@ def test_the_grid_holds_the_level_and_the_speed_that_asking_for_every_point_give
 def outcome_of(monkeypatch: pytest.MonkeyPatch, level: str, knobs: Knobs) -> Outcome:
     """What is said of a search that chose these."""
     model = LinearMemory(budget_bytes=40 * GIB)
-    found = Found(level=level, estimate=model.estimate(knobs), attempts=(), levers=(), alternatives=())
+    found = SearchResult(level=level, estimate=model.estimate(knobs), attempts=(), levers=(), alternatives=())
     monkeypatch.setattr(grid, "search", lambda space, predictor: found)
     return compare(SPACE, model)
 

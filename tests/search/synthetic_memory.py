@@ -9,7 +9,7 @@ from typing import Any
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem.search.levels import levels
-from autotrain_mem.search.search import Found, search
+from autotrain_mem.search.search import SearchResult, search
 from autotrain_mem.search.space import Space, make_space, micro_batches
 from autotrain_mem.settings.levers import EXPANDABLE, SLOWING
 from autotrain_mem.settings.own import OF_DEEPSPEED
@@ -251,7 +251,7 @@ class LinearMemory:
         return zlib.crc32(", ".join(f"{name}={getattr(knobs, name)!r}" for name in names).encode()) / 2**32
 
 
-def found_or_none(space: Space, model: LinearMemory) -> Found | None:
+def found_or_none(space: Space, model: LinearMemory) -> SearchResult | None:
     try:
         return search(space, model)
     except DoesNotFitError:

@@ -13,7 +13,7 @@ from synthetic_memory import EIGHT, TRL, LinearMemory, brute_force, found_or_non
 from autotrain_mem.search.explore import best_of, most_that_fits
 from autotrain_mem.search.levels import SHORTER_ROWS, levels
 from autotrain_mem.search.memo import Memo
-from autotrain_mem.search.search import Found, search
+from autotrain_mem.search.search import SearchResult, search
 from autotrain_mem.search.shardings import FASTEST_FIRST
 from autotrain_mem.search.space import Space, with_rows
 from autotrain_mem.support.errors import DoesNotFitError
@@ -69,7 +69,7 @@ def card(number: int, space: Space, *, noise: float) -> LinearMemory:
     )
 
 
-def quality(space: Space, model: LinearMemory, found: Found | None) -> float | None:
+def quality(space: Space, model: LinearMemory, found: SearchResult | None) -> float | None:
     """Speed of the plan over that of the grid's best on the level; None where no level has a point that fits."""
     best = brute_force(space, model)
     if best is None:
@@ -84,7 +84,7 @@ def quality(space: Space, model: LinearMemory, found: Found | None) -> float | N
 
 
 @cache
-def every_job(noise: float, *, shares: bool = False) -> list[tuple[Space, LinearMemory, Found | None]]:
+def every_job(noise: float, *, shares: bool = False) -> list[tuple[Space, LinearMemory, SearchResult | None]]:
     """Each with what was found; the model keeps the rehearsals.
 
     Args:

@@ -10,12 +10,12 @@ from synthetic_memory import LinearMemory, space_of
 from autotrain_mem.search.largest import Question, answering, find_border, find_most
 from autotrain_mem.search.levels import levels
 from autotrain_mem.search.memo import Memo
-from autotrain_mem.search.search import NO_LIMITS, Found, Limits, no_plan
+from autotrain_mem.search.search import NO_LIMITS, Limits, SearchResult, no_plan
 from autotrain_mem.search.space import Space
 from autotrain_mem.support.errors import DoesNotFitError, PlanError
 from autotrain_mem.support.units import GIB
 from autotrain_mem.types import Estimate
-from autotrain_mem.types.gpu_comparison import Most
+from autotrain_mem.types.gpu_comparison import LargestValue
 
 LENGTHS = (*range(64, 256, 16), *range(256, 16_384, 64), 16_384)
 ROWS = range(1, 4097)
@@ -37,7 +37,7 @@ def fits(asked: Question, level: str, model: LinearMemory, value: int) -> bool:
     return estimate.fits or estimate.growing().fits
 
 
-def is_border(asked: Question, level: str, model: LinearMemory, most: Most) -> bool:
+def is_border(asked: Question, level: str, model: LinearMemory, most: LargestValue) -> bool:
     """Whether a value fits and its neighbour does not."""
     after = asked.values.index(most.value) + 1
     is_last = after == len(asked.values)
@@ -46,7 +46,7 @@ def is_border(asked: Question, level: str, model: LinearMemory, most: Most) -> b
     return fits(asked, level, model, most.value) and beyond and most.next_value == neighbour
 
 
-def search_most(asked: Question, model: LinearMemory, limits: Limits = NO_LIMITS) -> Found:
+def search_most(asked: Question, model: LinearMemory, limits: Limits = NO_LIMITS) -> SearchResult:
     space = asked.space(asked.values[0])
     memo = Memo(space, model)
     found = find_most(asked, memo, limits)
@@ -102,7 +102,9 @@ def test_all_rows_at_once_may_fit_where_fewer_do_not() -> None:
         every = [each for each in (1, 2, 4, 8) if fits(asked, "lossless, offloading", model, each)]
         assert every == [*accumulating, 8]
         found = search_most(asked, model)
-        assert found.most == Most(name="per_device_train_batch_size", value=8, next_value=None, stopped_by="the end")
+        assert found.most == LargestValue(
+            name="per_device_train_batch_size", value=8, next_value=None, stopped_by="the end"
+        )
         assert found.estimate.knobs.gradient_accumulation_steps == 1
 
 

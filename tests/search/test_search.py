@@ -16,7 +16,7 @@ from autotrain_mem.search.explore import TIE
 from autotrain_mem.search.levels import SHORTER_ROWS, levels
 from autotrain_mem.search.memo import candidate
 from autotrain_mem.search.nearest import budget_line
-from autotrain_mem.search.search import Found, search
+from autotrain_mem.search.search import SearchResult, search
 from autotrain_mem.search.space import Space
 from autotrain_mem.settings.levers import LADDER, LEVERS
 from autotrain_mem.settings.words import MAX_SLOWDOWN
@@ -72,7 +72,7 @@ def shortest_fits(space: Space, model: LinearMemory) -> bool:
     return may_cut and space.row_tokens(space.base) > 64 and brute_force(cut, model) is not None
 
 
-def neighbour(space: Space, found: Found) -> Knobs | None:
+def neighbour(space: Space, found: SearchResult) -> Knobs | None:
     """One step up the plan's line."""
     knobs = replace(found.estimate.knobs, expandable_segments=space.base.expandable_segments)
     level = next(level for level in levels(space) if level.name == found.level)
@@ -80,7 +80,7 @@ def neighbour(space: Space, found: Found) -> Knobs | None:
     return next(iter(line[line.index(knobs) + 1 :]), None)
 
 
-def harm_of(found: Found) -> Harm:
+def harm_of(found: SearchResult) -> Harm:
     """The level a plan was found on: TIME also where no lever was needed."""
     return max([Harm.TIME, *(lever.harm for lever in found.levers)])
 

@@ -26,7 +26,7 @@ from autotrain_mem.training.environment import PORT, meeting_port, process_envir
 from autotrain_mem.training.exit_causes import Ending, cause_of
 from autotrain_mem.training.launch import most_of
 from autotrain_mem.training.pulses import ASLEEP_SECONDS, MUTE_SECONDS, Pulses
-from autotrain_mem.training.rank_processes import RankDied, RankProcesses, WaitedFor
+from autotrain_mem.training.rank_processes import RankDied, RankProcesses, RankTimeout
 from autotrain_mem.training.task import Request
 from autotrain_mem.types import Job, Phase, PhasePeak, Probe, Topology
 from autotrain_mem.types.report import MemoryReading
@@ -164,7 +164,7 @@ def test_the_rank_that_failed_is_named_and_not_the_one_that_it_left(monkeypatch:
     raised = heard(left, (1, TrainingError("The trainer raised KeyError: 'text'").to_json())).receive()
     assert (raised["rank"], raised["message"]) == (1, "The trainer raised KeyError: 'text'")
     assert heard(left).receive()["rank"] == 0  # nobody else says anything
-    with pytest.raises(WaitedFor, match=r"rank 1: it is 2 behind the others, in reward.py: score"):
+    with pytest.raises(RankTimeout, match=r"rank 1: it is 2 behind the others, in reward.py: score"):
         heard((0, pulse(7)), (1, pulse(5, "in reward.py: score")), left).receive()
     died = heard((0, ChildDied(-6, f"terminate: {GONE}")), (1, ChildDied(-11, "")))
     with pytest.raises(RankDied) as crashed:

@@ -22,14 +22,14 @@ from autotrain_mem.support.errors import (
 from autotrain_mem.training.checkpoints import Checkpoint
 from autotrain_mem.training.exit_causes import Cause, Ending
 from autotrain_mem.training.supervisor import Change, RunAttempt, supervise
-from autotrain_mem.types import Knobs, Learned
+from autotrain_mem.types import Knobs, LearnedLimits
 
 END = {"event": "end", "interrupted": False}
 SMALLER = Change(
     knobs=replace(TRL_DEFAULTS, per_device_train_batch_size=4, gradient_accumulation_steps=2),
     flags="--per_device_train_batch_size 4 --gradient_accumulation_steps 2",
 )
-LEARNED = Learned(train_tokens=512)
+LEARNED = LearnedLimits(train_tokens=512)
 
 
 def killed(step: int, began_at: int = 0) -> Ending:
@@ -74,7 +74,7 @@ class Script:
         return ending.error
 
     def run(self, restarts: int = RESTARTS) -> Any:
-        first = RunAttempt(knobs=TRL_DEFAULTS, learned=Learned(), checkpoint=None)
+        first = RunAttempt(knobs=TRL_DEFAULTS, learned=LearnedLimits(), checkpoint=None)
         return supervise(first, self, restarts=restarts, on_event=self.told.append)
 
     @property
@@ -86,7 +86,7 @@ def test_a_killed_process_is_gone_on_with_from_the_last_checkpoint_and_what_the_
     script = Script([(killed(47), 40), (END, 60)])
     assert script.run() is END
     assert [attempt.resume_from for attempt in script.attempts] == [None, Path("run/checkpoint-40")]
-    assert [attempt.learned for attempt in script.attempts] == [Learned(), LEARNED]
+    assert [attempt.learned for attempt in script.attempts] == [LearnedLimits(), LEARNED]
     restart = {"step": 47, "resumed_at": 40, "cause": "killed", "why": "signal 9", "change": ""}
     assert script.restarts == [restart]
 

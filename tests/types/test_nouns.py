@@ -7,7 +7,7 @@ import pytest
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem.settings.own import Sharding
-from autotrain_mem.settings.words import read_length, wished_share, without_wish
+from autotrain_mem.settings.words import read_length, wished_share, without_maximized
 from autotrain_mem.support import codec
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types import Candidate, Estimate, Job, Phase, ReservedByMode, ReservedEstimate, StepTime
@@ -166,8 +166,8 @@ def test_a_length_is_a_number_a_wish_or_none_and_a_wish_is_kept_from_trl(
     assert read_length(text) == value
     assert wished_share(value) == pytest.approx(share)
     kept = {} if value else {"max_length": None}
-    assert without_wish({"max_length": value, "dtype": "auto"}) == {"dtype": "auto", **kept}
-    assert without_wish({"max_length": 9}) == {"max_length": 9}
+    assert without_maximized({"max_length": value, "dtype": "auto"}) == {"dtype": "auto", **kept}
+    assert without_maximized({"max_length": 9}) == {"max_length": 9}
 
 
 @pytest.mark.parametrize("text", ["p0", "p101", "p100.1", "pfoo", "p", "99%", "-1", "0", "1.5", "p-1", "pauto"])

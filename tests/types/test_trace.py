@@ -5,7 +5,7 @@ import json
 from array import array
 
 from autotrain_mem.estimator.memory import estimate_memory
-from autotrain_mem.estimator.replay import Room
+from autotrain_mem.estimator.replay import DeviceCapacity
 from autotrain_mem.support import codec
 from autotrain_mem.support.units import KIB
 from autotrain_mem.types import Block, Owner, Phase, Trace
@@ -42,4 +42,4 @@ def test_a_block_may_be_born_again_once_it_is_dead() -> None:
     """Steps of a generation that are not rehearsed repeat one that is."""
     again = trace([1, 2, -2, 2, 3, -2, -3])
     assert [sign * block.size_bytes // KIB for _, sign, block in again.walk()] == [1, 2, -2, 2, 4, -2, -4]
-    assert estimate_memory(again, Room(capacity_bytes=None)).peak_allocated_bytes == 7 * KIB
+    assert estimate_memory(again, DeviceCapacity(capacity_bytes=None)).peak_allocated_bytes == 7 * KIB

@@ -13,7 +13,7 @@ from autotrain_mem.support import codec
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.types.data import PERCENTILES
 from autotrain_mem.types.estimate import STEPS
-from autotrain_mem.types.experience import Happening, Moment, RunHistory
+from autotrain_mem.types.experience import RunHistory, RunMarker, StepReading
 from autotrain_mem.types.page import Material, Section, Timeline
 from autotrain_mem.types.report import REWARD_NAMES
 
@@ -75,7 +75,7 @@ def line_figure(
     unit: str = "",
     limits: Limits | None = None,
     verticals: Limits | None = None,
-    happened: Sequence[Happening] = (),
+    happened: Sequence[RunMarker] = (),
     steps: bool = False,
 ) -> Section:
     """Draws lines over a common axis; the table holds some points, and every mark.
@@ -294,7 +294,7 @@ def _ranks(history: RunHistory) -> Section:
     return line_figure("ranks", "Peak reserved of each rank", "step", steps, lines, y_title="reserved", unit="bytes")
 
 
-def _thinned(moments: tuple[Moment, ...]) -> list[Moment]:
+def _thinned(moments: tuple[StepReading, ...]) -> list[StepReading]:
     """Leaves out moments of a long run evenly, but for those that reserved most in their stretch."""
     if len(moments) <= SHOWN_MOMENTS:
         return list(moments)

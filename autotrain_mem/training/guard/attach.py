@@ -22,7 +22,7 @@ from autotrain_mem.training.guard.generation_split import Generation, Scoring
 from autotrain_mem.training.guard.loss_weights import why_not_exact
 from autotrain_mem.training.guard.micro_step import MicroSteps
 from autotrain_mem.training.guard.ranks import Ranks, ranks_of, shares_by_ddp
-from autotrain_mem.types import Learned
+from autotrain_mem.types import LearnedLimits
 
 GROW_AFTER = 50
 """Optimizer steps without a shortage after which twice as much is tried at once. A failed try costs one micro-step: at
@@ -32,7 +32,7 @@ most 2 % of the time where it fails whenever it is tried, and less each time."""
 def attach_guard(
     trainer: Any,
     *,
-    learned: Learned,
+    learned: LearnedLimits,
     on_incident: OnIncident,
     grow_after: int = GROW_AFTER,
     on_notice: OnNotice = lambda message: None,
@@ -72,7 +72,7 @@ class Guard(TrainerCallback):  # type: ignore[misc]  # transformers is untyped t
         self.context = context
 
     @property
-    def learned(self) -> Learned:
+    def learned(self) -> LearnedLimits:
         return self.context.learned
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -89,7 +89,7 @@ class Guard(TrainerCallback):  # type: ignore[misc]  # transformers is untyped t
         """The model is the user's again."""
         self.context.gradients.release()
 
-    def leave(self) -> Learned:
+    def leave(self) -> LearnedLimits:
         """Take the hooks away, however the training ended; methods of trainer and model stay.
 
         The context, which holds the trainer, is let go: whoever drops the trainer then has its memory back at once, and

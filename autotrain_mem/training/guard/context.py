@@ -11,18 +11,18 @@ from typing import Any, NoReturn
 import torch
 
 from autotrain_mem.support import codec
-from autotrain_mem.training.full_device import Full
+from autotrain_mem.training.cuda_oom import RanOut
 from autotrain_mem.training.guard.image_split import image_token_of
 from autotrain_mem.training.guard.ranks import Ranks
-from autotrain_mem.types import Incident, Learned, Phase
+from autotrain_mem.types import Incident, LearnedLimits, Phase
 
-OnIncident = Callable[[Incident, Learned], None]
+OnIncident = Callable[[Incident, LearnedLimits], None]
 """Is called after each shortage that was met, with what is known from then on."""
 OnNotice = Callable[[str], None]
 """Is called with what a user has to know of how parts are put together; once with each text."""
 
 LIMIT_NAMES = ("train_tokens", "evaluate_tokens", "generate_rows", "score_rows")
-"""Fields of :class:`Learned`. Tokens count padding."""
+"""Fields of :class:`LearnedLimits`. Tokens count padding."""
 
 KEPT_AS = "autofit_guard"
 """In ``trainer_state.json``, under ``stateful_callbacks``. No class is called so: what is kept under the name of a
@@ -108,7 +108,7 @@ class GuardContext:
     def __init__(
         self,
         trainer: Any,
-        learned: Learned,
+        learned: LearnedLimits,
         on_incident: OnIncident,
         grow_after: int,
         why_not: str | None = None,
@@ -127,8 +127,10 @@ class GuardContext:
         self._noticed: set[str] = set()
 
     @property
-    def learned(self) -> Learned:
-        return Learned(activations_on_host=self.on_host, **{name: limit.most for name, limit in self.limits.items()})
+    def learned(self) -> LearnedLimits:
+        return LearnedLimits(
+            activations_on_host=self.on_host, **{name: limit.most for name, limit in self.limits.items()}
+        )
 
     def save(self) -> None:
         """Write what was learned into the state that a checkpoint takes to ``trainer_state.json``."""
@@ -141,16 +143,16 @@ class GuardContext:
         *negative, on_host = self.ranks.greatest(*(-(limit or least) for limit in limits), learned.activations_on_host)
         tightest = {name: -each or None for name, each in zip(LIMIT_NAMES, negative, strict=True)}
         known = {name: None if limit == least else limit for name, limit in tightest.items()}
-        self._write(Learned(activations_on_host=bool(on_host), **known))
+        self._write(LearnedLimits(activations_on_host=bool(on_host), **known))
 
-    def _write(self, learned: Learned) -> None:
+    def _write(self, learned: LearnedLimits) -> None:
         self.trainer.state.stateful_callbacks[KEPT_AS] = {"learned": codec.to_json(learned)}
 
     def restore(self, state: Any) -> None:
         """Tighten the limits to those that :meth:`save` wrote into a trainer's state, if it did."""
         saved = state.stateful_callbacks.get(KEPT_AS)
         if isinstance(saved, dict):
-            learned = codec.from_json(Learned, saved["learned"])
+            learned = codec.from_json(LearnedLimits, saved["learned"])
             for name, limit in self.limits.items():
                 limit.tighten(getattr(learned, name))
             self.on_host |= learned.activations_on_host
@@ -163,7 +165,7 @@ class GuardContext:
             self.on_host = False
 
     def report(
-        self, phase: Phase, remedy: str, full: Full, *, rows: int | None = None, tokens: int | None = None
+        self, phase: Phase, remedy: str, full: RanOut, *, rows: int | None = None, tokens: int | None = None
     ) -> None:
         """Report a shortage that was met, and save what it taught."""
         step = self.trainer.state.global_step
@@ -177,7 +179,7 @@ class GuardContext:
             self._noticed.add(message)
             self._on_notice(message)
 
-    def give_up(self, phase: Phase, full: Full, reason: str) -> NoReturn:
+    def give_up(self, phase: Phase, full: RanOut, reason: str) -> NoReturn:
         """End the run, since nothing can be done about a shortage in this process.
 
         Raises:

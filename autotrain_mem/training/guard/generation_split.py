@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from autotrain_mem.training.full_device import Done, attempt
+from autotrain_mem.training.cuda_oom import Completed, attempt
 from autotrain_mem.training.guard.batch_split import Layout, Piece
 from autotrain_mem.training.guard.context import REPEATED, GuardContext, keep_rng_state
 from autotrain_mem.training.guard.image_split import RowsImages, has_images, images_of_rows
@@ -38,14 +38,14 @@ class Generation:
             return self._in_parts(kwargs, rows, images)
         restore_rng = keep_rng_state()
         first = attempt(lambda: self._generate(**kwargs))
-        if isinstance(first, Done):
+        if isinstance(first, Completed):
             self._limit.fitted(rows)
             return first.value
         if self._context.why_not:
             self._context.give_up(Phase.GENERATE, first, self._context.why_not)
         restore_rng()
         second = attempt(lambda: self._generate(**kwargs))
-        if isinstance(second, Done):  # free memory lay in pieces: the samples are those of the first try
+        if isinstance(second, Completed):  # free memory lay in pieces: the samples are those of the first try
             self._context.report(Phase.GENERATE, REPEATED, first, rows=rows)
             return second.value
         images = self._images(kwargs)
@@ -122,7 +122,7 @@ class Scoring:
             outcome = attempt(lambda: self._in_parts(model, whole, logits_to_keep, -(-rows // at_once)))
         else:
             outcome = attempt(lambda: self._judge(*given, at_once, **kwargs))
-        if isinstance(outcome, Done):
+        if isinstance(outcome, Completed):
             self._limit.fitted(at_once)
             return outcome.value
         reason = self._context.why_not or whole.why_not

@@ -5,9 +5,9 @@ An evaluation step is repeated in the same way (:class:`InParts`).
 Each parameter gets exactly the gradient of the whole micro-batch: the parts' losses are weighted so that they add up to
 the whole's, and parameters whose gradient was there already when a backward pass failed get nothing more.
 
-Four files tell what becomes of a full device: :mod:`~autotrain_mem.training.full_device` recognises the error and frees
-what the failed try held, this one repeats it in parts, :mod:`context` has the limits and reports or gives up, and
-:mod:`~autotrain_mem.training.process.oom_report` says who held the device where a run ends of it.
+Four modules handle an out-of-memory error: :mod:`~autotrain_mem.training.cuda_oom` recognises it and frees what
+the failed attempt held, this one repeats the micro-step in parts, :mod:`context` keeps the limits and reports or gives
+up, and :mod:`~autotrain_mem.training.process.oom_report` says who held the device when a run ends with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from unittest.mock import patch
 import torch
 
 from autotrain_mem.methods.interface import Basis
-from autotrain_mem.training.full_device import Full, attempt, release
+from autotrain_mem.training.cuda_oom import RanOut, attempt, release
 from autotrain_mem.training.guard.batch_split import Piece, count
 from autotrain_mem.training.guard.context import ON_HOST, REPEATED, GuardContext, keep_rng_state
 from autotrain_mem.training.guard.loss_weights import (
@@ -157,7 +157,7 @@ class MicroSteps:
                 traceback.print_exc()
                 self._own_loss = UNKNOWN
             else:
-                if isinstance(tried, Full):
+                if isinstance(tried, RanOut):
                     return UNKNOWN  # until there is room for two short rows
                 self._own_loss = tried.value
             finally:
@@ -271,7 +271,7 @@ class InParts:
         self._metrics.begin()
         gradients.begin()
         outcome = attempt(lambda: self._once(self, piece, on_host))
-        if not isinstance(outcome, Full):
+        if not isinstance(outcome, RanOut):
             if not on_host:
                 limit.fitted(piece.tokens)
             self._metrics.keep(piece, is_last=is_last)
@@ -295,7 +295,7 @@ class InParts:
     def _units(self, piece: Piece) -> int:
         return 1 if self._context.why_not or self.rule.why_not else piece.units
 
-    def _make_smaller(self, piece: Piece, full: Full, *, on_host: bool, is_repeated: bool) -> bool:
+    def _make_smaller(self, piece: Piece, full: RanOut, *, on_host: bool, is_repeated: bool) -> bool:
         """Decide how the next try is smaller, and say so; returns whether it is the same once more.
 
         Raises:

@@ -19,7 +19,7 @@ from autotrain_mem.parallel.place import Place
 from autotrain_mem.support.errors import AutofitError, InterruptedByUser, TrainingError, UsageError
 from autotrain_mem.support.files import read_start, replace_file
 from autotrain_mem.support.units import format_bytes
-from autotrain_mem.training.machines.link import MOST_BYTES, Link, MachineGone, Message, OnLine, RemoteChild, introduced
+from autotrain_mem.training.machines.link import MOST_BYTES, Link, MachineLost, Message, OnLine, RemoteChild, introduced
 from autotrain_mem.training.run_folder import KEY_NAME, unwritable
 from autotrain_mem.types import Hardware
 
@@ -207,7 +207,7 @@ class Machines:
             order = {"do": "start", **key, "environment": dict(environment), "log": str(log)}
             order["holder"] = [os.getpid(), socket.gethostname()]
             if member.gone or not member.link.send(order):
-                child.end(MachineGone(member.hello.name, member.gone or "it cannot be reached"))
+                child.end(MachineLost(member.hello.name, member.gone or "it cannot be reached"))
             return child
 
         return start
@@ -274,7 +274,7 @@ class Machines:
     def _end(self, member: _Member, why: str) -> None:
         member.gone = why
         for child in list(member.children.values()):
-            child.end(MachineGone(member.hello.name, why))
+            child.end(MachineLost(member.hello.name, why))
         with self._changed:
             self._changed.notify_all()
 

@@ -125,7 +125,7 @@ class Link:
 OnLine = Callable[[str | None], None]
 
 
-class MachineGone(ChildDied):
+class MachineLost(ChildDied):
     """A process is gone with its machine."""
 
     def __init__(self, machine: str, why: str) -> None:

@@ -25,7 +25,7 @@ from autotrain_mem.support.errors import GpuOutOfMemoryError, ModelNotFoundError
 from autotrain_mem.trainers.finish import finished, keep_cache_in_evaluation
 from autotrain_mem.trainers.phases import PhaseRecorder, follow
 from autotrain_mem.trainers.pretrained import load_processor, revision_of
-from autotrain_mem.training.full_device import is_out_of_memory
+from autotrain_mem.training.cuda_oom import is_out_of_memory
 from autotrain_mem.training.process.checkpointing import order_of
 from autotrain_mem.training.task import Request
 from autotrain_mem.types import Hardware, Owner, Phase, PhasePeak

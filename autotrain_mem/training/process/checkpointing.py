@@ -34,7 +34,7 @@ from autotrain_mem.training.checkpoints import (
     sync_all,
     write_manifest,
 )
-from autotrain_mem.training.full_device import is_out_of_memory, release
+from autotrain_mem.training.cuda_oom import is_out_of_memory, release
 from autotrain_mem.training.process.world import World
 from autotrain_mem.training.task import SendEvent
 

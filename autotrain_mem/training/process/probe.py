@@ -26,7 +26,7 @@ from autotrain_mem.methods.configs import EVALUATED_BATCHES, REHEARSED_ACCUMULAT
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import GpuOutOfMemoryError
-from autotrain_mem.training.full_device import is_out_of_memory
+from autotrain_mem.training.cuda_oom import is_out_of_memory
 from autotrain_mem.training.process.build import Device, DeviceOf, PhasePeaks, build, real_device
 from autotrain_mem.training.process.checkpointing import write_shards
 from autotrain_mem.training.process.world import Moves

@@ -19,7 +19,7 @@ from autotrain_mem.data import load
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import GpuOutOfMemoryError
 from autotrain_mem.training.checkpoints import check_order
-from autotrain_mem.training.full_device import HOST, kind_of
+from autotrain_mem.training.cuda_oom import HOST, kind_of
 from autotrain_mem.training.guard.attach import attach_guard
 from autotrain_mem.training.process.build import SMALLER, Device, DeviceOf, build, real_device
 from autotrain_mem.training.process.checkpointing import (
@@ -37,7 +37,7 @@ from autotrain_mem.training.process.world import Moves, World
 from autotrain_mem.training.run_folder import check_in_place
 from autotrain_mem.training.task import Request, SendEvent
 from autotrain_mem.training.watch.callback import MemoryWatch
-from autotrain_mem.types import Incident, Learned
+from autotrain_mem.types import Incident, LearnedLimits
 from autotrain_mem.types.report import REWARD_NAMES, MemoryReading, Shortage
 
 
@@ -51,7 +51,7 @@ def train(request: Request, send: SendEvent, device_of: DeviceOf = real_device) 
         progress = ProgressCallback(send, device.read, world)
         trainer.add_callback(progress)
         trainer.add_callback(Moves())
-        trainer.add_callback(NoStepAfterTheLast(trainer))
+        trainer.add_callback(StopAtLastStep(trainer))
         follow_saving(trainer, send, request.run, world)
         save_in_place(trainer, request)
         complete_cards(trainer, request, device.read)
@@ -111,7 +111,7 @@ class Safeguards:
         self._trainer, self._device = trainer, device
         self._shortage: Shortage | None = None
 
-        def on_incident(incident: Incident, learned: Learned) -> None:
+        def on_incident(incident: Incident, learned: LearnedLimits) -> None:
             send({"event": "incident", "incident": codec.to_json(incident), "learned": codec.to_json(learned)})
 
         def on_longest_batch(batch: LongestBatch) -> None:
@@ -232,7 +232,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         self._send({"event": "log", "step": state.global_step, "logs": numbers})
 
 
-class NoStepAfterTheLast(TrainerCallback):  # type: ignore[misc]
+class StopAtLastStep(TrainerCallback):  # type: ignore[misc]
     """Ends a training that goes on from its last step before it makes another.
 
     transformers asks whether it is done after a step only (``trainer.py: _run_epoch``), so a run that died between its

@@ -129,7 +129,7 @@ class SignDetector:
     def __init__(self, grows: bool = False) -> None:
         self._expandable = grows
         self._samples: deque[Sample] = deque(maxlen=WINDOW)
-        self._stairs = _Stairs()
+        self._stairs = _ReservedGrowth()
         self._leaks_from: float | None = None
         self._said: dict[Kind, float] = {}
 
@@ -299,7 +299,7 @@ class SignDetector:
 
 
 @dataclass(kw_only=True, slots=True)
-class _Stairs:
+class _ReservedGrowth:
     """Follows how what is reserved came to where it is."""
 
     rises: int = 0

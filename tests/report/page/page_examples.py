@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from autotrain_mem.report.page.figures import bar_figure, line_figure, timeline_figure
 from autotrain_mem.support.units import GIB, MIB
-from autotrain_mem.types.experience import Happening
+from autotrain_mem.types.experience import RunMarker
 from autotrain_mem.types.page import Holder, Page, Section, Timeline
 from autotrain_mem.types.trace import Owner
 from autotrain_mem.types.work import Phase
@@ -83,7 +83,7 @@ def line_figures(moments: int = 240, text: str = "") -> Iterator[Section]:
     loss = [2.4 * math.exp(-index / 90) + 0.9 + 0.08 * math.sin(index * 1.7) for index in range(moments)]
     rest = [0.4 * math.sin(index / 9) for index in range(moments)]
     happened = [
-        Happening(seconds=seconds[step], step=step, kind=kind + text, text=words + text)
+        RunMarker(seconds=seconds[step], step=step, kind=kind + text, text=words + text)
         for step, kind, words in (
             (moments // 3, "out of memory", "split 8 rows into 2 x 4, in backward"),
             (moments // 2, "checkpoint", "written in 3.1 s"),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from autotrain_mem.training.guard.attach import Guard
-from autotrain_mem.types import Incident, Learned
+from autotrain_mem.types import Incident, LearnedLimits
 
 NO_MEANS_OVER_ROWS = (
     *("entropy", "mean_token_accuracy", "logits/chosen", "logits/rejected", "min_reward", "max_reward"),
@@ -35,10 +35,10 @@ class Told:
     """Everything that a guard told."""
 
     incidents: list[Incident] = field(default_factory=list)
-    learned: list[Learned] = field(default_factory=list)
+    learned: list[LearnedLimits] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
 
-    def __call__(self, incident: Incident, learned: Learned) -> None:
+    def __call__(self, incident: Incident, learned: LearnedLimits) -> None:
         self.incidents.append(incident)
         self.learned.append(learned)
 

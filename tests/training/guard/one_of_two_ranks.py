@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 
 from autotrain_mem.training.guard.attach import attach_guard
 from autotrain_mem.training.process.longest_batch import attach_longest_batch
-from autotrain_mem.types import Learned
+from autotrain_mem.types import LearnedLimits
 
 UNTIMED = ("runtime", "second", "step_time", "eps")
 Disturb = Callable[[Any], Any]
@@ -121,7 +121,7 @@ def train(method: str, folder: pathlib.Path, model: pathlib.Path, rank: int | No
     if method == "reward" or rank is not None:  # where DDP does not look for them it ends a run that has one
         made.model.register_parameter("spare", torch.nn.Parameter(torch.ones(3)))
     if rank is not None:
-        made.guard = attach_guard(made, learned=Learned(), on_incident=told)
+        made.guard = attach_guard(made, learned=LearnedLimits(), on_incident=told)
         if method == "sft":  # nothing befalls its first step, whose numbers are then the same to the bit
             attach_longest_batch(made, lambda batch: None)
     callback = Disturbances(made, disturb)

@@ -14,7 +14,7 @@ from tiny_trainers import trainer
 
 from autotrain_mem.training.guard.attach import attach_guard
 from autotrain_mem.training.guard.batch_split import Layout, Piece, joined
-from autotrain_mem.types import Learned, Phase
+from autotrain_mem.types import LearnedLimits, Phase
 
 UNTIMED = ("step_time",)
 COUNTED = ("_step", "_total_train_tokens")
@@ -33,7 +33,7 @@ class Outcome:
     told: Told
 
 
-def micro_steps(made: Any, count: int = 2, learned: Learned | None = None, guarded: bool = True) -> Outcome:
+def micro_steps(made: Any, count: int = 2, learned: LearnedLimits | None = None, guarded: bool = True) -> Outcome:
     """The first accumulation window, without its optimizer step."""
     told = Told()
     made.model.zero_grad()
@@ -42,7 +42,7 @@ def micro_steps(made: Any, count: int = 2, learned: Learned | None = None, guard
     vars(made).update({name: 0 for name in COUNTED if hasattr(made, name)})
     made.state.num_input_tokens_seen = 0
     if guarded:
-        attach_guard(made, learned=learned or Learned(), on_incident=told, on_notice=told.notices.append)
+        attach_guard(made, learned=learned or LearnedLimits(), on_incident=told, on_notice=told.notices.append)
     torch.manual_seed(1)
     random.seed(1)
     made.create_optimizer_and_scheduler(1)
@@ -76,7 +76,7 @@ def assert_same(one: Outcome, other: Outcome, of_all: float = 0.0) -> None:
 
 
 def assert_same_when(
-    made: Any, disturb: Callable[[], Any], learned: Learned | None = None, of_all: float = 0.0
+    made: Any, disturb: Callable[[], Any], learned: LearnedLimits | None = None, of_all: float = 0.0
 ) -> Told:
     """With what the disturbed micro-steps told."""
     expected = micro_steps(made, guarded=False)
@@ -262,7 +262,7 @@ def test_a_loss_over_the_whole_batch_is_repeated_whole_and_then_given_up(set_up:
 def test_with_several_processes_it_says_why_nothing_is_repeated(set_up: SetUp) -> None:
     with set_up("sft") as made:
         fail_in_forward(made, at=[0])
-        attach_guard(made, learned=Learned(), on_incident=Told()).context.why_not = "2 processes train together"
+        attach_guard(made, learned=LearnedLimits(), on_incident=Told()).context.why_not = "2 processes train together"
         with pytest.raises(torch.OutOfMemoryError, match="2 processes train together"):
             made.train()
 

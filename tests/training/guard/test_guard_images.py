@@ -16,7 +16,7 @@ from tiny_vision_trainers import vision_trainer
 from autotrain_mem.training.guard.attach import attach_guard
 from autotrain_mem.training.guard.batch_split import Layout, Piece
 from autotrain_mem.training.guard.image_split import image_token_of
-from autotrain_mem.types import Learned
+from autotrain_mem.types import LearnedLimits
 
 OF_ALL = 1e-7
 """Of the largest number in all gradients: those of a key's bias are nothing but what sums leave."""
@@ -62,7 +62,7 @@ def test_prompts_are_answered_and_completions_judged_in_parts_as_all_at_once(
         inputs = [made.train_dataset[row] for row in (4, 2, 3, 0) for _ in range(2)]
         expected = made._generate_and_score_completions([dict(each) for each in inputs])
         told = Told()
-        attach_guard(made, learned=Learned(generate_rows=2, score_rows=2), on_incident=told)
+        attach_guard(made, learned=LearnedLimits(generate_rows=2, score_rows=2), on_incident=told)
         in_parts = made._generate_and_score_completions([dict(each) for each in inputs])
     assert torch.equal(in_parts["completion_ids"], expected["completion_ids"])
     names = {name for name, value in expected.items() if isinstance(value, torch.Tensor)}

@@ -12,7 +12,7 @@ from guarded import NO_MEANS_OVER_ROWS, Faults, Told, blocks, failing, numbers
 from tiny_trainers import rows, trainer
 
 from autotrain_mem.training.guard.attach import Guard, attach_guard
-from autotrain_mem.types import Learned, Phase
+from autotrain_mem.types import LearnedLimits, Phase
 
 SIZES = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 4}
 Disturb = Callable[[Any], Any]
@@ -23,7 +23,7 @@ def guarded(
 ) -> tuple[Any, Told]:
     """A trainer, and what will be told of it."""
     made, told = trainer(method, model, folder, **(SIZES | changes)), Told()
-    attach_guard(made, learned=Learned(), on_incident=told, grow_after=grow_after)
+    attach_guard(made, learned=LearnedLimits(), on_incident=told, grow_after=grow_after)
     disturb(made)
     return made, told
 
@@ -147,7 +147,7 @@ def test_what_is_done_again_gives_the_same_run(name: str, qwen: Path, tmp_path: 
     if remedies == [REPEATED]:
         assert numbers(survived, "reward", "loss") == numbers(undisturbed, "reward", "loss")
         assert torch.equal(weights(survived), weights(undisturbed))
-        assert told.learned == [Learned()]
+        assert told.learned == [LearnedLimits()]
     assert [(incident.phase, incident.remedy) for incident in told.incidents] == [(phase, each) for each in remedies]
 
 

@@ -10,7 +10,7 @@ from tiny_trainers import trainer
 
 from autotrain_mem.rehearsal.fake_run import Watch
 from autotrain_mem.training.guard.attach import attach_guard
-from autotrain_mem.types import Learned
+from autotrain_mem.types import LearnedLimits
 
 WORKSPACES_BYTES = 2 * 8_519_680
 """cuBLAS's, forward and backward, which are kept for good (``rehearsal.cuda.workspaces``)."""
@@ -50,7 +50,9 @@ def train_on(card: Card, method: str, model: Path, folder: Path, **changes: Any)
     with watch.cuda_semantics():
         made = trainer(method, model, folder, **settings)
         attach_guard(
-            made, learned=Learned(), on_incident=lambda *said: (told(*said), card.then.append(card.allocated_bytes))
+            made,
+            learned=LearnedLimits(),
+            on_incident=lambda *said: (told(*said), card.then.append(card.allocated_bytes)),
         )
         watch.train(made)
     return made, told

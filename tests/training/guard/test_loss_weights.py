@@ -13,7 +13,7 @@ from tiny_trainers import rows, trainer
 
 from autotrain_mem.training.guard.attach import attach_guard
 from autotrain_mem.training.guard.loss_weights import why_not_exact
-from autotrain_mem.types import Learned
+from autotrain_mem.types import LearnedLimits
 
 Reduce = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Of the loss of each token and whether it counts, by row."""
@@ -110,7 +110,7 @@ def test_an_evaluation_in_parts_gives_the_loss_of_a_mean_of_the_models_own(qwen:
         sizes = {"per_device_eval_batch_size": 4, "loss_type": "nll"}
         made, told = trainer("sft", qwen, tmp_path, eval_dataset=rows("sft"), **sizes), Told()
         takes_its_own_mean(made.model, lambda losses, mask: losses.sum() / mask.sum())
-        attach_guard(made, learned=Learned(), on_incident=told)
+        attach_guard(made, learned=LearnedLimits(), on_incident=told)
         faults = Faults(at)
         blocks(made)[1].register_forward_pre_hook(lambda *_, faults=faults: faults())
         losses.append(made.evaluate()["eval_loss"])

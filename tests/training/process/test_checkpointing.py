@@ -39,7 +39,7 @@ from autotrain_mem.training.process.checkpointing import (
     save_trained,
     without_code,
 )
-from autotrain_mem.training.process.train import NoStepAfterTheLast
+from autotrain_mem.training.process.train import StopAtLastStep
 
 STEPS = 7
 """Of 13 rows by 4: into the second pass over the data."""
@@ -50,7 +50,7 @@ SAVING = {"save_strategy": "steps", "save_steps": 2, "max_steps": STEPS, "per_de
 def _trainer(model: Path, folder: Path, **changes: Any) -> tuple[Any, list[dict[str, Any]]]:
     made = tiny_trainers.trainer("sft", model, folder, **SAVING | changes)
     told: list[dict[str, Any]] = []
-    made.add_callback(NoStepAfterTheLast(made))
+    made.add_callback(StopAtLastStep(made))
     made.autofit_order = ORDER
     follow_saving(made, lambda event: told.append(dict(event)))
     return made, told

@@ -1,4 +1,4 @@
-"""Turns a user's wish into one job on one device: the one way in for the command, the verbs of Python and trainers."""
+"""Reads a request with TRL's own parser, in a worker, into a job; and applies a plan or a config to a request."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from autotrain_mem.planning.for_processes import arguments_over, autofit_of, for
 from autotrain_mem.planning.kept_answers import parsed
 from autotrain_mem.planning.output_dir import RESUME
 from autotrain_mem.planning.rehearsals import Rehearsals
+from autotrain_mem.planning.run_request import RunRequest, check_launch, no_model
 from autotrain_mem.planning.vllm_server import gpus_served_here
-from autotrain_mem.planning.wish import Wish, check_launch, no_model
 from autotrain_mem.settings.adapter_config import (
     PEFT_CONFIG,
     SAID,
@@ -36,7 +36,7 @@ from autotrain_mem.types.plan_file import PLAN_NAME
 from autotrain_mem.worker.pool import Workers
 
 if TYPE_CHECKING:
-    from autotrain_mem.planning.wish import Wish
+    from autotrain_mem.planning.run_request import RunRequest
 
 
 _MODEL_NAMES = ("model", "model_name_or_path")
@@ -58,26 +58,28 @@ class PlanHints:
     objects: str
 
 
-def resumed(wish: Wish, warn: Callable[[str], None], on_folder: Callable[[str], None] = lambda folder: None) -> Wish:
-    """A run that is resumed follows its own plan, ``plan.json`` in its output folder, unless the wish names another.
+def resumed(
+    request: RunRequest, warn: Callable[[str], None], on_folder: Callable[[str], None] = lambda folder: None
+) -> RunRequest:
+    """A run that is resumed follows its own plan, ``plan.json`` in its output folder, unless the request names another.
 
     Args:
         warn: Hears why the plan that is there is not followed.
         on_folder: Hears of the folder whose plan is followed.
     """
-    if wish.autofit.plan is not None or not wish.argument(RESUME):
-        return wish
-    folder = wish.folder
+    if request.autofit.plan is not None or not request.argument(RESUME):
+        return request
+    folder = request.folder
     if not folder:
-        return wish
+        return request
     try:
         Plan.load(folder)
     except PlanFileError as error:  # another version wrote it, or somebody changed it
         if Path(folder, PLAN_NAME).exists():
             warn(f"the run in {folder} continues with a new plan: {error.message}")
-        return wish
+        return request
     on_folder(folder)
-    return replace(wish, autofit=replace(wish.autofit, plan=folder))
+    return replace(request, autofit=replace(request.autofit, plan=folder))
 
 
 def read_plan(given: Plan | str | Path, method: str, other_method: str) -> Plan:
@@ -94,50 +96,50 @@ def read_plan(given: Plan | str | Path, method: str, other_method: str) -> Plan:
     return plan
 
 
-def with_plan(wish: Wish, hints: PlanHints, warn: Callable[[str], None], *, to_train: bool) -> Wish:
-    """The wish with the plan that it names, whose own words stand where the wish leaves something open.
+def with_plan(request: RunRequest, hints: PlanHints, warn: Callable[[str], None], *, to_train: bool) -> RunRequest:
+    """The request with the plan that it names, whose own words stand where the request leaves something open.
 
     Args:
         warn: Hears which variables the plan sets, before any process has them, and which it does not have.
-        to_train: On the device that is here; else on the plan's, unless the wish names another.
+        to_train: On the device that is here; else on the plan's, unless the request names another.
 
     Raises:
         PlanFileError: there is none in that file.
         UsageError: it is another method's, or was made of a script's objects and these are not named.
     """
-    given = wish.autofit.plan
+    given = request.autofit.plan
     if given is None:
-        return wish
-    plan = read_plan(given, wish.method, hints.other_method)
-    names_model, names_dataset = wish.names(*_MODEL_NAMES), wish.names(*_DATASET_NAMES)
+        return request
+    plan = read_plan(given, request.method, hints.other_method)
+    names_model, names_dataset = request.names(*_MODEL_NAMES), request.names(*_DATASET_NAMES)
     if plan.objects is not None and not (names_model and names_dataset):
         raise UsageError(
             f"{_called(given)} was made in Python, from data or a model that no file holds.",
             hint=hints.objects.format(plan=given),
         )
     job = plan.job
-    for message in _taken(job, wish):
+    for message in _taken(job, request):
         warn(message)
-    autofit, arguments = wish.autofit.over(plan, here=to_train and not wish.simulate), dict(job.trl_arguments)
-    if is_shared_otherwise(wish.autofit, plan):
-        autofit = autofit_of(wish.autofit, autofit, plan)
+    autofit, arguments = request.autofit.over(plan, here=to_train and not request.simulate), dict(job.trl_arguments)
+    if is_shared_otherwise(request.autofit, plan):
+        autofit = autofit_of(request.autofit, autofit, plan)
         arguments = arguments_over(plan, autofit)
     return replace(
-        wish,
+        request,
         plan=plan,
         autofit=autofit,
-        model=wish.model if names_model else job.model,
-        dataset=wish.dataset if names_dataset else job.dataset,
-        config={**arguments, **wish.config},
-        accelerate=job.accelerate if wish.accelerate is None else wish.accelerate,
-        environment={**job.environment, **wish.environment},
+        model=request.model if names_model else job.model,
+        dataset=request.dataset if names_dataset else job.dataset,
+        config={**arguments, **request.config},
+        accelerate=job.accelerate if request.accelerate is None else request.accelerate,
+        environment={**job.environment, **request.environment},
     )
 
 
-def _taken(planned: Job, wish: Wish) -> Iterator[str]:
+def _taken(planned: Job, request: RunRequest) -> Iterator[str]:
     """Yields what to know of a plan's variables, and of code that it runs, where the user does not say the same."""
-    given = wish.environment
-    if planned.arguments.get("trust_remote_code") and not wish.names("trust_remote_code"):
+    given = request.environment
+    if planned.arguments.get("trust_remote_code") and not request.names("trust_remote_code"):
         yield f"the plan runs code that comes with {planned.model} (trust_remote_code)"
     if taken := [f"{name}={value}" for name, value in planned.environment.items() if name not in given]:
         yield f"the plan sets {' '.join(taken)} for the processes that load the model"
@@ -155,7 +157,7 @@ def _called(given: Plan | str | Path) -> str:
 # -- a job on a device -----------------------------------------------------------------------------------------------
 
 
-def rehearsals_for(workers: Workers, wish: Wish, warn: Callable[[str], None]) -> Rehearsals:
+def rehearsals_for(workers: Workers, request: RunRequest, warn: Callable[[str], None]) -> Rehearsals:
     """The job that is asked for, on its device.
 
     Args:
@@ -166,13 +168,13 @@ def rehearsals_for(workers: Workers, wish: Wish, warn: Callable[[str], None]) ->
             headroom that leaves nothing; torchrun started this process.
         NoGpuError, UnknownGpuError: there is no such device.
     """
-    check_launch(is_placed=wish.place is not None)
-    wish = with_accelerate(with_peft_config(wish))
-    for message in launch_warnings(wish):
+    check_launch(is_placed=request.place is not None)
+    request = with_accelerate(with_peft_config(request))
+    for message in launch_warnings(request):
         warn(message)
-    autofit, store = wish.autofit, Store(cache_folder(), on_damage=warn)
-    given, defaults = parsed(store, workers, wish)
-    model = wish.model or given.get("model_name_or_path")
+    autofit, store = request.autofit, Store(cache_folder(), on_damage=warn)
+    given, defaults = parsed(store, workers, request)
+    model = request.model or given.get("model_name_or_path")
     if not model:
         raise no_model()
     counts = autofit.gpu_counts
@@ -190,12 +192,12 @@ def rehearsals_for(workers: Workers, wish: Wish, warn: Callable[[str], None]) ->
         spared=gpus_served_here(given.get, autofit.nodes or 1),
         link=autofit.link,
         store=store,
-        environment=wish.environment,
+        environment=request.environment,
         warn=warn,
     )
     return Rehearsals(
         workers=workers,
-        job=replace(wish, model=str(model)).job(given),
+        job=replace(request, model=str(model)).job(given),
         defaults=for_processes(defaults, hardware.topology, given),
         hardware=hardware,
         headroom_bytes=autofit.headroom_bytes(hardware.total_bytes),
@@ -211,22 +213,22 @@ FILE = "adapter_config.json"
 """``peft/utils/constants.py: CONFIG_NAME``."""
 
 
-def with_peft_config(wish: Wish) -> Wish:
-    """The wish with its config of PEFT's read, so that a plan holds what it says and not where it was.
+def with_peft_config(request: RunRequest) -> RunRequest:
+    """The request with its config of PEFT's read, so that a plan holds what it says and not where it was.
 
     It may be asked for twice, as of the point of a sweep.
 
     Raises:
         UsageError: the config cannot be read, or contradicts flags; all that does.
     """
-    given = wish.autofit.peft_config
+    given = request.autofit.peft_config
     if given is None:
-        return wish
+        return request
     text = canonical(_content(given))
-    if problems := [*_problems(wish, text)]:
+    if problems := [*_problems(request, text)]:
         reasons, cures = zip(*problems, strict=True)
         raise UsageError(f"{'; '.join(reasons)}.", hint="\n".join(cures))
-    return replace(wish, autofit=replace(wish.autofit, peft_config=text))
+    return replace(request, autofit=replace(request.autofit, peft_config=text))
 
 
 def _content(given: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
@@ -253,23 +255,23 @@ def _content(given: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
 _WANTED = f"It takes the {FILE} that PEFT's save_pretrained writes, or the folder that holds it."
 
 
-def _problems(wish: Wish, text: str) -> Iterator[tuple[str, str]]:
+def _problems(request: RunRequest, text: str) -> Iterator[tuple[str, str]]:
     kind = kind_of(text)
     if function := needs_data_first(text):
         yield (
             f"{FLAG}: its init_lora_weights needs peft's {function}, which no trainer calls",
             "Call it in a script of yours, with a trainer of autotrain_mem; or remove init_lora_weights.",
         )
-    if wish.names("use_peft") and not wish.argument("use_peft"):
+    if request.names("use_peft") and not request.argument("use_peft"):
         yield f"--use_peft false and {FLAG} contradict each other", "Remove one."
-    if twice := [name for name in SAID[1:] if wish.names(name)]:
+    if twice := [name for name in SAID[1:] if request.names(name)]:
         flags = ", ".join(f"--{name}" for name in twice)
         yield f"{flags} and {FLAG} both say what the adapter is", f"Remove {flags}, or write it into the config."
     why = why_not_quantized(text)
     for name in BASE_BITS:
-        if why and wish.argument(name):
+        if why and request.argument(name):
             yield f"--{name} does not go with {kind}: {why}", f"Remove --{name}, or take LoRA."
-    if arguments_of(text).get(CHECKPOINTING) is False and any(map(wish.argument, RECOMPUTES)):
+    if arguments_of(text).get(CHECKPOINTING) is False and any(map(request.argument, RECOMPUTES)):
         yield (
             f"--gradient_checkpointing does not go with {kind}: a layer that is computed again has no prefix",
             "Remove --gradient_checkpointing.",

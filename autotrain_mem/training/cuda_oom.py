@@ -107,14 +107,14 @@ def release() -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Done(Generic[Result]):
+class Completed(Generic[Result]):
     """A try that went through."""
 
     value: Result
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Full:
+class RanOut:
     """A try that ran out of memory."""
 
     error: Exception
@@ -123,18 +123,18 @@ class Full:
     """The first line of what the library raised."""
 
 
-def attempt(work: Callable[[], Result]) -> Done[Result] | Full:
+def attempt(work: Callable[[], Result]) -> Completed[Result] | RanOut:
     """Try once. What an attempt that ran out of memory held is given back before this returns.
 
     Raises:
         Exception: whatever ``work`` raises that is no shortage of memory.
     """
     try:
-        return Done(value=work())
+        return Completed(value=work())
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        full = Full(error=error, message=next(iter(str(error).splitlines()), type(error).__name__))
+        full = RanOut(error=error, message=next(iter(str(error).splitlines()), type(error).__name__))
     # The frames of a traceback, and of the errors that led to it, hold the tensors of the try that failed; also once
     # their variables are cleared: each holds its function, and a closure (checkpointing's recompute) holds the graph.
     seen: set[int] = set()

@@ -24,7 +24,7 @@ from autotrain_mem.settings.knobs import ROWS, STEPS
 from autotrain_mem.settings.words import MAX_LENGTH, MAXIMIZED, MOST
 from autotrain_mem.support.errors import ContextLengthError
 from autotrain_mem.types import Job, Knobs
-from autotrain_mem.types.gpu_comparison import Frontier, Reach
+from autotrain_mem.types.gpu_comparison import Frontier, LevelReach
 
 MOST_ROWS = 16_384
 """Rows at once, and completions of a prompt, beyond which nobody asks."""
@@ -185,9 +185,9 @@ def frontier_of(subject: Subject, question: Question, on_attempt: OnAttempt = la
         gpu=subject.hardware.name,
         budget_bytes=subject.budget_bytes,
         reaches=tuple(
-            Reach(level=level, most=border.most(question), point=candidate(border.estimate, level=level))
+            LevelReach(level=level, most=border.most(question), point=candidate(border.estimate, level=level))
             if border is not None
-            else Reach(level=level)
+            else LevelReach(level=level)
             for level, border in borders
         ),
     )

@@ -1,4 +1,4 @@
-"""A wish becomes a job on the card that its own environment names."""
+"""A request becomes a job on the card that its own environment names."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from nouns import TRL_DEFAULTS
 from autotrain_mem import api
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.machine.overhead import COMMUNICATOR_BYTES
-from autotrain_mem.planning import request
+from autotrain_mem.planning import read_request
 from autotrain_mem.types import Hardware
 from autotrain_mem.types.autofit import AutoFit
 
@@ -23,9 +23,9 @@ def test_an_env_block_chooses_the_card_to_plan_for_and_to_train_on(monkeypatch: 
     def choose(name: str | None, *, environment: Any, **others: Any) -> Hardware:
         return CARD if environment == ENVIRONMENT else named("t4")
 
-    monkeypatch.setattr(request, "choose", choose)
+    monkeypatch.setattr(read_request, "choose", choose)
     workers: Any = SimpleNamespace(first=SimpleNamespace(parse=lambda *words: ({}, TRL_DEFAULTS)))
-    rehearsals = api.rehearsals_for(workers, api.Wish(method="sft", model="tiny", environment=ENVIRONMENT), print)
+    rehearsals = api.rehearsals_for(workers, api.RunRequest(method="sft", model="tiny", environment=ENVIRONMENT), print)
     assert rehearsals.hardware is CARD
     plan: Any = SimpleNamespace(knobs=TRL_DEFAULTS)
     assert api.training_environment(rehearsals, plan, simulate=False)["CUDA_VISIBLE_DEVICES"] == "GPU-1"
@@ -49,8 +49,8 @@ def test_defaults_are_those_of_one_of_all_processes_and_a_sharding_is_the_jobs_w
         return dict(pins), TRL_DEFAULTS
 
     workers: Any = SimpleNamespace(first=SimpleNamespace(parse=parse))
-    wish = api.Wish(method="sft", model="tiny", autofit=AutoFit(gpu="a100-80gb", **words))
-    rehearsals = api.rehearsals_for(workers, wish, print)
+    request = api.RunRequest(method="sft", model="tiny", autofit=AutoFit(gpu="a100-80gb", **words))
+    rehearsals = api.rehearsals_for(workers, request, print)
     defaults = rehearsals.defaults
     assert (defaults.processes, defaults.sharding, defaults.dp_replicate_size) == (processes, sharding, groups)
     assert rehearsals.job.arguments.get("sharding") == words.get("sharding")
@@ -65,9 +65,9 @@ def test_defaults_are_those_of_one_of_all_processes_and_a_sharding_is_the_jobs_w
 def test_what_a_simulated_card_cannot_count_is_said_to_have_no_effect(tmp_path: Path) -> None:
     given = {"dataloader_num_workers": 2, "torch_compile": True, "output_dir": str(tmp_path / "run")}
     worker = SimpleNamespace(parse=lambda *words: (given, TRL_DEFAULTS), check_can_train=lambda job: None)
-    wish = api.Wish(method="sft", model="tiny", dataset="d", autofit=AutoFit(gpu="t4"), simulate=True)
+    request = api.RunRequest(method="sft", model="tiny", dataset="d", autofit=AutoFit(gpu="t4"), simulate=True)
     notes: list[str] = []
-    api.begin(SimpleNamespace(first=worker), wish, notes.append, to_train=True)  # type: ignore[arg-type]
+    api.begin(SimpleNamespace(first=worker), request, notes.append, to_train=True)  # type: ignore[arg-type]
     assert [note.partition(" has no effect with --simulate")[0] for note in notes] == [
         "--dataloader_num_workers 2",
         "--torch_compile",
@@ -75,11 +75,11 @@ def test_what_a_simulated_card_cannot_count_is_said_to_have_no_effect(tmp_path: 
 
 
 def test_a_run_whose_plan_cannot_be_followed_is_gone_on_with_and_says_so(tmp_path: Path) -> None:
-    wish = api.Wish(method="sft", argv=("--resume_from_checkpoint", "--output_dir", str(tmp_path)))
+    request = api.RunRequest(method="sft", argv=("--resume_from_checkpoint", "--output_dir", str(tmp_path)))
     notes: list[str] = []
-    assert api.resumed(wish, notes.append) is wish
+    assert api.resumed(request, notes.append) is request
     assert not notes, "there is no plan"
     (tmp_path / "plan.json").write_text('{"schema": "autofit.plan/1"}')
-    assert api.resumed(wish, notes.append) is wish
+    assert api.resumed(request, notes.append) is request
     assert "continues with a new plan" in notes[0]
     assert "autofit.plan/1" in notes[0]

@@ -7,7 +7,7 @@ import pytest
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem import api
-from autotrain_mem.planning.most import question_of, settled
+from autotrain_mem.planning.maximum import question_of, settled
 from autotrain_mem.planning.rehearsals import Lengths
 from autotrain_mem.report.plan_view import most_sentence
 from autotrain_mem.settings.words import MOST

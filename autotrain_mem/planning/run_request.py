@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wish:
+class RunRequest:
     """A training as any face asks for it: flags and YAML, the verbs of Python, or a trainer's call.
 
     TRL's arguments are not read yet. A :class:`Job` is what comes of them: another thing, since it holds exactly the
@@ -132,7 +132,7 @@ class Wish:
     command: tuple[str, ...] = field(default=(), compare=False)
     """The words that all machines have in common."""
     plan: Plan | None = None
-    """The plan that is followed, as ``planning.request.with_plan`` read it; None where one is to be made."""
+    """The plan that is followed, as ``planning.read_request.with_plan`` read it; None where one is to be made."""
 
     @property
     def own(self) -> dict[str, Any]:
