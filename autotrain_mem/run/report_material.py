@@ -213,7 +213,7 @@ def check_report_place(file: Path, place: str = OUT) -> None:
 
 
 def write_report(file: Path, page: Page, place: str = OUT) -> None:
-    """Writes a page in one step. Raises OutputFolderError, and MissingExtraError where uPlot is not installed."""
+    """Writes a page in one step. Raises OutputFolderError."""
     html = page_html(page)
     check_report_place(file, place)
     try:

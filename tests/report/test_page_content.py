@@ -79,17 +79,17 @@ def test_a_plans_page_has_its_figures_and_all_its_attempts() -> None:
     keys = [each.key for each in found.sections]
     assert len({*keys}) == len(keys)
     assert all(len(row) == len(each.columns) for each in found.sections for row in each.rows)
-    (predicted,) = drawn(found, "phases")["series"]
+    (predicted,) = drawn(found, "phases")["lines"]
     assert predicted["values"] == [*map(float, PLAN.estimate.memory.phases.values())]
     assert "predicted" in found.how_to_read[-1]
 
 
 def test_of_the_data_the_whole_distribution_is_shown_where_it_is_known() -> None:
     few = drawn(page(replace(PLAN, data=DATA)), "lengths")
-    assert (few["x"][-1], few["series"][0]["values"][-1]) == (DATA.longest, 1.0)
+    assert (few["x"][-1], few["lines"][0]["values"][-1]) == (DATA.longest, 1.0)
     profile = DataProfile(rows_by_length={10: 3, 40: 1})
     whole = drawn(page(replace(PLAN, data=DATA), profile=profile), "lengths")
-    assert (whole["x"], whole["series"][0]["values"]) == ([10, 40], [0.75, 1.0])
+    assert (whole["x"], whole["lines"][0]["values"]) == ([10, 40], [0.75, 1.0])
 
 
 def test_a_runs_page_keeps_the_highest_of_many_moments_and_marks_what_happened() -> None:
@@ -97,7 +97,7 @@ def test_a_runs_page_keeps_the_highest_of_many_moments_and_marks_what_happened()
     found = page(history=history(*moments))
     memory = drawn(found, "memory-of-the-run")
     assert len(memory["x"]) < len(moments)
-    assert max(memory["series"][1]["values"]) == 999.0
+    assert max(memory["lines"][1]["values"]) == 999.0
     assert [mark["text"] for mark in memory["marks"]] == ["split"]
     assert memory["limits"]["predicted peak reserved"] == PLAN.estimate.reserved_bytes
     assert [each.key for each in found.sections if each.key in ("loss", "reward", "speed")] == ["loss", "speed"]
@@ -107,7 +107,7 @@ def test_hours_and_cards_are_shown_where_they_are_known() -> None:
     mixed = replace(PLAN, estimate=replace(estimate(), memory=replace(estimate().memory, mixed_lengths=MIXED)))
     offer = CardOffer(hardware=RTX3060, required_bytes=2, budget_bytes=1, price=None)
     found = page(mixed, cards=(offer,))
-    assert [line["name"] for line in drawn(found, "hours")["series"]] == ["longest rows first", "in any order"]
+    assert [line["name"] for line in drawn(found, "hours")["lines"]] == ["longest rows first", "in any order"]
     cards = section(found, "cards")
     assert cards.rows[0][4] == "does not fit"
     assert cards.strong == (0,)

@@ -1,8 +1,10 @@
-"""Decides every word and table on the page of a plan or a run, and nothing of how it looks."""
+"""Decides the figures, tables and words on the page of a plan or a run, and nothing of how it looks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
 
 from rich.table import Table
 
@@ -10,14 +12,28 @@ from autotrain_mem.report import formatting
 from autotrain_mem.report.estimate_view import module_tables, scale_of, sum_table
 from autotrain_mem.report.explain_view import attempts_legend, attempts_table, attempts_units
 from autotrain_mem.report.layout import add, table
-from autotrain_mem.report.page.figures import figures
+from autotrain_mem.report.page.figures import Limits, bar_figure, line_figure, timeline_figure
 from autotrain_mem.report.plan_view import gentler_levels, levels_table, plan_verdict, settings_table
 from autotrain_mem.support.units import brief, counted, duration, format_bytes, money, rate
 from autotrain_mem.types import Plan, Report
+from autotrain_mem.types.data import PERCENTILES
+from autotrain_mem.types.estimate import STEPS
+from autotrain_mem.types.experience import StepReading
 from autotrain_mem.types.page import Material, Page, Section
+from autotrain_mem.types.report import REWARD_NAMES
 
-DIGITS = 12
-"""Of our own version, which is a digest: enough to tell it from others."""
+VERSION_DIGITS = 12
+"""Of our own version, which is a digest: enough to distinguish it."""
+SHOWN_MOMENTS = 2000
+"""Points of a run's figures at most, each stretch with its highest: more than a figure has pixels."""
+_LOGGED = {
+    "loss": "loss",
+    **dict.fromkeys(REWARD_NAMES, "reward"),
+    "grad_norm": "norm of the gradient",
+    "learning_rate": "learning rate",
+}
+"""Titles of what trainers log, by its name in their logs."""
+_MEASURED = ("peak_reserved_bytes", "reserved_bytes", "peak_allocated_bytes", "allocated_bytes")
 _HOW_TO_READ = (
     "The first figure is one rehearsed training step on the worst batch: what is allocated, stacked by what it is for, "
     "the memory reserved for it, and the budget that neither may pass.",
@@ -40,7 +56,7 @@ def page_of(material: Material) -> Page:
         fits=plan.estimate.fits,
         command=material.command,
         made=material.made,
-        versions=installed | {"autotrain_mem": installed.get("autotrain_mem", "")[:DIGITS]},
+        versions=installed | {"autotrain_mem": installed.get("autotrain_mem", "")[:VERSION_DIGITS]},
         how_to_read=(*_HOW_TO_READ, _OF_A_RUN if is_run else _OF_A_PLAN),
         key_figures=tuple(_key_figures(plan, material.report)),
         sections=(*figures(material), *tables(material)),
@@ -80,6 +96,131 @@ def _measured(report: Report | None, *, reserved: bool) -> str:
     measured = report.measured.peak_reserved_bytes if reserved else report.measured.peak_allocated_bytes
     error = report.reserved_prediction_error if reserved else report.prediction_error
     return f"predicted; measured {format_bytes(measured)}" + ("" if error is None else f" ({100 * error:+.1f} %)")
+
+
+def figures(material: Material) -> Iterator[Section]:
+    """Yields the rehearsed step, the figures over a run's time, the rows' lengths, the hours, and the phases."""
+    plan, history, estimate = material.plan, material.history, material.plan.estimate
+    if material.timeline is not None:
+        yield timeline_figure(material.timeline)
+    if history is not None:
+        yield from _run_figures(material)
+    if plan.data is not None:
+        profile, few = material.profile, (*plan.data.percentiles, plan.data.longest)
+        longest = plan.job.row_limit(plan.knobs)
+        limit = {} if longest is None else {f"max_length {longest}": float(longest)}
+        counts = profile.rows_by_length if profile is not None and profile.rows else None
+        yield _distribution("lengths", "How long the rows are", "are no longer", counts, few, limit)
+        if (images := plan.data.images) is not None:
+            of_images, few = None if profile is None else profile.images, (*images.percentiles, images.most)
+            counts = None if of_images is None else of_images.rows_by_image_tokens
+            yield _distribution("images", "How many tokens of a row are images", "have no more", counts, few, {})
+    if (mixed := estimate.mixed) is not None:
+        orders = {"longest rows first": mixed.longest_first, "in any order": mixed.any_order}
+        count = min(len(STEPS), *(len(order.reserved_bytes) for order in orders.values()))
+        yield line_figure(
+            "hours",
+            "Reserved after many steps of rows of every length, predicted",
+            "optimizer steps",
+            STEPS[:count],
+            {name: order.reserved_bytes[:count] for name, order in orders.items()},
+            y_title="reserved",
+            unit="bytes",
+            limits={"budget": float(estimate.reservable_bytes)},
+        )
+    phases = estimate.memory.phases
+    probes = [probe.phases for probe in plan.experience.probes if probe.knobs == plan.knobs and probe.phases]
+    peaks: dict[str, Sequence[float | None]] = {"predicted": [*map(float, phases.values())]}
+    for name, measured in (("probe", probes[-1:]), ("run", [history.phases] if history is not None else [])):
+        for each in filter(None, measured):
+            peaks[name] = [float(each[phase].allocated_bytes) if phase in each else None for phase in phases]
+    groups = [formatting.PHASES[phase] for phase in phases]
+    yield bar_figure("phases", "Peak allocated in each phase", groups, peaks, "bytes", {})
+
+
+def _run_figures(material: Material) -> Iterator[Section]:
+    """Yields memory, the peaks of the ranks, what was logged, and the speed; nothing of what was not measured."""
+    history, estimate = material.history, material.plan.estimate
+    assert history is not None, "figures() asks for these only of a run"
+    moments = _thinned(history.moments)
+    over_time = partial(
+        line_figure,
+        axis="seconds since the training began",
+        x=[moment.seconds for moment in moments],
+        happened=history.happenings,
+    )
+    devices = [moment.device for moment in moments]
+    if any(devices):
+        lines: dict[str, list[float | None]] = {
+            name.removesuffix("_bytes").replace("_", " "): [
+                None if device is None else float(getattr(device, name)) for device in devices
+            ]
+            for name in _MEASURED
+        }
+        limits = {
+            "budget": float(estimate.reservable_bytes),
+            "predicted peak reserved": float(estimate.reserved_bytes),
+            "predicted peak allocated": float(estimate.reserved.peak_allocated_bytes),
+        }
+        title = "Memory of the run"
+        yield over_time("memory-of-the-run", title, lines=lines, y_title=title, unit="bytes", limits=limits)
+    if len(history.ranks) > 1:  # by step, since the clocks of several machines need not agree
+        ranks = [
+            {moment.step: float(moment.device.peak_reserved_bytes) for moment in rank if moment.device is not None}
+            for rank in history.ranks
+        ]
+        steps = sorted({step for rank in ranks for step in rank})
+        of_ranks = {f"rank {number}": [rank.get(step) for step in steps] for number, rank in enumerate(ranks)}
+        title = "Peak reserved of each rank"
+        yield line_figure("ranks", title, "step", steps, of_ranks, y_title="reserved", unit="bytes")
+    for name, words in _LOGGED.items():
+        logged = [moment.logs.get(name) for moment in moments]
+        if any(value is not None for value in logged):
+            yield over_time(name.replace("/", "-"), words.capitalize(), lines={words: logged}, y_title=words)
+    speeds = [moment.tokens_per_second for moment in moments]
+    if any(speeds):
+        limits = {"predicted": estimate.time.tokens_per_second} if formatting.has_speed(estimate.time) else {}
+        yield over_time("speed", "Speed", lines={"tokens/s": speeds}, y_title="speed", unit="tokens/s", limits=limits)
+
+
+def _thinned(moments: tuple[StepReading, ...]) -> list[StepReading]:
+    """Leaves out moments of a long run evenly, but for those that reserved most in their stretch."""
+    if len(moments) <= SHOWN_MOMENTS:
+        return list(moments)
+    reserved = [0 if moment.device is None else moment.device.reserved_bytes for moment in moments]
+    chosen: set[int] = {0, len(moments) - 1}
+    places = SHOWN_MOMENTS // 2
+    for place in range(places):
+        stretch = range(place * len(moments) // places, (place + 1) * len(moments) // places)
+        chosen |= {stretch[-1], max(stretch, key=reserved.__getitem__)}
+    return [moments[index] for index in sorted(chosen)]
+
+
+def _distribution(
+    key: str, title: str, no_more: str, counts: Mapping[int, int] | None, few: Sequence[int], verticals: Limits
+) -> Section:
+    """Draws shares of rows over tokens.
+
+    Args:
+        counts: The number of rows by their tokens; None where only ``few`` were kept.
+        few: The tokens at ``PERCENTILES``, and the most.
+    """
+    tokens, shares = [*few], [*PERCENTILES, 1.0]
+    if counts is not None:
+        tokens, rows = sorted(counts), sum(counts.values())
+        shares = [count / rows for count in accumulate(counts[each] for each in tokens)]
+    thin = slice(None, None, -max(1, len(tokens) // SHOWN_MOMENTS))  # from the longest row, which stays
+    return line_figure(
+        key,
+        title,
+        "tokens",
+        tokens[thin][::-1],
+        {"rows": shares[thin][::-1]},
+        y_title=f"share of the rows that {no_more}",
+        unit="share",
+        verticals=verticals,
+        steps=True,
+    )
 
 
 def tables(material: Material) -> Iterator[Section]:

@@ -1,4 +1,4 @@
-"""The HTML of a report, as text: what stands in it, what cannot, and what happens without its library."""
+"""The HTML of a report, as text: what is in it, and what cannot be."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import itertools
 import math
 import pathlib
 import re
-from importlib import metadata
 
 import page_examples
 import pytest
 
 from autotrain_mem.report.page import render
-from autotrain_mem.report.page.figures import MOST_ROWS, differences
+from autotrain_mem.report.page.figures import MOST_ROWS
 from autotrain_mem.report.page.render import MARKER, page_html
-from autotrain_mem.support.errors import MissingExtraError
 
 
 class Elements(html.parser.HTMLParser):
@@ -62,13 +60,6 @@ def test_a_large_rehearsal_takes_little_of_a_file() -> None:
     assert len(page_html(page_examples.page(page_examples.timeline(12_000))).encode()) < 500_000
 
 
-def test_a_column_is_packed_without_loss() -> None:
-    values = (5, 5, 5, 5, 7, 0, 0, 1 << 40)
-    steps = [step for each in differences(values) for step in ([0] * each[0] if isinstance(each, tuple) else [each])]
-    assert tuple(itertools.accumulate(steps)) == values
-    assert differences(()) == []
-
-
 def test_a_table_stands_in_the_place_of_each_figure() -> None:
     figures = [section for section in page_examples.page().sections if section.figure is not None]
     for figure in figures:
@@ -77,31 +68,6 @@ def test_a_table_stands_in_the_place_of_each_figure() -> None:
         assert figure.note.endswith(".")
     timeline = page_examples.timeline()
     assert f"{timeline.event[timeline.peak]:,}" in {row[1] for row in figures[0].rows}, "its peak is among the rows"
-
-
-@pytest.mark.parametrize(
-    ("changed", "said", "cure"),
-    [
-        (("_PACKAGE", "no-such-package"), "not installed", "pip install 'uplot-python>=1.1,<2'"),
-        (("_LIBRARY", "uplot/static/gone.js"), r"without its file uplot/static/gone\.js", "--force-reinstall"),
-    ],
-)
-def test_without_uplot_or_its_file_it_is_said_how_to_install_it(
-    monkeypatch: pytest.MonkeyPatch, changed: tuple[str, str], said: str, cure: str
-) -> None:
-    monkeypatch.setattr(render, *changed)
-    render._code_and_style.cache_clear()
-    with pytest.raises(MissingExtraError, match=said) as caught:
-        page_html(page_examples.page())
-    assert cure in caught.value.hint
-
-
-def test_uplot_is_read_and_never_imported() -> None:
-    import sys
-
-    page_html(page_examples.page())
-    assert metadata.version("uplot-python")
-    assert not {"uplot", "IPython"} & {*sys.modules}
 
 
 # -- colours -------------------------------------------------------------------------------------------------------

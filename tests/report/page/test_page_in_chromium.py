@@ -33,21 +33,16 @@ def report(browser: Browser, files: dict[str, pathlib.Path]) -> Browser:
 
 
 def opened(browser: Browser, path: pathlib.Path, width: int = 1200, media: dict[str, str] | None = None) -> Browser:
-    """Opens a report, and draws all its figures by passing over them."""
+    """Opens a report, and waits until its figures are drawn."""
     command = browser.execute_cdp_cmd
-    command(
-        "Emulation.setDeviceMetricsOverride", {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    )
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    command("Emulation.setDeviceMetricsOverride", size)
     features = [{"name": name, "value": value} for name, value in (media or {}).items()]
     command("Emulation.setEmulatedMedia", {"media": "", "features": features})
     browser.get_log("browser")
     browser.get_log("performance")
     browser.get(path.as_uri())
-    figures = browser.execute_script("return document.querySelectorAll('.figure').length")
-    for index in range(figures):
-        browser.execute_script(f"document.querySelectorAll('.figure')[{index}].scrollIntoView()")
-        until(browser, f"return document.querySelectorAll('.figure')[{index}].querySelector('.plot canvas') !== null")
-    browser.execute_script("scrollTo(0, 0)")
+    until(browser, "return [...document.querySelectorAll('.figure')].every((each) => each.querySelector('.plot svg'))")
     return browser
 
 
@@ -59,19 +54,6 @@ def until(browser: Browser, script: str) -> None:
     raise AssertionError(script)
 
 
-def pixels(browser: Browser, figure: int) -> int:
-    """How many pixels of a figure's canvas are drawn."""
-    count: int = browser.execute_script(
-        """const canvas = document.querySelectorAll('.figure')[arguments[0]].querySelector('canvas');
-        const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
-        let drawn = 0;
-        for (let at = 3; at < data.length; at += 4) drawn += data[at] > 0;
-        return drawn;""",
-        figure,
-    )
-    return count
-
-
 def text_of(browser: Browser, selector: str) -> str:
     text: str = browser.execute_script("return document.querySelector(arguments[0]).innerText", selector)
     return text
@@ -80,7 +62,7 @@ def text_of(browser: Browser, selector: str) -> str:
 def hover(browser: Browser, share: float, kind: str = "mouseMoved", **more: Any) -> None:
     """Moves the mouse to a share of the first figure's width."""
     box = browser.execute_script(
-        """const over = document.querySelector('.u-over');
+        """const over = document.querySelector('.plot');
         over.scrollIntoView({block: 'center'});
         const box = over.getBoundingClientRect(); return [box.left, box.top, box.width, box.height];"""
     )
@@ -102,9 +84,9 @@ def assert_silent(browser: Browser, path: pathlib.Path) -> None:
 
 
 def test_every_figure_is_drawn_in_silence(report: Browser, files: dict[str, pathlib.Path]) -> None:
-    figures = report.execute_script("return document.querySelectorAll('.figure').length")
-    assert figures == 6
-    assert all(pixels(report, index) > 2000 for index in range(figures))
+    shapes = """return [...document.querySelectorAll('.figure')].map((figure) =>
+    [...figure.querySelectorAll('svg svg > *')].filter((each) => each.getBoundingClientRect().width > 20).length)"""
+    assert report.execute_script(shapes) == [8, 2, 2, 1, 1, 11]
     assert_silent(report, files["usual"])
 
 
@@ -146,12 +128,13 @@ def test_keys_move_the_cursor_and_it_is_read_out(report: Browser) -> None:
 
 
 def test_the_legend_takes_an_owner_away(report: Browser) -> None:
-    before = pixels(report, 0)
-    button = "[...document.querySelectorAll('.legend')].find((each) => each.innerText.includes('weights'))"
-    report.execute_script(f"{button}.click()")
-    until(report, f"return {button}.getAttribute('aria-pressed') === 'false'")
-    time.sleep(0.1)
-    assert pixels(report, 0) < before - 2000
+    is_drawn = "return document.querySelector('svg path[fill=\"var(--weights)\"]') !== null"
+    weights = "[...document.querySelectorAll('.legend')].find((each) => each.innerText === 'weights')"
+    assert report.execute_script(is_drawn)
+    for is_pressed in ("false", "true"):
+        report.execute_script(f"{weights}.click()")
+        assert report.execute_script(is_drawn) is (is_pressed == "true")
+        assert report.execute_script(f"return {weights}.ariaPressed") == is_pressed
 
 
 def test_a_mark_says_what_happened_when_the_cursor_meets_it(report: Browser) -> None:
@@ -210,7 +193,7 @@ def test_the_other_colours_are_one_click_away(report: Browser) -> None:
 def test_a_phone_scrolls_no_page_sideways(browser: Browser, files: dict[str, pathlib.Path], name: str) -> None:
     opened(browser, files[name], width=360)
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 360
-    assert browser.execute_script("return document.querySelector('.plot canvas').getBoundingClientRect().right") <= 360
+    assert browser.execute_script("return document.querySelector('.plot svg').getBoundingClientRect().right") <= 360
 
 
 def test_on_paper_figures_are_light_and_whole_without_buttons(browser: Browser, files: dict[str, pathlib.Path]) -> None:
@@ -218,7 +201,8 @@ def test_on_paper_figures_are_light_and_whole_without_buttons(browser: Browser, 
     printed = browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
     assert base64.b64decode(printed["data"]).startswith(b"%PDF")
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
-    until(browser, "return document.querySelector('.u-wrap').clientWidth === 660")
+    weights = "return getComputedStyle(document.querySelector('svg path[fill=\"var(--weights)\"]')).fill"
+    assert browser.execute_script(weights) == "rgb(32, 73, 135)"
     display = "return getComputedStyle(document.querySelector('.tools')).display"
     assert browser.execute_script(display) == "none"
     assert browser.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
