@@ -46,10 +46,10 @@ def test_rows_with_an_image_are_refused(tmp_path: pathlib.Path) -> None:
         online_dpo.row_lengths(filled(tmp_path), rows, None)
 
 
-@pytest.mark.parametrize("request", ["auto", "p99", None])
-def test_max_length_is_a_number_here(request: str | None) -> None:
-    with pytest.raises(AutofitError, match="what is computed of a prompt with its completion"):
-        refuse(table.FLAGS, Flags(method="online_dpo", given={"max_length": request}, own={}))
+@pytest.mark.parametrize("keyword", ["auto", "p99", None])
+def test_max_length_is_a_number_here(keyword: str | None) -> None:
+    with pytest.raises(AutofitError, match="it limits a prompt with its completion"):
+        refuse(table.FLAGS, Flags(method="online_dpo", given={"max_length": keyword}, own={}))
 
 
 def test_training_needs_the_tokenizer_of_a_reward_model_that_reads_text(

@@ -297,7 +297,7 @@ class RunSnapshot:
 
 def test_what_cannot_be_sent_is_named_with_what_holds_it() -> None:
     lines = (line for line in ())
-    with pytest.raises(UsageError, match=r"A generator \(held by Watched\) cannot be sent") as raised:
+    with pytest.raises(UsageError, match=r"A generator \(held by RunSnapshot\) cannot be sent") as raised:
         pack({"callbacks": [RunSnapshot([lines])]})
     assert raised.value.hint
 
