@@ -290,11 +290,6 @@ def test_allocator_parity(script: Load, tmp_path: pathlib.Path) -> None:
     assert len(recorded["answers"]) == len(tight.events)
 
 
-def test_replay_speed(script: Load, models: pathlib.Path, forge: Forge) -> None:
-    replay_speed = script("replay_speed", EVENTS=2000, BAR_RATIO=math.inf, BAR_SHARE=math.inf)
-    with forge.children():
-        ran = replay_speed.run("--runs", 1, "--llama-70b", models / "Qwen/Qwen2.5-0.5B")
-    ran.assert_says("both, of the rehearsal")
 
 
 def test_search_quality(script: Load, models: pathlib.Path, forge: Forge) -> None:
@@ -349,13 +344,6 @@ def test_speed(script: Load, models: pathlib.Path, forge: Forge, monkeypatch: py
     )
 
 
-def test_scale(script: Load, models: pathlib.Path, forge: Forge) -> None:
-    scale = script("scale")
-    few = "--max_length 64 --fit lossless --sharding fsdp2 --gradient_checkpointing true"
-    scale.replace(FREE=few.split(), BAR=math.inf)
-    with forge.commands(scale.names):
-        ran = scale.run("--runs", 1, "--models", models, "--nodes", 2)
-    ran.assert_says("2 x 8 h100-80gb", "ratio ")
 
 
 def test_zero(script: Load, models: pathlib.Path, forge: Forge) -> None:
@@ -366,12 +354,6 @@ def test_zero(script: Load, models: pathlib.Path, forge: Forge) -> None:
     assert re.search(r"^buckets  zero2\+offload_optimizer .* less, speed x 1\.", ran.out, re.MULTILINE)
 
 
-def test_drop_in_cost(script: Load, forge: Forge) -> None:
-    drop_in_cost = script("drop_in_cost")
-    drop_in_cost.replace(SIZES=(replace(drop_in_cost.names.SIZES[0], steps=2),), BAR=math.inf)
-    with forge.commands(drop_in_cost.names):
-        ran = drop_in_cost.run("--pairs", 1, "--runs", 1)
-    ran.assert_says("tiny: 0.", "wall ratio")
 
 
 def test_adapters(script: Load, models: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -398,14 +380,8 @@ def test_adapters(script: Load, models: pathlib.Path, tmp_path: pathlib.Path) ->
     assert "not rehearsed: which parts of a weight" in ran.out
 
 
-def test_image_counting(script: Load, forge: Forge) -> None:
-    with forge.children():
-        ran = script("image_counting").run("--rows", 20, "--family", "gemma3")
-    ran.assert_says("again, out of the cache")
 
 
-def test_watch_cost(script: Load) -> None:
-    script("watch_cost", BAR=math.inf).run("--runs", 1, "--steps", 3).assert_says("in the watch")
 
 
 @pytest.mark.parametrize(
