@@ -1,6 +1,7 @@
 """A rehearsal against the same training for real: the same allocations, in the same order, with the same bytes.
 
-Here every two of trainer, weights, model and checkpointing meet at least once; ``scripts/parity`` runs all of them.
+Here every two of trainer, weights, model and checkpointing meet, but for trainer and model, of which most do;
+``scripts/parity`` runs all of them.
 """
 
 import importlib.util
@@ -42,12 +43,11 @@ Combination = tuple[str, str, str, bool]
 
 
 def combinations() -> list[Combination]:
-    """Every trainer with every model; weights and checkpointing go round."""
-    variants = list(VARIANTS)
+    """Every trainer with all weights; models and checkpointing go round."""
     return [
-        (method, variants[(row + column) % len(variants)], family, (row + column // 2) % 2 == 0)
+        (method, variant, FAMILIES[(row + column) % len(FAMILIES)], (row + column // 2) % 2 == 0)
         for row, method in enumerate(OF_METHOD)
-        for column, family in enumerate(FAMILIES)
+        for column, variant in enumerate(VARIANTS)
     ]
 
 
@@ -70,11 +70,12 @@ def test_a_rehearsal_allocates_what_the_real_run_allocates(
     assert_alike(one, tmp_path)
 
 
-def test_every_two_of_the_four_meet() -> None:
+def test_every_two_of_the_four_meet_but_not_every_trainer_each_model() -> None:
     values = (OF_METHOD, VARIANTS, FAMILIES, (True, False))
     for first, second in itertools.combinations(range(4), 2):
         met = {(one[first], one[second]) for one in combinations()}
-        assert met == set(itertools.product(values[first], values[second]))
+        assert met == set(itertools.product(values[first], values[second])) or (first, second) == (0, 2)
+    assert all(len({family for method, _, family, _ in combinations() if method == each}) == 4 for each in OF_METHOD)
 
 
 def test_the_newest_trl_is_rehearsed_with_all_its_trainers() -> None:
