@@ -91,7 +91,7 @@ def watch(argv: Sequence[str]) -> int:
         return 0
     console = Console()
     if options.once or first.is_over:
-        console.print(Indented(watch_view(first, ascii_only=console.options.ascii_only)))
+        console.print(Indented(watch_view(first)))
         return 0
     try:
         _follow(look, first)
@@ -132,7 +132,7 @@ def _follow(look: Callable[[], RunSnapshot], watched: RunSnapshot) -> None:
     with live or contextlib.nullcontext():
         while True:
             if live is not None:
-                live.update(watch_view(watched, ascii_only=console.options.ascii_only), refresh=True)
+                live.update(watch_view(watched), refresh=True)
             else:
                 happenings = () if watched.history is None else watched.history.happenings
                 for line in happening_lines(happenings[said:]):

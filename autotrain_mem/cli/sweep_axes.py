@@ -5,10 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 from autotrain_mem import api
 from autotrain_mem.cli.flags import Output, own_names, read_one
-from autotrain_mem.report.terminal import Console, SweepProgress, waiting
+from autotrain_mem.report.terminal import Console, waiting
 from autotrain_mem.settings.words import SAME_ARGUMENT
 from autotrain_mem.support.errors import AutofitError, UsageError
 from autotrain_mem.types.autofit import SETTINGS
@@ -73,8 +74,15 @@ def run(
     with waiting(Console(stderr=True), "importing TRL"):
         axes = _typed_axes(workers.first, request.method, written)
     asked = [_asked(request, axes, settings, rehearsals_of) for settings in api.combinations(axes)]
-    with SweepProgress(Console(stderr=True), axes) as progress:
-        return api.estimate_all(workers, axes, asked, lambda point: api.estimate(point, checks=False), progress.done)
+    done = count(1)
+    with waiting(Console(stderr=True), "rehearsing") as say:
+        return api.estimate_all(
+            workers,
+            axes,
+            asked,
+            lambda point: api.estimate(point, checks=False),
+            lambda point: say(f"rehearsing, {next(done)} of {len(asked)}"),
+        )
 
 
 def _canonical(name: str) -> str:

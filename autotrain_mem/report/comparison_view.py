@@ -1,4 +1,4 @@
-"""Compares: one job on many cards, with what they cost; and how much fits at each level of harm."""
+"""Shows one job on many cards, with what they cost; and how much fits at each level of harm."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from autotrain_mem.report import formatting
-from autotrain_mem.report.layout import BAD, GOOD, QUIET, Bar, Indented, add, hanging, scale_for, section, table, title
+from autotrain_mem.report.layout import BAD, GOOD, QUIET, Indented, add, hanging, scale_for, section, table
 from autotrain_mem.settings.levers import pulled
 from autotrain_mem.support.units import amount, duration, format_bytes, rate
 from autotrain_mem.types import Knobs
@@ -25,7 +25,7 @@ _MARKS: dict[str, tuple[Callable[[Knobs], bool], str]] = {
     "s": (lambda knobs: knobs.is_sharded, "weights, gradients and optimizer state are divided among the GPUs (FSDP)"),
     "+": (lambda knobs: knobs.expandable_segments, f"with {formatting.segments(expandable=True)}"),
 }
-"""Signs beside the batch: whose they are, and what they mean."""
+"""Signs beside the batch: which knobs get them, and their meaning."""
 
 _CARDS_NOTE = """\
 Speeds are predicted, and rank cards better than they tell seconds.
@@ -36,7 +36,7 @@ _BATCH_OF_SEVERAL = "Batch is rows at once x accumulation, on each GPU; memory a
 
 
 def cards_view(cards: Cards) -> RenderableType:
-    """A line for each card, smallest first; how long rows are, where that differs."""
+    """Shows a line for each card, smallest first, with the length of rows if that differs."""
     smallest, scale = cards.smallest_lossless, scale_for(max(each.hardware.total_bytes for each in cards.verdicts))
     refused = dict.fromkeys(each.refusal for each in cards.verdicts if each.refusal and each.refusal not in BRIEF)
     reasons = {reason: f"[{number}]" for number, reason in enumerate(refused, start=1)}  # too long for a line
@@ -59,7 +59,7 @@ def cards_view(cards: Cards) -> RenderableType:
         mark = Text(SMALLEST if verdict is smallest else "", style=GOOD)
         add(grid, mark, *cells, style="bold" if verdict is smallest else "")
     same_length = f"; {formatting.settings(knobs[0], ['max_length'])}" if knobs and not lengths else ""
-    heading = title(f"what fits on each card; memory and needs are in {scale.unit}{same_length}")
+    heading = Text(f"what fits on each card; memory and needs are in {scale.unit}{same_length}", style="bold")
     legend = map(hanging, _legend(cards, knobs, reasons))
     return Indented(Group(heading, Text(), grid, Text(), *legend, Text(_CARDS_NOTE, style=QUIET), *costs(cards)))
 
@@ -69,7 +69,7 @@ def _tokens(knobs: Knobs) -> str:
 
 
 def _legend(cards: Cards, knobs: list[Knobs], reasons: dict[str, str]) -> Iterator[str]:
-    """Explains what the table has, and no more."""
+    """Yields a line for each sign in the table, and none for others."""
     if (smallest := cards.smallest_lossless) is None:
         yield "No card here trains what was asked for, unchanged."
     else:
@@ -85,11 +85,11 @@ def _legend(cards: Cards, knobs: list[Knobs], reasons: dict[str, str]) -> Iterat
 
 
 _ENTRIES = 12
-"""Cards without a price that are named, before it is said how many more there are."""
+"""Cards without a price that are named; the others are counted."""
 
 
 def costs(cards: Cards) -> list[RenderableType]:
-    """A line for each card with a price, the cheapest first; nothing where no card has one."""
+    """Shows a line for each card with a price, the cheapest first; nothing if no card has one."""
     if not cards.priced:
         return []
     whole = all(each.cost is not None for each in cards.priced)
@@ -125,8 +125,6 @@ def costs(cards: Cards) -> list[RenderableType]:
     return section(f"what {what} costs at rental prices, in {currency}", Text(), grid, Text(), *lines, indent=0)
 
 
-BAR_WIDTH = 40
-
 _FRONTIER_NOTE = """\
 Each level is at its least demanding settings there, rehearsed on copies of few layers where these tell the whole.
 tokens/s are of these settings, and so a lower bound: a plan for the same {name} may be faster.
@@ -134,24 +132,22 @@ tokens/s are of these settings, and so a lower bound: a plan for the same {name}
 
 
 def frontier_view(frontier: Frontier) -> RenderableType:
-    """Shows for each level the most that fits, what it needs and how fast it is, and the same as bars."""
+    """Shows for each level the most that fits, what it needs and how fast it is."""
     scale = scale_for(frontier.budget_bytes)
     heading = f"{frontier.name} on {frontier.gpu}, level by level; the budget is {format_bytes(frontier.budget_bytes)}"
     grid = table("level", frontier.name, "does not fit", "needs", "tokens/s", "batch", right=(1, 2, 3, 4))
-    bars, ends = table("", "", "", show_header=False), dict[str, None]()
-    longest = max((each.most.value for each in frontier.reaches if each.most is not None), default=0)
+    ends = dict[str, None]()
     for each in frontier.reaches:
         most, point = each.most, each.point
         cells: list[str | Text] = [Text("nothing fits", style=BAD), ""]
         if most is not None:  # = where something else than the card ends it
             cells = [f"{most.value:,}", "=" if most.next_value is None else f"{most.next_value:,}"]
-            add(bars, each.level, Bar(most.value / longest, BAR_WIDTH), f"{most.value:,}")
             ends |= {most.stopped_by: None} if most.stopped_by else {}
         if point is not None:
             speed = rate(point.tokens_per_second) if point.tokens_per_second else "-"
             cells += [scale.size(point.required_bytes), speed, formatting.batch(point.knobs)]
         add(grid, each.level, *cells)
-    parts: list[RenderableType] = [title(heading), Text(), grid, Text()]
-    parts += [bars, Text()] if longest else []
-    parts += [*(hanging(f"=  {end}") for end in ends), Text(_FRONTIER_NOTE.format(name=frontier.name), style=QUIET)]
-    return Indented(Group(*parts))
+    note = Text(_FRONTIER_NOTE.format(name=frontier.name), style=QUIET)
+    return Indented(
+        Group(Text(heading, style="bold"), Text(), grid, Text(), *(hanging(f"=  {end}") for end in ends), note)
+    )

@@ -1,4 +1,4 @@
-"""Writes errors as text. By hand: rich takes as long to import as all that refuses a typo."""
+"""Writes errors as text without rich, whose import takes as long as everything else that rejects a typo."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from autotrain_mem.support.units import printable
 
 _LABEL = re.compile(r"(\s*\S.*?\s{2,})(?=\S)|(\s+)")
 _LABEL_WIDTH = 32
-"""A label that takes more than two fifths of 80 columns leaves too little for what stands beside it."""
+"""Two fifths of 80 columns: a longer label would leave too little for the text beside it."""
 
 
 def label_of(line: str) -> str:
-    """Returns what stands before two spaces or more, or the line's own indent; empty where there is neither.
+    """Returns the text before two spaces or more, with the spaces, or the line's indent.
 
     >>> label_of("--plan_only  plans for that card and trains nothing")
     '--plan_only  '
@@ -31,10 +31,7 @@ _RED, _PLAIN = "\x1b[1;31m", "\x1b[0m"
 
 
 def print_error(error: AutofitError, stream: TextIO) -> None:
-    """Prints an error, wrapped and with a red title on a terminal.
-
-    Elsewhere a line is not wrapped: a name cut in two cannot be searched for in a log.
-    """
+    """Prints an error, wrapped and with a red title on a terminal; whole lines elsewhere, for searching logs."""
     if not stream.isatty():
         stream.write(error_text(error))
         return
@@ -42,24 +39,19 @@ def print_error(error: AutofitError, stream: TextIO) -> None:
 
     text = error_text(error, shutil.get_terminal_size().columns)
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown")
-    if not is_plain and sys.platform != "win32":  # an old console of Windows would print the codes
+    if not is_plain and sys.platform != "win32":  # old Windows consoles print the codes
         text = f"{_RED}{_TITLE}{_PLAIN}{text.removeprefix(_TITLE)}"
     stream.write(text)
 
 
 def error_text(error: AutofitError, columns: int | None = None) -> str:
-    """Describes what is wrong after ``error:``, and what to do about it indented below.
-
-    Args:
-        columns: Where lines are wrapped; None for nowhere.
-    """
+    """Writes the message after ``error:`` and the hint indented below, wrapped at ``columns`` if given."""
     first, *rest = printable(error.message or type(error).__name__).splitlines()
     lines = [*rest, *(f"  {line}" for line in printable(error.hint).splitlines())]
     return "".join(f"{_hanging(line.rstrip(), columns)}\n" for line in (f"{_TITLE}{first}", *lines))
 
 
 def _hanging(line: str, columns: int | None) -> str:
-    """Wraps a line below its text, not below its label."""
     if columns is None or len(line) <= columns:
         return line
     import textwrap

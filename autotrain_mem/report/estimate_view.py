@@ -1,4 +1,4 @@
-"""Shows what one configuration needs, as a person reads it: the verdict first, then a column that adds up to it."""
+"""Shows what one configuration needs: the verdict first, then a column that adds up to it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from rich.table import Table
 from rich.text import Text
 
 from autotrain_mem.report import formatting
-from autotrain_mem.report.layout import BAD, GOOD, QUIET, Bar, Indented, Scale, add, hanging, scale_for, section, table
+from autotrain_mem.report.layout import BAD, GOOD, QUIET, Indented, Scale, add, hanging, scale_for, section, table
 from autotrain_mem.support.files import check_replaceable, read_start, refusal, replace_file
 from autotrain_mem.support.units import brief, counted, duration, format_bytes, percent
 from autotrain_mem.types import Estimate, Hardware, Owner
-from autotrain_mem.types.estimate import STEPS
 
 LARGEST_MODULES = 5
 
 Line = tuple[str, str, int | None, str]
-"""A line of a sum: its sign, a name, bytes and a note. A total has no bytes of its own: they are those above it."""
+"""A line of a sum: its sign, a name, bytes and a note. The bytes of a total are None: it sums the lines above."""
 
 
 def estimate_view(estimate: Estimate) -> RenderableType:
-    """One configuration against one device: verdict, budget, phases, modules, and what the figures leave out."""
+    """Shows one configuration on one device: verdict, budget, phases, modules, and what is not counted."""
     memory = estimate.memory
     on_host = []
     if memory.pinned_host_bytes:
@@ -53,9 +52,35 @@ def estimate_view(estimate: Estimate) -> RenderableType:
 
 
 def memory_blocks(estimate: Estimate) -> list[RenderableType]:
-    """The sum, what the allocator reserves beside it, and the phases and modules that hold most."""
-    total = section("where the memory goes, at the peak", sum_table(estimate), indent=0)
-    return [*total, *_reserved_modes(estimate), *_over_steps(estimate), *_at_the_peak(estimate)]
+    """Returns the sum, both modes of the caching allocator, and the phases and modules that hold most."""
+    blocks = section("where the memory goes, at the peak", sum_table(estimate), indent=0)
+    scale, time = scale_of(estimate), estimate.time
+    if caches(estimate.hardware):
+        modes = estimate.memory.reserved.modes
+        stumbles = not all(mode.fits for mode in modes.values())
+        headings = ("", "peak", "slack", *(("retries", "largest refused") if stumbles else ()), "")
+        grid = table(*headings, right=tuple(range(1, len(headings) - 1)))
+        for expandable, mode in modes.items():
+            chosen = expandable == estimate.grows
+            counted = chosen and estimate.reserved_bytes == mode.peak_reserved_bytes
+            cells = [f"{scale.size(each)} {scale.unit}" for each in (mode.peak_reserved_bytes, mode.slack_bytes)]
+            refused = "none" if mode.largest_refused_bytes is None else format_bytes(mode.largest_refused_bytes)
+            cells += [str(mode.num_alloc_retries), refused] if stumbles else []
+            mark = Text("counted above" if counted else "", style=f"not bold {QUIET}")
+            add(grid, "expandable" if expandable else "fixed size", *cells, mark, style="bold" if chosen else "")
+        blocks += section("peak reserved, by kind of segments; slack is what of it was not allocated then", grid)
+    is_known = formatting.has_speed(time)
+    grid = table("", "", "", "", right=(1, 2, 3), show_header=False)
+    for phase, peak in estimate.memory.phases.items():
+        seconds = time.phases.get(phase)
+        took = ["" if seconds is None or not is_known else brief(seconds)]
+        took += ["" if seconds is None or not time.step_seconds else percent(seconds / time.step_seconds)]
+        add(grid, formatting.PHASES[phase], f"{scale.size(peak)} {scale.unit}", *took)
+    rates = f", by the rates of {time.assumed}" if time.assumed else ""
+    blocks += section(f"peak allocated by phase, and its share of a step's time{rates}", grid)
+    for _, heading, modules in module_tables(estimate):
+        blocks += section(heading, modules)
+    return blocks
 
 
 def verdict(estimate: Estimate, how: str = "") -> Text:
@@ -65,25 +90,8 @@ def verdict(estimate: Estimate, how: str = "") -> Text:
     return Text.assemble((word, f"bold {style}"), (f" {estimate.hardware.name}{how}: {needs}", "bold"))
 
 
-def _at_the_peak(estimate: Estimate) -> list[RenderableType]:
-    """Which phase needs how much and how long, as far as it takes time, and which modules need most."""
-    phases, scale, time = estimate.memory.phases, scale_of(estimate), estimate.time
-    is_known = formatting.has_speed(time)
-    grid = table("", "", "", "", "", right=(1, 3, 4), show_header=False)
-    for phase, peak in phases.items():
-        name, seconds = formatting.PHASES[phase], time.phases.get(phase)
-        took = ["" if seconds is None or not is_known else brief(seconds)]
-        took += ["" if seconds is None or not time.step_seconds else percent(seconds / time.step_seconds)]
-        add(grid, name, f"{scale.size(peak)} {scale.unit}", Bar(peak / max((1, *phases.values()))), *took)
-    rates = f", by the rates of {time.assumed}" if time.assumed else ""
-    blocks = section(f"peak allocated by phase, and its share of a step's time{rates}", grid)
-    for _, heading, modules in module_tables(estimate):
-        blocks += section(heading, modules)
-    return blocks
-
-
 def module_tables(estimate: Estimate) -> Iterator[tuple[str, str, Table]]:
-    """Yields which parts of the model hold most at the peak, and which modules, as far as these are known."""
+    """Yields key, heading and table of the parts and of the modules that hold most at the peak, if known."""
     memory = estimate.memory
     for key, heading, sizes in (
         ("parts", "parts of the model at the peak, with all that they hold", memory.parts_at_peak),
@@ -97,13 +105,13 @@ def module_tables(estimate: Estimate) -> Iterator[tuple[str, str, Table]]:
 
 
 def not_counted(estimate: Estimate) -> list[RenderableType]:
-    """Shows what the figures leave out."""
+    """Lists what the figures leave out."""
     lines = [f"-  {each}" for each in estimate.memory.not_counted]
     return section("not counted", *lines) if lines else []
 
 
 def why_not(estimate: Estimate) -> str:
-    """Explains why a run does not fit whose allocated bytes would, and what would need less; empty for any other."""
+    """Explains why a run does not fit although its allocated bytes would; empty for any other."""
     if estimate.fits or estimate.memory.peak_allocated_bytes + estimate.outside_bytes > estimate.budget_bytes:
         return ""
     reserved = estimate.reserved
@@ -114,7 +122,7 @@ def why_not(estimate: Estimate) -> str:
         reason = f"it would run only by freeing its cache {times}, and each stalls the GPU"
     else:
         reason = "what is allocated would fit, what is cached beside it does not"
-    other = estimate.growing()  # which are on, or need no less, where nothing is said of them
+    other = estimate.growing()
     if other.required_bytes < estimate.required_bytes:
         fits = "which fits" if other.fits else "which does not fit either"
         reason += f"; expandable segments would need {format_bytes(other.required_bytes)}, {fits}"
@@ -122,12 +130,12 @@ def why_not(estimate: Estimate) -> str:
 
 
 def scale_of(estimate: Estimate) -> Scale:
-    """The unit in which all views show the sizes of an estimate."""
+    """Returns the unit in which all views show the sizes of an estimate."""
     return scale_for(max(estimate.required_bytes, estimate.budget_bytes))
 
 
 def sum_table(estimate: Estimate) -> Table:
-    """Each total is the sum of the figures shown above it."""
+    """Returns the column that adds up to the need, as shown, and the budget."""
     hardware, scale = estimate.hardware, scale_of(estimate)
     peak_phase = formatting.PHASES[estimate.memory.peak_phase]
     owners = estimate.memory.owners_at_peak
@@ -155,7 +163,7 @@ def sum_table(estimate: Estimate) -> Table:
 
 
 def _outside(estimate: Estimate) -> list[Line]:
-    """Shows what a run holds of the device outside torch's allocator."""
+    """Returns the lines of what a run holds of the device outside torch's allocator."""
     note = "the CUDA context and its modules" if caches(estimate.hardware) else "the process itself"
     lines: list[Line] = [("+", "outside torch", estimate.hardware.non_torch_bytes, note)]
     if size := estimate.communicators_bytes:
@@ -172,82 +180,26 @@ def _outside(estimate: Estimate) -> list[Line]:
 
 
 def caches(hardware: Hardware) -> bool:
-    """Whether torch's caching allocator stands between the run and the device: a host has none."""
+    """Returns whether the device has torch's caching allocator; a host has none."""
     return hardware.origin != "cpu"
 
 
-def _reserved_modes(estimate: Estimate) -> list[RenderableType]:
-    """Both modes of the allocator side by side; nothing where there is none."""
-    if not caches(estimate.hardware):
-        return []
-    scale = scale_of(estimate)
-    modes = estimate.memory.reserved.modes
-    stumbles = not all(mode.fits for mode in modes.values())  # what went wrong has columns of its own
-    headings = ("", "peak", "slack", *(("retries", "largest refused") if stumbles else ()), "")
-    grid = table(*headings, right=tuple(range(1, len(headings) - 1)))
-    for expandable, mode in modes.items():
-        chosen = expandable == estimate.grows
-        counted = chosen and estimate.reserved_bytes == mode.peak_reserved_bytes
-        cells = [f"{scale.size(each)} {scale.unit}" for each in (mode.peak_reserved_bytes, mode.slack_bytes)]
-        refused = "none" if mode.largest_refused_bytes is None else format_bytes(mode.largest_refused_bytes)
-        cells += [str(mode.num_alloc_retries), refused] if stumbles else []
-        mark = Text("counted above" if counted else "", style=f"not bold {QUIET}")
-        add(grid, "expandable" if expandable else "fixed size", *cells, mark, style="bold" if chosen else "")
-    return section("peak reserved, by kind of segments; slack is what of it was not allocated then", grid)
-
-
-def _over_steps(estimate: Estimate) -> list[RenderableType]:
-    """Shows what rows of every length make the allocator reserve over hours, in both modes and both orders."""
-    mixed = estimate.memory.mixed_lengths
-    if mixed is None or not caches(estimate.hardware):
-        return []
-    orders = [
-        (expandable, first, mode.longest_first if first else mode.any_order)
-        for expandable in (False, True)
-        for mode in (mixed.modes[expandable],)
-        for first in (False, True)
-    ]
-    retries = any(order.num_alloc_retries[-1] for _, _, order in orders)
-    steps = [f"{count:,} steps" for count in STEPS]
-    headings = ("segments", "rows", *steps, *(("retries",) if retries else ()), "")
-    grid = table(*headings, right=tuple(range(2, len(headings) - 1)))
-    for expandable, first, order in orders:
-        chosen = expandable == estimate.grows and first
-        counted = chosen and estimate.reserved_bytes == order.last_bytes != estimate.reserved.peak_reserved_bytes
-        cells = [format_bytes(size) for size in order.reserved_bytes]
-        cells += [str(order.num_alloc_retries[-1])] if retries else []
-        too_much = "more than there is" if order.last_bytes + estimate.outside_bytes > estimate.budget_bytes else ""
-        mark = Text("counted above" if counted else too_much, style=f"not bold {QUIET}")
-        names = ("expandable" if expandable else "fixed size", "longest first" if first else "any order")
-        add(grid, *names, *cells, mark, style="bold" if chosen else "")
-    heading = "reserved over hours, with rows of every length; any order is how TRL trains by itself"
-    return section(heading, grid)
-
-
-# -- a snapshot on disk, where torch.cuda.memory._dump_snapshot would have put a measured one --------------------------
+# -- a snapshot file, in the format of torch.cuda.memory._dump_snapshot ------------------------------------------------
 
 _PROTOCOL = 4
-"""The page reads pickles of protocols 2 to 4 (torch/utils/viz/MemoryViz.js: unpickle)."""
+"""pytorch.org/memory_viz reads pickles of protocols 2 to 4 (torch/utils/viz/MemoryViz.js: unpickle)."""
 
 _PLACE = "--snapshot a file"
-"""The flag that says where it goes, with what it takes."""
+"""The flag that names the file, for errors."""
 
 
 def check_snapshot(path: Path) -> None:
-    """Refuses what :func:`write_snapshot` would refuse, as far as it can be told before there is a snapshot.
-
-    Raises:
-        OutputFolderError: it is a folder, a device or a file that is no pickle, or its folder is not there or cannot
-            be written.
-    """
+    """Rejects a path before there is a snapshot. Raises OutputFolderError: it may not be replaced, or written."""
     check_replaceable(path, _PLACE, "snapshot", lambda file: read_start(file, 1) in (b"", pickle.PROTO))
 
 
 def write_snapshot(path: Path, snapshot: Mapping[str, Any]) -> None:
-    """Replace ``path``, an earlier snapshot, in one step; a write that fails leaves it as it was.
-
-    Raises OutputFolderError: the file cannot be written; the hint says what to do.
-    """
+    """Writes or replaces a snapshot atomically. Raises OutputFolderError: the file cannot be written."""
     check_snapshot(path)
     try:
         replace_file(path.resolve(), pickle.dumps(snapshot, _PROTOCOL))
@@ -256,7 +208,7 @@ def write_snapshot(path: Path, snapshot: Mapping[str, Any]) -> None:
 
 
 def snapshot_view(path: Path, estimate: Estimate) -> Text:
-    """Shows where it is, how to open it, and what it does not show."""
+    """Says where the file is, how to open it, and what is not in it."""
     vllm = estimate.vllm_share_bytes
     share = f", {format_bytes(vllm)} of it vLLM's," if vllm else ""
     lines = [

@@ -1,7 +1,4 @@
-"""A plan's first screen: 24 lines that say whether it fits, what is trained, how fast, and what was given up and why.
-
-All else that a plan holds is shown by ``plan_view`` and ``explain_view``. A notebook shows the same.
-"""
+"""Shows a plan on one screen, in terminals and notebooks: whether it fits, what is trained, and what was given up."""
 
 from __future__ import annotations
 
@@ -26,24 +23,24 @@ from autotrain_mem.types import Estimate, Harm, Plan, Report
 from autotrain_mem.types.gpu_comparison import Cards
 
 LINES = 24
-"""Of a terminal as it opens."""
+"""Of a terminal's default window."""
 COLUMNS = 80
 LABEL_COLUMNS = 12
 LONGEST_COMMAND = 3 * (COLUMNS - LABEL_COLUMNS)
-"""Characters of a command that is shown."""
+"""Characters of the longest command that is shown."""
 _COSTS = {
     **{Harm.NONE: "nothing", Harm.TIME: "time", Harm.ROUNDING: "rounding"},
     **{Harm.WHAT_IS_TRAINED: "training", Harm.DATA: "data"},
 }
-"""What a change costs, in a word."""
+"""The cost of a change, in a word."""
 _REST = "settings, attempts, other levels: -v, or autofit explain"
 
 
 def first_screen(plan: Plan, next_command: str | None = None) -> RenderableType:
-    """Shows a plan in at most :data:`LINES` lines where these are :data:`COLUMNS` columns wide, or wider.
+    """Shows a plan in at most :data:`LINES` lines of :data:`COLUMNS` columns or more.
 
     Args:
-        next_command: What trains with the plan; None where that is about to happen.
+        next_command: Trains with the plan; None if that is about to happen.
     """
     lines, known = decision(plan), [fact for fact in facts(plan) if fact.gravity]
     asked = len(lines) - len(plan.questions)
@@ -69,17 +66,22 @@ def first_screen(plan: Plan, next_command: str | None = None) -> RenderableType:
 
 
 def estimate_screen(estimate: Estimate) -> RenderableType:
-    """Shows an estimate in about as many lines: the verdict, the settings, and the column that adds up to the need."""
-    rest = Text("kinds of segments, hours, phases, modules and what is not counted: -v", style=QUIET)
-    above = [
-        Fact("", verdict(estimate), 90),
-        *([Fact("", Text(reason), 80)] if (reason := why_not(estimate)) else []),
-        Fact("  settings", Text(formatting.settings(estimate.knobs)), 50),
-        Fact("  trains", Text(formatting.trains(estimate.knobs, estimate.memory.trained)), 40),
-        Fact("  speed", Text(formatting.speed(estimate.time)), 30),
-        _BLANK,
-    ]
-    return _Screen(above, sum_table(estimate), [_BLANK, Fact("", rest, ALWAYS)])
+    """Shows an estimate on one screen: the verdict, the settings, and the column that adds up to the need."""
+    rest = Text("kinds of segments, phases, modules and what is not counted: -v", style=QUIET)
+    reason = why_not(estimate)
+    return _Screen(
+        [
+            Fact("", verdict(estimate), 90),
+            *([Fact("", Text(reason), 80)] if reason else []),
+            Fact("  settings", Text(formatting.settings(estimate.knobs)), 50),
+            Fact("  trains", Text(formatting.trains(estimate.knobs, estimate.memory.trained)), 40),
+            Fact("  speed", Text(formatting.speed(estimate.time)), 30),
+            _BLANK,
+            sum_table(estimate),
+            _BLANK,
+            Fact("", rest, ALWAYS),
+        ]
+    )
 
 
 ALWAYS = 100
@@ -88,36 +90,31 @@ _BLANK = Fact("", Text())
 
 @dataclass(frozen=True, slots=True)
 class _Screen:
-    """Measures its facts on the console that shows them, and shows whole what there is room for."""
+    """Shows a line of each part, and the gravest parts whole, as far as the lines go; a table is always whole."""
 
-    above: Sequence[Fact]
-    """What stands above ``fixed``."""
-    fixed: RenderableType | None = None
-    """Is always shown as it is."""
-    below: Sequence[Fact] = ()
+    parts: Sequence[Fact | Table]
 
     def __rich_console__(self, console: rich.console.Console, options: ConsoleOptions) -> RenderResult:
         def lines(part: RenderableType) -> int:
             return len(console.render_lines(part, options, pad=False))
 
-        facts = [*self.above, *self.below]
-        order = sorted(range(len(facts)), key=lambda at: -facts[at].gravity)
-        left = LINES if self.fixed is None else LINES - lines(self.fixed)
-        shown = dict[int, RenderableType]()
-        for at in order:  # a line of each, as far as they go; what is always shown is so whole
-            part = _shown(facts[at], whole=facts[at].gravity == ALWAYS)
+        gravities = [ALWAYS if isinstance(part, Table) else part.gravity for part in self.parts]
+        order = sorted(range(len(gravities)), key=lambda at: -gravities[at])
+        left, shown = LINES, dict[int, RenderableType]()
+        for at in order:
+            part = _shown(self.parts[at], whole=gravities[at] == ALWAYS)
             if lines(part) <= left:
                 shown[at], left = part, left - lines(part)
-        for at in filter(shown.__contains__, order):  # the gravest whole, as far as they go
-            whole = _shown(facts[at], whole=True)
+        for at in filter(shown.__contains__, order):
+            whole = _shown(self.parts[at], whole=True)
             if (more := lines(whole) - lines(shown[at])) <= left:
                 shown[at], left = whole, left - more
-        yield from (Indented(shown[at]) for at in range(len(self.above)) if at in shown)
-        yield from [] if self.fixed is None else [Indented(self.fixed)]
-        yield from (Indented(shown[at]) for at in range(len(self.above), len(facts)) if at in shown)
+        yield from (Indented(shown[at]) for at in sorted(shown))
 
 
-def _shown(fact: Fact, *, whole: bool) -> RenderableType:
+def _shown(fact: Fact | Table, *, whole: bool) -> RenderableType:
+    if isinstance(fact, Table):
+        return fact
     text = fact.text.copy()
     if not whole:
         text.no_wrap, text.overflow = True, "ellipsis"
@@ -137,15 +134,17 @@ Shown = Plan | Estimate | Report | Cards
 
 
 def html_of(shown: Shown) -> str:
-    """Renders what ``_repr_html_`` gives: the terminal's view, every text escaped."""
+    """Renders the terminal's view for ``_repr_html_``, with every text escaped."""
     console = Console(record=True, width=NOTEBOOK_COLUMNS, file=io.StringIO(), force_terminal=True, force_jupyter=False)
+    view: RenderableType
     match shown:
         case Plan():
-            console.print(first_screen(shown))
+            view = first_screen(shown)
         case Estimate():
-            console.print(estimate_screen(shown))
+            view = estimate_screen(shown)
         case Report():
-            console.print(report_view(shown))
+            view = report_view(shown)
         case Cards():
-            console.print(cards_view(shown))
+            view = cards_view(shown)
+    console.print(view)
     return console.export_html(inline_styles=True, theme=DEFAULT_TERMINAL_THEME, code_format=_PAGE)

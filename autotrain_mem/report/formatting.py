@@ -1,4 +1,4 @@
-"""Describes how single facts are put into words; every view and progress line says them the same way."""
+"""Puts single facts into words, for every view and progress line alike."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autotrain_mem.settings.levers import HARM_FIRST, is_pulled
 from autotrain_mem.settings.own import flag_words
 from autotrain_mem.settings.words import CHECKPOINTING, MAX_SLOWDOWN
 from autotrain_mem.support.units import brief, counted, format_bytes, millions, percent, rate
-from autotrain_mem.types import Hardware, Harm, Knobs, Owner, Phase, Plan, StepTime, Trained
+from autotrain_mem.types import Candidate, Hardware, Harm, Knobs, Owner, Phase, Plan, StepTime, Trained
 from autotrain_mem.types.gpu_comparison import OFFLOADING
 from autotrain_mem.types.methods_table import METHODS
 
@@ -45,8 +45,7 @@ LEVELS = {
     "shorter rows": "rows are cut to fewer tokens than they have",
     "smaller images": "images are made smaller than they are",
 }
-"""What the levels of harm mean, by their names (``search.levels``), least harm first. Of an adapter those that offload
-are there only where there is no level after them but shorter rows."""
+"""The meaning of each level of harm by its name (``search.levels``), least harm first."""
 
 SHARINGS = {
     "ddp": "DDP",
@@ -66,11 +65,10 @@ BATCHES = {
 """Settings that say how many rows are computed at once."""
 
 FLAG_LINE_WIDTH = 74
-"""Characters of a line of flags: with its indent and the ``\\`` it stays within 80 columns, so that it is never wrapped
-and can be copied whole."""
+"""Characters of a line of flags: with indent and ``\\`` it fits 80 columns unwrapped, and can be copied."""
 
 _SHORT = {"LoRA on an 8-bit base": "8-bit LoRA", "LoRA on a 4-bit base": "4-bit LoRA"}
-"""Levels in fewer letters, so that a line stays within 80 columns."""
+"""Shorter names of levels, so that a line fits 80 columns."""
 
 
 def short_level(level: str | None) -> str:
@@ -87,12 +85,12 @@ def cards(card: Hardware) -> str:
 
 
 def has_speed(time: StepTime) -> bool:
-    """Whether the seconds are the device's own, and so are worth telling."""
+    """Returns whether the seconds were computed from the device's own rates."""
     return not time.assumed and time.step_seconds > 0
 
 
 def speed(time: StepTime) -> str:
-    """``1,240 tokens/s, 6.6 s a step``; or why there are no seconds to tell."""
+    """``1,240 tokens/s, 6.6 s a step``; or why the speed is not known."""
     if has_speed(time):
         return f"{rate(time.tokens_per_second)} tokens/s, {brief(time.step_seconds)} a step"
     ranked = f": rates of {time.assumed} stand in for this device's, to rank plans only" if time.assumed else ""
@@ -107,7 +105,7 @@ def needs(required_bytes: int, budget_bytes: int) -> str:
 
 
 def of_budget(size_bytes: int, budget_bytes: int | None) -> str:
-    """``10.8 of 11.2 GiB``; ``98.0 MiB`` where nothing limits it."""
+    """``10.8 of 11.2 GiB``; ``98.0 MiB`` without a budget."""
     size = format_bytes(size_bytes)
     if budget_bytes is None:
         return size
@@ -116,7 +114,7 @@ def of_budget(size_bytes: int, budget_bytes: int | None) -> str:
 
 
 def segments(*, expandable: bool) -> str:
-    """The two modes of torch's caching allocator, in words."""
+    """Names a mode of torch's caching allocator."""
     return "expandable segments" if expandable else "segments of fixed size"
 
 
@@ -128,11 +126,7 @@ def value(setting: Any) -> str:
 
 
 def settings(knobs: Knobs, names: Sequence[str] | None = None) -> str:
-    """The settings in one line: ``4 x 16 rows, max_length 1024, checkpointing on, ...``.
-
-    Args:
-        names: Only what these knobs say; None for all of them.
-    """
+    """Writes the settings of these ``names``, or all: ``4 x 16 rows, max_length 1024, checkpointing on, ...``."""
     parts = {
         "per_device_train_batch_size": rows(knobs),
         "max_length": "rows not truncated" if knobs.max_length is None else f"max_length {knobs.max_length}",
@@ -158,8 +152,7 @@ def trains(knobs: Knobs, trained: Trained | None, parameters: Sequence[str] | No
     """``LoRA of rank 16, alpha 32, on all linear layers: 8.80 M of 503 M parameters (1.7 %), in float32``.
 
     Args:
-        parameters: Those that LoRA adapts beside layers, or alone where no layers are named
-            (``--lora_target_parameters``).
+        parameters: Those of ``--lora_target_parameters``, which LoRA adapts besides or instead of layers.
     """
     name = name_of(knobs.peft_config)
     if not knobs.use_peft:
@@ -181,9 +174,9 @@ def schedule(knobs: Knobs, name: str = "", *, steps: int | None = None, step_row
     """``learning rate 0.0002, linear; 1,403 steps of 8 rows, about 2,100 tokens each``.
 
     Args:
-        name: The schedule's; empty where it is not known.
-        steps: Of the optimizer; None where they are not known.
-        step_rows: What a step takes, in words; by default its micro-batches, as :func:`rows` has them.
+        name: The schedule's; empty if unknown.
+        steps: Of the optimizer; None if unknown.
+        step_rows: The rows of a step in words; by default its micro-batches, as in :func:`rows`.
     """
     rate = "TRL's learning rate" if knobs.learning_rate is None else f"learning rate {knobs.learning_rate:g}"
     rate += f", {name}" if name else ""
@@ -197,49 +190,55 @@ def sharing(knobs: Knobs) -> str:
     return SHARINGS[knobs.sharding] + tokens if knobs.sharding is not None else ""
 
 
-def devices(knobs: Knobs) -> str:
-    """``4 GPUs (FSDP2, full shard): each needs what is said here``."""
-    return f"{counted(knobs.processes, 'GPU')} ({sharing(knobs)}), a process on each: bytes are those of one"
-
-
 def _at_once(done: str, rows: int | None) -> str:
     return "" if rows is None else f"{done} {rows} at a time"
 
 
-def difference(knobs: Knobs, asked: Knobs) -> str:
-    """Names what an attempt has that the first had not: ``LoRA, bfloat16, 4-bit base, activations offloaded``.
+def attempt(tried: Candidate, asked: Knobs, *, has_copies: bool) -> str:
+    """Describes an attempt of a search beside its batch: ``checkpointing off, LoRA, whole model``.
 
-    Batches and checkpointing are said elsewhere; how processes share the model is nobody's request, and always said.
+    Args:
+        has_copies: Others were rehearsed on copies of few layers.
     """
-    changed = {*differing([knobs, asked])} - BATCHES - {CHECKPOINTING}
+    return difference(tried.knobs, asked) + (", whole model" if has_copies and tried.rehearsed_layers is None else "")
+
+
+def difference(knobs: Knobs, asked: Knobs) -> str:
+    """Names how an attempt differs from the first: ``LoRA, bfloat16, 4-bit base, activations offloaded``.
+
+    Batches have a column of their own. Sharding is always named, since nobody asks for it.
+    """
+    changed = {*differing([knobs, asked])} - BATCHES
     rows_at_once = knobs.local_rollout_forward_batch_size or 0
     if rows_at_once > knobs.per_device_train_batch_size:
         changed.add("local_rollout_forward_batch_size")
     if knobs.completion_length != asked.completion_length:
         changed.add("max_length")
-    return settings(knobs, ["sharding", *changed]) or "as asked for"
+    words = settings(knobs, ["sharding", *changed])
+    if asked.expandable_segments and not knobs.expandable_segments:
+        words = ", ".join(filter(None, [words, segments(expandable=False)]))
+    return words or "as asked for"
 
 
 def batch(knobs: Knobs) -> str:
-    """``4 x 16``: rows at once, times accumulation steps; ``4 x 2 x 8`` with the processes of several, or the groups of
-    processes that share rows."""
+    """``4 x 16``: rows at once x accumulation steps; ``4 x 2 x 8`` also x processes, or groups that share rows."""
     of_one = f"{knobs.per_device_train_batch_size} x {knobs.gradient_accumulation_steps}"
     return of_one if knobs.processes == 1 else f"{of_one} x {knobs.data_parallel_size}"
 
 
 def rows(knobs: Knobs) -> str:
-    """``4 x 16 rows``, ``1 x 1 row``; completions where these are sampled, or prompts of which each has several."""
+    """``4 x 16 rows``, ``1 x 1 row``; for methods that sample, completions or prompts."""
     noun = "row" if not knobs.completion_length else "prompt" if knobs.max_new_tokens else "completion"
     return f"{batch(knobs)} {noun}{'s' if knobs.effective_batch_size > 1 else ''}"
 
 
 def differing(knobs: Sequence[Knobs]) -> list[str]:
-    """The names of the settings that are not the same in all of them, in the order of Knobs."""
+    """Returns the names of the settings that differ among them, in the order of Knobs."""
     return [field.name for field in fields(Knobs) if len({getattr(each, field.name) for each in knobs}) > 1]
 
 
 def flag_lines(method: str, knobs: Knobs) -> list[str]:
-    """The settings as flags of TRL's own command, in lines that a shell joins again."""
+    """Writes the settings as flags of TRL's own command, in lines that a shell joins."""
     lines = [""]
     for name in knob_names(METHODS[method].knobs, knobs):
         is_peft = name == "lora_target_modules" and knobs.lora_target_modules is None  # PEFT's own, which no flag names
@@ -262,7 +261,7 @@ def command_line(words: Sequence[str], settings: Mapping[str, Any]) -> str:
 
 
 def command_of(plan: Plan, *, trains: bool) -> str:
-    """Writes the command that makes a plan again, or that trains with the same words."""
+    """Writes the command that makes a plan again, or that trains."""
     job, topology = plan.job, plan.estimate.hardware.topology
     ours = {
         "model": job.model,

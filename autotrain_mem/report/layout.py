@@ -1,4 +1,4 @@
-"""The few shapes that all views are made of: plain text, indented blocks, tables without lines, a small bar."""
+"""Makes the shapes of all views: plain text, indented blocks, tables without lines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.measure import Measurement
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -18,12 +17,11 @@ GOOD = "green"
 BAD = "red"
 LOUD = "bold yellow"
 QUIET = "dim"
-TITLE = "bold"
 
 
 @dataclass(frozen=True, slots=True)
 class Indented:
-    """Content indented, and without the spaces that rich fills its lines up with: they spoil logs and diffs."""
+    """Indents content, and strips the spaces with which rich pads lines: they spoil logs and diffs."""
 
     content: RenderableType
     indent: int = 0
@@ -41,21 +39,8 @@ class Indented:
             yield Segment.line()
 
 
-class Bar:
-    """A bar of up to ``width`` characters, ASCII where the output cannot take more."""
-
-    def __init__(self, fraction: float, width: int = 24) -> None:
-        self._characters = max(1, round(fraction * width))
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Segment(("#" if options.ascii_only else "━") * self._characters)
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(self._characters, self._characters)
-
-
 def table(*headings: str, right: tuple[int, ...] = (), show_header: bool = True) -> Table:
-    """A table without lines; ``right`` holds the columns of numbers."""
+    """Makes a table without lines; the columns in ``right`` hold numbers."""
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=show_header, header_style=QUIET)
     for index, heading in enumerate(headings):
         grid.add_column(Text(heading), justify="right" if index in right else "left", overflow="fold")
@@ -63,17 +48,12 @@ def table(*headings: str, right: tuple[int, ...] = (), show_header: bool = True)
 
 
 def add(grid: Table, *cells: str | RenderableType, style: str = "") -> None:
-    """Add a row of plain text or renderables."""
+    """Adds a row of plain text or renderables."""
     grid.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), style=style)
 
 
-def title(text: str) -> Text:
-    """The line above a block."""
-    return Text(text, style=TITLE)
-
-
 def hanging(line: str) -> RenderableType:
-    """A line that wraps below its text, not below its label: ``--plan_only  plans for that card ...``."""
+    """Wraps a line below its text, not below its label: ``--plan_only  plans for that card ...``."""
     label = label_of(line)
     if not label:
         return Text(line)
@@ -85,14 +65,14 @@ def hanging(line: str) -> RenderableType:
 
 
 def section(heading: str, *content: RenderableType, indent: int = 2) -> list[RenderableType]:
-    """A blank line, the heading and what stands below it; a text hangs below its label."""
+    """Returns a blank line, the heading, and the content below it; a text wraps below its label."""
     below = (hanging(each) if isinstance(each, str) else each for each in content)
-    return [Text(), title(heading), *(Indented(each, indent) for each in below)]
+    return [Text(), Text(heading, style="bold"), *(Indented(each, indent) for each in below)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scale:
-    """The unit of a column of sizes, shown with two digits."""
+    """Writes a column of sizes in one unit, with two digits."""
 
     unit: str
     unit_bytes: int
@@ -104,10 +84,10 @@ class Scale:
         return f"{self.hundredths(size_bytes) / 100:.2f}"
 
     def column(self, sizes_bytes: Iterable[int | None]) -> list[str]:
-        """Writes parts, and for None the sum of those above it, so that they add up as shown.
+        """Writes parts, and for None the sum of the parts above, so that they add up as shown.
 
-        A part is the difference of the rounded sums before and after it, and so within a hundredth of its size:
-        0.004, 0.004 and 0.003 sum to 0.011, and read 0.00, 0.01 and 0.00, which sum to 0.01.
+        A part is the difference of the rounded sums before and after it, so within a hundredth of its size: 0.004,
+        0.004 and 0.003 sum to 0.011, and read 0.00, 0.01 and 0.00, which sum to 0.01.
         """
         total_bytes, cells = 0, []
         for size_bytes in sizes_bytes:
@@ -118,6 +98,6 @@ class Scale:
 
 
 def scale_for(largest_bytes: int) -> Scale:
-    """The unit that ``format_bytes`` takes for the largest size of a column."""
+    """Returns the unit in which ``format_bytes`` writes the largest size of a column."""
     unit = format_bytes(largest_bytes).split()[-1]
     return Scale(unit=unit, unit_bytes=parse_bytes(f"1 {unit}"))

@@ -1,4 +1,4 @@
-"""Shows the cards and recipes that are known, and what a machine's examination found."""
+"""Shows the known cards and recipes, and the findings of a machine's examination."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autotrain_mem.report.layout import BAD, GOOD, QUIET, Indented, add, table, title
+from autotrain_mem.report.layout import BAD, GOOD, QUIET, Indented, add, table
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.support.yaml_files import Recipe
 from autotrain_mem.types import Hardware
@@ -32,7 +32,7 @@ The card is the one that its header speaks of: --gpu CARD --plan_only shows that
 
 
 def gpus_view(cards: Sequence[Hardware]) -> RenderableType:
-    """The cards that a plan can be made for."""
+    """Lists the cards that a plan can be made for."""
     grid = table("name", "memory", "bandwidth GB/s", "bf16 TFLOP/s", "compute capability", right=(1, 2, 3, 4))
     for card in cards:
         bandwidth, flops = card.bandwidth_bytes_per_second, card.bf16_flops_per_second
@@ -48,7 +48,7 @@ def gpus_view(cards: Sequence[Hardware]) -> RenderableType:
 
 
 def recipes_view(recipes: Sequence[Recipe]) -> RenderableType:
-    """A line for each, by name."""
+    """Lists the recipes by name."""
     grid = table("name", "method", "card", "what it is")
     for each in recipes:
         card = each.card if each.gpus == 1 else f"{each.gpus}x{each.card}"
@@ -61,7 +61,7 @@ _MARKS = {Soundness.OK: ("ok", GOOD), Soundness.NOTE: ("note", "yellow"), Soundn
 
 
 def doctor_view(health: Health) -> RenderableType:
-    """A line for each finding, by area, with what mends it below; a sentence for all of it last."""
+    """Shows a line for each finding, by area, with its fix below, and a summary."""
     parts: list[RenderableType] = []
     for area, findings in itertools.groupby(health.findings, key=lambda each: each.area):
         grid = table("", "", "", show_header=False)
@@ -72,12 +72,12 @@ def doctor_view(health: Health) -> RenderableType:
             if finding.fix:
                 text.append(f"\n{finding.fix}", style="bold")
             add(grid, Text(word, style=style), finding.name, text)
-        parts += [title(area), Indented(grid, 2)]
+        parts += [Text(area, style="bold"), Indented(grid, 2)]
     return Indented(Group(*parts, Text(), Text(summary(health), style="bold")))
 
 
 def summary(health: Health) -> str:
-    """Says in a sentence what can be done on this machine."""
+    """Summarizes in a sentence what this machine can do."""
     if health.broken:
         verb = "thing does" if health.broken == 1 else "things do"
         return f"{health.broken} {verb} not work; the command below each line mends it."
@@ -87,7 +87,7 @@ def summary(health: Health) -> str:
 
 
 def issue_text(health: Health, versions: Mapping[str, str | None]) -> str:
-    """Writes Markdown without secrets: no values of variables but harmless ones, no names of user or machine."""
+    """Writes the findings as Markdown for an issue, without names of user and machine."""
     rows = [f"| {finding.area} | {finding.name} | {finding.state} | {finding.text} |" for finding in health.findings]
     installed = ", ".join(f"{name} {version}" for name, version in versions.items() if version and " " not in name)
     table_text = "\n".join(["| area | what | state | |", "|---|---|---|---|", *rows])
@@ -95,7 +95,7 @@ def issue_text(health: Health, versions: Mapping[str, str | None]) -> str:
 
 
 def private_free(text: str) -> str:
-    """Takes the names of the user's home, the user and the machine out of a text."""
+    """Replaces the names of the user's home, the user and the machine in a text."""
     user = ""
     with contextlib.suppress(KeyError, OSError):  # a user id without a name, as in containers
         user = getpass.getuser()

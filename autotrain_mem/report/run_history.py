@@ -1,7 +1,8 @@
-"""Reads the files that a run leaves in its output folder, and puts what befalls it into words, a line an event."""
+"""Reads the event files of an output folder, and writes a line of text for each event."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -13,39 +14,49 @@ from autotrain_mem.settings.knobs import Knobs
 from autotrain_mem.support import codec
 from autotrain_mem.support.files import open_ordinary
 from autotrain_mem.support.units import MIB, counted, duration, format_bytes
-from autotrain_mem.types import OtherProcess, Phase, PhasePeak, Plan, Probe
+from autotrain_mem.types import Phase, PhasePeak, Plan, Probe
 from autotrain_mem.types.experience import EVENTS_NAME, RECORD_NAME, RunHistory, RunMarker, StepReading
 from autotrain_mem.types.report import MemoryReading
 
 LARGEST_BYTES = 256 * MIB
-"""Of a file that is read: a line of some 700 bytes for each log makes 350,000 of them."""
+"""Read of a file at most: some 350,000 lines of about 700 bytes, one for each log."""
 _KINDS = {
     **{name: name for name in ("start", "checkpoint", "restart", "end")},
     "incident": "out of memory",
     **dict.fromkeys(("save_failed", "sign", "note", "not_finite"), "warning"),
 }
-"""Events that are marked -> the kind of their marks."""
+"""The kind of mark for each event that has one."""
+_SOUND = (
+    "the gradient is sound, and training continues. A micro-batch in which no token counts has no mean: look for rows "
+    "whose completion --max_length cuts off."
+)
+_SPOILED = (
+    "the weights are unusable from here on, whatever loss is logged (transformers leaves such values out, "
+    "--logging_nan_inf_filter), and no checkpoint is written that would take a sound one's place. Lower "
+    "--learning_rate, compute in bf16 rather than fp16, keep --max_grad_norm at 1, and look at the rows of that step "
+    "and at the weights that it began with."
+)
 _Event = Mapping[str, Any]
 
 
 def read_history(folder: str | Path) -> RunHistory | None:
-    """Reads what the files of an output folder tell of its run; None where there are none. Raises OSError."""
+    """Reads the history of an output folder's run; None if it has no files. Raises OSError."""
     return HistoryReader(folder).read()
 
 
 class HistoryReader:
-    """Reads the history of a run again and again while it is written: of each file only what is new.
+    """Reads the history of a run repeatedly while it is written, and of each file only what is new.
 
-    What is no whole line of JSON is passed over: the last one may be on its way, and a kill may have cut another short.
+    Incomplete lines are skipped: the last one may still be written, and a kill may have cut another short.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
         self._files: dict[Path, tuple[int, list[_Event]]] = {}
-        """How far each file was read, and the events until there."""
+        """The bytes read of each file, and their events."""
 
     def read(self) -> RunHistory | None:
-        """Returns the history until now; None while there is nothing of it. Raises OSError."""
+        """Returns the history so far; None before the first event. Raises OSError."""
         events = self._lines(self._folder / EVENTS_NAME)
         stem, suffix = RECORD_NAME.rsplit(".", 1)
         ranked = re.compile(rf"{re.escape(stem)}\.rank(\d+)\.{re.escape(suffix)}")
@@ -56,7 +67,7 @@ class HistoryReader:
             return None
         began = min(times)
         first, *others = [[event for event in each if event["event"] == "sample"] for each in records]
-        # how the last process ended; empty where another one began since
+        # how the last process ended; empty if another one has begun since
         ends = [event for event in events if event["event"] in ("start", "end")]
         starts = [event for each in (events, records[0]) for event in each if event["event"] == "start"]
         return RunHistory(
@@ -75,36 +86,28 @@ class HistoryReader:
         )
 
     def _lines(self, path: Path) -> list[_Event]:
-        """Returns the events of a file, with those that were written since the last time; none where there is none."""
+        """Returns all events of a file; none if there is no file."""
         read_bytes, events = self._files.get(path, (0, []))
         try:
             with open_ordinary(path) as file:
-                if file.seek(0, 2) < read_bytes:  # another run's: it starts over
+                if file.seek(0, 2) < read_bytes:  # replaced by another run's
                     read_bytes, events = 0, []
                 file.seek(read_bytes)
                 new = file.read(LARGEST_BYTES)
         except FileNotFoundError:
             return []
         whole = new[: new.rfind(b"\n") + 1]
-        lines = whole.decode("utf-8", errors="replace").splitlines()
-        events.extend(filter(None, map(_event, lines)))
+        for line in whole.decode("utf-8", errors="replace").splitlines():
+            with contextlib.suppress(ValueError):
+                event = json.loads(line)
+                if isinstance(event, dict) and isinstance(event.get("event"), str):
+                    events += [event] if isinstance(event.get("time"), int | float) else []
         self._files[path] = (read_bytes + len(whole), events)
         return events
 
 
-def _event(line: str) -> _Event | None:
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    if isinstance(event, dict) and isinstance(event.get("event"), str) and isinstance(event.get("time"), int | float):
-        return event
-    return None
-
-
 def _moments(samples: list[_Event], events: list[_Event], began: float) -> tuple[StepReading, ...]:
-    """Joins what was measured and what was logged at the same step; of a step that was trained twice the latter ones
-    come later, as they did."""
+    """Joins the samples and logs of each step, in order of time; a step that was trained twice comes twice."""
     waiting: dict[Any, list[_Event]] = {}
     for event in events:
         if event["event"] == "log":
@@ -135,12 +138,13 @@ def _happenings(events: list[_Event], began: float) -> Iterator[RunMarker]:
         if (kind := _KINDS.get(event["event"])) is None:
             continue
         step = int((event.get("incident") or event.get("restart") or event).get("step") or 0)
+        text = event_line(event)
         if kind == "start":
             text = f"training begins after step {step}" if step else "training begins"
         elif kind == "end":
             text = str(event.get("ending", "ended"))
-        else:
-            text = f"checkpoint of step {step}" if kind == "checkpoint" else event_line(event)
+        elif kind == "checkpoint":
+            text = f"checkpoint of step {step}"
         yield RunMarker(seconds=round(event["time"] - began, 3), step=step, kind=kind, text=text)
 
 
@@ -149,9 +153,7 @@ def _last(events: list[_Event], name: str) -> Any:
 
 
 def event_line(event: Mapping[str, Any]) -> str:
-    """Tells of a probe and of what may befall a run, the longest rows that it starts with included.
-
-    An event that needs no line, such as a step, gives an empty text.
+    """Describes a probe, an incident of a run, or its first rows; empty for an event that needs no line.
 
     >>> event_line({"event": "save_failed", "step": 20, "path": "run/checkpoint-20", "message": "disk full"})
     'checkpoint of step 20 could not be written, training continues: disk full'
@@ -167,8 +169,11 @@ def event_line(event: Mapping[str, Any]) -> str:
         case "probe":
             probe = codec.from_json(Probe, event["probe"])
             line = f"probe: {outcome(probe, event['predicted_bytes'], event['budget_bytes'])}"
-            others = ", ".join(f"{_who(other)} {format_bytes(other.used_bytes)}" for other in probe.others)
-            return f"{line}\non the card beside this run: {others}" if others else line
+            others = []
+            for other in probe.others:
+                name = f"{other.name or 'process'} ({other.pid})" if other.pid else "others"
+                others.append(f"{name} {format_bytes(other.used_bytes)}")
+            return f"{line}\non the card beside this run: {', '.join(others)}" if others else line
         case "replanned":
             before_it, plan = codec.from_json(Knobs, event["before"]), codec.from_json(Plan, event["plan"])
             names = formatting.differing([before_it, plan.knobs])
@@ -200,28 +205,13 @@ def event_line(event: Mapping[str, Any]) -> str:
             tokens = f"of up to {event['longest_tokens']} tokens"
             return f"the longest rows went through first: {rows} {tokens}, in {duration(event['seconds'])}"
         case "not_finite":
-            return _not_finite(event)
+            what = f"warning: step {event['step']}: loss {event['loss']}, norm of the gradient {event['gradient']}"
+            return f"{what}: {_SPOILED if event['spoils'] else _SOUND}"
         case "report":
             return f"report  {event['path']}: open it in a browser"
         case "sign" | "torn" | "note":
             return str(event["message"])
     return ""
-
-
-def _not_finite(event: Mapping[str, Any]) -> str:
-    """Say at which step a number was none, what that means, and what to look at."""
-    figures = f"warning: step {event['step']}: loss {event['loss']}, norm of the gradient {event['gradient']}"
-    if not event["spoils"]:
-        return (
-            f"{figures}: the gradient is sound, and training continues. A micro-batch in which no token counts has no "
-            "mean: look for rows whose completion --max_length cuts off."
-        )
-    return (
-        f"{figures}: the weights are unusable from here on, whatever loss is logged (transformers leaves such values "
-        "out, --logging_nan_inf_filter), and no checkpoint is written that would take a sound one's place. Lower "
-        "--learning_rate, compute in bf16 rather than fp16, keep --max_grad_norm at 1, and look at the rows of that "
-        "step and at the weights that it began with."
-    )
 
 
 def outcome(probe: Probe, predicted_bytes: int, budget_bytes: int) -> str:
@@ -241,7 +231,3 @@ def outcome(probe: Probe, predicted_bytes: int, budget_bytes: int) -> str:
     times = 0 if probe.measured is None else probe.measured.num_alloc_retries
     freed = f"; the cache was freed {counted(times, 'time')} to continue" if times else ""
     return f"{rows}: needs {figures}; 2 steps and a save in {duration(probe.seconds)}{freed}: {end}"
-
-
-def _who(other: OtherProcess) -> str:
-    return f"{other.name or 'process'} ({other.pid})" if other.pid else "others"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
@@ -17,15 +17,14 @@ from autotrain_mem.types import Plan, Report
 from autotrain_mem.types.experience import RunHistory, RunMarker, StepReading
 from autotrain_mem.types.report import REWARD_NAMES, MemoryReading
 
-BLOCKS = "▁▂▃▄▅▆▇█"
-ASCII_BLOCKS = "_.-=+*#%"
-SPARKS = 24
-"""Blocks of a line that shows how a figure moved."""
+BAR_WIDTH = 24
+SHORT_RUN_ERROR = 0.02
+"""A run that trains on its longest rows is predicted closer than this; a peak further below has not met them."""
 SHOWN_HAPPENINGS = 6
 SILENT_SECONDS = 60.0
-"""After which a run that holds no lock and has written nothing counts as one that has died."""
+"""Seconds without a write after which a run that holds no lock counts as dead."""
 PACE_SECONDS = 120.0
-"""How far back the pace is taken from that tells the time left."""
+"""Seconds over which the pace is measured that predicts the time left."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,16 +36,16 @@ class RunSnapshot:
     plan: Plan | None
     history: RunHistory | None
     alive: bool | None
-    """Whether a process is at it; None where that cannot be told."""
+    """Whether its process is alive; None if that is unknown."""
     now: float
     """Seconds since the epoch."""
 
     @property
     def is_over(self) -> bool:
-        """Returns whether nothing more will be written; a run that has not begun is waited for."""
+        """Returns whether nothing more will be written. A run that has not begun is not over."""
         if self.history is None or self.alive:
             return False
-        # A lock may not reach from one machine to another: what was written just now is a sign of life, too.
+        # A lock may not reach another machine, so a recent write counts as a sign of life too.
         is_silent = self.now - self.history.last > SILENT_SECONDS
         return bool(self.history.ending) or (self.alive is False and is_silent)
 
@@ -54,7 +53,7 @@ class RunSnapshot:
     def step(self) -> int:
         if self.history is None:
             return 0
-        return self.history.moments[-1].step if self.history.moments else 0  # a restart goes back to a checkpoint
+        return self.history.moments[-1].step if self.history.moments else 0  # lower again after a restart
 
     @property
     def state(self) -> str:
@@ -66,14 +65,14 @@ class RunSnapshot:
 
     @property
     def seconds(self) -> float:
-        """Counts the time that it has taken so far."""
+        """Returns how long it has taken so far."""
         if self.history is None:
             return 0.0
         return (self.history.last if self.is_over else self.now) - self.history.began
 
     @property
     def seconds_left(self) -> float | None:
-        """Computes the time to the last step at the pace of the last minutes; None where that is not known."""
+        """Returns the time to the last step at the pace of the last minutes; None if unknown."""
         history = self.history
         if history is None or history.total_steps is None or self.is_over:
             return None
@@ -85,7 +84,7 @@ class RunSnapshot:
         return max(0.0, pace * (history.total_steps - self.step))
 
 
-def watch_view(watched: RunSnapshot, *, ascii_only: bool = False) -> RenderableType:
+def watch_view(watched: RunSnapshot) -> RenderableType:
     """Draws a run on a terminal."""
     history, plan, state = watched.history, watched.plan, watched.state
     what = "" if plan is None else f"  {plan.method}, {plan.model} on {formatting.cards(plan.estimate.hardware)}"
@@ -97,23 +96,23 @@ def watch_view(watched: RunSnapshot, *, ascii_only: bool = False) -> RenderableT
         return Group(headline, Text("nothing of it has been written yet", style=QUIET))
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style=QUIET, no_wrap=True)
-    grid.add_column(width=SPARKS, no_wrap=True)
     grid.add_column(overflow="fold")
+    grid.add_column(width=BAR_WIDTH, no_wrap=True)
     if (total := history.total_steps) is None:
-        grid.add_row("step", "", str(watched.step))
+        grid.add_row("step", str(watched.step))
     else:
         left = "" if watched.seconds_left is None else f", {duration(watched.seconds_left)} left"
-        bar = ProgressBar(total=max(total, 1), completed=watched.step, width=SPARKS)
-        grid.add_row("step", bar, f"{watched.step:,} of {total:,}{left}")
-    _memory_rows(grid, watched, history)
-    blocks = ASCII_BLOCKS if ascii_only else BLOCKS
+        bar = ProgressBar(total=max(total, 1), completed=watched.step, width=BAR_WIDTH)
+        grid.add_row("step", f"{watched.step:,} of {total:,}{left}", bar)
+    for name, words, bar_or_none in _memory_rows(watched, history):
+        grid.add_row(name, words, bar_or_none)
     for name, logged in (("loss", ("loss",)), ("reward", REWARD_NAMES)):
         if values := [moment.logs[key] for moment in history.moments for key in logged if key in moment.logs]:
-            grid.add_row(name, spark(values, blocks), f"{values[-1]:#.4g}, from {values[0]:#.4g}")
+            grid.add_row(name, f"{values[-1]:#.4g}, from {values[0]:#.4g}")
     if speeds := [moment.tokens_per_second for moment in history.moments if moment.tokens_per_second]:
         is_known = plan is not None and formatting.has_speed(plan.estimate.time)
         predicted = f", predicted {rate(plan.estimate.time.tokens_per_second)}" if plan is not None and is_known else ""
-        grid.add_row("speed", spark(speeds, blocks), f"{rate(speeds[-1])} tokens/s{predicted}")
+        grid.add_row("speed", f"{rate(speeds[-1])} tokens/s{predicted}")
     lines = happening_lines(history.happenings)
     parts: list[RenderableType] = [headline, grid]
     parts += [Text(), *map(hanging, lines[-SHOWN_HAPPENINGS:])] if lines else []
@@ -141,7 +140,7 @@ def watch_line(watched: RunSnapshot) -> str:
 
 
 def happening_lines(happenings: Iterable[RunMarker]) -> list[str]:
-    """Lists what happened, a line each; beginnings and ends are said otherwise."""
+    """Returns a line for each incident; the state already tells starts and ends."""
     return [
         each.text if f"step {each.step}" in each.text else f"step {each.step}  {each.text}"
         for each in happenings
@@ -149,32 +148,19 @@ def happening_lines(happenings: Iterable[RunMarker]) -> list[str]:
     ]
 
 
-def spark(values: Sequence[float], blocks: str = BLOCKS) -> str:
-    """Draws how a figure moved: the mean of each stretch, from the lowest to the highest."""
-    finite = [value for value in values if value == value and abs(value) != float("inf")]
-    if not finite:
-        return ""
-    places = min(SPARKS, len(finite))
-    stretches = [finite[at * len(finite) // places : (at + 1) * len(finite) // places] for at in range(places)]
-    means = [sum(stretch) / len(stretch) for stretch in stretches]
-    low, high = min(means), max(means)
-    span = (high - low) or 1.0
-    return "".join(blocks[min(len(blocks) - 1, int((mean - low) / span * len(blocks)))] for mean in means)
-
-
-def _memory_rows(grid: Table, watched: RunSnapshot, history: RunHistory) -> None:
-    """Shows each rank's memory; the first one's alone where there is one."""
+def _memory_rows(watched: RunSnapshot, history: RunHistory) -> Iterator[tuple[str, str, ProgressBar | None]]:
+    """Yields name, figures and bar of each rank's memory, or of the only process's."""
     budget, plan = _budget_bytes(watched), watched.plan
     predicted = "" if plan is None else f", predicted {format_bytes(plan.estimate.reserved_bytes)}"
     for number, rank in enumerate(history.ranks):
         if (reading := _last_reading(rank)) is None:
             continue
-        name = "memory" if len(history.ranks) == 1 else f"rank {number}"
-        text = f"peak {formatting.of_budget(reading.peak_reserved_bytes, budget)} reserved{predicted}"
-        if reading.reserved_bytes != reading.peak_reserved_bytes:
+        peak_bytes = reading.peak_reserved_bytes
+        text = f"peak {formatting.of_budget(peak_bytes, budget)} reserved{predicted}"
+        if reading.reserved_bytes != peak_bytes:
             text += f"; {format_bytes(reading.reserved_bytes)} now"
-        bar = "" if budget is None else ProgressBar(total=budget, completed=reading.peak_reserved_bytes, width=SPARKS)
-        grid.add_row(name, bar, text)
+        bar = None if budget is None else ProgressBar(total=budget, completed=peak_bytes, width=BAR_WIDTH)
+        yield "memory" if len(history.ranks) == 1 else f"rank {number}", text, bar
 
 
 def _last_reading(moments: Sequence[StepReading]) -> MemoryReading | None:
@@ -185,10 +171,6 @@ def _budget_bytes(watched: RunSnapshot) -> int | None:
     if watched.plan is not None:
         return watched.plan.estimate.reservable_bytes
     return None if watched.history is None else watched.history.total_bytes
-
-
-SHORT_RUN_ERROR = 0.02
-"""A run that draws its longest rows is predicted closer than this; a peak further below has not met them."""
 
 
 def report_view(report: Report, page: str | None = None) -> RenderableType:
@@ -230,26 +212,25 @@ def report_view(report: Report, page: str | None = None) -> RenderableType:
 
 
 def _moved(first: float | None, last: float | None) -> str:
-    """``2.314 -> 1.870``; one value where one was logged."""
+    """``2.314 -> 1.870``; one value if one was logged."""
     if first is None or last is None:
         return "not logged"
-    if first == last:
-        return f"{first:#.4g}"
-    return f"{first:#.4g} -> {last:#.4g}"
+    return f"{first:#.4g}" if first == last else f"{first:#.4g} -> {last:#.4g}"
 
 
 def _allocated(report: Report) -> str:
     predicted, measured = report.predicted_peak_bytes, report.measured
     if measured is None:
-        return f"{format_bytes(predicted)} allocated predicted, nothing here measures it"
+        return f"{format_bytes(predicted)} allocated predicted, not measured here"
     sentence = _peaks("allocated", predicted, measured.peak_allocated_bytes, report.prediction_error)
     if (report.prediction_error or 0.0) <= SHORT_RUN_ERROR:
         return sentence
+    why = "the prediction is for the longest row, which this run may not have drawn"
     if report.incidents:
-        return f"{sentence} (the prediction is for whole micro-batches, of which some were split)"
-    if report.longest_rows_first:
-        return f"{sentence} (too high: the longest rows went through first)"
-    return f"{sentence} (the prediction is for the longest row, which this run may not have drawn)"
+        why = "the prediction is for whole micro-batches, of which some were split"
+    elif report.longest_rows_first:
+        why = "too high: the longest rows went through first"
+    return f"{sentence} ({why})"
 
 
 def _peaks(kind: str, predicted_bytes: int, measured_bytes: int, error: float | None) -> str:

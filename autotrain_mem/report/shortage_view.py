@@ -1,4 +1,4 @@
-"""Out of memory, explained: what was asked for, what there was, who held it, and what would fit."""
+"""Explains an out of memory: what was requested, what was free, who held the rest, and what would fit."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from autotrain_mem.types import Owner, Plan
 from autotrain_mem.types.report import Shortage
 
 WIDTH = 80
-"""Of the text in an error, which a log or a notebook shows as it is."""
+"""Columns of the text in an error, which a log or a notebook shows unwrapped."""
 
 NOTHING_FITS = "Nothing that the planner may change takes less; --headroom and another card are left."
 
 
 def shortage_text(shortage: Shortage, plan: Plan) -> str:
-    """Shows the request, and a column of holders that adds up to the card, beside what the rehearsal expected."""
+    """Shows the request, and the holders, which add up to the card, beside the rehearsal's prediction."""
     file = io.StringIO()
     view = Indented(Group(*(hanging(line) for line in _summary(shortage, plan)), Text(), _holders(shortage, plan)))
     Console(file=file, width=WIDTH, no_color=True, highlight=False).print(view)
@@ -33,11 +33,7 @@ def shortage_text(shortage: Shortage, plan: Plan) -> str:
 
 
 def explained(shortage: Shortage, plan: Plan, nearest: str | None) -> GpuOutOfMemoryError:
-    """The error that ends a run.
-
-    Args:
-        nearest: The smallest change that would fit, as flags; None where there is none.
-    """
+    """Returns the error that ends a run; ``nearest`` is the smallest change that would fit, as flags."""
     hint = NOTHING_FITS if nearest is None else f"smallest change that would fit: {nearest}"
     where = "" if shortage.phase is None else f" {formatting.PHASES[shortage.phase]},"
     steps = counted(shortage.step, "optimizer step")
@@ -50,7 +46,7 @@ def _summary(shortage: Shortage, plan: Plan) -> list[str]:
     estimate, asked = plan.estimate, "an unknown amount more"
     if shortage.requested_bytes is not None:
         asked = f"{format_bytes(shortage.requested_bytes)} more"
-        # A tensor that shares a segment with others yet to come asks for all of that segment.
+        # The first tensor of a shared segment requests the whole segment.
         if shortage.segment_bytes is not None and shortage.segment_bytes != shortage.requested_bytes:
             asked += f", in a segment of {format_bytes(shortage.segment_bytes)}"
     needs = f"  needs   {asked}, with {format_bytes(shortage.free_bytes)} free"
@@ -65,7 +61,7 @@ def _summary(shortage: Shortage, plan: Plan) -> list[str]:
 
 
 def _holders(shortage: Shortage, plan: Plan) -> Table:
-    """Owners that were told apart, the rest of what was allocated, what the process held beside that, and the sum."""
+    """Returns a table of the known owners, the rest of the allocated memory, what lies outside torch, and the sum."""
     estimate = plan.estimate
     rows = [
         *_owner_rows(shortage, estimate.memory.owners_at_peak),
@@ -86,7 +82,7 @@ def _holders(shortage: Shortage, plan: Plan) -> Table:
 
 
 def _owner_rows(shortage: Shortage, expected: Mapping[Owner, int]) -> Iterator[tuple[str, int, int]]:
-    """Yields (name, predicted, measured bytes); owners that are not known apart stand together."""
+    """Yields (name, predicted, measured bytes); owners that were not told apart are summed."""
     measured, rest_bytes = shortage.measured, shortage.rest_bytes
     apart = [owner for owner in Owner if owner in measured or not rest_bytes]
     for owner in apart:

@@ -1,4 +1,4 @@
-"""A sweep as a person reads it: a list for one axis, a matrix for two, a line for each point beyond; and as CSV."""
+"""Shows a sweep with a line for each point, on a terminal and as CSV."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import io
 import textwrap
 from dataclasses import fields
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.table import Table
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from autotrain_mem.report import formatting
-from autotrain_mem.report.layout import BAD, GOOD, QUIET, Indented, Scale, add, hanging, scale_for, section, table
+from autotrain_mem.report.layout import BAD, GOOD, QUIET, Indented, add, hanging, scale_for, section, table
 from autotrain_mem.support import codec
 from autotrain_mem.support.units import counted, format_bytes
 from autotrain_mem.types import Knobs
@@ -25,19 +24,18 @@ FIGURES = (
 """Columns of the CSV behind the swept flags, by their keys in the JSON of an estimate."""
 
 FITS = "*"
-"""Beside a figure that fits, where no colour tells."""
-
-UNLIMITED = 100_000
-"""Columns, more than any table has."""
+"""Beside a figure that fits, for output without colour."""
 
 HEADING_WIDTH = 15
-"""Characters of a heading's line: the words of per_device_train_batch_size stand in three, so that several such columns
-find room in 80."""
+"""Characters of a heading's line: per_device_train_batch_size takes three, so that several such columns fit in 80."""
+
+_LEGEND = """\
+needed is what torch reserves and what lies outside it.
+autofit estimate without --sweep shows a point's parts, and what is not counted."""
 
 
 def sweep_view(sweep: Sweep) -> RenderableType:
-    """Shows what every point needs, which ones fit, and why some are refused."""
-    figures = _Figures(sweep)
+    """Shows what every point needs, which ones fit, and why some are refused; with a single axis also the parts."""
     knobs = [estimate.knobs for estimate in sweep.estimates]
     differing = {*formatting.differing(knobs), *(axis.name for axis in sweep.axes)}
     same = [field.name for field in fields(Knobs) if field.name not in differing]
@@ -46,89 +44,45 @@ def sweep_view(sweep: Sweep) -> RenderableType:
     where = {(estimate.hardware.name, estimate.budget_bytes) for estimate in sweep.estimates}
     for name, budget_bytes in where if len(where) == 1 else ():
         headline += f" {name}: budget {format_bytes(budget_bytes)}"
-    parts = [Text(headline, style="bold"), hanging(f"settings  {formatting.settings(knobs[0], same)}")]
-    if len(sweep.axes) == 2:
-        down, across = sweep.axes
-        caption = f"needed, {figures.scale.unit}, by {down.name} (down) and {across.name} (across)"
-        parts += section(caption, Text(), _Matrix(sweep, figures), indent=0)
-    else:
-        what = "allocated, reserved, needed" if len(sweep.axes) == 1 else "needed"
-        parts += section(f"{what}: {figures.scale.unit}", Text(), _lines(sweep, figures), indent=0)
-    if figures.reasons:
-        parts += section("refused", *(f"{mark}  {reason}" for reason, mark in figures.reasons.items()))
-    fits = f"{FITS} fits; " if fitting else ""
-    return Indented(Group(*parts, Text(), Text(f"{fits}{_LEGEND}", style=QUIET)))
 
-
-class _Figures:
-    """The cells: all in one unit, refusals by the number of their footnote."""
-
-    def __init__(self, sweep: Sweep) -> None:
-        self.scale: Scale = scale_for(max(estimate.required_bytes for estimate in sweep.estimates))
-        reasons = dict.fromkeys(_reason(point) for point in sweep.points if point.refusal is not None)
-        self.reasons = {reason: f"[{number}]" for number, reason in enumerate(reasons, start=1)}
-
-    def needed(self, point: SweepPoint) -> Text:
-        """``* 8.41`` where it fits, ``31.20`` where it does not, ``[1]`` where it was refused."""
-        if point.estimate is None:
-            return Text(self.reasons[_reason(point)], style=QUIET)
-        number = self.scale.size(point.estimate.required_bytes)
-        return Text(f"{FITS} {number}", style=GOOD) if point.estimate.fits else Text(number, style=BAD)
+    scale = scale_for(max(estimate.required_bytes for estimate in sweep.estimates))
+    reasons = dict.fromkeys(_reason(point) for point in sweep.points if point.refusal is not None)
+    footnotes = {reason: f"[{number}]" for number, reason in enumerate(reasons, start=1)}
+    names = [textwrap.wrap(axis.name.replace("_", "_ "), HEADING_WIDTH) for axis in sweep.axes]
+    headings = ["\n".join(lines).replace("_ ", "_") for lines in names]
+    numbers = [at for at, axis in enumerate(sweep.axes) if all(each.text.isdecimal() for each in axis.settings)]
+    has_parts = len(sweep.axes) == 1
+    parts = ["allocated", "reserved"] if has_parts else []
+    figures = range(len(headings), len(headings) + len(parts) + 1)
+    grid = table(*headings, *parts, "needed", *(["peak in"] if has_parts else []), right=(*numbers, *figures))
+    for point in sweep.points:
+        cells: list[str | Text] = [setting.text for setting in point.settings]
+        if (estimate := point.estimate) is None:
+            cells += [*("" for _ in parts), Text(footnotes[_reason(point)], style=QUIET)]
+        else:
+            held = (estimate.memory.peak_allocated_bytes, estimate.reserved.peak_reserved_bytes)
+            cells += map(scale.size, held) if has_parts else []
+            number = scale.size(estimate.required_bytes)
+            fits = estimate.fits
+            cells.append(Text(f"{FITS} {number}" if fits else number, style=GOOD if fits else BAD))
+            cells += [formatting.PHASES[estimate.memory.peak_phase]] if has_parts else []
+        add(grid, *cells)
+    view: list[RenderableType] = [Text(headline, style="bold")]
+    view.append(hanging(f"settings  {formatting.settings(knobs[0], same)}"))
+    view += section(f"{', '.join([*parts, 'needed'])}: {scale.unit}", Text(), grid, indent=0)
+    if footnotes:
+        view += section("refused", *(f"{mark}  {reason}" for reason, mark in footnotes.items()))
+    legend = f"{FITS} fits; {_LEGEND}" if fitting else _LEGEND
+    return Indented(Group(*view, Text(), Text(legend, style=QUIET)))
 
 
 def _reason(point: SweepPoint) -> str:
-    """The refusal in one line; what to do about it stays in the JSON, since the sweep itself is the answer."""
+    """Returns the refusal in one line, without its hint: the other points of the sweep show what works."""
     return "" if point.refusal is None else " ".join(point.refusal.message.split())
 
 
-_LEGEND = """\
-needed is what torch reserves and what lies outside it.
-autofit estimate without --sweep shows a point's parts, and what is not counted."""
-
-
-class _Matrix:
-    """The first axis down, the second across; a line for each point where they take too much width."""
-
-    def __init__(self, sweep: Sweep, figures: _Figures) -> None:
-        self._sweep, self._figures = sweep, figures
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        down, across = self._sweep.axes
-        headings = [setting.text for setting in across.settings]
-        grid = table("", *headings, right=tuple(range(1 + len(headings))))
-        points = iter(self._sweep.points)
-        for setting in down.settings:
-            add(grid, Text(setting.text, style="bold"), *(self._figures.needed(next(points)) for _ in headings))
-        fits = console.measure(grid, options=options.update(width=UNLIMITED)).maximum <= options.max_width
-        yield grid if fits else _lines(self._sweep, self._figures)
-
-
-def _lines(sweep: Sweep, figures: _Figures) -> Table:
-    """A line for each point; the parts of what it needs where a single axis leaves them room."""
-    detailed = len(sweep.axes) == 1
-    before, behind = (("allocated", "reserved"), ("peak in",)) if detailed else ((), ())
-    headings = [*(_broken(axis.name) for axis in sweep.axes), *before, "needed", *behind]
-    decimal = [all(setting.text.isdecimal() for setting in axis.settings) for axis in sweep.axes]
-    numbers = [*decimal, *(True for _ in before), True, *(False for _ in behind)]
-    grid = table(*headings, right=tuple(index for index, right in enumerate(numbers) if right))
-    for point in sweep.points:
-        estimate, phase = point.estimate, ""
-        sizes = ["" for _ in before]
-        if detailed and estimate is not None:
-            held = (estimate.memory.peak_allocated_bytes, estimate.reserved.peak_reserved_bytes)
-            sizes, phase = [*map(figures.scale.size, held)], formatting.PHASES[estimate.memory.peak_phase]
-        settings = (setting.text for setting in point.settings)
-        add(grid, *settings, *sizes, figures.needed(point), *(phase for _ in behind))
-    return grid
-
-
-def _broken(name: str) -> str:
-    """``per_device_train_batch_size`` in lines of about ``HEADING_WIDTH``, broken behind underscores."""
-    return "\n".join(textwrap.wrap(name.replace("_", "_ "), HEADING_WIDTH)).replace("_ ", "_")
-
-
 def sweep_csv(sweep: Sweep) -> str:
-    """A line for each point: the settings as they were written, then figures in bytes, or why there are none."""
+    """Writes a line for each point: its settings, then figures in bytes, or why it was refused."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*(axis.name for axis in sweep.axes), *FIGURES, "refused"])

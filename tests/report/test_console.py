@@ -6,6 +6,7 @@
 import contextlib
 import io
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_examples import crowded, estimate, memory, reserved, sampling
 from rich.console import RenderableType
-from view_examples import LIST, SIMULATED
+from view_examples import SIMULATED
 from view_examples import VIEWS as OTHERS
 
+from autotrain_mem.report import terminal
 from autotrain_mem.report.error_text import error_text, print_error
 from autotrain_mem.report.estimate_view import estimate_view
 from autotrain_mem.report.explain_view import explain_view
@@ -26,7 +28,7 @@ from autotrain_mem.report.layout import scale_for
 from autotrain_mem.report.machine_view import gpus_view
 from autotrain_mem.report.run_view import report_view
 from autotrain_mem.report.shortage_view import explained
-from autotrain_mem.report.terminal import CardsProgress, Console, SearchProgress, SweepProgress, TrainingProgress
+from autotrain_mem.report.terminal import CardsProgress, Console, SearchProgress, TrainingProgress
 from autotrain_mem.support import codec, errors
 from autotrain_mem.support.errors import GpuOutOfMemoryError, TrainingError
 from autotrain_mem.support.units import GIB, MIB
@@ -181,14 +183,6 @@ def test_a_shortfall_smaller_than_a_digit_is_still_named() -> None:
     assert "does not fit rtx3060: needs 8.51 GiB of 8.51 GiB, 3.00 MiB too much" in rendered(estimate_view(short))
 
 
-def test_bars_are_ascii_where_the_output_is() -> None:
-    raw = io.BytesIO()
-    file = io.TextIOWrapper(raw, encoding="ascii")
-    Console(file=file, width=80).print(estimate_view(estimate()))
-    file.flush()
-    assert b"backward        7.42 GiB  ########" in raw.getvalue()
-
-
 def test_user_text_in_square_brackets_is_no_markup_and_no_text_is_the_errors_name() -> None:
     error = TrainingError("no such file: runs/[bold]x[/bold]", hint="[red]flag[/red]")
     assert error_text(error) == "error: no such file: runs/[bold]x[/bold]\n  [red]flag[/red]\n"
@@ -251,42 +245,6 @@ def console_of(width: int = 80, *, terminal: bool = False) -> tuple[Console, io.
     return Console(file=file, width=width, no_color=True, force_terminal=terminal), file
 
 
-def train(console: Console, steps: int) -> None:
-    with TrainingProgress(console, budget_bytes=12 * GIB) as progress:
-        progress.start(steps)
-        for step in range(1, steps + 1):
-            progress.advance(step, 3.0 - step / steps, (7 * GIB) if step < 3 else 8 * GIB, 10.0 + 2.0 * step)
-
-
-@pytest.mark.parametrize("steps", [1, 10, 37, 100])
-def test_without_a_terminal_a_run_prints_about_ten_plain_lines(steps: int) -> None:
-    console, file = console_of()
-    train(console, steps)
-    lines = file.getvalue().splitlines()
-    assert "\x1b" not in file.getvalue()
-    assert lines[1].startswith(f"step 1/{steps}")
-    assert lines[-1].startswith(f"step {steps}/{steps}")
-    assert len(lines) - 1 == min(steps, 11 if steps > 10 else 10)
-    assert steps < 100 or "step 50/100  loss 2.540  peak 8.00 of 12.0 GiB  1 min 40 s left" in lines
-
-
-@pytest.mark.parametrize(
-    ("steps", "events", "last"),
-    [
-        (2, [(1, 1.0, None, 1.0), (2, 6.0, None, 2.0)], "step 2/2  loss 2.000"),  # smoothed
-        (1, [(1, None, None, 1.0)], "step 1/1"),
-        (100, [(81, None, None, 10.0), (90, None, None, 28.0)], "step 90/100  20.0 s left"),  # resumed at step 80
-    ],
-)
-def test_a_line_shows_what_is_known_of_this_process(steps: int, events: list[tuple[Any, ...]], last: str) -> None:
-    console, file = console_of()
-    with TrainingProgress(console, budget_bytes=GIB) as progress:
-        progress.start(steps)
-        for event in events:
-            progress.advance(*event)
-    assert file.getvalue().splitlines()[-1] == last
-
-
 def test_a_search_prints_one_whole_line_per_attempt_without_a_terminal() -> None:
     console, file = console_of()
     with SearchProgress(console) as progress:
@@ -295,12 +253,52 @@ def test_a_search_prints_one_whole_line_per_attempt_without_a_terminal() -> None
             progress.tried(attempt)
     lines = file.getvalue().splitlines()
     assert len(lines) == len(examples.PLAN.attempts)
-    assert lines[0] == "rehearsing: micro-batch 1, checkpointing on, as asked for ... needs 31.2 GiB, does not fit"
+    assert lines[0] == "rehearsing: micro-batch 1, as asked for ... needs 31.2 GiB, does not fit"
     assert lines[4].endswith(", LoRA, bfloat16, whole model ... needs 8.51 GiB, fits")
 
 
+def train(console: Console, patch: pytest.MonkeyPatch, total: int, steps: Iterable[int], **logs: float) -> None:
+    """Takes two seconds a step."""
+    seconds = [0.0]
+    patch.setattr(terminal.time, "monotonic", lambda: seconds[0])
+    with contextlib.suppress(KeyboardInterrupt), TrainingProgress(console, budget_bytes=12 * GIB) as progress:
+        progress.on_event({"event": "start", "total_steps": total})
+        progress.on_event({"event": "log", "logs": logs})
+        for step in steps:
+            seconds[0] = 2.0 * step
+            memory = {"peak_reserved_bytes": (7 if step < 3 else 8) * GIB} if logs else None
+            progress.on_event({"event": "step", "step": step, "memory": memory})
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("steps", [1, 10, 37, 100])
+def test_without_a_terminal_a_run_prints_about_ten_plain_lines(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    console, file = console_of()
+    train(console, monkeypatch, steps, range(1, steps + 1), loss=2.54, reward=0.5)
+    lines = file.getvalue().splitlines()
+    assert "\x1b" not in file.getvalue()
+    assert lines[1].startswith(f"step 1/{steps}")
+    assert lines[-1].startswith(f"step {steps}/{steps}")
+    assert len(lines) - 1 == min(steps, 11 if steps > 10 else 10)
+    half = "step 50/100  loss 2.540  reward 0.5000  peak 8.00 of 12.0 GiB  1 min 40 s left"
+    assert (half in lines) is (steps == 100)
+
+
+@pytest.mark.parametrize(
+    ("total", "steps", "last"), [(1, (1,), "step 1/1"), (100, (81, 90), "step 90/100  20.0 s left")]
+)
+def test_a_line_shows_what_is_known_of_this_process(
+    total: int, steps: tuple[int, ...], last: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    console, file = console_of()
+    train(console, monkeypatch, total, steps)
+    assert file.getvalue().splitlines()[-1] == last
+
+
 @pytest.mark.parametrize("width", [80, 120])
-def test_on_a_terminal_no_live_line_is_wrapped(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_terminal_no_live_line_is_wrapped_and_the_cursor_comes_back(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TERM", "xterm")
     console, file = console_of(width, terminal=True)
     with SearchProgress(console) as progress:
@@ -311,23 +309,11 @@ def test_on_a_terminal_no_live_line_is_wrapped(width: int, monkeypatch: pytest.M
     with CardsProgress(console, 2) as cards:
         for card in (examples.V100, replace(examples.RTX3060, name="[/rtx3060")):
             cards.tried(card, examples.PLAN.attempts[3])
-    with SweepProgress(console, LIST.axes) as sweep:
-        for point in LIST.points:
-            sweep.done(point)
-    train(console, 1000)
+    train(console, monkeypatch, 1000, range(1, 1001), loss=1.0)
     lines = re.split(r"[\r\n]", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue()))
     assert any("counting tokens: 150,000 of 200,000 rows, tokenizing train" in line for line in lines)
     assert any("rehearsing, 2 tried: needs 14.7 GiB, does not fit: micro-batch 8, " in line for line in lines)
     assert any("card 2 of 2: [/rtx3060, 4 x 16" in line for line in lines)
-    assert any("5 of 5" in line and "refused: max_length 65536" in line for line in lines)
     assert any(line.startswith("step 1000/1000 ━") and "peak 8.00 of 12.0 GiB" in line for line in lines)
     assert max(map(len, lines)) <= width
-
-
-def test_an_interrupted_run_leaves_the_terminal_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    console, file = console_of(terminal=True)
-    with contextlib.suppress(KeyboardInterrupt), TrainingProgress(console, budget_bytes=GIB) as progress:
-        progress.start(10)
-        raise KeyboardInterrupt
     assert file.getvalue().rindex("\x1b[?25h") > file.getvalue().rindex("\x1b[?25l")

@@ -2,7 +2,6 @@
 in the files that the run has left so far, and nothing is made up."""
 
 import json
-import math
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from autotrain_mem.report.formatting import command_of
 from autotrain_mem.report.page.content import page_of
 from autotrain_mem.report.page.render import page_html
 from autotrain_mem.report.run_history import read_history
-from autotrain_mem.report.run_view import SPARKS, RunSnapshot, spark, watch_line, watch_view
+from autotrain_mem.report.run_view import RunSnapshot, watch_line, watch_view
 from autotrain_mem.run.run_figures import EventLog
 from autotrain_mem.support import codec
 from autotrain_mem.training.run_folder import lock_folder
@@ -166,13 +165,6 @@ def test_a_run_is_over_once_it_says_so_or_nobody_is_at_it(
 def test_a_restart_goes_back_to_the_step_of_its_checkpoint() -> None:
     moments = [*RUNNING.moments, moment(4)]
     assert watched(replace(RUNNING, ranks=(tuple(moments),))).step == 4
-
-
-def test_a_line_of_blocks_goes_from_the_lowest_to_the_highest() -> None:
-    assert spark([0.0, 1.0, math.nan, math.inf]) == "▁█"
-    assert len(spark([float(each) for each in range(1000)])) == SPARKS
-    assert spark([5.0, 5.0]) == "▁▁"
-    assert spark([math.nan]) == ""
 
 
 def test_watch_follows_a_run_to_its_end_and_refuses_what_is_none(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import report_examples as examples
 from nouns import TRL_DEFAULTS
-from report_examples import CHOSEN, PLAN, attempt, estimate, memory
+from report_examples import CHOSEN, PLAN
 from test_console import rendered
 from test_contract import SLOW_TO_IMPORT, loaded_by
 
@@ -23,8 +23,8 @@ from autotrain_mem.search.memo import candidate
 from autotrain_mem.search.space import make_space
 from autotrain_mem.support import codec
 from autotrain_mem.support.files import write_json
-from autotrain_mem.support.units import GIB, MIB, counted, duration, format_bytes, percent
-from autotrain_mem.types import Estimate, Harm, Job, Knobs, Lever, OtherProcess, Owner, Plan, Probe
+from autotrain_mem.support.units import GIB, MIB, counted, duration, percent
+from autotrain_mem.types import Estimate, Harm, Job, Knobs, Lever, OtherProcess, Plan, Probe
 from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.model import ModelFacts
 from autotrain_mem.types.plan_file import PLAN_NAME
@@ -192,52 +192,6 @@ def text_of(plan: Plan) -> str:
     return rendered(explain_view(plan), 120)
 
 
-def bound(plan: Plan, name: str) -> str:
-    """A line under ``what binds``."""
-    (said,) = re.findall(rf"^  {name} +(.*)$", text_of(plan), re.MULTILINE)
-    return str(said)
-
-
-WITHOUT_LARGER = tuple(each for each in PLAN.attempts if each.knobs != examples.TWICE)
-LARGER_WITHOUT_LORA = (*WITHOUT_LARGER, attempt(replace(examples.TWICE, use_peft=False), 31.0))
-LARGER_AND_SLOWER = (*PLAN.attempts[:2], attempt(examples.TWICE, 10.5, tokens_per_second=1_100.0))
-
-
-SINGLE_PAIR = replace(examples.REWARD_PLAN, estimate=estimate(knobs=replace(CHOSEN, per_device_train_batch_size=1)))
-SINGLE_PAIR = replace(SINGLE_PAIR, attempts=(attempt(SINGLE_PAIR.knobs, 4.0),))
-
-
-@pytest.mark.parametrize(
-    ("plan", "said"),
-    [
-        (PLAN, "8 rows need 14.9 GiB, 3.73 GiB more than the budget"),  # of the whole model, not of few layers
-        (replace(PLAN, attempts=LARGER_WITHOUT_LORA), "no more than 4 rows"),
-        (replace(PLAN, attempts=LARGER_AND_SLOWER), "8 rows need 10.5 GiB, which fits, at 1,100 tokens/s"),
-        (examples.UNCHANGED_PLAN, "the whole batch of 8"),
-        (SINGLE_PAIR, "no more than 1 pair at once was tried"),
-    ],
-)
-def test_the_next_larger_micro_batch_binds_as_it_was_rehearsed(plan: Plan, said: str) -> None:
-    assert bound(plan, "more at once").startswith(said)
-
-
-@pytest.mark.parametrize(
-    ("plan", "said"),
-    [
-        (PLAN, "rounding needs 17.3 GiB at least: with the headroom 17.8 GiB"),  # 0.47 GiB of headroom
-        (examples.PASSED_OVER, "rounding fits, but takes 4.2 times as long: --max_slowdown 5"),
-        (examples.UNCHANGED_PLAN, "there is none"),
-        (examples.AS_GIVEN, "nothing was searched"),
-        (
-            replace(examples.PASSED_OVER, alternatives=examples.PASSED_OVER.alternatives[-1:]),
-            "no gentler level is left",
-        ),
-    ],
-)
-def test_less_harm_is_never_left_open(plan: Plan, said: str) -> None:
-    assert bound(plan, "less harm").startswith(said)
-
-
 def test_shares_of_a_step_sum_to_the_whole() -> None:
     title = "peak allocated by phase, and its share of a step's time"
     block = text_of(PLAN).split(f"{title}\n")[1].split("\n\n")[0]
@@ -246,16 +200,6 @@ def test_shares_of_a_step_sum_to_the_whole() -> None:
     shares = assumed.split(f"{title}, by the rates of a100-80gb\n")[1].split("\n\n")[0]
     assert "%" in shares
     assert not re.search(r"\d m?s ", shares)
-
-
-def test_each_way_of_sharing_stands_with_its_bytes_and_speed() -> None:
-    block = text_of(examples.SHARED_PLAN).split("how the GPUs share the model, for each of them\n")[1].split("\n\n")[0]
-    weights = memory().owners_at_peak[Owner.WEIGHTS]
-    ddp, no_reshard, full, offloaded = block.splitlines()[1:5]
-    assert re.match(rf"\s+DDP +~{format_bytes(4 * weights)} .* 13.1 GiB +too much", ddp)
-    assert re.match(rf"\s+FSDP2, no reshard +~{format_bytes(weights)} .* not rehearsed", no_reshard)
-    assert re.match(rf"\s+> FSDP2, full shard +{format_bytes(weights)} .* 9.60 GiB +1,240 tokens/s", full)
-    assert re.match(r"\s+FSDP2, offloaded +~0 B +~0 B +~0 B", offloaded)
 
 
 def test_what_was_asked_to_be_as_much_as_fits_stands_beside_each_attempt() -> None:

@@ -36,18 +36,6 @@ def format_value(value: float | None, unit: str) -> str:
     return f"{digits} {unit}".rstrip()
 
 
-def _figure(
-    x: Sequence[float], lines: Sequence[Mapping[str, Any]], limits: Limits, *, home: int, **more: Any
-) -> dict[str, Any]:
-    """Returns what ``static/page.js`` draws; ``home`` is the point described while the reader points at none."""
-    blank: dict[str, Any] = {"x_title": "", "y_title": "", "verticals": {}, "marks": [], "steps": False}
-    return {**blank, "x": [*x], "lines": [*lines], "limits": {**limits}, "home": home, **more}
-
-
-def _named(lines: Lines) -> list[dict[str, Any]]:
-    return [{"name": name, "values": [*values]} for name, values in lines.items()]
-
-
 def line_figure(
     key: str,
     title: str,
@@ -76,14 +64,7 @@ def line_figure(
         minutes, seconds = divmod(round(value), 60)
         return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if is_clock else format_value(value, "")
 
-    sentences = []
-    for name, values in lines.items():
-        if known := [value for value in values if value is not None]:
-            ends = (format_value(value, unit) for value in (known[0], known[-1], min(known), max(known)))
-            sentences.append("{}: from {} to {}, between {} and {}.".format(name, *ends))
-        else:
-            sentences.append(f"{name}: nothing was measured.")
-    sentences += [*_limit_sentences(limits, unit)]
+    sentences = _sentences(lines, limits, unit)
     sentences += [f"{name} is at {format_value(value, '')}." for name, value in verticals.items()]
     if kinds := [each.kind for each in happened]:
         counts = ", ".join(f"{kind} ({kinds.count(kind)})" for kind in dict.fromkeys(kinds))
@@ -115,26 +96,39 @@ def line_figure(
 
 def bar_figure(key: str, title: str, groups: Sequence[str], lines: Lines, unit: str, limits: Limits) -> Section:
     """Draws a group of bars for each name, one bar for each line; the table holds them all."""
-    sentences = []
-    for name, values in lines.items():
-        known = [(value, group) for value, group in zip(values, groups, strict=True) if value is not None]
-        value, highest = max(known, default=(None, ""))
-        is_highest = f"is highest in {highest}, at {format_value(value, unit)}."
-        sentences.append(f"{name} {is_highest}" if known else f"{name}: nothing is known.")
     first = [-1 if value is None else value for value in next(iter(lines.values()))]
     home = first.index(max(first))
     return Section(
         key=key,
         title=title,
-        note=" ".join([*sentences, *_limit_sentences(limits, unit)]),
+        note=" ".join(_sentences(lines, limits, unit)),
         columns=("", *lines),
         rows=tuple(zip(groups, *([format_value(each, unit) for each in row] for row in lines.values()), strict=True)),
         figure=_figure(range(len(groups)), _named(lines), limits, home=home, unit=unit, rows=[*groups]),
     )
 
 
-def _limit_sentences(limits: Limits, unit: str) -> list[str]:
-    return [f"The line {name} is at {format_value(value, unit)}." for name, value in limits.items()]
+def _figure(
+    x: Sequence[float], lines: Sequence[Mapping[str, Any]], limits: Limits, *, home: int, **more: Any
+) -> dict[str, Any]:
+    """Returns what ``static/page.js`` draws; ``home`` is the point described while the reader points at none."""
+    blank: dict[str, Any] = {"x_title": "", "y_title": "", "verticals": {}, "marks": [], "steps": False}
+    return {**blank, "x": [*x], "lines": [*lines], "limits": {**limits}, "home": home, **more}
+
+
+def _named(lines: Lines) -> list[dict[str, Any]]:
+    return [{"name": name, "values": [*values]} for name, values in lines.items()]
+
+
+def _sentences(lines: Lines, limits: Limits, unit: str) -> list[str]:
+    sentences = []
+    for name, values in lines.items():
+        if known := [value for value in values if value is not None]:
+            ends = (format_value(value, unit) for value in (known[0], known[-1], min(known), max(known)))
+            sentences.append("{}: from {} to {}, between {} and {}.".format(name, *ends))
+        else:
+            sentences.append(f"{name}: nothing was measured.")
+    return sentences + [f"The line {name} is at {format_value(value, unit)}." for name, value in limits.items()]
 
 
 def timeline_figure(timeline: Timeline) -> Section:
