@@ -138,7 +138,7 @@ def train(
     *,
     machines: Machines | None = None,
 ) -> Report:
-    """Confirm a plan by a probe, unless the request is otherwise, and train with it. Raises as both do.
+    """Confirms a plan by a probe, unless the request is otherwise, and trains with it. Raises as both do.
 
     ``on_event`` hears of the events of :func:`fit`, of those of ``run.confirm.confirmed``, and of
     ``moved_aside`` with the ``path`` of another run. Last it hears ``report`` with the ``path`` of the run's report,
@@ -248,7 +248,7 @@ def frontier(
     on_attempt: OnAttempt = lambda attempt: None,
     on_counting: OnCounting = lambda counting: None,
 ) -> Frontier:
-    """How much fits, at each level of harm, of what the job asks for as ``max``."""
+    """Returns how much fits, at each level of harm, of what the job asks for as ``max``."""
     check_forbid(rehearsals.job.forbid)
     facts = rehearsals.describe()
     subject = rehearsals.subject(facts, examine(rehearsals, on_counting)[1])
@@ -286,7 +286,7 @@ def fit(
     folder: RunFolder | None = None,
     machines: Machines | None = None,
 ) -> Report:
-    """Train with a plan in a process of its own, and in others where it dies (``verbs.fit``, which tells the rest).
+    """Trains with a plan in a process of its own, and in others where it dies (``verbs.fit``, which tells the rest).
 
     Args:
         guarded: Else the process trains as TRL does by itself, and ends when the device is full.

@@ -43,7 +43,7 @@ class DeviceMemory:
         return True
 
     def addresses(self, size: int) -> int:
-        """Gives a range of addresses that nothing else has (``cuMemAddressReserve``): above all others."""
+        """Returns a range of addresses that nothing else has (``cuMemAddressReserve``): above all others."""
         address = self._next_address
         self._next_address += -(-size // GRANULARITY_BYTES) * GRANULARITY_BYTES
         return address

@@ -66,7 +66,7 @@ class AllocatorSettings:
     """A request that would take more than the whole device is refused at once, and what is cached stays."""
 
     def divisions_for(self, size_bytes: int) -> int:
-        """Says into how many parts the power of two below ``size_bytes`` is divided."""
+        """Returns into how many parts the power of two below ``size_bytes`` is divided."""
         interval = size_bytes.bit_length() - MIB.bit_length()
         return self.roundup_power2_divisions[min(max(interval, 0), ROUNDUP_INTERVALS - 1)]
 

@@ -117,7 +117,7 @@ def _load(model: str, flag: str, **options: Any) -> Any:
 
 
 def _check_architecture(model: str, method: MethodFacts, config: Any) -> None:
-    """Refuse what TRL's ``create_model_from_path`` would fail on, or would build as another kind of model."""
+    """Refuses what TRL's ``create_model_from_path`` would fail on, or would build as another kind of model."""
     import transformers
     from transformers.models.auto import modeling_auto
 

@@ -133,7 +133,7 @@ class Output:
 
     @property
     def stops(self) -> bool:
-        """Whether a file is asked for, after which nothing is trained."""
+        """Returns whether a file is asked for, after which nothing is trained."""
         return self.dry_run or self.export is not None
 
 
@@ -192,7 +192,7 @@ _BLOCKS = (_AUTOFIT, _ENV) = ("autofit", "env")
 
 
 def read(prog: str, argv: Sequence[str]) -> tuple[RunRequest, Output]:
-    """Read our flags, and the YAML file that ``--config`` names.
+    """Reads our flags, and the YAML file that ``--config`` names.
 
     Args:
         prog: The command, whose last word is the method: ``"autofit plan sft"``.
@@ -288,7 +288,7 @@ def _own_settings(prog: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _block(config: dict[str, Any], name: str) -> dict[str, Any]:
-    """Take a block of keys out of the config; an empty one is none."""
+    """Takes a block of keys out of the config; an empty one is none."""
     block = config.pop(name, None)
     if block is None:
         return {}

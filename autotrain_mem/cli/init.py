@@ -52,7 +52,7 @@ class Answers:
 
 
 def init(argv: Sequence[str]) -> int:
-    """Write the config, and say the next command. Raises UsageError, DatasetError and OutputFolderError."""
+    """Writes the config, and says the next command. Raises UsageError, DatasetError and OutputFolderError."""
     parser = flag_parser("init", ABOUT)
     parser.add_argument("--model", metavar="MODEL", help="a hub id or a folder")
     parser.add_argument("--dataset", metavar="DATA", help="a hub id, a folder, or a .json, .jsonl, .parquet, .csv file")
@@ -83,7 +83,7 @@ Ask = Callable[[str, str], str]
 
 
 def _asker(missing: object) -> Ask:
-    """Ask on a terminal; refuse where there is none."""
+    """Asks on a terminal; refuses where there is none."""
 
     def ask(question: str, default: str) -> str:
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -101,7 +101,7 @@ def _asker(missing: object) -> Ask:
 
 
 def answered(model: str | None, dataset: str | None, method: str | None, gpu: str | None, ask: Ask) -> Answers:
-    """Fill in what the flags leave open."""
+    """Fills in what the flags leave open."""
     model = model or ask("Model, a hub id or a folder", MODEL)
     dataset = dataset or ask("Data, a file, a folder or a hub id", "")
     columns, rows = _look_at(dataset) if method is None or Path(dataset).suffix.lower() in DATA_KINDS else ((), None)
@@ -140,7 +140,7 @@ def _look_at(dataset: str) -> tuple[tuple[str, ...], int]:
 
 
 def config_text(answers: Answers, file: str) -> str:
-    """Lay out the file: TRL's keys, then ours, each with a word on what it does."""
+    """Lays out the file: TRL's keys, then ours, each with a word on what it does."""
     row, columns = METHODS[answers.method], answers.columns
     folder = f"{answers.model.rstrip('/').split('/')[-1]}-{row.title}"
     is_free = "num_generations" not in row.knobs and method_of(row.name).mini_batches({}) is None
@@ -184,7 +184,7 @@ def _line(key: str, value: str, comment: str, *, on: bool = True) -> str:
 
 
 def next_command(answers: Answers, file: str) -> str:
-    """Say what shows the plan: with a card by name where none is here."""
+    """Returns what shows the plan: with a card by name where none is here."""
     gpu = "" if answers.here or answers.gpu else " --gpu NAME"
     return f"autofit plan {answers.method} --config {_word(file)}{gpu}"
 

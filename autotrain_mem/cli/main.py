@@ -103,7 +103,7 @@ def main() -> None:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run one command line; returns its exit code. Everything a user can do wrong ends here in one message."""
+    """Runs one command line; returns its exit code. Everything a user can do wrong ends here in one message."""
     for each in (signal.SIGTERM, *ENDING_SIGNALS):
         if signal.getsignal(each) is not signal.SIG_IGN:  # as under nohup
             signal.signal(each, _end_once)
@@ -125,7 +125,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _end_once(number: int, frame: FrameType | None) -> None:
-    """End as Ctrl-C does, but only once: a second Ctrl-C does not wait for the step, and these often come in twos.
+    """Ends as Ctrl-C does, but only once: a second Ctrl-C does not wait for the step, and these often come in twos.
 
     Both shell and kernel tell of a closed terminal; Slurm warns, and then sends SIGTERM.
     """

@@ -37,7 +37,7 @@ HINTS = api.PlanHints(
 
 
 def check_files(request: api.RunRequest, output: Output) -> None:
-    """Refuse before minutes of planning what cannot be read or written.
+    """Refuses before minutes of planning what cannot be read or written.
 
     Raises:
         PlanFileError: ``--out`` names a file that is no plan.
@@ -71,7 +71,7 @@ def check_one_card(what_is: str, request: api.RunRequest) -> None:
 
 
 def write(plan: Plan, out: str) -> None:
-    """Write it, and say on stderr what can be done with it."""
+    """Writes it, and says on stderr what can be done with it."""
     file = str(save_plan(out, plan, place=OUT))
     line = f"Wrote the plan to {file}: autofit {plan.method} --plan {shlex.quote(file)} trains with it."
     Console(stderr=True).print(line, soft_wrap=True, highlight=False)
@@ -114,7 +114,7 @@ def command(job: Job, autofit: AutoFit, *, out: str) -> str:
 
 
 def check_export(request: api.RunRequest, output: Output) -> None:
-    """Refuse before minutes of planning what no file can be written for.
+    """Refuses before minutes of planning what no file can be written for.
 
     Raises UsageError: a method that the tool does not have; many cards; two things for stdout.
     """
@@ -160,7 +160,7 @@ def check_export(request: api.RunRequest, output: Output) -> None:
 
 
 def write_export(rehearsals: api.Rehearsals, chosen: Plan, request: api.RunRequest, output: Output) -> int:
-    """Print the file, with the plan beside it on stderr.
+    """Prints the file, with the plan beside it on stderr.
 
     The job is spelled out with what TRL and PEFT would choose by themselves, and other tools otherwise.
     """

@@ -42,7 +42,7 @@ NEXT_COMMANDS = (
 
 
 def quickstart(argv: Sequence[str]) -> int:
-    """Make model and data, see TRL's defaults run out of memory, plan, and train."""
+    """Makes model and data, shows TRL's defaults run out of memory, plans, and trains."""
     parser = flag_parser("quickstart", ABOUT)
     parser.add_argument("--folder", metavar="FOLDER", help="a new folder for model, data and run")
     if (options := parsed(parser, argv)) is None:
@@ -103,7 +103,7 @@ def _chapter(console: Console, title: str) -> None:
 
 
 def _run_out_of_memory(console: Console, rehearsals: api.Rehearsals, folder: pathlib.Path) -> None:
-    """Predict that TRL's defaults do not fit, then let them run until they do not."""
+    """Predicts that TRL's defaults do not fit, then runs them until they do not."""
     predicted = api.estimate(rehearsals)
     console.print(estimate_screen(predicted))
     console.print("\nTo see it happen, they train until the card is full:")

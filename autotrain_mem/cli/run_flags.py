@@ -14,20 +14,20 @@ _REMOTE = "let the model's own code run, where it has some"
 
 
 def run_parser(command: str, about: str) -> argparse.ArgumentParser:
-    """Make a parser of the flags that all of them have."""
+    """Makes a parser of the flags that all of them have."""
     parser = flag_parser(command, about)
     parser.add_argument("run", metavar="RUN", nargs="?", help="the output folder of a training")
     return parser
 
 
 def model_flags(parser: argparse.ArgumentParser) -> None:
-    """Add what a command needs that loads the model."""
+    """Adds what a command needs that loads the model."""
     parser.add_argument("--base", metavar="MODEL", help=_BASE)
     parser.add_argument("--trust_remote_code", action="store_true", help=_REMOTE)
 
 
 def flag_parser(command: str, about: str) -> argparse.ArgumentParser:
-    """Make a parser whose errors are ours."""
+    """Makes a parser whose errors are ours."""
     parser = argparse.ArgumentParser(
         prog=f"autofit {command}",
         description=about,
@@ -45,7 +45,7 @@ def flag_parser(command: str, about: str) -> argparse.ArgumentParser:
 
 
 def parsed(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace | None:
-    """Read a command line; None where it asked for help, which is then printed.
+    """Reads a command line; None where it asked for help, which is then printed.
 
     Raises UsageError: an unknown flag, a missing value, or no run.
     """

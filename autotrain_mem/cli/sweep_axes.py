@@ -65,7 +65,7 @@ def read_axes(output: Output) -> tuple[WrittenAxis, ...]:
 def run(
     workers: api.Workers, request: api.RunRequest, written: Sequence[WrittenAxis], rehearsals_of: RehearsalsOf
 ) -> Sweep:
-    """Estimate all points, with a live line on stderr where that is a terminal.
+    """Estimates all points, with a live line on stderr where that is a terminal.
 
     Raises:
         UsageError: a name that nobody knows, values that their flags refuse; all of them in one message.

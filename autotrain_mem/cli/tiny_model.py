@@ -39,7 +39,7 @@ CHAT_TEMPLATE = """\
 
 
 def build(folder: Path, texts: Iterable[str]) -> None:
-    """Make a folder that ``AutoModelForCausalLM`` and ``AutoTokenizer`` load offline; the same texts, the same folder.
+    """Makes a folder that ``AutoModelForCausalLM`` and ``AutoTokenizer`` load offline; the same texts, the same folder.
 
     About a million parameters, 4 MB in float32. ``texts`` train the tokenizer; a few hundred are enough.
     """
@@ -70,7 +70,7 @@ def special_token_ids() -> dict[str, int]:
 
 
 def train_tokenizer(texts: Iterable[str]) -> Any:
-    """Train a byte-level BPE tokenizer of at most ``VOCABULARY_SIZE`` tokens; digits stay single.
+    """Trains a byte-level BPE tokenizer of at most ``VOCABULARY_SIZE`` tokens; digits stay single.
 
     It pads on the right, with a token of its own: where pad and end of turn are one token, a trainer masks both.
     """
@@ -100,7 +100,7 @@ def train_tokenizer(texts: Iterable[str]) -> Any:
 
 
 def write_model(folder: Path, config: Any, tokenizer: Any) -> None:
-    """Write a float32 model of ``config`` with fixed random weights, and its tokenizer. The caller's random state is
+    """Writes a float32 model of ``config`` with fixed random weights, and its tokenizer. The caller's random state is
     left as it was: only the CPU's generator is seeded."""
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig

@@ -38,7 +38,7 @@ def _options(run: TrainedRun) -> dict[str, Any]:
 
 
 def read_config(run: TrainedRun) -> Any:
-    """Read the config of the whole model or of the base.
+    """Reads the config of the whole model or of the base.
 
     Raises ModelNotFoundError: there is none, or it cannot be reached; UsageError: the base is a quantized checkpoint.
     """
@@ -66,7 +66,7 @@ def _missing(run: TrainedRun, error: Exception) -> ModelNotFoundError:
 
 
 def weight_bytes(run: TrainedRun, config: Any) -> int:
-    """Count the bytes of the weights in the checkpoint's own type, from their shapes alone."""
+    """Counts the bytes of the weights in the checkpoint's own type, from their shapes alone."""
     with torch.device("meta"):
         model = _model_class(run).from_config(config, trust_remote_code=run.trust_remote_code)
     dtype = getattr(config, "dtype", None) or torch.float32
@@ -74,7 +74,7 @@ def weight_bytes(run: TrainedRun, config: Any) -> int:
 
 
 def check_memory(needed_bytes: int, what: str) -> None:
-    """Refuse what would end the process. Raises HostMemoryError: the host has less."""
+    """Refuses what would end the process. Raises HostMemoryError: the host has less."""
     available_bytes = host_memory().available_bytes
     if needed_bytes > available_bytes:
         raise HostMemoryError(
@@ -85,7 +85,7 @@ def check_memory(needed_bytes: int, what: str) -> None:
 
 
 def load_model(run: TrainedRun, config: Any) -> Any:
-    """Load the weights onto the host, in the checkpoint's own type, and lay the adapter over them."""
+    """Loads the weights onto the host, in the checkpoint's own type, and lays the adapter over them."""
     try:
         model = _model_class(run).from_pretrained(run.weights_from, config=config, dtype="auto", **_options(run))
     except (OSError, ValueError) as error:
@@ -101,7 +101,7 @@ def load_model(run: TrainedRun, config: Any) -> Any:
 
 
 def load_tokenizer(run: TrainedRun) -> Any:
-    """Load the run's tokenizer, which the trainer saved beside the weights."""
+    """Loads the run's tokenizer, which the trainer saved beside the weights."""
     return AutoTokenizer.from_pretrained(run.folder, trust_remote_code=run.trust_remote_code)
 
 
@@ -120,7 +120,7 @@ class Chat:
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def answer(self, messages: list[dict[str, str]], write: Callable[[str], object]) -> str:
-        """Generate the next turn of a conversation, or the continuation of its last text, and write it as it comes."""
+        """Generates the next turn of a conversation, or the continuation of its last text, and writes it as it comes."""
         inputs = self._inputs(messages, to_answer=True)
         streamer = TextStreamer(self._tokenizer, skip_prompt=True, skip_special_tokens=True)
         streamer.on_finalized_text = lambda text, stream_end=False: write(printable(text))
@@ -146,7 +146,7 @@ class Chat:
 
 
 def merge(run: TrainedRun, target: Path, note: Callable[[str], None]) -> str:
-    """Merge in the base's own type, on the host; the folder appears whole or not at all. Returns its size and type.
+    """Merges in the base's own type, on the host; the folder appears whole or not at all. Returns its size and type.
 
     Raises:
         HostMemoryError, OutputFolderError: there is no room for it, in memory or on the disk.

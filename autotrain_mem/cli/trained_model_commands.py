@@ -31,7 +31,7 @@ Ctrl-C or an empty line. A reward model gives its score: of --prompt with --answ
 
 
 def chat(argv: Sequence[str]) -> int:
-    """Answer prompts. Raises UsageError, OutputFolderError, ModelNotFoundError and HostMemoryError.
+    """Answers prompts. Raises UsageError, OutputFolderError, ModelNotFoundError and HostMemoryError.
 
     ``transformers chat`` talks to ``transformers serve``, which loads no folder of an adapter (transformers 5.23: it
     asks for a config.json) and no reward model.
@@ -80,7 +80,7 @@ def chat(argv: Sequence[str]) -> int:
 
 
 def _reply(loaded: Chat, messages: list[dict[str, str]], gives_score: bool) -> str:
-    """Print an answer as it comes, or a score; returns the answer."""
+    """Prints an answer as it comes, or a score; returns the answer."""
     if gives_score:
         sys.stdout.write(f"score {loaded.score(messages):.4f}\n")
         return ""
@@ -135,7 +135,7 @@ machine."""
 
 
 def push(argv: Sequence[str]) -> int:
-    """Upload with ``hf upload``. Raises UsageError, OutputFolderError and TrainingError."""
+    """Uploads with ``hf upload``. Raises UsageError, OutputFolderError and TrainingError."""
     parser = run_parser("push", _PUSH)
     parser.add_argument("--to", metavar="ORG/NAME", help="the repository")
     parser.add_argument("--public", action="store_true", help="make it public, where it is made")

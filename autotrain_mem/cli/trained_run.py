@@ -52,7 +52,7 @@ class TrainedRun:
 
 
 def find_run(path: str) -> TrainedRun:
-    """Read the folder of a run that has ended well.
+    """Reads the folder of a run that has ended well.
 
     Raises:
         UsageError: there is no such folder, or no run of ours in it.

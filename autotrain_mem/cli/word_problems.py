@@ -57,7 +57,7 @@ _REASONS = {
 
 
 def problems(count: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Yield ``count`` problems in TRL's conversational format; the same ``count`` and ``seed`` give the same rows.
+    """Yields ``count`` problems in TRL's conversational format; the same ``count`` and ``seed`` give the same rows.
 
     Every hundred that is begun holds exactly one long problem, at a place drawn for that hundred, so that even a
     dataset of 20 rows has one.
@@ -78,7 +78,7 @@ def texts(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows as JSON lines. The file appears whole or not at all; an older one is replaced."""
+    """Writes rows as JSON lines. The file appears whole or not at all; an older one is replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 

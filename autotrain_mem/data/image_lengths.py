@@ -111,7 +111,7 @@ class ImageCounter:
         return ImageTokens(text=text, removed=marks - len(runs), tokens=marks, elements=int(elements))
 
     def count(self, texts: Sequence[str], sizes: Sequence[Size]) -> tuple[int, int]:
-        """Count the tokens of a sequence, and of its beginning up to its last image (0 without one)."""
+        """Counts the tokens of a sequence, and of its beginning up to its last image (0 without one)."""
         images = iter([self.of_size(size) for size in sizes])
         total = end = 0
         for text in texts:
@@ -143,7 +143,7 @@ def _repeated_mark(processor: Any) -> str:
 def image_lengths(
     rows: Any, processor: Any, of_row: OfRow, *, processes: int | None
 ) -> tuple[RowLengths, ImageProfile]:
-    """Count every row's tokens and images, untruncated.
+    """Counts every row's tokens and images, untruncated.
 
     Args:
         rows: A datasets.Dataset with a column ``image`` or ``images``.
@@ -192,7 +192,7 @@ def image_lengths(
 
 
 def _sizes(rows: Any, processes: int | None) -> list[tuple[Size, ...]]:
-    """Read the sizes of all rows' images, a part of the rows in each process."""
+    """Reads the sizes of all rows' images, a part of the rows in each process."""
     if processes is None:
         return row_image_sizes(rows)
     from datasets import Dataset

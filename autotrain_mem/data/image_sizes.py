@@ -38,7 +38,7 @@ _WEBP_METADATA = 0x08 | 0x04
 
 
 def row_image_sizes(rows: Any) -> list[tuple[Size, ...]]:
-    """Read how large the images of every row are, in the row's order.
+    """Reads how large the images of every row are, in the row's order.
 
     Of a datasets.Dataset nothing is decoded, and of an image that lies in it only the head is touched. To use several
     processes, give each a part: ``row_image_sizes(rows.shard(count, number, contiguous=True))``.
@@ -66,13 +66,13 @@ def row_image_sizes(rows: Any) -> list[tuple[Size, ...]]:
 
 
 def sizes_of_row(row: Mapping[str, Any]) -> tuple[Size, ...]:
-    """Read how large a row's images are. Raises whatever Pillow does where one cannot be read."""
+    """Reads how large a row's images are. Raises whatever Pillow does where one cannot be read."""
     return tuple(map(_size, _images(row)))
 
 
 def image_files(rows: Any) -> Iterator[tuple[str, os.stat_result]]:
-    """Name the files on this machine in which images of rows lie (see :func:`row_image_sizes`), as the rows name
-    them, each looked up once."""
+    """Names the files on this machine in which images of rows lie (see :func:`row_image_sizes`), as the rows name them,
+    each looked up once."""
     for row in _undecoded(rows):
         for image in _images(row):
             if isinstance(image, Mapping):
@@ -84,7 +84,7 @@ def image_files(rows: Any) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _undecoded(rows: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield what rows hold of images, where it lies; nothing where no column may hold any."""
+    """Yields what rows hold of images, where it lies; nothing where no column may hold any."""
     formatted = getattr(rows, "format", None)
     if formatted is None or formatted["type"] == "custom":  # a transform makes what training sees
         yield from rows
@@ -110,7 +110,7 @@ def _images(row: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def pixels(sizes: Iterable[Size]) -> int:
-    """Count the pixels of a row's images.
+    """Counts the pixels of a row's images.
 
     >>> pixels([(640, 480), (10, 10)]), pixels([])
     (307300, 0)
@@ -119,7 +119,7 @@ def pixels(sizes: Iterable[Size]) -> int:
 
 
 def has_images(columns: Sequence[str]) -> bool:
-    """Tell whether TRL takes data with these columns for images' (``trl/trainer/sft_trainer.py: __init__``)."""
+    """Returns whether TRL takes data with these columns for images' (``trl/trainer/sft_trainer.py: __init__``)."""
     return any(name in columns for name in IMAGE_COLUMNS)
 
 
@@ -127,7 +127,7 @@ def has_images(columns: Sequence[str]) -> bool:
 
 
 def _may_hold_images(feature: Any) -> bool:
-    """Whether messages come with contents in blocks, of which one may be an image; texts have none."""
+    """Returns whether messages come with contents in blocks, of which one may be an image; texts have none."""
     from datasets import Json
 
     if isinstance(feature, Json):
@@ -259,7 +259,7 @@ def _size_in_file(file: Any) -> Size:
 
 
 def _size_of_webp(head: bytes) -> Size | None:
-    """Read a WebP's size off its first bytes (RFC 9649, 2.5 to 2.7); None where it says more of itself elsewhere.
+    """Reads a WebP's size off its first bytes (RFC 9649, 2.5 to 2.7); None where it says more of itself elsewhere.
 
     Pillow makes a decoder first: 6 ms for three million pixels.
     """
@@ -300,7 +300,7 @@ def _upright(image: Any, exif: Mapping[int, Any]) -> Size:
 
 
 def _tells_at_its_end(file: Any) -> bool:
-    """Whether texts or EXIF stand behind a PNG's pixels, where a reader finds them last."""
+    """Returns whether texts or EXIF stand behind a PNG's pixels, where a reader finds them last."""
     file.seek(8)
     is_after = False
     while len(head := file.read(8)) == 8 and head[4:] != b"IEND":

@@ -80,7 +80,7 @@ def rows_name(job: Job, filled: Configs, split: str) -> str:
 
 
 def load_named(name: str, config_name: str | None) -> Any:
-    """Load a file, a folder or a hub id, as its splits. Raises as :func:`load`."""
+    """Loads a file, a folder or a hub id, as its splits. Raises as :func:`load`."""
     import datasets
 
     path = pathlib.Path(name)
@@ -368,7 +368,7 @@ _LABEL = "label"
 
 
 def _is_good(row: Mapping[str, Any]) -> bool:
-    """Whether every column that a method reads holds what a column of its name should."""
+    """Returns whether every column that a method reads holds what a column of its name should."""
     alike = [value for column, value in row.items() if column in _ALIKE]
     all_texts = all(isinstance(value, str) for value in alike)
     return (all_texts or all(map(_is_conversation, alike))) and all(

@@ -45,12 +45,12 @@ def cut(lengths: Sequence[int], args: Any) -> Sequence[int]:
 
 
 def is_padded(args: Any) -> bool:
-    """Whether rows of a batch are padded to the longest, by a trainer's arguments."""
+    """Returns whether rows of a batch are padded to the longest, by a trainer's arguments."""
     return not (getattr(args, "packing", False) or getattr(args, "padding_free", False))
 
 
 def repeated(numbers: Sequence[int], count: int) -> list[int]:
-    """Take so many of them, from the first on again where there are fewer.
+    """Takes so many of them, from the first on again where there are fewer.
 
     >>> repeated([1, 0], 3)
     [1, 0, 1]
@@ -64,7 +64,7 @@ def fetched(trainer: Any, dataset: Any, numbers: list[int]) -> list[Any]:
 
 
 def characters(prompt: Any) -> int:
-    """Count the characters of a text, or of all messages of a conversation, whose content may come in blocks.
+    """Counts the characters of a text, or of all messages of a conversation, whose content may come in blocks.
 
     >>> characters("two"), characters([{"role": "user", "content": [{"type": "text", "text": "four"}]}])
     (3, 4)
@@ -77,7 +77,7 @@ def characters(prompt: Any) -> int:
 
 
 def are_conversations(trainer: Any, dataset: Any) -> bool:
-    """Tell whether the rows are conversations of which this trainer's collator makes tokens."""
+    """Returns whether the rows are conversations of which this trainer's collator makes tokens."""
     method = method_of_trainer(trainer)
     is_collated = method is not None and method.unprepared_lengths(trainer, []) is not None
     return is_collated and "messages" in dataset.column_names and prepared_lengths(dataset) is None
@@ -104,12 +104,13 @@ def longest_conversations(trainer: Any, dataset: Any, count: int) -> tuple[list[
 
 
 def samples_completions(trainer: Any) -> bool:
-    """Whether it is GRPO's, RLOO's, online DPO's or distillation's, whose batches are of completions."""
+    """Returns whether it is GRPO's, RLOO's, online DPO's or distillation's, whose batches are of completions."""
     return hasattr(trainer, "_generate_and_score_completions")
 
 
 def longest_of(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:
-    """Give the numbers of the longest rows, and the tokens of the longest; of prompts, where completions are sampled.
+    """Returns the numbers of the longest rows, and the tokens of the longest; of prompts, where completions are
+    sampled.
 
     Raises:
         DatasetFormatError: an image that cannot be read.
@@ -127,7 +128,7 @@ def longest_of(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:
 
 
 def longest_prompts(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:
-    """Give the numbers of the prompts of most tokens, and how many the first has, of those with most characters."""
+    """Returns the numbers of the prompts of most tokens, and how many the first has, of those with most characters."""
     prompts = dataset.select_columns(["prompt"])
     texts = [characters(prompt) for rows in prompts.iter(batch_size=10_000) for prompt in rows["prompt"]]
     candidates = longest_rows(texts, max(count, CANDIDATES))
@@ -145,12 +146,12 @@ _ROWS_AT_ONCE = 1000
 
 
 def are_image_rows(dataset: Any) -> bool:
-    """Whether a trainer's data have images, and nothing that was prepared."""
+    """Returns whether a trainer's data have images, and nothing that was prepared."""
     return has_images(dataset.column_names) and prepared_lengths(dataset) is None
 
 
 def longest_image_rows(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:
-    """Give the numbers of the rows of most tokens, and the tokens of the longest.
+    """Returns the numbers of the rows of most tokens, and the tokens of the longest.
 
     They are sought among those of most pixels, those of most images (which some models shrink to one size) and those of
     most text; of equally many tokens, the most pixels come first. The trainer's own collator or tokenization counts.
@@ -170,7 +171,7 @@ def longest_image_rows(trainer: Any, dataset: Any, count: int) -> tuple[list[int
 
 
 def tokens_of(trainer: Any, dataset: Any, number: int) -> int:
-    """Count a row's tokens as the trainer makes them: of a pair, those of the longer side; of a prompt, its own."""
+    """Counts a row's tokens as the trainer makes them: of a pair, those of the longer side; of a prompt, its own."""
     from trl.data_utils import prepare_multimodal_messages  # slow to import
 
     (row,) = fetched(trainer, dataset, [number])

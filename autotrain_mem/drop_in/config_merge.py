@@ -133,7 +133,7 @@ def _derived(config: Any) -> frozenset[str]:
 
 
 def _of_model(keywords: Keywords) -> dict[str, Any]:
-    """How the model is loaded; of an object, what it is."""
+    """Returns how the model is loaded; of an object, what it is."""
     model = keywords["model"]
     if not isinstance(model, str):
         adapted = {"use_peft": True} if is_adapted(model) else {}

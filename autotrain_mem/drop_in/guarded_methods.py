@@ -107,7 +107,7 @@ def _guarded(trainer: Any, name: str, trls: Callable[..., Any]) -> Iterator[Call
 
 
 def _is_own(code: Any) -> bool:
-    """Whether code, or the class of an object, is of none of the libraries that are known here."""
+    """Returns whether code, or the class of an object, is of none of the libraries that are known here."""
     named = code if hasattr(code, "__module__") else type(code)
     return str(named.__module__).split(".")[0] not in _LIBRARIES
 
@@ -182,7 +182,7 @@ def _run_longest_first(trainer: Any, guard: Any) -> None:
 
 
 def _runs_own_code(trainer: Any) -> bool:
-    """Whether a training step calls code that nobody here has read. Reward functions are not called."""
+    """Returns whether a training step calls code that nobody here has read. Reward functions are not called."""
     parts = [trainer.data_collator, getattr(trainer, "compute_loss_func", None)]
     for module in trainer.model.modules():
         backward = (module._backward_pre_hooks, module._backward_hooks)

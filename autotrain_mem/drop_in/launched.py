@@ -47,7 +47,7 @@ class Launched:
 
 
 def read_launched(config: Any, autofit: AutoFit) -> Launched:
-    """How this process was launched.
+    """Returns how this process was launched.
 
     Args:
         config: TRL's, which may ask for FSDP or DeepSpeed too.
@@ -188,20 +188,20 @@ Noun = TypeVar("Noun", Hardware, Plan)
 
 
 def processes() -> int:
-    """How many train together, as far as torch.distributed knows."""
+    """Returns how many train together, as far as torch.distributed knows."""
     import torch.distributed as dist
 
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def nodes() -> int:
-    """How many machines they are on (``torch/distributed/elastic/agent/server/local_elastic_agent.py``)."""
+    """Returns how many machines they are on (``torch/distributed/elastic/agent/server/local_elastic_agent.py``)."""
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
     return max(1, processes() // int(local)) if local.isdigit() and int(local) else 1
 
 
 def is_first() -> bool:
-    """Whether this process plans and reports."""
+    """Returns whether this process plans and reports."""
     import torch.distributed as dist
 
     return processes() == 1 or dist.get_rank() == 0
@@ -242,7 +242,7 @@ def _received(kind: type[Noun], answer: Any) -> Noun:
 
 
 def agreed(make: Callable[[], Plan]) -> Plan:
-    """Rank 0's plan in every process, or its error; the others wait as long as the process group's timeout says.
+    """Returns rank 0's plan in every process, or raises its error; the others wait as long as the process group's timeout says.
 
     Raises:
         AutofitError: what rank 0 met.

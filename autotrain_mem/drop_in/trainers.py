@@ -131,7 +131,7 @@ class Planned:
 
 
 def _is_documented(keywords: Keywords, method: str, config_class: type) -> bool:
-    """Whether rows and config are of the kinds that TRL documents for this trainer."""
+    """Returns whether rows and config are of the kinds that TRL documents for this trainer."""
     from datasets import Dataset, IterableDataset
     from transformers import TrainingArguments
 

@@ -107,7 +107,7 @@ _LANGUAGE = re.compile(r"\b(language_model|text_model|lm_head)\b")
 
 
 def part_of(name: str) -> str:
-    """Name the part that a module or a parameter belongs to.
+    """Names the part that a module or a parameter belongs to.
 
     >>> part_of("model.visual.merger.mlp.0"), part_of("base_model.model.model.language_model.layers.0.mlp")
     ('projector', 'language model')
@@ -119,7 +119,7 @@ def part_of(name: str) -> str:
 
 
 def parts_of(blocks: Iterable[Block]) -> tuple[tuple[str, int], ...]:
-    """Sum the bytes of blocks by part; empty for a model that has no vision tower."""
+    """Sums the bytes of blocks by part; empty for a model that has no vision tower."""
     sizes: dict[str, int] = defaultdict(int)
     for block in blocks:
         sizes[part_of(block.module)] += round_size(block.size_bytes)

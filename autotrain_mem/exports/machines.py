@@ -40,7 +40,8 @@ def machine_words(draft: Draft) -> list[str]:
 
 
 def _launch(knobs: Knobs) -> dict[str, Any]:
-    """How processes share the model, where that is not as a single one has it; HSDP has a group on each machine."""
+    """Returns how processes share the model, where that is not as a single one has it; HSDP has a group on each
+    machine."""
     single = {name: Knobs.__dataclass_fields__[name].default for name in LAUNCHED}
     said = {name: getattr(knobs, name) for name in LAUNCHED if name not in ("processes", "dp_replicate_size")}
     changed = {name: value for name, value in said.items() if value != single[name]}

@@ -82,12 +82,12 @@ class Fault:
 
     @property
     def over(self) -> str:
-        """What is marked when the other process has ended, or the training whose disk was full."""
+        """Returns what is marked when the other process has ended, or the training whose disk was full."""
         return f"{self} is over"
 
     @property
     def lasts(self) -> bool:
-        """Whether it goes on once it has come."""
+        """Returns whether it goes on once it has come."""
         return self.kind == "taken" or (self.kind, self.phase) == ("disk", None)
 
 

@@ -101,7 +101,7 @@ class Load:
 
     @property
     def offloaded_bytes(self) -> int:
-        """What all processes of this machine keep on the host during training, except FSDP's shards."""
+        """Returns what all processes of this machine keep on the host during training, except FSDP's shards."""
         held = self.memory.pinned_host_bytes
         if self.by_deepspeed:
             held += self.memory.unpinned_host_bytes

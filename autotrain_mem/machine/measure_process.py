@@ -22,7 +22,7 @@ VOCABULARY = 4096
 
 
 def main() -> None:
-    """Load on the one card that this process sees, tell what torch's allocator holds, and hold still."""
+    """Loads on the one card that this process sees, tells what torch's allocator holds, and holds still."""
     channel = Channel(ignore_interrupt=True)
     try:
         import torch

@@ -44,7 +44,7 @@ class SimulatedGpu:
         """The blocks that were taken at that moment."""
 
     def allocate(self, block: int, size_bytes: int, stream: int = 0) -> None:
-        """Take a block; raises torch.OutOfMemoryError, with torch's message, when the card is full."""
+        """Takes a block; raises torch.OutOfMemoryError, with torch's message, when the card is full."""
         if self.before_allocation is not None:
             self.before_allocation(size_bytes)
         with self._alone():
@@ -57,7 +57,7 @@ class SimulatedGpu:
                 raise torch.OutOfMemoryError(str(error)) from error
 
     def free(self, block: int) -> None:
-        """Give a block back; one that was refused is ignored.
+        """Gives a block back; one that was refused is ignored.
 
         Any thread may, at any moment: Python collects garbage wherever it makes an object, in the middle of an
         allocation too, and then the block waits for its end. Nobody waits for the block.
@@ -103,7 +103,7 @@ class SimulatedGpu:
                     self._depth -= 1
 
     def refuse(self, size_bytes: int) -> NoReturn:
-        """Raise torch.OutOfMemoryError as if a block were too large, after what torch does before it gives up."""
+        """Raises torch.OutOfMemoryError as if a block were too large, after what torch does before it gives up."""
         import torch
 
         self.empty_cache()

@@ -106,7 +106,7 @@ def _cure(index: int) -> str:
 
 
 def install_torch(cuda: int) -> str:
-    """Gives the command that installs a build for a driver that can do this major version of CUDA."""
+    """Returns the command that installs a build for a driver that can do this major version of CUDA."""
     if cuda < min(WHEELS):
         return f"(there is none for a driver so old: update it to {OLDEST_DRIVERS[min(WHEELS)]} or newer)"
     wheel = WHEELS[min(cuda, max(WHEELS))]

@@ -47,17 +47,17 @@ class Configs:
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether the trainer evaluates while it trains."""
+        """Returns whether the trainer evaluates while it trains."""
         return str(getattr(self.training.eval_strategy, "value", self.training.eval_strategy)) != "no"
 
 
 def script_parser(method: str) -> Any:
-    """Make TRL's own parser of ``trl METHOD``, which speaks of ``autofit METHOD``."""
+    """Makes TRL's own parser of ``trl METHOD``, which speaks of ``autofit METHOD``."""
     return importlib.import_module(f"trl.scripts.{method}").make_parser(prog=f"autofit {method}")
 
 
 def experimental_parser(method: str, config: str) -> Any:
-    """Make a parser of TRL's kind for a trainer of ``trl.experimental``, for which TRL has no script.
+    """Makes a parser of TRL's kind for a trainer of ``trl.experimental``, for which TRL has no script.
 
     Args:
         config: The name of the trainer's config.
@@ -69,13 +69,13 @@ def experimental_parser(method: str, config: str) -> Any:
 
 
 def fill(make_parser: Callable[[], Any], arguments: Mapping[str, Any]) -> Configs:
-    """Fill a parser's dataclasses out of a flat mapping of their fields; a name that none of them has is left out."""
+    """Fills a parser's dataclasses out of a flat mapping of their fields; a name that none of them has is left out."""
     filled = Configs(*(_filled(kind, arguments) for kind in make_parser().dataclass_types))
     return dataclasses.replace(filled, adapter=arguments.get(PEFT_CONFIG))
 
 
 def model_arguments(arguments: Mapping[str, Any]) -> Any:
-    """Fill TRL's ``ModelConfig`` out of a flat mapping, as :func:`fill` does."""
+    """Fills TRL's ``ModelConfig`` out of a flat mapping, as :func:`fill` does."""
     from trl import ModelConfig
 
     return _filled(ModelConfig, arguments)
@@ -87,7 +87,7 @@ def _filled(kind: Any, arguments: Mapping[str, Any]) -> Any:
 
 
 def build(trainer: str, filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
-    """Build the installed trainer of this name as TRL's own script does.
+    """Builds the installed trainer of this name as TRL's own script does.
 
     With ``beta`` above 0, or in DPO and KTO, TRL itself decides on the reference: a second model, the adapter switched
     off, or log-probabilities computed before training (``precompute_ref_log_probs``).
@@ -99,7 +99,7 @@ def build(trainer: str, filled: Configs, model: str, train_dataset: Any, eval_da
 
 
 def trainer_arguments(filled: Configs, model: str, stub: Any) -> dict[str, Any]:
-    """Make what TRL's scripts hand to every trainer (trl/scripts/sft.py: main), but for the data.
+    """Makes what TRL's scripts hand to every trainer (trl/scripts/sft.py: main), but for the data.
 
     Args:
         stub: The tokenizer of a rehearsal; None in a real run, where the trainer loads the model's own.
@@ -116,7 +116,7 @@ def trainer_arguments(filled: Configs, model: str, stub: Any) -> dict[str, Any]:
 
 
 def loading_arguments(filled: Configs) -> dict[str, Any]:
-    """Say how the model is loaded: every key is one of ``from_pretrained``."""
+    """Returns how the model is loaded: every key is one of ``from_pretrained``."""
     return {
         "revision": filled.model.model_revision,
         "attn_implementation": filled.model.attn_implementation,
@@ -126,7 +126,7 @@ def loading_arguments(filled: Configs) -> dict[str, Any]:
 
 
 def own_tokenizer(filled: Configs, model: str, **options: Any) -> Any:
-    """Load the model's tokenizer for a trainer that must be handed one, with an end of text for padding where it has
+    """Loads the model's tokenizer for a trainer that must be handed one, with an end of text for padding where it has
     none (``trl/trainer/dpo_trainer.py: __init__``)."""
     from transformers import AutoTokenizer
 
@@ -135,19 +135,19 @@ def own_tokenizer(filled: Configs, model: str, **options: Any) -> Any:
 
 
 def padding(tokenizer: Any) -> Any:
-    """Give a tokenizer its end of text for padding where it has nothing."""
+    """Returns a tokenizer its end of text for padding where it has nothing."""
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 
 def trusts_remote_code(filled: Configs) -> bool:
-    """Whether a model's own code may run. PPO's config has no such field."""
+    """Returns whether a model's own code may run. PPO's config has no such field."""
     return bool(getattr(filled.training, "trust_remote_code", False))
 
 
 def quantization_config(asked: Any, model: Any, *, trust_remote_code: bool) -> Any:
-    """Make the quantization that TRL's arguments ask for; a checkpoint in mxfp4 is dequantized, as none is trained.
+    """Makes the quantization that TRL's arguments ask for; a checkpoint in mxfp4 is dequantized, as none is trained.
 
     ``transformers/quantizers/quantizer_mxfp4.py: Mxfp4HfQuantizer.is_trainable`` is False, so that its trainer refuses
     what the kernels of the hub would keep in 4 bits; TRL's own script dequantizes too (``examples/scripts/
@@ -183,7 +183,7 @@ def _config_of(asked: Any, model: Any, *, trust_remote_code: bool) -> Any:
 
 
 def peft_config(asked: Any, model: Any, *, own: str | None = None, trust_remote_code: bool) -> Any:
-    """Make TRL's LoRA config, or PEFT's own; None without an adapter. LoRA gets targets where PEFT knows none for an
+    """Makes TRL's LoRA config, or PEFT's own; None without an adapter. LoRA gets targets where PEFT knows none for an
     architecture.
 
     Also where it does: of a family whose experts were fused since, PEFT 0.21 turns "none named" into an empty list
@@ -237,7 +237,7 @@ def read_config(text: str, task: str) -> Any:
 
 
 def default_targets(config: Any) -> str | list[str]:
-    """Name the modules that LoRA adapts where the user names none: PEFT's for this config, or else ours.
+    """Names the modules that LoRA adapts where the user names none: PEFT's for this config, or else ours.
 
     PEFT's own: ``peft/utils/constants.py: TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING``.
     """
@@ -275,7 +275,7 @@ DIVIDED = (
 
 
 def undivided(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what TRL's configs cannot take before there is a plan."""
+    """Leaves out what TRL's configs cannot take before there is a plan."""
     return {name: value for name, value in without_maximized(given).items() if name not in DIVIDED}
 
 
@@ -284,7 +284,7 @@ OF_WORKERS = ("dataloader_prefetch_factor", "dataloader_persistent_workers", "da
 
 
 def on_cpu(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Ask for the same training on CPU tensors, where ``rehearsal.cuda.fp16`` keeps fp16 as it is on a card.
+    """Asks for the same training on CPU tensors, where ``rehearsal.cuda.fp16`` keeps fp16 as it is on a card.
 
     With a backend named, accelerate looks for a group of processes (``accelerate/state.py: PartialState.__init__``),
     and there is none, or one that does not talk. The rest is refused there without a card (``transformers/
@@ -301,6 +301,6 @@ _NOT_ON_CPU = frozenset({"ddp_backend", "tf32", "torch_compile", "torch_compile_
 
 
 def on_host(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Ask for the same training on a real CPU, which mixes with bfloat16 only: accelerate would drop fp16 unsaid."""
+    """Asks for the same training on a real CPU, which mixes with bfloat16 only: accelerate would drop fp16 unsaid."""
     half = {"fp16": False, "bf16": True} if arguments.get("fp16") else {}
     return {**arguments, **half, "use_cpu": True}

@@ -18,7 +18,7 @@ liger_since = None
 
 
 def missing(given: Callable[[str], object], *, to_train: bool) -> UsageError | None:
-    """Make the error of a student without a teacher."""
+    """Makes the error of a student without a teacher."""
     if given("teacher_model_name_or_path"):
         return None
     return UsageError(
@@ -28,7 +28,7 @@ def missing(given: Callable[[str], object], *, to_train: bool) -> UsageError | N
 
 
 def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
-    """Build the trainer with its teacher, which is loaded as the student is: in its dtype, and quantized with it.
+    """Builds the trainer with its teacher, which is loaded as the student is: in its dtype, and quantized with it.
 
     So does ``trl/scripts/distillation.py: main``; ``--teacher_model_init_kwargs`` has the last word.
     """
@@ -57,7 +57,7 @@ image_rows_editor = online.image_rows_editor
 
 @contextmanager
 def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
-    """Generate for all micro-steps of an optimizer step, of which a rehearsal runs only a few.
+    """Generates for all micro-steps of an optimizer step, of which a rehearsal runs only a few.
 
     TRL generates for ``gradient_accumulation_steps`` micro-batches at once and takes them one by one
     (trl/trainer/distillation_trainer.py: get_train_dataloader, _prepare_inputs), and a rehearsal cuts that number. So
@@ -76,7 +76,7 @@ def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Count tokens of every prompt with the chat template around it."""
+    """Counts tokens of every prompt with the chat template around it."""
     options = filled.training.chat_template_kwargs or {}
     tokenize = partial(online.prompt_ids, tokenizer=tokenizer, **options)
     return online.prompt_lengths(split, tokenize, processes=filled.training.dataset_num_proc)
@@ -90,7 +90,7 @@ _LOADED_BY = frozenset({"dtype", "attn_implementation", "revision", "trust_remot
 
 
 def check(filled: Configs, *, to_train: bool) -> None:
-    """Refuse a teacher that is placed or quantized in a way of its own. Raises UsageError."""
+    """Refuses a teacher that is placed or quantized in a way of its own. Raises UsageError."""
     given: Mapping[str, Any] = filled.training.teacher_model_init_kwargs or {}
     if others := sorted(given.keys() - _LOADED_BY):
         raise UsageError(
@@ -101,7 +101,7 @@ def check(filled: Configs, *, to_train: bool) -> None:
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
-    """Say that TRL divides by the tokens of a whole generation in training, and by a batch's own in evaluation.
+    """Says that TRL divides by the tokens of a whole generation in training, and by a batch's own in evaluation.
 
     ``trl/trainer/distillation_trainer.py: compute_loss``.
     """

@@ -58,7 +58,7 @@ llamafactory = LlamaFactoryFacts(
 
 
 def without_scoring(trainer: str, columns: Callable[[Any], Sequence[str]]) -> AbstractContextManager[Any]:
-    """Give a trainer that computes the reference's scores before training zeros in their place.
+    """Returns a trainer that computes the reference's scores before training zeros in their place.
 
     Args:
         trainer: The name of its class.
@@ -82,7 +82,7 @@ without_precomputing = partial(
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Make pairs whose prompt and either completion fill ``length`` tokens: half prompt, half completion."""
+    """Makes pairs whose prompt and either completion fill ``length`` tokens: half prompt, half completion."""
     from datasets import Dataset
 
     prompt = length // 2
@@ -93,7 +93,7 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Imitate the padding that nearly every real batch of pairs has, after the collator has cut its rows."""
+    """Imitates the padding that nearly every real batch of pairs has, after the collator has cut its rows."""
     return partial(shorten_last_rejected, limit=filled.training.max_length)
 
 
@@ -101,13 +101,13 @@ worst_image_rows = image_rows.pairs
 
 
 def image_rows_editor(filled: Configs) -> EditRows:
-    """Imitate padding."""
+    """Imitates padding."""
     return image_rows.shorten_last_rejected
 
 
 @contextmanager
 def strided_logps(home: str, trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
-    """Let autograd see the log-probabilities that a trainer's module takes of its logits as it sees real tensors.
+    """Lets autograd see the log-probabilities that a trainer's module takes of its logits as it sees real tensors.
 
     TRL's DPO and KTO write into their log-probabilities, which are a view (DPO of 1.16 no longer does). Backward, such
     a write goes by ``as_strided``, with zeros of the base's size; for tensors of Python's own kind, as fake ones are,
@@ -141,7 +141,7 @@ training_patches = partial(strided_logps, "trl.trainer.dpo_trainer")
 
 
 def prepared_rows(trainer: str, filled: Configs, split: Any, tokenizer: Any) -> Any:
-    """Let the trainer of this name prepare the data: untruncated, and without the reference's scores."""
+    """Lets the trainer of this name prepare the data: untruncated, and without the reference's scores."""
     import trl
 
     filled.training.max_length, filled.training.precompute_ref_log_probs = None, False
@@ -151,7 +151,7 @@ def prepared_rows(trainer: str, filled: Configs, split: Any, tokenizer: Any) -> 
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Count tokens as the trainer prepares them; a pair is as long as its prompt with its longer completion."""
+    """Counts tokens as the trainer prepares them; a pair is as long as its prompt with its longer completion."""
     rows = prepared_rows("DPOTrainer", filled, split, tokenizer)
     prompts, chosen, rejected = (list_lengths(rows, name) for name in ("prompt_ids", "chosen_ids", "rejected_ids"))
     return pair_lengths(list(map(add, prompts, chosen)), list(map(add, prompts, rejected)))
@@ -170,7 +170,7 @@ PAIRWISE = frozenset(
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Name a loss that compares the pairs of a micro-batch, or a mean over tokens beside means over pairs."""
+    """Names a loss that compares the pairs of a micro-batch, or a mean over tokens beside means over pairs."""
     kinds = list(trainer.loss_types)
     others = [kind for kind in kinds if kind not in PAIRWISE]
     if kinds == ["sft"] or not others:
@@ -181,5 +181,5 @@ def why_not_split(trainer: Any) -> str | None:
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
-    """Take it for a mean over pairs; with loss_type sft alone, over the chosen tokens."""
+    """Takes it for a mean over pairs; with loss_type sft alone, over the chosen tokens."""
     return Basis.CHOSEN_TOKENS if list(trainer.loss_types) == ["sft"] else Basis.UNITS

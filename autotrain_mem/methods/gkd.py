@@ -45,18 +45,18 @@ class CompletionSource(StrEnum):
 
 
 def _ways(training: Any) -> tuple[CompletionSource, ...]:
-    """List the ways that a micro-batch may go: the student's with the chance ``lmbda``, else the other."""
+    """Lists the ways that a micro-batch may go: the student's with the chance ``lmbda``, else the other."""
     otherwise = CompletionSource.TEACHER if training.seq_kd else CompletionSource.DATA
     return (*((otherwise,) if training.lmbda < 1 else ()), *((CompletionSource.STUDENT,) if training.lmbda > 0 else ()))
 
 
 def _trained_tokens(way: CompletionSource, row: int, prompt: int, training: Any) -> int:
-    """Count the tokens of a row that a step trains on: an answer comes behind the prompt, whatever ``max_length``."""
+    """Counts the tokens of a row that a step trains on: an answer comes behind the prompt, whatever ``max_length``."""
     return row if way is CompletionSource.DATA else prompt + int(training.max_new_tokens)
 
 
 def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
-    """Build the trainer with its teacher, as TRL's example does. Student and teacher read the model's tokens."""
+    """Builds the trainer with its teacher, as TRL's example does. Student and teacher read the model's tokens."""
     from trl.experimental.gkd import GKDTrainer
 
     training, common = filled.training, trainer_arguments(filled, model, stub)
@@ -74,7 +74,7 @@ def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset:
 
 
 def _with_prompt_texts(rows: Any, tokenizer: Any) -> Any:
-    """Make texts of prompts that are conversations, as TRL's example does; its collator takes no others."""
+    """Makes texts of prompts that are conversations, as TRL's example does; its collator takes no others."""
     if isinstance(rows, dict):
         return {name: _with_prompt_texts(each, tokenizer) for name, each in rows.items()}
     if rows is None or "prompt" not in (rows.column_names or ()) or isinstance(next(iter(rows))["prompt"], str):
@@ -87,7 +87,7 @@ def _with_prompt_texts(rows: Any, tokenizer: Any) -> Any:
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Make rows of ``length`` tokens, with prompts as long as the data's longest where that is known, and otherwise of
+    """Makes rows of ``length`` tokens, with prompts as long as the data's longest where that is known, and otherwise of
     all tokens but one: the student's answer comes behind the prompt. Of the labels see :func:`training_patches`."""
     from datasets import Dataset
 
@@ -102,7 +102,7 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Imitate the padding that is on the left of a batch of several rows: the last prompt is a token shorter."""
+    """Imitates the padding that is on the left of a batch of several rows: the last prompt is a token shorter."""
     return _shorten_last_prompt
 
 
@@ -115,7 +115,7 @@ def _shorten_last_prompt(rows: list[Any]) -> list[Any]:
 
 @contextmanager
 def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
-    """Have micro-steps go all ways that chance may choose, in turn: the one that trains on more tokens comes last.
+    """Has micro-steps go all ways that chance may choose, in turn: the one that trains on more tokens comes last.
 
     So an optimizer step's second micro-step, which meets gradients, and the second optimizer step, which meets the
     optimizer's state, go the longer way. That is the worst: the logits of student and teacher are whole, in several
@@ -160,7 +160,7 @@ def _labelled(collate: Any, answer: int | None) -> Any:
 
 @contextmanager
 def going(trainer: Any, way: CompletionSource) -> Iterator[None]:
-    """Inside, a training step goes this way, and answers have their full length."""
+    """Within the block, a training step goes this way, and answers have their full length."""
     from unittest.mock import patch  # slow to import, and the parent asks this module too
 
     from trl.experimental.gkd import gkd_trainer
@@ -175,12 +175,12 @@ def going(trainer: Any, way: CompletionSource) -> Iterator[None]:
 
 
 def ways_of_step(trainer: Any) -> Iterable[AbstractContextManager[None]]:
-    """List the ways that chance may choose."""
+    """Lists the ways that chance may choose."""
     return [going(trainer, way) for way in _ways(trainer.args)]
 
 
 def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
-    """Return how many micro-steps of a training there are for what an optimizer step of a rehearsal generates."""
+    """Returns how many micro-steps of a training there are for what an optimizer step of a rehearsal generates."""
     training, ways = filled.training, _ways(filled.training)
     chances = {CompletionSource.STUDENT: training.lmbda, CompletionSource.TEACHER: 1 - training.lmbda}
     chance = sum(chances.get(way, 0.0) for way in ways)
@@ -190,7 +190,7 @@ def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
 
 
 def unprepared_lengths(trainer: Any, rows: list[Any]) -> list[int]:
-    """Count the tokens that each row trains on at most: its own, or those of its prompt with an answer."""
+    """Counts the tokens that each row trains on at most: its own, or those of its prompt with an answer."""
     lengths = []
     for row in rows:
         batch = trainer.data_collator([row])
@@ -201,7 +201,7 @@ def unprepared_lengths(trainer: Any, rows: list[Any]) -> list[int]:
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Count tokens as TRL's collator makes them, untruncated, and those of each row's prompt."""
+    """Counts tokens as TRL's collator makes them, untruncated, and those of each row's prompt."""
     from trl.experimental.utils import DataCollatorForChatML
 
     _check_rows(split)
@@ -221,7 +221,7 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
 
 
 def _check_rows(rows: Any) -> None:
-    """Refuse rows of which TRL would take something else for the prompt, or nothing.
+    """Refuses rows of which TRL would take something else for the prompt, or nothing.
 
     Raises:
         DatasetFormatError: conversations of one message, or texts of prompts that no chat template was applied to.
@@ -242,7 +242,7 @@ def _check_rows(rows: Any) -> None:
 
 
 def check(filled: Configs, *, to_train: bool) -> None:
-    """Refuse what the trainer would refuse later, or take for something else.
+    """Refuses what the trainer would refuse later, or take for something else.
 
     Raises:
         UsageError: a teacher with a place of its own; no limit, which TRL's collator takes for 1,024 tokens; batches
@@ -271,13 +271,13 @@ def check(filled: Configs, *, to_train: bool) -> None:
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Say that each call of a step draws who answers, and samples answers; None where it trains on the data alone."""
+    """Says that each call of a step draws who answers, and samples answers; None where it trains on the data alone."""
     if _ways(trainer.args) == (CompletionSource.DATA,):
         return None
     return "it is drawn for each micro-batch who answers its prompts, and parts of it would draw anew"
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
-    """Take it for a mean over labels; over those of all micro-batches where transformers counted them (the data's, even
-    where others are answered: ``gkd_trainer.py: generalized_jsd_loss``)."""
+    """Takes it for a mean over labels; over those of all micro-batches where transformers counted them (the data's,
+    even where others are answered: ``gkd_trainer.py: generalized_jsd_loss``)."""
     return Basis.WHOLE if is_counted else Basis.TOKENS

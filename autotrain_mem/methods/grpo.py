@@ -44,7 +44,7 @@ _LOSS_BASES = {
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Name a loss that is not known, or that is steered by all tokens of a micro-batch."""
+    """Names a loss that is not known, or that is steered by all tokens of a micro-batch."""
     if trainer.loss_type not in _LOSS_BASES:
         return f"how loss_type {trainer.loss_type} makes one loss of many rows is not known"
     if getattr(trainer, "top_entropy_quantile", 1.0) < 1.0:
@@ -57,5 +57,5 @@ def why_not_split(trainer: Any) -> str | None:
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
-    """Look it up by ``loss_type``, which alone counts: TRL divides the loss itself, whatever transformers counted."""
+    """Looks it up by ``loss_type``, which alone counts: TRL divides the loss itself, whatever transformers counted."""
     return _LOSS_BASES.get(trainer.loss_type, Basis.UNITS)

@@ -12,7 +12,7 @@ from autotrain_mem.support.errors import UsageError
 
 
 def mark_of(processor: Any) -> str:
-    """Write an image's mark, and a word after it: two images side by side would be taken for one
+    """Writes an image's mark, and a word after it: two images side by side would be taken for one
     (``modeling_qwen2_5_vl.py: get_rope_index`` counts runs of image tokens)."""
     return f"{processor.image_token} {text_of(1)}"
 
@@ -38,7 +38,7 @@ class RowImages:
         return mark_of(self.processor) * len(self.sizes)
 
     def text(self, length: int) -> str:
-        """Write what fills a row of ``length`` tokens beside the images. Raises UsageError where there is no room."""
+        """Writes what fills a row of ``length`` tokens beside the images. Raises UsageError where there is no room."""
         if length <= self.tokens:
             raise UsageError(
                 f"A row's images alone take {self.tokens} tokens ({', '.join(self.sizes)}), and rows may have "
@@ -50,12 +50,12 @@ class RowImages:
 
 
 def conversations(filled: Configs, length: int, rows: int, images: RowImages) -> Any:
-    """Make conversations with images, as SFT reads them."""
+    """Makes conversations with images, as SFT reads them."""
     return _repeated({"messages": _said(images.text(length)), "images": [*images.sizes]}, rows)
 
 
 def pairs(filled: Configs, length: int, rows: int, images: RowImages) -> Any:
-    """Make pairs: the images in the prompt, which has half of a row, or what the images need."""
+    """Makes pairs: the images in the prompt, which has half of a row, or what the images need."""
     prompt = max(length // 2, images.tokens + 1)
     images.text(length - 1)  # a completion has a token at least
     completion = text_of(length - prompt)
@@ -64,7 +64,7 @@ def pairs(filled: Configs, length: int, rows: int, images: RowImages) -> Any:
 
 
 def prompts(filled: Configs, length: int, rows: int, images: RowImages) -> Any:
-    """Make prompts with images, as GRPO and RLOO read them."""
+    """Makes prompts with images, as GRPO and RLOO read them."""
     return _repeated({"prompt": _said(images.text(length)), "images": [*images.sizes]}, rows)
 
 
@@ -79,7 +79,7 @@ def _repeated(row: dict[str, Any], rows: int) -> Any:
 
 
 def shorten_last_conversation(rows: list[Any]) -> list[Any]:
-    """Take a word from the last row, where there are several: the batch is padded, and has a real attention mask."""
+    """Takes a word from the last row, where there are several: the batch is padded, and has a real attention mask."""
     if len(rows) < 2:
         return rows
     *full, last = rows
@@ -87,13 +87,13 @@ def shorten_last_conversation(rows: list[Any]) -> list[Any]:
 
 
 def shorten_last_rejected(rows: list[Any]) -> list[Any]:
-    """Take a word from the last rejected completion: two sequences of a pair lie in one batch."""
+    """Takes a word from the last rejected completion: two sequences of a pair lie in one batch."""
     *full, last = rows
     return [*full, {**last, "rejected": without_a_word(last["rejected"])}]
 
 
 def prompts_editor(group: int, shorter: Callable[[Any], Any]) -> EditRows:
-    """Return what takes a word from a generation's first prompt, where there are others (``online.rows_editor``)."""
+    """Returns what takes a word from a generation's first prompt, where there are others (``online.rows_editor``)."""
 
     def shorten(rows: list[Any]) -> list[Any]:
         if len(rows) <= group:
@@ -104,12 +104,12 @@ def prompts_editor(group: int, shorter: Callable[[Any], Any]) -> EditRows:
 
 
 def shorter_conversation(messages: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """Take a word from a conversation of one message."""
+    """Takes a word from a conversation of one message."""
     return _said(without_a_word(messages[0]["content"]))
 
 
 def without_a_word(text: str) -> str:
-    """Take a word from a text, but never the last."""
+    """Takes a word from a text, but never the last."""
     return text_of(max(1, len(text.split()) - 1))
 
 
@@ -120,7 +120,7 @@ Texts = tuple[tuple[str, ...], ...]
 
 
 def conversation_texts(row: Mapping[str, Any], images: int, processor: Any, text_field: str) -> Texts:
-    """Format a row as ``trl/trainer/sft_trainer.py: DataCollatorForVisionLanguageModeling``.
+    """Formats a row as ``trl/trainer/sft_trainer.py: DataCollatorForVisionLanguageModeling``.
 
     Args:
         images: How many the row has.
@@ -135,13 +135,13 @@ def conversation_texts(row: Mapping[str, Any], images: int, processor: Any, text
 
 
 def pair_texts(filled: Configs, row: Mapping[str, Any], images: int, processor: Any) -> Texts:
-    """Format a row as ``trl/trainer/dpo_trainer.py: DataCollatorForVisionPreference``."""
+    """Formats a row as ``trl/trainer/dpo_trainer.py: DataCollatorForVisionPreference``."""
     formatted = _formatted(row, ("prompt", "chosen", "rejected"), images, processor)
     return tuple((formatted["prompt"], formatted[side]) for side in ("chosen", "rejected"))
 
 
 def prompt_texts(row: Mapping[str, Any], images: int, processor: Any, **options: Any) -> Texts:
-    """Format a prompt as ``trl/trainer/grpo_trainer.py: _tokenize_prompts``."""
+    """Formats a prompt as ``trl/trainer/grpo_trainer.py: _tokenize_prompts``."""
     if isinstance(row["prompt"], str):
         return ((row["prompt"],),)
     return ((_rendered(row["prompt"], images, processor, add_generation_prompt=True, **options),),)

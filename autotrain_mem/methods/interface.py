@@ -112,7 +112,7 @@ class Method(Protocol):
     """None where no file for LLaMA-Factory is written."""
 
     def missing(self, given: Callable[[str], object], *, to_train: bool) -> UsageError | None:
-        """Make the error of a job that lacks another model, or a reward, without which it cannot be.
+        """Makes the error of a job that lacks another model, or a reward, without which it cannot be.
 
         Args:
             given: Finds what an argument of TRL's is; None where it is not given.
@@ -121,34 +121,34 @@ class Method(Protocol):
         return None
 
     def least_rows(self, arguments: Mapping[str, Any]) -> int:
-        """Return how many rows a micro-batch has at least."""
+        """Returns how many rows a micro-batch has at least."""
         return 1
 
     def mini_batches(self, arguments: Mapping[str, Any]) -> int | None:
-        """Return in how many whole mini-batches an effective batch is trained on; None where there are no such."""
+        """Returns in how many whole mini-batches an effective batch is trained on; None where there are no such."""
         return None
 
     def why_not_sharded(self, sharding: str) -> tuple[str, str] | None:
-        """Say why the trainer's models cannot be divided in this way, and what to do instead."""
+        """Returns why the trainer's models cannot be divided in this way, and what to do instead."""
         return None
 
     def judge_of_text(self, arguments: Mapping[str, Any]) -> Any:
-        """Name the reward model that is handed text, and so needs a tokenizer of its own; None where none is given."""
+        """Names the reward model that is handed text, and so needs a tokenizer of its own; None where none is given."""
         return arguments.get(self.facts.reward_model_argument or "")
 
     def models_in_step(self, model: str, arguments: Mapping[str, Any]) -> tuple[str, ...]:
-        """Name the models that are rehearsed with as many layers as each other: the one that is trained, and those from
-        which others that are trained with it start."""
+        """Names the models that are rehearsed with as many layers as each other: the one that is trained, and those
+        from which others that are trained with it start."""
         return (model,)
 
     def not_counted(self, job: Job, knobs: Knobs) -> Iterable[str]:
-        """Say what this method adds to a run and an estimate leaves out, in sentences."""
+        """Returns what this method adds to a run and an estimate leaves out, in sentences."""
         return ()
 
     # -- asked where TRL is --------------------------------------------------------------------------------------------
 
     def make_parser(self) -> Any:
-        """Make TRL's own parser: every flag and YAML key that it takes, we take."""
+        """Makes TRL's own parser: every flag and YAML key that it takes, we take."""
         name = self.facts.name
         return (
             experimental_parser(name, f"{self.facts.title}Config")
@@ -157,7 +157,7 @@ class Method(Protocol):
         )
 
     def configs(self, arguments: Mapping[str, Any]) -> Configs:
-        """Fill TRL's dataclasses; LoRA's task is SEQ_CLS for a head of one score, unless given.
+        """Fills TRL's dataclasses; LoRA's task is SEQ_CLS for a head of one score, unless given.
 
         PEFT then trains the new head with the adapter, which TRL's own default (CAUSAL_LM) would leave frozen as it was
         drawn (trl/trainer/model_config.py: lora_task_type).
@@ -165,13 +165,13 @@ class Method(Protocol):
         return fill(self.make_parser, {**(LORA_TASK if self.facts.has_score_head else {}), **arguments})
 
     def rehearsal_changes(self, arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:
-        """List what a rehearsal of this trainer needs otherwise than ``rehearse.rehearsal_arguments`` has it."""
+        """Lists what a rehearsal of this trainer needs otherwise than ``rehearse.rehearsal_arguments`` has it."""
         return {}
 
     def build_trainer(
         self, filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None
     ) -> Any:
-        """Build the installed trainer as TRL's own script does; the model is loaded by TRL from its path.
+        """Builds the installed trainer as TRL's own script does; the model is loaded by TRL from its path.
 
         Args:
             stub: The tokenizer of a rehearsal; None in a real run, which takes the model's own.
@@ -179,67 +179,67 @@ class Method(Protocol):
         return build(self.facts.trainer, filled, model, train_dataset, eval_dataset, stub)
 
     def without_precomputing(self) -> AbstractContextManager[Any]:
-        """Keep a trainer from a pass over all the data before it trains, such as a reference's that scores them.
+        """Keeps a trainer from a pass over all the data before it trains, such as a reference's that scores them.
 
         For two steps that would take too long, and it is a forward alone: less than training.
         """
         return nullcontext()
 
     def worst_rows(self, filled: Configs, length: int, rows: int) -> Any:
-        """Make a dataset of ``rows`` rows, each of which fills ``length`` tokens (of the prompt, in online methods)."""
+        """Makes a dataset of ``rows`` rows, each of which fills ``length`` tokens (of the prompt, in online methods)."""
 
     def rows_editor(self, filled: Configs) -> EditRows:
-        """Return what makes the worst micro-batch of the rows that the sampler drew."""
+        """Returns what makes the worst micro-batch of the rows that the sampler drew."""
 
     def worst_image_rows(self, filled: Configs, length: int, rows: int, images: RowImages) -> Any:
-        """Make the same of rows with images, of which ``length`` tokens hold those of the images too."""
+        """Makes the same of rows with images, of which ``length`` tokens hold those of the images too."""
 
     def image_rows_editor(self, filled: Configs) -> EditRows:
-        """Return what :meth:`rows_editor` does, for rows with images."""
+        """Returns what :meth:`rows_editor` does, for rows with images."""
 
     def training_patches(self, trainer: Any, filled: Configs, knobs: Knobs) -> AbstractContextManager[None]:
         """Arrange what a rehearsal of this trainer needs while it trains."""
         return nullcontext()
 
     def ways_of_step(self, trainer: Any) -> Iterable[AbstractContextManager[None]]:
-        """List the ways that chance may choose for a training step, each as what makes it go so inside."""
+        """Lists the ways that chance may choose for a training step, each as what makes it go so inside."""
         return (nullcontext(),)
 
     def passes(self, arguments: Mapping[str, Any]) -> int:
-        """Return how often a run goes over what it sampled, where a rehearsal goes once."""
+        """Returns how often a run goes over what it sampled, where a rehearsal goes once."""
         return 1
 
     def micro_steps_per_generation(self, filled: Configs, knobs: Knobs) -> int:
-        """Return how many micro-steps of one pass train on what an optimizer step of a rehearsal generates; 0: on
+        """Returns how many micro-steps of one pass train on what an optimizer step of a rehearsal generates; 0: on
         nothing that was generated."""
         return 0
 
     def unprepared_lengths(self, trainer: Any, rows: list[Any]) -> list[int] | None:
-        """Count the tokens that a step makes of each row, at most, where rows stay conversations until the collator
+        """Counts the tokens that a step makes of each row, at most, where rows stay conversations until the collator
         makes a batch of them, which cuts their beginning; None where the trainer prepares rows before."""
         return None
 
     def row_lengths(
         self, filled: Configs, split: Any, tokenizer: Any, formatting: Callable[[Any], str] | None = None
     ) -> RowLengths:
-        """Count tokens of every row after the trainer's own formatting, untruncated.
+        """Counts tokens of every row after the trainer's own formatting, untruncated.
 
         Args:
             formatting: A script's own function, which SFT's trainer takes; the others are not called with one.
         """
 
     def image_texts(self, filled: Configs, row: Mapping[str, Any], images: int, processor: Any) -> Texts:
-        """Format a row of the user's own, with so many images, as the trainer does."""
+        """Formats a row of the user's own, with so many images, as the trainer does."""
 
     def check(self, filled: Configs, *, to_train: bool) -> None:
-        """Refuse what the trainer would refuse later, or silently ignore. Raises UsageError."""
+        """Refuses what the trainer would refuse later, or silently ignore. Raises UsageError."""
 
     def tokenizer_findings(self, filled: Configs, tokenizer: Any) -> Iterable[Finding]:
-        """Find what is wrong with the tokenizer for this trainer alone."""
+        """Finds what is wrong with the tokenizer for this trainer alone."""
         return ()
 
     def why_not_split(self, trainer: Any) -> str | None:
-        """Say why a micro-batch cannot be split without another gradient; None where its loss is a weighted sum of
+        """Returns why a micro-batch cannot be split without another gradient; None where its loss is a weighted sum of
         those of its parts.
 
         Read from TRL 1.12 and 1.16, as are the two below: ``trl/trainer/*_trainer.py: compute_loss, _compute_loss``.
@@ -247,7 +247,7 @@ class Method(Protocol):
         return None
 
     def loss_basis(self, trainer: Any, *, is_counted: bool) -> Basis:
-        """Name what the loss of a micro-batch is a mean over: rows, or pairs.
+        """Names what the loss of a micro-batch is a mean over: rows, or pairs.
 
         Args:
             is_counted: transformers counted the tokens of all micro-batches, and each one's loss is divided by that.
@@ -255,13 +255,13 @@ class Method(Protocol):
         return Basis.UNITS
 
     def is_models_loss(self, trainer: Any) -> bool:
-        """Tell whether the loss is what the model's own forward returns: what it is a mean over must be tried then."""
+        """Returns whether the loss is what the model's own forward returns: what it is a mean over must be tried then."""
         return False
 
 
 @functools.cache
 def method_of(name: str) -> Method:
-    """Find the module of a method in ``METHODS``; what it leaves out is :class:`Method`'s own."""
+    """Finds the module of a method in ``METHODS``; what it leaves out is :class:`Method`'s own."""
     if name not in METHODS:
         raise ValueError(f"no method {name!r}; there are {', '.join(METHODS)}")
     module = vars(importlib.import_module(f"autotrain_mem.methods.{name}"))
@@ -271,7 +271,7 @@ def method_of(name: str) -> Method:
 
 
 def method_of_trainer(trainer: Any) -> Method | None:
-    """Find the method whose TRL trainer this is, or derives from; None for others."""
+    """Finds the method whose TRL trainer this is, or derives from; None for others."""
     names = {row.trainer: name for name, row in METHODS.items()}
     found = (names[kind.__name__] for kind in type(trainer).__mro__ if kind.__name__ in names)
     name = next(found, None)

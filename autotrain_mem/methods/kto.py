@@ -28,7 +28,7 @@ without_precomputing = partial(
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Make rows that fill ``length`` tokens, nearly all of them the completion's, and all desirable.
+    """Makes rows that fill ``length`` tokens, nearly all of them the completion's, and all desirable.
 
     For its metrics the trainer copies the logits of all desirable rows, and of these those of the completions' tokens
     (``trl/trainer/kto_trainer.py: _compute_loss``): rows of one kind and of long completions need most. A completion
@@ -41,7 +41,7 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Imitate the padding that a batch of several rows has, that of their prompts with other completions too."""
+    """Imitates the padding that a batch of several rows has, that of their prompts with other completions too."""
     return shorten_last_row
 
 
@@ -49,7 +49,7 @@ training_patches = partial(dpo.strided_logps, "trl.trainer.kto_trainer")
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Count tokens as the trainer prepares them; a row is as long as its prompt with the longer of two completions.
+    """Counts tokens as the trainer prepares them; a row is as long as its prompt with the longer of two completions.
 
     One is its own, the other that of the row before it, with which TRL estimates the KL divergence; for the first row
     of a micro-batch that is the last one's, so that another size of micro-batch moves these few. A length that rows are
@@ -61,7 +61,7 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Say that the KL divergence is a mean over the micro-batch; without it, unlike rows are compared."""
+    """Says that the KL divergence is a mean over the micro-batch; without it, unlike rows are compared."""
     if trainer.calculate_KL:
         return "its KL divergence is estimated over the rows of a micro-batch"
     return "what it logs compares the desirable rows of a micro-batch with the undesirable ones"

@@ -23,7 +23,7 @@ from autotrain_mem.types import Knobs
 
 
 def missing(argument: str, given: Callable[[str], object], *, to_train: bool) -> UsageError | None:
-    """Make the error of a training without a reward; a plan can do without, as with one Python function.
+    """Makes the error of a training without a reward; a plan can do without, as with one Python function.
 
     Args:
         argument: By which a reward model is given.
@@ -40,7 +40,7 @@ def missing(argument: str, given: Callable[[str], object], *, to_train: bool) ->
 def build_trainer(
     trainer: str, filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None
 ) -> Any:
-    """Build the trainer of this name as TRL's script does; with ``beta`` above 0 it loads a reference model too."""
+    """Builds the trainer of this name as TRL's script does; with ``beta`` above 0 it loads a reference model too."""
     import trl
 
     rewards = rewards_of(filled, filled.script.reward_model_name_or_path, rehearsed=stub is not None)
@@ -56,7 +56,7 @@ def build_trainer(
 
 
 def rewards_of(filled: Configs, model: str | None, *, rehearsed: bool) -> list[Any]:
-    """List the reward model's path and the reward functions, in the order of trl/scripts/grpo.py: main."""
+    """Lists the reward model's path and the reward functions, in the order of trl/scripts/grpo.py: main."""
     names = filled.script.reward_funcs or []
     functions = [rehearsed_reward] * len(names) if rehearsed else reward_functions(names)
     if rehearsed and not model and not names:
@@ -65,7 +65,7 @@ def rewards_of(filled: Configs, model: str | None, *, rehearsed: bool) -> list[A
 
 
 def reward_model(filled: Configs, loading: Mapping[str, Any]) -> Any:
-    """Load a model with a head of one score. It may lie elsewhere than the policy, whose revision is not its."""
+    """Loads a model with a head of one score. It may lie elsewhere than the policy, whose revision is not its."""
     from transformers import AutoModelForSequenceClassification
     from trl.trainer.utils import create_model_from_path
 
@@ -75,7 +75,7 @@ def reward_model(filled: Configs, loading: Mapping[str, Any]) -> Any:
 
 
 def held_whole(title: str, sharding: str, why: str) -> tuple[str, str] | None:
-    """Refuse to divide models that a trainer holds whole."""
+    """Refuses to divide models that a trainer holds whole."""
     if sharding == "ddp":
         return None
     return (
@@ -85,14 +85,14 @@ def held_whole(title: str, sharding: str, why: str) -> tuple[str, str] | None:
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Make prompts of ``length`` tokens; completions are as long as they may get, by the stand-in for generation."""
+    """Makes prompts of ``length`` tokens; completions are as long as they may get, by the stand-in for generation."""
     from datasets import Dataset
 
     return Dataset.from_dict({"prompt": [text_of(length)] * rows})
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Take a token, but never the last, from a generation's first prompt, where there are others.
+    """Takes a token, but never the last, from a generation's first prompt, where there are others.
 
     Masks are real then, and no tensor is smaller. TRL pads all prompts of a generation to the longest. Together with
     completions of which only the first has its full length (``generation``), every row of such a batch is padded,
@@ -102,7 +102,7 @@ def rows_editor(filled: Configs) -> EditRows:
 
 
 def image_rows_editor(filled: Configs) -> EditRows:
-    """Take a token from a generation's first prompt, as :func:`rows_editor`."""
+    """Takes a token from a generation's first prompt, as :func:`rows_editor`."""
     return image_rows.prompts_editor(_smallest_group(filled), image_rows.shorter_conversation)
 
 
@@ -112,7 +112,7 @@ def _smallest_group(filled: Configs) -> int:
 
 
 def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:
-    """Generate as often as the plan would: for all micro-steps of an optimizer step at once, unless given otherwise.
+    """Generates as often as the plan would: for all micro-steps of an optimizer step at once, unless given otherwise.
 
     ``steps_per_generation`` defaults to ``gradient_accumulation_steps`` (trl/trainer/grpo_config.py: __post_init__),
     which a rehearsal cuts.
@@ -123,7 +123,7 @@ def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, A
 
 @contextmanager
 def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
-    """Make every optimizer step of a rehearsal begin with a generation.
+    """Makes every optimizer step of a rehearsal begin with a generation.
 
     TRL generates once for ``steps_per_generation * num_iterations`` micro-steps (trl/trainer/grpo_trainer.py:
     _prepare_inputs). A rehearsal runs only a few of these, and then moves the count to the next generation: that one
@@ -144,7 +144,7 @@ def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
 
 
 def generating_each_step(trainer: Any, every: int) -> Any:
-    """Make a callback that moves the trainer's count of micro-steps to the next generation, one in ``every``."""
+    """Makes a callback that moves the trainer's count of micro-steps to the next generation, one in ``every``."""
     from transformers import TrainerCallback
 
     class Forward(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
@@ -155,12 +155,12 @@ def generating_each_step(trainer: Any, every: int) -> Any:
 
 
 def answers_of(trainer: Any) -> int:
-    """Count the rows that the completions of one prompt are: a pair is one row."""
+    """Counts the rows that the completions of one prompt are: a pair is one row."""
     return int(getattr(trainer.args, "num_generations", 1))
 
 
 def prompts_at_once(trainer: Any, accumulation: int | None = None) -> int:
-    """Count the prompts of a generation, those of all processes.
+    """Counts the prompts of a generation, those of all processes.
 
     Distillation's is an effective batch (trl/trainer/distillation_trainer.py: _get_train_sampler), online DPO's a
     micro-batch; GRPO's and RLOO's configs say how large it is.
@@ -178,7 +178,7 @@ def prompts_at_once(trainer: Any, accumulation: int | None = None) -> int:
 
 
 def with_accumulation(steps: int, function: Callable[..., Any], args: Any) -> Callable[..., Any]:
-    """Have a method of a trainer's meet the plan's accumulation in its config, which a rehearsal cuts."""
+    """Has a method of a trainer's meet the plan's accumulation in its config, which a rehearsal cuts."""
 
     def called(*positional: Any, **named: Any) -> Any:
         rehearsed, args.gradient_accumulation_steps = args.gradient_accumulation_steps, steps
@@ -191,7 +191,7 @@ def with_accumulation(steps: int, function: Callable[..., Any], args: Any) -> Ca
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Count tokens of every prompt with the chat template around it; also try the reward functions on a few rows."""
+    """Counts tokens of every prompt with the chat template around it; also tries the reward functions on a few rows."""
     try_once(filled.script.reward_funcs or [], [split[index] for index in range(min(2, len(split)))])
     options = getattr(filled.training, "chat_template_kwargs", None) or {}
     tokenize = partial(prompt_ids, tokenizer=tokenizer, **options)
@@ -199,13 +199,13 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
 
 
 def image_texts(filled: Configs, row: Mapping[str, Any], images: int, processor: Any) -> Texts:
-    """Format a prompt."""
+    """Formats a prompt."""
     options = getattr(filled.training, "chat_template_kwargs", None) or {}
     return image_rows.prompt_texts(row, images, processor, **options)
 
 
 def prompt_lengths(split: Any, tokenize: Callable[[Any], list[int]], *, processes: int | None) -> RowLengths:
-    """Count tokens of every prompt, in memory: datasets' own cache would not notice when ``prompt_ids`` changes.
+    """Counts tokens of every prompt, in memory: datasets' own cache would not notice when ``prompt_ids`` changes.
 
     Args:
         tokenize: Of one prompt, as the trainer does it.
@@ -220,7 +220,7 @@ def prompt_lengths(split: Any, tokenize: Callable[[Any], list[int]], *, processe
 
 
 def prompt_ids(prompt: Any, tokenizer: Any, **options: Any) -> list[int]:
-    """Tokenize a prompt: a conversation ends where the assistant's answer begins."""
+    """Tokenizes a prompt: a conversation ends where the assistant's answer begins."""
     if isinstance(prompt, str):
         return list(tokenizer(text=prompt)["input_ids"])
     encoded = tokenizer.apply_chat_template(
@@ -230,7 +230,7 @@ def prompt_ids(prompt: Any, tokenizer: Any, **options: Any) -> list[int]:
 
 
 def check(filled: Configs, *, to_train: bool) -> None:
-    """Refuse reward functions that cannot be found.
+    """Refuses reward functions that cannot be found.
 
     Raises:
         UsageError: there is no such function.

@@ -25,7 +25,7 @@ missing = partial(online.missing, "reward_model_path")
 
 
 def why_not_sharded(sharding: str) -> tuple[str, str] | None:
-    """Say that the trainer copies the policy before it is divided, which TRL refuses under ZeRO-3 (``trl/experimental/
+    """Says that the trainer copies the policy before it is divided, which TRL refuses under ZeRO-3 (``trl/experimental/
     utils.py: create_reference_model``), and samples by means of FSDP's first version (``online_dpo_trainer.py:
     _generate``)."""
     return online.held_whole(
@@ -34,7 +34,7 @@ def why_not_sharded(sharding: str) -> tuple[str, str] | None:
 
 
 def make_parser() -> Any:
-    """Make a parser of TRL's kind, with GRPO's ``--reward_funcs`` beside the config's ``--reward_model_path``."""
+    """Makes a parser of TRL's kind, with GRPO's ``--reward_funcs`` beside the config's ``--reward_model_path``."""
     from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments, TrlParser
     from trl.experimental.online_dpo import OnlineDPOConfig
     from trl.scripts.grpo import GRPOScriptArguments
@@ -47,7 +47,7 @@ def make_parser() -> Any:
 
 
 def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
-    """Build the trainer. The reference is a copy of the policy; with LoRA the adapter is switched off instead.
+    """Builds the trainer. The reference is a copy of the policy; with LoRA the adapter is switched off instead.
 
     What is quantized is the policy and the reference; a reward model is loaded in the policy's dtype.
     """
@@ -83,7 +83,7 @@ def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Count tokens of every prompt with the chat template around it; also try the reward functions on a few rows.
+    """Counts tokens of every prompt with the chat template around it; also tries the reward functions on a few rows.
 
     Raises:
         DatasetFormatError: the rows have images.
@@ -100,7 +100,7 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
 
 
 def check(filled: Configs, *, to_train: bool) -> None:
-    """Refuse what the trainer would end with later, and what is not rehearsed.
+    """Refuses what the trainer would end with later, and what is not rehearsed.
 
     Raises:
         UsageError: each for its reason.
@@ -134,7 +134,7 @@ def check(filled: Configs, *, to_train: bool) -> None:
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Name a loss that is not known; the known ones are means over pairs (``online_dpo_trainer.py: training_step``)."""
+    """Names a loss that is not known; the known ones are means over pairs (``online_dpo_trainer.py: training_step``)."""
     if trainer.args.loss_type not in ("sigmoid", "ipo"):
         return f"how loss_type {trainer.args.loss_type} makes one loss of many pairs is not known"
     return None

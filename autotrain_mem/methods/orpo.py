@@ -29,7 +29,7 @@ takes_model_name = False
 def build_pairs_trainer(
     home: str, filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None
 ) -> Any:
-    """Build a trainer of ``trl.experimental``.
+    """Builds a trainer of ``trl.experimental``.
 
     Args:
         home: Its package, such as ``trl.experimental.orpo``.
@@ -43,7 +43,7 @@ def _class_of(home: str) -> Any:
 
 
 def with_policy(filled: Configs, model: str, stub: Any) -> dict[str, Any]:
-    """Make what a trainer is handed that takes the model as an object: loaded as TRL's other trainers do, which leave
+    """Makes what a trainer is handed that takes the model as an object: loaded as TRL's other trainers do, which leave
     it to accelerate where several processes train (``trl/trainer/dpo_trainer.py: __init__``)."""
     from trl.trainer.utils import create_model_from_path
 
@@ -62,7 +62,7 @@ build_trainer = partial(build_pairs_trainer, "trl.experimental.orpo")
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Make pairs that fill ``length`` tokens, nearly all of them the prompt's.
+    """Makes pairs that fill ``length`` tokens, nearly all of them the prompt's.
 
     The prompt lies on the card once more by itself, and nothing of a batch is smaller for a short answer: logits are of
     prompt and answer. TRL adds an end.
@@ -77,7 +77,7 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Imitate the padding that nearly every real batch of pairs has."""
+    """Imitates the padding that nearly every real batch of pairs has."""
     return _shorten_last_rejected
 
 
@@ -88,7 +88,7 @@ def _shorten_last_rejected(rows: list[Any]) -> list[Any]:
 
 
 def pair_row_lengths(home: str, filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Count tokens as the trainer prepares them, untruncated; both sides begin with the prompt.
+    """Counts tokens as the trainer prepares them, untruncated; both sides begin with the prompt.
 
     Without a ``max_length`` in the config the user leaves it to the data.
 
@@ -113,8 +113,8 @@ def _prepared(home: str, filled: Configs, split: Any, tokenizer: Any, *, limit: 
 
 
 def _check_cut(home: str, limit: int, lengths: list[int]) -> None:
-    """Refuse rows that TRL leaves longer than it was asked to: it cuts no prompt, and 1.12 cuts an answer by the length
-    of the longer one (``trl/experimental/orpo/orpo_trainer.py: tokenize_row``)."""
+    """Refuses rows that TRL leaves longer than it was asked to: it cuts no prompt, and 1.12 cuts an answer by the
+    length of the longer one (``trl/experimental/orpo/orpo_trainer.py: tokenize_row``)."""
     longer = [tokens for tokens in lengths if tokens > limit]
     if longer:
         raise DatasetFormatError(
@@ -128,7 +128,7 @@ row_lengths = partial(pair_row_lengths, "trl.experimental.orpo")
 
 
 def check(filled: Configs, *, to_train: bool) -> None:
-    """Refuse what the trainer would take for something else.
+    """Refuses what the trainer would take for something else.
 
     Raises:
         UsageError: no limit, which TRL takes for 512 tokens, or flags of encoder-decoder models and of samples.
@@ -151,5 +151,5 @@ def check(filled: Configs, *, to_train: bool) -> None:
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Say that the loss adds a mean over tokens to a mean over pairs (``orpo_trainer.py: get_batch_loss_metrics``)."""
+    """Says that the loss adds a mean over tokens to a mean over pairs (``orpo_trainer.py: get_batch_loss_metrics``)."""
     return "its loss is a mean over the chosen rows' tokens less a mean over pairs"

@@ -52,7 +52,7 @@ whole."""
 
 
 def missing(given: Callable[[str], object], *, to_train: bool) -> UsageError | None:
-    """Make the error of a job without a reward model, with which it cannot be planned either."""
+    """Makes the error of a job without a reward model, with which it cannot be planned either."""
     if given("reward_model_path"):
         return None
     return UsageError(
@@ -67,7 +67,7 @@ def mini_batches(arguments: Mapping[str, Any]) -> int | None:
 
 
 def why_not_sharded(sharding: str) -> tuple[str, str] | None:
-    """Say that the trainer calls the policy inside of what FSDP would wrap (``ppo_trainer.py: train``,
+    """Says that the trainer calls the policy inside of what FSDP would wrap (``ppo_trainer.py: train``,
     ``unwrapped_model``)."""
     return online.held_whole(
         "PPO", sharding, "calls the policy and the value model by themselves, where no weights are gathered"
@@ -90,7 +90,7 @@ _EVALUATED_ROWS = 8
 
 
 def not_counted(job: Job, knobs: Knobs) -> Iterator[str]:
-    """Say what TRL samples to show, where it is more than a rollout (``ppo_trainer.py: generate_completions``)."""
+    """Returns what TRL samples to show, where it is more than a rollout (``ppo_trainer.py: generate_completions``)."""
     given = job.arguments
     shown = knobs.per_device_eval_batch_size or int(given.get("per_device_eval_batch_size") or _EVALUATED_ROWS)
     if (
@@ -105,7 +105,7 @@ def not_counted(job: Job, knobs: Knobs) -> Iterator[str]:
 
 
 def make_parser() -> Any:
-    """Make a parser of TRL's kind: TRL has no command for PPO.
+    """Makes a parser of TRL's kind: TRL has no command for PPO.
 
     Raises:
         MissingExtraError: a TRL without PPO is installed.
@@ -116,7 +116,7 @@ def make_parser() -> Any:
 
 
 def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:
-    """Rehearse the whole rollout, since it is generated at once, and one epoch over it (:func:`training_patches`)."""
+    """Rehearses the whole rollout, since it is generated at once, and one epoch over it (:func:`training_patches`)."""
     episodes = knobs.effective_batch_size * REHEARSED_STEPS
     return {
         "gradient_accumulation_steps": knobs.gradient_accumulation_steps,
@@ -127,7 +127,7 @@ def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, A
 
 
 def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
-    """Build our PPOTrainer with four models: the reward and the value model both start from ``--reward_model_path``.
+    """Builds our PPOTrainer with four models: the reward and the value model both start from ``--reward_model_path``.
 
     With LoRA there is no reference model: the adapter is switched off instead. What is quantized is the policy and the
     reference; the value model is trained whole.
@@ -154,7 +154,7 @@ def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset:
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Make prompts of ``length`` tokens, enough for every rollout.
+    """Makes prompts of ``length`` tokens, enough for every rollout.
 
     All begin with padding, as most of a real rollout's do: TRL makes masks of the ids, whatever order it shuffles into.
     """
@@ -164,13 +164,13 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Leave the rows, which are padded already."""
+    """Leaves the rows, which are padded already."""
     return list
 
 
 @contextmanager
 def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
-    """Train on two micro-batches of each rollout: TRL draws them from ``args`` as it goes, after the rollout is made.
+    """Trains on two micro-batches of each rollout: TRL draws them from ``args`` as it goes, after the rollout is made.
 
     The rollout itself keeps its size, which the trainer gave to its dataloader when it was built
     (trl/experimental/ppo/ppo_trainer.py: train and __init__).
@@ -193,7 +193,7 @@ def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Count tokens of every prompt; also refuses what the trainer would refuse once it is built."""
+    """Counts tokens of every prompt; also refuses what the trainer would refuse once it is built."""
     from autotrain_mem.trainers import ppo_checks
 
     ppo_checks.refuse(filled.training, tokenizer)
@@ -204,7 +204,7 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
 
 
 def tokenizer_findings(filled: Configs, tokenizer: Any) -> Iterator[Finding]:
-    """Find what the trainer would refuse of the tokenizer once it is built."""
+    """Finds what the trainer would refuse of the tokenizer once it is built."""
     from autotrain_mem.trainers import ppo_checks
 
     for message, cure in ppo_checks.problems(filled.training, tokenizer):
@@ -212,12 +212,12 @@ def tokenizer_findings(filled: Configs, tokenizer: Any) -> Iterator[Finding]:
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Say that PPO has a loop of its own, and a guard of its own (``training.guard.ppo``)."""
+    """Says that PPO has a loop of its own, and a guard of its own (``training.guard.ppo``)."""
     return f"how {type(trainer).__name__} makes one loss of many rows is not known"
 
 
 def policy_tokenizer(model: str, filled: Configs) -> Any:
-    """Load the policy's tokenizer, padding on the left, where generation needs it."""
+    """Loads the policy's tokenizer, padding on the left, where generation needs it."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(
@@ -241,7 +241,7 @@ def _causal(model: str, loading: Mapping[str, Any]) -> Any:
 
 
 def _tokenized(split: Any, tokenizer: Any) -> Any:
-    """Make rows of ``input_ids`` alone: what the trainer's collator pads. A conversation gets its chat template."""
+    """Makes rows of ``input_ids`` alone: what the trainer's collator pads. A conversation gets its chat template."""
     if "input_ids" in split.column_names:
         return split.select_columns(["input_ids"])
 

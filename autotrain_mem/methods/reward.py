@@ -30,7 +30,7 @@ llamafactory = LlamaFactoryFacts(
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Make pairs whose two sequences both fill ``length`` tokens: the collator makes one batch of them."""
+    """Makes pairs whose two sequences both fill ``length`` tokens: the collator makes one batch of them."""
     from datasets import Dataset
 
     full = [[ORDINARY_TOKEN] * length] * rows
@@ -38,12 +38,12 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Imitate the padding that every real batch of pairs has."""
+    """Imitates the padding that every real batch of pairs has."""
     return shorten_last_rejected
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Let the trainer prepare the data unfiltered; a pair is as long as its longer side, by which TRL filters."""
+    """Lets the trainer prepare the data unfiltered; a pair is as long as its longer side, by which TRL filters."""
     from trl import RewardTrainer
 
     filled.training.max_length = None
@@ -55,7 +55,7 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
 
 
 def tokenizer_findings(filled: Configs, tokenizer: Any) -> Iterator[Finding]:
-    """Warn where padding looks like an end.
+    """Warns where padding looks like an end.
 
     The score is read at the last token that is no padding, by its id (``transformers/modeling_layers.py:
     GenericForSequenceClassification.forward``). TRL ends every sequence with the end token.

@@ -23,7 +23,7 @@ _SIGNATURE = (
 
 
 def built_in_rewards() -> dict[str, RewardFunction]:
-    """List TRL's own reward functions, by the names that ``trl grpo`` knows them by (trl/scripts/grpo.py: main)."""
+    """Lists TRL's own reward functions, by the names that ``trl grpo`` knows them by (trl/scripts/grpo.py: main)."""
     from trl import rewards
 
     return {
@@ -37,7 +37,7 @@ def built_in_rewards() -> dict[str, RewardFunction]:
 
 
 def reward_functions(names: Sequence[str]) -> list[RewardFunction]:
-    """Find the functions of these names: TRL's own, or ``module.function`` importable from the working folder.
+    """Finds the functions of these names: TRL's own, or ``module.function`` importable from the working folder.
 
     Raises:
         UsageError: no such function; says why for each.
@@ -92,7 +92,7 @@ def _blaming(name: str) -> Iterator[None]:
 
 
 def _naming_itself(name: str, function: RewardFunction) -> RewardFunction:
-    """Wrap the function, so that an error of its own says whose it is."""
+    """Wraps the function, so that an error of its own says whose it is."""
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
@@ -111,7 +111,7 @@ def _naming_itself(name: str, function: RewardFunction) -> RewardFunction:
 
 
 def try_once(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Call every function as TRL would, on a few rows with an empty-handed completion each.
+    """Calls every function as TRL would, on a few rows with an empty-handed completion each.
 
     TRL's own may need a package that is not here: a plan can do without (:func:`check_packages` is for a run).
 
@@ -133,7 +133,7 @@ def try_once(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def check_packages(names: Iterable[str]) -> None:
-    """Call TRL's own functions, which ask for their package only then: a run would end at its first reward.
+    """Calls TRL's own functions, which ask for their package only then: a run would end at its first reward.
 
     Raises:
         MissingExtraError: a function's package is not installed.
@@ -151,7 +151,7 @@ def check_packages(names: Iterable[str]) -> None:
 
 
 def _call(function: RewardFunction, rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Call it as ``trl/trainer/grpo_trainer.py: _calculate_rewards`` does, before any training."""
+    """Calls it as ``trl/trainer/grpo_trainer.py: _calculate_rewards`` does, before any training."""
     import asyncio
 
     from transformers import TrainerState
@@ -201,5 +201,5 @@ def _is_number(value: Any) -> bool:
 
 
 def rehearsed_reward(prompts: Sequence[Any], **_: Any) -> list[float]:
-    """Stand in for a reward function: completions get rewards that differ, as in a run that learns."""
+    """Stands in for a reward function: completions get rewards that differ, as in a run that learns."""
     return [float(index % 3) for index, _ in enumerate(prompts)]

@@ -37,13 +37,13 @@ class RowLengths:
 
 
 def pair_lengths(first: Sequence[int], second: Sequence[int]) -> RowLengths:
-    """Tell the longer from the shorter sequence of each pair, by their tokens."""
+    """Tells the longer from the shorter sequence of each pair, by their tokens."""
     pairs = list(zip(first, second, strict=True))
     return RowLengths(longer=[max(pair) for pair in pairs], shorter=[min(pair) for pair in pairs])
 
 
 def processes(rows: int, given: int | None) -> int | None:
-    """Choose how many to count with: the user's own number, else as many as pay; None for this process alone.
+    """Chooses how many to count with: the user's own number, else as many as pay; None for this process alone.
 
     Where processes are not forked but started afresh, each would import torch and transformers for seconds.
     """
@@ -57,7 +57,7 @@ def processes(rows: int, given: int | None) -> int | None:
 
 @contextmanager
 def progress_reported_to(on_progress: OnProgress) -> Iterator[None]:
-    """Report every pass that the datasets library makes, in place of its progress bars (datasets/arrow_dataset.py:
+    """Reports every pass that the datasets library makes, in place of its progress bars (datasets/arrow_dataset.py:
     Dataset.map)."""
     from unittest.mock import patch  # slow to import, and the parent asks this module too
 
@@ -85,7 +85,7 @@ class _Bar:
         """Nothing is open."""
 
     def update(self, rows: int) -> None:
-        """Note that so many more rows are done."""
+        """Notes that so many more rows are done."""
         self._done += rows
         now = time.monotonic()
         if now - self._reported_at >= REPORT_EVERY_SECONDS or self._done >= self._rows:
@@ -95,7 +95,7 @@ class _Bar:
 
 @contextmanager
 def without_labels() -> Iterator[None]:
-    """Leave out the pass that makes labels of the tokens (trl/trainer/sft_trainer.py: _prepare_dataset), which is a
+    """Leaves out the pass that makes labels of the tokens (trl/trainer/sft_trainer.py: _prepare_dataset), which is a
     quarter of the time and changes no length. It is known by its name: where TRL calls it otherwise, this is slower."""
     from unittest.mock import patch  # slow to import, and the parent asks this module too
 
@@ -112,7 +112,7 @@ def without_labels() -> Iterator[None]:
 
 
 def smallest_model(*, classifier: bool = False) -> Any:
-    """Make a model of a few hundred weights, causal or with one score, for trainers that only prepare data."""
+    """Makes a model of a few hundred weights, causal or with one score, for trainers that only prepare data."""
     from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
     config = Qwen2Config(
@@ -134,8 +134,8 @@ _ROWS_AT_ONCE = 10_000
 
 
 def list_lengths(rows: Any, column: str) -> list[int]:
-    """How long the lists in a column of a datasets.Dataset are, without making Python's lists of them: 40 ms for
-    200,000 rows of 220 tokens, in place of 5 s."""
+    """Returns how long the lists in a column of a datasets.Dataset are, without making Python's lists of them: 40 ms
+    for 200,000 rows of 220 tokens, in place of 5 s."""
     found: list[int] = []
     for batch in rows.select_columns([column]).with_format("arrow").iter(batch_size=_ROWS_AT_ONCE):
         for chunk in batch.column(column).chunks:

@@ -40,7 +40,7 @@ llamafactory = LlamaFactoryFacts(
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Make rows that fill ``length`` tokens.
+    """Makes rows that fill ``length`` tokens.
 
     Packed blocks are full whatever the rows; each gets two documents, since the mask that keeps documents apart is part
     of what a packed batch costs.
@@ -53,7 +53,7 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Imitate padding, but in padding-free batches, which have none."""
+    """Imitates padding, but in padding-free batches, which have none."""
     return list if filled.training.packing or filled.training.padding_free else shorten_last_row
 
 
@@ -61,14 +61,14 @@ worst_image_rows = image_rows.conversations
 
 
 def image_rows_editor(filled: Configs) -> EditRows:
-    """Imitate padding: rows with images are never packed (``trl/trainer/sft_trainer.py: __init__``)."""
+    """Imitates padding: rows with images are never packed (``trl/trainer/sft_trainer.py: __init__``)."""
     return image_rows.shorten_last_conversation
 
 
 def row_lengths(
     filled: Configs, split: Any, tokenizer: Any, formatting: Callable[[Any], str] | None = None
 ) -> RowLengths:
-    """Let the trainer prepare the data untruncated, and count."""
+    """Lets the trainer prepare the data untruncated, and counts."""
     from trl import SFTTrainer
 
     training = filled.training
@@ -80,12 +80,12 @@ def row_lengths(
 
 
 def image_texts(filled: Configs, row: Mapping[str, Any], images: int, processor: Any) -> Texts:
-    """Format a conversation, a prompt with its completion, or plain text."""
+    """Formats a conversation, a prompt with its completion, or plain text."""
     return image_rows.conversation_texts(row, images, processor, filled.training.dataset_text_field)
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
-    """Take it for a mean over tokens; over those of all micro-batches where transformers counted them."""
+    """Takes it for a mean over tokens; over those of all micro-batches where transformers counted them."""
     return Basis.WHOLE if is_counted else Basis.TOKENS
 
 

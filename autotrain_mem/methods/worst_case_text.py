@@ -15,7 +15,7 @@ PADDING_TOKEN = 2
 
 
 def stub_tokenizer(padding_side: str = "right", marks: Mapping[str, tuple[str, int]] | None = None) -> Any:
-    """Make a tokenizer that splits at blanks; the trainer asks it for special tokens and, in some methods, for ids.
+    """Makes a tokenizer that splits at blanks; the trainer asks it for special tokens and, in some methods, for ids.
 
     Args:
         marks: Special tokens beside its own, by the names of its attributes: as they are written, and their ids.
@@ -38,12 +38,12 @@ def stub_tokenizer(padding_side: str = "right", marks: Mapping[str, tuple[str, i
 
 
 def text_of(tokens: int) -> str:
-    """Write a text that :func:`stub_tokenizer` turns into ``tokens`` ids; it ends in a blank, so two can be joined."""
+    """Writes a text that :func:`stub_tokenizer` turns into ``tokens`` ids; it ends in a blank, so two can be joined."""
     return f"t{ORDINARY_TOKEN} " * tokens
 
 
 def shorten_last_row(rows: list[Any]) -> list[Any]:
-    """Cut one token off the last row: a batch of several rows is padded, and so carries a real attention mask.
+    """Cuts one token off the last row: a batch of several rows is padded, and so carries a real attention mask.
 
     Its shape stays that of the worst batch. A batch of one row has no padding.
     """
@@ -54,7 +54,7 @@ def shorten_last_row(rows: list[Any]) -> list[Any]:
 
 
 def shorten_last_rejected(rows: list[Any], limit: int | None = None) -> list[Any]:
-    """Do the same for pairs, whose two sequences lie in one batch: even a single pair is padded.
+    """Does the same for pairs, whose two sequences lie in one batch: even a single pair is padded.
 
     Args:
         limit: Where the collator cuts prompt and completion to; one token less is left, so that the cut does not

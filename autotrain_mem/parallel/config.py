@@ -92,7 +92,8 @@ def _fsdp(knobs: Knobs) -> dict[str, Any]:
 
 
 def sharding_arguments(knobs: Knobs) -> dict[str, Any]:
-    """Say what a trainer needs beside accelerate's config where its model is sharded; the user's own words go over it.
+    """Returns what a trainer needs beside accelerate's config where its model is sharded; the user's own words go over
+    it.
 
     FSDP shards floating-point parameters only, so 4-bit weights are packed into those of the dtype that is computed in,
     as which they are gathered (``transformers/distributed/fsdp.py: update_fsdp_plugin_peft``). Stored as bytes each

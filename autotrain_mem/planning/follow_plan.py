@@ -160,7 +160,7 @@ def _does_not_fit(plan: Plan, estimate: Estimate, reasons: tuple[str, ...], agai
 
 
 def check_subject(plan: Plan, job: Job, facts: ModelFacts, again: str) -> None:
-    """Refuse a plan of another model or method; the same model may lie elsewhere. Raises UsageError."""
+    """Refuses a plan of another model or method; the same model may lie elsewhere. Raises UsageError."""
     for made_for, asked, same in (
         (plan.method, job.method, plan.method == job.method),
         (plan.model, job.model, plan.model == job.model or plan.model_digest == facts.digest),

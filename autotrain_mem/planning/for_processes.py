@@ -98,7 +98,7 @@ _SHARED = ("processes", "dp_replicate_size")
 
 
 def is_shared_otherwise(asked: AutoFit, plan: Plan) -> bool:
-    """Whether other numbers of GPUs or machines, or another sharding, are asked for than the plan has."""
+    """Returns whether other numbers of GPUs or machines, or another sharding, are asked for than the plan has."""
     topology, knobs = plan.estimate.hardware.topology, plan.knobs
     one = (asked.gpus,) if isinstance(asked.gpus, int) else tuple(asked.gpus or ())
     has_other_gpus = any(count != topology.devices for count in one) or asked.nodes not in (None, topology.nodes)

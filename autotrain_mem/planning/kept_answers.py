@@ -77,7 +77,7 @@ def parsed(store: Store, workers: Workers, request: RunRequest) -> tuple[dict[st
 
 
 def is_parsed(store: Store, request: RunRequest) -> bool:
-    """Whether :func:`parsed` will need no worker."""
+    """Returns whether :func:`parsed` will need no worker."""
     key = _parse_key(request)
     return key is not None and store.get("parsed", key) is not None
 

@@ -124,7 +124,7 @@ def knows_speed(card: Hardware) -> bool:
 
 
 def optimizer_steps(subject: Subject, knobs: Knobs) -> int | None:
-    """How many steps the whole training has; None where neither ``max_steps`` nor the data say.
+    """Returns how many steps the whole training has; None where neither ``max_steps`` nor the data say.
 
     As transformers counts (``trainer.py: set_initial_training_values``): the last step of an epoch may be a short one.
     Packing leaves the tokens and changes the rows.

@@ -25,12 +25,12 @@ def default_dir(method: str, model: str) -> str:
 
 
 def resumes(job: Job) -> bool:
-    """Whether it goes on with a run that was begun before."""
+    """Returns whether it goes on with a run that was begun before."""
     return bool(job.arguments.get(RESUME))
 
 
 def resumes_in_folder(job: Job) -> bool:
-    """Whether that run is the one in the output folder, and not a checkpoint elsewhere that is named."""
+    """Returns whether that run is the one in the output folder, and not a checkpoint elsewhere that is named."""
     request = job.arguments.get(RESUME)
     if not request or request is True:
         return bool(request)
@@ -62,7 +62,7 @@ def check_output(job: Job, *, overwrite: bool) -> None:
 
 
 def check_apart(output_dir: str, models: Iterable[object], datasets: Iterable[object] = ()) -> None:
-    """Refuse an output folder that is, holds or lies in the folder of a model or of a dataset.
+    """Refuses an output folder that is, holds or lies in the folder of a model or of a dataset.
 
     A model that is saved there would replace what is read, and the datasets library reads all files in a folder. A data
     file's folder may be the output folder. What is looked at are the folders themselves, under whatever name.
@@ -98,7 +98,7 @@ def check_apart(output_dir: str, models: Iterable[object], datasets: Iterable[ob
 
 
 def check_saves_over_no_model(output_dir: str, models: Iterable[str]) -> None:
-    """Refuse a script's output folder where saving would replace a model of the same call.
+    """Refuses a script's output folder where saving would replace a model of the same call.
 
     That is the model's own folder, or the one in which it is a checkpoint, which may be rotated out. All else is the
     script's to decide, as with TRL alone.
@@ -132,7 +132,7 @@ def _datasets(job: Job) -> Iterator[str]:
 
 
 def _lies_in(inner: pathlib.Path, outer: pathlib.Path) -> bool:
-    """Whether one is the other or within it: by what they are, since a folder may be mounted under two names."""
+    """Returns whether one is the other or within it: by what they are, since a folder may be mounted under two names."""
     return outer.exists() and any(each.exists() and each.samefile(outer) for each in (inner, *inner.parents))
 
 

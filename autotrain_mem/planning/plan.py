@@ -230,7 +230,7 @@ def searched_with_images(
 def _with_smaller_images(
     subject: Subject, on_attempt: OnAttempt, footprints: dict[Any, Footprint] | None
 ) -> tuple[Subject, SearchResult] | None:
-    """Try smaller images step by step, without cutting rows; None where that may not be or does not help."""
+    """Tries smaller images step by step, without cutting rows; None where that may not be or does not help."""
     facts, images = subject.facts, subject.lengths.images
     if not images or not allowed(LEVERS[SMALLER_IMAGES], subject.space()):
         return None
@@ -247,7 +247,7 @@ def _with_smaller_images(
 
 
 def _lever_of_images(before: Subject, after: Subject, found: SearchResult, tried: Sequence[Candidate]) -> Lever:
-    """Say what full size would need at least, and what becomes of the row with most tokens of images."""
+    """Returns what full size would need at least, and what becomes of the row with most tokens of images."""
     row, pixels = LEVERS[SMALLER_IMAGES], found.estimate.knobs.max_pixels
     whole = [each.required_bytes for each in tried if each.knobs.max_pixels is None]
     needed = f"at full size it needs at least {against(min(whole), before.budget_bytes)}: " if whole else ""

@@ -73,7 +73,7 @@ class Predictions:
         return [judge(self._subject, knobs, self._there(knobs, whole)) for knobs in points]
 
     def exceeds(self, knobs: Knobs) -> bool:
-        """Whether weights, and the gradients of all of them where all are trained, are more than the device."""
+        """Returns whether weights, and the gradients of all of them where all are trained, are more than the device."""
         if self._subject.facts.parameters is None or knobs.base_bits or knobs.has_group:
             return False
         copies = 1 if knobs.use_peft else 2
@@ -138,7 +138,7 @@ class Predictions:
         return mixed
 
     def _trace_at(self, knobs: Knobs, tokens: int) -> Trace:
-        """Gives a trace of rows of so many tokens: one that was just made, or of few layers where these will do."""
+        """Returns a trace of rows of so many tokens: one that was just made, or of few layers where these will do."""
         trace = self._subject.traces.get(self._subject.job, self._kernels, knobs, tokens)
         if trace is None:
             if (depths := self._depths(knobs)) is not None:

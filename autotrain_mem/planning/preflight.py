@@ -62,7 +62,8 @@ def check_preflight(
 
 
 def _is_settled(result: Preflight) -> bool:
-    """Whether nothing was found that may be mended without a change of the job or its files, such as the network."""
+    """Returns whether nothing was found that may be mended without a change of the job or its files, such as the
+    network."""
     return not any(finding.kind == "error" or finding.error == _OUT_OF_REACH for finding in result.findings)
 
 

@@ -53,7 +53,8 @@ def example_dataset(job: Job) -> str | None:
 
 
 def reads_dataset(job: Job, *, to_train: bool) -> bool:
-    """Whether planning counts tokens: not when the length is given, no data are named, and none will be trained on.
+    """Returns whether planning counts tokens: not when the length is given, no data are named, and none will be trained
+    on.
 
     Nor of a script's stream, whose rows nobody knows before they are trained on.
     """
@@ -66,7 +67,7 @@ def reads_dataset(job: Job, *, to_train: bool) -> bool:
 
 
 def check_lengths(profile: DataProfile, space: Space) -> None:
-    """Refuse ``max_length``, or answers that are sampled, where the run would end at some row.
+    """Refuses ``max_length``, or answers that are sampled, where the run would end at some row.
 
     Raises:
         UsageError: images, or whole prompts, would be cut.

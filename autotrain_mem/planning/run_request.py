@@ -167,7 +167,7 @@ class RunRequest:
         return None if value.lower() == "false" else value
 
     def names(self, *names: str) -> bool:
-        """Whether one of these is given, as a field, a flag or a key."""
+        """Returns whether one of these is given, as a field, a flag or a key."""
         is_field = any(getattr(self, name, None) is not None for name in names)
         return is_field or not {*self.flags, *self.config}.isdisjoint(names)
 
@@ -214,7 +214,7 @@ _SHARDS = (
 
 
 def check_launch(*, is_placed: bool = False) -> None:
-    """Refuse to be one of several processes: each would begin a run of its own, whose training waits for the others.
+    """Refuses to be one of several processes: each would begin a run of its own, whose training waits for the others.
 
     ``LOCAL_RANK`` alone has accelerate wait for them (``accelerate/state.py: PartialState.__init__``).
 

@@ -181,7 +181,8 @@ def _part(info: Any) -> _Recipe | None:
 
 @functools.cache
 def _is_quick() -> bool:
-    """Whether this torch has all that is used here, and answers as it is answered for; else it is left to itself."""
+    """Returns whether this torch has all that is used here, and answers as it is answered for; else it is left to
+    itself."""
     try:
         with QuickFakeMode(is_quick=True) as mode:
             matrix = torch.empty(2, 3)
@@ -198,7 +199,7 @@ def _is_quick() -> bool:
 
 
 def _alike(fake: Any, other: Any) -> bool:
-    """Whether two results are the same to all that may ask; two tensors apart from what they hold."""
+    """Returns whether two results are the same to all that may ask; two tensors apart from what they hold."""
     if not isinstance(fake, torch.Tensor):
         return fake is other
     facts = [

@@ -83,7 +83,7 @@ def rehearse_trainer(
     not_counted: tuple[str, ...] = (),
     rank: RehearsedRank | None = None,
 ) -> Trace:
-    """Build a trainer and run its own ``train()`` on fake tensors; returns what it allocated.
+    """Builds a trainer and runs its own ``train()`` on fake tensors; returns what it allocated.
 
     Args:
         not_counted: What this rehearsal leaves out, beside what no rehearsal imitates.
@@ -106,7 +106,7 @@ def rehearse_trainer(
 
 
 def train_on_fakes(spec: TrainerSpec, recorder: Recorder, values: KnownValues) -> Trained:
-    """Build the trainer and train it under a fake mode and under the rules of CUDA; returns what it trains."""
+    """Builds the trainer and trains it under a fake mode and under the rules of CUDA; returns what it trains."""
     with generation_by_its_ends(recorder):
         trainer = spec.build()
         trained = count_trained(trainer.model)
@@ -165,12 +165,12 @@ class Watch:
 
     @property
     def phase(self) -> Phase:
-        """Tells where the run is, or where it ended."""
+        """Returns where the run is, or where it ended."""
         return self.recorder.phase
 
     @contextmanager
     def cuda_semantics(self) -> Iterator[None]:
-        """Inside, a trainer may be built and trained."""
+        """Within the block, a trainer may be built and trained."""
         process = (
             nullcontext() if self._ranked is None else real_rank(self.recorder, self._ranked, self._compute_capability)
         )
@@ -231,7 +231,7 @@ def _arrivals(arrive: Callable[[dict[str, Any]], dict[str, Any]], recorder: Reco
 
 
 def materialize(model: torch.nn.Module) -> torch.nn.Module:
-    """Give every meta tensor a fake one (call it under a fake mode); a tied parameter stays one parameter."""
+    """Returns every meta tensor a fake one (call it under a fake mode); a tied parameter stays one parameter."""
     if getattr(model, "hf_quantizer", None) is not None:
         stand_in(model)
     fakes: dict[int, torch.Tensor] = {}
@@ -272,7 +272,7 @@ def conversion_in_place() -> AbstractContextManager[Any]:
 
 
 def stand_in(model: Any) -> None:
-    """Give bitsandbytes' layers of a model on the meta device their quantized weights; call it under a fake mode."""
+    """Gives bitsandbytes' layers of a model on the meta device their quantized weights; call it under a fake mode."""
     import bitsandbytes
 
     quantize = functools.cache(_quantize)
@@ -298,7 +298,7 @@ def stand_in(model: Any) -> None:
 
 
 def _quantize(shape: tuple[int, int], dtype: torch.dtype, **options: Any) -> tuple[torch.Tensor, Any]:
-    """Let bitsandbytes quantize on the meta device (``bitsandbytes/functional.py: quantize_4bit``): sizes are its own.
+    """Lets bitsandbytes quantize on the meta device (``bitsandbytes/functional.py: quantize_4bit``): sizes are its own.
 
     Its table of codes is computed from values, and kept for the whole process: here it is lent one without values.
     """

@@ -135,7 +135,7 @@ class _Ends:
         self._skipped: dict[str, tuple[torch.Tensor, ...]] = {}
 
     def watching(self, model: Any) -> AbstractContextManager[Any]:
-        """Catch what the loop hands to these two methods of one model object."""
+        """Catches what the loop hands to these two methods of one model object."""
         update = model._update_model_kwargs_for_generation
         has_unfinished = model._has_unfinished_sequences
 
@@ -214,7 +214,7 @@ class _Ends:
             know(ids, torch.cat([self._prompt, sampled], dim=-1))
 
     def complete(self, result: Any) -> Any:
-        """Put what the skipped steps recorded between what the others did."""
+        """Puts what the skipped steps recorded between what the others did."""
         for name, skipped in self._skipped.items():
             first, *last = getattr(result, name)
             result[name] = (first, *skipped, *last)
@@ -311,7 +311,7 @@ def _can_grow(cache: Any) -> bool:
 
 
 def _grow(layer: Any, tokens: int) -> None:
-    """Bring one layer to where it would be after ``tokens`` further steps of one token each."""
+    """Brings one layer to where it would be after ``tokens`` further steps of one token each."""
     kind = type(layer)
     if kind not in _CONSTANT and not layer.is_initialized:
         return  # a layer that uses another's keys and values

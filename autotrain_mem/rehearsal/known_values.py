@@ -37,7 +37,7 @@ _LAYER_NORM_BACKWARD = torch.ops.aten.native_layer_norm_backward.default
 
 @functools.cache
 def _is_dynamic(operator: Any) -> bool:
-    """Whether the sizes of an operator's result depend on values."""
+    """Returns whether the sizes of an operator's result depend on values."""
     return torch.Tag.dynamic_output_shape in operator.tags
 
 
@@ -55,12 +55,12 @@ def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def know(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Say what a fake tensor holds, where that is decided outside of the operators (a token that is sampled)."""
+    """Says what a fake tensor holds, where that is decided outside of the operators (a token that is sampled)."""
     tensor.__dict__["known"] = Known(value, [True])
 
 
 def real_tensors() -> AbstractContextManager[None]:
-    """Inside, operators on real tensors run for real, whatever modes are on."""
+    """Within the block, operators on real tensors run for real, whatever modes are on."""
     return torch._C._DisableTorchDispatch()  # type: ignore[no-any-return]
 
 
@@ -129,7 +129,7 @@ class KnownValues:
         }
 
     def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Execute one operator: answer what needs a value, and compute what is known."""
+        """Executes one operator: answers what needs a value, and computes what is known."""
         if operator is _SCALAR:
             return self._scalar(args[0])
         if operator is _UNSAFE_VIEW:

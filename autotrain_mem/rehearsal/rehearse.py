@@ -63,7 +63,7 @@ def rehearse(
     rank: int = 0,
     routing: Routing | None = None,
 ) -> Trace:
-    """Rehearse one configuration.
+    """Rehearses one configuration.
 
     Args:
         length: Tokens that every row of the worst batch fills; of the prompt alone, in online methods.
@@ -95,7 +95,7 @@ def _peak(trace: Trace) -> int:
 
 
 def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: int | None = None) -> TrainerSpec:
-    """How the job's trainer is built and driven; a real run that is compared with it is driven the same way.
+    """Returns how the job's trainer is built and driven; a real run that is compared with it is driven the same way.
 
     Args:
         layers: Of models that a script hands over as objects; None for all that they have.
@@ -152,7 +152,7 @@ def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: i
 
 
 def rehearsal_arguments(job: Job, knobs: Knobs, output_dir: str) -> dict[str, Any]:
-    """Lay the knobs over the job's arguments, and take out everything that only a real run needs.
+    """Lays the knobs over the job's arguments, and takes out everything that only a real run needs.
 
     Evaluation, where the job asks for it, comes once, after the last step, when optimizer state is there.
     """
@@ -202,7 +202,7 @@ def _stub(job: Job, knobs: Knobs) -> Any:
 
 
 def _repeated(rows: Any, repeats: int) -> Any:
-    """Gives a dataset of prepared rows so often, by their numbers."""
+    """Returns a dataset of prepared rows so often, by their numbers."""
     if rows is None or repeats == 1:
         return rows
     return rows.select([*range(len(rows))] * repeats)

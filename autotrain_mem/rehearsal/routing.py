@@ -28,7 +28,7 @@ tokens that choose 8 of 128 experts."""
 
 @contextmanager
 def routed(routing: Routing) -> Iterator[set[Routing]]:
-    """Inside, loops over experts have their tokens routed so.
+    """Within the block, loops over experts have their tokens routed so.
 
     Yields:
         What was met: this routing where a loop was, ``Routing.ANY`` where all tokens were computed at once.

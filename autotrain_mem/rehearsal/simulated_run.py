@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Do one task on a simulated card."""
+    """Does one task on a simulated card."""
     run(simulated_device)
 
 
@@ -57,7 +57,7 @@ class SimulatedRun:
 
 @contextlib.contextmanager
 def simulated_device(request: Request) -> Iterator[Device]:
-    """Have a trainer built and trained inside, whose CPU tensors are treated as the card's own."""
+    """Has a trainer built and trained inside, whose CPU tensors are treated as the card's own."""
     # Seconds of imports: only the process that trains comes here, once it hears of interrupts.
     from autotrain_mem.allocator.settings import environment_settings
     from autotrain_mem.machine.fault_injection import injected_faults

@@ -35,7 +35,8 @@ def whole_depth(config: Any) -> int:
 
 @contextmanager
 def with_layers(models: Collection[str], layers: int | None) -> Iterator[None]:
-    """Inside, the configs of models with these names have so many layers, the first ones of their own; None: all."""
+    """Within the block, the configs of models with these names have so many layers, the first ones of their own; None:
+    all."""
     if layers is None:
         yield
         return
@@ -61,7 +62,7 @@ def _shortening(owner: Any, models: Collection[str], layers: int) -> Any:
 
 
 def shorten(config: Any, layers: int) -> None:
-    """Leave the first ``layers`` layers of a language model, and of every list that tells something of each of them."""
+    """Leaves the first ``layers`` layers of a language model, and of every list that tells something of each of them."""
     text = config.get_text_config(decoder=True)
     whole = text.num_hidden_layers
     for name, value in vars(text).items():

@@ -110,7 +110,7 @@ class _Client:
         }
 
     def update_named_params(self, metadata: Any, named_params: Iterator[tuple[str, torch.Tensor]]) -> None:
-        """Fill buffers and hold as many as are in flight."""
+        """Fills buffers and holds as many as are in flight."""
         in_flight: deque[torch.Tensor] = deque(maxlen=PACKED_BUFFERS)
         waiting = 0
         for _, tensor in named_params:

@@ -77,7 +77,7 @@ class ProbeBackend:
         return replace(self.rehearsals, hardware=hardware).budget_bytes
 
     def probe(self, plan: Plan) -> Probe:
-        """Try the plan's settings in a process of its own; this one never opens a CUDA context.
+        """Tries the plan's settings in a process of its own; this one never opens a CUDA context.
 
         ``fits`` says only that nothing was refused and no cache given back.
         """
@@ -96,7 +96,7 @@ class ProbeBackend:
         return replace(run_probe(request, environment, self.folder, self.machines), others=others)
 
     def planned(self, correction: Correction, hardware: Hardware) -> Replanned:
-        """Search again, by the same words; what was rehearsed for it is mostly kept. Raises DoesNotFitError."""
+        """Searches again, by the same words; what was rehearsed for it is mostly kept. Raises DoesNotFitError."""
         with self.workers() as workers:
             started, plain = time.perf_counter(), replace(self.rehearsals, workers=workers, hardware=hardware)
             asked = replace(plain, correction=correction).subject()
@@ -108,7 +108,7 @@ class ProbeBackend:
 
 
 def _now(card: Hardware) -> Hardware:
-    """Give the same card with what is free of it now; as it was where NVML does not tell."""
+    """Returns the same card with what is free of it now; as it was where NVML does not tell."""
     now_bytes = free_bytes(card)
     return card if now_bytes is None else replace(card, free_bytes=now_bytes)
 
@@ -121,7 +121,7 @@ def probed(
     on_event: OnEvent,
     machines: Machines | None,
 ) -> Plan:
-    """Try a plan before it trains: two real steps on the longest rows, in a process that then ends.
+    """Tries a plan before it trains: two real steps on the longest rows, in a process that then ends.
 
     A plan that the user follows does not move (:func:`confirmed`). Nothing is probed where nothing measures, nor a plan
     that a run goes on with and that nothing has changed since.
@@ -150,7 +150,7 @@ def probed(
 
 
 def is_probed(job: Job, hardware: Hardware, *, vllm_share_bytes: int) -> bool:
-    """Whether a probe can tell anything.
+    """Returns whether a probe can tell anything.
 
     On a plain CPU nothing measures. A vLLM engine in the trainer's own process takes its share of the card through the
     same allocator, so that nobody can tell what is the trainer's. A drop-in trainer holds its card already.
@@ -280,7 +280,7 @@ class _Confirmation:
         return probe.required_bytes < (1 - ROOM_WORTH_A_MOVE) * point.predicted.required_bytes
 
     def _moves_up(self) -> bool:
-        """Whether there is something better by what was measured; the plan that fits is kept beside it."""
+        """Returns whether there is something better by what was measured; the plan that fits is kept beside it."""
         before = self.plan
         better = self._planned()
         if better.plan.knobs == before.knobs:

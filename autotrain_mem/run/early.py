@@ -218,7 +218,7 @@ def _refuse_model(name: str, flag: str, revision: object = None) -> dict[str, An
 
 
 def several_asked(request: RunRequest) -> bool:
-    """Whether cards are to be compared; raises UnknownGpuError for a name that none has."""
+    """Returns whether cards are to be compared; raises UnknownGpuError for a name that none has."""
     autofit = request.autofit
     return bool(several(autofit.gpu or "", autofit.gpu_counts, nodes=autofit.nodes or 1, link=autofit.link))
 
@@ -266,7 +266,7 @@ def without_effect(job: Job) -> Iterator[str]:
 
 
 def check_checkpoint(request: RunRequest) -> None:
-    """Look at what a request would go on with, as far as flags and the run's own plan say how the model is shared.
+    """Looks at what a request would go on with, as far as flags and the run's own plan say how the model is shared.
 
     Where they leave it open, the plan that is made is looked at (``run.supervised``).
 

@@ -130,7 +130,7 @@ def _limit_bytes(rehearsals: Rehearsals, chosen: Plan, peak_reserved_bytes: int 
 def _searched(
     rehearsals: Rehearsals, chosen: Plan, without: Sequence[str] = (), *, is_other: bool = False
 ) -> Plan | None:
-    """Search around the settings of a plan; None where nothing fits, or they alone do.
+    """Searches around the settings of a plan; None where nothing fits, or they alone do.
 
     Args:
         without: Levers that are let go.

@@ -55,7 +55,7 @@ class RunFigures:
                 self._reading, self._longest_rows_first = None, False
 
     def report(self, end: Event, plan: Plan, output_dir: str) -> Report:
-        """Report on all processes of the run.
+        """Reports on all processes of the run.
 
         Where nothing was left to train, nothing was logged or measured. The time is by the last process's own clock
         where it was the only one; else from the first one's start to the end.
@@ -100,7 +100,7 @@ def _now() -> str:
 
 
 def _together(before: MemoryReading | None, now: MemoryReading | None) -> MemoryReading | None:
-    """Gives the peaks of several processes, one after the other, with the last one's readings."""
+    """Returns the peaks of several processes, one after the other, with the last one's readings."""
     if before is None or now is None:
         return now or before
     return replace(

@@ -68,7 +68,7 @@ def shared_words(argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def follows(request: RunRequest) -> bool:
-    """Whether another machine leads."""
+    """Returns whether another machine leads."""
     return request.place is not None and request.place.rank > 0
 
 

@@ -55,7 +55,7 @@ from autotrain_mem.worker.pool import Workers
 def hold_output(
     job: Job, on_event: Callable[[Mapping[str, Any]], None], *, overwrite: bool = False
 ) -> contextlib.AbstractContextManager[RunFolder]:
-    """Hold the output folder of a job until the run has ended."""
+    """Holds the output folder of a job until the run has ended."""
     return hold_folder(output_dir(job), resuming=resumes_in_folder(job), overwrite=overwrite, on_event=on_event)
 
 
@@ -235,7 +235,7 @@ class SupervisedRun:
         self.on_event(event)
 
     def _run(self, report: Report) -> dict[str, Any]:
-        """Add to a report what else ``run.json`` holds."""
+        """Adds to a report what else ``run.json`` holds."""
         return {
             **codec.to_json(report),
             "versions": versions_key(),
@@ -248,7 +248,7 @@ class SupervisedRun:
         self._write(PLAN_NAME, codec.to_json(plan))
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
-        """Write a file of the run. One for which there is no room ends no training; that is said once."""
+        """Writes a file of the run. One for which there is no room ends no training; that is said once."""
         try:
             write_json(self.folder / name, content)
         except OutputFolderError as error:
@@ -284,7 +284,7 @@ class SupervisedRun:
         return self._first
 
     def _check_processes(self, checkpoint: Path) -> None:
-        """Say what becomes of a checkpoint that another number of processes wrote, or another way of sharing a model.
+        """Says what becomes of a checkpoint that another number of processes wrote, or another way of sharing a model.
 
         Raises:
             OutputFolderError: the training cannot go on with it.
@@ -304,7 +304,7 @@ class SupervisedRun:
             self.record({"event": "note", "message": message})
 
     def _last_start(self) -> Checkpoint | None:
-        """Find where the run that was in the folder last has got to, and go on as that run.
+        """Finds where the run that was in the folder last has got to, and goes on as that run.
 
         Where no run has left its id (TRL alone trained there) the newest checkpoint counts, whoever wrote it.
         """

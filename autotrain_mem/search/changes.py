@@ -65,7 +65,7 @@ def _harm(row: LeverRow, space: Space, knobs: Knobs) -> Harm:
 
 
 def _rounds_nothing(row: LeverRow, space: Space, knobs: Knobs) -> bool:
-    """Whether weights are frozen in the precision that they are saved in, whoever turned the adapter on."""
+    """Returns whether weights are frozen in the precision that they are saved in, whoever turned the adapter on."""
     return row.name == HALF_WEIGHTS and knobs.use_peft and space.checkpoint_dtype == knobs.dtype == half_of(knobs)
 
 
@@ -101,7 +101,8 @@ def _value(row: LeverRow, knobs: Knobs) -> Any:
 
 
 def _is_let_go(row: LeverRow, base: Knobs, knobs: Knobs) -> bool:
-    """Whether a lever of time is let go, not pulled, which does no harm: more rows at once, or no recomputation."""
+    """Returns whether a lever of time is let go, not pulled, which does no harm: more rows at once, or no
+    recomputation."""
     if row.name == MICRO_BATCH:
         return knobs.per_device_train_batch_size > base.per_device_train_batch_size
     return row.name == CHECKPOINTING and not knobs.recomputes
@@ -206,7 +207,7 @@ def _next_that_failed(space: Space, knobs: Knobs, memo: Memo) -> str:
 
 
 def _alike(one: Knobs, other: Knobs, *, but: Sequence[str]) -> bool:
-    """Whether two points differ in nothing but batches, segments and these knobs."""
+    """Returns whether two points differ in nothing but batches, segments and these knobs."""
     batches = [name for lever in BATCHES for name in LEVERS[lever].knobs]
     kept = {name: getattr(other, name) for name in (*batches, EXPANDABLE, *but)}
     return replace(one, **kept) == other

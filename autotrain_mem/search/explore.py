@@ -69,7 +69,7 @@ def best_of(
 
 
 def _nearly_fits(estimate: Estimate) -> bool:
-    """Whether copies with few layers may be wrong that a point does not fit."""
+    """Returns whether copies with few layers may be wrong that a point does not fit."""
     return not estimate.fits and estimate.required_bytes <= estimate.budget_bytes * LEEWAY
 
 
@@ -142,8 +142,8 @@ def _seconds(estimate: Estimate, *, training: bool) -> float:
 
 
 def _may_hold(level: Level, memo: Memo, *, confirmed: bool) -> bool:
-    """Whether the level's first or last point fits: those with most and with least demand. A plan that is only shown is
-    looked for by what is known of others.
+    """Returns whether the level's first or last point fits: those with most and with least demand. A plan that is only
+    shown is looked for by what is known of others.
 
     The last alone is asked first where that is likely to settle it: the level before tells what one that offloads needs
     at most, and once weights were beyond the card, others may be as well. Once a run's mixed lengths were looked at, it
@@ -164,7 +164,7 @@ def _may_hold(level: Level, memo: Memo, *, confirmed: bool) -> bool:
 
 
 def fits_at_once(level: Level, memo: Memo) -> bool:
-    """Whether the whole batch at once fits where the fewest rows at once do not; rehearsed only where it may."""
+    """Returns whether the whole batch at once fits where the fewest rows at once do not; rehearsed only where it may."""
     at_once = level.at_once
     return may_fit_at_once(level.space, memo(level.least), at_once) and surely_fits(memo, at_once)
 

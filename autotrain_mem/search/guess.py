@@ -89,13 +89,13 @@ def _at_best(memo: Memo, known: Sequence[Estimate], knobs: Knobs) -> float:
 
 
 def may_fit(memo: Memo, space: Space, line: Line, among: Sequence[Line], knobs: Knobs) -> bool:
-    """Whether a point of a line was not rehearsed, and nothing that is known rules it out."""
+    """Returns whether a point of a line was not rehearsed, and nothing that is known rules it out."""
     (sight,) = sights(memo, (line,), among)
     return knobs in _may_fit(space, sight)
 
 
 def may_fit_at_once(space: Space, least: Estimate, knobs: Knobs) -> bool:
-    """Whether a point that does not accumulate may fit where one of the same setting with fewer rows does not."""
+    """Returns whether a point that does not accumulate may fit where one of the same setting with fewer rows does not."""
     return _with_activations(space, least, knobs) <= least.budget_bytes * LEEWAY_OF_ONE
 
 
@@ -131,7 +131,7 @@ def _may_fit(space: Space, sight: LineHistory) -> list[Knobs]:
 
 
 def is_ruled_out(sight: LineHistory, knobs: Knobs) -> bool:
-    """Whether no more rows were seen not to fit, here or, by more than bytes stray, on a line that needs less."""
+    """Returns whether no more rows were seen not to fit, here or, by more than bytes stray, on a line that needs less."""
     failed = [each for each in sight.known if not each.fits]
     harder = [each for known in sight.harder for each in known]
     failed += [each for each in harder if each.required_bytes > each.budget_bytes * LEEWAY]
@@ -142,7 +142,7 @@ def is_ruled_out(sight: LineHistory, knobs: Knobs) -> bool:
 
 
 def _leaves_room(space: Space, known: Sequence[Estimate], knobs: Knobs) -> bool:
-    """Whether what points on a heavier base need beside its weights is within the budget."""
+    """Returns whether what points on a heavier base need beside its weights is within the budget."""
     weights = _nearest(known, knobs).memory.owners_at_peak.get(Owner.WEIGHTS, 0)
     return required_bytes(space, known, knobs) - weights <= known[0].budget_bytes * LEEWAY_OF_ONE
 

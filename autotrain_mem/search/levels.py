@@ -86,7 +86,7 @@ def check_forbid(names: Iterable[str]) -> frozenset[str]:
 
 
 def allowed(row: LeverRow, space: Space) -> bool:
-    """Whether this job's method, pins and limits let the lever be pulled."""
+    """Returns whether this job's method, pins and limits let the lever be pulled."""
     possible = {name: (getattr(space.base, name),) for name in row.needs} | {SHARDING: shardings(space)}
     return (
         row.suits(METHODS[space.method])
@@ -115,7 +115,7 @@ def pull_all(space: Space, names: Iterable[str]) -> Knobs:
 
 
 def moves(name: str, space: Space) -> bool:
-    """Whether a lever may be pulled and would change anything."""
+    """Returns whether a lever may be pulled and would change anything."""
     return allowed(LEVERS[name], space) and _pull(LEVERS[name], space.base, space) != space.base
 
 
@@ -338,7 +338,7 @@ def _ranks(space: Space, setting: Knobs) -> tuple[int, ...]:
 
 
 def _keeps_shards(space: Space, setting: Knobs) -> bool:
-    """Whether what a process holds of these settings can be divided as far as it can of any."""
+    """Returns whether what a process holds of these settings can be divided as far as it can of any."""
     ways = shared(space, setting)
     return bool(ways) and least_shared(space, setting).sharding == least_shared(space, space.base).sharding
 

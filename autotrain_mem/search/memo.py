@@ -43,7 +43,7 @@ class Predictor(Protocol):
         how processes share the model."""
 
     def would_fit(self, estimate: Estimate, *, rehearsed: bool) -> Sequence[str]:
-        """Tells where a run that does not fit here would: other cards, each in a few words.
+        """Returns where a run that does not fit here would: other cards, each in a few words.
 
         Args:
             rehearsed: Whether what several cards share is rehearsed, which takes seconds, or computed from this.
@@ -71,7 +71,7 @@ class Memo:
         return self._estimates[_native(knobs)]
 
     def ask(self, points: Sequence[Knobs], *, whole: bool = False) -> None:
-        """Rehearse those of the points that are not known, all at once."""
+        """Rehearses those of the points that are not known, all at once."""
         named = map(_native, points) if self._may_expand else points
         asked = list(dict.fromkeys(knobs for knobs in named if not self._is_known(knobs, whole)))
         if not asked:
@@ -83,13 +83,13 @@ class Memo:
             self._on_attempt(self._attempts[-1])
 
     def foresee(self, knobs: Knobs) -> None:
-        """Let the whole model of a point be rehearsed while others are asked, since it is going to be asked for."""
+        """Lets the whole model of a point be rehearsed while others are asked, since it is going to be asked for."""
         native = _native(knobs) if self._may_expand else knobs
         if not self._is_known(native, whole=True):
             self.predictor.foresee(native)
 
     def over_steps(self, knobs: Knobs) -> None:
-        """Look at a point that fits once more: over a whole run, with rows of every length."""
+        """Looks at a point that fits once more: over a whole run, with rows of every length."""
         estimate = self(knobs)
         if estimate.fits and estimate.memory.mixed_lengths is None:
             self._estimates[_native(knobs)] = self._expanded(self.predictor.over_steps(estimate))
@@ -106,7 +106,8 @@ class Memo:
         return self._speeds[key]
 
     def weights_exceed(self, knobs: Knobs) -> bool:
-        """Whether the same weights were beyond the budget as soon as they were loaded: nothing can make that fit."""
+        """Returns whether the same weights were beyond the budget as soon as they were loaded: nothing can make that
+        fit."""
         return any(_weights(knobs) == _weights(each.knobs) for each in self.estimates if _is_beyond_loading(each))
 
     def of_each_weights(self, points: Sequence[Knobs]) -> list[Knobs]:
@@ -118,7 +119,7 @@ class Memo:
 
     @property
     def any_weights_exceed(self) -> bool:
-        """Whether that is so of weights of any kind."""
+        """Returns whether that is so of weights of any kind."""
         return any(map(_is_beyond_loading, self.estimates))
 
     @property
@@ -148,8 +149,8 @@ def _native(knobs: Knobs) -> Knobs:
 
 
 def _is_beyond_loading(estimate: Estimate) -> bool:
-    """Whether a model is too large before its first batch, which is on the device by then and large where it has
-    images."""
+    """Returns whether a model is too large before its first batch, which is on the device by then and large where it
+    has images."""
     memory = estimate.memory
     loaded_bytes = memory.phases.get(Phase.LOAD, 0) - memory.owners_at_peak.get(Owner.OTHER, 0)
     return loaded_bytes + estimate.outside_bytes > estimate.budget_bytes
@@ -232,7 +233,8 @@ def _likest_last(line: Knobs, akin: list[tuple[Knobs, list[Estimate]]]) -> list[
 
 @lru_cache(maxsize=65536)  # pairs of lines, each of which is compared again in every turn of a search
 def _is_below(one: Knobs, other: Knobs) -> bool:
-    """Whether two lines differ in levers that save bytes alone, of which the first has fewer, and no smaller shards."""
+    """Returns whether two lines differ in levers that save bytes alone, of which the first has fewer, and no smaller
+    shards."""
     shards = SAVES.get(one.sharding, frozenset()), SAVES.get(other.sharding, frozenset())
     levers = saving_levers(one), saving_levers(other)
     return levers[0] <= levers[1] and shards[0] <= shards[1] and _differs(one, other)
@@ -240,7 +242,7 @@ def _is_below(one: Knobs, other: Knobs) -> bool:
 
 @lru_cache(maxsize=65536)
 def _is_akin(one: Knobs, other: Knobs) -> bool:
-    """Whether two lines differ in levers that save bytes alone, of which the first has fewer, or in sharding.
+    """Returns whether two lines differ in levers that save bytes alone, of which the first has fewer, or in sharding.
 
     What shards leave of a device and cost of time is computed both ways.
     """
@@ -249,7 +251,7 @@ def _is_akin(one: Knobs, other: Knobs) -> bool:
 
 @lru_cache(maxsize=65536)
 def _is_heavier(one: Knobs, other: Knobs) -> bool:
-    """Whether two lines differ in the base of an adapter alone, of which the first has more bits a weight."""
+    """Returns whether two lines differ in the base of an adapter alone, of which the first has more bits a weight."""
     if not one.use_peft or other.base_bits is None or (one.base_bits or HALF_BITS) <= other.base_bits:
         return False
     return replace(one, **{name: getattr(other, name) for name in ("dtype", *BASE_BITS, NESTED_QUANT)}) == other
@@ -262,7 +264,7 @@ def _differs(one: Knobs, other: Knobs) -> bool:
 
 
 def shares_alike(one: Knobs, other: Knobs) -> bool:
-    """Whether two points share the model among processes in the same way."""
+    """Returns whether two points share the model among processes in the same way."""
     return one.sharding == other.sharding
 
 

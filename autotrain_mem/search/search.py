@@ -147,9 +147,9 @@ class _Climb:
         return {name: floor for name, floor in least.items() if not floor.fits}
 
     def _is_compared(self, level: Level, best: Estimate) -> bool:
-        """Whether the next level is looked at beside a choice. Where each of several processes has the whole model it
-        is not: nothing is passed over for its speed there. Of shards it is: they are gathered for each layer, and where
-        completions are sampled for each of their tokens."""
+        """Returns whether the next level is looked at beside a choice. Where each of several processes has the whole
+        model it is not: nothing is passed over for its speed there. Of shards it is: they are gathered for each layer,
+        and where completions are sampled for each of their tokens."""
         return level.offloads or self.space.base.processes == 1 or best.knobs.is_sharded
 
     def _look_around(self, level: Level, before: tuple[Level, ...], after: tuple[Level, ...], choice: Estimate) -> None:
@@ -211,6 +211,6 @@ class _Climb:
 
 
 def slowdown(one: Estimate, other: Estimate) -> float:
-    """How many times as long a token takes with the first: 1.5 where it takes half as long again, 1 where none is known
-    to take any time."""
+    """Returns how many times as long a token takes with the first: 1.5 where it takes half as long again, 1 where none
+    is known to take any time."""
     return other.tokens_per_second / one.tokens_per_second if one.tokens_per_second else 1.0

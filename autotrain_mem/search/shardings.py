@@ -64,7 +64,7 @@ def least_shared(space: Space, setting: Knobs) -> Knobs:
 
 
 def _goes_together(space: Space, knobs: Knobs) -> bool:
-    """Whether every lever that these knobs have goes with the others.
+    """Returns whether every lever that these knobs have goes with the others.
 
     Half the weights of what is trained is none under FSDP: with mixed precision accelerate makes trained parameters
     float32 again (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``).

@@ -108,14 +108,14 @@ def lengths_below(longest: int, least: int) -> tuple[int, ...]:
 
 
 def micro_batches(space: Space) -> tuple[int, ...]:
-    """List the rows at once to choose from, largest first; a single size as soon as rows or steps are pinned."""
+    """Lists the rows at once to choose from, largest first; a single size as soon as rows or steps are pinned."""
     if space.pinned & {ROWS, STEPS}:
         return (space.base.per_device_train_batch_size,)
     return space.rows_allowed or tuple(divisors(space.share)[::-1])
 
 
 def with_rows(knobs: Knobs, rows: int, effective_batch_size: int | None = None) -> Knobs:
-    """Split the effective batch, that of the knobs unless given, into micro-batches of so many rows on each device."""
+    """Splits the effective batch, that of the knobs unless given, into micro-batches of so many rows on each device."""
     steps = (effective_batch_size or knobs.effective_batch_size) // (rows * knobs.data_parallel_size)
     return replace(knobs, per_device_train_batch_size=rows, gradient_accumulation_steps=steps)
 
@@ -250,7 +250,7 @@ def _check_completion(knobs: Knobs, prompt: int | None, context_length: int | No
 
 
 def _base_rows(defaults: Knobs, effective: int, given: dict[str, Any], nodes: int) -> int:
-    """Take what the user's words and TRL's defaults make of the effective batch before any tuning."""
+    """Takes what the user's words and TRL's defaults make of the effective batch before any tuning."""
     rows, steps, processes = given.get(ROWS), given.get(STEPS), defaults.data_parallel_size
     if effective % processes:
         groups, fewer = f"{defaults.processes} GPUs", _dividing(effective, defaults.processes, nodes)
@@ -329,8 +329,8 @@ def half_of(knobs: Knobs) -> str:
 
 
 def loses_nothing(base: Knobs, checkpoint_dtype: str | None) -> bool:
-    """Whether half precision is what the weights are saved in, of a model that stays frozen: nothing of what is trained
-    is rounded.
+    """Returns whether half precision is what the weights are saved in, of a model that stays frozen: nothing of what is
+    trained is rounded.
 
     PEFT keeps an adapter in float32 beside such a base (``peft/tuners/tuners_utils.py: cast_adapter_dtype``); TRL makes
     that of a quantized base bfloat16 in any case (``trl/trainer/sft_trainer.py: __init__``).
@@ -339,8 +339,8 @@ def loses_nothing(base: Knobs, checkpoint_dtype: str | None) -> bool:
 
 
 def loses_updates(knobs: Knobs) -> bool:
-    """Whether weights are trained in bfloat16 itself and most are too large to be changed by a step of Adam, which is
-    about the learning rate. Shards have float32 copies (``search.shardings``)."""
+    """Returns whether weights are trained in bfloat16 itself and most are too large to be changed by a step of Adam,
+    which is about the learning rate. Shards have float32 copies (``search.shardings``)."""
     is_half = knobs.dtype == "bfloat16" and not knobs.use_peft and not knobs.is_sharded
     return (
         is_half
@@ -351,8 +351,8 @@ def loses_updates(knobs: Knobs) -> bool:
 
 
 def can_scale(knobs: Knobs) -> bool:
-    """Whether the scaler takes the gradients of what is trained: weights in half precision have such gradients, and it
-    refuses them (``torch/amp/grad_scaler.py: _unscale_grads_``). Of an adapter all is float32."""
+    """Returns whether the scaler takes the gradients of what is trained: weights in half precision have such gradients,
+    and it refuses them (``torch/amp/grad_scaler.py: _unscale_grads_``). Of an adapter all is float32."""
     return not knobs.fp16 or knobs.use_peft or knobs.dtype not in HALF
 
 

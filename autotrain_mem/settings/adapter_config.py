@@ -140,7 +140,7 @@ def why_not_quantized(text: str) -> str:
 
 
 def starts_from_weights(text: str | None) -> bool:
-    """Whether LoRA's first values are made of the base's weights, one after the other."""
+    """Returns whether LoRA's first values are made of the base's weights, one after the other."""
     return text is not None and kind_of(text) == LORA and _start(text).startswith(_MADE_OF_WEIGHTS)
 
 
@@ -160,7 +160,7 @@ def needs_data_first(text: str) -> str:
 
 
 def says_more_than_flags(text: str) -> bool:
-    """Whether something of a config without PEFT's own defaults is lost in TRL's flags of LoRA."""
+    """Returns whether something of a config without PEFT's own defaults is lost in TRL's flags of LoRA."""
     known = {key for key, _ in _FLAGS.values()} | {"peft_type", "task_type"}
     return kind_of(text) != LORA or not json.loads(text).keys() <= known
 

@@ -338,13 +338,13 @@ GROUPS: tuple[FlagGroup, ...] = (*_ROWS_OF_METHODS, *_ROWS_FOR_ALL)
 
 @functools.cache
 def only_for_real(method: str) -> frozenset[str]:
-    """Name the flags that a rehearsal of this method leaves out."""
+    """Names the flags that a rehearsal of this method leaves out."""
     rows = (group for group in GROUPS if not group.methods or method in group.methods)
     return frozenset(name for group in rows if group.verdict is Verdict.ONLY_FOR_REAL for name in group.names)
 
 
 def group_of(method: str, name: str) -> FlagGroup | None:
-    """Find the row of a flag of TRL's; None where nobody has looked at it yet.
+    """Finds the row of a flag of TRL's; None where nobody has looked at it yet.
 
     >>> str(group_of("dpo", "label_smoothing_factor").verdict), str(group_of("sft", "label_smoothing_factor").verdict)
     ('idle', 'rehearsed')

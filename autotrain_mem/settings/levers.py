@@ -232,7 +232,7 @@ WARNINGS = {row.knobs[0]: row.warning for row in LADDER if row.warning}
 
 
 def is_pulled(row: LeverRow, knobs: Knobs) -> bool:
-    """Whether a point has what this lever sets; False of one that moves over a range."""
+    """Returns whether a point has what this lever sets; False of one that moves over a range."""
     return row.to is not None and getattr(knobs, row.knobs[0]) == row.to
 
 

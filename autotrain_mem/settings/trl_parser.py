@@ -225,7 +225,7 @@ def _text(value: Any) -> str:
 
 
 def _forget_defaults(parser: argparse.ArgumentParser) -> None:
-    """Leave in the namespace only what is given; accept what TRL's parser does not but its documentation means."""
+    """Leaves in the namespace only what is given; accept what TRL's parser does not but its documentation means."""
     for action in parser._actions:
         if action.dest == "help":
             continue

@@ -76,7 +76,7 @@ class AutofitError(Exception):
         return printable("\n".join([self.message, *(f"  {line}" for line in self.hint.splitlines())]))
 
     def to_json(self) -> dict[str, Any]:
-        """Wire form, for child processes: class name, message and hint, and details where there are some."""
+        """Wires form, for child processes: class name, message and hint, and details where there are some."""
         sent = {"error": type(self).__name__, "message": self.message, "hint": self.hint}
         return sent if self.details is None else {**sent, "details": self.details}
 
@@ -234,6 +234,6 @@ def _tree(root: type[AutofitError]) -> dict[str, type[AutofitError]]:
 
 
 def from_json(fields: dict[str, Any]) -> AutofitError:
-    """Rebuild an error that a child process sent with :meth:`AutofitError.to_json`."""
+    """Rebuilds an error that a child process sent with :meth:`AutofitError.to_json`."""
     kind = _tree(AutofitError).get(fields["error"], AutofitError)
     return kind(fields["message"], hint=fields.get("hint", ""), details=fields.get("details"))

@@ -41,7 +41,7 @@ A_LINK = "it is a symbolic link, which is not followed"
 
 
 def write_json(path: Path, payload: dict[str, Any], *, place: str = OUTPUT_FOLDER) -> None:
-    """Replace ``path`` in one step; a write that fails leaves what was there.
+    """Replaces ``path`` in one step; a write that fails leaves what was there.
 
     Loss may be NaN, which JSON has no number for: it is written as the text ``"nan"``, so that any reader can parse
     the file and none takes a diverged loss for one that was not measured (null).
@@ -60,7 +60,7 @@ def write_json(path: Path, payload: dict[str, Any], *, place: str = OUTPUT_FOLDE
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Put a file in the place of another in one step; if that raises OSError, the other is still there."""
+    """Puts a file in the place of another in one step; if that raises OSError, the other is still there."""
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with open(unfinished, "xb", opener=partial(os.open, mode=mode)) as file:

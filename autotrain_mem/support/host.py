@@ -132,7 +132,7 @@ def _limit(folder: pathlib.Path) -> HostMemory | None:
 
 
 def interface_to(address: str) -> str | None:
-    """Name the network interface over which this machine reaches an address, such as ``eth0``; None where it does not.
+    """Names the network interface over which this machine reaches an address, such as ``eth0``; None where it does not.
 
     Nothing is sent: a datagram's socket is told where to (connect(2), udp(7)).
     """
@@ -192,7 +192,7 @@ def missing_to_compile(
 
 
 def _is_prebuilt(operator: str) -> bool:
-    """Whether it was compiled as DeepSpeed was installed (``DS_BUILD_CPU_ADAM=1``), on a machine with CUDA.
+    """Returns whether it was compiled as DeepSpeed was installed (``DS_BUILD_CPU_ADAM=1``), on a machine with CUDA.
 
     ``deepspeed/git_version_info.py`` reads the same file, and ``builder.py: load`` asks for the accelerator too.
     """
@@ -209,7 +209,7 @@ def _is_prebuilt(operator: str) -> bool:
 
 
 def _was_compiled(environment: Mapping[str, str], operator: str) -> bool:
-    """Whether an earlier run did (``torch/utils/cpp_extension.py: _get_build_directory``)."""
+    """Returns whether an earlier run did (``torch/utils/cpp_extension.py: _get_build_directory``)."""
     home = environment.get("XDG_CACHE_HOME") or pathlib.Path(environment.get("HOME") or pathlib.Path.home(), ".cache")
     folder = pathlib.Path(environment.get(EXTENSIONS) or pathlib.Path(home, "torch_extensions"))
     found = (folder.glob(f"{levels}{operator}/{operator}.so") for levels in ("", "*/"))

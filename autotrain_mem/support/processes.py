@@ -97,11 +97,11 @@ class Child:
 
     @property
     def alive(self) -> bool:
-        """Whether the process is still running."""
+        """Returns whether the process is still running."""
         return self._process.poll() is None
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send one object. Raises ChildDied when nobody reads any more."""
+        """Sends one object. Raises ChildDied when nobody reads any more."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(message) + "\n")
@@ -139,17 +139,17 @@ class Child:
         return _OVERWRITTEN.sub("", text).strip()
 
     def interrupt(self) -> None:
-        """Ask the child to end as after Ctrl-C."""
+        """Asks the child to end as after Ctrl-C."""
         if self.alive:
             self._process.send_signal(signal.SIGINT)
 
     def wait(self, timeout_seconds: float) -> None:
-        """Give a child that is done the time to end by itself. Returns when it has, or when the time is up."""
+        """Gives a child that is done the time to end by itself. Returns when it has, or when the time is up."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_seconds)
 
     def stop(self, grace_seconds: float = GRACE_SECONDS) -> None:
-        """End the child: close its stdin, wait, then kill. Safe to call twice."""
+        """Stops the child: closes its stdin, waits, then kills. Safe to call twice."""
         self.close_input()
         try:
             self._process.wait(grace_seconds)
@@ -160,17 +160,17 @@ class Child:
         self._log.close()
 
     def close_input(self) -> None:
-        """Tell the child to end."""
+        """Tells the child to end."""
         if self._process.stdin is not None and not self._process.stdin.closed:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
 
     def kill(self) -> None:
-        """Signal the child to end at once. Call :meth:`stop` afterwards, once all others are signalled too."""
+        """Signals the child to end at once. Call :meth:`stop` afterwards, once all others are signalled too."""
         self._process.kill()
 
     def end_orphans(self) -> None:
-        """End what a child that is gone has left behind. A group's number is not given away while it has members."""
+        """Ends what a child that is gone has left behind. A group's number is not given away while it has members."""
         if self._leads_group and not self.alive:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -182,7 +182,7 @@ class Child:
         self._on_line(None)
 
     def death(self) -> ChildDied:
-        """Say how the child ended, which it has, or is about to."""
+        """Returns how the child ended, which it has, or is about to."""
         code = self._process.wait()
         self.end_orphans()
         return ChildDied(code, self.log_tail())
@@ -265,7 +265,7 @@ class Channel:
 
     @property
     def is_asked(self) -> bool:
-        """Whether an object waits to be received."""
+        """Returns whether an object waits to be received."""
         return not self._requests.empty()
 
     def receive(self) -> dict[str, Any]:
@@ -273,7 +273,7 @@ class Channel:
         return self._requests.get()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Answer with one object; any thread may."""
+        """Answers with one object; any thread may."""
         try:
             with self._sending:
                 self._out.write(json.dumps(message) + "\n")

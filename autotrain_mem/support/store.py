@@ -100,7 +100,7 @@ class Store:
         return value
 
     def put(self, kind: str, key: Mapping[str, Any], value: Any) -> None:
-        """Keep a value. Raises TypeError for what JSON cannot hold, and nothing else."""
+        """Keeps a value. Raises TypeError for what JSON cannot hold, and nothing else."""
         if self._folder is None or not self._writable:
             return
         body = json.dumps({"kind": kind, "key": key, "value": value}, separators=(",", ":")).encode()

@@ -16,7 +16,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(b|kib|mib|gib)\s*", re.IGNORECASE)
 
 
 def parse_bytes(text: str) -> int:
-    """Read a size such as ``"12GiB"``, ``"0.5 GiB"`` or ``"300MiB"``.
+    """Reads a size such as ``"12GiB"``, ``"0.5 GiB"`` or ``"300MiB"``.
 
     Raises:
         ValueError: the text is not a number followed by B, KiB, MiB or GiB. Units of 1000 (GB) are refused, since
@@ -29,7 +29,7 @@ def parse_bytes(text: str) -> int:
 
 
 def format_bytes(size_bytes: int) -> str:
-    """Write a size in the largest unit that keeps it at 1 or more: ``format_bytes(25_281_000_000) == "23.5 GiB"``."""
+    """Writes a size in the largest unit that keeps it at 1 or more: ``format_bytes(25_281_000_000) == "23.5 GiB"``."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if abs(size_bytes) >= unit:
             value = size_bytes / unit

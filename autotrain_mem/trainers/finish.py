@@ -30,7 +30,7 @@ def finished(trainer: Any, knobs: Knobs) -> Any:
 
 
 def _widen_trained(model: Any) -> None:
-    """Train in float32 what is trained under a scaler: it refuses gradients in float16, and CUDA's knows no bfloat16.
+    """Trains in float32 what is trained under a scaler: it refuses gradients in float16, and CUDA's knows no bfloat16.
 
     ``torch/amp/grad_scaler.py: _unscale_grads_`` and ``aten/src/ATen/native/cuda/AmpKernels.cu:
     _amp_foreach_non_finite_check_and_unscale_cuda_``. TRL makes the adapter of a quantized base bfloat16
@@ -91,8 +91,8 @@ def keep_cache_in_evaluation(trainer: Any) -> None:
 
 
 def _kept_from_transformers() -> AbstractContextManager[Any]:
-    """Inside, ``torch.cuda.empty_cache`` does nothing where transformers' loop itself calls it, and what it always does
-    for everybody whom the loop calls."""
+    """Within the block, ``torch.cuda.empty_cache`` does nothing where transformers' loop itself calls it, and what it
+    always does for everybody whom the loop calls."""
     import torch
     from transformers import Trainer
 

@@ -39,7 +39,7 @@ def on_host(work: Callable[[], None]) -> None:
 
 
 def offload_to_host(trainer: Any) -> None:
-    """Have this transformers Trainer step on the host, with the optimizer that its ``--optim`` names.
+    """Has this transformers Trainer step on the host, with the optimizer that its ``--optim`` names.
 
     Call it between building the trainer and ``train()``.
 
@@ -82,7 +82,7 @@ class _HostParameter:
         counts it up."""
 
     def fetch(self) -> None:
-        """Bring over what the step needs; done when the device's stream is."""
+        """Brings over what the step needs; done when the device's stream is."""
         if self.device._version != self._version:
             self.host.copy_(self.device, non_blocking=True)
         self.host.grad = None
@@ -90,14 +90,14 @@ class _HostParameter:
             self.host.grad = self._gradient.copy_(self.device.grad, non_blocking=True)
 
     def send(self) -> None:
-        """Give the device its parameter. Whatever the device's stream does next comes after."""
+        """Gives the device its parameter. Whatever the device's stream does next comes after."""
         if self.host.grad is not None:
             self.device.copy_(self.host, non_blocking=True)
         self._version = self.device._version
 
 
 def _room_on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Make room that is laid out like ``tensor``: a copy between layouts would need a temporary on the device
+    """Makes room that is laid out like ``tensor``: a copy between layouts would need a temporary on the device
     (``aten/src/ATen/native/cuda/Copy.cu: copy_requires_temporaries``). To a pinned target it runs beside the others."""
     pinned = tensor.device.type != "cpu"
     return torch.empty_like(tensor, device="cpu", pin_memory=pinned, requires_grad=False)
@@ -123,7 +123,7 @@ class HostOptimizer(Optimizer):  # type: ignore[misc]  # torch is untyped to myp
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Bring gradients to the host, make one step there, and bring parameters back."""
+        """Brings gradients to the host, makes one step there, and brings parameters back."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -144,7 +144,7 @@ class HostOptimizer(Optimizer):  # type: ignore[misc]  # torch is untyped to myp
             twin.send()
 
     def _ready(self) -> Optimizer:
-        """Give the inner optimizer with the options of now.
+        """Returns the inner optimizer with the options of now.
 
         It is made when first needed: an optimizer that starts with state (Adagrad) would have it carried to the device
         and back by ``accelerate/optimizer.py: AcceleratedOptimizer``, which loads what it has just read.
@@ -165,7 +165,7 @@ class HostOptimizer(Optimizer):  # type: ignore[misc]  # torch is untyped to myp
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the state that ``inner`` on the device would have: one can load the other's."""
+        """Returns the state that ``inner`` on the device would have: one can load the other's."""
         state: dict[str, Any] = super().state_dict()
         if self._inner is not None:
             state["state"] = self._inner.state_dict()["state"]

@@ -12,7 +12,7 @@ from autotrain_mem.types.hardware import Capability
 
 
 def refuse_unrehearsed(config: Any, asked: Any) -> None:
-    """Stop where no rehearsal would tell the truth about a quantized model.
+    """Stops where no rehearsal would tell the truth about a quantized model.
 
     Args:
         config: The model's config; its ``quantization_config`` says that the checkpoint is quantized already.

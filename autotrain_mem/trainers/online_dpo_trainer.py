@@ -68,7 +68,7 @@ class OnlineDPOTrainer(_OnlineDPOTrainer):  # type: ignore[misc]  # TRL is untyp
         return ([prompt_ids(prompt, self.processing_class) for prompt in prompts],)
 
     def compute_loss(self, model: Any, inputs: Mapping[str, Any], **_: Any) -> Any:
-        """Gives the loss of TRL's step, which is made already."""
+        """Returns the loss of TRL's step, which is made already."""
         return inputs["loss"]
 
     def training_step(self, model: Any, inputs: Mapping[str, Any], num_items_in_batch: Any = None) -> Any:

@@ -106,7 +106,7 @@ class _StuckError(Exception):
         self.holder = ""
 
     def pass_through(self, value: Any) -> None:
-        """Name the innermost holder that has a name: a function, a class or an object, no list and no dict."""
+        """Names the innermost holder that has a name: a function, a class or an object, no list and no dict."""
         named = value if isinstance(value, (type, types.FunctionType)) else type(value)
         if not self.holder and named.__module__ != "builtins":
             self.holder = f" (held by {named.__qualname__})"
@@ -128,7 +128,7 @@ class _Pickler(dill.Pickler):  # type: ignore[misc]  # dill is untyped to mypy h
             raise _StuckError(type(value).__qualname__) from error
 
     def reducer_override(self, value: Any) -> Any:
-        """How ``pickle`` asks before it writes anything in its own way."""
+        """Returns how ``pickle`` asks before it writes anything in its own way."""
         kind = type(value)
         if issubclass(kind, torch.Tensor) and value.layout is torch.strided:
             is_parameter = isinstance(value, torch.nn.Parameter)

@@ -13,7 +13,7 @@ SHARDING = ("deepspeed", "fsdp", "parallelism_config")
 
 
 def refuse(args: Any, tokenizer: Any, *datasets: Any) -> None:
-    """Refuse what would run and do something else than it says.
+    """Refuses what would run and do something else than it says.
 
     Raises:
         UsageError: sharding, saving by epoch, or a padding token that cannot be told from the end token.
@@ -56,7 +56,7 @@ def problems(args: Any, tokenizer: Any) -> Iterator[tuple[str, str]]:
 
 
 def verify(trainer: Any) -> None:
-    """Check on a built trainer that what its config promises is there, whatever came between.
+    """Checks on a built trainer that what its config promises is there, whatever came between.
 
     Raises:
         TrainingError: something asked for did not take effect.

@@ -24,7 +24,7 @@ STATE = "trainer_state.json"
 
 
 def find_checkpoint(resume_from_checkpoint: str | bool | None, output_dir: str) -> Path | None:
-    """Find the checkpoint to go on from: the one named, or for True the newest whole one in the output folder.
+    """Finds the checkpoint to go on from: the one named, or for True the newest whole one in the output folder.
 
     Raises:
         OutputFolderError: there is none.
@@ -56,7 +56,7 @@ def _whole(checkpoint: Path) -> Path:
 
 
 def load_weights(model: Any, folder: Path) -> None:
-    """Load what ``save_pretrained`` wrote into a model in place: its adapters, or all of its weights.
+    """Loads what ``save_pretrained`` wrote into a model in place: its adapters, or all of its weights.
 
     In place, since an optimizer holds the parameters already.
 
@@ -107,7 +107,7 @@ def _load_converted(model: Any, folder: Path) -> set[str]:
 
 
 def seed_shuffling(dataloader: Any, seed: int) -> None:
-    """Give the shuffling a generator of its own.
+    """Gives the shuffling a generator of its own.
 
     In one process TRL's sampler draws from the global generator, which the rollouts draw from, too: the order of the
     prompts would depend on the batch's shape, and could not be found again by a resumed run.
@@ -120,7 +120,7 @@ def seed_shuffling(dataloader: Any, seed: int) -> None:
 
 
 def batches_after(done: int, dataloader: Any, restore_rng: Callable[[], None]) -> Iterator[Any]:
-    """Give the batches of one pass over the data after the other, without end, the first ``done`` of them left out.
+    """Returns the batches of one pass over the data after the other, without end, the first ``done`` of them left out.
 
     Args:
         restore_rng: Called when the global generators must be where they were after batch ``done``: a dataloader

@@ -55,7 +55,7 @@ class _PolicyAndValue(trl_ppo.PolicyAndValueWrapper):  # type: ignore[misc]  # T
     before_forward: Callable[[], None]
 
     def checkpoint(self, options: Mapping[str, Any]) -> None:
-        """Recompute the layers of both models, as ``Trainer`` does for one (``transformers/trainer.py: train``)."""
+        """Recomputes the layers of both models, as ``Trainer`` does for one (``transformers/trainer.py: train``)."""
         options = {"use_reentrant": False, **options}
         own = {"every_n_layers": options.pop("every_n_layers", 1), "offload": options.pop("offload", False)}
         for model in (self.policy, self.value_model):
@@ -239,7 +239,7 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
             self.dataloader, self.callback_handler.callbacks = dataloader, callbacks
 
     def _prompts(self, dataloader: Any, checkpoint: Path | None) -> Iterator[Any]:
-        """Give the batches that TRL's loop draws."""
+        """Returns the batches that TRL's loop draws."""
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         ppo_resume.seed_shuffling(dataloader, seed)
         restore_rng = functools.partial(self._load_rng_state, None if checkpoint is None else str(checkpoint))
@@ -273,7 +273,7 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
         return output.float() if self.accelerator.native_amp else output
 
     def _end(self) -> None:
-        """Do what TRL's loop does after its last update."""
+        """Does what TRL's loop does after its last update."""
         self.state.episode = self.state.global_step * self.args.batch_size  # the update that never came was counted
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
         if self.control.should_save:
@@ -314,7 +314,7 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
         self.accelerator.wait_for_everyone()  # no process may go on, and end, before the checkpoint is whole
 
     def _restore(self, checkpoint: Path) -> Any:
-        """Load models, optimizer, schedule and scaler; returns the state that the run was in."""
+        """Loads models, optimizer, schedule and scaler; returns the state that the run was in."""
         saved = trl_ppo.OnlineTrainerState.load_from_json(str(checkpoint / ppo_resume.STATE))
         if saved.episode != saved.global_step * self.args.batch_size:
             raise TrainingError(

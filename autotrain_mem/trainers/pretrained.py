@@ -53,7 +53,7 @@ FAMILIES: dict[str, dict[str, SpecialToken]] = {
 
 
 def load_processor(model: str, max_pixels: int | None = None, **options: Any) -> Any:
-    """Load a model's processor, its tokenizer among its parts; a tokenizer alone where the model reads text.
+    """Loads a model's processor, its tokenizer among its parts; a tokenizer alone where the model reads text.
 
     transformers makes a processor that also takes videos with torchvision only (``transformers/processing_utils.py:
     ProcessorMixin.__init__`` asks for a video processor, whose classes need it). Without, the parts for images and
@@ -85,7 +85,7 @@ def load_processor(model: str, max_pixels: int | None = None, **options: Any) ->
 
 
 def image_processor(model: str, max_pixels: int | None = None, **options: Any) -> Any:
-    """Load the model's image processor: by torchvision where it is installed, else by Pillow.
+    """Loads the model's image processor: by torchvision where it is installed, else by Pillow.
 
     Args:
         max_pixels: To which larger images are made smaller. Of Qwen-VL's it is the area itself
@@ -118,7 +118,7 @@ def image_processor(model: str, max_pixels: int | None = None, **options: Any) -
 
 
 def pixel_steps(job: Job) -> tuple[tuple[int, ...], bool]:
-    """List the areas that ``max_pixels`` may choose from, largest first, and say whether small images are enlarged.
+    """Lists the areas that ``max_pixels`` may choose from, largest first, and says whether small images are enlarged.
 
     Qwen-VL's are halved from the processor's own maximum to its minimum; SmolVLM's are squares of whole tiles, to whose
     side every image is made. Nothing where all images become equally large, or where no processor can be read: what
@@ -139,20 +139,20 @@ def pixel_steps(job: Job) -> tuple[tuple[int, ...], bool]:
 
 
 def _bounds(made: Any) -> tuple[int, int] | None:
-    """Read the fewest and the most pixels of an image processor that keeps an image's shape; None of another."""
+    """Reads the fewest and the most pixels of an image processor that keeps an image's shape; None of another."""
     size = dict(made.size)
     return (size["shortest_edge"], size["longest_edge"]) if {*size} >= {"shortest_edge", "longest_edge"} else None
 
 
 def _tile(made: Any) -> int | None:
-    """Read the side of the tiles that an image processor cuts images into; None of one that cuts none."""
+    """Reads the side of the tiles that an image processor cuts images into; None of one that cuts none."""
     if not dict(made.size).get("longest_edge") or not getattr(made, "max_image_size", None):
         return None
     return int(made.max_image_size["longest_edge"])
 
 
 def assembled_processor(model: str, config: Any, images: Any, tokenizer: Any) -> Any:
-    """Put a model's processor together of its parts for images and text, without one for videos.
+    """Puts a model's processor together of its parts for images and text, without one for videos.
 
     Args:
         config: The model's.
@@ -166,7 +166,7 @@ def assembled_processor(model: str, config: Any, images: Any, tokenizer: Any) ->
 
 
 def _without_videos(kind: Any) -> Any:
-    """Derive a processor that needs no part for videos, which transformers has for torchvision alone."""
+    """Derives a processor that needs no part for videos, which transformers has for torchvision alone."""
 
     class ImagesOnly(kind):  # type: ignore[misc]  # a class of transformers
         video_processor = _NO_VIDEOS
@@ -188,7 +188,7 @@ def _without_videos(kind: Any) -> Any:
 
 
 def _options(model: str, config: Any, kind: Any) -> dict[str, Any]:
-    """Read what else a processor is made with: of its own file, else as its model's config has it."""
+    """Reads what else a processor is made with: of its own file, else as its model's config has it."""
     given: dict[str, Any] = {}
     with suppress(OSError):
         given |= kind.get_processor_dict(model)[0]
@@ -208,7 +208,7 @@ def _options(model: str, config: Any, kind: Any) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=16)
 def blank(size: str) -> Any:
-    """Make an image of a size, ``"1024x768"``."""
+    """Makes an image of a size, ``"1024x768"``."""
     from PIL import Image
 
     width, height = map(int, size.split("x"))

@@ -57,7 +57,7 @@ class Call:
 
 
 def write(call: Call, folder: pathlib.Path) -> str:
-    """Write a call without the bytes of its tensors; returns the file's path.
+    """Writes a call without the bytes of its tensors; returns the file's path.
 
     Raises:
         UsageError: it has no tokenizer, or holds something that cannot leave its process.
@@ -153,7 +153,7 @@ def quantization_of(keywords: Mapping[str, Any]) -> Any:
 
 
 def is_adapted(model: Any) -> bool:
-    """Whether an adapter is on a model object already."""
+    """Returns whether an adapter is on a model object already."""
     return getattr(model, "peft_config", None) is not None
 
 

@@ -55,7 +55,7 @@ class SharedRows(UlyssesSPDataLoaderAdapter):  # type: ignore[misc]  # DeepSpeed
 
 
 def share_rows(trainer: Any) -> None:
-    """Have a trainer draw shared rows so; all that it draws otherwise stays."""
+    """Has a trainer draw shared rows so; all that it draws otherwise stays."""
     accelerator = trainer.accelerator
     adapt: Callable[..., Any] = accelerator.deepspeed_ulysses_dl_adapter
     accelerator.deepspeed_ulysses_dl_adapter = lambda *args: SharedRows(adapt(*args))

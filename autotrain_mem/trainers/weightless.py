@@ -41,7 +41,7 @@ quantized)."""
 
 @contextmanager
 def without_weights(finish: Callable[[Any], Any] = lambda model: model) -> Iterator[None]:
-    """Inside, ``from_pretrained`` of every transformers model needs config.json only.
+    """Within the block, ``from_pretrained`` of every transformers model needs config.json only.
 
     The model comes back on the meta device, or as ``finish`` makes it. Only what transformers needs
     to know the class (config.json, the code of a model that brings its own) may come from the network.

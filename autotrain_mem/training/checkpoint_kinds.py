@@ -62,14 +62,14 @@ def form_of(checkpoint: Path) -> Form:
 
 
 def is_of_another_form(checkpoint: Path, resumer: Resumer) -> bool:
-    """Whether the libraries would not go on with it by themselves: DeepSpeed does with as many ranks as wrote it alone
-    (``deepspeed/runtime/engine.py: _load_zero_checkpoint``)."""
+    """Returns whether the libraries would not go on with it by themselves: DeepSpeed does with as many ranks as wrote
+    it alone (``deepspeed/runtime/engine.py: _load_zero_checkpoint``)."""
     form = form_of(checkpoint)
     return form != resumer.form or (form in ("zero", "zero3") and processes_of(checkpoint) != resumer.processes)
 
 
 def why_not(checkpoint: Path, resumer: Resumer) -> str:
-    """Say what keeps a training from going on with a checkpoint; empty for nothing."""
+    """Returns what keeps a training from going on with a checkpoint; empty for nothing."""
     if not is_of_another_form(checkpoint, resumer):
         return ""
     name, processes = _NAMES[form_of(checkpoint)], processes_of(checkpoint)
@@ -83,7 +83,7 @@ def why_not(checkpoint: Path, resumer: Resumer) -> str:
 
 
 def check_form(checkpoint: Path, resumer: Resumer) -> None:
-    """Refuse a checkpoint that a training cannot go on with.
+    """Refuses a checkpoint that a training cannot go on with.
 
     Raises:
         OutputFolderError: it is one, with the flags that go on with it as it was written.

@@ -61,7 +61,7 @@ class Checkpoint:
 
 
 def reach_disk(checkpoint: Path) -> dict[str, int]:
-    """Wait until all files of a checkpoint are on the disk; returns the CRC-32 of each, computed meanwhile.
+    """Waits until all files of a checkpoint are on the disk; returns the CRC-32 of each, computed meanwhile.
 
     The sums cost no time of their own while the disk is slower than they are: 3 GB, weights and optimizer state, were
     on the disk 1.04 to 1.17 s after they had been written, and 1.01 to 1.19 s without sums; SHA-256 took 2.1 to 2.3 s
@@ -79,7 +79,7 @@ def reach_disk(checkpoint: Path) -> dict[str, int]:
 
 
 def sync_all(paths: Iterable[Path]) -> None:
-    """Wait until files, or the names in folders, are on the disk.
+    """Waits until files, or the names in folders, are on the disk.
 
     Raises:
         OSError: the disk did not take them.
@@ -96,7 +96,7 @@ def sync_all(paths: Iterable[Path]) -> None:
 
 
 def write_manifest(checkpoint: Path, sums: Mapping[str, int], run: str = "", order: Mapping[str, str] = {}) -> None:
-    """Write it when all other files are on the disk: whoever finds the manifest knows what each has to be.
+    """Writes it when all other files are on the disk: whoever finds the manifest knows what each has to be.
 
     Args:
         sums: What :func:`reach_disk` returned.
@@ -113,7 +113,7 @@ def write_manifest(checkpoint: Path, sums: Mapping[str, int], run: str = "", ord
 
 
 def rotate(output_dir: Path, *, step: int, limit: int | None, best: str | None) -> None:
-    """Remove the oldest checkpoints, so many that ``limit`` are left (``save_total_limit``).
+    """Removes the oldest checkpoints, so many that ``limit`` are left (``save_total_limit``).
 
     The oldest are those of the fewest steps; transformers goes by the time of their last change, and deletes the newest
     where the clock was set back (``trainer_utils.py: rotate_checkpoints``). Those beyond ``step`` are of a run that
@@ -133,7 +133,7 @@ def rotate(output_dir: Path, *, step: int, limit: int | None, best: str | None) 
 
 
 def why_torn(checkpoint: Path) -> str:
-    """Say in a few words what of a checkpoint is not whole, by names and sizes; empty for one that is.
+    """Says in a few words what of a checkpoint is not whole, by names and sizes; empty for one that is.
 
     >>> why_torn(Path("checkpoint-that-is-not-there"))
     'trainer_state.json is missing'
@@ -142,12 +142,12 @@ def why_torn(checkpoint: Path) -> str:
 
 
 def why_not_whole(checkpoint: Path) -> str:
-    """Say what :func:`why_torn` says, and read every file: a disk may give back other bytes than it was given."""
+    """Returns what :func:`why_torn` says, and reads every file: a disk may give back other bytes than it was given."""
     return why_torn(checkpoint) or _first_of(_against_checksums, checkpoint)
 
 
 def why_no_start(checkpoint: Path) -> str:
-    """Say in a few words what keeps a training from going on with a checkpoint; empty for nothing.
+    """Says in a few words what keeps a training from going on with a checkpoint; empty for nothing.
 
     With a model alone (``save_only_model``) transformers starts optimizer and schedule afresh, and says nothing
     (``trainer.py: _load_optimizer_and_scheduler``): another training than the one that was asked for.
@@ -159,14 +159,15 @@ def why_no_start(checkpoint: Path) -> str:
 
 
 def newest_whole(output_dir: Path) -> Checkpoint | None:
-    """Find the newest that holds all that was to be in it; None where there is none."""
+    """Finds the newest that holds all that was to be in it; None where there is none."""
     return next((each for each in newest_first(output_dir) if not why_not_whole(each.path)), None)
 
 
 def newest_start(
     output_dir: Path, run: str | None = None, on_torn: Callable[[str], None] = lambda message: None
 ) -> Checkpoint | None:
-    """Find the one to go on from, and rename what is torn, so that nobody takes or counts it; None where there is none.
+    """Finds the one to go on from, and rename what is torn, so that nobody takes or counts it; None where there is
+    none.
 
     Sizes are compared in all checkpoints, contents in those alone that come into question, newest first.
 
@@ -188,31 +189,31 @@ def newest_start(
 
 
 def run_of(checkpoint: Path) -> str:
-    """Read the id of the run that wrote a checkpoint; empty where the manifest has none, or there is no manifest."""
+    """Reads the id of the run that wrote a checkpoint; empty where the manifest has none, or there is no manifest."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         return str(_manifest(checkpoint).get("run", ""))
     return ""
 
 
 def is_in_shards(checkpoint: Path) -> bool:
-    """Whether it holds no model but its parts, as FSDP's ranks write them (``accelerate/utils/constants.py:
+    """Returns whether it holds no model but its parts, as FSDP's ranks write them (``accelerate/utils/constants.py:
     FSDP_MODEL_NAME``)."""
     return any(path.is_dir() for path in checkpoint.glob("pytorch_model_fsdp*"))
 
 
 def is_deepspeeds(checkpoint: Path) -> bool:
-    """Whether DeepSpeed wrote it, each rank its part, beside what transformers writes (``deepspeed/runtime/engine.py:
-    save_checkpoint, _get_ckpt_name``)."""
+    """Returns whether DeepSpeed wrote it, each rank its part, beside what transformers writes
+    (``deepspeed/runtime/engine.py: save_checkpoint, _get_ckpt_name``)."""
     return any(checkpoint.glob("global_step*/*mp_rank_00_model_states.pt"))
 
 
 def processes_of(checkpoint: Path) -> int:
-    """Count the processes that wrote it, each its own random state (``transformers/trainer.py: _save_rng_state``)."""
+    """Counts the processes that wrote it, each its own random state (``transformers/trainer.py: _save_rng_state``)."""
     return max(1, len(list(checkpoint.glob("rng_state_*.pth"))))
 
 
 def instead_of(checkpoint: Path) -> str:
-    """Name the newest older checkpoint that is whole, as a hint for one that cannot be read; or a new start."""
+    """Names the newest older checkpoint that is whole, as a hint for one that cannot be read; or a new start."""
     older = (each.path for each in newest_first(checkpoint.parent) if each.step < step_of(checkpoint))
     found = next((path for path in older if not why_no_start(path)), None)
     again = "Start again: give another --output_dir, and no --resume_from_checkpoint."
@@ -220,7 +221,7 @@ def instead_of(checkpoint: Path) -> str:
 
 
 def check_order(checkpoint: Path, order: Mapping[str, str]) -> None:
-    """Refuse to leave out the first rows of an order where a checkpoint was trained on those of another.
+    """Refuses to leave out the first rows of an order where a checkpoint was trained on those of another.
 
     Args:
         order: As far as it is known: of the keys of :func:`training.process.checkpointing.order_of`.
@@ -243,20 +244,20 @@ def check_order(checkpoint: Path, order: Mapping[str, str]) -> None:
 
 
 def discard(checkpoint: Path) -> None:
-    """Remove one that was never finished, or is not to be kept. What cannot be removed stays, and is torn later."""
+    """Removes one that was never finished, or is not to be kept. What cannot be removed stays, and is torn later."""
     with contextlib.suppress(OSError):
         shutil.rmtree(checkpoint)
 
 
 def step_of(checkpoint: Path) -> int:
-    """Read a checkpoint's step from its state, whatever the folder is called; 0 for one that does not say."""
+    """Reads a checkpoint's step from its state, whatever the folder is called; 0 for one that does not say."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return int(json.loads((checkpoint / STATE).read_text(encoding="utf-8"))["global_step"])
     return 0
 
 
 def newest_first(output_dir: Path) -> list[Checkpoint]:
-    """List the checkpoints of a folder, whole or not."""
+    """Lists the checkpoints of a folder, whole or not."""
     found = ((path, _NUMBERED.fullmatch(path.name)) for path in output_dir.glob("checkpoint-*") if path.is_dir())
     numbered = [Checkpoint(path=path, step=int(number[1])) for path, number in found if number]
     return sorted(numbered, key=lambda each: each.step, reverse=True)
@@ -335,7 +336,7 @@ def _by_structure(checkpoint: Path) -> Iterator[str]:
 
 
 def _is_complete(file: Path) -> bool:
-    """Compare a file's length with what it says of it; one that says nothing is taken as it is."""
+    """Compares a file's length with what it says of it; one that says nothing is taken as it is."""
     if file.suffix == ".safetensors":
         try:
             with safe_open(file, "np"):  # ``safetensors/src/tensor.rs: SafeTensors::read_metadata`` looks at the length

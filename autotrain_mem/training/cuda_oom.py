@@ -68,7 +68,7 @@ whatever else the text names, no memory that is freed will help. Words: ``cudaGe
 
 
 def kind_of_text(text: str) -> str | None:
-    """Name whose memory ran out, by what a library said; None where it said something else.
+    """Names whose memory ran out, by what a library said; None where it said something else.
 
     >>> kind_of_text("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
     'cuBLAS workspace'
@@ -80,7 +80,7 @@ def kind_of_text(text: str) -> str | None:
 
 
 def kind_of(error: BaseException) -> str | None:
-    """Name whose memory ran out; None for every other error, a lost CUDA context among them."""
+    """Names whose memory ran out; None for every other error, a lost CUDA context among them."""
     import torch
 
     if isinstance(error, torch.OutOfMemoryError):
@@ -91,12 +91,12 @@ def kind_of(error: BaseException) -> str | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, and nothing else is wrong."""
+    """Returns whether memory ran out, and nothing else is wrong."""
     return kind_of(error) is not None
 
 
 def release() -> None:
-    """Give back what nobody holds any more. Call it outside the ``except`` block: a traceback's frames hold tensors.
+    """Gives back what nobody holds any more. Call it outside the ``except`` block: a traceback's frames hold tensors.
 
     ``torch.cuda.empty_cache`` does nothing where CUDA was never used.
     """
@@ -124,7 +124,7 @@ class RanOut:
 
 
 def attempt(work: Callable[[], Result]) -> Completed[Result] | RanOut:
-    """Try once. What an attempt that ran out of memory held is given back before this returns.
+    """Tries once. What an attempt that ran out of memory held is given back before this returns.
 
     Raises:
         Exception: whatever ``work`` raises that is no shortage of memory.

@@ -34,7 +34,7 @@ they held 2385, and with rows of 128 tokens 2497 for a predicted 2487 (anonymous
 def process_environment(
     device: Hardware, knobs: Knobs, environment: Mapping[str, str], *, simulate: bool
 ) -> dict[str, str]:
-    """List the variables that are set for the training process.
+    """Lists the variables that are set for the training process.
 
     As many cards as there are processes, since transformers would split a process's batches over all that it sees; or
     none, and then OpenMP threads that sleep while they wait: by default they spin, and where cores are shared a step of
@@ -75,7 +75,7 @@ def seen_cards(uuids: Sequence[str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def meeting_port(request: Request, environment: Mapping[str, str], *, several_machines: bool) -> Iterator[int]:
-    """Yield the port of this machine at which the ranks meet: the user's, else a free one; 0 where they do not meet.
+    """Yields the port of this machine at which the ranks meet: the user's, else a free one; 0 where they do not meet.
 
     It is bound and not listened at meanwhile, so that the system gives it to nobody else, and the first rank may listen
     there seconds later: both sides set ``SO_REUSEADDR`` (socket(7); libuv's ``src/unix/tcp.c: uv__tcp_bind`` for
@@ -109,7 +109,7 @@ def meeting_port(request: Request, environment: Mapping[str, str], *, several_ma
 def rank_environments(
     request: Request, environment: Mapping[str, str], port: int, address: str = ADDRESS
 ) -> list[dict[str, str]]:
-    """List the variables of each process, over ``environment``: those that ``accelerate launch`` would set.
+    """Lists the variables of each process, over ``environment``: those that ``accelerate launch`` would set.
 
     Args:
         port: At which they meet.
@@ -131,7 +131,7 @@ def rank_environments(
 
 
 def one_tracked_run(number: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """List the variables that make all processes of a run one run of Weights & Biases.
+    """Lists the variables that make all processes of a run one run of Weights & Biases.
 
     It else begins another with each (its guide to resuming: a run's id with ``allow`` begins it, or goes on with it).
     Empty where the user says so himself.

@@ -136,7 +136,7 @@ class Cause:
 
 
 def cause_of(ending: Ending) -> Cause:
-    """Name the cause of an ending: the process's own error counts before its exit status, and both before its log.
+    """Names the cause of an ending: the process's own error counts before its exit status, and both before its log.
 
     >>> cause_of(Ending(error=TrainingError("It ended."), code=-9, host_kills=1))
     Cause(name='host out of memory', why="the kernel's OOM killer ended it (signal 9)")
@@ -151,7 +151,7 @@ def cause_of(ending: Ending) -> Cause:
 
 
 def blames_others(text: str) -> bool:
-    """Whether a rank failed since another was gone, or did not come, by the words of its error or of its log."""
+    """Returns whether a rank failed since another was gone, or did not come, by the words of its error or of its log."""
     return any(each in text for each in _OF_OTHERS)
 
 

@@ -49,7 +49,7 @@ def train(
     lock: int | None = None,
     machines: Machines | None = None,
 ) -> Event | Ending:
-    """Run the processes of one training to their end; returns the first one's ``end`` event, or how it ended without.
+    """Runs the processes of one training to their end; returns the first one's ``end`` event, or how it ended without.
 
     Their own processes, such as those of a dataloader, end with them, and all of them with this process. Where one rank
     fails the others are ended with it, within ``processes.GRACE_SECONDS``: they would wait for it for ever.
@@ -83,7 +83,7 @@ def _started(
     machines: Machines | None,
     keeps_open: Sequence[int] = (),
 ) -> Iterator[RankProcesses]:
-    """Start the processes of a request, which end with the block."""
+    """Starts the processes of a request, which end with the block."""
     address = ADDRESS if machines is None else machines.place.address
     with meeting_port(request, environment, several_machines=machines is not None) as port:
         try:
@@ -160,7 +160,7 @@ def _end_after_step(ranks: RankProcesses, log: pathlib.Path, progress: Progress)
 
 
 def _until_it_ends(ranks: RankProcesses) -> Iterator[Event]:
-    """Ask the ranks to end, again and again, since one asking may be lost; gives the events that come meanwhile.
+    """Asks the ranks to end, again and again, since one asking may be lost; gives the events that come meanwhile.
 
     Interrupts are ignored in whatever a shell starts with ``&``, and so in a rank until it has imported what it needs;
     and what is raised in an object's ``__del__`` goes nowhere.
@@ -188,7 +188,7 @@ def _error_of(message: Event, log: pathlib.Path, names: Sequence[str]) -> Autofi
 
 
 def _ending_by(failure: RankDied | RankTimeout, ranks: RankProcesses, log: pathlib.Path, progress: Progress) -> Ending:
-    """Say which rank died, or is waited for."""
+    """Returns which rank died, or is waited for."""
     rank = failure.rank if ranks.are_several else None
     log, name = _log_of(log, failure.rank), ranks.names[failure.rank]
     if isinstance(failure, RankTimeout):
@@ -228,7 +228,7 @@ def _died_early(what: str, death: ChildDied, log: pathlib.Path, advice: str = ""
 def run_probe(
     request: Request, environment: Mapping[str, str], folder: pathlib.Path, machines: Machines | None = None
 ) -> Probe:
-    """Try settings in processes of their own; ``seconds`` of what comes back are of all of it.
+    """Tries settings in processes of their own; ``seconds`` of what comes back are of all of it.
 
     Of several ranks it is the most that any of them needed, and what any was refused.
 
@@ -279,7 +279,7 @@ def _probe_answers(ranks: RankProcesses, log: pathlib.Path) -> Probe:
 
 
 def most_of(probes: Sequence[Probe]) -> Probe:
-    """Put together what the ranks measured: the most of each figure, by phase too."""
+    """Puts together what the ranks measured: the most of each figure, by phase too."""
     first, *others = sorted(probes, key=lambda probe: not probe.refused)
     measured = [probe.measured for probe in probes if probe.measured is not None]
     phases = {phase: None for probe in probes for phase in probe.phases}
@@ -308,7 +308,7 @@ def _most(figures: Iterable[Any]) -> Any:
 
 
 def _probe_of_death(request: Request, death: RankDied, log: pathlib.Path, names: Sequence[str]) -> Probe:
-    """Answer that the settings do not fit, where a library ended the process since the device was full."""
+    """Answers that the settings do not fit, where a library ended the process since the device was full."""
     if death.gone is not None:
         lost = f"{capitalized(death.gone.machine)} is gone in the probe before the training: {death.gone.why}."
         raise TrainingError(lost, hint="Start the command on all machines again.")

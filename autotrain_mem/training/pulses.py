@@ -58,7 +58,7 @@ class Pulses:
         self._moved_at = self._looked_at = now
 
     def see(self, rank: int, message: Mapping[str, Any]) -> None:
-        """Take a message of a rank; every one shows that its process runs."""
+        """Takes a message of a rank; every one shows that its process runs."""
         now, this = self._clock(), self._ranks[rank]
         this.heard_at = now
         if message.get("event") != "pulse":
@@ -69,7 +69,7 @@ class Pulses:
         this.collectives = message.get("collectives", {})
 
     def overdue(self) -> tuple[int, str] | None:
-        """Return the rank that is waited for, and why it is thought to be that one; None while all is well."""
+        """Returns the rank that is waited for, and why it is thought to be that one; None while all is well."""
         now = self._clock()
         slept, self._looked_at = now - self._looked_at > ASLEEP_SECONDS, now
         if slept:
@@ -86,7 +86,7 @@ class Pulses:
         return None
 
     def behind(self) -> tuple[int, str] | None:
-        """Return the rank that is missing in a collective, has moved least, or is elsewhere than the others, and how
+        """Returns the rank that is missing in a collective, has moved least, or is elsewhere than the others, and how
         that shows; None for none."""
         if (missing := self._missing()) is not None:
             return missing
@@ -115,6 +115,6 @@ class Pulses:
         return None
 
     def mute(self, seconds: float) -> set[int]:
-        """Return the ranks that have sent nothing for so long."""
+        """Returns the ranks that have sent nothing for so long."""
         now = self._clock()
         return {number for number, rank in enumerate(self._ranks) if rank.has_pulse and now - rank.heard_at >= seconds}

@@ -103,7 +103,7 @@ class RankProcesses:
         return len(self.names) > 1
 
     def send(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Send one object to each rank. Raises RankDied where one no longer reads."""
+        """Sends one object to each rank. Raises RankDied where one no longer reads."""
         for rank, (child, message) in enumerate(zip(self._children, messages, strict=True)):
             try:
                 child.send(message)
@@ -111,24 +111,24 @@ class RankProcesses:
                 raise RankDied(rank, death) from death
 
     def interrupt(self) -> None:
-        """Ask every rank to end as after Ctrl-C."""
+        """Asks every rank to end as after Ctrl-C."""
         for child in self._children:
             child.interrupt()
 
     def wait(self, timeout_seconds: float) -> None:
-        """Give ranks that are done the time to end by themselves; returns when they have, or when it is up."""
+        """Gives ranks that are done the time to end by themselves; returns when they have, or when it is up."""
         deadline = time.monotonic() + timeout_seconds
         for child in self._children:
             child.wait(max(0.0, deadline - time.monotonic()))
 
     def kill(self) -> None:
-        """End all at once; a process that is stopped ends too."""
+        """Ends all at once; a process that is stopped ends too."""
         for child in self._children:
             child.kill()
         self.wait(GRACE_SECONDS)
 
     def stop(self) -> None:
-        """End all within ``GRACE_SECONDS`` together: those that do not end by themselves are killed."""
+        """Ends all within ``GRACE_SECONDS`` together: those that do not end by themselves are killed."""
         for child in self._children:
             child.close_input()
         self.wait(GRACE_SECONDS)
@@ -149,7 +149,7 @@ class RankProcesses:
                 raise
 
     def receive(self, timeout_seconds: float | None = None) -> Event:
-        """Return the next event; an error has the ``rank`` that it is of, where there are several.
+        """Returns the next event; an error has the ``rank`` that it is of, where there are several.
 
         Raises:
             RankDied: that rank ended before its time, or, as the first, at it.
@@ -193,7 +193,7 @@ class RankProcesses:
         self._lines.put((rank, line))
 
     def _next(self, wait_seconds: float) -> tuple[int, Event]:
-        """Return the next object of any rank, and whose it is. Raises RankDied for its end, and ChildTimeout."""
+        """Returns the next object of any rank, and whose it is. Raises RankDied for its end, and ChildTimeout."""
         try:
             rank, line = self._lines.get(timeout=wait_seconds)
         except queue.Empty:
@@ -207,7 +207,7 @@ class RankProcesses:
         return rank, message
 
     def _event(self, rank: int, event: Event) -> Event | None:
-        """Return the event as it is passed on; None where it is not."""
+        """Returns the event as it is passed on; None where it is not."""
         match event["event"]:
             case "pulse":
                 return None
@@ -237,7 +237,7 @@ class RankProcesses:
         return {**event, "incident": named} if "incident" in event else named
 
     def _other_failure(self, left: int) -> Event | RankDied | RankTimeout | None:
-        """Wait a moment for another rank's own failure; then ask who is behind."""
+        """Waits a moment for another rank's own failure; then asks who is behind."""
         deadline, gone = time.monotonic() + CULPRIT_SECONDS, {left}
         while (wait := deadline - time.monotonic()) > 0:
             try:
@@ -261,7 +261,7 @@ class RankProcesses:
 
 
 def most_read(readings: Sequence[MemoryReading]) -> MemoryReading:
-    """Put together what several allocators say: the most of each figure."""
+    """Puts together what several allocators say: the most of each figure."""
     figures: list[Mapping[str, Any]] = [codec.to_json(reading) for reading in readings]
     return MemoryReading(**{name: max(each[name] for each in figures) for name in figures[0]})
 
@@ -299,7 +299,7 @@ class Progress:
         self._on_event(event)
 
     def ending(self, error: AutofitError, **more: Any) -> Ending:
-        """Say how far the training came.
+        """Returns how far the training came.
 
         Args:
             more: What else an ending has.

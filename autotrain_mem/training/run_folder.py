@@ -84,14 +84,14 @@ class RunFolder:
         return _identity(os.fstat(self.lock))
 
     def last_run(self) -> LastRun | None:
-        """Read whose run was here last; None where no run has said."""
+        """Reads whose run was here last; None where no run has said."""
         record = _read_record(self.lock)
         if not record.get("run"):
             return None
         return LastRun(number=str(record["run"]), start=Path(record["start"]) if record.get("start") else None)
 
     def begin(self, run: LastRun) -> None:
-        """Say whose run is here from now on.
+        """Says whose run is here from now on.
 
         Raises:
             OutputFolderError: it cannot be written.
@@ -104,13 +104,14 @@ class RunFolder:
             raise unwritable(self.path, str(error.strerror)) from error
 
     def end(self) -> None:
-        """Say that the run here has come to its end, and is not to be gone on with."""
+        """Says that the run here has come to its end, and is not to be gone on with."""
         with contextlib.suppress(OSError):  # the model is written, which counts
             _write_record(self.lock, {**_read_record(self.lock), "has_ended": True})
 
 
 def is_left_by(output_dir: str, command: Sequence[str]) -> bool:
-    """Whether the run in a folder was begun on several machines by these words, has checkpoints, and has not ended."""
+    """Returns whether the run in a folder was begun on several machines by these words, has checkpoints, and has not
+    ended."""
     record = _record_in(Path(output_dir))
     is_same = record.get("command") == _digest(command) and not record.get("has_ended", True)
     return is_same and any(Path(output_dir).glob("checkpoint-*"))
@@ -124,7 +125,7 @@ def hold_folder(
     overwrite: bool = False,
     on_event: OnEvent = lambda event: None,
 ) -> Iterator[RunFolder]:
-    """Make the output folder, and keep every other run out of it until the end.
+    """Makes the output folder, and keeps every other run out of it until the end.
 
     Args:
         resuming: The run in the folder is the one to go on with.
@@ -156,7 +157,7 @@ def hold_folder(
 
 @contextlib.contextmanager
 def lock_folder(output_dir: str, on_event: OnEvent = lambda event: None) -> Iterator[int]:
-    """Make a folder, keep every other run out of it, and yield the open file that holds the lock.
+    """Makes a folder, keeps every other run out of it, and yields the open file that holds the lock.
 
     Raises:
         OutputFolderError: a run is under way in it, or it or the lock's file cannot be made.
@@ -178,7 +179,7 @@ def lock_folder(output_dir: str, on_event: OnEvent = lambda event: None) -> Iter
 
 
 def move_aside(output_dir: str) -> Path | None:
-    """Rename the folder of another run, ``NAME.previous-1`` or the next free number; returns where it is now.
+    """Renames the folder of another run, ``NAME.previous-1`` or the next free number; returns where it is now.
 
     None where there is none to move.
 
@@ -205,7 +206,7 @@ def move_aside(output_dir: str) -> Path | None:
 
 
 def check_folder(output_dir: str, *, resuming: bool, overwrite: bool = False) -> None:
-    """Refuse what :func:`hold_folder` would, as far as it can be told without making anything.
+    """Refuses what :func:`hold_folder` would, as far as it can be told without making anything.
 
     Raises:
         OutputFolderError: the nearest folder that exists cannot be written, a run is under way in the folder, or it
@@ -224,7 +225,7 @@ def check_folder(output_dir: str, *, resuming: bool, overwrite: bool = False) ->
 
 
 def check_in_place(output_dir: str, identity: str) -> None:
-    """Refuse to write where the run's folder was moved by hand and another run has begun one of that name.
+    """Refuses to write where the run's folder was moved by hand and another run has begun one of that name.
 
     Args:
         identity: Of the run's own folder (:attr:`RunFolder.identity`).
@@ -249,7 +250,7 @@ def identity_of(folder: Path) -> str:
 
 
 def is_held_by(folder: Path, pid: int, host: str) -> bool:
-    """Whether that process of that machine has locked the folder last, by what stands in the lock's file."""
+    """Returns whether that process of that machine has locked the folder last, by what stands in the lock's file."""
     record = _record_in(folder)
     return (record.get("pid"), record.get("host")) == (pid, host)
 
@@ -272,7 +273,7 @@ def _holds(folder: Path) -> list[str]:
 
 
 def _check_is_free(folder: Path, *, overwrite: bool = False) -> None:
-    """Refuse another run and weights, unless they are to be moved aside, and what no run of ours has written."""
+    """Refuses another run and weights, unless they are to be moved aside, and what no run of ours has written."""
     names = _holds(folder)
     if names and not overwrite:
         checkpoints = [name for name in names if name.startswith("checkpoint-")]
@@ -317,7 +318,7 @@ def is_under_way(folder: Path) -> bool | None:
 
 
 def _try_lock(folder: Path, on_event: OnEvent) -> int | None:
-    """Lock the file that has the lock's name; None where another has locked it, or has just moved its folder away."""
+    """Locks the file that has the lock's name; None where another has locked it, or has just moved its folder away."""
     path = folder / LOCK_NAME
     try:
         folder.mkdir(parents=True, exist_ok=True)

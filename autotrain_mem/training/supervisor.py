@@ -55,7 +55,7 @@ class RunBackend(Protocol):
     """Does for the supervisor what it cannot do itself."""
 
     def train(self, attempt: RunAttempt, on_event: Callable[[Event], None]) -> Event | Ending:
-        """Run a process to its end."""
+        """Runs a process to its end."""
 
     def newest(self, ending: Ending) -> Checkpoint | None:
         """The last whole checkpoint of the run, after what was torn has been put aside."""
@@ -72,7 +72,7 @@ class RunBackend(Protocol):
 
 
 def supervise(first: RunAttempt, backend: RunBackend, *, restarts: int, on_event: Callable[[Event], None]) -> Event:
-    """Train to the end; returns the ``end`` event of the last process.
+    """Trains to the end; returns the ``end`` event of the last process.
 
     Args:
         restarts: So many times in a row without a new checkpoint; 0 for never.
@@ -129,7 +129,7 @@ def supervise(first: RunAttempt, backend: RunBackend, *, restarts: int, on_event
 
 
 def _why_not(cause: Cause, ending: Ending, newest: Checkpoint | None, *, is_repeated: bool) -> str:
-    """Say why another process would end as this one did, in a sentence; empty where it may not.
+    """Returns why another process would end as this one did, in a sentence; empty where it may not.
 
     Args:
         is_repeated: The process before ended of the same cause after the same step.
@@ -155,7 +155,7 @@ def _why_no_more(spent: int, restarts: int) -> str:
 
 
 def _given_up(cause: Cause, error: AutofitError, reason: str, newest: Checkpoint | None) -> AutofitError:
-    """Add to an error why no other process follows; what is the user's to mend only learns where to go on from."""
+    """Adds to an error why no other process follows; what is the user's to mend only learns where to go on from."""
     why = "" if cause.remedy is Remedy.NONE else f"It was not started again: {reason}"
     error.hint = "\n".join(filter(None, [error.hint, why, _go_on(newest)]))
     return error

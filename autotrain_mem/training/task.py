@@ -56,12 +56,12 @@ class Request:
 
     @property
     def processes_here(self) -> int:
-        """How many of its processes each machine has."""
+        """Returns how many of its processes each machine has."""
         return min(self.knobs.processes, max(1, self.hardware.topology.devices))
 
     @property
     def silent_seconds(self) -> float:
-        """How long nothing may move where several processes train."""
+        """Returns how long nothing may move where several processes train."""
         return float(self.job.arguments.get("ddp_timeout") or SILENT_SECONDS)
 
     def of_rank(self, rank: int) -> Request:

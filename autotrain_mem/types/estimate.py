@@ -347,7 +347,7 @@ class Estimate:
 
     @property
     def routed(self) -> str:
-        """Says for which routing of tokens to experts the figure holds; empty for a model that has none."""
+        """Returns for which routing of tokens to experts the figure holds; empty for a model that has none."""
         worst = "the worst that a loop over experts allows"
         return {
             None: "",

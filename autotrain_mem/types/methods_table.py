@@ -276,7 +276,7 @@ _ASKED_FOR_MORE = ("sft", "dpo", "kto", "grpo")
 
 
 def methods_reading(columns: Collection[str]) -> tuple[str, ...]:
-    """Name the methods that train on rows with these columns, the most likely first: the one that reads most of them.
+    """Names the methods that train on rows with these columns, the most likely first: the one that reads most of them.
 
     ``("prompt", "completion", "label")`` gives kto, sft, grpo, rloo, distillation, online_dpo, ppo.
     """

@@ -110,7 +110,7 @@ class Report:
 
     @property
     def has_trained(self) -> bool:
-        """Whether there was a step left to train."""
+        """Returns whether there was a step left to train."""
         return self.steps != self.began_at
 
     @property

@@ -249,7 +249,7 @@ class ScratchFolders:
             self._folders.add(pathlib.Path(call["path"]).parent)
 
     def remove(self) -> None:
-        """Remove them all; other workers of the same parent may be doing the same."""
+        """Removes them all; other workers of the same parent may be doing the same."""
         for folder in self._folders:
             if not folder.name.startswith(PREFIX):
                 continue
@@ -263,7 +263,7 @@ class ScratchFolders:
 
 
 def main() -> None:
-    """Serve until the parent goes away."""
+    """Serves until the parent goes away."""
     scratch_folders = ScratchFolders()
     channel = Channel(ignore_interrupt=True, on_message=scratch_folders.note, on_close=scratch_folders.remove)
     leave_group()

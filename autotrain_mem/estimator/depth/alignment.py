@@ -258,7 +258,7 @@ class Search:
         )
 
     def _ways(self, i: int, j: int) -> Iterator[tuple[int, int]]:
-        """Tells where to go on from here, the likeliest first."""
+        """Returns where to go on from here, the likeliest first."""
         of_loss = self._long.of_loss
         growth = self._chunks if j < len(of_loss) and of_loss[j] else self._layers
         for period in self._periods(i, j, growth.copies):

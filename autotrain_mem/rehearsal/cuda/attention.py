@@ -47,7 +47,8 @@ def not_counted(compute_capability: Capability) -> tuple[str, ...]:
 
 @contextmanager
 def cuda_attention(compute_capability: Capability) -> Iterator[None]:
-    """Inside, attention allocates what a card of this compute capability does, by whatever name it is asked for."""
+    """Within the block, attention allocates what a card of this compute capability does, by whatever name it is asked
+    for."""
 
     def attend(
         query: torch.Tensor,
@@ -164,7 +165,7 @@ def _safe_softmax(scores: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def _flash_by_name(capability: Capability) -> Iterator[None]:
-    """Make transformers believe that the flash kernels are there; it loads them by ``_lazy_imports``.
+    """Makes transformers believe that the flash kernels are there; it loads them by ``_lazy_imports``.
 
     Where the package is missing transformers turns ``flash_attention_2`` into the kernel's name on the hub
     (``modeling_utils.py: _check_and_adjust_attn_implementation``), and so it does here.
@@ -341,7 +342,7 @@ def _visible(query: torch.Tensor, key: torch.Tensor, call: KernelCall) -> torch.
 
 
 def _places(count: int, ends: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gives for each token its document, and how many tokens of that follow."""
+    """Returns for each token its document, and how many tokens of that follow."""
     tokens = torch.arange(count)
     if ends is None:
         return torch.zeros_like(tokens), count - 1 - tokens

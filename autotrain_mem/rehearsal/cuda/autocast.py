@@ -83,7 +83,8 @@ _CASTED = (torch.float32, torch.float16, torch.bfloat16)
 
 @contextmanager
 def cuda_autocast() -> Iterator[None]:
-    """Inside, ``torch.autocast("cpu")`` casts as ``torch.autocast("cuda")`` does. Restores the CPU's policy on exit.
+    """Within the block, ``torch.autocast("cpu")`` casts as ``torch.autocast("cuda")`` does. Restores the CPU's policy
+    on exit.
 
     ``torch.is_autocast_enabled()`` without a device asks for CUDA's autocast (``torch/csrc/autograd/init.cpp:
     is_autocast_enabled``); here it tells the CPU's. PEFT's adapters on quantized layers ask so, and widen their input

@@ -47,7 +47,7 @@ _APART = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradCPU)
 
 @contextmanager
 def cuda_bitsandbytes() -> Iterator[None]:
-    """Make bitsandbytes' layers on CPU tensors, fake or real, allocate as on CUDA. Without bitsandbytes: nothing."""
+    """Makes bitsandbytes' layers on CPU tensors, fake or real, allocate as on CUDA. Without bitsandbytes: nothing."""
     if find_spec("bitsandbytes") is None:
         yield
         return

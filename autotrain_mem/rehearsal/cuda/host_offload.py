@@ -140,7 +140,7 @@ class _OnHost:
         self._pinned, self._copied = pinned, copied
 
     def copy_(self, source: Any, non_blocking: bool) -> None:
-        """Take a contiguous tensor's values, as far as there are any."""
+        """Takes a contiguous tensor's values, as far as there are any."""
         source = _bare(source)
         self._pinned.take(self, source.nbytes)
         note(self._copied(source))
@@ -194,7 +194,7 @@ class Streams:
         self._now = self._default = _Stream()
 
     def Stream(self, *_: Any, **__: Any) -> _Stream:  # torch's own name
-        """Make a stream, numbered from 1 as they are made."""
+        """Makes a stream, numbered from 1 as they are made."""
         self._streams += 1
         return _Stream(self._streams)
 

@@ -39,7 +39,7 @@ _IN_PLACE_FROM = (0, 8, 3)
 
 @contextmanager
 def liger_stand_ins(multiprocessors: int = 132) -> Iterator[None]:
-    """Inside, ``use_liger_kernel=True`` gives a fake model layers that allocate what Liger's do.
+    """Within the block, ``use_liger_kernel=True`` gives a fake model layers that allocate what Liger's do.
 
     Each of the card's multiprocessors keeps a partial sum of a norm's weight gradient. An H100 has 132.
     """
@@ -289,7 +289,8 @@ def _model_forward(model: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def fused_head_stand_ins() -> Iterator[None]:
-    """Inside, the fused head of the installed TRL allocates what its Triton path does; real tensors get true values.
+    """Within the block, the fused head of the installed TRL allocates what its Triton path does; real tensors get true
+    values.
 
     TRL 1.16 scores tokens tile by tile (``trl/kernels/chunked_logprob.py: ChunkedLogProbFunction``) in SFT, DPO, GRPO,
     RLOO and KTO. On CUDA it scores the positions that have a label and nothing else, its kernels work inside the tile,

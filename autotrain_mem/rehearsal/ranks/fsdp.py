@@ -42,7 +42,7 @@ _MODULES = (_fsdp_collectives, _fsdp_init, _fsdp_param, _fsdp_param_group, _fsdp
 
 @contextmanager
 def fsdp2_rules(recorder: RankRecorder, shards: int) -> Iterator[None]:
-    """Inside, FSDP2 shards models as on GPUs, each over so many processes."""
+    """Within the block, FSDP2 shards models as on GPUs, each over so many processes."""
     streams = Streams(recorder)
     with ExitStack() as stack:
         for module in _MODULES:
@@ -171,7 +171,7 @@ def _gather(gather: Callable[..., Any], recorder: RankRecorder, *args: Any, **kw
 
 @contextmanager
 def fsdp2_offload(recorder: RankRecorder) -> Iterator[None]:
-    """Inside, what FSDP2 offloads (shards, their gradients and the optimizer) is not on the device.
+    """Within the block, what FSDP2 offloads (shards, their gradients and the optimizer) is not on the device.
 
     A gathered layer's shards are copied to the GPU first (``_fsdp_param.py: all_gather_inputs``), its reduced gradients
     are copied back (``_fsdp_collectives.py: foreach_reduce``), and clipping and the optimizer's step run on the host.

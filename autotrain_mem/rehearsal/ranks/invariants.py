@@ -26,7 +26,8 @@ LARGEST_PADDING = 0.001
 
 @contextmanager
 def trained_in_full(trainer: Any) -> Iterator[None]:
-    """Inside, a trainer trains; then every parameter that was used must be the optimizer's, and have its state.
+    """Within the block, a trainer trains; then every parameter that was used must be the optimizer's, and have its
+    state.
 
     Raises:
         RehearsalError: the prediction would be too low.

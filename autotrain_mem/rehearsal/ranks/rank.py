@@ -43,12 +43,12 @@ class RehearsedRank:
     rank: int = 0
 
     def launched(self) -> AbstractContextManager[None]:
-        """Inside, this process finds itself among the others, as accelerate would have launched it."""
+        """Within the block, this process finds itself among the others, as accelerate would have launched it."""
         launch = {**launch_environment(self.config), **_LOADED_BY_ALL}
         return fake_group(self.rank, self.knobs.processes, self._devices, launch)
 
     def rules(self, recorder: Recorder, compute_capability: Capability) -> AbstractContextManager[None]:
-        """Inside, a recorded trainer trains as this process would."""
+        """Within the block, a recorded trainer trains as this process would."""
         assert isinstance(recorder, RankRecorder)
         recorder.collectives = Collectives(self._devices, is_fake=True)
         return _sharding(recorder, self.knobs, compute_capability, is_fake=True)
@@ -77,7 +77,7 @@ def rehearsed_rank(
 
 @contextmanager
 def real_rank(recorder: Recorder, knobs: Knobs, compute_capability: Capability) -> Iterator[None]:
-    """Inside, this process of several that are there trains on CPU tensors that stand for a GPU's.
+    """Within the block, this process of several that are there trains on CPU tensors that stand for a GPU's.
 
     Its environment is a launched process's already; they talk through gloo.
     """
@@ -129,7 +129,7 @@ class _KeepsBuckets:
 
 @contextmanager
 def ddp_rules(recorder: RankRecorder, *, is_fake: bool) -> Iterator[None]:
-    """Inside, DDP wraps models on fake tensors, in a group that may not be there.
+    """Within the block, DDP wraps models on fake tensors, in a group that may not be there.
 
     Shapes are alike on all ranks, so that nobody needs to compare them.
     """
@@ -166,7 +166,7 @@ _WITHOUT_DEVICE_IDS = {"ACCELERATE_BYPASS_DEVICE_MAP": "true"}
 
 @contextmanager
 def fake_group(rank: int, processes: int, devices: int, launch: Mapping[str, str]) -> Iterator[None]:
-    """Inside, this process is one of several that are not there; nothing is sent, and nobody is waited for.
+    """Within the block, this process is one of several that are not there; nothing is sent, and nobody is waited for.
 
     A node has so many ``devices``; ``launch`` is what accelerate says to each process (``launch_environment``).
     """
@@ -184,7 +184,7 @@ def fake_group(rank: int, processes: int, devices: int, launch: Mapping[str, str
 
 @contextmanager
 def _alone_with_objects() -> Iterator[None]:
-    """Inside, every other process has this one's objects, and its own tensors where one is to be sent to all.
+    """Within the block, every other process has this one's objects, and its own tensors where one is to be sent to all.
 
     torch sends objects as the bytes of tensors, which a group that is not there would leave empty
     (``torch/distributed/distributed_c10d.py: all_gather_object``).
@@ -225,7 +225,7 @@ def _alone_with_objects() -> Iterator[None]:
 
 @contextmanager
 def real_group() -> Iterator[None]:
-    """Inside, this process talks to the others through gloo; its environment says which of them it is.
+    """Within the block, this process talks to the others through gloo; its environment says which of them it is.
 
     accelerate would make no group for a trainer that is told to use the CPU (``state.py: PartialState.__init__``).
     """
@@ -238,7 +238,8 @@ def real_group() -> Iterator[None]:
 
 @contextmanager
 def on_gpus() -> Iterator[None]:
-    """Inside, accelerate takes the CPU for the GPU of a process of several, whatever backend they talk through."""
+    """Within the block, accelerate takes the CPU for the GPU of a process of several, whatever backend they talk
+    through."""
     AcceleratorState._reset_state(reset_partial_state=True)
 
     def backend(state: Any, *args: Any, **kwargs: Any) -> tuple[str, DistributedType]:

@@ -65,7 +65,7 @@ class RankRecorder(Recorder):
         return super().__torch_dispatch__(func, (), args, kwargs)
 
     def see_result(self, out: Any) -> None:
-        """Look at what a collective made, if it made anything: functional ones make what they gather into."""
+        """Looks at what a collective made, if it made anything: functional ones make what they gather into."""
         if isinstance(out, torch.Tensor):
             self._see(out)
 
@@ -84,7 +84,7 @@ class RankRecorder(Recorder):
         self.ledger.describe_unowned(first, owner, name)
 
     def adopt_model(self, model: torch.nn.Module) -> None:
-        """Count a model's parameters and buffers as weights, unless it waits on the host to be sharded."""
+        """Counts a model's parameters and buffers as weights, unless it waits on the host to be sharded."""
         if self.shards and not is_sharded(model) and any(each.requires_grad for each in model.parameters()):
             self.name_modules(model)
             return
@@ -95,12 +95,12 @@ class RankRecorder(Recorder):
         super().adopt_model(model)
 
     def mark(self, tensor: torch.Tensor, owner: Owner, name: str) -> None:
-        """Say whose a tensor's storage is, unless it is the host's."""
+        """Says whose a tensor's storage is, unless it is the host's."""
         if not self.is_on_host:
             super().mark(tensor, owner, name)
 
     def count_step(self, costs: Iterable[Cost] = (), pinned: Iterable[int] = ()) -> None:
-        """Count a step of an optimizer; what lies on the host is stepped there."""
+        """Counts a step of an optimizer; what lies on the host is stepped there."""
         on_host = host_step(map(local, self._stepped_on_host), fused=True)[1:] if self.offloads else ()
         super().count_step((*costs, *on_host), pinned)
 
@@ -116,7 +116,8 @@ class RankRecorder(Recorder):
 
 
 def wrapped(owner: Any, name: str, around: Callable[..., Any], *facts: Any) -> AbstractContextManager[Any]:
-    """Inside, ``around(function, *facts, *args, **kwargs)`` runs in the place of ``owner.name(*args, **kwargs)``."""
+    """Within the block, ``around(function, *facts, *args, **kwargs)`` runs in the place of ``owner.name(*args,
+    **kwargs)``."""
     function = getattr(owner, name)
     return patch.object(owner, name, lambda *args, **kwargs: around(function, *facts, *args, **kwargs))
 
@@ -128,7 +129,7 @@ def run_unseen(function: Callable[..., Any], recorder: RankRecorder, *args: Any,
 
 
 def local(tensor: Any) -> Any:
-    """Return what of a tensor this process holds, also where nobody waited yet for what others send of it."""
+    """Returns what of a tensor this process holds, also where nobody waited yet for what others send of it."""
     if isinstance(tensor, DTensor):
         tensor = tensor._local_tensor
     return tensor.elem if isinstance(tensor, AsyncCollectiveTensor) else tensor
@@ -169,7 +170,7 @@ class Collectives:
         ProcessGroupNCCL.hpp: WorkNCCL::stashed_for_allocator_safety_``), by the storage that it comes in."""
 
     def run(self, recorder: RankRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one collective, counted, with the values that it brings.
+        """Runs one collective, counted, with the values that it brings.
 
         DDP reduces gradients in the last micro-step of each optimizer step (``accelerate/accelerator.py: no_sync``).
         """
@@ -188,7 +189,7 @@ class Collectives:
         return out
 
     def note(self, recorder: RankRecorder, tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
-        """Count a reduce-scatter of this tensor."""
+        """Counts a reduce-scatter of this tensor."""
         recorder.work.note(self._cost_of(_bytes(tensor), group, 1, name=""))
 
     def _cost(self, func: Any, args: tuple[Any, ...]) -> Cost | None:
@@ -228,7 +229,7 @@ def _bytes(arg: Any) -> int:
 
 
 def _bring(func: Any, args: tuple[Any, ...]) -> None:
-    """Give results the values that all processes alike would bring; what is written else is not known any more."""
+    """Gives results the values that all processes alike would bring; what is written else is not known any more."""
     name = _name(func)
     if name in _GATHERS:
         outs, ins = [*tensors_in([args[0]])], [*tensors_in([args[1]])]

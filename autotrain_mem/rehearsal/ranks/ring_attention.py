@@ -40,7 +40,7 @@ _aten = torch.ops.aten
 
 @contextmanager
 def ring_attention(compute_capability: Capability) -> Iterator[None]:
-    """Inside, attention over tokens that several processes share goes around them, as on such a card.
+    """Within the block, attention over tokens that several processes share goes around them, as on such a card.
 
     All attention does: what a process did with its own tokens alone would be too little, and nothing would show it.
     torch wraps the function under its own name (``_attention.py: _distribute_function``), so that it keeps that.

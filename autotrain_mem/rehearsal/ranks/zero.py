@@ -97,7 +97,7 @@ class _Accelerator(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed is untyp
 
 @contextmanager
 def fresh_deepspeed() -> Iterator[None]:
-    """Inside, DeepSpeed knows of no group and no model of before; it keeps them in globals."""
+    """Within the block, DeepSpeed knows of no group and no model of before; it keeps them in globals."""
     with ExitStack() as stack:
         for module in (comm, groups, partition_parameters):
             stack.enter_context(patch.dict(vars(module)))
@@ -109,7 +109,7 @@ def fresh_deepspeed() -> Iterator[None]:
 
 @contextmanager
 def zero_rules(recorder: RankRecorder, knobs: Knobs, *, is_fake: bool) -> Iterator[None]:
-    """Inside, DeepSpeed trains as on GPUs; in a group that is not there values are not known."""
+    """Within the block, DeepSpeed trains as on GPUs; in a group that is not there values are not known."""
     with ExitStack() as stack:
         offloads = any(getattr(knobs, name) for name in OF_DEEPSPEED)
         host = stack.enter_context(zero_offload(recorder)) if offloads else None
@@ -222,7 +222,7 @@ def _find_no_overflow(check: Callable[..., Any], *args: Any, **kwargs: Any) -> b
 
 @contextmanager
 def shared_sequences(recorder: RankRecorder, *, is_fake: bool) -> Iterator[None]:
-    """Inside, DeepSpeed has groups of processes share rows; what it keeps in globals is gone afterwards.
+    """Within the block, DeepSpeed has groups of processes share rows; what it keeps in globals is gone afterwards.
 
     Its own code runs as it is: rows are gathered from the processes that share them and cut into as many parts, and
     around each layer's attention tokens are exchanged for heads

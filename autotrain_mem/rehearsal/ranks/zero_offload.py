@@ -69,14 +69,14 @@ class HostTensors:
         return tensor.untyped_storage() in self._storages
 
     def add(self, tensor: Any) -> Any:
-        """Say that a tensor lies on the host; returns it."""
+        """Says that a tensor lies on the host; returns it."""
         if isinstance(tensor, torch.Tensor) and tensor not in self:
             storage = tensor.untyped_storage()
             self._storages[storage] = self._recorder.unpinned.take(storage, storage.nbytes())
         return tensor
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], execute: Any) -> Any:
-        """Run an operator that meets a tensor on the host; what is made of nothing else lies there too."""
+        """Runs an operator that meets a tensor on the host; what is made of nothing else lies there too."""
         given = [*tensors_in((*args, *kwargs.values()))]
         on_host = [tensor in self for tensor in given]
         out = execute(func, args, kwargs)
@@ -108,7 +108,7 @@ class HostTensors:
         self._recorder.work.note(Cost(kind=Kind.OVERLAPPED_COPY, fixed_bytes=int(tensor.nbytes), launches=1))
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Count a tensor as pinned: a copy, after which nobody needs the tensor."""
+        """Counts a tensor as pinned: a copy, after which nobody needs the tensor."""
         self._recorder.pinned.take(tensor.untyped_storage(), int(tensor.nbytes))
         self._recorder.disown(tensor)  # made without a word of where
         self.add(tensor)
@@ -149,7 +149,7 @@ def _is_host(place: Any) -> bool:
 
 @contextmanager
 def zero_offload(recorder: RankRecorder) -> Iterator[HostTensors]:
-    """Inside, what DeepSpeed offloads is not on the device."""
+    """Within the block, what DeepSpeed offloads is not on the device."""
     host = recorder.host = HostTensors(recorder)
     with ExitStack() as stack:
         stack.enter_context(patch.object(cpu_adam, "CPUAdamBuilder", lambda: SimpleNamespace(load=HostAdam)))
@@ -183,7 +183,7 @@ class HostAdam:
         bias_correction: bool,
         *tensors: torch.Tensor,
     ) -> int:
-        """Make a step of AdamW on real tensors, in place; nothing on fake ones.
+        """Makes a step of AdamW on real tensors, in place; nothing on fake ones.
 
         torch's own kernel rounds otherwise in the last places.
         """
@@ -215,7 +215,7 @@ class _Handle:
         self._asked = 0
 
     def new_cpu_locked_tensor(self, elements: int, like: torch.Tensor) -> torch.Tensor:
-        """Make a buffer, as large as it is asked for (``csrc/pin_memory``: posix_memalign, and no power of two)."""
+        """Makes a buffer, as large as it is asked for (``csrc/pin_memory``: posix_memalign, and no power of two)."""
         with self._recorder.unseen():
             buffer: torch.Tensor = self._host.add(torch.zeros(int(elements), dtype=like.dtype))
         self._host.locked.add(buffer.untyped_storage())
@@ -244,7 +244,7 @@ class _Handle:
         return 0
 
     def wait(self) -> int:
-        """Return how much was asked for since the last time."""
+        """Returns how much was asked for since the last time."""
         done, self._asked = self._asked, 0
         return done
 
@@ -257,7 +257,7 @@ def _real() -> Iterator[None]:
 
 @contextmanager
 def zero_nvme(recorder: RankRecorder, host: HostTensors) -> Iterator[None]:
-    """Inside, DeepSpeed's swappers have files without libaio; a rehearsal has none at all."""
+    """Within the block, DeepSpeed's swappers have files without libaio; a rehearsal has none at all."""
 
     def aio_handle(**_: Any) -> _Handle:
         return _Handle(recorder, host, recorder.files)

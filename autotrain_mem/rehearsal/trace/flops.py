@@ -71,7 +71,7 @@ class WorkCounter:
         self._period.optimizer_steps += 1
 
     def know_weight(self, weight: torch.Tensor) -> None:
-        """Learn the shape of a weight: what has it, does not grow with the tokens.
+        """Learns the shape of a weight: what has it, does not grow with the tokens.
 
         Its gradient has it too, as have a copy in another dtype and, transposed, what a backward pass reads. A weight
         of 4 bits is known by the shape that it has when it is dequantized as well.
@@ -81,7 +81,8 @@ class WorkCounter:
             self._weights |= {shape, (*shape[:-2], *shape[:-3:-1])} if len(shape) > 1 else set()
 
     def of_weights(self) -> AbstractContextManager[Any]:
-        """Inside, nothing grows with the tokens, whatever its shape: shards are gathered, or gradients reduced."""
+        """Within the block, nothing grows with the tokens, whatever its shape: shards are gathered, or gradients
+        reduced."""
         return patch.object(self, "_is_of_weights", True)
 
     def see(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
@@ -198,7 +199,7 @@ def _shapes(items: Any) -> Iterator[Any]:
 
 
 def _has_length(key: Key, length: int) -> bool:
-    """Whether one of an operator's tensors is as long as the cache, or was before this token came."""
+    """Returns whether one of an operator's tensors is as long as the cache, or was before this token came."""
     cost = key[0]
     shapes = (cost.shape,) if isinstance(cost, Cost) else (part for part in key if isinstance(part, torch.Size))
     return any(size in (length, length - 1) for shape in shapes for size in shape)

@@ -37,16 +37,16 @@ class SeenDevice(Protocol):
     """Something with a size, told of every birth and death as they happen: a simulated GPU."""
 
     def allocate(self, block: int, size_bytes: int, stream: int = 0) -> None:
-        """Take ``size_bytes`` for block number ``block``; raises torch.OutOfMemoryError when the device is full."""
+        """Takes ``size_bytes`` for block number ``block``; raises torch.OutOfMemoryError when the device is full."""
 
     def free(self, block: int) -> None:
-        """Give back block number ``block``."""
+        """Gives back block number ``block``."""
 
     def empty_cache(self) -> None:
-        """Give back what is reserved and not allocated (``torch.cuda.empty_cache``)."""
+        """Gives back what is reserved and not allocated (``torch.cuda.empty_cache``)."""
 
     def record_stream(self, block: int, stream: int) -> None:
-        """Block number ``block`` is in use on another stream than its own (``torch.Tensor.record_stream``)."""
+        """Notes that ``block`` is in use on another stream than its own (``torch.Tensor.record_stream``)."""
 
 
 class Ledger:
@@ -113,7 +113,7 @@ class Ledger:
             self._device.free(block)
 
     def describe(self, block: int, owner: Owner, name: str) -> None:
-        """Say whose a block is."""
+        """Says whose a block is."""
         entry = self._entries[block]
         entry.owner, entry.name = owner, name
 
@@ -122,13 +122,13 @@ class Ledger:
         self._entries[block].owner, self._entries[block].name = self._entries[other].owner, self._entries[other].name
 
     def describe_unowned(self, first: int, owner: Owner, name: str) -> None:
-        """Say whose all blocks from this one on are of whom nobody has said it."""
+        """Says whose all blocks from this one on are of whom nobody has said it."""
         for entry in self._entries[first:]:
             if entry.owner is None:
                 entry.owner, entry.name = owner, name
 
     def disown(self, block: int) -> None:
-        """Take a block out of the record."""
+        """Takes a block out of the record."""
         if block in self._disowned:
             return
         self._disowned.add(block)
@@ -169,7 +169,7 @@ class Ledger:
         return len(self.sizes) - 1
 
     def rewrite(self, start: int, stop: int, events: array[int]) -> None:
-        """Put ``events`` in the place of those from ``start`` to ``stop``, of one phase; no device hears of it."""
+        """Puts ``events`` in the place of those from ``start`` to ``stop``, of one phase; no device hears of it."""
         longer = len(events) - (stop - start)
         self.events[start:stop] = events
         self._phase_starts = [(at + longer * (at >= stop), phase) for at, phase in self._phase_starts]

@@ -58,7 +58,7 @@ _NO_KERNEL = frozenset(
 
 
 def is_free(operator: Any) -> bool:
-    """Whether no kernel runs: views, and what only takes memory."""
+    """Returns whether no kernel runs: views, and what only takes memory."""
     return bool(operator.is_view) or operator._schema.name in _NO_KERNEL
 
 

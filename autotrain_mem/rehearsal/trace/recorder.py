@@ -107,14 +107,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         return self.ledger.phase
 
     def adopt_model(self, model: torch.nn.Module) -> None:
-        """Count the model's parameters and buffers as weights, in order, and learn its modules' names."""
+        """Counts the model's parameters and buffers as weights, in order, and learns its modules' names."""
         self.name_modules(model)
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             self.mark(tensor, Owner.WEIGHTS, name)
             self.work.know_weight(tensor)
 
     def name_modules(self, model: torch.nn.Module) -> None:
-        """Learn the names of a model's modules, by which blocks are called that their forwards make."""
+        """Learns the names of a model's modules, by which blocks are called that their forwards make."""
         for name, module in model.named_modules():
             self._module_names[id(module)] = name
 
@@ -123,13 +123,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
             self.mark(tensor, Owner.OTHER, "batch")
 
     def mark(self, tensor: torch.Tensor, owner: Owner, name: str) -> None:
-        """Say whose a tensor's storage is; one that was never seen is born here."""
+        """Says whose a tensor's storage is; one that was never seen is born here."""
         block = self._see(tensor)
         if block is not None:
             self.ledger.describe(block, owner, name)
 
     def disown(self, tensor: torch.Tensor) -> None:
-        """Take a tensor's storage out of the record: on a GPU it would not be in torch's allocator."""
+        """Takes a tensor's storage out of the record: on a GPU it would not be in torch's allocator."""
         block = self._see(tensor)
         if block is not None:
             self.ledger.disown(block)
@@ -252,7 +252,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         return out
 
     def _see(self, tensor: torch.Tensor) -> int | None:
-        """Look at a tensor that is alive; returns its block, None when it holds no storage of its own."""
+        """Looks at a tensor that is alive; returns its block, None when it holds no storage of its own."""
         if tensor.layout is not torch.strided:
             return None
         storage = tensor.untyped_storage()
@@ -325,7 +325,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
 
     @contextmanager
     def recording(self) -> Iterator[Recorder]:
-        """Record everything inside: operators, storage resizes (which FSDP2 frees by), and module names."""
+        """Records everything inside: operators, storage resizes (which FSDP2 frees by), and module names."""
         resize = torch.UntypedStorage.resize_
 
         def watched_resize(storage: torch.UntypedStorage, size: int) -> Any:
@@ -367,7 +367,7 @@ _recording: ContextVar[Recorder | None] = ContextVar("recording", default=None)
 
 @contextmanager
 def recorded_by(recorder: Recorder) -> Iterator[None]:
-    """Inside, what stand-ins note reaches this recorder."""
+    """Within the block, what stand-ins note reaches this recorder."""
     token = _recording.set(recorder)
     try:
         yield
@@ -376,11 +376,11 @@ def recorded_by(recorder: Recorder) -> Iterator[None]:
 
 
 def current_recorder() -> Recorder | None:
-    """Return who records here; None where nobody does."""
+    """Returns who records here; None where nobody does."""
     return _recording.get()
 
 
 def note(cost: Cost) -> None:
-    """Tell whoever records of something that runs on the device, or waits for the host, and is no operator here."""
+    """Tells whoever records of something that runs on the device, or waits for the host, and is no operator here."""
     if recorder := _recording.get():
         recorder.work.note(cost)

@@ -74,7 +74,7 @@ class Jump:
 
 
 def write_skipped_steps(ledger: Ledger, jump: Jump, budget: Budget) -> None:
-    """Put the skipped steps in the place of the jump; call it when the last step has just ended."""
+    """Puts the skipped steps in the place of the jump; call it when the last step has just ended."""
     writing = _Writing(ledger, jump)
     events = writing.steps(*budget.take(jump.steps))
     rest_of_jump = array("q", (event for event in writing.jumped if event not in writing.moved))

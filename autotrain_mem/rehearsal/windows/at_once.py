@@ -47,7 +47,7 @@ Interface = Callable[..., tuple[torch.Tensor, Any]]
 
 @contextmanager
 def windows_at_once(model: torch.nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Inside, a model of this class attends to all windows at once where that tells the same."""
+    """Within the block, a model of this class attends to all windows at once where that tells the same."""
     homes = {type(module).__module__ for module in model.modules() if type(module).__name__ in TOWERS}
     with ExitStack() as stack:
         for home in homes:

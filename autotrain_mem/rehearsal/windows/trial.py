@@ -138,7 +138,7 @@ class Trial:
         return forward, backward
 
     def story(self) -> list[Any]:
-        """Tells what happened, blocks by their order of birth, and deaths in a row in that order too."""
+        """Returns what happened, blocks by their order of birth, and deaths in a row in that order too."""
         trace = self.recorder.trace()
         ledger = self.recorder.ledger
         births = [birth for number, birth in enumerate(ledger.births()) if not ledger.is_disowned(number)]
@@ -277,7 +277,7 @@ def _backward(trial: Trial, loss: torch.Tensor, leaf: torch.Tensor, end: _End) -
 
 
 def born_as(recorder: Recorder, tensor: torch.Tensor) -> int:
-    """Gives the block of a tensor that a recorder has seen."""
+    """Returns the block of a tensor that a recorder has seen."""
     block = recorder.block_of(tensor)
     assert block is not None
     return block

@@ -90,7 +90,7 @@ class Guard(TrainerCallback):  # type: ignore[misc]  # transformers is untyped t
         self.context.gradients.release()
 
     def leave(self) -> LearnedLimits:
-        """Take the hooks away, however the training ended; methods of trainer and model stay.
+        """Takes the hooks away, however the training ended; methods of trainer and model stay.
 
         The context, which holds the trainer, is let go: whoever drops the trainer then has its memory back at once, and
         not when Python next looks for cycles.
@@ -102,7 +102,7 @@ class Guard(TrainerCallback):  # type: ignore[misc]  # transformers is untyped t
 
 
 def why_no_guard(trainer: Any) -> str | None:
-    """Say why a shortage cannot be met in this process; None where it can."""
+    """Returns why a shortage cannot be met in this process; None where it can."""
     args = trainer.args
     if hasattr(trainer, "value_model"):
         return "TRL's PPO makes its steps in a loop of its own, which cannot be entered again in its middle"
@@ -119,7 +119,7 @@ def why_no_guard(trainer: Any) -> str | None:
 
 
 def _why_not_under_ddp(trainer: Any) -> str | None:
-    """Say why one rank cannot repeat its part of a micro-step alone; None where it can."""
+    """Returns why one rank cannot repeat its part of a micro-step alone; None where it can."""
     if not shares_by_ddp(trainer.accelerator):
         kind = trainer.accelerator.distributed_type.value
         return f"how {trainer.args.world_size} processes share the model ({kind}) is not known"

@@ -55,7 +55,7 @@ class Piece:
 
     @property
     def why_not(self) -> str | None:
-        """Why it cannot be cut though it has several rows: what is not certain of its images."""
+        """Returns why it cannot be cut though it has several rows: what is not certain of its images."""
         images = self._images()
         return images if isinstance(images, str) and self.members > 1 else None
 
@@ -72,7 +72,7 @@ class Piece:
         return [self.inputs[name] for name in _IDS if name in self.inputs]
 
     def cut(self, count: int, *, trim: bool = True) -> list[Piece]:
-        """Cut it into parts of as equal a size as possible.
+        """Cuts it into parts of as equal a size as possible.
 
         Args:
             trim: Leave out the columns in which a part has nothing but padding.
@@ -93,13 +93,13 @@ class Piece:
         return parts
 
     def cut_in_words(self, count: int) -> str:
-        """Say how :meth:`cut` would cut it: ``split into 3 + 2 rows``."""
+        """Returns how :meth:`cut` would cut it: ``split into 3 + 2 rows``."""
         sizes = [str(len(part)) for part in split_evenly(range(self.members), count)]
         return f"split into {' + '.join(sizes)} {self.layout}"
 
 
 def _of_rows(value: Any, spans: Sequence[range], rows: int) -> Any:
-    """Take the rows of a value that has all of them, or those of the first span where it has one for each pair."""
+    """Takes the rows of a value that has all of them, or those of the first span where it has one for each pair."""
     size = _length(value)
     if size is None:
         return value
@@ -110,7 +110,7 @@ def _of_rows(value: Any, spans: Sequence[range], rows: int) -> Any:
 
 
 def split_evenly(rows: range, parts: int) -> Iterator[range]:
-    """Cut rows into parts, the larger ones first: 5 rows in 2 parts are 3 + 2."""
+    """Cuts rows into parts, the larger ones first: 5 rows in 2 parts are 3 + 2."""
     size, longer = divmod(len(rows), parts)
     start = rows.start
     for number in range(parts):
@@ -127,7 +127,7 @@ def _length(value: Any) -> int | None:
 
 
 def _without_padding(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Leave out the columns on the right that no row of a part attends to; the others cannot see them.
+    """Leaves out the columns on the right that no row of a part attends to; the others cannot see them.
 
     Completions (GRPO, RLOO) keep theirs: what was computed of them before has the same width. What is left lies in one
     piece, as a collator's tensors do: some models call ``labels.view``.
@@ -146,7 +146,7 @@ def _without_padding(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def count(piece: Piece, basis: Basis) -> float:
-    """How many rows, pairs or tokens a mean is over."""
+    """Returns how many rows, pairs or tokens a mean is over."""
     if basis is Basis.WHOLE:
         return 1.0
     if basis is Basis.UNITS:

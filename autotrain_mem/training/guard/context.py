@@ -64,18 +64,18 @@ class Limit:
         return self.most is not None and amount > self.most
 
     def parts(self, amount: int, units: int) -> int:
-        """Count the parts into which to cut something beforehand that can be cut into ``units`` at most."""
+        """Counts the parts into which to cut something beforehand that can be cut into ``units`` at most."""
         if self.most is None or amount <= self.most:
             return 1
         self._wanted = max(self._wanted, amount)
         return max(1, min(units, -(-amount // self.most)))
 
     def fitted(self, amount: int) -> None:
-        """Note that so much went through at once."""
+        """Notes that so much went through at once."""
         self._fitted = max(self._fitted, amount)
 
     def failed(self, amount: int) -> None:
-        """Note that so much was too much: half of it is allowed, or what went through before."""
+        """Notes that so much was too much: half of it is allowed, or what went through before."""
         if self._fitted >= amount:
             self._fitted = 0  # the device has less to give than it had
         self.most = max(-(-amount // 2), self._fitted) if amount > 1 else 1
@@ -133,11 +133,11 @@ class GuardContext:
         )
 
     def save(self) -> None:
-        """Write what was learned into the state that a checkpoint takes to ``trainer_state.json``."""
+        """Writes what was learned into the state that a checkpoint takes to ``trainer_state.json``."""
         self._write(self.learned)
 
     def save_of_all(self) -> None:
-        """Write the tightest of what the ranks learned, since rank 0 alone writes a checkpoint; all must call it."""
+        """Writes the tightest of what the ranks learned, since rank 0 alone writes a checkpoint; all must call it."""
         learned, least = self.learned, sys.maxsize
         limits = [getattr(learned, name) for name in LIMIT_NAMES]
         *negative, on_host = self.ranks.greatest(*(-(limit or least) for limit in limits), learned.activations_on_host)
@@ -158,7 +158,7 @@ class GuardContext:
             self.on_host |= learned.activations_on_host
 
     def step_ended(self) -> None:
-        """Count an optimizer step: after enough clean ones more is tried at once."""
+        """Counts an optimizer step: after enough clean ones more is tried at once."""
         for limit in self.limits.values():
             limit.step_ended()
         if self.limits["train_tokens"].most is None:
@@ -167,20 +167,20 @@ class GuardContext:
     def report(
         self, phase: Phase, remedy: str, full: RanOut, *, rows: int | None = None, tokens: int | None = None
     ) -> None:
-        """Report a shortage that was met, and save what it taught."""
+        """Reports a shortage that was met, and saves what it taught."""
         step = self.trainer.state.global_step
         incident = Incident(step=step, phase=phase, rows=rows, tokens=tokens, remedy=remedy, message=full.message)
         self.save()
         self._on_incident(incident, self.learned)
 
     def notice(self, message: str) -> None:
-        """Tell the user something, once; of several ranks the first one does."""
+        """Tells the user something, once; of several ranks the first one does."""
         if message not in self._noticed and not self.ranks.number:
             self._noticed.add(message)
             self._on_notice(message)
 
     def give_up(self, phase: Phase, full: RanOut, reason: str) -> NoReturn:
-        """End the run, since nothing can be done about a shortage in this process.
+        """Ends the run, since nothing can be done about a shortage in this process.
 
         Raises:
             torch.OutOfMemoryError: always, whichever library was out of memory.
@@ -191,7 +191,7 @@ class GuardContext:
 
 
 def keep_rng_state() -> Callable[[], None]:
-    """Save the random states of Python (GKD draws from it who answers), numpy where it was imported, torch, and every
+    """Saves the random states of Python (GKD draws from it who answers), numpy where it was imported, torch, and every
     CUDA device in use; returns what puts them back.
 
     What is drawn after that is what was drawn from here on before.
@@ -228,7 +228,7 @@ class Gradients:
         self._repeated = False
 
     def follow(self, model: Any) -> None:
-        """Begin to note which parameters of a model got their gradient."""
+        """Begins to note which parameters of a model got their gradient."""
         if model is self._model:
             return
         self._model = model
@@ -249,12 +249,12 @@ class Gradients:
         self._model = None
 
     def begin(self) -> None:
-        """Begin a try: no gradient is there yet."""
+        """Begins a try: no gradient is there yet."""
         self._done = {}
         self.keep()
 
     def keep(self) -> None:
-        """Freeze again what gets no gradient inside :meth:`kept`, whoever changed that.
+        """Freezes again what gets no gradient inside :meth:`kept`, whoever changed that.
 
         PEFT lets all of an adapter's weights require gradients when it is switched on again, as DPO does after each
         forward of the reference (``peft/tuners/tuners_utils.py: BaseTunerLayer.set_adapter``).
@@ -268,7 +268,8 @@ class Gradients:
 
     @property
     def come_in_parts(self) -> bool:
-        """Whether some parameter got its gradient in more than one go: then it is not known which have all of it.
+        """Returns whether some parameter got its gradient in more than one go: then it is not known which have all of
+        it.
 
         So it is with reentrant checkpointing, which runs a backward pass for each stretch that it recomputes.
         """
@@ -276,7 +277,7 @@ class Gradients:
 
     @contextmanager
     def kept(self, parameters: list[Any]) -> Iterator[None]:
-        """Inside, these get no gradient."""
+        """Within the block, these get no gradient."""
         known = {id(parameter) for parameter in self._kept}
         changed = [parameter for parameter in parameters if id(parameter) not in known]
         before = self._kept

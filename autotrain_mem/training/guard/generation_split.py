@@ -60,7 +60,7 @@ class Generation:
         return self._in_parts(kwargs, rows, images)
 
     def _images(self, kwargs: dict[str, Any]) -> RowsImages | str | None:
-        """Which images are of which prompts, or why that is not certain; None where there are none."""
+        """Returns which images are of which prompts, or why that is not certain; None where there are none."""
         return images_of_rows(kwargs, self._context.image_token) if has_images(kwargs) else None
 
     def _bounds(self, rows: int) -> list[tuple[int, int]]:
@@ -69,7 +69,7 @@ class Generation:
         return list(itertools.pairwise(edges))
 
     def _in_parts(self, kwargs: dict[str, Any], rows: int, images: RowsImages | None) -> Any:
-        """Answer some prompts after the others, and make all answers as long as the longest."""
+        """Answers some prompts after the others, and makes all answers as long as the longest."""
 
         def cut(value: Any, start: int, end: int) -> Any:
             has_rows = isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == rows
@@ -133,7 +133,7 @@ class Scoring:
         return self.judge(*given, batch_size, **kwargs)
 
     def _in_parts(self, model: Any, whole: Piece, logits_to_keep: int, parts: int) -> Any:
-        """Judge rows with images. TRL would give a model empty tensors where the rows of a part have none."""
+        """Judges rows with images. TRL would give a model empty tensors where the rows of a part have none."""
         answers = []
         for part in whole.cut(parts, trim=False):
             inputs = dict(part.inputs)

@@ -40,7 +40,7 @@ class RowsImages:
         assert all(len(each) == len(self.has_images) for each in self.entries.values())
 
     def of_part(self, inputs: Mapping[str, Any], rows: Sequence[range]) -> dict[str, Any]:
-        """Take the inputs that lie apart of rows, and give none where these rows have no image at all.
+        """Takes the inputs that lie apart of rows, and gives none where these rows have no image at all.
 
         A model takes no empty tensors, and TRL makes none (``trl/trainer/sft_trainer.py:
         DataCollatorForVisionLanguageModeling``).
@@ -57,17 +57,17 @@ class RowsImages:
 
 
 def is_of_images(name: str) -> bool:
-    """Whether an input of this name is made of images."""
+    """Returns whether an input of this name is made of images."""
     return _OF_IMAGES.search(name) is not None
 
 
 def has_images(inputs: Mapping[str, Any]) -> bool:
-    """Whether a batch has images at all."""
+    """Returns whether a batch has images at all."""
     return any(is_of_images(name) and name not in COUNTS and value is not None for name, value in inputs.items())
 
 
 def image_token_of(model: Any) -> int | None:
-    """Give the id of the tokens in whose places a model puts features of images."""
+    """Returns the id of the tokens in whose places a model puts features of images."""
     config = getattr(model, "config", None)
     for name in ("image_token_id", "image_token_index"):  # older configurations: the second
         token = getattr(config, name, None)
@@ -77,7 +77,7 @@ def image_token_of(model: Any) -> int | None:
 
 
 def images_of_rows(inputs: Mapping[str, Any], image_token: int | None) -> RowsImages | str:
-    """Tell which images are of which rows, or why that is not certain.
+    """Returns which images are of which rows, or why that is not certain.
 
     Args:
         inputs: Of a forward: tokens by row, and what was made of images.

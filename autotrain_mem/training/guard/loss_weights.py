@@ -33,7 +33,7 @@ class Rule:
     """None where the sum is exact."""
 
     def as_tried(self, own: OwnLoss | None) -> Rule:
-        """Go by what was found of a model's own loss; None where the loss is not the model's."""
+        """Goes by what was found of a model's own loss; None where the loss is not the model's."""
         if own is None or own.heeds_count:
             return self
         if own.basis is None:
@@ -42,7 +42,7 @@ class Rule:
 
 
 def rule_of(trainer: Any, *, counted: bool) -> Rule:
-    """Tell how to split.
+    """Returns how to split.
 
     Args:
         counted: transformers counted the tokens of all micro-batches, and each one's loss is divided by that.
@@ -59,13 +59,13 @@ def rule_of(trainer: Any, *, counted: bool) -> Rule:
 
 
 def is_models_loss(trainer: Any) -> bool:
-    """Whether a trainer that can be split takes the loss that its model's forward returns."""
+    """Returns whether a trainer that can be split takes the loss that its model's forward returns."""
     method = method_of_trainer(trainer)
     return method is not None and why_not_exact(trainer) is None and method.is_models_loss(trainer)
 
 
 def why_division_matters(trainer: Any, *, counted: bool) -> str | None:
-    """Say why other micro-batches of the same rows make another gradient of a step; None where they do not.
+    """Returns why other micro-batches of the same rows make another gradient of a step; None where they do not.
 
     A loss of the user's own is the user's to know.
     """
@@ -78,7 +78,7 @@ def why_division_matters(trainer: Any, *, counted: bool) -> str | None:
 
 
 def why_not_exact(trainer: Any) -> str | None:
-    """Say why this trainer's micro-batches cannot be split without another gradient; None where they can."""
+    """Returns why this trainer's micro-batches cannot be split without another gradient; None where they can."""
     method = method_of_trainer(trainer)
     if method is None:
         return f"how {type(trainer).__name__} makes one loss of many rows is not known"
@@ -132,7 +132,7 @@ UNKNOWN = OwnLoss(heeds_count=False, basis=None)
 
 
 def try_loss(compute_loss: ComputeLoss, model: Any, inputs: Mapping[str, Any]) -> OwnLoss:
-    """Compute the losses of two short rows with several labels: no gradient, no dropout, no random number is other.
+    """Computes the losses of two short rows with several labels: no gradient, no dropout, no random number is other.
 
     It takes two forward passes where the model heeds the count, else six.
 
@@ -173,7 +173,7 @@ def try_loss(compute_loss: ComputeLoss, model: Any, inputs: Mapping[str, Any]) -
 
 
 def _short_rows(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Take the first tokens of the first row, twice, with what else there is for each token.
+    """Takes the first tokens of the first row, twice, with what else there is for each token.
 
     Raises:
         ValueError: there are too few.
@@ -202,7 +202,7 @@ def _labelled(ids: Any, row: int, columns: slice) -> Any:
 
 @contextmanager
 def _unnoticed(model: Any) -> Iterator[None]:
-    """Inside, the model is one that is evaluated; afterwards each module trains or not as before."""
+    """Within the block, the model is one that is evaluated; afterwards each module trains or not as before."""
     modes = [(module, module.training) for module in model.modules()]
     restore_rng = keep_rng_state()
     model.eval()

@@ -57,25 +57,25 @@ class MetricsLedger:
         self._all: Any = self._metrics[mode] if is_known else None
 
     def begin(self) -> None:
-        """Begin a call. All the calls of one micro-batch are the same step of the trainer."""
+        """Begins a call. All the calls of one micro-batch are the same step of the trainer."""
         self._before = {name: getattr(self._trainer, name) for name in COUNTED if hasattr(self._trainer, name)}
         if self._all is not None:
             self._metrics[self._mode] = defaultdict(list)
 
     def undo(self) -> None:
-        """Forget what a call that failed counted and logged."""
+        """Forgets what a call that failed counted and logged."""
         for name, value in self._before.items():
             setattr(self._trainer, name, value)
         self._close()
 
     def settle(self, piece: Piece) -> None:
-        """Keep what a call logged whose loss was made and gathered: what its parts log does not count any more."""
+        """Keeps what a call logged whose loss was made and gathered: what its parts log does not count any more."""
         self._settled = {name: getattr(self._trainer, name) for name in self._totals_before}
         if self._all is not None:
             self._entries = [(piece.members, dict(self._metrics[self._mode]))]
 
     def keep(self, piece: Piece, *, is_last: bool) -> None:
-        """Keep what a call that went through logged for its part."""
+        """Keeps what a call that went through logged for its part."""
         if self._all is not None and self._settled is None:
             self._entries.append((piece.members, dict(self._metrics[self._mode])))
         if not is_last and "_step" in self._before:
@@ -87,7 +87,7 @@ class MetricsLedger:
             self._metrics[self._mode] = self._all
 
     def write(self, whole: Piece) -> None:
-        """Log the micro-batch as one; that of all ranks, where each did its own alone."""
+        """Logs the micro-batch as one; that of all ranks, where each did its own alone."""
         numbers, totals = _merged(self._entries), self._totals_before
         if self._ranks.is_apart:
             added = {name: getattr(self._trainer, name) - before for name, before in totals.items()}
@@ -105,7 +105,7 @@ class MetricsLedger:
 
 
 def _merged(entries: Sequence[Entry]) -> Numbers:
-    """Merge each name's numbers one by one into their means over rows; one call's stay as they are."""
+    """Merges each name's numbers one by one into their means over rows; one call's stay as they are."""
     if len(entries) < 2:
         return entries[0][1] if entries else {}
     merged = {}

@@ -142,11 +142,11 @@ class MicroSteps:
         return losses[0] if len(losses) == 1 else sum(losses)
 
     def rule(self, whole: Piece, *, counted: bool) -> Rule:
-        """Tell how to split; a loss that is the model's own is tried first."""
+        """Returns how to split; a loss that is the model's own is tried first."""
         return rule_of(self._trainer, counted=counted).as_tried(self.own_loss(whole.inputs))
 
     def own_loss(self, inputs: Mapping[str, Any]) -> OwnLoss | None:
-        """Try once what the model makes of its labels; None where the loss is not the model's."""
+        """Tries once what the model makes of its labels; None where the loss is not the model's."""
         if self._own_loss is None and is_models_loss(self._trainer):
             metrics = MetricsLedger(self._trainer, "eval", self.context.ranks)
             metrics.begin()
@@ -165,7 +165,7 @@ class MicroSteps:
         return self._own_loss
 
     def share_of_step(self, whole: Piece, *, counted: bool) -> float:
-        """Weigh a micro-batch so that those of a step make the gradient that all their rows in one would make.
+        """Weighs a micro-batch so that those of a step make the gradient that all their rows in one would make.
 
         It is other than 1 only for a mean of the model's own that transformers takes for divided by all tokens of the
         step, and adds up.
@@ -189,7 +189,7 @@ class MicroSteps:
         return count(whole, basis) / max(math.fsum(ranks.gather(of_step)) if is_of_all else of_step, 1.0)
 
     def _own_loss_of_all(self, whole: Piece) -> OwnLoss | None:
-        """Try what the model makes of its labels; of several ranks' answers, take one that knows."""
+        """Tries what the model makes of its labels; of several ranks' answers, takes one that knows."""
         if self.context.ranks.count == 1:
             return self.own_loss(whole.inputs)
         if self._shared_own_loss is None and is_models_loss(self._trainer):
@@ -199,12 +199,12 @@ class MicroSteps:
         return self._shared_own_loss
 
     def prepared(self, weight: float = 1.0) -> AbstractContextManager[Any]:
-        """Take inputs as prepared already, and let the loss count with this weight."""
+        """Takes inputs as prepared already, and lets the loss count with this weight."""
         return patch.multiple(self, _prepared=True, _weight=weight)
 
 
 def activations_on_host(model: Any) -> AbstractContextManager[Any]:
-    """Inside, what the backward pass needs is kept on the host: TRL's own way, one tensor after the other.
+    """Within the block, what the backward pass needs is kept on the host: TRL's own way, one tensor after the other.
 
     On a plain CPU it is there already.
     """
@@ -250,7 +250,7 @@ class InParts:
         return self._make_rule()
 
     def through(self, piece: Piece, *, is_last: bool = True, is_repeated: bool = False) -> None:
-        """Work on a piece.
+        """Works on a piece.
 
         Args:
             is_last: No other piece of the batch follows.
@@ -296,7 +296,7 @@ class InParts:
         return 1 if self._context.why_not or self.rule.why_not else piece.units
 
     def _make_smaller(self, piece: Piece, full: RanOut, *, on_host: bool, is_repeated: bool) -> bool:
-        """Decide how the next try is smaller, and say so; returns whether it is the same once more.
+        """Decides how the next try is smaller, and says so; returns whether it is the same once more.
 
         Raises:
             torch.OutOfMemoryError: it cannot be made smaller without another gradient.

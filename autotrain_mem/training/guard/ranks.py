@@ -57,12 +57,12 @@ class Ranks:
 
     @property
     def count(self) -> int:
-        """How many train together."""
+        """Returns how many train together."""
         return int(self._accelerator.num_processes)
 
     @property
     def number(self) -> int:
-        """Which of them this one is."""
+        """Returns which of them this one is."""
         return int(self._accelerator.process_index)
 
     def greatest(self, *numbers: int) -> list[int]:
@@ -75,7 +75,7 @@ class Ranks:
         return agreed
 
     def gather(self, value: Value) -> list[Value]:
-        """Give the values of all ranks, in their order; all must call it."""
+        """Returns the values of all ranks, in their order; all must call it."""
         if self._group is None:
             return [value]
         values: list[Any] = [None] * self.count
@@ -86,7 +86,7 @@ class Ranks:
 
     @contextmanager
     def micro_step(self, model: Any = None) -> Iterator[None]:
-        """Inside, a rank can do its part of a step as often as it needs; gradients are averaged at the end.
+        """Within the block, a rank can do its part of a step as often as it needs; gradients are averaged at the end.
 
         Args:
             model: What is trained, as accelerate wrapped it; None where nothing is.
@@ -105,18 +105,18 @@ class Ranks:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Inside, gathering gives this rank's own values, and nobody is asked."""
+        """Within the block, gathering gives this rank's own values, and nobody is asked."""
         with patch.multiple(self, _is_alone=True, _is_open=False), self._collectives_stood_in_for():
             yield
 
     def leave(self) -> None:
-        """Go on alone, since this rank is out of memory or splits from the start; tell it to those that wait."""
+        """Goes on alone, since this rank is out of memory or splits from the start; tells the ranks that wait."""
         if self._is_open:
             self._agree(leaves=True)
         self._is_alone = True
 
     def loss_is_made(self) -> None:
-        """Note that nothing more is gathered: a rank that fails from here on is missed by nobody.
+        """Notes that nothing more is gathered: a rank that fails from here on is missed by nobody.
 
         Raises:
             OtherRankFullError: see there.
@@ -127,7 +127,7 @@ class Ranks:
 
     @property
     def has_logged_for_all(self) -> bool:
-        """Whether all that the trainer logs of a micro-step was gathered, before this rank had to repeat it."""
+        """Returns whether all that the trainer logs of a micro-step was gathered, before this rank had to repeat it."""
         return self._group is not None and not self._is_open and not self._is_alone
 
     def _agree(self, *, leaves: bool) -> None:
@@ -159,7 +159,7 @@ class Ranks:
 
 
 def own_values(tensors: Any) -> Any:
-    """Give what one process gathers: the same, but a number becomes a list of one (``accelerate/utils/operations.py:
+    """Returns what one process gathers: the same, but a number becomes a list of one (``accelerate/utils/operations.py:
     _gpu_gather``)."""
     return tree_map_only(torch.Tensor, lambda tensor: tensor[None] if tensor.ndim == 0 else tensor, tensors)
 
@@ -168,14 +168,15 @@ def own_values(tensors: Any) -> Any:
 
 
 def ddp_of(model: Any) -> DistributedDataParallel | None:
-    """Find the DDP in what accelerate made of a model, which may be compiled around it."""
+    """Finds the DDP in what accelerate made of a model, which may be compiled around it."""
     model = getattr(model, "_orig_mod", model)
     return model if isinstance(model, DistributedDataParallel) else None
 
 
 @contextmanager
 def averaged_once(ranks: Ranks, ddp: DistributedDataParallel) -> Iterator[None]:
-    """Inside, no forward and no backward talks to another rank; at the end gradients are averaged, where DDP would.
+    """Within the block, no forward and no backward talks to another rank; at the end gradients are averaged, where DDP
+    would.
 
     What DDP does with others before a forward is done while nothing is tried yet: it broadcasts buffers, and once it
     makes its buckets anew (``torch/nn/parallel/distributed.py: _pre_forward``).
@@ -232,13 +233,14 @@ class _Nothing(torch.autograd.Function):  # type: ignore[misc]
 
 
 def shares_by_ddp(accelerator: Any) -> bool:
-    """Whether several processes hold the whole model each (``accelerate/utils/dataclasses.py: DistributedType``)."""
+    """Returns whether several processes hold the whole model each (``accelerate/utils/dataclasses.py:
+    DistributedType``)."""
     is_plain = getattr(accelerator, "parallelism_config", None) is None
     return is_plain and str(accelerator.distributed_type.value).startswith("MULTI_")
 
 
 def ranks_of(trainer: Any) -> Ranks:
-    """Find the ranks that a trainer trains with; all of them must call it.
+    """Finds the ranks that a trainer trains with; all of them must call it.
 
     Raises:
         RuntimeError: they cannot reach each other by gloo.
@@ -250,5 +252,5 @@ def ranks_of(trainer: Any) -> Ranks:
 
 @functools.lru_cache(maxsize=1)
 def _cpu_group(world: Any, timeout_seconds: int) -> Any:
-    """Make the group once: a trainer may be guarded, and left, many times."""
+    """Makes the group once: a trainer may be guarded, and left, many times."""
     return dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))

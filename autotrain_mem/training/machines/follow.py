@@ -47,7 +47,7 @@ _LOST = "lost"
 
 
 def follow(place: Place, command: Sequence[str], folder: Path, hardware: Hardware, *, real: bool, say: Say) -> None:
-    """Take part in a training until the first machine says that it has ended.
+    """Takes part in a training until the first machine says that it has ended.
 
     Args:
         folder: The output folder, in which the first machine leaves the key.
@@ -122,7 +122,7 @@ class _Following:
         self._link = Link(connection, self._messages.put, lambda why: self._messages.put({"do": _LOST, "why": why}))
 
     def serve(self) -> AutofitError | str | None:
-        """Do what is asked; returns the error of a training that failed, or why the first machine is gone."""
+        """Does what is asked; returns the error of a training that failed, or why the first machine is gone."""
         while True:
             try:
                 at = self._interrupted_at

@@ -139,7 +139,7 @@ class Machines:
     # -- who is there --------------------------------------------------------------------------------------------------
 
     def gather(self, hardware: Hardware) -> Hardware:
-        """Wait for the others; returns the devices of one machine with what is free on the least of all.
+        """Waits for the others; returns the devices of one machine with what is free on the least of all.
 
         Raises:
             TrainingError: fewer than ``min_nodes`` came in time.
@@ -215,7 +215,7 @@ class Machines:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def close(self, error: AutofitError | None) -> None:
-        """Tell the others how it ended, and hang up."""
+        """Tells the others how it ended, and hang up."""
         self.stop_listening()
         with contextlib.suppress(OSError):
             if read_start(self._key_file, len(self._key)) == self._key:  # else another run's is there
@@ -228,7 +228,7 @@ class Machines:
             time.sleep(0.05)
 
     def stop_listening(self) -> None:
-        """Let no more machines come. A socket that is only closed listens on, as long as a thread waits at it."""
+        """Lets no more machines come. A socket that is only closed listens on, as long as a thread waits at it."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -335,7 +335,7 @@ def how_to_reach(place: Place) -> str:
 
 
 def _check_alike(hello: Hello, hardware: Hardware) -> None:
-    """Refuse a machine whose GPUs the plan is not for.
+    """Refuses a machine whose GPUs the plan is not for.
 
     Raises:
         UsageError: they are others, or fewer.

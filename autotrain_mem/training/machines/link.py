@@ -31,7 +31,7 @@ Message = dict[str, Any]
 
 
 def introduced(reached: socket.socket, key: bytes, *, leads: bool) -> Connection:
-    """Have both ends of a socket prove that they hold the key; the one that leads asks first, and answers nobody else.
+    """Has both ends of a socket prove that they hold the key; the one that leads asks first, and answers nobody else.
 
     Raises ConnectionAbortedError where the other end does not hold it, or says nothing for as long as a lost one.
     """
@@ -71,11 +71,11 @@ class Link:
 
     @property
     def silent_seconds(self) -> float:
-        """How long nothing has been heard of the other end."""
+        """Returns how long nothing has been heard of the other end."""
         return time.monotonic() - self._heard
 
     def send(self, message: Mapping[str, Any]) -> bool:
-        """Send one object; whether it could be."""
+        """Sends one object; whether it could be."""
         try:
             with self._sending:
                 self._connection.send_bytes(json.dumps(message).encode())
@@ -150,7 +150,7 @@ class RemoteChild:
     # -- what its machine says of it -----------------------------------------------------------------------------------
 
     def hear(self, message: Mapping[str, Any]) -> None:
-        """Take a line, or the end."""
+        """Takes a line, or the end."""
         if "line" in message:
             self._on_line(message["line"])
         else:
@@ -166,7 +166,7 @@ class RemoteChild:
     # -- what Child does -----------------------------------------------------------------------------------------------
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send one object. Raises ChildDied where the process or its machine is gone."""
+        """Sends one object. Raises ChildDied where the process or its machine is gone."""
         if not self._order("send", message=message) or self._death is not None:
             raise self.death()
 
@@ -177,14 +177,14 @@ class RemoteChild:
         self._order("close")
 
     def kill(self) -> None:
-        """End it at once, and what it started."""
+        """Ends it at once, and what it started."""
         self._order("kill")
 
     def wait(self, timeout_seconds: float) -> None:
         self._ended.wait(timeout_seconds if self._link.is_open else 0)
 
     def stop(self, grace_seconds: float = GRACE_SECONDS) -> None:
-        """End it: close its stdin, wait, then kill."""
+        """Stops it: closes its stdin, waits, then kills."""
         self.close_input()
         self.wait(grace_seconds)
         if not self._ended.is_set():
@@ -194,7 +194,7 @@ class RemoteChild:
         """Its machine ends what it leaves behind."""
 
     def death(self) -> ChildDied:
-        """Say how it ended, which it has, or is about to."""
+        """Returns how it ended, which it has, or is about to."""
         self.wait(GRACE_SECONDS)
         return self._death or ChildDied(None, "")
 

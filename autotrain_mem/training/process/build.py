@@ -53,7 +53,7 @@ class PhasePeaks(PhaseRecorder):
         self._peaks: dict[Phase, PhasePeak] = {}
 
     def enter_phase(self, phase: Phase) -> None:
-        """Count everything from here on to ``phase``, unless the device was full: then it ends where it was.
+        """Counts everything from here on to ``phase``, unless the device was full: then it ends where it was.
 
         Whoever is within a phase leaves it on the way of an exception, too (``trainers.phases: _watched``).
         """
@@ -78,7 +78,7 @@ class PhasePeaks(PhaseRecorder):
         return dict(self._peaks)
 
     def reading(self) -> MemoryReading:
-        """Read what is taken now, with the peaks of the whole run."""
+        """Reads what is taken now, with the peaks of the whole run."""
         peaks, now = self.peaks().values(), self._read()
         return replace(
             now,
@@ -103,10 +103,10 @@ class Simulation(Protocol):
         """Where the run is, or where it ended."""
 
     def refusal(self, error: BaseException) -> Refusal | None:
-        """Return what the card refused, where it was that which became this error."""
+        """Returns what the card refused, where it was that which became this error."""
 
     def owned(self, named: Mapping[Owner, list[Any]], refusal: Refusal) -> dict[Owner, int]:
-        """Count the bytes of all that was alive as the card refused a request."""
+        """Counts the bytes of all that was alive as the card refused a request."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,7 +125,7 @@ class Device:
     """Ends what befalls a training on a simulated card: it has come to its end."""
 
     def read(self) -> MemoryReading | None:
-        """Read the device's allocator; None where nothing measures."""
+        """Reads the device's allocator; None where nothing measures."""
         return None if self.peaks is None else self.peaks.reading()
 
     def phase_peaks(self) -> Mapping[Phase, PhasePeak]:
@@ -139,7 +139,7 @@ DeviceOf = Callable[[Request], contextlib.AbstractContextManager[Device]]
 
 @contextlib.contextmanager
 def real_device(request: Request) -> Iterator[Device]:
-    """Have a trainer built and trained inside, on a card that is here or on the host's CPU.
+    """Has a trainer built and trained inside, on a card that is here or on the host's CPU.
 
     Raises:
         UnreadableGpuError: torch cannot use the card.
@@ -164,7 +164,7 @@ def _train(trainer: Any, peaks: PhasePeaks | None = None, **options: Any) -> Non
 
 
 def build(request: Request, placed: Placing, changes: Mapping[str, Any] | None = None) -> Any:
-    """Build the trainer exactly as TRL's script does, with the plan's knobs in its config.
+    """Builds the trainer exactly as TRL's script does, with the plan's knobs in its config.
 
     Args:
         changes: Arguments that this run needs otherwise than the job says.

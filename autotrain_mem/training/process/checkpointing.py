@@ -54,7 +54,7 @@ AGAIN = "the device was full"
 
 
 def is_full_disk(error: BaseException, folder: str) -> bool:
-    """Whether it was the disk, or the user's part of it, that had no room."""
+    """Returns whether it was the disk, or the user's part of it, that had no room."""
     if getattr(error, "errno", None) in _FULL or any(text in str(error) for text in _FULL_TEXTS):
         return True
     return free_disk_bytes(folder) < FULL_DISK_BYTES
@@ -76,7 +76,7 @@ def order_of(arguments: Any, rows: Any) -> dict[str, str]:
 
 
 def follow_saving(trainer: Any, send: SendEvent, run: str = "", world: World | None = None) -> None:
-    """Have a trainer write checkpoints as :class:`_Saving` does.
+    """Has a trainer write checkpoints as :class:`_Saving` does.
 
     ``saving`` and ``checkpoint`` events have the ``step`` and the ``path``, ``save_failed`` the ``message`` as well;
     and ``checkpoint`` has one where the manifest could not be written.
@@ -96,7 +96,7 @@ def _is_sharded(trainer: Any) -> bool:
 
 
 def write_shards(trainer: Any, *, whole: bool) -> None:
-    """Have each rank write its own part of a checkpoint, or the first one all of it; nothing where none holds a part.
+    """Has each rank write its own part of a checkpoint, or the first one all of it; nothing where none holds a part.
 
     Whole, the first rank gathers weights and optimizer state in its host's memory, and writes the weights twice, once
     for transformers and once for accelerate (``transformers/trainer.py: save_model, _save_optimizer_and_scheduler``).
@@ -126,9 +126,9 @@ class _Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         self._best: dict[str, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take rotation over, once trackers have written the limit down: transformers deletes an old checkpoint before
-        the new one's manifest is there, and at the end the newest, before the model is saved
-        (``trainer.py: _save_checkpoint, _finalize_training``)."""
+        """Takes rotation over, once trackers have written the limit down: transformers deletes an old checkpoint before
+        the new one's manifest is there, and at the end the newest, before the model is saved (``trainer.py:
+        _save_checkpoint, _finalize_training``)."""
         self._limit, args.save_total_limit = args.save_total_limit or self._limit, None
         own = Path(args.output_dir) / Path(state.best_model_checkpoint or "").name
         if own.name.startswith("checkpoint-") and own.is_dir():
@@ -197,7 +197,7 @@ class _Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         return next((word for word in words if word != AGAIN), words[0] if words else "")
 
     def _barriers_that_fail(self) -> AbstractContextManager[Any]:
-        """Let no rank wait at transformers' barrier within a save for one that has failed before it.
+        """Lets no rank wait at transformers' barrier within a save for one that has failed before it.
 
         There is one, between weights and optimizer, once there is a best model (``trainer.py: _save_checkpoint``).
         """
@@ -224,7 +224,7 @@ def _in_a_line(error: BaseException) -> str:
 
 
 def save_trained(trainer: Any, output_dir: str) -> None:
-    """Write the model as it is at the end, and wait until it is on the disk.
+    """Writes the model as it is at the end, and waits until it is on the disk.
 
     Raises:
         OutputFolderError: the disk is full; the error says where the trained weights are, if anywhere.
@@ -287,8 +287,8 @@ class _Index(pickle.Unpickler):
 
 @contextmanager
 def without_code(checkpoint: Path) -> Iterator[None]:
-    """Inside, torch loads tensors, numbers, and of DeepSpeed's classes those that keep what they are given: a loss
-    scale, a stage, places of weights (``runtime/zero/stage_1_and_2.py, stage3.py: state_dict``).
+    """Within the block, torch loads tensors, numbers, and of DeepSpeed's classes those that keep what they are given: a
+    loss scale, a stage, places of weights (``runtime/zero/stage_1_and_2.py, stage3.py: state_dict``).
 
     By themselves DeepSpeed (``runtime/checkpoint_engine/torch_checkpoint_engine.py: load``) and shards
     (``torch/distributed/checkpoint/default_planner.py: load_bytes``, ``filesystem.py: read_metadata``) load anything.
@@ -332,7 +332,7 @@ _TRACKERS = "transformers.integrations."
 
 
 def drop_logs_without_room(trainer: Any, send: SendEvent) -> None:
-    """Have a full disk cost what a trainer and its trackers log, and not the run; a ``note`` says so once.
+    """Has a full disk cost what a trainer and its trackers log, and not the run; a ``note`` says so once.
 
     A trainer writes at its logs, too: GRPO's writes its completions (``trl/trainer/grpo_trainer.py: log``).
     """

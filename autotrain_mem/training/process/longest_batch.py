@@ -56,7 +56,7 @@ class LongestBatch:
 def attach_longest_batch(
     trainer: Any, on_result: Callable[[LongestBatch], None], on_error: OnError | None = None
 ) -> None:
-    """Have the longest rows run before the first micro-step of this trainer. A guard is attached before this.
+    """Has the longest rows run before the first micro-step of this trainer. A guard is attached before this.
 
     Its ``training_step``, as it is now, is called once more, with the longest rows of ``train_dataset``: what splits a
     batch that is too large splits this one. What a first step has not yet beside it stands in: the optimizer's state,
@@ -86,7 +86,7 @@ def attach_longest_batch(
 def run_longest_batch(
     trainer: Any, model: Any, step: Callable[..., Any], on_error: OnError | None = None
 ) -> LongestBatch:
-    """Run the longest rows once through ``step``, and put everything back."""
+    """Runs the longest rows once through ``step``, and puts everything back."""
     why_not = _why_not(trainer)
     if why_not:
         return LongestBatch(why_not=why_not)
@@ -121,7 +121,7 @@ def _again(batch: Any) -> Any:
 
 
 def cost_of_emptying(trainer: Any, batch: LongestBatch) -> str | None:
-    """Say what ``torch_empty_cache_steps`` costs a trainer whose longest rows ran; None where it costs nothing."""
+    """Returns what ``torch_empty_cache_steps`` costs a trainer whose longest rows ran; None where it costs nothing."""
     steps = trainer.args.torch_empty_cache_steps
     if steps is None or batch.why_not:
         return None
@@ -161,7 +161,7 @@ def _why_not(trainer: Any) -> str:
 
 
 def _rows(trainer: Any) -> Rows:
-    """Give what one process gets: of a generation each prompt as often as it is answered, side by side, as
+    """Returns what one process gets: of a generation each prompt as often as it is answered, side by side, as
     ``trl/trainer/utils.py: RepeatSampler`` draws them."""
     if not samples_completions(trainer):
         numbers, tokens = longest_of(trainer, trainer.train_dataset, trainer._train_batch_size)
@@ -177,7 +177,7 @@ def _rows(trainer: Any) -> Rows:
 
 
 def _sampling_to_the_end(trainer: Any) -> AbstractContextManager[Any]:
-    """Sample completions of full length, judged by numbers that differ within a group, not by the user's functions."""
+    """Samples completions of full length, judged by numbers that differ within a group, not by the user's functions."""
     if not samples_completions(trainer):
         return nullcontext()
     changes: dict[str, Any] = {}
@@ -236,7 +236,7 @@ OnError = Callable[[BaseException], None]
 
 @contextmanager
 def untouched(trainer: Any) -> Iterator[None]:
-    """Put everything back afterwards: gradients, random states, counters and metrics, buffers of all models.
+    """Puts everything back afterwards: gradients, random states, counters and metrics, buffers of all models.
 
     Weights and the state of the optimizer are the caller's affair: it must not step. What a step may touch was read off
     ``transformers/trainer.py: training_step``, TRL 1.12 and 1.16 (``training_step``, ``_prepare_inputs``,
@@ -264,7 +264,7 @@ def untouched(trainer: Any) -> Iterator[None]:
 
 
 def models_of(trainer: Any) -> list[torch.nn.Module]:
-    """List all of a trainer's models, each once: the trained one as it is wrapped, references, judges, values."""
+    """Lists all of a trainer's models, each once: the trained one as it is wrapped, references, judges, values."""
     names = ("model_wrapped", "model", "ref_model", "reward_model", "value_model", "teacher_model")
     candidates = [getattr(trainer, name, None) for name in names]
     candidates += getattr(trainer, "reward_funcs", None) or ()
@@ -273,8 +273,8 @@ def models_of(trainer: Any) -> list[torch.nn.Module]:
 
 
 def _attributes(kept: Any) -> Undo:
-    """Restore what names stand for in an object, and the contents of those that a step adds to: a trainer's counters, a
-    model's switches, the longest row that a rotary embedding has met."""
+    """Restores what names stand for in an object, and the contents of those that a step adds to: a trainer's counters,
+    a model's switches, the longest row that a rotary embedding has met."""
     held = vars(kept)
     before = dict(held)
     held.update({name: copy.deepcopy(held[name]) for name in _KEPT_BY_VALUE if name in held})
@@ -290,7 +290,7 @@ def _attributes(kept: Any) -> Undo:
 
 
 def _buffers(module: torch.nn.Module) -> Undo:
-    """Restore buffers, replaced or written in place: statistics of a batch norm, a rotary embedding that grows."""
+    """Restores buffers, replaced or written in place: statistics of a batch norm, a rotary embedding that grows."""
     before = dict(module._buffers)
     with torch.no_grad(), _disable_current_modes():  # a simulated card keeps no account of the host
         copies = {name: buffer.detach().to("cpu", copy=True) for name, buffer in before.items() if buffer is not None}
@@ -319,13 +319,14 @@ def _gradients(modules: Sequence[torch.nn.Module]) -> Undo:
 
 
 def keeps_whole_gradients(model: torch.nn.Module) -> bool:
-    """Whether FSDP2 reduces no gradient in this micro-step, and keeps all of them whole until the step's last one."""
+    """Returns whether FSDP2 reduces no gradient in this micro-step, and keeps all of them whole until the step's last
+    one."""
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
     return not all(group.reduce_grads for each in modules for group in each._get_fsdp_state()._fsdp_param_groups)
 
 
 def _drop_whole_gradients(module: FSDPModule) -> None:
-    """Drop the gradients that FSDP2 has not yet reduced to its shards, since the step's last micro-batch is to come
+    """Drops the gradients that FSDP2 has not yet reduced to its shards, since the step's last micro-batch is to come
     (``torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py: post_backward``)."""
     for group in module._get_fsdp_state()._fsdp_param_groups:
         group._partial_reduce_output = None
@@ -340,7 +341,7 @@ def _drop_whole_gradients(module: FSDPModule) -> None:
 
 @contextmanager
 def with_memory_of_later_steps(trainer: Any, on_error: OnError | None = None) -> Iterator[None]:
-    """Inside, optimizer state, and gradients of a micro-step before, are there where there will be some.
+    """Within the block, optimizer state, and gradients of a micro-step before, are there where there will be some.
 
     A first step has less beside it than the steps after it. They are as large as the real ones will be, tensor by
     tensor, so that these find blocks that fit them. Whole gradients that FSDP2 keeps only a micro-step before makes.

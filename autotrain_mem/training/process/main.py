@@ -22,7 +22,7 @@ _UNWRITABLE = (errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def main(device_of: DeviceOf | None = None) -> None:
-    """Do one task, and answer with its last event or an error.
+    """Does one task, and answers with its last event or an error.
 
     Args:
         device_of: Where it is done; None for a device that is here.
@@ -58,7 +58,7 @@ def main(device_of: DeviceOf | None = None) -> None:
 
 
 def _failure(error: BaseException, output_dir: str) -> AutofitError:
-    """Turn an exception of the libraries into what it means to the user."""
+    """Turns an exception of the libraries into what it means to the user."""
     if isinstance(error, AutofitError):
         return error
     from autotrain_mem.training.process.checkpointing import is_full_disk

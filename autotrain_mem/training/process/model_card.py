@@ -26,7 +26,7 @@ Read = Callable[[], MemoryReading | None]
 
 
 def complete_cards(trainer: Any, request: Request, read: Read = lambda: None) -> None:
-    """Have every card that this trainer writes completed: one is written with each checkpoint and each push.
+    """Has every card that this trainer writes completed: one is written with each checkpoint and each push.
 
     Args:
         read: Tells what the device's allocator holds; gives None where nothing measures.
@@ -44,7 +44,7 @@ def complete_cards(trainer: Any, request: Request, read: Read = lambda: None) ->
 
 
 def write_last_card(trainer: Any) -> None:
-    """Write the card of the model as it is at the end. A disk without room for it ends no training."""
+    """Writes the card of the model as it is at the end. A disk without room for it ends no training."""
     if trainer.is_world_process_zero():
         with contextlib.suppress(OSError):
             name = trainer.args.hub_model_id or Path(trainer.args.output_dir).resolve().name
@@ -52,7 +52,7 @@ def write_last_card(trainer: Any) -> None:
 
 
 def completed(card: str, request: Request, trainer: Any, reading: MemoryReading | None) -> str:
-    """Add to a card what was trained and how; of models and data in folders the name alone, not where they lie."""
+    """Adds to a card what was trained and how; of models and data in folders the name alone, not where they lie."""
     base = f"`{named(request.job.model)}`"
     card = card.replace(NO_BASE, base).replace(NO_NAME, f'model="{Path(request.output_dir).resolve().name}"')
     parts = [card.rstrip(), _training(request, trainer, reading), _settings(request)]
@@ -94,7 +94,7 @@ def _facts(request: Request, trainer: Any, reading: MemoryReading | None) -> Ite
 
 
 def _trained(trainer: Any) -> str:
-    """How many weights, and of an adapter what it is."""
+    """Returns how many weights, and of an adapter what it is."""
     weights = [*trainer.model.parameters()]
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)
     count = f"{trained:,} weights"

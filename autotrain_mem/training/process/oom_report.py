@@ -45,7 +45,7 @@ first counts, since evaluation has forwards of its own."""
 
 
 def shortage_of(error: BaseException, trainer: Any, device: Device) -> Shortage:
-    """Report an error in figures.
+    """Reports an error in figures.
 
     Args:
         trainer: Whose step it was; its models and its optimizer are looked at.
@@ -66,7 +66,7 @@ def shortage_of(error: BaseException, trainer: Any, device: Device) -> Shortage:
 
 
 def phase_of(error: BaseException) -> Phase | None:
-    """Find the phase in which an error was raised, by the functions that it passed through, or the error that led to
+    """Finds the phase in which an error was raised, by the functions that it passed through, or the error that led to
     it; None where none is known."""
     names = set(_functions(error.__traceback__))
     phase = next((phase for name, phase in _PHASE_OF.items() if name in names), None)
@@ -85,7 +85,7 @@ def _functions(raised: TracebackType | None) -> Iterator[str]:
 
 
 def _of_message(message: str, device: Device) -> dict[str, Any]:
-    """Read torch's message; what it leaves out, as cuBLAS and others do, comes from the allocator as it is now."""
+    """Reads torch's message; what it leaves out, as cuBLAS and others do, comes from the allocator as it is now."""
     hardware, reading = device.hardware, device.read()
     asked, held = _REQUESTED.search(message), _HELD.search(message)
     requested = None if asked is None else _bytes(asked[1])

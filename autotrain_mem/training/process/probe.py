@@ -44,7 +44,8 @@ class _ProbeProgress:
 
 
 def probe(request: Request, send: SendEvent, device_of: DeviceOf = real_device) -> dict[str, Any]:
-    """Try a plan's settings; returns the ``probe`` event. Whether they fit is for the parent to say: it has the budget.
+    """Tries a plan's settings; returns the ``probe`` event. Whether they fit is for the parent to say: it has the
+    budget.
 
     Raises:
         AutofitError, OSError and whatever the trainer raises, but for a full device, which is an answer.
@@ -74,7 +75,7 @@ def probe(request: Request, send: SendEvent, device_of: DeviceOf = real_device) 
 
 
 def probe_changes(job: Job, knobs: Knobs) -> dict[str, Any]:
-    """List the arguments in which a probe differs from the job: a rehearsal's steps, and no word to the outside."""
+    """Lists the arguments in which a probe differs from the job: a rehearsal's steps, and no word to the outside."""
     saves = str(job.arguments.get("save_strategy", "steps")) != "no"
     return {
         "gradient_accumulation_steps": min(REHEARSED_ACCUMULATION, knobs.gradient_accumulation_steps),
@@ -95,7 +96,7 @@ def probe_changes(job: Job, knobs: Knobs) -> dict[str, Any]:
 
 
 def _run(request: Request, device: Device, peaks: PhasePeaks, progress: _ProbeProgress) -> None:
-    """Do all of a probe, from the first weight to the last file."""
+    """Does all of a probe, from the first weight to the last file."""
     job, knobs = request.job, request.knobs
     changes = probe_changes(job, knobs)
     with method_of(job.method).without_precomputing():
@@ -115,7 +116,8 @@ def _run(request: Request, device: Device, peaks: PhasePeaks, progress: _ProbePr
 
 
 def _non_torch_bytes(device: Device, reading: MemoryReading) -> int | None:
-    """Read what NVML says that this process holds, less what torch reserved; else what is gone of what was free before.
+    """Reads what NVML says that this process holds, less what torch reserved; else what is gone of what was free
+    before.
 
     The second is wrong where another process came or went meanwhile, and so must be plausible.
     """
@@ -141,7 +143,7 @@ def _refusal(error: Exception) -> str:
 
 
 def _complete_to_the_end(trainer: Any, tokens: int) -> None:
-    """Let no completion of GRPO and RLOO end before its full length. PPO's do not by themselves.
+    """Lets no completion of GRPO and RLOO end before its full length. PPO's do not by themselves.
 
     With vLLM's own name for it where an engine generates (``vllm.SamplingParams: min_tokens``).
     """
@@ -176,7 +178,7 @@ class _Stopwatch(TrainerCallback):  # type: ignore[misc]  # transformers is unty
 
 
 def take_longest(trainer: Any, accumulation: int | None = None) -> int:
-    """Leave a trainer nothing but its longest rows, as it prepared them itself; returns the tokens of the longest.
+    """Leaves a trainer nothing but its longest rows, as it prepared them itself; returns the tokens of the longest.
 
     Each micro-batch is of the longest rows that there are, in order, the longest first: the first one meets no
     gradients, the second meets them, and those of the second step meet the optimizer's state too. Where there are
@@ -219,7 +221,7 @@ def _rows_at_once(trainer: Any, accumulation: int | None) -> int:
 
 
 def _take_evaluated(trainer: Any) -> None:
-    """Leave two batches to evaluate: the second meets what the first left behind."""
+    """Leaves two batches to evaluate: the second meets what the first left behind."""
     group = getattr(trainer, "num_generations_eval", None) or 1
     rows = max(1, trainer.args.per_device_eval_batch_size * EVALUATED_BATCHES // group)
     batch = max(1, rows // EVALUATED_BATCHES)

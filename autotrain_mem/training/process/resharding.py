@@ -36,7 +36,7 @@ _HOW_IT_STEPS = ("foreach", "fused", "capturable", "differentiable")
 
 
 def read_other_forms(trainer: Any, checkpoint: str | None, knobs: Knobs, send: SendEvent) -> None:
-    """Have ``trainer.train`` resume from a checkpoint that is divided otherwise than the training; no other changes it.
+    """Has ``trainer.train`` resume from a checkpoint that is divided otherwise than the training; no other changes it.
 
     Raises:
         OutputFolderError: it cannot.
@@ -69,7 +69,7 @@ def read_other_forms(trainer: Any, checkpoint: str | None, knobs: Knobs, send: S
 
 
 def _load_weights(model: Any, checkpoint: Path, *, is_in_shards: bool) -> str:
-    """Load the weights in place; returns what there is to know of their precision.
+    """Loads the weights in place; returns what there is to know of their precision.
 
     Raises:
         TrainingError: the checkpoint lacks some, or has others.
@@ -135,7 +135,7 @@ _STATE, _GROUPS = "optimizer.state.", "optimizer.param_groups."
 
 
 def _fill_from_shards(state: dict[str, Any], checkpoint: Path) -> None:
-    """Read FSDP's files into an optimizer's state by names."""
+    """Reads FSDP's files into an optimizer's state by names."""
     with _named(checkpoint):
         reader = dcp.FileSystemReader(checkpoint / f"{Path(OPTIMIZER_NAME).stem}_0")
         saved = reader.read_metadata().state_dict_metadata
@@ -146,7 +146,7 @@ def _fill_from_shards(state: dict[str, Any], checkpoint: Path) -> None:
 
 
 def _fill_from_file(state: dict[str, Any], checkpoint: Path) -> None:
-    """Take this rank's part of ``optimizer.pt``, where a parameter's number is its place in the groups.
+    """Takes this rank's part of ``optimizer.pt``, where a parameter's number is its place in the groups.
 
     transformers makes these of the parameters with decay and of those without, each in the model's order
     (``transformers/trainer.py: create_optimizer``).
@@ -189,14 +189,14 @@ def _copy_part(name: str, whole: torch.Tensor, part: torch.Tensor) -> None:
 
 @contextmanager
 def _on_host() -> Iterator[None]:
-    """Inside, a simulated card sees no tensors: what lies on the host on the way is not the device's."""
+    """Within the block, a simulated card sees no tensors: what lies on the host on the way is not the device's."""
     with torch.no_grad(), torch._C._DisableTorchDispatch():
         yield
 
 
 @contextmanager
 def _named(checkpoint: Path) -> Iterator[None]:
-    """Inside, a file that cannot be read is an error of the checkpoint's.
+    """Within the block, a file that cannot be read is an error of the checkpoint's.
 
     Raises:
         OutputFolderError: it is.

@@ -42,7 +42,7 @@ from autotrain_mem.types.report import REWARD_NAMES, MemoryReading, Shortage
 
 
 def train(request: Request, send: SendEvent, device_of: DeviceOf = real_device) -> dict[str, Any]:
-    """Train once; returns the ``end`` event."""
+    """Trains once; returns the ``end`` event."""
     with device_of(request) as device:
         trainer = build(request, device.placed)
         keep_order(trainer)
@@ -77,7 +77,7 @@ def train(request: Request, send: SendEvent, device_of: DeviceOf = real_device) 
 
 
 def _run(trainer: Any, device: Device, request: Request, send: SendEvent, world: World) -> None:
-    """Train to the end, or to an error that says what was held when the device was full."""
+    """Trains to the end, or to an error that says what was held when the device was full."""
     safeguards = Safeguards(trainer, request, device, send) if request.guarded else None
     trainer.add_callback(FiniteValues(trainer, send, world))  # outermost: the longest rows' loss is none of the run's
     resume = request.job.arguments.get("resume_from_checkpoint")
@@ -135,7 +135,7 @@ class Safeguards:
         trainer.add_callback(watch)
 
     def shortage(self, error: BaseException) -> Shortage | None:
-        """Report the device as it was when the error came; of the longest rows that was noted before all was put back.
+        """Reports the device as it was when the error came; of the longest rows that was noted before all was put back.
 
         None where it could not be read, which is no reason to lose the error itself: it decides what comes next.
         """
@@ -151,7 +151,7 @@ class Safeguards:
 
 
 def save_in_place(trainer: Any, request: Request) -> None:
-    """Have a trainer look, before it saves, whether its folder is still its own (``run_folder.check_in_place``)."""
+    """Has a trainer look, before it saves, whether its folder is still its own (``run_folder.check_in_place``)."""
 
     def saves(save: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(save)
@@ -165,7 +165,7 @@ def save_in_place(trainer: Any, request: Request) -> None:
 
 
 def keep_order(trainer: Any) -> None:
-    """Let each epoch's order depend on the seed and the epoch alone, as it does where rows are shuffled.
+    """Lets each epoch's order depend on the seed and the epoch alone, as it does where rows are shuffled.
 
     With ``train_sampling_strategy group_by_length`` transformers draws it from what random numbers are next
     (``transformers/trainer_pt_utils.py: LengthGroupedSampler``): a run that goes on in a later epoch would meet some of
@@ -202,7 +202,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         self.rewards: list[float] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Let an interrupt wait for the end of the step from here on, so that no file is left half written."""
+        """Lets an interrupt wait for the end of the step from here on, so that no file is left half written."""
 
         def interrupt(number: int, frame: FrameType | None) -> None:
             self.interrupted = True

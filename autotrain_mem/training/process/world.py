@@ -37,7 +37,7 @@ STILL_PULSES = 5
 
 
 def find_other_machines() -> None:
-    """Have gloo talk over the interface that reaches the first machine, unless the user names one.
+    """Has gloo talk over the interface that reaches the first machine, unless the user names one.
 
     By itself it takes the address of this machine's own name (``torch/csrc/distributed/c10d/ProcessGroupGloo.cpp:
     createDefaultDevice``), which /etc/hosts often says to be one of the loopback's. NCCL looks for interfaces itself.
@@ -66,7 +66,7 @@ class World:
         return self.rank == 0
 
     def gather(self, word: str) -> list[str]:
-        """Return the words of all ranks, in their order, when all have said theirs.
+        """Returns the words of all ranks, in their order, when all have said theirs.
 
         Raises:
             RuntimeError: a rank has gone, or says nothing for longer than ``ddp_timeout``.
@@ -83,7 +83,7 @@ class World:
         return words
 
     def any(self, flag: bool) -> bool:
-        """Whether it is true for any rank; the same answer for all."""
+        """Returns whether it is true for any rank; the same answer for all."""
         return "1" in self.gather("1" if flag else "0")
 
 
@@ -94,7 +94,7 @@ class Moves(TrainerCallback):  # type: ignore[misc]  # transformers is untyped t
     """Of this process."""
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Count a micro-step, a step, a batch of evaluation, and what comes between."""
+        """Counts a micro-step, a step, a batch of evaluation, and what comes between."""
         Moves.count += 1
 
     on_substep_end = on_optimizer_step = on_step_end = on_prediction_step = on_step_begin
@@ -103,7 +103,8 @@ class Moves(TrainerCallback):  # type: ignore[misc]  # transformers is untyped t
 
 @contextmanager
 def beating(send: SendEvent) -> Iterator[None]:
-    """Inside, a thread sends a ``pulse`` every second: how often the trainer has moved, and where the caller is.
+    """Within the block, a thread sends a ``pulse`` every second: how often the trainer has moved, and where the caller
+    is.
 
     Where it has not moved for a while, the collectives that it has come to are sent too. Nothing is sent, nor waited
     for, by the thread that trains.
@@ -138,7 +139,7 @@ def beating(send: SendEvent) -> Iterator[None]:
 
 
 def _place(frame: FrameType | None) -> str:
-    """Say where a thread is, as ``in dataloader.py: __next__``: the innermost function that Python knows of."""
+    """Returns where a thread is, as ``in dataloader.py: __next__``: the innermost function that Python knows of."""
     if frame is None:
         return "at its end"
     return f"in {os.path.basename(frame.f_code.co_filename)}: {frame.f_code.co_name}"

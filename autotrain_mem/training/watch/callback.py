@@ -109,7 +109,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
 
     @_harmless
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        """Take the place before the trackers, and look at the model's embedding.
+        """Takes the place before the trackers, and looks at the model's embedding.
 
         The trackers of ``report_to`` get the same ``logs`` as every callback, but before those that a user gives
         (``transformers/trainer.py: Trainer.__init__``), so that what these add comes too late. A callback is given no
@@ -140,7 +140,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
 
     @_harmless
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Mark the end of a step: what comes before the next event is no training."""
+        """Marks the end of a step: what comes before the next event is no training."""
         self._clock.mark()
 
     @_harmless
@@ -194,7 +194,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         )
 
     def _figures(self, sample: Sample, peaks: Mapping[Phase, PhasePeak]) -> Iterator[tuple[str, float]]:
-        """Give the figures as they are logged: sizes in GiB, since people read them; what is not known is left out."""
+        """Returns the figures as they are logged: sizes in GiB, since people read them; what is not known is left out."""
         device = sample.device
         if device is not None:
             yield "memory/allocated_gib", _gib(device.allocated_bytes)
@@ -263,8 +263,8 @@ class _Clock:
 
 
 def cuda_reading() -> MemoryReading | None:
-    """Read the current device, without the sorting of all names by ``torch.cuda.memory_stats``, which takes longer than
-    the reading; None before there is a context, and where there is no CUDA."""
+    """Reads the current device, without the sorting of all names by ``torch.cuda.memory_stats``, which takes longer
+    than the reading; None before there is a context, and where there is no CUDA."""
     if not torch.cuda.is_initialized():
         return None
     stats = torch.cuda.memory_stats_as_nested_dict()
@@ -321,7 +321,7 @@ class Rows:
         self._rows = self._tokens = self._all_tokens = 0
 
     def follow(self, model: torch.nn.Module) -> None:
-        """Look at this model from now on; one that was followed before is left first."""
+        """Looks at this model from now on; one that was followed before is left first."""
         self.leave()
         module = embedding_of(model)
         if module is not None:
@@ -333,7 +333,7 @@ class Rows:
         self._hooks = []
 
     def take(self) -> Batches | None:
-        """Give what came since the last call; None for nothing."""
+        """Returns what came since the last call; None for nothing."""
         if not self._all_tokens:
             return None
         batches = Batches(rows=self._rows, tokens=self._tokens, all_tokens=self._all_tokens)
@@ -354,7 +354,7 @@ class Rows:
 
 
 def embedding_of(model: Any) -> torch.nn.Module | None:
-    """Find the embedding of the model that is trained; None for one that does not read tokens.
+    """Finds the embedding of the model that is trained; None for one that does not read tokens.
 
     PPO's stands beside its value model (``trl/experimental/ppo/ppo_trainer.py: PolicyAndValueWrapper``).
     """

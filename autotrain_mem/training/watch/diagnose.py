@@ -134,7 +134,7 @@ class SignDetector:
         self._said: dict[Kind, float] = {}
 
     def see(self, sample: Sample) -> tuple[Sign, ...]:
-        """Take the next sample; returns what has to be said now."""
+        """Takes the next sample; returns what has to be said now."""
         self._samples.append(sample)
         self._stairs.climb(sample)
         news = []
@@ -198,7 +198,7 @@ class SignDetector:
         return f"To end it, set {variable_that_counts(os.environ)}=expandable_segments:True; or {otherwise}."
 
     def _leak(self) -> Sign | None:
-        """Find memory held after a step that grows with the number of steps; longer rows may leave more."""
+        """Finds memory held after a step that grows with the number of steps; longer rows may leave more."""
         devices = [sample.device for sample in self._samples if sample.device is not None]
         if len(devices) < WINDOW:
             return None
@@ -294,7 +294,7 @@ class SignDetector:
         return available * CLIMBED * passed / climb.rise
 
     def _last_retries(self, number: int) -> list[int]:
-        """How often the cache was given back, as of the last samples."""
+        """Returns how often the cache was given back, as of the last samples."""
         return [sample.device.num_alloc_retries for sample in [*self._samples][-number:] if sample.device is not None]
 
 
@@ -354,7 +354,7 @@ def climb_of(values: Sequence[float]) -> Climb | None:
 
 
 def floors_rise(values: Sequence[float]) -> bool:
-    """Whether the least of each quarter lies above that of the quarter before, by whatever it is."""
+    """Returns whether the least of each quarter lies above that of the quarter before, by whatever it is."""
     return all(before < after for before, after in itertools.pairwise(map(min, _quarters(values))))
 
 
