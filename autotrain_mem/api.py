@@ -166,7 +166,7 @@ def train(
 
 
 def estimate(rehearsals: Rehearsals, snapshot: pathlib.Path | None = None, *, checks: bool = True) -> Estimate:
-    """One configuration exactly as given (``verbs.estimate``).
+    """Estimates one configuration exactly as given (``verbs.estimate``).
 
     Args:
         snapshot: A file for the predicted history, as ``torch.cuda.memory._dump_snapshot`` would write it; raises

@@ -19,7 +19,8 @@ ADDRESS_BITS = 48
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Is a range of addresses that grows by pages (``ExpandableSegment``); what the device gives otherwise has none."""
+    """Describes a range of addresses that grows by pages (``ExpandableSegment``); other memory of the device has
+    none."""
 
     address: int
     size: int
@@ -28,7 +29,7 @@ class Segment:
 
 @dataclass(slots=True, eq=False, repr=False, init=False)
 class DeviceBlock:
-    """Is a stretch of a segment, allocated, free or (of an expandable segment) not mapped."""
+    """Describes a part of a segment, allocated, free or (of an expandable segment) not mapped."""
 
     address: int
     size: int
@@ -88,7 +89,7 @@ class Pool:
         self._unmapped: dict[int, list[tuple[int, DeviceBlock]]] = {}
 
     def insert(self, block: DeviceBlock) -> None:
-        """Takes in a block that became free (``insert_into_blocks``)."""
+        """Adds a block that became free (``insert_into_blocks``)."""
         block.gc_count_base = self.get_free_blocks_calls
         key = block.size << ADDRESS_BITS | block.address
         self._by_key[key] = block
@@ -99,7 +100,7 @@ class Pool:
             insort(keys, key)
 
     def remove(self, block: DeviceBlock) -> None:
-        """Gives up a block that is no longer free, or is about to change."""
+        """Removes a block that is no longer free, or is about to change."""
         key = block.size << ADDRESS_BITS | block.address
         del self._by_key[key]
         keys = self._keys[block.stream]
@@ -130,11 +131,11 @@ class Pool:
         return [self._by_key[key] for stream in sorted(self._keys) for key in self._keys[stream]]
 
     def insert_unmapped(self, block: DeviceBlock) -> None:
-        """Takes in a stretch of addresses without memory behind it."""
+        """Adds a range of addresses without memory behind it."""
         insort(self._unmapped.setdefault(block.stream, []), (block.address, block), key=lambda entry: entry[0])
 
     def remove_unmapped(self, block: DeviceBlock) -> None:
-        """Gives up a stretch that is about to be mapped or merged, or is of no more use."""
+        """Removes a range that is about to be mapped or merged, or is not needed any more."""
         self._unmapped[block.stream].remove((block.address, block))
 
     def unmapped(self, stream: int) -> list[DeviceBlock]:
@@ -143,7 +144,7 @@ class Pool:
 
 
 def merge(block: DeviceBlock, neighbour: DeviceBlock) -> None:
-    """Takes a neighbour in, if it is free and mapped alike (``try_merge_blocks``)."""
+    """Merges a neighbour in, if it is free and mapped alike (``try_merge_blocks``)."""
     if neighbour.allocated or neighbour.pending_events or neighbour.stream_uses or neighbour.mapped != block.mapped:
         return
     pool = block.pool

@@ -36,7 +36,7 @@ class DeviceMemory:
         return 0 if self.capacity_bytes is None else self.capacity_bytes - self.taken_bytes
 
     def take(self, size: int) -> bool:
-        """Takes physical memory; False where it is out."""
+        """Allocates physical memory; returns False when out of memory."""
         if self.capacity_bytes is not None and self.taken_bytes + size > self.capacity_bytes:
             return False
         self.taken_bytes += size
@@ -90,7 +90,7 @@ class AllocatorState:
         self._events = self._completed_events = 0
 
     def set_memory_fraction(self, fraction: float) -> None:
-        """Follows ``setMemoryFraction``; raises ValueError for a device without a size."""
+        """Sets the fraction as ``setMemoryFraction`` does; raises ValueError for a device without a size."""
         if self.total_bytes is None:
             raise ValueError("a fraction of a device without a size is no limit: give total_bytes")
         self.allowed_bytes = int(fraction * self.total_bytes) if fraction < 1.0 else None
@@ -110,7 +110,8 @@ class AllocatorState:
 
 
 def free_block_for(state: AllocatorState, pool: Pool, size: int, stream: int) -> DeviceBlock | None:
-    """Takes the smallest free block that holds ``size`` out of its pool (``get_free_block``); None if there is none."""
+    """Removes the smallest free block that holds ``size`` from its pool and returns it (``get_free_block``); None if
+    there is none."""
     settings = state.settings
     if state.allowed_bytes is not None and state.settings.garbage_collection_threshold > 0.0:
         pool.get_free_blocks_calls += 1
@@ -140,7 +141,7 @@ def _expandable_size(block: DeviceBlock) -> int:
 
 
 def release_available_blocks(state: AllocatorState, pool: Pool, size: int, stream: int) -> bool:
-    """Gives back oversized blocks, no more than the request needs (``release_available_cached_blocks``).
+    """Releases oversized blocks, no more than the request needs (``release_available_cached_blocks``).
 
     Only whole segments: with a limit below ``large_segment_size_mb`` the rest of a split one may be oversized too, and
     torch would hand the device an address in its middle.
@@ -168,7 +169,7 @@ def _is_whole_segment(block: DeviceBlock) -> bool:
 
 
 def release_cached_blocks(state: AllocatorState) -> None:
-    """Gives back every segment and page that is wholly free (``release_cached_blocks``).
+    """Releases every segment and page that is wholly free (``release_cached_blocks``).
 
     torch waits for all streams first, as the callers do here (``synchronize_and_free_events``).
     """
@@ -186,13 +187,13 @@ def release_cached_blocks(state: AllocatorState) -> None:
 
 
 def release_block(state: AllocatorState, block: DeviceBlock) -> None:
-    """Gives a whole segment back to the device (``release_block``)."""
+    """Releases a whole segment to the device (``release_block``)."""
     block.pool.remove(block)
     state.change_reserved("segment_free", block.address, block.size, block.stream)
 
 
 def collect_garbage(state: AllocatorState) -> None:
-    """Gives back cached segments older than their average, above the threshold (``garbage_collect_cached_blocks``).
+    """Releases cached segments older than their average, above the threshold (``garbage_collect_cached_blocks``).
 
     A block's age is the number of requests to its pool since it became free.
     """
@@ -253,7 +254,7 @@ def _find(state: AllocatorState, pool: Pool, size: int, stream: int) -> DeviceBl
 
 
 def _map(state: AllocatorState, block: DeviceBlock, size: int) -> bool:
-    """Puts pages behind the first ``size`` bytes of an unmapped block (``map_block``); False when memory is out."""
+    """Maps pages to the first ``size`` bytes of an unmapped block (``map_block``); returns False when out of memory."""
     segment, pool = block.segment, block.pool
     assert segment is not None
     mapped = -(-size // segment.page_bytes) * segment.page_bytes
@@ -276,7 +277,7 @@ def _map(state: AllocatorState, block: DeviceBlock, size: int) -> bool:
 
 
 def _unmap(state: AllocatorState, block: DeviceBlock) -> None:
-    """Takes the whole pages from behind a free block (``unmap_block``); what is left at its ends stays free."""
+    """Unmaps the whole pages of a free block (``unmap_block``); what is left at its ends stays free."""
     segment, pool = block.segment, block.pool
     assert segment is not None
     page = segment.page_bytes

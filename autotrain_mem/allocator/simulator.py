@@ -37,12 +37,12 @@ __all__ = ["CachingAllocator", "OutOfMemory"]
 
 
 class CachingAllocator(AllocatorState):
-    """Answers requests and frees in torch's terms; sizes and addresses are bytes."""
+    """Simulates torch's allocator: requests and frees in torch's terms; sizes and addresses are bytes."""
 
     # -- what a program calls --------------------------------------------------------------------------------------
 
     def malloc(self, requested_bytes: int, stream: int = 0) -> int:
-        """Hands out memory of a size, for use on a stream; returns its address, which is 0 for nothing.
+        """Allocates memory of a size, for use on a stream; returns its address, which is 0 for nothing.
 
         Raises:
             OutOfMemory: there is not so much, not even after everything cached was given back.
@@ -64,7 +64,7 @@ class CachingAllocator(AllocatorState):
         return self._hand_out(block, pool, size, requested_bytes)
 
     def free(self, address: int) -> None:
-        """Takes memory back; raises KeyError for an address that is not allocated, other than that of nothing."""
+        """Frees memory; raises KeyError for an address that is not allocated, other than that of nothing."""
         if not address:
             return
         block = self._allocated.pop(address)
@@ -82,17 +82,18 @@ class CachingAllocator(AllocatorState):
             self._free_block(block)
 
     def record_stream(self, address: int, stream: int) -> None:
-        """Notes a stream that uses this memory besides (``recordStream``): once freed, it waits until that is done."""
+        """Records a further stream that uses this memory (``recordStream``): once freed, it waits until that is
+        done."""
         block = self._allocated[address]
         if stream != block.stream:
             block.stream_uses = (block.stream_uses or set()) | {stream}
 
     def complete_events(self) -> None:
-        """Notes that all streams are done with what they used; the next request finds out (``process_events``)."""
+        """Marks all streams as done with what they used; the next request finds out (``process_events``)."""
         self._completed_events = self._events
 
     def empty_cache(self) -> None:
-        """Gives back to the device whatever is cached and not split (``emptyCache``)."""
+        """Releases to the device whatever is cached and not split (``emptyCache``)."""
         self.synchronize()
         release_cached_blocks(self)
 
@@ -102,7 +103,7 @@ class CachingAllocator(AllocatorState):
         self.peak_allocated_bytes, self.peak_reserved_bytes = self.allocated_bytes, self.reserved_bytes
 
     def memory_stats(self) -> dict[str, int]:
-        """Is the part of ``torch.cuda.memory_stats`` that is counted here: of the same calls the same numbers."""
+        """Returns the part of ``torch.cuda.memory_stats`` that is counted here: the same numbers for the same calls."""
         return {
             "allocated_bytes.all.current": self.allocated_bytes,
             "allocated_bytes.all.peak": self.peak_allocated_bytes,
@@ -117,7 +118,7 @@ class CachingAllocator(AllocatorState):
         }
 
     def segments(self) -> list[dict[str, Any]]:
-        """Is ``torch.cuda.memory._snapshot()["segments"]``."""
+        """Returns what ``torch.cuda.memory._snapshot()["segments"]`` returns."""
         return shown_segments((*self.active_blocks(), *self.small.free_blocks(), *self.large.free_blocks()))
 
     def active_blocks(self) -> tuple[DeviceBlock, ...]:
@@ -132,7 +133,8 @@ class CachingAllocator(AllocatorState):
     # -- a new block -----------------------------------------------------------------------------------------------
 
     def _from_device(self, pool: Pool, size: int, stream: int, requested_bytes: int) -> DeviceBlock:
-        """Asks the device where no cached block serves, gives back what is cached, and asks again (``malloc``)."""
+        """Requests memory from the device where no cached block fits; releases what is cached and retries
+        (``malloc``)."""
         collect_garbage(self)
         asked = segment_size(self.settings, size)
         wanted = self.reserved_bytes + asked
@@ -157,7 +159,7 @@ class CachingAllocator(AllocatorState):
         return block
 
     def _allocate_block(self, pool: Pool, size: int, stream: int, asked: int) -> DeviceBlock | None:
-        """Takes a segment of ``asked`` bytes, or ``size`` bytes of an expandable one (``alloc_block``)."""
+        """Allocates a segment of ``asked`` bytes, or ``size`` bytes of an expandable one (``alloc_block``)."""
         if self.allowed_bytes is not None and self.reserved_bytes + asked > self.allowed_bytes:
             return None
         if self.settings.grows:

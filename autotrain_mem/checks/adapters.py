@@ -62,7 +62,7 @@ def unmatched_targets(setup: Setup) -> Problems:
 
 
 def _matches(lora: Any, name: str, layers: list[str]) -> bool:
-    """Asks PEFT's own rule."""
+    """Applies PEFT's own rule."""
     from peft.tuners.tuners_utils import check_target_module_exists
 
     one = copy(lora)

@@ -64,7 +64,7 @@ _ON_A_CARD_ONLY = {
 
 
 def levers_of_a_gpu(flags: Flags) -> Problems:
-    """Some levers work on a GPU only, or on a GPU and under a simulated one."""
+    """Refuses levers that need a GPU, or a GPU or a simulated one, where there is none."""
     given, own = flags.given, flags.own
     if given.get("use_cpu") or own.get("simulate"):
         for name in filter(given.get, _ON_A_CARD_ONLY):
@@ -126,7 +126,7 @@ def quantization(flags: Flags) -> Problems:
 
 
 def adapter(flags: Flags) -> Problems:
-    """Some kinds of adapters are not rehearsed, and some adapt no quantized base."""
+    """Refuses kinds of adapters that are not rehearsed, or that cannot adapt a quantized base."""
     text = flags.given.get(PEFT_CONFIG)
     if text is None:
         return
@@ -139,8 +139,8 @@ def adapter(flags: Flags) -> Problems:
 
 
 def generations(flags: Flags) -> Problems:
-    """One of two that exclude each other. What does not divide has an error of its own, with the next sum done
-    (``search.division``)."""
+    """Refuses two settings that exclude each other. What does not divide has an error of its own, with the next sum
+    done (``search.division``)."""
     given = flags.given
     if given.get("generation_batch_size") is not None and given.get("steps_per_generation") is not None:
         yield (
@@ -172,7 +172,7 @@ def effective_batch(flags: Flags) -> Problems:
 
 
 def prompt_length(flags: Flags) -> Problems:
-    """Only methods whose data are prompts take the length of a prompt."""
+    """Refuses a prompt length where the method's data are not prompts."""
     method, own = flags.method, flags.own
     tokens = own.get("prompt_length")
     if tokens is not None and not METHODS[method].is_online:
@@ -216,7 +216,7 @@ def forbidden_levers(flags: Flags) -> Problems:
 
 
 def offloaded_optimizer(flags: Flags) -> Problems:
-    """Only some optimizers, and trainers that make theirs late, can have it on the host."""
+    """Refuses optimizers, and trainers, that cannot keep the optimizer's state on the host."""
     method, given = METHODS[flags.method], flags.given
     if given.get("optimizer_offload") and method.builds_early:
         yield (
@@ -327,7 +327,7 @@ def rows(flags: Flags) -> Problems:
 
 
 def optimizer(flags: Flags) -> Problems:
-    """Some optimizers cannot be rehearsed, or need words or a package that are not there."""
+    """Refuses optimizers that cannot be rehearsed, or that need arguments or a package that are missing."""
     given, name = flags.given, str(flags.given.get("optim") or "")
     if refused := why_refused(name):
         why, cure = refused

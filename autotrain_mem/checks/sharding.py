@@ -112,7 +112,8 @@ def arguments(flags: Flags) -> Problems:
 
 
 def shared_tokens(flags: Flags) -> Problems:
-    """Several GPUs share the tokens of a row in SFT: by ring attention with FSDP2, or by DeepSpeed with ZeRO."""
+    """Checks how several GPUs share the tokens of a row, which works in SFT: by ring attention with FSDP2, or by
+    DeepSpeed with ZeRO."""
     asked = [WAYS[name] for name in SHARE_TOKENS if _size(flags.given, name) > 1]
     if len(asked) > 1:  # accelerate/parallelism_config.py: __post_init__
         yield (
@@ -207,8 +208,8 @@ _ON_HOST = ("adamw_torch", "adamw_torch_fused")
 
 
 def optimizer_on_host(flags: Flags) -> Problems:
-    """Whatever optimizer is asked for, accelerate puts DeepSpeed's Adam in its place (``accelerate/utils/deepspeed.py:
-    map_pytorch_optim_to_deepspeed``), and says nothing."""
+    """Refuses another optimizer on the host: accelerate silently replaces it with DeepSpeed's Adam
+    (``accelerate/utils/deepspeed.py: map_pytorch_optim_to_deepspeed``), and says nothing."""
     optim, file = flags.given.get("optim"), flags.given.get("deepspeed")
     if isinstance(file, Mapping) and file.get("zero_force_ds_cpu_optimizer") is False:
         return  # then it steps as it would on the GPU
@@ -231,7 +232,8 @@ def on_the_cpu(flags: Flags) -> Problems:
 
 
 def method(flags: Flags) -> Problems:
-    """Some trainers call their models in ways that shards do not allow, or with which they are not rehearsed."""
+    """Refuses trainers that call their models in ways that shards do not allow, or that are not rehearsed with
+    shards."""
     sharding = flags.given.get("sharding")
     refused = None if sharding is None else method_of(flags.method).why_not_sharded(sharding)
     if refused is not None:

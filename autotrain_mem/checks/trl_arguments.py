@@ -22,7 +22,8 @@ from autotrain_mem.types.methods_table import METHODS
 
 
 def data_workers(flags: Flags) -> Problems:
-    """Some flags need processes that load data (``torch/utils/data/dataloader.py: DataLoader.__init__``)."""
+    """Refuses flags that need data loader workers where there are none (``torch/utils/data/dataloader.py:
+    DataLoader.__init__``)."""
     given = flags.given
     asked = [f"--{name}" for name in OF_WORKERS if given.get(name)]
     if asked and not given.get("dataloader_num_workers"):
@@ -34,7 +35,7 @@ def data_workers(flags: Flags) -> Problems:
 
 
 def best_model(flags: Flags) -> Problems:
-    """Only evaluations find a best model, by a metric that is named (``transformers/trainer.py: _validate_args,
+    """Refuses a best model without evaluations or without a named metric (``transformers/trainer.py: _validate_args,
     _determine_best_metric``). PPO, which evaluates nothing, has a refusal of its own (``trainers.ppo_checks``)."""
     given = flags.given
     if _text(given.get("save_strategy")) != "best" or not method_of(flags.method).is_evaluated:

@@ -52,7 +52,7 @@ def completion(argv: Sequence[str]) -> int:
 
 
 def answer_shell(others: Sequence[str], run: Run) -> None:
-    """Answers a shell that asks (argcomplete: ``_ARGCOMPLETE``, ``COMP_LINE``), and ends the process.
+    """Answers a shell's request for completions (argcomplete: ``_ARGCOMPLETE``, ``COMP_LINE``), and ends the process.
 
     Args:
         others: Commands that take no method.

@@ -263,12 +263,12 @@ def _given(namespace: argparse.Namespace) -> dict[str, Any]:
 
 
 def _yaml_names() -> tuple[str, ...]:
-    """Our flags that may stand in a YAML file."""
+    """Returns our flags that may stand in a YAML file."""
     return tuple(each.flag for each in flags_of("autofit") if each.in_files)
 
 
 def _own_settings(prog: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Our keys of a YAML file, checked by the parser that checks the flags."""
+    """Reads our keys of a YAML file with the parser that checks the flags."""
     known = _yaml_names()
     if unknown := [name for name in settings if name not in known]:
         near = {name: difflib.get_close_matches(name, known, n=1) for name in unknown}
@@ -288,7 +288,7 @@ def _own_settings(prog: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _block(config: dict[str, Any], name: str) -> dict[str, Any]:
-    """Takes a block of keys out of the config; an empty one is none."""
+    """Removes a block of keys from the config and returns it; an empty block counts as none."""
     block = config.pop(name, None)
     if block is None:
         return {}

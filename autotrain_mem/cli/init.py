@@ -83,7 +83,7 @@ Ask = Callable[[str, str], str]
 
 
 def _asker(missing: object) -> Ask:
-    """Asks on a terminal; refuses where there is none."""
+    """Asks questions on a terminal; refuses where there is none."""
 
     def ask(question: str, default: str) -> str:
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -140,7 +140,7 @@ def _look_at(dataset: str) -> tuple[tuple[str, ...], int]:
 
 
 def config_text(answers: Answers, file: str) -> str:
-    """Lays out the file: TRL's keys, then ours, each with a word on what it does."""
+    """Writes the file's text: TRL's keys, then ours, each with a comment."""
     row, columns = METHODS[answers.method], answers.columns
     folder = f"{answers.model.rstrip('/').split('/')[-1]}-{row.title}"
     is_free = "num_generations" not in row.knobs and method_of(row.name).mini_batches({}) is None
@@ -190,5 +190,5 @@ def next_command(answers: Answers, file: str) -> str:
 
 
 def _word(text: str) -> str:
-    """One word of a shell."""
+    """Quotes one word for a shell."""
     return text if re.fullmatch(r"[\w./~+-]+", text) else "'" + text.replace("'", "'\\''") + "'"

@@ -125,7 +125,8 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _end_once(number: int, frame: FrameType | None) -> None:
-    """Ends as Ctrl-C does, but only once: a second Ctrl-C does not wait for the step, and these often come in twos.
+    """Interrupts the process as Ctrl-C does, but only once: a second Ctrl-C does not wait for the step, and these often
+    come in twos.
 
     Both shell and kernel tell of a closed terminal; Slurm warns, and then sends SIGTERM.
     """

@@ -44,7 +44,7 @@ def recipes(argv: Sequence[str]) -> int:
 
 
 def config_file(prog: str, flags: dict[str, Any]) -> str:
-    """Takes ``--recipe`` out of the flags: the YAML file of that name.
+    """Removes ``--recipe`` from the flags and returns the YAML file of that name.
 
     Args:
         prog: The command, whose last word is the method: ``"autofit plan sft"``.

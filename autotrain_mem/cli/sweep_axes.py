@@ -117,7 +117,7 @@ def _raise_together(wrong: Sequence[UsageError]) -> None:
 
 
 def _typed_axes(worker: api.Worker, method: str, written: Sequence[WrittenAxis]) -> tuple[Axis, ...]:
-    """Every value as its flag's parser reads it, each for itself: what combinations are refused for comes later."""
+    """Reads every value with its flag's parser, each alone: combinations are checked later."""
     axes, wrong = [], []
     for axis in written:
         settings = []

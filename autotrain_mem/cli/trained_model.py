@@ -120,7 +120,8 @@ class Chat:
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def answer(self, messages: list[dict[str, str]], write: Callable[[str], object]) -> str:
-        """Generates the next turn of a conversation, or the continuation of its last text, and writes it as it comes."""
+        """Generates the next turn of a conversation, or the continuation of its last text, and writes it as it
+        comes."""
         inputs = self._inputs(messages, to_answer=True)
         streamer = TextStreamer(self._tokenizer, skip_prompt=True, skip_special_tokens=True)
         streamer.on_finalized_text = lambda text, stream_end=False: write(printable(text))

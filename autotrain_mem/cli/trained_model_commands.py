@@ -31,7 +31,7 @@ Ctrl-C or an empty line. A reward model gives its score: of --prompt with --answ
 
 
 def chat(argv: Sequence[str]) -> int:
-    """Answers prompts. Raises UsageError, OutputFolderError, ModelNotFoundError and HostMemoryError.
+    """Chats with a trained model. Raises UsageError, OutputFolderError, ModelNotFoundError and HostMemoryError.
 
     ``transformers chat`` talks to ``transformers serve``, which loads no folder of an adapter (transformers 5.23: it
     asks for a config.json) and no reward model.

@@ -87,7 +87,8 @@ class ImageCounter:
         return of_two.pop() if len(of_two) == 1 else None
 
     def _kind_of(self, size: Size) -> Any:
-        """Tells sizes apart as far as the processor does; by themselves where it says nothing of them."""
+        """Returns the key under which the processor treats image sizes alike; the sizes themselves where it does not
+        say."""
         width, height = size
         images = self._processor.image_processor
         if getattr(images, "do_pan_and_scan", None):  # crops are not told by Gemma3Processor._get_num_multimodal_tokens

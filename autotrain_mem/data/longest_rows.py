@@ -50,7 +50,7 @@ def is_padded(args: Any) -> bool:
 
 
 def repeated(numbers: Sequence[int], count: int) -> list[int]:
-    """Takes so many of them, from the first on again where there are fewer.
+    """Returns ``count`` items, starting over from the first where there are fewer.
 
     >>> repeated([1, 0], 3)
     [1, 0, 1]

@@ -26,7 +26,7 @@ from autotrain_mem.types.data import ImageProfile
 
 
 def profile(job: Job, scratch: str, on_progress: OnProgress = lambda counting: None) -> DataProfile:
-    """Lets the installed trainer prepare the data, untruncated, and counts tokens.
+    """Counts tokens as the installed trainer prepares the data, untruncated.
 
     The trainer gets a model of a few hundred weights, since preparing looks at the tokenizer alone.
 

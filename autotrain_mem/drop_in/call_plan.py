@@ -164,7 +164,7 @@ def _rehearsals(
 
 
 def _check_stream(asked: PlannedCall, arguments: Mapping[str, Any]) -> None:
-    """Asks for a limit on the length of rows that nobody has seen."""
+    """Requires a limit on the length of rows that are streamed."""
     if not _streams(asked.call):
         return
     if METHODS[asked.method].is_online and asked.autofit.prompt_length is None:

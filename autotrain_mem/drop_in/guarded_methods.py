@@ -34,7 +34,7 @@ _LIBRARIES = OUR_LIBRARIES | {"torch", "accelerate", "datasets", "liger_kernel"}
 
 
 def guard_methods(kind: type) -> None:
-    """Puts the guard around the methods of a drop-in class, for those of its trainers that :func:`guard` names."""
+    """Guards the methods of a drop-in class for those of its trainers that :func:`guard` names."""
     for name in RUNS:
         setattr(kind, name, _guarded_method(kind, name))
 
@@ -121,7 +121,7 @@ def _functions(owner: Any) -> dict[str, Any]:
 
 
 def _is_ours(function: Any) -> bool:
-    """By where its code stands: a stand-in may have the name of what it stands for."""
+    """Returns whether a method is ours by where its code stands: a wrapper may have the name of what it wraps."""
     code = getattr(function, "__func__", function)
     return str(getattr(code, "__globals__", {}).get("__name__", "")).startswith("autotrain_mem.")
 
@@ -156,7 +156,7 @@ def _warn(message: str) -> None:
 
 
 def _run_longest_first(trainer: Any, guard: Any) -> None:
-    """Before the first step, where nobody can notice: code of the user's own may count how often it is called."""
+    """Runs the longest rows before the first step, unless code of the user's own may count its calls."""
     from autotrain_mem.trainers.finish import keep_cache_in_evaluation
     from autotrain_mem.training.cuda_oom import is_out_of_memory
     from autotrain_mem.training.process.longest_batch import cost_of_emptying, run_longest_batch

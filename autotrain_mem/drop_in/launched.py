@@ -242,7 +242,8 @@ def _received(kind: type[Noun], answer: Any) -> Noun:
 
 
 def agreed(make: Callable[[], Plan]) -> Plan:
-    """Returns rank 0's plan in every process, or raises its error; the others wait as long as the process group's timeout says.
+    """Returns rank 0's plan in every process, or raises its error; the others wait as long as the process group's
+    timeout says.
 
     Raises:
         AutofitError: what rank 0 met.

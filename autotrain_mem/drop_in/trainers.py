@@ -44,7 +44,7 @@ class _Signature:
 
 
 class Planned:
-    """All that a drop-in class adds to TRL's trainer, which comes after it among the bases.
+    """Adds planning to TRL's trainer, which comes after it among the bases.
 
     ``class SFTTrainer(Planned, trl.SFTTrainer, method="sft", config_class=trl.SFTConfig)``
     """

@@ -55,7 +55,7 @@ class Rehearsed:
 
 
 class BlockSizes:
-    """Knows the sizes of a rehearsal's blocks at any length, by another rehearsal of the same with another length.
+    """Computes the sizes of a rehearsal's blocks at any length, from a second rehearsal with another length.
 
     A block of ``s`` bytes in rows of ``a`` tokens that has ``t`` bytes in rows of ``b`` is the same whatever the length
     (``s == t``), goes with the tokens along a straight line through both points, or, where it grows faster than they
@@ -274,7 +274,7 @@ def _templates(longest: Rehearsed, shorter: Rehearsed, *, accumulates: bool) -> 
 
 
 class Run:
-    """Plays steps of any length, one after another, as far as they are of one pool of the allocator.
+    """Replays steps of any length, one after another, in one pool of the allocator.
 
     Small blocks, up to 1 MiB, share segments with no others (``CUDACachingAllocator.cpp: get_pool``).
 
@@ -307,8 +307,8 @@ class Run:
             self._try(template)
 
     def step(self, *tokens: int) -> int:
-        """Plays a step, of so many tokens in each micro-batch or in all, unless it would change nothing; returns what
-        is reserved."""
+        """Replays a step of so many tokens, in each micro-batch or in all, unless it would change nothing; returns the
+        reserved bytes."""
         if tokens not in self._still:
             before = self._state()
             longest, shorter = self._templates
@@ -354,7 +354,7 @@ class Run:
                 carried.setdefault(part.kept[number], []).append(address)
 
     def _end_carried(self) -> None:
-        """Ends what a step left behind for the next one: a batch, a loss."""
+        """Frees what a step left behind for the next one: a batch, a loss."""
         for addresses in self._carried.values():
             for address in addresses:
                 self.allocator.free(address)
@@ -371,5 +371,5 @@ class Run:
             return address
 
     def _state(self) -> object:
-        """Tells two states of the allocator apart: where free blocks lie says where the others do."""
+        """Returns a key of the allocator's state: where free blocks lie says where the others do."""
         return [(block.address, block.size) for block in self.allocator.free_blocks()], self.allocator.reserved_bytes

@@ -131,7 +131,7 @@ class Replay:
         )
 
     def run(self, events: Iterable[int] | None = None) -> None:
-        """Plays the first event to the last; ``events`` are the trace's own, for one who watches them go by."""
+        """Replays all events; ``events`` are the trace's own, for a caller that watches them."""
         coming, passed = iter(self._trace.events if events is None else events), 0
         for use in self._trace.stream_uses:
             self._play(islice(coming, use.event - passed))

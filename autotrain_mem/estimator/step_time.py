@@ -258,7 +258,7 @@ def shared_work(work: Workload, known: Estimate, knobs: Knobs) -> Workload:
 
 
 def _under_autocast(work: Sequence[Work]) -> list[Work]:
-    """Lets all matrix products be computed in the dtype of most, if that is a half one.
+    """Counts all matrix products in the dtype of most of them, if that is a 16-bit one.
 
     accelerate wraps the forward pass of a model in autocast, but for FSDP2 (``accelerator.py: prepare_model,
     _prepare_fsdp2``), where products of what was cast to float32 stay as they are: those of TRL's loss in chunks

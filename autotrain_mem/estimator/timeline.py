@@ -110,7 +110,7 @@ class _Largest:
             heapq.heappush(self._heap, (-total, key))
 
     def take_down(self) -> None:
-        """Notes who holds most at this point, largest first."""
+        """Records who holds most at this point, largest first."""
         top: list[tuple[int, tuple[Owner, str]]] = []
         while self._heap and len(top) < HOLDERS:
             entry = heapq.heappop(self._heap)

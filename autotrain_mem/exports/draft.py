@@ -95,13 +95,13 @@ class Draft:
         self.settings = {name: value for name, value in public.items() if value is not None or name == MAX_LENGTH}
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Answers a setting: as given or planned, else TRL's default where this module or the method's row knows it."""
+        """Returns a setting: as given or planned, else TRL's default where this module or the method's row knows it."""
         self.answered.add(name)
         known = {**TRAINER_DEFAULTS, **LORA_DEFAULTS, **self.method_facts.defaults}
         return self.settings.get(name, known.get(name, default))
 
     def rename(self, names: Mapping[str, str]) -> None:
-        """Answers settings that another tool has under another name, or the same, with the same values."""
+        """Copies settings that another tool has, under the same or another name, with the same values."""
         self.answered.update(names)
         self.keys |= {key: value for name, key in names.items() if (value := self.settings.get(name)) is not None}
 
@@ -126,7 +126,7 @@ class Draft:
 
     @property
     def devices(self) -> int:
-        """Of one machine."""
+        """Returns the GPUs of one machine."""
         return self.knobs.processes // self.nodes
 
     @property
@@ -148,7 +148,7 @@ class Draft:
 
     @property
     def data(self) -> Data | None:
-        """None where none are named, and for a mixture of datasets, which only TRL reads."""
+        """Returns where the rows come from; None where no data are named, and for a mixture, which only TRL reads."""
         named = self.job.dataset or self.settings.get("dataset_name")
         if named is None:
             return None
@@ -162,7 +162,7 @@ class Draft:
         )
 
     def note_data(self, mixture: str = "") -> None:
-        """Notes what to know where ``data`` is None; ``mixture`` says what to do with one."""
+        """Adds a note where ``data`` is None; ``mixture`` says what to do with one."""
         note = mixture if self.job.names_data else "data: the plan was made without any, and training needs some"
         if note and self.data is None:
             self.notes.append(note)

@@ -108,7 +108,8 @@ def llamafactory(plan: Plan, job: Job) -> str:
 
 
 def _command(draft: Draft) -> str:
-    """Its own command starts torchrun, which is DDP (``cli.py: main``); accelerate shards (``examples/extras``)."""
+    """Returns the command: LLaMA-Factory's own starts torchrun, which is DDP (``cli.py: main``); accelerate shards
+    (``examples/extras``)."""
     count, nodes = draft.knobs.processes, draft.nodes
     if draft.knobs.is_sharded:
         return f"accelerate launch --config_file {ACCELERATE_FILE} src/train.py FILE"

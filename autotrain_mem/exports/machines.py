@@ -80,7 +80,7 @@ def _spelled_out(word: str) -> str:
 
 
 def commands(plan: Plan, job: Job) -> str:
-    """One command for each machine, for whoever starts them by hand or by a launcher of their own."""
+    """Returns one command for each machine, to be started by hand or by another launcher."""
     draft = draft_of(plan, job)
     first = f"write the address of the first machine in place of {FIRST_MACHINE}, in every command"
     notes = (first, "start all of them: each waits for the others") if draft.nodes > 1 else ()

@@ -29,7 +29,7 @@ class Exporter:
 
     @property
     def methods(self) -> Sequence[str]:
-        """Those that the tool can train."""
+        """Returns the methods that the tool can train."""
         return [name for name in METHODS if self.trains(name)]
 
 

@@ -101,7 +101,7 @@ class DryRun:
         return yaml.safe_load(self.config)
 
     def to_text(self) -> str:
-        """All of it as one YAML file, which TRL reads: what is no config is a comment."""
+        """Returns one YAML file, which TRL reads: what is no config is a comment."""
         lines = ["No command: TRL has no script for this method, and autofit trains with a trainer of its own."]
         if self.command is not None:
             lines = [f"The command, with this text as {TRL_FILE} (TRL's short form of it: {self.short_command}):"]

@@ -74,7 +74,7 @@ _Cards = Sequence[Sequence[_Device]]
 
 
 class NvmlError(Exception):
-    """Why NVML does not answer, in a few words."""
+    """Raised when NVML does not answer; the message says why."""
 
 
 class NoNvml(NvmlError):
@@ -150,7 +150,7 @@ def cuda_device(index: int) -> Hardware | None:
 
 
 def ask_device(index: int, question: str) -> Any:
-    """Asks NVML about this process's ``cuda:index``, by the name of a function such as ``nvmlDeviceGetName``; None
+    """Queries NVML about this process's ``cuda:index``, by the name of a function such as ``nvmlDeviceGetName``; None
     without NVML, without such a device, and where NVML does not know."""
     with contextlib.suppress(NvmlError, IndexError), nvml_session() as nvml:
         return getattr(nvml, question)(_shown(nvml, _NOTHING)[0][index].card)

@@ -84,7 +84,7 @@ class Library:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """What more than one check needs."""
+    """Holds what more than one check needs."""
 
     driver: str = ""
     driver_cuda: int | None = None
@@ -225,7 +225,7 @@ def _optional(facts: Facts) -> Iterator[Row]:
 
 
 def _hub() -> Iterator[Row]:
-    """Asks the hub who the token's user is, or whether it is there at all."""
+    """Checks whether the hub is reachable, and whose token is set."""
     import requests
     from huggingface_hub import constants, get_token
 

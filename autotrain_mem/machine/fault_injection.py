@@ -59,7 +59,7 @@ SHARDED_NAME = "scheduler.pt"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """One thing that goes wrong, as :data:`SYNTAX` says."""
+    """Describes one fault, written as :data:`SYNTAX` says."""
 
     kind: Literal["oom", "taken", "kill", "stop", "disk", "torn", "rot", "clock"]
     at: int
@@ -275,7 +275,7 @@ class Faults:
         return [*phases, f"all {self._allocations} allocations", f"save {self._saves} checkpoints"]
 
     def saving(self, value: Any, file: Any, *args: Any, **kwargs: Any) -> None:
-        """In the place of ``torch.save``: the file of a checkpoint that is due is written by half."""
+        """Replaces ``torch.save``: half of the file of a checkpoint that is due is written."""
         path = pathlib.Path(file) if isinstance(file, (str, os.PathLike)) else pathlib.Path()
         is_late = path.name == SHARDED_NAME and not (path.parent / OPTIMIZER_NAME).exists()
         if path.name != OPTIMIZER_NAME and not is_late:
@@ -311,8 +311,8 @@ class Faults:
                 self.mark(mishap.over)
 
     def _come_and_go(self, mishap: Fault) -> None:
-        """Another process takes memory, or the disk is full. What came while an earlier process of this run was alive
-        is still there."""
+        """Simulates another process that takes memory, or a full disk; either outlasts the process in which it
+        began."""
         if self._has_come(mishap.over):
             return
         if mishap not in self._held and (self._has_come(mishap) or self._allocations >= mishap.at):

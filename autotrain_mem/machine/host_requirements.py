@@ -37,7 +37,7 @@ OF_DEEPSPEED = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """What a planned job needs of this machine beside its card."""
+    """Describes what a planned job needs of this machine beside its card."""
 
     job: Job
     """With what the plan decided among its arguments."""
@@ -96,7 +96,7 @@ class Load:
 
     @property
     def on_nvme(self) -> tuple[str, ...]:
-        """Those that offload to NVMe, through buffers on the host."""
+        """Returns the settings that offload to NVMe, through buffers on the host."""
         return tuple(name for name in self.by_deepspeed if self.job.arguments.get(name) == "nvme")
 
     @property

@@ -44,7 +44,7 @@ class SimulatedGpu:
         """The blocks that were taken at that moment."""
 
     def allocate(self, block: int, size_bytes: int, stream: int = 0) -> None:
-        """Takes a block; raises torch.OutOfMemoryError, with torch's message, when the card is full."""
+        """Allocates a block; raises torch.OutOfMemoryError, with torch's message, when the card is out of memory."""
         if self.before_allocation is not None:
             self.before_allocation(size_bytes)
         with self._alone():
@@ -57,7 +57,7 @@ class SimulatedGpu:
                 raise torch.OutOfMemoryError(str(error)) from error
 
     def free(self, block: int) -> None:
-        """Gives a block back; one that was refused is ignored.
+        """Frees a block; one that was refused is ignored.
 
         Any thread may, at any moment: Python collects garbage wherever it makes an object, in the middle of an
         allocation too, and then the block waits for its end. Nobody waits for the block.
@@ -71,7 +71,7 @@ class SimulatedGpu:
                 self._lock.release()
 
     def record_stream(self, block: int, stream: int) -> None:
-        """Another stream uses a block."""
+        """Records that another stream uses a block."""
         with self._alone():
             self._allocator.record_stream(self._addresses[block], stream)
 
@@ -114,7 +114,7 @@ class SimulatedGpu:
         raise torch.OutOfMemoryError(self.refusal.message())
 
     def occupy(self, size_bytes: int) -> int:
-        """Takes memory as another process would, up to what is left; returns what was taken."""
+        """Allocates memory as another process would, up to what is left; returns the bytes taken."""
         device = self._allocator.device
         got_bytes = min(size_bytes, device.free_bytes)
         device.take(got_bytes)

@@ -284,7 +284,7 @@ OF_WORKERS = ("dataloader_prefetch_factor", "dataloader_persistent_workers", "da
 
 
 def on_cpu(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Asks for the same training on CPU tensors, where ``rehearsal.cuda.fp16`` keeps fp16 as it is on a card.
+    """Changes a config to train on CPU tensors, where ``rehearsal.cuda.fp16`` keeps fp16 as it is on a card.
 
     With a backend named, accelerate looks for a group of processes (``accelerate/state.py: PartialState.__init__``),
     and there is none, or one that does not talk. The rest is refused there without a card (``transformers/
@@ -301,6 +301,6 @@ _NOT_ON_CPU = frozenset({"ddp_backend", "tf32", "torch_compile", "torch_compile_
 
 
 def on_host(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Asks for the same training on a real CPU, which mixes with bfloat16 only: accelerate would drop fp16 unsaid."""
+    """Changes a config to train on a real CPU, which mixes with bfloat16 only: accelerate would drop fp16 unsaid."""
     half = {"fp16": False, "bf16": True} if arguments.get("fp16") else {}
     return {**arguments, **half, "use_cpu": True}

@@ -71,7 +71,7 @@ def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[No
 
 
 def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
-    """All of an optimizer step."""
+    """Returns all micro-steps of an optimizer step."""
     return knobs.gradient_accumulation_steps
 
 
@@ -101,7 +101,7 @@ def check(filled: Configs, *, to_train: bool) -> None:
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
-    """Says that TRL divides by the tokens of a whole generation in training, and by a batch's own in evaluation.
+    """Returns tokens: TRL divides by those of a whole generation in training, and by a batch's own in evaluation.
 
     ``trl/trainer/distillation_trainer.py: compute_loss``.
     """

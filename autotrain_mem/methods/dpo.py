@@ -107,7 +107,7 @@ def image_rows_editor(filled: Configs) -> EditRows:
 
 @contextmanager
 def strided_logps(home: str, trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
-    """Lets autograd see the log-probabilities that a trainer's module takes of its logits as it sees real tensors.
+    """Makes autograd see the log-probabilities that a trainer's module takes of its logits as it sees real tensors.
 
     TRL's DPO and KTO write into their log-probabilities, which are a view (DPO of 1.16 no longer does). Backward, such
     a write goes by ``as_strided``, with zeros of the base's size; for tensors of Python's own kind, as fake ones are,
@@ -141,7 +141,7 @@ training_patches = partial(strided_logps, "trl.trainer.dpo_trainer")
 
 
 def prepared_rows(trainer: str, filled: Configs, split: Any, tokenizer: Any) -> Any:
-    """Lets the trainer of this name prepare the data: untruncated, and without the reference's scores."""
+    """Prepares the data with the trainer of this name: untruncated, and without the reference's scores."""
     import trl
 
     filled.training.max_length, filled.training.precompute_ref_log_probs = None, False
@@ -181,5 +181,5 @@ def why_not_split(trainer: Any) -> str | None:
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
-    """Takes it for a mean over pairs; with loss_type sft alone, over the chosen tokens."""
+    """Returns pairs; with loss_type sft alone, the chosen tokens."""
     return Basis.CHOSEN_TOKENS if list(trainer.loss_types) == ["sft"] else Basis.UNITS

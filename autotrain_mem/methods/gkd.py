@@ -115,7 +115,8 @@ def _shorten_last_prompt(rows: list[Any]) -> list[Any]:
 
 @contextmanager
 def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
-    """Has micro-steps go all ways that chance may choose, in turn: the one that trains on more tokens comes last.
+    """Makes micro-steps take every source that chance may choose, in turn: the one that trains on most tokens comes
+    last.
 
     So an optimizer step's second micro-step, which meets gradients, and the second optimizer step, which meets the
     optimizer's state, go the longer way. That is the worst: the logits of student and teacher are whole, in several
@@ -278,6 +279,6 @@ def why_not_split(trainer: Any) -> str | None:
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
-    """Takes it for a mean over labels; over those of all micro-batches where transformers counted them (the data's,
-    even where others are answered: ``gkd_trainer.py: generalized_jsd_loss``)."""
+    """Returns labels; those of all micro-batches where transformers counted them (the data's, even where others are
+    answered: ``gkd_trainer.py: generalized_jsd_loss``)."""
     return Basis.WHOLE if is_counted else Basis.TOKENS

@@ -57,5 +57,6 @@ def why_not_split(trainer: Any) -> str | None:
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
-    """Looks it up by ``loss_type``, which alone counts: TRL divides the loss itself, whatever transformers counted."""
+    """Looks the basis up by ``loss_type``, which alone counts: TRL divides the loss itself, whatever transformers
+    counted."""
     return _LOSS_BASES.get(trainer.loss_type, Basis.UNITS)

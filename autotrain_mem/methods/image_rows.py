@@ -79,7 +79,7 @@ def _repeated(row: dict[str, Any], rows: int) -> Any:
 
 
 def shorten_last_conversation(rows: list[Any]) -> list[Any]:
-    """Takes a word from the last row, where there are several: the batch is padded, and has a real attention mask."""
+    """Removes a word from the last row, where there are several: the batch is padded, and has a real attention mask."""
     if len(rows) < 2:
         return rows
     *full, last = rows
@@ -87,7 +87,7 @@ def shorten_last_conversation(rows: list[Any]) -> list[Any]:
 
 
 def shorten_last_rejected(rows: list[Any]) -> list[Any]:
-    """Takes a word from the last rejected completion: two sequences of a pair lie in one batch."""
+    """Removes a word from the last rejected completion: two sequences of a pair lie in one batch."""
     *full, last = rows
     return [*full, {**last, "rejected": without_a_word(last["rejected"])}]
 
@@ -104,12 +104,12 @@ def prompts_editor(group: int, shorter: Callable[[Any], Any]) -> EditRows:
 
 
 def shorter_conversation(messages: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """Takes a word from a conversation of one message."""
+    """Removes a word from a conversation of one message."""
     return _said(without_a_word(messages[0]["content"]))
 
 
 def without_a_word(text: str) -> str:
-    """Takes a word from a text, but never the last."""
+    """Removes a word from a text, but never the last."""
     return text_of(max(1, len(text.split()) - 1))
 
 

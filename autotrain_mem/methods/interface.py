@@ -34,7 +34,7 @@ class Basis(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AxolotlFacts:
-    """How Axolotl's YAML asks for a method (``exports.axolotl`` says which version was read)."""
+    """Holds the keys by which Axolotl's YAML asks for a method (``exports.axolotl`` says which version was read)."""
 
     keys: Mapping[str, Any] = field(default_factory=dict)
     """What chooses the trainer (``core/builders/causal.py`` and ``rl.py: _get_trainer_cls``)."""
@@ -48,7 +48,8 @@ class AxolotlFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LlamaFactoryFacts:
-    """How LLaMA-Factory's YAML asks for a method (``exports.llamafactory`` says which version was read)."""
+    """Holds the keys by which LLaMA-Factory's YAML asks for a method (``exports.llamafactory`` says which version was
+    read)."""
 
     stage: str
     """``finetuning_args.py: FinetuningArguments.stage``."""
@@ -71,7 +72,7 @@ class LlamaFactoryFacts:
 
 
 class Method(Protocol):
-    """Stands for a module of this package: these names in this order, of which one with a value may be left out."""
+    """The protocol of a method's module: these names in this order; a module may leave out those with a default."""
 
     facts: MethodFacts
     """The method's row in the table; no name of its module."""
@@ -186,7 +187,8 @@ class Method(Protocol):
         return nullcontext()
 
     def worst_rows(self, filled: Configs, length: int, rows: int) -> Any:
-        """Makes a dataset of ``rows`` rows, each of which fills ``length`` tokens (of the prompt, in online methods)."""
+        """Makes a dataset of ``rows`` rows, each of which fills ``length`` tokens (of the prompt, in online
+        methods)."""
 
     def rows_editor(self, filled: Configs) -> EditRows:
         """Returns what makes the worst micro-batch of the rows that the sampler drew."""
@@ -255,7 +257,8 @@ class Method(Protocol):
         return Basis.UNITS
 
     def is_models_loss(self, trainer: Any) -> bool:
-        """Returns whether the loss is what the model's own forward returns: what it is a mean over must be tried then."""
+        """Returns whether the loss is what the model's own forward returns: what it is a mean over must be tried
+        then."""
         return False
 
 

@@ -92,7 +92,7 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Takes a token, but never the last, from a generation's first prompt, where there are others.
+    """Removes a token, but never the last, from a generation's first prompt, where there are others.
 
     Masks are real then, and no tensor is smaller. TRL pads all prompts of a generation to the longest. Together with
     completions of which only the first has its full length (``generation``), every row of such a batch is padded,
@@ -102,7 +102,7 @@ def rows_editor(filled: Configs) -> EditRows:
 
 
 def image_rows_editor(filled: Configs) -> EditRows:
-    """Takes a token from a generation's first prompt, as :func:`rows_editor`."""
+    """Removes a token from a generation's first prompt, as :func:`rows_editor`."""
     return image_rows.prompts_editor(_smallest_group(filled), image_rows.shorter_conversation)
 
 
@@ -178,7 +178,7 @@ def prompts_at_once(trainer: Any, accumulation: int | None = None) -> int:
 
 
 def with_accumulation(steps: int, function: Callable[..., Any], args: Any) -> Callable[..., Any]:
-    """Has a method of a trainer's meet the plan's accumulation in its config, which a rehearsal cuts."""
+    """Gives a trainer's method the plan's accumulation in its config, which a rehearsal reduces."""
 
     def called(*positional: Any, **named: Any) -> Any:
         rehearsed, args.gradient_accumulation_steps = args.gradient_accumulation_steps, steps

@@ -134,7 +134,8 @@ def check(filled: Configs, *, to_train: bool) -> None:
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Names a loss that is not known; the known ones are means over pairs (``online_dpo_trainer.py: training_step``)."""
+    """Names a loss that is not known; the known ones are means over pairs (``online_dpo_trainer.py:
+    training_step``)."""
     if trainer.args.loss_type not in ("sigmoid", "ipo"):
         return f"how loss_type {trainer.args.loss_type} makes one loss of many pairs is not known"
     return None

@@ -164,7 +164,7 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Leaves the rows, which are padded already."""
+    """Returns None: the rows are padded already."""
     return list
 
 
@@ -188,7 +188,7 @@ def passes(arguments: Mapping[str, Any]) -> int:
 
 
 def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
-    """All of a rollout."""
+    """Returns all micro-steps of a rollout."""
     return knobs.gradient_accumulation_steps
 
 

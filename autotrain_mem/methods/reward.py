@@ -43,7 +43,8 @@ def rows_editor(filled: Configs) -> EditRows:
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Lets the trainer prepare the data unfiltered; a pair is as long as its longer side, by which TRL filters."""
+    """Counts tokens as the trainer prepares the data, unfiltered; a pair is as long as its longer side, by which TRL
+    filters."""
     from trl import RewardTrainer
 
     filled.training.max_length = None

@@ -37,7 +37,7 @@ class RowLengths:
 
 
 def pair_lengths(first: Sequence[int], second: Sequence[int]) -> RowLengths:
-    """Tells the longer from the shorter sequence of each pair, by their tokens."""
+    """Returns the tokens of the longer and of the shorter sequence of each pair."""
     pairs = list(zip(first, second, strict=True))
     return RowLengths(longer=[max(pair) for pair in pairs], shorter=[min(pair) for pair in pairs])
 
@@ -71,7 +71,7 @@ def progress_reported_to(on_progress: OnProgress) -> Iterator[None]:
 
 
 class _Bar:
-    """Has what ``Dataset.map`` uses of tqdm's bars."""
+    """Implements what ``Dataset.map`` uses of tqdm's bars."""
 
     def __init__(self, on_progress: OnProgress, *, rows: int, done: int, doing: str) -> None:
         self._on_progress, self._rows, self._done, self._doing = on_progress, rows, done, doing
@@ -82,10 +82,10 @@ class _Bar:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Nothing is open."""
+        """Closes nothing."""
 
     def update(self, rows: int) -> None:
-        """Notes that so many more rows are done."""
+        """Adds rows to the count."""
         self._done += rows
         now = time.monotonic()
         if now - self._reported_at >= REPORT_EVERY_SECONDS or self._done >= self._rows:
@@ -95,8 +95,8 @@ class _Bar:
 
 @contextmanager
 def without_labels() -> Iterator[None]:
-    """Leaves out the pass that makes labels of the tokens (trl/trainer/sft_trainer.py: _prepare_dataset), which is a
-    quarter of the time and changes no length. It is known by its name: where TRL calls it otherwise, this is slower."""
+    """Skips the pass that makes labels of the tokens (trl/trainer/sft_trainer.py: _prepare_dataset), which is a quarter
+    of the time and changes no length. It is known by its name: where TRL calls it otherwise, this is slower."""
     from unittest.mock import patch  # slow to import, and the parent asks this module too
 
     import datasets

@@ -68,7 +68,7 @@ def image_rows_editor(filled: Configs) -> EditRows:
 def row_lengths(
     filled: Configs, split: Any, tokenizer: Any, formatting: Callable[[Any], str] | None = None
 ) -> RowLengths:
-    """Lets the trainer prepare the data untruncated, and counts."""
+    """Counts tokens as the trainer prepares the data, untruncated."""
     from trl import SFTTrainer
 
     training = filled.training
@@ -85,7 +85,7 @@ def image_texts(filled: Configs, row: Mapping[str, Any], images: int, processor:
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
-    """Takes it for a mean over tokens; over those of all micro-batches where transformers counted them."""
+    """Returns tokens; those of all micro-batches where transformers counted them."""
     return Basis.WHOLE if is_counted else Basis.TOKENS
 
 

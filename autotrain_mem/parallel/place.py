@@ -108,7 +108,8 @@ SearchResult = tuple[str, Place]
 
 
 def _slurm(environment: Mapping[str, str]) -> SearchResult | None:
-    """Of a step that ``srun`` started; a batch script itself runs on its first node alone, and has no step's nodes."""
+    """Reads the place from a step that ``srun`` started; a batch script itself runs on its first node alone, and has no
+    step's nodes."""
     machines = environment.get("SLURM_STEP_NUM_NODES", "1")
     if not machines.isdigit() or int(machines) < 2:
         return None

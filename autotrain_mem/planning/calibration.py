@@ -54,7 +54,7 @@ _ASKED = re.compile(r"Tried to allocate (\d+(?:\.\d+)? (?:GiB|MiB|KiB|bytes))")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """One probe beside the prediction for it, which no probe had corrected."""
+    """Holds one probe beside its uncorrected prediction."""
 
     predicted: Estimate
     probe: Probe
@@ -62,7 +62,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """How one phase's prediction moves."""
+    """Describes how one phase's prediction is corrected."""
 
     predicted_bytes: int
     """Where it was measured."""

@@ -204,7 +204,7 @@ def _contradictions(plan: Plan, space: Space, job: Job) -> Iterator[str]:
 
 
 def _changed(plan: Plan, knobs: Knobs, subject: Subject) -> tuple[str, ...]:
-    """Everything that a rehearsal depends on and that is no longer what it was, each as ``before -> after``."""
+    """Lists what a rehearsal depends on and that has changed, each as ``before -> after``."""
     job, before, now = subject.job, plan.estimate.hardware, subject.hardware
     changes = [*_versions(plan.versions, versions_key())]
     if _card_name(before) != _card_name(now) or before.capability != now.capability:
@@ -239,7 +239,7 @@ def _versions(before: Mapping[str, str | None], now: Mapping[str, str | None]) -
 
 
 def _public(version: str | None) -> str | None:
-    """Without its local label (PEP 440)."""
+    """Removes a version's local label (PEP 440)."""
     return None if version is None else version.partition("+")[0]
 
 

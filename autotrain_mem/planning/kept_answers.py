@@ -193,7 +193,7 @@ def _job_key(job: Job, words: Mapping[str, Any], *, reads_data: bool) -> dict[st
 
 
 def _key(words: Mapping[str, Any], texts: Iterable[str], hub_ids: Iterable[str]) -> dict[str, Any] | None:
-    """Only digests of the words: a cache is a file, and they may hold a token of the user's."""
+    """Returns a key with digests of the words alone: a cache is a file, and they may hold a token of the user's."""
     files = {text: _state(Path(text)) for text in sorted({*texts}) if _exists(text)}
     if None in files.values():
         return None

@@ -132,7 +132,8 @@ def _datasets(job: Job) -> Iterator[str]:
 
 
 def _lies_in(inner: pathlib.Path, outer: pathlib.Path) -> bool:
-    """Returns whether one is the other or within it: by what they are, since a folder may be mounted under two names."""
+    """Returns whether one is the other or within it: by what they are, since a folder may be mounted under two
+    names."""
     return outer.exists() and any(each.exists() and each.samefile(outer) for each in (inner, *inner.parents))
 
 
@@ -146,7 +147,7 @@ def hub_cache() -> pathlib.Path:
 
 
 def how_to_resume(folder: pathlib.Path) -> str:
-    """After an interrupt."""
+    """Returns the command that resumes after an interrupt."""
     if any(folder.glob("checkpoint-*")):
         return f"Its checkpoint is in {folder}; resume with --{RESUME}."
     return "There is no checkpoint to resume from: --save_steps says how often one is written."

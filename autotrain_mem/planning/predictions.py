@@ -81,14 +81,14 @@ class Predictions:
         return least + self._subject.outside_bytes(knobs) > self._subject.budget_bytes
 
     def foresee(self, knobs: Knobs) -> None:
-        """Lets a worker begin on the whole model of a point that is going to be asked for."""
+        """Starts rehearsing the whole model of a point that is going to be asked for."""
         key = self._key(knobs, None)
         if self._confirms and key not in self._begun and self._known(knobs, whole=True) is None:
             self._begun[key] = self._subject.workers.begin(partial(self._trace, knobs))
 
     def tokens_per_second(self, known: Estimate, knobs: Knobs) -> float:
-        """By the work of a rehearsed point: at best, where recomputation differs, with offloading as it is; about so,
-        where processes share the model otherwise."""
+        """Estimates the speed by the work of a rehearsed point: at best, where recomputation differs, with offloading
+        as it is; about so, where processes share the model otherwise."""
         rows, known_rows = knobs.per_device_train_batch_size, known.knobs.per_device_train_batch_size
         work = self._there(known.knobs, False).work
         if knobs.sharding != known.knobs.sharding:

@@ -34,7 +34,7 @@ class Checked:
 def check_preflight(
     rehearsals: Rehearsals, *, to_train: bool = False, simulate: bool = False, reads_data: bool = True
 ) -> Checked:
-    """Looks at model and tokenizer, which takes half a second, most of it the tokenizer.
+    """Checks model and tokenizer, which takes half a second, most of it the tokenizer.
 
     Args:
         to_train: Look at the output folder and at host memory, too.
@@ -70,7 +70,7 @@ def _is_settled(result: Preflight) -> bool:
 def examine(
     rehearsals: Rehearsals, on_counting: OnCounting, *, to_train: bool = False, simulate: bool = False
 ) -> tuple[Checked, Lengths]:
-    """Looks at the job before the first rehearsal: is anything known against it, and how long are its rows?
+    """Checks the job before the first rehearsal, and measures its rows.
 
     Raises:
         AutofitError: see :func:`check_preflight` and ``Rehearsals.count_lengths``.

@@ -35,7 +35,7 @@ OnCounting = Callable[[Counting], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lengths:
-    """How long rows are, as far as that is known."""
+    """Holds how long rows are, as far as that is known."""
 
     longest: int | None
     """Tokens of the longest row, or prompt; None where rows fill ``max_length``."""
@@ -115,7 +115,7 @@ def _check_answers(profile: DataProfile, space: Space) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rehearsals:
-    """One job on one device, what a run may take of that, and the workers that can rehearse it.
+    """Holds one job on one device, the memory that a run may take of it, and the workers that can rehearse it.
 
     What is installed and set here stands for another machine's.
     """
@@ -137,7 +137,7 @@ class Rehearsals:
 
     @property
     def price(self) -> Price | None:
-        """Looks up what one of the devices is rented for; None where no price is known."""
+        """Returns the price of renting one of the devices; None where no price is known."""
         return price_of(self.hardware, self.prices)
 
     @property
@@ -333,7 +333,7 @@ class Subject(Rehearsals):
         return replace(shown, prompt_length=profile.longest_prompt, answer_length=profile.longest_answer)
 
     def rehearse(self, knobs: Knobs) -> Trace:
-        """Everything that one configuration allocates and frees on the whole model, in order."""
+        """Returns everything that one configuration allocates and frees on the whole model, in order."""
         kernels = kernel_class(self.hardware.capability)
         return self.workers.first.rehearse(self.rehearsed_job, knobs, self.row_length(knobs), kernels)
 

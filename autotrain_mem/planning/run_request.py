@@ -136,7 +136,7 @@ class RunRequest:
 
     @property
     def own(self) -> dict[str, Any]:
-        """Those of our own settings that may contradict one of TRL's, or each other."""
+        """Returns those of our own settings that may contradict one of TRL's, or each other."""
         names = ("gpu", "gpus", "nodes", "effective_batch_size", "prompt_length", "image_sizes")
         same = {name: getattr(self.autofit, name) for name in names}
         ways = {"simulate": self.simulate, "plan_only": self.plan_only}

@@ -45,7 +45,7 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped t
         return NotImplemented if recipe is None else self._follow(recipe, args)
 
     def _cached_dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Answers as torch's does, which is asked what this one has not seen."""
+        """Returns what torch's does, which is called for what this one has not seen."""
         key = self._key(func, args, kwargs)
         recipe = _recipes.get(key, _UNSEEN)
         if recipe is None:
@@ -150,7 +150,7 @@ _Recipe = Callable[["QuickFakeMode", Any], Any]
 
 
 def _UNSEEN(mode: QuickFakeMode, args: Any) -> Any:
-    """Stands for no recipe."""
+    """Marks a missing recipe."""
 
 
 _recipes: dict[Key | None, _Recipe | None] = {None: None}

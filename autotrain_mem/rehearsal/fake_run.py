@@ -40,7 +40,7 @@ EditRows = Callable[[list[Any]], list[Any]]
 
 @contextmanager
 def fake_tensors() -> Iterator[QuickFakeMode]:
-    """Everything made inside has shape, dtype and device, and no bytes.
+    """Within the block, new tensors have shape, dtype and device, and no bytes.
 
     transformers takes a fake tensor for a sign of tracing and then never looks at a mask's values
     (``transformers/utils/import_utils.py: is_tracing``). A rehearsal knows them, so it is told that none is fake.
@@ -298,7 +298,8 @@ def stand_in(model: Any) -> None:
 
 
 def _quantize(shape: tuple[int, int], dtype: torch.dtype, **options: Any) -> tuple[torch.Tensor, Any]:
-    """Lets bitsandbytes quantize on the meta device (``bitsandbytes/functional.py: quantize_4bit``): sizes are its own.
+    """Makes bitsandbytes quantize on the meta device (``bitsandbytes/functional.py: quantize_4bit``): sizes are its
+    own.
 
     Its table of codes is computed from values, and kept for the whole process: here it is lent one without values.
     """

@@ -46,7 +46,8 @@ slow, and right."""
 
 @contextmanager
 def generation_by_its_ends(recorder: Recorder | None = None) -> Iterator[None]:
-    """Within, ``generate()`` on fake tensors runs its first and its last step; on real tensors it is as it was.
+    """Within the block, ``generate()`` on fake tensors runs its first and its last step; on real tensors it is as it
+    was.
 
     What it returns has full length: the prompt with its known values, then a token that is no special one, and in all
     rows but the first an end and padding. Scores and logits, where asked for, are there for every token. The steps
@@ -109,7 +110,7 @@ class _Watched(StoppingCriteriaList):  # type: ignore[misc]  # transformers is u
 
 
 class _Ends:
-    """One run of the sampling loop, and the jump in its middle.
+    """Follows one run of the sampling loop, and the jump in its middle.
 
     The loop's ids, masks and cache are caught where it hands them to a method, and changed in place at the head of its
     second round, when the prefill's logits are gone: so everything else in the loop lives and dies as it would.
@@ -157,7 +158,7 @@ class _Ends:
         )
 
     def sampled(self, ids: torch.Tensor, done: torch.Tensor) -> None:
-        """One token more for every sequence: none of them ends before its full length."""
+        """Samples one token more for every sequence: none of them ends before its full length."""
         self._ids = ids
         self._know_ids(ids)
         with real_tensors():
@@ -254,7 +255,7 @@ class _Record:
         self._lengths = {name: state.lengths(steps) for name, state in states.items()}
 
     def end(self, states: dict[str, _Growing]) -> None:
-        """It has ended, and the last step begins."""
+        """Marks the end of the jump: the last step begins."""
         self._stop = len(self._recorder.ledger.events)
         self._work = self._recorder.work.mark()
         self._add(states)

@@ -55,7 +55,7 @@ def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def know(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Says what a fake tensor holds, where that is decided outside of the operators (a token that is sampled)."""
+    """Sets what a fake tensor holds, where that is decided outside of the operators (a token that is sampled)."""
     tensor.__dict__["known"] = Known(value, [True])
 
 

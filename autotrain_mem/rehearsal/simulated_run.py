@@ -30,7 +30,7 @@ def main() -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatedRun:
-    """Knows of a run on a simulated card what nobody can tell of one on a real card."""
+    """Holds what is known of a run on a simulated card alone."""
 
     gpu: SimulatedGpu
     watch: Watch
@@ -57,7 +57,7 @@ class SimulatedRun:
 
 @contextlib.contextmanager
 def simulated_device(request: Request) -> Iterator[Device]:
-    """Has a trainer built and trained inside, whose CPU tensors are treated as the card's own."""
+    """Within the block, a trainer is built and trained, and its CPU tensors count as the card's."""
     # Seconds of imports: only the process that trains comes here, once it hears of interrupts.
     from autotrain_mem.allocator.settings import environment_settings
     from autotrain_mem.machine.fault_injection import injected_faults

@@ -51,7 +51,7 @@ def rehearsed_processor(
 
 
 class _BlankImages:
-    """Stands for an image processor: it takes sizes, and remembers what became of blank images of these."""
+    """Replaces an image processor: it takes sizes, and caches what became of blank images of these."""
 
     def __init__(self, processor: Any) -> None:
         self._processor = processor

@@ -62,7 +62,7 @@ def _shortening(owner: Any, models: Collection[str], layers: int) -> Any:
 
 
 def shorten(config: Any, layers: int) -> None:
-    """Leaves the first ``layers`` layers of a language model, and of every list that tells something of each of them."""
+    """Cuts a language model, and every list with an item for each layer, to the first ``layers`` layers."""
     text = config.get_text_config(decoder=True)
     whole = text.num_hidden_layers
     for name, value in vars(text).items():
@@ -73,8 +73,8 @@ def shorten(config: Any, layers: int) -> None:
 
 
 def shorten_model(model: Any, layers: int) -> None:
-    """Leaves the first ``layers`` layers of a model object for which :func:`model_pattern` finds a pattern; each stays
-    as it is, with its own number."""
+    """Cuts a model object for which :func:`model_pattern` finds a pattern to its first ``layers`` layers; each stays as
+    it is, with its own number."""
     from transformers import PreTrainedConfig
 
     deep = _layers_of(model)
@@ -231,7 +231,7 @@ _Table = dict[tuple[str, str], Any]
 
 
 def _table(layer: Any) -> _Table:
-    """All that tells one layer from another, but for the layer's own number."""
+    """Returns everything that distinguishes one layer from another, except its number."""
     table: _Table = {}
     for name, module in layer.named_modules():
         table[name, ""] = type(module)

@@ -27,7 +27,7 @@ SAMPLED_LOGPROB = -1.0
 
 @contextmanager
 def vllm_stand_in() -> Iterator[None]:
-    """Within, TRL finds a vLLM, in server and colocate mode, that answers with completions of full length.
+    """Within the block, TRL finds a vLLM, in server and colocate mode, that answers with completions of full length.
 
     As in ``generation``, all but the first are a token shorter, so that masks are real and no tensor is smaller.
 
@@ -48,7 +48,7 @@ def vllm_stand_in() -> Iterator[None]:
 
 
 class _Engine:
-    """Answers what ``VLLMGeneration`` asks of ``vllm.LLM``."""
+    """Implements what ``VLLMGeneration`` uses of ``vllm.LLM``."""
 
     def __init__(self, **options: Any) -> None:
         worker = SimpleNamespace(model_runner=SimpleNamespace(model=SimpleNamespace(load_weights=list)))
@@ -71,24 +71,25 @@ class _Engine:
     def reset_prefix_cache(self) -> None: ...
 
     def sleep(self, level: int) -> None:
-        """Gives the share back, and torch's cache too (``vllm/device_allocator/cumem.py: CuMemAllocator.sleep``)."""
+        """Releases the share, and torch's cache too (``vllm/device_allocator/cumem.py: CuMemAllocator.sleep``)."""
         _mark(EngineMark.SLEEPS)
         torch.cuda.empty_cache()
 
     def wake_up(self, tags: list[str]) -> None:
-        """Takes it again: first for the weights, then for the KV cache. TRL empties torch's cache before the first and
-        not before the second (``trl/generation/vllm_generation.py: sync_weights, generate``)."""
+        """Allocates the share again: first for the weights, then for the KV cache. TRL empties torch's cache before the
+        first and not before the second (``trl/generation/vllm_generation.py: sync_weights, generate``)."""
         _mark(EngineMark.WAKES)
 
 
 def _mark(mark: EngineMark) -> None:
-    """Tells whoever records. While a trainer is built nobody does: it holds no more than when it first generates."""
+    """Tells the recorder. While a trainer is built nothing is recorded: it holds no more than when it first
+    generates."""
     if recorder := current_recorder():
         recorder.ledger.mark_engine(mark)
 
 
 class _Client:
-    """Answers what ``VLLMGeneration`` and the trainers ask of ``trl.generation.vllm_client.VLLMClient``."""
+    """Implements what ``VLLMGeneration`` and the trainers use of ``trl.generation.vllm_client.VLLMClient``."""
 
     def __init__(self, **options: Any) -> None: ...
 

@@ -122,7 +122,7 @@ def watch_view(watched: RunSnapshot) -> RenderableType:
 
 
 def watch_line(watched: RunSnapshot) -> str:
-    """Says in one line how far a run is: ``step 312/1403  loss 1.842  peak 10.8 of 11.2 GiB  41 min 03 s left``."""
+    """Returns how far a run is, in one line: ``step 312/1403 loss 1.842 peak 10.8 of 11.2 GiB 41 min 03 s left``."""
     history = watched.history
     if history is None:
         return watched.state

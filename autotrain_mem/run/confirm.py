@@ -50,7 +50,7 @@ class Replanned:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbeBackend:
-    """Does what confirming a plan needs of the machine, for one job on one device.
+    """Runs what confirming a plan needs of the machine, for one job on one device.
 
     Its workers may have ended: others are started if the plan has to move, and end before the next probe.
     """
@@ -264,7 +264,8 @@ class _Confirmation:
         return probe
 
     def _as_measured(self) -> Plan:
-        """Takes what was measured for the prediction, which holds the mistrust of probes that failed before."""
+        """Replaces the prediction with what was measured; the prediction holds the mistrust of probes that failed
+        before."""
         if all(point.probe.fits for point in self.points):
             return self.plan
         correction = corrected(self.points[-1:], self.budget_bytes)

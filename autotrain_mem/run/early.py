@@ -266,7 +266,7 @@ def without_effect(job: Job) -> Iterator[str]:
 
 
 def check_checkpoint(request: RunRequest) -> None:
-    """Looks at what a request would go on with, as far as flags and the run's own plan say how the model is shared.
+    """Checks what a request would resume from, as far as flags and the run's own plan say how the model is shared.
 
     Where they leave it open, the plan that is made is looked at (``run.supervised``).
 
@@ -326,7 +326,7 @@ def _resumer(request: RunRequest, plan: Plan | None) -> Resumer | None:
 
 
 def _checkpoints(request: RunRequest) -> list[Path]:
-    """Those that may be meant, newest first; which of them are this run's is looked at later."""
+    """Yields the checkpoints that may be meant, newest first; whether they are this run's is checked later."""
     named = request.argument(RESUME)
     if named not in (True, "true", "True"):
         return [Path(str(named))] if Path(str(named)).is_dir() else []

@@ -51,7 +51,8 @@ def with_less_on_device(
 
 
 def with_less_on_host(rehearsals: Rehearsals, chosen: Plan) -> Plan | None:
-    """Without what the plan, not the user, moved to the host; None where it moved nothing, or the card is too small."""
+    """Plans without what the plan, not the user, moved to the host; None where it moved nothing, or the card is too
+    small."""
     asked = rehearsals.job.arguments
     moved = [name for name in OFFLOADING if getattr(chosen.knobs, name) and not asked.get(name)]
     return _searched(rehearsals, chosen, moved) if moved else None
@@ -161,7 +162,7 @@ def _searched(
 
 
 def _levers(before: Iterable[Lever], after: Iterable[Lever]) -> tuple[Lever, ...]:
-    """One that is pulled further starts where it started before; one that is let go is gone."""
+    """Merges levers: one that is pulled further starts where it started before; one that is released is gone."""
     kept = {lever.name: lever for lever in before}
     for lever in after:
         start = kept.pop(lever.name, lever).before

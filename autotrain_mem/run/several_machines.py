@@ -73,7 +73,7 @@ def follows(request: RunRequest) -> bool:
 
 
 def follow_first(request: RunRequest, say: Say) -> None:
-    """Takes part until the first machine says that the training has ended; raises what ended it.
+    """Trains along until the first machine reports the end of the training; raises the error that ended it.
 
     Raises:
         UsageError: the CPU is asked for.

@@ -61,7 +61,7 @@ def hold_output(
 
 @dataclass(kw_only=True)
 class SupervisedRun:
-    """One run in one folder; where a process dies, another goes on (``training.supervisor``)."""
+    """Supervises one run in one folder; where a process dies, another resumes (``training.supervisor``)."""
 
     rehearsals: Rehearsals
     plan: Plan
@@ -284,7 +284,7 @@ class SupervisedRun:
         return self._first
 
     def _check_processes(self, checkpoint: Path) -> None:
-        """Says what becomes of a checkpoint that another number of processes wrote, or another way of sharing a model.
+        """Checks a checkpoint that another number of processes wrote, or another way of sharing a model.
 
         Raises:
             OutputFolderError: the training cannot go on with it.

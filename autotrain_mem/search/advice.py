@@ -25,7 +25,7 @@ same way for both; what gains less than a quarter may gain nothing."""
 
 
 def questions(level: str, knobs: Knobs, alternatives: Sequence[Candidate]) -> tuple[Proposal, ...]:
-    """Asks whether a level that does more harm is to be taken, where it is much faster.
+    """Returns the questions whether to take a level that does more harm, where it is much faster.
 
     Example: ``--max_slowdown 1.2 --fit rounding``, since "rounding (dtype bfloat16, optim adamw_8bit) would be 1.3 x as
     fast".

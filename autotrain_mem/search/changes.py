@@ -34,7 +34,7 @@ from autotrain_mem.types.methods_table import METHODS
 
 
 def changes(space: Space, knobs: Knobs, memo: Memo, *, too_slow: Sequence[Estimate] = ()) -> tuple[Lever, ...]:
-    """Every difference between the plan and ``space.base``, in the ladder's order; empty when there is none.
+    """Returns every difference between the plan and ``space.base``, in the ladder's order; empty when there is none.
 
     Args:
         too_slow: Plans of less harm that fit, and were passed over for their speed.

@@ -182,7 +182,8 @@ def nearest(numbers: list[int], to: int) -> list[int]:
 
 
 def _of_whole_mini_batches(job: Job, knobs: Knobs, batches: int) -> tuple[int, ...] | None:
-    """Each process's share of the effective batch makes whole mini-batches, and these whole micro-batches.
+    """Returns whether each process's share of the effective batch makes whole mini-batches, and these whole
+    micro-batches.
 
     ``trl/experimental/ppo/ppo_trainer.py: __init__`` asks the first; with the second not true, its loop would run more
     micro-steps than are accumulated.

@@ -164,7 +164,8 @@ def _may_hold(level: Level, memo: Memo, *, confirmed: bool) -> bool:
 
 
 def fits_at_once(level: Level, memo: Memo) -> bool:
-    """Returns whether the whole batch at once fits where the fewest rows at once do not; rehearsed only where it may."""
+    """Returns whether the whole batch at once fits where the fewest rows at once do not; rehearsed only where it
+    may."""
     at_once = level.at_once
     return may_fit_at_once(level.space, memo(level.least), at_once) and surely_fits(memo, at_once)
 

@@ -95,7 +95,8 @@ def may_fit(memo: Memo, space: Space, line: Line, among: Sequence[Line], knobs: 
 
 
 def may_fit_at_once(space: Space, least: Estimate, knobs: Knobs) -> bool:
-    """Returns whether a point that does not accumulate may fit where one of the same setting with fewer rows does not."""
+    """Returns whether a point that does not accumulate may fit where one of the same setting with fewer rows does
+    not."""
     return _with_activations(space, least, knobs) <= least.budget_bytes * LEEWAY_OF_ONE
 
 
@@ -131,7 +132,8 @@ def _may_fit(space: Space, sight: LineHistory) -> list[Knobs]:
 
 
 def is_ruled_out(sight: LineHistory, knobs: Knobs) -> bool:
-    """Returns whether no more rows were seen not to fit, here or, by more than bytes stray, on a line that needs less."""
+    """Returns whether no more rows were seen not to fit, here or, by more than bytes stray, on a line that needs
+    less."""
     failed = [each for each in sight.known if not each.fits]
     harder = [each for known in sight.harder for each in known]
     failed += [each for each in harder if each.required_bytes > each.budget_bytes * LEEWAY]

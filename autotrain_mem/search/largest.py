@@ -42,7 +42,7 @@ worth most where it fits."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """Asks how much of one knob fits."""
+    """Describes the question how much of one knob fits."""
 
     name: str
     values: Sequence[int]
@@ -63,7 +63,7 @@ class Boundary:
     """None where the last of all values fits."""
 
     def most(self, question: Question) -> LargestValue:
-        """Tells it as an answer."""
+        """Returns the boundary as an answer."""
         if self.beyond is None:
             value = question.values[self.index]
             return LargestValue(name=question.name, value=value, next_value=None, stopped_by=question.stopped_by)

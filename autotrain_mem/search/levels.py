@@ -201,7 +201,7 @@ class Level:
 
     @property
     def lines(self) -> tuple[Line, ...]:
-        """Every line, fewest levers of time first."""
+        """Returns every line, fewest levers of time first."""
         ways = [way for setting in self.settings for way in shared(self.space, setting)]
         choices = checkpointing_choices(self.space)
         return tuple(line(self.space, way, checkpointing=each) for way in ways for each in choices)
@@ -228,12 +228,12 @@ class Level:
 
     @property
     def floors(self) -> tuple[Knobs, Knobs]:
-        """Both of them: one needs the least of the level."""
+        """Returns both floors: one of them needs the least memory of the level."""
         return self.least, self.at_once
 
     @property
     def at_every_length(self) -> tuple[Line, Line]:
-        """Both of them at every length, and last at the length asked for."""
+        """Returns both floors at every length, and last at the length asked for."""
         lengths = (*self.lengths, self.settings[-1].max_length)
         least, at_once = (tuple(replace(floor, max_length=each) for each in lengths) for floor in self.floors)
         return least, at_once
@@ -284,7 +284,7 @@ def strongest(climbed: Sequence[Level]) -> Level:
 
 
 def _steps(space: Space) -> tuple[_Step, ...]:
-    """Those of the table, and offloading at the end of adapters where there is no 4-bit base."""
+    """Returns the levels of the table, with offloading after the adapters where there is no 4-bit base."""
     trained = [name for name in TRAINED if moves(name, space)]
     if not trained or trained[-1] == TRAINED[-1]:
         return LEVELS
@@ -293,7 +293,7 @@ def _steps(space: Space) -> tuple[_Step, ...]:
 
 
 def _settings(space: Space, step: _Step) -> Iterator[Knobs]:
-    """Every set of the level's levers with every set of offloading levers, fewest levers of time first."""
+    """Returns every set of the level's levers with every set of offloading levers, fewest levers of time first."""
     free = [name for name in ROUNDING if harm_of(LEVERS[name], space) is Harm.NONE and moves(name, space)]
     own = tuple(name for name in step.own if name not in free)
     pulled = [chosen for chosen in _sets(own, space) if chosen or not step.own]
@@ -356,7 +356,7 @@ def checkpointing_choices(space: Space) -> tuple[bool, ...]:
 
 @lru_cache(maxsize=256)  # as many as one search has
 def line(space: Space, setting: Knobs, *, checkpointing: bool) -> Line:
-    """One setting at every micro-batch allowed."""
+    """Returns one setting at every micro-batch allowed."""
     lever = LEVERS["micro_batch"]
     fixed = lever.name in space.forbid or not lever.suits(METHODS[space.method])
     smallest = space.base.per_device_train_batch_size if fixed else 1

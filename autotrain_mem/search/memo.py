@@ -20,7 +20,7 @@ OnAttempt = Callable[[Candidate], None]
 
 
 class Predictor(Protocol):
-    """Answers what the planner asks. It knows the job, the device and who rehearses; the planner knows none of them."""
+    """Answers the planner's questions. It knows the job, the device and the workers; the planner knows none of them."""
 
     def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> Sequence[Estimate]:
         """Returns what these points need; rehearsed at once where that is possible; each takes 1 to 20 seconds.
@@ -51,7 +51,7 @@ class Predictor(Protocol):
 
 
 class Memo:
-    """Answers a repeated question from memory and keeps what was asked, in order.
+    """Caches a predictor's answers and keeps what was asked, in order.
 
     ``expandable_segments`` costs nothing and needs no other rehearsal, so it is no question of its own: where the job
     allows it, it is on where it makes the difference, or where nothing else would.
@@ -83,13 +83,13 @@ class Memo:
             self._on_attempt(self._attempts[-1])
 
     def foresee(self, knobs: Knobs) -> None:
-        """Lets the whole model of a point be rehearsed while others are asked, since it is going to be asked for."""
+        """Starts rehearsing the whole model of a point that is going to be asked for, while others are asked."""
         native = _native(knobs) if self._may_expand else knobs
         if not self._is_known(native, whole=True):
             self.predictor.foresee(native)
 
     def over_steps(self, knobs: Knobs) -> None:
-        """Looks at a point that fits once more: over a whole run, with rows of every length."""
+        """Checks a point that fits over a whole run, with rows of every length."""
         estimate = self(knobs)
         if estimate.fits and estimate.memory.mixed_lengths is None:
             self._estimates[_native(knobs)] = self._expanded(self.predictor.over_steps(estimate))
@@ -129,7 +129,7 @@ class Memo:
 
     @property
     def attempts(self) -> tuple[Candidate, ...]:
-        """Every rehearsal in its order, as a plan records it."""
+        """Returns every rehearsal in order, as a plan records it."""
         return tuple(self._attempts)
 
     def _is_known(self, knobs: Knobs, whole: bool) -> bool:
@@ -144,7 +144,8 @@ class Memo:
 
 
 def _native(knobs: Knobs) -> Knobs:
-    """Leaves segments out: where the user decides on them, all of a search's knobs agree, whatever an estimate says."""
+    """Ignores expandable segments: where the user decides on them, all of a search's knobs agree, whatever an estimate
+    says."""
     return knobs.growing(False)
 
 
@@ -258,7 +259,7 @@ def _is_heavier(one: Knobs, other: Knobs) -> bool:
 
 
 def _differs(one: Knobs, other: Knobs) -> bool:
-    """In such levers or in sharding, and in nothing else."""
+    """Returns whether two settings differ in such levers or in sharding, and in nothing else."""
     is_other = saving_levers(one) != saving_levers(other) or not shares_alike(one, other)
     return is_other and _otherwise(one) == _otherwise(other)
 

@@ -104,7 +104,7 @@ def find(space: Space, memo: Memo, limits: Limits = NO_LIMITS) -> SearchResult |
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Climb:
-    """One way up the levels of a job."""
+    """Climbs the levels of a job."""
 
     space: Space
     memo: Memo
@@ -153,7 +153,7 @@ class _Climb:
         return level.offloads or self.space.base.processes == 1 or best.knobs.is_sharded
 
     def _look_around(self, level: Level, before: tuple[Level, ...], after: tuple[Level, ...], choice: Estimate) -> None:
-        """Asks what a choice is going to be compared with, while it is confirmed."""
+        """Asks for the points that a choice is compared with, while it is confirmed."""
         memo = self.memo
         larger = [self.too_large[each.name] for each in before if each.name in self.too_large]
         memo.ask(memo.of_each_weights(larger))

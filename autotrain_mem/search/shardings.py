@@ -97,7 +97,7 @@ NOT_WITH: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedTokens:
-    """One way for several processes to hold a row together."""
+    """Describes one way for several processes to share the tokens of a row."""
 
     name: str
     """The knob that counts them."""

@@ -32,7 +32,7 @@ SAYS_SHARING = "deepspeed"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Space:
-    """Everything the search needs to know of a job.
+    """Holds everything the search needs to know of a job.
 
     Example: TRL's defaults and ``--effective_batch_size 12`` give ``base`` 6 x 2 (the largest divisor of 12 that is
     not above TRL's 8), and 12 x 1, 6 x 2, 4 x 3, 3 x 4, 2 x 6 and 1 x 12 as the splits to choose from.
@@ -231,7 +231,7 @@ def _check_whole_rows(job: Job, longest: int | None, context_length: int | None)
 
 
 def _check_completion(knobs: Knobs, prompt: int | None, context_length: int | None) -> None:
-    """Nothing cuts a prompt, so prompt and completion must find room together."""
+    """Checks that prompt and completion fit the context together, since nothing cuts a prompt."""
     together = (prompt or 0) + knobs.completion_length
     if not knobs.completion_length or context_length is None or together <= context_length:
         return
@@ -250,7 +250,7 @@ def _check_completion(knobs: Knobs, prompt: int | None, context_length: int | No
 
 
 def _base_rows(defaults: Knobs, effective: int, given: dict[str, Any], nodes: int) -> int:
-    """Takes what the user's words and TRL's defaults make of the effective batch before any tuning."""
+    """Returns what the user's arguments and TRL's defaults make of the effective batch before any tuning."""
     rows, steps, processes = given.get(ROWS), given.get(STEPS), defaults.data_parallel_size
     if effective % processes:
         groups, fewer = f"{defaults.processes} GPUs", _dividing(effective, defaults.processes, nodes)
@@ -357,7 +357,7 @@ def can_scale(knobs: Knobs) -> bool:
 
 
 def why_fp16(compute_capability: Capability) -> str:
-    """One line for the user, beside the lever ``fp16``."""
+    """Returns one line for the user, beside the lever ``fp16``."""
     name = ".".join(map(str, compute_capability))
     return (
         f"compute capability {name} has no tensor cores for bfloat16: mixed precision in float16, with a "

@@ -48,7 +48,8 @@ class Savings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeverRow:
-    """One lever. ``moves_from`` and ``to`` are values of its knob; both stay empty where it moves over a range."""
+    """Describes one lever. ``moves_from`` and ``to`` are values of its knob; both stay empty where it moves over a
+    range."""
 
     name: str = ""
     """Left out in a setting's declaration, as are ``knobs`` and, of an on/off setting, ``moves_from`` and ``to``."""
@@ -98,7 +99,7 @@ class LeverRow:
 
 
 class TakenBy(Enum):
-    """Tells who takes a knob that is no argument of TRL's."""
+    """Names the consumer of a knob that is no argument of TRL's."""
 
     OWN = "autofit applies it itself"
     LAUNCH = "how processes are launched says it (``parallel``)"
@@ -130,7 +131,7 @@ _IN_PYTHON: Mapping[str, tuple[type, ...]] = {"Path": (Path,), "Mapping": (Mappi
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """All that is said of one setting. What has a ``help`` is a flag, and a key of a YAML file."""
+    """Declares one setting. One with a ``help`` is a flag, and a key of a YAML file."""
 
     name: str = ""
     default: Any = None

@@ -135,7 +135,7 @@ def actions_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
 def unknown_names(
     method: str, unknown: Sequence[str], known: Sequence[str], kind: str, prefix: str, methods_with: MethodsWith
 ) -> UsageError:
-    """One error for all of them, each with the nearest names that exist."""
+    """Returns one error for all unknown names, each with the nearest names that exist."""
     lines = []
     for token in unknown:
         name = token.lstrip("-").split("=")[0].replace("-", "_")
@@ -225,7 +225,7 @@ def _text(value: Any) -> str:
 
 
 def _forget_defaults(parser: argparse.ArgumentParser) -> None:
-    """Leaves in the namespace only what is given; accept what TRL's parser does not but its documentation means."""
+    """Removes defaults from the namespace; accepts what TRL's documentation promises and its parser does not take."""
     for action in parser._actions:
         if action.dest == "help":
             continue
@@ -249,7 +249,7 @@ def _length_or_wish(text: str) -> int | str | None:
 
 
 def _number_or_most(text: str) -> int | str:
-    """All of them are whole numbers in TRL's configs."""
+    """Parses a whole number, as in TRL's configs, or ``max``."""
     if text.strip().lower() == MOST:
         return MOST
     try:
@@ -309,7 +309,7 @@ def _nearest(name: str, known: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrlFlag:
-    """One flag of the installed TRL, as argparse has it."""
+    """Holds one flag of the installed TRL, as argparse has it."""
 
     names: tuple[str, ...]
     """As they are typed: ``("--max_length", "--max-length")``."""
@@ -323,7 +323,7 @@ class TrlFlag:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrlFlags:
-    """All flags of one method."""
+    """Holds all flags of one method."""
 
     flags: tuple[TrlFlag, ...]
     help: str

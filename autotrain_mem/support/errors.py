@@ -176,7 +176,7 @@ class BatchSplitError(PlanError):
 
 
 class DoesNotFitError(PlanError):
-    """Nothing that is allowed fits the budget; the message says what is missing and what would fit.
+    """Raised when nothing that is allowed fits the budget; the message says what is missing and what would fit.
 
     >>> from autotrain_mem import AutoFit, DoesNotFitError, plan
     >>> chosen = plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)

@@ -60,7 +60,7 @@ def write_json(path: Path, payload: dict[str, Any], *, place: str = OUTPUT_FOLDE
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Puts a file in the place of another in one step; if that raises OSError, the other is still there."""
+    """Replaces a file with another in one step; if that raises OSError, the old one is still there."""
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with open(unfinished, "xb", opener=partial(os.open, mode=mode)) as file:

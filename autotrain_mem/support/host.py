@@ -106,7 +106,7 @@ def cores() -> int:
 
 
 def _groups(root: pathlib.Path) -> Iterator[tuple[str, pathlib.PurePosixPath]]:
-    """This process's group of each version, relative to where that may be mounted."""
+    """Returns this process's cgroup of each version, relative to where that may be mounted."""
     lines: list[str] = []
     with contextlib.suppress(OSError):
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
@@ -117,7 +117,8 @@ def _groups(root: pathlib.Path) -> Iterator[tuple[str, pathlib.PurePosixPath]]:
 
 
 def _limit(folder: pathlib.Path) -> HostMemory | None:
-    """None for a group without a limit: version 2 says ``max``, version 1 a number beyond any machine's memory."""
+    """Returns the limit; None for a group without: version 2 says ``max``, version 1 a number beyond any machine's
+    memory."""
     for limit, usage, prefix in (
         ("memory.max", "memory.current", ""),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),

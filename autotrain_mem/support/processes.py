@@ -139,12 +139,12 @@ class Child:
         return _OVERWRITTEN.sub("", text).strip()
 
     def interrupt(self) -> None:
-        """Asks the child to end as after Ctrl-C."""
+        """Interrupts the child as Ctrl-C does."""
         if self.alive:
             self._process.send_signal(signal.SIGINT)
 
     def wait(self, timeout_seconds: float) -> None:
-        """Gives a child that is done the time to end by itself. Returns when it has, or when the time is up."""
+        """Waits for a child that is done to exit; returns when it has, or when the time is up."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_seconds)
 
@@ -160,7 +160,7 @@ class Child:
         self._log.close()
 
     def close_input(self) -> None:
-        """Tells the child to end."""
+        """Closes the child's stdin, so that it exits."""
         if self._process.stdin is not None and not self._process.stdin.closed:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
@@ -170,7 +170,7 @@ class Child:
         self._process.kill()
 
     def end_orphans(self) -> None:
-        """Ends what a child that is gone has left behind. A group's number is not given away while it has members."""
+        """Kills what a dead child has left behind. A process group's number is not reused while it has members."""
         if self._leads_group and not self.alive:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -189,7 +189,7 @@ class Child:
 
 
 class LossyStream:
-    """Stands in for a text stream whose disk may be full, whose terminal may close, whose reader may have ended.
+    """Wraps a text stream whose disk may be full, whose terminal may close, or whose reader may have ended.
 
     Args:
         stream: All else is its own.
@@ -273,7 +273,7 @@ class Channel:
         return self._requests.get()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Answers with one object; any thread may."""
+        """Sends one object; any thread may."""
         try:
             with self._sending:
                 self._out.write(json.dumps(message) + "\n")

@@ -136,7 +136,7 @@ def unreachable() -> str:
 
 
 def why_not_asked() -> str:
-    """Says the same before anybody asks; empty where the hub may answer."""
+    """Returns why the hub cannot answer, before it is asked; empty where it may."""
     from huggingface_hub import constants
 
     return unreachable() if constants.HF_HUB_OFFLINE or _is_away(constants.ENDPOINT) else ""

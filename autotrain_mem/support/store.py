@@ -52,7 +52,7 @@ def cache_folder() -> pathlib.Path | None:
 
 
 class _Damaged(Exception):
-    """Why a file cannot be what was put there, in a few words."""
+    """Raised when a file cannot be what was stored; the message says why."""
 
 
 class Store:
@@ -130,7 +130,7 @@ def _path(folder: pathlib.Path, kind: str, key: Mapping[str, Any]) -> pathlib.Pa
 
 
 def _canonical(value: Any) -> bytes:
-    """One text for equal values: sorted, without spaces."""
+    """Returns one text for equal values: sorted, without spaces."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 

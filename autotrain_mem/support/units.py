@@ -83,7 +83,7 @@ def rate(tokens_per_second: float) -> str:
 
 
 def percent(fraction: float) -> str:
-    """One digit; what is there but would read 0.0 is said to be there."""
+    """Formats a share as a percentage with one digit; a share above 0 never reads 0.0."""
     if 0 < fraction < 0.0005:
         return "less than 0.1 %"
     return f"{100 * fraction:.1f} %"

@@ -97,7 +97,7 @@ def _normal(name: str) -> str:
 
 
 def untested(installed: Mapping[str, str | None]) -> list[str]:
-    """Says of each package that is older or newer than what was tested what to do; nothing of one that is missing.
+    """Returns advice on each package that is older or newer than what was tested; nothing on one that is missing.
 
     >>> untested({"torch": "2.99.0", "trl": "1.12.0", "peft": None})
     ['torch 2.99.0 is newer than 2.15, the newest that autofit was tested with: plans may fail or be off']

@@ -86,7 +86,7 @@ SIMILAR = 0.8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """One file that trains one model one way."""
+    """Describes one file that trains one model one way."""
 
     name: str
     """Of the file, without ``.yaml``: ``reward-gemma3-1b-lora-8k``."""
@@ -100,13 +100,13 @@ class Recipe:
 
     @property
     def method(self) -> str:
-        """One of ``methods_table.METHODS``: every name begins with its own."""
+        """Returns one of ``methods_table.METHODS``: a recipe's name begins with its method's."""
         return self.name.partition("-")[0]
 
 
 @functools.cache
 def recipes() -> tuple[Recipe, ...]:
-    """All of them, by name; none where neither place holds any."""
+    """Returns all recipes, by name; none where neither place holds any."""
     folder = next(filter(Path.is_dir, _PLACES), None)
     return () if folder is None else tuple(map(read_recipe, sorted(folder.glob("*.yaml"))))
 

@@ -51,7 +51,7 @@ def layers_to_shard(model: Any) -> tuple[str, ...]:
 
 
 def name_layers_to_shard(model: Any) -> None:
-    """Takes the names that a model has no layers of away from it, also under an adapter.
+    """Removes from a model the names of layers that it does not have, also under an adapter.
 
     A class of models names the layers of all that it may consist of, such as those of images in
     ``Qwen3_5ForCausalLM._no_split_modules``, and accelerate refuses a name that it cannot find in the model
@@ -67,7 +67,7 @@ def name_layers_to_shard(model: Any) -> None:
 
 
 def keep_cache_in_evaluation(trainer: Any) -> None:
-    """Has the evaluations of this trainer keep what the longest rows left in torch's caching allocator, with
+    """Makes the evaluations of this trainer keep what the longest rows left in torch's caching allocator, with
     ``eval_accumulation_steps`` and ``batch_eval_metrics`` too. A rehearsal does so as well: its events are the same.
 
     The longest rows run first, and every later batch finds room in the segments that they left. Emptied, the cache

@@ -39,7 +39,7 @@ def on_host(work: Callable[[], None]) -> None:
 
 
 def offload_to_host(trainer: Any) -> None:
-    """Has this transformers Trainer step on the host, with the optimizer that its ``--optim`` names.
+    """Makes this transformers Trainer step on the host, with the optimizer that its ``--optim`` names.
 
     Call it between building the trainer and ``train()``.
 
@@ -90,7 +90,7 @@ class _HostParameter:
             self.host.grad = self._gradient.copy_(self.device.grad, non_blocking=True)
 
     def send(self) -> None:
-        """Gives the device its parameter. Whatever the device's stream does next comes after."""
+        """Copies the parameter to the device. Whatever the device's stream does next comes after."""
         if self.host.grad is not None:
             self.device.copy_(self.host, non_blocking=True)
         self._version = self.device._version

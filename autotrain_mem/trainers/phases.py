@@ -27,7 +27,7 @@ class PhaseRecorder(Protocol):
         """The phase that the trainer is in."""
 
     def enter_phase(self, phase: Phase) -> None:
-        """Everything from here on belongs to ``phase``."""
+        """Starts a phase: everything from here on belongs to it."""
 
     def adopt_model(self, model: torch.nn.Module) -> None:
         """The model's parameters and buffers are weights."""
@@ -74,7 +74,7 @@ def follow(trainer: Any, recorder: PhaseRecorder) -> None:
 
 
 def _adopt_models(trainer: Any, recorder: PhaseRecorder) -> None:
-    """All models are weights; the names of those that are not trained say whose they are."""
+    """Records all models as weights; the names of those that are not trained say whose they are."""
     others: dict[str, Any] = {
         name: getattr(trainer, name, None) for name in ("ref_model", "reward_model", "teacher_model")
     }

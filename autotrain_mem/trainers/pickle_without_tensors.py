@@ -98,7 +98,7 @@ class _Tensor:
 
 
 class _StuckError(Exception):
-    """Carries what cannot be packed out through what holds it."""
+    """Carries what cannot be pickled out through what holds it."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -157,7 +157,7 @@ class _Pickler(dill.Pickler):  # type: ignore[misc]  # dill is untyped to mypy h
 
 
 def _is_in_its_module(value: Any) -> bool:
-    """Looks for it as ``pickle`` itself does when it is read.
+    """Looks a name up as ``pickle`` does when it loads.
 
     dill goes from package to module by attributes, and so misses all optimizers: ``torch/optim/__init__.py`` deletes
     its modules' names.

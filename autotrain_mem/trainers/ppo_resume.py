@@ -144,7 +144,7 @@ def batches_after(done: int, dataloader: Any, restore_rng: Callable[[], None]) -
 
 
 class Continuation(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
-    """Puts a checkpoint's state in place as training begins; TRL's loop has just set it to that of a new run."""
+    """Restores a checkpoint's state as training begins; TRL's loop has just set it to that of a new run."""
 
     kept = ("global_step", "episode", "epoch", "total_flos", "log_history")
 

@@ -46,7 +46,7 @@ _trl_batch_generation, _trl_forward, _trl_get_reward = trl_ppo.batch_generation,
 
 
 class _TrainingEnded(Exception):
-    """Leaves TRL's loop, which ends only with its last update, from the place where it asks for the next batch."""
+    """Raised where TRL's loop asks for the next batch, to leave it before its last update."""
 
 
 class _PolicyAndValue(trl_ppo.PolicyAndValueWrapper):  # type: ignore[misc]  # TRL is untyped to mypy
@@ -273,7 +273,7 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
         return output.float() if self.accelerator.native_amp else output
 
     def _end(self) -> None:
-        """Does what TRL's loop does after its last update."""
+        """Runs what TRL's loop runs after its last update."""
         self.state.episode = self.state.global_step * self.args.batch_size  # the update that never came was counted
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
         if self.control.should_save:

@@ -152,7 +152,7 @@ def _tile(made: Any) -> int | None:
 
 
 def assembled_processor(model: str, config: Any, images: Any, tokenizer: Any) -> Any:
-    """Puts a model's processor together of its parts for images and text, without one for videos.
+    """Assembles a model's processor from its parts for images and text, without one for videos.
 
     Args:
         config: The model's.

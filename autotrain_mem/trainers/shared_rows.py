@@ -55,7 +55,7 @@ class SharedRows(UlyssesSPDataLoaderAdapter):  # type: ignore[misc]  # DeepSpeed
 
 
 def share_rows(trainer: Any) -> None:
-    """Has a trainer draw shared rows so; all that it draws otherwise stays."""
+    """Makes a trainer draw shared rows so; everything else that it draws stays."""
     accelerator = trainer.accelerator
     adapt: Callable[..., Any] = accelerator.deepspeed_ulysses_dl_adapter
     accelerator.deepspeed_ulysses_dl_adapter = lambda *args: SharedRows(adapt(*args))

@@ -133,7 +133,7 @@ def rotate(output_dir: Path, *, step: int, limit: int | None, best: str | None) 
 
 
 def why_torn(checkpoint: Path) -> str:
-    """Says in a few words what of a checkpoint is not whole, by names and sizes; empty for one that is.
+    """Returns what of a checkpoint is incomplete, by names and sizes; empty for a complete one.
 
     >>> why_torn(Path("checkpoint-that-is-not-there"))
     'trainer_state.json is missing'
@@ -147,7 +147,7 @@ def why_not_whole(checkpoint: Path) -> str:
 
 
 def why_no_start(checkpoint: Path) -> str:
-    """Says in a few words what keeps a training from going on with a checkpoint; empty for nothing.
+    """Returns what keeps a training from resuming from a checkpoint; empty for nothing.
 
     With a model alone (``save_only_model``) transformers starts optimizer and schedule afresh, and says nothing
     (``trainer.py: _load_optimizer_and_scheduler``): another training than the one that was asked for.

@@ -96,7 +96,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def release() -> None:
-    """Gives back what nobody holds any more. Call it outside the ``except`` block: a traceback's frames hold tensors.
+    """Releases what nothing holds any more. Call it outside the ``except`` block: a traceback's frames hold tensors.
 
     ``torch.cuda.empty_cache`` does nothing where CUDA was never used.
     """

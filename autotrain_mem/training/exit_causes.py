@@ -151,7 +151,8 @@ def cause_of(ending: Ending) -> Cause:
 
 
 def blames_others(text: str) -> bool:
-    """Returns whether a rank failed since another was gone, or did not come, by the words of its error or of its log."""
+    """Returns whether a rank failed since another was gone, or did not come, by the words of its error or of its
+    log."""
     return any(each in text for each in _OF_OTHERS)
 
 

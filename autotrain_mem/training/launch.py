@@ -160,7 +160,7 @@ def _end_after_step(ranks: RankProcesses, log: pathlib.Path, progress: Progress)
 
 
 def _until_it_ends(ranks: RankProcesses) -> Iterator[Event]:
-    """Asks the ranks to end, again and again, since one asking may be lost; gives the events that come meanwhile.
+    """Asks the ranks to end until they do, since a request may be lost; yields the events that come meanwhile.
 
     Interrupts are ignored in whatever a shell starts with ``&``, and so in a rank until it has imported what it needs;
     and what is raised in an object's ``__del__`` goes nowhere.
@@ -263,7 +263,7 @@ def run_probe(
 
 
 def _probe_answers(ranks: RankProcesses, log: pathlib.Path) -> Probe:
-    """One that was refused is an answer by itself: the others wait for it for ever."""
+    """Returns the ranks' answers to a probe. A refused one is an answer by itself: the others wait for it for ever."""
     answers: dict[int, Probe] = {}
     while True:
         message = ranks.receive()
@@ -279,7 +279,7 @@ def _probe_answers(ranks: RankProcesses, log: pathlib.Path) -> Probe:
 
 
 def most_of(probes: Sequence[Probe]) -> Probe:
-    """Puts together what the ranks measured: the most of each figure, by phase too."""
+    """Merges what the ranks measured: the largest of each figure, by phase too."""
     first, *others = sorted(probes, key=lambda probe: not probe.refused)
     measured = [probe.measured for probe in probes if probe.measured is not None]
     phases = {phase: None for probe in probes for phase in probe.phases}
@@ -308,7 +308,7 @@ def _most(figures: Iterable[Any]) -> Any:
 
 
 def _probe_of_death(request: Request, death: RankDied, log: pathlib.Path, names: Sequence[str]) -> Probe:
-    """Answers that the settings do not fit, where a library ended the process since the device was full."""
+    """Returns a probe that does not fit, where a library ended the process because the device was out of memory."""
     if death.gone is not None:
         lost = f"{capitalized(death.gone.machine)} is gone in the probe before the training: {death.gone.why}."
         raise TrainingError(lost, hint="Start the command on all machines again.")

@@ -58,7 +58,7 @@ class Pulses:
         self._moved_at = self._looked_at = now
 
     def see(self, rank: int, message: Mapping[str, Any]) -> None:
-        """Takes a message of a rank; every one shows that its process runs."""
+        """Handles a rank's message; each shows that its process runs."""
         now, this = self._clock(), self._ranks[rank]
         this.heard_at = now
         if message.get("event") != "pulse":

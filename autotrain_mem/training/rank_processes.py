@@ -34,7 +34,7 @@ Event = dict[str, Any]
 
 
 class RankDied(ChildDied):
-    """One of the ranks ended without an answer."""
+    """Raised when a rank ended without an answer."""
 
     def __init__(self, rank: int, death: ChildDied) -> None:
         super().__init__(death.code, death.log_tail)
@@ -52,7 +52,7 @@ class RankTimeout(Exception):
 
 
 class RankProcesses:
-    """All processes of a training, of which there is one at least: started, heard as one, and ended together.
+    """Starts all processes of a training, at least one, reads their events as one stream, and stops them together.
 
     Each leads a group of its own processes, out of reach of the terminal's Ctrl-C, and whatever ends it ends those.
 
@@ -116,19 +116,19 @@ class RankProcesses:
             child.interrupt()
 
     def wait(self, timeout_seconds: float) -> None:
-        """Gives ranks that are done the time to end by themselves; returns when they have, or when it is up."""
+        """Waits for ranks that are done to exit; returns when they have, or when the time is up."""
         deadline = time.monotonic() + timeout_seconds
         for child in self._children:
             child.wait(max(0.0, deadline - time.monotonic()))
 
     def kill(self) -> None:
-        """Ends all at once; a process that is stopped ends too."""
+        """Kills all processes; a stopped one too."""
         for child in self._children:
             child.kill()
         self.wait(GRACE_SECONDS)
 
     def stop(self) -> None:
-        """Ends all within ``GRACE_SECONDS`` together: those that do not end by themselves are killed."""
+        """Stops all processes within ``GRACE_SECONDS`` together: those that do not exit by themselves are killed."""
         for child in self._children:
             child.close_input()
         self.wait(GRACE_SECONDS)
@@ -261,7 +261,7 @@ class RankProcesses:
 
 
 def most_read(readings: Sequence[MemoryReading]) -> MemoryReading:
-    """Puts together what several allocators say: the most of each figure."""
+    """Merges the readings of several allocators: the largest of each figure."""
     figures: list[Mapping[str, Any]] = [codec.to_json(reading) for reading in readings]
     return MemoryReading(**{name: max(each[name] for each in figures) for name in figures[0]})
 
@@ -271,7 +271,7 @@ HOST_SECONDS = 1.0
 
 
 class Progress:
-    """Follows a process's events, to say how far it came where it ends without an ``end`` event."""
+    """Follows a process's events, to report how far it came where it ends without an ``end`` event."""
 
     def __init__(self, on_event: Callable[[Event], None]) -> None:
         self._on_event = on_event

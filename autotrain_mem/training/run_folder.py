@@ -80,7 +80,7 @@ class RunFolder:
 
     @property
     def identity(self) -> str:
-        """Tells the lock's file from any other, for :func:`check_in_place`."""
+        """Returns what identifies the lock's file, for :func:`check_in_place`."""
         return _identity(os.fstat(self.lock))
 
     def last_run(self) -> LastRun | None:
@@ -91,7 +91,7 @@ class RunFolder:
         return LastRun(number=str(record["run"]), start=Path(record["start"]) if record.get("start") else None)
 
     def begin(self, run: LastRun) -> None:
-        """Says whose run is here from now on.
+        """Records whose run is here from now on.
 
         Raises:
             OutputFolderError: it cannot be written.
@@ -104,7 +104,7 @@ class RunFolder:
             raise unwritable(self.path, str(error.strerror)) from error
 
     def end(self) -> None:
-        """Says that the run here has come to its end, and is not to be gone on with."""
+        """Records that the run here has ended, and is not to be resumed."""
         with contextlib.suppress(OSError):  # the model is written, which counts
             _write_record(self.lock, {**_read_record(self.lock), "has_ended": True})
 
@@ -243,7 +243,7 @@ def check_in_place(output_dir: str, identity: str) -> None:
 
 
 def identity_of(folder: Path) -> str:
-    """Tells the lock's file in a folder from any other, as this machine sees it; empty where there is none."""
+    """Returns what identifies the lock's file in a folder on this machine; empty where there is none."""
     with contextlib.suppress(OSError):
         return _identity(os.stat(folder / LOCK_NAME))
     return ""
@@ -348,7 +348,7 @@ def _identity(status: os.stat_result) -> str:
 
 
 def _digest(command: Sequence[str]) -> str:
-    """Stands for words that may hold a token, in a file that others can read."""
+    """Returns a digest of words that may hold a token, for a file that others can read."""
     return hashlib.sha256(json.dumps([*command]).encode()).hexdigest()
 
 
@@ -367,7 +367,7 @@ def _read_record(file: int) -> dict[str, Any]:
 
 
 def _write_record(file: int, record: Mapping[str, Any]) -> None:
-    """In its place, since the lock is the file's; cut to its length last, so that a killed writer leaves none empty."""
+    """Writes in place, since the lock is the file's; truncates last, so that a killed writer leaves no empty file."""
     content = json.dumps(record).encode()
     os.pwrite(file, content, 0)
     os.ftruncate(file, len(content))

@@ -25,7 +25,7 @@ from autotrain_mem.types.experience import Restart
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunAttempt:
-    """One process's part of a run."""
+    """Holds one process's part of a run."""
 
     knobs: Knobs
     learned: LearnedLimits
@@ -44,7 +44,7 @@ class RunAttempt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """Another plan for the same training."""
+    """Holds another plan for the same training."""
 
     knobs: Knobs
     flags: str
@@ -52,7 +52,7 @@ class Change:
 
 
 class RunBackend(Protocol):
-    """Does for the supervisor what it cannot do itself."""
+    """Runs for the supervisor what it cannot do itself."""
 
     def train(self, attempt: RunAttempt, on_event: Callable[[Event], None]) -> Event | Ending:
         """Runs a process to its end."""

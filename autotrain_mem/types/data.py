@@ -51,7 +51,7 @@ class ImageProfile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fingerprint:
-    """Tells data from other data."""
+    """Identifies data."""
 
     digest: str
     names_files: bool

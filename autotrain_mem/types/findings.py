@@ -13,7 +13,7 @@ from autotrain_mem.support.errors import AutofitError, from_json
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """Says one thing that is wrong, or that the user should know."""
+    """Describes one thing that is wrong, or that the user should know."""
 
     kind: Literal["error", "warning"]
     """Whether training would end with it, or only be other than the user thinks."""

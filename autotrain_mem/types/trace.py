@@ -27,7 +27,7 @@ class EngineMark(StrEnum):
 
 
 class Owner(StrEnum):
-    """Says to whom the bytes of a block belong."""
+    """Names to whom the bytes of a block belong."""
 
     WEIGHTS = "weights"
     """Parameters and buffers of the model, adapters included."""

@@ -152,7 +152,8 @@ class StepTime:
 
     @property
     def known_step_seconds(self) -> float | None:
-        """Is None on a card whose rates were assumed: such seconds rank plans, and are not told as its own."""
+        """Returns the seconds of a step; None on a card whose rates were assumed: those rank plans, and are not
+        shown."""
         return None if self.assumed else self.step_seconds
 
     @property

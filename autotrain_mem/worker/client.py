@@ -63,7 +63,7 @@ class Worker:
         self._scratch.cleanup()
 
     def kill(self) -> None:
-        """Ends the process for good, from any thread: whoever waits for an answer is told that it died."""
+        """Kills the process, from any thread: a caller that waits for an answer gets an error."""
         with self._lock:
             self._over = True
             if self._child is not None:
@@ -106,7 +106,7 @@ class Worker:
         return {method: codec.from_json(TrlFlags, each) for method, each in self._ask("flags").items()}
 
     def describe(self, job: Job, compute_capability: Capability) -> ModelFacts:
-        """Asks what the model's config says.
+        """Returns what the model's config says.
 
         Raises:
             ModelError: there is no such model, or the method cannot train it.
@@ -115,7 +115,7 @@ class Worker:
         return codec.from_json(ModelFacts, self._ask("describe", job=job, compute_capability=compute_capability))
 
     def layers_to_name(self, job: Job) -> tuple[str, ...]:
-        """Asks which layers a config of accelerate's must name for FSDP; none where it finds them itself."""
+        """Returns the layers that a config of accelerate's must name for FSDP; none where it finds them itself."""
         return codec.from_json(tuple[str, ...], self._ask("layers_to_name", job=job))
 
     def check_can_train(self, job: Job) -> None:
@@ -125,7 +125,7 @@ class Worker:
     def preflight(
         self, job: Job, compute_capability: Capability, *, to_train: bool, on_cpu: bool, reads_data: bool
     ) -> Preflight:
-        """Asks what can be known to go wrong before anything is rehearsed, see :class:`checks.preflight_checks.Setup`.
+        """Returns what is known to go wrong before anything is rehearsed, see :class:`checks.preflight_checks.Setup`.
 
         Raises:
             ModelError: there is no such model, or the method cannot train it.
@@ -135,7 +135,7 @@ class Worker:
         return codec.from_json(Preflight, answer)
 
     def fingerprint(self, job: Job) -> Fingerprint:
-        """Asks for a digest of what :meth:`profile` depends on: :func:`data.fingerprint.fingerprint`."""
+        """Returns a digest of what :meth:`profile` depends on: :func:`data.fingerprint.fingerprint`."""
         return codec.from_json(Fingerprint, self._ask("fingerprint", job=job))
 
     def profile(self, job: Job, on_progress: Callable[[Counting], None] = lambda counting: None) -> DataProfile:

@@ -74,19 +74,19 @@ class Workers:
         return self._all[0]
 
     def start(self) -> None:
-        """Lets all of them import TRL while the parent does other things."""
+        """Starts all workers, which import TRL while the parent does other things."""
         if not self._started:
             self._started = True
             for worker in self._all:
                 worker.start()
 
     def kill(self) -> None:
-        """Ends all of them at once, and for good: whoever waits for an answer is told that its worker died."""
+        """Kills all workers: a caller that waits for an answer gets an error."""
         for worker in self._all:
             worker.kill()
 
     def map(self, calls: Sequence[Callable[[Worker], T]]) -> list[T]:
-        """Every call's result, in the calls' order: :meth:`each`, to the end."""
+        """Returns every call's result, in the calls' order: :meth:`each`, to the end."""
         return list(self.each(calls))
 
     def each(self, calls: Sequence[Callable[[Worker], T]]) -> Iterator[T]:
@@ -113,7 +113,7 @@ class Workers:
             self._wait(futures)
 
     def begin(self, call: Callable[[Worker], T]) -> Future[T]:
-        """Lets the next worker that is free make a call; :meth:`result` waits for what comes of it."""
+        """Gives a call to the next free worker; :meth:`result` waits for its result."""
         self.start()
 
         def run() -> T:

@@ -161,7 +161,7 @@ say how a request is read (``support.codec``); it may also have a ``scratch`` fo
 
 
 def answer(request: dict[str, Any], on_progress: OnProgress = lambda counting: None) -> dict[str, Any]:
-    """Does what is asked; whatever goes wrong is an answer too.
+    """Runs a request and sends its result, or its error.
 
     Args:
         on_progress: Is told how far an answer is that takes minutes.

@@ -290,8 +290,6 @@ def test_allocator_parity(script: Load, tmp_path: pathlib.Path) -> None:
     assert len(recorded["answers"]) == len(tight.events)
 
 
-
-
 def test_search_quality(script: Load, models: pathlib.Path, forge: Forge) -> None:
     search_quality = script("search_quality")
     small = replace(next(search_quality.names.questions()), max_length=64, effective_batch_size=2)
@@ -344,16 +342,12 @@ def test_speed(script: Load, models: pathlib.Path, forge: Forge, monkeypatch: py
     )
 
 
-
-
 def test_zero(script: Load, models: pathlib.Path, forge: Forge) -> None:
     zero = script("zero", LENGTH=64, STAGES=((2, True),), BUCKET_BAR=0.0)
     with forge.commands(zero.names):
         ran = zero.run("--models", models, "--gpus", 2)
     assert ran.code == 0
     assert re.search(r"^buckets  zero2\+offload_optimizer .* less, speed x 1\.", ran.out, re.MULTILINE)
-
-
 
 
 def test_adapters(script: Load, models: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -378,10 +372,6 @@ def test_adapters(script: Load, models: pathlib.Path, tmp_path: pathlib.Path) ->
     assert re.search(r"^vera--here .*GiB reserved [+-]\d\.", ran.out, re.MULTILINE)
     assert "frod--here" in ran.out
     assert "not rehearsed: which parts of a weight" in ran.out
-
-
-
-
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ _LAYER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """Is a module's name without the number of its layer: ``model.layers.{}.mlp`` and 7; None where it has none."""
+    """Holds a module's name without the number of its layer: ``model.layers.{}.mlp`` and 7; None where it has none."""
 
     pattern: str
     layer: int | None
@@ -42,7 +42,7 @@ class Name:
 
 @lru_cache(maxsize=1 << 16)
 def name_of(module: str) -> Name:
-    """Takes a module's name apart."""
+    """Parses a module's name."""
     match = _LAYER.search(module)
     if match is None:
         return Name(module.replace("{", "{{").replace("}", "}}"), None)
@@ -168,7 +168,7 @@ def in_order(trace: Trace) -> array[int]:
 
 @dataclass(frozen=True, slots=True)
 class Insertion:
-    """Stands for copies that the longer run has and the shorter has not."""
+    """Describes copies that the longer run has and the shorter has not."""
 
     short: int
     """The shorter run's step before which they stand."""

@@ -102,7 +102,7 @@ class _KindPicks:
 
     @cached_property
     def picks(self) -> Picks:
-        """Those of each death and use."""
+        """Returns the picks of each death and use."""
         return _picks(self._steps, [("kind", symbol) for symbol in self._steps.symbols])
 
 

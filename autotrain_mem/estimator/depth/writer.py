@@ -106,7 +106,7 @@ class Writer:
         """Of each block its list among these: a block is taken for a key once, and not with each death."""
 
     def write(self, acts: Sequence[Act], copies: int) -> None:
-        """Does what several steps do, as often as there are copies of them."""
+        """Writes the events of several steps, once for each copy."""
         for copy in range(copies):
             for act in acts:
                 if isinstance(act, Use):

@@ -240,7 +240,7 @@ def _flash_functions(backend: Backend, capability: Capability) -> tuple[Callable
 
 
 class FusedAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here
-    """One call of a fused kernel: the buffers are CUDA's, the values the CPU's."""
+    """Describes one call of a fused kernel: the buffers are CUDA's, the values the CPU's."""
 
     @staticmethod
     def forward(
@@ -281,7 +281,7 @@ class FusedAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped 
 
 
 def by_rows(grad: torch.Tensor, out: torch.Tensor, backend: Backend) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every kernel but cuDNN's wants the gradient row by row, flash the result too, and copies one that is not."""
+    """Makes the gradient contiguous by rows, as every kernel but cuDNN's needs it; flash needs the result so, too."""
     if backend is not Backend.CUDNN:
         grad = grad.transpose(1, 2).contiguous().transpose(1, 2)
     if backend is Backend.FLASH:

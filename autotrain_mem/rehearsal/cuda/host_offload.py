@@ -140,7 +140,7 @@ class _OnHost:
         self._pinned, self._copied = pinned, copied
 
     def copy_(self, source: Any, non_blocking: bool) -> None:
-        """Takes a contiguous tensor's values, as far as there are any."""
+        """Copies a contiguous tensor's values, as far as there are any."""
         source = _bare(source)
         self._pinned.take(self, source.nbytes)
         note(self._copied(source))
@@ -185,7 +185,7 @@ class _Stream:
 
 
 class Streams:
-    """Stands for ``torch.cuda`` where somebody asks for a device's module: blocks are born on its streams."""
+    """Replaces ``torch.cuda`` where code asks for a device's module: blocks are allocated on its streams."""
 
     Event = _Stream
 
@@ -206,7 +206,7 @@ class Streams:
 
     @contextmanager
     def stream(self, stream: _Stream) -> Iterator[None]:
-        """Whatever is made inside is born on this stream."""
+        """Within the block, tensors are allocated on this stream."""
         with patch.object(self, "_now", stream), self._recorder.on_stream(stream.number):
             yield
 

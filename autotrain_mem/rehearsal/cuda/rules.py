@@ -42,7 +42,7 @@ ON_CPU: tuple[Tensors, ...] = ("fake cpu", "real cpu")
 
 @dataclass(frozen=True, slots=True)
 class CudaRule:
-    """One thing that CUDA does otherwise."""
+    """Describes one thing that CUDA does otherwise."""
 
     imitate: Callable[[Recorder, Capability], AbstractContextManager[None]]
     """Inside, tensors behave as on a card of this compute capability; everything is restored on exit."""
@@ -145,7 +145,7 @@ def fp16_on_cpu() -> AbstractContextManager[None]:
 
 
 def recorded_empty_cache(recorder: Recorder) -> AbstractContextManager[None]:
-    """Whatever would empty a CUDA device's cache is recorded, once for each call, though there is no device here.
+    """Records each call that would empty a CUDA device's cache, though there is no device here.
 
     On a machine with CUDA every such call ends in ``torch.cuda.empty_cache``. Here some stop before it. TRL (PPO's
     loop: ``trl/experimental/utils.py: empty_cache``) and transformers' evaluation call it at once;

@@ -325,7 +325,7 @@ def _fused_head() -> Any:
 
 
 class _Kernel:
-    """Stands for a jitted kernel: ``kernel[grid](tile, ...)`` writes into its arguments and allocates nothing.
+    """Replaces a jitted kernel: ``kernel[grid](tile, ...)`` writes into its arguments and allocates nothing.
 
     ``tile`` is the same in PyTorch; beside the tile it writes those of ``statistics``, of which nothing is known
     afterwards where they are fake.

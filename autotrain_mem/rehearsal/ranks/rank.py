@@ -35,7 +35,7 @@ _LOADED_BY_ALL = {"FSDP_CPU_RAM_EFFICIENT_LOADING": "false", "FSDP_SYNC_MODULE_S
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RehearsedRank:
-    """One process of several that are not there."""
+    """Rehearses one process of several that are not there."""
 
     knobs: Knobs
     config: Mapping[str, Any]

@@ -65,13 +65,13 @@ class RankRecorder(Recorder):
         return super().__torch_dispatch__(func, (), args, kwargs)
 
     def see_result(self, out: Any) -> None:
-        """Looks at what a collective made, if it made anything: functional ones make what they gather into."""
+        """Records what a collective allocated: functional ones allocate what they gather into."""
         if isinstance(out, torch.Tensor):
             self._see(out)
 
     @contextmanager
     def unseen(self) -> Iterator[None]:
-        """Leaves out what is made inside: it lies on the host, or nowhere; values are known as far as anywhere."""
+        """Within the block, allocations are not recorded: they lie on the host, or nowhere; known values stay known."""
         is_recording = self in _get_current_dispatch_mode_stack()
         with patch.object(self, "_unseen", True), nullcontext() if is_recording else self:
             yield
@@ -95,7 +95,7 @@ class RankRecorder(Recorder):
         super().adopt_model(model)
 
     def mark(self, tensor: torch.Tensor, owner: Owner, name: str) -> None:
-        """Says whose a tensor's storage is, unless it is the host's."""
+        """Sets the owner of a tensor's storage, unless it lies on the host."""
         if not self.is_on_host:
             super().mark(tensor, owner, name)
 
@@ -229,7 +229,7 @@ def _bytes(arg: Any) -> int:
 
 
 def _bring(func: Any, args: tuple[Any, ...]) -> None:
-    """Gives results the values that all processes alike would bring; what is written else is not known any more."""
+    """Sets results to the values that all processes would contribute alike; other results become unknown."""
     name = _name(func)
     if name in _GATHERS:
         outs, ins = [*tensors_in([args[0]])], [*tensors_in([args[1]])]

@@ -92,7 +92,8 @@ def _attend(
 
 
 class RingAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here
-    """One attention over the tokens of all processes of a group: torch's rounds, CUDA's buffers, the CPU's values."""
+    """Computes one attention over the tokens of all processes of a group: torch's rounds, CUDA's buffers, the CPU's
+    values."""
 
     @staticmethod
     def forward(

@@ -69,7 +69,7 @@ class HostTensors:
         return tensor.untyped_storage() in self._storages
 
     def add(self, tensor: Any) -> Any:
-        """Says that a tensor lies on the host; returns it."""
+        """Registers a tensor that lies on the host; returns it."""
         if isinstance(tensor, torch.Tensor) and tensor not in self:
             storage = tensor.untyped_storage()
             self._storages[storage] = self._recorder.unpinned.take(storage, storage.nbytes())

@@ -110,7 +110,7 @@ class WorkCounter:
         counts[key] = known + 1.0
 
     def note(self, cost: Cost) -> None:
-        """Something has run that is no operator here."""
+        """Records work that is no operator here."""
         if self._counts is not None:
             self._costs[cost,] = cost
             self._counts[cost,] = self._counts.get((cost,), 0.0) + 1.0

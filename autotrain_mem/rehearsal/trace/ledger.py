@@ -22,7 +22,7 @@ _NO_WORK = Workload()
 
 @dataclass(slots=True)
 class _Entry:
-    """One block, beside its size. A stretch of a run is a phase, or a part of one with grad mode on or off."""
+    """Holds one block, beside its size. A stretch of a run is a phase, or a part of one with grad mode on or off."""
 
     name: str
     phase: Phase
@@ -34,16 +34,17 @@ class _Entry:
 
 
 class SeenDevice(Protocol):
-    """Something with a size, told of every birth and death as they happen: a simulated GPU."""
+    """A device with a size that is told of every allocation and free as they happen: a simulated GPU."""
 
     def allocate(self, block: int, size_bytes: int, stream: int = 0) -> None:
-        """Takes ``size_bytes`` for block number ``block``; raises torch.OutOfMemoryError when the device is full."""
+        """Allocates ``size_bytes`` for block number ``block``; raises torch.OutOfMemoryError when the device is out of
+        memory."""
 
     def free(self, block: int) -> None:
-        """Gives back block number ``block``."""
+        """Frees block number ``block``."""
 
     def empty_cache(self) -> None:
-        """Gives back what is reserved and not allocated (``torch.cuda.empty_cache``)."""
+        """Releases what is reserved and not allocated (``torch.cuda.empty_cache``)."""
 
     def record_stream(self, block: int, stream: int) -> None:
         """Notes that ``block`` is in use on another stream than its own (``torch.Tensor.record_stream``)."""
@@ -113,7 +114,7 @@ class Ledger:
             self._device.free(block)
 
     def describe(self, block: int, owner: Owner, name: str) -> None:
-        """Says whose a block is."""
+        """Sets a block's owner."""
         entry = self._entries[block]
         entry.owner, entry.name = owner, name
 
@@ -122,13 +123,13 @@ class Ledger:
         self._entries[block].owner, self._entries[block].name = self._entries[other].owner, self._entries[other].name
 
     def describe_unowned(self, first: int, owner: Owner, name: str) -> None:
-        """Says whose all blocks from this one on are of whom nobody has said it."""
+        """Sets the owner of all blocks from this one on that have none."""
         for entry in self._entries[first:]:
             if entry.owner is None:
                 entry.owner, entry.name = owner, name
 
     def disown(self, block: int) -> None:
-        """Takes a block out of the record."""
+        """Removes a block from the record."""
         if block in self._disowned:
             return
         self._disowned.add(block)
@@ -169,7 +170,7 @@ class Ledger:
         return len(self.sizes) - 1
 
     def rewrite(self, start: int, stop: int, events: array[int]) -> None:
-        """Puts ``events`` in the place of those from ``start`` to ``stop``, of one phase; no device hears of it."""
+        """Replaces the events from ``start`` to ``stop``, of one phase, with ``events``; no device is told."""
         longer = len(events) - (stop - start)
         self.events[start:stop] = events
         self._phase_starts = [(at + longer * (at >= stop), phase) for at, phase in self._phase_starts]

@@ -98,7 +98,7 @@ def marked_chunks(has_chunks: bool) -> Iterator[None]:
 
 
 class _Pass:
-    """One pass over the chunks of a loss, from its beginning to its end."""
+    """Follows one pass over the chunks of a loss."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder

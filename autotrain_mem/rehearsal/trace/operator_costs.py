@@ -174,14 +174,14 @@ def product(rows: int, inner: int, columns: int, dtype: torch.dtype) -> Cost:
 
 
 def pass_through(*tensors: torch.Tensor) -> Cost:
-    """One kernel that reads or writes each of these once."""
+    """Returns the cost of one kernel that reads or writes each of these once."""
     return Cost(dtype=_dtype(tensors), bytes=sum(map(_size_bytes, tensors)))
 
 
 def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, visible: float, backward: bool = False
 ) -> Cost:
-    """One call of a fused attention kernel.
+    """Returns the cost of one call of a fused attention kernel.
 
     Args:
         query: B x H x S x D.

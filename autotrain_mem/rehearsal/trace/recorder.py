@@ -123,13 +123,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
             self.mark(tensor, Owner.OTHER, "batch")
 
     def mark(self, tensor: torch.Tensor, owner: Owner, name: str) -> None:
-        """Says whose a tensor's storage is; one that was never seen is born here."""
+        """Sets the owner of a tensor's storage; one that was never seen is recorded here."""
         block = self._see(tensor)
         if block is not None:
             self.ledger.describe(block, owner, name)
 
     def disown(self, tensor: torch.Tensor) -> None:
-        """Takes a tensor's storage out of the record: on a GPU it would not be in torch's allocator."""
+        """Removes a tensor's storage from the record: on a GPU it would not be in torch's allocator."""
         block = self._see(tensor)
         if block is not None:
             self.ledger.disown(block)
@@ -194,15 +194,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
             ledger.allocate(block)
 
     def carry(self, tensor: torch.Tensor, blocks: Iterable[int]) -> None:
-        """Takes a tensor that nobody saw for one that stands for some blocks: these die as it dies, and it counts for
-        nothing itself."""
+        """Makes an unrecorded tensor stand for some blocks: these are freed with it, and it counts for nothing
+        itself."""
         storage = tensor.untyped_storage()
         carrier = self.ledger.write_unseen(storage.nbytes())
         self._watch(storage, storage._cdata, carrier)
         self._carried[carrier] = [*blocks]
 
     def let_go(self, tensor: torch.Tensor) -> None:
-        """Takes from a tensor the blocks that it carries: they die otherwise."""
+        """Detaches from a tensor the blocks that it carries: they are freed otherwise."""
         self._carried[self._live[tensor.untyped_storage()._cdata].block].clear()
 
     def empty_cache(self) -> None:
@@ -252,7 +252,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         return out
 
     def _see(self, tensor: torch.Tensor) -> int | None:
-        """Looks at a tensor that is alive; returns its block, None when it holds no storage of its own."""
+        """Returns the block of a tensor that is alive; None when it holds no storage of its own."""
         if tensor.layout is not torch.strided:
             return None
         storage = tensor.untyped_storage()
@@ -381,6 +381,6 @@ def current_recorder() -> Recorder | None:
 
 
 def note(cost: Cost) -> None:
-    """Tells whoever records of something that runs on the device, or waits for the host, and is no operator here."""
+    """Tells the recorder of work on the device, or a wait for the host, that is no operator here."""
     if recorder := _recording.get():
         recorder.work.note(cost)

@@ -53,7 +53,7 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GrowingState:
-    """One tensor that each step replaces by a longer one: its blocks where they are known, and its lengths."""
+    """Holds one tensor that each step replaces by a longer one: its blocks where they are known, and its lengths."""
 
     before_jump: int
     after_jump: int
@@ -74,7 +74,7 @@ class Jump:
 
 
 def write_skipped_steps(ledger: Ledger, jump: Jump, budget: Budget) -> None:
-    """Puts the skipped steps in the place of the jump; call it when the last step has just ended."""
+    """Writes the skipped steps in the place of the jump; call it when the last step has just ended."""
     writing = _Writing(ledger, jump)
     events = writing.steps(*budget.take(jump.steps))
     rest_of_jump = array("q", (event for event in writing.jumped if event not in writing.moved))
@@ -103,7 +103,7 @@ class _Slot:
 
 
 class _Writing:
-    """Says for each event of the last step what it is to the steps before it."""
+    """Classifies each event of the last step by what it is to the steps before it."""
 
     def __init__(self, ledger: Ledger, jump: Jump) -> None:
         self._ledger, self._jump = ledger, jump

@@ -89,7 +89,7 @@ class _OneByOne:
 
 
 class _Calls:
-    """Stands between a tower and attention: the calls of one layer come as one."""
+    """Wraps attention for a tower: the calls of one layer come as one."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -103,7 +103,7 @@ class _Calls:
     # -- what a tower calls ----------------------------------------------------------------------------------------
 
     def watched(self, interface: Interface) -> Interface:
-        """Takes the place of sdpa; anything else is left alone, and so are the windows that it gets."""
+        """Replaces sdpa; other implementations are left alone, and so are the windows that it gets."""
         self._watches = interface is sdpa_attention_forward
         self._split = []
         return self.attend if self._watches else interface
@@ -193,7 +193,7 @@ class _Calls:
     # -- what is run in their place --------------------------------------------------------------------------------
 
     def play(self, script: Script, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Does what a script says; its result has the place of all windows' results."""
+        """Runs a script; its result replaces all windows' results."""
         if script.backward is None and not any(tensor.requires_grad for tensor in inputs):
             return self.forward(script.forward)[0]
         ends = [_Joint.apply(tensor, self, script.backward, index) for index, tensor in enumerate(inputs)]
@@ -234,7 +234,7 @@ class _Calls:
 
 
 class _Joint(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here
-    """Has the place of ``torch.split``: its backward pass joins the windows' gradients."""
+    """Replaces ``torch.split``: its backward pass joins the windows' gradients."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, calls: _Calls, script: BackwardScript | None, index: int) -> Any:
@@ -247,7 +247,7 @@ class _Joint(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy 
 
 
 class _Windows(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here
-    """Has the place of all windows' attention."""
+    """Replaces all windows' attention."""
 
     @staticmethod
     def forward(
@@ -267,7 +267,7 @@ class _Windows(torch.autograd.Function):  # type: ignore[misc]  # untyped to myp
 def _one_by_one(
     module: Any, inputs: Sequence[torch.Tensor], lengths: list[int], options: dict[str, Any]
 ) -> tuple[list[Any], list[torch.Tensor]]:
-    """Does what the tower does."""
+    """Runs the windows one by one, as the tower does."""
     windows = [torch.split(tensor, lengths, dim=2) for tensor in inputs]
     return windows, [sdpa_attention_forward(module, *rows, **options)[0] for rows in zip(*windows, strict=True)]
 

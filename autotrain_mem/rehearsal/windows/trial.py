@@ -32,7 +32,7 @@ class Saving(Enum):
     RECOMPUTED = "kept as a checkpoint recomputes them"
 
     def hooks(self) -> AbstractContextManager[Any]:
-        """Does with what is saved as ``torch/utils/checkpoint.py: _checkpoint_hook, _recomputation_hook``."""
+        """Treats saved tensors as ``torch/utils/checkpoint.py: _checkpoint_hook, _recomputation_hook``."""
         hooked: Callable[..., AbstractContextManager[Any]] = torch.autograd.graph.saved_tensors_hooks
         if self is Saving.DROPPED:
             return hooked(lambda tensor: None, lambda nothing: nothing)
@@ -284,7 +284,7 @@ def born_as(recorder: Recorder, tensor: torch.Tensor) -> int:
 
 
 class _End:
-    """Notes what comes to the ends of a trial's graph."""
+    """Records what reaches the ends of a trial's graph."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder

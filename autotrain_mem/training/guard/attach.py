@@ -66,7 +66,7 @@ def attach_guard(
 
 
 class Guard(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
-    """Follows the trainer's events for a guard. See :func:`attach_guard`."""
+    """Handles the trainer's events for a guard. See :func:`attach_guard`."""
 
     def __init__(self, context: GuardContext) -> None:
         self.context = context
@@ -81,7 +81,7 @@ class Guard(TrainerCallback):  # type: ignore[misc]  # transformers is untyped t
         self.context.save()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """After enough clean steps more is tried at once."""
+        """Counts a clean step; after enough of them more rows are tried at once."""
         self.context.step_ended()
         self.context.save_of_all()
 
@@ -90,7 +90,7 @@ class Guard(TrainerCallback):  # type: ignore[misc]  # transformers is untyped t
         self.context.gradients.release()
 
     def leave(self) -> LearnedLimits:
-        """Takes the hooks away, however the training ended; methods of trainer and model stay.
+        """Removes the hooks, however the training ended; methods of trainer and model stay.
 
         The context, which holds the trainer, is let go: whoever drops the trainer then has its memory back at once, and
         not when Python next looks for cycles.

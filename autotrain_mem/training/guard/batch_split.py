@@ -64,7 +64,7 @@ class Piece:
 
     @property
     def tokens(self) -> int:
-        """All tokens, with padding."""
+        """Returns the number of tokens, with padding."""
         return sum(ids.numel() for ids in self._ids)
 
     @property
@@ -99,7 +99,7 @@ class Piece:
 
 
 def _of_rows(value: Any, spans: Sequence[range], rows: int) -> Any:
-    """Takes the rows of a value that has all of them, or those of the first span where it has one for each pair."""
+    """Slices the rows of a value that has all of them, or those of the first span where it has one for each pair."""
     size = _length(value)
     if size is None:
         return value
@@ -127,7 +127,7 @@ def _length(value: Any) -> int | None:
 
 
 def _without_padding(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Leaves out the columns on the right that no row of a part attends to; the others cannot see them.
+    """Drops the columns on the right that no row of a part attends to; the others cannot see them.
 
     Completions (GRPO, RLOO) keep theirs: what was computed of them before has the same width. What is left lies in one
     piece, as a collator's tensors do: some models call ``labels.view``.

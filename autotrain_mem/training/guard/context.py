@@ -71,11 +71,11 @@ class Limit:
         return max(1, min(units, -(-amount // self.most)))
 
     def fitted(self, amount: int) -> None:
-        """Notes that so much went through at once."""
+        """Records that so much fitted at once."""
         self._fitted = max(self._fitted, amount)
 
     def failed(self, amount: int) -> None:
-        """Notes that so much was too much: half of it is allowed, or what went through before."""
+        """Records that so much did not fit: half of it is allowed, or what fitted before."""
         if self._fitted >= amount:
             self._fitted = 0  # the device has less to give than it had
         self.most = max(-(-amount // 2), self._fitted) if amount > 1 else 1
@@ -180,7 +180,7 @@ class GuardContext:
             self._on_notice(message)
 
     def give_up(self, phase: Phase, full: RanOut, reason: str) -> NoReturn:
-        """Ends the run, since nothing can be done about a shortage in this process.
+        """Ends the run, since nothing in this process can mend the shortage.
 
         Raises:
             torch.OutOfMemoryError: always, whichever library was out of memory.
@@ -213,7 +213,7 @@ def keep_rng_state() -> Callable[[], None]:
 
 
 class Gradients:
-    """Knows which parameters got their gradient before a backward pass ended in an error; no gradient is copied.
+    """Tracks which parameters got their gradient before a backward pass failed; no gradient is copied.
 
     Autograd adds to a parameter's ``.grad`` once per backward pass, when all that flows into it is summed
     (``torch/csrc/autograd/functions/accumulate_grad.h``), and then runs its post-accumulate hooks. A parameter whose

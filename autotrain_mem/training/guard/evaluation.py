@@ -24,7 +24,7 @@ class Prediction(NamedTuple):
 
 
 class Evaluation:
-    """Stands in for ``prediction_step`` of one trainer."""
+    """Replaces ``prediction_step`` of one trainer."""
 
     def __init__(self, context: GuardContext, micro_steps: MicroSteps) -> None:
         self._context = context

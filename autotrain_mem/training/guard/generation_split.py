@@ -20,7 +20,7 @@ from autotrain_mem.types import Phase
 
 
 class Generation:
-    """Stands in for ``generate`` of the policy."""
+    """Replaces ``generate`` of the policy."""
 
     def __init__(self, context: GuardContext, policy: Any) -> None:
         self._context = context
@@ -69,7 +69,7 @@ class Generation:
         return list(itertools.pairwise(edges))
 
     def _in_parts(self, kwargs: dict[str, Any], rows: int, images: RowsImages | None) -> Any:
-        """Answers some prompts after the others, and makes all answers as long as the longest."""
+        """Generates for one part of the prompts after another, and pads all completions to the longest."""
 
         def cut(value: Any, start: int, end: int) -> Any:
             has_rows = isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == rows
@@ -94,7 +94,7 @@ class Generation:
 
 
 class Scoring:
-    """Stands in for ``_get_per_token_logps_and_entropies`` outside of training: smaller batches, the same numbers."""
+    """Replaces ``_get_per_token_logps_and_entropies`` outside of training: smaller batches, the same numbers."""
 
     def __init__(self, context: GuardContext) -> None:
         self._context = context

@@ -40,7 +40,7 @@ class RowsImages:
         assert all(len(each) == len(self.has_images) for each in self.entries.values())
 
     def of_part(self, inputs: Mapping[str, Any], rows: Sequence[range]) -> dict[str, Any]:
-        """Takes the inputs that lie apart of rows, and gives none where these rows have no image at all.
+        """Returns the inputs that are not by row, and none where these rows have no image at all.
 
         A model takes no empty tensors, and TRL makes none (``trl/trainer/sft_trainer.py:
         DataCollatorForVisionLanguageModeling``).

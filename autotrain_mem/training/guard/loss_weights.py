@@ -173,7 +173,7 @@ def try_loss(compute_loss: ComputeLoss, model: Any, inputs: Mapping[str, Any]) -
 
 
 def _short_rows(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Takes the first tokens of the first row, twice, with what else there is for each token.
+    """Returns the first tokens of the first row, twice, with what else there is for each token.
 
     Raises:
         ValueError: there are too few.

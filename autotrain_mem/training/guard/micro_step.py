@@ -59,7 +59,7 @@ IN_PARTS = "gradients come in parts (reentrant checkpointing), and how much of t
 
 
 class MicroSteps:
-    """Stands in for ``training_step``, ``_prepare_inputs`` and ``compute_loss`` of one trainer.
+    """Replaces ``training_step``, ``_prepare_inputs`` and ``compute_loss`` of one trainer.
 
     ``_prepare_inputs`` runs once for each micro-batch, whatever becomes of it: GRPO and RLOO generate there.
     """
@@ -199,7 +199,7 @@ class MicroSteps:
         return self._shared_own_loss
 
     def prepared(self, weight: float = 1.0) -> AbstractContextManager[Any]:
-        """Takes inputs as prepared already, and lets the loss count with this weight."""
+        """Within the block, inputs count as prepared already, and the loss has this weight."""
         return patch.multiple(self, _prepared=True, _weight=weight)
 
 

@@ -34,7 +34,8 @@ Value = TypeVar("Value")
 
 
 class OtherRankFullError(torch.OutOfMemoryError):  # type: ignore[misc]  # torch is untyped to mypy here
-    """Another rank was out of memory after some values of this micro-step were gathered: the whole is repeated."""
+    """Raised when another rank ran out of memory after some values of this micro-step were gathered: all of it is
+    repeated."""
 
 
 class Ranks:
@@ -116,7 +117,7 @@ class Ranks:
         self._is_alone = True
 
     def loss_is_made(self) -> None:
-        """Notes that nothing more is gathered: a rank that fails from here on is missed by nobody.
+        """Marks the end of gathering: no rank waits for one that fails from here on.
 
         Raises:
             OtherRankFullError: see there.

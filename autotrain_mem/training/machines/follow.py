@@ -47,7 +47,7 @@ _LOST = "lost"
 
 
 def follow(place: Place, command: Sequence[str], folder: Path, hardware: Hardware, *, real: bool, say: Say) -> None:
-    """Takes part in a training until the first machine says that it has ended.
+    """Takes part in a training until the first machine reports its end.
 
     Args:
         folder: The output folder, in which the first machine leaves the key.
@@ -109,7 +109,7 @@ def _reached(place: Place, folder: Path, lost: str, say: Say) -> Connection:
 
 
 class _Following:
-    """One connection to the first machine, and the processes that it has started here."""
+    """Holds one connection to the first machine, and the processes that it has started here."""
 
     def __init__(self, connection: Connection, hello: Hello, hardware: Hardware, *, real: bool, say: Say) -> None:
         self._hardware, self._real, self._say, self._name = hardware, real, say, hello.name
@@ -122,7 +122,7 @@ class _Following:
         self._link = Link(connection, self._messages.put, lambda why: self._messages.put({"do": _LOST, "why": why}))
 
     def serve(self) -> AutofitError | str | None:
-        """Does what is asked; returns the error of a training that failed, or why the first machine is gone."""
+        """Serves requests; returns the error of a training that failed, or why the first machine is gone."""
         while True:
             try:
                 at = self._interrupted_at

@@ -215,7 +215,7 @@ class Machines:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def close(self, error: AutofitError | None) -> None:
-        """Tells the others how it ended, and hang up."""
+        """Tells the others how the training ended, and closes the connections."""
         self.stop_listening()
         with contextlib.suppress(OSError):
             if read_start(self._key_file, len(self._key)) == self._key:  # else another run's is there
@@ -228,7 +228,7 @@ class Machines:
             time.sleep(0.05)
 
     def stop_listening(self) -> None:
-        """Lets no more machines come. A socket that is only closed listens on, as long as a thread waits at it."""
+        """Stops accepting machines. A socket that is only closed listens on, as long as a thread waits at it."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

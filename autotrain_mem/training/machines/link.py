@@ -31,7 +31,7 @@ Message = dict[str, Any]
 
 
 def introduced(reached: socket.socket, key: bytes, *, leads: bool) -> Connection:
-    """Has both ends of a socket prove that they hold the key; the one that leads asks first, and answers nobody else.
+    """Authenticates both ends of a socket by the key; the leader asks first, and answers nobody else.
 
     Raises ConnectionAbortedError where the other end does not hold it, or says nothing for as long as a lost one.
     """
@@ -49,7 +49,7 @@ def introduced(reached: socket.socket, key: bytes, *, leads: bool) -> Connection
 
 
 class Link:
-    """One end of a connection. Both callbacks run in a thread of the link's.
+    """Handles one end of a connection. Both callbacks run in a thread of the link's.
 
     Args:
         on_message: Takes each object.
@@ -134,7 +134,7 @@ class MachineLost(ChildDied):
 
 
 class RemoteChild:
-    """One process on another machine.
+    """Represents one process on another machine.
 
     Args:
         link: To that machine.
@@ -150,14 +150,14 @@ class RemoteChild:
     # -- what its machine says of it -----------------------------------------------------------------------------------
 
     def hear(self, message: Mapping[str, Any]) -> None:
-        """Takes a line, or the end."""
+        """Handles a line, or the end."""
         if "line" in message:
             self._on_line(message["line"])
         else:
             self.end(ChildDied(message["code"], str(message["tail"])))
 
     def end(self, death: ChildDied) -> None:
-        """It has ended, or its machine has."""
+        """Marks the process as ended, or its machine."""
         if self._death is None:
             self._death = death
             self._ended.set()
@@ -177,7 +177,7 @@ class RemoteChild:
         self._order("close")
 
     def kill(self) -> None:
-        """Ends it at once, and what it started."""
+        """Kills the process and what it started."""
         self._order("kill")
 
     def wait(self, timeout_seconds: float) -> None:
@@ -191,7 +191,7 @@ class RemoteChild:
             self.kill()
 
     def end_orphans(self) -> None:
-        """Its machine ends what it leaves behind."""
+        """Does nothing: its machine kills what it leaves behind."""
 
     def death(self) -> ChildDied:
         """Returns how it ended, which it has, or is about to."""

@@ -96,7 +96,7 @@ class PhasePeaks(PhaseRecorder):
 
 
 class Simulation(Protocol):
-    """What is known of a run on a simulated card alone (``rehearsal.simulated_run``)."""
+    """Holds what is known of a run on a simulated card alone (``rehearsal.simulated_run``)."""
 
     @property
     def phase(self) -> Phase:
@@ -139,7 +139,7 @@ DeviceOf = Callable[[Request], contextlib.AbstractContextManager[Device]]
 
 @contextlib.contextmanager
 def real_device(request: Request) -> Iterator[Device]:
-    """Has a trainer built and trained inside, on a card that is here or on the host's CPU.
+    """Within the block, a trainer is built and trained on a card that is here, or on the host's CPU.
 
     Raises:
         UnreadableGpuError: torch cannot use the card.

@@ -76,7 +76,7 @@ def order_of(arguments: Any, rows: Any) -> dict[str, str]:
 
 
 def follow_saving(trainer: Any, send: SendEvent, run: str = "", world: World | None = None) -> None:
-    """Has a trainer write checkpoints as :class:`_Saving` does.
+    """Makes a trainer write checkpoints as :class:`_Saving` does.
 
     ``saving`` and ``checkpoint`` events have the ``step`` and the ``path``, ``save_failed`` the ``message`` as well;
     and ``checkpoint`` has one where the manifest could not be written.
@@ -96,7 +96,7 @@ def _is_sharded(trainer: Any) -> bool:
 
 
 def write_shards(trainer: Any, *, whole: bool) -> None:
-    """Has each rank write its own part of a checkpoint, or the first one all of it; nothing where none holds a part.
+    """Makes each rank write its own part of a checkpoint, or the first one all of it; nothing where none holds a part.
 
     Whole, the first rank gathers weights and optimizer state in its host's memory, and writes the weights twice, once
     for transformers and once for accelerate (``transformers/trainer.py: save_model, _save_optimizer_and_scheduler``).
@@ -126,9 +126,9 @@ class _Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         self._best: dict[str, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Takes rotation over, once trackers have written the limit down: transformers deletes an old checkpoint before
-        the new one's manifest is there, and at the end the newest, before the model is saved (``trainer.py:
-        _save_checkpoint, _finalize_training``)."""
+        """Takes over the rotation of checkpoints, once trackers have written the limit down: transformers deletes an
+        old checkpoint before the new one's manifest is there, and at the end the newest, before the model is saved
+        (``trainer.py: _save_checkpoint, _finalize_training``)."""
         self._limit, args.save_total_limit = args.save_total_limit or self._limit, None
         own = Path(args.output_dir) / Path(state.best_model_checkpoint or "").name
         if own.name.startswith("checkpoint-") and own.is_dir():
@@ -197,7 +197,7 @@ class _Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         return next((word for word in words if word != AGAIN), words[0] if words else "")
 
     def _barriers_that_fail(self) -> AbstractContextManager[Any]:
-        """Lets no rank wait at transformers' barrier within a save for one that has failed before it.
+        """Keeps ranks from waiting at transformers' barrier within a save for one that has failed before it.
 
         There is one, between weights and optimizer, once there is a best model (``trainer.py: _save_checkpoint``).
         """
@@ -212,7 +212,7 @@ class _Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
 
 
 class _OtherFailed(Exception):
-    """Another rank has said why it could not write; all know of it."""
+    """Raised when another rank could not write; every rank knows why."""
 
 
 def _best_of(state: Any) -> dict[str, Any]:
@@ -332,7 +332,7 @@ _TRACKERS = "transformers.integrations."
 
 
 def drop_logs_without_room(trainer: Any, send: SendEvent) -> None:
-    """Has a full disk cost what a trainer and its trackers log, and not the run; a ``note`` says so once.
+    """Drops what a trainer and its trackers log when the disk is full, rather than the run; a ``note`` says so once.
 
     A trainer writes at its logs, too: GRPO's writes its completions (``trl/trainer/grpo_trainer.py: log``).
     """

@@ -59,7 +59,7 @@ class FiniteValues(TrainerCallback):  # type: ignore[misc]  # transformers is un
         return norm
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Before a step is logged or saved it is looked at; what is spoilt takes no sound checkpoint's place."""
+        """Checks a step before it is logged or saved, so that no spoilt checkpoint replaces a sound one."""
         if control.should_log or control.should_save:
             self._look()
         if control.should_save and self._world is not None:  # all write a checkpoint, or none

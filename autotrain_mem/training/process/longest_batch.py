@@ -56,7 +56,7 @@ class LongestBatch:
 def attach_longest_batch(
     trainer: Any, on_result: Callable[[LongestBatch], None], on_error: OnError | None = None
 ) -> None:
-    """Has the longest rows run before the first micro-step of this trainer. A guard is attached before this.
+    """Runs the longest rows before the first micro-step of this trainer. A guard is attached before this.
 
     Its ``training_step``, as it is now, is called once more, with the longest rows of ``train_dataset``: what splits a
     batch that is too large splits this one. What a first step has not yet beside it stands in: the optimizer's state,
@@ -199,7 +199,7 @@ def _differing_rewards(prompts: Sequence[Any], **_: Any) -> list[float]:
 
 
 class _Completions:
-    """Stands in for ``trl/generation/vllm_generation.py: VLLMGeneration``: completions of full length."""
+    """Replaces ``trl/generation/vllm_generation.py: VLLMGeneration`` with completions of full length."""
 
     def __init__(self, trainer: Any) -> None:
         self._tokens: int = trainer.max_completion_length
@@ -212,7 +212,7 @@ class _Completions:
         return prompts, completions, [[[0.0] for _ in completion] for completion in completions], None
 
     def sync_weights(self) -> None:
-        """Nothing moved."""
+        """Does nothing: no weight moved."""
 
 
 # -- what is put back -------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ OnError = Callable[[BaseException], None]
 
 @contextmanager
 def untouched(trainer: Any) -> Iterator[None]:
-    """Puts everything back afterwards: gradients, random states, counters and metrics, buffers of all models.
+    """Restores everything afterwards: gradients, random states, counters and metrics, buffers of all models.
 
     Weights and the state of the optimizer are the caller's affair: it must not step. What a step may touch was read off
     ``transformers/trainer.py: training_step``, TRL 1.12 and 1.16 (``training_step``, ``_prepare_inputs``,

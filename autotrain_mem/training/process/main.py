@@ -22,7 +22,7 @@ _UNWRITABLE = (errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def main(device_of: DeviceOf | None = None) -> None:
-    """Does one task, and answers with its last event or an error.
+    """Runs one task, and sends its last event or an error.
 
     Args:
         device_of: Where it is done; None for a device that is here.

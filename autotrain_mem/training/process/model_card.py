@@ -26,7 +26,7 @@ Read = Callable[[], MemoryReading | None]
 
 
 def complete_cards(trainer: Any, request: Request, read: Read = lambda: None) -> None:
-    """Has every card that this trainer writes completed: one is written with each checkpoint and each push.
+    """Completes every model card that this trainer writes: one with each checkpoint and each push.
 
     Args:
         read: Tells what the device's allocator holds; gives None where nothing measures.

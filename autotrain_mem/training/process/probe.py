@@ -96,7 +96,7 @@ def probe_changes(job: Job, knobs: Knobs) -> dict[str, Any]:
 
 
 def _run(request: Request, device: Device, peaks: PhasePeaks, progress: _ProbeProgress) -> None:
-    """Does all of a probe, from the first weight to the last file."""
+    """Runs a whole probe, from the first weight to the last file."""
     job, knobs = request.job, request.knobs
     changes = probe_changes(job, knobs)
     with method_of(job.method).without_precomputing():
@@ -143,7 +143,7 @@ def _refusal(error: Exception) -> str:
 
 
 def _complete_to_the_end(trainer: Any, tokens: int) -> None:
-    """Lets no completion of GRPO and RLOO end before its full length. PPO's do not by themselves.
+    """Makes every completion of GRPO and RLOO as long as it may be. PPO's do not by themselves.
 
     With vLLM's own name for it where an engine generates (``vllm.SamplingParams: min_tokens``).
     """
@@ -178,7 +178,7 @@ class _Stopwatch(TrainerCallback):  # type: ignore[misc]  # transformers is unty
 
 
 def take_longest(trainer: Any, accumulation: int | None = None) -> int:
-    """Leaves a trainer nothing but its longest rows, as it prepared them itself; returns the tokens of the longest.
+    """Cuts a trainer's data to its longest rows, as it prepared them itself; returns the tokens of the longest.
 
     Each micro-batch is of the longest rows that there are, in order, the longest first: the first one meets no
     gradients, the second meets them, and those of the second step meet the optimizer's state too. Where there are
@@ -221,7 +221,7 @@ def _rows_at_once(trainer: Any, accumulation: int | None) -> int:
 
 
 def _take_evaluated(trainer: Any) -> None:
-    """Leaves two batches to evaluate: the second meets what the first left behind."""
+    """Cuts the evaluation to two batches: the second meets what the first left behind."""
     group = getattr(trainer, "num_generations_eval", None) or 1
     rows = max(1, trainer.args.per_device_eval_batch_size * EVALUATED_BATCHES // group)
     batch = max(1, rows // EVALUATED_BATCHES)

@@ -36,7 +36,7 @@ _HOW_IT_STEPS = ("foreach", "fused", "capturable", "differentiable")
 
 
 def read_other_forms(trainer: Any, checkpoint: str | None, knobs: Knobs, send: SendEvent) -> None:
-    """Has ``trainer.train`` resume from a checkpoint that is divided otherwise than the training; no other changes it.
+    """Makes ``trainer.train`` resume from a checkpoint that is sharded otherwise than the training.
 
     Raises:
         OutputFolderError: it cannot.
@@ -146,7 +146,7 @@ def _fill_from_shards(state: dict[str, Any], checkpoint: Path) -> None:
 
 
 def _fill_from_file(state: dict[str, Any], checkpoint: Path) -> None:
-    """Takes this rank's part of ``optimizer.pt``, where a parameter's number is its place in the groups.
+    """Loads this rank's part of ``optimizer.pt``, where a parameter's number is its place in the groups.
 
     transformers makes these of the parameters with decay and of those without, each in the model's order
     (``transformers/trainer.py: create_optimizer``).

@@ -102,7 +102,7 @@ def _run(trainer: Any, device: Device, request: Request, send: SendEvent, world:
 
 
 class Safeguards:
-    """Puts the guard, the longest rows before the first step, and the watch around one trainer; their news are events.
+    """Attaches the guard, the longest rows before the first step, and the watch to one trainer; they report by events.
 
     The guard is innermost: it splits the longest rows as it splits every other batch.
     """
@@ -151,7 +151,7 @@ class Safeguards:
 
 
 def save_in_place(trainer: Any, request: Request) -> None:
-    """Has a trainer look, before it saves, whether its folder is still its own (``run_folder.check_in_place``)."""
+    """Makes a trainer check, before it saves, that its folder is still its own (``run_folder.check_in_place``)."""
 
     def saves(save: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(save)
@@ -165,7 +165,7 @@ def save_in_place(trainer: Any, request: Request) -> None:
 
 
 def keep_order(trainer: Any) -> None:
-    """Lets each epoch's order depend on the seed and the epoch alone, as it does where rows are shuffled.
+    """Makes each epoch's order depend on the seed and the epoch alone, as it does where rows are shuffled.
 
     With ``train_sampling_strategy group_by_length`` transformers draws it from what random numbers are next
     (``transformers/trainer_pt_utils.py: LengthGroupedSampler``): a run that goes on in a later epoch would meet some of
@@ -202,7 +202,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         self.rewards: list[float] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Lets an interrupt wait for the end of the step from here on, so that no file is left half written."""
+        """From here on, an interrupt waits for the end of the step, so that no file is left half written."""
 
         def interrupt(number: int, frame: FrameType | None) -> None:
             self.interrupted = True
@@ -233,7 +233,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
 
 
 class StopAtLastStep(TrainerCallback):  # type: ignore[misc]
-    """Ends a training that goes on from its last step before it makes another.
+    """Stops a training that resumes at its last step before it makes another.
 
     transformers asks whether it is done after a step only (``trainer.py: _run_epoch``), so a run that died between its
     last checkpoint and its model would train one step too many.

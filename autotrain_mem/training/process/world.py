@@ -37,7 +37,7 @@ STILL_PULSES = 5
 
 
 def find_other_machines() -> None:
-    """Has gloo talk over the interface that reaches the first machine, unless the user names one.
+    """Makes gloo use the interface that reaches the first machine, unless the user names one.
 
     By itself it takes the address of this machine's own name (``torch/csrc/distributed/c10d/ProcessGroupGloo.cpp:
     createDefaultDevice``), which /etc/hosts often says to be one of the loopback's. NCCL looks for interfaces itself.

@@ -109,7 +109,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
 
     @_harmless
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        """Takes the place before the trackers, and looks at the model's embedding.
+        """Moves before the trackers, and follows the model's embedding.
 
         The trackers of ``report_to`` get the same ``logs`` as every callback, but before those that a user gives
         (``transformers/trainer.py: Trainer.__init__``), so that what these add comes too late. A callback is given no
@@ -145,7 +145,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
 
     @_harmless
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Its time does not count, nor does that of a save."""
+        """Ignores the time of an evaluation, as of a save."""
         self._clock.leave_out()
 
     on_save = on_evaluate
@@ -194,7 +194,8 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         )
 
     def _figures(self, sample: Sample, peaks: Mapping[Phase, PhasePeak]) -> Iterator[tuple[str, float]]:
-        """Returns the figures as they are logged: sizes in GiB, since people read them; what is not known is left out."""
+        """Returns the figures as they are logged: sizes in GiB, since people read them; what is not known is left
+        out."""
         device = sample.device
         if device is not None:
             yield "memory/allocated_gib", _gib(device.allocated_bytes)
@@ -310,7 +311,7 @@ class Batches:
 
 
 class Rows:
-    """Looks at the shape of what comes into a model's embedding while gradients are asked for.
+    """Records the shape of what comes into a model's embedding while gradients are asked for.
 
     The embedding, since a loss may call the model's body and leave out the model itself (Liger's do). Evaluation,
     generation and reference models run without gradients. Costs some microseconds per micro-batch.
@@ -321,7 +322,7 @@ class Rows:
         self._rows = self._tokens = self._all_tokens = 0
 
     def follow(self, model: torch.nn.Module) -> None:
-        """Looks at this model from now on; one that was followed before is left first."""
+        """Follows this model from now on, instead of the one before."""
         self.leave()
         module = embedding_of(model)
         if module is not None:

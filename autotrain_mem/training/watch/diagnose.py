@@ -98,7 +98,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sign:
-    """One thing that is going wrong.
+    """Describes one thing that is going wrong.
 
     >>> from autotrain_mem import Sign
     >>> Sign(kind="full", step=7, seen="The card is full.", advice="Lower the batch.", severity=2).message
@@ -134,7 +134,7 @@ class SignDetector:
         self._said: dict[Kind, float] = {}
 
     def see(self, sample: Sample) -> tuple[Sign, ...]:
-        """Takes the next sample; returns what has to be said now."""
+        """Adds a sample; returns the signs to report now."""
         self._samples.append(sample)
         self._stairs.climb(sample)
         news = []
@@ -300,7 +300,7 @@ class SignDetector:
 
 @dataclass(kw_only=True, slots=True)
 class _ReservedGrowth:
-    """Follows how what is reserved came to where it is."""
+    """Follows how reserved memory grew."""
 
     rises: int = 0
     longer: int = 0
