@@ -1,4 +1,4 @@
-"""A page holds what the HTML report shows: figures and tables in which everything is decided but how it looks."""
+"""Holds the content of the HTML report: figures and tables, without their looks."""
 
 from __future__ import annotations
 
@@ -17,50 +17,49 @@ from autotrain_mem.types.work import Phase
 
 
 class Holder(NamedTuple):
-    """Describes what one module holds for one owner at one moment; its JSON is a list of its values."""
+    """Says how much one module holds for one owner at one moment; its JSON is a list of its values."""
 
     module: int
     """Index into ``Timeline.modules``."""
     owner: int
-    """Index into the owners of the timeline, in their order."""
+    """Index into ``Timeline.owners``."""
     size_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeline:
-    """Holds the memory of one rehearsed process, event by event, thinned to what a screen can show.
+    """Holds the memory of one rehearsed process, event by event, thinned to the pixels of a screen.
 
-    Of every stretch of events that becomes one place on the screen the lowest and the highest moment are kept, in their
-    order, so that no peak is lost. All columns are equally long; ``sum(each[i] for each in owners.values())`` is what
-    is allocated at point ``i``.
+    Each stretch of events that shares a pixel keeps its lowest and its highest moment, so no peak is lost. All columns
+    are equally long; ``sum(each[i] for each in owners.values())`` is allocated at point ``i``.
     """
 
     name: str
-    """``rehearsed step``, or which rank's where several processes share the work."""
+    """``rehearsed step``, with its rank if there are several."""
     events: int
-    """How many events the rehearsal has, before it was thinned."""
+    """Number of events before thinning."""
     event: tuple[int, ...]
-    """Index of the event behind which each point is, ascending."""
+    """Index of the event after which each point was taken, ascending."""
     owners: Mapping[Owner, tuple[int, ...]]
-    """Allocated bytes of each owner at each point, in the order in which they are stacked from below."""
+    """Allocated bytes of each owner at each point, the lowest of the stack first."""
     reserved_bytes: tuple[int, ...]
     modules: tuple[str, ...]
     holders: tuple[tuple[Holder, ...], ...]
-    """At each point what modules hold most, each for one owner, largest first; at most five."""
+    """At each point the largest holders, largest first, at most five."""
     phases: tuple[tuple[Phase, int], ...]
-    """Phase, and the index of its first event, in their order; a phase may come again."""
+    """Phase and the index of its first event, in order; a phase may come again."""
     peak: int
     """Index of the point with the most allocated bytes."""
     budget_bytes: int
-    """What the run may take of the device, less what lies outside torch's allocator."""
+    """Without what lies outside torch's allocator."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
-    """Holds a table of text; or a figure, and the table that says the same."""
+    """Holds a table, or a figure with a table that says the same."""
 
     key: str
-    """Names it in links and in file names: ``loss``."""
+    """Used in links and file names: ``loss``."""
     title: str
     note: str
     """A sentence above a table, or below a figure; empty for none."""
@@ -71,15 +70,12 @@ class Section:
     strong: tuple[int, ...] = ()
     """Rows that stand out: what was chosen."""
     figure: Mapping[str, Any] | None = None
-    """``kind``, and what the script of that name in ``report/page/static`` draws."""
+    """The figure as ``report/page/static/page.js`` draws it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Page:
-    """Holds a whole report of a plan, or of a run, for ``report.page``.
-
-    Figures come first; what is not known is not there. All texts are plain: what shows them escapes them.
-    """
+    """Holds the report of a plan or of a run. All texts are plain: the template escapes them."""
 
     json_form: ClassVar = Form(schema="autofit.page/2")
 
@@ -89,9 +85,9 @@ class Page:
     """``fits rtx3060 with 3 changes: needs 10.8 GiB of 11.2 GiB``."""
     fits: bool
     command: str
-    """By which the plan, or the run, can be made again."""
+    """Makes the plan, or the run, again."""
     made: str
-    """When the plan or the run was made, in ISO 8601; empty where no file says."""
+    """Time of the plan or the run in ISO 8601; empty if unknown."""
     versions: Mapping[str, str]
     how_to_read: tuple[str, ...]
     """Three sentences."""
@@ -99,12 +95,12 @@ class Page:
     """Name, value and a note: ``peak reserved``, ``10.8 GiB``, ``of 11.2 GiB``."""
     sections: tuple[Section, ...]
     not_shown: tuple[str, ...] = ()
-    """What is missing on this page, each in a sentence with what would add it."""
+    """A sentence for each thing that is missing, with what would add it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CardOffer:
-    """Returns whether one known card holds a plan's settings, and what it is rented for."""
+    """Says what a plan's settings need on another card, and what the card is rented for."""
 
     hardware: Hardware
     required_bytes: int
@@ -118,17 +114,17 @@ class CardOffer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Material:
-    """Holds a plan and whatever is known beside it."""
+    """Holds a plan and everything known beside it."""
 
     plan: Plan
     command: str
-    """By which it can be made again."""
+    """Makes it again."""
     made: str = ""
     timeline: Timeline | None = None
     report: Report | None = None
-    """Of the run that trained with it, once it has ended."""
+    """Of the run that trained with it; None until it has ended."""
     history: RunHistory | None = None
     profile: DataProfile | None = None
-    """How many rows there are of each length; None where that was not kept."""
+    """Number of rows of each length; None if not kept."""
     cards: tuple[CardOffer, ...] = ()
     not_shown: tuple[str, ...] = ()

@@ -278,44 +278,6 @@ PASSED_OVER = replace(
 )
 """Gentler levels fit as well, and are far too slow."""
 
-ASKED = replace(DEFAULTS, per_device_train_batch_size=1, gradient_accumulation_steps=128)
-IN_BF16 = replace(ASKED, dtype="bfloat16")
-FOUR_BIT = replace(IN_BF16, use_peft=True, load_in_4bit=True, use_bnb_nested_quant=True)
-SHORTER = replace(FOUR_BIT, activation_offloading=True, max_length=512, per_device_eval_batch_size=1)
-LONG_SEARCH = replace(
-    PLAN,
-    job=Job(method="sft", model="meta-llama/Llama-3.1-8B", dataset=None),
-    estimate=estimate(knobs=SHORTER),
-    defaults=replace(DEFAULTS, per_device_eval_batch_size=8),
-    levers=(
-        lever(
-            "per_device_eval_batch_size", 8, 1, Harm.NONE, "evaluation takes no more rows at once than training does"
-        ),
-        lever("activation_offloading", False, True, Harm.TIME, "without offloading it needs at least 12.2 GiB"),
-        *LEVERS[1:3],
-        lever("load_in_4bit", False, True, Harm.WHAT_IS_TRAINED, "LoRA without a 4-bit base needs at least 14.0 GiB"),
-        replace(LEVERS[3], after=512),
-    ),
-    attempts=(
-        attempt(ASKED, 122.2),
-        attempt(replace(ASKED, activation_offloading=True, optimizer_offload=True), 63.9),
-        attempt(replace(IN_BF16, optim="adamw_8bit", activation_offloading=True), 48.8),
-        attempt(replace(IN_BF16, use_peft=True), 20.1),
-        attempt(replace(IN_BF16, use_peft=True, load_in_8bit=True), 14.0),
-        attempt(replace(FOUR_BIT, gradient_checkpointing=False), 29.9),
-        attempt(FOUR_BIT, 12.2),
-        attempt(replace(SHORTER, max_length=1000), 11.9),
-        attempt(SHORTER, 8.51),
-    ),
-    alternatives=(),
-    data=replace(DATA, truncated_tokens_fraction=0.25, truncated_rows_fraction=0.5),
-    proposals=(),
-    warnings=(),
-    row_tokens=512,
-    objects="abc",
-    allocator="",
-)
-
 EXPANDED = replace(CHOSEN, expandable_segments=True)
 """The same batch in expandable segments, which alone make it fit."""
 
@@ -404,9 +366,7 @@ AS_GIVEN = replace(
 DPO_PLAN = replace(
     PLAN, job=replace(JOB, method="dpo"), estimate=estimate(knobs=replace(CHOSEN, optimizer_offload=True))
 )
-REWARD_PLAN = replace(PLAN, job=replace(JOB, method="reward"))
-
-PLANS = (PLAN, UNCHANGED_PLAN, LONG_SEARCH, EXPANDED_PLAN, GRPO_PLAN, PPO_PLAN, PASSED_OVER, AS_GIVEN)
+PLANS = (PLAN, UNCHANGED_PLAN, EXPANDED_PLAN, GRPO_PLAN, PPO_PLAN, PASSED_OVER, AS_GIVEN)
 
 MEASURED = MemoryReading(
     allocated_bytes=3_123_000_000,
@@ -440,7 +400,6 @@ IN_SHARDS = replace(
     sharding="fsdp2",
     gradient_checkpointing=False,
 )
-WHOLE_MODEL = replace(IN_SHARDS, sharding="ddp")
 SHARED_PLAN = replace(
     PLAN,
     level="lossless",
@@ -450,7 +409,7 @@ SHARED_PLAN = replace(
     attempts=(
         attempt(replace(IN_SHARDS, per_device_train_batch_size=8, gradient_accumulation_steps=1), 14.2),
         attempt(IN_SHARDS, 9.6, tokens_per_second=1_240.0),
-        attempt(replace(WHOLE_MODEL, gradient_checkpointing=True), 13.1),
+        attempt(replace(IN_SHARDS, sharding="ddp", gradient_checkpointing=True), 13.1),
     ),
     alternatives=(),
 )

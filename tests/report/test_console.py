@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import report_examples as examples
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_examples import crowded, estimate, memory, reserved, sampling
 from rich.console import RenderableType
@@ -49,13 +49,11 @@ VIEWS = {
     "estimate_expandable": estimate_view(estimate(knobs=examples.EXPANDED)),
     "estimate_refused": estimate_view(crowded()),
     "estimate_retried": estimate_view(crowded(refused_bytes=None, fits_expanded=False)),
-    "explain_quantized": explain_view(examples.LONG_SEARCH),
     "explain_vllm_asleep": explain_view(
         replace(examples.GRPO_PLAN, estimate=replace(examples.GRPO_PLAN.estimate, vllm_sleep=examples.SLEEPING))
     ),
     "explain_ppo": explain_view(examples.PPO_PLAN),
     "explain_dpo": explain_view(examples.DPO_PLAN),
-    "explain_reward": explain_view(examples.REWARD_PLAN),
     "explain": explain_view(examples.PLAN),
     "explain_passed_over": explain_view(examples.PASSED_OVER),
     "explain_expanded": explain_view(examples.EXPANDED_PLAN),
@@ -139,6 +137,7 @@ def assert_adds_up(text: str) -> None:
     assert difference == (figures["left"] if "left" in figures else -figures["too much"])
 
 
+@settings(max_examples=30, deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 40 * GIB), min_size=len(Owner), max_size=len(Owner)).filter(any),
     cached=st.tuples(st.integers(0, 5 * GIB), st.integers(0, 5 * GIB)),

@@ -13,7 +13,7 @@ from autotrain_mem.types import Harm, Plan, Proposal
 COMMAND = "autofit sft --model meta-llama/Llama-3.1-8B --dataset DATA --max_length 2048"
 PLANS = {name: each for name, each in vars(examples).items() if isinstance(each, Plan)}
 CROWDED = replace(
-    examples.LONG_SEARCH,
+    PLAN,
     levers=tuple(replace(lever, why=lever.why * 3) for lever in examples.LEVERS * 4),
     warnings=tuple(f"warning {number} of a dataset that has {number} odd rows" * 3 for number in range(6)),
     questions=(Proposal(flags="--fit rounding", why="rounding would be 3.0 x as fast" * 4),) * 3,

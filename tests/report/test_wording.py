@@ -1,6 +1,7 @@
 """Single facts in words, the lines that methods differ in, what was tried, and what ``explain`` tells of a plan."""
 
 import re
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -23,26 +24,43 @@ from autotrain_mem.search.memo import candidate
 from autotrain_mem.search.space import make_space
 from autotrain_mem.support import codec
 from autotrain_mem.support.files import write_json
-from autotrain_mem.support.units import GIB, MIB, counted, duration, percent
-from autotrain_mem.types import Estimate, Harm, Job, Knobs, Lever, OtherProcess, Plan, Probe
+from autotrain_mem.support.units import GIB, MIB, duration, percent
+from autotrain_mem.types import Harm, Job, Knobs, Lever, OtherProcess, Plan, Probe
 from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.model import ModelFacts
 from autotrain_mem.types.plan_file import PLAN_NAME
 
 
-def test_durations_carry_over_and_shares_have_the_digits_that_they_are_good_for() -> None:
-    durations = [duration(seconds) for seconds in (0, 41.27, 59.96, 200.4, 3599.6, 7512)]
-    assert durations == ["0.0 s", "41.3 s", "1 min 00 s", "3 min 20 s", "1 h 00 min", "2 h 05 min"]
-    assert [percent(share) for share in (0.0, 0.0001, 1.0)] == ["0.0 %", "less than 0.1 %", "100.0 %"]
+@pytest.mark.parametrize(
+    ("write", "value", "text"),
+    [
+        *((duration, *each) for each in ((0, "0.0 s"), (59.96, "1 min 00 s"), (3599.6, "1 h 00 min"))),
+        *((percent, *each) for each in ((0.0, "0.0 %"), (0.0001, "less than 0.1 %"), (1.0, "100.0 %"))),
+        *((METHODS["dpo"].rows, *each) for each in ((1, "1 pair"), (1200, "1,200 pairs"))),
+        (formatting.rows, CHOSEN, "4 x 16 rows"),
+        (formatting.rows, replace(CHOSEN, per_device_train_batch_size=1, gradient_accumulation_steps=1), "1 x 1 row"),
+    ],
+)
+def test_figures_carry_over_and_one_of_anything_is_singular(
+    write: Callable[[Any], str], value: object, text: str
+) -> None:
+    assert write(value) == text
 
 
-def test_one_of_anything_is_told_in_the_singular() -> None:
-    single = replace(CHOSEN, per_device_train_batch_size=1, gradient_accumulation_steps=1)
-    assert (formatting.rows(single), formatting.rows(CHOSEN)) == ("1 x 1 row", "4 x 16 rows")
-    assert [counted(number, "prompt") for number in (1, 1200)] == ["1 prompt", "1,200 prompts"]
-    assert [METHODS["dpo"].rows(number) for number in (1, 1200)] == ["1 pair", "1,200 pairs"]
-    data = replace(examples.DATA, rows=1)
-    assert "  1 pair: p50" in rendered(explain_view(replace(examples.DPO_PLAN, data=data)))
+def test_trained_parameters_and_learning_are_described_alike_in_every_view() -> None:
+    words = "LoRA of rank 16, alpha 32, on the layers that PEFT names: 18.5 M of 1.56 B parameters (1.2 %), in float32"
+    learns = {
+        "linear; 935 steps of 64 rows": explain_view(PLAN),
+        "linear; 120 steps of 4 x 16 rows": report_view(examples.REPORT),
+        "steps of 4 x 16 rows": estimate_view(examples.estimate()),
+    }
+    for steps, view in learns.items():
+        text = rendered(view, 160)
+        assert f"{words}\n" in text
+        assert re.search(rf"learning rate 2e-05[,;] {re.escape(steps)}, about 8,184 tokens each\n", text)
+    for targets, words in ((("all-linear",), "on all linear layers"), (("q_proj", "o_proj"), "on q_proj o_proj")):
+        assert formatting.trains(replace(CHOSEN, lora_target_modules=targets), None).endswith(words)
+    assert formatting.trains(TRL_DEFAULTS, None) == "the whole model"
 
 
 @pytest.mark.parametrize(
@@ -60,45 +78,32 @@ def test_a_plan_that_did_not_read_the_data_says_why(changes: dict[str, Any], sai
     assert said in rendered(explain_view(replace(PLAN, data=None, **changes)), 160)
 
 
-def test_the_hours_after_have_a_line_where_they_are_known_in_the_order_that_trains() -> None:
-    memory = replace(PLAN.estimate.memory, mixed_lengths=examples.MIXED)
-    known = replace(PLAN, estimate=replace(PLAN.estimate, memory=memory))
+def test_hours_are_shown_for_the_order_that_trains_and_targets_as_in_the_file() -> None:
+    needed = replace(PLAN.estimate.memory, mixed_lengths=examples.MIXED)
+    known = replace(PLAN, estimate=replace(PLAN.estimate, memory=needed))
     line = "reserve up to 8.60 GiB in 1,000 steps, the longest first; 10.3 GiB in any order, which is TRL's own\n"
     assert line in rendered(explain_view(known), 160)
     expanded = replace(known, estimate=replace(known.estimate, knobs=examples.EXPANDED))
     assert "reserve up to 7.70 GiB in 1,000 steps, the longest first\n" in rendered(explain_view(expanded), 160)
     assert "1,000 steps" not in rendered(explain_view(PLAN))
-
-
-def test_every_view_says_what_is_trained_and_how_it_learns_in_the_same_words() -> None:
-    trained = (
-        "LoRA of rank 16, alpha 32, on the layers that PEFT names: 18.5 M of 1.56 B parameters (1.2 %), in float32"
-    )
-    learns = {
-        "linear; 935 steps of 64 rows": explain_view(PLAN),
-        "linear; 120 steps of 4 x 16 rows": report_view(examples.REPORT),
-        "steps of 4 x 16 rows": estimate_view(examples.estimate()),
-    }
-    for steps, view in learns.items():
-        text = rendered(view, 160)
-        assert f"{trained}\n" in text
-        assert re.search(rf"learning rate 2e-05[,;] {re.escape(steps)}, about 8,184 tokens each\n", text)
-
-
-def test_an_adapter_names_its_targets_and_a_whole_model_has_none() -> None:
-    lora = replace(CHOSEN, lora_r=64, lora_target_modules=("all-linear",))
-    assert formatting.trains(lora, None) == "LoRA of rank 64, alpha 32, on all linear layers"
-    some = replace(lora, lora_target_modules=("q_proj", "o_proj"))
-    assert formatting.trains(some, None).endswith("on q_proj o_proj")
-    assert formatting.trains(TRL_DEFAULTS, None) == "the whole model"
-
-
-def test_targets_read_the_same_from_a_plan_and_from_its_file() -> None:
     change = examples.lever("lora_target_modules", None, ("all-linear",), Harm.WHAT_IS_TRAINED, "why")
-    read = codec.from_json(Lever, codec.to_json(change))
-    texts = [rendered(explain_view(replace(PLAN, levers=(each,)))) for each in (change, read)]
-    assert texts[0] == texts[1]
-    assert "lora_target_modules  none -> all-linear" in texts[0]
+    for each in (change, codec.from_json(Lever, codec.to_json(change))):
+        assert "lora_target_modules  none -> all-linear" in rendered(explain_view(replace(PLAN, levers=(each,))))
+
+
+def test_an_estimate_shows_what_stays_unquantized_and_what_is_on_the_host() -> None:
+    shown = examples.estimate()
+    assert "pinned" not in rendered(estimate_view(shown))
+    offloaded = replace(shown, memory=replace(shown.memory, unquantized_bytes=54 * GIB, pinned_host_bytes=3 * GIB))
+    assert "host      3.00 GiB of pinned host memory" in rendered(estimate_view(offloaded))
+    assert offloaded.unquantized == ""
+    for bits, dtype, end in ((4, "bfloat16", "stays in bfloat16"), (8, "float32", "(--dtype bfloat16 halves it)")):
+        knobs = replace(CHOSEN, dtype=dtype, **{f"load_in_{bits}bit": True})
+        quantized = replace(offloaded, knobs=knobs)
+        assert quantized.unquantized.startswith(f"54.0 GiB of the base are not quantized to {bits} bits")
+        assert quantized.unquantized.endswith(end)
+        assert f"base      {quantized.unquantized[:40]}" in rendered(estimate_view(quantized))
+    assert replace(quantized, memory=shown.memory).unquantized == ""
 
 
 @pytest.mark.slow
@@ -220,25 +225,3 @@ def test_a_plan_is_explained_without_any_library_that_is_slow_to_import(tmp_path
     )
     assert said.startswith("autofit sft --model Qwen/Qwen2.5-1.5B\nfits rtx3060")
     assert not loaded & (SLOW_TO_IMPORT | {"yaml", "pynvml", "psutil"})
-
-
-def of_experts(**knobs: Any) -> Estimate:
-    shown = examples.estimate()
-    memory = replace(shown.memory, unquantized_bytes=54 * GIB)
-    return replace(shown, memory=memory, knobs=replace(shown.knobs, use_peft=True, **knobs))
-
-
-def test_bytes_that_bitsandbytes_leaves_are_told_where_a_quantized_base_is_asked_for() -> None:
-    four = of_experts(load_in_4bit=True, dtype="bfloat16")
-    assert four.unquantized.startswith("54.0 GiB of the base are not quantized to 4 bits")
-    assert four.unquantized.endswith("stays in bfloat16")
-    assert of_experts(load_in_8bit=True, dtype="float32").unquantized.endswith("(--dtype bfloat16 halves it)")
-    assert of_experts().unquantized == ""
-    assert replace(four, memory=replace(four.memory, unquantized_bytes=0)).unquantized == ""
-
-
-def test_what_waits_in_host_memory_is_shown() -> None:
-    shown = examples.estimate()
-    offloaded = replace(shown, memory=replace(shown.memory, pinned_host_bytes=3 * GIB))
-    assert "host      3.00 GiB of pinned host memory" in rendered(estimate_view(offloaded))
-    assert "pinned" not in rendered(estimate_view(shown))

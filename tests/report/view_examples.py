@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from report_examples import ASSUMED_TIME, CHOSEN, DEFAULTS, OWNERS, PLAN, RTX3060, V100, estimate
+from report_examples import ASSUMED_TIME, CHOSEN, DEFAULTS, OWNERS, PLAN, RTX3060, estimate
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
 
@@ -125,11 +125,8 @@ NO_LORA = UsageError("--load_in_4bit without LoRA would train nothing.", hint="-
 
 
 def axis(name: str, *texts: str) -> Axis:
-    return Axis(name=name, settings=tuple(AxisValue(name=name, text=text, value=_value(text)) for text in texts))
-
-
-def _value(text: str) -> object:
-    return int(text) if text.isdecimal() else text
+    values = {text: int(text) if text.isdecimal() else text for text in texts}
+    return Axis(name=name, settings=tuple(AxisValue(name=name, text=text, value=values[text]) for text in texts))
 
 
 def swept(*axes: Axis, **refusals: AutofitError) -> Sweep:
@@ -147,7 +144,6 @@ LIST = swept(axis("max_length", "4", "32", "128", "512", "65536"), point_4=TOO_L
 MATRIX = swept(
     axis("max_length", "4", "32", "65536"), ROWS, point_5=NO_GROUPS, **{f"point_{n}": TOO_LONG for n in (8, 9, 10, 11)}
 )
-WIDE = swept(axis("max_length", "4", "32"), axis("per_device_train_batch_size", *map(str, range(1, 25))))
 CUBE = swept(
     axis("per_device_train_batch_size", "1", "2"),
     axis("gradient_checkpointing", "true", "false"),
@@ -156,16 +152,7 @@ CUBE = swept(
     point_2=NO_LORA,
     point_3=NO_LORA,
 )
-BY_CARD = Sweep(
-    axes=(axis("gpu", "rtx3060", "v100-32gb"),),
-    points=tuple(
-        SweepPoint(
-            settings=(AxisValue(name="gpu", text=card.name, value=card.name),), outcome=estimate(card, scale=1.5)
-        )
-        for card in (RTX3060, V100)
-    ),
-)
-SWEEPS = {"list": LIST, "matrix": MATRIX, "wide": WIDE, "cube": CUBE, "cards": BY_CARD}
+SWEEPS = {"list": LIST, "matrix": MATRIX, "cube": CUBE}
 
 # Full cards: one simulated, which tells all owners apart, one real, and one whose library did not say much.
 

@@ -23,7 +23,7 @@ from autotrain_mem.types.page import Material, Page, Section
 from autotrain_mem.types.report import REWARD_NAMES
 
 VERSION_DIGITS = 12
-"""Of our own version, which is a digest: enough to distinguish it."""
+"""Shown of our own version, which is a digest."""
 SHOWN_MOMENTS = 2000
 """Points of a run's figures at most, each stretch with its highest: more than a figure has pixels."""
 _LOGGED = {
@@ -40,15 +40,15 @@ _HOW_TO_READ = (
     "Allocated bytes belong to tensors; reserved bytes are what torch's allocator takes from the GPU to serve them, "
     "and those, with what lies outside torch, must fit.",
 )
-_OF_A_PLAN = "Everything here is predicted: nothing has been loaded or trained."
-_OF_A_RUN = "Where a run has measured the same thing, its figure stands beside the prediction."
+_PREDICTED = "Everything here is predicted: nothing has been loaded or trained."
+_MEASURED_TOO = "What a run measured stands beside its prediction."
 
 
 def page_of(material: Material) -> Page:
-    """Returns the page of a plan, with the run that trained by it where there is one."""
+    """Returns the page of a plan, and of the run that trained with it, if any."""
     plan = material.plan
     is_run = material.report is not None or material.history is not None
-    # digests of files, which only a cache needs, are left out
+    # without digests of files, which have a space in their names
     installed = {name: version for name, version in plan.versions.items() if version and " " not in name}
     return Page(
         title=f"{plan.model}, {plan.method}, on {formatting.cards(plan.estimate.hardware)}",
@@ -57,7 +57,7 @@ def page_of(material: Material) -> Page:
         command=material.command,
         made=material.made,
         versions=installed | {"autotrain_mem": installed.get("autotrain_mem", "")[:VERSION_DIGITS]},
-        how_to_read=(*_HOW_TO_READ, _OF_A_RUN if is_run else _OF_A_PLAN),
+        how_to_read=(*_HOW_TO_READ, _MEASURED_TOO if is_run else _PREDICTED),
         key_figures=tuple(_key_figures(plan, material.report)),
         sections=(*figures(material), *tables(material)),
         not_shown=material.not_shown,
@@ -65,15 +65,19 @@ def page_of(material: Material) -> Page:
 
 
 def _key_figures(plan: Plan, report: Report | None) -> list[tuple[str, str, str]]:
-    """Lists what a reader looks for first: name, value, and what it is to be held against."""
+    """Returns name, value and comparison of the main figures."""
     estimate, knobs = plan.estimate, plan.knobs
     budget = f"of a budget of {format_bytes(estimate.budget_bytes)}"
     figures = [("needed", format_bytes(estimate.required_bytes), budget)]
-    allocated, reserved = estimate.reserved.peak_allocated_bytes, estimate.reserved_bytes
-    figures += [
-        ("peak allocated", format_bytes(allocated), _measured(report, reserved=False)),
-        ("peak reserved", format_bytes(reserved), _measured(report, reserved=True)),
-    ]
+    for name, size, error in (
+        ("allocated", estimate.reserved.peak_allocated_bytes, None if report is None else report.prediction_error),
+        ("reserved", estimate.reserved_bytes, None if report is None else report.reserved_prediction_error),
+    ):
+        note = "predicted"
+        if report is not None and report.measured is not None:
+            note += f"; measured {format_bytes(getattr(report.measured, f'peak_{name}_bytes'))}"
+            note += "" if error is None else f" ({100 * error:+.1f} %)"
+        figures.append((f"peak {name}", format_bytes(size), note))
     if formatting.has_speed(estimate.time):
         step = brief(estimate.time.step_seconds)
         figures.append(("speed", f"{rate(estimate.time.tokens_per_second)} tokens/s", f"{step} a step"))
@@ -88,14 +92,6 @@ def _key_figures(plan: Plan, report: Report | None) -> list[tuple[str, str, str]
     figures.append(("batch", str(knobs.effective_batch_size), f"{formatting.batch(knobs)}: at once x accumulation"))
     figures.append(("level of harm", plan.level, formatting.LEVELS.get(plan.level, "")))
     return figures
-
-
-def _measured(report: Report | None, *, reserved: bool) -> str:
-    if report is None or report.measured is None:
-        return "predicted"
-    measured = report.measured.peak_reserved_bytes if reserved else report.measured.peak_allocated_bytes
-    error = report.reserved_prediction_error if reserved else report.prediction_error
-    return f"predicted; measured {format_bytes(measured)}" + ("" if error is None else f" ({100 * error:+.1f} %)")
 
 
 def figures(material: Material) -> Iterator[Section]:
@@ -224,7 +220,7 @@ def _distribution(
 
 
 def tables(material: Material) -> Iterator[Section]:
-    """Yields the tables in their order, those of the terminal among them; one with no rows is left out."""
+    """Yields the tables that have rows, most of them as in the terminal."""
     plan = material.plan
     changed = table("setting", "from", "to", "what it costs", "why")
     for lever in sorted(plan.levers, key=lambda each: each.harm):
@@ -266,7 +262,7 @@ _CARDS_NOTE = "Cards that run the same kernels; prices are dated listings and mo
 
 
 def _cards(material: Material) -> Table:
-    """Lists known cards with the same kernels: whether these settings fit, and what they are rented for."""
+    """Returns the known cards with the same kernels, what the settings need there, and their prices."""
     plan = material.plan
     count = plan.knobs.processes
     grid = table("card", "memory", "needs", "budget", "", "price an hour", "seen", right=(1, 2, 3, 5))
@@ -282,7 +278,7 @@ def _cards(material: Material) -> Table:
 
 
 def _incidents(plan: Plan) -> Table:
-    """Lists how often the device was full, and where another process went on."""
+    """Returns the out-of-memory incidents and the restarts."""
     grid = table("after step", "what", "where", "what was done", right=(0,))
     for incident in plan.experience.incidents:
         add(grid, str(incident.step), "out of memory", incident.phase.replace("_", " "), incident.remedy)

@@ -19,7 +19,7 @@ from autotrain_mem.types.work import Phase
 OWNERS = tuple(owner for owner in Owner)
 LAYERS = 80
 HOSTILE = (
-    "</script><img src=x onerror=document.title='injected'><!-- \u2028\u2029 \"quoted\" 'single' `tick` ${1} &amp;"
+    "</script><img src=x onerror=document.title='injected'><!--\u2028\u2029\x01 \"var(--x)\" 'single' `tick` ${1}&amp;"
 )
 
 
@@ -82,23 +82,16 @@ def line_figures(moments: int = 240, text: str = "") -> Iterator[Section]:
     seconds = [round(index * 7.3, 1) for index in range(moments)]
     loss = [2.4 * math.exp(-index / 90) + 0.9 + 0.08 * math.sin(index * 1.7) for index in range(moments)]
     rest = [0.4 * math.sin(index / 9) for index in range(moments)]
+    kinds = {"out of memory": "split 8 rows into 2 x 4", "checkpoint": "written in 3.1 s", "restart": "from step 120"}
     happened = [
         RunMarker(seconds=seconds[step], step=step, kind=kind + text, text=words + text)
-        for step, kind, words in (
-            (moments // 3, "out of memory", "split 8 rows into 2 x 4, in backward"),
-            (moments // 2, "checkpoint", "written in 3.1 s"),
-            (2 * moments // 3, "restart", "resumed from step 120"),
-        )
+        for step, (kind, words) in zip((moments // 3, moments // 2, 2 * moments // 3), kinds.items(), strict=True)
     ]
     over_time = partial(line_figure, axis=f"seconds{text}", x=seconds)
     evaluated = [value + 0.1 if index % 40 == 39 else None for index, value in enumerate(loss)]
-    losses = {f"training{text}": loss, "evaluation": evaluated}
-    at = {text or "target": 1.0}
+    losses, at = {f"training{text}": loss, "evaluation": evaluated}, {text or "target": 1.0}
     yield over_time(f"loss{text}", f"Loss{text}", lines=losses, y_title=f"loss{text}", happened=happened, limits=at)
-    of_run = {
-        "reserved": [int((38 + each) * GIB) for each in rest],
-        "allocated": [int((35 + each) * GIB) for each in rest],
-    }
+    of_run = {name: [int((size + each) * GIB) for each in rest] for name, size in (("reserved", 38), ("allocated", 35))}
     limits = {"budget": 43.2 * GIB, "predicted": 38.9 * GIB}
     yield over_time("memory", "Memory of the run", lines=of_run, y_title="bytes", unit="bytes", limits=limits)
     speeds = {"tokens per second": [5200 + 300 * each for each in rest]}
@@ -117,7 +110,6 @@ def bars(text: str = "") -> Section:
     return bar_figure("phases", f"Predicted and measured{text}", phases, sizes, "bytes", {"budget": 43.2 * GIB})
 
 
-_REST = ("11.2 h", "19.40 USD", "NVLink", "1", "fits")
 TABLES = (
     Section(
         key="attempts",
@@ -126,21 +118,18 @@ TABLES = (
         columns=("What changes", "Batch", "max_length", "Needs", "Fits"),
         rows=(
             ("nothing", "8", "4,096", "96.4 GiB", "no"),
-            ("gradient checkpointing", "8", "4,096", "61.0 GiB", "no"),
             ("gradient checkpointing, smaller batch", "1", "4,096", "38.9 GiB", "yes"),
         ),
         right=(1, 2, 3),
-        strong=(2,),
+        strong=(1,),
     ),
     Section(
         key="cards",
         title="Cards and prices",
         note="",
         columns=("Card", "Budget", "Needs", "Speed", "Time", "Price", "Interconnect", "Ranks", "Verdict"),
-        rows=tuple(
-            (f"card-{index} with a rather long name", "43.2 GiB", "38.9 GiB", "5,210 tokens/s", *_REST)
-            for index in range(6)
-        ),
+        rows=(("a card with a name", "43.2 GiB", "38.9 GiB", "5,210", "11.2 h", "19.40 USD", "NVLink", "1", "fits"),)
+        * 3,
         right=(1, 2, 3, 4, 5, 7),
     ),
 )

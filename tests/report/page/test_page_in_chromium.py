@@ -145,10 +145,14 @@ def test_a_mark_says_what_happened_when_the_cursor_meets_it(report: Browser) -> 
     assert "out of memory, step 80: split 8 rows into 2 x 4" in text_of(report, ".marked")
 
 
-def test_a_figure_is_saved_as_png(report: Browser, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("name", ["usual", "hostile"])
+def test_a_figure_is_saved_as_png(
+    browser: Browser, files: dict[str, pathlib.Path], tmp_path: pathlib.Path, name: str
+) -> None:
+    opened(browser, files[name], media={"prefers-color-scheme": "dark"})
     behaviour = {"behavior": "allow", "downloadPath": str(tmp_path)}
-    report.execute_cdp_cmd("Browser.setDownloadBehavior", behaviour)
-    report.execute_script("document.querySelector('.tools button:last-child').click()")
+    browser.execute_cdp_cmd("Browser.setDownloadBehavior", behaviour)
+    browser.execute_script("document.querySelector('.tools button:last-child').click()")
     path = tmp_path / "autofit-memory.png"
     for _ in range(300):
         if path.exists() and path.stat().st_size:
@@ -177,7 +181,7 @@ def test_hostile_names_inject_nothing(browser: Browser, files: dict[str, pathlib
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing(browser: Browser, files: dict[str, pathlib.Path], scheme: str) -> None:
     opened(browser, files["usual"], media={"prefers-color-scheme": scheme, "prefers-reduced-motion": "reduce"})
-    browser.execute_script("document.querySelectorAll('details').forEach((each) => (each.open = true))")
+    browser.execute_script("document.querySelectorAll('.figure')[5].querySelector('details').open = true")
     ground = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
     assert ground == {"light": "rgb(255, 255, 255)", "dark": "rgb(21, 24, 29)"}[scheme]
     assert axe(browser) == []

@@ -375,22 +375,19 @@ function makeFigure(frame, figure, pageTitle) {
     draw();
   }
 
-  function zoomAround(value, half) {
-    zoom(value - half, value + half);
-  }
-
   function onKey(event) {
     const last = x.length - 1, leap = Math.max(1, Math.round(last / 20)), step = event.shiftKey ? 10 : 1, half = (range[1] - range[0]) / 2;
     const moves = {ArrowLeft: -step, ArrowRight: step, PageUp: -leap, PageDown: leap, Home: -last, End: last};
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key in moves) {
       const next = Math.min(Math.max(point + moves[event.key], 0), last);
-      if (x[next] < range[0] || x[next] > range[1]) zoomAround(x[next], half);
+      if (x[next] < range[0] || x[next] > range[1]) zoom(x[next] - half, x[next] + half);
       moveTo(next);
       speak(spoken(reading(figure, next)));
     } else if (event.key === 'Escape') zoom(...ends);
     else if ('+-='.includes(event.key)) {
-      zoomAround(x[point], event.key === '-' ? 2 * half : half / 2);
+      const reach = event.key === '-' ? 2 * half : half / 2;
+      zoom(x[point] - reach, x[point] + reach);
       moveTo(point);
     } else return;
     event.preventDefault();
@@ -460,8 +457,10 @@ async function savePng(figure, pageTitle, shown) {
   const ground = svg('rect', {width, height: whole, fill: 'var(--ground)'});
   const picture = svg('svg', {...size, 'font-family': FONT, 'font-size': 12}, ground, ...words, ...keys, plot);
   const rules = document.querySelector('style').textContent, image = new Image(), canvas = html('canvas', {width: size.width, height: size.height});
-  const lit = (whole, name) => rules.match(`--${name}: light-dark\\((#\\w+)`)?.[1] ?? whole;
-  const text = new XMLSerializer().serializeToString(picture).replace(/var\(--([\w-]+)\)/g, lit);
+  const lit = (reference, name) => rules.match(`--${name}: light-dark\\((#\\w+)`)?.[1] ?? reference;
+  const text = new XMLSerializer().serializeToString(picture)
+    .replace(/var\(--([\w-]+)\)/g, lit)
+    .replace(/[^\t\n\r -\ud7ff\ue000-\ufffd\u{10000}-\u{10ffff}]/gu, ''); // what XML does not allow
   image.src = `data:image/svg+xml,${encodeURIComponent(text)}`;
   await image.decode();
   canvas.getContext('2d').drawImage(image, 0, 0);
