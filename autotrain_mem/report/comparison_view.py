@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -53,35 +54,36 @@ def cards_view(cards: Cards) -> RenderableType:
         else:
             signs = "".join(sign for sign, (has, _) in _MARKS.items() if has(estimate.knobs))
             length = [_tokens(estimate.knobs)] if lengths else []
-            cells += [formatting.short_level(verdict.level), f"{formatting.batch(estimate.knobs)} {signs}".rstrip()]
+            cells += [_short_level(verdict.level), f"{formatting.batch(estimate.knobs)} {signs}".rstrip()]
             speed = rate(estimate.tokens_per_second) if formatting.has_speed(estimate.time) else "-"
             cells += [*length, scale.size(estimate.required_bytes), speed]
         mark = Text(SMALLEST if verdict is smallest else "", style=GOOD)
         add(grid, mark, *cells, style="bold" if verdict is smallest else "")
     same_length = f"; {formatting.settings(knobs[0], ['max_length'])}" if knobs and not lengths else ""
     heading = Text(f"what fits on each card; memory and needs are in {scale.unit}{same_length}", style="bold")
-    legend = map(hanging, _legend(cards, knobs, reasons))
-    return Indented(Group(heading, Text(), grid, Text(), *legend, Text(_CARDS_NOTE, style=QUIET), *costs(cards)))
+    legend = ["No card here trains what was asked for, unchanged."]
+    if smallest is not None:
+        how = "with the host's memory" if (smallest.level or "").endswith(OFFLOADING) else "in its own memory"
+        card_or_set = "set of cards" if any(each.hardware.topology.processes > 1 for each in cards.verdicts) else "card"
+        legend = [f"{SMALLEST}  the smallest {card_or_set} that trains what was asked for, unchanged, {how}"]
+    legend += [f"{sign}  {meaning}" for sign, (has, meaning) in _MARKS.items() if any(map(has, knobs))]
+    if any(each.estimate is not None and not formatting.has_speed(each.estimate.time) for each in cards.verdicts):
+        legend.append("-  not known: the card's rates are not")
+    legend += [f"{mark}  {reason}" for reason, mark in reasons.items()]
+    if knobs:
+        legend.append(_BATCH_OF_SEVERAL if any(each.processes > 1 for each in knobs) else _BATCH)
+    note = Text(_CARDS_NOTE, style=QUIET)
+    return Indented(Group(heading, Text(), grid, Text(), *map(hanging, legend), note, *costs(cards)))
+
+
+def _short_level(level: str | None) -> str:
+    """``4-bit LoRA``, so that a line fits 80 columns; offloading has a sign of its own."""
+    name = (level or "").removesuffix(OFFLOADING)
+    return re.sub(r"LoRA on an? (\d-bit) base", r"\1 LoRA", name)
 
 
 def _tokens(knobs: Knobs) -> str:
     return str(knobs.completion_length or knobs.max_length or "whole")
-
-
-def _legend(cards: Cards, knobs: list[Knobs], reasons: dict[str, str]) -> Iterator[str]:
-    """Yields a line for each sign in the table, and none for others."""
-    if (smallest := cards.smallest_lossless) is None:
-        yield "No card here trains what was asked for, unchanged."
-    else:
-        how = "with the host's memory" if (smallest.level or "").endswith(OFFLOADING) else "in its own memory"
-        card = "set of cards" if any(each.hardware.topology.processes > 1 for each in cards.verdicts) else "card"
-        yield f"{SMALLEST}  the smallest {card} that trains what was asked for, unchanged, {how}"
-    yield from (f"{sign}  {meaning}" for sign, (has, meaning) in _MARKS.items() if any(map(has, knobs)))
-    if any(each.estimate is not None and not formatting.has_speed(each.estimate.time) for each in cards.verdicts):
-        yield "-  not known: the card's rates are not"
-    yield from (f"{mark}  {reason}" for reason, mark in reasons.items())
-    if knobs:
-        yield _BATCH_OF_SEVERAL if any(each.processes > 1 for each in knobs) else _BATCH
 
 
 _ENTRIES = 12
@@ -107,12 +109,12 @@ def costs(cards: Cards) -> list[RenderableType]:
         names = sources.setdefault(each.price.provider or "your file", [])
         names += [each.price.gpu] if each.price.gpu not in names else []
         marks = "".join(sign for sign, (chosen, _) in best.items() if chosen is each)
-        cells = [formatting.cards(each.hardware), formatting.short_level(each.level)]
+        cells = [formatting.cards(each.hardware), _short_level(each.level)]
         cells += ["" if each.run_seconds is None else duration(each.run_seconds)] if whole else []
         cost = each.cost if whole else each.cost_per_million_tokens
         cells += ["" if cost is None else amount(cost), amount(each.price.per_hour), each.price.seen or "-"]
         add(grid, Text(marks, style=GOOD), *cells, style="bold" if marks else "")
-    least, differ = formatting.short_level(cards.comparable[0].level), len(cards.comparable) < len(cards.priced)
+    least, differ = _short_level(cards.comparable[0].level), len(cards.comparable) < len(cards.priced)
     among = f" of those at the level {least}" if differ else ""
     lines = [f"{sign}  {meaning}{among}" for sign, (_, meaning) in best.items()]
     listed = ", ".join(f"{provider} ({', '.join(names)})" for provider, names in sources.items())

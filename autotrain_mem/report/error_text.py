@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import textwrap
 from typing import TextIO
 
 from autotrain_mem.support.errors import AutofitError
@@ -47,16 +48,13 @@ def print_error(error: AutofitError, stream: TextIO) -> None:
 def error_text(error: AutofitError, columns: int | None = None) -> str:
     """Writes the message after ``error:`` and the hint indented below, wrapped at ``columns`` if given."""
     first, *rest = printable(error.message or type(error).__name__).splitlines()
-    lines = [*rest, *(f"  {line}" for line in printable(error.hint).splitlines())]
-    return "".join(f"{_hanging(line.rstrip(), columns)}\n" for line in (f"{_TITLE}{first}", *lines))
-
-
-def _hanging(line: str, columns: int | None) -> str:
-    if columns is None or len(line) <= columns:
-        return line
-    import textwrap
-
-    label = label_of(line)
-    width, indent = max(columns, len(label) + 1), " " * len(label)
-    text = line[len(label) :]
-    return textwrap.fill(text, width, initial_indent=label, subsequent_indent=indent, break_on_hyphens=False)
+    lines = [f"{_TITLE}{first}", *rest, *(f"  {line}" for line in printable(error.hint).splitlines())]
+    shown = []
+    for line in map(str.rstrip, lines):
+        if columns is not None and len(line) > columns:  # wrapped below its text, not below its label
+            label = label_of(line)
+            width, indent = max(columns, len(label) + 1), " " * len(label)
+            text = line[len(label) :]
+            line = textwrap.fill(text, width, initial_indent=label, subsequent_indent=indent, break_on_hyphens=False)
+        shown.append(f"{line}\n")
+    return "".join(shown)

@@ -145,10 +145,22 @@ def sum_table(estimate: Estimate) -> Table:
         mode = formatting.segments(expandable=estimate.grows)
         cached = f"free blocks and their remains, with {mode}"
         lines.append(("+", "cached by the allocator", estimate.cached_bytes, cached))
-    lines += [*_outside(estimate), ("=", "needed", None, "")]
+    note = "the CUDA context and its modules" if caches(hardware) else "the process itself"
+    lines.append(("+", "outside torch", hardware.non_torch_bytes, note))
+    if size := estimate.communicators_bytes:
+        lines.append(("+", "NCCL", size, "its communicators, before a probe measures them"))
+    if share_bytes := estimate.vllm_share_bytes:
+        note, sleep = "a pool of its own for its weights and KV cache", estimate.vllm_sleep
+        if sleep is not None and sleep.is_decided_awake:
+            asleep = format_bytes(sleep.asleep_bytes)
+            note = f"while it generates, when most is needed; it sleeps else, with up to {asleep}"
+        elif sleep is not None:
+            note = f"what it keeps at most while it sleeps; {format_bytes(sleep.awake_bytes)} while it generates"
+        lines.append(("+", "vLLM's share", share_bytes, note))
+    lines.append(("=", "needed", None, ""))
     grid = table("", "", scale.unit, "", right=(2,))
-    for (sign, name, _, note), size in zip(lines, scale.column(size for _, _, size, _ in lines), strict=True):
-        add(grid, sign, name, size, Text(note, style=f"not bold {QUIET}"), style="bold" if sign == "=" else "")
+    for (sign, name, _, note), cell in zip(lines, scale.column(size for _, _, size, _ in lines), strict=True):
+        add(grid, sign, name, cell, Text(note, style=f"not bold {QUIET}"), style="bold" if sign == "=" else "")
     others = hardware.total_bytes - hardware.free_bytes
     parts = [f"{format_bytes(hardware.total_bytes)} in all"]
     parts += [f"{format_bytes(others)} used by others"] if others else []
@@ -160,23 +172,6 @@ def sum_table(estimate: Estimate) -> Table:
     left = scale.hundredths(estimate.budget_bytes) - scale.hundredths(estimate.required_bytes)  # of the shown figures
     add(grid, "", Text(name, style=style), Text(f"{abs(left) / 100:.2f}", style=style))
     return grid
-
-
-def _outside(estimate: Estimate) -> list[Line]:
-    """Returns the lines of what a run holds of the device outside torch's allocator."""
-    note = "the CUDA context and its modules" if caches(estimate.hardware) else "the process itself"
-    lines: list[Line] = [("+", "outside torch", estimate.hardware.non_torch_bytes, note)]
-    if size := estimate.communicators_bytes:
-        lines.append(("+", "NCCL", size, "its communicators, before a probe measures them"))
-    if size := estimate.vllm_share_bytes:
-        note, sleep = "a pool of its own for its weights and KV cache", estimate.vllm_sleep
-        if sleep is not None and sleep.is_decided_awake:
-            asleep = format_bytes(sleep.asleep_bytes)
-            note = f"while it generates, when most is needed; it sleeps else, with up to {asleep}"
-        elif sleep is not None:
-            note = f"what it keeps at most while it sleeps; {format_bytes(sleep.awake_bytes)} while it generates"
-        lines.append(("+", "vLLM's share", size, note))
-    return lines
 
 
 def caches(hardware: Hardware) -> bool:

@@ -14,7 +14,6 @@ from autotrain_mem.settings.own import flag_words
 from autotrain_mem.settings.words import CHECKPOINTING, MAX_SLOWDOWN
 from autotrain_mem.support.units import brief, counted, format_bytes, millions, percent, rate
 from autotrain_mem.types import Candidate, Hardware, Harm, Knobs, Owner, Phase, Plan, StepTime, Trained
-from autotrain_mem.types.gpu_comparison import OFFLOADING
 from autotrain_mem.types.methods_table import METHODS
 
 OWNERS = {owner: str(owner).replace("_", " ") for owner in Owner} | {Owner.KV_CACHE: "KV cache"}
@@ -66,15 +65,6 @@ BATCHES = {
 
 FLAG_LINE_WIDTH = 74
 """Characters of a line of flags: with indent and ``\\`` it fits 80 columns unwrapped, and can be copied."""
-
-_SHORT = {"LoRA on an 8-bit base": "8-bit LoRA", "LoRA on a 4-bit base": "4-bit LoRA"}
-"""Shorter names of levels, so that a line fits 80 columns."""
-
-
-def short_level(level: str | None) -> str:
-    """``4-bit LoRA``; what offloads is told apart by a sign of its own."""
-    name = (level or "").removesuffix(OFFLOADING)
-    return _SHORT.get(name, name)
 
 
 def cards(card: Hardware) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,19 @@ class HistoryReader:
         # how the last process ended; empty if another one has begun since
         ends = [event for event in events if event["event"] in ("start", "end")]
         starts = [event for each in (events, records[0]) for event in each if event["event"] == "start"]
+        happenings = []
+        for event in events:
+            if (kind := _KINDS.get(event["event"])) is None:
+                continue
+            step = int((event.get("incident") or event.get("restart") or event).get("step") or 0)
+            text = event_line(event)
+            if kind == "start":
+                text = f"training begins after step {step}" if step else "training begins"
+            elif kind == "end":
+                text = str(event.get("ending", "ended"))
+            elif kind == "checkpoint":
+                text = f"checkpoint of step {step}"
+            happenings.append(RunMarker(seconds=round(event["time"] - began, 3), step=step, kind=kind, text=text))
         return RunHistory(
             began=began,
             last=max(times),
@@ -81,7 +94,7 @@ class HistoryReader:
                 for phase, peak in (_last(records[0], "phases") or {}).items()
             },
             ranks=(_moments(first, events, began), *(_moments(each, [], began) for each in others)),
-            happenings=tuple(_happenings(events, began)),
+            happenings=tuple(happenings),
             ending=str(ends[-1].get("ending", "")) if ends else "",
         )
 
@@ -131,21 +144,6 @@ def _moment(sample: _Event, log: _Event, began: float) -> StepReading:
         tokens_per_second=sample.get("tokens_per_second"),
         logs={name: value for name, value in logs.items() if not name.startswith("memory/")},
     )
-
-
-def _happenings(events: list[_Event], began: float) -> Iterator[RunMarker]:
-    for event in events:
-        if (kind := _KINDS.get(event["event"])) is None:
-            continue
-        step = int((event.get("incident") or event.get("restart") or event).get("step") or 0)
-        text = event_line(event)
-        if kind == "start":
-            text = f"training begins after step {step}" if step else "training begins"
-        elif kind == "end":
-            text = str(event.get("ending", "ended"))
-        elif kind == "checkpoint":
-            text = f"checkpoint of step {step}"
-        yield RunMarker(seconds=round(event["time"] - began, 3), step=step, kind=kind, text=text)
 
 
 def _last(events: list[_Event], name: str) -> Any:

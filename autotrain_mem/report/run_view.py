@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
@@ -14,8 +14,8 @@ from autotrain_mem.report import formatting
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Indented, add, hanging, table
 from autotrain_mem.support.units import counted, duration, format_bytes, rate
 from autotrain_mem.types import Plan, Report
-from autotrain_mem.types.experience import RunHistory, RunMarker, StepReading
-from autotrain_mem.types.report import REWARD_NAMES, MemoryReading
+from autotrain_mem.types.experience import RunHistory, RunMarker
+from autotrain_mem.types.report import REWARD_NAMES
 
 BAR_WIDTH = 24
 SHORT_RUN_ERROR = 0.02
@@ -98,21 +98,8 @@ def watch_view(watched: RunSnapshot) -> RenderableType:
     grid.add_column(style=QUIET, no_wrap=True)
     grid.add_column(overflow="fold")
     grid.add_column(width=BAR_WIDTH, no_wrap=True)
-    if (total := history.total_steps) is None:
-        grid.add_row("step", str(watched.step))
-    else:
-        left = "" if watched.seconds_left is None else f", {duration(watched.seconds_left)} left"
-        bar = ProgressBar(total=max(total, 1), completed=watched.step, width=BAR_WIDTH)
-        grid.add_row("step", f"{watched.step:,} of {total:,}{left}", bar)
-    for name, words, bar_or_none in _memory_rows(watched, history):
-        grid.add_row(name, words, bar_or_none)
-    for name, logged in (("loss", ("loss",)), ("reward", REWARD_NAMES)):
-        if values := [moment.logs[key] for moment in history.moments for key in logged if key in moment.logs]:
-            grid.add_row(name, f"{values[-1]:#.4g}, from {values[0]:#.4g}")
-    if speeds := [moment.tokens_per_second for moment in history.moments if moment.tokens_per_second]:
-        is_known = plan is not None and formatting.has_speed(plan.estimate.time)
-        predicted = f", predicted {rate(plan.estimate.time.tokens_per_second)}" if plan is not None and is_known else ""
-        grid.add_row("speed", f"{rate(speeds[-1])} tokens/s{predicted}")
+    for name, text, bar in _facts(watched, history):
+        grid.add_row(name, text, bar)
     lines = happening_lines(history.happenings)
     parts: list[RenderableType] = [headline, grid]
     parts += [Text(), *map(hanging, lines[-SHOWN_HAPPENINGS:])] if lines else []
@@ -122,21 +109,39 @@ def watch_view(watched: RunSnapshot) -> RenderableType:
 
 
 def watch_line(watched: RunSnapshot) -> str:
-    """Returns how far a run is, in one line: ``step 312/1403 loss 1.842 peak 10.8 of 11.2 GiB 41 min 03 s left``."""
-    history = watched.history
-    if history is None:
-        return watched.state
-    total = "" if history.total_steps is None else f"/{history.total_steps}"
-    parts = [f"step {watched.step}{total}"]
-    if losses := [moment.logs["loss"] for moment in history.moments if "loss" in moment.logs]:
-        parts.append(f"loss {losses[-1]:#.4g}")
-    if (reading := _last_reading(history.moments)) is not None:
-        parts.append(f"peak {formatting.of_budget(reading.peak_reserved_bytes, _budget_bytes(watched))}")
-    if watched.is_over:
-        parts.append(watched.state)
-    elif watched.seconds_left is not None:
-        parts.append(f"{duration(watched.seconds_left)} left")
-    return "  ".join(parts)
+    """Writes a run in one line: ``step 312 of 1,403, 41 min 03 s left; memory peak 10.8 of 11.2 GiB reserved, ...``."""
+    facts = [] if watched.history is None else _facts(watched, watched.history)
+    return "; ".join([*(f"{name} {text}" for name, text, _ in facts), *([watched.state] if watched.is_over else [])])
+
+
+def _facts(watched: RunSnapshot, history: RunHistory) -> Iterator[tuple[str, str, ProgressBar | None]]:
+    """Yields name, text and bar of each fact of a run: its steps, memory of each rank, loss, reward and speed."""
+    plan, total = watched.plan, history.total_steps
+    if total is None:
+        yield "step", str(watched.step), None
+    else:
+        left = "" if watched.seconds_left is None else f", {duration(watched.seconds_left)} left"
+        bar = ProgressBar(total=max(total, 1), completed=watched.step, width=BAR_WIDTH)
+        yield "step", f"{watched.step:,} of {total:,}{left}", bar
+    budget = history.total_bytes if plan is None else plan.estimate.reservable_bytes
+    predicted = "" if plan is None else f", predicted {format_bytes(plan.estimate.reserved_bytes)}"
+    for number, rank in enumerate(history.ranks):
+        reading = next((moment.device for moment in reversed(rank) if moment.device is not None), None)
+        if reading is None:
+            continue
+        peak_bytes = reading.peak_reserved_bytes
+        text = f"peak {formatting.of_budget(peak_bytes, budget)} reserved{predicted}"
+        if reading.reserved_bytes != peak_bytes:
+            text += f"; {format_bytes(reading.reserved_bytes)} now"
+        used = None if budget is None else ProgressBar(total=budget, completed=peak_bytes, width=BAR_WIDTH)
+        yield "memory" if len(history.ranks) == 1 else f"rank {number}", text, used
+    for name, logged in (("loss", ("loss",)), ("reward", REWARD_NAMES)):
+        if values := [moment.logs[key] for moment in history.moments for key in logged if key in moment.logs]:
+            yield name, f"{values[-1]:#.4g}, from {values[0]:#.4g}", None
+    if speeds := [moment.tokens_per_second for moment in history.moments if moment.tokens_per_second]:
+        is_known = plan is not None and formatting.has_speed(plan.estimate.time)
+        predicted = f", predicted {rate(plan.estimate.time.tokens_per_second)}" if plan is not None and is_known else ""
+        yield "speed", f"{rate(speeds[-1])} tokens/s{predicted}", None
 
 
 def happening_lines(happenings: Iterable[RunMarker]) -> list[str]:
@@ -146,31 +151,6 @@ def happening_lines(happenings: Iterable[RunMarker]) -> list[str]:
         for each in happenings
         if each.kind not in ("start", "end")
     ]
-
-
-def _memory_rows(watched: RunSnapshot, history: RunHistory) -> Iterator[tuple[str, str, ProgressBar | None]]:
-    """Yields name, figures and bar of each rank's memory, or of the only process's."""
-    budget, plan = _budget_bytes(watched), watched.plan
-    predicted = "" if plan is None else f", predicted {format_bytes(plan.estimate.reserved_bytes)}"
-    for number, rank in enumerate(history.ranks):
-        if (reading := _last_reading(rank)) is None:
-            continue
-        peak_bytes = reading.peak_reserved_bytes
-        text = f"peak {formatting.of_budget(peak_bytes, budget)} reserved{predicted}"
-        if reading.reserved_bytes != peak_bytes:
-            text += f"; {format_bytes(reading.reserved_bytes)} now"
-        bar = None if budget is None else ProgressBar(total=budget, completed=peak_bytes, width=BAR_WIDTH)
-        yield "memory" if len(history.ranks) == 1 else f"rank {number}", text, bar
-
-
-def _last_reading(moments: Sequence[StepReading]) -> MemoryReading | None:
-    return next((moment.device for moment in reversed(moments) if moment.device is not None), None)
-
-
-def _budget_bytes(watched: RunSnapshot) -> int | None:
-    if watched.plan is not None:
-        return watched.plan.estimate.reservable_bytes
-    return None if watched.history is None else watched.history.total_bytes
 
 
 def report_view(report: Report, page: str | None = None) -> RenderableType:

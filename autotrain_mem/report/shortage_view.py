@@ -6,7 +6,6 @@ import io
 from collections.abc import Iterator, Mapping
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from autotrain_mem.report import formatting
@@ -26,23 +25,6 @@ NOTHING_FITS = "Nothing that the planner may change takes less; --headroom and a
 
 def shortage_text(shortage: Shortage, plan: Plan) -> str:
     """Shows the request, and the holders, which add up to the card, beside the rehearsal's prediction."""
-    file = io.StringIO()
-    view = Indented(Group(*(hanging(line) for line in _summary(shortage, plan)), Text(), _holders(shortage, plan)))
-    Console(file=file, width=WIDTH, no_color=True, highlight=False).print(view)
-    return file.getvalue().rstrip("\n")
-
-
-def explained(shortage: Shortage, plan: Plan, nearest: str | None) -> GpuOutOfMemoryError:
-    """Returns the error that ends a run; ``nearest`` is the smallest change that would fit, as flags."""
-    hint = NOTHING_FITS if nearest is None else f"smallest change that would fit: {nearest}"
-    where = "" if shortage.phase is None else f" {formatting.PHASES[shortage.phase]},"
-    steps = counted(shortage.step, "optimizer step")
-    headline = f"{plan.model} ran out of memory on {plan.estimate.hardware.name}:{where} after {steps}."
-    message = f"{headline}\n{shortage_text(shortage, plan)}"
-    return GpuOutOfMemoryError(message, hint=hint, details=codec.to_json(shortage))
-
-
-def _summary(shortage: Shortage, plan: Plan) -> list[str]:
     estimate, asked = plan.estimate, "an unknown amount more"
     if shortage.requested_bytes is not None:
         asked = f"{format_bytes(shortage.requested_bytes)} more"
@@ -57,12 +39,8 @@ def _summary(shortage: Shortage, plan: Plan) -> list[str]:
     parts += [f"{format_bytes(estimate.hardware.free_bytes - estimate.budget_bytes)} headroom"]
     budget = f"  budget  {format_bytes(estimate.budget_bytes)} ({', '.join(parts)})"
     peak = formatting.PHASES[estimate.memory.peak_phase]
-    return [needs, budget, f"  planned {format_bytes(estimate.required_bytes)}, most of it in phase {peak}"]
+    planned = f"  planned {format_bytes(estimate.required_bytes)}, most of it in phase {peak}"
 
-
-def _holders(shortage: Shortage, plan: Plan) -> Table:
-    """Returns a table of the known owners, the rest of the allocated memory, what lies outside torch, and the sum."""
-    estimate = plan.estimate
     rows = [
         *_owner_rows(shortage, estimate.memory.owners_at_peak),
         ("cached by the allocator", estimate.cached_bytes, shortage.cached_bytes),
@@ -78,7 +56,20 @@ def _holders(shortage: Shortage, plan: Plan) -> Table:
     for name, size in (("held by other processes", shortage.others_bytes), ("free", shortage.free_bytes)):
         if size:
             add(grid, "", name, "", scale.size(size), scale.unit, style=QUIET)
-    return grid
+    file = io.StringIO()
+    view = Indented(Group(*map(hanging, (needs, budget, planned)), Text(), grid))
+    Console(file=file, width=WIDTH, no_color=True, highlight=False).print(view)
+    return file.getvalue().rstrip("\n")
+
+
+def explained(shortage: Shortage, plan: Plan, nearest: str | None) -> GpuOutOfMemoryError:
+    """Returns the error that ends a run; ``nearest`` is the smallest change that would fit, as flags."""
+    hint = NOTHING_FITS if nearest is None else f"smallest change that would fit: {nearest}"
+    where = "" if shortage.phase is None else f" {formatting.PHASES[shortage.phase]},"
+    steps = counted(shortage.step, "optimizer step")
+    headline = f"{plan.model} ran out of memory on {plan.estimate.hardware.name}:{where} after {steps}."
+    message = f"{headline}\n{shortage_text(shortage, plan)}"
+    return GpuOutOfMemoryError(message, hint=hint, details=codec.to_json(shortage))
 
 
 def _owner_rows(shortage: Shortage, expected: Mapping[Owner, int]) -> Iterator[tuple[str, int, int]]:

@@ -137,7 +137,9 @@ def test_a_run_says_how_far_it_is_and_when_it_will_be_done() -> None:
     assert "7 of 60, 53.0 s left" in shown
     assert "3.000, from 9.000" in shown
     assert "step 2  split" in shown
-    assert watch_line(now).startswith("step 7/60  loss 3.000  peak 40 B of ")
+    line = watch_line(now)
+    assert line.startswith("step 7 of 60, 53.0 s left; memory peak 40 B of ")
+    assert line.endswith("; loss 3.000, from 9.000; speed 100 tokens/s, predicted 1,240")
     assert all(len(line) <= 40 for line in text(now, 40).splitlines())
 
 
@@ -189,7 +191,7 @@ def test_watch_follows_a_run_to_its_end_and_refuses_what_is_none(
     assert not follower.is_alive()
     assert api.is_under_way(tmp_path) is False
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == "step 2/2  loss 1.500  finished"
+    assert lines[-1] == "step 2 of 2; loss 1.500, from 1.500; finished"
     assert "checkpoint of step 2" in lines
     assert main.run(["watch", str(tmp_path)]) == 0
     shown = capsys.readouterr().out

@@ -6,11 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 
-from rich.table import Table
-
 from autotrain_mem.report import formatting
 from autotrain_mem.report.estimate_view import module_tables, scale_of, sum_table
-from autotrain_mem.report.explain_view import attempts_legend, attempts_table, attempts_units
+from autotrain_mem.report.explain_view import attempts
 from autotrain_mem.report.layout import add, table
 from autotrain_mem.report.page.figures import Limits, bar_figure, line_figure, timeline_figure
 from autotrain_mem.report.plan_view import gentler_levels, levels_table, plan_verdict, settings_table
@@ -229,43 +227,8 @@ def tables(material: Material) -> Iterator[Section]:
     uncounted = table("", show_header=False)
     for sentence in (*plan.warnings, *plan.estimate.memory.not_counted):
         add(uncounted, sentence)
-    peak = f"Where the bytes are at the peak, in {scale_of(plan.estimate).unit}"
-    tried = [f"Each was rehearsed; {attempts_units(plan)}"]
-    tried += [f"{sign} {meaning}".strip() for sign, meaning in attempts_legend(plan)] if plan.attempts else []
-    every = [
-        ("changes", "What was changed", "Least harm first; a setting that you gave is never changed.", changed),
-        ("attempts", "What was tried", "; ".join(tried), attempts_table(plan)),
-        ("levels", "Other levels of harm", "; ".join(gentler_levels(plan)), levels_table(plan)),
-        ("settings", "Settings", "A star marks what differs from TRL's default.", settings_table(plan)),
-        ("peak", peak, "", sum_table(plan.estimate)),
-        *((key, heading.capitalize(), "", grid) for key, heading, grid in module_tables(plan.estimate)),
-        ("cards", "These settings on other cards", _CARDS_NOTE, _cards(material)),
-        ("incidents", "What the run survived", "", _incidents(plan)),
-        ("not-counted", "Warnings, and what the prediction does not count", "", uncounted),
-    ]
-    for key, title, note, grid in every:
-        if not grid.rows:
-            continue
-        cells = zip(*(column.cells for column in grid.columns), strict=True)
-        yield Section(
-            key=key,
-            title=title,
-            note=note,
-            columns=tuple(str(column.header) for column in grid.columns),
-            rows=tuple(tuple(str(cell) for cell in row) for row in cells),
-            right=tuple(at for at, column in enumerate(grid.columns) if column.justify == "right"),
-            strong=tuple(at for at, row in enumerate(grid.rows) if row.style == "bold"),
-        )
-
-
-_CARDS_NOTE = "Cards that run the same kernels; prices are dated listings and move."
-
-
-def _cards(material: Material) -> Table:
-    """Returns the known cards with the same kernels, what the settings need there, and their prices."""
-    plan = material.plan
     count = plan.knobs.processes
-    grid = table("card", "memory", "needs", "budget", "", "price an hour", "seen", right=(1, 2, 3, 5))
+    cards = table("card", "memory", "needs", "budget", "", "price an hour", "seen", right=(1, 2, 3, 5))
     for offer in sorted(material.cards, key=lambda each: (not each.fits, each.hardware.total_bytes)):
         name, price = offer.hardware.name, offer.price
         sizes = (offer.hardware.total_bytes, offer.required_bytes, offer.budget_bytes)
@@ -273,15 +236,37 @@ def _cards(material: Material) -> Table:
         seen = "" if price is None else ", ".join(filter(None, [price.provider, price.seen]))
         cells = (*map(format_bytes, sizes), "fits" if offer.fits else "does not fit", hourly, seen)
         is_plans = name == plan.estimate.hardware.name
-        add(grid, name if count == 1 else f"{count} x {name}", *cells, style="bold" if is_plans else "")
-    return grid
-
-
-def _incidents(plan: Plan) -> Table:
-    """Returns the out-of-memory incidents and the restarts."""
-    grid = table("after step", "what", "where", "what was done", right=(0,))
-    for incident in plan.experience.incidents:
-        add(grid, str(incident.step), "out of memory", incident.phase.replace("_", " "), incident.remedy)
+        add(cards, name if count == 1 else f"{count} x {name}", *cells, style="bold" if is_plans else "")
+    incidents = table("after step", "what", "where", "what was done", right=(0,))
+    for each in plan.experience.incidents:
+        add(incidents, str(each.step), "out of memory", each.phase.replace("_", " "), each.remedy)
     for restart in plan.experience.restarts:
-        add(grid, str(restart.step), "restart", restart.cause, restart.change or "the same settings")
-    return grid
+        add(incidents, str(restart.step), "restart", restart.cause, restart.change or "the same settings")
+    peak = f"Where the bytes are at the peak, in {scale_of(plan.estimate).unit}"
+    same_kernels = "Cards that run the same kernels; prices are dated listings and move."
+    units, attempts_table, legend = attempts(plan)
+    tried = [f"Each was rehearsed; {units}", *(f"{sign} {meaning}".strip() for sign, meaning in legend)]
+    every = [
+        ("changes", "What was changed", "Least harm first; a setting that you gave is never changed.", changed),
+        ("attempts", "What was tried", "; ".join(tried), attempts_table),
+        ("levels", "Other levels of harm", "; ".join(gentler_levels(plan)), levels_table(plan)),
+        ("settings", "Settings", "A star marks what differs from TRL's default.", settings_table(plan)),
+        ("peak", peak, "", sum_table(plan.estimate)),
+        *((key, heading.capitalize(), "", grid) for key, heading, grid in module_tables(plan.estimate)),
+        ("cards", "These settings on other cards", same_kernels, cards),
+        ("incidents", "What the run survived", "", incidents),
+        ("not-counted", "Warnings, and what the prediction does not count", "", uncounted),
+    ]
+    for key, title, note, grid in every:
+        if not grid.rows:
+            continue
+        lines = zip(*(column.cells for column in grid.columns), strict=True)
+        yield Section(
+            key=key,
+            title=title,
+            note=note,
+            columns=tuple(str(column.header) for column in grid.columns),
+            rows=tuple(tuple(str(cell) for cell in row) for row in lines),
+            right=tuple(at for at, column in enumerate(grid.columns) if column.justify == "right"),
+            strong=tuple(at for at, row in enumerate(grid.rows) if row.style == "bold"),
+        )
