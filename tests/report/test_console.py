@@ -117,26 +117,6 @@ def test_no_line_is_wider_than_the_console_or_ends_in_spaces_and_colour_adds_not
     assert without_escapes == rendered(VIEWS[name])
 
 
-def shown_sums(text: str) -> tuple[dict[str, int], list[tuple[str, int]]]:
-    """Figures of the sum table in hundredths: by name, and the lines that begin with a sign, in order."""
-    rows = re.findall(r"^([+= ])  (\S[A-Za-z' ]*?) +(\d+\.\d\d)(?:  |$)", text, flags=re.MULTILINE)
-    figures = [(sign, name, int(number.replace(".", ""))) for sign, name, number in rows]
-    return {name: number for _, name, number in figures}, [(sign, number) for sign, _, number in figures if sign != " "]
-
-
-def assert_adds_up(text: str) -> None:
-    figures, signed = shown_sums(text)
-    assert {"peak allocated", "outside torch", "needed", "budget"} <= set(figures)
-    running = 0
-    for sign, number in signed:
-        if sign == "+":
-            running += number
-        else:
-            assert number == running
-    difference = figures["budget"] - figures["needed"]
-    assert difference == (figures["left"] if "left" in figures else -figures["too much"])
-
-
 @settings(max_examples=30, deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 40 * GIB), min_size=len(Owner), max_size=len(Owner)).filter(any),
@@ -157,14 +137,17 @@ def test_any_estimate_adds_up_as_shown(
         knobs=knobs, hardware=hardware, memory=needed, budget_bytes=hardware.budget_bytes(), time=examples.TIME
     )
     text = rendered(estimate_view(tried))
-    assert_adds_up(text)
-    assert_reserved_is_what_the_column_says(text)
-
-
-def assert_reserved_is_what_the_column_says(text: str) -> None:
-    figures, _ = shown_sums(text)
+    rows = re.findall(r"^([+= ])  (\S[A-Za-z' ]*?) +(\d+\.\d\d)(?:  |$)", text, flags=re.MULTILINE)
+    figures = {name: int(number.replace(".", "")) for _, name, number in rows}  # in hundredths
+    running = 0
+    for sign, name, _ in rows:
+        running += figures[name] if sign == "+" else 0
+        assert sign != "=" or figures[name] == running
+    left = figures["left"] if "left" in figures else -figures["too much"]
+    assert figures["budget"] - figures["needed"] == left
     (peak,) = re.findall(r"^  \S.*? +(\d+)\.(\d\d) (?:[KMG]i)?B .*counted above$", text, flags=re.MULTILINE)
     assert int("".join(peak)) == figures["peak allocated"] + figures["cached by the allocator"]
+    assert {"outside torch"} < figures.keys()
 
 
 @given(sizes=st.lists(st.integers(0, 300 * GIB), min_size=1, max_size=9))
@@ -281,17 +264,9 @@ def test_without_a_terminal_a_run_prints_about_ten_plain_lines(steps: int, monke
     assert len(lines) - 1 == min(steps, 11 if steps > 10 else 10)
     half = "step 50/100  loss 2.540  reward 0.5000  peak 8.00 of 12.0 GiB  1 min 40 s left"
     assert (half in lines) is (steps == 100)
-
-
-@pytest.mark.parametrize(
-    ("total", "steps", "last"), [(1, (1,), "step 1/1"), (100, (81, 90), "step 90/100  20.0 s left")]
-)
-def test_a_line_shows_what_is_known_of_this_process(
-    total: int, steps: tuple[int, ...], last: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    console, file = console_of()
-    train(console, monkeypatch, total, steps)
-    assert file.getvalue().splitlines()[-1] == last
+    for total, of_this_process, last in ((1, (1,), "step 1/1"), (100, (81, 90), "step 90/100  20.0 s left")):
+        train(console, monkeypatch, total, of_this_process)
+        assert file.getvalue().splitlines()[-1] == last
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -102,20 +102,19 @@ def test_a_runs_page_keeps_the_highest_of_many_moments_and_marks_what_happened()
     assert [each.key for each in found.sections if each.key in ("loss", "reward", "speed")] == ["loss", "speed"]
 
 
-def test_hours_and_cards_are_shown_where_they_are_known() -> None:
+def test_hours_ranks_and_cards_are_shown_where_they_are_known() -> None:
     mixed = replace(PLAN, estimate=replace(estimate(), memory=replace(estimate().memory, mixed_lengths=MIXED)))
     offer = CardOffer(hardware=RTX3060, required_bytes=2, budget_bytes=1, price=None)
-    found = page(mixed, cards=(offer,))
+    ranks = replace(history(moment(1), moment(2)), ranks=((moment(1), moment(2)), (moment(2, 50),)))
+    found = page(mixed, cards=(offer,), history=ranks)
     assert [line["name"] for line in drawn(found, "hours")["lines"]] == ["longest rows first", "in any order"]
+    assert [line["values"] for line in drawn(found, "ranks")["lines"]] == [[40.0, 40.0], [None, 40.0]]
     cards = section(found, "cards")
     assert cards.rows[0][4] == "does not fit"
     assert cards.strong == (0,)
-
-
-def test_its_command_holds_the_words_of_the_job_and_its_html_every_title() -> None:
     assert command_of(PLAN, trains=True).startswith(f"autofit {PLAN.method} --model {PLAN.model}")
-    html = page_html(page())
-    assert all(each.title in html for each in page().sections)
+    html = page_html(found)
+    assert all(each.title in html for each in found.sections)
 
 
 RUNNING = replace(history(*(moment(step, loss=10.0 - step) for step in range(1, 8))), ending="")
@@ -141,6 +140,7 @@ def test_a_run_says_how_far_it_is_and_when_it_will_be_done() -> None:
     assert line.startswith("step 7 of 60, 53.0 s left; memory peak 40 B of ")
     assert line.endswith("; loss 3.000, from 9.000; speed 100 tokens/s, predicted 1,240")
     assert all(len(line) <= 40 for line in text(now, 40).splitlines())
+    assert watched(replace(RUNNING, ranks=((*RUNNING.moments, moment(4)),))).step == 4  # back at a checkpoint
 
 
 @pytest.mark.parametrize(
@@ -162,11 +162,6 @@ def test_a_run_is_over_once_it_says_so_or_nobody_is_at_it(
     now = watched(found, alive=alive, now=200.0)
     assert (now.state, now.is_over) == (state, is_over)
     assert state in text(now)
-
-
-def test_a_restart_goes_back_to_the_step_of_its_checkpoint() -> None:
-    moments = [*RUNNING.moments, moment(4)]
-    assert watched(replace(RUNNING, ranks=(tuple(moments),))).step == 4
 
 
 def test_watch_follows_a_run_to_its_end_and_refuses_what_is_none(

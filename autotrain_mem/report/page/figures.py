@@ -101,7 +101,7 @@ def bar_figure(key: str, title: str, groups: Sequence[str], lines: Lines, unit: 
     return Section(
         key=key,
         title=title,
-        note=" ".join(_sentences(lines, limits, unit)),
+        note=" ".join(_sentences(lines, limits, unit, has_ends=False)),
         columns=("", *lines),
         rows=tuple(zip(groups, *([format_value(each, unit) for each in row] for row in lines.values()), strict=True)),
         figure=_figure(range(len(groups)), _named(lines), limits, home=home, unit=unit, rows=[*groups]),
@@ -120,14 +120,16 @@ def _named(lines: Lines) -> list[dict[str, Any]]:
     return [{"name": name, "values": [*values]} for name, values in lines.items()]
 
 
-def _sentences(lines: Lines, limits: Limits, unit: str) -> list[str]:
+def _sentences(lines: Lines, limits: Limits, unit: str, *, has_ends: bool = True) -> list[str]:
     sentences = []
     for name, values in lines.items():
-        if known := [value for value in values if value is not None]:
-            ends = (format_value(value, unit) for value in (known[0], known[-1], min(known), max(known)))
-            sentences.append("{}: from {} to {}, between {} and {}.".format(name, *ends))
-        else:
-            sentences.append(f"{name}: nothing was measured.")
+        range_of, known = "nothing was measured", [value for value in values if value is not None]
+        if known:
+            first, last, least, most = (
+                format_value(each, unit) for each in (known[0], known[-1], min(known), max(known))
+            )
+            range_of = f"{f'from {first} to {last}, ' if has_ends else ''}between {least} and {most}"
+        sentences.append(f"{name}: {range_of}.")
     return sentences + [f"The line {name} is at {format_value(value, unit)}." for name, value in limits.items()]
 
 
