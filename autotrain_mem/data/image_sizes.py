@@ -194,7 +194,17 @@ def _each(value: Any) -> Iterator[Any]:
 
 def _size(value: Any) -> Size:
     if isinstance(value, str):
-        return _size_of_text(value)
+        # Reads a text as ``transformers/image_utils.py: load_image`` does, but for what lies on other machines
+        text = value
+        if os.path.isfile(text):
+            return _size_in_file(text)
+        if text.startswith(("http://", "https://")):
+            raise ValueError(f"{text} lies on another machine")
+        try:
+            content = base64.decodebytes(text.removeprefix("data:image/").rpartition(",")[2].encode())
+            return _size_in_file(io.BytesIO(content))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"there is no file {text[:200]}") from error
     if isinstance(value, Mapping):
         # Reads an object as ``datasets/features/image.py: Image.decode_example`` does.
         if value.get("bytes") is not None:
@@ -211,19 +221,6 @@ def _size(value: Any) -> Size:
     if hasattr(value, "getexif"):
         return _upright(value, value.getexif())
     raise ValueError(f"a {type(value).__name__} is no image")
-
-
-def _size_of_text(text: str) -> Size:
-    """Reads a text as ``transformers/image_utils.py: load_image`` does, but for what lies on other machines."""
-    if os.path.isfile(text):
-        return _size_in_file(text)
-    if text.startswith(("http://", "https://")):
-        raise ValueError(f"{text} lies on another machine")
-    try:
-        content = base64.decodebytes(text.removeprefix("data:image/").rpartition(",")[2].encode())
-        return _size_in_file(io.BytesIO(content))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"there is no file {text[:200]}") from error
 
 
 class _Buffer(io.RawIOBase):

@@ -54,7 +54,35 @@ def load(job: Job, filled: Configs) -> Any:
         splits = get_dataset(filled.dataset)
     else:
         splits = load_named(dataset_name(job), filled.script.dataset_config)
-    _check(splits, filled, job)
+    name, split, test = dataset_name(job), filled.script.dataset_train_split, filled.script.dataset_test_split
+    if split not in splits:
+        raise DatasetFormatError(
+            f"{name} has no split {split!r}; it has {', '.join(splits)}.",
+            hint=f"Give --dataset_train_split one of {', '.join(splits)}.",
+        )
+    evaluated = evaluated_splits(job, filled, splits)
+    if job.is_evaluated and not any(used in splits for used in evaluated):
+        if job.python_call is not None:
+            raise DatasetFormatError(
+                "eval_strategy asks for evaluation, but the trainer is given no eval_dataset.",
+                hint='Give eval_dataset=, or the config eval_strategy="no".',
+            )
+        raise DatasetFormatError(
+            f"--eval_strategy asks for evaluation, but {name} has no split {test!r}; it has {', '.join(splits)}.",
+            hint="Give --dataset_test_split, or --eval_strategy no.",
+        )
+    for used in (split, *evaluated):
+        name, columns = rows_name(job, filled, used), splits[used].column_names
+        if len(splits[used]) == 0:
+            raise EmptyDatasetError(f"{name} has no rows.", hint=ONE_ROW)
+        _check_images(columns, job, name)
+        if not columns_read(job.method, columns, filled) and keyword_of(job, "formatting_func") is None:
+            trainer, held = job.method_facts.trainer, format_name(columns)
+            raise DatasetFormatError(
+                f"{name} holds {held} (columns {', '.join(columns)}), and {trainer} cannot train on that.",
+                hint=f"{trainer} reads {formats_wanted(job.method, filled)}. Rename the columns, or make them from "
+                "yours.",
+            )
     return splits
 
 
@@ -162,38 +190,6 @@ def _unreadable(path: pathlib.Path) -> str:
 
 def _first_line(error: Exception) -> str:
     return (str(error.__cause__ or error) or type(error).__name__).splitlines()[0].rstrip(".")
-
-
-def _check(splits: Any, filled: Configs, job: Job) -> None:
-    name, split, test = dataset_name(job), filled.script.dataset_train_split, filled.script.dataset_test_split
-    if split not in splits:
-        raise DatasetFormatError(
-            f"{name} has no split {split!r}; it has {', '.join(splits)}.",
-            hint=f"Give --dataset_train_split one of {', '.join(splits)}.",
-        )
-    evaluated = evaluated_splits(job, filled, splits)
-    if job.is_evaluated and not any(used in splits for used in evaluated):
-        if job.python_call is not None:
-            raise DatasetFormatError(
-                "eval_strategy asks for evaluation, but the trainer is given no eval_dataset.",
-                hint='Give eval_dataset=, or the config eval_strategy="no".',
-            )
-        raise DatasetFormatError(
-            f"--eval_strategy asks for evaluation, but {name} has no split {test!r}; it has {', '.join(splits)}.",
-            hint="Give --dataset_test_split, or --eval_strategy no.",
-        )
-    for used in (split, *evaluated):
-        name, columns = rows_name(job, filled, used), splits[used].column_names
-        if len(splits[used]) == 0:
-            raise EmptyDatasetError(f"{name} has no rows.", hint=ONE_ROW)
-        _check_images(columns, job, name)
-        if not columns_read(job.method, columns, filled) and keyword_of(job, "formatting_func") is None:
-            trainer, held = job.method_facts.trainer, format_name(columns)
-            raise DatasetFormatError(
-                f"{name} holds {held} (columns {', '.join(columns)}), and {trainer} cannot train on that.",
-                hint=f"{trainer} reads {formats_wanted(job.method, filled)}. Rename the columns, or make them from "
-                "yours.",
-            )
 
 
 def _check_images(columns: Sequence[str], job: Job, name: str) -> None:

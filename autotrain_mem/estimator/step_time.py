@@ -130,7 +130,21 @@ def step_time(
         overlaps: Whether collectives run beside what is computed, as those of sharded processes do.
     """
     rates, assumed = _rates(hardware, {work.kind for work in workload.work})
-    repeats = _repeats(workload, gradient_accumulation_steps)
+    # Computes how often a phase comes in one training step, and how often it was rehearsed. GRPO with 8 micro-steps
+    # per generation and an accumulation of 4 generates in every second step.
+    optimizer_steps = workload.passes
+    micro_steps = optimizer_steps * gradient_accumulation_steps
+    per_generation = workload.micro_steps_per_generation
+    generations = micro_steps / per_generation if per_generation else 0.0
+    each_micro_step, each_optimizer_step = max(workload.micro_steps, 1), max(workload.optimizer_steps, 1)
+    each_generation = max(each_micro_step // (per_generation or each_micro_step), each_optimizer_step)
+    repeats = {
+        Phase.GENERATE: (generations, each_generation),
+        Phase.SCORE: (generations, each_generation),
+        Phase.FORWARD: (micro_steps, each_micro_step),
+        Phase.BACKWARD: (micro_steps, each_micro_step),
+        Phase.OPTIMIZER_STEP: (optimizer_steps, each_optimizer_step),
+    }
     phases: dict[Phase, float] = {}
     for phase, (times, rehearsed) in repeats.items():
         works = [work for work in workload.work if work.phase is phase]
@@ -173,26 +187,6 @@ def _link_rates(topology: Topology, kinds: set[Kind]) -> tuple[float, float, lis
     within = float(link or _REFERENCE_LINK_RATE)
     # Rings of all processes leave a node through the ports of all its devices.
     return min(within, between * topology.devices) if spans_nodes else within, between, assumed
-
-
-def _repeats(workload: Workload, gradient_accumulation_steps: int) -> dict[Phase, tuple[float, int]]:
-    """Computes how often a phase comes in one training step, and how often it was rehearsed.
-
-    GRPO with 8 micro-steps per generation and an accumulation of 4 generates in every second step.
-    """
-    optimizer_steps = workload.passes
-    micro_steps = optimizer_steps * gradient_accumulation_steps
-    per_generation = workload.micro_steps_per_generation
-    generations = micro_steps / per_generation if per_generation else 0.0
-    each_micro_step, each_optimizer_step = max(workload.micro_steps, 1), max(workload.optimizer_steps, 1)
-    each_generation = max(each_micro_step // (per_generation or each_micro_step), each_optimizer_step)
-    return {
-        Phase.GENERATE: (generations, each_generation),
-        Phase.SCORE: (generations, each_generation),
-        Phase.FORWARD: (micro_steps, each_micro_step),
-        Phase.BACKWARD: (micro_steps, each_micro_step),
-        Phase.OPTIMIZER_STEP: (optimizer_steps, each_optimizer_step),
-    }
 
 
 def _busy(works: Iterable[Work], rates: _Rates, share: float, *, overlaps: bool) -> _Busy:

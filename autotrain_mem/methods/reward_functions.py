@@ -129,7 +129,23 @@ def try_once(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
             if name in known and isinstance(error.__cause__, ImportError):
                 continue
             raise
-        _check_rewards(name, rewards, len(rows))
+        expected = len(rows)
+        try:
+            values = list(rewards)
+        except TypeError:
+            raise RewardFunctionError(
+                f"The reward function {name} returned {type(rewards).__name__}, not a list.", hint=_SIGNATURE
+            ) from None
+        if len(values) != expected:
+            raise RewardFunctionError(
+                f"The reward function {name} returned {len(values)} rewards for {expected} completions.",
+                hint=_SIGNATURE,
+            )
+        wrong = [value for value in values if value is not None and not _is_number(value)]
+        if wrong:
+            raise RewardFunctionError(
+                f"The reward function {name} returned {wrong[0]!r}, which is no number.", hint=_SIGNATURE
+            )
 
 
 def check_packages(names: Iterable[str]) -> None:
@@ -172,24 +188,6 @@ def _call(function: RewardFunction, rows: Sequence[Mapping[str, Any]]) -> Any:
     if inspect.iscoroutinefunction(function):
         return asyncio.run(function(**arguments))
     return function(**arguments)
-
-
-def _check_rewards(name: str, rewards: Any, expected: int) -> None:
-    try:
-        values = list(rewards)
-    except TypeError:
-        raise RewardFunctionError(
-            f"The reward function {name} returned {type(rewards).__name__}, not a list.", hint=_SIGNATURE
-        ) from None
-    if len(values) != expected:
-        raise RewardFunctionError(
-            f"The reward function {name} returned {len(values)} rewards for {expected} completions.", hint=_SIGNATURE
-        )
-    wrong = [value for value in values if value is not None and not _is_number(value)]
-    if wrong:
-        raise RewardFunctionError(
-            f"The reward function {name} returned {wrong[0]!r}, which is no number.", hint=_SIGNATURE
-        )
 
 
 def _is_number(value: Any) -> bool:

@@ -41,12 +41,25 @@ def rehearse_saving(trainer: Any, recorder: Recorder) -> None:
                 pass
         return
     if getattr(trainer, "is_fsdp_enabled", False):
-        _gather(trainer, recorder)
+        # Weights come together on the device and leave for the host of the first process. FSDP2 gathers one parameter
+        # after the other (``torch/distributed/_state_dict_utils.py: _gather_state_dict``), as accelerate asks
+        # (``accelerator.py: get_state_dict``).
+        for weight in trainer.model.parameters():
+            with recorder.taken(weight.numel() * weight.element_size(), Owner.GATHERED_WEIGHTS, ""):
+                pass
         return
     model = trainer.accelerator.unwrap_model(trainer.model)
     model = getattr(model, "policy", model)  # PPO's: ``trl/experimental/ppo/ppo_trainer.py: save_model``
     if isinstance(model, PreTrainedModel):
-        _as_checkpoints_have_it(model)
+        # Splits fused weights, where the model has some: ``transformers/modeling_utils.py: save_pretrained``.
+        # Qwen3-30B-A3B keeps gate and up of 128 experts in one tensor a layer; 38 of its 61 GB in bfloat16 are
+        # copied.
+        from transformers.core_model_loading import revert_weight_conversion
+
+        weights = {tensor.untyped_storage()._cdata: (name, tensor) for name, tensor in model.state_dict().items()}
+        split = revert_weight_conversion(model, dict(weights.values()))
+        written = [tensor.contiguous() for tensor in split.values()]
+        del written
 
 
 def _state_bytes(optimizer: Any) -> int:
@@ -61,27 +74,3 @@ def _state_bytes(optimizer: Any) -> int:
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Sums up tensors; of shards all of them together."""
     return sum(getattr(tensor, "ds_numel", tensor.numel()) * tensor.element_size() for tensor in tensors)
-
-
-def _as_checkpoints_have_it(model: Any) -> None:
-    """Splits fused weights, where the model has some: ``transformers/modeling_utils.py: save_pretrained``.
-
-    Qwen3-30B-A3B keeps gate and up of 128 experts in one tensor a layer; 38 of its 61 GB in bfloat16 are copied.
-    """
-    from transformers.core_model_loading import revert_weight_conversion
-
-    weights = {tensor.untyped_storage()._cdata: (name, tensor) for name, tensor in model.state_dict().items()}
-    split = revert_weight_conversion(model, dict(weights.values()))
-    written = [tensor.contiguous() for tensor in split.values()]
-    del written
-
-
-def _gather(trainer: Any, recorder: Recorder) -> None:
-    """Weights come together on the device and leave for the host of the first process.
-
-    FSDP2 gathers one parameter after the other (``torch/distributed/_state_dict_utils.py: _gather_state_dict``), as
-    accelerate asks (``accelerator.py: get_state_dict``).
-    """
-    for weight in trainer.model.parameters():
-        with recorder.taken(weight.numel() * weight.element_size(), Owner.GATHERED_WEIGHTS, ""):
-            pass

@@ -9,7 +9,7 @@ from autotrain_mem.search.explore import (
     fits_at_once,
     longest_rows,
 )
-from autotrain_mem.search.levels import Level, checkpointing_choices, levels, strongest
+from autotrain_mem.search.levels import checkpointing_choices, levels, strongest
 from autotrain_mem.search.memo import Memo
 from autotrain_mem.search.shardings import least_shared, shardings
 from autotrain_mem.search.space import Space
@@ -83,18 +83,14 @@ def nearest(space: Space, memo: Memo) -> Estimate | None:
             continue
         if level.lengths:
             return longest_rows(level, memo, turns=LENGTH_TURNS)
-        return _gentlest(steps, level, memo)
+        # The fewest of a level's levers that fit, and then as many of the pins on the levers of time as fit with them
+        accumulates, at_each_step = memo(level.least).fits, [replace(level, space=step) for step in steps]
+        floors = [each.least if accumulates else each.at_once for each in at_each_step]
+        settings = (least_shared(steps[-1], each) for each in level.settings)
+        setting = next(each for each in settings if memo(at(each, floors[-1])).fits)
+        tried = (memo(at(setting, floor)) for floor in floors)
+        return next(estimate for estimate in tried if estimate.fits)
     return None
-
-
-def _gentlest(steps: tuple[Space, ...], level: Level, memo: Memo) -> Estimate:
-    """The fewest of a level's levers that fit, and then as many of the pins on the levers of time as fit with them."""
-    accumulates, at_each_step = memo(level.least).fits, [replace(level, space=step) for step in steps]
-    floors = [each.least if accumulates else each.at_once for each in at_each_step]
-    settings = (least_shared(steps[-1], each) for each in level.settings)
-    setting = next(each for each in settings if memo(at(each, floors[-1])).fits)
-    tried = (memo(at(setting, floor)) for floor in floors)
-    return next(estimate for estimate in tried if estimate.fits)
 
 
 def _loosened(space: Space) -> tuple[Space, ...]:

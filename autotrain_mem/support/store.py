@@ -167,20 +167,7 @@ def _reason(error: Exception) -> str:
 
 def drop_oldest(folder: pathlib.Path, limit_bytes: int) -> None:
     """Drops, where the folder holds more than it may, what was longest unused, down to three quarters of the limit."""
-    files = _files(folder)
-    total_bytes = sum(size_bytes for _, size_bytes, _ in files)
-    if total_bytes <= limit_bytes:
-        return
-    for _, size_bytes, path in sorted(files):
-        if total_bytes <= KEPT_SHARE * limit_bytes:
-            return
-        with contextlib.suppress(OSError):  # another process may have been faster
-            os.unlink(path)
-        total_bytes -= size_bytes
-
-
-def _files(folder: pathlib.Path) -> list[tuple[float, int, str]]:
-    """Ours: when each was used last, its size and its path. Of those half written the abandoned ones are dropped."""
+    # Ours: when each was used last, its size and its path. Of those half written the abandoned ones are dropped.
     files = []
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -191,4 +178,12 @@ def _files(folder: pathlib.Path) -> list[tuple[float, int, str]]:
                     files.append((status.st_mtime, pages * PAGE_BYTES, entry.path))
                 elif entry.name.endswith(_PARTIAL) and time.time() - status.st_mtime > ABANDONED_SECONDS:
                     os.unlink(entry.path)
-    return files
+    total_bytes = sum(size_bytes for _, size_bytes, _ in files)
+    if total_bytes <= limit_bytes:
+        return
+    for _, size_bytes, path in sorted(files):
+        if total_bytes <= KEPT_SHARE * limit_bytes:
+            return
+        with contextlib.suppress(OSError):  # another process may have been faster
+            os.unlink(path)
+        total_bytes -= size_bytes

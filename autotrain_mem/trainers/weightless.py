@@ -53,7 +53,21 @@ def without_weights(finish: Callable[[Any], Any] = lambda model: model) -> Itera
     load = PreTrainedModel.__dict__["from_pretrained"].__func__
 
     def from_pretrained(cls: type[PreTrainedModel], path: Any, *args: Any, **kwargs: Any) -> Any:
-        model = _load_on_meta(load, cls, path, args, kwargs)
+        options = {**kwargs, "device_map": None, "local_files_only": True}
+        try:
+            with _disable_current_modes(), _no_checkpoint():
+                model = load(cls, path, *args, **options)
+        except (ValueError, KeyError, ImportError) as error:
+            raise UnsupportedModelError(
+                f"{cls.__name__} of {path} cannot be built for training: {error}",
+                hint="Take a model that the installed transformers implements; see --attn_implementation for attention "
+                "that is not installed here.",
+            ) from error
+        if not any(hasattr(model, name) for name in _HEADS) and model.get_output_embeddings() is None:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} is not a causal language model: it has no output head over the vocabulary.",
+                hint="Train a causal language model, such as Qwen2ForCausalLM or LlamaForCausalLM.",
+            )
         if modeling_utils.is_deepspeed_zero3_enabled() and getattr(model, "hf_quantizer", None) is None:
             setattr(model, IN_SHARDS, True)
         return finish(model)
@@ -76,26 +90,6 @@ def without_weights(finish: Callable[[Any], Any] = lambda model: model) -> Itera
 def _permutation(layer: Any, indices: Any) -> torch.Tensor:
     """BOFT's matrix without its ones: ``peft/tuners/boft/layer.py: perm2mat`` writes each by an index's value."""
     return torch.zeros(len(indices), len(indices))
-
-
-def _load_on_meta(load: _Function, cls: Any, path: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    # A map of devices would be made for the machine that rehearses; all is on one device here.
-    options = {**kwargs, "device_map": None, "local_files_only": True}
-    try:
-        with _disable_current_modes(), _no_checkpoint():
-            model = load(cls, path, *args, **options)
-    except (ValueError, KeyError, ImportError) as error:
-        raise UnsupportedModelError(
-            f"{cls.__name__} of {path} cannot be built for training: {error}",
-            hint="Take a model that the installed transformers implements; see --attn_implementation for attention "
-            "that is not installed here.",
-        ) from error
-    if not any(hasattr(model, name) for name in _HEADS) and model.get_output_embeddings() is None:
-        raise UnsupportedModelError(
-            f"{type(model).__name__} is not a causal language model: it has no output head over the vocabulary.",
-            hint="Train a causal language model, such as Qwen2ForCausalLM or LlamaForCausalLM.",
-        )
-    return model
 
 
 @contextmanager

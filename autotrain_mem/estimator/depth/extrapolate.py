@@ -48,39 +48,35 @@ def expand(short: Trace, long: Trace, depths: Depths) -> Trace | None:
     was_on = gc.isenabled()
     gc.disable()  # it took half of the time: millions of small things are made here, and none points back
     try:
-        return _expand(short, long, depths)
+        try:
+            chunks = _chunks(short, long)
+        except UnclearError:
+            return None
+        waits = any(block.stream for block in long.blocks)  # on another stream, for more layers to pass than there are
+        differ = short.not_counted != long.not_counted or short.routing is not long.routing
+        is_too_short = any(growth.copies < 2 for growth in (depths, chunks or depths))
+        if differ or is_too_short or (waits and not depths.sees_held_back):
+            return None
+        vocabulary = Vocabulary()
+        pair = steps_of(short, vocabulary), steps_of(long, vocabulary)
+        kinds = _KindPicks(pair[0]), _KindPicks(pair[1])
+        unlike: Container[tuple[int, int]] = frozenset()
+        mistakes = _Mistakes(*kinds)
+        while len(mistakes.pairs) < MOST_MISTAKES:
+            alignment = Search(*pair, depths, chunks, unlike).alignment()
+            if alignment is None:
+                return None
+            try:
+                return _Expansion((short, long), pair, kinds, alignment, depths, chunks).trace()
+            except _NotAlikeError as error:
+                unlike = mistakes  # from here on, steps are looked at more closely
+                mistakes.pairs.add(error.steps)
+            except UnclearError:
+                return None
+        return None
     finally:
         if was_on:
             gc.enable()
-
-
-def _expand(short: Trace, long: Trace, depths: Depths) -> Trace | None:
-    try:
-        chunks = _chunks(short, long)
-    except UnclearError:
-        return None
-    waits = any(block.stream for block in long.blocks)  # on another stream, for more layers to pass than there are
-    differ = short.not_counted != long.not_counted or short.routing is not long.routing
-    is_too_short = any(growth.copies < 2 for growth in (depths, chunks or depths))
-    if differ or is_too_short or (waits and not depths.sees_held_back):
-        return None
-    vocabulary = Vocabulary()
-    pair = steps_of(short, vocabulary), steps_of(long, vocabulary)
-    kinds = _KindPicks(pair[0]), _KindPicks(pair[1])
-    unlike: Container[tuple[int, int]] = frozenset()
-    mistakes = _Mistakes(*kinds)
-    while len(mistakes.pairs) < MOST_MISTAKES:
-        alignment = Search(*pair, depths, chunks, unlike).alignment()
-        if alignment is None:
-            return None
-        try:
-            return _Expansion((short, long), pair, kinds, alignment, depths, chunks).trace()
-        except _NotAlikeError as error:
-            unlike = mistakes  # from here on, steps are looked at more closely
-            mistakes.pairs.add(error.steps)
-        except UnclearError:
-            return None
-    return None
 
 
 # -- learning it from two runs ---------------------------------------------------------------------------------------

@@ -167,7 +167,15 @@ class Machines:
         if missing:
             self._say(f"Going on with {len(self.present)} of {self.place.machines} machines (--min_nodes)")
         for member in self._there():
-            _check_alike(member.hello, hardware)
+            # Refuses a machine whose GPUs the plan is not for
+            hello = member.hello
+            wanted, there = hardware.topology.devices, hello.devices
+            if hello.card != hardware.name or there < wanted:
+                raise UsageError(
+                    f"{capitalized(hello.name)} has {there} x {hello.card} of {format_bytes(hello.total_bytes)}, "
+                    f"machine 0 {wanted} x {hardware.name} of {format_bytes(hardware.total_bytes)}.",
+                    hint="Train on machines that are alike; --gpus N takes N of the GPUs of each.",
+                )
         free_bytes = min([hardware.free_bytes, *(each.hello.free_bytes for each in self._there())])
         machines = len(self.present)
         topology = replace(hardware.topology, nodes=machines)
@@ -332,18 +340,3 @@ def how_to_reach(place: Place) -> str:
         f"Each needs the same command with a --machine_rank of its own, must see the same --output_dir, and must reach "
         f"{place.address}:{place.port}: firewall, address, port? {JOIN_VARIABLE} says how long they wait."
     )
-
-
-def _check_alike(hello: Hello, hardware: Hardware) -> None:
-    """Refuses a machine whose GPUs the plan is not for.
-
-    Raises:
-        UsageError: they are others, or fewer.
-    """
-    wanted, there = hardware.topology.devices, hello.devices
-    if hello.card != hardware.name or there < wanted:
-        raise UsageError(
-            f"{capitalized(hello.name)} has {there} x {hello.card} of {format_bytes(hello.total_bytes)}, "
-            f"machine 0 {wanted} x {hardware.name} of {format_bytes(hardware.total_bytes)}.",
-            hint="Train on machines that are alike; --gpus N takes N of the GPUs of each.",
-        )
