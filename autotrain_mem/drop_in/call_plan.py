@@ -103,7 +103,7 @@ def make_plan(asked: PlannedCall) -> Plan:
         cache_folder(),
         on_damage=lambda message: Console(stderr=True).print(f"note: {message}", style="dim", highlight=False),
     )
-    hardware = smallest(lambda: device_of(config, asked.autofit.gpu, asked.models, store), asked.autofit.link)
+    hardware = smallest(lambda: device_of(config, asked.autofit.gpu, asked.models), asked.autofit.link)
     plan = agreed(lambda: _planned(asked, launched, hardware, store, earlier))
     if asked.autofit.show and is_first():
         Console(stderr=True).print(first_screen(plan))

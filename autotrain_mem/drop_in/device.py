@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterable
 from dataclasses import replace
@@ -11,21 +10,18 @@ from typing import Any
 from autotrain_mem.allocator.settings import environment_settings, variable_that_counts
 from autotrain_mem.machine.choose import choose
 from autotrain_mem.machine.detect import cuda_device, host
-from autotrain_mem.machine.measure import measured
 from autotrain_mem.machine.usable import check_usable
-from autotrain_mem.support.errors import UnreadableGpuError, UsageError
-from autotrain_mem.support.store import Store
+from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import Hardware
 
 
-def device_of(config: Any, gpu: str | None, models: Iterable[Any], store: Store) -> Hardware:
+def device_of(config: Any, gpu: str | None, models: Iterable[Any]) -> Hardware:
     """The card named, or the device of the trainer's config.
 
     Args:
         config: TRL's.
         gpu: A card by name or size; None for the device itself.
         models: Those that the script hands over: what they hold of the card is theirs to train with.
-        store: Where a measurement of a card is kept.
 
     Raises:
         UnknownGpuError: no such card.
@@ -53,9 +49,6 @@ def device_of(config: Any, gpu: str | None, models: Iterable[Any], store: Store)
             f"cuda:{index} is no card that NVML knows, so its memory is unknown.",
             hint="Name a card to plan for: autofit=AutoFit(gpu=...).",
         )
-    # Another process may be kept from a card that this one uses (compute mode "exclusive process").
-    with contextlib.suppress(UnreadableGpuError):
-        card = measured(card, store)
     return with_own_use(card, config.device, models)
 
 

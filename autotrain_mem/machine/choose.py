@@ -16,7 +16,6 @@ from autotrain_mem.machine.catalog import catalog, named, rates_of
 from autotrain_mem.machine.detect import VISIBLE, detect, host, nvidia_driver
 from autotrain_mem.machine.links import named_links, topology
 from autotrain_mem.support.errors import NoGpuError, UsageError
-from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.types.hardware import Hardware
 
@@ -45,14 +44,10 @@ def choose(
     nodes: int = 1,
     spared: int = 0,
     link: str | None = None,
-    store: Store | None = None,
     environment: Mapping[str, str] = _NOTHING,
     warn: Callable[[str], None] = lambda message: None,
-    measures: bool = True,
 ) -> Hardware:
     """Returns the host if asked for, else the named card, else the smallest of the GPUs that CUDA would expose.
-
-    What a process holds outside torch is measured once on a GPU of this machine; a named card is never touched.
 
     Args:
         gpus: How many to use; None for all that are here, and for one of a named card.
@@ -60,16 +55,14 @@ def choose(
         spared: How many of those that are here are another's, such as vLLM's server's; where the user says which GPUs
             are seen (``CUDA_VISIBLE_DEVICES``) they are among the others.
         link: What joins them, as ``--link`` has it.
-        store: Where a measurement is kept; None for the user's cache folder, without a word about its state.
         environment: What is set for the training process, over this one's environment: it may name the card.
         warn: Is called for GPUs that are skipped because NVML does not answer, and for GPUs that differ.
-        measures: False for an answer in milliseconds.
 
     Raises:
         NoGpuError: nothing was asked for and no GPU is here; the hint holds the three ways on. Fewer are here than are
             asked for, or than are left.
         UnknownGpuError: the name is not in the catalog, or stands for several cards.
-        UnreadableGpuError: a GPU is here that does not answer, or that torch cannot use.
+        UnreadableGpuError: a GPU is here that does not answer.
         UsageError: a list of cards; a link that is none.
     """
     named_links(link)
@@ -83,12 +76,7 @@ def choose(
     used = _detected(gpus, environment, warn, spared=spared)
     for note in _differences(used):
         warn(note)
-    card = least(used)
-    if measures:
-        from autotrain_mem.machine.measure import measured  # it starts a process
-
-        card = measured(card, store or Store(cache_folder()), environment=environment)
-    return _together(card, used, nodes=nodes, link=link)
+    return _together(least(used), used, nodes=nodes, link=link)
 
 
 def _detected(

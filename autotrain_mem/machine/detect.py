@@ -28,7 +28,7 @@ from typing import Any
 
 from autotrain_mem.machine.catalog import catalog, rates_of, recognise
 from autotrain_mem.machine.overhead import COMMUNICATOR_BYTES
-from autotrain_mem.machine.torch_child import NoAnswer, torch_child
+from autotrain_mem.machine.torch_child import NoAnswer, torch_device
 from autotrain_mem.support.errors import UnreadableGpuError
 from autotrain_mem.support.host import host_memory
 from autotrain_mem.support.units import MIB
@@ -312,15 +312,18 @@ def _memory_by_torch(uuid: str, environment: Mapping[str, str]) -> tuple[int, in
     User Guide, "Known Issues"). What a training process holds of the host beside tensors is not free for it.
     """
     try:
-        with torch_child(uuid, environment) as (_, torch):
-            total_bytes, free_bytes = torch.total_bytes, torch.free_bytes
+        torch = torch_device(uuid, environment)
     except NoAnswer as reason:
         message = f"NVML does not tell the memory of GPU {uuid}, and torch did not either: {reason}."
         raise UnreadableGpuError(message, hint=_UNANSWERED) from reason
     if not torch.is_integrated:
-        return total_bytes, free_bytes, "torch, since NVML does not tell it"
-    available_bytes = max(free_bytes, host_memory().available_bytes)
-    return total_bytes, max(0, min(total_bytes, available_bytes) - HOST_NON_TORCH_BYTES), "torch, the host's own"
+        return torch.total_bytes, torch.free_bytes, "torch, since NVML does not tell it"
+    available_bytes = max(torch.free_bytes, host_memory().available_bytes)
+    return (
+        torch.total_bytes,
+        max(0, min(torch.total_bytes, available_bytes) - HOST_NON_TORCH_BYTES),
+        "torch, the host's own",
+    )
 
 
 def _hardware(nvml: Any, device: _Device, environment: Mapping[str, str]) -> Hardware:
@@ -331,7 +334,7 @@ def _hardware(nvml: Any, device: _Device, environment: Mapping[str, str]) -> Har
     name = _ask(nvml, nvml.nvmlDeviceGetName, device.handle) or f"MIG instance {device.uuid}"
     capability = _ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, device.card)
     known = recognise(name, total_bytes)
-    # Of an unknown card the most that is known of any, until it is measured (``machine.measure``).
+    # Of an unknown card the most that is known of any, until a probe measures it.
     non_torch_bytes = known.non_torch_bytes if known else max(card.non_torch_bytes for card in catalog())
     return Hardware(
         name=name,

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotrain_mem.allocator.settings import NEWER_VARIABLE, OLDER_VARIABLE, variable_that_counts
+from autotrain_mem.machine.card_processes import others_on
 from autotrain_mem.machine.catalog import recognise
 from autotrain_mem.machine.choose import unplanned_gpus
 from autotrain_mem.machine.detect import VISIBLE, detect, nvidia_driver
-from autotrain_mem.machine.measure import others_on
 from autotrain_mem.machine.torch_child import NoAnswer, next_answer
 from autotrain_mem.machine.usable import check_usable
 from autotrain_mem.support.errors import AutofitError, UnreadableGpuError

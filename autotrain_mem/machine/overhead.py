@@ -11,7 +11,7 @@ kernels loaded lazily   160 MiB, planned                what runs: torch's, cuBL
 kernels loaded eagerly  about 400 MiB more, not         ``CUDA_MODULE_LOADING=EAGER``: 942 MiB for 481 on an A100
                         planned for                     (stas00/ml-engineering), 636 for 274 (pytorch#86509). CUDA loads
                                                         lazily by default since 12.2 (CUDA Programming Guide, "Lazy
-                                                        Loading"), torch since 1.13. A measurement sees the setting.
+                                                        Loading"), torch since 1.13.
 cuBLAS, cuBLASLt        0                               both take their workspaces from torch's allocator
                                                         (aten/src/ATen/cuda/CublasHandlePool.cpp), where
                                                         ``rehearsal.cuda.workspaces`` counts them. Lt has none of its
@@ -29,7 +29,7 @@ vLLM's engine           not here                        ``estimator.memory``
 ======================  ==============================  ==============================================================
 
 nvidia-smi's per-process figure is all of these and what torch reserves. Beside processes it counts the driver's own
-reserve, which torch's total leaves out (``detect._memory``).
+reserve, which torch's total leaves out (``detect.memory_of``).
 
 No step shows between drivers: a T4 had 115 to 164 MiB where 14.74 GiB were left of it, 109 to 198 under the later
 driver that leaves 14.56. A measurement on the device replaces all of this: see ``measure``.

@@ -1,26 +1,24 @@
 """Asks torch about one card in a process of its own, since a context of CUDA costs memory and cannot be closed again.
 
-The child (``measure_process``) says first what torch sees of the card, or why it cannot use it, and later what it holds
-of it.
+The child (``usable.main``) says what torch sees of the card, or why it cannot use it.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from autotrain_mem.support.errors import from_json
 from autotrain_mem.support.processes import Child, ChildDied, ChildTimeout
 
-CHILD_MODULE = "autotrain_mem.machine.measure_process"
+CHILD_MODULE = "autotrain_mem.machine.usable"
 TIME_LIMIT_SECONDS = 120.0
 """Importing torch takes most of it: 5 s from a warm disk, a minute from a network's."""
 
 
 class NoAnswer(Exception):
-    """Why the child told nothing, in a few words."""
+    """Raised when the child does not answer; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,32 +30,26 @@ class TorchDevice:
     """Its memory is the host's (``cudaDeviceProp.integrated``)."""
 
 
-@contextlib.contextmanager
-def torch_child(
-    uuid: str,
-    environment: Mapping[str, str],
-    module: str = CHILD_MODULE,
-    limit_seconds: float = TIME_LIMIT_SECONDS,
-) -> Iterator[tuple[Child, TorchDevice]]:
-    """Starts a child that sees this card alone and waits until it has opened it; it ends with the context.
+def torch_device(uuid: str, environment: Mapping[str, str], module: str = CHILD_MODULE) -> TorchDevice:
+    """Returns what torch sees of one card, from a child that sees this card alone.
 
     Args:
         environment: What is set for the training process, over this one's environment.
 
     Raises:
         UnreadableGpuError: torch cannot use the card; the hint says what mends it.
-        NoAnswer: it did not get so far as to tell.
+        NoAnswer: the child died, hung or failed.
     """
     child = Child(module, {**environment, "CUDA_VISIBLE_DEVICES": uuid})
     try:
-        yield child, TorchDevice(**next_answer(child, limit_seconds)["device"])
+        return TorchDevice(**next_answer(child)["device"])
     finally:
         child.kill()  # it holds nothing that needs saving
         child.stop()
 
 
 def next_answer(child: Child, limit_seconds: float = TIME_LIMIT_SECONDS) -> dict[str, Any]:
-    """Receives the child's next answer. Raises as :func:`torch_child`."""
+    """Receives the child's next answer. Raises as :func:`torch_device`."""
     try:
         answer = child.receive(limit_seconds)
     except ChildTimeout as timeout:

@@ -14,6 +14,7 @@ import sys
 from autotrain_mem.allocator.settings import environment_setting, variable_that_counts
 from autotrain_mem.machine.detect import ask_device, nvidia_driver
 from autotrain_mem.support.errors import UnreadableGpuError
+from autotrain_mem.support.processes import Channel
 from autotrain_mem.types.hardware import TURING
 
 OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
@@ -122,3 +123,24 @@ def _has_libcuda() -> bool:
         return sys.platform == "win32" or bool(ctypes.CDLL("libcuda.so.1"))
     except OSError:
         return False
+
+
+def main() -> None:
+    """Opens the one card that this process sees, and sends the fields of its ``torch_child.TorchDevice``."""
+    channel = Channel(ignore_interrupt=True)
+    try:
+        import torch
+
+        check_usable(0)
+        free_bytes, total_bytes = torch.cuda.mem_get_info()
+        is_integrated = bool(torch.cuda.get_device_properties(0).is_integrated)
+        channel.send({"device": {"total_bytes": total_bytes, "free_bytes": free_bytes, "is_integrated": is_integrated}})
+    except UnreadableGpuError as error:
+        channel.send({"unusable": error.to_json()})
+    except Exception as error:  # whatever stands in the way, the parent does without the figure and says why
+        channel.send({"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"})
+    channel.receive()
+
+
+if __name__ == "__main__":
+    main()

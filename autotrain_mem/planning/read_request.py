@@ -191,7 +191,6 @@ def rehearsals_for(workers: Workers, request: RunRequest, warn: Callable[[str], 
         nodes=autofit.nodes or 1,
         spared=gpus_served_here(given.get, autofit.nodes or 1),
         link=autofit.link,
-        store=store,
         environment=request.environment,
         warn=warn,
     )

@@ -204,7 +204,6 @@ def _refuse_device(request: RunRequest, *, to_train: bool) -> None:
         spared=spared,
         link=autofit.link,
         environment=environment,
-        measures=False,
     )
     if to_train and (autofit.nodes or 1) == 1:
         training_device(card, simulate=request.simulate, environment=environment)

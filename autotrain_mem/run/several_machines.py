@@ -89,7 +89,7 @@ def follow_first(request: RunRequest, say: Say) -> None:
 
     counts = request.autofit.gpu_counts
     environment, gpus = request.environment, counts[0] if counts else None
-    card = choose(request.autofit.gpu, use_cpu=False, gpus=gpus, environment=environment, measures=False)
+    card = choose(request.autofit.gpu, use_cpu=False, gpus=gpus, environment=environment)
     hardware = training_device(card, simulate=request.simulate, environment=environment)
     if request.autofit.plan is not None and not request.argument("output_dir"):
         from autotrain_mem.planning.read_request import PlanHints, with_plan

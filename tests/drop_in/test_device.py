@@ -10,7 +10,7 @@ import torch
 from autotrain_mem.drop_in import device
 from autotrain_mem.drop_in.device import device_of, lost_levers, with_own_use
 from autotrain_mem.machine.catalog import named
-from autotrain_mem.support.errors import UnknownGpuError, UnreadableGpuError, UsageError
+from autotrain_mem.support.errors import UnknownGpuError, UsageError
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types import Hardware
 
@@ -24,7 +24,7 @@ def args(kind: str, index: int | None = None, n_gpu: int = 1) -> Any:
 
 
 def asked(config: Any, gpu: str | None = None) -> Hardware:
-    return device_of(config, gpu, [], None)  # type: ignore[arg-type]  # nothing is measured here
+    return device_of(config, gpu, [])
 
 
 def holding(*tensors: Any) -> Any:
@@ -41,11 +41,6 @@ def use_cuda(monkeypatch: pytest.MonkeyPatch, *, allocated_bytes: int, reserved_
 def test_without_a_name_it_is_the_device_of_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
     second = replace(CARD, index=1)
     monkeypatch.setattr(device, "cuda_device", (CARD, second).__getitem__)
-
-    def refused(card: Hardware, store: Any) -> Hardware:
-        raise UnreadableGpuError("Another process holds it: this one uses it all the same.")
-
-    monkeypatch.setattr(device, "measured", refused)
     assert asked(args("cpu")).origin == "cpu"
     assert asked(args("cuda", 1)) == second
     assert asked(args("cuda")) == CARD

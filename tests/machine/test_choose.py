@@ -9,11 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from autotrain_mem.machine import choose as module
-from autotrain_mem.machine import measure
 from autotrain_mem.machine.catalog import catalog, named
 from autotrain_mem.machine.choose import choose, several, unplanned_gpus
 from autotrain_mem.support.errors import NoGpuError, UnknownGpuError, UsageError
-from autotrain_mem.support.store import Store
 from autotrain_mem.support.units import GIB
 from autotrain_mem.types.hardware import Hardware, Topology
 
@@ -39,11 +37,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> list[Hardware]:
     def seen(environment: Mapping[str, str], *on_unreadable: object) -> tuple[Hardware, ...]:
         return tuple(gpus[:: -1 if environment else 1])
 
-    def measured(card: Hardware, store: Store, environment: Mapping[str, str]) -> Hardware:
-        return replace(card, source=f"measured{environment.get('CUDA_VISIBLE_DEVICES', '')}")
-
     monkeypatch.setattr(module, "detect", seen)
-    monkeypatch.setattr(measure, "measured", measured)
     return gpus
 
 
@@ -61,13 +55,13 @@ def test_a_server_beside_the_training_has_gpus_of_its_own(
     assert choose(None, use_cpu=False, spared=1).topology.devices == 2
 
 
-def test_all_gpus_that_cuda_shows_are_used_and_one_measured_unless_a_card_a_size_or_the_cpu_is_chosen(
+def test_all_gpus_that_cuda_shows_are_used_unless_a_card_a_size_or_the_cpu_is_chosen(
     machine: list[Hardware],
 ) -> None:
     together = Topology(devices=2, uuids=("GPU-1", "GPU-0"))
-    assert choose(None, use_cpu=False) == replace(machine[0], source="measured", topology=together)
+    assert choose(None, use_cpu=False) == replace(machine[0], topology=together)
     alone = Topology(uuids=("GPU-1",))
-    assert choose(None, use_cpu=False, gpus=1) == replace(machine[0], source="measured", topology=alone)
+    assert choose(None, use_cpu=False, gpus=1) == replace(machine[0], topology=alone)
     assert choose("RTX 3060", use_cpu=False) == named("rtx3060")
     assert choose("300MiB", use_cpu=False).origin == "imagined"
     assert choose(None, use_cpu=True).origin == "cpu"
@@ -121,11 +115,11 @@ def test_of_gpus_that_differ_the_smallest_counts_with_the_speed_of_the_slowest_a
     assert len(notes) == 2, "equal ones are nothing to talk about"
 
 
-def test_the_jobs_environment_says_which_card_is_planned_for_measured_and_trained_on(machine: list[Hardware]) -> None:
+def test_the_jobs_environment_says_which_card_is_planned_for_and_trained_on(machine: list[Hardware]) -> None:
     environment = {"CUDA_VISIBLE_DEVICES": "1"}
     chosen = choose(None, use_cpu=False, environment=environment)
     both = Topology(devices=2, uuids=("GPU-0", "GPU-1"))
-    assert chosen == replace(machine[1], source="measured1", topology=both)
+    assert chosen == replace(machine[1], topology=both)
     assert module.training_device(chosen, simulate=False) is chosen
     one = module.training_device(named("rtx3060"), simulate=False, environment=environment)
     assert one == replace(machine[1], topology=Topology(uuids=("GPU-0",)))
@@ -187,10 +181,9 @@ def test_other_makers_gpus_are_told_by_torchs_build_and_refused_with_the_ways_on
     assert unplanned_gpus() == named_as
     if not named_as:
         return
-    for ask in (lambda: choose(None, use_cpu=False), lambda: choose(None, use_cpu=False, measures=False)):
-        with pytest.raises(NoGpuError, match=re.escape(f"torch is built for {named_as} here")) as refused:
-            ask()
-        for way in ("--gpu NAME --plan_only", "--gpu NAME --simulate", "--use_cpu"):
-            assert way in str(refused.value.hint)
+    with pytest.raises(NoGpuError, match=re.escape(f"torch is built for {named_as} here")) as refused:
+        choose(None, use_cpu=False)
+    for way in ("--gpu NAME --plan_only", "--gpu NAME --simulate", "--use_cpu"):
+        assert way in str(refused.value.hint)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert platform == "darwin" or unplanned_gpus() == "", "no torch at all"

@@ -1,8 +1,7 @@
 """Detection through NVML, against a small stand-in for the pynvml module."""
 
-import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import pytest
 from fake_nvml import FakeGpu, FakeInstance, FakeNvml
@@ -170,13 +169,12 @@ def test_where_nvml_does_not_tell_a_cards_memory_torch_does(
     """``cudaMemGetInfo`` does not count pages of files, which fill the host's memory and can be taken back."""
     asked = []
 
-    @contextlib.contextmanager
-    def child(uuid: str, environment: Mapping[str, str]) -> Iterator[tuple[None, TorchDevice]]:
+    def child(uuid: str, environment: Mapping[str, str]) -> TorchDevice:
         asked.append((uuid, environment))
-        yield None, TorchDevice(total_bytes=119 * GIB, free_bytes=5 * GIB, is_integrated=is_integrated)
+        return TorchDevice(total_bytes=119 * GIB, free_bytes=5 * GIB, is_integrated=is_integrated)
 
     memory = HostMemory(total_bytes=121 * GIB, available_bytes=100 * GIB, source="")
-    monkeypatch.setattr(module, "torch_child", child)
+    monkeypatch.setattr(module, "torch_device", child)
     monkeypatch.setattr(module, "host_memory", lambda: memory)
     gb10 = FakeGpu(A, "NVIDIA GB10", total_mib=0, reserved_mib=0, capability=(12, 1), cores=6144)
     nvml.gpus, gb10.shares_memory = [gb10], not says_zero
@@ -190,12 +188,10 @@ def test_where_nvml_does_not_tell_a_cards_memory_torch_does(
 def test_a_card_whose_memory_nobody_tells_is_an_error_with_what_torch_answered(
     nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    @contextlib.contextmanager
-    def silent(uuid: str, environment: Mapping[str, str]) -> Iterator[None]:
+    def silent(uuid: str, environment: Mapping[str, str]) -> TorchDevice:
         raise NoAnswer("the process ended with status 3")
-        yield
 
-    monkeypatch.setattr(module, "torch_child", silent)
+    monkeypatch.setattr(module, "torch_device", silent)
     nvml.gpus[0].shares_memory = True
     with pytest.raises(UnreadableGpuError, match="ended with status 3"):
         detect()
