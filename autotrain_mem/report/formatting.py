@@ -130,9 +130,11 @@ def settings(knobs: Knobs, names: Sequence[str] | None = None) -> str:
         "lora_r": f"rank {knobs.lora_r}" if names is not None and knobs.use_peft else "",
         **{row.knobs[0]: row.words if is_pulled(row, knobs) else "" for row in HARM_FIRST if row.words},
         "num_generations": f"groups of {knobs.num_generations}" if knobs.num_generations else "",
-        "local_rollout_forward_batch_size": _at_once("generated", knobs.local_rollout_forward_batch_size),
-        "per_device_eval_batch_size": _at_once("evaluated", knobs.per_device_eval_batch_size),
     }
+    if knobs.local_rollout_forward_batch_size is not None:
+        parts["local_rollout_forward_batch_size"] = f"generated {knobs.local_rollout_forward_batch_size} at a time"
+    if knobs.per_device_eval_batch_size is not None:
+        parts["per_device_eval_batch_size"] = f"evaluated {knobs.per_device_eval_batch_size} at a time"
     if knobs.completion_length:
         parts["max_length"] = f"{knobs.completion_knob} {knobs.completion_length}"
     return ", ".join(text for name, text in parts.items() if text and (names is None or name in names))
@@ -178,10 +180,6 @@ def sharing(knobs: Knobs) -> str:
     """``FSDP2, full shard``; empty for a single process."""
     tokens = f", {knobs.token_shards} GPUs share each row" if knobs.token_shards > 1 else ""
     return SHARINGS[knobs.sharding] + tokens if knobs.sharding is not None else ""
-
-
-def _at_once(done: str, rows: int | None) -> str:
-    return "" if rows is None else f"{done} {rows} at a time"
 
 
 def attempt(tried: Candidate, asked: Knobs, *, has_copies: bool) -> str:

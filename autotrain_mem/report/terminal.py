@@ -151,7 +151,7 @@ class TrainingProgress:
             say(self._console, f"step {step}/{self._total_steps}  {facts}".rstrip())
 
 
-class LiveLine:
+class LiveLine(Progress):
     """Redraws one line in place on a terminal, with the seconds it has taken; prints nothing elsewhere."""
 
     def __init__(self, console: Console, text: str = "") -> None:
@@ -159,20 +159,12 @@ class LiveLine:
         column = TextColumn("{task.description}", markup=False, table_column=cut)
         spinner = SpinnerColumn("line" if console.options.ascii_only else "dots")
         columns = (spinner, column, TimeElapsedColumn())
-        self.console = console
-        self.line = Progress(*columns, console=console, transient=True, expand=True, disable=not is_live(console))
-        self._task = self.line.add_task(text)
-
-    def __enter__(self) -> Self:
-        self.line.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self.line.stop()
+        super().__init__(*columns, console=console, transient=True, expand=True, disable=not is_live(console))
+        self._line = self.add_task(text)
 
     def show(self, text: str) -> None:
         """Shows another text, cropped at the terminal's width."""
-        self.line.update(self._task, description=text)
+        self.update(self._line, description=text)
 
     def counting(self, counting: Counting) -> None:
         """Shows how many rows are tokenized."""
@@ -197,7 +189,7 @@ class SearchProgress(LiveLine):
         settings = f"micro-batch {attempt.knobs.per_device_train_batch_size}, {changed}"
         outcome = f"needs {format_bytes(attempt.required_bytes)}, {'fits' if attempt.fits else 'does not fit'}"
         self.show(f"rehearsing, {self._tried} tried: {outcome}: {settings}")
-        if self.line.disable:
+        if self.disable:
             say(self.console, f"rehearsing: {settings} ... {outcome}")
 
 
@@ -215,7 +207,7 @@ class CardsProgress(LiveLine):
             self._seen.append(name)
         line = f"card {self._seen.index(name) + 1} of {self._count}: {name}"
         self.show(f"{line}, {formatting.batch(attempt.knobs)}")
-        if self.line.disable and is_new:
+        if self.disable and is_new:
             say(self.console, line)
 
 
@@ -226,7 +218,7 @@ def waiting(console: Console, what: str) -> Iterator[Callable[[str], None]]:
         yield line.show
 
 
-def say(console: Console, line: str) -> None:
+def say(console: rich.console.Console, line: str) -> None:
     """Prints a line without wrapping it, so that a log can be searched for its names."""
     console.print(Text(line), soft_wrap=True)
 

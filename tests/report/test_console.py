@@ -277,7 +277,7 @@ def test_on_a_terminal_no_live_line_is_wrapped_and_the_cursor_comes_back(
     console, file = console_of(width, terminal=True)
     with SearchProgress(console) as progress:
         progress.counting(Counting(done=150_000, rows=200_000, doing="Tokenizing train dataset"))
-        progress.line.refresh()
+        progress.refresh()
         progress.tried(examples.PLAN.attempts[0])
         progress.tried(examples.PLAN.attempts[2])
     with CardsProgress(console, 2) as cards:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_examples import DATA, MIXED, PLAN, RTX3060, estimate
+from report_examples import DATA, MIXED, PLAN, REPORT, RTX3060, estimate
 from test_console import rendered
 
 from autotrain_mem import api
@@ -93,7 +93,10 @@ def test_of_the_data_the_whole_distribution_is_shown_where_it_is_known() -> None
 
 def test_a_runs_page_keeps_the_highest_of_many_moments_and_marks_what_happened() -> None:
     moments = [moment(step, reserved_bytes=999 if step == 3333 else 30, loss=1.0) for step in range(5000)]
-    found = page(history=history(*moments))
+    found = page(history=history(*moments), report=REPORT)
+    notes = {name: note for name, _, note in found.key_figures}
+    assert notes["peak allocated"] == "predicted; measured 7.40 GiB (+0.2 %)"
+    assert (notes["trained"], notes["loss"]) == ("120 steps", "from 2.314")
     memory = drawn(found, "memory-of-the-run")
     assert len(memory["x"]) < len(moments)
     assert max(memory["lines"][1]["values"]) == 999.0

@@ -358,6 +358,7 @@ function makeFigure(frame, figure, pageTitle) {
     layout = drawn(figure, {width, height: height(width), range, hidden});
     holder.replaceChildren(layout.picture);
     for (const {style} of [cursor, band]) [style.top, style.height] = [`${layout.top}px`, `${layout.tall}px`];
+    if (!cursor.hidden) moveTo(point);
   }
 
   function moveTo(next, reach = 0) {
