@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 import random
 from collections.abc import Iterator
@@ -39,15 +40,14 @@ def timeline(events: int = 4000, name: str = "rehearsed step", *, places: int = 
     """LoRA on a large model, at about ``places`` moments; nearly every one has other sizes than the one before."""
     source, ends = random.Random(seed), [*(begin for _, begin in PHASES[1:]), 1.0]
     points = range(0, events, max(1, events // places))
-    owners: dict[Owner, list[int]] = {owner: [] for owner in OWNERS}
-    holders = []
+    moments, holders = [], []
     for point in points:
         number = next(at for at, end in enumerate(ends) if point / events < end)
         (phase, begin), end = PHASES[number], ends[number]
         progress = (point / events - begin) / (end - begin)
         alive = {Phase.FORWARD: progress, Phase.BACKWARD: 1 - progress}.get(phase, 0.0)
         trains = phase is not Phase.LOAD
-        sizes = {
+        sizes = dict.fromkeys(OWNERS, 0) | {
             Owner.WEIGHTS: int(36 * GIB * (1 if trains else progress)),
             Owner.ACTIVATIONS: int(12 * GIB * alive) + source.randrange(MIB) * trains,
             Owner.GATHERED_WEIGHTS: 900 * MIB * (phase is Phase.BACKWARD),
@@ -56,19 +56,16 @@ def timeline(events: int = 4000, name: str = "rehearsed step", *, places: int = 
             Owner.TEMPORARY: source.choice((8, 32, 56, 112, 224, 600)) * MIB * trains,
             Owner.OTHER: 90 * MIB * (alive > 0),
         }
-        for owner, column in owners.items():
-            column.append(sizes.get(owner, 0))
-        largest = sorted(((size, owner) for owner, size in sizes.items() if size), reverse=True)[:3]
+        moments.append(sizes)
+        largest = heapq.nlargest(3, ((size, OWNERS.index(owner)) for owner, size in sizes.items() if size))
         layer = int(progress * LAYERS) % LAYERS
-        holders.append(
-            tuple(Holder(module=layer, owner=OWNERS.index(owner), size_bytes=size) for size, owner in largest)
-        )
-    totals = [sum(column) for column in zip(*owners.values(), strict=True)]
+        holders.append(tuple(Holder(module=layer, owner=at, size_bytes=size) for size, at in largest))
+    totals = [sum(sizes.values()) for sizes in moments]
     return Timeline(
         name=name,
         events=events,
         event=tuple(points),
-        owners={owner: tuple(column) for owner, column in owners.items()},
+        owners={owner: tuple(sizes[owner] for sizes in moments) for owner in OWNERS},
         reserved_bytes=tuple(int(1.04 * most) for most in accumulate(totals, max)),
         holders=tuple(holders),
         modules=tuple(f"model.layers.{layer}.mlp" for layer in range(LAYERS)),

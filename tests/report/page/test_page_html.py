@@ -67,6 +67,10 @@ def test_a_table_stands_in_the_place_of_each_figure() -> None:
         assert {len(row) for row in figure.rows} == {len(figure.columns)}
         assert figure.note.endswith(".")
     timeline = page_examples.timeline()
+    *areas, reserved = (figures[0].figure or {})["lines"]
+    columns = [(line["colour"], [*itertools.accumulate(line["changes"])]) for line in reversed(areas)]
+    assert columns == [(str(owner), [*sizes]) for owner, sizes in timeline.owners.items() if any(sizes)]
+    assert [*itertools.accumulate(reserved["changes"])] == [*timeline.reserved_bytes]
     assert f"{timeline.event[timeline.peak]:,}" in {row[1] for row in figures[0].rows}, "its peak is among the rows"
 
 

@@ -12,6 +12,7 @@ import page_examples
 import pytest
 
 from autotrain_mem.report.page.render import page_html
+from autotrain_mem.support.units import format_bytes
 from tests.browser import Browser, axe, in_chromium
 
 pytestmark = in_chromium
@@ -92,6 +93,9 @@ def test_every_figure_is_drawn_in_silence(report: Browser, files: dict[str, path
 
 def test_the_panel_tells_of_the_peak_until_a_reader_points_elsewhere(report: Browser) -> None:
     assert "at the peak" in text_of(report, ".panel .where")
+    shown = page_examples.timeline(1500)
+    allocated = format_bytes(sum(column[shown.peak] for column in shown.owners.values()))
+    assert text_of(report, ".panel .sum").split() == ["allocated", *allocated.split()]
     hover(report, 0.4)
     until(report, "return !document.querySelector('.panel .where').innerText.includes('peak')")
     panel = text_of(report, ".panel")
