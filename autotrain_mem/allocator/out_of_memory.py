@@ -17,7 +17,7 @@ class Refusal:
     requested_bytes: int
     """As asked for, before any rounding."""
     segment_bytes: int
-    """What was asked of the device: torch's message tells this."""
+    """Bytes requested from the device, as in torch's message."""
     total_bytes: int
     free_bytes: int
     allocated_bytes: int
@@ -27,7 +27,7 @@ class Refusal:
     is_rejected: bool = False
     """Whether the device was not even asked (``throw_on_cudamalloc_oom``)."""
     outside_bytes: int | None = None
-    """What the process holds outside the allocator; None where no driver tells."""
+    """Bytes that the process holds outside the allocator; None where no driver reports them."""
 
     def message(self) -> str:
         """Writes torch's sentence."""

@@ -26,7 +26,7 @@ class DeviceMemory:
     """Holds what is left of a device (``cudaMalloc``, ``cuMemCreate``), and addresses that were not given out yet."""
 
     capacity_bytes: int | None
-    """What the allocator can have in all; None for no end."""
+    """The most that the allocator can reserve; None for no limit."""
     taken_bytes: int = 0
     _next_address: int = FIRST_ADDRESS
 

@@ -173,7 +173,7 @@ _READERS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "per_process_memory_fraction": ("per_process_memory_fraction", partial(_fraction, whole=True)),
     "throw_on_cudamalloc_oom": ("throw_on_cudamalloc_oom", _switch),
 }
-"""By option: the field that it sets, and what reads its value (option, text)."""
+"""Maps an option to the field that it sets, and to what parses its value (option, text)."""
 
 
 def environment_settings(environment: Mapping[str, str]) -> AllocatorSettings:

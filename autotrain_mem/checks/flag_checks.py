@@ -269,7 +269,7 @@ def padding_free(flags: Flags) -> Problems:
 
 
 _GRAPHS = {"torch_compile_mode": ("reduce-overhead", "max-autotune"), "torch_compile_backend": ("cudagraphs",)}
-"""What records CUDA graphs (``torch/_inductor/__init__.py: list_mode_options``, ``torch/_dynamo/backends/
+"""Modes that record CUDA graphs (``torch/_inductor/__init__.py: list_mode_options``, ``torch/_dynamo/backends/
 cudagraphs.py``)."""
 
 

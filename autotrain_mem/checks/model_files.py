@@ -81,7 +81,7 @@ def teacher_model(subject: ModelOnCard) -> None:
 
 
 _OF_THE_FILE = ("_name_or_path", "transformers_version")
-"""What a config says of where it was read and by whom it was written, not of the model."""
+"""Keys of a config about its file and its writer, not about the model."""
 
 
 def config_digest(job: Job, config: Any) -> str:

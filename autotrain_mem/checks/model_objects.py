@@ -18,7 +18,7 @@ from autotrain_mem.trainers.model_support import checkpoint_quantization, quanti
 _BY_NAME = "Or give the model's name or folder in place of the object: then it is planned before it is loaded."
 
 _Problem = tuple[str, str]
-"""What is wrong with the model, and what to do about it."""
+"""A problem with the model, and its cure."""
 
 
 def check_model_object(model: Any, *, gets_adapter: bool) -> None:

@@ -45,7 +45,7 @@ class Setup:
     config: Any
     """The model's."""
     compute_capability: Capability
-    """Of the card; ASSUMED_CAPABILITY where there is none."""
+    """The card's compute capability; ASSUMED_CAPABILITY where there is none."""
     to_train: bool
     """Training follows, on this machine; else a plan is made, perhaps for a card elsewhere."""
     on_cpu: bool

@@ -48,7 +48,7 @@ FLAGS: tuple[Check[Flags], ...] = (
     trl_arguments.accelerator,
     flag_checks.effective_batch,
 )
-"""What the user's words say against each other, and what no plan can be made with."""
+"""Refuses flags that contradict each other, and those that no plan can be made with."""
 
 TRL_ARGUMENTS: tuple[Check[Flags], ...] = (
     trl_arguments.accepted_by_trl,
@@ -58,7 +58,7 @@ TRL_ARGUMENTS: tuple[Check[Flags], ...] = (
     trl_arguments.label_smoothing,
     trl_arguments.evaluation_of_command,
 )
-"""What TRL's dataclasses refuse, and what a run would end with when it starts, by its arguments alone."""
+"""Refuses what TRL's dataclasses refuse, and arguments with which a run would fail as it starts."""
 
 MODEL: tuple[Check[ModelOnCard], ...] = (
     model_files.reward_model,
@@ -69,7 +69,7 @@ MODEL: tuple[Check[ModelOnCard], ...] = (
     sharding.shared_attention,
     compatibility.liger,
 )
-"""What cannot go together: a job's arguments with its model, with the card, and with the installed TRL."""
+"""Refuses arguments that do not go with the model, the card, or the installed TRL."""
 
 TRAINING: tuple[Check[Flags], ...] = (
     trl_arguments.ready_to_train,
@@ -77,7 +77,7 @@ TRAINING: tuple[Check[Flags], ...] = (
     trl_arguments.packages,
     trl_arguments.trackers,
 )
-"""What training needs where a plan can be made without."""
+"""Checks what training needs and a plan does not."""
 
 PREFLIGHT: tuple[Check[Setup], ...] = (
     preflight_checks.emulated_bf16,
@@ -94,4 +94,4 @@ PREFLIGHT: tuple[Check[Setup], ...] = (
     adapters.adapted_experts,
     adapters.router_loss,
 )
-"""What can be known to go wrong with model, tokenizer and data before anything is rehearsed."""
+"""Finds what will go wrong with model, tokenizer and data before anything is rehearsed."""

@@ -26,7 +26,7 @@ _DEVICE_AND_MODEL = (
     *("model", "model_name_or_path", *OTHER_MODEL_ARGUMENTS),
     *("gpu", "gpus", "nodes", "link", "use_cpu"),
 )
-"""What is refused early is about these."""
+"""The subjects of early refusals."""
 
 
 def run(command: str, method: str, argv: Sequence[str]) -> int:

@@ -43,7 +43,7 @@ class Answers:
     model: str
     dataset: str
     columns: tuple[str, ...]
-    """Of the data; empty where they were not looked at."""
+    """The data's columns; empty where the data were not read."""
     rows: int | None
     gpu: str | None
     """A card by name; None for the one that is here."""

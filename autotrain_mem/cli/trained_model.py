@@ -23,7 +23,7 @@ from autotrain_mem.support.host import free_disk_bytes, host_memory
 from autotrain_mem.support.units import format_bytes, printable
 
 ROOM = 1.15
-"""Of the weights' bytes, for what loading and computing take beside them: a layer's copy while a file is read
+"""A share of the weights' bytes for what loading and computing take beside them: a layer's copy while a file is read
 (``transformers/core_model_loading.py``), a short cache of keys and values."""
 CARD_NAME = "README.md"
 

@@ -38,11 +38,11 @@ class TrainedRun:
     base: str
     """The model that was trained: a hub id, or a folder."""
     revision: str | None
-    """Of the base, on the hub."""
+    """The base's revision on the hub."""
     base_bits: int | None
     """The base was quantized to so many bits while it was trained."""
     is_adapter: bool
-    """Else the folder holds all weights of the model."""
+    """Whether the folder holds an adapter; else it holds all weights of the model."""
     trust_remote_code: bool = False
 
     @property

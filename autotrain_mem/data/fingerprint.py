@@ -34,7 +34,7 @@ WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msg
 """Files of a model's folder that no tokenizer reads."""
 
 _WITHOUT_EFFECT = ("packing_strategy", "eval_packing", "padding_free", "truncation_mode", "dataset_num_proc")
-"""What becomes of the rows once they are counted, and by how many processes they are."""
+"""Arguments about the rows after they are counted, and about the number of processes that count."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "config.json")
 
 

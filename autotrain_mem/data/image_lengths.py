@@ -28,7 +28,7 @@ class ImageTokens:
     """Holds what a processor makes of one image."""
 
     text: str
-    """What stands in the place of the image's mark, with every run of marks but one of them taken out."""
+    """The text that replaces the image's mark, with every run of marks reduced to one."""
     removed: int
     """How many were taken out."""
     tokens: int

@@ -31,7 +31,7 @@ is upright before its orientation is forgotten (``PIL/TiffImagePlugin.py: load_e
 _PNG_TEXTS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
 """Chunks that may say an orientation (``PIL/PngImagePlugin.py: PngImageFile.load_end``)."""
 _TELLING = {"exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp"}
-"""What of an image's head may say an orientation (``PIL/Image.py: Image.getexif``)."""
+"""The part of an image's header that may hold an orientation (``PIL/Image.py: Image.getexif``)."""
 _WEBP_HEAD = 30
 _WEBP_METADATA = 0x08 | 0x04
 """Flags of a WebP with EXIF or XMP (RFC 9649, 2.7)."""

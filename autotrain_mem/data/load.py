@@ -223,7 +223,8 @@ _KINDS = {
     ("prompt",): "prompts",
     ("text",): "plain text",
 }
-"""By the columns that are looked for, the most telling first; the formats are those of TRL's documentation."""
+"""Maps the columns that are looked for, the most telling first, to a kind of rows; the formats are those of TRL's
+documentation."""
 
 
 def columns_read(method: str, columns: Sequence[str], filled: Configs) -> tuple[str, ...]:

@@ -138,8 +138,8 @@ def longest_prompts(trainer: Any, dataset: Any, count: int) -> tuple[list[int], 
 
 
 FEWEST_CANDIDATES = 8
-"""Of each kind. To read and tokenize a row takes a tenth of a second where its images have a million pixels; of a
-large data set all would take hours."""
+"""The fewest candidates of each kind. To read and tokenize a row takes a tenth of a second where its images have a
+million pixels; of a large data set all would take hours."""
 
 _TEXTS = ("messages", "prompt", "completion", "chosen", "rejected")
 _ROWS_AT_ONCE = 1000

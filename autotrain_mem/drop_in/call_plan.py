@@ -43,7 +43,7 @@ from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.worker.pool import Workers
 
 OUR_LIBRARIES = frozenset({"autotrain_mem", "trl", "transformers", "peft", "bitsandbytes", "builtins"})
-"""Whose code is known by its version; of any other nothing is kept from one run to the next."""
+"""Libraries whose code is known by its version; of any other nothing is cached between runs."""
 
 _PREPARED = "_is_accelerate_prepared"
 """``accelerate/accelerator.py: prepare_model``, which leaves a model alone that has it."""

@@ -43,7 +43,7 @@ SEED = 0
 NEAR = 0.005
 """Share by which a size may miss what its tokens say: one token of a row less, such as of shifted labels."""
 LEAST_POWER = 1.2
-"""From here on a size is taken to grow faster than the tokens."""
+"""The power from which a size counts as growing faster than the tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -266,7 +266,7 @@ class Template:
 
 
 Templates = tuple[Template, Template]
-"""Of the longest rows, and of shorter ones."""
+"""Templates of the longest rows, and of shorter ones."""
 
 
 def _templates(longest: Rehearsed, shorter: Rehearsed, *, accumulates: bool) -> Templates:
@@ -296,7 +296,7 @@ class Run:
         self.allocator = CachingAllocator(capacity_bytes, settings)
         self._templates, self._is_small = templates, is_small
         self.micro_batches = len(templates[0].parts.later)
-        """Of a step, as far as they were rehearsed: of more, those between are like the last."""
+        """The micro-batches of a step that were rehearsed; where there are more, those between are like the last."""
         self._begun = False
         self._carried: dict[Kind, list[int]] = {}
         self._still: set[tuple[int, ...]] = set()

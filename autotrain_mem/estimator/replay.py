@@ -19,7 +19,7 @@ class DeviceCapacity:
     """Holds what the allocator can have of a device, and how it is set."""
 
     capacity_bytes: int | None
-    """What it can reserve in all; None for no end."""
+    """The most that it can reserve; None for no limit."""
     total_bytes: int | None = None
     """The whole device, of which ``per_process_memory_fraction`` is a share; None for the capacity."""
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)

@@ -27,7 +27,7 @@ Snapshot = dict[str, Any]
 Frames = list[dict[str, Any]]
 
 _DEFAULT_POOL = (0, 0)
-"""Of all that is in no ``torch.cuda.MemPool``; one object, which a pickle holds once."""
+"""The pool of everything outside a ``torch.cuda.MemPool``; one object, which a pickle holds once."""
 
 
 def make_snapshot(trace: Trace, room: DeviceCapacity, *, grows: bool, setting: str = "") -> Snapshot:
@@ -88,7 +88,7 @@ class History:
     def __init__(self, trace: Trace) -> None:
         self.entries: list[dict[str, Any]] = []
         self.frames_at: dict[int, Frames] = {}
-        """By address, those of the allocation that was the last there."""
+        """Maps an address to the frames of its last allocation."""
         self._trace = trace
         self._event, self._phase = 0, Phase.LOAD
         self._block_at: dict[int, int] = {}

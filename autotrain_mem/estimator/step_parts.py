@@ -12,7 +12,7 @@ from autotrain_mem.types import Block, Owner, Phase, Trace
 from autotrain_mem.types.trace import CACHE_EMPTIED
 
 FOREIGN = 1 << 40
-"""From here on an event ends a block of an earlier part: what is added is the number of its kind."""
+"""The number from which an event frees a block of an earlier part: what is added is the number of its kind."""
 
 Kind = Hashable
 
@@ -29,9 +29,9 @@ class TraceSpan:
     foreign: tuple[Kind, ...]
     """Kinds of the earlier parts' blocks that it ends, in their order."""
     kept: dict[int, Kind] = field(default_factory=dict)
-    """Its own blocks that outlive it."""
+    """The part's own blocks that outlive it."""
     lasting: frozenset[int] = frozenset()
-    """Of these, those that nothing ends: weights, the optimizer's state."""
+    """Those of ``kept`` that nothing frees: weights, the optimizer's state."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,9 +21,9 @@ from autotrain_mem.types import Estimate, Hardware, Knobs, Owner, Phase, Topolog
 from autotrain_mem.types.work import Kind, StepTime
 
 MATMUL_EFFICIENCY = 0.75
-"""Of the data sheet's FLOP/s. The best of many shapes reaches 0.86 on an A100 SXM, 0.82 on an A100 PCIe, 0.80 on an
-H100 SXM and 0.78 on a B200 (stas00/ml-engineering, ``compute/accelerator/README.md``: Maximum Achievable Matmul FLOPS);
-a model's shapes are not the best ones."""
+"""A share of the data sheet's FLOP/s. The best of many shapes reaches 0.86 on an A100 SXM, 0.82 on an A100 PCIe, 0.80
+on an H100 SXM and 0.78 on a B200 (stas00/ml-engineering, ``compute/accelerator/README.md``: Maximum Achievable Matmul
+FLOPS); a model's shapes are not the best ones."""
 
 ATTENTION_EFFICIENCY = 0.5
 """FlashAttention-2 (arXiv:2307.08691, section 4.1): forward 50 to 73 % and backward 40 to 63 % of an A100's peak."""
@@ -32,28 +32,28 @@ BANDWIDTH_EFFICIENCY = 0.8
 """Large copies get about 0.9 of the data sheet's bandwidth; kernels that convert, broadcast or reduce get less."""
 
 LINK_EFFICIENCY = 0.8
-"""Of PCI Express, for pinned memory: 25 of 31.5 GB/s at generation 4 (NVIDIA's bandwidthTest)."""
+"""A share of PCI Express's rate, for pinned memory: 25 of 31.5 GB/s at generation 4 (NVIDIA's bandwidthTest)."""
 
 HOST_BYTES_PER_SECOND = 40 * 10**9
 """Read and written by an optimizer's step on the host: two channels of DDR4-3200 have 51 GB/s, of which 80 %. The
 processes of a machine share it."""
 
 COLLECTIVE_EFFICIENCY = 0.85
-"""Of the bus bandwidth that nccl-tests reaches with the largest messages. A layer's weights are some 100 MB, at which
-it is not there yet: "256M is too small to reach peak bandwidth" on 8 x H100 (NVIDIA/nccl-tests#212)."""
+"""A share of the bus bandwidth that nccl-tests reaches with the largest messages. A layer's weights are some 100 MB, at
+which it is not there yet: "256M is too small to reach peak bandwidth" on 8 x H100 (NVIDIA/nccl-tests#212)."""
 
 COLLECTIVE_SECONDS = 30e-6
-"""Of a collective however small: 19 microseconds among 8 GPUs with NVLink (kvcache-ai/Mooncake#3484), 43 among 8 x
-RTX 4090 over PCI Express (NVIDIA/nccl#1530)."""
+"""The least seconds of a collective, however small: 19 microseconds among 8 GPUs with NVLink
+(kvcache-ai/Mooncake#3484), 43 among 8 x RTX 4090 over PCI Express (NVIDIA/nccl#1530)."""
 
 LAUNCH_SECONDS = 12e-6
-"""Of the host for one kernel of eager PyTorch. An operator alone, issued from Python, takes 4 to 5 microseconds;
-between two that launch a kernel stand modules and hooks of transformers and PEFT, autograd, and as many views. An
-estimate: hosts differ by a factor of two."""
+"""Seconds of the host for one kernel of eager PyTorch. An operator alone, issued from Python, takes 4 to 5
+microseconds; between two that launch a kernel stand modules and hooks of transformers and PEFT, autograd, and as many
+views. An estimate: hosts differ by a factor of two."""
 
 KERNEL_SECONDS = 2e-6
-"""Of the device for each kernel besides: between its launch and its first block, and between the last and the next
-kernel. Full waves come on top, so that twice the rows never take twice the time."""
+"""Further seconds of the device for each kernel: between its launch and its first block, and between the last and the
+next kernel. Full waves come on top, so that twice the rows never take twice the time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,9 +93,9 @@ class _Busy:
     link: float = 0.0
     network: float = 0.0
     alone: float = 0.0
-    """Of the largest collective, which nothing is computed beside."""
+    """Seconds of the largest collective, with which no computation overlaps."""
     after: float = 0.0
-    """Of what waits for all others."""
+    """Seconds of what waits for all others."""
 
     def __add__(self, other: _Busy) -> _Busy:
         return _Busy(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})

@@ -16,7 +16,7 @@ PLACES = 1000
 HOLDERS = 5
 """How many modules are named at each point: those that hold most there, for one owner each."""
 STACKED = tuple(Owner)
-"""From below: what stays through the run first."""
+"""The order of the stack from below: what stays through the run first."""
 
 
 def make_timeline(trace: Trace, room: DeviceCapacity, *, grows: bool, name: str, places: int = PLACES) -> Timeline:

@@ -32,7 +32,7 @@ TRAINER_DEFAULTS: Mapping[str, Any] = {
     "save_steps": 500,
     "seed": 42,
 }
-"""What every TRL config takes where nothing is given (transformers ``training_args.py: TrainingArguments`` and
+"""The defaults of every TRL config (transformers ``training_args.py: TrainingArguments`` and
 ``trl/trainer/base_config.py``), and other tools take otherwise."""
 LORA_DEFAULTS: Mapping[str, Any] = {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05}
 """``trl/trainer/model_config.py: ModelConfig``."""
@@ -48,7 +48,7 @@ class Data:
     path: str
     """A hub id, a folder or a file."""
     kind: str | None
-    """What ``load_dataset`` calls the kind of a file; None for a hub id or a folder."""
+    """The kind of a file for ``load_dataset``; None for a hub id or a folder."""
     subset: str | None
     train_split: str
     test_split: str
@@ -82,7 +82,7 @@ class Draft:
     here is not answered yet."""
     keys: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    """What the tool cannot say, or does otherwise; one line each."""
+    """What the tool cannot express, or does otherwise; one line each."""
     answered: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -202,11 +202,11 @@ class Tool:
     name: str
     """As its authors write it: ``LLaMA-Factory``."""
     command: str
-    """What runs the file: ``axolotl train FILE``."""
+    """The command that runs the file: ``axolotl train FILE``."""
     trains_with_trl: bool
     """Whether the predicted peak is this tool's own."""
     notes_head: str = ""
-    """What the notes are, where they are not what the tool cannot say."""
+    """The heading of the notes, where they are not what the tool cannot express."""
 
 
 def document(draft: Draft, tool: Tool, environment: Mapping[str, str]) -> str:
@@ -225,7 +225,7 @@ def document(draft: Draft, tool: Tool, environment: Mapping[str, str]) -> str:
 
 
 _NUMBER = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?")
-"""What YAML 1.2 reads as a number: also ``2e-05``, which is text by YAML 1.1, and so to PyYAML."""
+"""Matches what YAML 1.2 reads as a number: also ``2e-05``, which is text by YAML 1.1, and so to PyYAML."""
 
 
 def _dumper() -> Any:

@@ -75,7 +75,7 @@ _OWN_WAY = frozenset(
         *("remove_unused_columns", "label_names", "bf16", "fp16", "output_dir", *TRAINER_DEFAULTS),
     }
 )
-"""Of transformers' arguments, those that LLaMA-Factory overrides, or that are said elsewhere."""
+"""Arguments of transformers that LLaMA-Factory overrides, or that are set elsewhere."""
 
 
 def llamafactory(plan: Plan, job: Job) -> str:

@@ -23,7 +23,7 @@ class Exporter:
     """The module with the function of the tool's name, from a plan and its job to the text: each is imported when it is
     asked for, since the names of the tools stand in every help."""
     lacks: str = ""
-    """What is said of a method that it has not."""
+    """The message about a method that the tool lacks."""
     trains: Callable[[str], bool] = METHODS.__contains__
     """Returns whether the tool can train a method."""
 

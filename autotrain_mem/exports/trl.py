@@ -91,7 +91,7 @@ class DryRun:
     """The same training with TRL alone; None where TRL has no script for the method."""
     short_command: str
     environment: Mapping[str, str]
-    """What autofit would set for the training process."""
+    """The variables that autofit would set for the training process."""
 
     @property
     def settings(self) -> Any:

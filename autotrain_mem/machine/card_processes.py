@@ -19,8 +19,8 @@ from autotrain_mem.types.hardware import Hardware
 STEADY_BYTES = 16 * MIB
 """How much free memory may differ while no process comes or goes: no context of another process is that small."""
 PLAUSIBLE_BYTES = range(16 * MIB, 8 * GIB)
-"""What a process may hold outside torch's allocator. A MIG instance of 14 SMs holds 61 MiB by the rule, the largest
-figure ever reported with all kernels loaded is 1.5 GiB; outside of this something else was measured."""
+"""The bytes that a process may hold outside torch's allocator. A MIG instance of 14 SMs holds 61 MiB by the rule, the
+largest figure ever reported with all kernels loaded is 1.5 GiB; outside of this something else was measured."""
 NOBODY = 0
 """The process number of what is taken by nobody that NVML names: no process has it."""
 UNNAMED_FROM_BYTES = 64 * MIB

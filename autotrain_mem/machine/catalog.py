@@ -63,7 +63,8 @@ _SPEED_SOURCES = {
 }
 
 _LANE_BYTES_PER_SECOND = {3: 985 * 10**6, 4: 1969 * 10**6, 5: 3938 * 10**6}
-"""By generation of PCI Express, one way, after 128b/130b coding (PCI-SIG's FAQ on each generation)."""
+"""Bytes per second and lane, one way, by generation of PCI Express, after 128b/130b coding (PCI-SIG's FAQ on each
+generation)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,11 +72,11 @@ class _Card:
     hardware: Hardware
     marketed_gib: int
     link: str
-    """What usually joins several of them (``links.csv``); empty where it is not known."""
+    """The usual link between several of them (``links.csv``); empty where it is not known."""
     lanes: int
-    """Of PCI Express."""
+    """Lanes of PCI Express."""
     other_names: tuple[str, ...]
-    """What NVML and people call a card when it is neither its key nor its key without the memory size."""
+    """Other names of the card than its key, with or without the memory size."""
 
 
 @functools.cache

@@ -35,12 +35,12 @@ from autotrain_mem.support.units import MIB
 from autotrain_mem.types.hardware import Hardware
 
 HOST_NON_TORCH_BYTES = 768 * MIB
-"""What a training process holds in the host's memory beside tensors. 482 MiB are resident (VmRSS) once all is imported
-that ``run.process`` imports, of them 123 MiB of files; 523 and 531 MiB is what its peak (VmHWM) had beyond the 2487
-and 2364 MiB that a rehearsal predicts of two SFT steps of 146 M parameters (torch 2.13, transformers 5.23, trl 1.12,
-Linux x86-64, November 2026, with ``training.environment.MMAP_FROM_BYTES``). The rest is an allowance, not a
-measurement, for larger tokenizers, dataset pages and data loader workers. Weights read from a file of their own dtype
-are pages of that file until they are trained; a conversion holds them once, beside pages that can be taken back."""
+"""Bytes of host memory that a training process holds beside tensors. 482 MiB are resident (VmRSS) once all is imported
+that ``run.process`` imports, of them 123 MiB of files; 523 and 531 MiB is what its peak (VmHWM) had beyond the 2487 and
+2364 MiB that a rehearsal predicts of two SFT steps of 146 M parameters (torch 2.13, transformers 5.23, trl 1.12, Linux
+x86-64, November 2026, with ``training.environment.MMAP_FROM_BYTES``). The rest is an allowance, not a measurement, for
+larger tokenizers, dataset pages and data loader workers. Weights read from a file of their own dtype are pages of that
+file until they are trained; a conversion holds them once, beside pages that can be taken back."""
 
 VISIBLE, ORDER = CHOOSE_CARDS = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 """Variables by which a user says which cards a process sees."""
@@ -70,7 +70,7 @@ class _Device:
 
 
 _Cards = Sequence[Sequence[_Device]]
-"""Of each card itself, or its MIG instances; none where there are none, or where it does not answer."""
+"""For each card the card itself, or its MIG instances; empty where there are none, or where it does not answer."""
 
 
 class NvmlError(Exception):

@@ -42,8 +42,8 @@ CHILD_MODULE = "autotrain_mem.machine.doctor"
 IMPORT_SECONDS = 40.0
 """After which an import counts as one that never ends: torch takes 5 s from a warm disk."""
 LEAST_SHARED_BYTES = 1 * GIB
-"""Of /dev/shm: data loader workers pass batches through it, and NCCL needs 33 MB a GPU at least (NCCL User Guide,
-"Troubleshooting", "Shared memory"). Docker gives 64 MiB."""
+"""The least size of /dev/shm: data loader workers pass batches through it, and NCCL needs 33 MB a GPU at least (NCCL
+User Guide, "Troubleshooting", "Shared memory"). Docker gives 64 MiB."""
 LEAST_FREE_BYTES = 20 * GIB
 """On a disk that models are downloaded to: the weights of an 8B in bfloat16 are 16 GB."""
 LEAST_OWN_BYTES = 200 * MIB
@@ -76,10 +76,10 @@ class Library:
     """Why it cannot use the GPU, with what mends it; empty where it can, or was not asked to."""
     fix: str = ""
     works: bool = False
-    """It ran something on the GPU."""
+    """Whether it ran something on the GPU."""
     cuda: str = ""
     nccl: str = ""
-    """What torch was built with."""
+    """The version of NCCL that torch was built with."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

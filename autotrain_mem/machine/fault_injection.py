@@ -51,8 +51,8 @@ CHECKPOINTS = "checkpoint-*"
 STDERR = 2
 SET_BACK_SECONDS = 3600.0  # as where summer time ends in a machine that keeps local time
 OPTIMIZER_NAME = "optimizer.pt"
-"""Of a checkpoint's files the one that is written after the weights and before the trainer's state
-(``transformers/trainer.py: _save_checkpoint``): where it breaks off, the checkpoint has begun and is not whole."""
+"""The file of a checkpoint that is written after the weights and before the trainer's state (``transformers/trainer.py:
+_save_checkpoint``): where it breaks off, the checkpoint has begun and is not whole."""
 SHARDED_NAME = "scheduler.pt"
 """The first one that comes after, where the optimizer's state is in shards, and not written by torch.save."""
 
@@ -68,11 +68,11 @@ class Fault:
     """The phase whose allocations are counted, or ``SAVE`` for checkpoints, since saving itself mostly asks for nothing
     of the card; None: all allocations are counted."""
     size_bytes: int = 0
-    """That another process takes; it gets less where less is free."""
+    """Bytes that another process takes; it gets less where less is free."""
     until: int | None = None
     """The allocation before which it gives them back."""
     file: str = ""
-    """That is torn or rots; empty for the largest."""
+    """The file that is damaged; empty for the largest."""
 
     def __str__(self) -> str:
         if self.kind == "taken":
@@ -225,7 +225,7 @@ class Faults:
 
     def __init__(self, gpu: SimulatedGpu, marks: pathlib.Path, whose: str, phase: Callable[[], Phase]) -> None:
         self.pending: list[Fault] = []
-        """What has not come, or may go on; what goes on comes first."""
+        """Faults that have not come, or may go on; those that go on come first."""
         self.set_back_seconds = 0.0
         self.is_disk_full = False
         self._gpu, self._marks, self._whose, self._phase = gpu, marks, whose, phase

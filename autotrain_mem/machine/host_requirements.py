@@ -26,7 +26,7 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 QUANTIZED_BYTES = {name: bits / 8 for name, bits in BASE_BITS.items()}
 """A parameter of a quantized linear layer, without its scales (``rehearsal.quantized.statistics``): a lower bound."""
 MASTER_BYTES = 4
-"""Of a trained parameter under FSDP with mixed precision: accelerate makes it float32
+"""Bytes of a trained parameter under FSDP with mixed precision: accelerate makes it float32
 (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``)."""
 OF_DEEPSPEED = {
     "offload_optimizer_device": "weights and gradients in float32 and the optimizer's two moments",
@@ -40,17 +40,17 @@ class Load:
     """Describes what a planned job needs of this machine beside its card."""
 
     job: Job
-    """With what the plan decided among its arguments."""
+    """The job; its arguments include what the plan decided."""
     parameters: int
-    """Of the model; from the size of its weights' files."""
+    """Parameters of the model, from the size of its weights' files."""
     on_cpu: bool
     """The training itself runs on the CPU: the weights lie in host memory."""
     output_dir: pathlib.Path
     memory: MemoryEstimate
     optimizer_steps: int | None = None
-    """Of the whole training, where the data and the batch say."""
+    """Steps of the whole training, where the data and the batch tell."""
     processes: int = 1
-    """Of this machine."""
+    """Processes on this machine."""
     download: Download | None = None
     """Weights that are not here yet; None where they are."""
 

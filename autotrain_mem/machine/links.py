@@ -30,7 +30,7 @@ NETWORKS = {"nvlink3": "hdr", "nvlink4": "ndr", "nvlink5": "ndr"}
 FULL_LANES = 16
 
 _NVLINK = {7: ("nvlink2", 6), 8: ("nvlink3", 12), 9: ("nvlink4", 18), 10: ("nvlink5", 18)}
-"""By major compute capability: the row, and of how many links it is (data sheets of V100, A100, H100 and B200)."""
+"""Maps a major compute capability to the row and its number of links (data sheets of V100, A100, H100 and B200)."""
 _BRIDGE = ("nvlink-bridge", 4)
 """GA102's, whose links have half of A100's rate (NVIDIA's whitepaper on GA102)."""
 _LINKS_AT_MOST = 18

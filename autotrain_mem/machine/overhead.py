@@ -49,9 +49,9 @@ from autotrain_mem.support.units import KIB, MIB
 
 CONTEXT_BYTES_PER_THREAD = 9 * KIB // 4
 COMMUNICATOR_BYTES = 700 * MIB
-"""Of each communicator of several GPUs. NVIDIA/nccl#964 measured 544 MiB for groups of 2 and 688 for groups of 3 and 4
-on A100s with NVLink; it grows with the channels, and no further beyond 2 nodes (NVIDIA/nccl#986). A probe measures it
-with the rest."""
+"""Bytes of each communicator of several GPUs. NVIDIA/nccl#964 measured 544 MiB for groups of 2 and 688 for groups of 3
+and 4 on A100s with NVLink; it grows with the channels, and no further beyond 2 nodes (NVIDIA/nccl#986). A probe
+measures it with the rest."""
 KERNELS_BYTES = 160 * MIB
 """Planned: the most found, in inference with flash attention 3. With it the rule is above every figure: above half of
 them by 35 % or less, at most by 156 % (99 MiB on an RTX 3060 that loads weights) or 235 MiB (contexts that idle)."""

@@ -28,11 +28,11 @@ _ROWS = Path(__file__).with_name("prices.csv")
 _NEEDED = ("gpu", "per_hour")
 _COLUMNS = (*_NEEDED, "currency", "provider", "seen", "source")
 LARGEST_FILE_BYTES = 256 * KIB
-"""Of a user's file: thousands of rows."""
+"""The largest file of a user's: thousands of rows."""
 _FORM = "The first line names the columns: gpu,per_hour and, if you like, currency,provider,seen,source."
 
 Prices = Mapping[str, Price]
-"""By the catalog's key."""
+"""Prices by the catalog's key."""
 
 
 @functools.cache

@@ -24,7 +24,7 @@ class SimulatedGpu:
     """
 
     before_allocation: Callable[[int], None] | None = None
-    """Told of the size of every block that is asked for; may raise (``fault_injection``)."""
+    """Called with the size of every requested block; may raise (``fault_injection``)."""
 
     def __init__(self, hardware: Hardware, settings: AllocatorSettings | None = None) -> None:
         self.hardware = hardware
@@ -39,7 +39,7 @@ class SimulatedGpu:
         self._ended: deque[int] = deque()
         """Blocks that are to be given back."""
         self.refusal: Refusal | None = None
-        """Of the last request that could not be met."""
+        """The last request that could not be met."""
         self.held_then: tuple[int, ...] = ()
         """The blocks that were taken at that moment."""
 

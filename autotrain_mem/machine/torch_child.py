@@ -27,7 +27,7 @@ class TorchDevice:
     free_bytes: int
     """Once the child has opened a context."""
     is_integrated: bool
-    """Its memory is the host's (``cudaDeviceProp.integrated``)."""
+    """Whether its memory is the host's (``cudaDeviceProp.integrated``)."""
 
 
 def torch_device(uuid: str, environment: Mapping[str, str], module: str = CHILD_MODULE) -> TorchDevice:

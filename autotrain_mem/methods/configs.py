@@ -25,7 +25,7 @@ EVALUATED_BATCHES = 2
 
 
 LORA_TASK = {"lora_task_type": "SEQ_CLS"}
-"""Of a model with a head of one score."""
+"""PEFT's task type of a model with a head of one score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Configs:
     model: Any
     dataset: Any
     processor: Any = None
-    """What reads rows with images, in a real run; None: the trainer loads the model's tokenizer itself."""
+    """The processor for rows with images, in a real run; None: the trainer loads the model's tokenizer itself."""
     adapter: str | None = None
     """A config of PEFT's own, as JSON (``Knobs.peft_config``); None where TRL's flags say what is adapted."""
     prompt_length: int | None = None
@@ -263,7 +263,7 @@ def has_experts(config: Any) -> bool:
 
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""What transformers' configs of mixtures call the number of their experts."""
+"""Names of the number of experts in transformers' configs of mixtures."""
 ATTENTION = r".*\.self_attn\.\w*proj\w*"
 
 
@@ -271,7 +271,8 @@ DIVIDED = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size"),
     *("num_generations", "num_generations_eval", "steps_per_generation", "generation_batch_size"),
 )
-"""What TRL's GRPO and RLOO configs divide by each other as they are made, when the plan may not have decided yet."""
+"""Arguments that TRL's GRPO and RLOO configs divide by each other as they are made, before the plan may have
+decided."""
 
 
 def undivided(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -280,7 +281,7 @@ def undivided(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 OF_WORKERS = ("dataloader_prefetch_factor", "dataloader_persistent_workers", "dataloader_multiprocessing_context")
-"""What needs processes that load data (``--dataloader_num_workers``)."""
+"""Arguments that need data loader workers (``--dataloader_num_workers``)."""
 
 
 def on_cpu(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ _LOSS_BASES = {
     "cispo": Basis.WHOLE,
     "vespo": Basis.WHOLE,
 }
-"""By ``loss_type``, as ``trl/trainer/grpo_trainer.py: _compute_loss`` reduces it.
+"""Maps ``loss_type`` to its basis, as ``trl/trainer/grpo_trainer.py: _compute_loss`` reduces it.
 
 ``UNITS`` are means over completions; ``TOKENS`` is one over the tokens of the micro-batch; ``WHOLE`` is divided by
 ``num_items_in_batch``, the tokens of a whole generation.

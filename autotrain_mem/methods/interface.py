@@ -24,11 +24,11 @@ class Basis(StrEnum):
     """Names what a loss is a mean over: by it the guard adds up a micro-batch's parts."""
 
     WHOLE = "whole"
-    """Its divisor is that of all micro-batches together: the parts' add up as they are."""
+    """A mean with the divisor of all micro-batches together: the parts' losses add up as they are."""
     UNITS = "units"
     """Rows, or pairs."""
     TOKENS = "tokens"
-    """Those that count for the loss."""
+    """A mean over the tokens that count for the loss."""
     CHOSEN_TOKENS = "chosen tokens"
 
 
@@ -37,7 +37,7 @@ class AxolotlFacts:
     """Holds the keys by which Axolotl's YAML asks for a method (``exports.axolotl`` says which version was read)."""
 
     keys: Mapping[str, Any] = field(default_factory=dict)
-    """What chooses the trainer (``core/builders/causal.py`` and ``rl.py: _get_trainer_cls``)."""
+    """The keys that choose the trainer (``core/builders/causal.py`` and ``rl.py: _get_trainer_cls``)."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """TRL's argument -> Axolotl's key."""
     row_type: str | None = None
@@ -54,7 +54,7 @@ class LlamaFactoryFacts:
     stage: str
     """``finetuning_args.py: FinetuningArguments.stage``."""
     entry: Mapping[str, Any]
-    """What an entry of ``data/dataset_info.json`` says of the columns (``data/README.md``, ``data/parser.py:
+    """The part of an entry of ``data/dataset_info.json`` about the columns (``data/README.md``, ``data/parser.py:
     DatasetAttr``)."""
     rows: str
     """The rows that the entry is for."""

@@ -29,11 +29,12 @@ class RowLengths:
     """Tokens of every row, in the data's order."""
 
     longer: Sequence[int]
-    """Of the only sequence of each row, or of the longer one of each pair."""
+    """Tokens of the only sequence of each row, or of the longer one of each pair."""
     shorter: Sequence[int] = ()
-    """Of the other one of each pair; empty where a row is one sequence."""
+    """Tokens of the other sequence of each pair; empty where a row is one sequence."""
     prompts: Sequence[int] = ()
-    """Of the prompt of each row, where that is answered while training beside the rows' own answers; else empty."""
+    """Tokens of the prompt of each row, where that is answered while training beside the rows' own answers; else
+    empty."""
 
 
 def pair_lengths(first: Sequence[int], second: Sequence[int]) -> RowLengths:

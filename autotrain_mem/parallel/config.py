@@ -120,9 +120,9 @@ def sharding_arguments(knobs: Knobs) -> dict[str, Any]:
 
 
 BUCKET_ELEMENTS = 32 * 1024**2
-"""What one collective sends: 64 MiB in half precision, from which on NCCL's bandwidth grows no more (nccl-tests,
-PERFORMANCE.md). DeepSpeed's own 5e8 elements (``deepspeed/runtime/zero/config.py: reduce_bucket_size``) are 0.93 GiB,
-of which it holds one, or two with ``overlap_comm``."""
+"""Elements that one collective sends: 64 MiB in half precision, from which on NCCL's bandwidth grows no more
+(nccl-tests, PERFORMANCE.md). DeepSpeed's own 5e8 elements (``deepspeed/runtime/zero/config.py: reduce_bucket_size``)
+are 0.93 GiB, of which it holds one, or two with ``overlap_comm``."""
 
 
 def deepspeed_config(knobs: Knobs) -> dict[str, Any]:

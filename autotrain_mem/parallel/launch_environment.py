@@ -32,7 +32,7 @@ _FSDP_SWITCHES = {
     "FSDP_ACTIVATION_CHECKPOINTING": ("activation_checkpointing", "false"),
     "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD": ("activation_checkpointing_offload", "false"),
 }
-"""Those whose values accelerate writes in lower case."""
+"""Switches whose values accelerate writes in lower case."""
 
 _PARALLELISM = {
     **dict.fromkeys(("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size"), "1"),
@@ -44,7 +44,7 @@ _SEQUENCE = {
     "sp_seq_length_is_variable": "True",
     "sp_attn_implementation": "sdpa",
 }
-"""What is said beside, where a row is shared in DeepSpeed's way, with the defaults of accelerate's flags."""
+"""Further variables where a row is shared in DeepSpeed's way, with the defaults of accelerate's flags."""
 
 
 def launch_environment(config: Mapping[str, Any]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from autotrain_mem.support.errors import UsageError
 PORT = 29500
 """Where nothing names one (``accelerate/commands/launch.py: main_process_port``; torchrun's too)."""
 FIRST_PORT, PORTS = 20000, 10000
-"""Of Slurm's jobs, by the last digits of their numbers: below 32768, from which Linux hands ports out to whoever
+"""Ports of Slurm's jobs, by the last digits of their numbers: below 32768, from which Linux hands ports out to whoever
 connects (``ip_local_port_range``)."""
 FLAGS = ("machine_rank", "main_process_ip", "main_process_port")
 
@@ -33,10 +33,10 @@ class Place:
     """Names one of several machines that train together."""
 
     rank: int
-    """From 0, which is the first: it plans and leads."""
+    """The machine's number, from 0: the first plans and leads."""
     machines: int
     address: str
-    """Of the first, as all can reach it."""
+    """The address of the first machine, as all can reach it."""
     port: int
     """At which the first listens."""
 
@@ -158,10 +158,10 @@ _LAUNCHERS = (
     _named("torchrun", "PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
     _named("SkyPilot", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS", ""),
 )
-"""Those that count machines."""
+"""Launchers that count machines."""
 _PROCESS_LAUNCHERS = (
     _named("the launcher", "WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"),
     _named("MPI", "PMI_SIZE", "PMI_RANK", "MASTER_ADDR", "MASTER_PORT"),
     _named("MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "MASTER_ADDR", "MASTER_PORT"),
 )
-"""Those that count processes, of which each machine has one only where ``--nodes`` says as many."""
+"""Launchers that count processes, of which each machine has one only where ``--nodes`` says as many."""

@@ -24,7 +24,7 @@ KEYS = frozenset(
 )
 """All that accelerate takes; it refuses a file with any other key."""
 OLD_KEYS = frozenset({"fp16", "dynamo_backend"})
-"""Of older versions, which accelerate still reads (``config_args.py: process_config``)."""
+"""Keys of older versions, which accelerate still reads (``config_args.py: process_config``)."""
 
 FSDP_KEYS = frozenset(
     {"version", "offload_params", "min_num_params", "sharding_strategy", "reshard_after_forward", "auto_wrap_policy"}
@@ -51,7 +51,7 @@ _SP_ATTENTION = "parallelism_config_sp_attn_implementation"
 _TENSORS = "tensor parallelism is not rehearsed: transformers cuts the layers as it loads them"
 
 Problem = tuple[str, str]
-"""What is wrong, and what to do about it."""
+"""A problem, and its cure."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -111,7 +111,7 @@ _OTHER_STRATEGIES = {
         "fsdp_version: 2, with parallelism_config_dp_replicate_size: 2 and parallelism_config_dp_shard_size: N.",
     ),
 }
-"""Of ``accelerate/utils/constants.py: FSDP_SHARDING_STRATEGY``, those that name no way to reshard."""
+"""Strategies of ``accelerate/utils/constants.py: FSDP_SHARDING_STRATEGY`` that name no way to reshard."""
 _ALWAYS = {
     "backward_prefetch": ("BACKWARD_PRE", "1"),
     "forward_prefetch": ("FALSE",),

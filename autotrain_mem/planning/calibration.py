@@ -41,7 +41,8 @@ from autotrain_mem.types import Estimate, Knobs, MemoryEstimate, Owner, Phase, R
 from autotrain_mem.types.experience import Probe
 
 SCALES = (0.5, 2.0)
-"""Of predictions against public runs, none was off by more than 15 % (docs/understand/accuracy.md); cut far outside."""
+"""The limits of a correction: no prediction was off a public run by more than 15 % (docs/understand/accuracy.md); cut
+far outside."""
 LEAST_DISTANCE = 0.05
 """Two points whose predictions are closer than this share tell no slope: what is measured moves in segments of 2 MiB,
 and in 20 MiB where the allocator takes them (``c10/core/AllocatorConfig.h: kLargeBuffer``)."""
@@ -87,12 +88,12 @@ class Correction:
     cached_bytes: int = 0
     """More that the allocator holds beyond what tensors take."""
     more_bytes: int = 0
-    """What is needed beyond all that, since it was seen not to fit."""
+    """Bytes needed beyond all that, since it was seen not to fit."""
     measured: Knobs | None = None
     """The settings that the probe tried; None corrects all alike."""
     missing_bytes: int = 0
-    """By how much the prediction was too low at least, where they did not fit: settings of other kinds need that more.
-    """
+    """The least by which the prediction was too low, where they did not fit: settings of other kinds need that much
+    more."""
 
     def of(self, memory: MemoryEstimate, knobs: Knobs) -> MemoryEstimate:
         """The corrected prediction. Owners keep adding up to the peak: what is more is nobody's that is known."""

@@ -108,7 +108,7 @@ MOST_POINTS = 400
 that keeps what it has."""
 
 REFUSALS = (UsageError, MissingExtraError, ModelError, DatasetError, PlanError, RehearsalError)
-"""What is wrong with one combination, and says nothing about the others."""
+"""Errors about one combination, which say nothing about the others."""
 
 
 def combinations(axes: Sequence[Axis]) -> Iterator[tuple[AxisValue, ...]]:

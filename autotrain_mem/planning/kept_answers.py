@@ -31,10 +31,10 @@ Answer = TypeVar("Answer")
 NOWHERE = Store(None)
 """Keeps nothing."""
 TRACES_KEPT = 6
-"""Of the last rehearsals; each takes some megabytes."""
+"""The number of rehearsals that are kept; each takes some megabytes."""
 
 MOST_FILES = 10_000
-"""Of a folder; one with more is not looked through, and nothing is kept of it."""
+"""The most files of a folder; one with more is not searched, and nothing about it is kept."""
 SETTLED_SECONDS = 2.0
 """A file that was written since may be written again within the resolution of its date: nothing is kept of it yet."""
 HUB_SECONDS = 3600

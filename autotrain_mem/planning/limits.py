@@ -24,7 +24,7 @@ class RunLimits:
 
     subject: Subject
     refusals: list[str] = field(default_factory=list)
-    """What was the matter with plans that were refused, in a word."""
+    """Why plans were refused, in a word."""
 
     def keeps(self, estimate: Estimate) -> bool:
         """Returns whether a plan is done in time, and for the money."""

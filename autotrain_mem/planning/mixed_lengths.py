@@ -19,7 +19,7 @@ LEAST_TOKENS = 32
 SHORTER = (0.125, 0.5)
 """The shorter rehearsal's rows have the median batch's tokens, within these shares of the longest."""
 MOST_BATCHES = 8
-"""Of a step; more of them count as so many."""
+"""The most batches of a step; more of them count as so many."""
 
 TraceOf = Callable[[int], Trace]
 """A rehearsal of the same settings with rows of so many tokens."""

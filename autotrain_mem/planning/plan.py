@@ -136,7 +136,8 @@ def machine_warnings(job: Job, knobs: Knobs, topology: Topology) -> Iterator[str
 
 
 FLASH_CAPABILITY = (8, 0)
-"""Of the oldest cards with the kernels that ring attention takes (``rehearsal.cuda.attention_kernels``)."""
+"""The compute capability of the oldest cards with the kernels that ring attention uses
+(``rehearsal.cuda.attention_kernels``)."""
 
 
 def with_shared_tokens(

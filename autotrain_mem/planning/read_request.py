@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _MODEL_NAMES = ("model", "model_name_or_path")
 _DATASET_NAMES = ("dataset", "dataset_name", "datasets")
-"""What names the same: ours, and TRL's own."""
+"""Our name of the dataset, and TRL's own."""
 
 
 # -- a plan that was made before -------------------------------------------------------------------------------------

@@ -123,16 +123,16 @@ class Rehearsals:
     workers: Workers
     job: Job
     defaults: Knobs
-    """What the installed TRL takes when nothing is given."""
+    """The installed TRL's defaults."""
     hardware: Hardware
     headroom_bytes: int | None = None
-    """What is left free on the device; None for the default."""
+    """Bytes left free on the device; None for the default."""
     store: Store = NOWHERE
     """Where rehearsals and token counts are kept for the next run."""
     prices: Prices = field(default_factory=listed_prices)
-    """What cards are rented for."""
+    """The prices of renting cards."""
     correction: Correction = field(default_factory=Correction)
-    """By what probes measured; what is kept is as it was rehearsed."""
+    """The correction that probes measured; what is cached stays as rehearsed."""
     traces: LastTraces = field(default_factory=LastTraces, compare=False)
 
     @property

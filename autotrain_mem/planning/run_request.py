@@ -126,7 +126,7 @@ class RunRequest:
         metavar="N",
         help="go on with N machines or more where one is lost and does not come back (default: all)",
     )
-    """With how many of them the training may go on where others are lost."""
+    """The number of machines with which the training may continue when others are lost."""
     place: Place | None = None
     """This machine's, as ``run.several_machines.placed`` found it; None where there is one."""
     command: tuple[str, ...] = field(default=(), compare=False)
@@ -202,7 +202,7 @@ class RunRequest:
 # -- who started this process ------------------------------------------------------------------------------------------
 
 _WORLD_SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
-"""What torchrun and MPI say to the processes that they start (``accelerate/utils/environment.py:
+"""Variables that torchrun and MPI set for the processes that they start (``accelerate/utils/environment.py:
 get_cpu_distributed_information``)."""
 
 
@@ -210,7 +210,7 @@ _SHARDS = (
     *("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM"),
     "ACCELERATE_USE_PARALLELISM_CONFIG",
 )
-"""What accelerate says to the processes that it starts (``accelerate/utils/launch.py``)."""
+"""Variables that accelerate sets for the processes that it starts (``accelerate/utils/launch.py``)."""
 
 
 def check_launch(*, is_placed: bool = False) -> None:

@@ -26,14 +26,14 @@ CARDS_NAMED = 2
 """How many larger cards are named: the next one, and one more for those who cannot get it."""
 
 SHARDED = (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE)
-"""What FSDP divides among its cards."""
+"""The owners of memory that FSDP divides among its cards."""
 
 MORE = (2, 4, 8)
 """Times as many cards as are looked at; a machine holds up to eight."""
 MOST_CARDS = 8
 
 Shared = Callable[[Knobs, int], Estimate | None]
-"""What settings need on so many cards, which share the model; None where that cannot be rehearsed."""
+"""Computes what settings need on so many cards that share the model; None where that cannot be rehearsed."""
 
 
 def would_fit(rehearsals: Rehearsals, estimate: Estimate, shared: Shared | None) -> tuple[str, ...]:

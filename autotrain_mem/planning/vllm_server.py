@@ -21,7 +21,7 @@ _HALF_BYTES = 2
 """``dtype auto`` serves a float32 checkpoint in half precision, too (``vllm/config/model.py``)."""
 _MOST_GPUS = 8
 _MOST_PERCENT = 95
-"""Of a card, with what must be left for the trainer: more is no advice."""
+"""The largest share of a card to advise, since the trainer needs the rest."""
 
 
 def vllm_server(subject: Subject, knobs: Knobs) -> VllmServer | None:

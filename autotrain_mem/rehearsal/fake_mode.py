@@ -154,8 +154,8 @@ def _UNSEEN(mode: QuickFakeMode, args: Any) -> Any:
 
 
 _recipes: dict[Key | None, _Recipe | None] = {None: None}
-"""By what an operator was called with; None for what is never answered from here. Like torch's own cache it outlives
-its mode, and is the same for all."""
+"""Recipes by the arguments of an operator; None for what is never answered from here. Like torch's own cache it
+outlives its mode, and is the same for all."""
 
 
 def _part(info: Any) -> _Recipe | None:

@@ -18,7 +18,7 @@ CHAT_TEMPLATE = """\
 {%- endfor -%}
 {%- endif -%}
 {%- endfor -%}"""
-"""It adds no token to a text, so that a row has as many as it is given."""
+"""A template that adds no token to a text, so that a row has as many as it is given."""
 
 PROCESSED_KEPT = 8
 """Batches of blank images that are kept as they were processed; a rehearsal has two: of training and of evaluation."""

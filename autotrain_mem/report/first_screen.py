@@ -23,7 +23,7 @@ from autotrain_mem.types import Estimate, Harm, Plan, Report
 from autotrain_mem.types.gpu_comparison import Cards
 
 LINES = 24
-"""Of a terminal's default window."""
+"""Lines of a terminal's default window."""
 COLUMNS = 80
 LABEL_COLUMNS = 12
 LONGEST_COMMAND = 3 * (COLUMNS - LABEL_COLUMNS)

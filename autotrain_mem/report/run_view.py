@@ -32,7 +32,7 @@ class RunSnapshot:
     """Holds a run as it is at one moment."""
 
     name: str
-    """Of its folder."""
+    """The name of its folder."""
     plan: Plan | None
     history: RunHistory | None
     alive: bool | None

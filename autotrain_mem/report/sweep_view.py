@@ -24,7 +24,7 @@ FIGURES = (
 """Columns of the CSV behind the swept flags, by their keys in the JSON of an estimate."""
 
 FITS = "*"
-"""Beside a figure that fits, for output without colour."""
+"""Marks a figure that fits, for output without colour."""
 
 HEADING_WIDTH = 15
 """Characters of a heading's line: per_device_train_batch_size takes three, so that several such columns fit in 80."""

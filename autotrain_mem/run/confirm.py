@@ -43,9 +43,9 @@ class Replanned:
     """The best plan under a correction."""
 
     plan: Plan
-    """With the corrected prediction."""
+    """The plan, with the corrected prediction."""
     predicted: Estimate
-    """Of the same settings, as no probe has corrected it."""
+    """The estimate of the same settings, without any probe's correction."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +57,7 @@ class ProbeBackend:
 
     rehearsals: Rehearsals
     device: Hardware
-    """That the training runs on: the planned one, or one that is here and holds a plan for it."""
+    """The device that the training runs on: the planned one, or one that is here and holds a plan for it."""
     simulate: bool
     folder: Path
     """The run's output folder, which exists."""

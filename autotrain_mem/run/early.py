@@ -230,7 +230,7 @@ def _job(request: RunRequest) -> Job | None:
 
 
 _TRAINED_BYTES = 16
-"""Of a parameter: weight, gradient and AdamW's two moments in float32."""
+"""Bytes of a trained parameter: weight, gradient and AdamW's two moments in float32."""
 _HELD_BYTES = 2
 """In bfloat16."""
 

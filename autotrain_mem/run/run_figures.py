@@ -25,10 +25,10 @@ class RunFigures:
     _losses: list[float] = field(default_factory=list)
     _rewards: list[float] = field(default_factory=list)
     _began: list[tuple[int, float]] = field(default_factory=list)
-    """Of each process: the step that it went on from, and when, by the clock of this one."""
+    """For each process the step that it went on from, and when, by the clock of this one."""
     _started_at: str = field(default_factory=lambda: _now())
     _before: MemoryReading | None = None
-    """Of the processes before, as far as they had the settings of this one."""
+    """The figures of the processes before, as far as they had the settings of this one."""
     _reading: MemoryReading | None = None
     """The last one of this process."""
     _not_finite_step: int | None = None

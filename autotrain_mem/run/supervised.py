@@ -67,12 +67,12 @@ class SupervisedRun:
     plan: Plan
     """What ``plan.json`` holds: with what the run taught, and the settings that it goes on with."""
     device: Hardware
-    """That it trains on."""
+    """The device that it trains on."""
     output: RunFolder
     """The output folder."""
     simulate: bool
     guarded: bool
-    """Else the process trains as TRL does by itself."""
+    """Whether a guard is attached; else the process trains as TRL does by itself."""
     on_event: Callable[[Mapping[str, Any]], None]
     machines: Machines | None = None
     """The others that train along; None where one machine trains."""

@@ -23,8 +23,8 @@ LEARNING_RATE_FACTOR = 10
 TRL's documentation gives 1e-5 in place of 1e-6 (DPO, GRPO) and 1e-3 in place of 1e-4 (Reward)."""
 
 NEAR = 4
-"""By how much a learning rate may differ from what is chosen here without a word: sweeps in steps of 3 to 4 find no
-difference that is worth one."""
+"""The factor by which a learning rate may differ from what is chosen here without a word: sweeps in steps of 3 to 4
+find no difference that is worth one."""
 
 RANKS = (16, 32, 64, 128, 256)
 """TRL's default (``trl/trainer/model_config.py: lora_r``), which is Unsloth's too, up to what "LoRA Without Regret"

@@ -20,8 +20,8 @@ from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.model import ModelFacts
 
 MUCH_FASTER = 1.25
-"""From which gain in speed a coarser level is a question. Predicted speeds are off by up to 15 % either way, mostly the
-same way for both; what gains less than a quarter may gain nothing."""
+"""The gain in speed from which a coarser level is offered as a question. Predicted speeds are off by up to 15 % either
+way, mostly the same way for both; what gains less than a quarter may gain nothing."""
 
 
 def questions(level: str, knobs: Knobs, alternatives: Sequence[Candidate]) -> tuple[Proposal, ...]:
@@ -100,7 +100,7 @@ PADDING_PAYS = 0.1
 """Share of what a step computes that has to be saved: less than that is within the error of a predicted step time, and
 not worth other batches."""
 WORST_BATCH_PAYS = 0.2
-"""By how much the worst batch has to shrink: from 4 rows on, that is room for another row."""
+"""The factor by which the worst batch has to shrink: from 4 rows on, that is room for another row."""
 SHARES = (0.999, 0.99)
 """Percentiles of the rows that are proposed as ``max_length``, the gentlest first."""
 
@@ -108,8 +108,8 @@ FLASH_ATTENTION = (
     *("flash_attention_2", "flash_attention_3", "kernels-community/flash-attn2", "kernels-community/flash-attn3"),
     "kernels-community/vllm-flash-attn3",
 )
-"""With any other attention TRL warns that packed rows may see each other (trl/trainer/sft_trainer.py:
-FLASH_ATTENTION_VARIANTS)."""
+"""Attention that keeps packed rows apart: with any other TRL warns that packed rows may see each other
+(trl/trainer/sft_trainer.py: FLASH_ATTENTION_VARIANTS)."""
 
 MEGA_BATCHES = 50
 """Optimizer steps that are sorted together (transformers/trainer_pt_utils.py: get_length_grouped_indices)."""

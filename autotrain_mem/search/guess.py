@@ -26,10 +26,11 @@ GROWING = (Phase.FORWARD, Phase.BACKWARD, Phase.GENERATE, Phase.SCORE, Phase.EVA
 LEAST_SLOWER = 1.02
 """How much longer at least: what is copied to the host is read from the memory that the kernels are waiting for."""
 FEWER_ROWS_FASTER = 1.06
-"""By how much fewer rows may be faster than more: the most seen of rehearsals of 0.5B to 1.5B models (5 %), rounded."""
+"""The factor by which fewer rows may be faster than more: the most seen of rehearsals of 0.5B to 1.5B models (5 %),
+rounded."""
 SHARED_FASTER = 1.05
-"""By how much a point may be faster than the work of one that shares the model otherwise makes it: what is sent is
-computed from the bytes of weights and gradients, and not counted."""
+"""The factor by which a point may be faster than the work of one that shares the model otherwise makes it: what is sent
+is computed from the bytes of weights and gradients, and not counted."""
 LEEWAY_OF_ONE = 1.1
 LEEWAY = 1.02
 """A guess from one point alone, or from two and more, may be that far above the budget and the point still be worth a

@@ -48,7 +48,7 @@ class Question:
     values: Sequence[int]
     """What it may be, smallest first; not empty."""
     space: Callable[[int], Space]
-    """Of the job in which it has this value."""
+    """The space of the job in which it has this value."""
     stopped_by: str
     """Why there is no larger one, in a few words."""
 

@@ -183,7 +183,7 @@ def candidate(
 
 
 HALF_BITS = 16
-"""Of a weight of a base that is not quantized: half precision, or more."""
+"""Bits of a weight of a base that is not quantized: half precision, or more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,7 +27,8 @@ class SearchResult:
     attempts: tuple[Candidate, ...]
     levers: tuple[Lever, ...]
     alternatives: tuple[Candidate, ...]
-    """Of the levels around: those of less harm that do not fit or are too slow, and the next one, least harm first."""
+    """Points of the levels around: those of less harm that do not fit or are too slow, and the next one, least harm
+    first."""
     most: LargestValue | None = None
     """Where as much as fits of one thing was asked for."""
 

@@ -22,7 +22,7 @@ WITH_SHARED_TOKENS: tuple[Sharding, ...] = ("fsdp2-no-reshard", "fsdp2")
 LEAST_FIRST: tuple[Sharding | None, ...] = (
     *("fsdp2", "zero3", "hsdp", "fsdp2-no-reshard", "zero2", "zero1", "ddp", None),
 )
-"""By what a process holds."""
+"""Shardings by what a process holds, the least first."""
 
 SAVES: dict[Sharding | None, frozenset[str]] = {
     "fsdp2-no-reshard": frozenset({"shards", "all nodes"}),
@@ -79,9 +79,9 @@ def _goes_together(space: Space, knobs: Knobs) -> bool:
 
 
 LONG_ROW_TOKENS = 32768
-"""From here on a plan without harm may share tokens. With checkpointing a row of 32,768 keeps 8.6 GB of an 8B model's
-activations (32 layers x 4096 x 2 bytes a token): shorter ones mostly fit by that, and GPUs that share none are faster.
-"""
+"""The tokens of a row from which a plan without harm may share tokens. With checkpointing a row of 32,768 keeps 8.6 GB
+of an 8B model's activations (32 layers x 4096 x 2 bytes a token): shorter ones mostly fit by that, and GPUs that share
+none are faster."""
 
 NOT_WITH: dict[str, tuple[str, str]] = {
     "packing": ("the mask that keeps packed rows apart is dropped", "--packing false"),

@@ -43,7 +43,7 @@ class Space:
     pinned: frozenset[str] = frozenset()
     """Names of the knobs that the user gave. ``max_length: auto`` is a request, not a pin."""
     effective_batch_size: int
-    """Of all processes."""
+    """The effective batch size of all processes."""
     fit: Fit = "all"
     forbid: frozenset[str] = frozenset()
     context_length: int | None = None

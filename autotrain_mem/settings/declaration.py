@@ -146,7 +146,7 @@ class Setting:
     """Who takes it; None for TRL, and for what is no knob of a plan."""
     lever: LeverRow | None = None
     accelerate: str = ""
-    """Its key in the config of ``accelerate launch``, where it has one of its own."""
+    """The setting's key in the config of ``accelerate launch``, where it has one of its own."""
     of_deepspeed: bool = False
     """DeepSpeed's config has it."""
     of_estimate: bool = False

@@ -18,11 +18,11 @@ class Verdict(StrEnum):
     REHEARSED = "rehearsed"
     """TRL's own trainer gets it in a rehearsal, so that what it does to memory is in the plan."""
     COUNTED = "counted"
-    """It says which rows there are: their lengths are counted, and a rehearsal has rows as long."""
+    """The flag says which rows there are: their lengths are counted, and a rehearsal has rows as long."""
     ONLY_FOR_REAL = "only for the real run"
     """A rehearsal leaves it out, or has its own."""
     HARMLESS = "harmless"
-    """It changes no tensor's size, whether TRL's trainer gets it or not."""
+    """The flag changes no tensor's size, whether TRL's trainer gets it or not."""
     IDLE = "idle"
     """TRL takes it and does nothing with it here: a plan warns."""
     REFUSED = "refused"
@@ -40,7 +40,7 @@ class FlagGroup:
     methods: tuple[str, ...] = ()
     """For which it holds, whatever a row for all says; empty: for all."""
     in_commands: bool = False
-    """It is idle in commands only: a script may hand over what it is about."""
+    """Whether it is idle in commands only: a script may hand over what it is about."""
 
     @property
     def names(self) -> tuple[str, ...]:

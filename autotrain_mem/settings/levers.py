@@ -26,7 +26,7 @@ EXPANDABLE = "expandable_segments"
 """The lever that is on no rung: any point may have it, at no cost (``Memo``)."""
 
 HALF_WEIGHTS = "bf16_weights"
-"""Its weights are float16 where the card has no bfloat16 (``precision.half_of``)."""
+"""The lever of 16-bit weights: float16 where the card has no bfloat16 (``precision.half_of``)."""
 
 EIGHT_BIT = "8bit_optimizer"
 
@@ -228,7 +228,7 @@ SWITCHES = tuple(
 
 
 WARNINGS = {row.knobs[0]: row.warning for row in LADDER if row.warning}
-"""By knob: what a user must not overlook."""
+"""Maps a knob to what a user must not overlook."""
 
 
 def is_pulled(row: LeverRow, knobs: Knobs) -> bool:

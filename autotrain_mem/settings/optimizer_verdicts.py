@@ -15,7 +15,7 @@ REHEARSED = (
     *("paged_adamw_32bit", "paged_adamw_8bit", "paged_lion_32bit", "paged_lion_8bit"),
     *("rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit"),
 )
-"""Of torch, transformers and bitsandbytes: allocation by allocation as on the CPU."""
+"""Optimizers of torch, transformers and bitsandbytes: allocation by allocation as on the CPU."""
 
 PARAMETER_SHAPED = ("adamw_torch", "adamw_torch_fused", "adagrad", "rmsprop", "sgd")
 """Optimizers whose state is a number, or as large as the parameter (``torch/optim``): what belongs to a shard can be

@@ -156,7 +156,7 @@ def unknown_names(
 # -- what is kept of TRL's parser --------------------------------------------------------------------------------------
 
 _TYPES: Mapping[str, Any] = {"int": int, "float": float}
-"""Those whose refusal Python itself words: a value of another type is left to TRL's parser."""
+"""Types whose refusal Python itself words: a value of another type is left to TRL's parser."""
 _SWITCH, _CHOOSES = "string_to_bool", "make_choice_type_function"
 """The type of what is on or off, and the function that makes types of choices (``transformers/hf_argparser.py``): a
 text stands for its value."""

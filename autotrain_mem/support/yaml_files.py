@@ -18,9 +18,10 @@ from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.units import KIB, format_bytes
 
 LARGEST_CONFIG_BYTES = 256 * KIB
-"""Of a YAML file: PyYAML reads some 100 KiB a second."""
+"""The largest YAML file: PyYAML reads some 100 KiB a second."""
 MOST_VALUES = 100_000
-"""Of a YAML file, where each alias counts as a copy: a few lines of aliases of aliases stand for billions."""
+"""The most values of a YAML file, where each alias counts as a copy: a few lines of aliases of aliases stand for
+billions."""
 
 
 def read_yaml(path: str, flag: str) -> dict[str, Any]:
@@ -74,14 +75,15 @@ def _count(node: Any, counted: dict[int, float]) -> float:
 # -- the recipes that come along ---------------------------------------------------------------------------------------
 
 _PLACES = tuple(Path(__file__).parents[up] / "recipes" for up in (1, 2))
-"""Of an installed package, and of a checkout (pyproject.toml: tool.hatch.build.targets.wheel.force-include)."""
+"""Where recipes lie in an installed package, and in a checkout (pyproject.toml:
+tool.hatch.build.targets.wheel.force-include)."""
 
 _CARD = re.compile(r"^# card +(\S+)$", re.MULTILINE)
 _GPUS = re.compile(r"^# gpus +(\d+)$", re.MULTILINE)
 
 
 SIMILAR = 0.8
-"""Of 1, how like the beginning of a name a part of one must be (``difflib.SequenceMatcher.ratio``)."""
+"""How similar a part must be to the beginning of a name, where 1 is equal (``difflib.SequenceMatcher.ratio``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +91,7 @@ class Recipe:
     """Describes one file that trains one model one way."""
 
     name: str
-    """Of the file, without ``.yaml``: ``reward-gemma3-1b-lora-8k``."""
+    """The file's name, without ``.yaml``: ``reward-gemma3-1b-lora-8k``."""
     card: str
     """The card that its header speaks of, by its name in the catalog. It is planned for the one that is there."""
     gpus: int

@@ -131,7 +131,7 @@ def _of_state(state: Any, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 _HUB_NAMES = ("flash-attn2", "flash-attn3", "vllm-flash-attn3")
 FLASH_NAMES = ("flash_attention_2", "flash_attention_3", *(f"kernels-community/{name}" for name in _HUB_NAMES))
-"""Of ``trl/trainer/sft_trainer.py: FLASH_ATTENTION_VARIANTS``, those that a rehearsal imitates."""
+"""Those of ``trl/trainer/sft_trainer.py: FLASH_ATTENTION_VARIANTS`` that a rehearsal imitates."""
 
 
 def why_no_attention(

@@ -48,8 +48,8 @@ FAMILIES: dict[str, dict[str, SpecialToken]] = {
         "eoi_token": SpecialToken("<end_of_image>", "eoi_token_id"),
     },
 }
-"""By ``model_type``: what each one's processor asks its tokenizer for
-(``transformers/models/*/processing_*.py: __init__``)."""
+"""Maps ``model_type`` to what its processor asks its tokenizer for (``transformers/models/*/processing_*.py:
+__init__``)."""
 
 
 def load_processor(model: str, max_pixels: int | None = None, **options: Any) -> Any:

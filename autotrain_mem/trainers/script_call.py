@@ -32,7 +32,7 @@ class Call:
     trainer: type
     """The class that is called: a drop-in one, or the user's own on top of it."""
     args: tuple[Any, ...]
-    """Of the call, as the script wrote it."""
+    """The arguments of the call, as the script wrote it."""
     kwargs: Mapping[str, Any]
     keywords: Mapping[str, Any]
     """What of it reaches TRL's constructor, by its names."""

@@ -45,7 +45,7 @@ _PICKLED = (".pt", ".pth", ".bin")
 """torch.save writes a zip archive, whose directory stands at its end (``torch/serialization.py: save``)."""
 _ZIP = b"PK\x03\x04"
 _PICKLE = b"\x80"
-"""Of a file without an archive, which is older: only reading it would tell whether it is whole."""
+"""The first bytes of an older file, without an archive: only reading it would tell whether it is whole."""
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 """What file systems answer that have nothing to wait for (``man 2 fsync``); some do for folders only."""
 _CHUNK_BYTES = 1 << 20

@@ -118,7 +118,7 @@ class RanOut:
     """A try that ran out of memory."""
 
     error: Exception
-    """Without its traceback, which is a note as text."""
+    """The error, without its traceback, which is a note as text."""
     message: str
     """The first line of what the library raised."""
 

@@ -70,7 +70,7 @@ LOW_HOST_SHARE = 0.05
 Fedora had on by default, sends SIGTERM at 10 % and SIGKILL at 5 % (earlyoom(1), ``-m PERCENT[,KILL_PERCENT]``)."""
 
 WHY_CHARACTERS = 120
-"""Of what a library raised, which may be pages: the error that ends a run has it all."""
+"""The most characters of what a library raised, which may be pages: the error that ends a run has it all."""
 
 _TEXTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("host out of memory", (r"(?<!OutOf)MemoryError", "is killed by signal: Killed")),
@@ -106,7 +106,7 @@ class Ending:
     step: int = 0
     """Optimizer steps that were done, as far as it told."""
     began_at: int = 0
-    """Those that were done when it began to train; equal to ``step`` where it did none itself."""
+    """The steps that were done when it began to train; equal to ``step`` where it did none itself."""
     saving: str = ""
     """The folder of the checkpoint that it was writing; empty where it was not."""
     host_kills: int = 0
@@ -114,7 +114,7 @@ class Ending:
     host_left_share: float = 1.0
     """The least of the host's memory that was seen to be available."""
     peak_reserved_bytes: int | None = None
-    """Of the device's allocator, as of the last step; None where nothing measures."""
+    """The peak reserved bytes of the device's allocator, as of the last step; None where nothing measures."""
     rank: int | None = None
     """The one of several processes that ended first, or is waited for; None for a single one."""
     waited_for: str = ""

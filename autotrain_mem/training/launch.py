@@ -28,7 +28,7 @@ SIMULATED_PROCESS = "autotrain_mem.rehearsal.simulated_run"
 LOG_NAME = "train.log"
 PROBE_LOG_NAME = "probe.log"
 SCRATCH_NAME = ".probe"
-"""Of the folder that a probe saves to, within the run's: the training will save to the same disk."""
+"""The name of the folder that a probe saves to, within the run's: the training will save to the same disk."""
 
 LAST_WORDS_SECONDS = 60.0
 """How long a run that is done may take to end by itself: trackers send what they hold when the interpreter exits."""

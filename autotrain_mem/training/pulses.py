@@ -33,7 +33,7 @@ ASLEEP_SECONDS = 10.0
 @dataclass(slots=True)
 class _Rank:
     heard_at: float
-    """By this process's clock."""
+    """The time of the last message, by this process's clock."""
     has_pulse: bool = False
     moves: int = 0
     place: str = ""

@@ -40,7 +40,7 @@ class RankDied(ChildDied):
         super().__init__(death.code, death.log_tail)
         self.rank = rank
         self.gone = death if isinstance(death, MachineLost) else None
-        """Its machine, where that is gone with it."""
+        """The rank's machine, where that is gone with it."""
 
 
 class RankTimeout(Exception):

@@ -32,8 +32,8 @@ if sys.platform != "win32":  # which has none of its kind: a run there goes on w
     import fcntl
 
 LOCK_NAME, KEY_NAME = "_autofit.lock", "_autofit.key"
-"""With a ``_``, since what begins so is not pushed to the hub (``transformers/trainer.py: push_to_hub``). By the key
-the machines of a run know each other (``training.machines``)."""
+"""Names with a ``_``, since what begins so is not pushed to the hub (``transformers/trainer.py: push_to_hub``). By the
+key the machines of a run know each other (``training.machines``)."""
 
 LOCK_SECONDS = 1.0
 """How long a lock is waited for: a command that only asks whether a folder is free holds it for a moment."""
@@ -63,7 +63,7 @@ OnEvent = Callable[[Mapping[str, Any]], None]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LastRun:
     number: str
-    """Its id, which its checkpoints carry."""
+    """The run's id, which its checkpoints carry."""
     start: Path | None
     """The checkpoint that it went on from; None for a run from the beginning."""
     command: tuple[str, ...] = ()

@@ -29,9 +29,9 @@ class RunAttempt:
 
     knobs: Knobs
     learned: LearnedLimits
-    """What guards learned in those before."""
+    """What guards learned in the processes before."""
     checkpoint: Checkpoint | None
-    """To begin with; None for the beginning."""
+    """The checkpoint to resume from; None to start anew."""
 
     @property
     def began_at(self) -> int:
@@ -48,7 +48,7 @@ class Change:
 
     knobs: Knobs
     flags: str
-    """What is other, as flags: ``--per_device_train_batch_size 2 --gradient_accumulation_steps 4``."""
+    """The changes, as flags: ``--per_device_train_batch_size 2 --gradient_accumulation_steps 4``."""
 
 
 class RunBackend(Protocol):

@@ -44,15 +44,15 @@ class Request:
     predicted_reserved_bytes: int | None = None
     """Peak that is reserved, by the plan."""
     budget_bytes: int | None = None
-    """What torch's allocator may take of the device, by the plan."""
+    """Bytes that torch's allocator may take of the device, by the plan."""
     level: str = ""
-    """Of harm, by the plan; empty where there is none."""
+    """The plan's level of harm; empty where there is none."""
     levers: tuple[Lever, ...] = ()
-    """What the plan changed."""
+    """The changes of the plan."""
     guarded: bool = True
-    """Else it trains as TRL does by itself, and ends when the device is full."""
+    """Whether a guard is attached; else it trains as TRL does, and fails when out of memory."""
     rank: int = 0
-    """Of the process that is asked, among all."""
+    """The rank of the process that is asked."""
 
     @property
     def processes_here(self) -> int:

@@ -110,7 +110,8 @@ class ReservedEstimate:
     """The same on the device that there is, where the allocator gives its cache back before it refuses a request; what
     was refused is given all the same, so that the run goes on. Equal to the peak where that fits."""
     slack_bytes: int
-    """Of these, what was not allocated when the peak was first reached: cached blocks and the ends of split ones."""
+    """The part of it that was not allocated when the peak was first reached: cached blocks and the ends of split
+    ones."""
     num_alloc_retries: int
     """How often everything cached had to be given back to the device before a request could be met."""
     largest_refused_bytes: int | None
@@ -133,9 +134,9 @@ class ReservedByMode:
     """
 
     native: ReservedEstimate
-    """With a segment for each request that no cached block can serve: the allocator's default."""
+    """The figures with a segment for each request that no cached block can serve: the allocator's default."""
     expandable_segments: ReservedEstimate
-    """With ``expandable_segments:True``."""
+    """The figures with ``expandable_segments:True``."""
 
     @classmethod
     def of_both(cls, found: Callable[[bool], ReservedEstimate]) -> ReservedByMode:
@@ -176,8 +177,8 @@ class MemoryEstimate:
     not_counted: tuple[str, ...]
     rehearsal_seconds: float
     parts_at_peak: tuple[tuple[str, int], ...] = ()
-    """Of a model that reads images, what each of its parts holds at the peak, whatever it is: vision tower, projector
-    and language model, and what lies between them."""
+    """What each part of a model that reads images holds at the peak, whatever it is: vision tower, projector and
+    language model, and what lies between them."""
     pinned_host_bytes: int = 0
     """Host memory that each process takes for activations and an optimizer that are kept there, in pinned blocks."""
     unpinned_host_bytes: int = 0
@@ -189,7 +190,8 @@ class MemoryEstimate:
     saved_state_bytes: int = 0
     """The optimizer's state, which a checkpoint has beside them."""
     unquantized_bytes: int = 0
-    """Of a quantized base, the experts that bitsandbytes does not quantize, since they are fused into one tensor."""
+    """Bytes of the experts of a quantized base that bitsandbytes does not quantize, since they are fused into one
+    tensor."""
     rehearsed_layers: int | None = None
     """How many layers the rehearsed copies of the model had at most, from which this was expanded; None where the whole
     model was rehearsed."""
@@ -219,7 +221,7 @@ class Footprint:
     """Replayed on a device without an end."""
     work: Workload
     awake: MemoryEstimate | None = None
-    """Of the moments in which a colocated vLLM is awake; None where it never sleeps."""
+    """The estimate while a colocated vLLM is awake; None where it never sleeps."""
 
     @staticmethod
     def unfolded(values: Any) -> Any:
@@ -259,7 +261,7 @@ class Estimate:
     memory: MemoryEstimate
     budget_bytes: int
     time: StepTime
-    """Of one optimizer step, on average over the data where these are known."""
+    """The time of one optimizer step, on average over the data where these are known."""
     vllm_share_bytes: int = 0
     """What a vLLM engine on the same card takes for itself: weights and KV cache in a pool of its own. Where it sleeps,
     what it takes at the moment that needs most, of which ``memory`` is then."""
@@ -384,7 +386,7 @@ class Candidate:
     rehearsed_layers: int | None = None
     """How many layers the rehearsed copies had at most; None where the whole model was rehearsed."""
     ratio: float | None = None
-    """Its tokens per second over the chosen plan's; None where it does not fit, and for a rehearsal of the search."""
+    """Tokens per second over the chosen plan's; None where it does not fit, and for a rehearsal of the search."""
     would_fit: tuple[str, ...] = ()
     """Where it would: the next larger cards, or more of these, each in a few words; empty where it fits here."""
 

@@ -33,9 +33,9 @@ class Incident:
     """Optimizer steps that were done before."""
     phase: Phase
     rows: int | None = None
-    """Of the batch that was too large; None where it was no batch (the optimizer step, saving)."""
+    """Rows of the batch that was too large; None where it was no batch (the optimizer step, saving)."""
     tokens: int | None = None
-    """Of that batch, with padding."""
+    """Tokens of that batch, with padding."""
     remedy: str
     """In a few words: ``split into 4 + 4 rows``, ``repeated after the cache was emptied``."""
     message: str
@@ -79,18 +79,18 @@ class Probe:
     measured: MemoryReading | None
     """At the end; None where nothing measures (plain CPU)."""
     phases: Mapping[Phase, PhasePeak]
-    """Of those that were reached."""
+    """The peaks of the phases that were reached."""
     row_tokens: int | None = None
-    """Of the longest row that there was, which was among the first; of the longest prompt where completions are
+    """Tokens of the longest row that there was, which was among the first; of the longest prompt where completions are
     sampled. None where the probe did not come so far."""
     non_torch_bytes: int | None = None
     """What the process held on the device outside torch's allocator; None where that is not known."""
     others: tuple[OtherProcess, ...] = ()
     """On the card at that time."""
     step_seconds: float | None = None
-    """Of the last optimizer step; None where it was not reached."""
+    """Seconds of the last optimizer step; None where it was not reached."""
     seconds: float = 0.0
-    """Of the whole probe, from the start of its process."""
+    """Seconds of the whole probe, from the start of its process."""
     refused: str = ""
     """The first line of the out-of-memory error that ended it; empty where none did."""
     refused_in: Phase | None = None
@@ -112,9 +112,9 @@ class Restart:
     cause: str
     """One of ``training.causes.CAUSES``."""
     why: str
-    """What was seen of it, in one line."""
+    """The cause, in one line."""
     change: str
-    """What of the plan was changed, as flags; empty for nothing."""
+    """The changes of the plan, as flags; empty for none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,13 +186,13 @@ class RunHistory:
     total_steps: int | None
     """Optimizer steps that the training is to have; None where that is not written."""
     total_bytes: int | None
-    """Of the device."""
+    """The device's memory."""
     predicted_bytes: Mapping[Phase, int]
     """Peak of what is allocated in each phase."""
     phases: Mapping[Phase, PhasePeak]
     """Peaks of each phase so far, measured in the first process."""
     ranks: tuple[tuple[StepReading, ...], ...]
-    """Of each process, the first one's at least; in the order of time."""
+    """The readings of each process, at least the first one's, in the order of time."""
     happenings: tuple[RunMarker, ...]
     """In the order of time."""
     ending: str

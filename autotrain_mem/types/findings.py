@@ -19,7 +19,7 @@ class Finding:
     """Whether training would end with it, or only be other than the user thinks."""
     message: str
     cure: str
-    """What to do about it, with the exact flag."""
+    """The cure, with the exact flag."""
     error: str = "UsageError"
     """The class in ``errors`` that an error of this kind is, and so its exit code."""
 
@@ -48,9 +48,9 @@ class Preflight:
 
     findings: tuple[Finding, ...]
     parameters: int | None
-    """Of the model; None where neither files on this disk nor the hub say."""
+    """Parameters of the model; None where neither files on this disk nor the hub say."""
     download: Download | None = None
-    """Of its weights; None where they are here, or nobody asked since nothing is trained here."""
+    """The download of its weights; None where they are here, or nobody asked since nothing is trained here."""
 
 
 def settle(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -123,7 +123,7 @@ class Soundness(StrEnum):
     NOTE = "note"
     """Not there, and not needed; or odd, and harmless by itself."""
     BROKEN = "broken"
-    """Something that was meant to work does not."""
+    """It was meant to work and does not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -63,13 +63,13 @@ class CardVerdict:
     level: str | None = None
     """The level of harm of its best plan; None where nothing fits."""
     estimate: Estimate | None = None
-    """Its best plan; None where nothing fits."""
+    """The card's best plan; None where nothing fits."""
     refusal: str | None = None
     """Why there is none, in a sentence."""
     optimizer_steps: int | None = None
-    """Of the whole training with its best plan; None where neither the data nor ``max_steps`` say."""
+    """Steps of the whole training with its best plan; None where neither the data nor ``max_steps`` say."""
     price: Price | None = None
-    """What one such card is rented for; None where that is not known."""
+    """The price of renting one such card; None where it is not known."""
 
     @property
     def run_seconds(self) -> float | None:
@@ -186,9 +186,9 @@ class LargestValue:
     next_value: int | None
     """The next larger one, which was rehearsed and does not fit; None where the card is not what stops it."""
     next_required_bytes: int | None = None
-    """What that one needs."""
+    """Bytes that the next value needs."""
     stopped_by: str = ""
-    """What else stops it, in a few words; empty where the card does."""
+    """What else limits it, in a few words; empty where the card does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

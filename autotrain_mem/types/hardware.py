@@ -23,8 +23,8 @@ class Topology:
     link: str = ""
     """Name of what joins the devices of a node, in the catalog of links (``machine.links``); empty for one device."""
     link_bytes_per_second: int | None = None
-    """What a collective within a node moves per device and second, in and out each (the bus bandwidth of nccl-tests);
-    None where it is not known."""
+    """Bytes that a collective within a node moves per device and second, in and out each (the bus bandwidth of
+    nccl-tests); None where it is not known."""
     network: str = ""
     """Name of what joins the nodes; empty for a single one."""
     network_bytes_per_second: int | None = None
@@ -48,7 +48,7 @@ MINIMUM_HEADROOM_BYTES = 400 * MIB
 """Default headroom, from the design's budget: 4 % of the card, at least 400 MiB on a real card."""
 
 Capability = tuple[int, int]
-"""What the kernels of a card go by: NVIDIA's compute capability."""
+"""NVIDIA's compute capability, by which kernels are chosen."""
 TURING, AMPERE = (7, 5), (8, 0)
 """Compute capabilities. From Ampere on tensor cores take bfloat16 and TF32: CUDA C++ Programming Guide, "Compute
 Capabilities", table "Tensor Core Input Data Types"."""
@@ -91,14 +91,14 @@ class Hardware:
     origin: Literal["detected", "named", "imagined", "cpu"]
     """How we know of it: found on this machine, named from the catalog, imagined by size, or the host itself."""
     total_bytes: int
-    """What torch reports as the device's total memory."""
+    """The device's total memory, as torch reports it."""
     free_bytes: int
-    """What is free before our process opens a context; equal to ``total_bytes`` for a card that is not here."""
+    """Bytes that are free before our process opens a context; equal to ``total_bytes`` for a card that is not here."""
     non_torch_bytes: int
-    """What our process will hold on the device outside torch's allocator: the CUDA context and its modules."""
+    """Bytes that our process will hold on the device outside torch's allocator: the CUDA context and its modules."""
     communicator_bytes: int = 0
-    """What NCCL holds for each communicator of several processes, outside torch's allocator too; 0 where nothing is
-    known of the card but its size, on the host, and where ``non_torch_bytes`` was measured with it."""
+    """Bytes that NCCL holds for each communicator of several processes, outside torch's allocator too; 0 where nothing
+    is known of the card but its size, on the host, and where ``non_torch_bytes`` was measured with it."""
     compute_capability: tuple[int, int] | None = None
     """None where only the size is known."""
     bandwidth_bytes_per_second: int | None = None
@@ -155,7 +155,7 @@ class Price:
     gpu: str
     """The catalog's key."""
     per_hour: float
-    """Of one card, in ``currency``."""
+    """The price of one card, in ``currency``."""
     currency: str = "USD"
     provider: str = ""
     seen: str = ""

@@ -25,8 +25,8 @@ class PythonCall:
     holds_rows: bool
     """Whether the training data can be counted: a stream's cannot."""
     digest: str
-    """Of all in it that a rehearsal depends on; empty where that cannot be known, and nothing may be kept of it: code
-    or a model of the user's own."""
+    """A digest of everything in it that a rehearsal depends on; empty where that cannot be known, and nothing may be
+    kept of it: code or a model of the user's own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +73,7 @@ class Job:
     within_seconds: float | None = None
     """How long the whole training may take; None: as long as it does."""
     budget: float | None = None
-    """What it may cost, in the currency of the prices; None: whatever it does."""
+    """The most that it may cost, in the currency of the prices; None for no limit."""
     accelerate: Mapping[str, Any] | None = None
     """The user's own file for ``accelerate launch``, by its keys: how processes are launched is pinned by it."""
     images: tuple[str, ...] = ()

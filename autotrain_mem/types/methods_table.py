@@ -33,7 +33,7 @@ class MethodFacts:
     """Sets of columns that the trainer reads, in its own order of preference; of :data:`TEXT_COLUMN`,
     ``dataset_text_field`` names another."""
     row_noun: str = "rows"
-    """What a batch counts."""
+    """The noun for what a batch counts."""
     sequences_per_row: int = 1
     """2 for pairs: a batch of the model holds all chosen sequences and all rejected ones. So it does of two
     completions."""
@@ -69,7 +69,8 @@ class MethodFacts:
     """The trainer makes its optimizer, over more than one model, and its dataloaders as it is built: the former can
     neither be replaced nor moved, nor the rows changed."""
     is_experimental: bool = False
-    """It is in ``trl.experimental``, of which TRL says that it may change or go in any release, and has no script."""
+    """Whether it is in ``trl.experimental``, of which TRL says that it may change or go in any release, and has no
+    script."""
 
     @property
     def is_packable(self) -> bool:
@@ -264,15 +265,15 @@ METHODS: Mapping[str, MethodFacts] = {
 REWARD_MODEL_ARGUMENTS = tuple(
     dict.fromkeys(row.reward_model_argument for row in METHODS.values() if row.reward_model_argument)
 )
-"""What the methods call their reward model."""
+"""The methods' names of their reward model."""
 TEACHER_ARGUMENTS = tuple(dict.fromkeys(row.teacher_argument for row in METHODS.values() if row.teacher_argument))
-"""What the methods call their teacher."""
+"""The methods' names of their teacher."""
 OTHER_MODEL_ARGUMENTS = (*REWARD_MODEL_ARGUMENTS, *TEACHER_ARGUMENTS)
-"""What names a model beside the one that is trained."""
+"""Arguments that name a model beside the trained one."""
 
 
 _ASKED_FOR_MORE = ("sft", "dpo", "kto", "grpo")
-"""Of two that read the same columns, those that stand here come first."""
+"""The methods that come first among those that read the same columns."""
 
 
 def methods_reading(columns: Collection[str]) -> tuple[str, ...]:

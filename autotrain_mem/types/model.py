@@ -41,11 +41,12 @@ class Depths:
 
 
 COPIES = 2
-"""Of the longer run over the shorter one: a single copy would be equal to itself whatever it holds."""
+"""Copies that the longer run has more than the shorter one: a single copy would be equal to itself whatever it
+holds."""
 
 LAYERS_OF_FIXED_COST = 2
-"""What a rehearsal takes whatever the depth, in layers: 0.18 s against 0.16 s for a layer of Qwen2.5-0.5B, full
-fine-tuning with gradient checkpointing, on one core of a server (``scripts/expansion``); rounded up."""
+"""The fixed cost of a rehearsal, in layers: 0.18 s against 0.16 s for a layer of Qwen2.5-0.5B, full fine-tuning with
+gradient checkpointing, on one core of a server (``scripts/expansion``); rounded up."""
 
 LAYERS_HELD_BACK = 5
 """Activation offloading frees a layer's input as late as this many layers on, when it has been copied
@@ -108,9 +109,10 @@ class ModelFacts:
     flash_attention: str = "it was not looked for"
     """Why a plan for a card of this machine may not choose ``flash_attention_2`` by itself; empty when it may."""
     shares_tokens: bool = False
-    """Its layers attend to all that came before, as ring attention does where processes share the tokens of a row."""
+    """Whether its layers attend to all that came before, as ring attention does where processes share the tokens of a
+    row."""
     digest: str = ""
-    """Of the configs of all models of the job: what is known of one is known of its equals."""
+    """A digest of the configs of all models of the job: what is known of one is known of its equals."""
     pattern: LayerPattern | None = None
     """How its layers repeat; None where they do not, so that it must be rehearsed whole."""
     hidden_size: int | None = None
@@ -133,7 +135,7 @@ class ModelFacts:
     """Areas to which its processor can be told to make larger images smaller, largest first, in pixels; empty where it
     makes all images equally large."""
     enlarges_images: bool = False
-    """Its processor makes small images as large as others."""
+    """Whether its processor makes small images as large as others."""
     kv_heads: int | None = None
     """Heads of keys and values; None where the config does not say, or where not all layers keep them."""
     kv_head_elements: int | None = None

@@ -51,7 +51,7 @@ class Timeline:
     peak: int
     """Index of the point with the most allocated bytes."""
     budget_bytes: int
-    """Without what lies outside torch's allocator."""
+    """The budget, without what lies outside torch's allocator."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +122,7 @@ class Material:
     made: str = ""
     timeline: Timeline | None = None
     report: Report | None = None
-    """Of the run that trained with it; None until it has ended."""
+    """The report of the run that trained with it; None until it has ended."""
     history: RunHistory | None = None
     profile: DataProfile | None = None
     """Number of rows of each length; None if not kept."""

@@ -22,13 +22,13 @@ from autotrain_mem.support.units import MIB, format_bytes
 PLAN_SCHEMA = "autofit.plan/5"
 """``scripts/docs_pages/plan_schema.py`` describes it."""
 PLAN_NAME = "plan.json"
-"""Of the plan in an output folder."""
+"""The name of the plan's file in an output folder."""
 STDIN = "-"
 
 LARGEST_BYTES = 8 * MIB
-"""Of what is read as a plan: it takes some 10 KiB, and 1 KiB for each attempt and each time out of memory. The worst
-JSON of this size, which is of nothing but empty objects, takes 192 MiB as Python's (measured with Python 3.11, x86-64).
-"""
+"""The largest file that is read as a plan: it takes some 10 KiB, and 1 KiB for each attempt and each time out of
+memory. The worst JSON of this size, which is of nothing but empty objects, takes 192 MiB as Python's (measured with
+Python 3.11, x86-64)."""
 
 _MAKES_ONE = (
     "autofit plan METHOD --model MODEL --gpu NAME --out plan.json  writes one;\n"
@@ -39,7 +39,7 @@ _FROM_A_PIPE = "Write it to a file first; autofit explain - tells what a plan on
 _FIT = "autofit.fit/"
 """What ``autofit METHOD --json`` prints holds the plan and the run."""
 _FAMILY = PLAN_SCHEMA.partition("/")[0] + "/"
-"""What the schemas of all versions begin with."""
+"""The common beginning of the schemas of all versions."""
 
 PYTHON = "Plan.save a path"
 """What a script says to have the plan elsewhere."""

@@ -37,7 +37,8 @@ RECORDED_VARIABLES = frozenset(
         *("WANDB_DISABLED", "WANDB_LOG_MODEL", "WANDB_WATCH", "COMET_PROJECT_NAME", "MLFLOW_EXPERIMENT_NAME"),
     }
 )
-"""Of the environment, what a file may hold: devices, allocators, threads, and the names that trackers give a run.
+"""Variables of the environment that a file may hold: devices, allocators, threads, and the names that trackers give a
+run.
 
 A plan is made to be passed on, and others' plans are followed. So it holds no other value, which may let somebody in
 (HF_TOKEN, DATABASE_URL, a proxy with its password), name another server (HF_ENDPOINT), or run code (PYTHONPATH,
@@ -83,18 +84,18 @@ class Plan:
     )
 
     job: Job
-    """What the user asked for, without secrets and without what only a running script has."""
+    """The user's job, without secrets and without what only a running script has."""
     level: str
     """Name of the level of harm that the settings are of (``search.levels``): ``lossless``, ``rounding``, ``LoRA``."""
     estimate: Estimate
-    """Of these settings, on the card that the plan is for."""
+    """The estimate of these settings, on the card that the plan is for."""
     defaults: Knobs
-    """What the installed TRL takes where nothing is given."""
+    """The installed TRL's defaults."""
     levers: tuple[Lever, ...]
     """What differs from the settings asked for, in the ladder's order; empty when these fit as they are."""
     attempts: tuple[Candidate, ...]
     alternatives: tuple[Candidate, ...] = ()
-    """Of the levels around, least harm first."""
+    """Points of the levels around, least harm first."""
     data: DataSummary | None = None
     """What the rows say under the plan's ``max_length``; None when the dataset was not read."""
     proposals: tuple[Proposal, ...] = ()
@@ -106,23 +107,23 @@ class Plan:
     """What was found before planning that does not end the run, each with its cure; and why a plan that was made
     elsewhere was rehearsed again."""
     optimizer_steps: int | None = None
-    """Of the whole run; None when neither the data nor ``max_steps`` say."""
+    """Steps of the whole run; None when neither the data nor ``max_steps`` say."""
     seconds: float
     row_tokens: int
     """Tokens of the longest row that was rehearsed; of the longest prompt where completions are sampled."""
     versions: Mapping[str, str | None]
-    """What was installed (``versions.versions_key``); None for a package that was not."""
+    """The installed versions (``versions.versions_key``); None for a package that was not."""
     model_digest: str
-    """Of the configs of all models of the job, by which it is told whether another folder holds the same."""
+    """A digest of the configs of all models of the job, to recognise another folder that holds the same."""
     allocator: str = ""
-    """What the environment said to torch's allocator, as PYTORCH_ALLOC_CONF has it."""
+    """The allocator's settings of the environment, in the form of PYTORCH_ALLOC_CONF."""
     objects: str | None = None
     """Digest of what a Python script handed over beside rows and config, which no file holds: a model, an adapter's
     config, a loss; empty where that is not known. None for a job in flags."""
     most: LargestValue | None = None
     """Where as much as fits of one thing was asked for: how much that is, and what stops it."""
     price: Price | None = None
-    """What one such card is rented for, where a budget was to be kept."""
+    """The price of renting one such card, where a budget was to be kept."""
     vllm_server: VllmServer | None = None
     """The server that generates, where one does on GPUs of its own."""
     experience: Experience = field(default_factory=Experience)

@@ -13,7 +13,7 @@ from autotrain_mem.types.trace import Owner, Trained
 from autotrain_mem.types.work import Phase
 
 REWARD_NAMES = ("reward", "objective/scores")
-"""What the mean reward is called in the logs of GRPO and RLOO, and of PPO (``trl/trainer/grpo_trainer.py: log`` and
+"""Names of the mean reward in the logs of GRPO and RLOO, and of PPO (``trl/trainer/grpo_trainer.py: log`` and
 ``trl/experimental/ppo/ppo_trainer.py: train``)."""
 RUN_NAME = "run.json"
 """The file in the output folder that holds a Report."""
@@ -153,18 +153,18 @@ class Shortage:
     requested_bytes: int | None
     """For the tensor, as far as that is known; else as ``segment_bytes``. None where the library did not say."""
     segment_bytes: int | None
-    """What the allocator asked of the device for it: a whole segment, which may be larger."""
+    """Bytes that the allocator requested from the device for it: a whole segment, which may be larger."""
     total_bytes: int
     free_bytes: int
     allocated_bytes: int
-    """By tensors, in torch's allocator."""
+    """Bytes that tensors held in torch's allocator."""
     reserved_bytes: int
-    """What the allocator had of the device."""
+    """Bytes that the allocator held of the device."""
     outside_bytes: int
-    """What the process had of it outside the allocator: the CUDA context, cuBLAS, NCCL, a vLLM engine."""
+    """Bytes that the process held of it outside the allocator: the CUDA context, cuBLAS, NCCL, a vLLM engine."""
     measured: Mapping[Owner, int]
-    """Of what was allocated, by those owners that could be told apart: all of them on a simulated card; on a real one
-    what has a name (weights, gradients, optimizer state)."""
+    """What was allocated, by those owners that could be told apart: all of them on a simulated card; on a real one what
+    has a name (weights, gradients, optimizer state)."""
 
     @property
     def rest_bytes(self) -> int:

@@ -67,11 +67,11 @@ class Trained:
     """
 
     parameters: int
-    """Those that are trained."""
+    """The number of trained parameters."""
     of_parameters: int
     """All, adapters included."""
     dtype: str
-    """Of those that are trained, or of most of them."""
+    """The dtype of the trained parameters, or of most of them."""
 
     @property
     def share(self) -> float:
@@ -173,7 +173,8 @@ class Trace:
     saved_state_bytes: int = 0
     """The optimizer's state, which a checkpoint holds beside."""
     unquantized_bytes: int = 0
-    """Of a quantized model, what bitsandbytes leaves as it was: experts that are fused into one tensor a layer."""
+    """Bytes of a quantized model that bitsandbytes leaves as they were: experts that are fused into one tensor a
+    layer."""
     trained: Trained | None = None
     """None where no trainer was built for it."""
     routing: Routing | None = None

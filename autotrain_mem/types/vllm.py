@@ -10,17 +10,17 @@ from autotrain_mem.support.codec import Form
 from autotrain_mem.support.units import GIB, MIB
 
 OVERHEAD_BYTES = 3 * GIB
-"""What a server holds of each card beside weights and KV cache: activations of its profile run, CUDA graphs, NCCL. Its
-own log says so (``vllm/v1/worker/gpu_worker.py: determine_available_memory``, ``Actual usage is``): 1.5 GiB for a
-model of 0.9 GiB on 16 GB, 2.1 GiB for Qwen3-8B on 24 GB, 3.05 GiB for Llama-3-8B on an H100
+"""Bytes that a server holds of each card beside weights and KV cache: activations of its profile run, CUDA graphs,
+NCCL. Its own log says so (``vllm/v1/worker/gpu_worker.py: determine_available_memory``, ``Actual usage is``): 1.5 GiB
+for a model of 0.9 GiB on 16 GB, 2.1 GiB for Qwen3-8B on 24 GB, 3.05 GiB for Llama-3-8B on an H100
 (https://github.com/vllm-project/vllm/pull/10511). Mixtures of experts take more, up to 7 GiB: it only says how many
 completions run at once, and refuses nothing."""
 
 ASLEEP_BYTES = OVERHEAD_BYTES
-"""What an engine on one card keeps while it sleeps, at most: CUDA graphs, workspaces, NCCL. Only weights and KV cache
-lie in the pool that sleep gives back (``vllm/v1/worker/gpu_worker.py: load_model, initialize_from_config``). By its log
-(``Sleep mode freed``) it kept 0.3 GiB of a share of 19.8 (https://github.com/vllm-project/vllm/issues/17117); CUDA
-graphs took 1.4 GiB for a model of 72 GiB a card (https://github.com/vllm-project/vllm/issues/47654)."""
+"""The most bytes that an engine on one card keeps while it sleeps: CUDA graphs, workspaces, NCCL. Only weights and KV
+cache lie in the pool that sleep gives back (``vllm/v1/worker/gpu_worker.py: load_model, initialize_from_config``). By
+its log (``Sleep mode freed``) it kept 0.3 GiB of a share of 19.8 (https://github.com/vllm-project/vllm/issues/17117);
+CUDA graphs took 1.4 GiB for a model of 72 GiB a card (https://github.com/vllm-project/vllm/issues/47654)."""
 ASLEEP_PARALLEL_BYTES = 7424 * MIB
 """The same where several cards hold one engine: 7,392 MiB of Llama-3.2-1B on 2 cards, the CUDA context included
 (https://github.com/NVIDIA-NeMo/RL/issues/223), 6,962 to 7,121 MiB of Kimi-K2.6 on 8
@@ -58,9 +58,9 @@ class VllmServer:
     weights_bytes: int | None
     """None where the model's config does not tell."""
     token_bytes: int | None
-    """What a token of a sequence takes of the KV cache; None where the config does not tell."""
+    """Bytes of the KV cache for a token of a sequence; None where the config does not tell."""
     completions: int
-    """Of one generation, of all processes that train."""
+    """Completions of one generation, of all processes that train."""
 
     @property
     def share_bytes(self) -> int:
@@ -117,11 +117,11 @@ class VllmSleep:
     """
 
     awake_bytes: int
-    """Its share, while completions are sampled and while it is given the weights."""
+    """The engine's share, while completions are sampled and while it is given the weights."""
     asleep_bytes: int
-    """What it keeps of that while it sleeps, at most."""
+    """The most that it keeps of that while it sleeps."""
     reserved_awake_bytes: int
-    """What torch's allocator holds for the trainer at most while it is awake."""
+    """The most that torch's allocator holds for the trainer while it is awake."""
     reserved_asleep_bytes: int
     """The same of the whole run."""
 
@@ -140,4 +140,5 @@ class VllmSleep:
 
 SERVER_PORT = 8000
 SERVER_UTILIZATION = 0.9
-"""Of ``trl vllm-serve`` (trl/scripts/vllm_serve.py: ScriptArguments) and of the trainer that looks for it."""
+"""The default of ``trl vllm-serve`` (trl/scripts/vllm_serve.py: ScriptArguments) and of the trainer that looks for
+it."""

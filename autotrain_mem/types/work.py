@@ -69,10 +69,10 @@ class Work:
     count: float
     """How many of these ran. Real, and below 0 for some, where it is extrapolated from copies of fewer layers."""
     of_chunk: bool = False
-    """It is done for each chunk of the loss: with more tokens there are more of these, and none is larger."""
+    """Whether it is done for each chunk of the loss: with more tokens there are more of these, and none is larger."""
     of_step: bool = False
-    """It is done once in an optimizer step, however many micro-steps this has: gradients are reduced in the last one
-    (``accelerate/accelerator.py: no_sync``)."""
+    """Whether it is done once in an optimizer step, however many micro-steps this has: gradients are reduced in the
+    last one (``accelerate/accelerator.py: no_sync``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,7 @@ T = TypeVar("T")
 MOST = 2
 """A search asks for two rehearsals at a time; a third worker would import for seconds and wait."""
 WORKER_BYTES = 2 * GIB
-"""What a worker is given of the host's memory."""
+"""Bytes of host memory for a worker."""
 LOOK_SECONDS = 0.5
 """How long the main thread waits at a time: on Windows Ctrl-C is heard only in between."""
 

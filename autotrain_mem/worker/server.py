@@ -223,7 +223,7 @@ _BEGIN_OF_GROUP = (
     *("ACCELERATE_USE_", "ACCELERATE_DEEPSPEED_", "ACCELERATE_GRADIENT_", "ACCELERATE_CONFIG_DS_", "FSDP_"),
     "PARALLELISM_CONFIG_",
 )
-"""What torchrun tells a process of its group
+"""Variables by which torchrun tells a process of its group
 (``torch/distributed/elastic/agent/server/local_elastic_agent.py: _start_workers``), MPI (``accelerate/state.py:
 _prepare_backend``), and accelerate of sharding: a rehearsal of one of several processes sets its own."""
 

@@ -18,8 +18,8 @@ from autotrain_mem.support.errors import RehearsalError
 _PACKAGES = ("site-packages", "dist-packages")
 """Folders of installed packages; Debian's are the second."""
 _TYPED = ("<stdin>", "<ipython-input")
-"""What code is called that no file holds, and that its user wrote; dataclasses and torch.fx have names like these for
-code that they write themselves."""
+"""Names of code that no file holds, and that its user wrote; dataclasses and torch.fx have names like these for code
+that they write themselves."""
 
 
 def failure(step: str, error: Exception, *, from_python: bool) -> RehearsalError:

@@ -177,7 +177,7 @@ class Insertion:
     period: int
     """Steps of one copy."""
     growth: Depths
-    """Of what there are more: of layers, or of chunks."""
+    """What grows: layers, or chunks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

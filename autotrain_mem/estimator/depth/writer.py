@@ -16,7 +16,7 @@ class UnclearError(Exception):
 
 
 Picks = Mapping[int, "Pick"]
-"""Of each death and use in a run, by its step."""
+"""The picks of each free and use in a run, by step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Birth:
     layer: int | None
     """The layer of its module in the first copy; None where it belongs to none."""
     layer_step: int
-    """From one copy to the next."""
+    """The distance from one copy to the next."""
     again: bool
     """Whether it takes the number of a block that is dead (see ``Trace``)."""
 
@@ -81,7 +81,7 @@ class Use:
 
 
 Act = Birth | Use | Phase | EngineMark | None
-"""What one step does; None empties the cache."""
+"""The action of one step; None empties the cache."""
 
 
 class Writer:
@@ -97,13 +97,13 @@ class Writer:
         self._living: dict[Hashable, list[int]] = {}
         """Births that live, by place, in their order; there may be thousands of one."""
         self._births: list[int] = []
-        """Of each birth the block's number."""
+        """The block's number of each allocation."""
         self._last_births: dict[int, tuple[int, list[Hashable]]] = {}
-        """Of each living block its birth, and where that was."""
+        """Each live block's allocation, and its place."""
         self._dead: dict[Block, list[int]] = {}
         """Numbers of dead blocks, by what they were."""
         self._dead_alike: list[list[int]] = []
-        """Of each block its list among these: a block is taken for a key once, and not with each death."""
+        """Each block's list among these: a block's key is computed once, and not with each free."""
 
     def write(self, acts: Sequence[Act], copies: int) -> None:
         """Writes the events of several steps, once for each copy."""

@@ -62,7 +62,7 @@ FLOAT32_BY_DTYPE = _names(
     linalg_matrix_norm.str_ord sum sum.dim_IntList
     """
 )
-"""Told to answer in float32 unless told otherwise (``AT_FORALL_FP32_SET_OPT_DTYPE``)."""
+"""Operators that return float32 unless another dtype is given (``AT_FORALL_FP32_SET_OPT_DTYPE``)."""
 
 FLOAT32_BY_OVERLOAD = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
 """Sent to an overload that takes a dtype (``AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE``)."""

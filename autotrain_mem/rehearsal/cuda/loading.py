@@ -72,7 +72,7 @@ class _Loading:
     """The facts of a model that are known before its weights are there."""
 
     names: list[str] = field(default_factory=list)
-    """Those of what a checkpoint holds, in the order in which it is loaded."""
+    """The names in a checkpoint, in the order in which they are loaded."""
     warm_up_bytes: int = 0
     packed: frozenset[str] = frozenset()
     """Names of weights that a checkpoint holds in mxfp4, and that are dequantized on the device."""

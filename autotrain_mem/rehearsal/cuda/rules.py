@@ -47,7 +47,7 @@ class CudaRule:
     imitate: Callable[[Recorder, Capability], AbstractContextManager[None]]
     """Inside, tensors behave as on a card of this compute capability; everything is restored on exit."""
     tensors: tuple[Tensors, ...] = ON_CPU
-    """Those that need the rule."""
+    """The tensors that need the rule."""
     not_counted: Callable[[Capability], tuple[str, ...]] = lambda card: ()
     """What it leaves out on such a card, each with its bound."""
 

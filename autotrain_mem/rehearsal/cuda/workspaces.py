@@ -115,7 +115,8 @@ MULTIPROCESSORS = {
     (10, 0): 148,
     (12, 0): 188,
 }
-"""Those of the largest card of a compute capability: an upper bound for the rest, as more blocks take more memory."""
+"""Multiprocessors of the largest card of a compute capability: an upper bound for the rest, as more blocks take more
+memory."""
 
 _THREADS_PER_MULTIPROCESSOR = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
 """CUDA Programming Guide, technical specifications per compute capability; 2048 elsewhere."""

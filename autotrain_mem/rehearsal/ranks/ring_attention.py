@@ -33,7 +33,7 @@ from autotrain_mem.support.errors import RehearsalError
 from autotrain_mem.types.hardware import Capability
 
 TOKENS_DIM = 2
-"""Of B x H x S x D (``_attention.py: _scaled_dot_product_ring_flash_attention``)."""
+"""The dimension of tokens in B x H x S x D (``_attention.py: _scaled_dot_product_ring_flash_attention``)."""
 
 _aten = torch.ops.aten
 

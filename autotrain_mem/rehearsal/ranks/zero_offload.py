@@ -61,9 +61,9 @@ class HostTensors:
         self._storages: weakref.WeakKeyDictionary[torch.UntypedStorage, Callable[[], object]] = (
             weakref.WeakKeyDictionary()
         )
-        """With what ends it as one that is not pinned."""
+        """Storages, with what ends each as one that is not pinned."""
         self.locked: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
-        """Of those that a device can copy by itself."""
+        """Bytes that a device can copy by itself."""
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
         return tensor.untyped_storage() in self._storages

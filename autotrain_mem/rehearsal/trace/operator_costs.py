@@ -29,7 +29,7 @@ class Cost:
     launches: int = 1
     of_step: bool = False
     shape: tuple[int, ...] = ()
-    """Of what is no operator, the lengths that its cost grows with."""
+    """The lengths with which the cost grows, where it is no operator's."""
 
     def scaled(self, share: float) -> Cost:
         """The same on so many of its tokens."""
@@ -109,7 +109,7 @@ _PICKING = frozenset(
         *(_aten.gather.default, _aten.masked_select.default),
     }
 )
-"""Of their first argument they read as much as they write."""
+"""Operators that read as much of their first argument as they write."""
 
 
 def _size_bytes(tensor: torch.Tensor) -> int:
@@ -158,7 +158,8 @@ _FORMULAS: dict[str, Callable[[tuple[Any, ...], Any], int]] = {
     "bitsandbytes::gemm_4bit": _plain_product,
     "bitsandbytes::gemv_4bit": _plain_product,
 }
-"""Of operators that torch's registry does not know. A mixture's are of the experts that a token chose alone."""
+"""Formulas of operators that torch's registry does not know. A mixture's are of the experts that a token chose
+alone."""
 
 
 def product(rows: int, inner: int, columns: int, dtype: torch.dtype) -> Cost:

@@ -39,7 +39,7 @@ class Budget:
     """
 
     layers: int
-    """Of the whole model."""
+    """Layers of the whole model."""
     events: int = EVENTS_OF_SKIPPED_STEPS
 
     def take(self, steps: int) -> tuple[int, int]:

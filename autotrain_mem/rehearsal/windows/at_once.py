@@ -98,7 +98,7 @@ class _Calls:
         self._lengths: list[int] = []
         self._scripts: dict[Any, dict[Saving, Script] | None] = {}
         self._saved: dict[int, dict[int, int]] = {}
-        """Of each tensor that carries what is saved, the blocks by their numbers in the script."""
+        """For each tensor that carries what is saved, the blocks by their numbers in the script."""
 
     # -- what a tower calls ----------------------------------------------------------------------------------------
 

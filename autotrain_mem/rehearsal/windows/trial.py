@@ -127,7 +127,7 @@ class Trial:
     """Of queries, keys and values: as they arrive, and their blocks."""
     ended: int = 0
     operators: tuple[int, int] = (0, 0)
-    """Of the forward and of the backward pass."""
+    """The number of operators of the forward and of the backward pass."""
 
     def extras(self) -> tuple[Extra, Extra]:
         """Counts all operators of each pass."""

@@ -32,9 +32,9 @@ class RowsImages:
     """Returns which entries each row has in tensors that are laid out by patch, tile or image."""
 
     entries: Mapping[str, Sequence[int]]
-    """Of each such tensor: how many entries of its first dimension are of each row, in their order."""
+    """For each such tensor how many entries of its first dimension are of each row, in their order."""
     has_images: Sequence[bool]
-    """Of each row."""
+    """Whether each row has images."""
 
     def __post_init__(self) -> None:
         assert all(len(each) == len(self.has_images) for each in self.entries.values())

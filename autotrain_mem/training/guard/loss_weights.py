@@ -106,13 +106,13 @@ def _own_loss(trainer: Any, method: MethodFacts) -> str | None:
 
 
 COLUMNS = 8
-"""Of the tokens tried: enough to tell means apart, few enough to take no memory that matters."""
+"""The number of tokens tried: enough to tell means apart, few enough to take no memory that matters."""
 FEW = 2
 """Labels of the first row that is tried; the second has all but that of its first column."""
 ITEMS = 16
 """Any count will do."""
 TOLERANCE = 1e-3
-"""Of fp32 losses of the same logits; a loss of 16 bits gets two of its last places."""
+"""The tolerance of fp32 losses of the same logits; a loss of 16 bits gets two of its last places."""
 
 ComputeLoss = Callable[..., Any]
 """``Trainer.compute_loss``, of the trainer."""
@@ -123,7 +123,7 @@ class OwnLoss:
     """Describes how a model's forward makes one loss of many labels."""
 
     heeds_count: bool
-    """It divides by ``num_items_in_batch`` where it is given."""
+    """Whether it divides by ``num_items_in_batch`` where it is given."""
     basis: Basis | None
     """What it is a mean over without that count; None where that is not known."""
 

@@ -28,7 +28,7 @@ KEPT_IN = ("_metrics", "_stored_metrics")
 which deletes a mode's with each log."""
 
 TOTALS = ("_total_train_tokens",)
-"""Those that TRL counts over all ranks, inside ``compute_loss``."""
+"""Metrics that TRL counts over all ranks, inside ``compute_loss``."""
 
 Numbers = dict[str, list[float]]
 Entry = tuple[float, Numbers]

@@ -25,7 +25,7 @@ LOST_SECONDS = 30.0
 """A machine that has given no sign of life for so long is gone. One whose process dies is known to be at once, since
 its system closes the connection; one that lost its power or network says nothing."""
 MOST_BYTES = 64 << 20
-"""Of one object: a request is some KiB."""
+"""The most bytes of one object: a request is some KiB."""
 
 Message = dict[str, Any]
 

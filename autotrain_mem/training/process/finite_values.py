@@ -12,7 +12,7 @@ from autotrain_mem.training.process.world import World
 from autotrain_mem.training.task import SendEvent
 
 LOGGED = ("loss", "grad_norm", "loss/policy_avg", "loss/value_avg")
-"""Of what a trainer logs: the first two of transformers, the others of PPO, which makes its steps by itself
+"""The logged values that are checked: the first two of transformers, the others of PPO, which makes its steps by itself
 (``trl/experimental/ppo/ppo_trainer.py: train``)."""
 
 
@@ -31,7 +31,7 @@ class FiniteValues(TrainerCallback):  # type: ignore[misc]  # transformers is un
         self._trainer, self._send, self._world = trainer, send, world
         self._is_scaled = getattr(trainer.accelerator, "scaler", None) is not None
         self._loss = 0.0
-        """Of this step, where it is no finite number."""
+        """The loss of this step, where it is not finite."""
         self._step: tuple[int, float, Any] | None = None
         """The last one, its loss and its norm, which was not looked at yet."""
         self._is_told = self._is_spoilt = False

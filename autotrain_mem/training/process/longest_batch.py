@@ -47,7 +47,7 @@ class LongestBatch:
 
     rows: int = 0
     longest_tokens: int = 0
-    """Of the longest row; of the longest prompt where completions are sampled."""
+    """Tokens of the longest row; of the longest prompt where completions are sampled."""
     seconds: float = 0.0
     why_not: str = ""
     """Why nothing was run; empty where it was."""

@@ -91,7 +91,7 @@ class Moves(TrainerCallback):  # type: ignore[misc]  # transformers is untyped t
     """Counts how often a trainer moves, for :func:`beating`."""
 
     count = 0
-    """Of this process."""
+    """The number of this process's moves."""
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Counts a micro-step, a step, a batch of evaluation, and what comes between."""

@@ -305,7 +305,7 @@ def _wire(peaks: Mapping[Phase, PhasePeak]) -> dict[str, Any]:
 class Batches:
     rows: int
     tokens: int
-    """Of a row, with padding: the batch with the longest rows, and how many rows that had."""
+    """Tokens of a row, with padding: the batch with the longest rows, and how many rows that had."""
     all_tokens: int
     """Rows x tokens of every batch."""
 

@@ -24,15 +24,16 @@ QUARTER = 8
 """Samples whose least counts as their floor."""
 WINDOW = 4 * QUARTER
 SPIKES = 2
-"""Of a quarter, samples that may lie anywhere above the others: a long row, an evaluation that left something."""
+"""The number of samples of a quarter that may lie anywhere above the others: a long row, an evaluation that left
+something."""
 STEEP = 2.5
 """Times what the others of a quarter lie apart, that floors must rise by: of 200,000 windows of noise, none of an even
 or a skewed one climbs, of a normal one 2 do (drawn by ``random``, seed 1, 2026-11-21; at 1.5 times, 11 and 95 do)."""
 CLIMBED = 3 * QUARTER / (WINDOW - 1)
-"""Of a window: what lies between the floors of its first and of its last quarter."""
+"""The share of a window between the floors of its first and of its last quarter."""
 
 LEAST_CLIMB = 0.01
-"""Of what a climb starts from: at 1 % per window it takes 70 windows (2,200 logs) to double."""
+"""The least climb, as a share of where it starts: at 1 % per window it takes 70 windows (2,200 logs) to double."""
 STAIRS = 3
 """Rises of what is reserved. A longest row so far comes ever more rarely in shuffled data (the n-th row is it with
 chance 1/n), so that after the first samples, three are a run whose next long row will want more again."""
@@ -50,11 +51,11 @@ IN_A_ROW = 2
 """Logs, one after the other, in which the cache had to be given back: Composer shrinks its micro-batch then
 (``composer/trainer/trainer.py: _adjust_device_train_microbatch_size``)."""
 NEAR_FULL = 0.9
-"""Of the card's memory, reserved by torch alone; the CUDA context, its libraries and the screen have the rest. The
-driver changes to host memory "when running close to maxing out" the card (NVIDIA, answer 5490)."""
+"""The share of the card's memory that torch alone reserves; the CUDA context, its libraries and the screen have the
+rest. The driver changes to host memory "when running close to maxing out" the card (NVIDIA, answer 5490)."""
 CLIFF = 0.5
-"""Of the usual speed. What lies in host memory comes over PCIe, at a tenth of the card's bandwidth or less: users tell
-of 10 times slower; lengths and evaluations move the speed of a healthy run by tenths."""
+"""A share of the usual speed. What lies in host memory comes over PCIe, at a tenth of the card's bandwidth or less:
+users tell of 10 times slower; lengths and evaluations move the speed of a healthy run by tenths."""
 LATELY = 3
 """Logs that must all be slow: one is a garbage collection or a neighbour."""
 HOST_SECONDS = 6 * 3600
@@ -75,12 +76,13 @@ class Sample:
     device: MemoryReading | None = None
     """After the step; None where nothing measures."""
     total_bytes: int | None = None
-    """Of the card."""
+    """The card's memory."""
     rows: int | None = None
     tokens: int | None = None
-    """Of a row, with padding: the batch with the longest rows since the log before, and how many rows that had."""
+    """Tokens of a row, with padding: the batch with the longest rows since the log before, and how many rows that
+    had."""
     tokens_per_second: float | None = None
-    """With padding, since the log before; evaluation and saving left out."""
+    """Tokens per second, with padding, since the log before; without evaluation and saving."""
     host_available_bytes: int | None = None
     host_total_bytes: int | None = None
 
@@ -108,9 +110,9 @@ class Sign:
     kind: Kind
     step: int
     seen: str
-    """With numbers, in one sentence."""
+    """What was seen, with numbers, in one sentence."""
     advice: str
-    """With exact flags, in one sentence."""
+    """What to do, with exact flags, in one sentence."""
     severity: float
     """Comparable with that of an earlier sign of the same kind only; more is worse."""
 
@@ -304,7 +306,7 @@ class _ReservedGrowth:
 
     rises: int = 0
     longer: int = 0
-    """Of these, where a row came that was longer than all before."""
+    """Those rises at which a row was longer than all before."""
     from_bytes: int = 0
     top_bytes: int = 0
     longest: int = 0
