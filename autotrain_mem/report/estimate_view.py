@@ -84,7 +84,7 @@ def memory_blocks(estimate: Estimate) -> list[RenderableType]:
 
 
 def verdict(estimate: Estimate, how: str = "") -> Text:
-    """``fits rtx3060: needs 8.41 GiB of 11.2 GiB``; ``how`` stands after the card's name."""
+    """``fits rtx3060: needs 8.41 GiB of 11.2 GiB``; ``how`` follows the card's name."""
     word, style = ("fits", GOOD) if estimate.fits else ("does not fit", BAD)
     needs = formatting.needs(estimate.required_bytes, estimate.budget_bytes)
     return Text.assemble((word, f"bold {style}"), (f" {estimate.hardware.name}{how}: {needs}", "bold"))

@@ -90,7 +90,7 @@ _BLANK = Fact("", Text())
 
 @dataclass(frozen=True, slots=True)
 class _Screen:
-    """Shows a line of each part, and the gravest parts whole, as far as the lines go; a table is always whole."""
+    """Shows one line of each part, and the gravest parts in full while lines are left; tables are always whole."""
 
     parts: Sequence[Fact | Table]
 

@@ -59,11 +59,11 @@ class Fact:
     """Empty for a continuation line."""
     text: Text
     gravity: int = 0
-    """The gravest are the first to be shown whole, and the last to be left out; 0 stands on no first screen."""
+    """The gravest facts are shown in full first, and left out last; those of 0 are not on the first screen."""
 
 
 NOTES = ("advice", "warning")
-"""Labels of what stands out."""
+"""Labels that are highlighted."""
 
 
 def facts(plan: Plan) -> Iterator[Fact]:

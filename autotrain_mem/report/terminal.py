@@ -64,7 +64,7 @@ def is_live(console: Console) -> bool:
 
 
 class TrainingProgress:
-    """Draws a bar over the optimizer steps, with loss, peak memory and time left; lines where there is no terminal.
+    """Draws a bar over the optimizer steps, with loss, peak memory and time left; prints lines without a terminal.
 
     Args:
         console: Where to print; stderr keeps stdout free for results.

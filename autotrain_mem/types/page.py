@@ -66,9 +66,9 @@ class Section:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     right: tuple[int, ...] = ()
-    """Columns with numbers, which stand at the right."""
+    """Right-aligned columns, of numbers."""
     strong: tuple[int, ...] = ()
-    """Rows that stand out: what was chosen."""
+    """Highlighted rows: what was chosen."""
     figure: Mapping[str, Any] | None = None
     """The figure as ``report/page/static/page.js`` draws it."""
 

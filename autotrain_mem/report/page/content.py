@@ -39,7 +39,7 @@ _HOW_TO_READ = (
     "and those, with what lies outside torch, must fit.",
 )
 _PREDICTED = "Everything here is predicted: nothing has been loaded or trained."
-_MEASURED_TOO = "What a run measured stands beside its prediction."
+_MEASURED_TOO = "What the run measured is shown beside its prediction."
 
 
 def page_of(material: Material) -> Page:

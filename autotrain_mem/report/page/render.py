@@ -54,7 +54,7 @@ def _static(name: str) -> str:
 
 
 def json_for_script(value: Any) -> str:
-    r"""Writes JSON that may stand in a script element, whatever its texts hold.
+    r"""Writes JSON that cannot end the script element it is in.
 
     >>> json_for_script(["</script>"])
     '["\\u003c/script\\u003e"]'
