@@ -112,6 +112,8 @@ def test_hours_ranks_and_cards_are_shown_where_they_are_known() -> None:
     found = page(mixed, cards=(offer,), history=ranks)
     assert [line["name"] for line in drawn(found, "hours")["lines"]] == ["longest rows first", "in any order"]
     assert [line["values"] for line in drawn(found, "ranks")["lines"]] == [[40.0, 40.0], [None, 40.0]]
+    unmeasured = (replace(moment(1), device=None),)
+    assert page(history=replace(ranks, ranks=(unmeasured, unmeasured))).sections  # nothing of the ranks is drawn
     cards = section(found, "cards")
     assert cards.rows[0][4] == "does not fit"
     assert cards.strong == (0,)

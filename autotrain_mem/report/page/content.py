@@ -166,7 +166,8 @@ def _run_figures(material: Material) -> Iterator[Section]:
         steps = sorted({step for rank in ranks for step in rank})
         of_ranks = {f"rank {number}": [rank.get(step) for step in steps] for number, rank in enumerate(ranks)}
         title = "Peak reserved of each rank"
-        yield line_figure("ranks", title, "step", steps, of_ranks, y_title="reserved", unit="bytes")
+        if steps:
+            yield line_figure("ranks", title, "step", steps, of_ranks, y_title="reserved", unit="bytes")
     for name, words in _LOGGED.items():
         logged = [moment.logs.get(name) for moment in moments]
         if any(value is not None for value in logged):

@@ -90,8 +90,8 @@ function label(text, x, y, {colour = 'ink', anchor = 'start', weight = 400, rim 
 
 // Draws a figure into an SVG of that size: `range` is the shown part of the x axis, `hidden` the lines left out.
 function drawn(figure, {width, height, range, hidden}) {
-  const [first, last] = range[0] < range[1] ? range : [range[0] - 0.5, range[1] + 0.5];
-  const lines = figure.lines.filter((each) => !hidden.has(each)), [low, high] = valueRange(figure, first, last);
+  const [first, last] = range, lines = figure.lines.filter((each) => !hidden.has(each));
+  const [low, high] = valueRange(figure, first, last);
   const [unit, unitName] = figure.unit === 'bytes' ? (UNITS.find(([size]) => high >= size) ?? UNITS[2]) : [1, ''];
   const ticks = ticksOf(low, high, height / 50, unit).map((value) => [value, value ? formatValue(value / unit, unitName) : '0']);
   const left = Math.max(40, 14 + Math.max(0, ...ticks.map(([, text]) => textWidth(text))));
@@ -123,15 +123,20 @@ function valueRange(figure, first, last) {
   const {x, lines, limits, rows, unit, steps} = figure, near = Object.values(limits), sums = stacked(lines, new Set());
   const columns = lines.map((each) => sums.get(each) ?? each.values);
   const known = (isShown) => columns.flatMap((values) => values.filter((value, at) => value != null && isShown(x[at])));
-  const all = known(() => true), least = Math.min(...all, rows ? 0 : Infinity), most = Math.max(...all);
+  const all = known(() => true), [least, most] = extent(all);
   if (!all.length) return [0, 1];
   if (rows || ((unit === 'bytes' || steps) && least >= 0)) {
     const ceiling = Math.max(most, 0, ...near.filter((each) => each <= 2.5 * most)) || 1;
     return [Math.min(least, 0) * 1.07, ceiling * 1.07];
   }
-  const inSight = known((value) => value >= first && value <= last), values = [...(inSight.length ? inSight : all), ...near];
-  const [bottom, top] = [Math.min(...values), Math.max(...values)], rim = (top - bottom || Math.abs(top) || 1) * 0.08;
+  const inSight = known((value) => value >= first && value <= last);
+  const [bottom, top] = extent([...(inSight.length ? inSight : all), ...near]), rim = (top - bottom || Math.abs(top) || 1) * 0.08;
   return [bottom - rim, top + rim];
+}
+
+// Returns the least and the most of values that may be more than a call can have arguments.
+function extent(values) {
+  return values.reduce(([low, high], each) => [Math.min(low, each), Math.max(high, each)], [Infinity, -Infinity]);
 }
 
 function horizontalTicks({x, rows, x_title: title, isClock}, {wide}, first, last) {
@@ -331,7 +336,7 @@ function makeFigure(frame, figure, pageTitle) {
   });
   figure.isClock = figure.x_title === 'time';
   const seconds = marks.map((each) => each.seconds); // a mark may stand before the first value or behind the last
-  const ends = rows ? [-0.5, rows.length - 0.5] : [Math.min(x[0], ...seconds), Math.max(x.at(-1), ...seconds)];
+  const [start, end] = extent([x[0], x.at(-1), ...seconds]), ends = rows || start === end ? [start - 0.5, end + 0.5] : [start, end];
   let range = ends, point = figure.home, layout = null, pointer = null, pressed = null;
 
   const cursor = html('div', {class: 'cursor', hidden: ''}), band = html('div', {class: 'band', hidden: ''}), holder = html('div');
@@ -350,7 +355,7 @@ function makeFigure(frame, figure, pageTitle) {
 
   const height = (width) => (width < 560 ? 300 : figure.phases ? 500 : 300);
   const toValue = (left) => range[0] + ((left - layout.left) / layout.wide) * (range[1] - range[0]);
-  const toPlace = (value) => layout.left + ((value - range[0]) / (range[1] - range[0] || 1)) * layout.wide;
+  const toPlace = (value) => layout.left + ((value - range[0]) / (range[1] - range[0])) * layout.wide;
 
   function draw() {
     const width = box.clientWidth;
