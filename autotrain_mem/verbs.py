@@ -77,7 +77,7 @@ def estimate(
     """
     with python_errors():
         request = _wish("estimate", method, model, dataset, autofit, environment, arguments)
-        _refuse_plan(request, "estimate tells what arguments need; plan(...) and fit(...) follow a plan")
+        _refuse_plan(request, "estimate shows what arguments need; plan(...) and fit(...) follow a plan")
         with api.opened(request, to_train=False, reads_data=False, count=1) as workers:
             return api.estimate(api.rehearsals_for(workers, request, _warn))
 

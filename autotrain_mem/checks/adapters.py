@@ -141,7 +141,7 @@ def router_loss(setup: Setup) -> Problems:
     if asks and training.loss_type == CHUNKED and not hasattr(text, "num_experts"):
         yield (
             f"TRL's loss of the routers looks for num_experts, which the config of {text.model_type} has not: the run "
-            "would end in its first step.",
+            "would fail in its first step.",
             "--router_aux_loss_coef 0 trains without it.",
         )
 

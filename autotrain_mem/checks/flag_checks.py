@@ -291,7 +291,7 @@ def generation_cache(flags: Flags) -> Problems:
     name = str(flags.given.get("cache_implementation") or "")
     if ("offloaded" in name or name == "quantized") and not flags.given.get("use_vllm"):
         yield (
-            f"--cache_implementation {name} is not supported yet: what it keeps on the card is not known.",
+            f"--cache_implementation {name} is not supported yet: the memory that it keeps on the card is not known.",
             "Give --cache_implementation dynamic or static, or remove it.",
         )
 
@@ -321,7 +321,7 @@ def rows(flags: Flags) -> Problems:
     if given.get("train_sampling_strategy") == "group_by_length" and not (facts.is_packable or facts.is_online):
         yield (  # transformers/trainer_pt_utils.py: LengthGroupedSampler
             f"--train_sampling_strategy group_by_length looks for input_ids, which the rows of {facts.title}'s trainer "
-            "lack: it would end as training starts.",
+            "lack: it would fail as training starts.",
             "Remove it.",
         )
 

@@ -34,7 +34,7 @@ def check_model_object(model: Any, *, gets_adapter: bool) -> None:
     if not gets_adapter and not any(parameter.requires_grad for parameter in model.parameters()):
         raise UnsupportedModelError(
             f"Nothing of this {type(model).__name__} would be trained: all its parameters are frozen.",
-            hint="Give peft_config=LoraConfig(...), or thaw what is to be trained: model.requires_grad_(True).",
+            hint="Give peft_config=LoraConfig(...), or unfreeze what is to be trained: model.requires_grad_(True).",
         )
 
 

@@ -99,7 +99,7 @@ def evaluation_of_command(flags: Flags) -> Problems:
         return
     if given.get("eval_on_start") and not _evaluates(given):  # transformers/trainer.py: get_eval_dataloader
         yield (
-            "--eval_on_start without --eval_strategy has no rows to evaluate on: it would end as training starts.",
+            "--eval_on_start without --eval_strategy has no rows to evaluate on: it would fail as training starts.",
             "Give --eval_strategy steps, or remove --eval_on_start.",
         )
     if given.get("include_for_metrics") and not METHODS[flags.method].is_online:
@@ -217,7 +217,7 @@ def trackers(flags: Flags) -> Problems:
         yield Finding(
             kind="error",
             error="MissingExtraError",
-            message=f"--report_to {' '.join(missing)} is not installed here, and a run would end where it begins to "
+            message=f"--report_to {' '.join(missing)} is not installed here, and a run would fail when it begins to "
             "report. A plan alone needs no tracker.",
             cure=f"Install it, or give --report_to one of {', '.join(available)}.",
         )
@@ -234,7 +234,7 @@ def checkpoint_to_resume(flags: Flags) -> Problems:
     resumes = flags.given.get("resume_from_checkpoint") is True
     if resumes and folder and not any(pathlib.Path(folder).glob("checkpoint-*")):
         yield (
-            f"--resume_from_checkpoint: {folder} holds no checkpoint to go on from.",
+            f"--resume_from_checkpoint: {folder} holds no checkpoint to resume from.",
             "Remove the flag to start from the beginning, or give it a checkpoint's folder.",
         )
 
@@ -246,6 +246,6 @@ def label_smoothing(flags: Flags) -> Problems:
         loss_type = getattr(_filled(flags).training, "loss_type", None)
         if loss_type in (None, "chunked_nll") and not flags.given.get("use_liger_kernel"):
             yield (
-                "--label_smoothing_factor does not go with the chunked loss of this TRL: the first step would end it.",
+                "--label_smoothing_factor does not go with the chunked loss of this TRL: the first step would fail.",
                 "Give --loss_type nll, which computes all logits at once, or remove --label_smoothing_factor.",
             )

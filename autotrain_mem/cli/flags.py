@@ -61,7 +61,7 @@ class Output:
         in_files=False,
         elsewhere=(
             "it trains nothing.",
-            "autofit METHOD ... --dry_run tells what would run, with the plan's settings.",
+            "autofit METHOD ... --dry_run shows what would run, with the plan's settings.",
         ),
         help="plan, print TRL's config, the command and the environment that would run, and stop",
     )

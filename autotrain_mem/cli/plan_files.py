@@ -53,7 +53,7 @@ def check_files(request: api.RunRequest, output: Output) -> None:
     if plan == STDIN:
         raise UsageError(
             "--plan takes a file, and - is none.",
-            hint="Write standard input to a file and name that; autofit explain - tells what a plan there holds.",
+            hint="Write standard input to a file and name that; autofit explain - shows what a plan there holds.",
         )
     if out is not None:
         check_place(out, OUT)
@@ -65,7 +65,7 @@ def check_one_card(what_is: str, request: api.RunRequest) -> None:
         counts = request.autofit.gpu_counts
         many = f" --gpus {','.join(map(str, counts))}" if len(counts) > 1 else ""
         raise UsageError(
-            f"{what_is} one plan, and --gpu {request.autofit.gpu}{many} asks for many.",
+            f"{what_is} one plan, and --gpu {request.autofit.gpu}{many} names several cards.",
             hint="Give --gpu one card (autofit gpus), and --gpus one number.",
         )
 

@@ -28,7 +28,7 @@ from autotrain_mem.types import Job
 
 ABOUT = """\
 Shows the whole product in a minute or two, without a GPU: a tiny model is trained with TRL's defaults on a simulated
-card until that is full; then with the plan that fits, to its end.
+card until it is out of memory; then with the plan that fits, to its end.
 """
 CARD = "104MiB"
 ROWS = 600
@@ -106,7 +106,7 @@ def _run_out_of_memory(console: Console, rehearsals: api.Rehearsals, folder: pat
     """Predicts that TRL's defaults do not fit, then runs them until they do not."""
     predicted = api.estimate(rehearsals)
     console.print(estimate_screen(predicted))
-    console.print("\nTo see it happen, they train until the card is full:")
+    console.print("\nTo see it happen, they train until the card runs out of memory:")
     arguments = {**rehearsals.job.arguments, "output_dir": str(folder / "trl-defaults")}
     trial = replace(rehearsals, job=replace(rehearsals.job, arguments=arguments))
     try:

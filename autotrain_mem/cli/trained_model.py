@@ -49,7 +49,7 @@ def read_config(run: TrainedRun) -> Any:
         raise _missing(run, error) from error
     if run.is_adapter and getattr(config, "quantization_config", None):
         raise UsageError(
-            f"The base model {run.base} is a quantized checkpoint, whose full weights are not in it.",
+            f"The base model {run.base} is a quantized checkpoint, which does not hold the full weights.",
             hint="Give --base the model that it was quantized from.",
         )
     return config

@@ -198,7 +198,7 @@ def _add_adapter(draft: Draft) -> None:
         single = isinstance(asked, list) and len(asked) == 1  # to TRL a regular expression, and to PEFT a text is one
         draft.keys["lora_target_modules"] = asked[0] if single else asked
     else:
-        draft.notes.append("lora_target_modules: TRL leaves them to PEFT; Axolotl must be told which")
+        draft.notes.append("lora_target_modules: TRL leaves them to PEFT; Axolotl needs their names")
     keys |= dict.fromkeys(_LORA_KERNELS, False)
     if knobs.load_in_4bit or knobs.load_in_8bit:
         draft.notes.append(_ROUNDED)

@@ -304,7 +304,9 @@ def note_whole_logits(draft: Draft, tool: str, batch: str) -> None:
     why = f"the loss: TRL makes logits for some tokens at a time, {tool} for all of a micro-batch at once, which takes"
     rows = draft.knobs.per_device_train_batch_size
     tokens = "longest row" if draft.length == NO_LIMIT_TOKENS else draft.length
-    draft.notes.append(f"{why} at least {rows} x {tokens} x vocabulary x 4 bytes more: lower {batch} if full")
+    draft.notes.append(
+        f"{why} at least {rows} x {tokens} x vocabulary x 4 bytes more: lower {batch} if it runs out of memory"
+    )
 
 
 def note_no_limit(draft: Draft, key: str) -> None:

@@ -338,7 +338,7 @@ def _variables(facts: Facts) -> Iterator[Row]:
     if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1":
         yield NOTE, "CUDA", "CUDA_LAUNCH_BLOCKING=1 makes every step slower", "unset CUDA_LAUNCH_BLOCKING"
     if "cuda" in os.environ.get("LD_LIBRARY_PATH", "") and facts.cards:
-        text = "LD_LIBRARY_PATH names a CUDA of its own, which may be loaded in place of torch's"
+        text = "LD_LIBRARY_PATH names a CUDA of its own, which may be loaded instead of torch's"
         yield NOTE, "CUDA", text, "unset LD_LIBRARY_PATH where a library does not load"
 
 

@@ -193,7 +193,7 @@ def _memory(load: Load, memory: HostMemory) -> Iterator[Finding]:
         yield _refusal(
             HostMemoryError,
             message=f"The weights of {load.job.model}{each} alone take {format_bytes(loaded_bytes)} of host memory, "
-            f"and {available}: loading them would end the process.",
+            f"and {available}: the kernel would kill the process that loads them.",
             cure="Take a smaller model, a machine with more memory, or a card: --gpu NAME --plan_only says which.",
         )
     elif load.simulated_bytes > memory.available_bytes:
@@ -201,7 +201,7 @@ def _memory(load: Load, memory: HostMemory) -> Iterator[Finding]:
         yield _refusal(
             HostMemoryError,
             message=f"{f'{load.processes} simulated cards hold' if several else 'A simulated card holds'} "
-            f"{format_bytes(load.simulated_bytes)} in host memory, and {available}: the kernel would end a process.",
+            f"{format_bytes(load.simulated_bytes)} in host memory, and {available}: the kernel would kill a process.",
             cure=f"Give {'fewer --gpus, ' if several else ''}a smaller model or shorter rows; --plan_only plans "
             "without a run.",
         )
@@ -210,7 +210,7 @@ def _memory(load: Load, memory: HostMemory) -> Iterator[Finding]:
         yield Finding(
             kind="warning",
             message=f"{load.processes} processes load {load.job.model} at once, up to {format_bytes(loaded_bytes)} of "
-            f"host memory in all, and {available}: the kernel may end one of them.",
+            f"host memory in all, and {available}: the kernel may kill one of them.",
             cure="--sharding fsdp2 loads in one process and divides from there; --dtype as in the checkpoint needs no "
             "copy of the file's pages.",
         )

@@ -176,7 +176,7 @@ def why_not_split(trainer: Any) -> str | None:
     if kinds == ["sft"] or not others:
         return None
     if "sft" in others:
-        return "loss_type sft is a mean over tokens and stands beside means over pairs"
+        return "loss_type sft is a mean over tokens beside means over pairs"
     return f"loss_type {others[0]} compares each pair with the others of its micro-batch"
 
 

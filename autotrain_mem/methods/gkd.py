@@ -275,7 +275,7 @@ def why_not_split(trainer: Any) -> str | None:
     """Says that each call of a step draws who answers, and samples answers; None where it trains on the data alone."""
     if _ways(trainer.args) == (CompletionSource.DATA,):
         return None
-    return "it is drawn for each micro-batch who answers its prompts, and parts of it would draw anew"
+    return "who answers the prompts is drawn for each micro-batch, and its parts would draw again"
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:

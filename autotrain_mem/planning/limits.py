@@ -72,7 +72,7 @@ class RunLimits:
         yield f"  {' '.join(flags)}"
         if fewer := math.floor(self._steps(fastest.knobs) * share):
             yield f"  --max_steps {fewer}  fewer optimizer steps, {100 * share:.0f} % of the training"
-        yield "  --gpu all  tells which cards keep it (autofit plan)"
+        yield "  --gpu all  shows which cards meet it (autofit plan)"
 
     def _steps(self, knobs: Knobs) -> int:
         return optimizer_steps(self.subject, knobs) or 0

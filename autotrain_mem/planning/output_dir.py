@@ -92,7 +92,7 @@ def check_apart(output_dir: str, models: Iterable[object], datasets: Iterable[ob
         )
     if _lies_in(folder, hub_cache()):
         raise OutputFolderError(
-            f"The output folder {output_dir} lies in the cache of the Hugging Face Hub, {hub_cache()}.",
+            f"The output folder {output_dir} is in the cache of the Hugging Face Hub, {hub_cache()}.",
             hint="Give another --output_dir: what is saved could replace what was downloaded.",
         )
 

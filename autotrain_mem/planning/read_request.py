@@ -180,7 +180,7 @@ def rehearsals_for(workers: Workers, request: RunRequest, warn: Callable[[str], 
     counts = autofit.gpu_counts
     if len(counts) > 1:
         raise UsageError(
-            f"--gpus {','.join(map(str, counts))} asks for several plans.",
+            f"--gpus {','.join(map(str, counts))} names several plans.",
             hint="Only autofit plan METHOD --gpu NAME compares numbers of GPUs; give --gpus one here.",
         )
     table = prices(None if autofit.prices is None else str(autofit.prices))

@@ -78,14 +78,14 @@ class RunRequest:
         group=Group.OUTPUT,
         commands=(TRAIN, PLAN),
         metavar="N",
-        help=f"go on N times in a row where the training process dies (default {RESTARTS}), 0 for never",
+        help=f"resume up to N times in a row when the training process dies (default {RESTARTS}), 0 for never",
     )
     """How often in a row another process may go on with a training, without a new checkpoint."""
     probe: bool = setting(
         True,
         group=Group.OUTPUT,
         commands=(TRAIN, PLAN),
-        help="train at once, without two real steps on the longest rows before, in a process of their own",
+        help="train without the probe: two real steps on the longest rows in a process of their own",
     )
     """Try the plan before it trains."""
     machine_rank: int | None = setting(
@@ -124,7 +124,7 @@ class RunRequest:
         group=Group.DEVICE,
         before="link",
         metavar="N",
-        help="go on with N machines or more where one is lost and does not come back (default: all)",
+        help="continue with N machines or more when one is lost and does not come back (default: all)",
     )
     """The number of machines with which the training may continue when others are lost."""
     place: Place | None = None

@@ -29,8 +29,8 @@ _MARKS: dict[str, tuple[Callable[[Knobs], bool], str]] = {
 """Signs beside the batch: which knobs get them, and their meaning."""
 
 _CARDS_NOTE = """\
-Speeds are predicted, and rank cards better than they tell seconds.
-autofit plan ... --gpu NAME tells the rest, and rehearses the whole model."""
+Speeds are predictions: they rank cards better than they give seconds.
+autofit plan ... --gpu NAME shows the rest, and rehearses the whole model."""
 
 _BATCH = "Batch is rows at once x accumulation."
 _BATCH_OF_SEVERAL = "Batch is rows at once x accumulation, on each GPU; memory and needs are of one."
@@ -61,7 +61,7 @@ def cards_view(cards: Cards) -> RenderableType:
         add(grid, mark, *cells, style="bold" if verdict is smallest else "")
     same_length = f"; {formatting.settings(knobs[0], ['max_length'])}" if knobs and not lengths else ""
     heading = Text(f"what fits on each card; memory and needs are in {scale.unit}{same_length}", style="bold")
-    legend = ["No card here trains what was asked for, unchanged."]
+    legend = ["No card here runs the training as asked for."]
     if smallest is not None:
         how = "with the host's memory" if (smallest.level or "").endswith(OFFLOADING) else "in its own memory"
         card_or_set = "set of cards" if any(each.hardware.topology.processes > 1 for each in cards.verdicts) else "card"

@@ -212,5 +212,5 @@ def snapshot_view(path: Path, estimate: Estimate) -> Text:
         f"It shows torch's allocator; {format_bytes(estimate.outside_bytes)}{share} outside it are not in it.",
     ]
     if not estimate.reserved.fits:
-        lines.append("The run does not fit: after each oom the history goes on as if there had been memory enough.")
+        lines.append("The run does not fit: after each oom the history continues as if there had been enough memory.")
     return Text("\n".join(lines))

@@ -93,7 +93,7 @@ def on_machines(rehearsals: Rehearsals, chosen: Plan, topology: Topology) -> tup
 def _cannot_go_on(chosen: Plan, processes: int, why: str) -> TrainingError:
     count = f"{processes} process{'es' * (processes > 1)}"
     return TrainingError(
-        f"The training cannot go on with {count} in place of {chosen.knobs.processes}: {why}.",
+        f"The training cannot continue with {count} instead of {chosen.knobs.processes}: {why}.",
         hint="Start the lost machine's command again, and where the others have ended theirs too.",
     )
 

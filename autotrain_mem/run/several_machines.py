@@ -41,7 +41,7 @@ def placed(request: RunRequest, environment: Mapping[str, str] = os.environ) -> 
         raise UsageError(
             f"--min_nodes {request.min_nodes} is no number of the machines that train, of which there are "
             f"{1 if place is None else place.machines}.",
-            hint="It says with how many the training may go on where others are lost: 1 to --nodes.",
+            hint="It is the number of machines with which training may continue when others are lost: 1 to --nodes.",
         )
     if place is None:
         return request
@@ -128,5 +128,5 @@ def again(request: RunRequest, say: Say) -> RunRequest:
     folder = request.folder
     if not folder or not is_left_by(folder, request.command):
         return request
-    say(f"The same command began a run in {folder}, which has not ended: going on with it")
+    say(f"The same command began a run in {folder}, which has not ended: resuming it")
     return replace(request, config={**request.config, RESUME: True})

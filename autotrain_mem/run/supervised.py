@@ -293,9 +293,9 @@ class SupervisedRun:
         check_form(checkpoint, resumer)
         changes = []
         if before != resumer.processes:
-            changes.append(f"is of {counted(before, 'rank')}, and {resumer.processes} go on with it")
+            changes.append(f"is of {counted(before, 'rank')}, and {resumer.processes} resume it")
         if is_of_another_form(checkpoint, resumer):
-            changes.append(f"is shared otherwise than by --sharding {resumer.sharding or 'none'}, and is divided anew")
+            changes.append(f"is shared otherwise than by --sharding {resumer.sharding or 'none'}, and is resharded")
         if changes:
             message = (
                 f"{checkpoint.name} {'; it '.join(changes)}: random numbers are others; the rows of each step are the "

@@ -61,7 +61,7 @@ def _adapters_rate(job: Job, knobs: Knobs, defaults: Knobs) -> Iterator[Proposal
     if not knobs.is_adam or rate is None or wanted / NEAR < rate < wanted * NEAR:
         return
     is_given = "learning_rate" in job.arguments
-    whose = f"the given {rate:g}" if is_given else f"TRL's {rate:g} is for full fine-tuning, and"
+    whose = f"the given {rate:g}" if is_given else f"TRL's {rate:g} is meant for full fine-tuning, and"
     yield Proposal(
         flags=f"--learning_rate {wanted:g}",
         why=f"{whose} is {'low' if rate < wanted else 'high'} for an adapter: these learn best at about "

@@ -255,7 +255,7 @@ _ROWS_OF_METHODS = (
     FlagGroup(
         verdict=Verdict.REFUSED,
         methods=(_GKD,),  # gkd.py: check
-        why="this trainer's own collator pads conversations, and has the last answer learned",
+        why="this trainer's own collator pads conversations, and trains on the last answer",
         flags="packing eval_packing padding_free assistant_only_loss",
     ),
     FlagGroup(

@@ -119,7 +119,7 @@ class OwnSettings:
         where=TakenBy.LAUNCH,
         accelerate="parallelism_config_cp_size",
         metavar="N",
-        help="so many GPUs share the tokens of each row: long context (SFT, FSDP2); default: what a length needs",
+        help="GPUs that share the tokens of each row: long context (SFT, FSDP2); default: as many as a length needs",
         check=at_least_one("GPUs"),
         lever=LeverRow(
             harm=Harm.TIME,

@@ -131,7 +131,7 @@ def unreachable() -> str:
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE keeps the hub from being asked for one"
+        return "with HF_HUB_OFFLINE the hub is not asked for one"
     return f"the hub cannot be reached ({constants.ENDPOINT}) to look for one"
 
 

@@ -39,7 +39,7 @@ def find_checkpoint(resume_from_checkpoint: str | bool | None, output_dir: str) 
     if not steps:
         raise OutputFolderError(
             f"The output folder {output_dir} holds no checkpoint to resume from.",
-            hint="Give the --output_dir of the run to go on with, or drop --resume_from_checkpoint.",
+            hint="Give the --output_dir of the run to resume, or drop --resume_from_checkpoint.",
         )
     return _whole(steps[max(steps)])
 

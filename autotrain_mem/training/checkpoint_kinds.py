@@ -89,7 +89,7 @@ def check_form(checkpoint: Path, resumer: Resumer) -> None:
         OutputFolderError: it is one, with the flags that go on with it as it was written.
     """
     if why := why_not(checkpoint, resumer):
-        raise OutputFolderError(f"Cannot go on with {checkpoint}: {why}.", hint=as_it_was_begun(checkpoint))
+        raise OutputFolderError(f"Cannot resume from {checkpoint}: {why}.", hint=as_it_was_begun(checkpoint))
 
 
 def as_it_was_begun(checkpoint: Path) -> str:

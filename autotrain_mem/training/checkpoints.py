@@ -238,8 +238,8 @@ def check_order(checkpoint: Path, order: Mapping[str, str]) -> None:
         raise OutputFolderError(
             f"{checkpoint} was trained on rows in another order: {changes}. Some would be met twice in this epoch, and "
             "others never.",
-            hint=f"Go on with what it has begun with: {flags}.\n"
-            "Or add --ignore_data_skip true: the epoch then begins anew, with the rows as they are now.",
+            hint=f"Resume with the values that it began with: {flags}.\n"
+            "Or add --ignore_data_skip true: the epoch then starts over, with the rows as they are now.",
         )
 
 

@@ -200,7 +200,7 @@ def _ending_by(failure: RankDied | RankTimeout, ranks: RankProcesses, log: pathl
         return progress.ending(error, rank=rank, waited_for=failure.why)
     if failure.gone is not None:
         lost = f"{capitalized(failure.gone.machine)} is gone, and its ranks with it: {failure.gone.why}."
-        error = TrainingError(lost, hint="The run goes on when its command is started there again.")
+        error = TrainingError(lost, hint="The run resumes when its command is started there again.")
         return progress.ending(error, machine_lost=lost)
     error = _died_early("The training process" if rank is None else f"{capitalized(name)}", failure, log)
     return progress.ending(error, rank=rank, code=failure.code, log_tail=failure.log_tail)

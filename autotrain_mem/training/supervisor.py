@@ -149,7 +149,7 @@ def _why_no_more(spent: int, restarts: int) -> str:
     if spent < restarts:
         return ""
     if restarts == 0:
-        return "--max_restarts 0 lets no other process go on."
+        return "--max_restarts 0 allows no restart."
     times = "once" if spent == 1 else f"{spent} times"
     return f"It was started again {times} without getting further (--max_restarts {restarts})."
 

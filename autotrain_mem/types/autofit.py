@@ -205,7 +205,7 @@ class AutoFit(OwnSettings):
         commands=(TRAIN, PLAN),
         elsewhere=(
             "it says what flags need, and a plan holds settings that were found to fit.",
-            "autofit explain FILE tells what they need; autofit METHOD --plan FILE trains with them.",
+            "autofit explain FILE shows what they need; autofit METHOD --plan FILE trains with them.",
         ),
         help="follow this plan in place of a search",
     )

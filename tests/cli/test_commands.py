@@ -229,7 +229,7 @@ def test_the_history_is_written_with_its_settings_and_goes_on_after_an_oom(autof
     assert names >= {"model.layers.1.self_attn.q_proj", "load", "forward", "backward", "optimizer_step"}
     assert f"Wrote the predicted history to {path} (" in ran.err
     larger = autofit(*ESTIMATE, "--per_device_train_batch_size", "64", "--gpu", "20MiB", "--snapshot", str(path))
-    assert "The run does not fit: after each oom the history goes on" in larger.err
+    assert "The run does not fit: after each oom the history continues" in larger.err
     assert "oom" in {entry["action"] for entry in pickle.loads(path.read_bytes())["device_traces"][0]}
 
 

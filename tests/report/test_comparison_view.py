@@ -32,7 +32,7 @@ def test_each_card_has_one_line_at_80_columns_and_in_a_pipe(name: str) -> None:
 
 def test_where_no_card_is_lossless_none_is_marked() -> None:
     assert not [line for line in table(SHORTER, 80) if line.startswith(">")]
-    assert "No card here trains what was asked for, unchanged." in rendered(cards_view(SHORTER), 80)
+    assert "No card here runs the training as asked for." in rendered(cards_view(SHORTER), 80)
 
 
 def test_a_reason_too_long_for_a_line_stands_below_the_table_once() -> None:

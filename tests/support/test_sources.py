@@ -76,7 +76,7 @@ def test_rows_that_were_loaded_before_are_kept_under_their_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(DatasetNotFoundError, match=f"No dataset '{ROWS}': .* HF_HUB_OFFLINE keeps the hub"):
+    with pytest.raises(DatasetNotFoundError, match=f"No dataset '{ROWS}': .* with HF_HUB_OFFLINE the hub"):
         check_kept_rows(ROWS, {"HF_DATASETS_CACHE": str(tmp_path)})
     check_kept_rows(str(tmp_path), {})
     (tmp_path / "datasets" / "trl-lib___some_rows").mkdir(parents=True)

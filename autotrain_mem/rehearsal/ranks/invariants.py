@@ -100,7 +100,7 @@ def _without_gradient(names: str) -> RehearsalError:
         f"The optimizer made no step on {names}: the loss does not depend on them, or they were lost as they were "
         "divided among the processes.",
         hint="With several GPUs that is not rehearsed yet. Where the loss does not depend on parts of the model, DDP "
-        "needs --ddp_find_unused_parameters true, or ends in its second step. --gpus 1 plans for one.",
+        "needs --ddp_find_unused_parameters true, or fails in its second step. --gpus 1 plans for one.",
     )
 
 

@@ -105,7 +105,7 @@ def why_no_guard(trainer: Any) -> str | None:
     """Returns why a shortage cannot be met in this process; None where it can."""
     args = trainer.args
     if hasattr(trainer, "value_model"):
-        return "TRL's PPO makes its steps in a loop of its own, which cannot be entered again in its middle"
+        return "TRL's PPO makes its steps in a loop of its own, which cannot be entered in its middle"
     if args.n_gpu > 1:
         return f"{args.n_gpu} GPUs train in one process (DataParallel)"
     if trainer.is_deepspeed_enabled:

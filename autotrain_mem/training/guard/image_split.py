@@ -23,8 +23,8 @@ COUNTS = ("num_images", "batch_num_images")
 ``transformers/models/llava_onevision/image_processing_llava_onevision.py``)."""
 _KNOWN = {"pixel_values", "image_grid_thw", "pixel_attention_mask", *COUNTS}
 
-_NO_TOKENS = "which images are of which rows cannot be told: the model's configuration names no image token"
-_MISMATCH = "which images are of which rows cannot be told: image tokens and images do not match"
+_NO_TOKENS = "the images of each row are not known: the model's configuration names no image token"
+_MISMATCH = "the images of each row are not known: image tokens and images do not match"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

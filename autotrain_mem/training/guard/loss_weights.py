@@ -182,7 +182,7 @@ def _short_rows(inputs: Mapping[str, Any]) -> dict[str, Any]:
     attended = torch.ones_like(ids[0]) if mask is None else mask[0]
     columns = attended.nonzero()[:COLUMNS, 0]
     if len(columns) <= FEW + 1:
-        raise ValueError("a row of this few tokens tells nothing")
+        raise ValueError("a row of so few tokens shows nothing")
     per_token = {
         name: value
         for name, value in inputs.items()

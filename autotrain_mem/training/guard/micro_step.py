@@ -41,7 +41,7 @@ from autotrain_mem.types import Phase
 
 NEFTUNE = (
     "NEFTune draws other noise for the parts of a micro-batch than for the whole; its size is the whole's. Training "
-    "goes on, but the gradient is not the very same one."
+    "goes on, but the gradient is not exactly the same."
 )
 """As dropout does; its bound goes by the columns of what the embedding was given, so that parts keep all of them
 (``transformers/integrations/neftune.py: neftune_post_forward_hook``)."""
@@ -55,7 +55,7 @@ UNKNOWN_MEAN = (
     f"{DIVISION}: over what this model's own loss is a mean could not be found out by trying. No micro-batch is split, "
     f"and all of a step's weigh alike. {TO_KEEP}"
 )
-IN_PARTS = "gradients come in parts (reentrant checkpointing), and how much of them was there cannot be told"
+IN_PARTS = "gradients come in parts (reentrant checkpointing), and how much of them was there is not known"
 
 
 class MicroSteps:

@@ -162,7 +162,7 @@ class Machines:
             raise TrainingError(
                 f"Machine{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of {self.place.machines} did not "
                 f"come within {join_seconds():.0f} s.",
-                hint=f"{how_to_reach(self.place)}\n--min_nodes {len(self.present)} goes on with those that are there.",
+                hint=f"{how_to_reach(self.place)}\n--min_nodes {len(self.present)} continues with these machines.",
             )
         if missing:
             self._say(f"Going on with {len(self.present)} of {self.place.machines} machines (--min_nodes)")

@@ -70,7 +70,7 @@ def _training(request: Request, trainer: Any, reading: MemoryReading | None) -> 
     changes = [
         f"- {lever.name}: {_value(lever.before)} -> {_value(lever.after)}, {lever.why}" for lever in request.levers
     ]
-    told = ["", "Changed by the plan, against what was asked for:", "", *changes] if changes else []
+    told = ["", "Changed by the plan, from the settings asked for:", "", *changes] if changes else []
     return "\n".join(["## Training", "", "| what | |", "|---|---|", *rows, *told])
 
 

@@ -189,7 +189,7 @@ class SignDetector:
             kind="full",
             step=sample.step,
             seen=f"The allocator had to give its cache back {retries} to go on, with {reserved} reserved and hardly "
-            "any of it free: each time stops the card.",
+            "any of it free: each time the card stops.",
             advice=f"To get room, {SMALLER}.",
             severity=float(lately[-1]),
         )
@@ -229,7 +229,7 @@ class SignDetector:
             return ""
         per_step = rise / (CLIMBED * (sample.step - first.step))
         left = max(0, sample.total_bytes - sample.device.peak_allocated_bytes) / per_step
-        return f"; at that pace the card is full in about {float(f'{left:.1e}'):,.0f} steps"
+        return f"; at that pace the card is out of memory in about {float(f'{left:.1e}'):,.0f} steps"
 
     def _spill(self) -> Sign | None:
         sample = self._samples[-1]

@@ -324,7 +324,7 @@ def test_a_checkpoint_of_another_order_is_refused_with_what_it_was_and_what_acce
         f"{tmp_path} was trained on rows in another order: --seed 42 in the checkpoint, 7 now; --data_seed None in the "
         "checkpoint, 9 now. Some would be met twice in this epoch, and others never."
     )
-    assert caught.value.hint.startswith("Go on with what it has begun with: --seed 42, no --data_seed.\n")
+    assert caught.value.hint.startswith("Resume with the values that it began with: --seed 42, no --data_seed.\n")
     assert "--ignore_data_skip true" in caught.value.hint
     with pytest.raises(OutputFolderError, match=r"--dataset of 13 rows \(0ff\) in the checkpoint, of 14 rows"):
         check_order(tmp_path, {"--seed": "42", "--data_seed": "None", "--dataset": "of 14 rows (1ff)"})

@@ -191,7 +191,7 @@ SAID: dict[str, tuple[list[Sample], int, tuple[str, ...]]] = {
         series(WINDOW, allocated_bytes=lambda step: 12 * GIB + 64 * MIB * step),
         WINDOW - 1,
         # 10 GiB above the peak, at 64 MiB a step
-        ("rose from 12.0 GiB to 13.5 GiB within 31 steps", "full in about 160 steps", ".item()"),
+        ("rose from 12.0 GiB to 13.5 GiB within 31 steps", "out of memory in about 160 steps", ".item()"),
     ),
     "host": (
         FALLING_HOST,
