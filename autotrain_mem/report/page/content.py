@@ -34,7 +34,7 @@ _LOGGED = {
 _MEASURED = ("peak_reserved_bytes", "reserved_bytes", "peak_allocated_bytes", "allocated_bytes")
 _HOW_TO_READ = (
     "The first figure is one rehearsed training step on the worst batch: what is allocated, stacked by what it is for, "
-    "the memory reserved for it, and the budget that neither may pass.",
+    "the memory reserved for it, and the budget that neither may exceed.",
     "Allocated bytes belong to tensors; reserved bytes are what torch's allocator takes from the GPU to serve them, "
     "and those, with what lies outside torch, must fit.",
 )
