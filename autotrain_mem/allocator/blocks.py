@@ -68,7 +68,7 @@ class DeviceBlock:
         return not (self.allocated or self.pending_events or self.stream_uses)
 
     def put_between(self, before: DeviceBlock | None, after: DeviceBlock | None) -> None:
-        """Links it in (``Block::splice``)."""
+        """Links a block in between two others (``Block::splice``)."""
         self.prev, self.next = before, after
         if before is not None:
             before.next = self

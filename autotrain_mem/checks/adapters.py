@@ -132,8 +132,8 @@ def adapted_experts(setup: Setup) -> Problems:
 
 
 def router_loss(setup: Setup) -> Problems:
-    """TRL's chunked loss adds that of the routers with ``config.num_experts``, which some mixtures call otherwise: such
-    a run ends in its first step (``trl/trainer/sft_trainer.py: _chunked_ce_forward``)."""
+    """Refuses mixtures whose config has no ``num_experts``, which TRL's chunked loss reads: such a run fails in its
+    first step (``trl/trainer/sft_trainer.py: _chunked_ce_forward``)."""
     job, training, text = setup.job, setup.filled.training, setup.config.get_text_config()
     if not job.method_facts.has_chunked_loss or job.python_call is not None:
         return

@@ -88,7 +88,7 @@ def flag_tables() -> dict[str, TrlFlags]:
 
 
 def _methods_with(name: str) -> list[str]:
-    """The methods whose parser knows the name. Slow, and asked only where a command ends with it."""
+    """Returns the methods whose parser knows the name. Slow, and called only before a command fails."""
     found = []
     for method in METHODS:
         with contextlib.suppress(MissingExtraError):

@@ -44,8 +44,8 @@ _WRAPPERS = {
     "torch.distributed.fsdp": "FSDP",
     "deepspeed": "DeepSpeed",
 }
-"""Module -> whose classes put a model on several devices; FSDP2's ``fully_shard`` gives a module a class of its own,
-with FSDPModule among its bases."""
+"""Maps a library to the modules whose classes put a model on several devices; FSDP2's ``fully_shard`` gives a module a
+new class with FSDPModule among its bases."""
 
 
 def _wrapped(model: Any) -> Iterator[_Problem]:

@@ -269,7 +269,7 @@ def chat_template(setup: Setup) -> Problems:
 
 
 def idle(setup: Setup) -> Problems:
-    """Names each with the reason, one warning for those of one reason; and those that nobody has looked at yet."""
+    """Warns of idle flags, one warning for each reason, and of flags without a verdict."""
     job = setup.job
     unknown = [name for name in _asked(job.arguments, setup.filled) if group_of(job.method, name) is None]
     if unknown:

@@ -87,7 +87,7 @@ class Output:
         metavar="NAME",
         help=f"in place of a plan: how much of this fits at each level of harm, and how fast ({', '.join(MAXIMIZED)})",
     )
-    """The setting of which each level of harm tells how much fits."""
+    """The setting whose largest fitting value is found for each level of harm."""
     snapshot: str | None = setting(
         None,
         group=Group.OUTPUT,

@@ -157,7 +157,7 @@ folder, which holds a plan.json, or - for standard input.
 
 
 def explain(argv: Sequence[str]) -> int:
-    """Reads one plan and says what it knows. Raises UsageError and PlanFileError."""
+    """Reads one plan and prints what it holds. Raises UsageError and PlanFileError."""
     parser = flag_parser("explain", _EXPLAIN)
     parser.add_argument("plan", metavar="PLAN", nargs="?", help="a plan's file, an output folder, or -")
     usage = "autofit explain plan.json, autofit explain OUTPUT_FOLDER, or autofit explain - for standard input."

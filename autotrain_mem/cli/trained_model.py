@@ -187,7 +187,7 @@ def merge(run: TrainedRun, target: Path, note: Callable[[str], None]) -> str:
 
 
 def check_merges(model: Any) -> None:
-    """Refuses an adapter that is no change of weights, such as prompts (``peft/peft_model.py: PeftModel.__getattr__``
+    """Refuses an adapter that does not change weights, such as prompts (``peft/peft_model.py: PeftModel.__getattr__``
     hands the question on to the base model, which knows no merging).
 
     Raises:

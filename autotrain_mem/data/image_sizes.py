@@ -26,7 +26,7 @@ _ROWS_AT_ONCE = 1000
 _TURNED = (5, 6, 7, 8)
 """EXIF orientations that swap width and height (``PIL/ImageOps.py: exif_transpose``)."""
 _TOLD_BY_HEAD = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "AVIF")
-"""Formats whose head says the orientation, but for what stands at a PNG's end; others are decoded, as TIFF, whose size
+"""Formats whose header holds the orientation, except for chunks at a PNG's end; others are decoded, as TIFF, whose size
 is upright before its orientation is forgotten (``PIL/TiffImagePlugin.py: load_end``)."""
 _PNG_TEXTS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
 """Chunks that may say an orientation (``PIL/PngImagePlugin.py: PngImageFile.load_end``)."""
@@ -297,7 +297,7 @@ def _upright(image: Any, exif: Mapping[int, Any]) -> Size:
 
 
 def _tells_at_its_end(file: Any) -> bool:
-    """Returns whether texts or EXIF stand behind a PNG's pixels, where a reader finds them last."""
+    """Returns whether text or EXIF chunks follow a PNG's pixels, where a reader finds them last."""
     file.seek(8)
     is_after = False
     while len(head := file.read(8)) == 8 and head[4:] != b"IEND":

@@ -308,11 +308,11 @@ RELOADING = ("dtype", *BASE_BITS)
 """Knobs that are decided as the model is loaded."""
 
 LOSSLESS = "lossless"
-"""The level (``search.levels``) on which nothing is given up that loading anew could give back."""
+"""The level (``search.levels``) that gives up nothing that loading the model again could restore."""
 
 
 def with_reloaded(plan_job: Callable[[Job], Plan], job: Job, call: Call, folder: pathlib.Path) -> Plan:
-    """The plan for a model object; where it gives something up, beside what the model loaded anew would allow.
+    """Returns the plan for a model object; where it gives something up, with what a freshly loaded model would allow.
 
     Args:
         plan_job: Plans a job.

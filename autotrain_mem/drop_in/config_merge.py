@@ -52,7 +52,7 @@ _SKIPPED = frozenset(
     {"hub_token", "push_to_hub_token", "model_init_kwargs", "fsdp", "fsdp_config", "parallelism_config", "deepspeed"}
     | {*_MIRRORED.values()}
 )
-"""Secrets, and what is said otherwise (``launched``: how the processes share the model)."""
+"""Secrets, and what is set otherwise (``launched``: how the processes share the model)."""
 
 _LOADING = {"dtype": "dtype", "attn_implementation": "attn_implementation"} | {
     "revision": "model_revision",

@@ -39,8 +39,8 @@ class Launched:
     processes: int = 1
     nodes: int = 1
     config: Mapping[str, Any] | None = None
-    """The config of ``accelerate launch`` that says the same; None for a single process, and where DeepSpeed's own says
-    how the model is shared, which is among the pins."""
+    """The equivalent config of ``accelerate launch``; None for a single process, and where DeepSpeed's own config,
+    which is among the pins, sets the sharding."""
     pins: Mapping[str, Any] = field(default_factory=dict)
     """Knobs and arguments that a plan must not change."""
     warnings: tuple[str, ...] = ()

@@ -234,8 +234,8 @@ def _looked_at(run: Run, batches: DrawnBatches) -> tuple[tuple[int, ...], tuple[
 
 
 def _small_bytes(templates: Templates, batches: DrawnBatches, settings: AllocatorSettings) -> int:
-    """Returns what small blocks reserve once all lengths have run, each beside every other in a step's micro-batches:
-    gradients of a short one lie elsewhere than those of the longest."""
+    """Returns what small blocks reserve once every length has met every other in a step's micro-batches: gradients of a
+    short one are placed elsewhere than those of the longest."""
     run = Run(templates, settings, None, longest_first=True, is_small=True)
     every = sorted({*batches.tokens})
     spread = sorted({*every[:: max(1, -(-len(every) // SMALL_CLASSES))], every[-1]})
@@ -371,5 +371,5 @@ class Run:
             return address
 
     def _state(self) -> object:
-        """Returns a key of the allocator's state: where free blocks lie says where the others do."""
+        """Returns a key of the allocator's state: the places of free blocks determine those of the others."""
         return [(block.address, block.size) for block in self.allocator.free_blocks()], self.allocator.reserved_bytes

@@ -80,7 +80,7 @@ def make_snapshot(trace: Trace, room: DeviceCapacity, *, grows: bool, setting: s
 
 
 class History:
-    """Turns what the allocator tells into entries, each with the module that it is for.
+    """Turns the allocator's actions into entries of a history, each with its module.
 
     Watches the events of the trace go by, so that it knows which of them the allocator is at.
     """
@@ -106,7 +106,7 @@ class History:
             yield event
 
     def hear(self, action: str, address: int, size: int, stream: int) -> None:
-        """Hears what the allocator tells; of ``oom`` the address is what the device has left."""
+        """Records an action of the allocator; for ``oom`` the address is what the device has left."""
         if action == "alloc":
             self._block_at[address] = self._event
             self.frames_at[address] = self._frames_of(self._event)

@@ -161,7 +161,7 @@ def step_time(
 
 
 def _rates(hardware: Hardware, kinds: set[Kind]) -> tuple[_Rates, str]:
-    """Returns the card's own and its links', and whose stand in for those that are missing."""
+    """Returns the rates of the card and its links, and the card whose rates replace missing ones."""
     fp16, fp32 = hardware.fp16_flops_per_second, hardware.fp32_flops_per_second
     bandwidth, host_link = hardware.bandwidth_bytes_per_second, hardware.host_link_bytes_per_second
     host = HOST_BYTES_PER_SECOND / hardware.topology.devices

@@ -19,7 +19,7 @@ from autotrain_mem.types import Job, Plan
 TRL_FILE = "trl.yaml"
 ACCELERATE_FILE = "accelerate.yaml"
 FIRST_MACHINE = "FIRST_MACHINE"
-"""Stands for an address that nobody here knows."""
+"""A placeholder for an address that is not known here."""
 PORT = 29500
 """accelerate's own default (``utils/launch.py: prepare_multi_gpu_env``)."""
 
@@ -46,7 +46,7 @@ def script(method: str) -> str:
 
 
 def torchrun(draft: Draft) -> list[str]:
-    """Lists what starts the processes that DeepSpeed trains in, one too, whose config stands in TRL's own file.
+    """Lists the command that starts DeepSpeed's processes, also a single one; DeepSpeed's config is in TRL's own file.
 
     accelerate's launcher refuses such a config beside its own (``accelerate/utils/dataclasses.py: DeepSpeedPlugin.
     __post_init__``), and TRL's command starts a single process without a group.

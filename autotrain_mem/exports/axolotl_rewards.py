@@ -35,7 +35,7 @@ _OWN_ARGUMENTS = "get_soft_overlong_punishment"
 
 
 def add_grpo(draft: Draft) -> None:
-    """Adds the blocks; whatever is not said stays TRL's default: the trainer is TRL's own."""
+    """Adds the blocks; what is not set keeps TRL's default, since the trainer is TRL's own."""
     settings = draft.settings
     draft.answered.update((*SAME, *VLLM))
     block: dict[str, Any] = {name: settings[name] for name in SAME if settings.get(name) is not None}

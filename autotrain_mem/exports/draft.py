@@ -32,8 +32,8 @@ TRAINER_DEFAULTS: Mapping[str, Any] = {
     "save_steps": 500,
     "seed": 42,
 }
-"""The defaults of every TRL config (transformers ``training_args.py: TrainingArguments`` and
-``trl/trainer/base_config.py``), and other tools take otherwise."""
+"""Defaults of every TRL config (transformers ``training_args.py: TrainingArguments`` and
+``trl/trainer/base_config.py``) that differ from other tools'."""
 LORA_DEFAULTS: Mapping[str, Any] = {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05}
 """``trl/trainer/model_config.py: ModelConfig``."""
 
@@ -69,8 +69,8 @@ IDLE_WITHOUT_ADAPTER = (*OF_ADAPTER, "bnb_4bit_quant_storage", "lora_target_para
 
 @dataclass(kw_only=True, slots=True)
 class Draft:
-    """Collects the keys of one tool's file. A setting that :meth:`get` reads is answered; of any other the file says
-    that it is lost, so that nothing that the user said is lost without a word."""
+    """Collects the keys of one tool's file. A setting that :meth:`get` reads counts as answered; the file names every
+    other one as lost, so that no setting is lost silently."""
 
     plan: Plan
     job: Job

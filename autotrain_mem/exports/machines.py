@@ -135,7 +135,7 @@ def slurm(plan: Plan, job: Job) -> str:
 
 
 CARD = "CARD"
-"""Stands for a card whose name at SkyPilot is not known here."""
+"""A placeholder for a card whose name at SkyPilot is not known here."""
 CARDS = {
     **{
         "a10": "A10",
@@ -184,7 +184,7 @@ def skypilot(plan: Plan, job: Job) -> str:
 
 
 IMAGE = "IMAGE"
-"""Stands for a registry's name of an image that nobody here knows; no image can be called so."""
+"""A placeholder for an image's name in a registry; it is no valid name of an image."""
 CLAIM = "autofit-workspace"
 WORKSPACE = "/workspace"
 """Where the project's Dockerfile has its working folder."""

@@ -22,10 +22,10 @@ PLAUSIBLE_BYTES = range(16 * MIB, 8 * GIB)
 """The bytes that a process may hold outside torch's allocator. A MIG instance of 14 SMs holds 61 MiB by the rule, the
 largest figure ever reported with all kernels loaded is 1.5 GiB; outside of this something else was measured."""
 NOBODY = 0
-"""The process number of what is taken by nobody that NVML names: no process has it."""
+"""The process number for memory that NVML lists for no process: no process has it."""
 UNNAMED_FROM_BYTES = 64 * MIB
-"""What is taken and named by nobody is told from this size on. No process that computes holds less: the smallest
-context, on a MIG instance of 14 SMs, is 61 MiB (:data:`PLAUSIBLE_BYTES`) with nothing loaded into it."""
+"""Memory that NVML lists for no process is reported from this size on. No process that computes holds less: the
+smallest context, on a MIG instance of 14 SMs, is 61 MiB (:data:`PLAUSIBLE_BYTES`) with nothing loaded into it."""
 
 
 def others_on(hardware: Hardware) -> tuple[OtherProcess, ...]:

@@ -82,7 +82,7 @@ class Fault:
 
     @property
     def over(self) -> str:
-        """Returns what is marked when the other process has ended, or the training whose disk was full."""
+        """Returns the file that marks that the other process has ended, or the training whose disk was full."""
         return f"{self} is over"
 
     @property

@@ -120,8 +120,8 @@ class Load:
 
     @property
     def simulated_bytes(self) -> int:
-        """Host memory of several processes of a simulated run, whose tensors are real, with what they offload; 0 where
-        one process has that memory for its card, which it has to meet itself."""
+        """Returns the host memory of several processes of a simulated run, whose tensors are real, with what they
+        offload; 0 for a single process, whose card that memory is."""
         if not self.on_cpu or (self.processes == 1 and not self.by_deepspeed):
             return 0
         held_bytes = self.processes * (self.memory.peak_allocated_bytes + HOST_NON_TORCH_BYTES)

@@ -15,13 +15,14 @@ from autotrain_mem.trainers.script_call import Keywords, is_adapted, quantizatio
 from autotrain_mem.types.methods_table import METHODS
 
 REHEARSED_ACCUMULATION = 2
-"""Micro-steps per optimizer step in a rehearsal: the second is the first to meet gradients, a third meets no more."""
+"""Micro-steps per optimizer step in a rehearsal: the second is the first with gradients beside it, and a third adds
+nothing."""
 
 REHEARSED_STEPS = 2
 """Optimizer steps in a rehearsal: the second is the first to meet the optimizer's state."""
 
 EVALUATED_BATCHES = 2
-"""Batches of a rehearsed evaluation: the second meets what the first left behind."""
+"""Batches of a rehearsed evaluation: the second runs beside what the first left."""
 
 
 LORA_TASK = {"lora_task_type": "SEQ_CLS"}

@@ -51,7 +51,7 @@ def _ways(training: Any) -> tuple[CompletionSource, ...]:
 
 
 def _trained_tokens(way: CompletionSource, row: int, prompt: int, training: Any) -> int:
-    """Counts the tokens of a row that a step trains on: an answer comes behind the prompt, whatever ``max_length``."""
+    """Counts the tokens of a row that a step trains on: an answer follows the prompt, whatever ``max_length`` is."""
     return row if way is CompletionSource.DATA else prompt + int(training.max_new_tokens)
 
 

@@ -80,8 +80,8 @@ class Method(Protocol):
     # -- asked in any process, before a plan ---------------------------------------------------------------------------
 
     takes_model_name: bool = True
-    """The trainer loads the model from its name, in the dtype that a plan says and by TRL's own rules; otherwise the
-    caller hands it the models as objects."""
+    """Whether the trainer loads the model by name, in the plan's dtype and by TRL's own rules; else the caller passes
+    model objects."""
 
     takes_transformers_arguments: bool = False
     """The trainer also takes transformers' TrainingArguments as its config."""
@@ -94,14 +94,14 @@ class Method(Protocol):
     optimizer step at once, or for several."""
 
     learns_tokens: bool = False
-    """The loss asks for every token of an answer, which tells about a bit each; elsewhere a row tells about one."""
+    """Whether the loss is about every token of an answer, which holds about a bit each; else a row holds about one."""
 
     joins_sides: bool = False
     """A batch holds all chosen sequences, then all rejected ones, as a tensor's first dimension."""
 
     liger_since: str | None = ""
     """The oldest TRL whose Liger loss for this method can be rehearsed; empty where the loss is the model's own, None
-    where that of no TRL can."""
+    where none can."""
 
     lighter_methods: Mapping[str, str] = {}
     """Methods that learn from the same rewards with fewer models -> which ones they do without."""
@@ -208,7 +208,7 @@ class Method(Protocol):
         return (nullcontext(),)
 
     def passes(self, arguments: Mapping[str, Any]) -> int:
-        """Returns how often a run goes over what it sampled, where a rehearsal goes once."""
+        """Returns the number of passes over what was sampled; a rehearsal makes one."""
         return 1
 
     def micro_steps_per_generation(self, filled: Configs, knobs: Knobs) -> int:

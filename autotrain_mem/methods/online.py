@@ -65,7 +65,8 @@ def rewards_of(filled: Configs, model: str | None, *, rehearsed: bool) -> list[A
 
 
 def reward_model(filled: Configs, loading: Mapping[str, Any]) -> Any:
-    """Loads a model with a head of one score. It may lie elsewhere than the policy, whose revision is not its."""
+    """Loads a model with a head of one score, which may come from another place than the policy, with its own
+    revision."""
     from transformers import AutoModelForSequenceClassification
     from trl.trainer.utils import create_model_from_path
 
@@ -178,7 +179,7 @@ def prompts_at_once(trainer: Any, accumulation: int | None = None) -> int:
 
 
 def with_accumulation(steps: int, function: Callable[..., Any], args: Any) -> Callable[..., Any]:
-    """Gives a trainer's method the plan's accumulation in its config, which a rehearsal reduces."""
+    """Returns a trainer's method the plan's accumulation in its config, which a rehearsal reduces."""
 
     def called(*positional: Any, **named: Any) -> Any:
         rehearsed, args.gradient_accumulation_steps = args.gradient_accumulation_steps, steps

@@ -92,7 +92,7 @@ def _blaming(name: str) -> Iterator[None]:
 
 
 def _naming_itself(name: str, function: RewardFunction) -> RewardFunction:
-    """Wraps the function, so that an error of its own says whose it is."""
+    """Wraps the function, so that an error names it."""
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)

@@ -54,7 +54,8 @@ def shorten_last_row(rows: list[Any]) -> list[Any]:
 
 
 def shorten_last_rejected(rows: list[Any], limit: int | None = None) -> list[Any]:
-    """Does the same for pairs, whose two sequences lie in one batch: even a single pair is padded.
+    """Shortens the last rejected completion: the two sequences of a pair are in one batch, so that even a single pair
+    is padded.
 
     Args:
         limit: Where the collator cuts prompt and completion to; one token less is left, so that the cut does not

@@ -167,7 +167,7 @@ class Zero:
 
 
 ADAM_BUFFERS = 4
-"""``deepspeed/runtime/zero/offload_config.py: DeepSpeedZeroOffloadOptimizerConfig``."""
+"""The default of ``deepspeed/runtime/zero/offload_config.py: DeepSpeedZeroOffloadOptimizerConfig``."""
 _STAGES: dict[Any, Sharding] = {1: "zero1", 2: "zero2", 3: "zero3"}
 _OF_TRL = {
     "train_micro_batch_size_per_gpu": "per_device_train_batch_size",

@@ -83,8 +83,8 @@ def fsdp_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config_of_environment(environment: Mapping[str, str], processes: int) -> dict[str, Any] | None:
-    """Returns the config by which accelerate would have said this to a process; None where it says nothing of FSDP and
-    of parallelism.
+    """Returns the config with which accelerate sets this environment; None where the environment sets neither FSDP nor
+    parallelism.
 
     >>> config_of_environment({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}, 4)["fsdp_config"]
     {'fsdp_version': '2'}

@@ -25,7 +25,7 @@ _NUMBERS = {"gradient_accumulation_steps": "gradient_accumulation_steps", "gradi
 
 
 def with_accelerate(request: RunRequest) -> RunRequest:
-    """The request with what its config of accelerate says of processes, machines and sharding.
+    """Returns the request with the processes, machines and sharding of its config of accelerate.
 
     It may be asked for twice: what was said since, such as the point of a sweep, must not contradict the config.
 
@@ -65,7 +65,8 @@ def with_accelerate(request: RunRequest) -> RunRequest:
 
 
 def _with_zero(request: RunRequest, content: Mapping[str, Any], launch: Launch, *, gpus: Any) -> RunRequest:
-    """The request with what a config says of DeepSpeed, as flags and DeepSpeed's own file say it: no config is left."""
+    """Returns the request with a config's DeepSpeed settings as flags and in DeepSpeed's own file, and without the
+    config."""
     from autotrain_mem.parallel.user_config import zero_settings
 
     given = zero_settings(content)
@@ -207,7 +208,7 @@ def _contradictions(request: RunRequest, launch: Launch, name: str) -> Iterator[
 
 
 def with_deepspeed(request: RunRequest) -> RunRequest:
-    """The request with the stage and the offload of its config of DeepSpeed, whose content goes to TRL as it is.
+    """Returns the request with the stage and the offload of its config of DeepSpeed; the content goes to TRL unchanged.
 
     Numbers that are TRL's arguments too become these, and ``auto``, which transformers fills in from them.
 

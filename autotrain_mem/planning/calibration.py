@@ -44,8 +44,8 @@ SCALES = (0.5, 2.0)
 """The limits of a correction: no prediction was off a public run by more than 15 % (docs/understand/accuracy.md); cut
 far outside."""
 LEAST_DISTANCE = 0.05
-"""Two points whose predictions are closer than this share tell no slope: what is measured moves in segments of 2 MiB,
-and in 20 MiB where the allocator takes them (``c10/core/AllocatorConfig.h: kLargeBuffer``)."""
+"""Two points whose predictions are closer than this share determine no slope: what is measured moves in segments of 2
+MiB, and in 20 MiB where the allocator takes them (``c10/core/AllocatorConfig.h: kLargeBuffer``)."""
 MISTRUST = 0.05
 """Share of the budget that every further failed probe adds to what such settings are taken to need."""
 

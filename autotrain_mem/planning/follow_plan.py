@@ -43,7 +43,8 @@ adapter is another question for the same settings. All others are what a plan de
 _SAID_OTHERWISE = frozenset({"model_name_or_path", *(field.name for field in fields(Knobs))})
 """Arguments that are compared as what they come to: the model by its digest, knobs as the plan has them."""
 _FILES = " files"
-"""Ends the name of a digest of a package's files (``versions.versions_key``), which says nothing to a reader."""
+"""The suffix of the key of a digest of a package's files (``versions.versions_key``), which means nothing to a
+reader."""
 
 
 def follow_plan(subject: Subject, plan: Plan, on_attempt: OnAttempt, *, again: str) -> Plan:
@@ -244,7 +245,7 @@ def _public(version: str | None) -> str | None:
 
 
 def _card_name(hardware: Hardware) -> str:
-    """The catalog's, so that ``rtx3060`` and NVML's ``NVIDIA GeForce RTX 3060`` are one card."""
+    """Returns the catalog's name, so that ``rtx3060`` and NVML's ``NVIDIA GeForce RTX 3060`` are one card."""
     known = recognise(hardware.name, hardware.total_bytes)
     return hardware.name if known is None else known.name
 

@@ -41,7 +41,7 @@ def for_processes(defaults: Knobs, topology: Topology, given: Mapping[str, Any])
 
 
 def check_processes(topology: Topology, given: Mapping[str, Any]) -> None:
-    """Refuses a division of the work that so many GPUs cannot have, and DeepSpeed's where that is not installed.
+    """Refuses a sharding that is impossible with this number of GPUs, and DeepSpeed's where that is not installed.
 
     Raises:
         UsageError: a sharding that there are too few GPUs or machines for, or flags that go with another one.
@@ -107,7 +107,7 @@ def is_shared_otherwise(asked: AutoFit, plan: Plan) -> bool:
 
 
 def autofit_of(asked: AutoFit, filled: AutoFit, plan: Plan) -> AutoFit:
-    """Fills what is asked for from the plan, but for how the model was shared where that is asked otherwise.
+    """Fills open settings from the plan, except the sharding where another one is given.
 
     Args:
         filled: As ``AutoFit.over`` fills it.

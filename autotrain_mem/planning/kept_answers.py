@@ -229,7 +229,7 @@ def _exists(text: str) -> bool:
 
 
 def _state(path: Path) -> list[Any] | None:
-    """Sizes and dates of a file, or of all in a folder but what is hidden; None where that does not tell it."""
+    """Returns sizes and dates of a file, or of all visible files of a folder; None where these do not identify it."""
     files = [path] if path.is_file() else [*_below(path)]
     if len(files) > MOST_FILES:
         return None

@@ -108,7 +108,7 @@ def with_mixed_lengths(estimate: Estimate, mixed: MixedLengths | None, rehearsed
 
 
 def with_reason(estimate: Estimate, subject: Subject) -> Estimate:
-    """The estimate that says why it does not know of rows of every length, where it does not and they would matter."""
+    """Returns the estimate with the reason why rows of every length were not replayed, where they would matter."""
     memory = estimate.memory
     why = "" if memory.mixed_lengths is not None else _why_unknown(subject, estimate.knobs)
     if not why:

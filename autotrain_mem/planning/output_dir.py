@@ -132,8 +132,7 @@ def _datasets(job: Job) -> Iterator[str]:
 
 
 def _lies_in(inner: pathlib.Path, outer: pathlib.Path) -> bool:
-    """Returns whether one is the other or within it: by what they are, since a folder may be mounted under two
-    names."""
+    """Returns whether one folder is the other or inside it, by inode, since a folder may be mounted under two names."""
     return outer.exists() and any(each.exists() and each.samefile(outer) for each in (inner, *inner.parents))
 
 

@@ -36,7 +36,8 @@ from autotrain_mem.types.data import summary
 
 
 def searched(subject: Subject, on_attempt: OnAttempt, footprints: dict[Any, Footprint] | None = None) -> SearchResult:
-    """The best settings that fit; the error of a search that finds none also says what other methods would need.
+    """Returns the best settings that fit; the error of a search that finds none also shows what other methods would
+    need.
 
     Args:
         footprints: What was rehearsed for a search before, and is added to.
@@ -194,8 +195,8 @@ def _sharing(subject: Subject, way: SharedTokens, size: int, effective_batch_siz
 
 
 MOST_STEPS = 4
-"""Steps that are tried: a sixteenth of the area of images whose processor halves it. An image of which each side has a
-quarter of its pixels is another image; who wants that says so with ``--max_pixels``."""
+"""The most steps tried: a sixteenth of the area of images whose processor halves it. Smaller images are another
+question, for ``--max_pixels``."""
 
 
 def searched_with_images(

@@ -153,7 +153,7 @@ class Predictions:
         self._subject.traces.keep(self._subject.job, self._kernels, knobs, tokens, trace)
 
     def _shared(self, knobs: Knobs, devices: int) -> Estimate | None:
-        """Returns what settings need where so many of these cards share the model; None where that is refused."""
+        """Returns what settings need on a number of cards that share the model; None where that is refused."""
         hardware = self._subject.hardware
         try:
             there = self._subject.on(replace(hardware, topology=replace(hardware.topology, devices=devices)))
@@ -244,7 +244,7 @@ class Predictions:
         chunks: int | None = None,
         tokens: int | None = None,
     ) -> Trace:
-        """Rehearses so many layers, and chunks of a loss that has many; all of either where none is said."""
+        """Rehearses a number of layers, and of chunks of the loss; None rehearses all."""
         tokens = self._subject.row_length(knobs) if tokens is None else tokens
         job = self._subject.rehearsed_job
         return worker.rehearse(job, knobs, tokens, self._kernels, layers=layers, chunks=chunks)
@@ -280,7 +280,7 @@ def _step_time(subject: Subject, work: Workload, knobs: Knobs, *, ratio: float =
 
 
 def judge_trace(subject: Subject, knobs: Knobs, trace: Trace) -> Estimate:
-    """The same for one rehearsal, replayed on the device that there is: what happens where it ends is told as well."""
+    """Estimates one rehearsal, replayed on the given device, with what happens when its memory runs out."""
     return judge(subject, knobs, footprint_of(trace, subject.room(knobs)))
 
 

@@ -97,7 +97,7 @@ def read_plan(given: Plan | str | Path, method: str, other_method: str) -> Plan:
 
 
 def with_plan(request: RunRequest, hints: PlanHints, warn: Callable[[str], None], *, to_train: bool) -> RunRequest:
-    """The request with the plan that it names, whose own words stand where the request leaves something open.
+    """Returns the request with the plan that it names; the plan's settings fill what the request leaves open.
 
     Args:
         warn: Hears which variables the plan sets, before any process has them, and which it does not have.

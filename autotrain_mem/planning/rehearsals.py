@@ -89,8 +89,8 @@ def check_lengths(profile: DataProfile, space: Space) -> None:
 
 
 def _check_answers(profile: DataProfile, space: Space) -> None:
-    """Refuses a length at which an answer fills a row, whose prompt is cut away: TRL's collator would end the run when
-    it comes to that row; and answers that find no room behind the longest prompt."""
+    """Refuses a length at which an answer fills a row, so that the prompt is cut away and TRL's collator fails at that
+    row; and answers that do not fit after the longest prompt."""
     limit = space.base.max_length
     if not profile.longest_answer or limit is None:
         return
@@ -230,7 +230,8 @@ class Rehearsals:
         return Lengths(longest=max(profile.longest, profile.longest_evaluated), profile=profile, images=images)
 
     def lengths_to_estimate(self, facts: ModelFacts) -> Lengths:
-        """Counts what an estimate needs: tokens where it is asked to, and prompts, whose length nothing else says."""
+        """Counts what an estimate needs: tokens where that is requested, and prompts, whose length is not known
+        otherwise."""
         job = self.job
         counts = is_maximized(job.arguments.get(MAX_LENGTH))
         if job.is_online:

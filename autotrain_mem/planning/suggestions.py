@@ -121,7 +121,7 @@ Predict = Callable[[Job, Knobs], Estimate]
 
 
 def with_other_methods(error: DoesNotFitError, job: Job, space: Space, predict: Predict) -> DoesNotFitError:
-    """The error, whose hint also says what each lighter method would need at least: one rehearsal each."""
+    """Returns the error with a hint about the least that each lighter method would need: one rehearsal each."""
     lighter = method_of(job.method).lighter_methods
     if not lighter or job.python_call is not None:  # other trainers are called otherwise
         return error

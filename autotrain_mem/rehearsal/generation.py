@@ -40,8 +40,8 @@ _STATIC_SLIDING = {
 }
 _CONSTANT = {cache_utils.LinearAttentionLayer}
 _GROWABLE = _DYNAMIC | _SLIDING | _STATIC | _STATIC_SLIDING | _CONSTANT
-"""Cache layers whose growth is known here (``transformers/cache_utils.py``). With any other, every step is rehearsed:
-slow, and right."""
+"""Cache layers whose growth is implemented here (``transformers/cache_utils.py``). With any other, every step is
+rehearsed: slow, and right."""
 
 
 @contextmanager
@@ -248,7 +248,7 @@ class _Record:
         self._work: Mark = {}
 
     def begin(self, states: dict[str, _Growing], steps: int, layers: int) -> None:
-        """A jump of so many steps begins, of a model that has so many layers when it is whole."""
+        """Begins a jump over a number of steps, for a model with a number of layers in all."""
         self._budget = self._budget or Budget(layers=layers)
         self._start = len(self._recorder.ledger.events)
         self._blocks = {name: (self._recorder.block_of(state.tensor),) for name, state in states.items()}
@@ -294,7 +294,7 @@ def _ordinary_token(config: Any, vocabulary: int) -> int:
 
 
 def end_of_sequence(config: Any) -> list[int]:
-    """The last two tokens of a sequence that ends one token early; none where no token ends a sequence."""
+    """Returns the last two tokens of a sequence that ends one token early; none where no token ends a sequence."""
     ends, pad = config.eos_token_id, config.pad_token_id
     end = ends[0] if isinstance(ends, (list, tuple)) and ends else ends
     return [end, pad] if isinstance(end, int) and isinstance(pad, int) else []

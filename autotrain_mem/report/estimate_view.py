@@ -203,7 +203,7 @@ def write_snapshot(path: Path, snapshot: Mapping[str, Any]) -> None:
 
 
 def snapshot_view(path: Path, estimate: Estimate) -> Text:
-    """Says where the file is, how to open it, and what is not in it."""
+    """Returns where the file is, how to open it, and what is not in it."""
     vllm = estimate.vllm_share_bytes
     share = f", {format_bytes(vllm)} of it vLLM's," if vllm else ""
     lines = [

@@ -32,7 +32,7 @@ def searched(plan: Plan) -> str:
 
 
 def plan_verdict(plan: Plan) -> Text:
-    """Says whether the plan fits, and after how many changes."""
+    """Returns whether the plan fits, and after how many changes."""
     return verdict(plan.estimate, f" with {counted(len(plan.levers), 'change')}" if plan.levers else " as asked for")
 
 

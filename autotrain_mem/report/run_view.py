@@ -19,7 +19,8 @@ from autotrain_mem.types.report import REWARD_NAMES
 
 BAR_WIDTH = 24
 SHORT_RUN_ERROR = 0.02
-"""A run that trains on its longest rows is predicted closer than this; a peak further below has not met them."""
+"""The error of a prediction, at most, for a run that has trained on its longest rows; a peak further below has not met
+them."""
 SHOWN_HAPPENINGS = 6
 SILENT_SECONDS = 60.0
 """Seconds without a write after which a run that holds no lock counts as dead."""
@@ -145,7 +146,7 @@ def _facts(watched: RunSnapshot, history: RunHistory) -> Iterator[tuple[str, str
 
 
 def happening_lines(happenings: Iterable[RunMarker]) -> list[str]:
-    """Returns a line for each incident; the state already tells starts and ends."""
+    """Returns a line for each incident; the state already shows starts and ends."""
     return [
         each.text if f"step {each.step}" in each.text else f"step {each.step}  {each.text}"
         for each in happenings

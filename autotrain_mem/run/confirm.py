@@ -108,7 +108,7 @@ class ProbeBackend:
 
 
 def _now(card: Hardware) -> Hardware:
-    """Returns the same card with what is free of it now; as it was where NVML does not tell."""
+    """Returns the card with its free memory as of now; unchanged where NVML does not report it."""
     now_bytes = free_bytes(card)
     return card if now_bytes is None else replace(card, free_bytes=now_bytes)
 

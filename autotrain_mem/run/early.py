@@ -84,7 +84,7 @@ def opened(
 
 
 def refuse_flags(request: RunRequest) -> None:
-    """Refuses names that TRL does not know, and values that no parser takes, by what was kept of the installed TRL.
+    """Refuses names that TRL does not know, and values that no parser takes, by the cached flags of the installed TRL.
 
     Nothing is refused where nothing was kept: then a worker reads the flags, with TRL's own parser, as it does
     where nothing is wrong here.

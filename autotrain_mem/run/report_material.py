@@ -223,7 +223,7 @@ def write_report(file: Path, page: Page, place: str = OUT) -> None:
 
 
 def write_run_report(folder: Path, store: Store, on_event: Callable[[Mapping[str, Any]], None]) -> None:
-    """Writes the report of a run into its folder by what is at hand, and sends ``report`` with its ``path``.
+    """Writes the report of a run into its folder, and sends a ``report`` event with its ``path``.
 
     A training is not to fail over its report: what goes wrong is a ``note``.
     """

@@ -100,7 +100,7 @@ def follow_first(request: RunRequest, say: Say) -> None:
 
 @contextlib.contextmanager
 def leading(request: RunRequest, say: Say) -> Iterator[Machines | None]:
-    """Yields the other machines, which are told how the block ended; None where one machine trains.
+    """Yields the other machines, and tells them at the end how the block ended; None where one machine trains.
 
     Raises:
         UsageError: their port cannot be listened at.

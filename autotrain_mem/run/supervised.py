@@ -65,7 +65,7 @@ class SupervisedRun:
 
     rehearsals: Rehearsals
     plan: Plan
-    """What ``plan.json`` holds: with what the run taught, and the settings that it goes on with."""
+    """The plan of ``plan.json``, with what the run taught and the settings that it continues with."""
     device: Hardware
     """The device that it trains on."""
     output: RunFolder
@@ -80,7 +80,7 @@ class SupervisedRun:
     _tracked: str = field(default_factory=lambda: uuid.uuid4().hex)
     """What makes all processes one run of Weights & Biases."""
     _number: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """The run's own, in its checkpoints: of those in the folder no other run's are gone on with."""
+    """The run's id, which its checkpoints carry: no other run's checkpoints are resumed."""
     _notes: set[str] = field(default_factory=set)
     """What was said of output that could not be written."""
     _figures: RunFigures = field(default_factory=RunFigures)
@@ -248,7 +248,7 @@ class SupervisedRun:
         self._write(PLAN_NAME, codec.to_json(plan))
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
-        """Writes a file of the run. One for which there is no room ends no training; that is said once."""
+        """Writes a file of the run. A full disk does not end the training; it is reported once."""
         try:
             write_json(self.folder / name, content)
         except OutputFolderError as error:

@@ -101,7 +101,7 @@ def smaller_ranks(rank: int) -> tuple[int, ...]:
 
 
 def _rank(job: Job, facts: ModelFacts, profile: DataProfile | None) -> tuple[int, str]:
-    """Finds the smallest rank whose adapter has as many parameters as the data have bits to tell, or about so.
+    """Finds the smallest rank whose adapter has about as many parameters as the data have bits of information.
 
     Text has about a bit a token, and a parameter holds about two, so that Thinking Machines asks for as many parameters
     as tokens; a preference, a label or an episode's reward tells about one bit.

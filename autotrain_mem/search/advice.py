@@ -97,8 +97,8 @@ def _lost_updates(job: Job, knobs: Knobs) -> Iterator[Proposal]:
 
 
 PADDING_PAYS = 0.1
-"""Share of what a step computes that has to be saved: less than that is within the error of a predicted step time, and
-not worth other batches."""
+"""The least share of a step's computation to save: less is within the error of a predicted step time, and not worth
+other batches."""
 WORST_BATCH_PAYS = 0.2
 """The factor by which the worst batch has to shrink: from 4 rows on, that is room for another row."""
 SHARES = (0.999, 0.99)
@@ -108,7 +108,7 @@ FLASH_ATTENTION = (
     *("flash_attention_2", "flash_attention_3", "kernels-community/flash-attn2", "kernels-community/flash-attn3"),
     "kernels-community/vllm-flash-attn3",
 )
-"""Attention that keeps packed rows apart: with any other TRL warns that packed rows may see each other
+"""Attention that keeps packed rows apart: with any other, TRL warns that packed rows may attend to each other
 (trl/trainer/sft_trainer.py: FLASH_ATTENTION_VARIANTS)."""
 
 MEGA_BATCHES = 50

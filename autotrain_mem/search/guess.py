@@ -169,7 +169,7 @@ def _should_fit(space: Space, sight: LineHistory, knobs: Knobs) -> bool:
 def _with_levers(
     space: Space, known: Sequence[Estimate], knobs: Knobs, savings: Callable[[LeverRow], Savings]
 ) -> float:
-    """Guesses from points with fewer levers, by what such levers leave, and by what other shards do."""
+    """Guesses from points with fewer levers, by what these levers save elsewhere, and from points with other shards."""
     nearest = _nearest(known, knobs)
     pulled = [LEVERS[name] for name in saving_levers(knobs) - saving_levers(nearest.knobs)]
     if not pulled:
@@ -253,7 +253,7 @@ def _accumulated(known: Estimate, knobs: Knobs, phase: Phase = Phase.FORWARD) ->
 
 
 def _beside(small: Estimate, large: Estimate, share: float) -> float:
-    """Guesses what the allocator holds beside the peak, with what lies outside of it."""
+    """Guesses what the allocator holds beside the peak, and what is held outside it."""
     first, last = _beyond_peak(small), _beyond_peak(large)
     return first + share * (last - first)
 

@@ -20,7 +20,8 @@ OnAttempt = Callable[[Candidate], None]
 
 
 class Predictor(Protocol):
-    """Answers the planner's questions. It knows the job, the device and the workers; the planner knows none of them."""
+    """Answers the planner's questions. It knows the job, the device and the workers, of which the planner is
+    independent."""
 
     def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> Sequence[Estimate]:
         """Returns what these points need; rehearsed at once where that is possible; each takes 1 to 20 seconds.

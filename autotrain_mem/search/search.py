@@ -90,8 +90,8 @@ def no_plan(space: Space, memo: Memo, limits: Limits) -> PlanError:
 
 
 def find(space: Space, memo: Memo, limits: Limits = NO_LIMITS) -> SearchResult | None:
-    """The plan of the first level that holds one, and what stands around it; None where none does: no rehearsal goes
-    into what would.
+    """Returns the plan of the first level that has one, with its alternatives; None where none fits, without rehearsing
+    what would.
 
     Levels that are too large by the number of parameters alone are asked last, while the choice is confirmed: should
     one of them fit after all, it is climbed as if nothing had been known.
@@ -212,6 +212,6 @@ class _Climb:
 
 
 def slowdown(one: Estimate, other: Estimate) -> float:
-    """Returns how many times as long a token takes with the first: 1.5 where it takes half as long again, 1 where none
-    is known to take any time."""
+    """Returns by which factor a token takes longer with the first: 1.5 where it takes half as long again, 1 where no
+    time is known."""
     return other.tokens_per_second / one.tokens_per_second if one.tokens_per_second else 1.0

@@ -100,7 +100,7 @@ class SharedTokens:
     """Describes one way for several processes to share the tokens of a row."""
 
     name: str
-    """The knob that counts them."""
+    """The knob that sets their number."""
     shardings: tuple[Sharding, ...]
     """What it goes with; the last divides most."""
     owner: str
@@ -143,7 +143,7 @@ WAYS = {
 
 
 def way_of(job: Job) -> SharedTokens:
-    """Returns the way that goes with the sharding that the user asked for; torch's, where nothing is said."""
+    """Returns the way that goes with the user's sharding; torch's where none is given."""
     return WAYS[SHARED_SEQUENCE if job.arguments.get("sharding") in ZEROS else SHARED_TOKENS]
 
 

@@ -307,8 +307,8 @@ HALF = ("float16", "bfloat16")
 
 
 def precise_for(base: Knobs, arguments: Mapping[str, Any], compute_capability: Capability) -> Knobs:
-    """The base of a search in the precision of its card; unchanged where the user said ``bf16`` or ``fp16``, or pinned
-    weights whose gradients the scaler would refuse.
+    """Returns the base of a search in the precision of its card; unchanged where the user gave ``bf16`` or ``fp16``, or
+    pinned weights whose gradients the scaler would refuse.
 
     TRL's own default is bfloat16 everywhere (``trl/trainer/base_config.py: __post_init__``). A card before Ampere
     emulates it (``torch/cuda/__init__.py: is_bf16_supported``, which counts emulation): it runs, without tensor cores

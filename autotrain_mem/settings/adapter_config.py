@@ -17,8 +17,8 @@ _PREFIX = "PREFIX_TUNING"
 _OF_SAVING = frozenset(
     {"inference_mode", "base_model_name_or_path", "revision", "auto_mapping", "peft_version", "runtime_config"}
 )
-"""Keys that tell where and by what a config was saved, and that the adapter was complete: ``peft/peft_model.py:
-save_pretrained`` writes ``inference_mode: true``, with which nothing would be trained."""
+"""Keys about how a config was saved, and that the adapter was complete: ``peft/peft_model.py: save_pretrained`` writes
+``inference_mode: true``, with which nothing would be trained."""
 
 _FLAGS = {
     "lora_r": ("r", 8),

@@ -88,7 +88,7 @@ class LeverRow:
     let_go: str = ""
     """The reason of one that may also be let go: fewer rows become more, or a switch that was on is off."""
     words: str = ""
-    """How a line of settings says that it is pulled; empty where the knob itself is told otherwise."""
+    """The words for it in a line of settings; empty where the knob is shown otherwise."""
     not_sharded: tuple[str, ...] = ()
     """Why it does not go with shards of the model (FSDP), and what does; empty where it does."""
     warning: str = ""
@@ -124,7 +124,7 @@ _KINDS: Mapping[type, tuple[tuple[type, ...], str]] = {
     float: ((int, float), "a number"),
     str: ((str,), "a text"),
 }
-"""Kind -> the types of Python that stand for it, and how that is told."""
+"""Maps a kind to its Python types, and to its name in messages."""
 _IN_PYTHON: Mapping[str, tuple[type, ...]] = {"Path": (Path,), "Mapping": (Mapping,), "Collection": (tuple, list)}
 """What else an annotation may name, as types that are taken in Python alone."""
 
@@ -136,7 +136,7 @@ class Setting:
     name: str = ""
     default: Any = None
     kind: type | None = None
-    """The type of its value, as its field is annotated; None where its checks tell, or nobody else sets it."""
+    """The type of its value, as its field is annotated; None where its checks decide, or nothing else sets it."""
     also: tuple[type, ...] = ()
     """Types that are taken in Python alone."""
     takes: str = ""

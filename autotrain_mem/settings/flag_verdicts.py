@@ -38,7 +38,7 @@ class FlagGroup:
     flags: str
     """Their names, apart by spaces."""
     methods: tuple[str, ...] = ()
-    """For which it holds, whatever a row for all says; empty: for all."""
+    """Methods for which it holds, over a row for all methods; empty for all."""
     in_commands: bool = False
     """Whether it is idle in commands only: a script may hand over what it is about."""
 
@@ -344,7 +344,7 @@ def only_for_real(method: str) -> frozenset[str]:
 
 
 def group_of(method: str, name: str) -> FlagGroup | None:
-    """Finds the row of a flag of TRL's; None where nobody has looked at it yet.
+    """Finds the row of one of TRL's flags; None where it has no verdict yet.
 
     >>> str(group_of("dpo", "label_smoothing_factor").verdict), str(group_of("sft", "label_smoothing_factor").verdict)
     ('idle', 'rehearsed')

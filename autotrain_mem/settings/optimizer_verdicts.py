@@ -39,7 +39,7 @@ PACKAGES = {
     "schedule_free_radam": "schedulefree",
     "stable_adamw": "optimi",
 }
-"""The same with a package of their own: its name in Python (``transformers/trainer_optimizer.py``)."""
+"""Optimizers of other packages, with the package's name in Python (``transformers/trainer_optimizer.py``)."""
 _INSTALLED_AS = {"optimi": "torch-optimi"}
 
 _EIGHT_BIT = "--optim adamw_8bit keeps a quarter of AdamW's state"

@@ -45,7 +45,7 @@ _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "seq_len": (MAX_LENGTH,),
     "steps": ("max_steps",),
 } | {old: (new,) for old, new in _RENAMED.items()}
-"""What other trainers, and other methods, call it: names too far from TRL's for a comparison of letters."""
+"""Names in other trainers and methods that are too far from TRL's for a comparison of letters."""
 
 _WITH_A_VALUE = "--{} has no opposite: give it a value, --{} false"
 
@@ -158,8 +158,8 @@ def unknown_names(
 _TYPES: Mapping[str, Any] = {"int": int, "float": float}
 """Types whose refusal Python itself words: a value of another type is left to TRL's parser."""
 _SWITCH, _CHOOSES = "string_to_bool", "make_choice_type_function"
-"""The type of what is on or off, and the function that makes types of choices (``transformers/hf_argparser.py``): a
-text stands for its value."""
+"""The type of a switch, and the function that makes types of choices (``transformers/hf_argparser.py``), where a text
+stands for its value."""
 
 
 def flags_of(parser: argparse.ArgumentParser) -> tuple[TrlFlag, ...]:
@@ -291,7 +291,7 @@ def _help(method: str) -> str:
 
 
 def _unknown_tokens(method: str, extra: Sequence[str], known: Sequence[str], methods_with: MethodsWith) -> UsageError:
-    """Flags that nobody knows, or else arguments that belong to no flag."""
+    """Returns unknown flags, or else arguments that belong to no flag."""
     unknown = [token for token in extra if re.match(r"--?[A-Za-z]", token)]
     if unknown:
         return unknown_names(method, unknown, known, "flag", "--", methods_with)

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from autotrain_mem.support.errors import OutputFolderError, PlanFileError
 
 OUTPUT_FOLDER = "--output_dir a folder"
-"""The flag that says where a run's records go, with what it takes."""
+"""The flag for the folder of a run's records, with its values."""
 
 _ON_ANOTHER_DISK = "Free some space, or give {place} on another disk."
 _WRITABLE = "Give {place} that you may write to."
@@ -101,7 +101,8 @@ class JsonLines:
 
 
 def open_own(path: str | Path, flags: int = os.O_RDONLY, mode: int = 0o666, *, follows_links: bool = False) -> int:
-    """Opens a file whose name others know, in a folder that they may write to. Raises OSError for what is no file, too.
+    """Opens a file by a name that others know, in a folder that they may write to. Raises OSError, also for what is not
+    a regular file.
 
     A link is not followed, a pipe not waited for.
     """

@@ -143,7 +143,7 @@ def why_not_asked() -> str:
 
 
 def _is_away(endpoint: str) -> bool:
-    """Returns whether a host has no address, or refuses; what stands behind a proxy is not seen from here."""
+    """Returns whether a host has no address, or refuses; behind a proxy that is not visible from here."""
     from urllib.request import getproxies  # 16 ms to import
 
     if getproxies():
@@ -159,7 +159,7 @@ def _is_away(endpoint: str) -> bool:
 
 
 def no_model(model: str, why: str, hint: str) -> ModelNotFoundError:
-    """Makes the error of a name that no folder has; ``why`` ends a sentence with why the hub has it not either."""
+    """Makes the error for a name without a folder; ``why`` says why the hub does not have it either."""
     return ModelNotFoundError(f"No model {model!r}: there is no folder of that name here, and {why}.", hint=hint)
 
 

@@ -16,7 +16,7 @@ PACKAGES = (
     *("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes", "datasets", "tokenizers"),
     *("liger-kernel", "flash-attn", "kernels", "vllm"),
 )
-"""Whose code a rehearsal runs or stands in for, and which are looked for to choose what runs."""
+"""Packages whose code a rehearsal runs or replaces, and those whose presence decides what runs."""
 TESTED = {
     "torch": ((2, 13), (2, 15)),
     "transformers": ((5, 23), (5, 23)),

@@ -17,8 +17,8 @@ from trl.data_utils import maybe_apply_chat_template
 from trl.experimental.online_dpo import OnlineDPOTrainer as _OnlineDPOTrainer
 
 SAMPLED = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-"""What TRL's ``_generate`` gives: all first completions of a micro-batch's prompts, then all second ones. From TRL 1.16
-on it also gives what it made of images, of which there are none here."""
+"""What TRL's ``_generate`` returns: all first completions of a micro-batch's prompts, then all second ones. From TRL
+1.16 on it also returns processed images, of which there are none here."""
 
 
 class OnlineDPOTrainer(_OnlineDPOTrainer):  # type: ignore[misc]  # TRL is untyped to mypy here

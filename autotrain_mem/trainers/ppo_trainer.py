@@ -212,7 +212,7 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
     # -- training ------------------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None) -> None:
-        """Train, or go on from a checkpoint as if the run had never ended.
+        """Trains, or resumes from a checkpoint as if the run had never ended.
 
         Args:
             resume_from_checkpoint: A checkpoint's folder, or True for the newest one in ``args.output_dir``.

@@ -75,7 +75,7 @@ def write(call: Call, folder: pathlib.Path) -> str:
 
 
 def _check_tokenizer(call: Call) -> None:
-    """A model object without a name is one whose tokenizer TRL cannot find (``trl/trainer/sft_trainer.py: __init__``,
+    """Refuses a model object without a name, whose tokenizer TRL cannot find (``trl/trainer/sft_trainer.py: __init__``,
     where the processing class is None), and it says so of an empty repository."""
     if isinstance(call.model, str) or call.keywords.get("processing_class") is not None:
         return
@@ -132,7 +132,7 @@ def splits_of(job: Job, train_split: str) -> dict[str, Any]:
 
 
 def keyword_of(job: Job, name: str) -> Any:
-    """Returns what a script hands to TRL's constructor by this name; None where it hands over nothing, or is none.
+    """Returns a script's argument of this name to TRL's constructor; None without one, or without a script.
 
     Examples: ``formatting_func``, which makes texts of rows and which TRL's SFTTrainer alone takes; ``peft_config``,
     in whose place the arguments may ask for an adapter; ``processing_class``, in whose place the model's own tokenizer

@@ -93,7 +93,7 @@ def check_form(checkpoint: Path, resumer: Resumer) -> None:
 
 
 def as_it_was_begun(checkpoint: Path) -> str:
-    """The flags that go on with it as it was written, and what else there is to do."""
+    """Returns the flags that resume it as it was written, and what else there is to do."""
     form, before = form_of(checkpoint), processes_of(checkpoint)
     if form == "whole":
         return f"Go on as it was begun: --gpus {before}" + (" --sharding ddp." if before > 1 else ".")

@@ -42,7 +42,7 @@ _WEIGHTS = (
 )
 """A model's or adapter's (``transformers/utils/__init__.py: WEIGHTS_NAME``), FSDP's and DeepSpeed's files."""
 _PICKLED = (".pt", ".pth", ".bin")
-"""torch.save writes a zip archive, whose directory stands at its end (``torch/serialization.py: save``)."""
+"""torch.save writes a zip archive, whose directory is at its end (``torch/serialization.py: save``)."""
 _ZIP = b"PK\x03\x04"
 _PICKLE = b"\x80"
 """The first bytes of an older file, without an archive: only reading it would tell whether it is whole."""
@@ -96,7 +96,7 @@ def sync_all(paths: Iterable[Path]) -> None:
 
 
 def write_manifest(checkpoint: Path, sums: Mapping[str, int], run: str = "", order: Mapping[str, str] = {}) -> None:
-    """Writes it when all other files are on the disk: whoever finds the manifest knows what each has to be.
+    """Writes the manifest when all other files are on the disk: it states what each of them has to be.
 
     Args:
         sums: What :func:`reach_disk` returned.
@@ -142,7 +142,8 @@ def why_torn(checkpoint: Path) -> str:
 
 
 def why_not_whole(checkpoint: Path) -> str:
-    """Returns what :func:`why_torn` says, and reads every file: a disk may give back other bytes than it was given."""
+    """Returns what :func:`why_torn` returns, and checks every file's content: a disk may return other bytes than were
+    written."""
     return why_torn(checkpoint) or _first_of(_against_checksums, checkpoint)
 
 
@@ -166,8 +167,8 @@ def newest_whole(output_dir: Path) -> Checkpoint | None:
 def newest_start(
     output_dir: Path, run: str | None = None, on_torn: Callable[[str], None] = lambda message: None
 ) -> Checkpoint | None:
-    """Finds the one to go on from, and rename what is torn, so that nobody takes or counts it; None where there is
-    none.
+    """Finds the checkpoint to resume from, and renames incomplete ones, so that nothing uses or counts them; None where
+    there is none.
 
     Sizes are compared in all checkpoints, contents in those alone that come into question, newest first.
 
@@ -336,7 +337,7 @@ def _by_structure(checkpoint: Path) -> Iterator[str]:
 
 
 def _is_complete(file: Path) -> bool:
-    """Compares a file's length with what it says of it; one that says nothing is taken as it is."""
+    """Compares a file's length with the length in its header; a file without one passes."""
     if file.suffix == ".safetensors":
         try:
             with safe_open(file, "np"):  # ``safetensors/src/tensor.rs: SafeTensors::read_metadata`` looks at the length

@@ -57,7 +57,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     # c10/util/Exception.h: OutOfMemoryError, of which only the name is left in a text that says none of the above.
     ("GPU memory", ("outofmemoryerror",)),
 )
-"""Whose memory ran out, and the words that stand in a library's text, whatever their case, when it could have none."""
+"""Maps whose memory ran out to words in a library's message, in any case."""
 
 _FATAL = (
     *("illegal memory access", "device-side assert triggered", "unspecified launch failure", "misaligned address"),
@@ -68,7 +68,7 @@ whatever else the text names, no memory that is freed will help. Words: ``cudaGe
 
 
 def kind_of_text(text: str) -> str | None:
-    """Names whose memory ran out, by what a library said; None where it said something else.
+    """Returns whose memory ran out, by a library's message; None for another message.
 
     >>> kind_of_text("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
     'cuBLAS workspace'
@@ -80,7 +80,7 @@ def kind_of_text(text: str) -> str | None:
 
 
 def kind_of(error: BaseException) -> str | None:
-    """Names whose memory ran out; None for every other error, a lost CUDA context among them."""
+    """Returns whose memory ran out; None for any other error, such as a lost CUDA context."""
     import torch
 
     if isinstance(error, torch.OutOfMemoryError):

@@ -75,7 +75,7 @@ def seen_cards(uuids: Sequence[str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def meeting_port(request: Request, environment: Mapping[str, str], *, several_machines: bool) -> Iterator[int]:
-    """Yields the port of this machine at which the ranks meet: the user's, else a free one; 0 where they do not meet.
+    """Yields the rendezvous port of this machine: the user's, else a free one; 0 where none is needed.
 
     It is bound and not listened at meanwhile, so that the system gives it to nobody else, and the first rank may listen
     there seconds later: both sides set ``SO_REUSEADDR`` (socket(7); libuv's ``src/unix/tcp.c: uv__tcp_bind`` for

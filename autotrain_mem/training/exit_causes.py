@@ -70,14 +70,14 @@ LOW_HOST_SHARE = 0.05
 Fedora had on by default, sends SIGTERM at 10 % and SIGKILL at 5 % (earlyoom(1), ``-m PERCENT[,KILL_PERCENT]``)."""
 
 WHY_CHARACTERS = 120
-"""The most characters of what a library raised, which may be pages: the error that ends a run has it all."""
+"""The most characters of a library's error, which may be pages: the error that ends a run holds all of it."""
 
 _TEXTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("host out of memory", (r"(?<!OutOf)MemoryError", "is killed by signal: Killed")),
     ("NCCL error", ("NCCL error", "collective operation timeout")),
     ("CUDA error", ("CUDA error", "CUDA driver error", "CUDNN_STATUS_", "CUBLAS_STATUS_", "ECC error")),
 )
-"""Cause -> patterns that tell it, beside what tells that memory ran out; the first that is found counts."""
+"""Maps a cause to its patterns, beside those of out-of-memory errors; the first match counts."""
 
 _OF_OTHERS = (
     *("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection was likely closed"),
@@ -98,7 +98,7 @@ class Ending:
     """A training process that ended before its time, as far as it was seen."""
 
     error: AutofitError
-    """What it told; or, where it told nothing, that it ended."""
+    """The error that it sent; or, where it sent none, that it ended."""
     code: int | None = None
     """Exit status, negative for a signal; None for a process that told its error."""
     log_tail: str = ""
@@ -151,8 +151,7 @@ def cause_of(ending: Ending) -> Cause:
 
 
 def blames_others(text: str) -> bool:
-    """Returns whether a rank failed since another was gone, or did not come, by the words of its error or of its
-    log."""
+    """Returns whether a rank failed because another died or did not arrive, by its error or its log."""
     return any(each in text for each in _OF_OTHERS)
 
 

@@ -322,7 +322,8 @@ def _probe_of_death(request: Request, death: RankDied, log: pathlib.Path, names:
 
 @contextlib.contextmanager
 def _scratch(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """An empty folder that goes when the probe has ended, however it ended; one of a parent that was killed goes too.
+    """Yields an empty folder that is removed when the probe has ended, however it ended; also removes one of a killed
+    parent.
 
     Raises:
         OutputFolderError: it cannot be made.

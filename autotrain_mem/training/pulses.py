@@ -22,8 +22,8 @@ MUTE_SECONDS = 120.0
 microseconds, and nothing holds that for minutes. transformers and TRL read and write files, and call CUDA, without."""
 
 SILENT_SECONDS = 1800.0
-"""No rank has moved for so long: the default of ``--ddp_timeout`` (``transformers/training_args.py: ddp_timeout``, and
-``torch/distributed/constants.py: default_pg_timeout``), after which torch gives a collective up by itself, and says
+"""Seconds in which no rank has moved: the default of ``--ddp_timeout`` (``transformers/training_args.py: ddp_timeout``,
+and ``torch/distributed/constants.py: default_pg_timeout``), after which torch gives a collective up by itself, and says
 which one, not which rank is missing."""
 
 ASLEEP_SECONDS = 10.0

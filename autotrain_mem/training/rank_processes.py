@@ -139,7 +139,7 @@ class RankProcesses:
     # -- what they send ------------------------------------------------------------------------------------------------
 
     def events(self) -> Iterator[Event]:
-        """Events until the first rank ends well. Raises as :meth:`receive` does where it ends otherwise."""
+        """Yields events until the first rank succeeds. Raises as :meth:`receive` does where it ends otherwise."""
         while True:
             try:
                 yield self.receive()
@@ -267,7 +267,7 @@ def most_read(readings: Sequence[MemoryReading]) -> MemoryReading:
 
 
 HOST_SECONDS = 1.0
-"""How often the host's memory is looked at while a run tells of its steps: reading it takes 0.1 ms."""
+"""Seconds between two readings of the host's memory while a run reports its steps: reading it takes 0.1 ms."""
 
 
 class Progress:

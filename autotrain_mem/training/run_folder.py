@@ -32,8 +32,8 @@ if sys.platform != "win32":  # which has none of its kind: a run there goes on w
     import fcntl
 
 LOCK_NAME, KEY_NAME = "_autofit.lock", "_autofit.key"
-"""Names with a ``_``, since what begins so is not pushed to the hub (``transformers/trainer.py: push_to_hub``). By the
-key the machines of a run know each other (``training.machines``)."""
+"""Names with a ``_``, since files that begin so are not pushed to the hub (``transformers/trainer.py: push_to_hub``).
+By the key the machines of a run authenticate each other (``training.machines``)."""
 
 LOCK_SECONDS = 1.0
 """How long a lock is waited for: a command that only asks whether a folder is free holds it for a moment."""
@@ -84,7 +84,7 @@ class RunFolder:
         return _identity(os.fstat(self.lock))
 
     def last_run(self) -> LastRun | None:
-        """Reads whose run was here last; None where no run has said."""
+        """Returns whose run was here last; None where none is recorded."""
         record = _read_record(self.lock)
         if not record.get("run"):
             return None
@@ -110,7 +110,7 @@ class RunFolder:
 
 
 def is_left_by(output_dir: str, command: Sequence[str]) -> bool:
-    """Returns whether the run in a folder was begun on several machines by these words, has checkpoints, and has not
+    """Returns whether the run in a folder was started on several machines by this command, has checkpoints, and has not
     ended."""
     record = _record_in(Path(output_dir))
     is_same = record.get("command") == _digest(command) and not record.get("has_ended", True)
@@ -250,7 +250,7 @@ def identity_of(folder: Path) -> str:
 
 
 def is_held_by(folder: Path, pid: int, host: str) -> bool:
-    """Returns whether that process of that machine has locked the folder last, by what stands in the lock's file."""
+    """Returns whether that process of that machine locked the folder last, by the lock's file."""
     record = _record_in(folder)
     return (record.get("pid"), record.get("host")) == (pid, host)
 
@@ -266,7 +266,7 @@ def unwritable(folder: str | Path, reason: str) -> OutputFolderError:
 
 
 def _holds(folder: Path) -> list[str]:
-    """Names of what a run, or whoever wrote weights there, would lose."""
+    """Returns the names of files that a run, or whoever wrote weights there, would lose."""
     weights = sorted({path.name for kind in WEIGHTS for path in folder.glob(kind)})
     checkpoints = sorted(path.name for path in folder.glob("checkpoint-*"))
     return [*([RUN_NAME] if (folder / RUN_NAME).exists() else []), *checkpoints, *weights]
@@ -294,7 +294,7 @@ def _check_is_free(folder: Path, *, overwrite: bool = False) -> None:
 
 
 def is_under_way(folder: Path) -> bool | None:
-    """Returns whether a process holds the folder of a run; None where that cannot be told. Changes nothing."""
+    """Returns whether a process holds the folder of a run; None where that is unknown. Changes nothing."""
     if sys.platform == "win32":
         return None
     try:

@@ -68,7 +68,7 @@ class RunBackend(Protocol):
         """
 
     def explained(self, ending: Ending) -> AutofitError:
-        """The error that tells best how the process ended: its own, or one that says more."""
+        """Returns the error that explains the end of the process best: its own, or one that says more."""
 
 
 def supervise(first: RunAttempt, backend: RunBackend, *, restarts: int, on_event: Callable[[Event], None]) -> Event:
@@ -155,7 +155,7 @@ def _why_no_more(spent: int, restarts: int) -> str:
 
 
 def _given_up(cause: Cause, error: AutofitError, reason: str, newest: Checkpoint | None) -> AutofitError:
-    """Adds to an error why no other process follows; what is the user's to mend only learns where to go on from."""
+    """Adds to an error why there is no restart; an error that the user has to mend only gets where to resume from."""
     why = "" if cause.remedy is Remedy.NONE else f"It was not started again: {reason}"
     error.hint = "\n".join(filter(None, [error.hint, why, _go_on(newest)]))
     return error

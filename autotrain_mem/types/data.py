@@ -78,7 +78,7 @@ class DataProfile:
     in one batch, padded to the same length (``DataCollatorForPreference`` of trl/trainer/reward_trainer.py and
     dpo_trainer.py). Empty where a row is one sequence."""
     images: ImageProfile | None = None
-    """None where rows are text."""
+    """The images of the rows; None where rows are text."""
     longest_prompt: int = 0
     """Tokens of the longest prompt, where rows hold prompts that are answered while training (GKD); else 0."""
     longest_answer: int = 0
@@ -245,7 +245,7 @@ class DataSummary:
     truncated_rows_fraction: float
     truncated_tokens_fraction: float
     images: ImageSummary | None = None
-    """None where rows are text."""
+    """The images of the rows; None where rows are text."""
 
 
 def summary(profile: DataProfile, *, limit: int | None, rows: int, pads: bool) -> DataSummary:

@@ -104,8 +104,8 @@ class ReservedEstimate:
     """``torch.cuda.max_memory_allocated``: the peak of what is allocated, with the ends of blocks that were handed out
     whole since what was left of them was too small to be split off."""
     peak_reserved_bytes: int
-    """Largest sum of its segments. Where the run does not get by with what there is: what it would take if there were
-    no end, so that it can be told how much is missing."""
+    """The largest sum of its segments. Where the run does not fit: what it would take without a limit, so that the
+    shortage is known."""
     peak_limited_bytes: int
     """The same on the device that there is, where the allocator gives its cache back before it refuses a request; what
     was refused is given all the same, so that the run goes on. Equal to the peak where that fits."""

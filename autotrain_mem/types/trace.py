@@ -153,7 +153,7 @@ class Trace:
     seconds: float
     """Wall time of the recorded run."""
     stream_uses: tuple[StreamUse, ...] = ()
-    """In the order in which they happened."""
+    """Uses on other streams, in order."""
     not_counted: tuple[str, ...] = ()
     """What is known to be missing, each in a sentence."""
     work: Workload = field(default_factory=Workload)

@@ -23,7 +23,7 @@ from autotrain_mem.types.trace import CACHE_EMPTIED
 NOWHERE = -1
 """The birth that belongs to a step which concerns no block."""
 SURE_STEPS = 64
-"""Two runs that go on alike for so many steps are taken to go on alike for longer."""
+"""Steps after which two runs that match count as matching further."""
 MOST_LOOKS = 10_000_000
 """Lengths of a copy that are tried, over all places, before two runs are given up: about a second. Runs that agree take
 25,000 (SFT of Llama-3.1-8B) to some millions (GRPO with 256 tokens to sample, each of which is such a place)."""
@@ -190,7 +190,7 @@ class Alignment:
 
 
 class Search:
-    """Finds what was inserted: goes along both runs, and back to the last choice when they do not meet again.
+    """Finds what was inserted: follows both runs, and backtracks to the last choice when they do not match again.
 
     Args:
         layers: Those of both runs, and of the whole.
@@ -316,7 +316,7 @@ class Search:
 
 
 def _distances(symbols: list[int], j: int, most: int) -> Iterator[int]:
-    """Yields how far behind a step the same symbol stands again, the nearest first, up to a distance."""
+    """Yields the distances from a step to later steps with the same symbol, the nearest first, up to a limit."""
     at = j
     while most > 0:
         try:

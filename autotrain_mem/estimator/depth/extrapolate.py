@@ -111,7 +111,8 @@ class _Mistakes:
         """Known from having tried."""
 
     def __contains__(self, steps: object) -> bool:
-        """Blocks of a kind are ended in turn, whichever way: another rank from either end is another block."""
+        """Returns whether two picks differ. Blocks of a kind are freed in turn, in either direction: another rank from
+        either end is another block."""
         assert isinstance(steps, tuple)
         one, other = self._short.picks.get(steps[0]), self._long.picks.get(steps[1])
         if one is None or other is None:
@@ -121,7 +122,7 @@ class _Mistakes:
 
 
 class _Expansion:
-    """Learns what each step does, and does it as often as the whole has it."""
+    """Learns what each step does, and repeats it as often as the whole model does."""
 
     def __init__(
         self,

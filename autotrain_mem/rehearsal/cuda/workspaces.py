@@ -35,7 +35,7 @@ Row = Callable[[tuple[Any, ...], dict[str, Any], Any], int]
 
 
 def workspaces(compute_capability: Capability) -> Workspace:
-    """Makes the table of what kernels take on a card: one for each run, as it knows which handles were used.
+    """Makes the table of kernels' workspaces on a card: one for each run, since it tracks the handles that were used.
 
     cuBLAS: a handle belongs to a thread, and its workspace to the handle (``cuda/CublasHandlePool.cpp:
     setWorkspaceForHandle``). It is taken at the first use and kept through every ``empty_cache``; cublasLt shares it.

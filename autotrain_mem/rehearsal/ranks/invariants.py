@@ -17,9 +17,9 @@ from autotrain_mem.rehearsal.ranks.recording import local
 from autotrain_mem.support.errors import RehearsalError
 
 _WAITING = ("gradient which is undefined", "mark a variable ready only once")
-"""DDP ends so where a gradient never comes: the first where it looks for unused parameters, and a rehearsal has no
-other ranks that might have used one; the second in a real run as well
-(``torch/csrc/distributed/c10d/reducer.cpp: finalize_bucket_dense, mark_variable_ready``)."""
+"""DDP's errors where a gradient never comes: the first where it looks for unused parameters, and a rehearsal has no
+other ranks that might have used one; the second in a real run as well (``torch/csrc/distributed/c10d/reducer.cpp:
+finalize_bucket_dense, mark_variable_ready``)."""
 LARGEST_PADDING = 0.001
 """Share of all elements by which shards may exceed their part of the model, beside one row of each parameter."""
 
@@ -95,7 +95,8 @@ def check_shards(before: dict[str, int], model: torch.nn.Module, shards: int) ->
 
 
 def _without_gradient(names: str) -> RehearsalError:
-    """Makes an error of what was computed and not learned: a vision tower may end in layers that nobody asks for."""
+    """Makes the error for parameters that were used and got no gradient: a vision tower may end in layers that nothing
+    uses."""
     return RehearsalError(
         f"The optimizer made no step on {names}: the loss does not depend on them, or they were lost as they were "
         "divided among the processes.",

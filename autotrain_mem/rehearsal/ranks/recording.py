@@ -41,7 +41,7 @@ class RankRecorder(Recorder):
     offloads = False
     """Whether shards stay there."""
     host: HostTensors | None = None
-    """Knows what lies on the host, where DeepSpeed offloads."""
+    """Tracks what is on the host, where DeepSpeed offloads."""
     is_on_host = False
     """Whether what is computed now is the host's."""
     _unseen = False

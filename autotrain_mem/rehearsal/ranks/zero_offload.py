@@ -42,7 +42,7 @@ class DeviceName(str):
 
 
 class _Host(str):
-    """A tensor on the host says that it lies here."""
+    """Marks a tensor as being on the host."""
 
     type = "cpu"
 
@@ -61,7 +61,7 @@ class HostTensors:
         self._storages: weakref.WeakKeyDictionary[torch.UntypedStorage, Callable[[], object]] = (
             weakref.WeakKeyDictionary()
         )
-        """Storages, with what ends each as one that is not pinned."""
+        """Unpinned storages, with what removes each."""
         self.locked: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         """Bytes that a device can copy by itself."""
 
@@ -76,7 +76,7 @@ class HostTensors:
         return tensor
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], execute: Any) -> Any:
-        """Runs an operator that meets a tensor on the host; what is made of nothing else lies there too."""
+        """Runs an operator on a tensor on the host; a result of host tensors alone is on the host too."""
         given = [*tensors_in((*args, *kwargs.values()))]
         on_host = [tensor in self for tensor in given]
         out = execute(func, args, kwargs)

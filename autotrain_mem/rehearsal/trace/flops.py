@@ -116,7 +116,7 @@ class WorkCounter:
             self._counts[cost,] = self._counts.get((cost,), 0.0) + 1.0
 
     def apart(self) -> WorkCounter:
-        """Makes one that counts what is tried beside the run, by what this one knows."""
+        """Makes a counter for work that is tried outside the run, with what this one knows."""
         other = WorkCounter()
         other._costs, other._free, other._weights = self._costs, self._free, self._weights
         other._is_of_weights = self._is_of_weights

@@ -184,7 +184,7 @@ class Ledger:
     # -- what came of it -------------------------------------------------------------------------------------------
 
     def births(self) -> list[tuple[int, bool, Owner | None]]:
-        """Lists each block's bytes, whether gradients were on as it was born, and whose it was said to be."""
+        """Lists each block's bytes, whether gradients were on when it was allocated, and its owner."""
         return [(size, one.with_grad, one.owner) for size, one in zip(self.sizes, self._entries, strict=True)]
 
     def owned(self, blocks: Iterable[int]) -> dict[Owner, int]:

@@ -57,7 +57,7 @@ def with_chunks(chunks: int | None) -> Iterator[list[int]]:
 
 @contextmanager
 def marked_chunks(has_chunks: bool) -> Iterator[None]:
-    """Within the block, whoever records learns when TRL's loss goes over its chunks, and what it does for each of them.
+    """Within the block, the recorder is told when TRL's loss iterates over its chunks, and what it does for each.
 
     ``trl/trainer/sft_trainer.py: _chunked_cross_entropy_loss``, which calls ``_chunk`` once for each, and once more as
     the checkpoint around it recomputes it; a TRL without them is left alone. The backward pass of the chunks lies

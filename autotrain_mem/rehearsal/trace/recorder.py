@@ -40,8 +40,8 @@ class Scratch:
 
     size_bytes: int
     kept_as: str = ""
-    """The name under which it is kept for good; empty when it is given back as the operator ends. One that is kept is
-    taken once, however often the same object is told."""
+    """The name under which it is kept for good; empty when it is freed as the operator ends. One that is kept is
+    allocated once, however often the same object is recorded."""
 
 
 Workspace = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], tuple[Scratch, ...]]
@@ -49,8 +49,8 @@ Workspace = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], tuple[Scratch,
 
 
 Played = tuple[int, int, bool, Owner | None]
-"""A birth: its block's number, its bytes, whether gradients were on, and whose it was said to be. Without bytes it is
-the block's death."""
+"""An allocation: its block's number, its bytes, whether gradients were on, and its owner. Without bytes it is the
+block's free."""
 
 
 class _Watched(weakref.ref[Any]):
@@ -81,7 +81,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         """The FLOPs and bytes."""
         self.pinned, self.unpinned = PinnedMemory(), UnpinnedMemory()
         self.files: dict[str, int] = {}
-        """Bytes of what lies on a disk while it trains, by path."""
+        """Bytes of files on a disk during training, by path."""
         """What lies on the host for the device's sake."""
         self.saved_model_bytes = self.saved_state_bytes = self.unquantized_bytes = 0
         """As those of a trace."""
@@ -170,7 +170,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
     # -- what is told from memory, without tensors -----------------------------------------------------------------
 
     def apart(self) -> Recorder:
-        """Makes one that records what is tried beside the run, and counts by what this one knows of weights."""
+        """Makes a recorder for what is tried outside the run, which knows this one's weights."""
         other = Recorder(self._execute, workspace=self._workspace)
         other.work = self.work.apart()
         other._kept = dict(self._kept)

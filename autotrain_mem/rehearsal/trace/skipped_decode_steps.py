@@ -83,7 +83,7 @@ def write_skipped_steps(ledger: Ledger, jump: Jump, budget: Budget) -> None:
 
 @dataclass(slots=True)
 class _Slot:
-    """Blocks that every step makes anew while the last one's is there, or once it is gone."""
+    """Holds blocks that every step allocates again, before or after the last step's block is freed."""
 
     numbers: tuple[int, ...]
     """Events that bear it, in turn; of a state there is one for each step."""
@@ -114,7 +114,7 @@ class _Writing:
         self._deaths: dict[int, _Slot] = {}
         """Slots by the event that clears them in the last step."""
         self._for_good: dict[int, deque[int]] = {}
-        """Births of what a step leaves and none ends (scores), by that of the last step: one for each step."""
+        """Allocations that a step leaves and no step frees (scores), by that of the last step: one for each step."""
         self.moved: set[int] = set()
         """Events of the jump, and of the last step, that have been written elsewhere."""
         self._states: list[_Slot] = []
@@ -140,7 +140,8 @@ class _Writing:
             self._states.append(slot)
 
     def _match(self) -> None:
-        """Pairs what a step leaves with what it ends: the first takes the place of the first of the same size."""
+        """Pairs the blocks that a step leaves with those that it frees: the first replaces the first of the same
+        size."""
         sizes, in_step = self._ledger.sizes, set(self._step)
         ended: dict[int, deque[int]] = {}
         for event in self._step:
@@ -174,7 +175,7 @@ class _Writing:
     # -- what comes of it ----------------------------------------------------------------------------------------
 
     def steps(self, grown: int, whole: int) -> array[int]:
-        """The events of the skipped steps: of so many their growth, and of so many of these everything."""
+        """Returns the events of the skipped steps: the growth of all of them, and everything of some."""
         slots = self._births | self._deaths
         growth = array("q", (event for event in self._step if event in slots and slots[event].lengths))
         in_full = set(_spread(whole, grown))

@@ -47,7 +47,7 @@ Interface = Callable[..., tuple[torch.Tensor, Any]]
 
 @contextmanager
 def windows_at_once(model: torch.nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Within the block, a model of this class attends to all windows at once where that tells the same."""
+    """Within the block, a model of this class attends to all windows at once where that records the same."""
     homes = {type(module).__module__ for module in model.modules() if type(module).__name__ in TOWERS}
     with ExitStack() as stack:
         for home in homes:
@@ -284,7 +284,8 @@ _HOOKS = {"_checkpoint_hook": Saving.DROPPED, "_recomputation_hook": Saving.RECO
 
 
 def _saving(inputs: Sequence[torch.Tensor]) -> Saving | None:
-    """Describes what autograd does with what it saves now; None where that is not known, or differs between inputs."""
+    """Returns what autograd does with saved tensors at the moment; None where that is unknown, or differs between
+    inputs."""
     wanted = {torch.is_grad_enabled() and tensor.requires_grad for tensor in inputs}
     if len(wanted) > 1:
         return None

@@ -17,9 +17,9 @@ from autotrain_mem.training.guard.ranks import Ranks
 from autotrain_mem.types import Incident, LearnedLimits, Phase
 
 OnIncident = Callable[[Incident, LearnedLimits], None]
-"""Is called after each shortage that was met, with what is known from then on."""
+"""Called after each shortage, with what is known from then on."""
 OnNotice = Callable[[str], None]
-"""Is called with what a user has to know of how parts are put together; once with each text."""
+"""Called with what a user has to know about how parts are combined; once with each text."""
 
 LIMIT_NAMES = ("train_tokens", "evaluate_tokens", "generate_rows", "score_rows")
 """Fields of :class:`LearnedLimits`. Tokens count padding."""

@@ -162,8 +162,7 @@ def _by_tiles_of_rows(batch: _Batch, mask: Any) -> RowsImages | None:
 
 
 def _by_equal_entries(batch: _Batch, counts: list[int] | None) -> RowsImages | None:
-    """Gemma's, LLaVA's, InternVL's: images or tiles of one shape, of which the model is told nothing else, so that each
-    makes as many tokens."""
+    """Splits as for Gemma, LLaVA and InternVL: images or tiles have one shape, so that each makes as many tokens."""
     each = batch.tokens_each(len(batch.pixels))
     if each is None or any(tokens % max(1, each) for tokens in batch.tokens):
         return None

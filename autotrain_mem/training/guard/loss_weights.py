@@ -33,7 +33,7 @@ class Rule:
     """None where the sum is exact."""
 
     def as_tried(self, own: OwnLoss | None) -> Rule:
-        """Goes by what was found of a model's own loss; None where the loss is not the model's."""
+        """Returns the basis that was found by trying the model's own loss; None where the loss is not the model's."""
         if own is None or own.heeds_count:
             return self
         if own.basis is None:

@@ -43,8 +43,8 @@ NEFTUNE = (
     "NEFTune draws other noise for the parts of a micro-batch than for the whole; its size is the whole's. Training "
     "goes on, but the gradient is not exactly the same."
 )
-"""As dropout does; its bound goes by the columns of what the embedding was given, so that parts keep all of them
-(``transformers/integrations/neftune.py: neftune_post_forward_hook``)."""
+"""NEFTune draws noise as dropout does; its bound depends on the columns of what the embedding was given, so that parts
+keep all of them (``transformers/integrations/neftune.py: neftune_post_forward_hook``)."""
 MEAN_OF_ITS_OWN = (
     "This model's forward takes a mean of its own and ignores num_items_in_batch, which would make the gradient depend "
     "on how rows are divided into micro-batches: each micro-batch is weighed by its share of the step instead."
@@ -189,7 +189,7 @@ class MicroSteps:
         return count(whole, basis) / max(math.fsum(ranks.gather(of_step)) if is_of_all else of_step, 1.0)
 
     def _own_loss_of_all(self, whole: Piece) -> OwnLoss | None:
-        """Tries what the model makes of its labels; of several ranks' answers, takes one that knows."""
+        """Tries how the model reduces its loss; of several ranks' answers, takes a definite one."""
         if self.context.ranks.count == 1:
             return self.own_loss(whole.inputs)
         if self._shared_own_loss is None and is_models_loss(self._trainer):

@@ -106,12 +106,12 @@ class Ranks:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Within the block, gathering gives this rank's own values, and nobody is asked."""
+        """Within the block, gathering returns this rank's own values without communication."""
         with patch.multiple(self, _is_alone=True, _is_open=False), self._collectives_stood_in_for():
             yield
 
     def leave(self) -> None:
-        """Goes on alone, since this rank is out of memory or splits from the start; tells the ranks that wait."""
+        """Continues alone, since this rank is out of memory or splits from the start; tells the ranks that wait."""
         if self._is_open:
             self._agree(leaves=True)
         self._is_alone = True

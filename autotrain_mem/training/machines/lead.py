@@ -30,7 +30,7 @@ JOIN_VARIABLE = "AUTOFIT_JOIN_SECONDS"
 LIVELY_SECONDS = 5.0
 """One that has given a sign of life since is there; one that lost its power and was started again is not."""
 FAREWELL_SECONDS = 5.0
-"""How long the others are given to hear how it ended."""
+"""How long the others have to receive how it ended."""
 
 Say = Callable[[str], None]
 StartRemote = Callable[[int, Mapping[str, str], Path, OnLine], RemoteChild | None]
@@ -96,7 +96,7 @@ class _Member:
 
 
 class Machines:
-    """The other machines of a training, as the first one knows them.
+    """Represents the other machines of a training to the first one.
 
     Args:
         place: This one's, the first.
@@ -315,7 +315,7 @@ _NOTHING = Hardware(name="", origin="cpu", total_bytes=0, free_bytes=0, non_torc
 def leading(
     place: Place, command: Sequence[str], folder: Path, *, min_nodes: int | None, say: Say
 ) -> Iterator[Machines]:
-    """Lead the other machines inside; however the block ends, they are told."""
+    """Leads the other machines within the block, and tells them at the end how it ended."""
     machines = Machines(place, command, folder, min_nodes=min_nodes, say=say)
     try:
         yield machines

@@ -22,8 +22,8 @@ from autotrain_mem.support.processes import GRACE_SECONDS, ChildDied
 
 BEAT_SECONDS = 1.0
 LOST_SECONDS = 30.0
-"""A machine that has given no sign of life for so long is gone. One whose process dies is known to be at once, since
-its system closes the connection; one that lost its power or network says nothing."""
+"""A machine without a heartbeat for so long is lost. One whose process dies is known to be at once, since its system
+closes the connection; one that lost its power or network is silent."""
 MOST_BYTES = 64 << 20
 """The most bytes of one object: a request is some KiB."""
 

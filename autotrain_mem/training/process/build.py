@@ -63,7 +63,7 @@ class PhasePeaks(PhaseRecorder):
             self.phase = phase
 
     def listen(self, recorder: Any) -> None:
-        """Hear of the phases that a recorder is told of (``rehearsal.recorder: Recorder``)."""
+        """Follows the phases that a recorder is told of (``rehearsal.recorder: Recorder``)."""
         enter = recorder.enter_phase
 
         def entered(phase: Phase) -> None:

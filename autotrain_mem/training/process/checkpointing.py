@@ -39,7 +39,7 @@ from autotrain_mem.training.process.world import World
 from autotrain_mem.training.task import SendEvent
 
 FULL_DISK_BYTES = MIB
-"""Less than this free, and it was the disk, whatever the library says: torch tells no reason (``caffe2/serialize/
+"""With less than this free it was the disk, whatever the library says: torch gives no reason (``caffe2/serialize/
 inline_container.cc: PyTorchStreamWriter::valid`` says ``file write failed``)."""
 
 _ERRORS = (Exception, CheckpointException)

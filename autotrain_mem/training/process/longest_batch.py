@@ -231,7 +231,7 @@ SMALLEST_8BIT_ELEMENTS = 4096
 
 Undo = Callable[[], None]
 OnError = Callable[[BaseException], None]
-"""Is shown an error before what stood in for later steps is gone, so that it can be told who held what."""
+"""Called with an error before the stand-ins for later steps are freed, so that it can be reported who held what."""
 
 
 @contextmanager
@@ -273,8 +273,8 @@ def models_of(trainer: Any) -> list[torch.nn.Module]:
 
 
 def _attributes(kept: Any) -> Undo:
-    """Restores what names stand for in an object, and the contents of those that a step adds to: a trainer's counters,
-    a model's switches, the longest row that a rotary embedding has met."""
+    """Restores an object's attributes, and the contents of those that a step adds to: a trainer's counters, a model's
+    switches, the longest row that a rotary embedding has met."""
     held = vars(kept)
     before = dict(held)
     held.update({name: copy.deepcopy(held[name]) for name in _KEPT_BY_VALUE if name in held})

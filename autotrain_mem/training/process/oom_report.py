@@ -141,8 +141,8 @@ def _named(trainer: Any) -> dict[Owner, list[Any]]:
 
 
 def _size(tensors: Iterable[Any], seen: set[int]) -> int:
-    """Bytes of the storages that lie on a card and were not seen before. The state of a paged optimizer says that it
-    lies on the host (``bitsandbytes/functional.py: get_paged``)."""
+    """Returns the bytes of storages on a card that were not seen before. The state of a paged optimizer is on the host
+    (``bitsandbytes/functional.py: get_paged``)."""
     size_bytes = 0
     for tensor in tensors:
         local = getattr(tensor, "_local_tensor", tensor)  # torch/distributed/tensor/_api.py: DTensor

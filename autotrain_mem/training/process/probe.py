@@ -116,8 +116,7 @@ def _run(request: Request, device: Device, peaks: PhasePeaks, progress: _ProbePr
 
 
 def _non_torch_bytes(device: Device, reading: MemoryReading) -> int | None:
-    """Reads what NVML says that this process holds, less what torch reserved; else what is gone of what was free
-    before.
+    """Returns the bytes that this process holds by NVML, less what torch reserved; else by how much free memory fell.
 
     The second is wrong where another process came or went meanwhile, and so must be plausible.
     """
@@ -135,7 +134,7 @@ def _non_torch_bytes(device: Device, reading: MemoryReading) -> int | None:
 
 
 def _refusal(error: Exception) -> str:
-    """The first line of the error that told of a full device; empty for every other error."""
+    """Returns the first line of an out-of-memory error; empty for every other error."""
     cause = error.__cause__ if isinstance(error, GpuOutOfMemoryError) and error.__cause__ else error
     if not isinstance(error, GpuOutOfMemoryError) and not is_out_of_memory(error):
         return ""

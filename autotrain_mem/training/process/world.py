@@ -30,10 +30,10 @@ OLDER_DRIVERS = ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE")
 refuses to start (``accelerate/commands/launch.py: multi_gpu_launcher``, ``accelerate/state.py: PartialState``)."""
 
 LOOPBACK = "lo"
-"""Linux's name of it: what is said there reaches no other machine."""
+"""Linux's name of the loopback interface, which reaches no other machine."""
 
 STILL_PULSES = 5
-"""A process that has not moved for so many is asked what it waits in; reading that takes 0.1 ms."""
+"""Heartbeats without progress after which a process reports what it waits in; reading that takes 0.1 ms."""
 
 
 def find_other_machines() -> None:

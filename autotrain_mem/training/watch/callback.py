@@ -38,7 +38,7 @@ Event = Callable[..., None]
 
 
 def _harmless(event: Event) -> Event:
-    """A watch ends no training: what it raises is said once."""
+    """Keeps a watch's errors from ending the training; each is reported once."""
 
     @functools.wraps(event)
     def watched(self: MemoryWatch, *args: Any, **kwargs: Any) -> None:

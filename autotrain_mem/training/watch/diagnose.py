@@ -35,14 +35,14 @@ CLIMBED = 3 * QUARTER / (WINDOW - 1)
 LEAST_CLIMB = 0.01
 """The least climb, as a share of where it starts: at 1 % per window it takes 70 windows (2,200 logs) to double."""
 STAIRS = 3
-"""Rises of what is reserved. A longest row so far comes ever more rarely in shuffled data (the n-th row is it with
+"""Rises of reserved memory. A longest row so far comes ever more rarely in shuffled data (the n-th row is it with
 chance 1/n), so that after the first samples, three are a run whose next long row will want more again."""
 SETTLED = 3
 """Samples after which the optimizer's state and the first evaluation are there."""
 HIGHER = 1.01
 """A rise; less is a block of 2 or 20 MiB on any card of today."""
 SLACK = 0.25
-"""Share of what is reserved that holds nothing at the peak. Two runs lie on either side: a GRPO step that is well
+"""The share of reserved memory that holds nothing at the peak. Two runs lie on either side: a GRPO step that is well
 packed has 9 % (QLoRA of Qwen3-8B, 7.85 of 8.59 GiB on a GPU), 8B QLoRA that gains from expandable segments has 34 %
 (torchtune#1185: 16.39 GiB before, 10.83 after)."""
 LEAST_SLACK_BYTES = 3 * LARGE_SEGMENT_BYTES
