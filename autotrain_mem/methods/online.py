@@ -179,7 +179,7 @@ def prompts_at_once(trainer: Any, accumulation: int | None = None) -> int:
 
 
 def with_accumulation(steps: int, function: Callable[..., Any], args: Any) -> Callable[..., Any]:
-    """Returns a trainer's method the plan's accumulation in its config, which a rehearsal reduces."""
+    """Runs a trainer's method with the plan's accumulation in its config, which a rehearsal reduces."""
 
     def called(*positional: Any, **named: Any) -> Any:
         rehearsed, args.gradient_accumulation_steps = args.gradient_accumulation_steps, steps

@@ -113,7 +113,7 @@ class Workers:
             self._wait(futures)
 
     def begin(self, call: Callable[[Worker], T]) -> Future[T]:
-        """Returns a call to the next free worker; :meth:`result` waits for its result."""
+        """Hands a call to the next free worker; :meth:`result` waits for its result."""
         self.start()
 
         def run() -> T:
