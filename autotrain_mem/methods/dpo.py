@@ -58,7 +58,7 @@ llamafactory = LlamaFactoryFacts(
 
 
 def without_scoring(trainer: str, columns: Callable[[Any], Sequence[str]]) -> AbstractContextManager[Any]:
-    """Returns a trainer that computes the reference's scores before training zeros in their place.
+    """Gives zeros to a trainer that computes the reference's scores before training.
 
     Args:
         trainer: The name of its class.

@@ -231,7 +231,7 @@ def _arrivals(arrive: Callable[[dict[str, Any]], dict[str, Any]], recorder: Reco
 
 
 def materialize(model: torch.nn.Module) -> torch.nn.Module:
-    """Returns every meta tensor a fake one (call it under a fake mode); a tied parameter stays one parameter."""
+    """Replaces every meta tensor with a fake one (call it under a fake mode); a tied parameter stays one parameter."""
     if getattr(model, "hf_quantizer", None) is not None:
         stand_in(model)
     fakes: dict[int, torch.Tensor] = {}
@@ -272,7 +272,7 @@ def conversion_in_place() -> AbstractContextManager[Any]:
 
 
 def stand_in(model: Any) -> None:
-    """Gives bitsandbytes' layers of a model on the meta device their quantized weights; call it under a fake mode."""
+    """Quantizes the weights of bitsandbytes' layers of a model on the meta device; call it under a fake mode."""
     import bitsandbytes
 
     quantize = functools.cache(_quantize)
