@@ -8,7 +8,7 @@ import os
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +30,6 @@ _WITHOUT_NVML = (
 )
 _DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg", "/proc/driver/nvidia/version")
 """One of which there is where NVIDIA's driver is: on Linux, and in WSL (``/dev/dxg``)."""
-_HIDES_ALL = ("", "-1")
 _NOTHING: Mapping[str, str] = {}
 
 _ONE_CARD = "Only autofit plan METHOD compares cards; give --gpu one name here (autofit gpus lists them)."
@@ -50,20 +49,19 @@ def choose(
     """Returns the host if asked for, else the named card, else the smallest of the GPUs that CUDA would expose.
 
     Args:
-        gpus: How many to use; None for all that are here, and for one of a named card.
-        nodes: Machines with so many each.
-        spared: How many of those that are here are another's, such as vLLM's server's; where the user says which GPUs
-            are seen (``CUDA_VISIBLE_DEVICES``) they are among the others.
-        link: What joins them, as ``--link`` has it.
-        environment: What is set for the training process, over this one's environment: it may name the card.
-        warn: Is called for GPUs that are skipped because NVML does not answer, and for GPUs that differ.
+        gpus: The number of GPUs; None for all of this machine, or one of a named card.
+        nodes: The number of machines.
+        spared: The number of this machine's GPUs that vLLM's server takes; ignored with ``CUDA_VISIBLE_DEVICES``,
+            which the server does not share.
+        link: The value of ``--link``.
+        environment: Variables of the training process, over this one's: they may select the card.
+        warn: Receives warnings about GPUs that NVML cannot read, and about GPUs that differ.
 
     Raises:
-        NoGpuError: nothing was asked for and no GPU is here; the hint holds the three ways on. Fewer are here than are
-            asked for, or than are left.
-        UnknownGpuError: the name is not in the catalog, or stands for several cards.
-        UnreadableGpuError: a GPU is here that does not answer.
-        UsageError: a list of cards; a link that is none.
+        NoGpuError: this machine has no GPU, or fewer than requested; the hint lists the alternatives.
+        UnknownGpuError: the name is not in the catalog, or is ambiguous.
+        UnreadableGpuError: NVML cannot read any of the GPUs.
+        UsageError: several cards are named, or the link is unknown.
     """
     named_links(link)
     if use_cpu:
@@ -74,24 +72,47 @@ def choose(
         card = named(name)
         return replace(card, topology=topology(card, devices=gpus or 1, nodes=nodes, asked=link))
     used = _detected(gpus, environment, warn, spared=spared)
-    for note in _differences(used):
-        warn(note)
+    smallest = min(used, key=lambda card: card.budget_bytes())
+    others = [card for card in used if card.uuid != smallest.uuid]
+    numbers = ",".join(str(card.uuid if card.index is None else card.index) for card in others)
+    leave_out = f"{VISIBLE}={numbers} (with CUDA_DEVICE_ORDER=PCI_BUS_ID) leaves it out."
+    free, most_bytes = format_bytes(smallest.free_bytes), max(card.free_bytes for card in used)
+    if len({card.name for card in used}) > 1:
+        names = ", ".join(dict.fromkeys(card.name for card in used))
+        warn(
+            f"GPUs of different kinds train together ({names}): each is given what {smallest.name} can hold, of which "
+            f"{free} are free, and waits for the slowest. {leave_out}"
+        )
+    elif smallest.free_bytes < UNLIKE * most_bytes:
+        most = format_bytes(most_bytes)
+        warn(f"GPU {smallest.index} has {free} free, others up to {most}: each is given what it can hold. {leave_out}")
     return _together(least(used), used, nodes=nodes, link=link)
 
 
+UNLIKE = 0.9
+"""The share of the largest free memory below which a GPU is reported: what another process holds of it costs all."""
+
+
 def _detected(
-    gpus: int | None,
-    environment: Mapping[str, str],
-    warn: Callable[[str], None] = lambda message: None,
-    *,
-    spared: int = 0,
+    gpus: int | None, environment: Mapping[str, str], warn: Callable[[str], None], *, spared: int
 ) -> Sequence[Hardware]:
     """Returns as many GPUs of this machine as asked for, at least one. A vLLM server takes the last ones
     (``types.vllm: VllmServer.devices``), unless the user says which are visible."""
-    detected = () if unplanned_gpus() else detect(environment, warn)
+    if other := unplanned_gpus():
+        raise NoGpuError(
+            f"torch is built for {other} here, which autofit does not plan for: their allocator is not CUDA's, and "
+            "what it reserves is not simulated.",
+            hint=_WITHOUT_A_GPU,
+        )
+    detected = detect(environment, warn)
     shown = {**os.environ, **environment}.get(VISIBLE)
     if not detected:
-        raise _no_gpu(shown)
+        perhaps = "" if shown is None else f" with {VISIBLE}={shown!r}"
+        is_hidden = shown is not None and shown.strip() in ("", "-1")
+        why = "" if is_hidden else nvidia_driver()[2]
+        hint = _WITHOUT_NVML if why and any(pathlib.Path(path).exists() for path in _DRIVER_FILES) else ""
+        message = f"No NVIDIA GPU was found on this machine{perhaps}{why and f': {why}'}."
+        raise NoGpuError(message, hint=hint + _WITHOUT_A_GPU)
     count = len(detected)
     have = f"{count} GPU{'s' * (count > 1)}"
     left = count if shown else count - spared
@@ -126,29 +147,6 @@ def _together(card: Hardware, cards: Sequence[Hardware], *, nodes: int, link: st
     return replace(card, topology=topology(card, devices=len(cards), nodes=nodes, asked=link, uuids=uuids))
 
 
-UNLIKE = 0.9
-"""Free memory of the least of some GPUs, of the most: below it, what another process holds of one costs all the others.
-"""
-
-
-def _differences(cards: Sequence[Hardware]) -> Iterator[str]:
-    """Warns where one GPU limits all others."""
-    smallest = min(cards, key=lambda card: card.budget_bytes())
-    others = [card for card in cards if card.uuid != smallest.uuid]
-    names = ",".join(str(card.uuid if card.index is None else card.index) for card in others)
-    leave_out = f"{VISIBLE}={names} (with CUDA_DEVICE_ORDER=PCI_BUS_ID) leaves it out."
-    free = format_bytes(smallest.free_bytes)
-    if len({card.name for card in cards}) > 1:
-        names = ", ".join(dict.fromkeys(card.name for card in cards))
-        yield (
-            f"GPUs of different kinds train together ({names}): each is given what {smallest.name} can hold, of which "
-            f"{free} are free, and waits for the slowest. {leave_out}"
-        )
-    elif smallest.free_bytes < UNLIKE * max(card.free_bytes for card in cards):
-        most = format_bytes(max(card.free_bytes for card in cards))
-        yield f"GPU {smallest.index} has {free} free, others up to {most}: each is given what it can hold. {leave_out}"
-
-
 _BUILT_FOR = re.compile(r"^(hip|xpu)\b[^=\n]*= *'", re.MULTILINE)
 """In ``torch/version.py``, whose value is None in any other build: ``hip: Optional[str] = '6.4.43482'``."""
 
@@ -163,21 +161,6 @@ def unplanned_gpus() -> str:
             if match := _BUILT_FOR.search(pathlib.Path(folder, "version.py").read_text(encoding="utf-8")):
                 return "AMD's GPUs (ROCm)" if match[1] == "hip" else "Intel's GPUs (XPU)"
     return ""
-
-
-def _no_gpu(hidden_by: str | None) -> NoGpuError:
-    if other := unplanned_gpus():
-        return NoGpuError(
-            f"torch is built for {other} here, which autofit does not plan for: their allocator is not CUDA's, and "
-            "what it reserves is not simulated.",
-            hint=_WITHOUT_A_GPU,
-        )
-    perhaps = "" if hidden_by is None else f" with {VISIBLE}={hidden_by!r}"
-    is_hidden = hidden_by is not None and hidden_by.strip() in _HIDES_ALL
-    why = "" if is_hidden else nvidia_driver()[2]
-    hint = _WITHOUT_NVML if why and any(pathlib.Path(path).exists() for path in _DRIVER_FILES) else ""
-    message = f"No NVIDIA GPU was found on this machine{perhaps}{why and f': {why}'}."
-    return NoGpuError(message, hint=hint + _WITHOUT_A_GPU)
 
 
 ALL = "all"

@@ -196,7 +196,17 @@ def _shown(nvml: Any, environment: Mapping[str, str]) -> tuple[tuple[_Device, ..
     if variables.get(ORDER) != "PCI_BUS_ID":
         cards = _fastest_first(nvml, cards)
     wanted = variables.get(VISIBLE)
-    listed = [devices[0] for devices in cards if devices] if wanted is None else _listed(cards, wanted)
+    listed: list[_Device] = [devices[0] for devices in cards if devices]
+    if wanted is not None:
+        entries, listed = [entry.strip() for entry in wanted.split(",")], []
+        for entry in entries:
+            device = _device_called(cards, entry, entries[0][:4])
+            if device is None:
+                break
+            if device in listed:
+                listed = []
+                break
+            listed.append(device)
     shown = tuple([device for device in listed if device.is_instance][:1] or listed)
     if wanted is not None and (shown or not _NAMED.match(wanted)):
         unanswered = []  # hidden
@@ -216,7 +226,7 @@ def host() -> Hardware:
     )
 
 
-def _ask(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
+def ask(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
     """Returns NVML's answer, or None if the card or the driver does not support the query."""
     try:
         return question(*arguments)
@@ -232,11 +242,11 @@ def _cards(nvml: Any) -> tuple[_Cards, list[str]]:
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             uuid = nvml.nvmlDeviceGetUUID(handle)
-            mode = _ask(nvml, nvml.nvmlDeviceGetMigMode, handle)  # [now, after the next reset]; None without MIG
+            mode = ask(nvml, nvml.nvmlDeviceGetMigMode, handle)  # [now, after the next reset]; None without MIG
             handles = [handle]
             if mode is not None and mode[0] == nvml.NVML_DEVICE_MIG_ENABLE:
                 places = range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle))  # of which some may be empty
-                made = (_ask(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, place) for place in places)
+                made = (ask(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, place) for place in places)
                 handles = [each for each in made if each is not None]
             cards.append([_Device(index, nvml.nvmlDeviceGetUUID(each), each, handle, uuid) for each in handles])
         except nvml.NVMLError as error:
@@ -250,33 +260,18 @@ def _fastest_first(nvml: Any, cards: _Cards) -> _Cards:
     handles = [devices[0].card for devices in cards if devices]
     if len(handles) < len(cards) or len({nvml.nvmlDeviceGetName(handle) for handle in handles}) == 1:
         return cards
-    cores = [_ask(nvml, nvml.nvmlDeviceGetNumGpuCores, handle) for handle in handles]
-    clocks = [_ask(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM) for handle in handles]
+    cores = [ask(nvml, nvml.nvmlDeviceGetNumGpuCores, handle) for handle in handles]
+    clocks = [ask(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM) for handle in handles]
     if None in cores or None in clocks:
         return cards
     return [cards[i] for i in sorted(range(len(cards)), key=lambda i: -cores[i] * clocks[i])]
-
-
-def _listed(cards: _Cards, wanted: str) -> list[_Device]:
-    """Returns the devices that CUDA exposes; ``wanted`` is CUDA_VISIBLE_DEVICES."""
-    entries = [entry.strip() for entry in wanted.split(",")]
-    shown: list[_Device] = []
-    for entry in entries:
-        device = _device_called(cards, entry, entries[0][:4])
-        if device is None:
-            break
-        if device in shown:
-            return []
-        shown.append(device)
-    return shown
 
 
 def _device_called(cards: _Cards, entry: str, kind: str) -> _Device | None:
     """Finds a device by a unique prefix of its UUID (``"GPU-8932f937"``, ``"MIG-<uuid>"``), or by number: ``"1"``, and
     ``"1gpu"`` too, since C's strtoul reads as far as the digits go.
 
-    Args:
-        kind: How the list begins, which decides between the two.
+    The list's beginning, ``kind``, decides between the two.
     """
     if kind not in ("GPU-", "MIG-"):
         digits = re.match(r"\+?(\d+)", entry)
@@ -331,8 +326,8 @@ def _hardware(nvml: Any, device: _Device, environment: Mapping[str, str]) -> Har
     source = "NVML, without the driver's reserve"
     if not total_bytes:
         total_bytes, free_bytes, source = _memory_by_torch(device.uuid, environment)
-    name = _ask(nvml, nvml.nvmlDeviceGetName, device.handle) or f"MIG instance {device.uuid}"
-    capability = _ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, device.card)
+    name = ask(nvml, nvml.nvmlDeviceGetName, device.handle) or f"MIG instance {device.uuid}"
+    capability = ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, device.card)
     known = recognise(name, total_bytes)
     # Of an unknown card the most that is known of any, until a probe measures it.
     non_torch_bytes = known.non_torch_bytes if known else max(card.non_torch_bytes for card in catalog())

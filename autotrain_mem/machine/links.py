@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autotrain_mem.machine.catalog import link_of
-from autotrain_mem.machine.detect import NvmlError, nvml_session
+from autotrain_mem.machine.detect import NvmlError, ask, nvml_session
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types.hardware import Hardware, Topology
 
@@ -136,37 +136,25 @@ def detected_link(uuids: Sequence[str]) -> tuple[str, int | None] | None:
     """
     with contextlib.suppress(NvmlError, KeyError), nvml_session() as nvml:
         handles = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
-        if _all_reach(nvml, handles, nvml.NVML_P2P_CAPS_INDEX_NVLINK):
-            return min((_nvlink(nvml, handle) for handle in handles), key=lambda each: each[1])
-        # Reading may be told where writing is not: NCCL writes to its peer (``src/transport/p2p.cc``).
+        has_nvlink = _all_reach(nvml, handles, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+        # NVML may report reading without writing; NCCL writes to its peer (``src/transport/p2p.cc``).
         has_peers = _all_reach(nvml, handles, nvml.NVML_P2P_CAPS_INDEX_WRITE)
-        return min((_pcie(nvml, handle, has_peers) for handle in handles), key=lambda each: each[1])
+        detected = []
+        for handle in handles:
+            if has_nvlink:  # at the rate of the links that are up: an H100 PCIe with bridges has 12 of 18
+                capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))
+                name, all_links = _BRIDGE if capability == (8, 6) else _NVLINK[capability[0]]
+                states = (ask(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link) for link in range(_LINKS_AT_MOST))
+                rate = links()[name].bytes_per_second * min(sum(map(bool, states)) or all_links, all_links) // all_links
+            else:  # the maximum of card and board: an idle card lowers its link's rate
+                generation = min(5, max(3, nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)))
+                name = f"pcie{generation}{'' if has_peers else '-host'}"
+                rate = _of_lanes(links()[name].bytes_per_second, name, nvml.nvmlDeviceGetMaxPcieLinkWidth(handle))
+            detected.append((name, rate))
+        return min(detected, key=lambda each: each[1])
     return None
 
 
 def _all_reach(nvml: Any, handles: Sequence[Any], way: int) -> bool:
     pairs = ((one, other) for index, one in enumerate(handles) for other in handles[index + 1 :])
     return all(nvml.nvmlDeviceGetP2PStatus(one, other, way) == nvml.NVML_P2P_STATUS_OK for one, other in pairs)
-
-
-def _nvlink(nvml: Any, handle: Any) -> tuple[str, int]:
-    """Scales the rate by the links that are up: an H100 PCIe with bridges has 12 of 18."""
-    capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))
-    name, all_links = _BRIDGE if capability == (8, 6) else _NVLINK[capability[0]]
-    count = sum(_is_up(nvml, handle, link) for link in range(_LINKS_AT_MOST))
-    return name, links()[name].bytes_per_second * min(count or all_links, all_links) // all_links
-
-
-def _is_up(nvml: Any, handle: Any, link: int) -> bool:
-    try:
-        return bool(nvml.nvmlDeviceGetNvLinkState(handle, link))
-    except nvml.NVMLError:  # it has fewer
-        return False
-
-
-def _pcie(nvml: Any, handle: Any, has_peers: bool) -> tuple[str, int]:
-    """Uses the maximum of card and board: an idle card lowers its link's rate."""
-    generation = min(5, max(3, nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)))
-    name = f"pcie{generation}{'' if has_peers else '-host'}"
-    lanes = nvml.nvmlDeviceGetMaxPcieLinkWidth(handle)
-    return name, _of_lanes(links()[name].bytes_per_second, name, lanes)

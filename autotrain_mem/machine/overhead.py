@@ -32,7 +32,7 @@ nvidia-smi's per-process figure is all of these and what torch reserves. Beside 
 reserve, which torch's total leaves out (``detect.memory_of``).
 
 No step shows between drivers: a T4 had 115 to 164 MiB where 14.74 GiB were left of it, 109 to 198 under the later
-driver that leaves 14.56. A measurement on the device replaces all of this: see ``measure``.
+driver that leaves 14.56. A probe on the device replaces all of this.
 
 **The figures** are in ``overhead_figures.csv``: every public one that was found of one process on a card that its
 capacity names. A row says what the process was doing (``idle``: a context and little else; ``load``: weights; ``run``:
