@@ -1,4 +1,4 @@
-"""Examines this machine for ``autofit doctor``: what works, what does not, and what mends it.
+"""Examines this machine for ``autofit doctor``: what works, what does not, and how to fix it.
 
 Packages with code for a GPU are imported in children, since an import may crash or never end:
 ``python -m autotrain_mem.machine.doctor``.
@@ -40,15 +40,15 @@ from autotrain_mem.types.hardware import lacks_bf16
 
 CHILD_MODULE = "autotrain_mem.machine.doctor"
 IMPORT_SECONDS = 40.0
-"""After which an import counts as one that never ends: torch takes 5 s from a warm disk."""
+"""The time after which an import counts as hung: torch takes 5 s from a warm disk."""
 LEAST_SHARED_BYTES = 1 * GIB
-"""The least size of /dev/shm: data loader workers pass batches through it, and NCCL needs 33 MB a GPU at least (NCCL
-User Guide, "Troubleshooting", "Shared memory"). Docker gives 64 MiB."""
+"""The smallest sufficient /dev/shm: data loader workers pass batches through it, and NCCL needs at least 33 MB for each
+GPU (NCCL User Guide, "Troubleshooting", "Shared memory"). Docker gives 64 MiB."""
 LEAST_FREE_BYTES = 20 * GIB
-"""On a disk that models are downloaded to: the weights of an 8B in bfloat16 are 16 GB."""
+"""Free space for downloaded models: the weights of an 8B model in bfloat16 take 16 GB."""
 LEAST_OWN_BYTES = 200 * MIB
 IMPORTED = ("torch", "bitsandbytes", "flash-attn", "liger-kernel", "triton", "deepspeed")
-"""Packages with code of their own for a GPU, which are imported; of all others the version is enough."""
+"""Packages with GPU code, which are imported; for the others the version is enough."""
 OPTIONAL = {
     "flash-attn": "faster attention; without it torch's own is used",
     "liger-kernel": "fused kernels, --use_liger_kernel",
@@ -56,12 +56,12 @@ OPTIONAL = {
     "triton": "",
     "deepspeed": "",
 }
-"""Packages that may be missing -> what they are for; nothing is said of one that is missing and has no such text."""
+"""Maps optional packages to their use; a missing one without a text is not reported."""
 _NO_GPU = "Planning needs no GPU: --gpu NAME; and --simulate trains on the CPU under a simulated card."
 
 OK, NOTE, BROKEN = Soundness.OK, Soundness.NOTE, Soundness.BROKEN
 Row = tuple[Soundness, str, str, str]
-"""The fields of a ``Condition`` but its area: state, name, text, and what mends it."""
+"""The fields of a ``Condition`` except its area: state, name, text and fix."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,14 +69,14 @@ class Library:
     """The outcome of importing a package in a process of its own."""
 
     version: str | None = None
-    """None where it is not installed."""
+    """None if it is not installed."""
     error: str = ""
-    """Why it cannot be imported; empty where it can."""
+    """Why it cannot be imported; empty if it can."""
     problem: str = ""
-    """Why it cannot use the GPU, with what mends it; empty where it can, or was not asked to."""
+    """Why it cannot use the GPU; empty if it can, or if it was not tried."""
     fix: str = ""
     works: bool = False
-    """Whether it ran something on the GPU."""
+    """True if it ran something on the GPU."""
     cuda: str = ""
     nccl: str = ""
     """The version of NCCL that torch was built with."""
@@ -84,11 +84,11 @@ class Library:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """Holds what more than one check needs."""
+    """Holds the facts that several checks need."""
 
     driver: str = ""
     driver_cuda: int | None = None
-    """The newest major version of CUDA that the driver can do."""
+    """The newest major version of CUDA that the driver supports."""
     nvml_error: str = ""
     cards: tuple[Hardware, ...] = ()
     libraries: Mapping[str, Library]
@@ -108,25 +108,24 @@ def examine_machine(on_progress: Callable[[str], None] = lambda what: None) -> H
         libraries = {name: Library(version=version) for name, version in installed.items()}
         libraries |= {name: future.result() for name, future in imports.items()}
     facts = Facts(driver=driver, driver_cuda=driver_cuda, nvml_error=nvml_error, cards=cards, libraries=libraries)
-    checks: Mapping[str, tuple[Iterator[Row] | list[Row], ...]] = {
-        "GPU": (_driver(facts), _cards(facts)),
-        "torch": (_torch_build(facts),),
-        "packages": (_packages(facts), _optional(facts)),
-        "hub": (hub.result(),),
-        "disk": (_disk(),),
-        "system": (_compilers(facts), _system(), _variables(facts)),
+    checks: Mapping[str, Iterator[Row] | list[Row]] = {
+        "GPU": _gpu(facts),
+        "packages": _packages(facts),
+        "hub": hub.result(),
+        "disk": _disk(),
+        "system": _system(facts),
     }
     findings = tuple(
         Condition(area=area, state=state, name=name, text=text, fix=fix)
         for area, rows in checks.items()
-        for check in rows
-        for state, name, text, fix in check
+        for state, name, text, fix in rows
     )
     torch = facts.libraries["torch"]
     return Health(findings=findings, has_gpu=bool(cards) and not (torch.error or torch.problem))
 
 
-def _driver(facts: Facts) -> Iterator[Row]:
+def _gpu(facts: Facts) -> Iterator[Row]:
+    """Checks the driver and the cards that it shows."""
     has_device_files = _is_there("/dev/nvidia0", "/dev/dxg")
     if other := unplanned_gpus():
         text = f"torch is built for {other}: not planned for, since their allocator is not CUDA's. {_NO_GPU}"
@@ -145,17 +144,6 @@ def _driver(facts: Facts) -> Iterator[Row]:
         yield NOTE, "driver", f"this container has no GPU. {_NO_GPU}", fix
     else:
         yield NOTE, "driver", f"no NVIDIA driver here ({facts.nvml_error}). {_NO_GPU}", ""
-
-
-def _is_there(*paths: str) -> bool:
-    return any(map(os.path.exists, paths))
-
-
-def _is_wsl() -> bool:
-    return "microsoft" in platform.release().lower()
-
-
-def _cards(facts: Facts) -> Iterator[Row]:
     if facts.driver and not facts.cards:
         shown = os.environ.get(VISIBLE)
         if shown is not None:
@@ -177,7 +165,16 @@ def _cards(facts: Facts) -> Iterator[Row]:
             yield OK, card.name, "; ".join(parts), ""
 
 
-def _torch_build(facts: Facts) -> Iterator[Row]:
+def _is_there(*paths: str) -> bool:
+    return any(map(os.path.exists, paths))
+
+
+def _is_wsl() -> bool:
+    return "microsoft" in platform.release().lower()
+
+
+def _packages(facts: Facts) -> Iterator[Row]:
+    """Checks torch's build, the packages that are required, and the optional ones."""
     torch = facts.libraries["torch"]
     if torch.version is None:
         yield BROKEN, "torch", "not installed", "pip install torch"
@@ -192,9 +189,6 @@ def _torch_build(facts: Facts) -> Iterator[Row]:
         yield OK, "torch", f"{torch.version}, for CUDA {torch.cuda}{waits}", ""
     if torch.nccl:
         yield OK, "NCCL", torch.nccl, ""
-
-
-def _packages(facts: Facts) -> Iterator[Row]:
     for name, (least, _) in TESTED.items():
         library = facts.libraries[name]
         if name == "torch":
@@ -210,9 +204,6 @@ def _packages(facts: Facts) -> Iterator[Row]:
         else:
             works = "; 4-bit quantization runs on the GPU" if library.works else ""
             yield OK, name, f"{library.version}{works}", ""
-
-
-def _optional(facts: Facts) -> Iterator[Row]:
     for name, why in OPTIONAL.items():
         library = facts.libraries[name]
         if library.error:
@@ -282,11 +273,9 @@ def _disk() -> Iterator[Row]:
             yield OK, name, f"{where}: {format_bytes(free_bytes)} free", ""
 
 
-def _compilers(facts: Facts) -> Iterator[Row]:
-    """Triton compiles a launcher in C for each kernel (triton/runtime/build.py), with Python's headers; DeepSpeed its
-    optimizer for the host."""
-    if not facts.cards:
-        return
+def _compilers(has_deepspeed: bool) -> Iterator[Row]:
+    """Triton compiles a launcher in C for each kernel (triton/runtime/build.py), with Python's headers; DeepSpeed
+    compiles its optimizer for the host."""
     compiler = shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
     if compiler is None:
         fix = "apt install gcc, or your system's equivalent"
@@ -296,7 +285,7 @@ def _compilers(facts: Facts) -> Iterator[Row]:
         yield NOTE, "compiler", "Python.h is missing: torch.compile, Triton and Liger kernels need it", fix
     else:
         yield OK, "compiler", compiler, ""
-    if facts.libraries["deepspeed"].version is None:
+    if not has_deepspeed:
         return
     missing = list(missing_to_compile(os.environ))
     for what, fix in missing:
@@ -305,7 +294,10 @@ def _compilers(facts: Facts) -> Iterator[Row]:
         yield OK, "DeepSpeed", "its optimizer for the host can be compiled, or was", ""
 
 
-def _system() -> Iterator[Row]:
+def _system(facts: Facts) -> Iterator[Row]:
+    """Checks compilers, host memory, shared memory, the locale and environment variables."""
+    if facts.cards:
+        yield from _compilers(facts.libraries["deepspeed"].version is not None)
     memory = host_memory()
     limited = ", the limit of this container" if "container" in memory.source else ""
     available = f"{format_bytes(memory.available_bytes)} available{limited}"
@@ -324,9 +316,6 @@ def _system() -> Iterator[Row]:
     if _is_wsl():
         text = "WSL: it gets half of the host's memory, and some GPUs refuse expandable segments and pinned memory"
         yield NOTE, "WSL", text, "memory=24GB under [wsl2] in %UserProfile%\\.wslconfig raises it"
-
-
-def _variables(facts: Facts) -> Iterator[Row]:
     both = {NEWER_VARIABLE, OLDER_VARIABLE}
     if both <= os.environ.keys():
         read = variable_that_counts(os.environ)
@@ -335,11 +324,6 @@ def _variables(facts: Facts) -> Iterator[Row]:
     if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
         text = "PYTORCH_NO_CUDA_MEMORY_CACHING turns torch's cache off: training is many times slower"
         yield BROKEN, "allocator", text, "unset PYTORCH_NO_CUDA_MEMORY_CACHING"
-    if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1":
-        yield NOTE, "CUDA", "CUDA_LAUNCH_BLOCKING=1 makes every step slower", "unset CUDA_LAUNCH_BLOCKING"
-    if "cuda" in os.environ.get("LD_LIBRARY_PATH", "") and facts.cards:
-        text = "LD_LIBRARY_PATH names a CUDA of its own, which may be loaded instead of torch's"
-        yield NOTE, "CUDA", text, "unset LD_LIBRARY_PATH where a library does not load"
 
 
 # -- an import in a child ---------------------------------------------------------------------------------------------
@@ -366,31 +350,29 @@ def main() -> None:
     try:
         package = str((channel.receive() or {})["package"])
         importlib.import_module(package)
-        if package in ("torch", "bitsandbytes"):
-            _try_gpu(package, found)
+        try:
+            if package == "torch":
+                import torch
+
+                found["cuda"] = torch.version.cuda or ""
+                with contextlib.suppress(Exception):  # a build without NCCL has no such function
+                    found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+                check_usable(0)
+            elif package == "bitsandbytes":
+                import bitsandbytes
+                import torch
+
+                if torch.cuda.is_available():
+                    ones = torch.ones(64, 64, device="cuda", dtype=torch.float16)
+                    bitsandbytes.functional.quantize_4bit(ones)
+                    found["works"] = True
+        except UnreadableGpuError as error:
+            found |= {"problem": error.message, "fix": error.hint or ""}
+        except Exception as error:
+            found["problem"] = " ".join(str(error).split())[:300]
     except BaseException as error:
         found["error"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     channel.send(found)
-
-
-def _try_gpu(package: str, found: dict[str, Any]) -> None:
-    import torch
-
-    try:
-        if package == "torch":
-            found["cuda"] = torch.version.cuda or ""
-            with contextlib.suppress(Exception):  # a build without NCCL has no such function
-                found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-            check_usable(0)
-        elif torch.cuda.is_available():
-            import bitsandbytes
-
-            bitsandbytes.functional.quantize_4bit(torch.ones(64, 64, device="cuda", dtype=torch.float16))
-            found["works"] = True
-    except UnreadableGpuError as error:
-        found |= {"problem": error.message, "fix": error.hint or ""}
-    except Exception as error:
-        found["problem"] = " ".join(str(error).split())[:300]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Injects faults into a run on a simulated card: try what your run would survive.
 
-``AUTOFIT_MISHAPS="oom:backward:37 kill:save:2" autofit sft ... --simulate``. Each mishap comes once in a run: a file in
-the output folder tells a process that resumes the run that it has come. Nothing is injected on a real card.
+``AUTOFIT_MISHAPS="oom:backward:37 kill:save:2" autofit sft ... --simulate``. Each fault occurs once in a run: a file in
+the output folder records the ones that occurred for the process that resumes. A real card gets no faults.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from autotrain_mem.types import Phase
 
 VARIABLE = "AUTOFIT_MISHAPS"
 MARKS_NAME = ".autofit-mishaps"
-"""The file in the output folder that lists what has come."""
+"""The file in the output folder that lists the faults that occurred."""
 COUNT = "count"
 _PHASES = tuple(str(phase) for phase in Phase if phase not in (Phase.LOAD, Phase.SAVE))
 SYNTAX = f"""Mishaps stand one after the other, with blanks between:
@@ -51,10 +51,10 @@ CHECKPOINTS = "checkpoint-*"
 STDERR = 2
 SET_BACK_SECONDS = 3600.0  # as where summer time ends in a machine that keeps local time
 OPTIMIZER_NAME = "optimizer.pt"
-"""The file of a checkpoint that is written after the weights and before the trainer's state (``transformers/trainer.py:
-_save_checkpoint``): where it breaks off, the checkpoint has begun and is not whole."""
+"""The checkpoint file that is written after the weights and before the trainer's state (``transformers/trainer.py:
+_save_checkpoint``): cut short, it leaves an incomplete checkpoint."""
 SHARDED_NAME = "scheduler.pt"
-"""The first one that comes after, where the optimizer's state is in shards, and not written by torch.save."""
+"""The next file, used if the optimizer's state is sharded and not written by torch.save."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,14 +63,14 @@ class Fault:
 
     kind: Literal["oom", "taken", "kill", "stop", "disk", "torn", "rot", "clock"]
     at: int
-    """The number of the allocation at which it comes, or of the checkpoint."""
+    """The number of the allocation, or of the checkpoint, at which it occurs."""
     phase: Phase | None = None
-    """The phase whose allocations are counted, or ``SAVE`` for checkpoints, since saving itself mostly asks for nothing
-    of the card; None: all allocations are counted."""
+    """The phase whose allocations are counted; ``SAVE`` counts checkpoints, since saving allocates little on the card;
+    None counts all allocations."""
     size_bytes: int = 0
-    """Bytes that another process takes; it gets less where less is free."""
+    """Bytes that another process takes, or less if less is free."""
     until: int | None = None
-    """The allocation before which it gives them back."""
+    """The allocation before which it frees them."""
     file: str = ""
     """The file that is damaged; empty for the largest."""
 
@@ -82,12 +82,12 @@ class Fault:
 
     @property
     def over(self) -> str:
-        """Returns the file that marks that the other process has ended, or the training whose disk was full."""
+        """Returns the mark that is written when a lasting fault ends."""
         return f"{self} is over"
 
     @property
     def lasts(self) -> bool:
-        """Returns whether it goes on once it has come."""
+        """Returns whether it lasts: memory that is taken, or a full disk."""
         return self.kind == "taken" or (self.kind, self.phase) == ("disk", None)
 
 
@@ -118,14 +118,7 @@ def parse_mishaps(text: str, rank: int | None = None) -> tuple[Fault, ...]:
 
 
 def check_mishaps(environment: Mapping[str, str]) -> None:
-    """Fail before minutes of planning, not after.
-
-    Args:
-        environment: What the run is given beside this process's own.
-
-    Raises:
-        UsageError: the variable cannot be read.
-    """
+    """Checks the variable before minutes of planning; ``environment`` is the run's own. Raises UsageError."""
     parse_mishaps({**os.environ, **environment}.get(VARIABLE, ""))
 
 
@@ -158,11 +151,11 @@ def _count(text: str) -> int:
 def injected_faults(
     gpu: SimulatedGpu, environment: Mapping[str, str], folder: pathlib.Path, phase: Callable[[], Phase]
 ) -> Iterator[None]:
-    """Injects what ``environment`` asks for into this process, each mishap when it is due.
+    """Injects the faults that ``environment`` requests into this process.
 
     Args:
-        folder: The run's output folder, where it is marked what has come.
-        phase: Tells where the run is.
+        folder: The run's output folder, which holds the marks.
+        phase: Returns the run's current phase.
 
     Raises:
         UsageError: the variable cannot be read.
@@ -210,22 +203,22 @@ def full_disk(folder: pathlib.Path, is_full: Callable[[], bool]) -> Iterator[Non
 
 
 class Faults:
-    """Counts allocations and checkpoints of one process, and triggers each mishap when it is due.
+    """Counts allocations and checkpoints of one process, and triggers each fault when it is due.
 
     Args:
-        marks: A file that holds what has come in this run, over all of its processes: one line each.
-        whose: Begins the lines of this process.
-        phase: Tells where the run is.
+        marks: The file that lists the faults of all processes of this run, one line each.
+        whose: The prefix of this process's lines.
+        phase: Returns the run's current phase.
     """
 
     save: Callable[..., Any]
-    """``torch.save`` as it was."""
+    """The original ``torch.save``."""
     clock: Callable[[], float]
-    """``time.time`` as it was."""
+    """The original ``time.time``."""
 
     def __init__(self, gpu: SimulatedGpu, marks: pathlib.Path, whose: str, phase: Callable[[], Phase]) -> None:
         self.pending: list[Fault] = []
-        """Faults that have not come, or may go on; those that go on come first."""
+        """Faults that have not occurred, and lasting ones, which come first."""
         self.set_back_seconds = 0.0
         self.is_disk_full = False
         self._gpu, self._marks, self._whose, self._phase = gpu, marks, whose, phase
@@ -241,7 +234,7 @@ class Faults:
         self.is_disk_full = any(each.kind == "disk" and each.lasts and self._has_come(each) for each in pending)
 
     def mark(self, mark: object) -> None:
-        """Written before it comes: the system keeps the line when the process is killed."""
+        """Records a fault before it occurs: the file survives when the process is killed."""
         if not self._has_come(mark):
             self._come.add(f"{self._whose}{mark}")
             with self._marks.open("a", encoding="utf-8") as lines:
@@ -285,7 +278,7 @@ class Faults:
         at_save = [each for each in self.pending if each.phase is Phase.SAVE and each.at == self._saves]
         due = {each.kind: each for each in at_save if not self._has_come(each)}
         if "clock" in due:
-            # Dates what was written before into a time that is still to come: the system's clock is nobody's to set.
+            # Dates the earlier checkpoints into the future, since the system's clock cannot be set.
             self.mark(due["clock"])
             self.set_back_seconds = SET_BACK_SECONDS
             then = self.clock() + SET_BACK_SECONDS
@@ -311,8 +304,7 @@ class Faults:
                 self.mark(mishap.over)
 
     def _come_and_go(self, mishap: Fault) -> None:
-        """Simulates another process that takes memory, or a full disk; either outlasts the process in which it
-        began."""
+        """Simulates another process that takes memory, or a full disk; either may outlast this process."""
         if self._has_come(mishap.over):
             return
         if mishap not in self._held and (self._has_come(mishap) or self._allocations >= mishap.at):

@@ -1,7 +1,4 @@
-"""Whether this machine has room for a training beside its card: host memory to load and offload, disk to save.
-
-Looked at once there is a plan, whose rehearsal says what it keeps on the host and saves.
-"""
+"""Checks host memory for loading and offloading, and disk space for saving, once a plan is made."""
 
 from __future__ import annotations
 
@@ -24,15 +21,16 @@ from autotrain_mem.types.findings import Download, Finding
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 QUANTIZED_BYTES = {name: bits / 8 for name, bits in BASE_BITS.items()}
-"""A parameter of a quantized linear layer, without its scales (``rehearsal.quantized.statistics``): a lower bound."""
+"""Bytes of a parameter of a quantized linear layer without its scales (``rehearsal.quantized.statistics``): a lower
+bound."""
 MASTER_BYTES = 4
-"""Bytes of a trained parameter under FSDP with mixed precision: accelerate makes it float32
+"""Bytes of a trained parameter under FSDP with mixed precision: accelerate converts it to float32
 (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``)."""
 OF_DEEPSPEED = {
     "offload_optimizer_device": "weights and gradients in float32 and the optimizer's two moments",
     "offload_param_device": "shards of the weights",
 }
-"""Settings by which DeepSpeed offloads -> what it keeps on the host then."""
+"""Maps DeepSpeed's offload settings to what each keeps on the host."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,19 +42,19 @@ class Load:
     parameters: int
     """Parameters of the model, from the size of its weights' files."""
     on_cpu: bool
-    """The training itself runs on the CPU: the weights lie in host memory."""
+    """True if the training itself runs on the CPU, with the weights in host memory."""
     output_dir: pathlib.Path
     memory: MemoryEstimate
     optimizer_steps: int | None = None
-    """Steps of the whole training, where the data and the batch tell."""
+    """Steps of the whole training; None if data and batch do not determine them."""
     processes: int = 1
-    """Processes on this machine."""
+    """The processes on this machine."""
     download: Download | None = None
-    """Weights that are not here yet; None where they are."""
+    """Weights that must be downloaded; None if they are here."""
 
     @property
     def loaders(self) -> int:
-        """Counts the processes that hold all weights on the host at once.
+        """Counts the processes that hold all weights in host memory at once.
 
         Each does under DDP, ZeRO-1 and ZeRO-2, for which TRL loads to the host first
         (``trl/trainer/sft_trainer.py: __init__``, its ``device_map``); under FSDP the first alone
@@ -67,31 +65,24 @@ class Load:
 
     @property
     def offloads(self) -> tuple[str, ...]:
-        """Switches that move activations or the optimizer to the host."""
+        """Returns the switches that move activations or the optimizer to the host."""
         return tuple(name for name in OFFLOADING if self.job.arguments.get(name))
 
     @property
     def loaded_bytes(self) -> int:
-        """The weights as they are loaded; a dtype that is not known (``auto``) counts as the smallest."""
+        """Returns the bytes of the loaded weights; an unknown dtype (``auto``) counts as the smallest."""
         given = [each for name, each in QUANTIZED_BYTES.items() if self.job.arguments.get(name)]
         item_bytes = ITEM_BYTES.get(str(self.job.arguments.get("dtype")), min(ITEM_BYTES.values()))
         return int(self.parameters * min(given, default=item_bytes))
 
     @property
     def model_bytes(self) -> int:
-        """The trained model, or the adapter, on disk."""
+        """Returns the bytes of the trained model, or the adapter, on disk."""
         return self.memory.saved_model_bytes
 
     @property
-    def checkpoint_bytes(self) -> int:
-        """Weights, and the optimizer's state unless only the model is saved (``transformers/trainer.py:
-        _save_checkpoint``)."""
-        state_bytes = 0 if self.job.arguments.get("save_only_model") else self.memory.saved_state_bytes
-        return self.model_bytes + state_bytes
-
-    @property
     def by_deepspeed(self) -> tuple[str, ...]:
-        """Settings by which DeepSpeed offloads to the host."""
+        """Returns DeepSpeed's offload settings that are on."""
         return tuple(name for name in OF_DEEPSPEED if self.job.arguments.get(name))
 
     @property
@@ -111,8 +102,8 @@ class Load:
 
     @property
     def shards_bytes(self) -> int:
-        """FSDP's shards on the host, of all processes: parameters; of trained ones float32 copies, the gradients and
-        the optimizer's state too."""
+        """Returns the bytes of FSDP's shards on the host, of all processes: parameters; if they are trained, float32
+        copies, gradients and the optimizer's state."""
         if self.job.arguments.get("use_peft"):
             return self.loaded_bytes
         masters_bytes = self.loaded_bytes if self.job.arguments.get("bf16") is False else self.parameters * MASTER_BYTES
@@ -120,8 +111,8 @@ class Load:
 
     @property
     def simulated_bytes(self) -> int:
-        """Returns the host memory of several processes of a simulated run, whose tensors are real, with what they
-        offload; 0 for a single process, whose card that memory is."""
+        """Returns the host memory of a simulated run, whose tensors are real, with what its processes offload; 0 for a
+        single process without offloading, whose peak is the run's own to meet."""
         if not self.on_cpu or (self.processes == 1 and not self.by_deepspeed):
             return 0
         held_bytes = self.processes * (self.memory.peak_allocated_bytes + HOST_NON_TORCH_BYTES)
@@ -135,49 +126,43 @@ def room_findings(
     if free_disk_bytes is None:  # of a folder that may yet have to be made
         free_disk_bytes = shutil.disk_usage(existing(load.output_dir)).free
     memory = memory or host_memory()
-    return (*_memory(load, memory), *_disk(load, free_disk_bytes), *_download(load), *_nvme(load))
+    return (*_memory(load, memory), *_disk(load, free_disk_bytes), *_other_disks(load))
 
 
 def _refusal(error: type[AutofitError], *, message: str, cure: str) -> Finding:
     return Finding(kind="error", error=error.__name__, message=message, cure=cure)
 
 
-def _download(load: Load) -> Iterator[Finding]:
-    """Weights go to the hub's cache; if it shares the output folder's disk, both must fit there."""
-    if load.download is None:
-        return
-    folder = existing(pathlib.Path(load.download.folder))
-    free_bytes = shutil.disk_usage(folder).free
-    needed, beside = load.download.size_bytes, ""
-    if folder.stat().st_dev == existing(load.output_dir).stat().st_dev and load.model_bytes:
-        needed += load.model_bytes
-        beside = f", and the trained model {format_bytes(load.model_bytes)} on the same disk"
-    if needed <= free_bytes:
-        return
-    yield _refusal(
-        ModelNotFoundError,
-        message=f"The weights of {load.job.model} are to be downloaded to {load.download.folder}: they take "
-        f"{format_bytes(load.download.size_bytes)}{beside}, and its disk has {format_bytes(free_bytes)} free.",
-        cure="Free some space, or set the variable HF_HOME to a folder on another disk.",
-    )
-
-
-def _nvme(load: Load) -> Iterator[Finding]:
-    """DeepSpeed creates the folders that its config names, and fails at the start of training if it may not."""
+def _other_disks(load: Load) -> Iterator[Finding]:
+    """Checks the hub's cache, and the folders that DeepSpeed creates for offloading to NVMe."""
+    if load.download is not None:
+        folder = existing(pathlib.Path(load.download.folder))
+        free_bytes = shutil.disk_usage(folder).free
+        needed, beside = load.download.size_bytes, ""
+        if folder.stat().st_dev == existing(load.output_dir).stat().st_dev and load.model_bytes:
+            needed += load.model_bytes
+            beside = f", and the trained model {format_bytes(load.model_bytes)} on the same disk"
+        if needed > free_bytes:
+            yield _refusal(
+                ModelNotFoundError,
+                message=f"The weights of {load.job.model} are to be downloaded to {load.download.folder}: they take "
+                f"{format_bytes(load.download.size_bytes)}{beside}, and its disk has {format_bytes(free_bytes)} free.",
+                cure="Free some space, or set the variable HF_HOME to a folder on another disk.",
+            )
     zero = (load.job.arguments.get("deepspeed") or {}).get("zero_optimization") or {}
     parts = (zero[name.removesuffix("_device")] for name in load.on_nvme)
-    for folder in sorted({str(part["nvme_path"]) for part in parts}):
-        there = existing(pathlib.Path(folder))
+    for path in sorted({str(part["nvme_path"]) for part in parts}):
+        there = existing(pathlib.Path(path))
         cure = "Write another nvme_path into the file that --deepspeed names."
         if not os.access(there, os.W_OK):
-            message = f"DeepSpeed is to write to {folder} (nvme_path), and {there} may not be written to."
+            message = f"DeepSpeed is to write to {path} (nvme_path), and {there} may not be written to."
             yield _refusal(OutputFolderError, message=message, cure=cure)
             continue
         free_bytes = shutil.disk_usage(there).free
         needed = load.memory.nvme_bytes * load.processes
         if free_bytes < needed:
             message = (
-                f"What DeepSpeed offloads to {folder} (nvme_path) takes {format_bytes(needed)}, and its disk has "
+                f"What DeepSpeed offloads to {path} (nvme_path) takes {format_bytes(needed)}, and its disk has "
                 f"{format_bytes(free_bytes)} free."
             )
             yield _refusal(OutputFolderError, message=message, cure=f"Free some space. {cure}")
@@ -257,10 +242,26 @@ def _kept_on_host(load: Load) -> Iterator[tuple[list[str], str, int, str]]:
 def _disk(load: Load, free_bytes: int) -> Iterator[Finding]:
     saves = str(load.job.arguments.get("save_strategy", "steps")) != "no"
     free = f"The disk of {load.output_dir} has {format_bytes(free_bytes)} free"
-    one = load.checkpoint_bytes if saves else 0
+    # The optimizer's state is left out if only the model is saved (transformers/trainer.py: _save_checkpoint).
+    state_bytes = 0 if load.job.arguments.get("save_only_model") else load.memory.saved_state_bytes
+    one = load.model_bytes + state_bytes if saves else 0
+    if one and one + load.model_bytes <= free_bytes:
+        # A checkpoint is deleted after the next one is written (``training/checkpoints.py: rotate``).
+        written, limit = _checkpoints(load), load.job.arguments.get("save_total_limit")
+        room = (free_bytes - load.model_bytes) // one
+        kept = written if limit is None or written is None else min(written, int(limit) + 1)
+        if kept is not None and kept > room:
+            cure = (
+                f"Give --save_total_limit {room - 1}"
+                if room > 1
+                else "Give --save_strategy no, or --save_only_model true"
+            )
+            yield Finding(
+                kind="warning",
+                message=f"{free}, which is enough for {room} of {kept} checkpoints of {format_bytes(one)}.",
+                cure=f"{cure}, or --output_dir a folder on another disk.",
+            )
     if one + load.model_bytes <= free_bytes:
-        if one:
-            yield from _all_checkpoints(load, free_bytes, free)
         return
     what, cure = "the trained model", "Give --output_dir a folder on another disk."
     if load.model_bytes <= free_bytes:
@@ -270,22 +271,6 @@ def _disk(load: Load, free_bytes: int) -> Iterator[Finding]:
     needed = one + load.model_bytes if load.model_bytes <= free_bytes else load.model_bytes
     message = f"{free}, and {what} takes {format_bytes(needed)}."
     yield _refusal(OutputFolderError, message=message, cure=cure)
-
-
-def _all_checkpoints(load: Load, free_bytes: int, free: str) -> Iterator[Finding]:
-    """A checkpoint is deleted after the next one is written (``training/checkpoints.py: rotate``)."""
-    written = _checkpoints(load)
-    room = (free_bytes - load.model_bytes) // load.checkpoint_bytes
-    limit = load.job.arguments.get("save_total_limit")
-    kept = written if limit is None or written is None else min(written, int(limit) + 1)
-    if kept is None or kept <= room:
-        return
-    cure = f"Give --save_total_limit {room - 1}" if room > 1 else "Give --save_strategy no, or --save_only_model true"
-    yield Finding(
-        kind="warning",
-        message=f"{free}, which is enough for {room} of {kept} checkpoints of {format_bytes(load.checkpoint_bytes)}.",
-        cure=f"{cure}, or --output_dir a folder on another disk.",
-    )
 
 
 SAVE_STEPS = 500
