@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Sequence
 from copy import copy, deepcopy
 from dataclasses import replace
-from typing import Any
 
 from autotrain_mem.checks.model_files import model_without_weights
 from autotrain_mem.checks.preflight_checks import Setup
@@ -34,6 +33,7 @@ def unmatched_targets(setup: Setup) -> Problems:
     if asked == "all-linear" or has_experts(config):
         return
     import torch
+    from peft.tuners.tuners_utils import check_target_module_exists
     from transformers.pytorch_utils import Conv1D
 
     # Layers that LoRA has a form for (``peft/tuners/lora/model.py: _create_new_module``), by their names.
@@ -41,7 +41,12 @@ def unmatched_targets(setup: Setup) -> Problems:
     layers = {name: each for name, each in model_without_weights(job).named_modules() if isinstance(each, forms)}
     lora = peft_config(filled.model, job.model, own=filled.adapter, trust_remote_code=trusts_remote_code(filled))
     names = [asked] if isinstance(asked, str) else list(asked)  # a regular expression is one name
-    missing = [name for name in names if not _matches(lora, name, list(layers))]
+    missing = []
+    for name in names:
+        one = copy(lora)
+        one.target_modules = name if isinstance(lora.target_modules, str) else {name}
+        if not any(check_target_module_exists(one, layer) for layer in layers):  # PEFT's rule; an exclusion is falsy
+            missing.append(name)
     if not missing:
         return
     none = len(missing) == len(names)
@@ -59,15 +64,6 @@ def unmatched_targets(setup: Setup) -> Problems:
         f"{job.model}{'' if none else ', and only the others are adapted'}.",
         cure=cure,
     )
-
-
-def _matches(lora: Any, name: str, layers: list[str]) -> bool:
-    """Applies PEFT's own rule."""
-    from peft.tuners.tuners_utils import check_target_module_exists
-
-    one = copy(lora)
-    one.target_modules = name if isinstance(lora.target_modules, str) else {name}
-    return any(check_target_module_exists(one, layer) for layer in layers)  # what is excluded is an object, and false
 
 
 # -- experts -----------------------------------------------------------------------------------------------------------
@@ -117,8 +113,16 @@ def adapted_experts(setup: Setup) -> Problems:
             f"of {setup.job.model}.",
             f"Its experts are --lora_target_parameters {' '.join(_last_names(list(fused)))}.",
         )
-    elif _matched(names, asked):
-        yield from _refused_of_parameters(lora, asked)
+    elif _matched(names, asked):  # ``peft/tuners/lora/layer.py: ParamWrapper.__init__``
+        if lora.lora_dropout:
+            yield (
+                f"--lora_dropout {lora.lora_dropout} cannot be applied to parameters, and LoRA is to adapt "
+                f"{', '.join(asked)} (PEFT: ParamWrapper does not work with lora_dropout != 0).",
+                "--lora_dropout 0, or name layers of attention alone: --lora_target_modules q_proj k_proj v_proj "
+                "o_proj",
+            )
+        if lora.use_dora:
+            yield "--use_dora does not go with experts that are adapted as parameters.", "Remove --use_dora."
     if setup.job.arguments.get("use_peft") and not _matched(list(fused), asked):
         experts, parameters = sum(fused.values()), sum(weight.numel() for weight in model.parameters())
         share = f"{experts / 1e9:.3g} B of {parameters / 1e9:.3g} B parameters"
@@ -154,15 +158,3 @@ def _matched(names: Sequence[str], targets: Sequence[str]) -> bool:
 def _last_names(names: Sequence[str]) -> list[str]:
     """``["experts.down_proj", "experts.gate_up_proj"]``: what repeats in every layer."""
     return sorted({".".join(name.split(".")[-2:]) for name in names})
-
-
-def _refused_of_parameters(lora: Any, asked: Sequence[str]) -> Problems:
-    """``peft/tuners/lora/layer.py: ParamWrapper.__init__``."""
-    if lora.lora_dropout:
-        yield (
-            f"--lora_dropout {lora.lora_dropout} cannot be applied to parameters, and LoRA is to adapt "
-            f"{', '.join(asked)} (PEFT: ParamWrapper does not work with lora_dropout != 0).",
-            "--lora_dropout 0, or name layers of attention alone: --lora_target_modules q_proj k_proj v_proj o_proj",
-        )
-    if lora.use_dora:
-        yield "--use_dora does not go with experts that are adapted as parameters.", "Remove --use_dora."

@@ -1,7 +1,8 @@
-"""Reads a model's files: its config, refusing what would end a training later, and the size of its weights."""
+"""Reads a model's config, which it checks for what would fail later, and the size of its weights."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import pathlib
@@ -26,7 +27,7 @@ from autotrain_mem.types.methods_table import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelOnCard:
-    """A job, the config of its model, and the card that it is planned for."""
+    """Holds a job, the config of its model, and the card's compute capability."""
 
     job: Job
     config: Any
@@ -34,7 +35,7 @@ class ModelOnCard:
 
 
 def read_config(job: Job) -> Any:
-    """The config of a model that the job's method can train.
+    """Returns the config of a model that the job's method can train.
 
     Raises:
         ModelNotFoundError: no config.json there, or a hub id that cannot be reached.
@@ -51,8 +52,8 @@ def read_config(job: Job) -> Any:
 
 
 def reward_model(subject: ModelOnCard) -> None:
-    """Refuses a reward model, where one is given, that cannot judge: UnsupportedModelError where the installed
-    transformers has no sequence classifier of this architecture; the rest as :func:`read_config`."""
+    """Refuses a reward model of an architecture without a sequence classifier in the installed transformers. Raises
+    UnsupportedModelError, and the errors of :func:`read_config`."""
     job = subject.job
     for name in REWARD_MODEL_ARGUMENTS:
         model = job.arguments.get(name)
@@ -62,8 +63,8 @@ def reward_model(subject: ModelOnCard) -> None:
 
 
 def teacher_model(subject: ModelOnCard) -> None:
-    """Refuses a teacher, where one is given, of which the model cannot learn: UsageError where its vocabulary is
-    another (``trl/trainer/distillation_trainer.py: __init__``); the rest as :func:`read_config`."""
+    """Refuses a teacher with another vocabulary (``trl/trainer/distillation_trainer.py: __init__``). Raises UsageError,
+    and the errors of :func:`read_config`."""
     job = subject.job
     for name in TEACHER_ARGUMENTS:
         if (model := job.arguments.get(name)) is None:
@@ -85,7 +86,7 @@ _OF_THE_FILE = ("_name_or_path", "transformers_version")
 
 
 def config_digest(job: Job, config: Any) -> str:
-    """Digests everything that the configs of the job's models say of these: the same text for equal models."""
+    """Returns a digest of the configs of the job's models: the same for equal models."""
     trust = bool(job.arguments.get("trust_remote_code", False))
     others = [job.arguments[name] for name in OTHER_MODEL_ARGUMENTS if job.arguments.get(name)]
     configs = [config, *(load_config(other, trust_remote_code=trust) for other in others)]
@@ -117,7 +118,7 @@ def _load(model: str, flag: str, **options: Any) -> Any:
 
 
 def _check_architecture(model: str, method: MethodFacts, config: Any) -> None:
-    """Refuses what TRL's ``create_model_from_path`` would fail on, or would build as another kind of model."""
+    """Refuses a model that TRL's ``create_model_from_path`` fails on, or builds as another kind of model."""
     import transformers
     from transformers.models.auto import modeling_auto
 
@@ -184,17 +185,16 @@ def model_without_weights(job: Job) -> Any:
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
 FORMATS = (".safetensors", ".bin")
-"""Endings of files of weights; those of the first kind alone are downloaded where there are some
+"""Endings of weight files; if there are any of the first kind, only those are downloaded
 (``transformers/modeling_utils.py: _get_resolved_checkpoint_files``)."""
 HUB_SECONDS = 3.0
-"""For which the hub is waited for: a figure that is missing costs less than a plan that is late."""
+"""Seconds to wait for the hub: a missing figure costs less than a late plan."""
 
 
 def parameters_on_disk(model: str, config: Any, revision: str | None = None) -> int | None:
     """Counts a model's parameters by the size of its weights' files and the config's dtype.
 
-    None where no whole set of files is on this disk, and for a quantized checkpoint, whose bytes say little of its
-    parameters.
+    None if the files are incomplete, or for a quantized checkpoint, whose bytes do not determine its parameters.
     """
     if getattr(config, "quantization_config", None) is not None:
         return None
@@ -211,9 +211,9 @@ def item_bytes(config: Any) -> int:
 
 
 def download(model: str, config: Any, revision: str | None = None) -> Download | None:
-    """Describes what training will download of a hub model's weights, and to where; None where that is nothing.
+    """Returns the weights that training downloads from the hub, and where to; None if they are here.
 
-    By what the hub says of its files; where it does not answer in time, by the config's parameters and dtype.
+    The size is the hub's own, or the config's parameters and dtype if the hub does not answer in time.
     """
     from huggingface_hub import constants
 
@@ -221,15 +221,19 @@ def download(model: str, config: Any, revision: str | None = None) -> Download |
         return None
     size_bytes = _bytes_on_hub(model, revision)
     if size_bytes is None:
-        size_bytes = _parameters_of(config) * item_bytes(config)
+        import torch
+        from transformers import AutoModelForCausalLM
+        from transformers.initialization import no_init_weights
+
+        size_bytes = 0
+        with contextlib.suppress(ValueError, ImportError), torch.device("meta"), no_init_weights():  # no such model
+            weights = AutoModelForCausalLM.from_config(config).parameters()
+            size_bytes = sum(weight.numel() for weight in weights) * item_bytes(config)
     return Download(size_bytes=size_bytes, folder=constants.HF_HUB_CACHE) if size_bytes else None
 
 
 def _cached_bytes(model: str, revision: str | None) -> int:
-    """Reads the size of a hub model's weights from its index, else from its one file.
-
-    0 when it was not downloaded whole, or is no hub id at all.
-    """
+    """Reads the size of a hub model's cached weights; 0 if they are incomplete, or the name is no hub id."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -247,7 +251,7 @@ def _cached_bytes(model: str, revision: str | None) -> int:
 
 
 def _bytes_on_hub(model: str, revision: str | None) -> int | None:
-    """Sums up the files of weights; None where nothing answers, or has none."""
+    """Returns the bytes of the weight files; None if the hub does not answer, or has none."""
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
@@ -263,17 +267,3 @@ def _bytes_on_hub(model: str, revision: str | None) -> int | None:
         if sizes:
             return sum(sizes)
     return None
-
-
-def _parameters_of(config: Any) -> int:
-    """Counts the weights of a config's model, which is built without any; 0 where there is no such model."""
-    import torch
-    from transformers import AutoModelForCausalLM
-    from transformers.initialization import no_init_weights
-
-    try:
-        with torch.device("meta"), no_init_weights():
-            model = AutoModelForCausalLM.from_config(config)
-    except (ValueError, ImportError):
-        return 0
-    return sum(weight.numel() for weight in model.parameters())

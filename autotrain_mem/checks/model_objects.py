@@ -1,12 +1,12 @@
-"""Refuses model objects of the user's own that cannot be rehearsed, and says why.
+"""Refuses model objects that cannot be rehearsed, with the reason.
 
-A rehearsal puts the whole model on one device, as training on one GPU does: what is spread, wrapped or kept in a form
-of its own would be told wrongly.
+A rehearsal puts the whole model on one device, as training on one GPU does: it would mispredict a model that is spread,
+wrapped or stored in another form.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ def check_model_object(model: Any, *, gets_adapter: bool) -> None:
         gets_adapter: A PEFT config is given with it, so that it may be frozen.
     """
     not_a_module = ("is not a torch.nn.Module.", "Give a transformers model, or a PEFT model around one.")
-    for check in _CHECKS:
+    for check in (_spread, _unknown_tensors, _unknown_layers):
         for problem, hint in check(model) if isinstance(model, torch.nn.Module) else [not_a_module]:
             raise UnsupportedModelError(f"This {type(model).__name__} {problem}", hint=f"{hint}\n{_BY_NAME}")
     if not gets_adapter and not any(parameter.requires_grad for parameter in model.parameters()):
@@ -44,11 +44,12 @@ _WRAPPERS = {
     "torch.distributed.fsdp": "FSDP",
     "deepspeed": "DeepSpeed",
 }
-"""Maps a library to the modules whose classes put a model on several devices; FSDP2's ``fully_shard`` gives a module a
-new class with FSDPModule among its bases."""
+"""Maps modules whose classes put a model on several devices to their names; FSDP2's ``fully_shard`` gives a module its
+own class, with FSDPModule among the bases."""
 
 
-def _wrapped(model: Any) -> Iterator[_Problem]:
+def _spread(model: Any) -> Iterator[_Problem]:
+    """Finds what puts a model on several devices, or replaces its code; each problem hides those after it."""
     for module in model.modules():
         for kind in type(module).__mro__:
             for home, name in _WRAPPERS.items():
@@ -57,20 +58,14 @@ def _wrapped(model: Any) -> Iterator[_Problem]:
                         f"is wrapped for several devices ({name}); plans are for one GPU so far.",
                         "Give the model itself, before it is wrapped: the trainer wraps it.",
                     )
-
-
-def _divided(model: Any) -> Iterator[_Problem]:
-    """Weights that were divided as they were loaded (``transformers/modeling_utils.py: from_pretrained``,
-    ``deepspeed/runtime/zero/partition_parameters.py: Init``)."""
+    # ZeRO-3 divides weights as they are loaded (transformers/modeling_utils.py: from_pretrained,
+    # deepspeed/runtime/zero/partition_parameters.py: Init).
     if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
         yield (
             "is divided among the processes already: ZeRO-3 does so as a model is loaded once the trainer's config is "
             "made.",
             "Load it before the config is made; the trainer divides it then.",
         )
-
-
-def _compiled(model: Any) -> Iterator[_Problem]:
     for module in model.modules():
         if isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None:
             yield (
@@ -78,9 +73,6 @@ def _compiled(model: Any) -> Iterator[_Problem]:
                 "Give the model itself, and SFTConfig(torch_compile=True): that is rehearsed uncompiled, which mostly "
                 "needs more.",
             )
-
-
-def _placed(model: Any) -> Iterator[_Problem]:
     places = {place for module in model.modules() for place in (vars(module).get("hf_device_map") or {}).values()}
     if len(places) > 1 or places & {"cpu", "disk"}:
         yield (
@@ -89,8 +81,10 @@ def _placed(model: Any) -> Iterator[_Problem]:
         )
 
 
-def _form(model: Any) -> Iterator[_Problem]:
-    for name, tensor in _tensors(model):
+def _unknown_tensors(model: Any) -> Iterator[_Problem]:
+    """Finds tensors without a known shape, storage or device."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    for name, tensor in tensors:
         if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
             yield f"has a lazy parameter without a shape: {name}.", "Run it once, so that its shapes are known."
         elif is_traceable_wrapper_subclass(tensor):
@@ -98,13 +92,10 @@ def _form(model: Any) -> Iterator[_Problem]:
                 f"keeps {name} as a {type(tensor).__name__}, whose storages are not known here.",
                 "Give a model with plain weights, or one quantized by bitsandbytes.",
             )
-
-
-def _devices(model: Any) -> Iterator[_Problem]:
-    devices = {tensor.device for _, tensor in _tensors(model)}
+    devices = {tensor.device for _, tensor in tensors}
     kinds = {device.type for device in devices}
     if "meta" in kinds:
-        name = next(name for name, tensor in _tensors(model) if tensor.device.type == "meta")
+        name = next(name for name, tensor in tensors if tensor.device.type == "meta")
         yield f"has no weights: {name} is on the meta device.", "Load its weights, or move it with model.to_empty."
     if len(devices) > 1:
         yield f"is spread over {_listed(devices)}; plans are for one GPU so far.", "Move it to one: model.to('cuda:0')."
@@ -115,18 +106,19 @@ def _devices(model: Any) -> Iterator[_Problem]:
         )
 
 
-def _quantization(model: Any) -> Iterator[_Problem]:
+def _unknown_layers(model: Any) -> Iterator[_Problem]:
+    """Finds quantized layers that are not bitsandbytes', and fused ones. Fake tensors cannot run Triton's kernels;
+    Liger's are rehearsed if the trainer applies them (``rehearsal.cuda``)."""
     from transformers import PreTrainedModel
 
-    configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
-    for config in configs.values():
-        method = quantization_method(checkpoint_quantization(config))
+    for part in model.modules():
+        method = quantization_method(checkpoint_quantization(part.config)) if isinstance(part, PreTrainedModel) else ""
         if method and method != "bitsandbytes":
             yield (
                 f"is quantized with {method}, whose layers keep their weights in a form of their own.",
                 "Load the unquantized checkpoint with quantization_config=BitsAndBytesConfig(load_in_4bit=True).",
             )
-    for name, tensor in _tensors(model):
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if getattr(tensor, "bnb_quantized", None) is False:
             yield (
                 f"has a 4-bit layer that is not quantized yet: {name}.",
@@ -137,11 +129,6 @@ def _quantization(model: Any) -> Iterator[_Problem]:
                 f"keeps the float16 weights of 8-bit layers: {name}.",
                 "Load it with BitsAndBytesConfig(load_in_8bit=True) alone, which keeps int8 weights only.",
             )
-
-
-def _fused(model: Any) -> Iterator[_Problem]:
-    """Layers of Triton's that are in the model already: nothing runs them on fake tensors. Liger's are rehearsed where
-    the trainer applies them (``rehearsal.cuda``)."""
     for module in model.modules():
         if getattr(module, "_use_kernels", False):  # ``transformers/modeling_utils.py: set_use_kernels``
             yield (
@@ -165,23 +152,5 @@ def check_loading(options: Mapping[str, Any] | None) -> None:
             )
 
 
-def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from model.named_parameters()
-    yield from model.named_buffers()
-
-
 def _listed(things: set[Any]) -> str:
     return ", ".join(sorted(map(str, things)))
-
-
-_CHECKS: tuple[Callable[[Any], Iterator[_Problem]], ...] = (
-    _wrapped,
-    _divided,
-    _compiled,
-    _placed,
-    _form,
-    _devices,
-    _quantization,
-    _fused,
-)
-"""Each says less about a model that does not pass those before it."""

@@ -285,8 +285,13 @@ def idle(setup: Setup) -> Problems:
             found.setdefault(group, []).append(name)
     for group, names in found.items():
         yield _warning(names, job.method, group.why)
-    for names, needed in _without_its_switch(setup):
-        yield _warning(names, job.method, f"--{needed} is not given")
+    for start, switch in _SWITCHES.items():
+        value = job.arguments.get(switch)
+        if value and str(getattr(value, "value", value)) != "no":
+            continue
+        asked = [name for name in _asked(job.arguments, setup.filled) if name.startswith(start)]
+        if names := [name for name in asked if not _idle_group(setup, name)]:
+            yield _warning(names, job.method, f"--{switch} is not given")
     if job.arguments.get(_TARGETS) and not is_projecting(optimizer_of(setup.filled.training)):
         yield _warning([_TARGETS], job.method, "only optimizers of GaLore and APOLLO read it, and --optim names none")
 
@@ -319,16 +324,6 @@ _SWITCHES = {
     "entropy_coef_": "use_adaptive_entropy",
 }
 """How a flag begins -> the flag without which TRL never reads it, and which no plan turns on by itself."""
-
-
-def _without_its_switch(setup: Setup) -> Iterator[tuple[list[str], str]]:
-    for start, switch in _SWITCHES.items():
-        value = setup.job.arguments.get(switch)
-        if value and str(getattr(value, "value", value)) != "no":
-            continue
-        asked = [name for name in _asked(setup.job.arguments, setup.filled) if name.startswith(start)]
-        if names := [name for name in asked if not _idle_group(setup, name)]:
-            yield names, switch
 
 
 def _asked(given: Mapping[str, Any], filled: Configs) -> Iterator[str]:

@@ -179,20 +179,16 @@ def shared_attention(subject: ModelOnCard) -> Problems:
                 f"Remove --{name}, or take a model of full attention (Llama, Qwen2.5, Qwen3).",
             )
     size = _size(subject.job.arguments, SHARED_SEQUENCE)
-    sizes = [each for each in range(1, size + 1) if _shares_heads(subject.config, each)]
+    text = subject.config.get_text_config() if hasattr(subject.config, "get_text_config") else subject.config
+    heads = int(getattr(text, "num_attention_heads", None) or 0)
+    keys = int(getattr(text, "num_key_value_heads", None) or heads)
+    sizes = [each for each in range(1, size + 1) if not heads % each and (not keys % each or not each % keys)]
     if size > 1 and size not in sizes:
         yield (
             f"--sp_size {size} does not divide the heads of {subject.job.model}: each GPU has a share of them while a "
             "layer attends.",
             f"Give --sp_size {sizes[-1]} or less." if len(sizes) > 1 else "Remove --sp_size.",
         )
-
-
-def _shares_heads(config: Any, size: int) -> bool:
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    heads = int(getattr(text, "num_attention_heads", None) or size)
-    keys = int(getattr(text, "num_key_value_heads", None) or heads)
-    return heads % size == 0 and (keys % size == 0 or size % keys == 0)
 
 
 def other_layers(config: Any) -> list[str]:

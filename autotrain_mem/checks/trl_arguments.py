@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import difflib
 import importlib.util
@@ -62,8 +63,17 @@ def kept_inputs(flags: Flags) -> Problems:
 
 
 def accelerator(flags: Flags) -> Problems:
-    """Two keys of accelerate's config change the batch behind a plan's back."""
-    config = _accelerator_config(flags.given.get("accelerator_config"))
+    """Refuses two keys of accelerate's config that change the planned batch."""
+    value = flags.given.get("accelerator_config")
+    config: Mapping[str, Any] = {}
+    if isinstance(value, Mapping):
+        config = value
+    elif value is not None:
+        # A text of JSON or a file (``transformers/training_args.py: __post_init__``); TRL refuses an unreadable one.
+        with contextlib.suppress(OSError, ValueError):
+            text = str(value) if str(value).startswith("{") else Path(str(value)).read_text(encoding="utf-8")
+            read = json.loads(text)
+            config = read if isinstance(read, Mapping) else {}
     if config.get("split_batches"):  # accelerate/data_loader.py: BatchSamplerShard._iter_with_split
         yield (
             "--accelerator_config split_batches divides --per_device_train_batch_size among the processes, so that a "
@@ -76,19 +86,6 @@ def accelerator(flags: Flags) -> Problems:
             "--accelerator_config num_steps takes the place of --gradient_accumulation_steps, or is refused beside it.",
             "Remove num_steps, and give --gradient_accumulation_steps.",
         )
-
-
-def _accelerator_config(value: Any) -> Mapping[str, Any]:
-    """A mapping, a text of JSON, or the name of a file that holds one (``transformers/training_args.py:
-    __post_init__``); what cannot be read is for TRL to refuse."""
-    if isinstance(value, Mapping) or value is None:
-        return value or {}
-    try:
-        text = str(value) if str(value).startswith("{") else Path(str(value)).read_text(encoding="utf-8")
-        read = json.loads(text)
-    except (OSError, ValueError):
-        return {}
-    return read if isinstance(read, Mapping) else {}
 
 
 def evaluation_of_command(flags: Flags) -> Problems:
