@@ -24,6 +24,7 @@ import command_cases.material
 import command_cases.runs
 import gpu_records.runs
 import hollow_cuda.child
+import hollow_cuda.hours
 import hollow_cuda.runs
 import hollow_cuda.values
 import mixed_runs
@@ -36,7 +37,7 @@ from hollow_cuda.build import Hollow
 from hollow_cuda.cases import small_cases
 from recorded_run import Cuda, a_record
 from script_runner import SCRIPTS, Script
-from survival_cases import against, command, faults, hosts, jobs, material, nodes, together
+from survival_cases import against, command, faults, hosts, jobs, material, nodes, resume, together
 
 from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.estimator.mixed_steps import reserved_after
@@ -342,14 +343,6 @@ def test_speed(script: Load, models: pathlib.Path, forge: Forge, monkeypatch: py
     )
 
 
-def test_zero(script: Load, models: pathlib.Path, forge: Forge) -> None:
-    zero = script("zero", LENGTH=64, STAGES=((2, True),), BUCKET_BAR=0.0)
-    with forge.commands(zero.names):
-        ran = zero.run("--models", models, "--gpus", 2)
-    assert ran.code == 0
-    assert re.search(r"^buckets  zero2\+offload_optimizer .* less, speed x 1\.", ran.out, re.MULTILINE)
-
-
 def test_adapters(script: Load, models: pathlib.Path, tmp_path: pathlib.Path) -> None:
     adapters, model, length = script("adapters"), models / "meta-llama/Llama-3.1-8B", 300
     adapters.replace(BAR=0.1)  # of so small a model a segment is 2 %
@@ -416,16 +409,19 @@ def test_survival(
     assert row["outcome"].partition(":")[0] == outcome
 
 
-def test_resume_matrix(script: Load, tmp_path: pathlib.Path, forge: Forge) -> None:
-    """A pair that goes on in another way, and figures that differ are told."""
-    resume_matrix = script("resume_matrix", STEPS=3, SAVED=1, ROWS=24)
+def test_resumed_runs_on_other_gpus_equal_the_undisturbed_run(
+    script: Load, tmp_path: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resume, "STEPS", 3)
+    monkeypatch.setattr(resume, "SAVED", 1)
+    monkeypatch.setattr(resume, "ROWS", 24)
     with forge.commands(command):
-        ran = resume_matrix.run("--smoke", "--work", tmp_path)
+        ran = script("survival").run("--resume", "--work", tmp_path, "--only", "full ddp 2 > fsdp2 2", "--processes", 1)
     assert ran.code == 0, ran.out
-    (row,) = json.loads((tmp_path / "matrix.json").read_text()).values()
+    (row,) = json.loads((tmp_path / "resume.json").read_text()).values()
     assert (row["outcome"], row["rows"], row["steps"], row["tokens"]) == ("the same", True, True, True)
-    quiet = json.loads((tmp_path / "quiet.json").read_text())["full ddp 2"]
-    assert resume_matrix.names.judged({**quiet, "tokens": {}}, quiet)["outcome"] == "changed"
+    quiet = json.loads((tmp_path / "resume_undisturbed.json").read_text())["full ddp 2"]
+    assert resume.judged({**quiet, "tokens": {}}, quiet)["outcome"] == "changed"
 
 
 @pytest.mark.skipif(not (shutil.which("chromium") and shutil.which("chromedriver")), reason="Chromium is not here")
@@ -479,16 +475,17 @@ def test_quickstart(tmp_path: pathlib.Path) -> None:
     assert [line.split()[:4] for line in first[1:-1]] == [["python", "-m", "pip", "install"]] * 4
 
 
-def test_hours(script: Load, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_parity_over_hours(script: Load, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real run that is kept, and as much was predicted; then one that took a tenth more."""
-    hours = script("hours")
+    cuda_parity = script("cuda_parity", build=Hollow)
     pair = mixed_runs.rehearsed(mixed_runs.LONGEST), mixed_runs.rehearsed(mixed_runs.SHORTER)
     tokens = [200, 700, 1000, 400, 300, 900, 200, 640, 1000, 333]
     reserved = reserved_after(*pair, tokens, AllocatorSettings(), longest_first=False)
-    hours.replace(build=Hollow, rehearsed=lambda *_: pair)
-    monkeypatch.setattr(hours.names.api, "Worker", nullcontext)
+    monkeypatch.setattr(hollow_cuda.hours, "rehearsed", lambda *_: pair)
+    monkeypatch.setattr(hollow_cuda.hours.api, "Worker", nullcontext)
     (tmp_path / "hours").mkdir()
     for share, code in ((1.0, 0), (1.1, 1)):
         rows = [{"tokens": each, "reserved": int(share * size)} for each, size in zip(tokens, reserved, strict=True)]
         (tmp_path / "hours" / "dpo-lora-1024-checkpointing-10.json").write_text(json.dumps(rows))
-        assert hours.run("--cache", tmp_path, "--steps", 10, "--only", "dpo-lora-1024-checkpointing").code == code
+        ran = cuda_parity.run("--cache", tmp_path, "--hours", 10, "--only", "dpo-lora-1024-checkpointing")
+        assert ran.code == code, ran.out

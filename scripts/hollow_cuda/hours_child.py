@@ -1,4 +1,4 @@
-"""Trains one case on the stand-in device: ``python -m hours_rows.child REQUEST.json``, with a build's environment."""
+"""Trains one case on the stand-in device: ``python -m hollow_cuda.hours_child REQUEST.json``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 from unittest.mock import patch
 
 from gpu_records.child import real_trainer_spec, sampled
-from hollow_cuda.child import complete_as_rehearsed
 
 from autotrain_mem.support import codec
-from hours_rows.cases import HoursCase
+from hollow_cuda.child import complete_as_rehearsed
+from hollow_cuda.hours import HoursCase
 
 
 def main() -> None:
@@ -32,10 +32,10 @@ def main() -> None:
 def train(case: HoursCase, model: Path, scratch: str) -> list[Mapping[str, int]]:
     """Returns what the allocator held after each step."""
     import torch
-    from hollow_cuda.values import HostValues
     from transformers import TrainerCallback
 
     from autotrain_mem.training.process.longest_batch import LongestBatch
+    from hollow_cuda.values import HostValues
 
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.cuda.init()

@@ -1,45 +1,29 @@
-#!/usr/bin/env python3
-"""Goes on with runs on other GPUs and under other shardings, and compares them with runs that nothing befell.
+"""Resumes killed runs on other GPUs and under other shardings, and compares them with undisturbed runs.
 
-    .venv/bin/python scripts/resume_matrix [--work FOLDER] [--processes 2] [--only "ddp 2"] [--forked] [--smoke]
-
-Every run is the real command with real training on the CPU, each rank under a simulated card and joined by gloo: a
-model of 2 layers in float32, rows of 8 to 103 words of which no two are equally long, and 8 rows in each step. One run
-of each beginning is undisturbed. Another is killed as it writes its second checkpoint, in step 6 of 8, and is gone on
-with from step 3 by ``--resume_from_checkpoint --gpus N --sharding S`` alone.
-
-Bars: the effective batch and the number of steps are the same; each step sees as many tokens (no two rows have equally
-many, so these tell its rows); its loss is the same to 1e-4, which is float32 summed in another order and logged with
-about four digits more. What cannot be gone on with is refused within 3 s, before anything is planned.
-
-Results are kept as JSON in --work: what was cut short goes on where it was. Exits with 1 where a bar is missed.
+A model of 2 layers in float32 and 8 rows in each step, no two rows equally long. One run of each beginning is
+undisturbed. Another is killed as it writes its second checkpoint, in step 6 of 8, and is resumed from step 3 by
+``--resume_from_checkpoint --gpus N --sharding S`` alone. What cannot be resumed is rejected before anything is planned.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import pathlib
 import shutil
-import sys
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from random import Random
 
+from autotrain_mem.cli import word_problems
+from autotrain_mem.machine.fault_injection import VARIABLE
 from survival_cases import jobs, material
-from survival_cases.command import Ended, autofit, surroundings
-from survival_cases.forked import forge
+from survival_cases.command import Ended, autofit
 from survival_cases.kept import Kept, Row
 
-from autotrain_mem.cli import tiny_model, word_problems
-from autotrain_mem.machine.fault_injection import VARIABLE
-
 STEPS, SAVED, BATCH = 8, 3, 8
-ROWS = 96
+ROWS, LENGTHS = 96, "of_other_lengths.jsonl"
 CARD = "2GiB"
 TOLERANCE = 1e-4
-"""Of a loss, relative."""
+"""Of a loss, relative: float32 summed in another order, logged with about four digits more."""
 AT_ONCE_SECONDS = 3.0
 """Within which a refusal has come: Python starts twice, and nothing is imported that takes longer."""
 
@@ -100,21 +84,18 @@ def cases() -> list[Case]:
     return every
 
 
-def write_material(place: pathlib.Path) -> None:
-    """The tiny model, and rows of which no two are equally long."""
+def write_rows(path: pathlib.Path) -> None:
+    """Writes rows of which no two are equally long."""
     random = Random(0)
     words = random.sample(range(8, 8 + ROWS), ROWS)
-    rows = [material.row_of(random, "text", count) for count in words]
-    tokenizer = tiny_model.train_tokenizer(row["text"] for row in material.rows("text", seed=1))
-    tiny_model.write_model(place / "model", material.tiny_config(), tokenizer)
-    word_problems.write_rows(place / "rows.jsonl", rows)
+    word_problems.write_rows(path, [material.row_of(random, "text", count) for count in words])
 
 
 def flags(mode: str, shared: Shared) -> list[str]:
     """The command that begins a run."""
     sizes = f"--per_device_train_batch_size 2 --effective_batch_size {BATCH} --max_steps {STEPS} --save_steps {SAVED}"
     how = f"--max_length 128 --bf16 false --gpu {CARD} --simulate --no_probe --max_restarts 0 --logging_steps 1"
-    what = f"--model model --dataset rows.jsonl --learning_rate 1e-3 --fit lossless {jobs.MODES[mode]}"
+    what = f"--model model --dataset {LENGTHS} --learning_rate 1e-3 --fit lossless {jobs.MODES[mode]}"
     return ["sft", *f"{what} {sizes} {how}".split(), *shared.flags]
 
 
@@ -197,47 +178,19 @@ def _line(name: str, row: Row) -> str:
     return f"{name:28} {row['outcome']:12} {same} {row['loss_error']:12.1e} {row['seconds']:6.1f}"
 
 
-def main() -> None:
-    options = arguments()
-    place = options.work.resolve()
-    place.mkdir(parents=True, exist_ok=True)
-    if not (place / "rows.jsonl").is_file():
-        write_material(place)
-    os.chdir(place)  # jobs name their files without a folder
-    os.environ.update(surroundings(place, {}))
-    chosen = [case for case in cases() if options.only in str(case)]
-    if options.smoke:
-        chosen = [case for case in chosen if str(case) == "full ddp 2 > fsdp2 2"]
-    quiet, kept = Kept(place / "quiet.json"), Kept(place / "matrix.json")
-    beginnings = {f"{case.mode} {case.begins}": case for case in chosen if not case.is_refused}
-    with forge() if options.forked else nullcontext():
-        quiet.fill(
-            beginnings,
-            lambda name: undisturbed(beginnings[name].mode, beginnings[name].begins, place),
-            options.processes,
-        )
-        for case in chosen:  # one after the other: several cases go on from the same
-            cut_short(case.mode, case.begins, place)
-        every = {str(case): case for case in chosen}
+def run_all(only: str, place: pathlib.Path, processes: int) -> Mapping[str, Row]:
+    """Runs the undisturbed runs, those that are killed, and what is resumed from them."""
+    if not (place / LENGTHS).is_file():
+        write_rows(place / LENGTHS)
+    chosen = {str(case): case for case in cases() if only in str(case)}
+    quiet = Kept(place / "resume_undisturbed.json")
+    beginnings = {f"{case.mode} {case.begins}": case for case in chosen.values() if not case.is_refused}
+    quiet.fill(beginnings, lambda name: undisturbed(beginnings[name].mode, beginnings[name].begins, place), processes)
+    for case in chosen.values():  # one after the other: several cases resume the same run
+        cut_short(case.mode, case.begins, place)
 
-        def tried(name: str) -> Row:
-            case = every[name]
-            return run(case, {} if case.is_refused else quiet[f"{case.mode} {case.begins}"], place)
+    def tried(name: str) -> Row:
+        case = chosen[name]
+        return run(case, {} if case.is_refused else quiet[f"{case.mode} {case.begins}"], place)
 
-        rows = kept.fill(every, tried, options.processes)
-    print("\n".join(table(rows)))
-    sys.exit(any(row["outcome"] not in ("the same", "refused") for row in rows.values()))
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--work", type=pathlib.Path, default=pathlib.Path("resume-runs"), help="kept between runs")
-    parser.add_argument("--processes", type=int, default=1, help="commands at a time")
-    parser.add_argument("--only", default="", help="cases whose name holds this")
-    parser.add_argument("--forked", action="store_true", help="processes that need not import everything")
-    parser.add_argument("--smoke", action="store_true", help="one pair alone")
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    main()
+    return Kept(place / "resume.json").fill(chosen, tried, processes)
