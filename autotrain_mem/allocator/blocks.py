@@ -169,39 +169,33 @@ def shown_segments(blocks: Iterable[DeviceBlock]) -> list[dict[str, Any]]:
 
     ``DeviceCachingAllocator::snapshot``; an expandable segment is one entry for each stretch that is mapped.
     """
+    segments = []
     heads = [block for block in blocks if block.prev is None or not block.prev.mapped]
-    return [_shown_segment(head) for head in sorted(heads, key=lambda head: head.address)]
-
-
-def _shown_segment(head: DeviceBlock) -> dict[str, Any]:
-    shown: list[dict[str, Any]] = []
-    block: DeviceBlock | None = head
-    while block is not None and block.mapped:
-        free = "active_pending_free" if block.pending_events else "inactive"
-        shown.append(
-            {
-                "address": block.address,
-                "size": block.size,
-                "requested_size": block.requested,
-                "state": "active_allocated" if block.allocated else free,
-                "frames": [],
-            }
-        )
-        block = block.next
-    return {
-        "device": 0,
-        "address": head.address,
-        "total_size": sum(each["size"] for each in shown),
-        "allocated_size": sum(each["size"] for each in shown if each["state"] == "active_allocated"),
-        "active_size": sum(each["size"] for each in shown if each["state"] != "inactive"),
-        "requested_size": sum(each["requested_size"] for each in shown if each["state"] != "inactive"),
-        "stream": head.stream,
-        "segment_type": "small" if head.pool.is_small else "large",
-        "segment_pool_id": (0, 0),
-        "is_expandable": head.segment is not None,
-        "frames": [],
-        "blocks": shown,
-    }
+    for head in sorted(heads, key=lambda head: head.address):
+        shown: list[dict[str, Any]] = []
+        block: DeviceBlock | None = head
+        while block is not None and block.mapped:
+            free = "active_pending_free" if block.pending_events else "inactive"
+            state = "active_allocated" if block.allocated else free
+            sizes = {"address": block.address, "size": block.size, "requested_size": block.requested}
+            shown.append({**sizes, "state": state, "frames": []})
+            block = block.next
+        segment = {
+            "device": 0,
+            "address": head.address,
+            "total_size": sum(each["size"] for each in shown),
+            "allocated_size": sum(each["size"] for each in shown if each["state"] == "active_allocated"),
+            "active_size": sum(each["size"] for each in shown if each["state"] != "inactive"),
+            "requested_size": sum(each["requested_size"] for each in shown if each["state"] != "inactive"),
+            "stream": head.stream,
+            "segment_type": "small" if head.pool.is_small else "large",
+            "segment_pool_id": (0, 0),
+            "is_expandable": head.segment is not None,
+            "frames": [],
+            "blocks": shown,
+        }
+        segments.append(segment)
+    return segments
 
 
 MIN_BLOCK_BYTES = 512

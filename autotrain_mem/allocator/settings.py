@@ -26,22 +26,13 @@ _SMALLEST_SEGMENT_MIB = 11
 NEWER_VARIABLE, OLDER_VARIABLE = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
 """Where both are set the older counts (``CUDAAllocatorConfig.h: instance``; seen with torch 2.13's library)."""
 
-_PLACES_NOTHING = frozenset(
-    {
-        "release_lock_on_cudamalloc",
-        "release_lock_on_hipmalloc",
-        "pinned_use_cuda_host_register",
-        "pinned_use_hip_host_register",
-        "pinned_num_register_threads",
-        "pinned_use_background_threads",
-        "pinned_reserve_segment_size_mb",
-        "pinned_free_catch_all",
-        "pinned_max_round_threshold_mb",
-        "pinned_max_cached_size_mb",
-        "graph_capture_record_stream_reuse",
-    }
+_PLACES_NOTHING = (
+    *("release_lock_on_cudamalloc", "release_lock_on_hipmalloc", "graph_capture_record_stream_reuse"),
+    *("pinned_use_cuda_host_register", "pinned_use_hip_host_register", "pinned_num_register_threads"),
+    *("pinned_use_background_threads", "pinned_reserve_segment_size_mb", "pinned_free_catch_all"),
+    *("pinned_max_round_threshold_mb", "pinned_max_cached_size_mb"),
 )
-"""Options that concern locks, pinned host memory or graphs: read, and without effect here."""
+"""Options of locks, pinned host memory and graphs: accepted, without effect on where a block lies."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,7 +22,18 @@ def estimate_memory(trace: Trace, room: DeviceCapacity) -> MemoryEstimate:
     """
     if not trace.events:
         raise ValueError("the trace is empty: nothing was allocated while the trainer was rehearsed")
-    peak_bytes, peak_event, peak_phase, phases = _peaks(trace)
+    current = peak_bytes = peak_event = 0
+    peak_phase = Phase.LOAD
+    phases: dict[Phase, int] = {}
+    # A phase begins with what the one before left, whatever dies first; the last has that if it allocates nothing.
+    for index, (phase, sign, block) in enumerate(trace.walk()):
+        before = current
+        current += sign * round_size(block.size_bytes)
+        phases[phase] = max(phases.get(phase, before), current)
+        if current > peak_bytes:
+            peak_bytes, peak_event, peak_phase = current, index, phase
+    if trace.phase_starts:
+        phases.setdefault(trace.phase_starts[-1][1], current)
     until_peak = islice(filter(None, trace.events), peak_event + 1)
     at_peak = [trace.blocks[number - 1] for number in alive_after(until_peak)]
     return MemoryEstimate(
@@ -58,31 +69,11 @@ def alive_after(events: Iterable[int]) -> list[int]:
 
 
 def owners_of(blocks: Iterable[Block]) -> dict[Owner, int]:
-    """Sums the bytes of blocks by whose they are, as the allocator rounds them."""
+    """Sums the bytes of blocks by owner, as the allocator rounds them."""
     owners = dict.fromkeys(Owner, 0)
     for block in blocks:
         owners[block.owner] += round_size(block.size_bytes)
     return owners
-
-
-def _peaks(trace: Trace) -> tuple[int, int, Phase, dict[Phase, int]]:
-    """Returns (peak bytes, index of the birth that reached it, its phase, peak bytes of each phase).
-
-    A phase begins with what the one before left, whatever dies first; the last has that where nothing is allocated in
-    it. The index counts births and deaths, as ``Trace.walk`` yields them.
-    """
-    current = peak = peak_event = 0
-    peak_phase = Phase.LOAD
-    phases: dict[Phase, int] = {}
-    for index, (phase, sign, block) in enumerate(trace.walk()):
-        before = current
-        current += sign * round_size(block.size_bytes)
-        phases[phase] = max(phases.get(phase, before), current)
-        if current > peak:
-            peak, peak_event, peak_phase = current, index, phase
-    if trace.phase_starts:
-        phases.setdefault(trace.phase_starts[-1][1], current)
-    return peak, peak_event, peak_phase, phases
 
 
 def largest_modules(blocks: list[Block]) -> tuple[tuple[str, int], ...]:

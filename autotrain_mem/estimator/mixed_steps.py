@@ -81,7 +81,14 @@ class BlockSizes:
     def at(self, tokens: int) -> list[int]:
         """Returns the size of every block, in bytes, in rows of so many tokens."""
         a, b = self._here.tokens, self._other.tokens
-        sizes = [_size_at(tokens, a, size, b, partner) for size, partner in self._pairs]
+        sizes = []
+        for size, partner in self._pairs:
+            if size == partner or a == b or not size or not partner:
+                sizes.append(size)
+                continue
+            power = math.log(partner / size) / math.log(b / a)
+            by_power, by_line = size * math.pow(tokens / a, power), size + (partner - size) * (tokens - a) / (b - a)
+            sizes.append(max(MIN_BLOCK_BYTES, round(by_power if power > LEAST_POWER else by_line)))
         return [sizes[number] for number in self._numbers]
 
 
@@ -120,15 +127,6 @@ def _nearest(sizes: Counter[int], wanted: float) -> int | None:
     return nearest if nearest is not None and abs(nearest - wanted) <= NEAR * wanted else None
 
 
-def _size_at(tokens: int, a: int, size: int, b: int, partner: int) -> int:
-    if size == partner or a == b or not size or not partner:
-        return size
-    power = math.log(partner / size) / math.log(b / a)
-    if power > LEAST_POWER:
-        return max(MIN_BLOCK_BYTES, round(size * math.pow(tokens / a, power)))
-    return max(MIN_BLOCK_BYTES, round(size + (partner - size) * (tokens - a) / (b - a)))
-
-
 # -- steps -------------------------------------------------------------------------------------------------------------
 
 
@@ -138,7 +136,7 @@ class DrawnBatches:
 
     tokens: Sequence[int]
     each_step: int = 1
-    """DrawnBatches of an optimizer step."""
+    """The number of batches in an optimizer step."""
 
 
 def drawn_batches(
@@ -147,11 +145,11 @@ def drawn_batches(
     """Draws the batches of as many steps as :data:`STEPS` has, the same ones each time.
 
     Args:
-        rows: Of a batch.
-        each_step: DrawnBatches of an optimizer step.
-        limit: Where rows are cut; None for nowhere.
-        longest: Tokens of a batch of the longest rows, as it was rehearsed; none is longer.
-        classes: How many lengths are told apart.
+        rows: Rows in a batch.
+        each_step: Batches in an optimizer step.
+        limit: The length to which rows are truncated; None for no limit.
+        longest: Tokens of the longest rows, as rehearsed; no batch is longer.
+        classes: The number of distinct lengths.
     """
     kept = profile.kept_lengths(limit)
     source, lengths, weights = random.Random(SEED), list(kept), list(kept.values())
@@ -185,7 +183,12 @@ def mixed_lengths(
 
     def by_order(grows: bool) -> ReservedByOrder:
         segments = replace(settings, grows=grows)
-        small_bytes = _small_bytes(templates, batches, segments)
+        # Small blocks count once all lengths have run, each beside every other in a step's micro-batches: gradients of
+        # a short one lie elsewhere than those of the longest.
+        small = Run(templates, segments, None, longest_first=True, is_small=True)
+        every = sorted({*batches.tokens})
+        spread = sorted({*every[:: max(1, -(-len(every) // SMALL_CLASSES))], every[-1]})
+        small_bytes = max(small.step(*tokens) for tokens in product(spread, repeat=small.micro_batches))
 
         def over_steps(*, longest_first: bool) -> ReservedOverSteps:
             run = Run(templates, segments, None, longest_first=longest_first)
@@ -231,15 +234,6 @@ def _looked_at(run: Run, batches: DrawnBatches) -> tuple[tuple[int, ...], tuple[
             reserved.append(run.allocator.peak_reserved_bytes)
             retries.append(run.allocator.num_alloc_retries)
     return tuple(reserved), tuple(retries)
-
-
-def _small_bytes(templates: Templates, batches: DrawnBatches, settings: AllocatorSettings) -> int:
-    """Returns what small blocks reserve once every length has met every other in a step's micro-batches: gradients of a
-    short one are placed elsewhere than those of the longest."""
-    run = Run(templates, settings, None, longest_first=True, is_small=True)
-    every = sorted({*batches.tokens})
-    spread = sorted({*every[:: max(1, -(-len(every) // SMALL_CLASSES))], every[-1]})
-    return max(run.step(*tokens) for tokens in product(spread, repeat=run.micro_batches))
 
 
 class Template:

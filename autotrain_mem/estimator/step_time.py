@@ -165,7 +165,17 @@ def _rates(hardware: Hardware, kinds: set[Kind]) -> tuple[_Rates, str]:
     fp16, fp32 = hardware.fp16_flops_per_second, hardware.fp32_flops_per_second
     bandwidth, host_link = hardware.bandwidth_bytes_per_second, hardware.host_link_bytes_per_second
     host = HOST_BYTES_PER_SECOND / hardware.topology.devices
-    link, network, assumed = _link_rates(hardware.topology, kinds)
+    topology = hardware.topology
+    known_link, known_network = topology.link_bytes_per_second, topology.network_bytes_per_second
+    spans_nodes = topology.nodes > 1 and Kind.NETWORK_COLLECTIVE not in kinds
+    if spans_nodes:  # no group of processes stays within a node
+        kinds = kinds - {Kind.COLLECTIVE} | ({Kind.NETWORK_COLLECTIVE} if Kind.COLLECTIVE in kinds else set())
+    assumed = [_REFERENCE_LINK] if known_link is None and Kind.COLLECTIVE in kinds else []
+    assumed += [_REFERENCE_NETWORK] if known_network is None and Kind.NETWORK_COLLECTIVE in kinds else []
+    network = float(known_network or _REFERENCE_NETWORK_RATE)
+    link = float(known_link or _REFERENCE_LINK_RATE)
+    if spans_nodes:  # rings of all processes leave a node through the ports of all its devices
+        link = min(link, network * topology.devices)
     if fp16 is None or fp32 is None or bandwidth is None or host_link is None:
         rates = _Rates(**_REFERENCE_RATES, host=host, link=link, network=network)
         return rates, ", ".join([_REFERENCE, *assumed])
@@ -173,20 +183,6 @@ def _rates(hardware: Hardware, kinds: set[Kind]) -> tuple[_Rates, str]:
     bf16 = hardware.bf16_flops_per_second or fp32
     speeds = {"bf16": bf16, "fp16": fp16, "fp32": fp32, "bandwidth": bandwidth, "host_link": host_link}
     return _Rates(**speeds, host=host, link=link, network=network), ", ".join(assumed)
-
-
-def _link_rates(topology: Topology, kinds: set[Kind]) -> tuple[float, float, list[str]]:
-    """Returns what joins devices and nodes, and what of both had to be assumed for this work."""
-    link, network = topology.link_bytes_per_second, topology.network_bytes_per_second
-    spans_nodes = topology.nodes > 1 and Kind.NETWORK_COLLECTIVE not in kinds
-    if spans_nodes:  # no group of processes stays within a node
-        kinds = kinds - {Kind.COLLECTIVE} | ({Kind.NETWORK_COLLECTIVE} if Kind.COLLECTIVE in kinds else set())
-    assumed = [_REFERENCE_LINK] if link is None and Kind.COLLECTIVE in kinds else []
-    assumed += [_REFERENCE_NETWORK] if network is None and Kind.NETWORK_COLLECTIVE in kinds else []
-    between = float(network or _REFERENCE_NETWORK_RATE)
-    within = float(link or _REFERENCE_LINK_RATE)
-    # Rings of all processes leave a node through the ports of all its devices.
-    return min(within, between * topology.devices) if spans_nodes else within, between, assumed
 
 
 def _busy(works: Iterable[Work], rates: _Rates, share: float, *, overlaps: bool) -> _Busy:

@@ -29,7 +29,13 @@ def make_timeline(trace: Trace, room: DeviceCapacity, *, grows: bool, name: str,
         raise ValueError("the trace is empty: nothing was allocated while the trainer was rehearsed")
     reserved = [each for each, _ in held_after_each(trace, room, grows=grows)]
     allocated = allocated_after_each(trace)
-    shown = _shown(allocated, reserved, places)
+    count = len(allocated)
+    chosen = {0, count - 1} if count > 3 * places else {*range(count)}
+    for place in range(places if count > 3 * places else 0):
+        stretch = range(place * count // places, (place + 1) * count // places)
+        chosen |= {min(stretch, key=allocated.__getitem__), max(stretch, key=allocated.__getitem__)}
+        chosen.add(max(stretch, key=reserved.__getitem__))
+    shown = sorted(chosen)
     owners, largest = _gather(trace, shown)
     owner_numbers = {owner: number for number, owner in enumerate(owners)}
     modules = sorted({module for point in largest.points for _, module, _ in point})
@@ -52,22 +58,6 @@ def make_timeline(trace: Trace, room: DeviceCapacity, *, grows: bool, name: str,
         peak=max(range(len(shown)), key=lambda point: allocated[shown[point]]),
         budget_bytes=room.capacity_bytes or 0,
     )
-
-
-def _shown(allocated: Sequence[int], reserved: Sequence[int], places: int) -> list[int]:
-    """Chooses the events that are shown, ascending: all, where there are few."""
-    count = len(allocated)
-    if count <= 3 * places:
-        return list(range(count))
-    chosen = {0, count - 1}
-    for place in range(places):
-        stretch = range(place * count // places, (place + 1) * count // places)
-        chosen |= {
-            min(stretch, key=allocated.__getitem__),
-            max(stretch, key=allocated.__getitem__),
-            max(stretch, key=reserved.__getitem__),
-        }
-    return sorted(chosen)
 
 
 def _gather(trace: Trace, shown: Sequence[int]) -> tuple[dict[Owner, tuple[int, ...]], _Largest]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -93,6 +92,19 @@ def estimate_while_awake(trace: Trace, room: DeviceCapacity, whole: MemoryEstima
         while starts and starts[0][0] < moment:
             phase = starts.popleft()[1]
         phases[phase] = max(phases.get(phase, 0), allocated[moment])
+
+    def reserved_at(grows: bool) -> ReservedEstimate:
+        held = [(0, 0), *held_after_each(trace, room.endless, grows=grows)]
+        reserved_bytes, allocated_bytes = max((held[moment] for moment in moments), key=lambda each: each[0])
+        return ReservedEstimate(
+            peak_allocated_bytes=max(held[moment][1] for moment in moments),
+            peak_reserved_bytes=reserved_bytes,
+            peak_limited_bytes=reserved_bytes,
+            slack_bytes=reserved_bytes - allocated_bytes,
+            num_alloc_retries=0,
+            largest_refused_bytes=None,
+        )
+
     return replace(
         whole,
         peak_allocated_bytes=allocated[peak],
@@ -100,18 +112,5 @@ def estimate_while_awake(trace: Trace, room: DeviceCapacity, whole: MemoryEstima
         phases=phases,
         owners_at_peak=owners_of(at_peak),
         modules_at_peak=largest_modules(at_peak),
-        reserved=ReservedByMode.of_both(lambda grows: _reserved_at(trace, room, moments, grows=grows)),
-    )
-
-
-def _reserved_at(trace: Trace, room: DeviceCapacity, moments: Sequence[int], *, grows: bool) -> ReservedEstimate:
-    held = [(0, 0), *held_after_each(trace, room.endless, grows=grows)]
-    reserved_bytes, allocated_bytes = max((held[moment] for moment in moments), key=lambda each: each[0])
-    return ReservedEstimate(
-        peak_allocated_bytes=max(held[moment][1] for moment in moments),
-        peak_reserved_bytes=reserved_bytes,
-        peak_limited_bytes=reserved_bytes,
-        slack_bytes=reserved_bytes - allocated_bytes,
-        num_alloc_retries=0,
-        largest_refused_bytes=None,
+        reserved=ReservedByMode.of_both(reserved_at),
     )

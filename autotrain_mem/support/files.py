@@ -36,6 +36,8 @@ _REASONS = {
 }
 """What the operating system's refusals mean to the user, and what to do about them."""
 
+PARTIAL = ".partial"
+"""Ends the name of a file that is half written."""
 NOT_ORDINARY = "it is a device, a pipe or a socket, not a file"
 A_LINK = "it is a symbolic link, which is not followed"
 
@@ -59,14 +61,19 @@ def write_json(path: Path, payload: dict[str, Any], *, place: str = OUTPUT_FOLDE
         raise refusal(path, error, place) from error
 
 
-def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Replaces a file with another in one step; if that raises OSError, the old one is still there."""
-    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+def replace_file(path: Path, content: bytes, mode: int = 0o666, *, flushes: bool = True) -> None:
+    """Replaces a file with another in one step; if that raises OSError, the old one is still there.
+
+    Args:
+        flushes: Without, the new name may outlive a power cut while its content does not.
+    """
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}{PARTIAL}")
     try:
         with open(unfinished, "xb", opener=partial(os.open, mode=mode)) as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())  # else the new name may outlive a power cut and its content not
+            if flushes:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(unfinished, path)
     finally:
         with contextlib.suppress(OSError):  # the error that matters is already on its way

@@ -72,12 +72,23 @@ def host_memory(root: pathlib.Path = ROOT) -> HostMemory:
 
 
 def container_limits(root: pathlib.Path = ROOT) -> Iterator[HostMemory]:
-    """Yields the limit of every control group above this process that has one; none without control groups."""
+    """Yields the limit of every control group above this process that has one; none without control groups.
+
+    A group without a limit has ``max`` in version 2, and in version 1 a number beyond any machine's memory.
+    """
+    versions = (("memory.max", "memory.current", ""), ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"))
     for mount, path in _groups(root):
-        for group in (path, *path.parents):
-            limit = _limit(root / mount / group)
-            if limit is not None:
-                yield limit
+        for folder in (root / mount / group for group in (path, *path.parents)):
+            for limit, usage, prefix in versions:
+                with contextlib.suppress(OSError, ValueError):
+                    limit_bytes, used_bytes = (
+                        int((folder / name).read_text(encoding="ascii")) for name in (limit, usage)
+                    )
+                    rows = _rows(folder / "memory.stat")
+                    used_bytes -= sum(int(rows.get(f"{prefix}{name}_file", 0)) for name in ("inactive", "active"))
+                    free_bytes = max(0, limit_bytes - max(0, used_bytes))
+                    yield HostMemory(total_bytes=limit_bytes, available_bytes=free_bytes, source=limit)
+                    break
 
 
 def oom_kills(root: pathlib.Path = ROOT) -> int:
@@ -114,22 +125,6 @@ def _groups(root: pathlib.Path) -> Iterator[tuple[str, pathlib.PurePosixPath]]:
         paths = [path for _, names, path in (x.split(":", 2) for x in lines) if controller in names.split(",")]
         for mount in mounts if paths else ():
             yield mount, pathlib.PurePosixPath(paths[0].lstrip("/"))
-
-
-def _limit(folder: pathlib.Path) -> HostMemory | None:
-    """Returns the limit; None for a group without: version 2 says ``max``, version 1 a number beyond any machine's
-    memory."""
-    for limit, usage, prefix in (
-        ("memory.max", "memory.current", ""),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
-    ):
-        with contextlib.suppress(OSError, ValueError):
-            limit_bytes, used_bytes = (int((folder / name).read_text(encoding="ascii")) for name in (limit, usage))
-            rows = _rows(folder / "memory.stat")
-            used_bytes -= sum(int(rows.get(f"{prefix}{name}_file", 0)) for name in ("inactive", "active"))
-            free_bytes = max(0, limit_bytes - max(0, used_bytes))
-            return HostMemory(total_bytes=limit_bytes, available_bytes=free_bytes, source=limit)
-    return None
 
 
 def interface_to(address: str) -> str | None:

@@ -22,6 +22,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from autotrain_mem.support.files import PARTIAL, replace_file
 from autotrain_mem.support.units import KIB, MIB
 
 LIMIT_BYTES = 200 * MIB
@@ -33,7 +34,7 @@ PAGE_BYTES = 4 * KIB
 ABANDONED_SECONDS = 3600.0
 """A file half written is another process's work, or what one left that was killed: it is from an hour on."""
 
-_SUFFIX, _PARTIAL = ".json.gz", ".partial"
+_SUFFIX = ".json.gz"
 _GZIP = 31
 """zlib's ``wbits`` for a header and a checksum of gzip's."""
 
@@ -49,10 +50,6 @@ def cache_folder() -> pathlib.Path | None:
     import platformdirs
 
     return platformdirs.user_cache_path("autofit", appauthor=False)
-
-
-class _Damaged(Exception):
-    """Raised when a file cannot be what was stored; the message says why."""
 
 
 class Store:
@@ -85,19 +82,25 @@ class Store:
         """Returns what was put under this kind and key, as JSON keeps it (tuples become lists); None if nothing was."""
         if self._folder is None:
             return None
-        path = _path(self._folder, kind, key)
+        path, damage = _path(self._folder, kind, key), ""
         try:
-            value = _value(path.read_bytes(), kind, key)
+            kept = json.loads(zlib.decompress(path.read_bytes(), wbits=_GZIP))
+            if not isinstance(kept, dict) or _canonical([kept.get("kind"), kept.get("key")]) != _canonical([kind, key]):
+                damage = "a file is another's"
         except FileNotFoundError:
             return None
-        except (OSError, _Damaged) as reason:
+        except OSError as error:
+            damage = _reason(error)
+        except (ValueError, zlib.error):
+            damage = "a file is not as it was written"
+        if damage:
             with contextlib.suppress(OSError):
                 path.unlink()
-            self._say("damaged", f"the cache in {path.parent} was damaged ({_reason(reason)}): rebuilt")
+            self._say("damaged", f"the cache in {path.parent} was damaged ({damage}): rebuilt")
             return None
         with contextlib.suppress(OSError):
-            os.utime(path)  # it was of use just now
-        return value
+            os.utime(path)  # marks it as used
+        return kept.get("value")
 
     def put(self, kind: str, key: Mapping[str, Any], value: Any) -> None:
         """Keeps a value. Raises TypeError for what JSON cannot hold, and nothing else."""
@@ -106,7 +109,8 @@ class Store:
         body = json.dumps({"kind": kind, "key": key, "value": value}, separators=(",", ":")).encode()
         content = zlib.compress(body, level=1, wbits=_GZIP)  # 5 times as fast as the default, a fifth larger
         try:
-            _write(_path(self._folder, kind, key), content)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            replace_file(_path(self._folder, kind, key), content, flushes=False)
         except OSError as error:
             self._writable = False
             self._say("unwritable", f"nothing is kept in {self._folder} ({_reason(error)}): the next run starts afresh")
@@ -134,39 +138,15 @@ def _canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _value(content: bytes, kind: str, key: Mapping[str, Any]) -> Any:
-    try:
-        kept = json.loads(zlib.decompress(content, wbits=_GZIP))
-    except (ValueError, zlib.error) as error:
-        raise _Damaged("a file is not as it was written") from error
-    if not isinstance(kept, dict) or _canonical([kept.get("kind"), kept.get("key")]) != _canonical([kind, key]):
-        raise _Damaged("a file is another's")
-    return kept.get("value")
-
-
-def _write(path: pathlib.Path, content: bytes) -> None:
-    """Whole or not at all: the folder must be on one file system, and is."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.urandom(8).hex()}{_PARTIAL}")  # threads and processes each their own
-    try:
-        with open(partial, "xb") as file:
-            file.write(content)
-        os.replace(partial, path)
-    except BaseException:  # Ctrl-C too leaves nothing half done
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise
-
-
-def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)
 
 
 # -- the folder ------------------------------------------------------------------------------------------------------
 
 
 def drop_oldest(folder: pathlib.Path, limit_bytes: int) -> None:
-    """Drops, where the folder holds more than it may, what was longest unused, down to three quarters of the limit."""
+    """Drops the least recently used files once the folder exceeds its limit, down to three quarters of it."""
     # Ours: when each was used last, its size and its path. Of those half written the abandoned ones are dropped.
     files = []
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
@@ -176,7 +156,7 @@ def drop_oldest(folder: pathlib.Path, limit_bytes: int) -> None:
                 if entry.name.endswith((_SUFFIX, ".json")):  # of an earlier version
                     pages = -(-status.st_size // PAGE_BYTES)
                     files.append((status.st_mtime, pages * PAGE_BYTES, entry.path))
-                elif entry.name.endswith(_PARTIAL) and time.time() - status.st_mtime > ABANDONED_SECONDS:
+                elif entry.name.endswith(PARTIAL) and time.time() - status.st_mtime > ABANDONED_SECONDS:
                     os.unlink(entry.path)
     total_bytes = sum(size_bytes for _, size_bytes, _ in files)
     if total_bytes <= limit_bytes:

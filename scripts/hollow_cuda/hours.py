@@ -1,8 +1,8 @@
 """Trains on rows of every length, and compares what is reserved after 10, 20, 50, 100 ... steps with its prediction.
 
-Twelve trainings of four methods, rows in any order and the longest first, both kinds of segments. Two rehearsals, of the
-longest rows and of shorter ones, predict it: once for the batches that the run drew, which the bars judge, and once for
-those that planning draws from the histogram of the data.
+Twelve trainings of four methods, rows in any order and the longest first, both kinds of segments. Two rehearsals, of
+the longest rows and of shorter ones, predict it: once for the batches that the run drew, which the bars judge, and once
+for those that planning draws from the histogram of the data.
 """
 
 from __future__ import annotations

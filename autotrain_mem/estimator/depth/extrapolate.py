@@ -48,10 +48,7 @@ def expand(short: Trace, long: Trace, depths: Depths) -> Trace | None:
     was_on = gc.isenabled()
     gc.disable()  # it took half of the time: millions of small things are made here, and none points back
     try:
-        try:
-            chunks = _chunks(short, long)
-        except UnclearError:
-            return None
+        chunks = _chunks(short, long)
         waits = any(block.stream for block in long.blocks)  # on another stream, for more layers to pass than there are
         differ = short.not_counted != long.not_counted or short.routing is not long.routing
         is_too_short = any(growth.copies < 2 for growth in (depths, chunks or depths))
@@ -71,8 +68,8 @@ def expand(short: Trace, long: Trace, depths: Depths) -> Trace | None:
             except _NotAlikeError as error:
                 unlike = mistakes  # from here on, steps are looked at more closely
                 mistakes.pairs.add(error.steps)
-            except UnclearError:
-                return None
+        return None
+    except UnclearError:
         return None
     finally:
         if was_on:
