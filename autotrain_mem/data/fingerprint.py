@@ -10,7 +10,7 @@ import pathlib
 import sys
 import sysconfig
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
@@ -58,13 +58,16 @@ def fingerprint(job: Job, scratch: str) -> Fingerprint:
         found = [(os.path.abspath(file), status) for file, status in image_files(each)]
         places = [f"{path} {status.st_size} {status.st_mtime_ns}".encode() for path, status in found]
         images.append(_digest(places) if places else "")
+    known = built_in_rewards() if names else {}
+    own = [name for name in names if name not in known]
+    files = [inspect.getsourcefile(inspect.unwrap(function)) for function in reward_functions(own)] if own else []
     parts = {
         "data": data,
         "images": images,
         "tokenizer": _model(job.model, filled, scratch) if handed is None else _written(handed, scratch),
         "chat template": None if template is None else _model(template, filled, scratch),
         "arguments": _formatting(job),
-        "rewards": _sources(names),
+        "rewards": [*names, *(_content(pathlib.Path(file), pathlib.Path(file)) for file in files if file)],
         "formatting function": _formatting_function(job),
         "installed": versions_key(),
     }
@@ -137,14 +140,6 @@ def _formatting(job: Job) -> dict[str, Any]:
     return given | trust | {"method": job.method, "is_evaluated": job.is_evaluated}
 
 
-def _sources(names: Sequence[str]) -> list[Any]:
-    """The files of the user's own reward functions."""
-    known = built_in_rewards() if names else {}
-    own = [name for name in names if name not in known]
-    files = [inspect.getsourcefile(inspect.unwrap(function)) for function in reward_functions(own)] if own else []
-    return [*names, *(_content(pathlib.Path(file), pathlib.Path(file)) for file in files if file)]
-
-
 def _formatting_function(job: Job) -> Any:
     """A script's own, by value where the script defines it, and all modules of the user's own, which it may call.
 
@@ -157,18 +152,13 @@ def _formatting_function(job: Job) -> Any:
     from datasets.fingerprint import Hasher
 
     try:
-        return [Hasher.hash(function), *(_content(file, file) for file in _own_modules())]
+        names = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
+        paths = [pathlib.Path(name) for name in sorted(names) if os.path.isabs(name)]  # torch.ops has "_ops.py"
+        own = [path for path in paths if not _PACKAGES.intersection(path.parts)]
+        own = [path for path in own if not any(path.is_relative_to(place) for place in _INSTALLED)]
+        return [Hasher.hash(function), *(_content(file, file) for file in own)]
     except Exception:  # whatever the user's objects raise when they are pickled; or a module from no file
         return uuid.uuid4().hex
-
-
-def _own_modules() -> list[pathlib.Path]:
-    """The files of all modules that are loaded, but those installed, known by their versions (``versions_key``):
-    reading a call loads the script's own."""
-    files = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
-    paths = [pathlib.Path(file) for file in sorted(files) if os.path.isabs(file)]  # torch.ops is "_ops.py", of nowhere
-    own = [path for path in paths if not _PACKAGES.intersection(path.parts)]
-    return [path for path in own if not any(path.is_relative_to(place) for place in _INSTALLED)]
 
 
 _PACKAGES = frozenset({"site-packages", "dist-packages"})

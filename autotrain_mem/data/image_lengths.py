@@ -39,7 +39,7 @@ class ImageTokens:
 
 @dataclass(frozen=True, slots=True)
 class _Patch:
-    """Holds what one of so many patches of an image makes; a share of a token where several are merged into one."""
+    """Holds what one patch of an image makes; a share of a token where several patches are merged into one."""
 
     text: str
     tokens: Fraction

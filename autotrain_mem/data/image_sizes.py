@@ -105,8 +105,12 @@ def _images(row: Mapping[str, Any]) -> Iterator[Any]:
     if column is not None:
         yield from _each(row[column])
     for name in CONVERSATIONS:
-        for payload in _payloads(row.get(name)):
-            yield from _each(payload)
+        messages = row.get(name)
+        for message in messages if isinstance(messages, list) else ():
+            content = message.get("content") if isinstance(message, Mapping) else None
+            for block in content if isinstance(content, list) else ():
+                if isinstance(block, Mapping) and block.get("type") == "image":  # a mark of a place has no image
+                    yield from _each(block.get("image"))
 
 
 def pixels(sizes: Iterable[Size]) -> int:
@@ -173,15 +177,6 @@ def _borrowed(value: Any) -> Any:
 
 
 # -- images ------------------------------------------------------------------------------------------------------------
-
-
-def _payloads(messages: Any) -> Iterator[Any]:
-    """Images that come within messages; blocks that only mark a place have none."""
-    for message in messages if isinstance(messages, list) else ():
-        content = message.get("content") if isinstance(message, Mapping) else None
-        for block in content if isinstance(content, list) else ():
-            if isinstance(block, Mapping) and block.get("type") == "image" and block.get("image") is not None:
-                yield block["image"]
 
 
 def _each(value: Any) -> Iterator[Any]:
@@ -252,7 +247,22 @@ def _size_in_file(file: Any) -> Size:
             return _size_in_file(opened)
     size = _size_of_webp(file.read(_WEBP_HEAD))
     file.seek(0)
-    return size or _size_by_pillow(file)
+    if size is not None:
+        return size
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingExtraError(
+            "The data have images, and Pillow, which reads them, is not installed.", hint=VISION_EXTRA
+        ) from error
+
+    with Image.open(file) as image:
+        if image.format not in _TOLD_BY_HEAD or (image.format == "PNG" and _tells_at_its_end(image.fp)):
+            image.load()
+            return _upright(image, image.getexif())
+        if not image.info.keys() & _TELLING:
+            return int(image.width), int(image.height)
+        return _upright(image, Image.Image.getexif(image))  # a PNG's own would decode it first
 
 
 def _size_of_webp(head: bytes) -> Size | None:
@@ -270,23 +280,6 @@ def _size_of_webp(head: bytes) -> Size | None:
     if head[12:16] != b"VP8X" or head[20] & _WEBP_METADATA:
         return None
     return int.from_bytes(head[24:27], "little") + 1, int.from_bytes(head[27:30], "little") + 1
-
-
-def _size_by_pillow(file: Any) -> Size:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingExtraError(
-            "The data have images, and Pillow, which reads them, is not installed.", hint=VISION_EXTRA
-        ) from error
-
-    with Image.open(file) as image:
-        if image.format not in _TOLD_BY_HEAD or (image.format == "PNG" and _tells_at_its_end(image.fp)):
-            image.load()
-            return _upright(image, image.getexif())
-        if not image.info.keys() & _TELLING:
-            return int(image.width), int(image.height)
-        return _upright(image, Image.Image.getexif(image))  # a PNG's own would decode it first
 
 
 def _upright(image: Any, exif: Mapping[int, Any]) -> Size:

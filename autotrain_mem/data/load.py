@@ -113,8 +113,15 @@ def load_named(name: str, config_name: str | None) -> Any:
 
     path = pathlib.Path(name)
     check_data_path(name)
+    suffix = path.suffix.lower()
     if path.is_file():
-        return _load_file(path)
+        try:
+            return datasets.load_dataset(DATA_KINDS[suffix], data_files=str(path))
+        except (OSError, ValueError, datasets.exceptions.DatasetGenerationError) as error:
+            if _NO_ROWS in str(error):
+                raise EmptyDatasetError(f"{path} has no rows.", hint=ONE_ROW) from error
+            reason = _unreadable(path) or _first_line(error)
+            raise MalformedDatasetError(f"{path} cannot be read: {reason}.", hint=_HOW_TO_MEND[suffix]) from error
     try:
         if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
             loaded = datasets.load_from_disk(name)
@@ -144,19 +151,6 @@ def load_named(name: str, config_name: str | None) -> Any:
         raise DatasetNotFoundError(
             f"Cannot load the dataset {name!r} ({kind}): {_first_line(error)}.", hint=WHAT_IS_READ
         ) from error
-
-
-def _load_file(path: pathlib.Path) -> Any:
-    import datasets
-
-    suffix = path.suffix.lower()
-    try:
-        return datasets.load_dataset(DATA_KINDS[suffix], data_files=str(path))
-    except (OSError, ValueError, datasets.exceptions.DatasetGenerationError) as error:
-        if _NO_ROWS in str(error):
-            raise EmptyDatasetError(f"{path} has no rows.", hint=ONE_ROW) from error
-        reason = _unreadable(path) or _first_line(error)
-        raise MalformedDatasetError(f"{path} cannot be read: {reason}.", hint=_HOW_TO_MEND[suffix]) from error
 
 
 def _unreadable(path: pathlib.Path) -> str:
@@ -288,11 +282,17 @@ def check_rows(split: Any, columns: tuple[str, ...], name: str) -> None:
             hint="Save the file as UTF-8.",
         ) from error
     if bad:
-        first = {column: kept[bad[0]][column] for column in columns}
+        row = bad[0]
+        first = {column: kept[row][column] for column in columns}
         others = f", and {len(bad) - 1} more such row{'s' if len(bad) > 2 else ''}" if len(bad) > 1 else ""
         values = ", ".join(f"{column} {_kind(value)}" for column, value in first.items())
+        place = f"row {row + 1}"
+        if name.lower().endswith(".jsonl"):  # blank lines count, and hold no row
+            with open(name, "rb") as lines:
+                filled = (number for number, line in enumerate(lines, 1) if line.strip())
+                place = next((f"line {number}" for at, number in enumerate(filled) if at == row), place)
         raise DatasetFormatError(
-            f"{name} cannot be trained on: in {_place(pathlib.Path(name), bad[0])}, {values}{others}.",
+            f"{name} cannot be trained on: in {place}, {values}{others}.",
             hint=_right_values(tuple(first)) + _MENDED,
         )
 
@@ -340,17 +340,6 @@ def _kind(value: Any) -> str:
     return names.get(type(value), "is an object")
 
 
-def _place(path: pathlib.Path, row: int) -> str:
-    """``line 7`` of a .jsonl file, where blank lines count but hold no row; else ``row 6``."""
-    if path.suffix.lower() == ".jsonl":
-        with open(path, "rb") as lines:
-            filled = (number for number, line in enumerate(lines, 1) if line.strip())
-            for place, number in enumerate(filled):
-                if place == row:
-                    return f"line {number}"
-    return f"row {row + 1}"
-
-
 def _is_conversation(value: Any) -> bool:
     if not isinstance(value, list) or not value:
         return False
@@ -366,16 +355,17 @@ _LABEL = "label"
 
 def _is_good(row: Mapping[str, Any]) -> bool:
     """Returns whether every column that a method reads holds what a column of its name should."""
-    alike = [value for column, value in row.items() if column in _ALIKE]
-    all_texts = all(isinstance(value, str) for value in alike)
-    return (all_texts or all(map(_is_conversation, alike))) and all(
-        _is_good_value(column, value) for column, value in row.items() if column not in _ALIKE
-    )
-
-
-def _is_good_value(column: str, value: Any) -> bool:
-    if column.endswith("_ids"):
-        return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
-    if column in _CONVERSATIONS:
-        return _is_conversation(value)
-    return value in (True, False) if column == _LABEL else isinstance(value, str)
+    alike = []
+    for column, value in row.items():
+        if column in _ALIKE:
+            alike.append(value)
+            continue
+        if column.endswith("_ids"):
+            is_good = isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
+        elif column in _CONVERSATIONS:
+            is_good = _is_conversation(value)
+        else:
+            is_good = value in (True, False) if column == _LABEL else isinstance(value, str)
+        if not is_good:
+            return False
+    return all(isinstance(value, str) for value in alike) or all(map(_is_conversation, alike))

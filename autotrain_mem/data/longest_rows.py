@@ -159,8 +159,14 @@ def longest_image_rows(trainer: Any, dataset: Any, count: int) -> tuple[list[int
     Raises:
         DatasetFormatError: an image that cannot be read.
     """
+    known = (*_TEXTS, getattr(trainer.args, "dataset_text_field", None))
+    columns = [name for name in dataset.column_names if name in known]
+    characters_of_rows = [0] * len(dataset)
+    if columns:
+        tables = dataset.select_columns(columns).with_format("arrow").iter(batch_size=_ROWS_AT_ONCE)
+        characters_of_rows = [sum(map(characters, row.values())) for table in tables for row in table.to_pylist()]
     sizes = row_image_sizes(dataset.with_format(None))
-    weights = list(zip(map(pixels, sizes), map(len, sizes), _text_lengths(trainer, dataset), strict=True))
+    weights = list(zip(map(pixels, sizes), map(len, sizes), characters_of_rows, strict=True))
     orders = [weights, [(images, area, text) for area, images, text in weights], [weight[::-1] for weight in weights]]
     each = max(count, FEWEST_CANDIDATES)
     found = {number for order in orders for number in longest_rows(order, each)}
@@ -181,13 +187,3 @@ def tokens_of(trainer: Any, dataset: Any, number: int) -> int:
     images = [image for image in given or [] if image is not None]
     prompt = prepare_multimodal_messages(row["prompt"], images=images)
     return len(trainer._tokenize_prompts([prompt])[0][0])
-
-
-def _text_lengths(trainer: Any, dataset: Any) -> list[int]:
-    """Characters of each row, whatever they are of."""
-    known = (*_TEXTS, getattr(trainer.args, "dataset_text_field", None))
-    texts = [name for name in dataset.column_names if name in known]
-    if not texts:
-        return [0] * len(dataset)
-    tables = dataset.select_columns(texts).with_format("arrow").iter(batch_size=_ROWS_AT_ONCE)
-    return [sum(map(characters, row.values())) for table in tables for row in table.to_pylist()]

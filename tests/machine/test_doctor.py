@@ -197,20 +197,13 @@ def test_what_was_tested_is_what_the_project_declares_and_its_suite_installs() -
     assert version_of(newest_trl)[:2] == TESTED["trl"][1]
 
 
-@pytest.mark.parametrize(
-    ("module", "says"), [("dies", "status -11"), ("sleeps", "no answer within 1 s"), ("fails", "ValueError")]
-)
-def test_an_import_that_crashes_or_never_ends_is_reported(
+@pytest.mark.parametrize(("module", "says"), [("dies", "status -11"), ("fails", "ValueError")])
+def test_an_import_that_crashes_or_fails_is_reported(
     module: str, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    programs = {
-        "dies": "import os; os.kill(os.getpid(), 11)",
-        "sleeps": "import time; time.sleep(60)",
-        "fails": "raise ValueError(3)",
-    }
+    programs = {"dies": "import os; os.kill(os.getpid(), 11)", "fails": "raise ValueError(3)"}
     (tmp_path / f"{module}.py").write_text(programs[module])
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
-    monkeypatch.setattr(doctor, "IMPORT_SECONDS", 1.0 if module == "sleeps" else 20.0)
     assert says in doctor._library(module, "2.13").error
 
 
