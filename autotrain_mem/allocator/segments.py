@@ -220,7 +220,24 @@ _UNLIMITED_ADDRESS_BYTES = 1 << 44
 
 def allocate_expandable(state: AllocatorState, pool: Pool, size: int, stream: int) -> DeviceBlock | None:
     """Makes a block of at least ``size`` (``try_allocate_expandable_block``); None when memory is out."""
-    candidate = _find(state, pool, size, stream)
+    # Finds the lowest address where it fits into free and unmapped stretches (``find_expandable_block``).
+    candidate = following = None
+    for unmapped in pool.unmapped(stream):
+        before = unmapped.prev
+        first = before if before is not None and before.is_available else unmapped
+        room, following = 0, first
+        while room < size and following is not None and following.is_available:
+            room, following = room + following.size, following.next
+        if room >= size:
+            candidate = first
+            break
+    if candidate is None:
+        page = SMALL_SEGMENT_BYTES if pool.is_small else state.settings.large_segment_bytes
+        total = state.total_bytes
+        wanted = _UNLIMITED_ADDRESS_BYTES if total is None else max(total + total // 8, size)
+        segment = Segment(state.device.addresses(-(-wanted // page) * page), -(-wanted // page) * page, page)
+        candidate = DeviceBlock(segment.address, segment.size, stream, pool, segment, mapped=False)
+        pool.insert_unmapped(candidate)
     if not candidate.mapped and not _map(state, candidate, min(candidate.size, size)):
         return None
     while candidate.size < size:
@@ -231,26 +248,6 @@ def allocate_expandable(state: AllocatorState, pool: Pool, size: int, stream: in
         candidate = following
     pool.remove(candidate)
     return candidate
-
-
-def _find(state: AllocatorState, pool: Pool, size: int, stream: int) -> DeviceBlock:
-    """Finds the lowest address where ``size`` fits into free and unmapped stretches (``find_expandable_block``)."""
-    following: DeviceBlock | None
-    for unmapped in pool.unmapped(stream):
-        before = unmapped.prev
-        candidate = before if before is not None and before.is_available else unmapped
-        room, following = 0, candidate
-        while room < size and following is not None and following.is_available:
-            room, following = room + following.size, following.next
-        if room >= size:
-            return candidate
-    page = SMALL_SEGMENT_BYTES if pool.is_small else state.settings.large_segment_bytes
-    total = state.total_bytes
-    wanted = _UNLIMITED_ADDRESS_BYTES if total is None else max(total + total // 8, size)
-    segment = Segment(state.device.addresses(-(-wanted // page) * page), -(-wanted // page) * page, page)
-    block = DeviceBlock(segment.address, segment.size, stream, pool, segment, mapped=False)
-    pool.insert_unmapped(block)
-    return block
 
 
 def _map(state: AllocatorState, block: DeviceBlock, size: int) -> bool:

@@ -22,7 +22,6 @@ from array import array
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
-from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -75,7 +74,11 @@ def to_json(value: Any) -> Any:
 def _noun_json(noun: Any) -> dict[str, Any]:
     form = getattr(noun, "json_form", _PLAIN)
     written = {SCHEMA: form.schema} if form.schema else {}
-    written |= {key: to_json(reduce(_attribute, path.split("."), noun)) for key, path in form.derived.items()}
+    for key, path in form.derived.items():
+        value = noun
+        for name in path.split("."):
+            value = None if value is None else getattr(value, name)
+        written[key] = to_json(value)
     for each in fields(noun):
         name, value = each.name, getattr(noun, each.name)
         if name in form.inline:
@@ -95,10 +98,6 @@ def _plain(value: Any) -> Any:
     return value.value if isinstance(value, Enum) else str(value) if isinstance(value, Path) else value
 
 
-def _attribute(value: Any, name: str) -> Any:
-    return None if value is None else getattr(value, name)
-
-
 def from_json(noun: type[Noun], value: Any) -> Noun:
     """Reads what :func:`to_json` wrote of a noun.
 
@@ -109,11 +108,8 @@ def from_json(noun: type[Noun], value: Any) -> Noun:
 
     unfolded = getattr(noun, "unfolded", None)
     try:
-        return msgspec.convert(unfolded(value) if unfolded else value, noun, str_keys=True, dec_hook=_array)
+        # An array is the one type that msgspec does not know.
+        content = unfolded(value) if unfolded else value
+        return msgspec.convert(content, noun, str_keys=True, dec_hook=lambda kind, each: array("q", each))
     except msgspec.ValidationError as error:
         raise CodecError(str(error)) from None
-
-
-def _array(kind: Any, value: Any) -> array[int]:
-    """Reads the one type that msgspec does not know."""
-    return array("q", value)

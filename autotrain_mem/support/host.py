@@ -175,7 +175,10 @@ def missing_to_compile(
             f'export PATH="{beside}:$PATH", where it is' if has_it else "pip install ninja, or apt install ninja-build"
         )
         yield "ninja is not found in PATH", cure
-    if all(_was_compiled(environment, name) for name in operators):
+    # An earlier run compiled them (``torch/utils/cpp_extension.py: _get_build_directory``).
+    home = environment.get("XDG_CACHE_HOME") or pathlib.Path(environment.get("HOME") or pathlib.Path.home(), ".cache")
+    folder = pathlib.Path(environment.get(EXTENSIONS) or pathlib.Path(home, "torch_extensions"))
+    if all(any(folder.glob(f"{name}/{name}.so")) or any(folder.glob(f"*/{name}/{name}.so")) for name in operators):
         return
     compiler = shlex.split(environment.get("CXX", "c++"))[:1] or ["c++"]
     if shutil.which(compiler[0], path=path) is None:
@@ -202,11 +205,3 @@ def _is_prebuilt(operator: str) -> bool:
     except (OSError, ValueError, SyntaxError):
         return False
     return bool(said.get("installed_ops", {}).get(operator)) and said.get("accelerator_name") == "cuda"
-
-
-def _was_compiled(environment: Mapping[str, str], operator: str) -> bool:
-    """Returns whether an earlier run did (``torch/utils/cpp_extension.py: _get_build_directory``)."""
-    home = environment.get("XDG_CACHE_HOME") or pathlib.Path(environment.get("HOME") or pathlib.Path.home(), ".cache")
-    folder = pathlib.Path(environment.get(EXTENSIONS) or pathlib.Path(home, "torch_extensions"))
-    found = (folder.glob(f"{levels}{operator}/{operator}.so") for levels in ("", "*/"))
-    return any(any(each) for each in found)

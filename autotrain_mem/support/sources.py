@@ -137,25 +137,22 @@ def unreachable() -> str:
 
 def why_not_asked() -> str:
     """Returns why the hub cannot answer, before it is asked; empty where it may."""
-    from huggingface_hub import constants
-
-    return unreachable() if constants.HF_HUB_OFFLINE or _is_away(constants.ENDPOINT) else ""
-
-
-def _is_away(endpoint: str) -> bool:
-    """Returns whether a host has no address, or refuses; behind a proxy that is not visible from here."""
     from urllib.request import getproxies  # 16 ms to import
 
-    if getproxies():
-        return False
-    parts = urlsplit(endpoint)
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return unreachable()
+    if getproxies():  # a host behind a proxy cannot be tried from here
+        return ""
+    parts = urlsplit(constants.ENDPOINT)
     try:
         with socket.create_connection((parts.hostname or "", parts.port or _PORTS[parts.scheme]), _SECONDS):
-            return False
+            return ""
     except (TimeoutError, KeyError):
-        return False
+        return ""
     except OSError:  # no such host, no network, nobody listens
-        return True
+        return unreachable()
 
 
 def no_model(model: str, why: str, hint: str) -> ModelNotFoundError:

@@ -273,7 +273,7 @@ KNOBS = dataclasses.replace(TRL_DEFAULTS, per_device_train_batch_size=1, max_len
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
-    """One for the tests below in their order: it imports for seconds. The last of them ends it."""
+    """One for the tests below in their order: it imports for seconds. The second of them ends it."""
     with Worker() as started:
         yield started
 
@@ -289,25 +289,6 @@ def test_an_error_in_the_worker_is_raised_here_and_the_worker_lives_on_and_leave
     assert worker.describe(job, (8, 0)).context_length
     assert worker.pid == first
     assert names_in(scratch(worker)) == []
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_killed_or_takes_too_long_says_so_and_the_next_question_gets_a_new_one(
-    job: Job, worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    killed = worker.pid
-    killer = threading.Timer(0.1, os.kill, (killed, signal.SIGKILL))  # the rehearsal takes longer
-    killer.start()
-    with pytest.raises(WorkerDiedError, match="signal 9") as caught:
-        worker.rehearse(job, KNOBS, 16, (8, 0))
-    killer.join()
-    assert "host running out of memory" in caught.value.hint
-    monkeypatch.setattr(client, "TIME_LIMIT_SECONDS", 2.0)  # enough to begin, not enough to import TRL
-    with pytest.raises(WorkerTimeoutError, match="longer than 2 s"):
-        worker.rehearse(job, KNOBS, 16, (8, 0))
-    assert worker.pid != killed
-    assert not is_running(killed)
-    assert ends(worker.pid)
 
 
 @pytest.mark.slow
@@ -328,6 +309,27 @@ def test_an_interrupted_counting_leaves_no_process_and_no_folder(worker: Worker,
         assert names_in(folder) != [], "nor without the interrupted question's folder"
     assert all(ends(pid) for pid in members(worker.pid))
     assert not folder.exists()
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_or_takes_too_long_says_so_and_the_next_question_gets_a_new_one(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Worker() as worker:
+        worker.start()
+        killed = worker.pid
+        killer = threading.Timer(0.1, os.kill, (killed, signal.SIGKILL))  # its imports take longer
+        killer.start()
+        with pytest.raises(WorkerDiedError, match="signal 9") as caught:
+            worker.rehearse(job, KNOBS, 16, (8, 0))
+        killer.join()
+        assert "host running out of memory" in caught.value.hint
+        monkeypatch.setattr(client, "TIME_LIMIT_SECONDS", 2.0)  # enough to begin, not enough to import TRL
+        with pytest.raises(WorkerTimeoutError, match="longer than 2 s"):
+            worker.rehearse(job, KNOBS, 16, (8, 0))
+        assert worker.pid != killed
+        assert not is_running(killed)
+        assert ends(worker.pid)
 
 
 def members(group: int) -> list[int]:

@@ -288,7 +288,13 @@ class Search:
         more = (len(long) - j) - (len(self._short.symbols) - i)
         self._looks += max(more, 0) // copies
         lengths = []
-        for period in _distances(long, j, more // copies):
+        most, at = more // copies, j
+        while most > 0:
+            try:
+                at = long.index(long[j], at + 1, j + most + 1)  # a loop in Python takes ten times as long
+            except ValueError:
+                break
+            period = at - j
             stop = j + period * copies
             if long[j : stop - period] == long[j + period : stop]:
                 alike = self._alike(i, stop)
@@ -313,14 +319,3 @@ class Search:
                 return at
         both_end = i + end == len(short.symbols) and j + end == len(long.symbols)
         return SURE_STEPS if both_end else end
-
-
-def _distances(symbols: list[int], j: int, most: int) -> Iterator[int]:
-    """Yields the distances from a step to later steps with the same symbol, the nearest first, up to a limit."""
-    at = j
-    while most > 0:
-        try:
-            at = symbols.index(symbols[j], at + 1, j + most + 1)  # a loop in Python takes ten times as long
-        except ValueError:
-            return
-        yield at - j
