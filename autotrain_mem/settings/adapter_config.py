@@ -116,20 +116,20 @@ def arguments_of(text: str) -> dict[str, Any]:
     content, kind = json.loads(text), kind_of(text)
     said: dict[str, Any] = {PEFT_CONFIG: text, "use_peft": True}
     if kind == LORA:
-        said |= {name: _flag(content.get(key, default)) for name, (key, default) in _FLAGS.items()}
-        said = {name: value for name, value in said.items() if value is not None and value is not False}
+        for name, (key, default) in _FLAGS.items():
+            value = content.get(key, default)
+            if isinstance(value, str):
+                value = [value]
+            elif isinstance(value, list):
+                # TRL takes a single name for a regular expression (trl/trainer/model_config.py: __post_init__).
+                value = sorted(value) if len(value) != 1 else [rf".*\.{value[0]}"]
+            if value is not None and value is not False:
+                said[name] = value
     if why_not_quantized(text):
         said |= {"load_in_4bit": False, "load_in_8bit": False}
     if kind == _PREFIX:
         said |= {CHECKPOINTING: False}
     return said
-
-
-def _flag(value: Any) -> Any:
-    """TRL takes a single name for a regular expression (``trl/trainer/model_config.py: __post_init__``)."""
-    if not isinstance(value, list):
-        return [value] if isinstance(value, str) else value
-    return sorted(value) if len(value) != 1 else [rf".*\.{value[0]}"]
 
 
 def why_not_quantized(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Reads flags and YAML keys by a parser: TRL's own in a worker, or one that is made of what was kept of it. Pure."""
+"""Reads flags and YAML keys by a parser: TRL's own in a worker, or one that is rebuilt from its stored flags."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RENAMED = {
     "torch_dtype": "dtype",
     "warmup_ratio": "warmup_steps",
 }
-"""Names of TRL's and transformers 4's -> today's names of the same settings."""
+"""Maps old names of TRL and transformers 4 to today's names of the same settings."""
 
 _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "batch_size": ("per_device_train_batch_size",),
@@ -61,12 +61,11 @@ def read_given(
     also_known: Sequence[str],
     methods_with: MethodsWith,
 ) -> dict[str, Any]:
-    """Reads what the user gave, and nothing else, by the parser's names. The parser is spent with it.
+    """Returns exactly the arguments that the user gave, by the parser's names. Modifies the method's parser.
 
     Args:
-        parser: Of the method.
-        argv: Flags without our own.
-        config: Keys of a YAML file; a flag wins over its key.
+        argv: Flags except our own.
+        config: Keys of a YAML file; a flag overrides its key.
         also_known: Our own names, for did-you-mean.
 
     Raises:
@@ -89,14 +88,23 @@ def read_given(
     keys, _ = parser.parse_known_args(spoken)
     flags, extra = parser.parse_known_args(argv)
     if extra:
-        raise _unknown_tokens(method, extra, known, methods_with)
+        flags_of_nobody = [token for token in extra if re.match(r"--?[A-Za-z]", token)]
+        if flags_of_nobody:
+            raise unknown_names(method, flags_of_nobody, known, "flag", "--", methods_with)
+        raise UsageError(f"Unexpected arguments: {' '.join(extra)}.", hint="A value with spaces stands in quotes.")
     given = _by_todays_names({**silent, **vars(keys)}) | _by_todays_names(vars(flags))
-    _check_most(given)
+    asked = [name for name in MAXIMIZED if given.get(name) == MOST]
+    if len(asked) > 1:
+        raise UsageError(
+            f"{' and '.join(f'--{name} {MOST}' for name in asked)}: the most of one depends on how much there is of "
+            "the other.",
+            hint=f"Give a number for all of them but one, or ask for one after the other: --{asked[0]} {MOST}.",
+        )
     return given
 
 
 def _ratio(text: str) -> float:
-    """Reads a share of all steps: below 1 ``warmup_steps`` is one (``training_args.py: get_warmup_steps``)."""
+    """Parses a share of all steps, which ``warmup_steps`` below 1 is (``training_args.py: get_warmup_steps``)."""
     if not 0 <= float(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is no share; --warmup_steps {text} is so many steps, 0.03 a share")
     return float(text)
@@ -117,18 +125,8 @@ def _by_todays_names(given: Mapping[str, Any]) -> dict[str, Any]:
     return read
 
 
-def _check_most(given: Mapping[str, Any]) -> None:
-    asked = [name for name in MAXIMIZED if given.get(name) == MOST]
-    if len(asked) > 1:
-        flags = " and ".join(f"--{name} {MOST}" for name in asked)
-        raise UsageError(
-            f"{flags}: the most of one depends on how much there is of the other.",
-            hint=f"Give a number for all of them but one, or ask for one after the other: --{asked[0]} {MOST}.",
-        )
-
-
 def actions_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    """Finds actions by name: the first of a name is the flag itself, a later one its --no_ form with its default."""
+    """Returns actions by name: the first of a name is the flag, a later one its --no_ form with its default."""
     return {action.dest: action for action in reversed(parser._actions) if action.dest != "help"}
 
 
@@ -153,17 +151,17 @@ def unknown_names(
     return UsageError(f"Unknown {kind}{plural}: {', '.join(unknown)}.", hint=hint)
 
 
-# -- what is kept of TRL's parser --------------------------------------------------------------------------------------
+# -- the stored flags of TRL's parser ----------------------------------------------------------------------------------
 
 _TYPES: Mapping[str, Any] = {"int": int, "float": float}
-"""Types whose refusal Python itself words: a value of another type is left to TRL's parser."""
+"""Types whose errors come from Python itself; values of other types are left to TRL's parser."""
 _SWITCH, _CHOOSES = "string_to_bool", "make_choice_type_function"
 """The type of a switch, and the function that makes types of choices (``transformers/hf_argparser.py``), where a text
 stands for its value."""
 
 
 def flags_of(parser: argparse.ArgumentParser) -> tuple[TrlFlag, ...]:
-    """Writes down a parser's flags, as far as :func:`parser_of` makes use of them."""
+    """Returns the flags of a parser that :func:`parser_of` uses."""
     return tuple(
         TrlFlag(
             names=tuple(action.option_strings),
@@ -178,10 +176,8 @@ def flags_of(parser: argparse.ArgumentParser) -> tuple[TrlFlag, ...]:
 
 
 def parser_of(flags: Sequence[TrlFlag]) -> argparse.ArgumentParser:
-    """Makes a parser that knows the names, and refuses the values that Python itself would refuse in TRL's.
-
-    What it accepts is not read yet: TRL's own parser, and its dataclasses, have their say later.
-    """
+    """Makes a parser that refuses unknown names, and values that Python itself refuses; TRL's own parser and
+    dataclasses read the values later."""
     parser = argparse.ArgumentParser(add_help=False)
     for flag in flags:
         if flag.nargs == 0:
@@ -202,9 +198,9 @@ def _kind(action: argparse.Action) -> str:
 
 
 def _as_flags(config: Mapping[str, Any], actions: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
-    """(YAML keys as flags, keys with a value that no flag can say): so a wrong value is refused like a flag's.
+    """Splits YAML keys into flags, whose values are refused like a flag's, and keys that no flag can express.
 
-    Example: ``{"lora_r": 8, "lora_target_modules": ["q_proj"], "max_length": None}`` gives
+    ``{"lora_r": 8, "lora_target_modules": ["q_proj"], "max_length": None}`` becomes
     ``(["--lora_r=8", "--lora_target_modules", "q_proj"], {"max_length": None})``.
     """
     spoken: list[str] = []
@@ -225,7 +221,7 @@ def _text(value: Any) -> str:
 
 
 def _forget_defaults(parser: argparse.ArgumentParser) -> None:
-    """Removes defaults from the namespace; accepts what TRL's documentation promises and its parser does not take."""
+    """Removes defaults from the namespace, and accepts values that TRL documents and its parser refuses."""
     for action in parser._actions:
         if action.dest == "help":
             continue
@@ -259,7 +255,7 @@ def _number_or_most(text: str) -> int | str:
 
 
 def _checkpoint(text: str) -> str | bool:
-    """``true`` for the last one in the output folder, ``false`` for none, or a folder."""
+    """Parses ``true`` (the last checkpoint of the output folder), ``false`` (none), or a folder."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     if not pathlib.Path(text).is_dir():
@@ -290,16 +286,8 @@ def _help(method: str) -> str:
     return f"autofit {method} --help"
 
 
-def _unknown_tokens(method: str, extra: Sequence[str], known: Sequence[str], methods_with: MethodsWith) -> UsageError:
-    """Returns unknown flags, or else arguments that belong to no flag."""
-    unknown = [token for token in extra if re.match(r"--?[A-Za-z]", token)]
-    if unknown:
-        return unknown_names(method, unknown, known, "flag", "--", methods_with)
-    return UsageError(f"Unexpected arguments: {' '.join(extra)}.", hint="A value with spaces stands in quotes.")
-
-
 def _nearest(name: str, known: Sequence[str]) -> list[str]:
-    """At most two, by letters; underscores do not count, as in ``batchsize``."""
+    """Returns at most two similar names; underscores are ignored, as in ``batchsize``."""
     by_letters = {item.replace("_", ""): item for item in sorted({*known, *_ELSEWHERE})}
     near = difflib.get_close_matches(name.replace("_", ""), by_letters, n=3, cutoff=0.7)
     names = [by_letters[letters] for letters in near]
@@ -317,7 +305,7 @@ class TrlFlag:
     nargs: int | str | None
     """0 for a switch."""
     kind: str
-    """Name of the type that its values are read as; of most types only TRL knows what they refuse."""
+    """The name of the type of its values; most types are known to TRL alone."""
     choices: tuple[str, ...] | None
 
 
@@ -327,14 +315,14 @@ class TrlFlags:
 
     flags: tuple[TrlFlag, ...]
     help: str
-    """TRL's help text, in as many columns as the terminal had."""
+    """TRL's help text, at the terminal's width."""
 
 
 _KIND, _NAMES = "flags", "flag_names"
 
 
 def kept_flags(store: Store, method: str) -> TrlFlags | None:
-    """Returns the flags of a method; None where no worker has written them down, or the installed TRL lacks it."""
+    """Returns the stored flags of a method; None if there are none, or if the installed TRL lacks the method."""
     kept = store.get(_KIND, _key(method))
     return None if kept is None else codec.from_json(TrlFlags, kept)
 
@@ -345,12 +333,12 @@ def kept_names(store: Store) -> Mapping[str, list[str]] | None:
 
 
 def keep_flags(store: Store, tables: Mapping[str, TrlFlags]) -> None:
-    """Writes them down: an entry for each method, of which a command reads one."""
+    """Stores the flags, one entry for each method."""
     for method, table in tables.items():
         store.put(_KIND, _key(method), codec.to_json(table))
     store.put(_NAMES, _key(), {method: [flag.dest for flag in table.flags] for method, table in tables.items()})
 
 
 def _key(*method: str) -> dict[str, Any]:
-    """A help text is as wide as ``COLUMNS`` says (``shutil.get_terminal_size``), or 80 columns."""
+    """Returns the key of the stored flags. A help text is ``COLUMNS`` wide (``shutil.get_terminal_size``)."""
     return {"installed": local_key(), "columns": os.environ.get("COLUMNS"), "method": method}

@@ -116,13 +116,12 @@ def test_a_model_that_is_to_be_loaded_with_kernels_from_the_hub_is_refused(name:
     check_loading(None)
 
 
-@pytest.mark.parametrize("device", ["mps", "xpu"])
-def test_a_device_whose_allocator_is_not_known_is_refused_by_name(device: str) -> None:
+def test_a_device_whose_allocator_is_not_known_is_refused_by_name() -> None:
     class Elsewhere(torch.nn.Module):
         def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
-            return iter([("weight", type("Weight", (), {"device": torch.device(device)})())])
+            return iter([("weight", type("Weight", (), {"device": torch.device("mps")})())])
 
-    with pytest.raises(UnsupportedModelError, match=f"is on {device}"):
+    with pytest.raises(UnsupportedModelError, match="is on mps"):
         check_model_object(Elsewhere(), gets_adapter=True)
 
 
@@ -141,7 +140,7 @@ def test_a_model_that_bitsandbytes_quantized_is_refused_only_where_it_is_spread(
         check_model_object(model, gets_adapter=True)
 
 
-@pytest.mark.parametrize("method", ["awq", "gptq", "hqq", "torchao", "fp8", "compressed-tensors", "unheard of"])
+@pytest.mark.parametrize("method", ["gptq", "torchao", "unheard of"])
 def test_a_base_quantized_in_another_way_is_refused_with_the_reason(method: str) -> None:
     config = SimpleNamespace(quantization_config={"quant_method": method}, get_text_config=lambda decoder: config)
     with pytest.raises(UnsupportedModelError, match=f"quantized with {method} is not rehearsed yet: ") as caught:

@@ -41,7 +41,7 @@ def found(folder: Any, method: str = "sft", card: tuple[int, int] = (8, 0), **wo
     return list(collect(table.PREFLIGHT, setup(folder, method, card, **words), UNFORESEEN))
 
 
-@pytest.mark.parametrize("method", ["sft", "reward", "dpo", "grpo", "rloo"])
+@pytest.mark.parametrize("method", ["sft", "reward", "grpo"])
 def test_a_good_job_has_no_findings(method: str, model_folder: Folder) -> None:
     assert found(model_folder("qwen2"), method) == []
 
@@ -85,10 +85,8 @@ ELSEWHERE = "some-org/some-data"
         ("grpo", ELSEWHERE, None, {}, ""),
         ("sft", ELSEWHERE, None, {}, ""),  # they say the length
         ("sft", ELSEWHERE, None, {"max_length": "auto"}, ""),
-        ("sft", ELSEWHERE, None, {"max_length": None}, ""),
         ("sft", ELSEWHERE, None, {"max_length": 64, "to_train": True}, ""),  # or are trained on
         ("sft", "./nowhere", None, {"max_length": 64}, ""),  # a path, where nothing lies
-        ("sft", "nowhere.jsonl", None, {"max_length": 64}, ""),
     ],
 )
 def test_a_plan_does_without_data_that_the_hub_does_not_give_where_the_length_is_given(
@@ -116,11 +114,7 @@ def test_bf16_on_a_card_that_emulates_it_is_told(model_folder: Folder) -> None:
 
 @pytest.mark.parametrize(
     ("name", "command"),
-    [
-        ("flash_attention_2", "pip install flash-attn"),
-        ("flash_attention_3", "pip install kernels"),
-        ("kernels-community/flash-attn2", "pip install kernels"),
-    ],
+    [("flash_attention_2", "pip install flash-attn"), ("kernels-community/flash-attn2", "pip install kernels")],
 )
 def test_flash_attention_must_be_there_to_train(
     name: str, command: str, model_folder: Folder, monkeypatch: pytest.MonkeyPatch
@@ -216,7 +210,6 @@ def judged(
         (5, "{{ '<turn>' }}", "error"),  # every conversation has it
         (4, "", "warning"),  # a text may have it
         (2, "", "error"),  # an ordinary word
-        (1, "", "error"),
     ],
 )
 def test_tokens_without_a_row_count_when_a_batch_would_hold_them(
@@ -229,7 +222,7 @@ def test_tokens_without_a_row_count_when_a_batch_would_hold_them(
     assert all("resize_token_embeddings(6)" in finding.cure for finding in findings)
     # A template of another tokenizer makes room for its tokens, one of one's own does not.
     assert not judged(monkeypatch, model_folder("qwen2"), tokenizer, rows, chat_template_path="Qwen/Qwen3-0.6B")
-    if rows == 1:
+    if rows == 2:
         assert judged(monkeypatch, model_folder("qwen2"), tokenizer, rows, chat_template_path="own.jinja")
 
 
@@ -246,7 +239,7 @@ def test_a_tokenizer_that_cannot_pad_is_told(
     assert not judged(monkeypatch, model_folder("qwen2"), tokenizer, method=method)
 
 
-@pytest.mark.parametrize(("method", "hurts"), [("sft", False), ("dpo", False), ("grpo", False), ("reward", True)])
+@pytest.mark.parametrize(("method", "hurts"), [("sft", False), ("reward", True)])
 def test_padding_that_is_the_end_hurts_who_looks_for_the_end_by_padding(
     method: str, hurts: bool, model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

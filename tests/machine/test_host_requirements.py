@@ -49,7 +49,6 @@ FULL = {"use_peft": False, "dtype": "float32"}
     ("words", "needed"),
     [
         ({"dtype": "float32"}, 28 * BILLIONS),
-        ({"dtype": "bfloat16"}, 14 * BILLIONS),
         ({"dtype": "auto"}, 14 * BILLIONS),
         ({"dtype": "float32", "load_in_8bit": True}, 7 * BILLIONS),
         ({"dtype": "bfloat16", "load_in_4bit": True}, int(3.5 * BILLIONS)),
@@ -77,9 +76,7 @@ def test_offloading_the_optimizer_takes_twins_and_state_of_the_host() -> None:
 @pytest.mark.parametrize(
     ("words", "needed"),
     [
-        ({"sharding": "ddp"}, 4 * 28 * BILLIONS),
         ({"sharding": "zero2"}, 4 * 28 * BILLIONS),  # divides what is loaded only then
-        ({"sharding": "zero3"}, 28 * BILLIONS),
         ({"sharding": "fsdp2"}, 28 * BILLIONS),  # the first process loads for all
         ({}, 28 * BILLIONS),  # sharded perhaps
     ],
@@ -239,10 +236,8 @@ def test_too_many_checkpoints_are_told_with_the_limit_that_fits(
     assert f"--save_total_limit {kept - 2}" in finding.cure
     limited = load(**FULL, steps=steps, memory=rehearsed(**ADAMW), **{**words, "save_total_limit": kept - 2})
     assert not looked_at(limited, disk=(kept - 1) * checkpoint + model)
-
-
-def test_checkpoints_of_steps_that_nobody_knows_are_passed_over() -> None:
-    assert not looked_at(load(**FULL, memory=rehearsed(**ADAMW)), disk=5 * 28 * BILLIONS)
+    unknown = load(**FULL, memory=rehearsed(**ADAMW))
+    assert not looked_at(unknown, disk=5 * 28 * BILLIONS), "the number of steps is not known"
 
 
 def test_this_machine_is_read_also_for_a_folder_that_is_yet_to_be_made(tmp_path: pathlib.Path) -> None:
