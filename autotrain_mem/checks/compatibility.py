@@ -20,7 +20,7 @@ from autotrain_mem.types.hardware import Capability
 
 
 def quantization(subject: ModelOnCard) -> Problems:
-    """A checkpoint that is quantized already may be so in a way that is not rehearsed, or be quantized twice."""
+    """Refuses a checkpoint that is quantized in a way that is not rehearsed, or would be quantized twice."""
     from transformers import Mxfp4Config
     from trl import ModelConfig, get_quantization_config
 
@@ -42,7 +42,7 @@ def quantization(subject: ModelOnCard) -> Problems:
 
 
 def images(subject: ModelOnCard) -> Problems:
-    """Yields what is said of images to a model that reads text, or to a trainer that does."""
+    """Refuses image flags for a model or a trainer that reads text alone."""
     job = subject.job
     said = {"--max_pixels": job.arguments.get(SMALLER_IMAGES), "--image_sizes": job.images}
     flags = " and ".join(name for name, value in said.items() if value)
@@ -58,7 +58,7 @@ def images(subject: ModelOnCard) -> Problems:
 
 
 def attention(subject: ModelOnCard) -> Problems:
-    """Kernels may not run on this card or with this dtype, or not be rehearsed."""
+    """Refuses kernels that do not run on this card or with this dtype, or are not rehearsed."""
     name = subject.job.arguments.get("attn_implementation")
     reason = None if name is None else _why_not(name, subject.job, subject.config, subject.compute_capability)
     if reason is not None:
@@ -103,7 +103,7 @@ _FROM_HUB = (("kernels",), "pip install kernels")
 
 
 def flash_package_missing(name: str) -> str:
-    """The command that installs what ``--attn_implementation name`` needs to train; empty when it is here."""
+    """Returns the command that installs the package of ``--attn_implementation name``; empty if it is installed."""
     if "flash" not in name:
         return ""
     packages, command = _FLASH_PACKAGES.get(name, _FROM_HUB)
@@ -111,7 +111,7 @@ def flash_package_missing(name: str) -> str:
 
 
 def liger(subject: ModelOnCard) -> Problems:
-    """The model's own kernels are rehearsed; of TRL's chunked losses, only those that it computes itself (1.16)."""
+    """Refuses Liger where it is not rehearsed: only chunked losses that TRL computes itself are (1.16)."""
     import trl
     from packaging.version import Version
 

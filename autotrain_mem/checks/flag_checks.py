@@ -1,4 +1,4 @@
-"""Checks what the user's words say against each other, by flags and keys alone; model, card and data come later.
+"""Checks flags and keys against each other; model, card and data are checked later.
 
 A pin is law, so no lever that ``--fit`` stops short of contradicts it: ``--fit lossless --use_peft`` trains an adapter,
 and the plan changes nothing but speed. ``--forbid`` names a lever itself, so what it forbids may not be asked for.
@@ -32,7 +32,7 @@ class Flags:
 
 
 def device(flags: Flags) -> Problems:
-    """A run has one place, and a simulated card must be named."""
+    """Refuses contradictory devices, and a simulated card without a name."""
     given, own = flags.given, flags.own
     if given.get("use_cpu") and own.get("gpu") is not None:
         yield "--use_cpu and --gpu exclude each other.", "To try a card out on the CPU: --gpu NAME --simulate."
@@ -113,7 +113,7 @@ def precision(flags: Flags) -> Problems:
 
 
 def quantization(flags: Flags) -> Problems:
-    """Weights of 4 or 8 bits cannot take a gradient step: they are trained with an adapter, or not at all."""
+    """Refuses quantized weights without an adapter: weights of 4 or 8 bits take no gradient step."""
     given = flags.given
     quantized = [name for name in BASE_BITS if given.get(name)]
     if len(quantized) == 2:
@@ -139,8 +139,7 @@ def adapter(flags: Flags) -> Problems:
 
 
 def generations(flags: Flags) -> Problems:
-    """Refuses two settings that exclude each other. What does not divide has an error of its own, with the next sum
-    done (``search.division``)."""
+    """Refuses two settings that exclude each other; ``search.division`` refuses sizes that do not divide."""
     given = flags.given
     if given.get("generation_batch_size") is not None and given.get("steps_per_generation") is not None:
         yield (
@@ -150,10 +149,8 @@ def generations(flags: Flags) -> Problems:
 
 
 def effective_batch(flags: Flags) -> Problems:
-    """Rows times steps must divide the effective batch where all three are given; processes are the rest of it.
-
-    How many there are is not known yet where all GPUs of this machine are to be used.
-    """
+    """Refuses an effective batch that rows times steps do not divide; the quotient is the number of processes, which is
+    not known yet if all GPUs of this machine are used."""
     given, own = flags.given, flags.own
     is_one = own.get("gpu") is not None and own.get("gpus") in (None, 1) and own.get("nodes") in (None, 1)
     rows, steps = given.get("per_device_train_batch_size"), given.get("gradient_accumulation_steps")
@@ -203,7 +200,7 @@ def row_limit(flags: Flags) -> Problems:
 
 
 def forbidden_levers(flags: Flags) -> Problems:
-    """A lever that is forbidden may not be asked for."""
+    """Refuses a setting whose lever is forbidden."""
     given, own = flags.given, flags.own
     for lever in sorted(set(own.get("forbid", ())) & LEVERS.keys()):
         name, value = LEVERS[lever].knobs[0], LEVERS[lever].to
@@ -231,7 +228,7 @@ def offloaded_optimizer(flags: Flags) -> Problems:
 
 
 def vllm(flags: Flags) -> Problems:
-    """vLLM's sleep mode and torch's growing segments both want to own the card's address space."""
+    """Refuses vLLM with expandable segments: both manage the card's address space."""
     given = flags.given
     if given.get("use_vllm") and given.get(EXPANDABLE):
         yield (
@@ -244,7 +241,7 @@ def vllm(flags: Flags) -> Problems:
 
 
 def arguments(flags: Flags) -> Problems:
-    """Arguments that a rehearsal passes over, or that end it."""
+    """Refuses arguments that a rehearsal ignores, or fails on."""
     given = flags.given
     refused = {name: f"--{name}" for name in REFUSED if given.get(name)}
     refused |= {name: f"--{name} false" for name in REFUSED_WHEN_OFF if given.get(name) is False}
@@ -257,7 +254,7 @@ def arguments(flags: Flags) -> Problems:
 
 
 def padding_free(flags: Flags) -> Problems:
-    """Rows in one sequence must be of a length that TRL limits."""
+    """Refuses rows in one sequence whose length TRL does not limit."""
     given = flags.given
     group = group_of(flags.method, "padding_free")
     is_refused = group is not None and group.verdict is Verdict.REFUSED  # its method says why
@@ -274,7 +271,7 @@ cudagraphs.py``)."""
 
 
 def compiled_graphs(flags: Flags) -> Problems:
-    """CUDA graphs keep memory pools of their own, so that an uncompiled rehearsal is no upper bound."""
+    """Refuses CUDA graphs: they keep their own memory pools, so that an uncompiled rehearsal is no upper bound."""
     for name, values in _GRAPHS.items():
         if (value := flags.given.get(name)) in values:
             yield (
@@ -286,7 +283,7 @@ def compiled_graphs(flags: Flags) -> Problems:
 
 
 def generation_cache(flags: Flags) -> Problems:
-    """Caches whose layers are copied to the host and back, or quantized by a package (``transformers/cache_utils.py:
+    """Refuses caches whose layers are copied to the host and back, or quantized by a package (``transformers/cache_utils.py:
     DynamicLayer.offload, QuantizedLayer``)."""
     name = str(flags.given.get("cache_implementation") or "")
     if ("offloaded" in name or name == "quantized") and not flags.given.get("use_vllm"):
@@ -297,7 +294,7 @@ def generation_cache(flags: Flags) -> Problems:
 
 
 def rows(flags: Flags) -> Problems:
-    """Batches whose rows are not those that a worst batch is made of."""
+    """Refuses options whose batches may exceed the planned worst batch."""
     given = flags.given
     packing, eval_packing = bool(given.get("packing")), given.get("eval_packing")
     evaluates = str(given.get("eval_strategy", "no")) != "no"

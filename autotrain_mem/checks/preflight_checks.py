@@ -1,7 +1,7 @@
-"""Checks of model, tokenizer and data before anything is rehearsed, all looked at in one go.
+"""Checks model, tokenizer and data before anything is rehearsed, and reports all problems at once.
 
-What a check cannot find out, such as a hub id that was not downloaded, it passes over. What is not looked at, because
-it hurts nobody: the padding side, which every trainer sets where it pads (on the right ``trl/trainer/sft_trainer.py:
+A check passes over what it cannot find out, such as a hub id that was not downloaded. The padding side is not checked,
+since every trainer sets it where it pads (on the right ``trl/trainer/sft_trainer.py:
 DataCollatorForLanguageModeling``, on the left ``grpo_trainer.py: _generate_single_turn`` and our PPO's tokenizer).
 """
 
@@ -32,7 +32,7 @@ from autotrain_mem.types.findings import Finding, Problems
 from autotrain_mem.types.hardware import AMPERE, Capability, lacks_bf16
 
 UNFORESEEN = (Exception,)
-"""A tokenizer, a template or a model's own code may raise anything; the rehearsal that follows will say what."""
+"""A tokenizer, a template or a model's own code may raise anything; the rehearsal that follows reports it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ def tf32(setup: Setup) -> Problems:
 
 
 def flash_attention_package(setup: Setup) -> Problems:
-    """Flash-attention is planned for without its package, and needs it to train."""
+    """Refuses to train with flash-attention if its package is missing; a plan does not need it."""
     name = str(setup.job.arguments.get("attn_implementation") or "")
     command = flash_package_missing(name)
     if command and setup.to_train and not setup.on_cpu:
@@ -206,7 +206,7 @@ def padding_of_method(setup: Setup) -> Problems:
 
 
 def vocabulary(setup: Setup) -> Problems:
-    """Ids without a row in the embeddings: on a GPU an assertion within a kernel, which names nothing.
+    """Finds token ids without a row in the embeddings: on a GPU they fail an assertion in a kernel, which names nothing.
 
     Some tokenizers hold special tokens that no text has (Gemma 3's, that of an image, which the text models have no row
     for): of these only those count that padding, ends or the chat template would use.
@@ -246,7 +246,7 @@ def _resizes(filled: Configs) -> bool:
 
 
 def chat_template(setup: Setup) -> Problems:
-    """Conversations need a chat template, of the tokenizer or given."""
+    """Refuses conversations without a chat template."""
     from trl import is_conversational
 
     filled, tokenizer, rows = setup.filled, setup.tokenizer, setup.rows
@@ -323,7 +323,7 @@ _SWITCHES = {
     "packing_strategy": "packing",
     "entropy_coef_": "use_adaptive_entropy",
 }
-"""How a flag begins -> the flag without which TRL never reads it, and which no plan turns on by itself."""
+"""Maps prefixes of flags to the flag without which TRL never reads them, and which no plan turns on by itself."""
 
 
 def _asked(given: Mapping[str, Any], filled: Configs) -> Iterator[str]:

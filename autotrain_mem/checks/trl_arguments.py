@@ -119,7 +119,7 @@ def _text(value: Any) -> str:
 
 
 def packages(flags: Flags) -> Problems:
-    """Liger needs its package to train, though not to be rehearsed."""
+    """Refuses to train with Liger if its package is missing; a rehearsal does not need it."""
     if flags.given.get("use_liger_kernel") and importlib.util.find_spec("liger_kernel") is None:
         yield Finding(
             kind="error",
@@ -194,7 +194,7 @@ _EVERY_OR_NO_TRACKER = ("none", "all")
 
 
 def tracker_names(flags: Flags) -> Problems:
-    """A name that transformers does not know is a mistake, whether training follows or not."""
+    """Refuses trackers that transformers does not know."""
     from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
     known = [*_EVERY_OR_NO_TRACKER, *sorted(INTEGRATION_TO_CALLBACK)]
@@ -206,7 +206,7 @@ def tracker_names(flags: Flags) -> Problems:
 
 
 def trackers(flags: Flags) -> Problems:
-    """A tracker that is not installed would end the run when it starts, after the plan was made."""
+    """Refuses to train with a tracker that is not installed: the run would fail as it starts."""
     from transformers.integrations import get_available_reporting_integrations
 
     available = [*_EVERY_OR_NO_TRACKER, *get_available_reporting_integrations()]
@@ -226,7 +226,7 @@ def _trackers(flags: Flags) -> list[str]:
 
 
 def checkpoint_to_resume(flags: Flags) -> Problems:
-    """``true`` takes the last checkpoint of the output folder; none there would end the run after it was planned."""
+    """Refuses to resume (``true``) from an output folder without checkpoints: the run would fail after its plan."""
     folder = flags.given.get("output_dir")
     resumes = flags.given.get("resume_from_checkpoint") is True
     if resumes and folder and not any(pathlib.Path(folder).glob("checkpoint-*")):

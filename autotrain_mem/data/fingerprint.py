@@ -1,4 +1,4 @@
-"""Digests what a count of tokens depends on: the same digest, the same lengths. Nothing is tokenized."""
+"""Computes a digest of everything that token counts depend on, without tokenizing: equal digests, equal lengths."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from autotrain_mem.trainers.script_call import keyword_of
 from autotrain_mem.types import Fingerprint, Job, Knobs
 
 READ_WHOLE_BYTES = 64 * 2**20
-"""Files up to this size are known by their content, which takes 0.1 s at most; larger ones by place, size, date and
-their first and last MiB."""
+"""Files up to this size are digested whole, in 0.1 s at most; larger ones by path, size, date and their first and last
+MiB."""
 _END_BYTES = 2**20
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")
-"""Files of a model's folder that no tokenizer reads."""
+"""Suffixes of files in a model's folder that no tokenizer reads."""
 
 _WITHOUT_EFFECT = ("packing_strategy", "eval_packing", "padding_free", "truncation_mode", "dataset_num_proc")
 """Arguments about the rows after they are counted, and about the number of processes that count."""
@@ -167,7 +167,7 @@ _INSTALLED = (sysconfig.get_paths()["stdlib"], pathlib.Path(__file__).parents[1]
 
 
 def _files(path: pathlib.Path) -> list[pathlib.Path]:
-    """The file itself, or all files below the folder but hidden ones."""
+    """Returns the file itself, or all files below the folder except hidden ones."""
     if path.is_file():
         return [path]
     below = (pathlib.Path(parent, name) for parent, _, names in os.walk(path) for name in names)

@@ -1,4 +1,4 @@
-"""Loads the training data as TRL's scripts do, from a hub id, a folder or a file, and says what is wrong with it."""
+"""Loads the training data as TRL's scripts do, from a hub id, a folder or a file, and checks it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NO_ROWS = "corresponds to no data"
 
 
 def load(job: Job, filled: Configs) -> Any:
-    """The dataset's splits, as ``{"train": Dataset, ...}``.
+    """Returns the dataset's splits, as ``{"train": Dataset, ...}``.
 
     Raises:
         DatasetError: not found, empty, malformed (with the line), or in a format that the method does not read.
@@ -87,14 +87,14 @@ def load(job: Job, filled: Configs) -> Any:
 
 
 def dataset_name(job: Job) -> str:
-    """Names what is loaded: ours, TRL's own flag, or TRL's example; a script's own rows have the keyword's name."""
+    """Returns the dataset's name: of our flag, TRL's flag, or TRL's example; a script's own rows have the keyword's."""
     if job.python_call is not None:
         return "train_dataset"
     return str(job.dataset or job.arguments.get("dataset_name") or job.method_facts.example_dataset)
 
 
 def evaluated_splits(job: Job, filled: Configs, splits: Mapping[str, Any]) -> list[str]:
-    """The splits that the job evaluates on: of a script's own rows all that it does not train on."""
+    """Returns the splits that the job evaluates on: of a script's own rows, all that it does not train on."""
     if not job.is_evaluated:
         return []
     if job.python_call is None:
@@ -187,7 +187,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _check_images(columns: Sequence[str], job: Job, name: str) -> None:
-    """Refuses images that something of a script's own makes into tensors, which is not rehearsed."""
+    """Refuses images that a script's own objects turn into tensors, which is not rehearsed."""
     seen, call = sorted({*IMAGE_COLUMNS}.intersection(columns)), job.python_call
     if not seen or call is None or not job.method_facts.reads_images:
         return
@@ -222,18 +222,18 @@ documentation."""
 
 
 def columns_read(method: str, columns: Sequence[str], filled: Configs) -> tuple[str, ...]:
-    """The columns that the method trains on; empty when it finds none of its sets of columns."""
+    """Returns the columns that the method trains on; empty if none of its formats matches."""
     found = [needed for needed in _formats(method, filled) if set(needed) <= set(columns)]
     return found[0] if found else ()
 
 
 def format_name(columns: Sequence[str]) -> str:
-    """``plain text``: what a dataset with these columns is."""
+    """Returns the format of a dataset with these columns, such as ``plain text``."""
     return next((kind for needed, kind in _KINDS.items() if set(needed) <= set(columns)), "no format that TRL knows")
 
 
 def formats_wanted(method: str, filled: Configs) -> str:
-    """``prompts (prompt) or tokenized rows (input_ids)``: what the method reads."""
+    """Returns the formats that the method reads: ``prompts (prompt) or tokenized rows (input_ids)``."""
     columns: dict[str, list[str]] = {}
     for needed in _formats(method, filled):
         columns.setdefault(_KINDS.get(needed, "plain text"), []).append(", ".join(needed))
@@ -243,7 +243,7 @@ def formats_wanted(method: str, filled: Configs) -> str:
 
 
 def _formats(method: str, filled: Configs) -> list[tuple[str, ...]]:
-    """The method's formats; the name of a column of text is a setting."""
+    """Returns the method's formats, with the text column that the user names."""
     formats = METHODS[method].formats
     return [(filled.training.dataset_text_field,) if each == (TEXT_COLUMN,) else each for each in formats]
 
@@ -298,7 +298,7 @@ def check_rows(split: Any, columns: tuple[str, ...], name: str) -> None:
 
 
 def undecodable_line(path: pathlib.Path) -> str:
-    """``line 3``, the first that is not UTF-8; empty for what is not a file of lines."""
+    """Returns the first line that is not UTF-8, as ``line 3``; empty if the file has no lines."""
     if path.suffix.lower() not in (".json", ".jsonl", ".csv"):
         return ""
     with open(path, "rb") as lines:
@@ -311,7 +311,7 @@ def undecodable_line(path: pathlib.Path) -> str:
 
 
 def _right_values(columns: tuple[str, ...]) -> str:
-    """Describes what stands in these columns where nothing is wrong."""
+    """Describes valid values of these columns."""
     rights = []
     if any(column.endswith("_ids") for column in columns):
         rights.append(_TOKENIZED)
@@ -327,7 +327,7 @@ def _right_values(columns: tuple[str, ...]) -> str:
 
 
 def _kind(value: Any) -> str:
-    """``is empty``, ``is a whole number``, or what else is wrong with it."""
+    """Describes a value: ``is empty``, ``is a whole number``."""
     if value is None:
         return "is null"
     if isinstance(value, (list, str)) and not value:

@@ -17,7 +17,7 @@ set would take minutes."""
 
 
 def longest_rows(lengths: Sequence[Any], count: int, *, padded: bool = False) -> list[int]:
-    """Numbers of the longest rows, longest first; of equal ones the first in the data.
+    """Returns the numbers of the longest rows, longest first; of equal ones, the first in the data comes first.
 
     >>> longest_rows([5, 9, 2, 9], 3), longest_rows([3], 8)
     ([1, 3, 0], [0])
@@ -38,7 +38,7 @@ def longest_rows(lengths: Sequence[Any], count: int, *, padded: bool = False) ->
 
 
 def cut(lengths: Sequence[int], args: Any) -> Sequence[int]:
-    """Lengths in a batch, by a trainer's arguments: DPO and KTO cut rows only as they make one (``trl/trainer/
+    """Returns the lengths in a batch, by a trainer's arguments: DPO and KTO cut rows when they make one (``trl/trainer/
     dpo_trainer.py: DataCollatorForPreference``)."""
     limit: int | None = getattr(args, "max_length", None)
     return lengths if limit is None else [min(length, limit) for length in lengths]

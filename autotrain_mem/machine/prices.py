@@ -1,10 +1,9 @@
-"""Reads what cards are rented for, from a dated table that comes along or a file of the user's in its place.
+"""Reads rental prices of cards, from a dated table of this package or from a file of the user's.
 
 The rows are in ``prices.csv``: on-demand prices of one card for an hour, as providers list them, without storage and
-taxes. Each has the day on which it was seen and where: most were read in public copies of the lists. Spot prices are
-not among them, nor those that a list does not tell apart from these; of a market the row has the price that it starts
-at, and says so. A card that has no row has no price. Prices move: ``--prices FILE`` holds the user's own, in the same
-columns.
+taxes. Each has the day on which it was seen and its source: most come from public copies of the lists. Spot prices are
+left out, and prices that may be spot prices; a market's row has its lowest price, and says so. A card without a row has
+no price. Prices move: ``--prices FILE`` gives the user's own, in the same columns.
 """
 
 from __future__ import annotations
@@ -42,12 +41,10 @@ def listed_prices() -> Prices:
 
 
 def prices(file: str | None) -> Prices:
-    """Returns the table of a user's file, or the one of this package.
-
-    Of several prices of one card the lowest counts.
+    """Returns the table of a user's file, or of this package, with the lowest price of each card.
 
     Raises:
-        UsageError: the file cannot be read, is no such table, or holds what is no price; all of it in one message.
+        UsageError: the file cannot be read, is no such table, or holds invalid prices; one message lists them all.
     """
     if file is None:
         return listed_prices()

@@ -1,4 +1,4 @@
-"""A simulated card: it accounts for every allocation of a real run on the CPU and is full when that card would be."""
+"""A simulated card: counts every allocation of a real run on the CPU, and runs out of memory where the card would."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class SimulatedGpu:
     """The device that a recorder reports to while a run trains on the CPU in the card's place.
 
     Args:
-        hardware: The card. What its allocator may reserve is what is free, less what lies outside the allocator.
-        settings: Of the allocator.
+        hardware: The card. Its allocator may reserve the free memory except ``non_torch_bytes``.
+        settings: The allocator's settings.
     """
 
     before_allocation: Callable[[int], None] | None = None
@@ -37,11 +37,11 @@ class SimulatedGpu:
         self._addresses: dict[int, int] = {}
         self._lock, self._depth = threading.RLock(), 0
         self._ended: deque[int] = deque()
-        """Blocks that are to be given back."""
+        """Blocks to free."""
         self.refusal: Refusal | None = None
-        """The last request that could not be met."""
+        """The last request that failed."""
         self.held_then: tuple[int, ...] = ()
-        """The blocks that were taken at that moment."""
+        """The blocks that were allocated then."""
 
     def allocate(self, block: int, size_bytes: int, stream: int = 0) -> None:
         """Allocates a block; raises torch.OutOfMemoryError, with torch's message, when the card is out of memory."""
@@ -59,8 +59,8 @@ class SimulatedGpu:
     def free(self, block: int) -> None:
         """Frees a block; one that was refused is ignored.
 
-        Any thread may, at any moment: Python collects garbage wherever it makes an object, in the middle of an
-        allocation too, and then the block waits for its end. Nobody waits for the block.
+        Any thread may call this at any moment: Python collects garbage wherever it creates an object, even during an
+        allocation, and the block is then freed after it. This never blocks.
         """
         self._ended.append(block)
         if self._lock.acquire(blocking=False):
@@ -81,7 +81,7 @@ class SimulatedGpu:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keeps other threads from the allocator, and frees what waits before and after."""
+        """Locks the allocator, and frees waiting blocks before and after."""
         with self._lock:
             self._depth += 1
             try:

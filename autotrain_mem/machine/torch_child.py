@@ -1,7 +1,4 @@
-"""Asks torch about one card in a process of its own, since a context of CUDA costs memory and cannot be closed again.
-
-The child (``usable.main``) says what torch sees of the card, or why it cannot use it.
-"""
+"""Asks torch about one card in a child (``usable.main``), since a CUDA context takes memory and cannot be closed."""
 
 from __future__ import annotations
 
@@ -25,19 +22,19 @@ class NoAnswer(Exception):
 class TorchDevice:
     total_bytes: int
     free_bytes: int
-    """Once the child has opened a context."""
+    """Free memory once the child has a context."""
     is_integrated: bool
-    """Whether its memory is the host's (``cudaDeviceProp.integrated``)."""
+    """True if its memory is the host's (``cudaDeviceProp.integrated``)."""
 
 
 def torch_device(uuid: str, environment: Mapping[str, str], module: str = CHILD_MODULE) -> TorchDevice:
     """Returns what torch sees of one card, from a child that sees this card alone.
 
     Args:
-        environment: What is set for the training process, over this one's environment.
+        environment: Variables of the training process, over this one's.
 
     Raises:
-        UnreadableGpuError: torch cannot use the card; the hint says what mends it.
+        UnreadableGpuError: torch cannot use the card; the hint says how to fix it.
         NoAnswer: the child died, hung or failed.
     """
     child = Child(module, {**environment, "CUDA_VISIBLE_DEVICES": uuid})

@@ -1,4 +1,4 @@
-"""Asks in a process that is to use a card whether torch can: it may be built for other drivers, or for none.
+"""Checks in a process that will use a card that torch can: it may be built for other drivers, or for none.
 
 ``torch.cuda.init`` raises with torch's own words (``torch/cuda/__init__.py: _lazy_init``, which calls
 ``c10/cuda/CUDAFunctions.cpp``), and what a card or a virtual one refuses comes with the first allocation and the first
@@ -34,11 +34,11 @@ def check_usable(index: int, *, grows: bool = False) -> None:
     what fills it may end before the memory is needed.
 
     Args:
-        index: Of the device, as torch counts those that the process sees: the local rank.
-        grows: This process has turned expandable segments on, beside what its environment says.
+        index: The device's index among those that the process sees: the local rank.
+        grows: True if this process turned expandable segments on, whatever its environment says.
 
     Raises:
-        UnreadableGpuError: torch cannot use it; with torch's words and the cure.
+        UnreadableGpuError: torch cannot use it; holds torch's message and the fix.
     """
     import torch
 
@@ -64,7 +64,7 @@ def check_usable(index: int, *, grows: bool = False) -> None:
 
 
 def _words(error: Exception) -> str:
-    """All but the advice on debugging that follows a CUDA error (``c10/cuda/CUDAMiscFunctions.cpp``)."""
+    """Returns a CUDA error without its advice on debugging (``c10/cuda/CUDAMiscFunctions.cpp``)."""
     text = " ".join(str(error).split())
     return text.partition(" CUDA kernel errors might be")[0].partition(" Compile with `TORCH_USE_CUDA_DSA`")[0]
 
@@ -107,7 +107,7 @@ def _cure(index: int) -> str:
 
 
 def install_torch(cuda: int) -> str:
-    """Returns the command that installs a build for a driver that can do this major version of CUDA."""
+    """Returns the command that installs a build for a driver with this major version of CUDA."""
     if cuda < min(WHEELS):
         return f"(there is none for a driver so old: update it to {OLDEST_DRIVERS[min(WHEELS)]} or newer)"
     wheel = WHEELS[min(cuda, max(WHEELS))]
