@@ -283,8 +283,8 @@ def compiled_graphs(flags: Flags) -> Problems:
 
 
 def generation_cache(flags: Flags) -> Problems:
-    """Refuses caches whose layers are copied to the host and back, or quantized by a package (``transformers/cache_utils.py:
-    DynamicLayer.offload, QuantizedLayer``)."""
+    """Refuses caches whose layers are copied to the host and back, or quantized by a package
+    (``transformers/cache_utils.py: DynamicLayer.offload, QuantizedLayer``)."""
     name = str(flags.given.get("cache_implementation") or "")
     if ("offloaded" in name or name == "quantized") and not flags.given.get("use_vllm"):
         yield (

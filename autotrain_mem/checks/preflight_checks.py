@@ -206,7 +206,7 @@ def padding_of_method(setup: Setup) -> Problems:
 
 
 def vocabulary(setup: Setup) -> Problems:
-    """Finds token ids without a row in the embeddings: on a GPU they fail an assertion in a kernel, which names nothing.
+    """Finds token ids without a row in the embeddings: on a GPU they fail a kernel's assertion, which names nothing.
 
     Some tokenizers hold special tokens that no text has (Gemma 3's, that of an image, which the text models have no row
     for): of these only those count that padding, ends or the chat template would use.
