@@ -101,10 +101,7 @@ ROWS = ("--gpu", "64MiB", "--max_length", "64", "--per_device_train_batch_size",
 
 CHANGES = (
     Change(
-        name="method",
-        most=4,
-        make=add_method,
-        shown={("plan", "mirror", "--model", "{model}", *ROWS): "fits 64MiB"},
+        name="method", most=4, make=add_method, shown={("plan", "mirror", "--model", "{model}", *ROWS): "fits 64MiB"}
     ),
     Change(
         name="setting",

@@ -128,11 +128,7 @@ def _cards() -> Iterator[Case]:
         shows=("probe: .*does not fit|probe: .*refused",),
     )
     yield Case(name="no process is listed, as in a container", argv=sft, environment={"HOLLOW_BLIND": "1"})
-    yield Case(
-        name="a lost card beside a good one",
-        argv=sft,
-        environment={**two, "HOLLOW_REFUSED": "0"},
-    )
+    yield Case(name="a lost card beside a good one", argv=sft, environment={**two, "HOLLOW_REFUSED": "0"})
     yield Case(name="the second of two cards", argv=sft, environment={**two, "CUDA_VISIBLE_DEVICES": "1"})
     yield Case(name="memory that NVML does not tell", argv=sft, environment={"HOLLOW_UNIFIED": "1"})
     yield Case(

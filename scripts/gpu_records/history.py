@@ -96,11 +96,7 @@ def _labelled(entries: Iterable[Mapping[str, Any]]) -> Iterator[Event]:
         if label and label != LOADING:
             otherwise = OTHER_THREAD
         yield Event(
-            entry["action"],
-            entry.get("addr", UNKNOWN_ADDRESS),
-            entry["size"],
-            entry["stream"],
-            label or otherwise,
+            entry["action"], entry.get("addr", UNKNOWN_ADDRESS), entry["size"], entry["stream"], label or otherwise
         )
 
 

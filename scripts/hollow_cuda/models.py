@@ -61,11 +61,7 @@ VISION: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "vision_config": {**_TOWER, "image_size": 448, "patch_size": 14},
             **{"mm_tokens_per_image": 64, "image_token_index": 1001, "boi_token_index": 1002, "eoi_token_index": 1003},
         },
-        {
-            "image_processor_type": "Gemma3ImageProcessor",
-            "size": {"height": 448, "width": 448},
-            "image_seq_length": 64,
-        },
+        {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 448, "width": 448}, "image_seq_length": 64},
     ),
     "smolvlm-small": (
         "SmolVLMConfig",

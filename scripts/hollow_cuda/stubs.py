@@ -67,9 +67,7 @@ def imports_of(libraries: Iterable[Path]) -> Imports:
             elif not name.startswith("_Z"):
                 unversioned.add(name)
     return Imports(
-        frozenset(needed),
-        {version: frozenset(names) for version, names in versioned.items()},
-        frozenset(unversioned),
+        frozenset(needed), {version: frozenset(names) for version, names in versioned.items()}, frozenset(unversioned)
     )
 
 

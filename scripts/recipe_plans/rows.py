@@ -36,10 +36,7 @@ SAME_SIZES = {
 }
 """A model trained on has its base's sizes, and Qwen2-0.5B has those of Qwen2.5-0.5B."""
 
-_MODELS = (
-    *("model_name_or_path", "reward_model_path", "reward_model_name_or_path"),
-    "teacher_model_name_or_path",
-)
+_MODELS = (*("model_name_or_path", "reward_model_path", "reward_model_name_or_path"), "teacher_model_name_or_path")
 
 
 def cards(recipe: Recipe) -> tuple[str, ...]:

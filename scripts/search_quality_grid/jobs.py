@@ -83,10 +83,6 @@ def questions() -> Iterator[Question]:
     for model, method, max_length, effective_batch_size in MODELS:
         for card in CARDS:
             yield Question(
-                model=model,
-                method=method,
-                max_length=max_length,
-                effective_batch_size=effective_batch_size,
-                card=card,
+                model=model, method=method, max_length=max_length, effective_batch_size=effective_batch_size, card=card
             )
     yield from SEVERAL_GPUS

@@ -115,9 +115,7 @@ def undisturbed(workers: api.Workers, place: pathlib.Path, kept: Kept) -> dict[s
     rows = kept.fill(BATCHES, trained, processes=1)
     return {
         method: Undisturbed(
-            card=row["card"],
-            losses={int(step): loss for step, loss in row["losses"].items()},
-            counts=row["counts"],
+            card=row["card"], losses={int(step): loss for step, loss in row["losses"].items()}, counts=row["counts"]
         )
         for method, row in rows.items()
     }

@@ -9,17 +9,7 @@ from nouns import TRL_DEFAULTS, memory_of
 from autotrain_mem.estimator import step_time as module
 from autotrain_mem.estimator.step_time import GATHERED_IN, shared_work, step_time
 from autotrain_mem.settings.own import Sharding
-from autotrain_mem.types import (
-    Estimate,
-    Hardware,
-    Knobs,
-    Owner,
-    Phase,
-    StepTime,
-    Topology,
-    Work,
-    Workload,
-)
+from autotrain_mem.types import Estimate, Hardware, Knobs, Owner, Phase, StepTime, Topology, Work, Workload
 from autotrain_mem.types.work import Kind
 
 RATES = {
@@ -208,16 +198,7 @@ def test_a_link_that_is_not_known_is_assumed_and_named_where_it_is_used() -> Non
 SHARDED = replace(TRL_DEFAULTS, processes=8, sharding="fsdp2")
 WEIGHTS = 32_000_000
 """Bytes of the whole model, in float32."""
-UPDATE = Work(
-    phase=Phase.OPTIMIZER_STEP,
-    kind=Kind.POINTWISE,
-    dtype="float32",
-    flops=0,
-    bytes=0,
-    fixed_bytes=800,
-    launches=1,
-    count=1.0,
-)
+UPDATE = work(Phase.OPTIMIZER_STEP, Kind.POINTWISE, dtype="float32", fixed_bytes=800, launches=1)
 FORWARD = replace(UPDATE, phase=Phase.FORWARD, kind=Kind.COLLECTIVE, fixed_bytes=1, dtype="bfloat16")
 REHEARSED = Workload(work=(UPDATE, FORWARD, replace(FORWARD, phase=Phase.BACKWARD)), micro_steps=2, optimizer_steps=1)
 

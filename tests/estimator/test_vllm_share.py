@@ -9,11 +9,7 @@ from traces import block, trace
 
 from autotrain_mem.estimator.memory import estimate_memory
 from autotrain_mem.estimator.replay import DeviceCapacity
-from autotrain_mem.estimator.vllm_share import (
-    asleep_bytes,
-    estimate_while_awake,
-    with_sleep,
-)
+from autotrain_mem.estimator.vllm_share import asleep_bytes, estimate_while_awake, with_sleep
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types import Estimate, Hardware, Job, MemoryEstimate, Owner, Phase, StepTime, Trace
 from autotrain_mem.types.trace import CACHE_EMPTIED, EngineMark

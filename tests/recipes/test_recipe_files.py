@@ -127,8 +127,7 @@ def test_a_recipe_that_is_none_of_the_method_is_refused_with_what_is_meant(line:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
-    [("sft", "'sft'"), ("--gpu", "--gpu"), (f"{NAME} more", "more"), (f"{NAME} --json", "--json")],
+    ("words", "said"), [("sft", "'sft'"), ("--gpu", "--gpu"), (f"{NAME} more", "more"), (f"{NAME} --json", "--json")]
 )
 def test_the_list_takes_nothing_but_a_recipes_name(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["recipes", *words.split()]) == 2

@@ -344,7 +344,7 @@ def test_speed(script: Load, models: pathlib.Path, forge: Forge, monkeypatch: py
 
 
 def test_adapters(script: Load, models: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    adapters, model, length = script("adapters"), models / "meta-llama/Llama-3.1-8B", 300
+    adapters, model, length = script("adapters", LONGEST=128), models / "Qwen/Qwen2.5-0.5B", 100
     adapters.replace(BAR=0.1)  # of so small a model a segment is 2 %
     made = {"optimizer_type": "AdamW", "dtype": "bfloat16", "compile": False, "use_amp": False, "use_gc": False}
     config = {"batch_size": 4, "autocast_adapter_dtype": True, **made}
