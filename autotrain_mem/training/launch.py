@@ -85,13 +85,17 @@ def _started(
 ) -> Iterator[RankProcesses]:
     """Starts the processes of a request, which end with the block."""
     address = ADDRESS if machines is None else machines.place.address
+    names = [
+        f"rank {rank}" + ("" if machines is None else f" on {machines.name_of(rank, request.processes_here)}")
+        for rank in range(request.knobs.processes)
+    ]
     with meeting_port(request, environment, several_machines=machines is not None) as port:
         try:
             ranks = RankProcesses(
                 SIMULATED_PROCESS if request.simulate else RUN_PROCESS,
                 rank_environments(request, environment, port, address),
                 [_log_of(log, rank) for rank in range(request.knobs.processes)],
-                names=_names(request, machines),
+                names=names,
                 silent_seconds=request.silent_seconds,
                 keeps_open=keeps_open,
                 elsewhere=None if machines is None else machines.begin_attempt(request.processes_here),
@@ -102,13 +106,6 @@ def _started(
             yield ranks
         finally:
             ranks.stop()
-
-
-def _names(request: Request, machines: Machines | None) -> list[str]:
-    ranks = range(request.knobs.processes)
-    if machines is None:
-        return [f"rank {rank}" for rank in ranks]
-    return [f"rank {rank} on {machines.name_of(rank, request.processes_here)}" for rank in ranks]
 
 
 def _requests(request: Request) -> list[Event]:
@@ -256,9 +253,20 @@ def run_probe(
                 why = f"In the probe before the training the other ranks waited for {name}: {waited.why}."
                 raise TrainingError(why, hint=f"What it printed is in {_log_of(log, waited.rank)}.") from waited
             except RankDied as death:
-                probe = _probe_of_death(request, death, log, ranks.names)
+                if death.gone is not None:
+                    machine = capitalized(death.gone.machine)
+                    lost = f"{machine} is gone in the probe before the training: {death.gone.why}."
+                    raise TrainingError(lost, hint="Start the command on all machines again.") from death
+                # A library may end the process itself when the device is out of memory: its log says so.
+                lines = [line for line in death.log_tail.splitlines() if kind_of_text(line) not in (None, HOST)]
+                if not lines:
+                    advice = " --no_probe trains without a probe."
+                    rank = f" ({ranks.names[death.rank]})" if ranks.are_several else ""
+                    where = _log_of(log, death.rank)
+                    raise _died_early(f"The probe before the training{rank}", death, where, advice) from death
+                probe = Probe(knobs=request.knobs, fits=False, measured=None, phases={}, refused=lines[-1].strip())
             finally:
-                ranks.kill()  # they have told all that they had to tell, and their cards are wanted
+                ranks.kill()  # the probe's results are in: free its GPUs
     return replace(probe, seconds=round(time.monotonic() - started, 3))
 
 
@@ -307,23 +315,9 @@ def _most(figures: Iterable[Any]) -> Any:
     return max((figure for figure in figures if figure is not None), default=None)
 
 
-def _probe_of_death(request: Request, death: RankDied, log: pathlib.Path, names: Sequence[str]) -> Probe:
-    """Returns a probe that does not fit, where a library ended the process because the device was out of memory."""
-    if death.gone is not None:
-        lost = f"{capitalized(death.gone.machine)} is gone in the probe before the training: {death.gone.why}."
-        raise TrainingError(lost, hint="Start the command on all machines again.")
-    lines = [line for line in death.log_tail.splitlines() if kind_of_text(line) not in (None, HOST)]
-    if lines:
-        return Probe(knobs=request.knobs, fits=False, measured=None, phases={}, refused=lines[-1].strip())
-    advice = " --no_probe trains without a probe."
-    rank = f" ({names[death.rank]})" if request.knobs.processes > 1 else ""
-    raise _died_early(f"The probe before the training{rank}", death, _log_of(log, death.rank), advice)
-
-
 @contextlib.contextmanager
 def _scratch(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields an empty folder that is removed when the probe has ended, however it ended; also removes one of a killed
-    parent.
+    """Creates an empty folder for the probe and removes it afterwards, and any that a killed parent left behind.
 
     Raises:
         OutputFolderError: it cannot be made.

@@ -100,7 +100,14 @@ def supervise(first: RunAttempt, backend: RunBackend, *, restarts: int, on_event
         try:
             newest = backend.newest(ended)
             spent = 0 if newest is not None and newest.step > attempt.began_at else spent
-            refusal = _why_not(cause, ended, newest, is_repeated=is_repeated) or _why_no_more(spent, restarts)
+            refusal = _why_not(cause, ended, newest, is_repeated=is_repeated)
+            if not refusal and spent >= restarts:
+                times = "once" if spent == 1 else f"{spent} times"
+                refusal = (
+                    f"It was started again {times} without getting further (--max_restarts {restarts})."
+                    if restarts
+                    else "--max_restarts 0 allows no restart."
+                )
             takes_other = cause.remedy in (Remedy.LESS_DEVICE_MEMORY, Remedy.LESS_HOST_MEMORY, Remedy.MACHINES)
             change = backend.changed(cause, ended, attempt.knobs) if takes_other and not refusal else None
             # A device that was full once, because of others, has room again; one that is full at the first step not.
@@ -110,7 +117,11 @@ def supervise(first: RunAttempt, backend: RunBackend, *, restarts: int, on_event
             if refusal:
                 if isinstance(ended.error, OutputFolderError) and ended.step == ended.began_at:
                     newest = None  # what it began with is what it refused
-                raise _given_up(cause, backend.explained(ended), refusal, newest)
+                error = backend.explained(ended)
+                # The hint of an error that the user must fix only learns which checkpoint to resume from.
+                why = "" if cause.remedy is Remedy.NONE else f"It was not started again: {refusal}"
+                error.hint = "\n".join(filter(None, [error.hint, why, _go_on(newest)]))
+                raise error
         except KeyboardInterrupt as interrupt:
             raise InterruptedByUser(
                 f"Interrupted after step {ended.step}, while no training process ran.",
@@ -129,10 +140,10 @@ def supervise(first: RunAttempt, backend: RunBackend, *, restarts: int, on_event
 
 
 def _why_not(cause: Cause, ending: Ending, newest: Checkpoint | None, *, is_repeated: bool) -> str:
-    """Returns why another process would end as this one did, in a sentence; empty where it may not.
+    """Returns why a restart would fail in the same way, in a sentence; empty if it may succeed.
 
     Args:
-        is_repeated: The process before ended of the same cause after the same step.
+        is_repeated: The previous process failed for the same cause after the same step.
     """
     has_trained = ending.step > ending.began_at
     match cause.remedy:
@@ -143,22 +154,6 @@ def _why_not(cause: Cause, ending: Ending, newest: Checkpoint | None, *, is_repe
         case Remedy.UNLESS_LOST | Remedy.UNLESS_REPEATED if is_repeated:
             return f"It has ended so twice, after step {ending.step}."
     return ""
-
-
-def _why_no_more(spent: int, restarts: int) -> str:
-    if spent < restarts:
-        return ""
-    if restarts == 0:
-        return "--max_restarts 0 allows no restart."
-    times = "once" if spent == 1 else f"{spent} times"
-    return f"It was started again {times} without getting further (--max_restarts {restarts})."
-
-
-def _given_up(cause: Cause, error: AutofitError, reason: str, newest: Checkpoint | None) -> AutofitError:
-    """Adds to an error why there is no restart; an error that the user has to mend only gets where to resume from."""
-    why = "" if cause.remedy is Remedy.NONE else f"It was not started again: {reason}"
-    error.hint = "\n".join(filter(None, [error.hint, why, _go_on(newest)]))
-    return error
 
 
 def _go_on(newest: Checkpoint | None) -> str:

@@ -182,7 +182,14 @@ class Worker:
                 while "progress" in (answer := child.receive(TIME_LIMIT_SECONDS)):
                     on_progress(codec.from_json(Counting, answer["progress"]))
             except ChildDied as death:
-                raise _died(operation, death) from death
+                cause = f"exit status {death.code}"
+                if death.code is not None and death.code < 0:
+                    cause = f"it was killed by signal {-death.code}"
+                raise WorkerDiedError(
+                    f"The rehearsal's process ended during the {operation} step: {cause}.",
+                    hint=(death.log_tail[-600:] or "It printed nothing.")
+                    + "\nNothing was lost: run the command again. Signal 9 is often the host running out of memory.",
+                ) from death
             except ChildTimeout as timeout:
                 child.stop(0)
                 raise WorkerTimeoutError(
@@ -207,13 +214,3 @@ def _cause(answer: Mapping[str, Any]) -> Exception:
     if raised.get("note"):
         cause.add_note(raised["note"])
     return cause
-
-
-def _died(operation: str, death: ChildDied) -> WorkerDiedError:
-    killed = death.code is not None and death.code < 0
-    cause = f"it was killed by signal {-death.code}" if killed and death.code else f"exit status {death.code}"
-    return WorkerDiedError(
-        f"The rehearsal's process ended during the {operation} step: {cause}.",
-        hint=(death.log_tail[-600:] or "It printed nothing.")
-        + "\nNothing was lost: run the command again. Signal 9 is often the host running out of memory.",
-    )

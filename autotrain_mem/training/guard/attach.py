@@ -102,7 +102,7 @@ class Guard(TrainerCallback):  # type: ignore[misc]  # transformers is untyped t
 
 
 def why_no_guard(trainer: Any) -> str | None:
-    """Returns why a shortage cannot be met in this process; None where it can."""
+    """Returns why the guard cannot handle running out of memory in this process; None if it can."""
     args = trainer.args
     if hasattr(trainer, "value_model"):
         return "TRL's PPO makes its steps in a loop of its own, which cannot be entered in its middle"
@@ -115,15 +115,12 @@ def why_no_guard(trainer: Any) -> str | None:
     optimizer = optimizer_of(args)
     if "lomo" in optimizer or "layerwise" in optimizer:  # ``transformers/training_args.py: OptimizerNames``
         return f"--optim {optimizer} steps within the backward pass"
-    return _why_not_under_ddp(trainer) if trainer.accelerator.num_processes > 1 else None
-
-
-def _why_not_under_ddp(trainer: Any) -> str | None:
-    """Returns why one rank cannot repeat its part of a micro-step alone; None where it can."""
+    if trainer.accelerator.num_processes < 2:
+        return None
     if not shares_by_ddp(trainer.accelerator):
         kind = trainer.accelerator.distributed_type.value
         return f"how {trainer.args.world_size} processes share the model ({kind}) is not known"
-    if trainer.args.ddp_static_graph:
+    if args.ddp_static_graph:
         return "--ddp_static_graph counts every backward pass"
     why_not = why_not_exact(trainer)
     return why_not and f"{why_not}, and other ranks' rows may count in it"

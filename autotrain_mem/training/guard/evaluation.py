@@ -69,13 +69,10 @@ class Evaluation:
             metrics.write(whole)
         if len(answers) == 1:
             return answers[0][1]
-        return _together(run.rule, answers, [share(run, piece) for piece, _ in answers])
-
-
-def _together(rule: Rule, answers: list[tuple[Piece, Prediction]], shares: list[float]) -> Prediction:
-    loss = None
-    if answers[0][1].loss is not None:
-        weighted = [answer.loss * share for share, (_, answer) in zip(shares, answers, strict=True) if share]
-        loss = sum(weighted[1:], weighted[0]) if weighted else answers[0][1].loss
-    logits = joined([answer.logits for _, answer in answers], rule.layout)
-    return Prediction(loss, logits, joined([answer.labels for _, answer in answers], rule.layout))
+        loss, layout = answers[0][1].loss, run.rule.layout
+        if loss is not None:
+            shares = [(answer.loss, share(run, piece)) for piece, answer in answers]
+            weighted = [each * weight for each, weight in shares if weight]
+            loss = sum(weighted[1:], weighted[0]) if weighted else loss
+        logits = joined([answer.logits for _, answer in answers], layout)
+        return Prediction(loss, logits, joined([answer.labels for _, answer in answers], layout))

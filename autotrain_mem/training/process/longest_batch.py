@@ -1,6 +1,6 @@
-"""Runs the longest rows once before the first step, forward and backward: a misfit shows now, and not in hour five.
+"""Runs the longest rows once, forward and backward, before the first step, so that a misfit shows at once.
 
-Nothing of it stays: no weight moves, no random number is drawn from the run, no row is taken from its order.
+It leaves weights, random state and row order unchanged.
 """
 
 from __future__ import annotations

@@ -56,9 +56,11 @@ def probe(request: Request, send: SendEvent, device_of: DeviceOf = real_device) 
         try:
             _run(request, device, peaks, progress)
         except Exception as error:
-            progress.refused = _refusal(error)
-            if not progress.refused:
+            is_known = isinstance(error, GpuOutOfMemoryError)
+            if not is_known and not is_out_of_memory(error):
                 raise
+            cause = (is_known and error.__cause__) or error
+            progress.refused = (str(cause) or type(cause).__name__).splitlines()[0]
         refused_in, reading = peaks.phase, peaks.reading()
         answer = Probe(
             knobs=request.knobs,
@@ -133,14 +135,6 @@ def _non_torch_bytes(device: Device, reading: MemoryReading) -> int | None:
     return outside_bytes if outside_bytes in PLAUSIBLE_BYTES else None
 
 
-def _refusal(error: Exception) -> str:
-    """Returns the first line of an out-of-memory error; empty for every other error."""
-    cause = error.__cause__ if isinstance(error, GpuOutOfMemoryError) and error.__cause__ else error
-    if not isinstance(error, GpuOutOfMemoryError) and not is_out_of_memory(error):
-        return ""
-    return (str(cause) or type(cause).__name__).splitlines()[0]
-
-
 def _complete_to_the_end(trainer: Any, tokens: int) -> None:
     """Makes every completion of GRPO and RLOO as long as it may be. PPO's do not by themselves.
 
@@ -191,7 +185,13 @@ def take_longest(trainer: Any, accumulation: int | None = None) -> int:
         _take_evaluated(trainer)
     # Each process takes whole micro-batches in turn (``accelerate/data_loader.py: BatchSamplerShard``); a generation's
     # rows are those of all processes.
-    count, turns = _rows_at_once(trainer, accumulation), 1 if samples_completions(trainer) else trainer.args.world_size
+    turns = trainer.args.world_size
+    if is_ppo:
+        count = int(trainer.local_dataloader_batch_size)
+    elif samples_completions(trainer):
+        count, turns = online.prompts_at_once(trainer, accumulation), 1
+    else:
+        count = int(trainer.args.per_device_train_batch_size)
     longest, tokens = longest_of(trainer, trainer.train_dataset, count)
     chosen = repeated(longest, count)
     if is_ppo:
@@ -208,15 +208,6 @@ def take_longest(trainer: Any, accumulation: int | None = None) -> int:
         else:
             trainer._get_train_sampler = lambda *_: SequentialSampler(rows)
     return tokens
-
-
-def _rows_at_once(trainer: Any, accumulation: int | None) -> int:
-    """Rows of a micro-batch; where completions are sampled, the prompts of a generation."""
-    if hasattr(trainer, "value_model"):
-        return int(trainer.local_dataloader_batch_size)
-    if samples_completions(trainer):
-        return online.prompts_at_once(trainer, accumulation)
-    return int(trainer.args.per_device_train_batch_size)
 
 
 def _take_evaluated(trainer: Any) -> None:

@@ -1,6 +1,6 @@
-"""Lets the ranks of one training agree on what each of them alone has seen, and shows the parent that this one lives.
+"""Lets the ranks of one training agree on a value, and sends the parent heartbeats.
 
-What is agreed goes through the store at which the ranks met (``torch/distributed/distributed_c10d.py:
+Ranks agree through the rendezvous store (``torch/distributed/distributed_c10d.py:
 init_process_group``): no tensor is made, on no device and in no trace, and no collective of the training is disturbed.
 A round takes 0.3 ms of two ranks on one machine.
 """
@@ -15,7 +15,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
@@ -69,7 +68,7 @@ class World:
         """Returns the words of all ranks, in their order, when all have said theirs.
 
         Raises:
-            RuntimeError: a rank has gone, or says nothing for longer than ``ddp_timeout``.
+            RuntimeError: a rank exited or timed out (``ddp_timeout``).
         """
         if self.processes == 1:
             return [word]
@@ -116,12 +115,15 @@ def beating(send: SendEvent) -> Iterator[None]:
         while not ended.wait(PULSE_SECONDS):
             still = still + 1 if Moves.count == moves else 0
             moves = Moves.count
-            pulse = {"event": "pulse", "moves": moves, "place": _place(sys._current_frames().get(main))}
+            frame = sys._current_frames().get(main)  # the innermost function that Python knows of
+            file = os.path.basename(frame.f_code.co_filename) if frame else ""
+            place = f"in {file}: {frame.f_code.co_name}" if frame else "at its end"
+            pulse = {"event": "pulse", "moves": moves, "place": place}
             if moves and still >= STILL_PULSES:
                 pulse["collectives"] = last_collectives()
             try:
                 send(pulse)
-            except OSError:  # the parent has gone, and this process is about to
+            except OSError:  # the parent exited, so this process exits too
                 return
 
     from accelerate.utils import check_cuda_p2p_ib_support
@@ -136,13 +138,6 @@ def beating(send: SendEvent) -> Iterator[None]:
     finally:
         ended.set()
         thread.join(PULSE_SECONDS)
-
-
-def _place(frame: FrameType | None) -> str:
-    """Returns where a thread is, as ``in dataloader.py: __next__``: the innermost function that Python knows of."""
-    if frame is None:
-        return "at its end"
-    return f"in {os.path.basename(frame.f_code.co_filename)}: {frame.f_code.co_name}"
 
 
 Collectives = dict[str, tuple[int, str]]

@@ -1,4 +1,4 @@
-"""Watches the memory of a training run, of any transformers Trainer, and says in one line what goes wrong."""
+"""Watches the memory of any transformers Trainer's run, and reports what goes wrong in one line each."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Event = Callable[..., None]
 
 
 def _harmless(event: Event) -> Event:
-    """Keeps a watch's errors from ending the training; each is reported once."""
+    """Logs an exception of the watch once, and never lets it stop the training."""
 
     @functools.wraps(event)
     def watched(self: MemoryWatch, *args: Any, **kwargs: Any) -> None:

@@ -32,10 +32,19 @@ def built(method: str, model: Path) -> AbstractContextManager[Any]:
     return as_built(MADE[method, model.name])
 
 
-CASES = [(family, method) for family in ("qwen2_5_vl", "gemma3", "smolvlm") for method in ("sft", "dpo", "grpo")]
+FAMILY_AND_METHOD = [
+    ("qwen2_5_vl", "dpo"),
+    ("qwen2_5_vl", "rloo"),
+    ("gemma3", "sft"),
+    ("gemma3", "dpo"),
+    ("smolvlm", "dpo"),
+    ("smolvlm", "grpo"),
+    ("llava", "sft"),
+]
+"""Every layout of images with pairs, whose halves share them; every method at least once."""
 
 
-@pytest.mark.parametrize(("family", "method"), [*CASES, ("qwen2_5_vl", "rloo"), ("llava", "sft")])
+@pytest.mark.parametrize(("family", "method"), FAMILY_AND_METHOD)
 def test_gradients_of_parts_are_the_whole_micro_batchs(
     family: str, method: str, vision_folder: Callable[[str], Path]
 ) -> None:

@@ -36,17 +36,24 @@ EVALUATES = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 2}
 ACCUMULATED = {"gradient_accumulation_steps": 2}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{method: (method, ACCUMULATED) for method in METHODS},
-    "sft_one_micro_batch": ("sft", {}),
-    "sft_packed": ("sft", {"packing": True, "max_length": 16, "padding_free": False, "packing_strategy": "wrapped"}),
-    "sft_workers": ("sft", {"dataloader_num_workers": 1, "max_steps": 2}),
-    "sft_tokens_seen": ("sft", {"include_num_input_tokens_seen": "all"}),
-    "sft_evaluates": ("sft", EVALUATES),
+    "sft_packed": (
+        "sft",
+        {
+            "packing": True,
+            "max_length": 16,
+            "padding_free": False,
+            "packing_strategy": "wrapped",
+            "include_num_input_tokens_seen": "all",
+        },
+    ),
+    "sft_workers_evaluates": ("sft", {"dataloader_num_workers": 1, **EVALUATES}),
     "dpo_short": ("dpo", {"max_length": 8}),
     "cpo_simpo": ("cpo", ACCUMULATED),
-    "grpo_entropy": ("grpo", {"use_adaptive_entropy": True, "entropy_coef_max": 1.0, "beta": 0.1, "num_iterations": 2}),
+    "grpo_entropy_evaluates": (
+        "grpo",
+        {"use_adaptive_entropy": True, "entropy_coef_max": 1.0, "beta": 0.1, "num_iterations": 2, **EVALUATES},
+    ),
     "grpo_generations": ("grpo", {"steps_per_generation": 4, **ACCUMULATED}),
-    "grpo_evaluates": ("grpo", EVALUATES),
-    "rloo_generations": ("rloo", {"steps_per_generation": 2, "num_iterations": 2}),
 }
 
 
