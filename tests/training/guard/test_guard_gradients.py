@@ -196,7 +196,7 @@ def test_a_step_that_draws_who_answers_is_not_split_and_goes_the_same_way_when_i
     told = assert_same_when(made, lambda: fail_in_forward(made, at=[0]))
     assert told.remedies == ["repeated with what backward needs waiting on the host"]
     assert generated == [4, 4, 4], "once unguarded, and twice guarded"
-    assert ["it is drawn for each micro-batch" in notice for notice in told.notices] == [True]
+    assert ["is drawn for each micro-batch" in notice for notice in told.notices] == [True]
 
 
 @pytest.mark.parametrize("alpha", [None, 5.0])
