@@ -202,10 +202,25 @@ def unprepared_lengths(trainer: Any, rows: list[Any]) -> list[int]:
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Counts tokens as TRL's collator makes them, untruncated, and those of each row's prompt."""
+    """Counts tokens as TRL's collator makes them, untruncated, and those of each row's prompt.
+
+    Raises:
+        DatasetFormatError: conversations of one message, or texts of prompts that no chat template was applied to.
+    """
     from trl.experimental.utils import DataCollatorForChatML
 
-    _check_rows(split)
+    if without := sum(len(messages) < 2 for messages in split["messages"]):
+        raise DatasetFormatError(
+            f"{without:,} of {len(split):,} conversations have one message alone: the last message is what is learned, "
+            "and those before it are its prompt.",
+            hint="Drop such rows; every conversation needs a question and an answer.",
+        )
+    if "prompt" in split.column_names and isinstance(split[0]["prompt"], str):
+        raise DatasetFormatError(
+            "The data have texts in a column prompt beside their messages, and TRL would take these for the beginning "
+            "of the conversation with its chat template.",
+            hint="Drop the column prompt: all messages but the last are the prompt then.",
+        )
     if filled.training.chat_template_path is not None:
         with open(filled.training.chat_template_path, encoding="utf-8") as template:
             tokenizer.chat_template = template.read()
@@ -219,27 +234,6 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
     rows = _with_prompt_texts(split, tokenizer)
     counted = rows.map(count, remove_columns=rows.column_names, keep_in_memory=True, **shown)
     return RowLengths(longer=list(counted["tokens"]), prompts=list(counted["prompt"]))
-
-
-def _check_rows(rows: Any) -> None:
-    """Refuses rows of which TRL would take something else for the prompt, or nothing.
-
-    Raises:
-        DatasetFormatError: conversations of one message, or texts of prompts that no chat template was applied to.
-    """
-    without = sum(len(messages) < 2 for messages in rows["messages"])
-    if without:
-        raise DatasetFormatError(
-            f"{without:,} of {len(rows):,} conversations have one message alone: the last message is what is learned, "
-            "and those before it are its prompt.",
-            hint="Drop such rows; every conversation needs a question and an answer.",
-        )
-    if "prompt" in rows.column_names and isinstance(rows[0]["prompt"], str):
-        raise DatasetFormatError(
-            "The data have texts in a column prompt beside their messages, and TRL would take these for the beginning "
-            "of the conversation with its chat template.",
-            hint="Drop the column prompt: all messages but the last are the prompt then.",
-        )
 
 
 def check(filled: Configs, *, to_train: bool) -> None:

@@ -100,8 +100,14 @@ def pair_row_lengths(home: str, filled: Configs, split: Any, tokenizer: Any) -> 
     sides = map(partial(list_lengths, rows), ("chosen_input_ids", "rejected_input_ids"))
     lengths = pair_lengths(*sides)
     if limit is not None and limit < max(lengths.longer, default=0):
-        cut = prepared_lengths(_prepared(home, filled, split, tokenizer, limit=limit))
-        _check_cut(home, limit, cut or [])
+        # TRL cuts no prompt, and 1.12 cuts an answer by the longer one's length (``orpo_trainer.py: tokenize_row``).
+        cut = prepared_lengths(_prepared(home, filled, split, tokenizer, limit=limit)) or []
+        if longer := [tokens for tokens in cut if tokens > limit]:
+            raise DatasetFormatError(
+                f"{len(longer):,} rows stay longer than --max_length {limit}, the longest {max(longer):,} tokens: "
+                f"TRL's {_class_of(home).__name__} cuts answers, and never a prompt.",
+                hint="Give --max_length auto, the longest row, or leave such rows away.",
+            )
     return lengths
 
 
@@ -110,18 +116,6 @@ def _prepared(home: str, filled: Configs, split: Any, tokenizer: Any, *, limit: 
     args.max_length = limit
     data = {"train_dataset": split, "processing_class": tokenizer}
     return _class_of(home)(model=smallest_model(), args=args, **data).train_dataset
-
-
-def _check_cut(home: str, limit: int, lengths: list[int]) -> None:
-    """Refuses rows that TRL leaves longer than it was asked to: it cuts no prompt, and 1.12 cuts an answer by the
-    length of the longer one (``trl/experimental/orpo/orpo_trainer.py: tokenize_row``)."""
-    longer = [tokens for tokens in lengths if tokens > limit]
-    if longer:
-        raise DatasetFormatError(
-            f"{len(longer):,} rows stay longer than --max_length {limit}, the longest {max(longer):,} tokens: TRL's "
-            f"{_class_of(home).__name__} cuts answers, and never a prompt.",
-            hint="Give --max_length auto, the longest row, or leave such rows away.",
-        )
 
 
 row_lengths = partial(pair_row_lengths, "trl.experimental.orpo")

@@ -60,7 +60,7 @@ def _imported(name: str, known: Mapping[str, RewardFunction]) -> RewardFunction:
             raise UsageError(f"--reward_funcs {name}: there is no module {error.name!r}.", hint=hint) from error
         raise UsageError(
             f"--reward_funcs {name}: {module_name} cannot be imported: {type(error).__name__}: {error}",
-            hint=f"Mend {module_name}, or install what it names.",
+            hint=f"Fix {module_name}, or install what it imports.",
         ) from error
     function = getattr(module, function_name, None)
     if function is None:
@@ -78,7 +78,7 @@ def _meant(name: str, known: Iterable[str]) -> str:
 
 @contextmanager
 def _blaming(name: str) -> Iterator[None]:
-    """Blame what is raised inside on this reward function. Being out of memory stays what it is."""
+    """Names the reward function in any error raised inside; out-of-memory errors propagate unchanged."""
     import torch
 
     try:
@@ -111,7 +111,7 @@ def _naming_itself(name: str, function: RewardFunction) -> RewardFunction:
 
 
 def try_once(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Calls every function as TRL would, on a few rows with an empty-handed completion each.
+    """Calls every function as TRL would, on a few rows with a placeholder completion each.
 
     TRL's own may need a package that is not here: a plan can do without (:func:`check_packages` is for a run).
 
@@ -119,7 +119,7 @@ def try_once(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
         rows: Rows of the dataset, with ``prompt`` as text or as a conversation.
 
     Raises:
-        RewardFunctionError: it raised, or returned something else than one number per completion.
+        RewardFunctionError: it raised, or did not return one number per completion.
     """
     known = built_in_rewards()
     for name, function in zip(names, reward_functions(names), strict=True):
@@ -129,16 +129,15 @@ def try_once(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
             if name in known and isinstance(error.__cause__, ImportError):
                 continue
             raise
-        expected = len(rows)
         try:
             values = list(rewards)
         except TypeError:
             raise RewardFunctionError(
                 f"The reward function {name} returned {type(rewards).__name__}, not a list.", hint=_SIGNATURE
             ) from None
-        if len(values) != expected:
+        if len(values) != len(rows):
             raise RewardFunctionError(
-                f"The reward function {name} returned {len(values)} rewards for {expected} completions.",
+                f"The reward function {name} returned {len(values)} rewards for {len(rows)} completions.",
                 hint=_SIGNATURE,
             )
         wrong = [value for value in values if value is not None and not _is_number(value)]
@@ -149,7 +148,7 @@ def try_once(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def check_packages(names: Iterable[str]) -> None:
-    """Calls TRL's own functions, which ask for their package only then: a run would end at its first reward.
+    """Calls TRL's own functions, which import their package only when called: a run would fail at its first reward.
 
     Raises:
         MissingExtraError: a function's package is not installed.

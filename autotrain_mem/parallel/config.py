@@ -46,7 +46,20 @@ def accelerate_config(
     }
     if config["distributed_type"] == "FSDP":
         named = {"fsdp_transformer_layer_cls_to_wrap": ",".join(wrapped)} if wrapped else {}
-        config["fsdp_config"] = _fsdp(knobs) | named
+        config["fsdp_config"] = {
+            "fsdp_version": 2,
+            "fsdp_reshard_after_forward": knobs.sharding != "fsdp2-no-reshard",
+            "fsdp_offload_params": knobs.fsdp_offload_params,
+            # The layers that transformers names (``_no_split_modules``).
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            # A trainer saves no model from a sharded one (``transformers/trainer.py: save_model``).
+            "fsdp_state_dict_type": "FULL_STATE_DICT",
+            # All processes begin with rank 0's weights, also with those of a new head.
+            "fsdp_cpu_ram_efficient_loading": True,
+            # transformers refuses this beside the model's own (``trainer.py: create_accelerator_and_postprocess``).
+            "fsdp_activation_checkpointing": False,
+            **named,
+        }
     if knobs.sharding == "hsdp" or knobs.token_shards > 1:
         config["parallelism_config"] = _parallelism(knobs, attention)
     return config
@@ -73,22 +86,6 @@ def _parallelism(knobs: Knobs, attention: str | None) -> dict[str, Any]:
             "parallelism_config_cp_comm_strategy": CP_COMM_STRATEGY,
         }
     return sizes
-
-
-def _fsdp(knobs: Knobs) -> dict[str, Any]:
-    return {
-        "fsdp_version": 2,
-        "fsdp_reshard_after_forward": knobs.sharding != "fsdp2-no-reshard",
-        "fsdp_offload_params": knobs.fsdp_offload_params,
-        # The layers that transformers names (``_no_split_modules``).
-        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        # A trainer saves no model from a sharded one (``transformers/trainer.py: save_model``).
-        "fsdp_state_dict_type": "FULL_STATE_DICT",
-        # All processes begin with rank 0's weights, also with those of a new head.
-        "fsdp_cpu_ram_efficient_loading": True,
-        # The model's own recomputes: transformers refuses both (``trainer.py: create_accelerator_and_postprocess``).
-        "fsdp_activation_checkpointing": False,
-    }
 
 
 def sharding_arguments(knobs: Knobs) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The environment of one process of several: what ``accelerate launch`` says to those that it starts.
+"""Builds the environment that ``accelerate launch`` gives each process it starts.
 
 Variables and defaults are those of ``accelerate/utils/launch.py: prepare_multi_gpu_env`` and, for the ranks, of
 ``torch/distributed/elastic/agent/server/local_elastic_agent.py``; a test compares them with accelerate's own.
@@ -48,10 +48,9 @@ _SEQUENCE = {
 
 
 def launch_environment(config: Mapping[str, Any]) -> dict[str, str]:
-    """Lists what accelerate says to every process, of the content of its config file.
+    """Returns the variables that accelerate sets in every process for a config.
 
-    Left out is what torch.compile is told (``ACCELERATE_DYNAMO_*``): it stands in TRL's arguments
-    (``--torch_compile``), and :mod:`parallel.user_config` refuses it in a file.
+    ``ACCELERATE_DYNAMO_*`` is left out: TRL's ``--torch_compile`` sets it, and :mod:`parallel.user_config` rejects it.
 
     >>> launch_environment({"distributed_type": "MULTI_GPU", "mixed_precision": "bf16"})
     {'ACCELERATE_MIXED_PRECISION': 'bf16'}
@@ -119,10 +118,10 @@ def config_of_environment(environment: Mapping[str, str], processes: int) -> dic
 def rank_environment(
     rank: int, processes: int, *, address: str, port: int, local_processes: int | None = None
 ) -> dict[str, str]:
-    """Lists what one process finds of its place among the others.
+    """Returns the variables of one process's place among the others.
 
     Args:
-        local_processes: Of each machine; None where there is one.
+        local_processes: Processes of each machine; None for a single machine.
     """
     local = local_processes or processes
     place = {"RANK": rank, "LOCAL_RANK": rank % local, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": local}

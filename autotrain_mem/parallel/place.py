@@ -36,15 +36,15 @@ class Place:
     """The machine's number, from 0: the first plans and leads."""
     machines: int
     address: str
-    """The address of the first machine, as all can reach it."""
+    """The address of the first machine, reachable from all."""
     port: int
-    """At which the first listens."""
+    """The port at which the first listens."""
 
 
 def place_of(
     nodes: int | None, given: Mapping[str, Any], environment: Mapping[str, str], *, to_train: bool = True
 ) -> Place | None:
-    """Returns this machine's place; None where one machine trains, or where nothing says which one this is.
+    """Returns this machine's place; None for a single machine, or if the place is unknown.
 
     >>> place_of(2, {"machine_rank": 1, "main_process_ip": "10.0.0.1"}, {})
     Place(rank=1, machines=2, address='10.0.0.1', port=29500)
@@ -85,7 +85,7 @@ def place_of(
 
 
 def how_to_start(nodes: int) -> str:
-    """Describes what to type where nothing says which machine this is."""
+    """Describes how to start the command when the machine's rank is unknown."""
     return _HOW.format(last=nodes - 1)
 
 

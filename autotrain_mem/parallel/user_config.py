@@ -180,15 +180,12 @@ def _problems(config: Mapping[str, Any]) -> Iterator[Problem]:
         for name in wrong:
             yield f"{name} holds no keys", f"Write {name}: and indented keys below."
         return
-    for check in (_keys, _kind, _counts, *((_fsdp,) if _type(config) == "FSDP" else ()), _parallelism):
-        yield from check(config)
-
-
-def _keys(config: Mapping[str, Any]) -> Iterator[Problem]:
     for key in sorted(config.keys() - KEYS - OLD_KEYS):
         near = difflib.get_close_matches(key, KEYS, n=1)
         meant = f"Did you mean {near[0]}?" if near else "accelerate launch refuses the file, too: remove the key."
         yield f"{key} is no key of accelerate's", f"{key}: {meant}"
+    for check in (_kind, _counts, *((_fsdp,) if _type(config) == "FSDP" else ()), _parallelism):
+        yield from check(config)
 
 
 def _kind(config: Mapping[str, Any]) -> Iterator[Problem]:
@@ -316,9 +313,9 @@ def _parallelism(config: Mapping[str, Any]) -> Iterator[Problem]:
     elif processes is not None and replicas * shards * context != processes:
         others = f" x cp_size {context}" if context > 1 else ""
         product = replicas * shards * context
-        sum_of_it = f"dp_replicate_size {replicas} x dp_shard_size {shards}{others} are {product} processes"
+        sizes_given = f"dp_replicate_size {replicas} x dp_shard_size {shards}{others} are {product} processes"
         cure = f"num_processes: {product}, or other sizes."
-        yield f"{sum_of_it}, and num_processes is {processes}", cure
+        yield f"{sizes_given}, and num_processes is {processes}", cure
 
 
 def _sequence(sizes: Mapping[str, int], processes: int | None) -> Iterator[Problem]:

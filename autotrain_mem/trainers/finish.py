@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
@@ -45,7 +44,7 @@ def _widen_trained(model: Any) -> None:
 
 
 def layers_to_shard(model: Any) -> tuple[str, ...]:
-    """Returns the names of the classes, of those that a model names, that it has."""
+    """Returns those of the model's ``_no_split_modules`` that are classes of its modules, sorted."""
     classes = {type(module).__name__ for module in model.modules()}
     return tuple(sorted({*(getattr(model, "_no_split_modules", None) or ())} & classes))
 
@@ -80,26 +79,20 @@ def keep_cache_in_evaluation(trainer: Any) -> None:
     bitsandbytes (``trl/models/activation_offloading.py: __enter__``), ``torch_empty_cache_steps``, code of the user's
     own such as ``compute_metrics``, and what this project does once a device is full. Saving empties nothing.
     """
-    evaluation_loop = trainer.evaluation_loop
-
-    @functools.wraps(evaluation_loop)
-    def keeps_cache(*args: Any, **kwargs: Any) -> Any:
-        with _kept_from_transformers():
-            return evaluation_loop(*args, **kwargs)
-
-    trainer.evaluation_loop = keeps_cache
-
-
-def _kept_from_transformers() -> AbstractContextManager[Any]:
-    """Within the block, ``torch.cuda.empty_cache`` does nothing where transformers' loop itself calls it, and what it
-    always does for everybody whom the loop calls."""
     import torch
     from transformers import Trainer
 
-    loop, empty_cache = inspect.unwrap(Trainer.evaluation_loop).__code__, torch.cuda.empty_cache
+    evaluation_loop, loop = trainer.evaluation_loop, inspect.unwrap(Trainer.evaluation_loop).__code__
 
-    def unless_loop() -> None:
-        if sys._getframe(1).f_code is not loop:
-            empty_cache()
+    @functools.wraps(evaluation_loop)
+    def keeps_cache(*args: Any, **kwargs: Any) -> Any:
+        empty_cache = torch.cuda.empty_cache
 
-    return patch.object(torch.cuda, "empty_cache", unless_loop)
+        def unless_loop() -> None:
+            if sys._getframe(1).f_code is not loop:  # callers other than transformers' own loop still empty it
+                empty_cache()
+
+        with patch.object(torch.cuda, "empty_cache", unless_loop):
+            return evaluation_loop(*args, **kwargs)
+
+    trainer.evaluation_loop = keeps_cache

@@ -1,4 +1,4 @@
-"""Tells a recorder where a trainer is: wraps the few methods of one trainer object at which a phase begins.
+"""Reports a trainer's phase to a recorder: wraps the methods of one trainer object at which a phase begins.
 
 Works on any transformers Trainer, rehearsed, simulated or real; only the object is changed, never its class.
 """
@@ -47,7 +47,7 @@ class PhaseRecorder(Protocol):
 
 
 def follow(trainer: Any, recorder: PhaseRecorder) -> None:
-    """Reports from now on which phase the trainer is in, and the weights of all its models are known as such.
+    """Reports each phase of the trainer to the recorder from now on, and records the weights of all its models.
 
     ``compute_loss`` begins a forward, ``accelerator.backward`` a backward; what follows a backward (clipping, the
     step, zeroing) is the optimizer step. Gradients and optimizer state are found where they come to be: on the
@@ -74,7 +74,7 @@ def follow(trainer: Any, recorder: PhaseRecorder) -> None:
 
 
 def _adopt_models(trainer: Any, recorder: PhaseRecorder) -> None:
-    """Records all models as weights; the names of those that are not trained say whose they are."""
+    """Records all models as weights; names of untrained models carry their role as a prefix."""
     others: dict[str, Any] = {
         name: getattr(trainer, name, None) for name in ("ref_model", "reward_model", "teacher_model")
     }
@@ -87,7 +87,7 @@ def _adopt_models(trainer: Any, recorder: PhaseRecorder) -> None:
 
 
 def _adopt(model: torch.nn.Module, recorder: PhaseRecorder) -> None:
-    """Parameters, buffers, and the scales of quantized weights, which are neither."""
+    """Records parameters, buffers, and the scales of quantized weights, which are neither."""
     recorder.adopt_model(model)
     for name, tensor in statistics(model):
         recorder.mark(tensor, Owner.WEIGHTS, name)
@@ -118,7 +118,7 @@ def _follow_groups(trainer: Any, recorder: PhaseRecorder) -> None:
 
 
 def _follow_ppo(trainer: Any, recorder: PhaseRecorder) -> None:
-    """PPO's ``train()`` is one method without ``compute_loss``: its models' forwards tell where it is.
+    """PPO's ``train()`` is one method without ``compute_loss``, so hooks on its models' forwards report the phase.
 
     ``get_reward`` calls a classifier's backbone, not the classifier (``trl/experimental/utils.py``).
     """
@@ -190,7 +190,18 @@ def _follow_optimizer(trainer: Any, recorder: PhaseRecorder) -> None:
     """Most trainers make their optimizer when training begins; PPO's is there, wrapped by accelerate."""
 
     def watch(optimizer: Any) -> Any:
-        optimizer.register_step_post_hook(lambda *_: _after_step(optimizer, recorder))
+        def after_step(*_: Any) -> None:
+            paged = getattr(optimizer, "is_paged", False)
+            for state in optimizer.state.values():
+                for name, value in state.items():
+                    if not isinstance(value, torch.Tensor):
+                        continue
+                    recorder.mark(value, Owner.OPTIMIZER_STATE, str(name))
+                    if paged and value.numel() >= PAGED_FROM_ELEMENTS:
+                        recorder.disown(value)
+            recorder.optimizer_stepped(optimizer)
+
+        optimizer.register_step_post_hook(after_step)
         return optimizer
 
     create_optimizer = trainer.create_optimizer
@@ -219,15 +230,3 @@ def _watched(
             recorder.enter_phase(after or before)
 
     return watched
-
-
-def _after_step(optimizer: Optimizer, recorder: PhaseRecorder) -> None:
-    paged = getattr(optimizer, "is_paged", False)
-    for state in optimizer.state.values():
-        for name, value in state.items():
-            if not isinstance(value, torch.Tensor):
-                continue
-            recorder.mark(value, Owner.OPTIMIZER_STATE, str(name))
-            if paged and value.numel() >= PAGED_FROM_ELEMENTS:
-                recorder.disown(value)
-    recorder.optimizer_stepped(optimizer)

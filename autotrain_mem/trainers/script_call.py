@@ -43,7 +43,7 @@ class Call:
         return self.keywords["model"]
 
     def replacing(self, old: Any, new: Any) -> Call:
-        """The same call with another value wherever this one stands."""
+        """Returns the call with ``old`` replaced by ``new`` everywhere."""
 
         def other(value: Any) -> Any:
             return new if value is old else value
@@ -65,7 +65,15 @@ def write(call: Call, folder: pathlib.Path) -> str:
     """
     from autotrain_mem.trainers import pickle_without_tensors  # torch takes seconds to import
 
-    _check_tokenizer(call)
+    # TRL would look for the tokenizer of a model without a name in an empty repository (``sft_trainer.py: __init__``).
+    config = getattr(call.model, "config", None)
+    is_named = isinstance(call.model, str) or bool(getattr(config, "_name_or_path", ""))
+    if not is_named and call.keywords.get("processing_class") is None:
+        kind = type(call.model).__name__
+        raise UsageError(
+            f"There is no tokenizer for this {kind}: it was not loaded by a name, and processing_class is not given.",
+            hint="Give the trainer the model's tokenizer: processing_class=AutoTokenizer.from_pretrained(...).",
+        )
     path, content = folder / _FILE, pickle_without_tensors.pack(call)
     try:
         path.write_bytes(content)
@@ -74,21 +82,8 @@ def write(call: Call, folder: pathlib.Path) -> str:
     return str(path)
 
 
-def _check_tokenizer(call: Call) -> None:
-    """Refuses a model object without a name, whose tokenizer TRL cannot find (``trl/trainer/sft_trainer.py: __init__``,
-    where the processing class is None), and it says so of an empty repository."""
-    if isinstance(call.model, str) or call.keywords.get("processing_class") is not None:
-        return
-    if not getattr(getattr(call.model, "config", None), "_name_or_path", ""):
-        kind = type(call.model).__name__
-        raise UsageError(
-            f"There is no tokenizer for this {kind}: it was not loaded by a name, and processing_class is not given.",
-            hint="Give the trainer the model's tokenizer: processing_class=AutoTokenizer.from_pretrained(...).",
-        )
-
-
 def read(job: Job) -> Call:
-    """The call of a job from Python: a new one each time, with models on the meta device.
+    """Reads the call of a job from Python: a new object each time, with models on the meta device.
 
     Raises:
         RehearsalError: something in it cannot be made again in another process.

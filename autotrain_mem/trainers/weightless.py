@@ -88,13 +88,13 @@ def without_weights(finish: Callable[[Any], Any] = lambda model: model) -> Itera
 
 
 def _permutation(layer: Any, indices: Any) -> torch.Tensor:
-    """BOFT's matrix without its ones: ``peft/tuners/boft/layer.py: perm2mat`` writes each by an index's value."""
+    """Returns BOFT's matrix without its ones, which ``peft/tuners/boft/layer.py: perm2mat`` writes by index values."""
     return torch.zeros(len(indices), len(indices))
 
 
 @contextmanager
 def _no_checkpoint() -> Iterator[None]:
-    """transformers' ``from_pretrained`` with the steps left out that read a checkpoint's tensors."""
+    """Patches transformers' ``from_pretrained`` to skip the steps that read a checkpoint's tensors."""
     instead: dict[str, _Function] = {
         "get_hf_quantizer": _rehearsed_quantizer,
         "_get_dtype": _dtype_without_files,
@@ -126,7 +126,7 @@ def _no_adapters(plain: _Function, path: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _local_files(plain: _Function, *, pretrained_model_name_or_path: Any, **options: Any) -> Any:
-    """Checkpoint files of a folder, where it holds any: they tell a dtype that config.json does not."""
+    """Returns a folder's checkpoint files, if any: they hold a dtype that config.json may lack."""
     if pretrained_model_name_or_path is not None and os.path.isdir(pretrained_model_name_or_path):
         with suppress(OSError):
             return plain(pretrained_model_name_or_path=pretrained_model_name_or_path, **options)
@@ -136,14 +136,14 @@ def _local_files(plain: _Function, *, pretrained_model_name_or_path: Any, **opti
 def _dtype_without_files(
     plain: _Function, dtype: Any, checkpoint_files: Any, config: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """``auto`` with a config that names no dtype: float32, what checkpoints older than the field hold."""
+    """Resolves ``auto`` without a dtype in the config to float32, the dtype of checkpoints older than the field."""
     if dtype == "auto" and config.dtype is None and checkpoint_files is None:
         dtype = torch.float32
     return plain(dtype, checkpoint_files, config, *args, **kwargs)
 
 
 def _cast_as_loading_would(model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any) -> Any:
-    """Loading's effect on dtypes: what the architecture keeps in float32 is made so.
+    """Casts as loading would: parameters that the architecture keeps in float32 become float32.
 
     Source: ``transformers/core_model_loading.py: convert_and_load_state_dict_in_model``, step 3; any other tensor takes
     the dtype that the model was built with.

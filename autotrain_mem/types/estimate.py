@@ -1,4 +1,4 @@
-"""An estimate says what a configuration will need, and whether that is there."""
+"""Defines the estimate of a configuration: the memory that it needs, its time, and whether it fits."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from autotrain_mem.types.vllm import VllmSleep
 from autotrain_mem.types.work import Phase, StepTime, Workload
 
 STEPS = (10, 100, 1000)
-"""After how many optimizer steps the allocator is looked at."""
+"""Optimizer steps after which the allocator is read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReservedOverSteps:
-    """Holds what one order of the rows makes of one kind of segments, after each of :data:`STEPS`.
+    """Holds the reserved memory after each of :data:`STEPS`, for one order of the rows and one allocator mode.
 
     >>> from autotrain_mem import ReservedOverSteps
     >>> order = ReservedOverSteps(reserved_bytes=(2**30, 2**30, 3 * 2**29), num_alloc_retries=(0, 0, 1))
@@ -30,9 +30,9 @@ class ReservedOverSteps:
     """
 
     reserved_bytes: tuple[int, ...]
-    """Peak reserved until then, on a device without an end."""
+    """Peak reserved until then, on an unlimited device."""
     num_alloc_retries: tuple[int, ...]
-    """How often everything cached was given back until then, on the device that there is."""
+    """Times that the whole cache was released until then, on the real device."""
 
     @property
     def last_bytes(self) -> int:
@@ -40,14 +40,14 @@ class ReservedOverSteps:
         return next(reversed(self.reserved_bytes), 0)
 
     def moved(self, more_bytes: int) -> ReservedOverSteps:
-        """Returns the same where all of it is so many bytes more, by what a probe measured."""
+        """Returns the figures shifted by ``more_bytes``, which a probe measured."""
         moved = tuple(max(0, size + more_bytes) for size in self.reserved_bytes)
         return ReservedOverSteps(reserved_bytes=moved, num_alloc_retries=self.num_alloc_retries)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReservedByOrder:
-    """Holds both orders of the rows, for one kind of segments.
+    """Holds both orders of the rows, for one allocator mode.
 
     >>> from autotrain_mem import ReservedByOrder, ReservedOverSteps
     >>> shuffled = ReservedOverSteps(reserved_bytes=(5, 7, 9), num_alloc_retries=(0, 0, 0))
@@ -57,9 +57,9 @@ class ReservedByOrder:
     """
 
     any_order: ReservedOverSteps
-    """As a sampler shuffles them, which is what TRL does by itself."""
+    """Shuffled by a sampler, TRL's default."""
     longest_first: ReservedOverSteps
-    """The longest rows once before the first step, then any order: every run of this project."""
+    """The longest rows once before the first step, then any order, as in every run of this project."""
 
     def moved(self, more_bytes: int) -> ReservedByOrder:
         return ReservedByOrder(
@@ -69,7 +69,7 @@ class ReservedByOrder:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MixedLengths:
-    """Holds what sampled steps of rows of every length make the allocator reserve, in each of its modes.
+    """Holds what the allocator reserves in each of its modes over sampled steps with rows of every length.
 
     >>> from autotrain_mem import MixedLengths, ReservedByOrder, ReservedOverSteps
     >>> alike = ReservedOverSteps(reserved_bytes=(6, 6, 6), num_alloc_retries=(0, 0, 0))
@@ -104,22 +104,20 @@ class ReservedEstimate:
     """``torch.cuda.max_memory_allocated``: the peak of what is allocated, with the ends of blocks that were handed out
     whole since what was left of them was too small to be split off."""
     peak_reserved_bytes: int
-    """The largest sum of its segments. Where the run does not fit: what it would take without a limit, so that the
-    shortage is known."""
+    """The largest sum of its segments; without a limit where the run does not fit, so that the shortage is known."""
     peak_limited_bytes: int
     """The same on the device that there is, where the allocator gives its cache back before it refuses a request; what
     was refused is given all the same, so that the run goes on. Equal to the peak where that fits."""
     slack_bytes: int
-    """The part of it that was not allocated when the peak was first reached: cached blocks and the ends of split
-    ones."""
+    """The unallocated part when the peak was first reached: cached blocks and the ends of split ones."""
     num_alloc_retries: int
-    """How often everything cached had to be given back to the device before a request could be met."""
+    """Times that the whole cache had to be released to the device before a request could be met."""
     largest_refused_bytes: int | None
     """The largest request that could not be met even then; None if all were met."""
 
     @property
     def fits(self) -> bool:
-        """Returns whether the run gets by without giving its cache back, which stops the device each time."""
+        """Returns whether the run fits without releasing its cache, which stalls the device each time."""
         return self.num_alloc_retries == 0 and self.largest_refused_bytes is None
 
 
@@ -166,10 +164,10 @@ class MemoryEstimate:
     )
 
     peak_allocated_bytes: int
-    """Largest sum of live blocks, each rounded as CUDA's allocator rounds it (512 bytes)."""
+    """Largest sum of live blocks, each rounded up to 512 bytes as CUDA's allocator does."""
     peak_phase: Phase
     phases: Mapping[Phase, int]
-    """Peak allocated bytes per phase, in the order in which the phases were first met."""
+    """Peak allocated bytes per phase, in order of first occurrence."""
     owners_at_peak: Mapping[Owner, int]
     modules_at_peak: tuple[tuple[str, int], ...]
     """The largest holders of activations and temporaries at the peak, by module name, largest first."""
@@ -177,28 +175,25 @@ class MemoryEstimate:
     not_counted: tuple[str, ...]
     rehearsal_seconds: float
     parts_at_peak: tuple[tuple[str, int], ...] = ()
-    """What each part of a model that reads images holds at the peak, whatever it is: vision tower, projector and
-    language model, and what lies between them."""
+    """Bytes at the peak by part of a model that reads images: vision tower, projector, language model, and the rest."""
     pinned_host_bytes: int = 0
-    """Host memory that each process takes for activations and an optimizer that are kept there, in pinned blocks."""
+    """Pinned host memory per process, for offloaded activations and optimizer state."""
     unpinned_host_bytes: int = 0
-    """Other host memory that each process takes for what DeepSpeed offloads, at most."""
+    """Peak of other host memory per process that DeepSpeed's offload takes."""
     nvme_bytes: int = 0
-    """Files on NVMe that each process has while it trains, where DeepSpeed offloads to them."""
+    """Size of each process's files on NVMe, where DeepSpeed offloads to them."""
     saved_model_bytes: int = 0
-    """What is written to disk of the model: all weights, or those of the adapter."""
+    """Size on disk of the saved model: all weights, or those of the adapter."""
     saved_state_bytes: int = 0
-    """The optimizer's state, which a checkpoint has beside them."""
+    """Size on disk of the optimizer state in a checkpoint."""
     unquantized_bytes: int = 0
-    """Bytes of the experts of a quantized base that bitsandbytes does not quantize, since they are fused into one
-    tensor."""
+    """Experts of a quantized base that bitsandbytes leaves unquantized, since they are fused into one tensor."""
     rehearsed_layers: int | None = None
-    """How many layers the rehearsed copies of the model had at most, from which this was expanded; None where the whole
-    model was rehearsed."""
+    """Most layers of the truncated copies that this was extrapolated from; None if the whole model was rehearsed."""
     mixed_lengths: MixedLengths | None = None
-    """What rows of every length make of it over hours; None where all rows are equally long, or that is not known."""
+    """Reserved memory over hours of rows of every length; None if all rows are equally long, or lengths are unknown."""
     trained: Trained | None = None
-    """How many parameters are trained, of how many; None where no trainer was built."""
+    """Trained and total parameters; None where no trainer was built."""
     routing: Routing | None = None
     """How tokens were routed to experts; None for a model without, or one whose own code does it unseen."""
 
@@ -215,10 +210,10 @@ class MemoryEstimate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Footprint:
-    """Holds what one rehearsed configuration takes of any card with the same kernels: its bytes and its work."""
+    """Holds the memory and the work of one rehearsed configuration, on any GPU with the same kernels."""
 
     memory: MemoryEstimate
-    """Replayed on a device without an end."""
+    """Replayed on an unlimited device."""
     work: Workload
     awake: MemoryEstimate | None = None
     """The estimate while a colocated vLLM is awake; None where it never sleeps."""
@@ -300,7 +295,7 @@ class Estimate:
 
     @property
     def mixed(self) -> ReservedByOrder | None:
-        """Returns what rows of every length make of these knobs' mode; None where that is not known."""
+        """Returns the mixed-length figures of the mode that these knobs choose; None if unknown."""
         mixed = self.memory.mixed_lengths
         return None if mixed is None else mixed.modes[self.grows]
 
@@ -313,7 +308,7 @@ class Estimate:
 
     @property
     def reservable_bytes(self) -> int:
-        """The budget less what lies outside torch's allocator."""
+        """Returns the budget less what lies outside torch's allocator."""
         return max(0, self.budget_bytes - self.outside_bytes)
 
     @property
@@ -332,7 +327,7 @@ class Estimate:
 
     @property
     def tokens_per_second(self) -> float:
-        """Ranks plans; it is good for no more than that where ``time.assumed`` names another card."""
+        """Returns the speed that ranks plans; where ``time.assumed`` names another GPU it means nothing else."""
         return self.time.tokens_per_second
 
     @property

@@ -44,7 +44,7 @@ class Incident:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhasePeak:
-    """Holds the most that was taken within one phase, in bytes."""
+    """Holds the peaks of one phase, in bytes."""
 
     allocated_bytes: int
     reserved_bytes: int
@@ -52,11 +52,11 @@ class PhasePeak:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OtherProcess:
-    """Describes another process on the card."""
+    """Describes another process on the GPU."""
 
     pid: int
     name: str
-    """Empty where the system does not tell."""
+    """Empty if unknown."""
     used_bytes: int
 
 
@@ -75,18 +75,18 @@ class Probe:
 
     knobs: Knobs
     fits: bool
-    """Nothing was refused, no cache had to be given back to go on, and the peak is within the budget."""
+    """No request failed, the cache was never released to continue, and the peak is within the budget."""
     measured: MemoryReading | None
-    """At the end; None where nothing measures (plain CPU)."""
+    """Memory at the end; None if it cannot be measured (plain CPU)."""
     phases: Mapping[Phase, PhasePeak]
     """The peaks of the phases that were reached."""
     row_tokens: int | None = None
-    """Tokens of the longest row that there was, which was among the first; of the longest prompt where completions are
-    sampled. None where the probe did not come so far."""
+    """Tokens of the longest row, or of the longest prompt where completions are sampled; None if the probe failed
+    before."""
     non_torch_bytes: int | None = None
-    """What the process held on the device outside torch's allocator; None where that is not known."""
+    """Device memory of the process outside torch's allocator; None if unknown."""
     others: tuple[OtherProcess, ...] = ()
-    """On the card at that time."""
+    """Other processes on the GPU at that time."""
     step_seconds: float | None = None
     """Seconds of the last optimizer step; None where it was not reached."""
     seconds: float = 0.0
@@ -97,18 +97,18 @@ class Probe:
 
     @property
     def required_bytes(self) -> int | None:
-        """Adds up what it took of the device: reserved, and outside torch's allocator as far as that is known."""
+        """Returns the device memory that it took: reserved, plus outside torch's allocator if known."""
         return None if self.measured is None else self.measured.peak_reserved_bytes + (self.non_torch_bytes or 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Restart:
-    """Records that the training process ended before its time, and another went on."""
+    """Records that the training process failed and another one resumed."""
 
     step: int
-    """The last optimizer step that the process told of."""
+    """The last optimizer step that the process reported."""
     resumed_at: int
-    """The step of the checkpoint that the next one began with; 0 for the beginning."""
+    """The step of the checkpoint that the next process resumed from; 0 without one."""
     cause: str
     """One of ``training.causes.CAUSES``."""
     why: str
@@ -119,7 +119,7 @@ class Restart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Experience:
-    """Holds all that was learned, in its order. A plan carries it, so that a run that goes on starts with it.
+    """Holds what probes and runs taught, in order. The plan carries it, so that a resumed run starts with it.
 
     >>> from autotrain_mem import Experience, Restart
     >>> killed = Restart(step=40, resumed_at=30, cause="killed", why="signal 9", change="")
@@ -148,7 +148,7 @@ class Experience:
 RECORD_NAME = "memory.jsonl"
 """The file in the output folder that the watch writes (``training.watch``); ``memory.rank1.jsonl`` is rank 1's."""
 EVENTS_NAME = "events.jsonl"
-"""The file in the output folder that has what befell the run: starts, checkpoints, incidents, restarts, its end."""
+"""The file in the output folder with the run's events: starts, checkpoints, incidents, restarts, its end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,7 +156,7 @@ class StepReading:
     """Holds what was measured and logged at one step of one process."""
 
     seconds: float
-    """Since the run's first event."""
+    """Seconds since the run's first event."""
     step: int
     device: MemoryReading | None
     tokens_per_second: float | None
@@ -184,11 +184,11 @@ class RunHistory:
     last: float
     """Seconds since the epoch of the last event."""
     total_steps: int | None
-    """Optimizer steps that the training is to have; None where that is not written."""
+    """Planned optimizer steps of the training; None if not recorded."""
     total_bytes: int | None
     """The device's memory."""
     predicted_bytes: Mapping[Phase, int]
-    """Peak of what is allocated in each phase."""
+    """Predicted peak of allocated memory by phase."""
     phases: Mapping[Phase, PhasePeak]
     """Peaks of each phase so far, measured in the first process."""
     ranks: tuple[tuple[StepReading, ...], ...]
@@ -196,9 +196,9 @@ class RunHistory:
     happenings: tuple[RunMarker, ...]
     """In the order of time."""
     ending: str
-    """How the run ended: ``finished``, ``interrupted``, ``failed``; empty where nothing says that it did."""
+    """How the run ended: ``finished``, ``interrupted``, ``failed``; empty while no end is recorded."""
 
     @property
     def moments(self) -> tuple[StepReading, ...]:
-        """Returns those of the first process."""
+        """Returns the readings of the first process."""
         return self.ranks[0]

@@ -47,16 +47,16 @@ LD_PRELOAD), and none is taken from it."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proposal:
-    """Names what would pay and a plan may not do by itself, since it changes the batches or their order."""
+    """Proposes a change that pays off but alters batches or their order, so that a plan may not make it alone."""
 
     flags: str
-    """As they would be added to the command: ``--packing``."""
+    """Flags to add to the command: ``--packing``."""
     why: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """Holds settings that fit the budget, with the way they were found, and all that they were found for.
+    """Holds settings that fit the budget, how they were found, and the job, data and versions they are for.
 
     The documentation has the JSON schema of the file that it can be written to, which is made from these nouns.
 
@@ -86,48 +86,47 @@ class Plan:
     job: Job
     """The user's job, without secrets and without what only a running script has."""
     level: str
-    """Name of the level of harm that the settings are of (``search.levels``): ``lossless``, ``rounding``, ``LoRA``."""
+    """The settings' level of harm (``search.levels``): ``lossless``, ``rounding``, ``LoRA``."""
     estimate: Estimate
-    """The estimate of these settings, on the card that the plan is for."""
+    """The estimate of these settings on the plan's GPU."""
     defaults: Knobs
     """The installed TRL's defaults."""
     levers: tuple[Lever, ...]
-    """What differs from the settings asked for, in the ladder's order; empty when these fit as they are."""
+    """Changes to the requested settings, in the ladder's order; empty if those fit."""
     attempts: tuple[Candidate, ...]
     alternatives: tuple[Candidate, ...] = ()
-    """Points of the levels around, least harm first."""
+    """Candidates of neighbouring levels, least harm first."""
     data: DataSummary | None = None
-    """What the rows say under the plan's ``max_length``; None when the dataset was not read."""
+    """Summary of the rows under the plan's ``max_length``; None if the dataset was not read."""
     proposals: tuple[Proposal, ...] = ()
     questions: tuple[Proposal, ...] = ()
-    """Levels that do more harm and are much faster, with the flags that take them."""
+    """Much faster levels that do more harm, with the flags that choose them."""
     advice: tuple[Proposal, ...] = ()
-    """What would make the training worth more and is the user's to say, since it was the user's word."""
+    """Improvements that would override what the user set."""
     warnings: tuple[str, ...] = ()
-    """What was found before planning that does not end the run, each with its cure; and why a plan that was made
-    elsewhere was rehearsed again."""
+    """Findings that do not stop the run, each with its cure; and why a plan from elsewhere was rehearsed again."""
     optimizer_steps: int | None = None
-    """Steps of the whole run; None when neither the data nor ``max_steps`` say."""
+    """Steps of the whole run; None if neither the data nor ``max_steps`` determine them."""
     seconds: float
     row_tokens: int
-    """Tokens of the longest row that was rehearsed; of the longest prompt where completions are sampled."""
+    """Tokens of the longest rehearsed row, or of the longest prompt where completions are sampled."""
     versions: Mapping[str, str | None]
-    """The installed versions (``versions.versions_key``); None for a package that was not."""
+    """The installed versions (``versions.versions_key``); None for a missing package."""
     model_digest: str
     """A digest of the configs of all models of the job, to recognise another folder that holds the same."""
     allocator: str = ""
     """The allocator's settings of the environment, in the form of PYTORCH_ALLOC_CONF."""
     objects: str | None = None
-    """Digest of what a Python script handed over beside rows and config, which no file holds: a model, an adapter's
-    config, a loss; empty where that is not known. None for a job in flags."""
+    """Digest of a script's objects that no file holds (model, adapter config, loss); empty if unknown, None for a job
+    in flags."""
     most: LargestValue | None = None
-    """Where as much as fits of one thing was asked for: how much that is, and what stops it."""
+    """The largest value that fits, if one was requested, and what limits it."""
     price: Price | None = None
-    """The price of renting one such card, where a budget was to be kept."""
+    """The rent of one such GPU, if there is a budget."""
     vllm_server: VllmServer | None = None
-    """The server that generates, where one does on GPUs of its own."""
+    """The server that generates on GPUs of its own, if any."""
     experience: Experience = field(default_factory=Experience)
-    """What probes and runs with these settings taught so far; empty for a plan that nothing has tried."""
+    """Results of probes and runs with these settings so far."""
 
     @staticmethod
     def unfolded(values: Any) -> Any:
@@ -173,15 +172,14 @@ class Plan:
 
     @property
     def run_seconds(self) -> float | None:
-        """Computes how long the training will take; None where steps or speed are not known."""
+        """Computes the duration of the training; None if steps or speed are unknown."""
         if self.optimizer_steps is None or self.estimate.time.assumed:
             return None
         return self.optimizer_steps * self.estimate.time.step_seconds
 
     @property
     def cost(self) -> float | None:
-        """Computes what the training will cost, in the price's currency; None where price, steps or speed are not
-        known."""
+        """Computes the cost of the training, in the price's currency; None if price, steps or speed are unknown."""
         if self.price is None or self.run_seconds is None:
             return None
         return self.price.cost(self.run_seconds, cards=self.estimate.hardware.topology.processes)
@@ -267,7 +265,7 @@ def _refuse_unrecorded(values: dict[str, Any], name: str) -> None:
 
 
 def _wrong_sums(plan: Plan) -> str:
-    """Returns which column does not come to the total that a view shows; empty where all do."""
+    """Describes the first total that its parts do not sum to; empty if all do."""
     estimate, memory = plan.estimate, plan.estimate.memory
     if sum(memory.owners_at_peak.values()) != memory.peak_allocated_bytes:
         return "estimate.owners_at_peak do not sum to peak_allocated_bytes"

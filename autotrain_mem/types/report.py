@@ -1,4 +1,4 @@
-"""A report says what a training run did."""
+"""Defines the report of a training run: predicted against measured."""
 
 from __future__ import annotations
 
@@ -67,41 +67,40 @@ class Report:
 
     output_dir: str
     steps: int
-    """Optimizer steps that are done, those before a resume included."""
+    """Completed optimizer steps, including those before a resume."""
     began_at: int = 0
-    """The step of the checkpoint that this training went on from; 0 for the beginning."""
+    """The step of the checkpoint that this training resumed from; 0 without one."""
     knobs: Knobs
     """The settings that the training ended with."""
     trained: Trained | None = None
-    """How many parameters were trained, of how many; None where the plan does not say."""
+    """Trained and total parameters; None if the plan does not record them."""
     schedule: str
-    """The learning rate's, by transformers' name; its peak is one of the knobs."""
+    """The learning rate's schedule, by transformers' name; its peak is one of the knobs."""
     step_tokens: float
-    """Tokens of an optimizer step as planned for: on average, without padding."""
+    """Planned tokens of an optimizer step: on average, without padding."""
     first_loss: float | None
     last_loss: float | None
-    """None where none was logged, and from :attr:`not_finite_step` on."""
+    """None if no loss was logged, and from :attr:`not_finite_step` on."""
     not_finite_step: int | None = None
-    """The first step whose gradient was no finite number; what was trained from there on is of no use."""
+    """The first step with a non-finite gradient; training from there on is useless."""
     first_reward: float | None = None
     """Mean reward of the completions, where they are rewarded; None elsewhere."""
     last_reward: float | None = None
     predicted_peak_bytes: int
-    """Allocated; what follows says what is reserved."""
+    """Predicted peak of allocated memory."""
     predicted_peak_reserved_bytes: int
-    """As the plan says: over steps of rows of every length, where that is known (:attr:`Estimate.reserved_bytes`)."""
+    """Predicted peak of reserved memory, as in :attr:`Estimate.reserved_bytes`."""
     measured: MemoryReading | None
-    """The peaks of all its processes with the plan's settings, and the rest as training ended; None where nothing
-    measures (plain CPU training)."""
+    """Peaks over all processes with the plan's settings, the rest at the end; None if it cannot be measured (CPU)."""
     longest_rows_first: bool = False
-    """The longest rows ran before the first step, so that the peak is theirs at least."""
+    """The longest rows ran before the first step, so that the peak includes theirs."""
     seconds: float
     incidents: int = 0
-    """How often the device was full and the run went on; ``run.json`` has each of them."""
+    """Times that the device was out of memory and the run went on; ``run.json`` lists them."""
     restarts: int = 0
-    """How often another process went on with it."""
+    """Times that another process resumed the run."""
     started_at: str = ""
-    """When the first of its processes was started, in ISO 8601 and UTC."""
+    """Start of its first process, in ISO 8601 and UTC."""
     ended_at: str = ""
 
     def _repr_html_(self) -> str:
@@ -110,7 +109,7 @@ class Report:
 
     @property
     def has_trained(self) -> bool:
-        """Returns whether there was a step left to train."""
+        """Returns whether any step was left to train."""
         return self.steps != self.began_at
 
     @property
@@ -120,7 +119,7 @@ class Report:
 
     @property
     def reserved_prediction_error(self) -> float | None:
-        """Computes the same of the peak reserved."""
+        """Computes the same for the peak reserved."""
         if self.measured is None:
             return None
         return _error(self.predicted_peak_reserved_bytes, self.measured.peak_reserved_bytes)
@@ -147,11 +146,11 @@ class Shortage:
     """
 
     phase: Phase | None
-    """None where nobody knows."""
+    """None if unknown."""
     step: int
-    """Optimizer steps that were done before."""
+    """Optimizer steps completed before."""
     requested_bytes: int | None
-    """For the tensor, as far as that is known; else as ``segment_bytes``. None where the library did not say."""
+    """Bytes requested for the tensor, else ``segment_bytes``; None if the library did not report it."""
     segment_bytes: int | None
     """Bytes that the allocator requested from the device for it: a whole segment, which may be larger."""
     total_bytes: int
@@ -163,12 +162,11 @@ class Shortage:
     outside_bytes: int
     """Bytes that the process held of it outside the allocator: the CUDA context, cuBLAS, NCCL, a vLLM engine."""
     measured: Mapping[Owner, int]
-    """What was allocated, by those owners that could be told apart: all of them on a simulated card; on a real one what
-    has a name (weights, gradients, optimizer state)."""
+    """Allocated bytes by known owner: all on a simulated GPU, else weights, gradients and optimizer state."""
 
     @property
     def rest_bytes(self) -> int:
-        """Computes what was allocated and is not known apart: activations, temporaries, KV cache, the batch."""
+        """Computes what was allocated without a known owner: activations, temporaries, KV cache, the batch."""
         return max(0, self.allocated_bytes - sum(self.measured.values()))
 
     @property
@@ -178,10 +176,10 @@ class Shortage:
 
     @property
     def others_bytes(self) -> int:
-        """Computes what other processes had of the device."""
+        """Computes what other processes held on the device."""
         return max(0, self.total_bytes - self.free_bytes - self.reserved_bytes - self.outside_bytes)
 
     @property
     def needed_bytes(self) -> int:
-        """Computes what the process would have held with the request met; without the request if it is unknown."""
+        """Computes what the process would have held had the request succeeded; an unknown request counts as 0."""
         return self.reserved_bytes + self.outside_bytes + (self.segment_bytes or 0)

@@ -1,4 +1,4 @@
-"""A trace records a run: every device allocation and free, in order."""
+"""Defines the trace of a run: every device allocation and free, in order."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ else:  # Python 3.11 cannot subscript it
     Events = array
 
 CACHE_EMPTIED = 0
-"""The event of a ``torch.cuda.empty_cache()``: what is reserved and not allocated goes back to the device."""
+"""The event of a ``torch.cuda.empty_cache()``, which releases unallocated segments to the device."""
 
 
 class EngineMark(StrEnum):
-    """Holds what a colocated vLLM engine does between two events: its share of the device is taken, or given back."""
+    """Names when a colocated vLLM engine takes its share of the device, and when it releases it."""
 
     WAKES = "wakes"
     SLEEPS = "sleeps"
 
 
 class Owner(StrEnum):
-    """Names to whom the bytes of a block belong."""
+    """Names the purpose of a block's bytes."""
 
     WEIGHTS = "weights"
     """Parameters and buffers of the model, adapters included."""
     GRADIENTS = "gradients"
     OPTIMIZER_STATE = "optimizer_state"
     GATHERED_WEIGHTS = "gathered_weights"
-    """Weights of a layer, whole, while it computes: the processes hold shards of them (FSDP)."""
+    """Full weights of a layer while it computes, gathered from shards (FSDP)."""
     KV_CACHE = "kv_cache"
-    """Keys and values of the tokens so far, while completions are generated."""
+    """Keys and values of the tokens so far during generation."""
     ACTIVATIONS = "activations"
-    """Made by a forward pass (or its recomputation) and kept beyond it, for the backward pass."""
+    """Tensors that a forward pass (or its recomputation) keeps for the backward pass."""
     TEMPORARY = "temporary"
-    """Made and freed within one stretch of forward, backward or optimizer step."""
+    """Tensors allocated and freed within one forward, backward or optimizer step."""
     OTHER = "other"
-    """Whatever is none of these: the batch itself, metrics, running loss."""
+    """Everything else: the batch itself, metrics, running loss."""
 
 
 class Block(NamedTuple):
@@ -51,15 +51,14 @@ class Block(NamedTuple):
     size_bytes: int
     owner: Owner
     module: str
-    """Qualified name of the parameter it is, or of the module whose forward made it; empty when neither."""
+    """Qualified name of the parameter, or of the module whose forward allocated it; empty if neither."""
     stream: int = 0
-    """Where it is allocated: 0 is the default stream. The allocator hands a block out again on its own stream only."""
+    """The allocating stream; 0 is the default. The allocator reuses a block on its own stream only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trained:
-    """Counts a model's parameters, as they were when the trainer had been built; the elements of quantized weights
-    count, not their bytes.
+    """Counts a model's parameters after the trainer is built; quantized weights count by elements, not bytes.
 
     >>> from autotrain_mem import Trained
     >>> round(Trained(parameters=8_798_208, of_parameters=502_830_976, dtype="float32").share, 4)
@@ -80,16 +79,16 @@ class Trained:
 
     @property
     def bytes(self) -> int:
-        """Returns those of the parameters that are trained, and so of their gradients."""
+        """Returns the bytes of the trained parameters, which equal those of their gradients."""
         return self.parameters * (4 if self.dtype == "float32" else 2)
 
     @staticmethod
     def extrapolated(short: Trained | None, long: Trained | None, copies: int, all_copies: int) -> Trained | None:
-        """Counts those of the whole model, by two copies of few layers: exact, since each layer adds as many.
+        """Counts the parameters of the whole model from two truncated copies: exact, since every layer adds as many.
 
         Args:
-            copies: By how many periods of layers ``long`` is longer than ``short``.
-            all_copies: By how many the whole is.
+            copies: Periods of layers by which ``long`` is longer than ``short``.
+            all_copies: Periods of layers by which the whole model is longer than ``short``.
         """
         if short is None or long is None:
             return None
@@ -99,13 +98,13 @@ class Trained:
 
 
 class StreamUse(NamedTuple):
-    """Records that a block is used on a stream that is not its own (``torch.Tensor.record_stream``).
+    """Records the use of a block on another stream (``torch.Tensor.record_stream``).
 
-    When it dies, it may not be handed out again before that stream has done what was asked of it by then.
+    Once freed, it may not be reused before that stream has finished the work queued by then.
     """
 
     event: int
-    """Comes before the event of this index; after all of them where there is none."""
+    """Index of the event that follows it; past the end if none does."""
     block: int
     """``n`` for ``blocks[n - 1]``, as among the events."""
     stream: int
@@ -117,18 +116,18 @@ class LossPass(NamedTuple):
     start: int
     """Index of its first event."""
     stop: int
-    """Index of the first event behind it."""
+    """Index of the first event after it."""
     chunks: int
-    """How many it went over, as it was rehearsed."""
+    """Number of rehearsed chunks."""
     operators: int
-    """How many were dispatched in it."""
+    """Number of operators dispatched in it."""
 
 
 class Routing(StrEnum):
-    """Describes how a mixture's tokens are routed to its experts, as far as memory depends on it."""
+    """Names how a mixture's tokens are routed to its experts, where memory depends on it."""
 
     ANY = "any"
-    """All tokens with all their choices are computed at once, so that it does not."""
+    """All experts' tokens are computed at once, so memory does not depend on the routing."""
     ONE = "one"
     """Every token chose the same experts."""
     EVEN = "even"
@@ -149,41 +148,40 @@ class Trace:
     events: Events
     phase_starts: tuple[tuple[int, Phase], ...]
     operators: int
-    """How many operators were dispatched."""
+    """Number of dispatched operators."""
     seconds: float
     """Wall time of the recorded run."""
     stream_uses: tuple[StreamUse, ...] = ()
     """Uses on other streams, in order."""
     not_counted: tuple[str, ...] = ()
-    """What is known to be missing, each in a sentence."""
+    """Known omissions, each a sentence."""
     work: Workload = field(default_factory=Workload)
-    """What it computed and moved, for the time that it takes."""
+    """Computation and transfers, from which time is estimated."""
     loss_chunks: tuple[int, ...] = ()
-    """How many chunks a loss would have had that was rehearsed with fewer: every number that occurred."""
+    """Full numbers of chunks of losses that were rehearsed with fewer: every number that occurred."""
     loss_passes: tuple[LossPass, ...] = ()
-    """In the order in which they happened; none where the whole was extrapolated."""
+    """Passes in order; empty if the trace was extrapolated."""
     pinned_bytes: int = 0
-    """What it took of pinned host memory, for activations and an optimizer that are kept there."""
+    """Pinned host memory for offloaded activations and optimizer state."""
     unpinned_bytes: int = 0
-    """The most that DeepSpeed's offload took of other host memory at once."""
+    """Peak of other host memory that DeepSpeed's offload took."""
     nvme_bytes: int = 0
-    """What DeepSpeed's offload wrote to files on a disk, which stay as long as it trains."""
+    """Size of the files of DeepSpeed's NVMe offload, which stay until training ends."""
     saved_model_bytes: int = 0
-    """What was trained, on disk: all weights, or those of the adapter."""
+    """Size on disk of the trained weights: all, or those of the adapter."""
     saved_state_bytes: int = 0
-    """The optimizer's state, which a checkpoint holds beside."""
+    """Size on disk of the optimizer state in a checkpoint."""
     unquantized_bytes: int = 0
-    """Bytes of a quantized model that bitsandbytes leaves as they were: experts that are fused into one tensor a
-    layer."""
+    """Experts of a quantized base that bitsandbytes leaves unquantized, since they are fused into one tensor."""
     trained: Trained | None = None
-    """None where no trainer was built for it."""
+    """None if no trainer was built."""
     routing: Routing | None = None
     """How tokens were routed to experts; None where there are none, or where the model's own code does it unseen."""
     engine_marks: tuple[tuple[int, EngineMark], ...] = ()
-    """(Index of the event before which it happens, what a colocated engine does); none where it never sleeps."""
+    """(Index of the next event, what a colocated engine does); empty if it never sleeps."""
 
     def awake(self) -> Iterator[range]:
-        """Yields the stretches of events while which a colocated engine is awake: it sleeps as the run begins."""
+        """Yields the ranges of events during which a colocated engine is awake; it is asleep at the start."""
         began: int | None = None
         for index, mark in self.engine_marks:
             if mark is EngineMark.WAKES and began is None:

@@ -1,4 +1,4 @@
-"""A workload is what a run computes and moves, whatever the card; a step's time is what that takes on one."""
+"""Defines a run's workload, independent of the GPU, and the time of a step on one."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from autotrain_mem.support.codec import Form
 
 
 class Phase(StrEnum):
-    """Returns where in the run an event happened."""
+    """Names a phase of a run."""
 
     LOAD = "load"
     GENERATE = "generate"
-    """Completions are sampled: the KV cache and the logits of each step."""
+    """Sampling of completions: the KV cache and the logits of each step."""
     SCORE = "score"
-    """Completions are judged, without gradients: rewards, values, old and reference log-probabilities."""
+    """Scoring without gradients: rewards, values, old and reference log-probabilities."""
     FORWARD = "forward"
     BACKWARD = "backward"
     OPTIMIZER_STEP = "optimizer_step"
@@ -26,17 +26,17 @@ class Phase(StrEnum):
 
 
 class Kind(StrEnum):
-    """Returns which of a device's rates an operator is held to, beside that of its memory."""
+    """Names the device rate that bounds an operator, besides memory bandwidth."""
 
     MATMUL = "matmul"
     ATTENTION = "attention"
-    """A fused kernel; its FLOPs grow with the square of the rows' length."""
+    """A fused attention kernel; its FLOPs grow with the square of the row length."""
     POINTWISE = "pointwise"
-    """Whatever is bound by memory: element by element, reductions, copies, dequantization."""
+    """Memory-bound work: elementwise operators, reductions, copies, dequantization."""
     OVERLAPPED_COPY = "overlapped_copy"
-    """To or from the host, on a stream beside the one that computes."""
+    """A copy to or from the host on a stream of its own, overlapping computation."""
     COPY = "copy"
-    """To or from the host, while nothing is computed."""
+    """A blocking copy to or from the host."""
     HOST_STEP = "host_step"
     """The optimizer's update in the host's memory, while the device waits."""
     COLLECTIVE = "collective"
@@ -58,36 +58,35 @@ class Work:
     phase: Phase
     kind: Kind
     dtype: str
-    """What it computes in, as torch calls it without ``torch.``: ``bfloat16``, ``float32``."""
+    """The dtype computed in, as torch names it: ``bfloat16``, ``float32``."""
     flops: int
     bytes: int
-    """Read and written, and growing with the tokens of a micro-batch."""
+    """Bytes read and written that grow with the tokens of a micro-batch."""
     fixed_bytes: int
-    """Read and written whatever the tokens: weights, gradients, optimizer state."""
+    """Bytes read and written independent of the tokens: weights, gradients, optimizer state."""
     launches: int
-    """Kernels."""
+    """Kernel launches."""
     count: float
-    """How many of these ran. Real, and below 0 for some, where it is extrapolated from copies of fewer layers."""
+    """Times that it ran; fractional, and negative for some, if extrapolated from truncated copies."""
     of_chunk: bool = False
-    """Whether it is done for each chunk of the loss: with more tokens there are more of these, and none is larger."""
+    """It runs for each chunk of the loss: more tokens make more of them, none larger."""
     of_step: bool = False
-    """Whether it is done once in an optimizer step, however many micro-steps this has: gradients are reduced in the
-    last one (``accelerate/accelerator.py: no_sync``)."""
+    """It runs once per optimizer step: gradients are reduced in the last micro-step (``accelerator.py: no_sync``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """Holds the work of a few micro-steps and optimizer steps, like operators taken together."""
+    """Holds the work of a few micro-steps and optimizer steps, with equal operators merged."""
 
     work: tuple[Work, ...] = ()
     micro_steps: int = 0
-    """How many forward and backward passes are in it."""
+    """Forward and backward passes in it."""
     optimizer_steps: int = 0
-    """How many optimizer steps, each with one generation and its scoring where completions are sampled."""
+    """Optimizer steps in it, each with one generation and its scoring where completions are sampled."""
     passes: int = 1
-    """How often one training step goes over its rows, with an optimizer step each time: PPO's epochs."""
+    """Passes of one training step over its rows, with an optimizer step each: PPO's epochs."""
     micro_steps_per_generation: int = 0
-    """How many micro-steps train on what is generated at once; 0 where nothing is generated."""
+    """Micro-steps that train on one generation; 0 without generation."""
 
     def extrapolated(self, longer: Workload, ratio: float) -> Workload:
         """Computes ``self + ratio x (longer - self)``: of copies of 2 and 4 layers, the work of 32 by a ratio of 15."""
@@ -98,13 +97,13 @@ class Workload:
         return replace(self, work=tuple(replace(operator, count=count) for operator, count in counts.items() if count))
 
     def with_chunks(self, rehearsed: int, whole: int) -> Workload:
-        """Computes the work with all chunks of a loss, of which some were rehearsed, by what is marked as theirs."""
+        """Scales the work of chunks from the ``rehearsed`` ones to the ``whole``."""
         grown = (replace(one, count=one.count * whole / rehearsed) if one.of_chunk else one for one in self.work)
         return replace(self, work=tuple(grown))
 
     @property
     def of_chunks(self) -> frozenset[Work]:
-        """Returns what chunks of a loss do, all of them together."""
+        """Returns the work of a loss's chunks."""
         return frozenset(one for one in self.work if one.of_chunk)
 
     def of_rows(self, ratio: float) -> Workload:
@@ -139,8 +138,7 @@ class StepTime:
     phases: Mapping[Phase, float] = field(default_factory=dict)
     """Seconds of one optimizer step by phase."""
     assumed: str = ""
-    """Which card's rates were taken for one whose rates are unknown: such seconds rank plans and say no more. Empty
-    where the card's own are known."""
+    """The GPU whose rates stand in for unknown ones: such seconds only rank plans. Empty if the rates are known."""
 
     @property
     def step_seconds(self) -> float:
@@ -152,8 +150,7 @@ class StepTime:
 
     @property
     def known_step_seconds(self) -> float | None:
-        """Returns the seconds of a step; None on a card whose rates were assumed: those rank plans, and are not
-        shown."""
+        """Returns the seconds of a step; None if the GPU's rates were assumed."""
         return None if self.assumed else self.step_seconds
 
     @property
@@ -172,5 +169,5 @@ def _grown(work: Work, ratio: float) -> Work:
 
 
 def _operator(work: Work) -> Work:
-    """Returns the operator by itself, however often it ran."""
+    """Returns the operator without its count."""
     return replace(work, count=0.0)

@@ -73,12 +73,12 @@ def test_a_run_that_is_done_trains_no_further_and_one_of_another_batch_size_cann
 def test_a_checkpoint_holds_policy_and_value_model(use_lora: bool, model: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    built = run(model, tmp_path, steps=3, use_lora=use_lora, save_total_limit=2)
+    built = run(model, tmp_path, steps=2, use_lora=use_lora, save_total_limit=1)
     built.save_model(str(tmp_path))
-    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-3"]
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-2"]
     parts = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "tokenizer.json"}
-    assert parts <= {path.name for path in (tmp_path / "checkpoint-3").iterdir()}
-    for folder in (tmp_path, tmp_path / "checkpoint-3"):
+    assert parts <= {path.name for path in (tmp_path / "checkpoint-2").iterdir()}
+    for folder in (tmp_path, tmp_path / "checkpoint-2"):
         assert (folder / "adapter_model.safetensors").exists() == use_lora
         policy = AutoModelForCausalLM.from_pretrained(folder).state_dict()  # adapters load through their base model
         value = AutoModelForSequenceClassification.from_pretrained(folder / "value_model").state_dict()
