@@ -58,7 +58,7 @@ def add_method(tree: pathlib.Path) -> None:
 
 SETTING = '''    empty_cache: bool = setting(
         False,
-        where=Where.OWN,
+        where=TakenBy.OWN,
         help="give the cache back after each step",
         lever=LeverRow(
             harm=Harm.TIME,
