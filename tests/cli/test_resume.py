@@ -158,5 +158,5 @@ def test_an_output_folder_beside_what_is_read_is_taken(tmp_path: Path, monkeypat
     cache = tmp_path / "cache"
     monkeypatch.setenv("HF_HUB_CACHE", str(cache))
     (cache / "models--hub--id").mkdir(parents=True)
-    with pytest.raises(OutputFolderError, match="lies in the cache of the Hugging Face Hub"):
+    with pytest.raises(OutputFolderError, match="is in the cache of the Hugging Face Hub"):
         output_dir.check_output(_job(cache / "models--hub--id/run"), overwrite=False)

@@ -84,7 +84,7 @@ def test_a_training_leaves_a_report_with_its_rehearsed_step_and_what_it_measured
     assert told.code == 0, told.err
     page, plan = json.loads(told.out), Plan.load(files / "tried")
     timeline, *others = page["sections"]
-    assert timeline["figure"]["kind"] == "timeline"
+    assert timeline["figure"]["x_title"] == "events of the rehearsal"
     assert f"at {format_bytes(plan.estimate.memory.peak_allocated_bytes)} (" in timeline["note"]
     assert {"memory-of-the-run", "lengths", "phases", "attempts"} <= {section["key"] for section in others}
     assert page["not_shown"] == []

@@ -294,7 +294,7 @@ def test_ranks_are_planned_and_train_as_deepspeed_divides_them(tiny_qwen: Path, 
     assert first == second
     assert (first["engine"], first["stage"], first["planned"]) == ("DeepSpeedEngine", 2, "zero2")
     assert (first["steps"], first["rows"], first["of_plan"]) == (2, 4, 4)
-    assert printed.count("ZeRO-2), a process on each") == 1
+    assert printed.count("2 GPUs (ZeRO-2") == 1
 
 
 def test_a_rehearsal_joins_no_group(monkeypatch: pytest.MonkeyPatch) -> None:

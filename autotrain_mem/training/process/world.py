@@ -115,10 +115,7 @@ def beating(send: SendEvent) -> Iterator[None]:
         while not ended.wait(PULSE_SECONDS):
             still = still + 1 if Moves.count == moves else 0
             moves = Moves.count
-            frame = sys._current_frames().get(main)  # the innermost function that Python knows of
-            file = os.path.basename(frame.f_code.co_filename) if frame else ""
-            place = f"in {file}: {frame.f_code.co_name}" if frame else "at its end"
-            pulse = {"event": "pulse", "moves": moves, "place": place}
+            pulse = {"event": "pulse", "moves": moves, "place": _place(main)}
             if moves and still >= STILL_PULSES:
                 pulse["collectives"] = last_collectives()
             try:
@@ -144,6 +141,17 @@ Collectives = dict[str, tuple[int, str]]
 """Name of a group -> the number of the last collective that was asked of it, and its name while it is waited for."""
 
 _DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")
+
+
+def _place(thread: int) -> str:
+    """Returns where a thread is, as ``in dataloader.py: __next__``: the innermost function that Python knows of.
+
+    A function of its own: a frame that the caller kept until its next heartbeat would keep that function's tensors alive.
+    """
+    frame = sys._current_frames().get(thread)
+    if frame is None:
+        return "at its end"
+    return f"in {os.path.basename(frame.f_code.co_filename)}: {frame.f_code.co_name}"
 
 
 def last_collectives() -> Collectives:
