@@ -146,7 +146,7 @@ _DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")
 def _place(thread: int) -> str:
     """Returns where a thread is, as ``in dataloader.py: __next__``: the innermost function that Python knows of.
 
-    A function of its own: a frame that the caller kept until its next heartbeat would keep that function's tensors alive.
+    A function of its own: a frame that the caller kept until its next heartbeat would keep its tensors alive.
     """
     frame = sys._current_frames().get(thread)
     if frame is None:
