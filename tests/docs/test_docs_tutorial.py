@@ -22,6 +22,7 @@ pytestmark = pytest.mark.slow
 TUTORIAL = DOCS / "tutorial.md"
 TRANSCRIPTS = DOCS / "transcripts"
 SECONDS = re.compile(r"\b(\d+ min )?\d+(\.\d+)? s\b")
+LOSS = re.compile(r"\b(\d+\.\d\d)\d\b")
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +61,12 @@ def of(printed: dict[str, str], *words: str) -> str:
 
 
 def assert_kept(name: str, text: str) -> None:
-    """But for the times, which are the machine's."""
-    assert SECONDS.sub("… s", kept(TRANSCRIPTS / f"{name}.txt", text)) == SECONDS.sub("… s", text)
+    """But for the times and the last digit of a loss, which are the machine's."""
+
+    def everywhere(shown: str) -> str:
+        return LOSS.sub(r"\1", SECONDS.sub("… s", shown))
+
+    assert everywhere(kept(TRANSCRIPTS / f"{name}.txt", text)) == everywhere(text)
 
 
 def test_the_plan_is_as_the_tutorial_and_the_readme_show_it(printed: dict[str, str]) -> None:

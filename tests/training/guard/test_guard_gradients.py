@@ -66,7 +66,8 @@ def assert_same(one: Outcome, other: Outcome, of_all: float = 0.0) -> None:
         absolute = max(OF_LARGEST * float(expected.abs().max()), of_all * largest)
         message = lambda text, name=name: f"{name}: {text}"  # noqa: E731
         torch.testing.assert_close(gradient, expected, msg=message, rtol=RELATIVE, atol=absolute)
-    assert one.loss == pytest.approx(other.loss, rel=1e-4, abs=1e-6)
+    # RLOO's terms are about 1 and cancel: what is left is rounding in float32.
+    assert one.loss == pytest.approx(other.loss, rel=1e-4, abs=1e-5)
     assert one.counted == other.counted
     assert one.logged.keys() == other.logged.keys()
     for name, values in one.logged.items():
