@@ -11,6 +11,7 @@ from typing import Any
 
 from autotrain_mem.search.adapter import ADAPTED
 from autotrain_mem.search.explore import TIE
+from autotrain_mem.search.guess import static_bytes
 from autotrain_mem.search.levels import harm_of, levels, lever_name
 from autotrain_mem.search.memo import Memo
 from autotrain_mem.search.space import Space, half_of, loses_updates
@@ -29,7 +30,7 @@ from autotrain_mem.settings.levers import (
 )
 from autotrain_mem.settings.words import CHECKPOINTING, MAX_LENGTH
 from autotrain_mem.support.units import format_bytes
-from autotrain_mem.types import Estimate, Harm, Knobs, Lever, Owner
+from autotrain_mem.types import Estimate, Harm, Knobs, Lever
 from autotrain_mem.types.methods_table import METHODS
 
 
@@ -42,56 +43,40 @@ def changes(space: Space, knobs: Knobs, memo: Memo, *, too_slow: Sequence[Estima
     Example: ``Lever(name="use_peft", before=False, after=True, harm=WHAT_IS_TRAINED, why="full fine-tuning needs at
     least 31.2 GiB, the budget is 11.1 GiB: a LoRA adapter is trained and the base model stays frozen")``.
     """
-    along = brought(space.base, knobs)
-    moved = [row for row in LADDER if _value(row, space.base) != _value(row, knobs) and along.isdisjoint(row.knobs)]
-    levers = [
-        Lever(
-            name=lever_name(row),
-            before=_value(row, space.base),
-            after=_value(row, knobs),
-            harm=_harm(row, space, knobs),
-            why=_why(row, space, knobs, memo, too_slow),
-        )
-        for row in moved
-    ]
+    base, adapter, along = space.base, space.adapter, brought(space.base, knobs)
+    levers = []
+    for row in LADDER:
+        before, after = _value(row, base), _value(row, knobs)
+        if before == after or not along.isdisjoint(row.knobs):
+            continue
+        harm = harm_of(row, space)
+        if _is_let_go(row, base, knobs) or _rounds_nothing(row, space, knobs):
+            harm = Harm.NONE
+        elif row.name == HALF_WEIGHTS and loses_updates(knobs):
+            harm = Harm.WHAT_IS_TRAINED
+        why = _why(row, space, knobs, memo, too_slow)
+        levers.append(Lever(name=lever_name(row), before=before, after=after, harm=harm, why=why))
+    of_adapter = []
+    if adapter is not None and knobs.use_peft:  # the settings of the adapter that the plan turns on, if not TRL's
+        why_adapter = dict(adapter.why)
+        if knobs.lora_r < adapter.lora_r:
+            larger = [each for each in memo.estimates if not each.fits and each.knobs.lora_r == adapter.lora_r]
+            alike = [each for each in larger if each.knobs.training == knobs.training]
+            needed = f"rank {adapter.lora_r} needs at least {_least(alike)}: " if alike else ""
+            why_adapter["lora_r"] = f"{needed}the data ask for more, and there is no memory for it"
+        moved = [(name, getattr(base, name), getattr(knobs, name)) for name in ADAPTED]
+        of_adapter = [
+            Lever(name=name, before=before, after=after, harm=Harm.WHAT_IS_TRAINED, why=why_adapter[name])
+            for name, before, after in moved
+            if before != after
+        ]
     cut = [lever for lever in levers if lever.harm is Harm.DATA]
-    return (*(lever for lever in levers if lever not in cut), *_of_adapter(space, knobs, memo), *cut)
-
-
-def _harm(row: LeverRow, space: Space, knobs: Knobs) -> Harm:
-    if _is_let_go(row, space.base, knobs) or _rounds_nothing(row, space, knobs):
-        return Harm.NONE
-    return Harm.WHAT_IS_TRAINED if row.name == HALF_WEIGHTS and loses_updates(knobs) else harm_of(row, space)
+    return (*(lever for lever in levers if lever not in cut), *of_adapter, *cut)
 
 
 def _rounds_nothing(row: LeverRow, space: Space, knobs: Knobs) -> bool:
     """Returns whether weights are frozen in the precision that they are saved in, whoever turned the adapter on."""
     return row.name == HALF_WEIGHTS and knobs.use_peft and space.checkpoint_dtype == knobs.dtype == half_of(knobs)
-
-
-def _of_adapter(space: Space, knobs: Knobs, memo: Memo) -> list[Lever]:
-    """Lists the settings of the adapter that the plan turns on, as far as they are not TRL's."""
-    adapter, base = space.adapter, space.base
-    if adapter is None or not knobs.use_peft:
-        return []
-    why = dict(adapter.why)
-    if knobs.lora_r < adapter.lora_r:
-        why["lora_r"] = _why_smaller(knobs, adapter.lora_r, memo)
-    return [
-        Lever(name=name, before=before, after=after, harm=Harm.WHAT_IS_TRAINED, why=why[name])
-        for name in ADAPTED
-        if (before := getattr(base, name)) != (after := getattr(knobs, name))
-    ]
-
-
-def _why_smaller(knobs: Knobs, wanted: int, memo: Memo) -> str:
-    larger = [each for each in memo.estimates if not each.fits and each.knobs.lora_r == wanted]
-    alike = [each for each in larger if each.knobs.training == knobs.training]
-    reason = "the data ask for more, and there is no memory for it"
-    if not alike:
-        return reason
-    least = min(alike, key=lambda each: each.required_bytes)
-    return f"rank {wanted} needs at least {against(least.required_bytes, least.budget_bytes)}: {reason}"
 
 
 def _value(row: LeverRow, knobs: Knobs) -> Any:
@@ -108,28 +93,27 @@ def _is_let_go(row: LeverRow, base: Knobs, knobs: Knobs) -> bool:
     return row.name == CHECKPOINTING and not knobs.recomputes
 
 
+SAVED_SO = (
+    "the base model is frozen, and saved in this precision: no weight loses anything; what passes from layer to layer "
+    "is in it too, as the model was trained"
+)
+ROUNDED_ONCE = "its weights take half the bytes: they are rounded once, as they are loaded"
+
+
 def _why(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequence[Estimate]) -> str:
     if _is_let_go(row, space.base, knobs):
         return row.let_go
     if row.name == SHARDING:
         return _why_shared(knobs, memo)
     if row.name == EXPANDABLE:
-        estimate = memo(knobs)
-        native = replace(estimate, knobs=knobs.growing(False))
-        hours = (
-            ", over hours with rows of every length,"
-            if native.reserved_bytes > native.reserved.peak_reserved_bytes
-            else ""
-        )
+        native = replace(memo(knobs), knobs=knobs.growing(False))
+        is_later = native.reserved_bytes > native.reserved.peak_reserved_bytes
+        hours = ", over hours with rows of every length," if is_later else ""
         needed = f"with segments of fixed size{hours} it needs {against(native.required_bytes, native.budget_bytes)}"
     elif row.name == MICRO_BATCH:
-        needed = _next_that_failed(space, knobs, memo)
+        needed = _why_no_more_rows(space, knobs, memo)
     else:
-        needed = _taken_back(row, space, knobs, memo)
-        if not needed and harm_of(row, space) <= Harm.TIME:
-            needed = _needed_on_the_device(row, space, knobs, memo)
-        elif not needed and row.without:
-            needed = _needed_without(row, space, knobs, memo, too_slow)
+        needed = _needed_without(row, space, knobs, memo, too_slow)
     reason = row.reason
     if _rounds_nothing(row, space, knobs):
         reason = SAVED_SO
@@ -138,28 +122,6 @@ def _why(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequen
     elif METHODS[space.method].long_rows == "dropped" and row.name == MAX_LENGTH:
         reason = "pairs with a side of more tokens are dropped"
     return f"{needed}: {reason}" if needed else reason
-
-
-SAVED_SO = (
-    "the base model is frozen, and saved in this precision: no weight loses anything; what passes from layer to layer "
-    "is in it too, as the model was trained"
-)
-
-
-ROUNDED_ONCE = "its weights take half the bytes: they are rounded once, as they are loaded"
-
-
-def _taken_back(row: LeverRow, space: Space, knobs: Knobs, memo: Memo) -> str:
-    """Describes the memory or speed of the plan with just this change taken back; empty where that was
-    not rehearsed."""
-    without = taken_back(row, knobs, space.base)
-    found = next(iter(memo.known([without])), None) if without is not None else None
-    if found is None:
-        return ""
-    if not found.fits:
-        return f"without it {_rows_need(space, found)} {against(found.required_bytes, found.budget_bytes)}"
-    ratio = found.tokens_per_second / memo(knobs).tokens_per_second if found.tokens_per_second else 1.0
-    return f"without it the same fits at {ratio:.2f} x the speed" if ratio < 1 - TIE else ""
 
 
 def _why_shared(knobs: Knobs, memo: Memo) -> str:
@@ -174,36 +136,21 @@ def _why_shared(knobs: Knobs, memo: Memo) -> str:
     if fitting := [each.tokens_per_second for each in whole if each.fits and each.tokens_per_second]:
         return f"DDP fits too, at {max(fitting) / chosen.tokens_per_second:.2f} x the speed: {reason}"
     if whole:
-        least = min(whole, key=lambda each: each.required_bytes)
-        return f"DDP needs {against(least.required_bytes, least.budget_bytes)}: {reason}"
-    held = chosen.memory.owners_at_peak
-    static = sum(held.get(owner, 0) for owner in (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE)) * shards
+        return f"DDP needs {_least(whole)}: {reason}"
+    static = static_bytes(chosen) * shards
     if static + chosen.outside_bytes <= chosen.budget_bytes:
         return reason
     return f"whole these take {against(static, chosen.budget_bytes)}: {reason}"
 
 
-def _next_that_failed(space: Space, knobs: Knobs, memo: Memo) -> str:
-    """The next larger micro-batch, which was rehearsed and did not fit; empty where a larger one would be slower."""
-    failed = [
-        each
-        for each in memo.estimates
-        if not each.fits
-        and _alike(each.knobs, knobs, but=())
-        and each.knobs.per_device_train_batch_size > knobs.per_device_train_batch_size
-    ]
-    if not failed:
-        # The next larger micro-batch, where it was rehearsed, fits and is no faster.
-        rows = knobs.per_device_train_batch_size
-        larger = [each for each in memo.estimates if each.knobs.per_device_train_batch_size > rows]
-        fitting = [each for each in larger if each.fits and _alike(each.knobs, knobs, but=())]
-        if not fitting:
-            return ""
-        least = min(fitting, key=lambda each: each.knobs.per_device_train_batch_size)
-        count = METHODS[space.method].rows(least.knobs.per_device_train_batch_size)
-        return f"{count} at once fit and are no faster"
-    least = min(failed, key=lambda each: each.knobs.per_device_train_batch_size)
-    return f"{_rows_need(space, least)} {against(least.required_bytes, least.budget_bytes)}"
+def _why_no_more_rows(space: Space, knobs: Knobs, memo: Memo) -> str:
+    """Describes the next larger micro-batch that was rehearsed: one that does not fit, or else one that fits and is no
+    faster; empty where there is none."""
+    larger = [each for each in memo.estimates if _rows(each) > knobs.per_device_train_batch_size]
+    alike = sorted((each for each in larger if _alike(each.knobs, knobs, but=())), key=_rows)
+    if failed := [each for each in alike if not each.fits]:
+        return f"{_rows_need(space, failed[0])} {against(failed[0].required_bytes, failed[0].budget_bytes)}"
+    return f"{METHODS[space.method].rows(_rows(alike[0]))} at once fit and are no faster" if alike else ""
 
 
 def _alike(one: Knobs, other: Knobs, *, but: Sequence[str]) -> bool:
@@ -213,14 +160,46 @@ def _alike(one: Knobs, other: Knobs, *, but: Sequence[str]) -> bool:
     return replace(one, **kept) == other
 
 
+def _rows(estimate: Estimate) -> int:
+    return estimate.knobs.per_device_train_batch_size
+
+
 def _rows_need(space: Space, estimate: Estimate) -> str:
     """``4 pairs at once need``, ``1 pair at once needs``."""
-    rows = estimate.knobs.per_device_train_batch_size
-    return f"{METHODS[space.method].rows(rows)} at once {'need' if rows > 1 else 'needs'}"
+    return f"{METHODS[space.method].rows(_rows(estimate))} at once {'need' if _rows(estimate) > 1 else 'needs'}"
 
 
 def _needed_without(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequence[Estimate]) -> str:
-    """Describes the least memory of the levels without this lever that were rehearsed before this one."""
+    """Describes the memory or speed without a lever, by what was rehearsed; empty where that says nothing.
+
+    The plan with just this change taken back comes first. Then, for a lever of time, settings that lack this lever
+    alone: no more rows, and at least the other levers of time. For others, the least that the levels without the lever
+    need.
+    """
+    without = taken_back(row, knobs, space.base)
+    found = next(iter(memo.known([without])), None) if without is not None else None
+    if found is not None and not found.fits:
+        return f"without it {_rows_need(space, found)} {against(found.required_bytes, found.budget_bytes)}"
+    ratio = found.tokens_per_second / memo(knobs).tokens_per_second if found and found.tokens_per_second else 1.0
+    if ratio < 1 - TIE:
+        return f"without it the same fits at {ratio:.2f} x the speed"
+    if harm_of(row, space) <= Harm.TIME:
+        time = (*OFFLOADING, CHECKPOINTING)
+        others = {name for name in time if getattr(knobs, name)} - {row.knobs[0]}
+        alike = [
+            each
+            for each in memo.estimates
+            if not (_value(row, each.knobs) or each.fits)
+            and _alike(each.knobs, knobs, but=time)
+            and all(getattr(each.knobs, name) for name in others)
+            and _rows(each) <= knobs.per_device_train_batch_size
+        ]
+        if not alike:
+            return ""
+        least = min(alike, key=lambda estimate: estimate.required_bytes)
+        return f"without it {_rows_need(space, least)} {against(least.required_bytes, least.budget_bytes)}"
+    if not row.without:
+        return ""
     if row.harm is Harm.ROUNDING and knobs.use_peft and not space.base.use_peft:
         return "" if _rounds_nothing(row, space, knobs) else "the base model is frozen and loses no update to rounding"
     asked = _value(row, space.base)
@@ -232,32 +211,13 @@ def _needed_without(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_s
     ]
     floors = memo.known([floor for level in gentler for floor in level.floors])
     tried = [floor for floor in floors if not floor.fits and _value(row, floor.knobs) == asked]
-    if not tried:
-        return ""
-    least = min(tried, key=lambda estimate: estimate.required_bytes)
-    return f"{row.without} at least {against(least.required_bytes, least.budget_bytes)}"
+    return f"{row.without} at least {_least(tried)}" if tried else ""
 
 
-def _needed_on_the_device(row: LeverRow, space: Space, knobs: Knobs, memo: Memo) -> str:
-    """Describes the memory of settings that lack this lever alone: no more rows, and at least the other time levers."""
-    without = [each for each in memo.estimates if not _value(row, each.knobs) and not each.fits]
-    time, others = (*OFFLOADING, CHECKPOINTING), _pulled(knobs) - {row.knobs[0]}
-    alike = [
-        each
-        for each in without
-        if _alike(each.knobs, knobs, but=time)
-        and _pulled(each.knobs) >= others
-        and each.knobs.per_device_train_batch_size <= knobs.per_device_train_batch_size
-    ]
-    if not alike:
-        return ""
-    least = min(alike, key=lambda estimate: estimate.required_bytes)
-    return f"without it {_rows_need(space, least)} {against(least.required_bytes, least.budget_bytes)}"
-
-
-def _pulled(knobs: Knobs) -> frozenset[str]:
-    """The levers of time that a point has."""
-    return frozenset(name for name in (*OFFLOADING, CHECKPOINTING) if getattr(knobs, name))
+def _least(estimates: Sequence[Estimate]) -> str:
+    """Returns the least that any of these needs, against its budget."""
+    least = min(estimates, key=lambda estimate: estimate.required_bytes)
+    return against(least.required_bytes, least.budget_bytes)
 
 
 def against(required_bytes: int, budget_bytes: int) -> str:

@@ -56,7 +56,7 @@ def best_of(
     found = _best(level, memo, confirmed=confirmed)
     while confirmed and found is not None:
         memo.foresee(found.knobs)
-        around = [*_neighbour(level, found.knobs), *_simpler(level, memo, found.knobs)]
+        around = _around(level, memo, found.knobs)
         memo.ask(around)
         meanwhile(found)
         memo.ask([found.knobs, *(each for each in around if _nearly_fits(memo(each)))], whole=True)
@@ -64,28 +64,21 @@ def best_of(
         before, found = found, _best(level, memo, confirmed=True)
         if found is not None and found.knobs == before.knobs:
             break
-    smaller = _of_smaller_rank(level, memo) if found is None else None
-    return found if smaller is None else best_of(smaller, memo, confirmed=confirmed, meanwhile=meanwhile)
+    floor = next(iter(memo.known([level.least])), None)
+    if found is not None or floor is None or floor.fits:
+        return found
+    # Weights, gradients and optimizer state of an adapter grow as its rank does, and what is reserved grows with them.
+    excess, kept = floor.required_bytes - floor.budget_bytes, floor.reserved
+    adapter = adapter_bytes(floor) * kept.peak_reserved_bytes / max(1, kept.peak_allocated_bytes)
+    saves = (rank for rank in level.ranks if adapter * (1 - rank / floor.knobs.lora_r) >= excess)
+    if (rank := next(saves, None)) is None:
+        return None
+    return best_of(level.of_rank(rank), memo, confirmed=confirmed, meanwhile=meanwhile)
 
 
 def _nearly_fits(estimate: Estimate) -> bool:
     """Returns whether copies with few layers may be wrong that a point does not fit."""
     return not estimate.fits and estimate.required_bytes <= estimate.budget_bytes * LEEWAY
-
-
-def _of_smaller_rank(level: Level, memo: Memo) -> Level | None:
-    """The level with the largest adapter for which its least demanding point should fit; None where none is left.
-
-    Weights, gradients and optimizer state of an adapter grow as its rank does, and what is reserved grows with them.
-    """
-    floor = next(iter(memo.known([level.least])), None)
-    if not level.ranks or floor is None or floor.fits:
-        return None
-    excess, kept = floor.required_bytes - floor.budget_bytes, floor.reserved
-    adapter = adapter_bytes(floor) * kept.peak_reserved_bytes / max(1, kept.peak_allocated_bytes)
-    saves = (rank for rank in level.ranks if adapter * (1 - rank / floor.knobs.lora_r) >= excess)
-    rank = next(saves, None)
-    return None if rank is None else level.of_rank(rank)
 
 
 def adapter_bytes(estimate: Estimate) -> int:
@@ -96,20 +89,28 @@ def adapter_bytes(estimate: Estimate) -> int:
     return 2 * trained.bytes + estimate.memory.owners_at_peak.get(Owner.OPTIMIZER_STATE, 0)
 
 
-def _simpler(level: Level, memo: Memo, knobs: Knobs) -> list[Knobs]:
-    """The points of the level that lack one of the levers of a choice, as far as they were not rehearsed and may fit.
-
-    Nothing that is left can be faster than the choice; one that is as fast takes its place.
-    """
+def _around(level: Level, memo: Memo, knobs: Knobs) -> list[Knobs]:
+    """The points beside a choice: the next more demanding one of its line, and those that lack one of its levers, as
+    far as they were not rehearsed and may fit: one of these that is as fast takes its place."""
+    around = []
+    rows, checkpointing = knobs.per_device_train_batch_size, knobs.gradient_checkpointing
+    shortened = (each for each in level.at_every_length if each[0].per_device_train_batch_size == rows)
+    for line in shortened if level.lengths else level.lines:
+        # Whatever kind of segments was chosen, and however many completions are generated at once.
+        alike = replace(at(knobs, line[0]), gradient_checkpointing=checkpointing, max_length=line[0].max_length)
+        if alike.growing(False) == line[0].growing(False):
+            around = [each for each in line if _demand(each) > _demand(knobs)][:1]
+            break
     every = level.lines
-    simpler = [taken_back(row, knobs, level.space.base) for row in LADDER]
-    return [
-        each
-        for each in simpler
-        if each is not None
-        for line in every
-        if each in line and may_fit(memo, level.space, line, every, each)
-    ]
+    for simpler in (taken_back(row, knobs, level.space.base) for row in LADDER):
+        on = [] if simpler is None else [line for line in every if simpler in line]
+        around += [simpler for line in on if may_fit(memo, level.space, line, every, simpler)]
+    return around
+
+
+def _demand(knobs: Knobs) -> tuple[int, float]:
+    """Grows along a line."""
+    return knobs.per_device_train_batch_size, float("inf") if knobs.max_length is None else knobs.max_length
 
 
 def _best(level: Level, memo: Memo, *, confirmed: bool) -> Estimate | None:
@@ -118,12 +119,10 @@ def _best(level: Level, memo: Memo, *, confirmed: bool) -> Estimate | None:
     if level.lengths:
         return longest_rows(level, memo, turns=LENGTH_TURNS)
     found = _fastest(level, memo, TIE if confirmed else ROUGHLY)
-    return None if found is None else _eased(level, memo, found)
-
-
-def _eased(level: Level, memo: Memo, found: Estimate) -> Estimate | None:
-    """The fastest with as many rows generated at once as fit: of a small micro-batch few are until then, which says
-    nothing of its training. To generate as many takes each setting as long."""
+    if found is None:
+        return None
+    # As many rows generated at once as fit: of a small micro-batch few are until then, which says nothing of its
+    # training. To generate as many takes each setting as long.
     best = most_that_fits(level.space, eased(level.space, found.knobs), memo, turns=EASING_TURNS)
     if best is None or best.knobs == found.knobs:
         return best
@@ -166,8 +165,7 @@ def _may_hold(level: Level, memo: Memo, *, confirmed: bool) -> bool:
 def fits_at_once(level: Level, memo: Memo) -> bool:
     """Returns whether the whole batch at once fits where the fewest rows at once do not; rehearsed only where it
     may."""
-    at_once = level.at_once
-    return may_fit_at_once(level.space, memo(level.least), at_once) and surely_fits(memo, at_once)
+    return may_fit_at_once(level.space, memo(level.least), level.at_once) and surely_fits(memo, level.at_once)
 
 
 def surely_fits(memo: Memo, knobs: Knobs) -> bool:
@@ -199,23 +197,6 @@ def _fastest(level: Level, memo: Memo, tie: float) -> Estimate | None:
         memo(max(likely)[2])
 
 
-def _neighbour(level: Level, knobs: Knobs) -> list[Knobs]:
-    """The next more demanding point of the line that a plan is on, where there is one: whatever kind of segments was
-    chosen, and however many completions are generated at once."""
-    rows, checkpointing = knobs.per_device_train_batch_size, knobs.gradient_checkpointing
-    shortened = (each for each in level.at_every_length if each[0].per_device_train_batch_size == rows)
-    for line in shortened if level.lengths else level.lines:
-        alike = replace(at(knobs, line[0]), gradient_checkpointing=checkpointing, max_length=line[0].max_length)
-        if alike.growing(False) == line[0].growing(False):
-            return [each for each in line if _demand(each) > _demand(knobs)][:1]
-    return []
-
-
-def _demand(knobs: Knobs) -> tuple[int, float]:
-    """Grows along a line."""
-    return knobs.per_device_train_batch_size, float("inf") if knobs.max_length is None else knobs.max_length
-
-
 def longest_rows(level: Level, memo: Memo, *, turns: int) -> Estimate | None:
     """The longest rows that fit on a level that shortens them; None where not even the shortest do.
 
@@ -236,6 +217,9 @@ def most_that_fits(space: Space, points: Sequence[Knobs], memo: Memo, *, turns: 
     third rehearsal lands at the border. Both sides of the border are rehearsed, since reserved bytes are not strictly
     monotone and no slope is trusted. With points 1, 2, 4, 8 rows and a border at 4: rehearses 1, 8, then 4.
 
+    Without accumulation a phase is bent: few tokens peak where all gradients are there, many where none are yet. Then a
+    line between both sides is above it, and one through two points that do not fit is not: the lower of both counts.
+
     Args:
         points: Ordered by demand, not empty.
         turns: How many guesses may follow the first and last point; the best so far is returned then.
@@ -248,28 +232,15 @@ def most_that_fits(space: Space, points: Sequence[Knobs], memo: Memo, *, turns: 
     turn, beyond = 0, high
     while high - low > 1 and turn != turns:
         turn += 1
-        sides = [memo(points[side]) for side in dict.fromkeys((low, high, beyond))]
-        guess = (low + high) // 2 if turn % MIDDLE_EVERY == 0 else _guess(space, points, low, high, sides)
+        guess = (low + high) // 2
+        if turn % MIDDLE_EVERY:
+            pairs = list(pairwise(memo(points[side]) for side in dict.fromkeys((low, high, beyond))))
+            budget_bytes = pairs[0][0].budget_bytes
+            guess = high - 1
+            while guess > low + 1 and all(between(space, points[guess], *pair) > budget_bytes for pair in pairs):
+                guess -= 1
         low, high, beyond = (guess, high, beyond) if memo(points[guess]).fits else (low, guess, high)
     return memo(points[low])
-
-
-def _guess(space: Space, points: Sequence[Knobs], low: int, high: int, known: Sequence[Estimate]) -> int:
-    """The last point between two rehearsed ones that a slope says would fit, or else the one next to ``low``.
-
-    Without accumulation a phase is bent: few tokens peak where all gradients are there, many where none are yet. Then a
-    line between both sides is above it, and one through two points that do not fit is not.
-
-    Args:
-        known: Of ``low``, of ``high``, and of what was rehearsed beyond, if anything was.
-    """
-    pairs, budget_bytes = list(pairwise(known)), known[0].budget_bytes
-    fitting = (
-        each
-        for each in range(high - 1, low, -1)
-        if any(between(space, points[each], *pair) <= budget_bytes for pair in pairs)
-    )
-    return next(fitting, low + 1)
 
 
 def at(setting: Knobs, point: Knobs) -> Knobs:

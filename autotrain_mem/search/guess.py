@@ -51,22 +51,19 @@ def speed(memo: Memo, sight: LineHistory, knobs: Knobs) -> Speed:
 
     Such a lever makes a step of the same rows slower, by how much is only known of recomputation.
     """
-    speeds = [_slowed(memo, known, knobs) for known in sight.gentler]
+    at_best, expected = float("inf"), float("inf")
+    for known in sight.gentler:
+        nearest = _nearest(known, knobs)
+        offloads = (saving_levers(knobs) - saving_levers(nearest.knobs)) & frozenset(OFFLOADING)
+        least = prod(LEAST_SLOWER for _ in offloads)
+        least /= 1.0 if shares_alike(nearest.knobs, knobs) else SHARED_FASTER
+        usually = prod(LEVERS[name].usual.slower for name in offloads)
+        at_best = min(at_best, _at_best(memo, known, knobs) / least)
+        expected = memo.speed(nearest, knobs) / usually
     if sight.known:
+        at_best = min(at_best, _at_best(memo, sight.known, knobs))
         expected = memo.speed(_nearest(sight.known, knobs), knobs)
-        speeds.append(Speed(knobs=knobs, at_best=_at_best(memo, sight.known, knobs), expected=expected))
-    at_best = min((each.at_best for each in speeds), default=float("inf"))
-    return Speed(knobs=knobs, at_best=at_best, expected=min([at_best, *(each.expected for each in speeds[-1:])]))
-
-
-def _slowed(memo: Memo, known: Sequence[Estimate], knobs: Knobs) -> Speed:
-    nearest = _nearest(known, knobs)
-    offloads = (saving_levers(knobs) - saving_levers(nearest.knobs)) & frozenset(OFFLOADING)
-    least = prod(LEAST_SLOWER for _ in offloads)
-    usually = prod(LEVERS[name].usual.slower for name in offloads)
-    least /= 1.0 if shares_alike(nearest.knobs, knobs) else SHARED_FASTER
-    at_best = _at_best(memo, known, knobs) / least
-    return Speed(knobs=knobs, at_best=at_best, expected=min(at_best, memo.speed(nearest, knobs) / usually))
+    return Speed(knobs=knobs, at_best=at_best, expected=min(at_best, expected))
 
 
 def _at_best(memo: Memo, known: Sequence[Estimate], knobs: Knobs) -> float:
@@ -89,6 +86,9 @@ def _at_best(memo: Memo, known: Sequence[Estimate], knobs: Knobs) -> float:
     return same * FEWER_ROWS_FASTER if is_unmasked else min(max(by_work, same), same * FEWER_ROWS_FASTER)
 
 
+# -- which points may fit ----------------------------------------------------------------------------------------------
+
+
 def may_fit(memo: Memo, space: Space, line: Line, among: Sequence[Line], knobs: Knobs) -> bool:
     """Returns whether a point of a line was not rehearsed, and nothing that is known rules it out."""
     (sight,) = sights(memo, (line,), among)
@@ -108,62 +108,58 @@ def promise(memo: Memo, space: Space, sight: LineHistory, beyond: float) -> Spee
     """
     guessed = [speed(memo, sight, knobs) for knobs in _may_fit(space, sight)]
     faster = [each for each in guessed if each.at_best > beyond]
-    likely = [each for each in faster if _should_fit(space, sight, each.knobs)]
+    if sight.known:
+        budget_bytes = sight.known[0].budget_bytes
+        likely = [each for each in faster if required_bytes(space, sight.known, each.knobs) <= budget_bytes]
+    elif sight.gentler:
+        akin = sight.gentler[-1]
+        usually = [(each, _with_levers(space, akin, each.knobs, attrgetter("usual"))) for each in faster]
+        likely = [each for each, needed in usually if needed <= akin[0].budget_bytes]
+    else:
+        likely = faster
     return next(iter(likely[-1:] or faster[:1]), None)
 
 
 def _may_fit(space: Space, sight: LineHistory) -> list[Knobs]:
     """The points of a line that were not rehearsed and that nothing known rules out, smallest first."""
     rehearsed = {_rows(each.knobs) for each in sight.known}
-    points = [knobs for knobs in sight.line if _rows(knobs) not in rehearsed and not is_ruled_out(sight, knobs)]
-    if len(sight.known) == 1:
-        (one,) = sight.known
-        return [each for each in points if _with_activations(space, one, each) <= one.budget_bytes * LEEWAY_OF_ONE]
-    if known := sight.known:
-        return [each for each in points if required_bytes(space, known, each) <= known[0].budget_bytes * LEEWAY]
-    points = [each for each in points if all(_leaves_room(space, known, each) for known in sight.heavier)]
-    if not sight.gentler and not sight.shared_harder:
-        return points[-1:]
-    return [
-        each
-        for each in points
-        if all(_may_be_within(space, known, each) for known in sight.gentler)
-        and all(_at_least(space, known, each) <= known[0].budget_bytes * LEEWAY for known in sight.shared_harder)
-    ]
+    points = [knobs for knobs in sight.line if _rows(knobs) not in rehearsed and _is_possible(space, sight, knobs)]
+    return points if sight.known or sight.gentler or sight.shared_harder else points[-1:]
 
 
-def is_ruled_out(sight: LineHistory, knobs: Knobs) -> bool:
-    """Returns whether no more rows were seen not to fit, here or, by more than bytes stray, on a line that needs
-    less."""
+def _is_possible(space: Space, sight: LineHistory, knobs: Knobs) -> bool:
+    # No more rows were seen not to fit, here or, by more than bytes stray, on a line that needs less.
     failed = [each for each in sight.known if not each.fits]
     harder = [each for known in sight.harder for each in known]
     failed += [each for each in harder if each.required_bytes > each.budget_bytes * LEEWAY]
-    return any(
-        _rows(each.knobs) <= _rows(knobs) and each.required_bytes + _accumulated(each, knobs) > each.budget_bytes
-        for each in failed
-    )
-
-
-def _leaves_room(space: Space, known: Sequence[Estimate], knobs: Knobs) -> bool:
-    """Returns whether what points on a heavier base need beside its weights is within the budget."""
-    weights = _nearest(known, knobs).memory.owners_at_peak.get(Owner.WEIGHTS, 0)
-    return required_bytes(space, known, knobs) - weights <= known[0].budget_bytes * LEEWAY_OF_ONE
-
-
-def _may_be_within(space: Space, known: Sequence[Estimate], knobs: Knobs) -> bool:
-    is_one = len(known) == 1 and saving_levers(known[0].knobs) == saving_levers(knobs)
-    most = known[0].budget_bytes * (LEEWAY_OF_ONE if is_one else LEEWAY)
-    nearest = _nearest(known, knobs)
-    fewer = with_rows(knobs, min(_rows(knobs), _rows(nearest.knobs)))
-    least = _with_levers(space, known, fewer, attrgetter("at_best")) + min(0.0, _accumulated(nearest, knobs))
-    return least <= most
-
-
-def _should_fit(space: Space, sight: LineHistory, knobs: Knobs) -> bool:
+    for each in failed:
+        if _rows(each.knobs) <= _rows(knobs) and each.required_bytes + _accumulated(each, knobs) > each.budget_bytes:
+            return False
+    if len(sight.known) == 1:
+        return may_fit_at_once(space, sight.known[0], knobs)
     if sight.known:
-        return required_bytes(space, sight.known, knobs) <= sight.known[0].budget_bytes
-    akin = sight.gentler[-1:]
-    return all(_with_levers(space, known, knobs, attrgetter("usual")) <= known[0].budget_bytes for known in akin)
+        return required_bytes(space, sight.known, knobs) <= sight.known[0].budget_bytes * LEEWAY
+    for known in sight.heavier:  # what is needed beside the weights of a heavier base
+        weights = _nearest(known, knobs).memory.owners_at_peak.get(Owner.WEIGHTS, 0)
+        if required_bytes(space, known, knobs) - weights > known[0].budget_bytes * LEEWAY_OF_ONE:
+            return False
+    for known in sight.gentler:
+        nearest = _nearest(known, knobs)
+        fewer = with_rows(knobs, min(_rows(knobs), _rows(nearest.knobs)))
+        least = _with_levers(space, known, fewer, attrgetter("at_best")) + min(0.0, _accumulated(nearest, knobs))
+        is_one = len(known) == 1 and saving_levers(nearest.knobs) == saving_levers(knobs)
+        if least > known[0].budget_bytes * (LEEWAY_OF_ONE if is_one else LEEWAY):
+            return False
+    for known in sight.shared_harder:  # activations are no fewer with fewer levers, or with more rows
+        nearest = _nearest(known, knobs)
+        fewer = with_rows(knobs, min(_rows(knobs), _rows(nearest.knobs)))
+        least = _scaled(space, nearest, fewer) + min(0.0, _accumulated(nearest, knobs))
+        if least > known[0].budget_bytes * LEEWAY:
+            return False
+    return True
+
+
+# -- what a point needs ------------------------------------------------------------------------------------------------
 
 
 def _with_levers(
@@ -181,13 +177,6 @@ def _with_levers(
     return _scaled(space, nearest, knobs, kept=kept, step=float(on_device), taken=taken)
 
 
-def _at_least(space: Space, known: Sequence[Estimate], knobs: Knobs) -> float:
-    """Guesses from points with more levers: activations are no fewer with fewer of them, or with more rows."""
-    nearest = _nearest(known, knobs)
-    fewer = _scaled(space, nearest, with_rows(knobs, min(_rows(knobs), _rows(nearest.knobs))))
-    return fewer + min(0.0, _accumulated(nearest, knobs))
-
-
 def _with_activations(space: Space, one: Estimate, knobs: Knobs) -> float:
     """Guesses from one point of a line: with more rows activations grow, and not always what is beside them.
 
@@ -197,7 +186,7 @@ def _with_activations(space: Space, one: Estimate, knobs: Knobs) -> float:
         return _scaled(space, one, knobs)
     more = space.micro_batch_tokens(knobs) / space.micro_batch_tokens(one.knobs) - 1
     grown = more * one.memory.owners_at_peak.get(Owner.ACTIVATIONS, 0)
-    return max(one.required_bytes + grown + _accumulated(one, knobs), _static(one) + one.outside_bytes)
+    return max(one.required_bytes + grown + _accumulated(one, knobs), static_bytes(one) + one.outside_bytes)
 
 
 def required_bytes(space: Space, known: Sequence[Estimate], knobs: Knobs) -> float:
@@ -210,34 +199,33 @@ def required_bytes(space: Space, known: Sequence[Estimate], knobs: Knobs) -> flo
 
 
 def between(space: Space, knobs: Knobs, small: Estimate, large: Estimate) -> float:
-    """Bytes that a point on the line through two rehearsed ones needs if each phase is linear in tokens.
+    """Bytes that a point on the line through two rehearsed ones needs if each phase is linear in tokens."""
+    start, end = space.micro_batch_tokens(small.knobs), space.micro_batch_tokens(large.knobs)
+    share = (space.micro_batch_tokens(knobs) - start) / (end - start) if end > start else 0.0
+    return linear(small, large, share, knobs)
+
+
+def linear(small: Estimate, large: Estimate, share: float, knobs: Knobs) -> float:
+    """Bytes that a point needs which lies that share of the way from one rehearsed point to another of its line.
 
     By phase, because the optimizer step does not grow with the micro-batch: between 1 row (step 10 GiB, backward
     6 GiB) and 8 rows (10 and 20 GiB) the peak leaves 10 GiB at 3 rows, where a line through 10 and 20 would not.
     """
-    start, end = space.micro_batch_tokens(small.knobs), space.micro_batch_tokens(large.knobs)
-    share = (space.micro_batch_tokens(knobs) - start) / (end - start) if end > start else 0.0
-    return _largest(_peaks(small, large, share, knobs), small, knobs) + _beside(small, large, share)
-
-
-def linear(small: Estimate, large: Estimate, share: float) -> float:
-    """Bytes that a point needs which lies that share of the way from one rehearsed point to another of its line."""
-    return max(_peaks(small, large, share, small.knobs).values()) + _beside(small, large, share)
-
-
-def _peaks(small: Estimate, large: Estimate, share: float, knobs: Knobs) -> dict[Phase, float]:
     first, last = (
         {phase: held + _accumulated(known, knobs, phase) for phase, held in known.memory.phases.items()}
         for known in (small, large)
     )
-    return {phase: first[phase] + share * (last[phase] - first[phase]) for phase in first.keys() & last.keys()}
+    peaks = {phase: first[phase] + share * (last[phase] - first[phase]) for phase in first.keys() & last.keys()}
+    # What the allocator holds beside the peak, and what is held outside it.
+    beside, beside_large = (each.required_bytes - each.memory.peak_allocated_bytes for each in (small, large))
+    return _largest(peaks, small, knobs) + (beside + share * (beside_large - beside))
 
 
 def _accumulated(known: Estimate, knobs: Knobs, phase: Phase = Phase.FORWARD) -> float:
     """Bytes of gradients that a phase finds with these knobs and did not find at a rehearsed point; below 0 the other
     way round.
 
-    They are let go of after an optimizer step (``torch/optim/optimizer.py: zero_grad``), so that only the later ones of
+    They are freed after an optimizer step (``torch/optim/optimizer.py: zero_grad``), so that only the later ones of
     several micro-steps find any. Where none are accumulated the peak may come before there are any, or once there are.
     """
     memory, training = known.memory, (Phase.FORWARD, Phase.BACKWARD)
@@ -250,12 +238,6 @@ def _accumulated(known: Estimate, knobs: Knobs, phase: Phase = Phase.FORWARD) ->
         return 0.0
     there = memory.owners_at_peak.get(Owner.GRADIENTS, 0) * known.knobs.shards
     return max(0.0, memory.trained.bytes - there) / knobs.shards
-
-
-def _beside(small: Estimate, large: Estimate, share: float) -> float:
-    """Guesses what the allocator holds beside the peak, and what is held outside it."""
-    first, last = _beyond_peak(small), _beyond_peak(large)
-    return first + share * (last - first)
 
 
 def _scaled(
@@ -271,7 +253,7 @@ def _scaled(
         taken: Bytes of optimizer state that levers take off the device.
     """
     ratio = kept * space.micro_batch_tokens(knobs) / space.micro_batch_tokens(known.knobs)
-    static, gathered = _static(known), known.memory.owners_at_peak.get(Owner.GATHERED_WEIGHTS, 0)
+    static, gathered = static_bytes(known), known.memory.owners_at_peak.get(Owner.GATHERED_WEIGHTS, 0)
     beyond = {phase: float(peak - static) for phase, peak in known.memory.phases.items() if peak > static}
     growing = {phase: (held - min(gathered, held)) * ratio + min(gathered, held) for phase, held in beyond.items()}
     beyond |= {phase: held for phase, held in growing.items() if phase in GROWING}
@@ -284,38 +266,30 @@ def _scaled(
 
 def _largest(peaks: Mapping[Phase, float], known: Estimate, knobs: Knobs, *, taken: float = 0.0) -> float:
     """The largest of the phases' peaks, where they are as at a known point but for how processes share the model."""
-    static, gathered = _static(known) - taken, known.memory.owners_at_peak.get(Owner.GATHERED_WEIGHTS, 0)
+    held, static = known.memory.owners_at_peak, static_bytes(known) - taken
     if not peaks:
         return static
     if shares_alike(known.knobs, knobs) and known.knobs.fsdp_offload_params == knobs.fsdp_offload_params:
         return max(peaks.values())
-    held = static * (0.0 if knobs.fsdp_offload_params else known.knobs.shards / knobs.shards)
-    more = {phase: _gathered(known, knobs) - gathered if phase in GROWING else 0.0 for phase in peaks}
-    return max(peak - static + held + more[phase] for phase, peak in peaks.items())
-
-
-def _static(known: Estimate) -> int:
-    return sum(known.memory.owners_at_peak.get(owner, 0) for owner in STATIC)
-
-
-def _gathered(known: Estimate, knobs: Knobs) -> float:
-    """Guesses at the weights that are whole: all of them, at least in half precision, where none are let go of."""
-    held = known.memory.owners_at_peak
-    if not knobs.is_sharded:
-        return 0.0
+    # The weights that are whole: all of them, at least in half precision, where none are let go of.
+    before = whole = held.get(Owner.GATHERED_WEIGHTS, 0)
     if knobs.sharding == "fsdp2-no-reshard":
-        weights = held.get(Owner.WEIGHTS, 0) * known.knobs.shards
-        return weights / (2 if knobs.dtype == "float32" else 1)
-    return 0.0 if known.knobs.sharding == "fsdp2-no-reshard" else held.get(Owner.GATHERED_WEIGHTS, 0)
+        whole = held.get(Owner.WEIGHTS, 0) * known.knobs.shards / (2 if knobs.dtype == "float32" else 1)
+    elif not knobs.is_sharded or known.knobs.sharding == "fsdp2-no-reshard":
+        whole = 0
+    kept = static * (0.0 if knobs.fsdp_offload_params else known.knobs.shards / knobs.shards)
+    more = {phase: whole - before if phase in GROWING else 0.0 for phase in peaks}
+    return max(peak - static + kept + more[phase] for phase, peak in peaks.items())
+
+
+def static_bytes(known: Estimate) -> int:
+    """Sums what does not grow with the rows."""
+    return sum(known.memory.owners_at_peak.get(owner, 0) for owner in STATIC)
 
 
 def _nearest(known: Sequence[Estimate], knobs: Knobs) -> Estimate:
     """Picks by rows; the larger of two, whose kernels are closer to their full speed."""
     return min(known, key=lambda each: (abs(_rows(each.knobs) - _rows(knobs)), -_rows(each.knobs)))
-
-
-def _beyond_peak(estimate: Estimate) -> int:
-    return estimate.required_bytes - estimate.memory.peak_allocated_bytes
 
 
 def _rows(knobs: Knobs) -> int:

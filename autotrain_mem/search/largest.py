@@ -16,14 +16,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from operator import attrgetter
 
 from autotrain_mem.search.explore import MIDDLE_EVERY, surely_fits
-from autotrain_mem.search.guess import STATIC, linear, may_fit_at_once
+from autotrain_mem.search.guess import linear, may_fit_at_once, static_bytes
 from autotrain_mem.search.levels import Level, levels
 from autotrain_mem.search.memo import Memo
-from autotrain_mem.search.search import NO_LIMITS, Limits, SearchResult, find
+from autotrain_mem.search.search import Limits, SearchResult, find
 from autotrain_mem.search.space import Space
 from autotrain_mem.types import Estimate, Knobs
 from autotrain_mem.types.gpu_comparison import LargestValue
@@ -64,18 +64,15 @@ class Boundary:
 
     def most(self, question: Question) -> LargestValue:
         """Returns the boundary as an answer."""
+        name, value = question.name, question.values[self.index]
         if self.beyond is None:
-            value = question.values[self.index]
-            return LargestValue(name=question.name, value=value, next_value=None, stopped_by=question.stopped_by)
-        return LargestValue(
-            name=question.name,
-            value=question.values[self.index],
-            next_value=getattr(self.beyond.knobs, question.name),
-            next_required_bytes=self.beyond.required_bytes,
-        )
+            return LargestValue(name=name, value=value, next_value=None, stopped_by=question.stopped_by)
+        following = getattr(self.beyond.knobs, name)
+        needed = self.beyond.required_bytes
+        return LargestValue(name=name, value=value, next_value=following, next_required_bytes=needed)
 
 
-def find_most(question: Question, memo: Memo, limits: Limits = NO_LIMITS) -> SearchResult | None:
+def find_most(question: Question, memo: Memo, limits: Limits | None = None) -> SearchResult | None:
     """The plan with as much as fits; None where not even the smallest value fits, or no plan keeps the limits."""
     tried: set[str] = set()
     best: SearchResult | None = None
@@ -83,13 +80,10 @@ def find_most(question: Question, memo: Memo, limits: Limits = NO_LIMITS) -> Sea
     while name is not None and name not in tried:
         tried.add(name)
         border = find_border(question, name, memo)
-        if border is None:
+        found = border and find(question.space(question.values[border.index]), memo, limits)
+        if border is None or found is None:
             break
-        found = find(question.space(question.values[border.index]), memo, limits)
-        if found is None:
-            break
-        best = replace(found, most=border.most(question))
-        name = found.level
+        best, name = replace(found, most=border.most(question)), found.level
     return best
 
 
@@ -205,42 +199,29 @@ class _Points:
         return surely_fits(self._memo, self.knobs(index))
 
     def guess(self, low: int, high: int, *, at_least: int) -> int:
-        """The last value between both sides that should fit, as many further than the lower at least."""
-        needs, values, budget_bytes = self._least(low, high), self.question.values, self(low).budget_bytes
-        inside = range(low + 1, high)
+        """The last value between both sides that should fit, as many further than the lower at least.
+
+        By a line through both sides of the border, or through the two nearest below it, and by one through the upper
+        side and what is beyond it, whichever is lower. Without accumulation a phase is bent: of few tokens it peaks
+        where all gradients are there, of many where none are yet. Then a line between both sides is above it, and one
+        through two points that do not fit is not.
+        """
+        values, budget_bytes, inside = self.question.values, self(low).budget_bytes, range(low + 1, high)
         if self.known == [0]:
             at_least = bisect_left(values, FAR * values[0])
-        # What a line says only grows, so that it can be bisected.
-        fitting = bisect_left(inside, True, key=lambda index: needs(values[index]) > budget_bytes)
-        return min(max(low + fitting, low + at_least), high - 1)
-
-    def _least(self, low: int, high: int) -> Callable[[int], float]:
-        """Guesses what a value needs, from both sides of the border and from beyond it, by what is less.
-
-        Without accumulation a phase is bent: of few tokens it peaks where all gradients are there, of many where none
-        are yet. Then a line between both sides is above it, and one through two points that do not fit is not.
-        """
-        between, beyond = self._line(low, high), next((each for each in self.known if each > high), None)
-        if beyond is None:
-            return between
-        after = self._through(high, beyond)
-        return lambda value: min(between(value), after(value))
-
-    def _line(self, low: int, high: int) -> Callable[[int], float]:
-        """Guesses what a value needs, by the two rehearsed ones nearest to the border, or by the smallest alone."""
         other = high if high in self.known else next((each for each in reversed(self.known) if each < low), None)
-        if other is None:
-            return partial(_scaled, self(low), self.question.values[low])
-        return self._through(low, other)
+        pairs = [] if other is None else [(low, other)]
+        pairs += [(high, each) for each in self.known if each > high][:1]
+        lines = [(self(one), self(other), values[one], values[other] - values[one]) for one, other in pairs]
+        alone, static = self(low), static_bytes(self(low)) + self(low).outside_bytes
 
-    def _through(self, one: int, other: int) -> Callable[[int], float]:
-        start, end, smallest = self(one), self(other), self.question.values[one]
-        span = self.question.values[other] - smallest
-        return lambda value: linear(start, end, (value - smallest) / span)
+        def needs(index: int) -> float:
+            """Of one point alone, what is neither model nor optimizer state grows as the value does, and more of it."""
+            if not lines:
+                return static + STEEPER * (alone.required_bytes - static) * values[index] / values[low]
+            shares = [(start, end, (values[index] - first) / span) for start, end, first, span in lines]
+            return min(linear(start, end, share, start.knobs) for start, end, share in shares)
 
-
-def _scaled(known: Estimate, smallest: int, value: int) -> float:
-    """Guesses from one point: what is neither model nor optimizer state grows as the value does, and more of it."""
-    held = known.memory.owners_at_peak
-    static = sum(held.get(owner, 0) for owner in STATIC) + known.outside_bytes
-    return static + STEEPER * (known.required_bytes - static) * value / smallest
+        # What a line says only grows, so that it can be bisected.
+        fitting = bisect_left(inside, True, key=lambda index: needs(index) > budget_bytes)
+        return min(max(low + fitting, low + at_least), high - 1)

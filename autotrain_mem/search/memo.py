@@ -16,7 +16,7 @@ from autotrain_mem.settings.levers import EIGHT_BIT, EXPANDABLE, LEVERS, NESTED_
 from autotrain_mem.types import Candidate, Estimate, Knobs, Owner, Phase
 
 OnAttempt = Callable[[Candidate], None]
-"""Hears of every configuration as it has been rehearsed."""
+"""Is called with every configuration that has been rehearsed."""
 
 
 class Predictor(Protocol):
@@ -24,14 +24,14 @@ class Predictor(Protocol):
     independent."""
 
     def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> Sequence[Estimate]:
-        """Returns what these points need; rehearsed at once where that is possible; each takes 1 to 20 seconds.
+        """Returns what these points need; each takes 1 to 20 seconds, and several run at once where that is possible.
 
         Args:
-            whole: On the whole model, where the search may do with copies of it that have fewer layers.
+            whole: Rehearse the whole model, not copies of it with fewer layers.
         """
 
     def exceeds(self, knobs: Knobs) -> bool:
-        """Returns whether the number of parameters alone says that a point does not fit; False where it does not."""
+        """Returns whether the number of parameters alone shows that a point does not fit."""
 
     def foresee(self, knobs: Knobs) -> None:
         """Announces that a point will be asked for on the whole model: it may be begun while others are asked."""
@@ -47,7 +47,7 @@ class Predictor(Protocol):
         """Returns where a run that does not fit here would: other cards, each in a few words.
 
         Args:
-            rehearsed: Whether what several cards share is rehearsed, which takes seconds, or computed from this.
+            rehearsed: Rehearse what several cards share, which takes seconds, instead of computing it from this.
         """
 
 
@@ -62,6 +62,7 @@ class Memo:
         self.predictor = predictor
         self._on_attempt = on_attempt
         self._may_expand = allowed(LEVERS[EXPANDABLE], space)
+        # By knobs without expandable segments: where the user decides on them, all of a search's knobs agree.
         self._estimates: dict[Knobs, Estimate] = {}
         self._attempts: list[Candidate] = []
         self._speeds: dict[tuple[Knobs, int | None, Knobs], float] = {}
@@ -69,23 +70,22 @@ class Memo:
     def __call__(self, knobs: Knobs) -> Estimate:
         """Returns what a point needs; rehearsed if it was not yet."""
         self.ask([knobs])
-        return self._estimates[_native(knobs)]
+        return self._estimates[knobs.growing(False)]
 
     def ask(self, points: Sequence[Knobs], *, whole: bool = False) -> None:
         """Rehearses those of the points that are not known, all at once."""
-        named = map(_native, points) if self._may_expand else points
-        asked = list(dict.fromkeys(knobs for knobs in named if not self._is_known(knobs, whole)))
+        asked = [knobs for knobs in dict.fromkeys(map(self._native, points)) if not self._is_known(knobs, whole)]
         if not asked:
             return
         for knobs, estimate in zip(asked, self.predictor.rehearse(asked, whole=whole), strict=True):
             judged = self._expanded(estimate)
-            self._estimates[_native(knobs)] = judged
+            self._estimates[knobs.growing(False)] = judged
             self._attempts.append(candidate(judged))
             self._on_attempt(self._attempts[-1])
 
     def foresee(self, knobs: Knobs) -> None:
         """Starts rehearsing the whole model of a point that is going to be asked for, while others are asked."""
-        native = _native(knobs) if self._may_expand else knobs
+        native = self._native(knobs)
         if not self._is_known(native, whole=True):
             self.predictor.foresee(native)
 
@@ -93,11 +93,12 @@ class Memo:
         """Checks a point that fits over a whole run, with rows of every length."""
         estimate = self(knobs)
         if estimate.fits and estimate.memory.mixed_lengths is None:
-            self._estimates[_native(knobs)] = self._expanded(self.predictor.over_steps(estimate))
+            self._estimates[knobs.growing(False)] = self._expanded(self.predictor.over_steps(estimate))
 
     def known(self, points: Sequence[Knobs]) -> list[Estimate]:
         """Returns what has been rehearsed of these."""
-        return [self._estimates[native] for native in map(_native, points) if native in self._estimates]
+        found = (self._estimates.get(knobs.growing(False)) for knobs in points)
+        return [estimate for estimate in found if estimate is not None]
 
     def speed(self, known: Estimate, knobs: Knobs) -> float:
         """Tokens per second at a point that was not rehearsed, by the work of one that was."""
@@ -133,21 +134,17 @@ class Memo:
         """Returns every rehearsal in order, as a plan records it."""
         return tuple(self._attempts)
 
+    def _native(self, knobs: Knobs) -> Knobs:
+        return knobs.growing(False) if self._may_expand else knobs
+
     def _is_known(self, knobs: Knobs, whole: bool) -> bool:
-        known = self._estimates.get(_native(knobs))
+        known = self._estimates.get(knobs.growing(False))
         return known is not None and (not whole or known.memory.rehearsed_layers is None)
 
     def _expanded(self, estimate: Estimate) -> Estimate:
         if estimate.fits or not self._may_expand:
             return estimate
-        expanded = estimate.growing()
-        return expanded if expanded.required_bytes < estimate.required_bytes else estimate
-
-
-def _native(knobs: Knobs) -> Knobs:
-    """Ignores expandable segments: where the user decides on them, all of a search's knobs agree, whatever an estimate
-    says."""
-    return knobs.growing(False)
+        return min(estimate, estimate.growing(), key=lambda each: each.required_bytes)
 
 
 def _is_beyond_loading(estimate: Estimate) -> bool:
@@ -211,58 +208,38 @@ class LineHistory:
 def sights(memo: Memo, lines: Sequence[Line], among: Sequence[Line]) -> list[LineHistory]:
     """Returns what is known for each of the lines, from these and from all others that were looked at."""
     rehearsed = [(other[0], known) for other in among if (known := memo.known(other))]
-    return [
-        LineHistory(
-            line=line,
-            known=memo.known(line),
-            gentler=_likest_last(line[0], [(other, known) for other, known in rehearsed if _is_akin(other, line[0])]),
-            harder=[known for other, known in rehearsed if _is_below(line[0], other)],
-            shared_harder=[
-                known for other, known in rehearsed if _is_akin(line[0], other) and not _is_akin(other, line[0])
-            ],
-            heavier=[known for other, known in rehearsed if _is_heavier(other, line[0])],
-        )
-        for line in lines
-    ]
 
+    def history(line: Line) -> LineHistory:
+        related: dict[str, list[list[Estimate]]] = {"gentler": [], "harder": [], "shared_harder": [], "heavier": []}
+        likest_last = sorted(rehearsed, key=lambda pair: (shares_alike(pair[0], line[0]), len(saving_levers(pair[0]))))
+        for other, known in likest_last:
+            for relation in _relations(line[0], other):
+                related[relation].append(known)
+        return LineHistory(line=line, known=memo.known(line), **related)
 
-def _likest_last(line: Knobs, akin: list[tuple[Knobs, list[Estimate]]]) -> list[list[Estimate]]:
-    def likeness(pair: tuple[Knobs, list[Estimate]]) -> tuple[bool, int]:
-        return shares_alike(pair[0], line), len(saving_levers(pair[0]))
-
-    return [known for _, known in sorted(akin, key=likeness)]
+    return [history(line) for line in lines]
 
 
 @lru_cache(maxsize=65536)  # pairs of lines, each of which is compared again in every turn of a search
-def _is_below(one: Knobs, other: Knobs) -> bool:
-    """Returns whether two lines differ in levers that save bytes alone, of which the first has fewer, and no smaller
-    shards."""
-    shards = SAVES.get(one.sharding, frozenset()), SAVES.get(other.sharding, frozenset())
-    levers = saving_levers(one), saving_levers(other)
-    return levers[0] <= levers[1] and shards[0] <= shards[1] and _differs(one, other)
+def _relations(one: Knobs, other: Knobs) -> tuple[str, ...]:
+    """Names the fields of a line's :class:`LineHistory` that what is known of another line belongs to.
 
-
-@lru_cache(maxsize=65536)
-def _is_akin(one: Knobs, other: Knobs) -> bool:
-    """Returns whether two lines differ in levers that save bytes alone, of which the first has fewer, or in sharding.
-
-    What shards leave of a device and cost of time is computed both ways.
+    What shards leave of a device and cost of time is computed both ways, so that lines with other shards and the same
+    levers are gentler than each other.
     """
-    return saving_levers(one) <= saving_levers(other) and _differs(one, other)
-
-
-@lru_cache(maxsize=65536)
-def _is_heavier(one: Knobs, other: Knobs) -> bool:
-    """Returns whether two lines differ in the base of an adapter alone, of which the first has more bits a weight."""
-    if not one.use_peft or other.base_bits is None or (one.base_bits or HALF_BITS) <= other.base_bits:
-        return False
-    return replace(one, **{name: getattr(other, name) for name in ("dtype", *BASE_BITS, NESTED_QUANT)}) == other
-
-
-def _differs(one: Knobs, other: Knobs) -> bool:
-    """Returns whether two settings differ in such levers or in sharding, and in nothing else."""
-    is_other = saving_levers(one) != saving_levers(other) or not shares_alike(one, other)
-    return is_other and _otherwise(one) == _otherwise(other)
+    levers, others = saving_levers(one), saving_levers(other)
+    names = []
+    if (levers != others or not shares_alike(one, other)) and _otherwise(one) == _otherwise(other):
+        if others <= levers:
+            names.append("gentler")
+        elif levers <= others:
+            names.append("shared_harder")
+        if levers <= others and SAVES.get(one.sharding, frozenset()) <= SAVES.get(other.sharding, frozenset()):
+            names.append("harder")
+    if other.use_peft and one.base_bits is not None and (other.base_bits or HALF_BITS) > one.base_bits:
+        base = {name: getattr(one, name) for name in ("dtype", *BASE_BITS, NESTED_QUANT)}
+        names += ["heavier"] if replace(other, **base) == one else []
+    return tuple(names)
 
 
 def shares_alike(one: Knobs, other: Knobs) -> bool:
@@ -270,20 +247,18 @@ def shares_alike(one: Knobs, other: Knobs) -> bool:
     return one.sharding == other.sharding
 
 
+_others = attrgetter("use_peft", "lora_r", "dtype", "base_bits", "use_bnb_nested_quant")
+
+
 def _otherwise(knobs: Knobs) -> tuple[object, ...]:
+    """Returns what lines of one setting have in common, whichever levers that save bytes alone they have."""
     row = LEVERS[EIGHT_BIT]
     (name,) = row.knobs
     value = getattr(knobs, name)
-    return (
-        row.to if value in row.moves_from else value,
-        knobs.use_peft,
-        knobs.lora_r,
-        knobs.dtype,
-        knobs.base_bits,
-        knobs.use_bnb_nested_quant,
-    )
+    return row.to if value in row.moves_from else value, *_others(knobs)
 
 
+@lru_cache(maxsize=65536)
 def saving_levers(knobs: Knobs) -> frozenset[str]:
     """The levers of a point that take bytes away and make no step faster."""
     rounded = {EIGHT_BIT} if is_pulled(LEVERS[EIGHT_BIT], knobs) else set()

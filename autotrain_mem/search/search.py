@@ -43,24 +43,11 @@ class Limits(Protocol):
         """Returns the error for a search in which this much fits, and none of it may be taken."""
 
 
-class _NoLimits:
-    """Accepts every plan that fits."""
-
-    def keeps(self, estimate: Estimate) -> bool:
-        return True
-
-    def broken(self, fitting: Sequence[Estimate]) -> PlanError:
-        raise AssertionError("what fits may be taken")
-
-
-NO_LIMITS: Limits = _NoLimits()
-
-
 def search(
     space: Space,
     predictor: Predictor,
     on_attempt: OnAttempt = lambda attempt: None,
-    limits: Limits = NO_LIMITS,
+    limits: Limits | None = None,
 ) -> SearchResult:
     """The fastest plan at the first level of harm at which anything fits, unless the next is far faster.
 
@@ -83,13 +70,13 @@ def search(
     return plan
 
 
-def no_plan(space: Space, memo: Memo, limits: Limits) -> PlanError:
+def no_plan(space: Space, memo: Memo, limits: Limits | None) -> PlanError:
     """The error for a search that found nothing that may be taken; rehearses a few points more to find a way out."""
     fitting = [estimate for estimate in memo.estimates if estimate.fits]
-    return limits.broken(fitting) if fitting else does_not_fit(space, memo)
+    return limits.broken(fitting) if fitting and limits else does_not_fit(space, memo)
 
 
-def find(space: Space, memo: Memo, limits: Limits = NO_LIMITS) -> SearchResult | None:
+def find(space: Space, memo: Memo, limits: Limits | None = None) -> SearchResult | None:
     """Returns the plan of the first level that has one, with its alternatives; None where none fits, without rehearsing
     what would.
 
@@ -109,7 +96,7 @@ class _Climb:
 
     space: Space
     memo: Memo
-    limits: Limits
+    limits: Limits | None
     levels: tuple[Level, ...]
     too_large: Mapping[str, Knobs] = field(default_factory=dict)
     """Level -> the point of it that needs least, which is too large by the number of parameters alone."""
@@ -117,7 +104,7 @@ class _Climb:
     """Level -> its best, which is too slow or keeps no limit, or the least that it needs."""
 
     def plan(self) -> SearchResult | None:
-        passed, keeps = self.passed, self.limits.keeps
+        passed, keeps = self.passed, self._keeps
         for number, level in enumerate(self.levels):
             if level.name in self.too_large:
                 continue
@@ -140,6 +127,9 @@ class _Climb:
             passed[level.name] = best
         fitting = [name for name, estimate in passed.items() if estimate.fits and keeps(estimate)]
         return self._found(fitting[-1], passed.pop(fitting[-1]), {}) if fitting else None
+
+    def _keeps(self, estimate: Estimate) -> bool:
+        return self.limits is None or self.limits.keeps(estimate)
 
     def _floors(self, before: tuple[Level, ...]) -> dict[str, Estimate]:
         """Finds what the levels that hold no plan need at least; not of those where no rehearsal was needed to know."""
@@ -171,7 +161,7 @@ class _Climb:
         for level in before:
             if level.name in self.passed and self.passed[level.name].fits:
                 again = best_of(level, self.memo)
-                if again and self.limits.keeps(again) and slowdown(again, best) <= self.space.max_slowdown:
+                if again and self._keeps(again) and slowdown(again, best) <= self.space.max_slowdown:
                     return level.name, again
         return None
 

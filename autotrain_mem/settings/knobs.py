@@ -122,7 +122,7 @@ class Knobs(OwnSettings, TrainerKnobs):
 
     def growing(self, grows: bool = True) -> Knobs:
         """Returns the same point with segments of the allocator that grow, or with those of its default."""
-        return replace(self, expandable_segments=grows)
+        return self if self.expandable_segments is grows else replace(self, expandable_segments=grows)
 
     def as_rehearsed(self) -> Knobs:
         """Returns the same point without what no rehearsal depends on."""

@@ -10,7 +10,7 @@ from synthetic_memory import LinearMemory, space_of
 from autotrain_mem.search.largest import Question, answering, find_border, find_most
 from autotrain_mem.search.levels import levels
 from autotrain_mem.search.memo import Memo
-from autotrain_mem.search.search import NO_LIMITS, Limits, SearchResult, no_plan
+from autotrain_mem.search.search import Limits, SearchResult, no_plan
 from autotrain_mem.search.space import Space
 from autotrain_mem.support.errors import DoesNotFitError, PlanError
 from autotrain_mem.support.units import GIB
@@ -46,7 +46,7 @@ def is_border(asked: Question, level: str, model: LinearMemory, most: LargestVal
     return fits(asked, level, model, most.value) and beyond and most.next_value == neighbour
 
 
-def search_most(asked: Question, model: LinearMemory, limits: Limits = NO_LIMITS) -> SearchResult:
+def search_most(asked: Question, model: LinearMemory, limits: Limits | None = None) -> SearchResult:
     space = asked.space(asked.values[0])
     memo = Memo(space, model)
     found = find_most(asked, memo, limits)
