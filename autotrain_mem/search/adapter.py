@@ -41,8 +41,6 @@ class Adapter:
     lora_r: int
     lora_target_modules: tuple[str, ...] | None
     learning_rate: float | None
-    smaller: tuple[int, ...] = ()
-    """Ranks that it may have where there is no memory for ``lora_r``, the largest first."""
     why: Mapping[str, str] = field(hash=False)
 
     def settings(self, pinned: Collection[str]) -> dict[str, Any]:
@@ -67,17 +65,13 @@ def adapter_for(base: Knobs, job: Job, facts: ModelFacts, profile: DataProfile |
         profile: Of the data; None where nobody counted.
     """
     rank, why_rank = _rank(job, facts, profile)
-    given = base.lora_r if "lora_r" in job.arguments else rank
-    rate = adapter_learning_rate(base, job) if base.is_adam else None
-    targets = None if facts.adapted is None else (facts.adapted,)
     why_targets = "all of attention: PEFT adapts no fused experts as layers"
     if facts.adapted == "all-linear":
         why_targets = "an adapter on attention alone learns less at any rank (LoRA Without Regret)"
     return Adapter(
-        lora_r=given,
-        lora_target_modules=targets,
-        learning_rate=rate,
-        smaller=() if "lora_r" in job.arguments else smaller_ranks(given),
+        lora_r=base.lora_r if "lora_r" in job.arguments else rank,
+        lora_target_modules=None if facts.adapted is None else (facts.adapted,),
+        learning_rate=adapter_learning_rate(base, job) if base.is_adam else None,
         why={
             "lora_r": why_rank,
             "lora_target_modules": why_targets,
@@ -118,9 +112,8 @@ def _rank(job: Job, facts: ModelFacts, profile: DataProfile | None) -> tuple[int
             f"{_millions(rank * width)} parameters can hold, and full fine-tuning would learn more"
         )
     first = "" if rank == RANKS[0] else "the smallest "
-    return rank, f"{first}rank with as many parameters ({_millions(rank * width)}) as there are {noun} " + (
-        f"({_millions(bits)})"
-    )
+    parameters = _millions(rank * width)
+    return rank, f"{first}rank with as many parameters ({parameters}) as there are {noun} ({_millions(bits)})"
 
 
 def _millions(number: int) -> str:

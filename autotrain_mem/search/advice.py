@@ -7,7 +7,7 @@ Padding-free batches of the same rows come with packing: TRL truncates no rows f
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from autotrain_mem.search.adapter import LEARNING_RATE_FACTOR, NEAR, adapter_learning_rate
 from autotrain_mem.search.levels import LEVELS, SHORTER_ROWS
@@ -37,63 +37,48 @@ def questions(level: str, knobs: Knobs, alternatives: Sequence[Candidate]) -> tu
         # The search passes over what it chose, and goes no further than this level.
         below = max(1.0, math.floor(10 * (each.ratio or 1.0) * 0.95) / 10)
         rounds = any(step.name == each.level and step.own == ROUNDING for step in LEVELS)
+        harmful = [row for row in LADDER if row.harm >= Harm.ROUNDING]
+        moved = [row.knobs[0] for row in harmful if is_pulled(row, each.knobs) and not is_pulled(row, knobs)]
+        values = [(name, getattr(each.knobs, name)) for name in moved]
+        differences = ", ".join(name if value is True else f"{name} {value}" for name, value in values)
         flags = f"--max_slowdown {below:g}{' --fit rounding' if rounds else ''}"
-        why = f"{each.level} ({_differences(knobs, each.knobs)}) would be {each.ratio:.1f} x as fast"
+        why = f"{each.level} ({differences}) would be {each.ratio:.1f} x as fast"
         proposals.append(Proposal(flags=flags, why=why))
     return tuple(proposals)
 
 
-def _differences(knobs: Knobs, other: Knobs) -> str:
-    rows = [row for row in LADDER if row.harm >= Harm.ROUNDING and is_pulled(row, other) and not is_pulled(row, knobs)]
-    settings = [(row.knobs[0], getattr(other, row.knobs[0])) for row in rows]
-    return ", ".join(name if value is True else f"{name} {value}" for name, value in settings)
-
-
 def advice(job: Job, knobs: Knobs, defaults: Knobs, facts: ModelFacts) -> tuple[Proposal, ...]:
     """Lists what would make the training worth more, where the user's own words keep a plan from choosing it."""
+    offers, rate = [], knobs.learning_rate
     is_lora = knobs.use_peft and kind_of(knobs.peft_config) in ("", LORA)
-    of_adapter = [*_adapters_rate(job, knobs, defaults), *_targets(job, knobs, facts)] if is_lora else []
-    return (*of_adapter, *_lost_updates(job, knobs))
-
-
-def _adapters_rate(job: Job, knobs: Knobs, defaults: Knobs) -> Iterator[Proposal]:
-    wanted, rate = adapter_learning_rate(defaults, job), knobs.learning_rate
-    if not knobs.is_adam or rate is None or wanted / NEAR < rate < wanted * NEAR:
-        return
-    is_given = "learning_rate" in job.arguments
-    whose = f"the given {rate:g}" if is_given else f"TRL's {rate:g} is meant for full fine-tuning, and"
-    yield Proposal(
-        flags=f"--learning_rate {wanted:g}",
-        why=f"{whose} is {'low' if rate < wanted else 'high'} for an adapter: these learn best at about "
-        f"{LEARNING_RATE_FACTOR} times full fine-tuning's learning rate",
-    )
-
-
-def _targets(job: Job, knobs: Knobs, facts: ModelFacts) -> Iterator[Proposal]:
-    """Names more targets where the user turned LoRA on without any: PEFT's own list is often two layers of seven."""
-    is_theirs = (
-        knobs.lora_target_modules is None and knobs.peft_config is None and isinstance(facts.lora_targets, tuple)
-    )
-    if not is_theirs or facts.adapted is None or not isinstance(facts.lora_targets, tuple):
-        return
-    adapted = facts.adapted if facts.adapted.replace("-", "").isalnum() else f"'{facts.adapted}'"
-    yield Proposal(
-        flags=f"--lora_target_modules {adapted}",
-        why=f"PEFT adapts {' and '.join(facts.lora_targets)} of this architecture where no targets are named, and that "
-        "learns less at any rank",
-    )
-
-
-def _lost_updates(job: Job, knobs: Knobs) -> Iterator[Proposal]:
-    rate = knobs.learning_rate or 0.0
-    if not loses_updates(knobs):
-        return
-    yield Proposal(
-        flags="--dtype float32" if "dtype" in job.arguments else f"--optim {KEEPS_UPDATES}",
-        why=f"weights in bfloat16 lose small updates: a step of Adam is about {rate:g}, which leaves all above "
-        f"{rate * LOST_ABOVE:.2g} as it was, and most are about {USUAL_WEIGHT:g}; float32 weights keep them, and so "
-        f"does --optim {KEEPS_UPDATES}, which sums up what is lost (Kahan summation; pip install torch-optimi)",
-    )
+    wanted = adapter_learning_rate(defaults, job)
+    if is_lora and knobs.is_adam and rate is not None and not wanted / NEAR < rate < wanted * NEAR:
+        is_given = "learning_rate" in job.arguments
+        whose = f"the given {rate:g}" if is_given else f"TRL's {rate:g} is meant for full fine-tuning, and"
+        why = (
+            f"{whose} is {'low' if rate < wanted else 'high'} for an adapter: these learn best at about "
+            f"{LEARNING_RATE_FACTOR} times full fine-tuning's learning rate"
+        )
+        offers.append(Proposal(flags=f"--learning_rate {wanted:g}", why=why))
+    names_targets = knobs.lora_target_modules is not None or knobs.peft_config is not None
+    if is_lora and not names_targets and facts.adapted is not None and isinstance(facts.lora_targets, tuple):
+        # PEFT's own list is often two layers of seven.
+        adapted = facts.adapted if facts.adapted.replace("-", "").isalnum() else f"'{facts.adapted}'"
+        why = (
+            f"PEFT adapts {' and '.join(facts.lora_targets)} of this architecture where no targets are named, and that "
+            "learns less at any rank"
+        )
+        offers.append(Proposal(flags=f"--lora_target_modules {adapted}", why=why))
+    if loses_updates(knobs):
+        step = rate or 0.0
+        why = (
+            f"weights in bfloat16 lose small updates: a step of Adam is about {step:g}, which leaves all above "
+            f"{step * LOST_ABOVE:.2g} as it was, and most are about {USUAL_WEIGHT:g}; float32 weights keep them, and "
+            f"so does --optim {KEEPS_UPDATES}, which sums up what is lost (Kahan summation; pip install torch-optimi)"
+        )
+        flags = "--dtype float32" if "dtype" in job.arguments else f"--optim {KEEPS_UPDATES}"
+        offers.append(Proposal(flags=flags, why=why))
+    return tuple(offers)
 
 
 PADDING_PAYS = 0.1
@@ -126,15 +111,50 @@ def proposals(profile: DataProfile, knobs: Knobs, job: Job, *, flash_attention: 
     """
     if job.is_online or not knobs.pads_rows:
         return ()
-    offers = [*_shorter(profile, knobs, job)]
-    padding = profile.padding_fraction(knobs.per_device_train_batch_size, job.row_limit(knobs))
-    if job.method_facts.is_packable and padding >= PADDING_PAYS:
-        offers = [
-            *_packing(profile, knobs, job, flash_attention, padding),
-            *_grouping(profile, knobs, job, padding),
-            *offers,
-        ]
+    offers, limit, given = [], job.row_limit(knobs), job.arguments
+    padding = profile.padding_fraction(knobs.per_device_train_batch_size, limit)
+    is_padded = job.method_facts.is_packable and padding >= PADDING_PAYS
+    if is_padded and flash_attention and limit is not None and given.keys().isdisjoint(("packing", "padding_free")):
+        in_use = given.get("attn_implementation") in FLASH_ATTENTION
+        flags = "--packing" if in_use else f"--packing --attn_implementation {flash_attention}"
+        rows, step = limit / (profile.kept_tokens(limit) / profile.rows), knobs.effective_batch_size
+        why = (
+            f"{_percent(padding)} of what a step computes is padding, and packed blocks have none; a block of "
+            f"{limit} tokens holds {rows:.1f} rows on average, so a step trains on about {rows * step:.0f} rows "
+            f"in place of {step}"
+        )
+        offers.append(Proposal(flags=flags, why=why))
+    left = _padding_of_groups(profile, knobs, limit or profile.longest) if is_padded else padding
+    if padding - left >= PADDING_PAYS and "train_sampling_strategy" not in given:
+        why = (
+            f"{_percent(padding)} of what a step computes is padding; rows of like length in one batch leave about "
+            f"{_percent(left)}, in another order"
+        )
+        offers.append(Proposal(flags="--train_sampling_strategy group_by_length", why=why))
+    if job.method_facts.long_rows == "kept" or job.pins_length:
+        return tuple(offers)
+    # The gentlest percentile by which the worst batch gets so much smaller that it pays.
+    planned = min(limit or profile.longest, max(profile.longest, profile.longest_evaluated))
+    percentiles = [(share, profile.percentile(share)) for share in SHARES]
+    for share, length in [each for each in percentiles if each[1] <= (1 - WORST_BATCH_PAYS) * planned][:1]:
+        rows, tokens = profile.truncated_rows(length), profile.truncated_tokens_fraction(length)
+        verb, noun = "drops" if profile.drops else "cuts", job.method_facts.row_noun
+        why = (
+            f"the worst batch gets {_percent(1 - length / planned)} smaller, {length} tokens a row in place of "
+            f"{planned}; that {verb} {rows:,} of {profile.rows:,} {noun}, {_percent(tokens)} of the tokens"
+        )
+        offers.append(Proposal(flags=f"--max_length p{100 * share:g}", why=why))
     return tuple(offers)
+
+
+def _padding_of_groups(profile: DataProfile, knobs: Knobs, limit: int) -> float:
+    """Returns about how much padding batches of like lengths leave: each is padded to the upper end of its slice of the
+    sorted lengths."""
+    steps = min(MEGA_BATCHES, profile.rows // (knobs.effective_batch_size * 4)) or 1
+    slices = min(MEGA_BATCHES, steps * knobs.gradient_accumulation_steps)
+    ends = [min(limit, profile.percentile((index + 1) / slices)) for index in range(slices - 1)]
+    ends.append(round(profile.expected_longest(steps * knobs.effective_batch_size, limit)))
+    return max(0.0, 1 - profile.kept_tokens(limit) / profile.rows / (sum(ends) / len(ends)))
 
 
 def context_cut(profile: DataProfile, context_length: int | None, method: str) -> str | None:
@@ -148,60 +168,6 @@ def context_cut(profile: DataProfile, context_length: int | None, method: str) -
         f"{rows:,} of {profile.rows:,} {noun} ({_percent(rows / profile.rows)}) are longer than the model's context of "
         f"{context_length:,} tokens, the longest {profile.longest:,}: that {lost} {_percent(tokens)} of all tokens"
     )
-
-
-def _packing(
-    profile: DataProfile, knobs: Knobs, job: Job, flash_attention: str | None, padding: float
-) -> Iterator[Proposal]:
-    limit = job.row_limit(knobs)
-    if flash_attention is None or limit is None or {"packing", "padding_free"} & set(job.arguments):
-        return
-    in_use = job.arguments.get("attn_implementation") in FLASH_ATTENTION
-    flags = "--packing" if in_use else f"--packing --attn_implementation {flash_attention}"
-    rows = limit / (profile.kept_tokens(limit) / profile.rows)
-    step = knobs.effective_batch_size
-    yield Proposal(
-        flags=flags,
-        why=f"{_percent(padding)} of what a step computes is padding, and packed blocks have none; a block of "
-        f"{limit} tokens holds {rows:.1f} rows on average, so a step trains on about {rows * step:.0f} rows "
-        f"in place of {step}",
-    )
-
-
-def _grouping(profile: DataProfile, knobs: Knobs, job: Job, padding: float) -> Iterator[Proposal]:
-    # About how much padding is left: each batch is padded to the upper end of its slice of the sorted lengths.
-    limit = job.row_limit(knobs) or profile.longest
-    steps = min(MEGA_BATCHES, profile.rows // (knobs.effective_batch_size * 4)) or 1
-    slices = min(MEGA_BATCHES, steps * knobs.gradient_accumulation_steps)
-    ends = [min(limit, profile.percentile((index + 1) / slices)) for index in range(slices - 1)]
-    ends.append(round(profile.expected_longest(steps * knobs.effective_batch_size, limit)))
-    left = max(0.0, 1 - profile.kept_tokens(limit) / profile.rows / (sum(ends) / len(ends)))
-    if "train_sampling_strategy" in job.arguments or padding - left < PADDING_PAYS:
-        return
-    yield Proposal(
-        flags="--train_sampling_strategy group_by_length",
-        why=f"{_percent(padding)} of what a step computes is padding; rows of like length in one batch leave about "
-        f"{_percent(left)}, in another order",
-    )
-
-
-def _shorter(profile: DataProfile, knobs: Knobs, job: Job) -> Iterator[Proposal]:
-    """The gentlest percentile by which the worst batch gets so much smaller that it pays."""
-    if job.method_facts.long_rows == "kept":
-        return
-    planned = min(job.row_limit(knobs) or profile.longest, max(profile.longest, profile.longest_evaluated))
-    for share in SHARES:
-        length = profile.percentile(share)
-        if job.pins_length or length > (1 - WORST_BATCH_PAYS) * planned:
-            continue
-        rows, tokens = profile.truncated_rows(length), profile.truncated_tokens_fraction(length)
-        verb, noun = "drops" if profile.drops else "cuts", job.method_facts.row_noun
-        yield Proposal(
-            flags=f"--max_length p{100 * share:g}",
-            why=f"the worst batch gets {_percent(1 - length / planned)} smaller, {length} tokens a row in place of "
-            f"{planned}; that {verb} {rows:,} of {profile.rows:,} {noun}, {_percent(tokens)} of the tokens",
-        )
-        return
 
 
 def _percent(share: float) -> str:

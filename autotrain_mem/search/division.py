@@ -60,44 +60,33 @@ def rows_allowed(job: Job, knobs: Knobs) -> tuple[int, ...] | None:
     # TRL divides by these unasked: no rows, and it ends in a division by zero or in an empty generation.
     names = (GENERATION, GENERATION_STEPS, MINI_BATCHES, EVALUATED_GROUP)
     check_positive({name: value for name in names if (value := job.arguments.get(name)) is not None})
+    pinned = [name for name in (ROWS, STEPS) if name in job.arguments]
+    removed = " and --".join(pinned)
+    rows, method = knobs.per_device_train_batch_size, method_of(job.method)
     if knobs.num_generations is not None:
         _check_evaluated_groups(job, knobs)
-        return _checked(job, knobs, _of_whole_groups(job, knobs, knobs.num_generations))
-    method = method_of(job.method)
-    if (batches := method.mini_batches(job.arguments)) is not None:
-        return _checked(job, knobs, _of_whole_mini_batches(job, knobs, batches))
-    least = method.least_rows(job.arguments)
-    return _of_several_rows(job, knobs, least) if least > 1 else None
-
-
-def _of_several_rows(job: Job, knobs: Knobs, least: int) -> tuple[int, ...]:
-    """Sizes that divide a process's rows, of as many as the loss compares with each other."""
-    rows = knobs.per_device_train_batch_size
-    allowed = tuple(size for size in divisors(share(knobs))[::-1] if size >= least)
-    pinned = [f"--{name}" for name in (ROWS, STEPS) if name in job.arguments]
-    if not allowed or (pinned and rows not in allowed):
-        instead = f", or remove {' and '.join(pinned)}" if pinned and allowed else ""
-        effective = least * knobs.processes
-        raise BatchSplitError(
-            f"{job.method} compares the rows of a micro-batch with each other, so it takes {least} at least",
-            hint=f"use --{ROWS} {least} or more{instead}"
-            if pinned
-            else f"use --effective_batch_size {effective} or more",
-        )
-    return allowed
-
-
-def _checked(job: Job, knobs: Knobs, allowed: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """The same, unless the user's own micro-batch is not among them."""
-    rows = knobs.per_device_train_batch_size
-    pinned = [name for name in (ROWS, STEPS) if name in job.arguments]
+        allowed = _of_whole_groups(job, knobs, knobs.num_generations)
+    elif (batches := method.mini_batches(job.arguments)) is not None:
+        allowed = _of_whole_mini_batches(job, knobs, batches)
+    elif (least := method.least_rows(job.arguments)) > 1:
+        allowed = tuple(size for size in divisors(share(knobs))[::-1] if size >= least)
+        if not allowed or (pinned and rows not in allowed):
+            cure = f"use --effective_batch_size {least * knobs.processes} or more"
+            if pinned:
+                cure = f"use --{ROWS} {least} or more{f', or remove --{removed}' if allowed else ''}"
+            raise BatchSplitError(
+                f"{job.method} compares the rows of a micro-batch with each other, so it takes {least} at least",
+                hint=cure,
+            )
+    else:
+        return None
     if allowed is None or not pinned or rows in allowed:
         return allowed
     given = [name for name in (GENERATION, GENERATION_STEPS, MINI_BATCHES) if job.arguments.get(name) is not None]
     divided = " and ".join(f"--{name} {job.arguments[name]}" for name in given)
     raise BatchSplitError(
         f"micro-batches of {rows} do not go with {divided}: groups and mini-batches stay whole",
-        hint=f"use --{ROWS} {either(nearest(list(allowed), rows))}, or remove --{' and --'.join(pinned)}",
+        hint=f"use --{ROWS} {either(nearest(list(allowed), rows))}, or remove --{removed}",
     )
 
 
@@ -182,8 +171,7 @@ def nearest(numbers: list[int], to: int) -> list[int]:
 
 
 def _of_whole_mini_batches(job: Job, knobs: Knobs, batches: int) -> tuple[int, ...] | None:
-    """Returns whether each process's share of the effective batch makes whole mini-batches, and these whole
-    micro-batches.
+    """Each process's share of the effective batch makes whole mini-batches, and these whole micro-batches.
 
     ``trl/experimental/ppo/ppo_trainer.py: __init__`` asks the first; with the second not true, its loop would run more
     micro-steps than are accumulated.
@@ -196,19 +184,12 @@ def _of_whole_mini_batches(job: Job, knobs: Knobs, batches: int) -> tuple[int, .
             hint=f"use --effective_batch_size {either(multiples(batches * processes, effective))}, or --{MINI_BATCHES} "
             f"{either(nearest(divisors(rows), batches))}",
         )
-    if job.arguments.get("whiten_rewards"):
-        _check_whitened(rows, batches, processes)
+    if job.arguments.get("whiten_rewards") and rows // batches < WHITENED_AT_LEAST:
+        fewer = [size for size in divisors(rows) if rows // size >= WHITENED_AT_LEAST]
+        instead = f", or --{MINI_BATCHES} {either(nearest(fewer, batches))}" if fewer else ""
+        raise BatchSplitError(
+            f"--whiten_rewards takes mini-batches of {WHITENED_AT_LEAST} at least, and {rows} rows in {batches} are "
+            f"{rows // batches}",
+            hint=f"use --effective_batch_size {WHITENED_AT_LEAST * batches * processes} or more{instead}",
+        )
     return tuple(divisors(rows // batches)[::-1]) if batches > 1 else None
-
-
-def _check_whitened(rows: int, batches: int, processes: int) -> None:
-    """Args: ``rows`` are of one process."""
-    if rows // batches >= WHITENED_AT_LEAST:
-        return
-    fewer = [size for size in divisors(rows) if rows // size >= WHITENED_AT_LEAST]
-    instead = f", or --{MINI_BATCHES} {either(nearest(fewer, batches))}" if fewer else ""
-    raise BatchSplitError(
-        f"--whiten_rewards takes mini-batches of {WHITENED_AT_LEAST} at least, and {rows} rows in {batches} are "
-        f"{rows // batches}",
-        hint=f"use --effective_batch_size {WHITENED_AT_LEAST * batches * processes} or more{instead}",
-    )

@@ -102,9 +102,10 @@ def _around(level: Level, memo: Memo, knobs: Knobs) -> list[Knobs]:
             around = [each for each in line if _demand(each) > _demand(knobs)][:1]
             break
     every = level.lines
-    for simpler in (taken_back(row, knobs, level.space.base) for row in LADDER):
-        on = [] if simpler is None else [line for line in every if simpler in line]
-        around += [simpler for line in on if may_fit(memo, level.space, line, every, simpler)]
+    for row in LADDER:
+        if simpler := taken_back(row, knobs, level.space.base):
+            on = [line for line in every if simpler in line]
+            around += [simpler for line in on if may_fit(memo, level.space, line, every, simpler)]
     return around
 
 

@@ -272,11 +272,12 @@ def _largest(peaks: Mapping[Phase, float], known: Estimate, knobs: Knobs, *, tak
     if shares_alike(known.knobs, knobs) and known.knobs.fsdp_offload_params == knobs.fsdp_offload_params:
         return max(peaks.values())
     # The weights that are whole: all of them, at least in half precision, where none are let go of.
-    before = whole = held.get(Owner.GATHERED_WEIGHTS, 0)
+    before = held.get(Owner.GATHERED_WEIGHTS, 0)
+    whole = float(before)
     if knobs.sharding == "fsdp2-no-reshard":
         whole = held.get(Owner.WEIGHTS, 0) * known.knobs.shards / (2 if knobs.dtype == "float32" else 1)
     elif not knobs.is_sharded or known.knobs.sharding == "fsdp2-no-reshard":
-        whole = 0
+        whole = 0.0
     kept = static * (0.0 if knobs.fsdp_offload_params else known.knobs.shards / knobs.shards)
     more = {phase: whole - before if phase in GROWING else 0.0 for phase in peaks}
     return max(peak - static + kept + more[phase] for phase, peak in peaks.items())

@@ -80,8 +80,10 @@ def find_most(question: Question, memo: Memo, limits: Limits | None = None) -> S
     while name is not None and name not in tried:
         tried.add(name)
         border = find_border(question, name, memo)
-        found = border and find(question.space(question.values[border.index]), memo, limits)
-        if border is None or found is None:
+        if border is None:
+            break
+        found = find(question.space(question.values[border.index]), memo, limits)
+        if found is None:
             break
         best, name = replace(found, most=border.most(question)), found.level
     return best

@@ -228,7 +228,7 @@ class Level:
 
     @property
     def floors(self) -> tuple[Knobs, Knobs]:
-        """Returns both floors: one of them needs the least memory of the level."""
+        """Returns both: one of them needs the least memory of the level."""
         return self.least, self.at_once
 
     @property
@@ -256,9 +256,15 @@ def levels(space: Space) -> tuple[Level, ...]:
     """
     check_forbid(space.forbid)
     climbed: list[Level] = []
-    for step in _steps(space):
-        seen = {setting for level in climbed for setting in level.settings}
+    seen: set[Knobs] = set()
+    steps: tuple[_Step, ...] = LEVELS
+    trained = [name for name in TRAINED if moves(name, space)]
+    if trained and trained[-1] != TRAINED[-1]:  # offloading comes after the adapters where there is no 4-bit base
+        last = next(step for step in LEVELS if step.own == (trained[-1],))
+        steps = (*LEVELS[:-2], _Step(f"{last.name}, offloading", last.own, OFFLOADING_ADAPTERS), *LEVELS[-2:])
+    for step in steps:
         settings = tuple(setting for setting in _settings(space, step) if setting not in seen)
+        seen.update(settings)
         if settings:
             harm = max((LEVERS[name].harm for name in step.own), default=Harm.TIME)
             level = Level(
@@ -281,15 +287,6 @@ def levels(space: Space) -> tuple[Level, ...]:
 def strongest(climbed: Sequence[Level]) -> Level:
     """The level that needs least: the last with an adapter, or without one the last."""
     return max(reversed(climbed), key=lambda level: level.settings[-1].use_peft)
-
-
-def _steps(space: Space) -> tuple[_Step, ...]:
-    """Returns the levels of the table, with offloading after the adapters where there is no 4-bit base."""
-    trained = [name for name in TRAINED if moves(name, space)]
-    if not trained or trained[-1] == TRAINED[-1]:
-        return LEVELS
-    last = next(step for step in LEVELS if step.own == (trained[-1],))
-    return (*LEVELS[:-2], _Step(f"{last.name}, offloading", last.own, OFFLOADING_ADAPTERS), *LEVELS[-2:])
 
 
 def _settings(space: Space, step: _Step) -> Iterator[Knobs]:
@@ -321,11 +318,13 @@ def _least(space: Space) -> Knobs:
     Where shards may be divided among processes, what works on whole parameters alone is not among them.
     """
     trained = [name for name in TRAINED if moves(name, space)][-1:]
-    names = (*trained, *OFFLOADING_ADAPTERS) if trained else (*ROUNDING, *OFFLOADING)
+    most = (*trained, *OFFLOADING_ADAPTERS) if trained else (*ROUNDING, *OFFLOADING)
+    names = [name for name in most if moves(name, space)]
+    replaced = {other for each in names for other in LEVERS[each].instead_of}
     moving: list[str] = []
-    for name in (each for each in names if moves(each, space)):
-        replaced = {other for each in names for other in LEVERS[each].instead_of if moves(each, space)}
-        if name not in replaced and _keeps_shards(space, pull_all(space, (*moving, name))):
+    for name in (each for each in names if each not in replaced):
+        setting = pull_all(space, (*moving, name))
+        if shared(space, setting) and least_shared(space, setting).sharding == least_shared(space, space.base).sharding:
             moving.append(name)
     least = pull_all(space, moving)
     return replace(least, lora_r=min(_ranks(space, least), default=least.lora_r))
@@ -335,12 +334,6 @@ def _ranks(space: Space, setting: Knobs) -> tuple[int, ...]:
     """Lists the smaller ranks of an adapter that a level turns on; none of one that the user asked for."""
     is_fixed = space.adapter is None or not setting.use_peft or "lora_r" in space.pinned
     return () if is_fixed else smaller_ranks(setting.lora_r)
-
-
-def _keeps_shards(space: Space, setting: Knobs) -> bool:
-    """Returns whether what a process holds of these settings can be divided as far as it can of any."""
-    ways = shared(space, setting)
-    return bool(ways) and least_shared(space, setting).sharding == least_shared(space, space.base).sharding
 
 
 # -- the points of a level ---------------------------------------------------------------------------------------------

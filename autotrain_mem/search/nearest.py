@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autotrain_mem.search.explore import (
-    at,
-    fits_at_once,
-    longest_rows,
-)
+from autotrain_mem.search.explore import at, fits_at_once, longest_rows
 from autotrain_mem.search.levels import checkpointing_choices, levels, strongest
 from autotrain_mem.search.memo import Memo
 from autotrain_mem.search.shardings import least_shared, shardings
@@ -47,10 +43,15 @@ def does_not_fit(space: Space, memo: Memo) -> DoesNotFitError:
     fitting = confirmed(space, memo)
     bits = least.knobs.base_bits
     kind = f"LoRA on a {bits}-bit base" if bits else "LoRA" if least.knobs.use_peft else "full fine-tuning"
-    headline = f"{space.model} with {kind} does not fit {least.hardware.name}."
-    message = f"{headline}\n{needs_line(least)},\n{_settings(space, least.knobs)}\n{budget_line(least)}"
-    if least.unquantized:
-        message += f"\n  base    {least.unquantized}"
+    message = "\n".join(
+        (
+            f"{space.model} with {kind} does not fit {least.hardware.name}.",
+            f"{needs_line(least)},",
+            f"          at the least demanding settings allowed: {_settings(space, least.knobs)}",
+            budget_line(least),
+            *([f"  base    {least.unquantized}"] if least.unquantized else []),
+        )
+    )
     if fitting is None:
         hint = "nothing that can be changed makes it fit here"
     else:
@@ -77,7 +78,15 @@ def nearest(space: Space, memo: Memo) -> Estimate | None:
     Each level is first asked with everything given way: if that does not fit, one rehearsal has settled it. None when
     no level fits even so.
     """
-    steps = _loosened(space)
+    # The job with all limits gone but those on batches and checkpointing, then without each of these, one by one.
+    # Offloading is among a level's settings, and sharding goes with some of them: their limits go with the first step.
+    loose = replace(space, fit="all")
+    for row in LADDER:
+        if row.name not in FREE:
+            loose = _without(loose, row.name, row.knobs)
+    steps = [loose]
+    for name in FREE:
+        steps.append(_without(steps[-1], name, LEVERS[name].knobs))
     for level in levels(steps[-1]):
         if memo.weights_exceed(level.least) or not (memo(level.least).fits or fits_at_once(level, memo)):
             continue
@@ -93,21 +102,6 @@ def nearest(space: Space, memo: Memo) -> Estimate | None:
     return None
 
 
-def _loosened(space: Space) -> tuple[Space, ...]:
-    """The job with all limits gone but those on batches and checkpointing, then without each of these, one by one.
-
-    Offloading is among a level's settings, and sharding goes with some of them: their limits go with the first step.
-    """
-    loose = replace(space, fit="all")
-    for row in LADDER:
-        if row.name not in FREE:
-            loose = _without(loose, row.name, row.knobs)
-    steps = [loose]
-    for name in FREE:
-        steps.append(_without(steps[-1], name, LEVERS[name].knobs))
-    return tuple(steps)
-
-
 def _without(space: Space, lever: str, knobs: tuple[str, ...]) -> Space:
     return replace(space, pinned=space.pinned.difference(knobs), forbid=space.forbid - {lever})
 
@@ -119,7 +113,13 @@ def suggestion(space: Space, knobs: Knobs) -> str:
     batch, so that the run can still take more rows at once where they fit; its flags are then named as to be left out.
     """
     base = space.base
-    flags = [_batch_flags(space, knobs)]
+    batch, effective = "", f"--effective_batch_size {space.effective_batch_size}"
+    if knobs.per_device_train_batch_size != base.per_device_train_batch_size:
+        if "micro_batch" in space.forbid:
+            batch = f"--{ROWS} {knobs.per_device_train_batch_size} --{STEPS} {knobs.gradient_accumulation_steps}"
+        elif space.pinned & {ROWS, STEPS}:
+            batch = effective
+    flags = [batch] if batch else []
     moved = {name for name in FOLLOWING if getattr(knobs, name) != getattr(base, name)}
     kept = [name for name, lever in FOLLOWING.items() if name in space.pinned or lever in space.forbid]
     flags += [f"--{name} {getattr(knobs, name)}" for name in kept if name in moved]
@@ -133,21 +133,8 @@ def suggestion(space: Space, knobs: Knobs) -> str:
         for name in ("dtype", "optim", "max_length")
         if getattr(knobs, name) != getattr(base, name)
     ]
-    left_out = [f"--{name}" for name in (ROWS, STEPS) if name in space.pinned and flags[0] == _effective(space)]
-    without = f", without {' and '.join(left_out)}" if left_out else ""
-    return " ".join(flag for flag in flags if flag) + without
-
-
-def _batch_flags(space: Space, knobs: Knobs) -> str:
-    if knobs.per_device_train_batch_size == space.base.per_device_train_batch_size:
-        return ""
-    if "micro_batch" in space.forbid:
-        return f"--{ROWS} {knobs.per_device_train_batch_size} --{STEPS} {knobs.gradient_accumulation_steps}"
-    return _effective(space) if space.pinned & {ROWS, STEPS} else ""
-
-
-def _effective(space: Space) -> str:
-    return f"--effective_batch_size {space.effective_batch_size}"
+    left_out = [f"--{name}" for name in (ROWS, STEPS) if name in space.pinned and batch == effective]
+    return " ".join(flags) + (f", without {' and '.join(left_out)}" if left_out else "")
 
 
 def needs_line(least: Estimate) -> str:
@@ -161,21 +148,19 @@ def needs_line(least: Estimate) -> str:
 
 
 def _settings(space: Space, knobs: Knobs) -> str:
-    batch = f"{knobs.per_device_train_batch_size} x {knobs.gradient_accumulation_steps}"
     noun = METHODS[space.method].noun(knobs.effective_batch_size)
     if knobs.completion_length:
-        rows = f"{batch} {noun} of {knobs.completion_length} tokens"
+        rows = f"{noun} of {knobs.completion_length} tokens"
     else:
-        limit = "untruncated rows" if knobs.max_length is None else f"max_length {knobs.max_length}"
-        rows = f"{batch} {noun}, {limit}"
+        rows = f"{noun}, {'untruncated rows' if knobs.max_length is None else f'max_length {knobs.max_length}'}"
     settings = [
-        rows,
+        f"{knobs.per_device_train_batch_size} x {knobs.gradient_accumulation_steps} {rows}",
         *([f"{knobs.processes} GPUs ({knobs.sharding})"] if knobs.processes > 1 else []),
         f"{'with' if knobs.recomputes else 'without'} gradient checkpointing",
         *(row.words for row in pulled(knobs) if row.words and row.harm <= Harm.TIME),
         *(knobs.dtype, knobs.optim),
     ]
-    return f"          at the least demanding settings allowed: {', '.join(settings)}"
+    return ", ".join(settings)
 
 
 def budget_line(least: Estimate) -> str:

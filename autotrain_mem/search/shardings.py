@@ -55,27 +55,24 @@ def shared(space: Space, setting: Knobs) -> tuple[Knobs, ...]:
         replace(setting, sharding=each, dp_replicate_size=groups if each == "hsdp" else None)
         for each in shardings(space)
     ]
-    return tuple(way for way in ways if way == space.base or _goes_together(space, way))
+
+    def goes_together(way: Knobs) -> bool:
+        """Half the weights of what is trained is none under FSDP: with mixed precision accelerate makes trained
+        parameters float32 again (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``)."""
+        is_cast = way.is_sharded and not way.zero_stage
+        if is_cast and not way.use_peft and way.dtype != space.base.dtype:
+            return False
+        if way.is_sharded and way.steps_in_bitsandbytes:
+            return False
+        needs = [need for row in pulled(way) for need in row.needs.items()]
+        return all(getattr(way, name) in values for name, values in needs)
+
+    return tuple(way for way in ways if way == space.base or goes_together(way))
 
 
 def least_shared(space: Space, setting: Knobs) -> Knobs:
     """The way of sharing in which a process needs least."""
     return min(shared(space, setting), key=lambda way: LEAST_FIRST.index(way.sharding))
-
-
-def _goes_together(space: Space, knobs: Knobs) -> bool:
-    """Returns whether every lever that these knobs have goes with the others.
-
-    Half the weights of what is trained is none under FSDP: with mixed precision accelerate makes trained parameters
-    float32 again (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``).
-    """
-    is_cast = knobs.is_sharded and not knobs.zero_stage
-    if is_cast and not knobs.use_peft and knobs.dtype != space.base.dtype:
-        return False
-    if knobs.is_sharded and knobs.steps_in_bitsandbytes:
-        return False
-    moved = [row for row in pulled(knobs) if row.needs]
-    return all(getattr(knobs, name) in values for row in moved for name, values in row.needs.items())
 
 
 LONG_ROW_TOKENS = 32768

@@ -147,12 +147,20 @@ def make_space(
     names, context_length = {field.name for field in fields(Knobs)}, facts.context_length
     given = {name: value for name, value in without_maximized(job.arguments).items() if name in names}
     given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
-    _check_numbers(given, job.effective_batch_size)
-    overlaid = replace(_applying(defaults, job), **given)
+    counts = {name: given[name] for name in _COUNTS if name in given}
+    if given.get(MAX_LENGTH) is not None:
+        counts[MAX_LENGTH] = given[MAX_LENGTH]
     if job.effective_batch_size is not None:
-        overlaid = with_rows(
-            overlaid, _base_rows(defaults, job.effective_batch_size, given, nodes), job.effective_batch_size
-        )
+        counts["effective_batch_size"] = job.effective_batch_size
+    check_positive(counts)
+    # DPO's reference scores the data in batches of evaluation's size when that is done before training
+    # (trl/trainer/dpo_trainer.py: _precompute_ref_logps).
+    evaluates = job.is_evaluated or job.arguments.get("precompute_ref_log_probs")
+    used = defaults if evaluates else replace(defaults, per_device_eval_batch_size=None)
+    overlaid = replace(used, **given)
+    if job.effective_batch_size is not None:
+        rows = _base_rows(defaults, job.effective_batch_size, given, nodes)
+        overlaid = with_rows(overlaid, rows, job.effective_batch_size)
     if MAX_LENGTH in given:
         limit = given[MAX_LENGTH]
         if limit is not None and context_length is not None and limit > context_length:
@@ -161,12 +169,18 @@ def make_space(
                 hint=f"use --max_length {context_length} or less, or --max_length auto",
             )
     elif not job.is_online:
-        _check_whole_rows(job, longest, context_length)
+        is_kept = job.method_facts.long_rows == "kept"
+        if is_kept and longest is not None and context_length is not None and longest > context_length:
+            raise ContextLengthError(
+                f"The longest row has {longest} tokens, the model's context is {context_length}, and TRL's "
+                f"{job.method_facts.trainer} cuts answers alone: a long prompt stays",
+                hint="drop the longest rows from the data, or take a model with a longer context",
+            )
         asked = None if profile is None else profile.asked_length(wished_share(job.arguments.get(MAX_LENGTH)))
         wanted = next((each for each in (asked, longest, defaults.max_length) if each is not None), None)
         within = [tokens for tokens in (wanted, context_length) if tokens is not None]
         overlaid = replace(overlaid, max_length=min(within, default=None))
-    _check_completion(overlaid, longest, context_length)
+    _check_completion(overlaid, longest or 0, context_length)
     allowed = rows_allowed(job, overlaid)
     if allowed is not None and overlaid.per_device_train_batch_size not in allowed:
         smaller = [rows for rows in allowed if rows < overlaid.per_device_train_batch_size]
@@ -195,58 +209,29 @@ def make_space(
     )
 
 
-def _applying(defaults: Knobs, job: Job) -> Knobs:
-    """TRL's defaults without those that this job never uses.
-
-    DPO's reference scores the data in batches of evaluation's size when that is done before training
-    (trl/trainer/dpo_trainer.py: _precompute_ref_logps).
-    """
-    used = job.is_evaluated or job.arguments.get("precompute_ref_log_probs")
-    return defaults if used else replace(defaults, per_device_eval_batch_size=None)
+_COUNTS = (*(ROWS, STEPS, EVALUATED_ROWS, *COMPLETION_KNOBS, "num_generations", "local_rollout_forward_batch_size"),)
 
 
-_COUNTS = (
-    *(ROWS, STEPS, EVALUATED_ROWS, MAX_LENGTH, *COMPLETION_KNOBS, "num_generations"),
-    "local_rollout_forward_batch_size",
-)
-
-
-def _check_numbers(given: dict[str, Any], effective_batch_size: int | None) -> None:
-    unlimited = {MAX_LENGTH} if given.get(MAX_LENGTH) is None else set()
-    numbers = {name: given[name] for name in _COUNTS if name in given and name not in unlimited}
-    if effective_batch_size is not None:
-        numbers["effective_batch_size"] = effective_batch_size
-    check_positive(numbers)
-
-
-def _check_whole_rows(job: Job, longest: int | None, context_length: int | None) -> None:
-    """Rows that nothing cuts must find room in the model."""
-    if job.method_facts.long_rows != "kept" or longest is None or context_length is None or longest <= context_length:
+def _check_completion(knobs: Knobs, prompt: int, context_length: int | None) -> None:
+    """Checks that prompt and completion fit the context together, since nothing cuts a prompt."""
+    name, tokens = knobs.completion_knob, knobs.completion_length
+    if not tokens or context_length is None or prompt + tokens <= context_length:
         return
+    check_prompt(prompt, context_length)
+    longest = f"the longest prompt ({prompt} tokens) and " if prompt else ""
     raise ContextLengthError(
-        f"The longest row has {longest} tokens, the model's context is {context_length}, and TRL's "
-        f"{job.method_facts.trainer} cuts answers alone: a long prompt stays",
-        hint="drop the longest rows from the data, or take a model with a longer context",
+        f"{longest}--{name} {tokens} are beyond the model's context of {context_length} tokens",
+        hint=f"use --{name} {context_length - prompt} or less",
     )
 
 
-def _check_completion(knobs: Knobs, prompt: int | None, context_length: int | None) -> None:
-    """Checks that prompt and completion fit the context together, since nothing cuts a prompt."""
-    together = (prompt or 0) + knobs.completion_length
-    if not knobs.completion_length or context_length is None or together <= context_length:
-        return
-    name = knobs.completion_knob
-    room = context_length - (prompt or 0)
-    if room < 1:
+def check_prompt(prompt: int, context_length: int) -> None:
+    """Raises ContextLengthError where the longest prompt leaves no token for a completion."""
+    if context_length <= prompt:
         raise ContextLengthError(
             f"The longest prompt has {prompt} tokens, and the model's context is {context_length}.",
             hint="TRL truncates no prompt: drop the longest ones from the data, or take a model with a longer context.",
         )
-    longest = f"the longest prompt ({prompt} tokens) and " if prompt else ""
-    raise ContextLengthError(
-        f"{longest}--{name} {knobs.completion_length} are beyond the model's context of {context_length} tokens",
-        hint=f"use --{name} {room} or less",
-    )
 
 
 def _base_rows(defaults: Knobs, effective: int, given: dict[str, Any], nodes: int) -> int:
@@ -269,8 +254,16 @@ def _base_rows(defaults: Knobs, effective: int, given: dict[str, Any], nodes: in
         )
     share = effective // processes
     for name in (ROWS, STEPS):
-        if name in given and share % given[name]:
-            raise _does_not_divide(name, given[name], effective, processes)
+        value = given.get(name)
+        if value and share % value:
+            whole = " or ".join(f"--effective_batch_size {each}" for each in multiples(value * processes, effective))
+            of_all = f" on {processes} GPUs" if processes > 1 else ""
+            smaller = either(nearest(divisors(share), value))
+            raise BatchSplitError(
+                f"--{name} {value}{of_all} does not divide the effective batch size {effective}",
+                hint=f"keep --{name} {value} and use {whole},\n"
+                f"or keep --effective_batch_size {effective} and use --{name} {smaller}",
+            )
     if rows:
         return int(rows)
     if steps:
@@ -281,24 +274,12 @@ def _base_rows(defaults: Knobs, effective: int, given: dict[str, Any], nodes: in
 
 def _dividing(effective: int, processes: int, nodes: int) -> str:
     """Describes how many GPUs divide an effective batch, the nearest to those that do not."""
+    counts, devices = divisors(effective), processes // nodes
     if nodes == 1:
-        return f"--gpus {either(nearest(divisors(effective), processes))}"
-    devices = processes // nodes
-    counts = [each for each in divisors(effective) if each % devices == 0]
-    if not counts:
-        return f"another number of GPUs in all: {either(nearest(divisors(effective), processes))}"
-    return f"--gpus {devices} --nodes {either([each // devices for each in nearest(counts, processes)])}"
-
-
-def _does_not_divide(name: str, value: int, effective: int, processes: int) -> BatchSplitError:
-    whole = " or ".join(f"--effective_batch_size {product}" for product in multiples(value * processes, effective))
-    of_all = f" on {processes} GPUs" if processes > 1 else ""
-    smaller = either(nearest(divisors(effective // processes), value))
-    return BatchSplitError(
-        f"--{name} {value}{of_all} does not divide the effective batch size {effective}",
-        hint=f"keep --{name} {value} and use {whole},\n"
-        f"or keep --effective_batch_size {effective} and use --{name} {smaller}",
-    )
+        return f"--gpus {either(nearest(counts, processes))}"
+    if whole := [each for each in counts if each % devices == 0]:
+        return f"--gpus {devices} --nodes {either([each // devices for each in nearest(whole, processes)])}"
+    return f"another number of GPUs in all: {either(nearest(counts, processes))}"
 
 
 # -- mixed precision by the card --------------------------------------------------------------------------------------
