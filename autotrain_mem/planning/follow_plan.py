@@ -7,13 +7,13 @@ one of them is refused, not obeyed in silence.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import fields, replace
 
 from autotrain_mem.allocator.settings import environment_setting
 from autotrain_mem.machine.catalog import recognise
 from autotrain_mem.machine.detect import CHOOSE_CARDS
-from autotrain_mem.planning.for_processes import ROWS, STEPS, changes, ways_to_share
+from autotrain_mem.planning.for_processes import changes, ways_to_share
 from autotrain_mem.planning.kept_answers import UNSEEN
 from autotrain_mem.planning.plan import make_plan
 from autotrain_mem.planning.predictions import Predictions
@@ -23,13 +23,13 @@ from autotrain_mem.search.memo import OnAttempt, candidate
 from autotrain_mem.search.nearest import budget_line, needs_line
 from autotrain_mem.search.search import SearchResult
 from autotrain_mem.search.space import Space, precise_for
-from autotrain_mem.settings.knobs import COMPLETION_KNOBS, NOT_REHEARSED
+from autotrain_mem.settings.knobs import COMPLETION_KNOBS, NOT_REHEARSED, ROWS, STEPS
 from autotrain_mem.settings.levers import LEVERS
 from autotrain_mem.settings.words import MAX_LENGTH, MAXIMIZED, is_maximized
 from autotrain_mem.support.errors import DoesNotFitError, UsageError
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.support.versions import versions_key
-from autotrain_mem.types import Candidate, Estimate, Hardware, Harm, Job, Knobs, LearnedLimits, Plan
+from autotrain_mem.types import Hardware, Harm, Job, Knobs, LearnedLimits, Plan
 from autotrain_mem.types.model import ModelFacts
 from autotrain_mem.types.planned import as_recorded
 
@@ -89,72 +89,55 @@ def follow_plan(subject: Subject, plan: Plan, on_attempt: OnAttempt, *, again: s
         budget_bytes=subject.budget_bytes,
         vllm_share_bytes=before.vllm_share_bytes if before.vllm_sleep else subject.vllm_share_bytes,
     )
-    if not reasons and estimate.fits:
-        followed = _planned(plan, estimate, subject, attempts=plan.attempts, seconds=plan.seconds)
-        return replace(followed, alternatives=plan.alternatives, experience=plan.experience)
-    reasons = reasons or _less_room(before, estimate)
-    predictions = Predictions(subject)
-    attempts = []
-    for way in ways:  # one, but where other processes share it
-        split = {name: getattr(way, name) for name in (ROWS, STEPS)}
-        (estimate,) = predictions.rehearse([replace(knobs, **split)], whole=True)
-        estimate = predictions.over_steps(estimate) if estimate.fits else estimate
-        attempts.append(candidate(estimate))
-        on_attempt(attempts[-1])
-        if estimate.fits:
-            break
-    if not estimate.fits:
-        raise _does_not_fit(plan, estimate, reasons, again)
-    seconds = time.perf_counter() - started
-    followed = _planned(plan, estimate, subject, attempts=tuple(attempts), seconds=seconds)
-    experience = replace(
-        plan.experience, learned=LearnedLimits(), probes=()
-    )  # what was measured was measured elsewhere
-    warning = f"The plan was made before and rehearsed once more, since this has changed: {', '.join(reasons)}."
-    return replace(followed, warnings=(*followed.warnings, warning), experience=experience)
-
-
-def _less_room(before: Estimate, now: Estimate) -> tuple[str, ...]:
-    """Names what the plan no longer fits for, where its settings take the same of torch's allocator."""
-    figures = {
-        "budget": (before.budget_bytes, now.budget_bytes),
-        "memory outside torch": (before.outside_bytes, now.outside_bytes),
-    }
-    return tuple(
-        f"{name} {format_bytes(old)} -> {format_bytes(new)}" for name, (old, new) in figures.items() if old != new
+    attempts, alternatives, experience = list(plan.attempts), plan.alternatives, plan.experience
+    warnings: tuple[str, ...] = ()
+    is_rehearsed = bool(reasons) or not estimate.fits
+    if is_rehearsed:
+        less = (
+            ("budget", before.budget_bytes, estimate.budget_bytes),
+            ("memory outside torch", before.outside_bytes, estimate.outside_bytes),
+        )
+        less_room = [f"{name} {format_bytes(old)} -> {format_bytes(new)}" for name, old, new in less if old != new]
+        changed = ", ".join(reasons or less_room)
+        predictions, attempts = Predictions(subject), []
+        for way in ways:  # one, but where other processes share it
+            split = {name: getattr(way, name) for name in (ROWS, STEPS)}
+            (estimate,) = predictions.rehearse([replace(knobs, **split)], whole=True)
+            estimate = predictions.over_steps(estimate) if estimate.fits else estimate
+            attempts.append(candidate(estimate))
+            on_attempt(attempts[-1])
+            if estimate.fits:
+                break
+        if not estimate.fits:
+            planned = f"{format_bytes(before.required_bytes)} of {format_bytes(before.budget_bytes)}"
+            lines = (
+                f"{plan.model} with the settings of its plan does not fit {estimate.hardware.name}.",
+                needs_line(estimate),
+                budget_line(estimate),
+                f"  planned {planned} on {before.hardware.name}; since then: {changed}",
+            )
+            raise DoesNotFitError("\n".join(lines), hint=f"Plan again: {again}")
+        warnings = (f"The plan was made before and rehearsed once more, since this has changed: {changed}.",)
+        # What was measured was measured elsewhere.
+        alternatives, experience = (), replace(experience, learned=LearnedLimits(), probes=())
+    levers = tuple(lever for lever in plan.levers if lever.name != "fp16")  # the card's own precision is each card's
+    result = SearchResult(
+        level=plan.level,
+        estimate=estimate,
+        attempts=tuple(attempts),
+        levers=levers,
+        alternatives=(),
+        most=plan.most,
     )
+    seconds = time.perf_counter() - started if is_rehearsed else plan.seconds
+    followed = make_plan(subject, result, seconds=seconds)
+    warnings = (*followed.warnings, *warnings)
+    return replace(followed, alternatives=alternatives, experience=experience, warnings=warnings)
 
 
 def _may_be_given(name: str, plan: Plan, space: Space) -> bool:
     before = plan.job.arguments.get(name)
     return name in space.pinned and name in plan.job.arguments and not is_maximized(before)
-
-
-def _planned(
-    plan: Plan,
-    estimate: Estimate,
-    subject: Subject,
-    *,
-    attempts: tuple[Candidate, ...],
-    seconds: float,
-) -> Plan:
-    """Makes the plan as a search that found these settings would; the card's own precision is a lever of each card."""
-    levers = tuple(lever for lever in plan.levers if lever.name != "fp16")
-    result = SearchResult(
-        level=plan.level, estimate=estimate, attempts=attempts, levers=levers, alternatives=(), most=plan.most
-    )
-    return make_plan(subject, result, seconds=seconds)
-
-
-def _does_not_fit(plan: Plan, estimate: Estimate, reasons: tuple[str, ...], again: str) -> DoesNotFitError:
-    before = f"{format_bytes(plan.estimate.required_bytes)} of {format_bytes(plan.estimate.budget_bytes)}"
-    lines = (
-        f"{plan.model} with the settings of its plan does not fit {estimate.hardware.name}.",
-        needs_line(estimate),
-        budget_line(estimate),
-        f"  planned {before} on {plan.estimate.hardware.name}; since then: {', '.join(reasons)}",
-    )
-    return DoesNotFitError("\n".join(lines), hint=f"Plan again: {again}")
 
 
 # -- what contradicts it -------------------------------------------------------------------------------------------
@@ -207,7 +190,23 @@ def _contradictions(plan: Plan, space: Space, job: Job) -> Iterator[str]:
 def _changed(plan: Plan, knobs: Knobs, subject: Subject) -> tuple[str, ...]:
     """Lists what a rehearsal depends on and that has changed, each as ``before -> after``."""
     job, before, now = subject.job, plan.estimate.hardware, subject.hardware
-    changes = [*_versions(plan.versions, versions_key())]
+    changes = []
+    versions = (plan.versions, versions_key())
+    # Builds of one version for another kind of device, such as ``2.13.0+cpu``, rehearse the same.
+    public = [{name: version and version.partition("+")[0] for name, version in each.items()} for each in versions]
+    differing = {
+        name: [each.get(name) for each in public]
+        for name in sorted({*public[0], *public[1]})
+        if public[0].get(name) != public[1].get(name)
+    }
+    for name, (old, new) in differing.items():
+        package = name.removesuffix(_FILES)
+        if name == "autotrain_mem":
+            changes.append("autofit's own code")
+        elif package == name:
+            changes.append(f"{name} {old or 'not installed'} -> {new or 'not installed'}")
+        elif package not in differing:
+            changes.append(f"{package}'s files")
     if _card_name(before) != _card_name(now) or before.capability != now.capability:
         changes.append(f"card {before.name} -> {now.name}")
     changes += _words(plan, job, knobs)
@@ -224,24 +223,6 @@ def _changed(plan: Plan, knobs: Knobs, subject: Subject) -> tuple[str, ...]:
     if (setting := environment_setting(job.environment)) != plan.allocator:
         changes.append(f"PYTORCH_ALLOC_CONF {plan.allocator or 'not set'} -> {setting or 'not set'}")
     return tuple(changes)
-
-
-def _versions(before: Mapping[str, str | None], now: Mapping[str, str | None]) -> Iterator[str]:
-    """Builds of one version for another kind of device, such as ``2.13.0+cpu``, rehearse the same."""
-    differing = [name for name in sorted({*before, *now}) if _public(before.get(name)) != _public(now.get(name))]
-    for name in differing:
-        package, old, new = name.removesuffix(_FILES), _public(before.get(name)), _public(now.get(name))
-        if name == "autotrain_mem":
-            yield "autofit's own code"
-        elif package == name:
-            yield f"{name} {old or 'not installed'} -> {new or 'not installed'}"
-        elif package not in differing:
-            yield f"{package}'s files"
-
-
-def _public(version: str | None) -> str | None:
-    """Removes a version's local label (PEP 440)."""
-    return None if version is None else version.partition("+")[0]
 
 
 def _card_name(hardware: Hardware) -> str:

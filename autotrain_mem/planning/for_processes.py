@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from autotrain_mem.search.space import Space, micro_batches, with_rows
-from autotrain_mem.settings.knobs import ZEROS, alone_too
+from autotrain_mem.settings.knobs import ROWS, STEPS, ZEROS, alone_too
 from autotrain_mem.settings.levers import LADDER
 from autotrain_mem.settings.optimizer_verdicts import PARAMETER_SHAPED
 from autotrain_mem.settings.own import OF_DEEPSPEED, OFFLOADED, SHARE_TOKENS, Sharding
@@ -93,7 +93,6 @@ def _token_shares(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: given.get(name) or 1 for name in SHARE_TOKENS}
 
 
-ROWS, STEPS = "per_device_train_batch_size", "gradient_accumulation_steps"
 _SHARED = ("processes", "dp_replicate_size")
 
 

@@ -12,6 +12,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -98,7 +99,13 @@ def answered(
     Args:
         words: What the question says beside the job.
     """
-    key = _job_key(job, words, reads_data=reads_data)
+    key, given = None, job.arguments
+    if job.python_call is None and not any(given.get(name) for name in _USERS_CODE):
+        data = job.dataset or given.get("dataset_name") or job.method_facts.example_dataset
+        named = [job.model, *map(given.get, OTHER_MODEL_ARGUMENTS), *map(given.get, _MAY_BE_HUB_IDS)]
+        hub_ids = [*_texts([*named, data if reads_data else None])]
+        read = {name: value for name, value in given.items() if name not in _WRITTEN}
+        key = _key({"job": codec.to_json(job), **words}, [*hub_ids, *_texts(read)], hub_ids)
     kept = None if key is None else store.get(question, key)
     if kept is not None:
         return codec.from_json(noun, kept)
@@ -181,23 +188,17 @@ def _parse_key(request: RunRequest) -> dict[str, Any] | None:
     return _key(words, _texts([[token.partition("=")[2] or token for token in request.argv], request.config]), ())
 
 
-def _job_key(job: Job, words: Mapping[str, Any], *, reads_data: bool) -> dict[str, Any] | None:
-    given = job.arguments
-    if job.python_call is not None or any(given.get(name) for name in _USERS_CODE):
-        return None
-    data = job.dataset or given.get("dataset_name") or job.method_facts.example_dataset
-    named = [job.model, *map(given.get, OTHER_MODEL_ARGUMENTS), *map(given.get, _MAY_BE_HUB_IDS)]
-    hub_ids = [*_texts([*named, data if reads_data else None])]
-    read = {name: value for name, value in given.items() if name not in _WRITTEN}
-    return _key({"job": codec.to_json(job), **words}, [*hub_ids, *_texts(read)], hub_ids)
-
-
 def _key(words: Mapping[str, Any], texts: Iterable[str], hub_ids: Iterable[str]) -> dict[str, Any] | None:
     """Returns a key with digests of the words alone: a cache is a file, and they may hold a token of the user's."""
-    files = {text: _state(Path(text)) for text in sorted({*texts}) if _exists(text)}
+    files = {text: _state(Path(text)) for text in sorted({*texts}) if os.path.exists(text)}
     if None in files.values():
         return None
-    hub = {text: _commits(text) for text in hub_ids if text not in files}
+    # The commits that are on this disk, by ref (``huggingface_hub/file_download.py: repo_folder_name``).
+    hub: dict[str, list[tuple[str, str]]] = {}
+    for text in (each for each in hub_ids if each not in files):
+        folders = [hub_cache() / f"{kind}--{text.replace('/', '--')}" / "refs" for kind in ("models", "datasets")]
+        refs = [ref for folder in folders for ref in sorted(folder.rglob("*")) if ref.is_file()]
+        hub[text] = [(str(ref), ref.read_text(encoding="utf-8", errors="replace")) for ref in refs]
     variables = {name: value for name, value in os.environ.items() if name.startswith(_READ_BY_LIBRARIES)}
     return {
         "words": _digest(words),
@@ -221,16 +222,9 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(each)
 
 
-def _exists(text: str) -> bool:
-    try:
-        return bool(text) and Path(text).exists()
-    except (OSError, ValueError):  # too long for a name, or with a zero byte
-        return False
-
-
 def _state(path: Path) -> list[Any] | None:
     """Returns sizes and dates of a file, or of all visible files of a folder; None where these do not identify it."""
-    files = [path] if path.is_file() else [*_below(path)]
+    files = [path] if path.is_file() else [*islice(_below(path), MOST_FILES + 1)]
     if len(files) > MOST_FILES:
         return None
     try:
@@ -243,21 +237,9 @@ def _state(path: Path) -> list[Any] | None:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    count = 0
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in names:
-            if count > MOST_FILES:
-                return
-            count += 1
-            yield Path(parent, name)
-
-
-def _commits(hub_id: str) -> list[tuple[str, str]]:
-    """The commits that are on this disk (``huggingface_hub/file_download.py: repo_folder_name``), by ref."""
-    names = (f"{kind}--{hub_id.replace('/', '--')}" for kind in ("models", "datasets"))
-    refs = [ref for name in names for ref in sorted((hub_cache() / name / "refs").rglob("*")) if ref.is_file()]
-    return [(str(ref), ref.read_text(encoding="utf-8", errors="replace")) for ref in refs]
+        yield from (Path(parent, name) for name in names)
 
 
 def _digest(value: Any) -> str:

@@ -7,14 +7,14 @@ the fastest plan is also the cheapest, so a level whose fastest plan does not ke
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from autotrain_mem.planning.rehearsals import Subject
 from autotrain_mem.settings.words import EPOCHS
 from autotrain_mem.support.errors import LimitError, UsageError
 from autotrain_mem.support.units import brief, duration, money
-from autotrain_mem.types import Estimate, Hardware, Knobs
+from autotrain_mem.types import Estimate, Knobs
 from autotrain_mem.types.gpu_comparison import TOO_DEAR, TOO_SLOW
 
 
@@ -40,39 +40,29 @@ class RunLimits:
     def broken(self, fitting: Sequence[Estimate]) -> LimitError:
         """Returns the error that says how long the fastest takes, what it costs, and what would do."""
         fastest = min(fitting, key=self._seconds)
-        seconds, hardware = self._seconds(fastest), fastest.hardware
-        steps = self._steps(fastest.knobs)
-        each = f"{steps:,} steps of {brief(fastest.time.step_seconds)}"
-        cost = (
-            ""
-            if self.subject.price is None
-            else f" and costs {money(self._cost(fastest), self.subject.price.currency)}"
-        )
-        job, wishes = self.subject.job, []
+        seconds, cost, job, price = self._seconds(fastest), self._cost(fastest), self.subject.job, self.subject.price
+        steps, share = self._steps(fastest.knobs), 1.0
+        wishes, flags = [], []
         if job.within_seconds is not None:
             wishes.append(f"--within {duration(job.within_seconds)}")
-        if job.budget is not None and self.subject.price is not None:
-            wishes.append(f"--budget {money(job.budget, self.subject.price.currency)}")
+            if seconds > job.within_seconds:
+                flags.append(f"--within {math.ceil(seconds / 60)}min")
+                share = job.within_seconds / seconds
+        if job.budget is not None and price is not None:
+            wishes.append(f"--budget {money(job.budget, price.currency)}")
+            if cost > job.budget:
+                flags.append(f"--budget {math.ceil(100 * cost) / 100:g}")
+                share = min(share, job.budget / cost)
+        ways = [f"  {' '.join(flags)}"]
+        if fewer := math.floor(steps * share):
+            ways.append(f"  --max_steps {fewer}  fewer optimizer steps, {100 * share:.0f} % of the training")
+        ways.append("  --gpu all  shows which cards meet it (autofit plan)")
+        costs = "" if price is None else f" and costs {money(cost, price.currency)}"
         return LimitError(
-            f"Nothing that fits {hardware.name} keeps {' and '.join(wishes)}.\n"
-            f"  the fastest takes {duration(seconds)} ({each}){cost}",
-            hint="what it would take, one of:\n" + "\n".join(self._ways(fastest)),
+            f"Nothing that fits {fastest.hardware.name} keeps {' and '.join(wishes)}.\n"
+            f"  the fastest takes {duration(seconds)} ({steps:,} steps of {brief(fastest.time.step_seconds)}){costs}",
+            hint="\n".join(["what it would take, one of:", *ways]),
         )
-
-    def _ways(self, fastest: Estimate) -> Iterator[str]:
-        """Yields flags that would make the fastest plan keep the limits, and where faster ones may be."""
-        seconds, cost, job = self._seconds(fastest), self._cost(fastest), self.subject.job
-        share, flags = 1.0, []
-        if job.within_seconds is not None and seconds > job.within_seconds:
-            flags.append(f"--within {math.ceil(seconds / 60)}min")
-            share = job.within_seconds / seconds
-        if job.budget is not None and cost > job.budget:
-            flags.append(f"--budget {math.ceil(100 * cost) / 100:g}")
-            share = min(share, job.budget / cost)
-        yield f"  {' '.join(flags)}"
-        if fewer := math.floor(self._steps(fastest.knobs) * share):
-            yield f"  --max_steps {fewer}  fewer optimizer steps, {100 * share:.0f} % of the training"
-        yield "  --gpu all  shows which cards meet it (autofit plan)"
 
     def _steps(self, knobs: Knobs) -> int:
         return optimizer_steps(self.subject, knobs) or 0
@@ -104,23 +94,19 @@ def limits_of(subject: Subject, knobs: Knobs) -> RunLimits:
             f"{flags}: how many steps the training has is not known.",
             hint="Name the data with --dataset, or say --max_steps N.",
         )
-    if not knows_speed(subject.hardware):
+    card = subject.hardware
+    rates = (card.bandwidth_bytes_per_second, card.fp16_flops_per_second, card.fp32_flops_per_second)
+    if None in (*rates, card.host_link_bytes_per_second):  # the seconds of an imagined card only rank plans
         raise UsageError(
-            f"{flags}: how fast {subject.hardware.name} is is not known.",
+            f"{flags}: how fast {card.name} is is not known.",
             hint="Give --gpu a card by name (autofit gpus lists them).",
         )
     if job.budget is not None and subject.price is None:
         raise UsageError(
-            f"--budget: what {subject.hardware.name} costs is not known.",
+            f"--budget: what {card.name} costs is not known.",
             hint="Give --prices FILE, a CSV with the columns gpu,per_hour and a row for this card.",
         )
     return RunLimits(subject=subject)
-
-
-def knows_speed(card: Hardware) -> bool:
-    """Returns whether seconds on this card are its own: those of one that is imagined by its size only rank plans."""
-    rates = (card.bandwidth_bytes_per_second, card.fp16_flops_per_second, card.fp32_flops_per_second)
-    return None not in (*rates, card.host_link_bytes_per_second)
 
 
 def optimizer_steps(subject: Subject, knobs: Knobs) -> int | None:

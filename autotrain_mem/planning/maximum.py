@@ -19,10 +19,9 @@ from autotrain_mem.planning.rehearsals import PROMPT_UNKNOWN, Subject
 from autotrain_mem.search.division import GROUP, SMALLEST_GROUP, divisors
 from autotrain_mem.search.largest import Question, answering, find_border
 from autotrain_mem.search.memo import Memo, OnAttempt, candidate
-from autotrain_mem.search.space import Space, lengths_below
+from autotrain_mem.search.space import Space, check_prompt, lengths_below
 from autotrain_mem.settings.knobs import ROWS, STEPS
 from autotrain_mem.settings.words import MAX_LENGTH, MAXIMIZED, MOST
-from autotrain_mem.support.errors import ContextLengthError
 from autotrain_mem.types import Job, Knobs
 from autotrain_mem.types.gpu_comparison import Frontier, LevelReach
 
@@ -84,8 +83,7 @@ def _lengths(subject: Subject) -> _Asked:
     packs = bool(subject.job.arguments.get("packing"))
     longest = None if packs or lengths.profile is None else lengths.longest
     ends = {facts.context_length: "the model's context", longest: "no row of the data is longer"}
-    known = [end for end in ends if end is not None]
-    end = min(known, default=MOST_TOKENS)
+    end = min((end for end in ends if end is not None), default=MOST_TOKENS)
     least = 0 if lengths.profile is None else lengths.profile.least_length
     return (*lengths_below(end, least), end), ends.get(end, "no end is known of the model's context")
 
@@ -94,26 +92,27 @@ def _completions(subject: Subject) -> _Asked:
     prompt, context_length = subject.lengths.longest or PROMPT_UNKNOWN, subject.facts.context_length
     if context_length is None:
         return (*lengths_below(MOST_TOKENS, 0), MOST_TOKENS), "no end is known of the model's context"
-    if context_length <= prompt:
-        raise ContextLengthError(
-            f"The longest prompt has {prompt} tokens, and the model's context is {context_length}.",
-            hint="TRL truncates no prompt: drop the longest ones from the data, or take a model with a longer context.",
-        )
+    check_prompt(prompt, context_length)
     room = context_length - prompt
     return (*lengths_below(room, 0), room), f"the model's context, less a prompt of {prompt} tokens"
 
 
 def _rows(subject: Subject) -> _Asked:
-    job, defaults = subject.job, subject.defaults
-    least = method_of(job.method).least_rows(job.arguments)
+    job, defaults, given = subject.job, subject.defaults, subject.job.arguments
+    least = method_of(job.method).least_rows(given)
     if job.effective_batch_size is not None:
-        without = {name: each for name, each in job.arguments.items() if name != ROWS}
+        without = {name: each for name, each in given.items() if name != ROWS}
         plain = replace(subject, job=replace(job, arguments=without)).space()
-        steps = job.arguments.get(STEPS)
+        steps = given.get(STEPS)
         allowed = plain.rows_allowed or tuple(divisors(plain.share))
         fixed = [plain.share // steps] if isinstance(steps, int) else sorted(allowed)
         return [rows for rows in fixed if rows >= least] or fixed, "the effective batch size"
-    unit = _unit(job, defaults)
+    # An effective batch has whole groups, and whole mini-batches.
+    every = given.get(STEPS) or defaults.gradient_accumulation_steps
+    whole = method_of(job.method).mini_batches(given)
+    if whole is None:
+        every, whole = every * defaults.processes, given.get(GROUP) or defaults.num_generations or 1
+    unit = whole // gcd(whole, every)
     end = MOST_ROWS
     if subject.lengths.profile is not None and not job.is_online:
         end = max(unit, least, subject.lengths.profile.rows // defaults.processes)
@@ -121,21 +120,13 @@ def _rows(subject: Subject) -> _Asked:
     return values or [unit], "the data have no more rows" if end < MOST_ROWS else f"{end:,} rows are asked for at most"
 
 
-def _unit(job: Job, defaults: Knobs) -> int:
-    """Rows of which a micro-batch is a multiple: an effective batch has whole groups, and whole mini-batches."""
-    steps = job.arguments.get(STEPS) or defaults.gradient_accumulation_steps
-    group = job.arguments.get(GROUP) or defaults.num_generations or 1
-    every, whole = steps * defaults.processes, group
-    if (batches := method_of(job.method).mini_batches(job.arguments)) is not None:
-        every, whole = steps, batches
-    return whole // gcd(whole, every)
-
-
 def _groups(subject: Subject) -> _Asked:
-    job, defaults = subject.job, subject.defaults
+    job, defaults, given = subject.job, subject.defaults, subject.job.arguments
     if _says_batches(job):
-        without = {name: each for name, each in job.arguments.items() if name != GROUP}
-        size = job.arguments.get("generation_batch_size") or _effective(replace(job, arguments=without), defaults)
+        rows = given.get(ROWS) or defaults.per_device_train_batch_size
+        steps = given.get(STEPS) or defaults.gradient_accumulation_steps
+        effective = job.effective_batch_size or rows * steps * defaults.processes
+        size = given.get("generation_batch_size") or effective
         sizes = [each for each in divisors(size) if each >= SMALLEST_GROUP]
         return sizes or [SMALLEST_GROUP], "the completions of a generation"
     unit = defaults.processes // gcd(defaults.processes, _prompts(defaults))
@@ -146,12 +137,6 @@ def _groups(subject: Subject) -> _Asked:
 def _says_batches(job: Job) -> bool:
     names = (ROWS, STEPS, "generation_batch_size", "steps_per_generation")
     return job.effective_batch_size is not None or any(job.arguments.get(name) is not None for name in names)
-
-
-def _effective(job: Job, defaults: Knobs) -> int:
-    rows = job.arguments.get(ROWS) or defaults.per_device_train_batch_size
-    steps = job.arguments.get(STEPS) or defaults.gradient_accumulation_steps
-    return job.effective_batch_size or rows * steps * defaults.processes
 
 
 def _prompts(defaults: Knobs) -> int:

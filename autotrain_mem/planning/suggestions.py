@@ -84,30 +84,24 @@ def _larger_cards(rehearsals: Rehearsals, estimate: Estimate) -> list[Hardware]:
 
     A card without bfloat16 computes otherwise, so none is named for a run on one that has it, and the reverse.
     """
+    job, sleep = rehearsals.job, estimate.vllm_sleep
     halves = lacks_bf16(rehearsals.hardware.capability)
-    fitting = [
-        card
-        for card in catalog(laptops=False)
-        if lacks_bf16(card.capability) is halves
-        and card.non_torch_bytes + _beside_vllm(rehearsals.job, estimate, card)
-        <= card.budget_bytes(rehearsals.headroom_bytes)
-    ]
+
+    def needed_bytes(card: Hardware) -> int:
+        """Adds what a colocated engine takes, which asks for a share of the card."""
+        share_bytes = vllm_share_bytes(job, card)
+        if sleep is None:
+            return card.non_torch_bytes + estimate.reserved.peak_reserved_bytes + share_bytes
+        there = replace(sleep, awake_bytes=share_bytes, asleep_bytes=asleep_bytes(job, card))
+        return card.non_torch_bytes + there.needed_bytes
+
+    cards = [card for card in catalog(laptops=False) if lacks_bf16(card.capability) is halves]
+    fitting = [card for card in cards if needed_bytes(card) <= card.budget_bytes(rehearsals.headroom_bytes)]
+    speeds = [(card.bandwidth_bytes_per_second or 0, card.fp16_flops_per_second or 0) for card in fitting]
     fastest: dict[int, Hardware] = {}
-    for card in sorted(fitting, key=_speed, reverse=True):
+    for _, card in sorted(zip(speeds, fitting, strict=True), key=lambda pair: pair[0], reverse=True):
         fastest.setdefault(card.total_bytes, card)
     return [fastest[size] for size in sorted(fastest)[:CARDS_NAMED]]
-
-
-def _beside_vllm(job: Job, estimate: Estimate, card: Hardware) -> int:
-    """Adds up what the trainer's allocator and a colocated engine take of a card, in whose size the latter asks."""
-    share_bytes, sleep = vllm_share_bytes(job, card), estimate.vllm_sleep
-    if sleep is None:
-        return estimate.reserved.peak_reserved_bytes + share_bytes
-    return replace(sleep, awake_bytes=share_bytes, asleep_bytes=asleep_bytes(job, card)).needed_bytes
-
-
-def _speed(card: Hardware) -> tuple[int, int]:
-    return card.bandwidth_bytes_per_second or 0, card.fp16_flops_per_second or 0
 
 
 # -- another method -------------------------------------------------------------------------------------------------
@@ -131,7 +125,16 @@ def with_other_methods(error: DoesNotFitError, job: Job, space: Space, predict: 
 
 def _line(method: str, job: Job, space: Space, predict: Predict) -> str:
     """``autofit rloo would need 9.10 GiB at least, which fits ...``; empty where it cannot be rehearsed."""
-    other = _other_job(method, job, space)
+    # The same rewards, completions and effective batch in the words of another method.
+    renamed = {
+        job.method_facts.reward_model_argument: METHODS[method].reward_model_argument,
+        "response_length": "max_completion_length",
+    }
+    kept = {renamed.get(name) or name: value for name, value in job.arguments.items() if name not in _DECIDED}
+    effective = max(SMALLEST_GROUP, space.effective_batch_size)
+    groups = [size for size in divisors(effective) if SMALLEST_GROUP <= size <= LARGEST_GROUP]
+    needed = {"max_completion_length": space.base.completion_length, GROUP: max(groups, default=effective)}
+    other = replace(job, method=method, arguments=kept | needed, effective_batch_size=effective)
     try:
         facts = ModelFacts(context_length=space.context_length, is_quantized=space.is_quantized)
         # PPO's defaults serve: what differs by method is given.
@@ -144,18 +147,5 @@ def _line(method: str, job: Job, space: Space, predict: Predict) -> str:
     named = ("reward_model_name_or_path", "max_completion_length", GROUP)
     flags = [f"--{name} {other.arguments[name]}" for name in named if name in other.arguments]
     command = " ".join(["autofit", method, *flags, f"--effective_batch_size {other.effective_batch_size}"])
-    needed = f"would need {format_bytes(least.required_bytes)} at least, {fits}"
-    return f"{command} {needed}: {method_of(job.method).lighter_methods[method]}"
-
-
-def _other_job(method: str, job: Job, space: Space) -> Job:
-    """The same rewards, completions and effective batch in the words of another method."""
-    renamed = {
-        job.method_facts.reward_model_argument: METHODS[method].reward_model_argument,
-        "response_length": "max_completion_length",
-    }
-    kept = {renamed.get(name) or name: value for name, value in job.arguments.items() if name not in _DECIDED}
-    effective = max(SMALLEST_GROUP, space.effective_batch_size)
-    groups = [size for size in divisors(effective) if SMALLEST_GROUP <= size <= LARGEST_GROUP]
-    needed = {"max_completion_length": space.base.completion_length, GROUP: max(groups, default=effective)}
-    return replace(job, method=method, arguments=kept | needed, effective_batch_size=effective)
+    would_need = f"would need {format_bytes(least.required_bytes)} at least, {fits}"
+    return f"{command} {would_need}: {method_of(job.method).lighter_methods[method]}"

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_examples import GRPO_KNOBS, GRPO_PLAN
 
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.methods.parameter_count import kv_cache
@@ -19,6 +18,7 @@ from autotrain_mem.support.units import GIB
 from autotrain_mem.types import Hardware, Job, Plan, Topology
 from autotrain_mem.types.model import ModelFacts
 from autotrain_mem.types.vllm import OVERHEAD_BYTES, VllmServer
+from tests.report.report_examples import GRPO_KNOBS, GRPO_PLAN
 
 QWEN_7B = ModelFacts(
     context_length=32768, is_quantized=False, parameters=7_615_616_512, kv_heads=4, kv_head_elements=2 * 28 * 128
