@@ -13,7 +13,7 @@ from typing import Any
 
 from autotrain_mem.support import codec, errors
 from autotrain_mem.support.errors import AutofitError, InterruptedByUser, RewardFunctionError, TrainingError
-from autotrain_mem.support.processes import ChildDied, ChildTimeout
+from autotrain_mem.support.processes import ChildDied
 from autotrain_mem.training.cuda_oom import HOST, kind_of_text
 from autotrain_mem.training.environment import ADDRESS, meeting_port, rank_environments
 from autotrain_mem.training.exit_causes import Ending
@@ -21,6 +21,7 @@ from autotrain_mem.training.machines.lead import Machines, capitalized
 from autotrain_mem.training.rank_processes import Event, Progress, RankDied, RankProcesses, RankTimeout, most_read
 from autotrain_mem.training.run_folder import unwritable
 from autotrain_mem.training.task import Request, interrupted_before_training
+from autotrain_mem.types import Phase
 from autotrain_mem.types.experience import PhasePeak, Probe
 
 RUN_PROCESS = "autotrain_mem.training.process.main"
@@ -31,13 +32,13 @@ SCRATCH_NAME = ".probe"
 """The name of the folder that a probe saves to, within the run's: the training will save to the same disk."""
 
 LAST_WORDS_SECONDS = 60.0
-"""How long a run that is done may take to end by itself: trackers send what they hold when the interpreter exits."""
+"""How long a finished process may take to exit: trackers send what they hold when the interpreter exits."""
 
 LAST_WORDS_CHARACTERS = 800
 """How much of a dead process's log an error shows."""
 
 INTERRUPT_SECONDS = 1.0
-"""How long a process that is to end may say nothing before it is asked again."""
+"""Seconds between repeated interrupts."""
 
 
 def train(
@@ -51,18 +52,18 @@ def train(
 ) -> Event | Ending:
     """Runs the processes of one training to their end; returns the first one's ``end`` event, or how it ended without.
 
-    Their own processes, such as those of a dataloader, end with them, and all of them with this process. Where one rank
-    fails the others are ended with it, within ``processes.GRACE_SECONDS``: they would wait for it for ever.
+    Their own processes, such as those of a dataloader, end with them, and all of them with this process. When one rank
+    fails, the others are ended within ``processes.GRACE_SECONDS``.
 
     Args:
-        log: Where everything goes that the trainer and its libraries print; ``train.rank1.log`` beside it is rank 1's.
-        on_event: Is called with every event on the way.
-        lock: The open file that the lock on the output folder is of: every process of this machine holds it too.
+        log: Gets everything that the trainer and its libraries print; ``train.rank1.log`` beside it is rank 1's.
+        on_event: Is called with every event.
+        lock: The open file that holds the lock on the output folder, for every process of this machine.
         machines: The others that train along; None where there are none.
 
     Raises:
-        InterruptedByUser: Ctrl-C before the first step, or twice. After a single one all ranks end after the same
-            step, and so does this function.
+        InterruptedByUser: Ctrl-C before the first step, or twice. After one Ctrl-C all ranks end after the same step,
+            and this function returns.
     """
     progress = Progress(on_event)
     with _started(request, environment, log, machines, () if lock is None else (lock,)) as ranks:
@@ -109,7 +110,6 @@ def _started(
 
 
 def _requests(request: Request) -> list[Event]:
-    """Returns what each rank is asked for: the same, each on its own device."""
     return [codec.to_json(request.of_rank(rank)) for rank in range(request.knobs.processes)]
 
 
@@ -133,11 +133,11 @@ def _listen(ranks: RankProcesses, messages: Iterable[Event], log: pathlib.Path, 
 
 
 def _end_after_step(ranks: RankProcesses, log: pathlib.Path, progress: Progress) -> Event:
-    """Ctrl-C: let the ranks end their step and write what they must. A second Ctrl-C does not wait."""
+    """Lets the ranks end their step and save after Ctrl-C. A second Ctrl-C does not wait."""
     ended: Event | Ending
     try:
         progress.follow({"event": "interrupted"})
-        ended = _listen(ranks, _until_it_ends(ranks), log, progress)
+        ended = _listen(ranks, ranks.events(INTERRUPT_SECONDS), log, progress)
     except (RankDied, RankTimeout) as failure:
         ended = _ending_by(failure, ranks, log, progress)
     except KeyboardInterrupt as again:
@@ -156,26 +156,8 @@ def _end_after_step(ranks: RankProcesses, log: pathlib.Path, progress: Progress)
     ) from ended.error
 
 
-def _until_it_ends(ranks: RankProcesses) -> Iterator[Event]:
-    """Asks the ranks to end until they do, since a request may be lost; yields the events that come meanwhile.
-
-    Interrupts are ignored in whatever a shell starts with ``&``, and so in a rank until it has imported what it needs;
-    and what is raised in an object's ``__del__`` goes nowhere.
-    """
-    while True:
-        ranks.interrupt()
-        try:
-            yield ranks.receive(INTERRUPT_SECONDS)
-        except ChildTimeout:
-            continue
-        except ChildDied as death:
-            if death.code == 0:
-                return
-            raise
-
-
 def _error_of(message: Event, log: pathlib.Path, names: Sequence[str]) -> AutofitError:
-    """The error that a rank sent, which is named where there are others; one of the trainer's own names the log."""
+    """Returns the error that a rank sent. It names the rank of several, and the log for the trainer's own errors."""
     error, rank = errors.from_json(message), message.get("rank")
     if isinstance(error, (TrainingError, RewardFunctionError)):
         error.hint = f"{error.hint}\nAll that the trainer printed is in {_log_of(log, rank or 0)}.".strip()
@@ -185,7 +167,6 @@ def _error_of(message: Event, log: pathlib.Path, names: Sequence[str]) -> Autofi
 
 
 def _ending_by(failure: RankDied | RankTimeout, ranks: RankProcesses, log: pathlib.Path, progress: Progress) -> Ending:
-    """Returns which rank died, or is waited for."""
     rank = failure.rank if ranks.are_several else None
     log, name = _log_of(log, failure.rank), ranks.names[failure.rank]
     if isinstance(failure, RankTimeout):
@@ -204,11 +185,7 @@ def _ending_by(failure: RankDied | RankTimeout, ranks: RankProcesses, log: pathl
 
 
 def _died_early(what: str, death: ChildDied, log: pathlib.Path, advice: str = "") -> TrainingError:
-    """The error of a process that ended without a word, with the end of its log.
-
-    Args:
-        what: Begins the message: ``The training process``.
-    """
+    """Returns the error of a process that ended without sending one, with the end of its log."""
     status = f"exit status {death.code}"
     if death.code is not None and death.code < 0:
         status = f"it was killed by signal {-death.code}"
@@ -225,9 +202,7 @@ def _died_early(what: str, death: ChildDied, log: pathlib.Path, advice: str = ""
 def run_probe(
     request: Request, environment: Mapping[str, str], folder: pathlib.Path, machines: Machines | None = None
 ) -> Probe:
-    """Tries settings in processes of their own; ``seconds`` of what comes back are of all of it.
-
-    Of several ranks it is the most that any of them needed, and what any was refused.
+    """Tries settings in processes of their own. Returns the maximum of what the ranks needed, and any refusal.
 
     Args:
         folder: The output folder, which exists; ``probe.log`` in it gets all that the trainer prints.
@@ -235,7 +210,7 @@ def run_probe(
 
     Raises:
         OutputFolderError: the disk is full, or cannot be written.
-        TrainingError, RewardFunctionError, DatasetError, ModelError: what the training would have met as well.
+        TrainingError, RewardFunctionError, DatasetError, ModelError: as the training would.
         InterruptedByUser: Ctrl-C.
     """
     started = time.monotonic()
@@ -271,7 +246,7 @@ def run_probe(
 
 
 def _probe_answers(ranks: RankProcesses, log: pathlib.Path) -> Probe:
-    """Returns the ranks' answers to a probe. A refused one is an answer by itself: the others wait for it for ever."""
+    """Merges the ranks' answers. A refusal is an answer by itself, since the other ranks wait for it for ever."""
     answers: dict[int, Probe] = {}
     while True:
         message = ranks.receive()
@@ -288,40 +263,34 @@ def _probe_answers(ranks: RankProcesses, log: pathlib.Path) -> Probe:
 
 def most_of(probes: Sequence[Probe]) -> Probe:
     """Merges what the ranks measured: the largest of each figure, by phase too."""
-    first, *others = sorted(probes, key=lambda probe: not probe.refused)
+    if len(probes) == 1:
+        return probes[0]
+
+    def most(figures: Iterable[Any]) -> Any:
+        return max((figure for figure in figures if figure is not None), default=None)
+
     measured = [probe.measured for probe in probes if probe.measured is not None]
-    phases = {phase: None for probe in probes for phase in probe.phases}
-    peaks = {phase: [probe.phases[phase] for probe in probes if phase in probe.phases] for phase in phases}
-    if not others:
-        return first
+    peaks: dict[Phase, PhasePeak] = {}
+    for phase, peak in (item for probe in probes for item in probe.phases.items()):
+        before = peaks.get(phase, peak)
+        peaks[phase] = PhasePeak(
+            allocated_bytes=max(before.allocated_bytes, peak.allocated_bytes),
+            reserved_bytes=max(before.reserved_bytes, peak.reserved_bytes),
+        )
     return replace(
-        first,
+        next((probe for probe in probes if probe.refused), probes[0]),
         fits=all(probe.fits for probe in probes),
         measured=most_read(measured) if measured else None,
-        phases={
-            phase: PhasePeak(
-                allocated_bytes=max(peak.allocated_bytes for peak in each),
-                reserved_bytes=max(peak.reserved_bytes for peak in each),
-            )
-            for phase, each in peaks.items()
-        },
-        row_tokens=_most(probe.row_tokens for probe in probes),
-        non_torch_bytes=_most(probe.non_torch_bytes for probe in probes),
-        step_seconds=_most(probe.step_seconds for probe in probes),
+        phases=peaks,
+        row_tokens=most(probe.row_tokens for probe in probes),
+        non_torch_bytes=most(probe.non_torch_bytes for probe in probes),
+        step_seconds=most(probe.step_seconds for probe in probes),
     )
-
-
-def _most(figures: Iterable[Any]) -> Any:
-    return max((figure for figure in figures if figure is not None), default=None)
 
 
 @contextlib.contextmanager
 def _scratch(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Creates an empty folder for the probe and removes it afterwards, and any that a killed parent left behind.
-
-    Raises:
-        OutputFolderError: it cannot be made.
-    """
+    """Creates an empty folder for the probe, in place of one that a killed parent left, and removes it afterwards."""
     scratch = folder / SCRATCH_NAME
     shutil.rmtree(scratch, ignore_errors=True)
     try:

@@ -52,12 +52,12 @@ class RankTimeout(Exception):
 
 
 class RankProcesses:
-    """Starts all processes of a training, at least one, reads their events as one stream, and stops them together.
+    """Starts all processes of a training, reads their events as one stream, and stops them together.
 
-    Each leads a group of its own processes, out of reach of the terminal's Ctrl-C, and whatever ends it ends those.
+    Each leads a process group of its own, out of reach of the terminal's Ctrl-C, which ends with it.
 
-    Of ranks but the first only errors, answers of a probe, and what it does not send itself are passed on: incidents,
-    notes and signs of the watch, each once. ``step`` events have the most of what any rank has measured.
+    The first rank's events are passed on; of the others only errors, answers of a probe, and incidents, notes and signs
+    of the watch that no rank has sent before. ``step`` events have the maximum of what any rank has measured.
 
     Args:
         module: Run as ``python -m module`` by each.
@@ -65,7 +65,7 @@ class RankProcesses:
         logs: Where each rank's stderr goes.
         names: What each rank is called.
         silent_seconds: How long nothing may move before the rank is named that is waited for.
-        keeps_open: Open files that all of this machine's inherit.
+        keeps_open: Open files that all processes of this machine inherit.
         elsewhere: Starts those of other machines; None where there are none.
     """
 
@@ -110,11 +110,6 @@ class RankProcesses:
             except ChildDied as death:
                 raise RankDied(rank, death) from death
 
-    def interrupt(self) -> None:
-        """Asks every rank to end as after Ctrl-C."""
-        for child in self._children:
-            child.interrupt()
-
     def wait(self, timeout_seconds: float) -> None:
         """Waits for ranks that are done to exit; returns when they have, or when the time is up."""
         deadline = time.monotonic() + timeout_seconds
@@ -138,22 +133,33 @@ class RankProcesses:
 
     # -- what they send ------------------------------------------------------------------------------------------------
 
-    def events(self) -> Iterator[Event]:
-        """Yields events until the first rank succeeds. Raises as :meth:`receive` does where it ends otherwise."""
+    def events(self, interrupt_seconds: float | None = None) -> Iterator[Event]:
+        """Yields events until the first rank succeeds. Raises as :meth:`receive` does where it ends otherwise.
+
+        Args:
+            interrupt_seconds: Asks the ranks to end, again and again while no event comes for so long. Interrupts are
+                ignored in whatever a shell starts with ``&``, and so in a rank until it has imported what it needs; and
+                what is raised in an object's ``__del__`` goes nowhere. None to ask for nothing.
+        """
         while True:
+            if interrupt_seconds is not None:
+                for child in self._children:
+                    child.interrupt()
             try:
-                yield self.receive()
+                yield self.receive(interrupt_seconds)
+            except ChildTimeout:
+                continue
             except RankDied as death:
                 if death.code == 0:
                     return
                 raise
 
     def receive(self, timeout_seconds: float | None = None) -> Event:
-        """Returns the next event; an error has the ``rank`` that it is of, where there are several.
+        """Returns the next event. With several ranks, an error has its ``rank``.
 
         Raises:
-            RankDied: that rank ended before its time, or, as the first, at it.
-            WaitedFor: nothing moves any more.
+            RankDied: that rank ended too early, or it is the first one, and ended.
+            RankTimeout: nothing moves any more.
             ChildTimeout: there was none within the time; None waits for ever.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
@@ -223,7 +229,7 @@ class RankProcesses:
         return None if rank else event
 
     def _once(self, rank: int, event: Event) -> Event | None:
-        """Ranks that agree on what to do tell of it all at once."""
+        """Returns an event that no rank has sent before, with the rank's name; None for a repeated one."""
         incident = event.get("incident", event)
         names = ("event", "step", "phase", "remedy", "kind")
         key = "|".join(str(incident[name]) for name in names if name in incident)

@@ -83,19 +83,18 @@ class Piece:
         for units in split_evenly(range(self.members), count):
             half = self.rows // 2  # of pairs: the chosen ones, then the rejected ones
             spans = [units] if self.layout is Layout.ROWS else [units, range(half + units.start, half + units.stop)]
-            apart = {} if images is None else images.of_part(self.inputs, spans)
+            of_images = {} if images is None else images.of_part(self.inputs, spans)
             inputs = {
-                name: _of_rows(value, spans, self.rows) for name, value in self.inputs.items() if name not in apart
+                name: _of_rows(value, spans, self.rows) for name, value in self.inputs.items() if name not in of_images
             }
             inputs = _without_padding(inputs) if trim else inputs
-            kept = {name: value for name, value in apart.items() if value is not None}
-            parts.append(Piece(inputs=inputs | kept, layout=self.layout, image_token=self.image_token))
+            inputs |= {name: value for name, value in of_images.items() if value is not None}
+            parts.append(Piece(inputs=inputs, layout=self.layout, image_token=self.image_token))
         return parts
 
-    def cut_in_words(self, count: int) -> str:
-        """Returns how :meth:`cut` would cut it: ``split into 3 + 2 rows``."""
-        sizes = [str(len(part)) for part in split_evenly(range(self.members), count)]
-        return f"split into {' + '.join(sizes)} {self.layout}"
+    def sizes(self, count: int) -> str:
+        """Returns the sizes of the parts that :meth:`cut` makes: ``3 + 2``."""
+        return " + ".join(str(len(part)) for part in split_evenly(range(self.members), count))
 
 
 def _of_rows(value: Any, spans: Sequence[range], rows: int) -> Any:

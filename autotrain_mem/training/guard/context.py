@@ -56,16 +56,12 @@ class Limit:
         self._fitted = 0
         self._wanted = 0
 
-    def tighten(self, most: int | None) -> None:
-        if most is not None:
-            self.most = most if self.most is None else min(self.most, most)
-
     def exceeded_by(self, amount: int) -> bool:
         return self.most is not None and amount > self.most
 
     def parts(self, amount: int, units: int) -> int:
         """Counts the parts into which to cut something beforehand that can be cut into ``units`` at most."""
-        if self.most is None or amount <= self.most:
+        if self.most is None or not self.exceeded_by(amount):
             return 1
         self._wanted = max(self._wanted, amount)
         return max(1, min(units, -(-amount // self.most)))
@@ -102,7 +98,6 @@ class GuardContext:
         learned: What an earlier run of the same plan found out.
         grow_after: Optimizer steps without a shortage after which more is tried at once.
         why_not: Why nothing may be repeated in this process; None where it may.
-        ranks: That train together; None for one process.
     """
 
     def __init__(
@@ -111,19 +106,16 @@ class GuardContext:
         learned: LearnedLimits,
         on_incident: OnIncident,
         grow_after: int,
-        why_not: str | None = None,
-        on_notice: OnNotice = lambda message: None,
-        ranks: Ranks | None = None,
+        why_not: str | None,
+        on_notice: OnNotice,
+        ranks: Ranks,
     ) -> None:
-        self.trainer = trainer
-        self.ranks = ranks or Ranks(trainer.accelerator)
-        self.why_not = why_not
+        self.trainer, self.ranks, self.why_not = trainer, ranks, why_not
         self.limits = {name: Limit(getattr(learned, name), grow_after) for name in LIMIT_NAMES}
         self.on_host = learned.activations_on_host
         self.gradients = Gradients()
         self.image_token = image_token_of(getattr(trainer, "model", None))
-        self._on_incident = on_incident
-        self._on_notice = on_notice
+        self._on_incident, self._on_notice = on_incident, on_notice
         self._noticed: set[str] = set()
 
     @property
@@ -132,29 +124,26 @@ class GuardContext:
             activations_on_host=self.on_host, **{name: limit.most for name, limit in self.limits.items()}
         )
 
-    def save(self) -> None:
+    def save(self, learned: LearnedLimits | None = None) -> None:
         """Writes what was learned into the state that a checkpoint takes to ``trainer_state.json``."""
-        self._write(self.learned)
+        self.trainer.state.stateful_callbacks[KEPT_AS] = {"learned": codec.to_json(learned or self.learned)}
 
     def save_of_all(self) -> None:
-        """Writes the tightest of what the ranks learned, since rank 0 alone writes a checkpoint; all must call it."""
+        """Saves the tightest of what the ranks learned, since rank 0 alone writes a checkpoint; all must call it."""
         learned, least = self.learned, sys.maxsize
         limits = [getattr(learned, name) for name in LIMIT_NAMES]
         *negative, on_host = self.ranks.greatest(*(-(limit or least) for limit in limits), learned.activations_on_host)
-        tightest = {name: -each or None for name, each in zip(LIMIT_NAMES, negative, strict=True)}
-        known = {name: None if limit == least else limit for name, limit in tightest.items()}
-        self._write(LearnedLimits(activations_on_host=bool(on_host), **known))
-
-    def _write(self, learned: LearnedLimits) -> None:
-        self.trainer.state.stateful_callbacks[KEPT_AS] = {"learned": codec.to_json(learned)}
+        known = {name: None if -each == least else -each for name, each in zip(LIMIT_NAMES, negative, strict=True)}
+        self.save(LearnedLimits(activations_on_host=bool(on_host), **known))
 
     def restore(self, state: Any) -> None:
-        """Tighten the limits to those that :meth:`save` wrote into a trainer's state, if it did."""
+        """Tightens the limits to those that :meth:`save` wrote into a trainer's state, if it did."""
         saved = state.stateful_callbacks.get(KEPT_AS)
         if isinstance(saved, dict):
             learned = codec.from_json(LearnedLimits, saved["learned"])
             for name, limit in self.limits.items():
-                limit.tighten(getattr(learned, name))
+                known = [most for most in (limit.most, getattr(learned, name)) if most is not None]
+                limit.most = min(known, default=None)
             self.on_host |= learned.activations_on_host
 
     def step_ended(self) -> None:
@@ -192,10 +181,7 @@ class GuardContext:
 
 def keep_rng_state() -> Callable[[], None]:
     """Saves the random states of Python (GKD draws from it who answers), numpy where it was imported, torch, and every
-    CUDA device in use; returns what puts them back.
-
-    What is drawn after that is what was drawn from here on before.
-    """
+    CUDA device in use; returns what restores them."""
     python, on_host = random.getstate(), torch.get_rng_state()
     numpy = sys.modules.get("numpy")
     drawn = None if numpy is None else numpy.random.get_state()
@@ -268,11 +254,8 @@ class Gradients:
 
     @property
     def come_in_parts(self) -> bool:
-        """Returns whether some parameter got its gradient in more than one go: then it is not known which have all of
-        it.
-
-        So it is with reentrant checkpointing, which runs a backward pass for each stretch that it recomputes.
-        """
+        """Returns whether some parameter got its gradient in several backward passes, as with reentrant checkpointing:
+        then it is not known which gradients are complete."""
         return self._repeated
 
     @contextmanager

@@ -6,7 +6,6 @@ lies outside of this: both keep a pool of their own.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from autotrain_mem.training.cuda_oom import Completed, attempt
 from autotrain_mem.training.guard.batch_split import Layout, Piece
 from autotrain_mem.training.guard.context import REPEATED, GuardContext, keep_rng_state
-from autotrain_mem.training.guard.image_split import RowsImages, has_images, images_of_rows
+from autotrain_mem.training.guard.image_split import has_images
 from autotrain_mem.types import Phase
 
 
@@ -33,9 +32,10 @@ class Generation:
         """``GenerationMixin.generate``. Parts of the prompts draw other samples than all at once would."""
         if args or kwargs.get("input_ids") is None:  # not as TRL gives prompts
             return self._generate(*args, **kwargs)
-        rows = int(kwargs["input_ids"].shape[0])
-        if self._limit.parts(rows, rows) > 1 and not isinstance(images := self._images(kwargs), str):
-            return self._in_parts(kwargs, rows, images)
+        whole = Piece(inputs=kwargs, layout=Layout.ROWS, image_token=self._context.image_token)
+        rows = whole.rows
+        if self._limit.exceeded_by(rows) and whole.units > 1:
+            return self._in_parts(whole)
         restore_rng = keep_rng_state()
         first = attempt(lambda: self._generate(**kwargs))
         if isinstance(first, Completed):
@@ -48,49 +48,25 @@ class Generation:
         if isinstance(second, Completed):  # free memory lay in pieces: the samples are those of the first try
             self._context.report(Phase.GENERATE, REPEATED, first, rows=rows)
             return second.value
-        images = self._images(kwargs)
-        if rows < 2 or isinstance(images, str):
-            reason = images if rows > 1 else "a single prompt is too large"
-            self._context.give_up(Phase.GENERATE, second, str(reason))
+        if whole.units < 2:
+            self._context.give_up(Phase.GENERATE, second, whole.why_not or "a single prompt is too large")
         restore_rng()
         self._limit.failed(rows)
-        sizes = " + ".join(str(end - start) for start, end in self._bounds(rows))
+        sizes = whole.sizes(self._limit.parts(rows, whole.units))
         remedy = f"answered in {sizes} prompts, which draw other samples than all at once"
         self._context.report(Phase.GENERATE, remedy, second, rows=rows)
-        return self._in_parts(kwargs, rows, images)
+        return self._in_parts(whole)
 
-    def _images(self, kwargs: dict[str, Any]) -> RowsImages | str | None:
-        """Returns which images are of which prompts, or why that is not certain; None where there are none."""
-        return images_of_rows(kwargs, self._context.image_token) if has_images(kwargs) else None
-
-    def _bounds(self, rows: int) -> list[tuple[int, int]]:
-        parts = self._limit.parts(rows, rows)
-        edges = [rows * number // parts for number in range(parts + 1)]
-        return list(itertools.pairwise(edges))
-
-    def _in_parts(self, kwargs: dict[str, Any], rows: int, images: RowsImages | None) -> Any:
+    def _in_parts(self, whole: Piece) -> Any:
         """Generates for one part of the prompts after another, and pads all completions to the longest."""
-
-        def cut(value: Any, start: int, end: int) -> Any:
-            has_rows = isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == rows
-            return value[start:end] if has_rows else value
-
-        answers = []
-        for bounds in self._bounds(rows):
-            apart = {} if images is None else images.of_part(kwargs, [range(*bounds)])
-            by_rows = {name: cut(value, *bounds) for name, value in kwargs.items() if name not in apart}
-            answers.append(self.generate(**by_rows, **{name: each for name, each in apart.items() if each is not None}))
-        longest, pad_id = max(answer.shape[1] for answer in answers), self._pad_id(kwargs)
-        pad = torch.nn.functional.pad
+        parts = whole.cut(self._limit.parts(whole.rows, whole.units), trim=False)
+        answers = [self.generate(**part.inputs) for part in parts]
+        chosen = whole.inputs.get("generation_config") or self._policy.generation_config
+        given = (whole.inputs.get("pad_token_id"), chosen.pad_token_id, chosen.eos_token_id)
+        pad_id = next((each for each in given if each is not None), 0)  # that ``generate`` itself fills up with
+        pad_id = pad_id[0] if isinstance(pad_id, list) else pad_id
+        longest, pad = max(answer.shape[1] for answer in answers), torch.nn.functional.pad
         return torch.cat([pad(answer, (0, longest - answer.shape[1]), value=pad_id) for answer in answers])
-
-    def _pad_id(self, kwargs: dict[str, Any]) -> int:
-        """The id that ``generate`` itself fills up with."""
-        chosen = kwargs.get("generation_config") or self._policy.generation_config
-        for value in (kwargs.get("pad_token_id"), chosen.pad_token_id, chosen.eos_token_id):
-            if value is not None:
-                return int(value[0] if isinstance(value, list) else value)
-        return 0
 
 
 class Scoring:

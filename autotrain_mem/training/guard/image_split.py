@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,15 +29,11 @@ _MISMATCH = "the images of each row are not known: image tokens and images do no
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowsImages:
-    """Returns which entries each row has in tensors that are laid out by patch, tile or image."""
+    """Holds which entries each row has in tensors that are laid out by patch, tile or image."""
 
     entries: Mapping[str, Sequence[int]]
     """For each such tensor how many entries of its first dimension are of each row, in their order."""
     has_images: Sequence[bool]
-    """Whether each row has images."""
-
-    def __post_init__(self) -> None:
-        assert all(len(each) == len(self.has_images) for each in self.entries.values())
 
     def of_part(self, inputs: Mapping[str, Any], rows: Sequence[range]) -> dict[str, Any]:
         """Returns the inputs that are not by row, and none where these rows have no image at all.
@@ -131,21 +127,18 @@ def _by_patches(batch: _Batch, grids: Any, counts: list[int] | None) -> RowsImag
     each = sum(patches) // max(1, sum(batch.tokens))
     if sum(patches) != len(batch.pixels) or sum(patches) != each * sum(batch.tokens):
         return None
-    left, images, entries = iter(patches), [], []
+    images, entries, start = [], [], 0
     for tokens in batch.tokens:
-        taken = list(_taken(left, each * tokens))
-        images.append(len(taken))
-        entries.append(sum(taken))
+        end = start
+        while end < len(patches) and sum(patches[start:end]) < each * tokens:
+            end += 1
+        images.append(end - start)
+        entries.append(sum(patches[start:end]))
+        start = end
     matches = entries == [each * tokens for tokens in batch.tokens] and sum(images) == len(patches)
     if not matches or counts not in (None, images):
         return None
     return batch.shared({"pixel_values": entries, "image_grid_thw": images})
-
-
-def _taken(patches: Iterator[int], wanted: int) -> Iterator[int]:
-    while wanted > 0 and (found := next(patches, None)) is not None:
-        wanted -= found
-        yield found
 
 
 def _by_tiles_of_rows(batch: _Batch, mask: Any) -> RowsImages | None:

@@ -9,8 +9,7 @@ A model's own loss is tried, since many a forward ignores ``num_items_in_batch``
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -154,22 +153,30 @@ def try_loss(compute_loss: ComputeLoss, model: Any, inputs: Mapping[str, Any]) -
     def near(one: float, other: float) -> bool:
         return math.isclose(one, other, rel_tol=tolerance)
 
-    with _unnoticed(model):
-        once, twice = loss(many, ITEMS), loss(many, 2 * ITEMS)
-        if near(once, 2 * twice):
-            return OwnLoss(heeds_count=True, basis=Basis.TOKENS)
-        if not near(once, twice):
-            return UNKNOWN
-        of_few, of_many, of_both = loss(few), loss(many), loss(torch.where(few == -100, many, few))
-        number = ids.shape[1] - 1
-        over_tokens, over_rows = (FEW * of_few + number * of_many) / (FEW + number), (of_few + of_many) / 2
-        if near(of_both, over_tokens) == near(of_both, over_rows):
-            return UNKNOWN
-        if near(of_both, over_rows):
-            return OwnLoss(heeds_count=False, basis=Basis.UNITS)
-        of_first = loss(_labelled(ids, 1, slice(0, 1)))  # is no number, or nothing, where labels are shifted
-        is_shifted = not math.isfinite(of_first) or of_first == 0
-        return OwnLoss(heeds_count=False, basis=Basis.TOKENS) if is_shifted else UNKNOWN
+    modes = [(module, module.training) for module in model.modules()]
+    restore_rng = keep_rng_state()
+    model.eval()
+    try:
+        with torch.no_grad():
+            once, twice = loss(many, ITEMS), loss(many, 2 * ITEMS)
+            if near(once, 2 * twice):
+                return OwnLoss(heeds_count=True, basis=Basis.TOKENS)
+            if not near(once, twice):
+                return UNKNOWN
+            of_few, of_many, of_both = loss(few), loss(many), loss(torch.where(few == -100, many, few))
+            number = ids.shape[1] - 1
+            over_tokens, over_rows = (FEW * of_few + number * of_many) / (FEW + number), (of_few + of_many) / 2
+            if near(of_both, over_tokens) == near(of_both, over_rows):
+                return UNKNOWN
+            if near(of_both, over_rows):
+                return OwnLoss(heeds_count=False, basis=Basis.UNITS)
+            of_first = loss(_labelled(ids, 1, slice(0, 1)))  # is no number, or nothing, where labels are shifted
+            is_shifted = not math.isfinite(of_first) or of_first == 0
+            return OwnLoss(heeds_count=False, basis=Basis.TOKENS) if is_shifted else UNKNOWN
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        restore_rng()
 
 
 def _short_rows(inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,18 +205,3 @@ def _labelled(ids: Any, row: int, columns: slice) -> Any:
     labels = torch.full_like(ids, -100)
     labels[row, columns] = ids[row, columns]
     return labels
-
-
-@contextmanager
-def _unnoticed(model: Any) -> Iterator[None]:
-    """Within the block, the model is one that is evaluated; afterwards each module trains or not as before."""
-    modes = [(module, module.training) for module in model.modules()]
-    restore_rng = keep_rng_state()
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-        restore_rng()

@@ -36,17 +36,10 @@ Entry = tuple[float, Numbers]
 
 
 class MetricsLedger:
-    """Keeps counters and metrics of one micro-batch, from its first call to its last.
-
-    Args:
-        mode: ``train`` or ``eval``: under which of the two the trainer logs.
-        ranks: That may each do a micro-step alone.
-    """
+    """Keeps counters and metrics of one micro-batch. The trainer logs them under ``mode``: ``train`` or ``eval``."""
 
     def __init__(self, trainer: Any, mode: str, ranks: Ranks) -> None:
-        self._trainer = trainer
-        self._mode = mode
-        self._ranks = ranks
+        self._trainer, self._mode, self._ranks = trainer, mode, ranks
         self._before: dict[str, Any] = {}
         self._totals_before = {name: getattr(trainer, name) for name in TOTALS if hasattr(trainer, name)}
         self._settled: dict[str, Any] | None = None
@@ -111,13 +104,10 @@ def _merged(entries: Sequence[Entry]) -> Numbers:
     merged = {}
     for name in dict.fromkeys(name for _, numbers in entries for name in numbers):
         lists = [(rows, numbers[name]) for rows, numbers in entries if numbers.get(name)]
-        rounds = range(max((len(values) for _, values in lists), default=0))
-        merged[name] = [_mean([(rows, values[at]) for rows, values in lists if at < len(values)]) for at in rounds]
+        means = []
+        for at in range(max((len(values) for _, values in lists), default=0)):
+            valid = [(rows, values[at]) for rows, values in lists if at < len(values) and not math.isnan(values[at])]
+            total = math.fsum(rows for rows, _ in valid)
+            means.append(math.fsum(rows * value for rows, value in valid) / total if total else math.nan)
+        merged[name] = means
     return merged
-
-
-def _mean(numbers: Sequence[tuple[float, float]]) -> float:
-    """The mean of weighted numbers that are numbers; ``nan`` of none."""
-    valid = [(weight, number) for weight, number in numbers if not math.isnan(number)]
-    total = math.fsum(weight for weight, _ in valid)
-    return math.fsum(weight * number for weight, number in valid) / total if total else math.nan

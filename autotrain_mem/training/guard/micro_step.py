@@ -309,7 +309,7 @@ class InParts:
         units = self._units(piece)
         if units > 1:
             self._limit.failed(piece.tokens)
-            remedy = piece.cut_in_words(self._limit.parts(piece.tokens, units))
+            remedy = f"split into {piece.sizes(self._limit.parts(piece.tokens, units))} {piece.layout}"
         elif not on_host and self._can_wait_on_host:
             self._limit.failed(piece.tokens)
             context.on_host = True

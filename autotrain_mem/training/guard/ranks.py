@@ -49,22 +49,13 @@ class Ranks:
     def __init__(self, accelerator: Any, group: Any = None) -> None:
         self._accelerator = accelerator
         self._group = group
+        self.count, self.number = int(accelerator.num_processes), int(accelerator.process_index)
         self._is_open = False
         """Whether the others wait for a word of this rank before they gather or go on."""
         self._is_alone = False
         self._has_gathered = False
         self.is_apart = False
         """Whether all know that this micro-step is done by each rank alone."""
-
-    @property
-    def count(self) -> int:
-        """Returns how many train together."""
-        return int(self._accelerator.num_processes)
-
-    @property
-    def number(self) -> int:
-        """Returns which of them this one is."""
-        return int(self._accelerator.process_index)
 
     def greatest(self, *numbers: int) -> list[int]:
         """Agree on the greatest of each number; all ranks must call it."""
@@ -251,7 +242,6 @@ def ranks_of(trainer: Any) -> Ranks:
     return Ranks(trainer.accelerator, _cpu_group(dist.group.WORLD, trainer.args.ddp_timeout))
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=1)  # a trainer may be guarded, and left, many times
 def _cpu_group(world: Any, timeout_seconds: int) -> Any:
-    """Makes the group once: a trainer may be guarded, and left, many times."""
     return dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))

@@ -37,12 +37,10 @@ SMALLER = "Run autofit without the flags that you pinned, or with more --headroo
 
 
 class PhasePeaks(PhaseRecorder):
-    """Reads the allocator's peaks as a phase ends, and resets them for the next.
-
-    Of what a followed trainer reports it uses the phases alone: it reads the allocator, and counts no work.
+    """Reads the allocator's peaks as a phase ends, and resets them for the next. It counts no work.
 
     Args:
-        read: What the device's allocator says of itself.
+        read: Reads the device's allocator.
         reset: ``torch.cuda.reset_peak_memory_stats``, or the simulated card's.
     """
 
@@ -53,10 +51,8 @@ class PhasePeaks(PhaseRecorder):
         self._peaks: dict[Phase, PhasePeak] = {}
 
     def enter_phase(self, phase: Phase) -> None:
-        """Counts everything from here on to ``phase``, unless the device was full: then it ends where it was.
-
-        Whoever is within a phase leaves it on the way of an exception, too (``trainers.phases: _watched``).
-        """
+        """Counts everything from here on to ``phase``. An out-of-memory error on its way leaves phases too
+        (``trainers.phases: _watched``): then the phase stays the one that was full."""
         error = sys.exc_info()[1]
         if phase is not self.phase and not (error is not None and is_out_of_memory(error)):
             self._end_phase()
@@ -96,14 +92,14 @@ class PhasePeaks(PhaseRecorder):
 
 
 class Simulation(Protocol):
-    """Holds what is known of a run on a simulated card alone (``rehearsal.simulated_run``)."""
+    """Reports on a run on a simulated card (``rehearsal.simulated_run``, which a real run does not import)."""
 
     @property
     def phase(self) -> Phase:
-        """Where the run is, or where it ended."""
+        """The phase that the run is in, or ended in."""
 
     def refusal(self, error: BaseException) -> Refusal | None:
-        """Returns what the card refused, where it was that which became this error."""
+        """Returns the refusal of the card that became this error; None for another error."""
 
     def owned(self, named: Mapping[Owner, list[Any]], refusal: Refusal) -> dict[Owner, int]:
         """Counts the bytes of all that was alive as the card refused a request."""

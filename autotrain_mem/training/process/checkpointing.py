@@ -43,14 +43,12 @@ FULL_DISK_BYTES = MIB
 inline_container.cc: PyTorchStreamWriter::valid`` says ``file write failed``)."""
 
 _ERRORS = (Exception, CheckpointException)
-"""The second is none of the first (``torch/distributed/checkpoint/api.py``); every rank raises it, with all reasons."""
+"""The second is a BaseException (``torch/distributed/checkpoint/api.py``); every rank raises it, with all reasons."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_TEXTS = ("No space left on device", "Disk quota exceeded", *(f"os error {number}" for number in _FULL))
 """What safetensors, whose writer is Rust, has in its message (``std::io::Error``'s form)."""
-
-
 AGAIN = "the device was full"
-"""What a rank says that could not save for want of device memory, which the cache has."""
+"""A rank's answer when it could not save for want of device memory, which emptying the cache may give."""
 
 
 def is_full_disk(error: BaseException, folder: str) -> bool:
@@ -78,8 +76,8 @@ def order_of(arguments: Any, rows: Any) -> dict[str, str]:
 def follow_saving(trainer: Any, send: SendEvent, run: str = "", world: World | None = None) -> None:
     """Makes a trainer write checkpoints as :class:`_Saving` does.
 
-    ``saving`` and ``checkpoint`` events have the ``step`` and the ``path``, ``save_failed`` the ``message`` as well;
-    and ``checkpoint`` has one where the manifest could not be written.
+    ``saving``, ``checkpoint`` and ``save_failed`` events have the ``step`` and the ``path``. ``save_failed`` has a
+    ``message``, and so has ``checkpoint`` if the manifest could not be written.
 
     Args:
         run: The id of the run, which goes into each manifest.
@@ -96,12 +94,12 @@ def _is_sharded(trainer: Any) -> bool:
 
 
 def write_shards(trainer: Any, *, whole: bool) -> None:
-    """Makes each rank write its own part of a checkpoint, or the first one all of it; nothing where none holds a part.
+    """Makes each FSDP rank write its own part of a checkpoint, or the first one all of it.
 
     Whole, the first rank gathers weights and optimizer state in its host's memory, and writes the weights twice, once
     for transformers and once for accelerate (``transformers/trainer.py: save_model, _save_optimizer_and_scheduler``).
-    In parts, any number of ranks can go on with it (``accelerate/utils/fsdp_utils.py: load_fsdp_model``, where
-    ``torch.distributed.checkpoint`` reads of all files what a rank is to hold), and no model is written at all.
+    In parts, any number of ranks can resume from it (``accelerate/utils/fsdp_utils.py: load_fsdp_model``), and no
+    model is written.
     """
     if _is_sharded(trainer):
         plugin = trainer.accelerator.state.fsdp_plugin
@@ -112,11 +110,11 @@ def write_shards(trainer: Any, *, whole: bool) -> None:
 class _Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
     """Writes checkpoints, and removes old ones only when a new one is on the disk with its manifest.
 
-    A full disk costs a checkpoint: what was written of it is removed, and the next one is tried as if nothing had been.
-    One that lacks nothing but its manifest stays, and so do all that are older.
+    If the disk is full, the unfinished checkpoint is removed, and training continues. One that lacks only its manifest
+    stays, and so do all older ones.
 
-    All ranks of a training write, or rather each what is its own: they agree on whether it came to the disk, and the
-    first one writes the manifest when it did, and removes.
+    Every rank writes its own files. They agree on whether all reached the disk; then the first one writes the manifest
+    and removes old checkpoints.
     """
 
     def __init__(self, trainer: Any, send: SendEvent, run: str, world: World) -> None:
@@ -141,13 +139,11 @@ class _Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         place = {"step": step, "path": str(path)}
         self._send({"event": "saving", **place})
         sums: dict[str, int] = {}
+        save = functools.partial(self._save, *args, **options)
 
         def to_disk() -> None:
             if self._world.is_first:
                 sums.update(reach_disk(path))
-
-        def save() -> None:
-            self._save(*args, **options)
 
         with self._barriers_that_fail():
             # Ranks that hold shards gather them on their devices: one that is full leaves the others where they are.
@@ -173,10 +169,10 @@ class _Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         self._send({"event": "checkpoint", **place})
 
     def _tried(self, write: Callable[[], None], *, again: bool = False) -> str:
-        """Write, and say why the disk did not take it, of this rank or of another; empty where it did of all.
+        """Writes, and returns why this rank or another could not; empty if all could.
 
         Args:
-            again: A device that is full has room once the cache is given back: all write again then.
+            again: A full device is a failure to be tried again, :data:`AGAIN`, and no error.
         """
         failed = ""
         try:
@@ -197,7 +193,7 @@ class _Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         return next((word for word in words if word != AGAIN), words[0] if words else "")
 
     def _barriers_that_fail(self) -> AbstractContextManager[Any]:
-        """Keeps ranks from waiting at transformers' barrier within a save for one that has failed before it.
+        """Within the block, transformers' barrier raises if a rank has failed before it, for which others would wait.
 
         There is one, between weights and optimizer, once there is a best model (``trainer.py: _save_checkpoint``).
         """
@@ -229,10 +225,10 @@ def save_trained(trainer: Any, output_dir: str) -> None:
     Raises:
         OutputFolderError: the disk is full; the error says where the trained weights are, if anywhere.
     """
-    folder = Path(output_dir)
+    folder, is_sharded = Path(output_dir), _is_sharded(trainer)
     try:
         write_shards(trainer, whole=True)
-        for is_last in (_is_sharded(trainer), True):  # a device that is full has room once the cache is given back
+        for is_last in (is_sharded, True):  # a device that is full has room once the cache is given back
             try:
                 trainer.save_model(output_dir)
                 break
@@ -244,30 +240,20 @@ def save_trained(trainer: Any, output_dir: str) -> None:
     except Exception as error:
         if not is_full_disk(error, output_dir):
             raise
-        raise _unsaved(folder, trainer, error) from error
-
-
-def _unsaved(folder: Path, trainer: Any, error: Exception) -> OutputFolderError:
-    step = trainer.state.global_step
-    best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
-    free = format_bytes(free_disk_bytes(folder))
-    reason = _in_a_line(error)
-    message = f"The trained model could not be written to {folder}, whose disk has {free} free: {reason}"
-    newest = newest_whole(folder)
-    if newest is not None and newest.step == step:
-        is_model = "" if _is_sharded(trainer) else ": that folder is the model"  # else each rank's part of it
-        return OutputFolderError(
-            message,
-            hint=f"The training is done, and its weights are whole in {best or newest.path}{is_model}.\n"
-            f"{'F' if _is_sharded(trainer) else 'Or f'}ree some space and run the same command with "
-            "--resume_from_checkpoint, which only writes the model.",
-        )
-    where = "from the beginning" if newest is None else f"from step {newest.step} of {step}"
-    return OutputFolderError(
-        message,
-        hint=f"Free some space and run the same command {'' if newest is None else 'with --resume_from_checkpoint '}"
-        f"again: it trains {where}.",
-    )
+        free, reason = format_bytes(free_disk_bytes(folder)), _in_a_line(error)
+        message = f"The trained model could not be written to {folder}, whose disk has {free} free: {reason}"
+        newest, step = newest_whole(folder), trainer.state.global_step
+        if newest is None:
+            hint = "Free some space and run the same command again: it trains from the beginning."
+        elif newest.step != step:
+            hint = "Free some space and run the same command with --resume_from_checkpoint again: it trains from "
+            hint += f"step {newest.step} of {step}."
+        else:
+            best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
+            hint = f"The training is done, and its weights are whole in {best or newest.path}"
+            hint += ".\nFree" if is_sharded else ": that folder is the model.\nOr free"  # shards are no model
+            hint += " some space and run the same command with --resume_from_checkpoint, which only writes the model."
+        raise OutputFolderError(message, hint=hint) from error
 
 
 _OF_SHARDS = re.compile(
@@ -328,7 +314,7 @@ def without_code(checkpoint: Path) -> Iterator[None]:
 
 
 _TRACKERS = "transformers.integrations."
-"""The modules of the callbacks that ``report_to`` names, TensorBoard's files among them."""
+"""The modules of the callbacks that ``report_to`` names."""
 
 
 def drop_logs_without_room(trainer: Any, send: SendEvent) -> None:
@@ -348,8 +334,8 @@ def drop_logs_without_room(trainer: Any, send: SendEvent) -> None:
                     raise
                 if what not in notes:
                     notes.append(what)
-                    reason = " ".join(str(error).split())
-                    send({"event": "note", "message": f"{what} could not be written, training continues: {reason}"})
+                    reason = f"could not be written, training continues: {_in_a_line(error)}"
+                    send({"event": "note", "message": f"{what} {reason}"})
                 return None
 
         return run

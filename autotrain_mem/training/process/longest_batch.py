@@ -9,7 +9,7 @@ import copy
 import functools
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -56,18 +56,16 @@ class LongestBatch:
 def attach_longest_batch(
     trainer: Any, on_result: Callable[[LongestBatch], None], on_error: OnError | None = None
 ) -> None:
-    """Runs the longest rows before the first micro-step of this trainer. A guard is attached before this.
+    """Runs the longest rows before the first micro-step of this trainer, on every rank. Attach a guard before this.
 
-    Its ``training_step``, as it is now, is called once more, with the longest rows of ``train_dataset``: what splits a
-    batch that is too large splits this one. What a first step has not yet beside it stands in: the optimizer's state,
-    and the gradients of a micro-step before. An out-of-memory error of it passes through.
+    Its ``training_step``, as it is now, is called once more, with the longest rows of ``train_dataset``: a guard splits
+    them as it splits every other batch. Stand-ins replace what a first step lacks: the optimizer's state, and the
+    gradients of a micro-step before. Out-of-memory errors are passed on.
 
-    Of several ranks each runs the same longest rows.
-
-    Online methods sample completions of full length with transformers; a vLLM engine, whose memory is its own from its
-    start, is not asked, since its random state is out of reach: completions of random tokens stand in. Reward functions
-    are not called, reward models are. PPO makes no ``training_step``, and its loop
-    empties the cache in every update (``trl/experimental/ppo/ppo_trainer.py: train``): a probe alone runs its longest.
+    Online methods sample completions of full length with transformers. A vLLM engine, whose memory is constant and
+    whose random state is out of reach, is replaced by one that returns a constant token. Reward functions are not
+    called, reward models are. PPO makes no ``training_step``, and its loop empties the cache in every update
+    (``trl/experimental/ppo/ppo_trainer.py: train``): only a probe runs its longest rows.
     """
     step = trainer.training_step
 
@@ -102,22 +100,18 @@ def run_longest_batch(
             batch = trainer._prepare_inputs(batch)
         items = trainer._get_num_items_in_batch([batch], trainer.args.device)
         with with_memory_of_later_steps(trainer, on_error), _sampling_to_the_end(trainer):
+            # Each step gets a copy: GKD puts answers into what it is given.
             for way in (nullcontext(),) if method is None else method.ways_of_step(trainer):
                 with way:
-                    step(model, _again(batch), items)
+                    step(model, copy.copy(batch), items)
             if keeps_whole_gradients(model):  # FSDP2 reduces them in a step's last micro-batch
                 model.set_requires_gradient_sync(True)
                 try:
-                    step(model, _again(batch), items)
+                    step(model, copy.copy(batch), items)
                 finally:
                     model.set_requires_gradient_sync(False)
         del batch
     return LongestBatch(rows=len(rows), longest_tokens=longest_tokens, seconds=time.perf_counter() - started)
-
-
-def _again(batch: Any) -> Any:
-    """A batch of which another step may be made: GKD's puts answers into what it is given."""
-    return dict(batch) if isinstance(batch, Mapping) else batch
 
 
 def cost_of_emptying(trainer: Any, batch: LongestBatch) -> str | None:
@@ -161,8 +155,8 @@ def _why_not(trainer: Any) -> str:
 
 
 def _rows(trainer: Any) -> Rows:
-    """Returns what one process gets: of a generation each prompt as often as it is answered, side by side, as
-    ``trl/trainer/utils.py: RepeatSampler`` draws them."""
+    """Returns what one process gets. In a generation, each prompt is repeated for each of its answers, side by side, as
+    in ``trl/trainer/utils.py: RepeatSampler``."""
     if not samples_completions(trainer):
         numbers, tokens = longest_of(trainer, trainer.train_dataset, trainer._train_batch_size)
         return fetched(trainer, trainer.train_dataset, numbers), tokens
@@ -177,14 +171,18 @@ def _rows(trainer: Any) -> Rows:
 
 
 def _sampling_to_the_end(trainer: Any) -> AbstractContextManager[Any]:
-    """Samples completions of full length, judged by numbers that differ within a group, not by the user's functions."""
+    """Within the block, completions have full length, and get rewards that differ within a group, not the user's."""
     if not samples_completions(trainer):
         return nullcontext()
     changes: dict[str, Any] = {}
     if "reward_funcs" in vars(trainer):
         models = models_of(trainer)
+
+        def differing(prompts: Sequence[Any], **_: Any) -> list[float]:
+            return [float(number % 2) for number, _ in enumerate(prompts)]
+
         changes["reward_funcs"] = [
-            judge if any(judge is model for model in models) else _differing_rewards for judge in trainer.reward_funcs
+            judge if any(judge is model for model in models) else differing for judge in trainer.reward_funcs
         ]
     if getattr(trainer, "use_vllm", False):
         changes["vllm_generation"] = _Completions(trainer)
@@ -192,10 +190,6 @@ def _sampling_to_the_end(trainer: Any) -> AbstractContextManager[Any]:
         options = {**trainer.generation_config.to_dict(), "min_new_tokens": trainer.max_completion_length}
         changes["generation_config"] = GenerationConfig.from_dict(options)
     return patch.multiple(trainer, **changes)  # type: ignore[no-any-return]
-
-
-def _differing_rewards(prompts: Sequence[Any], **_: Any) -> list[float]:
-    return [float(number % 2) for number, _ in enumerate(prompts)]
 
 
 class _Completions:
@@ -236,12 +230,12 @@ OnError = Callable[[BaseException], None]
 
 @contextmanager
 def untouched(trainer: Any) -> Iterator[None]:
-    """Restores everything afterwards: gradients, random states, counters and metrics, buffers of all models.
+    """Restores gradients, random states, counters, metrics, and the buffers of all this trainer's models afterwards.
 
-    Weights and the state of the optimizer are the caller's affair: it must not step. What a step may touch was read off
-    ``transformers/trainer.py: training_step``, TRL 1.12 and 1.16 (``training_step``, ``_prepare_inputs``,
-    ``compute_loss`` of SFT, Reward, DPO, GRPO, RLOO) and ``accelerate/accelerator.py: backward``. Copies of buffers lie
-    in host memory. Only this trainer's models are looked at. What DDP counts of its forwards all ranks count alike.
+    The block must not step the optimizer. What a step may touch was read off ``transformers/trainer.py:
+    training_step``, TRL 1.12 and 1.16 (``training_step``, ``_prepare_inputs``, ``compute_loss`` of SFT, Reward, DPO,
+    GRPO, RLOO) and ``accelerate/accelerator.py: backward``. Copies of buffers lie in host memory. DDP's counts of its
+    forwards stay: all ranks count alike.
     """
     shared = trainer.accelerator.gradient_state._shared_state
     modules = list({id(module): module for model in models_of(trainer) for module in model.modules()}.values())
@@ -341,10 +335,10 @@ def _drop_whole_gradients(module: FSDPModule) -> None:
 
 @contextmanager
 def with_memory_of_later_steps(trainer: Any, on_error: OnError | None = None) -> Iterator[None]:
-    """Within the block, optimizer state, and gradients of a micro-step before, are there where there will be some.
+    """Within the block, stand-ins for optimizer state and accumulated gradients are allocated, as in later steps.
 
-    A first step has less beside it than the steps after it. They are as large as the real ones will be, tensor by
-    tensor, so that these find blocks that fit them. Whole gradients that FSDP2 keeps only a micro-step before makes.
+    They are as large as the real ones, tensor by tensor, so that those find blocks that fit. Whole gradients that
+    FSDP2 keeps between micro-steps are not allocated here.
     """
     optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     stand_ins: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
@@ -369,10 +363,8 @@ def with_memory_of_later_steps(trainer: Any, on_error: OnError | None = None) ->
 
 
 def _kept_by_adam(optimizer: Any) -> list[tuple[torch.Tensor, torch.dtype]]:
-    """Parameters of which an optimizer will keep two moments on the device, and in which dtype.
-
-    Adam is known as torch and bitsandbytes have it; of other optimizers nothing is, and nothing stands in.
-    """
+    """Returns the parameters for which an optimizer will keep two moments on the device, and their dtype: those of
+    torch's and bitsandbytes' Adam; none for other optimizers."""
     if optimizer is None or optimizer.state or getattr(optimizer, "is_paged", False):
         return []
     trained = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]

@@ -22,14 +22,12 @@ base_trainer.py: create_model_card``)."""
 NO_NAME = 'model="None"'
 """What the same template makes of a model that has no name on the hub."""
 
-Read = Callable[[], MemoryReading | None]
 
-
-def complete_cards(trainer: Any, request: Request, read: Read = lambda: None) -> None:
+def complete_cards(trainer: Any, request: Request, read: Callable[[], MemoryReading | None]) -> None:
     """Completes every model card that this trainer writes: one with each checkpoint and each push.
 
     Args:
-        read: Tells what the device's allocator holds; gives None where nothing measures.
+        read: Reads the device's allocator; returns None where nothing measures.
     """
     create = trainer.create_model_card
 
@@ -55,23 +53,26 @@ def completed(card: str, request: Request, trainer: Any, reading: MemoryReading 
     """Adds to a card what was trained and how; of models and data in folders the name alone, not where they lie."""
     base = f"`{named(request.job.model)}`"
     card = card.replace(NO_BASE, base).replace(NO_NAME, f'model="{Path(request.output_dir).resolve().name}"')
-    parts = [card.rstrip(), _training(request, trainer, reading), _settings(request)]
-    return "\n\n".join(parts) + "\n"
+    lines = [card.rstrip(), "", "## Training", "", "| what | |", "|---|---|"]
+    lines += [f"| {name} | {value} |" for name, value in _facts(request, trainer, reading)]
+    if request.levers:
+        lines += ["", "Changed by the plan, from the settings asked for:", ""]
+    for lever in request.levers:
+        lines.append(f"- {lever.name}: {_value(lever.before)} -> {_value(lever.after)}, {lever.why}")
+    knobs, hardware = request.knobs, request.hardware
+    chosen = f"Chosen by autofit for {hardware.name} with {format_bytes(hardware.total_bytes)}"
+    size = f"{knobs.effective_batch_size} rows in each optimizer step."
+    lines += ["", "## Settings", "", f"{chosen}; {size}", "", "| setting | value |", "|---|---|"]
+    values = codec.to_json(knobs)  # without those that are left to TRL
+    names = [name for name in knob_names(request.job.method_facts.knobs, knobs) if name in values]
+    lines += [f"| {name} | {_value(values[name])} |" for name in names]
+    return "\n".join(lines) + "\n"
 
 
 def named(model_or_data: str) -> str:
     """A hub id as it is; of a path the last name."""
     path = Path(model_or_data)
     return path.resolve().name if path.exists() or path.is_absolute() else model_or_data
-
-
-def _training(request: Request, trainer: Any, reading: MemoryReading | None) -> str:
-    rows = [f"| {name} | {value} |" for name, value in _facts(request, trainer, reading)]
-    changes = [
-        f"- {lever.name}: {_value(lever.before)} -> {_value(lever.after)}, {lever.why}" for lever in request.levers
-    ]
-    told = ["", "Changed by the plan, from the settings asked for:", "", *changes] if changes else []
-    return "\n".join(["## Training", "", "| what | |", "|---|---|", *rows, *told])
 
 
 def _facts(request: Request, trainer: Any, reading: MemoryReading | None) -> Iterator[tuple[str, str]]:
@@ -81,16 +82,14 @@ def _facts(request: Request, trainer: Any, reading: MemoryReading | None) -> Ite
     yield "trained", _trained(trainer)
     yield "data", f"`{named(dataset_name(request.job))}`"
     yield "optimizer steps", f"{trainer.state.global_step:,} of {facts.rows(request.knobs.effective_batch_size)}"
-    yield (
-        "learning rate",
-        f"{arguments.learning_rate:g}, {getattr(arguments.lr_scheduler_type, 'value', arguments.lr_scheduler_type)}",
-    )
+    schedule = getattr(arguments.lr_scheduler_type, "value", arguments.lr_scheduler_type)
+    yield "learning rate", f"{arguments.learning_rate:g}, {schedule}"
     if request.level:
         yield "plan", f"{request.level}, for {request.hardware.name} with {format_bytes(request.hardware.total_bytes)}"
-    predicted = [f"{format_bytes(max(request.predicted.values()))} predicted"] if request.predicted else []
-    measured = [] if reading is None else [f"{format_bytes(reading.peak_allocated_bytes)} measured"]
-    if predicted or measured:
-        yield "peak memory allocated", ", ".join([*predicted, *measured])
+    peaks = [f"{format_bytes(max(request.predicted.values()))} predicted"] if request.predicted else []
+    peaks += [] if reading is None else [f"{format_bytes(reading.peak_allocated_bytes)} measured"]
+    if peaks:
+        yield "peak memory allocated", ", ".join(peaks)
 
 
 def _trained(trainer: Any) -> str:
@@ -107,19 +106,6 @@ def _trained(trainer: Any) -> str:
     parts = ["" if rank is None else f" of rank {rank}", "" if alpha is None else f", alpha {alpha}"]
     scale = "".join(parts) + (f", on {modules}" if modules else "")
     return f"{adapter.peft_type.value} adapter{scale}: {count}"
-
-
-def _settings(request: Request) -> str:
-    knobs, hardware = request.knobs, request.hardware
-    values = codec.to_json(knobs)  # without those that are left to TRL
-    rows = [
-        f"| {name} | {_value(values[name])} |"
-        for name in knob_names(request.job.method_facts.knobs, knobs)
-        if name in values
-    ]
-    chosen = f"Chosen by autofit for {hardware.name} with {format_bytes(hardware.total_bytes)}"
-    size = f"{knobs.effective_batch_size} rows in each optimizer step."
-    return "\n".join(["## Settings", "", f"{chosen}; {size}", "", "| setting | value |", "|---|---|", *rows])
 
 
 def _value(value: Any) -> str:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -45,16 +44,13 @@ first counts, since evaluation has forwards of its own."""
 
 
 def shortage_of(error: BaseException, trainer: Any, device: Device) -> Shortage:
-    """Reports an error in figures.
-
-    Args:
-        trainer: Whose step it was; its models and its optimizer are looked at.
-    """
+    """Reports an error of this trainer's step in figures."""
     simulated, named = device.simulated, _named(trainer)
     phase = phase_of(error) or (None if simulated is None else simulated.phase)
     refusal = None if simulated is None else simulated.refusal(error)
     if simulated is None:
-        measured = _measured_on_a_real_card(named)
+        seen: set[int] = set()
+        measured = {owner: _size(tensors, seen) for owner, tensors in named.items()}
     else:
         measured = {} if refusal is None else simulated.owned(named, refusal)
     if refusal is None:
@@ -68,17 +64,12 @@ def shortage_of(error: BaseException, trainer: Any, device: Device) -> Shortage:
 def phase_of(error: BaseException) -> Phase | None:
     """Finds the phase in which an error was raised, by the functions that it passed through, or the error that led to
     it; None where none is known."""
-    names = set(_functions(error.__traceback__))
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    # Many things have steps.
+    names = {code.co_name for code in codes if code.co_name != "step" or "/optim/" in code.co_filename}
     phase = next((phase for name, phase in _PHASE_OF.items() if name in names), None)
     before = error.__cause__ or error.__context__
     return phase if phase is not None or before is None else phase_of(before)
-
-
-def _functions(raised: TracebackType | None) -> Iterator[str]:
-    for frame, _ in traceback.walk_tb(raised):
-        code = frame.f_code
-        if code.co_name != "step" or "/optim/" in code.co_filename:  # many things have steps
-            yield code.co_name
 
 
 # -- the device ------------------------------------------------------------------------------------------------------
@@ -117,12 +108,6 @@ def _bytes(text: str) -> int:
 
 
 # -- the owners ------------------------------------------------------------------------------------------------------
-
-
-def _measured_on_a_real_card(named: Mapping[Owner, list[Any]]) -> dict[Owner, int]:
-    """Bytes of what has a name, each storage once."""
-    seen: set[int] = set()
-    return {owner: _size(tensors, seen) for owner, tensors in named.items()}
 
 
 def _named(trainer: Any) -> dict[Owner, list[Any]]:

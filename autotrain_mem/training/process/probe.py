@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,23 +35,16 @@ from autotrain_mem.types.experience import Probe
 from autotrain_mem.types.report import MemoryReading
 
 
-@dataclass(slots=True)
-class _ProbeProgress:
-    row_tokens: int | None = None
-    step_seconds: float | None = None
-    refused: str = ""
-
-
 def probe(request: Request, send: SendEvent, device_of: DeviceOf = real_device) -> dict[str, Any]:
-    """Tries a plan's settings; returns the ``probe`` event. Whether they fit is for the parent to say: it has the
-    budget.
+    """Tries a plan's settings; returns the ``probe`` event. The parent, which has the budget, decides whether they fit.
 
     Raises:
         AutofitError, OSError and whatever the trainer raises, but for a full device, which is an answer.
     """
     with device_of(request) as device:
-        peaks, progress = device.peaks, _ProbeProgress()
-        assert peaks is not None, "where nothing measures nothing is probed (is_probed)"
+        peaks, progress = device.peaks, _Progress()
+        assert peaks is not None, "a probe needs a device that reports its memory (is_probed)"
+        refused = ""
         try:
             _run(request, device, peaks, progress)
         except Exception as error:
@@ -60,18 +52,18 @@ def probe(request: Request, send: SendEvent, device_of: DeviceOf = real_device) 
             if not is_known and not is_out_of_memory(error):
                 raise
             cause = (is_known and error.__cause__) or error
-            progress.refused = (str(cause) or type(cause).__name__).splitlines()[0]
+            refused = (str(cause) or type(cause).__name__).splitlines()[0]
         refused_in, reading = peaks.phase, peaks.reading()
         answer = Probe(
             knobs=request.knobs,
-            fits=not progress.refused and reading.num_alloc_retries == 0,
+            fits=not refused and reading.num_alloc_retries == 0,
             measured=reading,
             phases=peaks.peaks(),
             row_tokens=progress.row_tokens,
             non_torch_bytes=_non_torch_bytes(device, reading),
             step_seconds=progress.step_seconds,
-            refused=progress.refused,
-            refused_in=refused_in if progress.refused else None,
+            refused=refused,
+            refused_in=refused_in if refused else None,
         )
     return {"event": "probe", "probe": codec.to_json(answer)}
 
@@ -97,15 +89,24 @@ def probe_changes(job: Job, knobs: Knobs) -> dict[str, Any]:
     }
 
 
-def _run(request: Request, device: Device, peaks: PhasePeaks, progress: _ProbeProgress) -> None:
+def _run(request: Request, device: Device, peaks: PhasePeaks, progress: _Progress) -> None:
     """Runs a whole probe, from the first weight to the last file."""
     job, knobs = request.job, request.knobs
     changes = probe_changes(job, knobs)
     with method_of(job.method).without_precomputing():
         trainer = build(request, device.placed, changes)
     progress.row_tokens = take_longest(trainer, knobs.gradient_accumulation_steps)
-    _complete_to_the_end(trainer, knobs.completion_length)
-    trainer.add_callback(_Stopwatch(progress))
+    if samples_completions(trainer):
+        # Completions of GRPO and RLOO reach their full length. An engine has vLLM's name for it
+        # (``vllm.SamplingParams: min_tokens``).
+        options, name = trainer, "min_new_tokens"
+        if (engine := getattr(trainer, "vllm_generation", None)) is not None:
+            options, name = engine, "min_tokens"
+        else:
+            trainer.generation_config.min_new_tokens = knobs.completion_length
+        if hasattr(options, "generation_kwargs"):
+            options.generation_kwargs = {**options.generation_kwargs, name: knobs.completion_length}
+    trainer.add_callback(progress)
     trainer.add_callback(Moves())
     filled = Configs(script=None, training=trainer.args, model=None, dataset=None)
     write_shards(trainer, whole=False)
@@ -135,28 +136,12 @@ def _non_torch_bytes(device: Device, reading: MemoryReading) -> int | None:
     return outside_bytes if outside_bytes in PLAUSIBLE_BYTES else None
 
 
-def _complete_to_the_end(trainer: Any, tokens: int) -> None:
-    """Makes every completion of GRPO and RLOO as long as it may be. PPO's do not by themselves.
+class _Progress(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
+    """Holds how far a probe came; the seconds are those of the last optimizer step."""
 
-    With vLLM's own name for it where an engine generates (``vllm.SamplingParams: min_tokens``).
-    """
-    if not samples_completions(trainer):
-        return
-    engine = getattr(trainer, "vllm_generation", None)
-    if engine is not None:
-        engine.generation_kwargs = {**engine.generation_kwargs, "min_tokens": tokens}
-        return
-    trainer.generation_config.min_new_tokens = tokens
-    if hasattr(trainer, "generation_kwargs"):
-        trainer.generation_kwargs = {**trainer.generation_kwargs, "min_new_tokens": tokens}
-
-
-class _Stopwatch(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
-    """Writes down how long each optimizer step took; the last one stays."""
-
-    def __init__(self, progress: _ProbeProgress) -> None:
-        self._progress = progress
-        self._began = 0.0
+    row_tokens: int | None = None
+    step_seconds: float | None = None
+    _began = 0.0
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._began = time.perf_counter()
@@ -164,7 +149,7 @@ class _Stopwatch(TrainerCallback):  # type: ignore[misc]  # transformers is unty
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # a step is done when the card is, not when Python is
-        self._progress.step_seconds = time.perf_counter() - self._began
+        self.step_seconds = time.perf_counter() - self._began
 
 
 # -- the longest rows ------------------------------------------------------------------------------------------------
@@ -182,7 +167,12 @@ def take_longest(trainer: Any, accumulation: int | None = None) -> int:
     """
     is_ppo = hasattr(trainer, "value_model")
     if trainer.eval_dataset is not None and not is_ppo:  # PPO evaluates nothing
-        _take_evaluated(trainer)
+        # Two batches: the second meets what the first left behind.
+        group = getattr(trainer, "num_generations_eval", None) or 1
+        rows = max(1, trainer.args.per_device_eval_batch_size * EVALUATED_BATCHES // group)
+        batch = max(1, rows // EVALUATED_BATCHES)
+        evaluated = (repeated(longest_of(trainer, trainer.eval_dataset, batch)[0], batch) * EVALUATED_BATCHES)[:rows]
+        trainer.eval_dataset = trainer.eval_dataset.select(evaluated * trainer.args.world_size)
     # Each process takes whole micro-batches in turn (``accelerate/data_loader.py: BatchSamplerShard``); a generation's
     # rows are those of all processes.
     turns = trainer.args.world_size
@@ -208,13 +198,3 @@ def take_longest(trainer: Any, accumulation: int | None = None) -> int:
         else:
             trainer._get_train_sampler = lambda *_: SequentialSampler(rows)
     return tokens
-
-
-def _take_evaluated(trainer: Any) -> None:
-    """Cuts the evaluation to two batches: the second meets what the first left behind."""
-    group = getattr(trainer, "num_generations_eval", None) or 1
-    rows = max(1, trainer.args.per_device_eval_batch_size * EVALUATED_BATCHES // group)
-    batch = max(1, rows // EVALUATED_BATCHES)
-    chosen = repeated(longest_of(trainer, trainer.eval_dataset, batch)[0], batch)
-    one = (chosen * EVALUATED_BATCHES)[:rows]
-    trainer.eval_dataset = trainer.eval_dataset.select(one * trainer.args.world_size)

@@ -74,9 +74,18 @@ def _load_weights(model: Any, checkpoint: Path, *, is_in_shards: bool) -> str:
     Raises:
         TrainingError: the checkpoint lacks some, or has others.
     """
+    tensors: Mapping[str, torch.Tensor] = model.state_dict(keep_vars=True)
+    if isinstance(model, PeftModel):
+        if len(model.peft_config) > 1:
+            raise TrainingError(
+                f"The model has {len(model.peft_config)} adapters, and a checkpoint shared otherwise is read for one.",
+                hint="Resume as the run was begun.",
+            )
+        parameters = dict(model.named_parameters(remove_duplicate=False))  # PEFT writes them without the adapter's name
+        tensors = get_peft_model_state_dict(model, state_dict=parameters, adapter_name=model.active_adapter)
     # Names in shards are as ``accelerate/utils/fsdp_utils.py: save_fsdp_model`` hands them over.
     start = "model." if is_in_shards else ""
-    weights = {start + name: tensor for name, tensor in _weights(model).items()}
+    weights = {start + name: tensor for name, tensor in tensors.items()}
     with _named(checkpoint):
         files = dcp.FileSystemReader(checkpoint / f"{FSDP_MODEL_NAME}_0")
         reader = files if is_in_shards else dcp.HuggingFaceStorageReader(str(checkpoint))
@@ -107,24 +116,6 @@ def _load_weights(model: Any, checkpoint: Path, *, is_in_shards: bool) -> str:
         f"weights are {str(before).removeprefix('torch.')} in the checkpoint and are rounded to "
         f"{str(now).removeprefix('torch.')}, in which this training keeps them"
     )
-
-
-def _weights(model: Any) -> Mapping[str, torch.Tensor]:
-    """The tensors that a checkpoint holds of a model, under the names that it has for them; tied ones under each."""
-    if not isinstance(model, PeftModel):
-        whole: Mapping[str, torch.Tensor] = model.state_dict(keep_vars=True)
-        return whole
-    if len(model.peft_config) > 1:
-        raise TrainingError(
-            f"The model has {len(model.peft_config)} adapters, and a checkpoint shared otherwise is read for one.",
-            hint="Resume as the run was begun.",
-        )
-    # PEFT writes names without the adapter's own.
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    adapter: Mapping[str, torch.Tensor] = get_peft_model_state_dict(
-        model, state_dict=parameters, adapter_name=model.active_adapter
-    )
-    return adapter
 
 
 # -- the optimizer -----------------------------------------------------------------------------------------------------
@@ -189,18 +180,14 @@ def _copy_part(name: str, whole: torch.Tensor, part: torch.Tensor) -> None:
 
 @contextmanager
 def _on_host() -> Iterator[None]:
-    """Within the block, a simulated card sees no tensors: what lies on the host on the way is not the device's."""
+    """Within the block, a simulated card ignores tensors, which are the host's."""
     with torch.no_grad(), torch._C._DisableTorchDispatch():
         yield
 
 
 @contextmanager
 def _named(checkpoint: Path) -> Iterator[None]:
-    """Within the block, a file that cannot be read is an error of the checkpoint's.
-
-    Raises:
-        OutputFolderError: it is.
-    """
+    """Within the block, errors of a file that cannot be read become an OutputFolderError about the checkpoint."""
     try:
         yield
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, ImportError) as error:

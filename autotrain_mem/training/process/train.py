@@ -49,9 +49,8 @@ def train(request: Request, send: SendEvent, device_of: DeviceOf = real_device) 
         drop_logs_without_room(trainer, send)
         world = World(trainer.args)
         progress = ProgressCallback(send, device.read, world)
-        trainer.add_callback(progress)
-        trainer.add_callback(Moves())
-        trainer.add_callback(StopAtLastStep(trainer))
+        for callback in (progress, Moves(), StopAtLastStep(trainer)):
+            trainer.add_callback(callback)
         follow_saving(trainer, send, request.run, world)
         save_in_place(trainer, request)
         complete_cards(trainer, request, device.read)
@@ -102,10 +101,7 @@ def _run(trainer: Any, device: Device, request: Request, send: SendEvent, world:
 
 
 class Safeguards:
-    """Attaches the guard, the longest rows before the first step, and the watch to one trainer; they report by events.
-
-    The guard is innermost: it splits the longest rows as it splits every other batch.
-    """
+    """Attaches the guard, the longest rows before the first step, and the watch to one trainer; they send events."""
 
     def __init__(self, trainer: Any, request: Request, device: Device, send: SendEvent) -> None:
         self._trainer, self._device = trainer, device
@@ -135,9 +131,9 @@ class Safeguards:
         trainer.add_callback(watch)
 
     def shortage(self, error: BaseException) -> Shortage | None:
-        """Reports the device as it was when the error came; of the longest rows that was noted before all was put back.
+        """Reports the device as it was when the error came, for the longest rows before their stand-ins were freed.
 
-        None where it could not be read, which is no reason to lose the error itself: it decides what comes next.
+        None if it could not be read: the error itself counts more.
         """
         if self._shortage is None:
             self._keep_shortage(error)
@@ -167,9 +163,9 @@ def save_in_place(trainer: Any, request: Request) -> None:
 def keep_order(trainer: Any) -> None:
     """Makes each epoch's order depend on the seed and the epoch alone, as it does where rows are shuffled.
 
-    With ``train_sampling_strategy group_by_length`` transformers draws it from what random numbers are next
-    (``transformers/trainer_pt_utils.py: LengthGroupedSampler``): a run that goes on in a later epoch would meet some of
-    its rows twice and others never.
+    With ``train_sampling_strategy group_by_length`` transformers draws it from the global random state
+    (``transformers/trainer_pt_utils.py: LengthGroupedSampler``): a run that resumes in a later epoch would repeat some
+    rows and skip others.
     """
     get_sampler = trainer._get_train_sampler
 
@@ -219,7 +215,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
             self.interrupted = self._world.any(self.interrupted)
         if self.interrupted:
             control.should_training_stop = True
-            # So that the run can be gone on with from here; who asks for no checkpoints gets none.
+            # So that the run can be resumed from here, unless the user wants no checkpoints.
             control.should_save = args.save_strategy != "no"
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:

@@ -103,11 +103,7 @@ class Moves(TrainerCallback):  # type: ignore[misc]  # transformers is untyped t
 @contextmanager
 def beating(send: SendEvent) -> Iterator[None]:
     """Within the block, a thread sends a ``pulse`` every second: how often the trainer has moved, and where the caller
-    is.
-
-    Where it has not moved for a while, the collectives that it has come to are sent too. Nothing is sent, nor waited
-    for, by the thread that trains.
-    """
+    is; after a while without a move, also the collectives that it has reached."""
     ended, main = threading.Event(), threading.get_ident()
 
     def beat() -> None:
@@ -146,7 +142,7 @@ _DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")
 def _place(thread: int) -> str:
     """Returns where a thread is, as ``in dataloader.py: __next__``: the innermost function that Python knows of.
 
-    A function of its own: a frame that the caller kept until its next heartbeat would keep its tensors alive.
+    It must stay a function: a frame that the caller kept until its next heartbeat would keep its tensors alive.
     """
     frame = sys._current_frames().get(thread)
     if frame is None:

@@ -56,7 +56,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
     ``Trainer(..., callbacks=[MemoryWatch()])`` is all there is to do, with any Trainer of transformers or TRL. Every
     log of the training gets ``memory/...`` figures, in the trackers of ``report_to``, ``state.log_history`` and on the
     console; a JSONL in the output folder has them in bytes. Where something goes wrong (what is reserved climbs with
-    every longer row, fragmentation, a leak, host memory running out, memory that spilled to the host) one line says so.
+    every longer row, fragmentation, a leak, host memory running out) one line says so.
 
     Peaks are those of the allocator: since the process began, or since somebody reset them; the watch never does.
     Nothing that it does can end the training.
@@ -66,8 +66,8 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         predicted: Peak of what is allocated in each phase, in bytes, as a plan's ``estimate.memory.phases`` has it.
         planned: What else is to be logged, in bytes: ``memory/NAME_gib`` for each that is known.
         total_bytes: Of the device; by default, of CUDA's current device.
-        phases: Tells the measured peak of each phase so far, where somebody measures them (``training.process.build``
-            does, by resetting the peaks; ``read`` must then be of the same).
+        phases: Returns the measured peak of each phase so far (``training.process.build`` measures them by resetting
+            the peaks; ``read`` must then be of the same).
         file: Of the record, relative to ``output_dir``; ``memory.rank1.jsonl`` is rank 1's.
         on_sign: Gets each sign; by default transformers' logger warns of it. Each rank has those of its own device,
             and the first one those of the host.
@@ -86,15 +86,11 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         on_sign: Callable[[Sign], None] | None = None,
         host: Callable[[], HostMemory] = host_memory,
     ) -> None:
-        self._read = read or cuda_reading
-        self._predicted = predicted or {}
-        self._planned = planned or {}
-        self._total_bytes = total_bytes
-        self._phases = phases or dict
+        self._read, self._host, self._total_bytes = read or cuda_reading, host, total_bytes
+        self._predicted, self._planned, self._phases = predicted or {}, planned or {}, phases or dict
         self._file = file
         self._on_sign = on_sign or self._warn
         self._rank = 0
-        self._host = host
         self._host_memory: HostMemory | None = None
         self._host_read_at = 0.0
         self._began = 0.0
@@ -116,14 +112,21 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         trainer: its caller is the handler that holds the list. Moving to the front of a list while it is gone through
         skips none and repeats none. Where no handler is found, only the trackers miss the figures.
         """
-        callbacks = _callbacks_of_caller()
+        callbacks: list[Any] = []
+        frame = inspect.currentframe()
+        for _depth in range(FRAMES):
+            frame = frame and frame.f_back
+            caller: Any = frame.f_locals.get("self") if frame else None
+            if isinstance(caller, CallbackHandler):
+                callbacks = caller.callbacks
+                break
         if self in callbacks:
             flow = [number for number, each in enumerate(callbacks) if isinstance(each, DefaultFlowCallback)]
             first = flow[-1] + 1 if flow else 0
             if callbacks.index(self) > first:
                 callbacks.remove(self)
                 callbacks.insert(first, self)
-        self._clock.start()
+        self._clock = _Clock()
         self._began = time.perf_counter()
         self._logged_step = -1
         if not args.torch_compile:  # a hook would be compiled with the model, and break its graph
@@ -238,12 +241,9 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
 
 
 class _Clock:
-    """Seconds of training since it was last asked: what lies between a step and an event that is none is left out."""
+    """Counts the seconds of training since the last :meth:`take`, without evaluations and saves."""
 
     def __init__(self) -> None:
-        self.start()
-
-    def start(self) -> None:
         self._since = self._marked = time.perf_counter()
         self._left_out = 0.0
 
@@ -255,8 +255,9 @@ class _Clock:
         self._left_out += self._marked - before
 
     def take(self) -> float:
-        seconds = time.perf_counter() - self._since - self._left_out
-        self.start()
+        now = time.perf_counter()
+        seconds = now - self._since - self._left_out
+        self._since, self._marked, self._left_out = now, now, 0.0
         return seconds
 
 
@@ -279,20 +280,6 @@ def cuda_reading() -> MemoryReading | None:
     )
 
 
-# -- the trainer ---------------------------------------------------------------------------------------------------
-
-
-def _callbacks_of_caller() -> list[Any]:
-    frame = inspect.currentframe()
-    for _ in range(FRAMES):
-        frame = frame and frame.f_back
-        caller = frame.f_locals.get("self") if frame else None
-        if isinstance(caller, CallbackHandler):
-            callbacks: list[Any] = caller.callbacks
-            return callbacks
-    return []
-
-
 def _gib(size_bytes: int) -> float:
     return round(size_bytes / GIB, 4)
 
@@ -303,11 +290,11 @@ def _wire(peaks: Mapping[Phase, PhasePeak]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batches:
+    """The batch with the longest rows: how many it has, and their tokens, with padding; and the tokens of all."""
+
     rows: int
     tokens: int
-    """Tokens of a row, with padding: the batch with the longest rows, and how many rows that had."""
     all_tokens: int
-    """Rows x tokens of every batch."""
 
 
 class Rows:

@@ -1,8 +1,4 @@
-"""Diagnoses from a series of memory readings what goes wrong in a run, before it ends; each sign is given once.
-
-A series is judged as it grows: :class:`SignDetector` takes one sample per log and keeps the last ``WINDOW`` of them, so
-that a day of samples costs no more per log than the first hour.
-"""
+"""Diagnoses from a series of memory readings what goes wrong in a run, before it ends; each sign is given once."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from autotrain_mem.allocator.settings import LARGE_SEGMENT_BYTES, variable_that_
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.types.report import MemoryReading
 
-Kind = Literal["staircase", "fragmentation", "full", "leak", "host", "spill"]
+Kind = Literal["staircase", "fragmentation", "full", "leak", "host"]
 
 QUARTER = 8
 """Samples whose least counts as their floor."""
@@ -50,20 +46,12 @@ LEAST_SLACK_BYTES = 3 * LARGE_SEGMENT_BYTES
 IN_A_ROW = 2
 """Logs, one after the other, in which the cache had to be given back: Composer shrinks its micro-batch then
 (``composer/trainer/trainer.py: _adjust_device_train_microbatch_size``)."""
-NEAR_FULL = 0.9
-"""The share of the card's memory that torch alone reserves; the CUDA context, its libraries and the screen have the
-rest. The driver changes to host memory "when running close to maxing out" the card (NVIDIA, answer 5490)."""
-CLIFF = 0.5
-"""A share of the usual speed. What lies in host memory comes over PCIe, at a tenth of the card's bandwidth or less:
-users tell of 10 times slower; lengths and evaluations move the speed of a healthy run by tenths."""
-LATELY = 3
-"""Logs that must all be slow: one is a garbage collection or a neighbour."""
 HOST_SECONDS = 6 * 3600
-"""Who goes to sleep beside a run would not be there in time."""
+"""A warning this long before the end reaches a user who sleeps."""
 HOST_LEFT = 0.05
-"""Share of host memory that is hardly any: half of where earlyoom begins to kill (10 %, its README)."""
+"""Half of the share of host memory at which earlyoom begins to kill (10 %, its README)."""
 AGAIN = 4.0
-"""Times as bad as when it was last said. Of a steady leak a run of days hears some five times."""
+"""A sign is repeated when it is this many times as bad: a steady leak is reported some five times in a run of days."""
 
 SMALLER = "lower --per_device_train_batch_size and raise --gradient_accumulation_steps by as much"
 
@@ -122,14 +110,14 @@ class Sign:
 
 
 class SignDetector:
-    """Judges a series as it comes.
+    """Takes one sample per log, and keeps the last ``WINDOW`` of them.
 
     Args:
-        grows: The allocator has them already: advice says something else then.
+        grows: Whether the allocator has expandable segments, which are else advised.
     """
 
     def __init__(self, grows: bool = False) -> None:
-        self._expandable = grows
+        self._grows = grows
         self._samples: deque[Sample] = deque(maxlen=WINDOW)
         self._stairs = _ReservedGrowth()
         self._leaks_from: float | None = None
@@ -140,7 +128,7 @@ class SignDetector:
         self._samples.append(sample)
         self._stairs.climb(sample)
         news = []
-        for sign in (self._staircase(), self._retries(), self._leak(), self._host(), self._spill()):
+        for sign in (self._staircase(), self._retries(), self._leak(), self._host()):
             if sign is not None and sign.severity >= AGAIN * self._said.get(sign.kind, 0.0):
                 self._said[sign.kind] = sign.severity
                 news.append(sign)
@@ -169,7 +157,8 @@ class SignDetector:
 
     def _retries(self) -> Sign | None:
         """Fragmentation where much of what is reserved holds nothing, else a card that is just full."""
-        lately, sample = self._last_retries(IN_A_ROW + 1), self._samples[-1]
+        sample, latest = self._samples[-1], [*self._samples][-1 - IN_A_ROW :]
+        lately = [each.device.num_alloc_retries for each in latest if each.device is not None]
         if sample.device is None or sample.slack is None or len(lately) < 2 or lately[-1] <= lately[-2]:
             return None
         retries = f"{lately[-1]} time" + "s" * (lately[-1] != 1)
@@ -195,7 +184,7 @@ class SignDetector:
         )
 
     def _less_slack(self, otherwise: str) -> str:
-        if self._expandable:
+        if self._grows:
             return f"{otherwise[0].upper()}{otherwise[1:]}."
         return f"To end it, set {variable_that_counts(os.environ)}=expandable_segments:True; or {otherwise}."
 
@@ -231,36 +220,6 @@ class SignDetector:
         left = max(0, sample.total_bytes - sample.device.peak_allocated_bytes) / per_step
         return f"; at that pace the card is out of memory in about {float(f'{left:.1e}'):,.0f} steps"
 
-    def _spill(self) -> Sign | None:
-        sample = self._samples[-1]
-        if sample.device is None or sample.total_bytes is None:
-            return None
-        share = sample.device.reserved_bytes / sample.total_bytes
-        slower = self._slower()
-        if share <= 1 and (share < NEAR_FULL or slower is None):
-            return None
-        usual, now = slower or (1.0, 1.0)
-        speed = f"The speed fell to {now:,.0f} tokens per second, from {usual:,.0f}, with " if slower else ""
-        return Sign(
-            kind="spill",
-            step=sample.step,
-            seen=f"{speed}{format_bytes(sample.device.reserved_bytes)} reserved of a card of "
-            f"{format_bytes(sample.total_bytes)}: memory seems to have spilled to the host.",
-            advice="On Windows set CUDA - Sysmem Fallback Policy to Prefer No Sysmem Fallback (NVIDIA Control Panel, "
-            "Manage 3D settings; WSL may not heed it), elsewhere look for managed memory (paged optimizers); "
-            f"{SMALLER}.",
-            severity=usual / now,
-        )
-
-    def _slower(self) -> tuple[float, float] | None:
-        """Tokens per second before a cliff and after it, where there is one that no retries explain."""
-        speeds = [sample.tokens_per_second for sample in self._samples if sample.tokens_per_second]
-        retries = self._last_retries(LATELY + 1)
-        if len(speeds) < QUARTER + LATELY or retries[0] != retries[-1]:
-            return None
-        usual, now = statistics.median(speeds[:-LATELY]), max(speeds[-LATELY:])
-        return (usual, now) if now <= CLIFF * usual else None
-
     # -- the host --------------------------------------------------------------------------------------------------
 
     def _host(self) -> Sign | None:
@@ -268,13 +227,17 @@ class SignDetector:
         available, total = sample.host_available_bytes, sample.host_total_bytes
         if available is None or not total:
             return None
-        seconds = self._host_seconds(available, total)
+        left = [each.host_available_bytes for each in self._samples if each.host_available_bytes is not None]
+        climb = climb_of([-size_bytes for size_bytes in left]) if len(left) == WINDOW else None
+        seconds = None
+        if climb is not None and climb.rise >= LEAST_CLIMB * total:
+            seconds = available * CLIMBED * (sample.seconds - self._samples[0].seconds) / climb.rise
         if available > HOST_LEFT * total and (seconds is None or seconds > HOST_SECONDS):
             return None
         pace = ""
         if seconds is not None:
-            left = f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{max(1, round(seconds / 60))} minutes"
-            pace = f", and at this pace none in about {left}"
+            span = f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{max(1, round(seconds / 60))} minutes"
+            pace = f", and at this pace none in about {span}"
         return Sign(
             kind="host",
             step=sample.step,
@@ -285,19 +248,6 @@ class SignDetector:
             "(--activation_offloading, an optimizer there).",
             severity=total / max(1, available),
         )
-
-    def _host_seconds(self, available: int, total: int) -> float | None:
-        """Until nothing is left, where it falls steadily."""
-        left = [sample.host_available_bytes for sample in self._samples if sample.host_available_bytes is not None]
-        climb = climb_of([-size_bytes for size_bytes in left]) if len(left) == WINDOW else None
-        if climb is None or climb.rise < LEAST_CLIMB * total:
-            return None
-        passed = self._samples[-1].seconds - self._samples[0].seconds
-        return available * CLIMBED * passed / climb.rise
-
-    def _last_retries(self, number: int) -> list[int]:
-        """Returns how often the cache was given back, as of the last samples."""
-        return [sample.device.num_alloc_retries for sample in [*self._samples][-number:] if sample.device is not None]
 
 
 @dataclass(kw_only=True, slots=True)

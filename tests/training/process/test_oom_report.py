@@ -12,7 +12,7 @@ from autotrain_mem.rehearsal.simulated_run import SimulatedRun
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.training.process.build import Device, PhasePeaks
-from autotrain_mem.training.process.oom_report import _measured_on_a_real_card, _named, phase_of, shortage_of
+from autotrain_mem.training.process.oom_report import phase_of, shortage_of
 from autotrain_mem.training.process.train import Safeguards
 from autotrain_mem.types import Hardware, Owner, Phase
 
@@ -134,7 +134,8 @@ def test_owners_of_a_real_card_are_counted_by_storage_and_once(monkeypatch: pyte
     model(torch.ones(1, 8)).sum().backward()
     optimizer.step()
     wrapped = SimpleNamespace(optimizer=optimizer)
-    assert _measured_on_a_real_card(_named(trainer(model=model, optimizer=wrapped))) == {
+    made = trainer(model=model, optimizer=wrapped)
+    assert shortage_of(RuntimeError(), made, real_card(0, 0)).measured == {
         Owner.WEIGHTS: 4 * 64 + 4 * 4,
         Owner.GRADIENTS: 4 * 64,
         Owner.OPTIMIZER_STATE: 2 * 4 * 64 + 4,

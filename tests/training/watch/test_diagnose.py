@@ -131,16 +131,6 @@ def staircase(length: int = 50, slack_gib: float = 5.0) -> list[Sample]:
     )
 
 
-def cliff(reserved_gib: float, **changes: Any) -> list[Sample]:
-    """From step 20 on at a tenth of the speed."""
-    return series(
-        30,
-        tokens_per_second=lambda step: 5000.0 if step < 20 else 500.0,
-        reserved_bytes=lambda step: int(reserved_gib * GIB),
-        **changes,
-    )
-
-
 def smaller(each: Sample) -> Sample:
     """A model of which half of a few segments is filled."""
     assert each.device is not None
@@ -162,7 +152,6 @@ SILENT: dict[str, list[Sample]] = {
     "host memory that would last a night": [
         dataclasses.replace(each, seconds=each.seconds * 10) for each in FALLING_HOST
     ],
-    "a cliff in speed on a card with room": cliff(20),
 }
 
 
@@ -199,15 +188,6 @@ SAID: dict[str, tuple[list[Sample], int, tuple[str, ...]]] = {
         ("30.1 GiB of 64.0 GiB can still be had, and at this pace none in about 1.3 hours", "--dataloader_num_workers"),
     ),
     "host at once": (series(3, host_available_bytes=lambda step: 3 * GIB), 0, ("3.00 GiB of 64.0 GiB can still be",)),
-    "spill": (
-        cliff(23),
-        22,
-        (
-            "The speed fell to 500 tokens per second, from 5,000, with 23.0 GiB reserved of a card",
-            "CUDA - Sysmem Fallback Policy",
-        ),
-    ),
-    "spill whatever the speed": (series(2, reserved_bytes=lambda step: 25 * GIB), 0, ()),
 }
 
 
@@ -217,10 +197,6 @@ def test_one_sign_is_said_with_its_figures_and_its_cure(name: str) -> None:
     (sign,) = signs(samples)
     assert (sign.kind, sign.step) == (name.split()[0], step)
     assert [each for each in words if each not in sign.message] == []
-
-
-def test_a_cliff_in_speed_while_the_cache_is_given_back_is_no_spill() -> None:
-    assert "spill" not in kinds(cliff(23, num_alloc_retries=lambda step: max(0, step - 18)))
 
 
 def test_expandable_segments_are_advised_under_the_name_that_torch_reads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +256,7 @@ def test_every_flag_in_the_advice_is_one_of_trls() -> None:
     from trl import SFTConfig
 
     told = [sign for samples, *_ in SAID.values() for sign in signs(samples)]
-    assert {sign.kind for sign in told} == {"staircase", "fragmentation", "full", "leak", "host", "spill"}
+    assert {sign.kind for sign in told} == {"staircase", "fragmentation", "full", "leak", "host"}
     flags = {flag for sign in told for flag in re.findall(r"--(\w+)", sign.advice)}
     assert flags <= {field.name for field in dataclasses.fields(SFTConfig)}
     assert not [sign for sign in told if "\n" in sign.message]
