@@ -10,9 +10,8 @@ from autotrain_mem.exports.draft import (
     Tool,
     document,
     draft_of,
-    note_allocator,
-    note_environment,
     note_host_optimizer,
+    note_variables,
 )
 from autotrain_mem.types import Job, Plan
 
@@ -29,43 +28,7 @@ def accelerate(plan: Plan, job: Job) -> str:
     draft = draft_of(plan, job)
     launch = "accelerate launch --config_file FILE"
     tool = Tool(name="accelerate", command=f"{launch} {script(job.method)}", trains_with_trl=True)
-    _add_processes(draft)
-    draft.answered.update(draft.settings)
-    draft.notes.append(
-        f"everything about the training: the same autofit command with --export trl > {TRL_FILE} writes it"
-    )
-    note_host_optimizer(draft, "autofit METHOD trains with it")
-    note_allocator(draft)
-    note_environment(draft)
-    return document(draft, tool, draft.environment)
-
-
-def script(method: str) -> str:
-    """TRL's own, with its settings in a file (``trl/cli/commands/training.py: TrainingCommand`` launches the same)."""
-    return f"-m trl.scripts.{method} --config {TRL_FILE}"
-
-
-def torchrun(draft: Draft) -> list[str]:
-    """Lists the command that starts DeepSpeed's processes, also a single one; DeepSpeed's config is in TRL's own file.
-
-    accelerate's launcher refuses such a config beside its own (``accelerate/utils/dataclasses.py: DeepSpeedPlugin.
-    __post_init__``), and TRL's command starts a single process without a group.
-    """
-    several = ["--nnodes", str(draft.nodes), "--node_rank", "0", "--master_addr", FIRST_MACHINE]
-    each = ["--nproc_per_node", str(draft.devices)]
-    return ["torchrun", *(several if draft.nodes > 1 else []), *each]
-
-
-def note_launch(draft: Draft) -> None:
-    """Returns the path of the file that starts several processes."""
-    if draft.knobs.processes > 1 and not draft.knobs.zero_stage:
-        what = f"{draft.knobs.processes} processes ({draft.knobs.sharding})"
-        command = f"the same autofit command with --export accelerate > {ACCELERATE_FILE} writes it"
-        draft.notes.append(f"{what}: {command}")
-
-
-def _add_processes(draft: Draft) -> None:
-    """A single process has one card: transformers would split each batch over all that it sees."""
+    # A single process has one card: transformers would split each batch over all that it sees.
     on_cpu, several = draft.plan.estimate.hardware.origin == "cpu", draft.knobs.processes > 1
     place = {"main_process_ip": FIRST_MACHINE, "main_process_port": PORT} if draft.nodes > 1 else {}
     keys = {
@@ -86,3 +49,34 @@ def _add_processes(draft: Draft) -> None:
             f"main_process_ip: write the address of the first machine in place of {FIRST_MACHINE}, on every machine",
             "machine_rank: 0 is the first machine's; each other has its own, from 1, and runs the same command",
         ]
+    draft.answered.update(draft.settings)
+    draft.notes.append(
+        f"everything about the training: the same autofit command with --export trl > {TRL_FILE} writes it"
+    )
+    note_host_optimizer(draft, "autofit METHOD trains with it")
+    note_variables(draft)
+    return document(draft, tool, draft.environment)
+
+
+def script(method: str) -> str:
+    """TRL's own, with its settings in a file (``trl/cli/commands/training.py: TrainingCommand`` launches the same)."""
+    return f"-m trl.scripts.{method} --config {TRL_FILE}"
+
+
+def torchrun(draft: Draft) -> list[str]:
+    """Lists the command that starts DeepSpeed's processes, also a single one; DeepSpeed's config is in TRL's own file.
+
+    accelerate's launcher refuses such a config beside its own (``accelerate/utils/dataclasses.py: DeepSpeedPlugin.
+    __post_init__``), and TRL's command starts a single process without a group.
+    """
+    several = ["--nnodes", str(draft.nodes), "--node_rank", "0", "--master_addr", FIRST_MACHINE]
+    each = ["--nproc_per_node", str(draft.devices)]
+    return ["torchrun", *(several if draft.nodes > 1 else []), *each]
+
+
+def note_launch(draft: Draft) -> None:
+    """Notes where the file is that starts several processes."""
+    if draft.knobs.processes > 1 and not draft.knobs.zero_stage:
+        what = f"{draft.knobs.processes} processes ({draft.knobs.sharding})"
+        command = f"the same autofit command with --export accelerate > {ACCELERATE_FILE} writes it"
+        draft.notes.append(f"{what}: {command}")

@@ -3,6 +3,9 @@
 Keys after https://github.com/axolotl-ai-cloud/axolotl, July 2026 (067b021), ``src/axolotl/utils/schemas``:
 ``config.py: AxolotlInputConfig`` and the classes that it is made of; what they become after ``core/builders/base.py:
 TrainerBuilderBase``, ``causal.py: HFCausalTrainerBuilder`` and ``rl.py: HFRLTrainerBuilder``.
+
+GRPO's ``trl:`` and ``vllm:`` blocks are ``trl.py: TRLConfig`` and ``vllm.py: VllmConfig``, and hold only what
+``core/trainers/grpo/__init__.py: GRPOStrategy.set_training_args_kwargs`` passes to TRL's trainer.
 """
 
 from __future__ import annotations
@@ -12,7 +15,6 @@ from typing import Any
 
 from autotrain_mem.allocator.settings import NEWER_VARIABLE, OLDER_VARIABLE
 from autotrain_mem.exports.accelerate import FIRST_MACHINE, PORT
-from autotrain_mem.exports.axolotl_rewards import add_grpo
 from autotrain_mem.exports.draft import (
     IDLE_WITHOUT_ADAPTER,
     LORA_DEFAULTS,
@@ -23,9 +25,9 @@ from autotrain_mem.exports.draft import (
     Tool,
     document,
     draft_of,
-    note_environment,
     note_host_optimizer,
     note_no_limit,
+    note_variables,
     note_whole_logits,
 )
 from autotrain_mem.methods.interface import AxolotlFacts, method_of
@@ -70,36 +72,71 @@ LIGER: Mapping[str, Any] = {
 """What transformers' flag turns on (``integrations/liger/args.py: LigerArgs``)."""
 
 
+GRPO_SAME = (
+    *("num_generations", "generation_batch_size", "max_completion_length", "beta", "temperature", "top_p", "top_k"),
+    *("min_p", "repetition_penalty", "num_iterations", "epsilon", "epsilon_high", "importance_sampling_level"),
+    *("reward_weights", "loss_type", "mask_truncated_completions", "sync_ref_model", "ref_model_mixup_alpha"),
+    *("ref_model_sync_steps", "log_completions", "num_completions_to_print", "multi_objective_aggregation"),
+    *("vllm_importance_sampling_correction", "vllm_importance_sampling_mode", "vllm_importance_sampling_cap"),
+    *("off_policy_mask_threshold", "use_bias_correction_kl", "use_vllm", "vllm_mode", "vllm_enable_sleep_mode"),
+    *("vllm_server_host", "vllm_server_port"),
+)
+VLLM = {
+    "vllm_gpu_memory_utilization": "gpu_memory_utilization",
+    "vllm_tensor_parallel_size": "tensor_parallel_size",
+    "vllm_max_model_length": "max_model_len",
+}
+VLLM_DEFAULTS: Mapping[str, Any] = {"vllm_mode": "colocate", "vllm_enable_sleep_mode": False}
+VLLM_SHARE: Mapping[str, Any] = {"vllm_gpu_memory_utilization": 0.3, "vllm_tensor_parallel_size": 1}
+"""TRL's defaults (``trl/trainer/grpo_config.py: GRPOConfig``); Axolotl's engine would take 0.9 of the card."""
+
+_BUILT_IN = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
+"""What ``trl/scripts/grpo.py`` knows by a short name, of ``trl.rewards``; one more of them takes arguments."""
+_OWN_ARGUMENTS = "get_soft_overlong_punishment"
+
+
 def axolotl(plan: Plan, job: Job) -> str:
     """The file for ``axolotl train FILE``."""
     draft = draft_of(plan, job)
-    draft.keys |= {"base_model": job.model, **_known(draft).keys}
+    draft.keys |= {"base_model": job.model, **_facts(draft).keys}
     draft.answered.add("model_name_or_path")
     variables = draft.environment
     if variables.keys().isdisjoint({NEWER_VARIABLE, OLDER_VARIABLE}):
         # Unless it is told otherwise Axolotl grows segments (``utils/__init__.py: set_pytorch_cuda_alloc_conf``).
         variables[NEWER_VARIABLE] = "expandable_segments:False"
-    tool = Tool(name="Axolotl", command=f"axolotl train FILE{_launcher(draft)}", trains_with_trl=False)
+    count, nodes, launcher = draft.knobs.processes, draft.nodes, ""
+    if count > 1:  # ``accelerate launch`` gets what follows ``--`` (``cli/args.py``, ``cli/utils/train.py``)
+        place = f" --num_machines={nodes} --machine_rank=0 --main_process_ip={FIRST_MACHINE} --main_process_port={PORT}"
+        launcher = f" --launcher accelerate -- --num_processes={count}{place if nodes > 1 else ''}"
+    tool = Tool(name="Axolotl", command=f"axolotl train FILE{launcher}", trains_with_trl=False)
     _add_data(draft)
     draft.rename({name: name for name in SAME} | RENAMED)
     _add_adapter(draft)
-    _add_precision(draft)
-    _add_checkpointing(draft)
+    _add_arithmetic(draft)
     _add_sharding(draft)
     _add_schedule(draft)
-    _add_method(draft)
-    _add_reporting(draft)
+    if draft.job.is_online:
+        _add_grpo(draft)
+    else:
+        _add_loss(draft)
+    asked = draft.settings.get("report_to") or []
+    trackers = [asked] if isinstance(asked, str) else list(asked)
+    draft.keys |= {REPORTERS[name]: True for name in trackers if name in REPORTERS}
+    if "wandb" in trackers and draft.settings.get("run_name"):
+        draft.keys["wandb_name"] = draft.get("run_name")
+    if {*trackers} <= {*REPORTERS, "none"}:
+        draft.answered.add("report_to")
     note_host_optimizer(draft, "Axolotl's deepspeed key with a ZeRO configuration that offloads is the nearest")
-    note_environment(draft)
+    note_variables(draft)
     note_whole_logits(draft, "Axolotl", "micro_batch_size")
     return document(draft, tool, variables)
 
 
-def _known(draft: Draft) -> AxolotlFacts:
+def _facts(draft: Draft) -> AxolotlFacts:
     """Returns Axolotl's facts of the method; ``tools.check`` has refused methods without any."""
-    known = method_of(draft.job.method).axolotl
-    assert known is not None
-    return known
+    facts = method_of(draft.job.method).axolotl
+    assert facts is not None
+    return facts
 
 
 # -- data ----------------------------------------------------------------------------------------------------------
@@ -133,7 +170,7 @@ def _add_data(draft: Draft) -> None:
         keys["train_on_inputs"] = not masks
     keys["pad_to_sequence_len"] = packs
     if not draft.settings.get("dataset_text_field"):
-        draft.notes += _known(draft).notes
+        draft.notes += _facts(draft).notes
     if method.is_packable and not masks:
         draft.notes.append(_UNMASKED)
     note_no_limit(draft, "sequence_len")
@@ -142,7 +179,7 @@ def _add_data(draft: Draft) -> None:
 def _dataset(draft: Draft, *, train: bool) -> dict[str, Any]:
     data = draft.data
     assert isinstance(data, Data)
-    text, row_type = draft.get("dataset_text_field"), _known(draft).row_type
+    text, row_type = draft.get("dataset_text_field"), _facts(draft).row_type
     rows = {} if row_type is None else {"type": row_type}
     if (TEXT_COLUMN,) in draft.method_facts.formats:
         rows = {"type": "completion", "field": text} if text else {**rows, "field_messages": "messages"}
@@ -210,50 +247,34 @@ _ROUNDED = (
 )
 
 
-def _add_precision(draft: Draft) -> None:
-    """Weights come in what is computed in (``utils/config/__init__.py``, where cfg.torch_dtype is set)."""
-    computes = {"bf16": "bfloat16", "fp16": "float16", "no": "float32"}[draft.precision]
-    wanted = draft.knobs.dtype
-    draft.answered.update(("bf16", "fp16", "dtype"))
-    draft.keys |= {name: draft.precision == name for name in ("bf16", "fp16")} | {"tf32": bool(draft.get("tf32"))}
-    if wanted != computes:
-        draft.notes.append(f"dtype {wanted}: Axolotl loads weights in {computes}, the precision that it computes in")
+def _add_arithmetic(draft: Draft) -> None:
+    """Writes precision and checkpointing.
 
-
-def _add_checkpointing(draft: Draft) -> None:
-    """Axolotl's own default is reentrant in SFT (``utils/config/__init__.py: normalize_config``), TRL's is not.
-
+    Weights come in what is computed in (``utils/config/__init__.py``, where cfg.torch_dtype is set). Axolotl's
+    checkpointing is reentrant in SFT by default (``utils/config/__init__.py: normalize_config``), TRL's is not.
     Offloading is refused without checkpointing (``validation.py: check_activation_offloading_wo_gc``).
     """
-    offloads = draft.knobs.activation_offloading
-    checkpoints = draft.knobs.gradient_checkpointing or offloads
+    knobs, computes = draft.knobs, {"bf16": "bfloat16", "fp16": "float16", "no": "float32"}[draft.precision]
+    checkpoints = knobs.gradient_checkpointing or knobs.activation_offloading
     details = draft.get("gradient_checkpointing_kwargs") or {"use_reentrant": False}
-    draft.answered.update(("gradient_checkpointing", "activation_offloading"))
+    draft.answered.update(("bf16", "fp16", "dtype", "gradient_checkpointing", "activation_offloading"))
     draft.keys |= {
+        "bf16": draft.precision == "bf16",
+        "fp16": draft.precision == "fp16",
+        "tf32": bool(draft.get("tf32")),
         "gradient_checkpointing": checkpoints,
         **({"gradient_checkpointing_kwargs": details} if checkpoints else {}),
-        "activation_offloading": offloads,
+        "activation_offloading": knobs.activation_offloading,
     }
-    if offloads:
-        way = "in place of recomputing" if draft.knobs.use_peft else "of what recomputing starts from"
+    if knobs.dtype != computes:
+        draft.notes.append(
+            f"dtype {knobs.dtype}: Axolotl loads weights in {computes}, the precision that it computes in"
+        )
+    if knobs.activation_offloading:
+        way = "in place of recomputing" if knobs.use_peft else "of what recomputing starts from"
         draft.notes.append(
             f"activation_offloading true: Axolotl's is {way}, whatever TRL's gradient_checkpointing says"
         )
-
-
-# -- several processes -----------------------------------------------------------------------------------------------
-
-
-def _launcher(draft: Draft) -> str:
-    """Writes how processes start.
-
-    ``accelerate launch`` gets what follows ``--`` (``cli/args.py``, ``cli/utils/train.py``).
-    """
-    count, nodes = draft.knobs.processes, draft.nodes
-    if count == 1:
-        return ""
-    others = f" --num_machines={nodes} --machine_rank=0 --main_process_ip={FIRST_MACHINE} --main_process_port={PORT}"
-    return f" --launcher accelerate -- --num_processes={count}{others if nodes > 1 else ''}"
 
 
 def _add_sharding(draft: Draft) -> None:
@@ -281,18 +302,19 @@ _FSDP_KEYS = (
 # -- the course of the run -----------------------------------------------------------------------------------------
 
 
+_WRITTEN_OUT = (
+    *("learning_rate", "lr_scheduler_type", "weight_decay", "max_grad_norm", "num_train_epochs", "seed"),
+    "logging_steps",
+)
+"""Axolotl's defaults are others than TRL's."""
+
+
 def _add_schedule(draft: Draft) -> None:
     """Axolotl's defaults are a cosine, 3 % of warm-up, one epoch, a checkpoint each epoch and four of them kept."""
     warmup = draft.get("warmup_steps")  # below 1 a share of all steps: TrainingArguments.get_warmup_steps
     draft.keys |= {
-        "learning_rate": draft.get("learning_rate"),
-        "lr_scheduler": draft.get("lr_scheduler_type"),
+        **{RENAMED.get(name, name): draft.get(name) for name in _WRITTEN_OUT},
         **({"warmup_ratio": warmup} if 0 < warmup < 1 else {"warmup_steps": int(warmup)}),
-        "weight_decay": draft.get("weight_decay"),
-        "max_grad_norm": draft.get("max_grad_norm"),
-        "num_epochs": draft.get("num_train_epochs"),
-        "seed": draft.get("seed"),
-        "logging_steps": draft.get("logging_steps"),
         **_strategy(draft, "save"),
         **(_strategy(draft, "eval") if draft.job.is_evaluated else {}),
     }
@@ -317,14 +339,11 @@ def _strategy(draft: Draft, what: str) -> dict[str, Any]:
     return {f"{what}_strategy": strategy, **({f"{what}_steps": steps} if strategy == "steps" else {})}
 
 
-def _add_method(draft: Draft) -> None:
-    if draft.job.is_online:
-        add_grpo(draft)
-        return
-    known, keys = _known(draft).renamed, draft.keys
-    draft.rename(known)
-    if "beta" in known:
-        keys[known["beta"]] = draft.get("beta")
+def _add_loss(draft: Draft) -> None:
+    renamed, keys = _facts(draft).renamed, draft.keys
+    draft.rename(renamed)
+    if "beta" in renamed:
+        keys[renamed["beta"]] = draft.get("beta")
     if isinstance(keys.get("dpo_loss_type"), str):
         keys["dpo_loss_type"] = [keys["dpo_loss_type"]]
     if draft.method_facts.has_chunked_loss:
@@ -334,11 +353,31 @@ def _add_method(draft: Draft) -> None:
             draft.answered.add("loss_type")
 
 
-def _add_reporting(draft: Draft) -> None:
-    asked = draft.settings.get("report_to") or []
-    trackers = [asked] if isinstance(asked, str) else list(asked)
-    draft.keys |= {REPORTERS[name]: True for name in trackers if name in REPORTERS}
-    if "wandb" in trackers and draft.settings.get("run_name"):
-        draft.keys["wandb_name"] = draft.get("run_name")
-    if {*trackers} <= {*REPORTERS, "none"}:
-        draft.answered.add("report_to")
+def _add_grpo(draft: Draft) -> None:
+    """Adds the blocks; what is not set keeps TRL's default, since the trainer is TRL's own."""
+    settings = draft.settings
+    draft.answered.update((*GRPO_SAME, *VLLM))
+    block: dict[str, Any] = {name: settings[name] for name in GRPO_SAME if settings.get(name) is not None}
+    block["beta"] = draft.get("beta")
+    judge = settings.get("reward_model_name_or_path")
+    functions = [*([judge] if judge else []), *(settings.get("reward_funcs") or ())]
+    if _OWN_ARGUMENTS in functions:
+        draft.notes.append(
+            f"reward_funcs {_OWN_ARGUMENTS}: TRL's script gives it arguments; write a function of your own for it"
+        )
+    elif not functions:
+        draft.notes.append("reward_funcs: none was given to plan with, and Axolotl needs one to train")
+    if functions:
+        names = {name: f"trl.rewards.{name}" for name in _BUILT_IN}
+        block["reward_funcs"] = [names.get(name, name) for name in functions if name != _OWN_ARGUMENTS]
+        draft.answered.update(("reward_funcs", "reward_model_name_or_path"))
+    if settings.get("scale_rewards") in (True, False, "group", "none"):
+        block["scale_rewards"] = draft.get("scale_rewards") in (True, "group")
+    if (liger := draft.get("use_liger_kernel")) is not None:
+        block["use_liger_loss"] = liger
+    if (timeout := draft.get("vllm_server_timeout")) is not None:
+        block["vllm_server_timeout"] = int(timeout)
+    vllm = {VLLM[name]: settings[name] for name in VLLM if settings.get(name) is not None}
+    if settings.get("use_vllm"):
+        block, vllm = {**VLLM_DEFAULTS, **block}, {**{VLLM[name]: VLLM_SHARE[name] for name in VLLM_SHARE}, **vllm}
+    draft.keys |= {"trl": block, **({"vllm": vllm} if vllm else {})}

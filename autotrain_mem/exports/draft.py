@@ -6,7 +6,7 @@ import json
 import pathlib
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -215,9 +215,18 @@ def document(draft: Draft, tool: Tool, environment: Mapping[str, str]) -> str:
 
     comments = heading(draft, tool, environment)
 
-    def dump(*, allow_unicode: bool) -> str:
-        return str(yaml.dump(draft.keys, Dumper=_dumper(), sort_keys=False, allow_unicode=allow_unicode, width=10_000))
+    class Dumper(yaml.SafeDumper):
+        """Writes texts which every reader of YAML takes for texts, and lines as lines."""
 
+    def represent(dumper: Any, text: str) -> Any:
+        style = "|" if text.endswith("\n") and printable(text) == text else None
+        style = "'" if _NUMBER.fullmatch(text) else style
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+    def dump(*, allow_unicode: bool) -> str:
+        return str(yaml.dump(draft.keys, Dumper=Dumper, sort_keys=False, allow_unicode=allow_unicode, width=10_000))
+
+    Dumper.add_representer(str, represent)
     text = dump(allow_unicode=True)
     if printable(text) != text:  # such as what turns the direction of writing, which YAML can spell out as well
         text = dump(allow_unicode=False)
@@ -228,39 +237,15 @@ _NUMBER = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?")
 """Matches what YAML 1.2 reads as a number: also ``2e-05``, which is text by YAML 1.1, and so to PyYAML."""
 
 
-def _dumper() -> Any:
-    """Makes the class that writes texts which every reader of YAML takes for texts, and lines as lines."""
-    import yaml
-
-    class Dumper(yaml.SafeDumper):
-        pass
-
-    def represent(dumper: Any, text: str) -> Any:
-        style = "|" if text.endswith("\n") and printable(text) == text else None
-        style = "'" if _NUMBER.fullmatch(text) else style
-        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-    Dumper.add_representer(str, represent)
-    return Dumper
-
-
 def heading(draft: Draft, tool: Tool, environment: Mapping[str, str]) -> str:
     """The comments that a file begins with; the last ones name every setting that no key answers."""
-    return "".join(f"# {one_line(line)}\n" for line in _head(draft, tool, environment))
-
-
-def _head(draft: Draft, tool: Tool, environment: Mapping[str, str]) -> Iterable[str]:
     plan, estimate = draft.plan, draft.plan.estimate
-    yield f"Made by autofit for {tool.name}: {plan.method} of {plan.model}."
     topology, name = estimate.hardware.topology, estimate.hardware.name
     machines = f" on each of {topology.nodes} machines" if topology.nodes > 1 else ""
     cards = f"one {name}" if topology.processes == 1 else f"{topology.devices} x {name}{machines}"
-    yield f"Planned for {cards}, level of harm: {plan.level}."
     needs = f"{format_bytes(estimate.required_bytes)} of a budget of {format_bytes(estimate.budget_bytes)}"
     each = " on each" if topology.processes > 1 else ""
-    yield f"Predicted peak: {needs}{each}{'' if tool.trains_with_trl else ', with TRL as the trainer'}."
     variables = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
-    yield f"Run: {' '.join([*variables, tool.command])}"
     lost = {name: value for name, value in draft.settings.items() if name not in draft.answered}
     texts = {name: json.dumps(value, ensure_ascii=False, default=str) for name, value in lost.items()}
     notes = [
@@ -268,9 +253,15 @@ def _head(draft: Draft, tool: Tool, environment: Mapping[str, str]) -> Iterable[
         *(f"{name} {text}: {tool.name} has no key for it here" for name, text in texts.items()),
         *(f"{name}: perhaps a secret, which is not written here: set it where you train" for name in draft.hidden),
     ]
+    lines = [
+        f"Made by autofit for {tool.name}: {plan.method} of {plan.model}.",
+        f"Planned for {cards}, level of harm: {plan.level}.",
+        f"Predicted peak: {needs}{each}{'' if tool.trains_with_trl else ', with TRL as the trainer'}.",
+        f"Run: {' '.join([*variables, tool.command])}",
+    ]
     if notes:
-        yield tool.notes_head or f"What {tool.name} cannot say of this plan, or does otherwise:"
-    yield from (f"- {note}" for note in notes)
+        lines.append(tool.notes_head or f"What {tool.name} cannot say of this plan, or does otherwise:")
+    return "".join(f"# {one_line(line)}\n" for line in [*lines, *(f"- {note}" for note in notes)])
 
 
 # -- what several tools have in common that they cannot say ----------------------------------------------------------
@@ -283,14 +274,10 @@ def note_host_optimizer(draft: Draft, instead: str) -> None:
         draft.notes.append(f"{why} the run needs more than is predicted; {instead}")
 
 
-def note_allocator(draft: Draft) -> None:
-    """A variable is no key."""
+def note_variables(draft: Draft) -> None:
+    """The allocator's setting and the job's own variables are no keys."""
     if draft.knobs.expandable_segments:
         draft.notes.append("expandable_segments true: a variable of the process, which the command above sets")
-
-
-def note_environment(draft: Draft) -> None:
-    """The job's own variables."""
     if draft.job.environment:
         names = " ".join(draft.job.environment)
         draft.notes.append(f"env {names}: variables of the process, which the command above sets")

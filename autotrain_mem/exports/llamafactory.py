@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 import pathlib
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from autotrain_mem.exports.accelerate import ACCELERATE_FILE, FIRST_MACHINE, PORT, note_launch
 from autotrain_mem.exports.draft import (
@@ -20,15 +18,13 @@ from autotrain_mem.exports.draft import (
     OF_ADAPTER,
     OF_DATA,
     TRAINER_DEFAULTS,
-    Data,
     Draft,
     Tool,
     document,
     draft_of,
-    note_allocator,
-    note_environment,
     note_host_optimizer,
     note_no_limit,
+    note_variables,
     note_whole_logits,
 )
 from autotrain_mem.methods.interface import LlamaFactoryFacts, method_of
@@ -81,11 +77,17 @@ _OWN_WAY = frozenset(
 def llamafactory(plan: Plan, job: Job) -> str:
     """The file for ``llamafactory-cli train FILE``."""
     draft = draft_of(plan, job)
-    tool = Tool(name="LLaMA-Factory", command=_command(draft), trains_with_trl=False)
+    count, nodes, facts = draft.knobs.processes, draft.nodes, _facts(draft)
+    others = f"NNODES={nodes} NODE_RANK=0 MASTER_ADDR={FIRST_MACHINE} MASTER_PORT={PORT} " if nodes > 1 else ""
+    several = f"FORCE_TORCHRUN=1 NPROC_PER_NODE={count // nodes} {others}" if count > 1 else ""
+    command = f"{several}llamafactory-cli train FILE"  # which starts torchrun, for DDP (``cli.py: main``)
+    if draft.knobs.is_sharded:  # as in ``examples/extras``
+        command = f"accelerate launch --config_file {ACCELERATE_FILE} src/train.py FILE"
+    tool = Tool(name="LLaMA-Factory", command=command, trains_with_trl=False)
     draft.answered.update(("model_name_or_path", "do_train"))
     draft.keys |= {
         "model_name_or_path": draft.job.model,
-        "stage": _known(draft).stage,
+        "stage": facts.stage,
         "do_train": True,
         "finetuning_type": "lora" if draft.knobs.use_peft else "full",
     }
@@ -94,35 +96,34 @@ def llamafactory(plan: Plan, job: Job) -> str:
         draft.keys["flash_attn"] = ATTENTION[draft.get("attn_implementation")]
     _add_data(draft)
     _add_adapter(draft)
-    _add_precision(draft)
-    _add_checkpointing(draft)
-    _add_method(draft)
-    _add_trainer(draft)
+    _add_arithmetic(draft)
+    asked = draft.settings.get("loss_type", draft.method_facts.defaults.get("loss_type"))
+    loss = asked[0] if isinstance(asked, list) and len(asked) == 1 else asked
+    draft.keys |= {key: value for name, key in facts.renamed.items() if (value := draft.get(name)) is not None}
+    if loss in facts.losses:  # any other stays unanswered
+        draft.answered.add("loss_type")
+        if facts.loss_key:
+            draft.keys[facts.loss_key] = loss
+    draft.keys |= facts.keys
+    draft.notes += facts.notes
+    if output := draft.get("output_dir"):
+        draft.keys["output_dir"] = output
+    draft.rename({name: name for name in TRAINER_ARGUMENTS if name not in _OWN_WAY})
+    draft.keys |= {name: draft.get(name) for name in ("learning_rate", *TRAINER_DEFAULTS)}
+    draft.keys["report_to"] = draft.get("report_to", "none")
     note_host_optimizer(draft, "its deepspeed key with a ZeRO configuration that offloads is the nearest")
-    note_allocator(draft)
-    note_environment(draft)
+    note_variables(draft)
     note_whole_logits(draft, "LLaMA-Factory", "per_device_train_batch_size")
     if draft.knobs.is_sharded:
         note_launch(draft)
     return document(draft, tool, draft.environment)
 
 
-def _command(draft: Draft) -> str:
-    """Returns the command: LLaMA-Factory's own starts torchrun, which is DDP (``cli.py: main``); accelerate shards
-    (``examples/extras``)."""
-    count, nodes = draft.knobs.processes, draft.nodes
-    if draft.knobs.is_sharded:
-        return f"accelerate launch --config_file {ACCELERATE_FILE} src/train.py FILE"
-    others = f"NNODES={nodes} NODE_RANK=0 MASTER_ADDR={FIRST_MACHINE} MASTER_PORT={PORT} " if nodes > 1 else ""
-    several = f"FORCE_TORCHRUN=1 NPROC_PER_NODE={count // nodes} {others}" if count > 1 else ""
-    return f"{several}llamafactory-cli train FILE"
-
-
-def _known(draft: Draft) -> LlamaFactoryFacts:
-    """Returns LLaMA-Factory's entry of the method, which was checked before planning (``tools.check``)."""
-    known = method_of(draft.job.method).llamafactory
-    assert known is not None
-    return known
+def _facts(draft: Draft) -> LlamaFactoryFacts:
+    """Returns LLaMA-Factory's facts of the method; ``tools.check`` has refused methods without any."""
+    facts = method_of(draft.job.method).llamafactory
+    assert facts is not None
+    return facts
 
 
 # -- data ----------------------------------------------------------------------------------------------------------
@@ -130,7 +131,7 @@ def _known(draft: Draft) -> LlamaFactoryFacts:
 
 def _add_data(draft: Draft) -> None:
     """Data have a name in ``dataset_info.json``, with what is to be read of them."""
-    data, packs, is_packable = draft.data, draft.knobs.packing, draft.method_facts.is_packable
+    data, packs, facts = draft.data, draft.knobs.packing, _facts(draft)
     draft.answered.update(OF_DATA)
     names = {}
     if data is None:
@@ -139,15 +140,20 @@ def _add_data(draft: Draft) -> None:
     else:
         name = pathlib.PurePath(data.path).stem.replace(",", "_")  # a comma would divide it in two
         names = {"dataset": name} | ({"eval_dataset": f"{name}_eval"} if draft.job.is_evaluated else {})
-        draft.notes += _entries(draft, data, names)
+        source = {"hf_hub_url": data.path} if data.kind is None else {"file_name": str(data.path)}
+        subset = {} if data.subset is None else {"subset": data.subset}
+        for key, split in zip(names.values(), (data.train_split, data.test_split), strict=False):
+            entry = json.dumps({**source, **subset, "split": split, **facts.entry}, ensure_ascii=False)
+            added = f'to which this is added, for {facts.rows}: "{key}": {entry}'
+            draft.notes.append(f"dataset: a name in data/dataset_info.json, {added}")
     prompts_only = draft.job.is_online and draft.plan.prompt_length
     draft.keys |= {**names, "cutoff_len": draft.plan.prompt_length if prompts_only else draft.length}
-    if is_packable:
+    if draft.method_facts.is_packable:
         masks = bool(draft.settings.get("assistant_only_loss") or draft.settings.get("completion_only_loss"))
         draft.keys |= {"packing": packs, "neat_packing": packs, "train_on_prompt": not masks}
         if not masks:
             draft.notes.append(_UNMASKED)
-    draft.notes += _known(draft).length_notes
+    draft.notes += facts.length_notes
     note_no_limit(draft, "cutoff_len")
 
 
@@ -157,41 +163,19 @@ _UNMASKED = (
 )
 
 
-def _entries(draft: Draft, data: Data, names: Mapping[str, str]) -> list[str]:
-    """Writes what to add to ``data/dataset_info.json``, in one line for each split."""
-    source = {"hf_hub_url": data.path} if data.kind is None else {"file_name": str(data.path)}
-    subset = {} if data.subset is None else {"subset": data.subset}
-    splits = dict(zip(names.values(), (data.train_split, data.test_split), strict=False))
-    known = _known(draft)
-    entries = {name: {**source, **subset, "split": split, **known.entry} for name, split in splits.items()}
-    lines = [f'"{name}": {json.dumps(entry, ensure_ascii=False)}' for name, entry in entries.items()]
-    return [f"dataset: a name in data/dataset_info.json, to which this is added, for {known.rows}: {x}" for x in lines]
-
-
 # -- what is trained, and in which numbers -------------------------------------------------------------------------
 
 _LORA = {"lora_r": "lora_rank", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout"}
-_SWITCHES = {"use_rslora": "use_rslora", "use_dora": "use_dora"}
 
 
 def _add_adapter(draft: Draft) -> None:
+    """After ``model/adapter.py: _setup_lora_tuning``, which divides a text at its commas (PEFT reads a single text as a
+    regular expression), and ``model/model_utils/quantization.py: configure_quantization``."""
     if not draft.knobs.use_peft:
         draft.answered.update(IDLE_WITHOUT_ADAPTER)
         return
     draft.answered.update(OF_ADAPTER)
     draft.keys |= {_LORA[name]: draft.get(name) for name in LORA_DEFAULTS}
-    _add_targets(draft)
-    if saved := draft.get("lora_modules_to_save"):
-        draft.keys["additional_target"] = ",".join(saved)
-    draft.rename(_SWITCHES)
-    draft.keys |= _quantized(draft)
-    draft.notes.append(
-        "the adapter: LLaMA-Factory trains it in float32; on a rounded base TRL's is bfloat16, half the bytes"
-    )
-
-
-def _add_targets(draft: Draft) -> None:
-    """``model/adapter.py: _setup_lora_tuning``; PEFT reads a single text as a regular expression, this divides it."""
     asked = draft.get("lora_target_modules")
     pattern = asked[0] if isinstance(asked, list) and len(asked) == 1 else asked
     if pattern == "all-linear":
@@ -204,69 +188,42 @@ def _add_targets(draft: Draft) -> None:
         draft.keys["lora_target"] = name[1]
     else:
         draft.notes.append(f"lora_target_modules {pattern}: a regular expression; lora_target takes names, with commas")
+    if saved := draft.get("lora_modules_to_save"):
+        draft.keys["additional_target"] = ",".join(saved)
+    draft.rename({name: name for name in ("use_rslora", "use_dora")})
+    bits = draft.knobs.base_bits
+    if bits is not None:
+        draft.keys |= {"quantization_method": "bnb", "quantization_bit": bits}
+    if bits == 4:
+        draft.keys["quantization_type"] = draft.get("bnb_4bit_quant_type", "nf4")
+        draft.keys["double_quantization"] = draft.knobs.use_bnb_nested_quant
+    draft.notes.append(
+        "the adapter: LLaMA-Factory trains it in float32; on a rounded base TRL's is bfloat16, half the bytes"
+    )
 
 
-def _quantized(draft: Draft) -> dict[str, Any]:
-    """``model/model_utils/quantization.py: configure_quantization``."""
-    knobs = draft.knobs
-    if knobs.load_in_4bit:
-        return {
-            "quantization_method": "bnb",
-            "quantization_bit": 4,
-            "quantization_type": draft.get("bnb_4bit_quant_type", "nf4"),
-            "double_quantization": knobs.use_bnb_nested_quant,
-        }
-    return {"quantization_method": "bnb", "quantization_bit": 8} if knobs.load_in_8bit else {}
+def _add_arithmetic(draft: Draft) -> None:
+    """Writes precision and checkpointing.
 
-
-def _add_precision(draft: Draft) -> None:
-    """Weights come in the checkpoint's dtype (``model/loader.py: load_model``), and what is trained becomes float32
-    unless it is told to be pure (``model/adapter.py: init_adapter``)."""
-    wanted, full = draft.knobs.dtype, not draft.knobs.use_peft
-    draft.answered.update(("bf16", "fp16", "dtype"))
-    draft.keys |= {name: draft.precision == name for name in ("bf16", "fp16")}
-    draft.keys["pure_bf16"] = full and wanted == "bfloat16"
-    if not (full and wanted == "float32"):
-        draft.notes.append(f"dtype {wanted}: LLaMA-Factory loads weights in the checkpoint's own dtype")
-
-
-def _add_checkpointing(draft: Draft) -> None:
-    """``model/model_utils/checkpointing.py: prepare_model_for_training``; reentrant by default, which TRL's is not."""
+    Weights come in the checkpoint's dtype (``model/loader.py: load_model``), and what is trained becomes float32 unless
+    ``pure_bf16`` is set (``model/adapter.py: init_adapter``). Checkpointing is reentrant by default, which TRL's is not
+    (``model/model_utils/checkpointing.py: prepare_model_for_training``).
+    """
+    knobs, is_full = draft.knobs, not draft.knobs.use_peft
     details = dict(draft.get("gradient_checkpointing_kwargs") or {})
     reentrant = bool(details.pop("use_reentrant", False))
-    draft.answered.update(("gradient_checkpointing", "activation_offloading"))
+    draft.answered.update(("bf16", "fp16", "dtype", "gradient_checkpointing", "activation_offloading"))
     draft.keys |= {
-        "disable_gradient_checkpointing": not draft.knobs.gradient_checkpointing,
+        "bf16": draft.precision == "bf16",
+        "fp16": draft.precision == "fp16",
+        "pure_bf16": is_full and knobs.dtype == "bfloat16",
+        "disable_gradient_checkpointing": not knobs.gradient_checkpointing,
         "use_reentrant_gc": reentrant,
     }
+    if not (is_full and knobs.dtype == "float32"):
+        draft.notes.append(f"dtype {knobs.dtype}: LLaMA-Factory loads weights in the checkpoint's own dtype")
     if details:
         draft.notes.append(f"gradient_checkpointing_kwargs {json.dumps(details)}: no key")
-    if draft.knobs.activation_offloading:
+    if knobs.activation_offloading:
         nearest = "use_unsloth_gc true keeps what recomputing starts from on the host, which is the nearest"
         draft.notes.append(f"activation_offloading true: no key, so that it needs more than is predicted; {nearest}")
-
-
-# -- the method and the course of the run --------------------------------------------------------------------------
-
-
-def _add_method(draft: Draft) -> None:
-    """Writes what the method's row says of LLaMA-Factory; a loss that is not among its losses is left unanswered."""
-    known = _known(draft)
-    asked = draft.settings.get("loss_type", draft.method_facts.defaults.get("loss_type"))
-    loss = asked[0] if isinstance(asked, list) and len(asked) == 1 else asked
-    draft.keys |= {key: value for name, key in known.renamed.items() if (value := draft.get(name)) is not None}
-    if loss in known.losses:
-        draft.answered.add("loss_type")
-        if known.loss_key:
-            draft.keys[known.loss_key] = loss
-    draft.keys |= known.keys
-    draft.notes += known.notes
-
-
-def _add_trainer(draft: Draft) -> None:
-    """transformers' arguments, as they are; TRL's defaults where they differ from transformers'."""
-    if output := draft.get("output_dir"):
-        draft.keys["output_dir"] = output
-    draft.rename({name: name for name in TRAINER_ARGUMENTS if name not in _OWN_WAY})
-    draft.keys |= {name: draft.get(name) for name in ("learning_rate", *TRAINER_DEFAULTS)}
-    draft.keys["report_to"] = draft.get("report_to", "none")

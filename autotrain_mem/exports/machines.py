@@ -22,7 +22,10 @@ NOTES_HEAD = "Before it runs:"
 
 def machine_words(draft: Draft) -> list[str]:
     """Lists the words that every machine's command has in common, not quoted: ``autofit sft --model ...``."""
-    job = draft.job
+    job, knobs = draft.job, draft.knobs
+    launch = {name: getattr(knobs, name) for name in LAUNCHED if name not in ("processes", "dp_replicate_size")}
+    single = {name: Knobs.__dataclass_fields__[name].default for name in launch}
+    single |= {name: "nvme" for name, value in launch.items() if value == "nvme"}  # which --deepspeed says alone
     ours = {
         "model": job.model,
         "dataset": job.dataset,
@@ -31,21 +34,12 @@ def machine_words(draft: Draft) -> list[str]:
         "forbid": ",".join(sorted(job.forbid)) or None,
         "gpus": draft.devices,
         "nodes": draft.nodes if draft.nodes > 1 else None,
-        **_launch(draft.knobs),
-        **{name: value for name in APPLIED if (value := getattr(draft.knobs, name))},
+        **{name: value for name, value in launch.items() if value != single[name]},
+        **{name: value for name in APPLIED if (value := getattr(knobs, name))},
     }
     given = {name: value for name, value in ours.items() if value is not None}
     settings = {name: value for name, value in draft.settings.items() if name != "model_name_or_path"}
     return ["autofit", job.method, *flag_words(given | settings)]
-
-
-def _launch(knobs: Knobs) -> dict[str, Any]:
-    """Returns how processes share the model, where that is not as a single one has it; HSDP has a group on each
-    machine."""
-    single = {name: Knobs.__dataclass_fields__[name].default for name in LAUNCHED}
-    said = {name: getattr(knobs, name) for name in LAUNCHED if name not in ("processes", "dp_replicate_size")}
-    changed = {name: value for name, value in said.items() if value != single[name]}
-    return {name: value for name, value in changed.items() if value != "nvme"}  # which --deepspeed says alone
 
 
 def rendezvous(draft: Draft, rank: str, host: str, port: str) -> list[str]:
@@ -71,12 +65,15 @@ def shell_line(words: Sequence[str]) -> str:
     >>> print(shell_line(["echo", "a b", "c\\x1b[2J"]))
     echo 'a b' $'c\\U0000001b[2J'
     """
-    return " ".join(shlex.quote(word) if word.isprintable() else f"$'{_spelled_out(word)}'" for word in words)
 
+    def quoted(word: str) -> str:
+        if word.isprintable():
+            return shlex.quote(word)
+        plain = word.replace("\\", "\\\\").replace("'", "\\'")
+        spelled = "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in plain)
+        return f"$'{spelled}'"
 
-def _spelled_out(word: str) -> str:
-    plain = word.replace("\\", "\\\\").replace("'", "\\'")
-    return "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in plain)
+    return " ".join(map(quoted, words))
 
 
 def commands(plan: Plan, job: Job) -> str:
@@ -137,15 +134,9 @@ def slurm(plan: Plan, job: Job) -> str:
 CARD = "CARD"
 """A placeholder for a card whose name at SkyPilot is not known here."""
 CARDS = {
-    **{
-        "a10": "A10",
-        "a10g": "A10G",
-        "a100-40gb": "A100",
-        "a100-80gb": "A100-80GB",
-        "b200": "B200",
-        "h100-80gb": "H100",
-    },
-    **{"h200": "H200", "l4": "L4", "l40s": "L40S", "rtx3090": "RTX3090", "rtx4090": "RTX4090", "rtx5090": "RTX5090"},
+    **{"a10": "A10", "a10g": "A10G", "a100-40gb": "A100", "a100-80gb": "A100-80GB", "b200": "B200"},
+    **{"h100-80gb": "H100", "h200": "H200", "l4": "L4", "l40s": "L40S", "rtx3090": "RTX3090"},
+    **{"rtx4090": "RTX4090", "rtx5090": "RTX5090"},
     **{"t4": "T4", "v100-16gb": "V100", "v100-32gb": "V100-32GB"},
 }
 """SkyPilot's names of cards (its catalog, ``sky gpus list``), by ours."""

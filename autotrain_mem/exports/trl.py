@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from autotrain_mem.exports.accelerate import ACCELERATE_FILE, TRL_FILE, note_launch, script, torchrun
-from autotrain_mem.exports.draft import Draft, Tool, document, draft_of, note_host_optimizer
+from autotrain_mem.exports.draft import Tool, document, draft_of, note_host_optimizer
 from autotrain_mem.parallel.config import sharding_arguments
 from autotrain_mem.parallel.launch_environment import launch_environment
 from autotrain_mem.settings.own import SHARE_TOKENS
@@ -26,55 +26,47 @@ DATA_NAMES = ("dataset_name", "datasets")
 def trl(plan: Plan, job: Job) -> str:
     """The file for ``trl METHOD --config FILE``."""
     draft = draft_of(plan, job)
-    tool = Tool(name="TRL", command=_command(draft), trains_with_trl=True)
+    knobs, data, method, has_script = draft.knobs, draft.data, job.method, job.method_facts.has_trl_command
+    if not has_script:
+        tokens = "".join(f" --{name} {size}" for name in SHARE_TOKENS if (size := getattr(knobs, name)) > 1)
+        launch = f" --gpus {draft.devices} --sharding {knobs.sharding}{tokens}" if knobs.has_group else ""
+        command = f"autofit {method} --config FILE{launch}"
+    elif knobs.zero_stage:
+        command = f"{' '.join(torchrun(draft))} -m trl.scripts.{method} --config FILE"
+    else:  # TRL's command takes the file of ``accelerate launch`` (``trl/cli/accelerate_config.py``)
+        command = f"trl {method} --config FILE{knobs.has_group * f' --accelerate_config {ACCELERATE_FILE}'}"
+    tool = Tool(name="TRL", command=command, trains_with_trl=True)
+    named: dict[str, object] = {}
+    if data is None:
+        named = {"datasets": draft.settings["datasets"]} if job.names_data else {}
+    elif data.kind is None:
+        named = {"dataset_name": data.path}
+    else:  # a file is one dataset of a mixture (``trl/scripts/utils.py: DatasetConfig``): a name would be looked up
+        named = {"datasets": [{"path": data.kind, "data_files": data.path}]}
     settings = draft.settings  # everything as it is: nothing but optimizer offload is ours alone
     draft.answered.update(settings)
-    first = {"model_name_or_path": job.model, **_data(draft), **sharding_arguments(draft.knobs)}
+    first = {"model_name_or_path": job.model, **named, **sharding_arguments(knobs)}
     rest = {name: value for name, value in settings.items() if name not in (*DATA_NAMES, "model_name_or_path")}
     variables = draft.environment
-    if draft.knobs.sp_size > 1:
+    if knobs.sp_size > 1:
         # Tells accelerate who shares rows in DeepSpeed's way: nothing else does, where torchrun starts
         # (``accelerate/parallelism_config.py: __post_init__``).
         launched = launch_environment(draft.launch)
         variables |= {name: value for name, value in launched.items() if "PARALLELISM_CONFIG" in name}
     environment = {"env": variables} if variables else {}
     draft.keys |= {**first, **rest, **environment}
-    has_script = job.method_facts.has_trl_command
     if has_script:
         note_launch(draft)
     note_host_optimizer(draft, "autofit METHOD --config FILE --optimizer_offload has it")
-    if draft.knobs.peft_config:
-        draft.notes.append(_OWN_ADAPTER)
+    if knobs.peft_config:
+        draft.notes.append(
+            "peft_config: TRL has no key for it, and would train LoRA: autofit METHOD --peft_config FILE has it"
+        )
     draft.note_data()
     if not has_script:
-        why = f"autofit {job.method} reads this file, trl does not have the command"
+        why = f"autofit {method} reads this file, trl does not have the command"
         draft.notes.append(f"TRL has {job.method_facts.title}Config and no script for it: {why}")
     return document(draft, tool, {})
-
-
-_OWN_ADAPTER = "peft_config: TRL has no key for it, and would train LoRA: autofit METHOD --peft_config FILE has it"
-
-
-def _command(draft: Draft) -> str:
-    """TRL's command takes the file of ``accelerate launch`` (``trl/cli/accelerate_config.py``), ours flags."""
-    knobs, method = draft.knobs, draft.job.method
-    if draft.method_facts.has_trl_command:
-        if knobs.zero_stage:
-            return f"{' '.join(torchrun(draft))} -m trl.scripts.{method} --config FILE"
-        return f"trl {method} --config FILE{knobs.has_group * f' --accelerate_config {ACCELERATE_FILE}'}"
-    tokens = "".join(f" --{name} {size}" for name in SHARE_TOKENS if (size := getattr(knobs, name)) > 1)
-    launch = f" --gpus {draft.devices} --sharding {knobs.sharding}{tokens}" if knobs.has_group else ""
-    return f"autofit {method} --config FILE{launch}"
-
-
-def _data(draft: Draft) -> dict[str, object]:
-    """A file is one dataset of a mixture (``trl/scripts/utils.py: DatasetConfig``): a name would be looked up."""
-    data = draft.data
-    if data is None:
-        return {"datasets": draft.settings["datasets"]} if draft.job.names_data else {}
-    if data.kind is None:
-        return {"dataset_name": data.path}
-    return {"datasets": [{"path": data.kind, "data_files": data.path}]}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -288,7 +288,7 @@ def test_trls_defaults_are_those_that_are_written_out() -> None:
     import trl
     from transformers import TrainingArguments
 
-    from autotrain_mem.exports.axolotl_rewards import VLLM_DEFAULTS, VLLM_SHARE
+    from autotrain_mem.exports.axolotl import VLLM_DEFAULTS, VLLM_SHARE
     from autotrain_mem.exports.draft import LORA_DEFAULTS, TRAINER_DEFAULTS
     from autotrain_mem.exports.llamafactory import TRAINER_ARGUMENTS
 
