@@ -132,12 +132,16 @@ def refuse(request: RunRequest, *, to_train: bool, reads_data: bool = True) -> N
     job = _job(request)
     if job is None:
         raise no_model()
-    _refuse_device(request, to_train=to_train)
-    pins, counts = request.autofit.pins, request.autofit.gpu_counts
-    if (
-        len(counts) == 1 and pins and request.autofit.accelerate_config is None
-    ):  # a file may say more, and is read later
-        check_processes(Topology(nodes=request.autofit.nodes or 1, devices=counts[0]), pins)
+    autofit, nodes = request.autofit, request.autofit.nodes or 1
+    gpus = autofit.gpu_counts[0] if len(autofit.gpu_counts) == 1 else None
+    if not request.argument("use_cpu") and not several_asked(request):
+        spared, environment = gpus_served_here(request.argument, nodes), request.environment
+        card = choose(autofit.gpu, use_cpu=False, gpus=gpus, spared=spared, link=autofit.link, environment=environment)
+        if to_train and nodes == 1:
+            training_device(card, simulate=request.simulate, environment=environment)
+    # A config of accelerate's may say more, and is read later.
+    if gpus is not None and autofit.pins and autofit.accelerate_config is None:
+        check_processes(Topology(nodes=nodes, devices=gpus), autofit.pins)
     if (error := method_of(request.method).missing(request.argument, to_train=to_train)) is not None:
         raise error
     config = _refuse_model(job.model, "--model", request.argument("model_revision"))
@@ -188,25 +192,6 @@ def _check_written(job: Job, request: RunRequest) -> None:
         from autotrain_mem.training.run_folder import check_folder  # a plan is made without a folder
 
         check_folder(output_dir(job), resuming=resumes_in_folder(job), overwrite=request.overwrite_output_dir)
-
-
-def _refuse_device(request: RunRequest, *, to_train: bool) -> None:
-    autofit, environment = request.autofit, request.environment
-    if request.argument("use_cpu") or several_asked(request):
-        return
-    counts = autofit.gpu_counts
-    gpus = counts[0] if len(counts) == 1 else None
-    spared = gpus_served_here(request.argument, autofit.nodes or 1)
-    card = choose(
-        autofit.gpu,
-        use_cpu=False,
-        gpus=gpus,
-        spared=spared,
-        link=autofit.link,
-        environment=environment,
-    )
-    if to_train and (autofit.nodes or 1) == 1:
-        training_device(card, simulate=request.simulate, environment=environment)
 
 
 def _refuse_model(name: str, flag: str, revision: object = None) -> dict[str, Any] | None:
@@ -267,67 +252,49 @@ def without_effect(job: Job) -> Iterator[str]:
 def check_checkpoint(request: RunRequest) -> None:
     """Checks what a request would resume from, as far as flags and the run's own plan say how the model is shared.
 
-    Where they leave it open, the plan that is made is looked at (``run.supervised``).
+    ``run.supervised`` checks it again with the plan that is made.
 
     Raises:
         OutputFolderError: none of the checkpoints that it may mean can be read by so many ranks in this way, or the
             newest was trained with another seed.
         UsageError: so many GPUs do not divide the run's effective batch.
     """
-    plan = _plan(request)
-    if plan is not None:
-        rows, processes = plan.knobs.effective_batch_size, _processes(request, plan)
-        if processes is not None and rows % processes:
-            fitting = [count for count in range(1, rows + 1) if rows % count == 0]
-            nearest = sorted(fitting, key=lambda count: abs(count - processes))[:2]
-            raise UsageError(
-                f"{processes} GPUs do not divide the run's effective batch of {rows} rows, which stays as it was.",
-                hint=f"Go on with --gpus {' or '.join(map(str, sorted(nearest)))}.",
-            )
-    resumer = _resumer(request, plan)
-    checkpoints = list(_checkpoints(request))
-    if checkpoints and not request.argument(
-        "ignore_data_skip"
-    ):  # the rows themselves are looked at once they are loaded
-        said = {f"--{name}": request.argument(name) for name in ("seed", "data_seed")}
-        check_order(checkpoints[0], {name: str(value) for name, value in said.items() if value is not None})
-    if resumer is None or not checkpoints:
-        return
-    if all(why_not(checkpoint, resumer) for checkpoint in checkpoints):
-        check_form(checkpoints[0], resumer)
-
-
-def _plan(request: RunRequest) -> Plan | None:
-    """The plan that is followed; None where one is made."""
     given = request.plan or request.autofit.plan or request.folder
-    with contextlib.suppress(PlanFileError):  # told where it is read to be followed
-        return given if given is None or isinstance(given, Plan) else Plan.load(given)
-    return None
-
-
-def _processes(request: RunRequest, plan: Plan | None) -> int | None:
+    plan = given if isinstance(given, Plan) else None
+    if given is not None and not isinstance(given, Plan):
+        with contextlib.suppress(PlanFileError):  # told where it is read to be followed
+            plan = Plan.load(given)
     counts, topology = request.autofit.gpu_counts, None if plan is None else plan.estimate.hardware.topology
     devices = counts[0] if len(counts) == 1 else None if topology is None else topology.devices
     nodes = request.autofit.nodes or (1 if topology is None else topology.nodes)
-    return None if devices is None else devices * nodes
-
-
-def _resumer(request: RunRequest, plan: Plan | None) -> Resumer | None:
-    processes = _processes(request, plan)
+    processes = None if devices is None else devices * nodes
+    rows = 0 if plan is None else plan.knobs.effective_batch_size
+    if processes is not None and rows % processes:
+        fitting = [count for count in range(1, rows + 1) if rows % count == 0]
+        nearest = sorted(fitting, key=lambda count: abs(count - processes))[:2]
+        raise UsageError(
+            f"{processes} GPUs do not divide the run's effective batch of {rows} rows, which stays as it was.",
+            hint=f"Go on with --gpus {' or '.join(map(str, sorted(nearest)))}.",
+        )
+    # Those that may be meant, newest first; whether they are this run's is checked later.
+    if (named := request.argument(RESUME)) not in (True, "true", "True"):
+        checkpoints = [Path(str(named))] if Path(str(named)).is_dir() else []
+    else:
+        found = [] if request.folder is None else newest_first(Path(request.folder))
+        checkpoints = [each.path for each in found if not why_torn(each.path)]
+    if not checkpoints:
+        return
+    if not request.argument("ignore_data_skip"):  # the rows themselves are looked at once they are loaded
+        said = {f"--{name}": request.argument(name) for name in ("seed", "data_seed")}
+        check_order(checkpoints[0], {name: str(value) for name, value in said.items() if value is not None})
     if processes is None or request.autofit.accelerate_config is not None:
-        return None
+        return
     planned = None if plan is None else Resumer.of(plan.knobs)
     sharding = request.autofit.sharding or (None if plan is None else alone_too(plan.knobs.sharding, processes))
     if sharding is None and processes > 1:
-        return None if planned is None else replace(planned, sharding="ddp", processes=processes)
-    known = planned or Resumer(sharding=None, processes=processes)
-    return replace(known, sharding=sharding, processes=processes)
-
-
-def _checkpoints(request: RunRequest) -> list[Path]:
-    """Yields the checkpoints that may be meant, newest first; whether they are this run's is checked later."""
-    named = request.argument(RESUME)
-    if named not in (True, "true", "True"):
-        return [Path(str(named))] if Path(str(named)).is_dir() else []
-    found = [] if request.folder is None else newest_first(Path(request.folder))
-    return [each.path for each in found if not why_torn(each.path)]
+        if planned is None:
+            return
+        sharding = "ddp"
+    resumer = replace(planned or Resumer(sharding=None, processes=1), sharding=sharding, processes=processes)
+    if all(why_not(checkpoint, resumer) for checkpoint in checkpoints):
+        check_form(checkpoints[0], resumer)

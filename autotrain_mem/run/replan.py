@@ -8,7 +8,7 @@ on the host writes the checkpoint of one on the device, ``trainers.host_optimize
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from autotrain_mem.settings.levers import EXPANDABLE, OFFLOADING
 from autotrain_mem.settings.own import SWITCHES_OF_OURS
 from autotrain_mem.settings.words import CHECKPOINTING
 from autotrain_mem.support.errors import AutofitError, TrainingError
-from autotrain_mem.types import Estimate, Knobs, Lever, Plan
+from autotrain_mem.types import Estimate, Knobs, Plan
 from autotrain_mem.types.hardware import Topology
 from autotrain_mem.types.report import Shortage
 
@@ -46,7 +46,13 @@ def with_less_on_device(
     card = rehearsals.hardware
     came_bytes = max(0, others_bytes - (card.total_bytes - card.free_bytes))
     left_bytes = max(0, rehearsals.budget_bytes - came_bytes)
-    limit_bytes = min(_limit_bytes(rehearsals, chosen, peak_reserved_bytes), left_bytes)
+    # Below the last plan, by as much as that was too low; other processes may have come since it was made.
+    predicted_bytes, now_bytes = chosen.estimate.required_bytes, free_bytes(card)
+    now = card if now_bytes is None else replace(card, free_bytes=now_bytes)
+    most_bytes = min(rehearsals.budget_bytes, predicted_bytes, replace(rehearsals, hardware=now).budget_bytes)
+    measured_bytes = (peak_reserved_bytes or 0) + rehearsals.outside_bytes(chosen.knobs)
+    too_low = max(1.0, measured_bytes / predicted_bytes)
+    limit_bytes = min(int((1 - LESS_SHARE) * most_bytes / too_low), left_bytes)
     return _searched(replace(rehearsals, headroom_bytes=max(0, card.free_bytes - limit_bytes)), chosen)
 
 
@@ -115,19 +121,6 @@ def flags_of(before: Knobs, after: Knobs) -> str:
     return " ".join(flags)
 
 
-def _limit_bytes(rehearsals: Rehearsals, chosen: Plan, peak_reserved_bytes: int | None) -> int:
-    """Limits what the next plan may be predicted to take: below the last, by as much as that was too low."""
-    predicted_bytes = chosen.estimate.required_bytes
-    most_bytes = min(rehearsals.budget_bytes, predicted_bytes)
-    now_bytes = free_bytes(rehearsals.hardware)
-    if now_bytes is not None:  # other processes may have come since the plan was made
-        now = replace(rehearsals, hardware=replace(rehearsals.hardware, free_bytes=now_bytes))
-        most_bytes = min(most_bytes, now.budget_bytes)
-    measured_bytes = (peak_reserved_bytes or 0) + rehearsals.outside_bytes(chosen.knobs)
-    too_low = max(1.0, measured_bytes / predicted_bytes)
-    return int((1 - LESS_SHARE) * most_bytes / too_low)
-
-
 def _searched(
     rehearsals: Rehearsals, chosen: Plan, without: Sequence[str] = (), *, is_other: bool = False
 ) -> Plan | None:
@@ -153,22 +146,18 @@ def _searched(
     best = find(space, Memo(space, Predictions(subject)))
     if best is None or (best.estimate.knobs == chosen.knobs and not is_other):
         return None
+    # A lever that is pulled further starts where it started before; one that is released is gone.
+    levers = {lever.name: lever for lever in chosen.levers}
+    for lever in best.levers:
+        start = levers.pop(lever.name, lever).before
+        if start != lever.after:
+            levers[lever.name] = replace(lever, before=start)
     return replace(
         chosen,
         estimate=replace(best.estimate, budget_bytes=chosen.estimate.budget_bytes),  # that the plan was made for
-        levers=_levers(chosen.levers, best.levers),
+        levers=tuple(levers.values()),
         attempts=(*chosen.attempts, *best.attempts),
     )
-
-
-def _levers(before: Iterable[Lever], after: Iterable[Lever]) -> tuple[Lever, ...]:
-    """Merges levers: one that is pulled further starts where it started before; one that is released is gone."""
-    kept = {lever.name: lever for lever in before}
-    for lever in after:
-        start = kept.pop(lever.name, lever).before
-        if start != lever.after:
-            kept[lever.name] = replace(lever, before=start)
-    return tuple(kept.values())
 
 
 # -- what to say where nothing goes on ---------------------------------------------------------------------------------

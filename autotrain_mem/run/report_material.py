@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -42,8 +43,7 @@ _OTHER_VERSIONS = (
 
 
 def keep_for_report(subject: Subject, plan: Plan) -> None:
-    """Keeps what the report of a plan shows that its file does not hold, as far as it is at hand; then lets the
-    traces go."""
+    """Stores what the report of a plan shows that its file does not hold; then drops the traces."""
     key, store = _key(plan), subject.footprint_store
     trace = subject.traces.get(subject.job, kernel_class(subject.hardware.capability), plan.knobs, plan.row_tokens)
     if trace is not None and store.get(_TIMELINE, key) is None:
@@ -63,15 +63,19 @@ def material_of(
     """Gathers what is known of a plan's file or of an output folder.
 
     Args:
-        workers: Start those that rehearse the plan where nothing was kept of it; None to do without.
-        on_progress: Hears what takes seconds.
+        workers: Starts workers that rehearse the plan if its timeline was not kept; None to do without.
+        on_progress: Gets a word on what takes seconds.
 
     Raises:
         PlanFileError: no plan is there, or it cannot be read.
     """
     plan, folder = Plan.load(path), Path(path)
     is_run = folder.is_dir()
-    report = _run(folder) if is_run else None
+    report = None
+    with contextlib.suppress(OSError, ValueError):  # the run has not ended, or the file cannot be read
+        values = json.loads((folder / RUN_NAME).read_text(encoding="utf-8"))
+        known = {name: value for name, value in values.items() if name not in ("versions", "job", "experience")}
+        report = codec.from_json(Report, known)
     timeline, missing = _timeline(plan, store, workers, on_progress)
     rows = store.get(_ROWS, _key(plan))
     written = datetime.fromtimestamp(folder.stat().st_mtime, UTC).isoformat(timespec="seconds")
@@ -151,19 +155,6 @@ def _key(plan: Plan) -> dict[str, Any]:
     }
 
 
-# -- the run -----------------------------------------------------------------------------------------------------------
-
-
-def _run(folder: Path) -> Report | None:
-    """Reads ``run.json``; None where the run has not ended, or the file cannot be read."""
-    try:
-        values = json.loads((folder / RUN_NAME).read_text(encoding="utf-8"))
-        known = {name: value for name, value in values.items() if name not in ("versions", "job", "experience")}
-        return codec.from_json(Report, known)
-    except (OSError, ValueError):
-        return None
-
-
 # -- other cards -------------------------------------------------------------------------------------------------------
 
 
@@ -209,7 +200,12 @@ def check_report_place(file: Path, place: str = OUT) -> None:
     Raises:
         OutputFolderError: a file is there that is no report, its folder is not there, or it may not be written.
     """
-    check_replaceable(file, place, "report", _may_be_replaced)
+
+    def is_report(file: Path) -> bool:
+        start = read_start(file, _MARKED_BYTES)
+        return not start.strip() or MARKER.encode() in start
+
+    check_replaceable(file, place, "report", is_report)
 
 
 def write_report(file: Path, page: Page, place: str = OUT) -> None:
@@ -235,9 +231,3 @@ def write_run_report(folder: Path, store: Store, on_event: Callable[[Mapping[str
         on_event({"event": "note", "message": f"the report could not be written: {reason}"})
     else:
         on_event({"event": "report", "path": str(file)})
-
-
-def _may_be_replaced(file: Path) -> bool:
-    """Returns whether a file is a report, or empty. Raises OSError where it cannot be read."""
-    start = read_start(file, _MARKED_BYTES)
-    return not start.strip() or MARKER.encode() in start

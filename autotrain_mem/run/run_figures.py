@@ -25,10 +25,10 @@ class RunFigures:
     _losses: list[float] = field(default_factory=list)
     _rewards: list[float] = field(default_factory=list)
     _began: list[tuple[int, float]] = field(default_factory=list)
-    """For each process the step that it went on from, and when, by the clock of this one."""
+    """For each process the step that it resumed at, and the time, by this process's clock."""
     _started_at: str = field(default_factory=lambda: _now())
     _before: MemoryReading | None = None
-    """The figures of the processes before, as far as they had the settings of this one."""
+    """The figures of earlier processes with the same settings."""
     _reading: MemoryReading | None = None
     """The last one of this process."""
     _not_finite_step: int | None = None
@@ -133,7 +133,7 @@ class EventLog:
     _is_broken: bool = False
 
     def see(self, event: Mapping[str, Any]) -> None:
-        """Takes the next event. A disk that is full ends no training: from then on nothing is written here."""
+        """Writes the next event. After an OSError, such as a full disk, nothing more is written."""
         kind, now = event["event"], time.time()
         if kind not in _KEPT or self._is_broken:
             return
@@ -141,20 +141,15 @@ class EventLog:
             if now - self._step_written < max(STEP_SECONDS, STEP_SHARE * (now - self._began)):
                 return
             self._step_written = now
+        if kind == "log":  # JSON has no number for nan, and the watch's record has its figures
+            logs = event["logs"].items()
+            known = {name: each for name, each in logs if math.isfinite(each) and not name.startswith("memory/")}
+            event = {**event, "logs": known}
         try:
-            JsonLines(self.folder / EVENTS_NAME).write({**event, **_logged(event), "time": round(now, 3)})
+            JsonLines(self.folder / EVENTS_NAME).write({**event, "time": round(now, 3)})
         except OSError:
             self._is_broken = True
 
     def end(self, ending: str, step: int | None = None) -> None:
         """Describes how the run ended: ``finished``, ``interrupted`` or ``failed``."""
         self.see({"event": "end", "ending": ending, **({} if step is None else {"step": step})})
-
-
-def _logged(event: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a trainer logged, without what JSON has no number for, and without the watch's own figures, which
-    are in its record."""
-    if event["event"] != "log":
-        return {}
-    logs = event["logs"].items()
-    return {"logs": {name: each for name, each in logs if math.isfinite(each) and not name.startswith("memory/")}}

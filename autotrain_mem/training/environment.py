@@ -1,4 +1,4 @@
-"""The environment of a training process: what it sees of this machine, and how its allocator is set."""
+"""Makes the environment of a training process: the devices that it sees, and its allocator's settings."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 
-from autotrain_mem.allocator.settings import (
-    environment_setting,
-    variable_that_counts,
-)
+from autotrain_mem.allocator.settings import environment_setting, variable_that_counts
 from autotrain_mem.machine.detect import ORDER, VISIBLE, numbers_in_pci_order
 from autotrain_mem.parallel.config import accelerate_config
 from autotrain_mem.parallel.launch_environment import launch_environment, rank_environment
@@ -21,14 +18,14 @@ from autotrain_mem.types import Hardware, Knobs
 
 PORT, ADDRESS, THREADS = "MASTER_PORT", "127.0.0.1", "OMP_NUM_THREADS"
 NO_CARD = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1"}
-"""Hides all cards; HIP takes an empty text for one that is not set (``worker.client.HIDDEN_CUDA``)."""
+"""Hides all cards; HIP treats an empty value as unset (``worker.client.HIDDEN_CUDA``)."""
 MMAP_VARIABLE = "MALLOC_MMAP_THRESHOLD_"
 MMAP_FROM_BYTES = MIB
-"""On the CPU, tensors from this size on go back to the system when they are freed. Left alone, glibc moves that border
-up to 32 MiB (``mallopt(3)``, M_MMAP_THRESHOLD) and keeps what is freed below, with gaps: two SFT steps of 146 M
-parameters in float32, 2 rows of 256 tokens, held 2691 MiB beyond the imports where a rehearsal predicts 2364; with this
-they held 2385, and with rows of 128 tokens 2497 for a predicted 2487 (anonymous pages, torch 2.13, glibc, November
-2026). The kernel clears such pages anew: 7 % more CPU time there, a sixth in a few wide layers with few rows."""
+"""On the CPU, tensors from this size on are returned to the system when they are freed. By default glibc raises this
+threshold up to 32 MiB (``mallopt(3)``, M_MMAP_THRESHOLD) and keeps smaller blocks: two SFT steps of 146 M parameters in
+float32, 2 rows of 256 tokens, held 2691 MiB beyond the imports where a rehearsal predicts 2364; with this they held
+2385, and with rows of 128 tokens 2497 for a predicted 2487 (anonymous pages, torch 2.13, glibc, November 2026). The
+kernel clears such pages again: 7 % more CPU time there, a sixth in a few wide layers with few rows."""
 
 
 def process_environment(
@@ -36,10 +33,10 @@ def process_environment(
 ) -> dict[str, str]:
     """Lists the variables that are set for the training process.
 
-    As many cards as there are processes, since transformers would split a process's batches over all that it sees; or
-    none, and then OpenMP threads that sleep while they wait: by default they spin, and where cores are shared a step of
-    a small model takes 20 times longer. Several processes share the cores: ``accelerate launch`` leaves each of them
-    one (``torch/distributed/run.py: config_from_args``), which an optimizer on the host would be slow with.
+    It sees as many cards as there are processes, since transformers splits a process's batches over all visible ones.
+    Without a card, OpenMP threads sleep while they wait: by default they spin, and on shared cores a step of a small
+    model takes 20 times longer. Several processes share the cores: ``accelerate launch`` leaves each of them one
+    (``torch/distributed/run.py: config_from_args``), which makes an optimizer on the host slow.
 
     Args:
         environment: What the job's ``env:`` block sets, over this process's own environment.
@@ -55,16 +52,15 @@ def process_environment(
     setting = environment_setting(environment, grows=knobs.expandable_segments)
     variable = variable_that_counts({**os.environ, **environment})
     allocator = {variable: setting} if knobs.expandable_segments else {}
-    # In the order of the ranks of this machine.
     uuids = device.topology.uuids[: knobs.processes] if knobs.processes > 1 else (device.uuid,)
     return {**environment, **allocator, **seen_cards(uuids)}
 
 
 def seen_cards(uuids: Sequence[str]) -> dict[str, str]:
-    """Returns the variables by which a process sees these cards alone, in this order.
+    """Returns the variables that show a process only these cards, in this order; by number if those are certain.
 
-    By number where that is sure: vLLM, which TRL or a user's reward may start in the process, calls ``int`` on each
-    name (``vllm/platforms/interface.py: Platform.device_id_to_physical_device_id``; vllm issues 13815 and 41848).
+    vLLM, which TRL or a user's reward may start in the process, calls ``int`` on each name
+    (``vllm/platforms/interface.py: Platform.device_id_to_physical_device_id``; vllm issues 13815 and 41848).
     """
     numbers = numbers_in_pci_order(uuids)
     return {VISIBLE: ",".join(uuids)} if numbers is None else {VISIBLE: ",".join(numbers), ORDER: "PCI_BUS_ID"}
@@ -75,17 +71,16 @@ def seen_cards(uuids: Sequence[str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def meeting_port(request: Request, environment: Mapping[str, str], *, several_machines: bool) -> Iterator[int]:
-    """Yields the rendezvous port of this machine: the user's, else a free one; 0 where none is needed.
+    """Yields the rendezvous port of this machine: the user's, else a free one; 0 if none is needed.
 
-    It is bound and not listened at meanwhile, so that the system gives it to nobody else, and the first rank may listen
-    there seconds later: both sides set ``SO_REUSEADDR`` (socket(7); libuv's ``src/unix/tcp.c: uv__tcp_bind`` for
-    torch's store).
+    It is bound within the block, so that the system gives it to no other process, and the first rank can listen
+    there: both sides set ``SO_REUSEADDR`` (socket(7); libuv's ``src/unix/tcp.c: uv__tcp_bind`` for torch's store).
 
     Args:
-        several_machines: They meet at the port that is named, so that it is not for the ranks.
+        several_machines: The machines, not the ranks, meet at the port that the user names.
 
     Raises:
-        UsageError: the port that the user named is taken, or is none.
+        UsageError: the user's port is taken, or is no port.
     """
     if not request.knobs.has_group:
         yield 0
@@ -112,8 +107,7 @@ def rank_environments(
     """Lists the variables of each process, over ``environment``: those that ``accelerate launch`` would set.
 
     Args:
-        port: At which they meet.
-        address: Of this machine, as all of them can reach it.
+        address: Of the first machine, as all processes can reach it.
     """
     job, knobs = request.job, request.knobs
     if not knobs.has_group:
@@ -131,14 +125,9 @@ def rank_environments(
 
 
 def one_tracked_run(number: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Lists the variables that make all processes of a run one run of Weights & Biases.
+    """Lists the variables that make all processes of a run one run of Weights & Biases; none if the user sets them.
 
-    It else begins another with each (its guide to resuming: a run's id with ``allow`` begins it, or goes on with it).
-    Empty where the user says so himself.
-
-    Args:
-        number: The run's own, of letters and digits.
-        environment: As of :func:`process_environment`.
+    Its guide to resuming: with ``allow``, a run's id begins or continues that run.
     """
     ours = {"WANDB_RUN_ID": number, "WANDB_RESUME": "allow"}
     return {} if ours.keys() & {**os.environ, **environment}.keys() else ours

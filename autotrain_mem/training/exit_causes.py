@@ -1,6 +1,6 @@
-"""Finds out why a training process ended before its time, and whether another may go on where it was.
+"""Finds out why a training process ended too early, and whether another may resume it.
 
-What is recognised by its text is what PyTorch, CUDA and NCCL write into their exceptions and onto stderr:
+Causes are recognised by what PyTorch, CUDA and NCCL write into their exceptions and onto stderr:
 
 - ``c10/cuda/CUDAException.cpp: c10_cuda_check_implementation`` begins with ``CUDA error:`` and goes on with the words
   of ``cudaGetErrorString`` (CUDA Runtime API, "Error handling"): ``an illegal memory access was encountered``,
@@ -8,12 +8,12 @@ What is recognised by its text is what PyTorch, CUDA and NCCL write into their e
   of them the context is lost, and the process with it.
 - ``torch/csrc/distributed/c10d/NCCLUtils.hpp: C10D_NCCL_CHECK`` writes ``NCCL error in:``, and its watchdog
   (``ProcessGroupNCCL.cpp``) ``Watchdog caught collective operation timeout``.
-- What a rank says that another has left: ``gloo/transport/tcp/pair.cc`` (``Connection closed by peer``, a ``readv``
+- A rank that another has left writes: ``gloo/transport/tcp/pair.cc`` (``Connection closed by peer``, a ``readv``
   that failed, ``Application timeout caused pair closure``, ``Timed out waiting 1800000ms for recv operation``),
   ``torch/csrc/distributed/c10d/socket.cpp`` and ``TCPStore.cpp`` (``Connection was likely closed``, ``wait timeout
   after 1800000ms``), and NCCL's ``remote process exited or there was a network error`` (``nccl/src/init.cc:
   ncclGetErrorString``).
-- What says that memory ran out stands in ``training.cuda_oom``; Python's own is ``MemoryError``.
+- Out-of-memory errors are in ``training.cuda_oom``; Python's own is ``MemoryError``.
 - ``torch/utils/data/_utils/signal_handling.py`` writes ``DataLoader worker (pid 7) is killed by signal: Killed.``
 """
 
@@ -31,21 +31,19 @@ from autotrain_mem.training.cuda_oom import HOST, kind_of_text
 
 
 class Remedy(StrEnum):
-    """An answer to a cause: it says what may help."""
-
     AGAIN = "again"
-    """The same once more: it came from outside."""
+    """Restart: the cause came from outside."""
     UNLESS_REPEATED = "unless repeated"
-    """The same once more, but not where the process before ended so at the same step."""
+    """Restart, unless the process before ended so at the same step."""
     UNLESS_LOST = "unless lost"
-    """As before, and only where a checkpoint spares what was done: most likely it comes again."""
+    """As before, but only with a checkpoint of this process: the cause most likely comes again."""
     LESS_DEVICE_MEMORY = "less device memory"
     LESS_HOST_MEMORY = "less host memory"
-    """Less of it where the plan can do with less; else the same once more: it may have been somebody else's."""
+    """Restart with less if the plan allows it; else with the same: other processes may have used the memory."""
     MACHINES = "machines"
-    """The same once more when the lost machine is back; else with those that are left, where that was asked for."""
+    """Restart when the lost machine is back; else with those that are left, if the user allows it."""
     NONE = "none"
-    """The user's to mend."""
+    """Must be fixed by the user."""
 
 
 CAUSES: Mapping[str, Remedy] = {
@@ -66,11 +64,11 @@ CAUSES: Mapping[str, Remedy] = {
 """Every cause by its name, as a :class:`~autotrain_mem.types.experience.Restart` has it."""
 
 LOW_HOST_SHARE = 0.05
-"""Less than this of the host's memory was left: a process that was killed then was killed for it. earlyoom, which
-Fedora had on by default, sends SIGTERM at 10 % and SIGKILL at 5 % (earlyoom(1), ``-m PERCENT[,KILL_PERCENT]``)."""
+"""A process that was killed with less of the host's memory left was killed for want of it. earlyoom, which Fedora had
+on by default, sends SIGTERM at 10 % and SIGKILL at 5 % (earlyoom(1), ``-m PERCENT[,KILL_PERCENT]``)."""
 
 WHY_CHARACTERS = 120
-"""The most characters of a library's error, which may be pages: the error that ends a run holds all of it."""
+"""The most characters of a library's error in a cause; the error that ends a run has all of it."""
 
 _TEXTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("host out of memory", (r"(?<!OutOf)MemoryError", "is killed by signal: Killed")),
@@ -84,43 +82,43 @@ _OF_OTHERS = (
     *("Application timeout caused pair closure", "Timed out waiting", "wait timeout after", "Socket Timeout"),
     *("collective operation timeout", "remote process exited or there was a network error", "communicator was aborted"),
 )
-"""What a rank says for which another is to blame, that died or hangs."""
+"""What a rank writes when another one died or hangs."""
 
 _BUGS = ("TypeError", "ValueError", "KeyError", "IndexError", "AttributeError", "AssertionError", "NotImplementedError")
-"""What Python raises for code or data that are wrong: they are as wrong the next time."""
+"""Exceptions of wrong code or data, which come again."""
 
 _CRASHES = {getattr(signal, name, None) for name in ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE")}
-"""Signals that a process raises by what it does itself; Windows has no SIGBUS."""
+"""Signals that a process causes itself; Windows has no SIGBUS."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
-    """A training process that ended before its time, as far as it was seen."""
+    """What was seen of a training process that ended too early."""
 
     error: AutofitError
-    """The error that it sent; or, where it sent none, that it ended."""
+    """The error that it sent, or one that says that it ended."""
     code: int | None = None
-    """Exit status, negative for a signal; None for a process that told its error."""
+    """Exit status, negative for a signal; None for a process that sent its error."""
     log_tail: str = ""
     """The last that it and its libraries printed."""
     step: int = 0
-    """Optimizer steps that were done, as far as it told."""
+    """Optimizer steps that were done, by its last event."""
     began_at: int = 0
-    """The steps that were done when it began to train; equal to ``step`` where it did none itself."""
+    """The steps that were done when it began to train."""
     saving: str = ""
-    """The folder of the checkpoint that it was writing; empty where it was not."""
+    """The folder of the checkpoint that it was writing; empty for none."""
     host_kills: int = 0
     """Processes that the kernel killed meanwhile for want of memory."""
     host_left_share: float = 1.0
-    """The least of the host's memory that was seen to be available."""
+    """The least share of the host's memory that was available."""
     peak_reserved_bytes: int | None = None
-    """The peak reserved bytes of the device's allocator, as of the last step; None where nothing measures."""
+    """The peak reserved bytes of the device's allocator at the last step; None if they cannot be measured."""
     rank: int | None = None
     """The one of several processes that ended first, or is waited for; None for a single one."""
     waited_for: str = ""
-    """How it showed that the others wait for it; empty where nothing hangs."""
+    """Why the others are thought to wait for it; empty if nothing hangs."""
     machine_lost: str = ""
-    """Which machine is gone, and how that showed; empty where all are there."""
+    """Which machine is lost, and why that is thought; empty for none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,7 +126,7 @@ class Cause:
     name: str
     """One of ``CAUSES``."""
     why: str
-    """What was seen of it, in one line."""
+    """One line of evidence."""
 
     @property
     def remedy(self) -> Remedy:

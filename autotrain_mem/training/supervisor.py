@@ -1,10 +1,9 @@
-"""Goes on where a training process ended before its time: with the same plan, or with one that takes less memory.
+"""Restarts a training process that ended too early: with the same plan, or with one that takes less memory.
 
-Nothing here starts a process or reads a file: what does is handed over, so that every ending can be told in a test.
+Nothing here starts a process or reads a file; a :class:`RunBackend` does, so that a test can script every ending.
 
-A run may be started again so many times without having got further: a checkpoint beyond the one that the last process
-began with sets the count back, so that a run of a week survives what comes once a day, and one that cannot go on is
-given up soon. What is the user's to mend is given up at once, and most of what comes again at the same step then.
+The restarts without progress are limited: a checkpoint beyond the one that the last process began with resets the
+count. What must be fixed by the user ends the run at once, and so does most of what repeats at the same step.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from autotrain_mem.types.experience import Restart
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunAttempt:
-    """Holds one process's part of a run."""
+    """Holds what one process of a run begins with."""
 
     knobs: Knobs
     learned: LearnedLimits
     """What guards learned in the processes before."""
     checkpoint: Checkpoint | None
-    """The checkpoint to resume from; None to start anew."""
+    """The checkpoint to resume from; None to start from the beginning."""
 
     @property
     def began_at(self) -> int:
@@ -52,35 +51,35 @@ class Change:
 
 
 class RunBackend(Protocol):
-    """Runs for the supervisor what it cannot do itself."""
+    """Runs processes and reads files for the supervisor."""
 
     def train(self, attempt: RunAttempt, on_event: Callable[[Event], None]) -> Event | Ending:
         """Runs a process to its end."""
 
     def newest(self, ending: Ending) -> Checkpoint | None:
-        """The last whole checkpoint of the run, after what was torn has been put aside."""
+        """Sets torn checkpoints aside; returns the newest whole one of the run."""
 
     def changed(self, cause: Cause, ending: Ending, knobs: Knobs) -> Change | None:
-        """A plan that takes less, or is for the machines that are left; None for the same plan again.
+        """Returns a plan that takes less, or is for the machines that are left; None for the same plan again.
 
         Raises:
             AutofitError: too few machines are left.
         """
 
     def explained(self, ending: Ending) -> AutofitError:
-        """Returns the error that explains the end of the process best: its own, or one that says more."""
+        """Returns the process's own error, or one that explains more."""
 
 
 def supervise(first: RunAttempt, backend: RunBackend, *, restarts: int, on_event: Callable[[Event], None]) -> Event:
     """Trains to the end; returns the ``end`` event of the last process.
 
     Args:
-        restarts: So many times in a row without a new checkpoint; 0 for never.
-        on_event: Hears of every process, and of a ``restart`` before each other one.
+        restarts: The most restarts in a row without a new checkpoint; 0 for none.
+        on_event: Gets the events of every process, and a ``restart`` between two processes.
 
     Raises:
-        AutofitError: what ended the last process; the hint says why there is no other, and what to go on from.
-        InterruptedByUser: as :func:`launch.train`; also where Ctrl-C came while no process ran.
+        AutofitError: what ended the last process; the hint says why it was not restarted, and what to resume from.
+        InterruptedByUser: as :func:`launch.train`; also after Ctrl-C while no process ran.
     """
     attempt, spent, before = first, 0, ("", 0)
     learned = first.learned
@@ -110,7 +109,7 @@ def supervise(first: RunAttempt, backend: RunBackend, *, restarts: int, on_event
                 )
             takes_other = cause.remedy in (Remedy.LESS_DEVICE_MEMORY, Remedy.LESS_HOST_MEMORY, Remedy.MACHINES)
             change = backend.changed(cause, ended, attempt.knobs) if takes_other and not refusal else None
-            # A device that was full once, because of others, has room again; one that is full at the first step not.
+            # Other processes may have filled the device once, but not if it is full again, or at the first step.
             is_hopeless = is_repeated or ended.step == ended.began_at
             if change is None and cause.remedy is Remedy.LESS_DEVICE_MEMORY and is_hopeless:
                 refusal = refusal or "No other settings of the same training take less."
@@ -136,15 +135,8 @@ def supervise(first: RunAttempt, backend: RunBackend, *, restarts: int, on_event
         spent, before = spent + 1, (cause.name, ended.step)
 
 
-# -- whether to go on ----------------------------------------------------------------------------------------------
-
-
 def _why_not(cause: Cause, ending: Ending, newest: Checkpoint | None, *, is_repeated: bool) -> str:
-    """Returns why a restart would fail in the same way, in a sentence; empty if it may succeed.
-
-    Args:
-        is_repeated: The previous process failed for the same cause after the same step.
-    """
+    """Returns why a restart would fail in the same way, in a sentence; empty if it may succeed."""
     has_trained = ending.step > ending.began_at
     match cause.remedy:
         case Remedy.NONE:

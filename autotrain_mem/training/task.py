@@ -36,9 +36,9 @@ class Request:
     run: str = ""
     """The id of the run, which its checkpoints carry; empty for a probe."""
     folder: str = ""
-    """The identity of the output folder, should it be moved meanwhile (``run_folder.check_in_place``)."""
+    """The identity of the output folder (``run_folder.check_in_place``)."""
     learned: LearnedLimits = field(default_factory=LearnedLimits)
-    """What runs before this one taught its guard."""
+    """What the guards of earlier runs learned."""
     predicted: Mapping[Phase, int] = field(default_factory=dict)
     """Peak allocated bytes of each phase, by the plan."""
     predicted_reserved_bytes: int | None = None
@@ -56,16 +56,16 @@ class Request:
 
     @property
     def processes_here(self) -> int:
-        """Returns how many of its processes each machine has."""
+        """The number of processes of each machine."""
         return min(self.knobs.processes, max(1, self.hardware.topology.devices))
 
     @property
     def silent_seconds(self) -> float:
-        """Returns how long nothing may move where several processes train."""
+        """Seconds that several processes may train without progress."""
         return float(self.job.arguments.get("ddp_timeout") or SILENT_SECONDS)
 
     def of_rank(self, rank: int) -> Request:
-        """The same for one of several processes, whose device is another; another machine's names its own."""
+        """Returns the request of one process, with its own device; other machines name theirs."""
         uuids = self.hardware.topology.uuids
         if self.knobs.processes == 1 or rank >= len(uuids):
             return replace(self, rank=rank)

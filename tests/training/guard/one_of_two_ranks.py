@@ -66,10 +66,7 @@ LORA = LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, target_modules
 STEPS: dict[str, tuple[Step, ...]] = {
     "sft": (
         ("nothing", None, None),
-        ("forward of the first micro-step", None, in_forward(0)),
         ("backward of the first micro-step", in_backward(0), None),
-        ("forward of the last micro-step", in_forward(1), None),
-        ("backward of the last micro-step and of its part", None, in_backward(1, 2)),
         ("both ranks in different places", in_backward(1), in_forward(1, 3, 4)),
         ("between two metrics", None, after_gathering(1)),
         ("learned before", None, learned),

@@ -18,10 +18,7 @@ PAIRS = "backward: split into 2 + 2 pairs"
 HOST = "forward: repeated with what backward needs waiting on the host"
 INCIDENTS: dict[str, tuple[list[str], list[str]]] = {
     "sft: nothing": ([], []),
-    "sft: forward of the first micro-step": ([], [FORWARD]),
     "sft: backward of the first micro-step": ([BACKWARD], []),
-    "sft: forward of the last micro-step": ([FORWARD], []),
-    "sft: backward of the last micro-step and of its part": ([], [BACKWARD, "backward: split into 1 + 1 rows"]),
     "sft: both ranks in different places": ([BACKWARD], [FORWARD, "forward: split into 1 + 1 rows", HOST]),
     "sft: between two metrics": ([], [FORWARD]),
     "sft: learned before": ([], []),

@@ -58,17 +58,14 @@ def train_on(card: Card, method: str, model: Path, folder: Path, **changes: Any)
     return made, told
 
 
-@pytest.mark.parametrize("method", ["sft", "rloo"])
-def test_with_less_room_than_it_would_take_it_trains_the_same(method: str, qwen: Path, tmp_path: Path) -> None:
-    changes = {"per_device_train_batch_size": 8} if method == "rloo" else {}
+def test_with_less_room_than_it_would_take_it_trains_the_same(qwen: Path, tmp_path: Path) -> None:
     roomy = Card()
-    undisturbed, _ = train_on(roomy, method, qwen, tmp_path, **changes)
+    undisturbed, _ = train_on(roomy, "sft", qwen, tmp_path)
     tight = Card(resting(roomy, undisturbed) + 0.85 * (roomy.peak_bytes - resting(roomy, undisturbed)))
-    survived, told = train_on(tight, method, qwen, tmp_path, **changes)
+    survived, told = train_on(tight, "sft", qwen, tmp_path)
     assert told.incidents
     assert tight.refused >= len(told.incidents)
-    if not any("other samples" in remedy for remedy in told.remedies):
-        assert numbers(survived, "loss") == pytest.approx(numbers(undisturbed, "loss"), rel=2e-3, abs=1e-5)
+    assert numbers(survived, "loss") == pytest.approx(numbers(undisturbed, "loss"), rel=2e-3, abs=1e-5)
     held = max(tight.then) - resting(roomy, undisturbed) - WORKSPACES_BYTES
     room = tight.capacity_bytes - resting(roomy, undisturbed) - WORKSPACES_BYTES
     assert held < 0.5 * room, "nothing of a failed try is held when it is told"

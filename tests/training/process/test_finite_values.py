@@ -39,8 +39,7 @@ DISTURB: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("what", DISTURB)
-@pytest.mark.parametrize("logging_steps", [1, 3])
+@pytest.mark.parametrize(("what", "logging_steps"), [(what, 3) for what in DISTURB] + [("gradient", 1)])
 def test_the_first_step_that_is_no_number_is_told_of_once_and_what_it_spoils_takes_no_checkpoints_place(
     what: str, logging_steps: int, qwen: Path, tmp_path: Path
 ) -> None:

@@ -34,26 +34,15 @@ def trained(made: Any, *, worst_first: bool, **options: Any) -> tuple[Any, list[
 
 EVALUATES = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 2}
 ACCUMULATED = {"gradient_accumulation_steps": 2}
+PACKED = {"packing": True, "max_length": 16, "padding_free": False, "packing_strategy": "wrapped"}
+ENTROPY = {"use_adaptive_entropy": True, "entropy_coef_max": 1.0, "beta": 0.1, "num_iterations": 2}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{method: (method, ACCUMULATED) for method in METHODS},
-    "sft_packed": (
-        "sft",
-        {
-            "packing": True,
-            "max_length": 16,
-            "padding_free": False,
-            "packing_strategy": "wrapped",
-            "include_num_input_tokens_seen": "all",
-        },
-    ),
-    "sft_workers_evaluates": ("sft", {"dataloader_num_workers": 1, **EVALUATES}),
-    "dpo_short": ("dpo", {"max_length": 8}),
+    "dpo": ("dpo", {"max_length": 8} | ACCUMULATED),
+    "grpo": ("grpo", {"steps_per_generation": 4} | ACCUMULATED),
+    "sft_packed": ("sft", PACKED | {"include_num_input_tokens_seen": "all"}),
     "cpo_simpo": ("cpo", ACCUMULATED),
-    "grpo_entropy_evaluates": (
-        "grpo",
-        {"use_adaptive_entropy": True, "entropy_coef_max": 1.0, "beta": 0.1, "num_iterations": 2, **EVALUATES},
-    ),
-    "grpo_generations": ("grpo", {"steps_per_generation": 4, **ACCUMULATED}),
+    "grpo_entropy_evaluates": ("grpo", ENTROPY | EVALUATES),
 }
 
 
@@ -72,17 +61,14 @@ def test_losses_weights_and_the_order_of_rows_are_equal_to_the_bit_with_and_with
     assert any("eval_loss" in entry for entry in runs[0][0][0]) == bool(data)
 
 
-@pytest.mark.parametrize("method", ["sft", "grpo"])
-def test_a_resumed_run_goes_on_as_if_it_had_not_been_there(method: str, gpt2: Path, tmp_path: Path) -> None:
-    saves = {"save_strategy": "steps", "save_steps": 2}
-    made = trainer(method, gpt2, tmp_path, **saves)
-    made.train()
+def test_a_resumed_run_goes_on_as_if_it_had_not_been_there(gpt2: Path, tmp_path: Path) -> None:
+    trainer("grpo", gpt2, tmp_path, save_strategy="steps", save_steps=2).train()
     resume = {"resume_from_checkpoint": str(tmp_path / "checkpoint-2")}
-    resumed = [trained(trainer(method, gpt2, tmp_path), worst_first=first, **resume)[0] for first in (False, True)]
+    resumed = [trained(trainer("grpo", gpt2, tmp_path), worst_first=first, **resume)[0] for first in (False, True)]
     assert resumed[0] == resumed[1]
 
 
-@pytest.mark.parametrize("method", ["sft", "reward", "dpo"])
+@pytest.mark.parametrize("method", ["sft", "dpo"])
 def test_the_batch_holds_the_longest_rows_of_the_data(method: str, gpt2: Path, tmp_path: Path) -> None:
     made = trainer(method, gpt2, tmp_path, max_steps=1)
     batches: list[Any] = []
@@ -144,9 +130,8 @@ def test_optimizer_state_stands_in_as_adam_keeps_it_where_it_is_not_there_yet() 
     assert _kept_by_adam(bitsandbytes.optim.PagedAdamW8bit(weights)) == []
 
 
-@pytest.mark.parametrize("method", ["grpo", "rloo"])
 def test_completions_have_their_full_length_and_advantages_that_no_reward_function_gave(
-    method: str, gpt2: Path, tmp_path: Path
+    gpt2: Path, tmp_path: Path
 ) -> None:
     calls: list[int] = []
 
@@ -154,7 +139,7 @@ def test_completions_have_their_full_length_and_advantages_that_no_reward_functi
         calls.append(len(prompts))
         return [float(number) for number, _ in enumerate(prompts)]
 
-    made = trainer(method, gpt2, tmp_path, reward=counted, max_completion_length=6, max_steps=2)
+    made = trainer("rloo", gpt2, tmp_path, reward=counted, max_completion_length=6, max_steps=2)
     score, batches = made._generate_and_score_completions, []
 
     def noted(inputs: Any) -> Any:
@@ -171,8 +156,7 @@ def test_completions_have_their_full_length_and_advantages_that_no_reward_functi
     assert calls == [2, 2], "of the two steps alone"
 
 
-@pytest.mark.parametrize("method", ["grpo", "rloo"])
-def test_a_vllm_engine_is_not_asked(method: str, gpt2: Path, tmp_path: Path) -> None:
+def test_a_vllm_engine_is_not_asked(gpt2: Path, tmp_path: Path) -> None:
     """Its random state is out of reach: without the stand-in it would sample other completions afterwards."""
 
     class Engine:
@@ -185,7 +169,7 @@ def test_a_vllm_engine_is_not_asked(method: str, gpt2: Path, tmp_path: Path) -> 
             self.calls += 1
             return prompts, [[5, 6 + self.calls] for _ in prompts], [[[0.0], [0.0]] for _ in prompts], None
 
-    made = trainer(method, gpt2, tmp_path, max_steps=2)
+    made = trainer("grpo", gpt2, tmp_path, max_steps=2)
     made.use_vllm, made.vllm_generation, made._last_loaded_step = True, Engine(), -1
     made.vllm_importance_sampling_correction = False
     trained(made, worst_first=True)
